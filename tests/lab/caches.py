@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keep in the checkout's build/lab what is slow to find out and safe to keep: the KVM probe, built programs, capabilities."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Optional, Sequence
+
+HERE = Path(__file__).resolve().parent
+CHECKOUT = HERE.parents[1]
+CACHE = Path(os.environ.get("SEMISHARED_LAB_CACHE", CHECKOUT / "build/lab"))
+KVM_SECONDS = 8
+
+
+def newest_kernel() -> Path:
+    """Return Debian's newest installed cloud kernel."""
+    kernels = sorted(Path("/boot").glob("vmlinuz-*-cloud-amd64"), key=lambda path: path.stat().st_mtime)
+    if not kernels:
+        raise RuntimeError("no linux-image-cloud-amd64 on this machine: run tests/lab/provision.sh")
+    return kernels[-1]
+
+
+def put(path: Path, data: bytes) -> None:
+    """Write a cache file in one step, so that a reader or a parallel writer never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as out:
+        out.write(data)
+    os.chmod(name, 0o644)
+    os.replace(name, path)
+
+
+def build(source: Path, options: Sequence[str]) -> Path:
+    """Compile one C file and return the result, kept by content."""
+    key = hashlib.sha256(source.read_bytes() + repr(options).encode()).hexdigest()[:16]
+    result = CACHE / f"{source.stem}-{key}"
+    if not result.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "out"
+            subprocess.run(["gcc", "-O2", "-Wall", *options, "-o", str(out), str(source)], check=True)
+            put(result, out.read_bytes())
+            os.chmod(result, 0o755)
+    return result
+
+
+def kvm_works() -> bool:
+    """Tell whether a kernel really boots under KVM; the device file alone proves nothing (it may hang)."""
+    if not os.path.exists("/dev/kvm") or os.environ.get("SEMISHARED_LAB_KVM") == "no":
+        return False
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    answer = CACHE / f"kvm-{boot}"
+    if answer.exists():
+        return answer.read_text() == "yes"
+    # With no root file system the kernel panics within a second or two, and with panic=-1 that ends QEMU.
+    words = ["qemu-system-x86_64", "-accel", "kvm", "-m", "128", "-nodefaults", "-display", "none", "-no-reboot"]
+    words += ["-serial", "stdio", "-kernel", str(newest_kernel()), "-append", "console=ttyS0 quiet panic=-1"]
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=KVM_SECONDS, check=False)
+        works = done.returncode == 0 and b"Kernel panic" in done.stdout
+    except subprocess.TimeoutExpired:
+        works = False
+    put(answer, b"yes" if works else b"no")
+    return works
+
+
+def capabilities() -> Optional[Path]:
+    """Return libvirt's kept QEMU capabilities; libvirt itself checks that they still fit."""
+    folder = CACHE / "capabilities"
+    return folder if folder.exists() else None
+
+
+def keep_capabilities(folder: Path) -> None:
+    """Keep the capabilities a libvirtd has just found out."""
+    new = Path(tempfile.mkdtemp(dir=CACHE))
+    shutil.copytree(folder, new / "capabilities", ignore=shutil.ignore_patterns("*.lock"))
+    try:
+        (new / "capabilities").rename(CACHE / "capabilities")
+    except OSError:
+        pass  # another lab was faster
+    shutil.rmtree(new)

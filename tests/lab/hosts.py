@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put up a front-end and some hosts on this one machine, and take them down again without a trace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Set, Type
+
+from lab import caches, layout, state
+from lab.node import Node, Site
+
+MOST_HOSTS = 16
+TOOLS = ("sshd", "libvirtd", "virsh", "qemu-system-x86_64", "qemu-kvm-one", "ip", "nsenter", "setpriv", "gcc", "rsync")
+PARTS = ("tm", "datastore", "vmm", "etc", "lib", "install.sh")  # of the checkout: what gets installed
+REMOTES = "/var/lib/one/remotes"
+SCRIPTS = "/var/tmp/one"
+
+
+class Lab:
+    """A running lab. Use `with Lab.up(hosts=2) as lab:`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take hold of the lab in this state directory; `Lab.up()` makes one."""
+        record = state.read(folder)
+        self.folder = folder
+        self.id: str = record["id"]
+        self.virt: str = "kvm" if record["kvm"] else "qemu"
+        self.stores: Sequence[int] = tuple(record["stores"])
+        self.uid, self.gid = layout.owner_ids()
+        site = Site(folder, record["keeper"], self.stores, record["kvm"], record["sharedfs"])
+        self._nodes: Dict[str, Node] = {name: Node(site, name, ip) for name, ip in record["nodes"].items()}
+        self._namespaces: Set[str] = set()
+        self._guard: Optional[subprocess.Popen[bytes]] = None
+
+    @property
+    def fe(self) -> Node:
+        """Return the front-end."""
+        return self._nodes["fe"]
+
+    @property
+    def hosts(self) -> List[Node]:
+        """Return the hosts in order."""
+        return [node for name, node in self._nodes.items() if name != "fe"]
+
+    def node(self, name: str) -> Node:
+        """Return the node called `fe`, `h1`, `h2`, ..."""
+        return self._nodes[name]
+
+    @classmethod
+    def standing(cls) -> "List[Lab]":
+        """List the labs put up to stay (`lab up`) that are still there."""
+        found = []
+        for folder in state.folders():
+            record = state.read(folder)
+            if record.get("stay") and "nodes" in record and state.alive(record["keeper"], record["keeper_start"]):
+                found.append(cls(folder))
+        return found
+
+    # -- up and down ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def up(cls, hosts: int = 2, stores: Sequence[int] = (100,), stay: bool = False) -> "Lab":
+        """Put up a lab; with `stay` it remains when this process ends, until `lab down`."""
+        if not 1 <= hosts <= MOST_HOSTS:
+            raise ValueError(f"a lab has 1 to {MOST_HOSTS} hosts, not {hosts}")
+        if os.geteuid():
+            raise PermissionError("the lab needs root: it makes namespaces and mounts")
+        missing = [tool for tool in TOOLS if not shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin")]
+        if missing:
+            raise RuntimeError(f"not on this machine: {' '.join(missing)}; run tests/lab/provision.sh")
+        state.sweep()
+        sharedfs = caches.build(caches.HERE / "sharedfs.c", ["-shared", "-fPIC"])
+        record = {
+            "owner": os.getpid(),
+            "owner_start": state.started(os.getpid()),
+            "stay": stay,
+            "stores": list(stores),
+            "kvm": caches.kvm_works(),
+            "sharedfs": f"/opt/{sharedfs.name}.so",
+        }
+        folder = state.create(record)
+        guard: Optional[subprocess.Popen[bytes]] = None
+        try:
+            guard = cls._start_guard(folder, stay)
+            record = state.read(folder)
+            names = {"fe": f"{record['subnet']}.1"}
+            names.update({f"h{number}": f"{record['subnet']}.{10 + number}" for number in range(1, hosts + 1)})
+            record["nodes"] = names
+            state.write(folder, record)
+            lab = cls(folder)
+            lab._guard = guard
+            lab._prepare(sharedfs, names)
+            lab._start_all()
+        except BaseException:
+            _end(folder, guard)
+            raise
+        return lab
+
+    @staticmethod
+    def _start_guard(folder: Path, stay: bool) -> "subprocess.Popen[bytes]":
+        words = [sys.executable, "-m", "lab.guard", str(folder), "stay" if stay else "follow"]
+        env = {**os.environ, "PYTHONPATH": str(caches.HERE.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+        log = (folder / "guard.log").open("wb")
+        guard = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL if stay else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=env,
+            cwd="/",
+            start_new_session=True,
+        )
+        log.close()
+        assert guard.stdout
+        if not guard.stdout.readline():
+            raise RuntimeError("the lab's keeper did not start: are namespaces and bridges allowed on this machine?")
+        guard.stdout.close()
+        return guard
+
+    def _prepare(self, sharedfs: Path, names: Dict[str, str]) -> None:
+        keys = self.folder / "keys"
+        layout.make_keys(keys)
+        for store in self.stores:
+            (self.folder / "stores" / str(store)).mkdir(parents=True)
+            os.chown(self.folder / "stores" / str(store), self.uid, self.gid)
+        seed = caches.capabilities()
+
+        def one(node: Node) -> None:
+            layout.lay_out(node.folder, keys, node.name, names, self.stores)
+            shutil.copy(sharedfs, node.folder / "opt" / (sharedfs.name + ".so"))
+            if seed and node.name != "fe":
+                target = node.folder / "var/cache/libvirt/qemu/capabilities"
+                shutil.copytree(seed, target)
+                for path in (target, *target.iterdir()):
+                    os.chown(path, self.uid, self.gid)
+
+        _each(one, self._nodes.values())
+
+    def _start_all(self) -> None:
+        _each(Node.start, self._nodes.values())
+        for node in self._nodes.values():
+            self._namespaces |= state.namespaces_of(node.pid)
+        self._namespaces |= state.namespaces_of(self.fe.site.keeper)
+        self._namespaces -= state.namespaces_of(os.getpid())
+        if not caches.capabilities():
+            # libvirtd probes QEMU when first asked about it; ask once and keep the answer for the labs to come.
+            self.hosts[0].run(["virsh", "-q", "-c", "qemu:///system", "domcapabilities", "--virttype", self.virt])
+            caches.keep_capabilities(self.hosts[0].path("/var/cache/libvirt/qemu/capabilities"))
+
+    def down(self) -> None:
+        """Take the lab away: processes, namespaces, mounts, control groups, files."""
+        _end(self.folder, self._guard)
+        self._guard = None
+
+    def leftovers(self) -> List[str]:
+        """List what there is of this lab on the machine; empty after `down()`."""
+        return state.leftovers(self.id, self._namespaces)
+
+    def __enter__(self) -> "Lab":
+        """Return the lab itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        value: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        """Take the lab down, also after an error or Ctrl-C."""
+        self.down()
+
+    # -- the drivers ----------------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Install the checkout's drivers into the front-end's remotes, over the stand-ins for the stock ones."""
+        uid, gid = self.uid, self.gid
+        remotes = self.fe.path(REMOTES)
+        stock = caches.HERE / "stock"
+        if stock.is_dir():
+            shutil.copytree(stock, remotes, symlinks=True, dirs_exist_ok=True)
+        for folder, _, files in os.walk(remotes):
+            for path in (folder, *(os.path.join(folder, name) for name in files)):
+                os.chown(path, uid, gid, follow_symlinks=False)
+        # A copy, because the checkout may be where oneadmin cannot read (below /root) and is not in the nodes anyway.
+        target = self.fe.path("/opt/semishared")
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir()
+        for part in PARTS:
+            source = caches.CHECKOUT / part
+            if source.is_dir():
+                shutil.copytree(source, target / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+            elif source.exists():
+                shutil.copy2(source, target / part)
+        self.fe.run(["chmod", "-R", "a+rX", "/opt/semishared"], user="root")
+        self.fe.run(["/opt/semishared/install.sh", "--remotes", REMOTES])
+        self.sync()
+
+    def sync(self) -> None:
+        """Bring the front-end's remotes to every host that is up, as `onehost sync --force` does."""
+
+        def one(node: Node) -> None:
+            target = f"{layout.USER}@{node.name}:{SCRIPTS}/"
+            self.fe.run(["rsync", "-LRaz", "--delete", ".", target], cwd=REMOTES)
+
+        _each(one, [node for node in self.hosts if node.up])
+
+
+def _each(work: Callable[[Node], None], nodes: Iterable[Node]) -> None:
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        list(pool.map(work, nodes))
+
+
+def _end(folder: Path, guard: "Optional[subprocess.Popen[bytes]]") -> None:
+    record = state.read(folder)
+    if guard:
+        guard.terminate()
+        guard.wait()
+        if guard.stdin:
+            guard.stdin.close()
+    elif state.alive(record.get("guard", 0), record.get("guard_start", "")):
+        os.kill(record["guard"], signal.SIGTERM)
+        deadline = time.monotonic() + 30.0
+        while state.alive(record["guard"], record["guard_start"]) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    state.remove(folder)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lay out the files a node has of its own: /etc, /var, /root and /opt, with keys, users and service settings."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import shutil
+import subprocess
+import uuid
+from pathlib import Path
+from typing import Dict, List, Sequence, Tuple
+
+from lab import state
+
+USER = "oneadmin"
+UID = 9869  # what the OpenNebula packages use
+MINE = ("etc", "var", "root", "opt")
+
+SSHD = """\
+Port 22
+HostKey /etc/ssh/ssh_host_lab
+UsePAM no
+PasswordAuthentication no
+UseDNS no
+MaxStartups 200
+MaxSessions 100
+PidFile /run/sshd.pid
+AcceptEnv LANG LC_*
+Subsystem sftp /usr/lib/openssh/sftp-server
+"""
+LIBVIRTD = """\
+host_uuid = "{uuid}"
+unix_sock_group = "libvirt"
+unix_sock_rw_perms = "0770"
+auth_unix_ro = "none"
+auth_unix_rw = "none"
+"""
+QEMU = """\
+user = "oneadmin"
+group = "oneadmin"
+dynamic_ownership = 0
+security_driver = "none"
+stdio_handler = "file"
+namespaces = []
+migration_address = "{address}"
+migration_host = "{address}"
+"""
+
+
+def owner_ids() -> Tuple[int, int]:
+    """Return uid and gid of oneadmin: the machine's own user when it has one, else those of the packages."""
+    try:
+        entry = pwd.getpwnam(USER)
+    except KeyError:
+        return UID, UID
+    return entry.pw_uid, entry.pw_gid
+
+
+def _set_line(path: Path, name: str, line: str) -> None:
+    lines = [old for old in path.read_text().splitlines() if not old.startswith(name + ":")]
+    path.write_text("\n".join([*lines, line]) + "\n")
+
+
+def _users(etc: Path) -> None:
+    uid, gid = owner_ids()
+    _set_line(etc / "passwd", USER, f"{USER}:x:{uid}:{gid}::/var/lib/one:/bin/bash")
+    _set_line(etc / "shadow", USER, f"{USER}:*:19000:0:99999:7:::")  # '!' would make sshd refuse keys
+    groups: Dict[str, List[str]] = {}
+    for entry in grp.getgrall():
+        groups[entry.gr_name] = list(entry.gr_mem)
+    if USER not in groups:
+        _set_line(etc / "group", USER, f"{USER}:x:{gid}:")
+    for name in ("libvirt", "kvm"):
+        if name in groups and USER not in groups[name]:
+            members = ",".join([*groups[name], USER])
+            _set_line(etc / "group", name, f"{name}:x:{grp.getgrnam(name).gr_gid}:{members}")
+
+
+def make_keys(folder: Path) -> None:
+    """Make the one host key and the one user key of a lab."""
+    folder.mkdir()
+    for name in ("host", "user"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"{name}@lab", "-f", str(folder / name)],
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+
+
+def lay_out(folder: Path, keys: Path, name: str, names: Dict[str, str], stores: Sequence[int]) -> None:
+    """Write what a node called `name` finds on its own disks; `names` maps every node name to its address."""
+    uid, gid = owner_ids()
+    etc, home = folder / "etc", folder / "var/lib/one"
+    for part in (*MINE, "rootfs"):  # rootfs is where the node's first process puts its root together
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    os.chmod(folder / "root", 0o700)
+    state.copy_tree(Path("/etc"), etc, {"one", "libvirt", "hosts", "hostname", "resolv.conf", "mtab"})
+    _users(etc)
+    (etc / "hostname").write_text(name + "\n")
+    lines = ["127.0.0.1 localhost", *(f"{address} {node}" for node, address in names.items())]
+    (etc / "hosts").write_text("\n".join(lines) + "\n")
+    (etc / "resolv.conf").write_text("")
+    (etc / "lab-shared").write_text("".join(f"/var/lib/one/datastores/{store}\n" for store in stores))
+    (etc / "ssh").mkdir(exist_ok=True)
+    shutil.copy(keys / "host", etc / "ssh/ssh_host_lab")
+    os.chmod(etc / "ssh/ssh_host_lab", 0o600)
+    (etc / "ssh/sshd_lab").write_text(SSHD)
+    (etc / "libvirt/qemu").mkdir(parents=True)
+    (etc / "libvirt/libvirtd.conf").write_text(LIBVIRTD.format(uuid=uuid.uuid4()))
+    (etc / "libvirt/qemu.conf").write_text(QEMU.format(address=names[name]))
+
+    for part in ("tmp", "log/one", "log/libvirt/qemu", "lib/misc", "spool"):
+        (folder / "var" / part).mkdir(parents=True, exist_ok=True)
+    os.chmod(folder / "var/tmp", 0o1777)
+    os.symlink("/run", folder / "var/run")
+    os.symlink("/run/lock", folder / "var/lock")
+    owned = [folder / "var/log/one", folder / "var/log/libvirt/qemu", home, home / "datastores", home / ".ssh"]
+    for part in ("lib/libvirt/qemu", "cache/libvirt/qemu"):
+        owned.append(folder / "var" / part)
+    owned += [home / "datastores" / str(store) for store in (*stores, 101)]
+    if name == "fe":
+        owned += [home / "remotes", home / ".one"]
+    for path in owned:
+        path.mkdir(parents=True, exist_ok=True)
+        os.chown(path, uid, gid)
+    for part in ("images", "boot"):
+        (folder / "var/lib/libvirt" / part).mkdir(exist_ok=True)
+
+    files = {
+        home / ".ssh/id_ed25519": (keys / "user").read_text(),
+        home / ".ssh/id_ed25519.pub": (keys / "user.pub").read_text(),
+        home / ".ssh/authorized_keys": (keys / "user.pub").read_text(),
+        home / ".ssh/known_hosts": "* " + (keys / "host.pub").read_text(),
+    }
+    if name == "fe":
+        files[home / ".one/one_auth"] = "oneadmin:opennebula\n"
+    os.chmod(home / ".ssh", 0o700)
+    for path, text in files.items():
+        path.write_text(text)
+        os.chmod(path, 0o600)
+        os.chown(path, uid, gid)

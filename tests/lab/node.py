@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Be one machine of the lab: run programs in it, reach its files, cut its power or its cable."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Dict, Mapping, Optional, Sequence, Union
+
+from lab import cgroups, layout, state
+
+HERE = Path(__file__).resolve().parent
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+BOOT_SECONDS = 60.0
+
+
+class NodeProcess(subprocess.Popen):  # type: ignore[type-arg]
+    """A process inside a node; signals go to all of it, not only to the nsenter that waits for it outside."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal to the process and its children (its process group)."""
+        if self.poll() is None:
+            try:
+                os.killpg(self.pid, sig)
+            except ProcessLookupError:
+                pass
+
+
+@dataclass(frozen=True)
+class Site:
+    """Say what all nodes of a lab have in common."""
+
+    folder: Path
+    keeper: int
+    stores: Sequence[int]
+    kvm: bool
+    sharedfs: str
+
+    @property
+    def lab_id(self) -> str:
+        """Return the id of the lab."""
+        return self.folder.name
+
+
+class Node:
+    """One machine of the lab, up or down; its disks outlive its power."""
+
+    def __init__(self, site: Site, name: str, ip: str) -> None:
+        """Describe the node; `start()` powers it on."""
+        self.site = site
+        self.name = name
+        self.ip = ip
+        self.folder = site.folder / "nodes" / name
+        self._parent: Optional[subprocess.Popen[bytes]] = None
+
+    def __repr__(self) -> str:
+        """Name the node for test output."""
+        return f"<Node {self.name} {self.ip} {'up' if self.up else 'down'}>"
+
+    # -- power and cable ------------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        """Return the pid of the node's first process as seen from outside; an error when it is down."""
+        pid, start = self._identity()
+        if not state.alive(pid, start):
+            raise RuntimeError(f"{self.name} is down")
+        return pid
+
+    @property
+    def up(self) -> bool:
+        """Tell whether the node has power."""
+        return state.alive(*self._identity())
+
+    def _identity(self) -> Any:
+        try:
+            pid, start = (self.folder / "init").read_text().split()
+        except (OSError, ValueError):
+            return 0, ""
+        return int(pid), start
+
+    def start(self) -> None:
+        """Power the node on and wait until its services answer."""
+        if self.up:
+            return
+        site = self.site
+        files = cgroups.create(site.lab_id, self.name)
+        v1 = [known.controllers for known in cgroups.hierarchies() if known.controllers]
+        env = {
+            "PATH": PATH,
+            "LAB_NAME": self.name,
+            "LAB_ADDRESS": self.ip,
+            "LAB_STORES": " ".join(str(store) for store in site.stores),
+            "LAB_SHARE": str(site.folder / "stores"),
+            "LAB_CGROUPS": " ".join(v1) if files else "",
+            "LAB_UNIFIED": "yes" if files and not v1 else "",
+            "LAB_KVM": "yes" if site.kvm else "no",
+            "LAB_SHAREDFS": site.sharedfs,
+        }
+        # The shell puts itself into the node's control groups first: the cgroup namespace starts from there.
+        join = 'for f in $LAB_GROUPS; do echo 0 >"$f"; done; exec "$@"'
+        env["LAB_GROUPS"] = " ".join(str(path) for path in files)
+        words = ["nsenter", "-t", str(site.keeper), "-p", "-n", "--"]
+        words += ["bash", "-c", join, "join", "unshare", "--mount", "--uts", "--ipc", "--cgroup", "--pid", "--net", "--fork"]
+        words += ["--propagation", "private", "bash", str(HERE / "node-init.sh"), str(self.folder)]
+        log = (self.folder / "boot.log").open("ab")
+        self._parent = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env, start_new_session=True
+        )
+        log.close()
+        assert self._parent.stdin and self._parent.stdout
+        try:
+            line = self._parent.stdout.readline()
+            if not line:
+                raise RuntimeError(f"{self.name} did not start: {(self.folder / 'boot.log').read_text()[-2000:]}")
+            pid = int(line)
+            (self.folder / "init").write_text(f"{pid} {state.started(pid)}")
+            cgroups.release_parent(site.lab_id, state.parent(pid))
+            self._switch(
+                f"link add {self.name} type veth peer name eth0 netns {pid}",
+                f"link set {self.name} master br0 up",
+            )
+            self._parent.stdin.write(b"go\n")
+            self._parent.stdin.close()
+            if not self._parent.stdout.readline():
+                raise RuntimeError(f"{self.name} did not come up: see {self.folder}/var/log/node.log")
+        finally:
+            self._parent.stdout.close()
+
+    def _switch(self, *lines: str) -> None:
+        words = ["nsenter", "-t", str(self.site.keeper), "-n", "--", "ip", "-batch", "-"]
+        done = subprocess.run(words, input="\n".join(lines).encode(), capture_output=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"cannot wire {self.name}: {done.stderr.decode().strip()}")
+
+    def kill(self) -> None:
+        """Cut the power: everything in the node dies at once, its disks stay."""
+        pid, start = self._identity()
+        if not state.kill(pid, start):
+            raise RuntimeError(f"{self.name} (pid {pid}) does not die")
+        if self._parent:
+            self._parent.wait(timeout=20)
+            self._parent = None
+
+    def cut(self) -> None:
+        """Pull the network cable at the switch."""
+        self._switch(f"link set {self.name} down")
+
+    def join(self) -> None:
+        """Plug the network cable in again."""
+        self._switch(f"link set {self.name} up")
+
+    # -- programs and files ---------------------------------------------------------------------------------------
+
+    def path(self, inside: Union[str, Path]) -> Path:
+        """Return where a file of the node is reached from outside, also while the node is down (its disks only).
+
+        Absolute symbolic links on the way are resolved outside: do not `resolve()` such a path.
+        """
+        inside = Path(inside)
+        if not inside.is_absolute():
+            raise ValueError(f"not an absolute path: {inside}")
+        if self.up:
+            return Path(f"/proc/{self.pid}/root{inside}")
+        for store in self.site.stores:
+            top = Path(f"/var/lib/one/datastores/{store}")
+            if inside == top or top in inside.parents:
+                return self.site.folder / "stores" / str(store) / inside.relative_to(top)
+        if inside.parts[1] not in layout.MINE:
+            raise RuntimeError(f"{self.name} is down and {inside} is not on its disks")
+        return self.folder / inside.relative_to("/")
+
+    def _command(
+        self, argv: Sequence[Union[str, Path]], user: str, env: Optional[Mapping[str, str]], cwd: str
+    ) -> Any:
+        home = "/root" if user == "root" else "/var/lib/one" if user == layout.USER else "/"
+        full: Dict[str, str] = {"PATH": PATH, "HOME": home, "USER": user, "LOGNAME": user, "LANG": "C.UTF-8"}
+        full.update(env or {})
+        words = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-C", "-r", "-w", "--"]
+        words += ["setpriv", "--reuid", user, "--regid", user, "--init-groups", "env", "-C", cwd, "--"]
+        return words + [str(word) for word in argv], full
+
+    def popen(
+        self,
+        argv: Sequence[Union[str, Path]],
+        user: str = layout.USER,
+        env: Optional[Mapping[str, str]] = None,
+        cwd: str = "/var/lib/one",
+        **popen_kwargs: Any,
+    ) -> NodeProcess:
+        """Start a program in the node, as `user`, with a clean environment plus `env`."""
+        words, full = self._command(argv, user, env, cwd)
+        popen_kwargs.setdefault("start_new_session", True)
+        return NodeProcess(words, env=full, **popen_kwargs)
+
+    def run(
+        self,
+        argv: Sequence[Union[str, Path]],
+        user: str = layout.USER,
+        input: bytes = b"",
+        env: Optional[Mapping[str, str]] = None,
+        cwd: str = "/var/lib/one",
+        check: bool = True,
+        timeout: Optional[float] = 60,
+        stdout: Union[int, IO[bytes]] = subprocess.PIPE,
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a program in the node to its end; with `check` a failure is an error that shows its stderr."""
+        process = self.popen(
+            argv, user, env, cwd, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE
+        )
+        try:
+            out, err = process.communicate(input, timeout=timeout)
+        except BaseException:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            raise
+        done = subprocess.CompletedProcess([str(word) for word in argv], process.returncode, out, err)
+        if check and process.returncode:
+            raise NodeError(self.name, done)
+        return done
+
+    def wait_for(self, argv: Sequence[str], timeout: float, user: str = layout.USER) -> None:
+        """Repeat a command until it succeeds."""
+        deadline = time.monotonic() + timeout
+        while self.run(argv, user=user, check=False, timeout=timeout).returncode:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name}: not in {timeout} s: {' '.join(argv)}")
+            time.sleep(0.1)
+
+
+class NodeError(subprocess.CalledProcessError):
+    """A program in a node failed; says where and why."""
+
+    def __init__(self, node: str, done: subprocess.CompletedProcess[bytes]) -> None:
+        """Keep the node's name beside what failed."""
+        super().__init__(done.returncode, done.args, done.stdout, done.stderr)
+        self.node = node
+
+    def __str__(self) -> str:
+        """Show the command, its exit code and the end of its stderr."""
+        text = (self.stderr or b"").decode(errors="replace").strip()
+        return f"{self.node}: {' '.join(self.cmd)} ended with {self.returncode}: {text[-2000:]}"

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of oned.conf and vmm_execrc that drivers can notice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, FrozenSet, Tuple
+
+# What a driver script finds in its environment (recorded); no ONE_LOCATION, no ONE_XMLRPC.
+DRIVER_ENVIRONMENT: Dict[str, str] = {
+    "HOME": "/var/lib/one",
+    "LANG": "C.UTF-8",
+    "ONE_MAD_DEBUG": "1",
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "PRIORITY": "19",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Configuration of one simulated oned."""
+
+    front_end: str = "fe"
+    location: str = "/var/lib/one//datastores"
+    vms: str = "/var/lib/one/vms"
+    remotes: str = "/var/lib/one/remotes"
+    host_remotes: str = "/var/tmp/one"
+    version: str = "7.4.0"
+    session: str = "oneadmin:password"
+    vm_mad: str = "kvm"
+    vmm_dir: str = "semishared"
+    domain_type: str = "kvm"
+    emulator: str = "/usr/bin/qemu-kvm-one"
+    device_prefix: str = "vd"
+    threads: int = 15
+    timeout: float = 900.0
+    tm_drivers: Tuple[str, ...] = ("semishared",)
+    live_disk_snapshots: FrozenSet[str] = frozenset({"kvm-semishared", "qemu-semishared"})
+    inherit_image: Tuple[str, ...] = ("DISK_TYPE", "SPARSE", "SERIAL")
+    inherit_datastore: Tuple[str, ...] = ("DISK_TYPE", "SPARSE", "ALLOW_ORPHANS", "PERSISTENT_SNAPSHOTS")
+    environment: Dict[str, str] = field(default_factory=lambda: dict(DRIVER_ENVIRONMENT))

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Know what belongs to a lab from its state directory alone, and take all of it away again."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Set
+
+from lab import cgroups
+
+BASE = Path(os.environ.get("SEMISHARED_LAB_DIR", "/var/tmp/semishared-lab"))
+RECORD = "lab.json"
+YOUNG = 60.0  # seconds a directory without a record may be one that is just being made
+
+
+def started(pid: int) -> str:
+    """Return the start time of a process, which with its pid names it for good; empty when there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def parent(pid: int) -> int:
+    """Return the parent of a process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def alive(pid: int, start: str) -> bool:
+    """Tell whether exactly this process still runs."""
+    return bool(start) and started(pid) == start
+
+
+def kill(pid: int, start: str, patience: float = 20.0) -> bool:
+    """End exactly this process with SIGKILL and wait until it is gone (an init: with all it contains)."""
+    deadline = time.monotonic() + patience
+    while alive(pid, start):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def read(folder: Path) -> Dict[str, Any]:
+    """Read a lab's record; empty when there is none."""
+    try:
+        record: Dict[str, Any] = json.loads((folder / RECORD).read_text())
+    except (OSError, ValueError):
+        return {}
+    return record
+
+
+def write(folder: Path, record: Dict[str, Any]) -> None:
+    """Replace a lab's record in one step."""
+    new = folder / (RECORD + ".new")
+    new.write_text(json.dumps(record, indent=1))
+    os.replace(new, folder / RECORD)
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    # The lock is on the directory that holds BASE, so that BASE itself can go away with the last lab.
+    handle = os.open(BASE.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def create(record: Dict[str, Any]) -> Path:
+    """Make a state directory under a new id, with a subnet no other lab uses."""
+    with _locked():
+        BASE.mkdir(mode=0o755, parents=True, exist_ok=True)
+        taken = {str(read(other).get("subnet")) for other in folders()}
+        lab_id = secrets.token_hex(3)
+        while True:
+            subnet = f"10.{64 + secrets.randbelow(128)}.{secrets.randbelow(256)}"
+            if subnet not in taken:
+                break
+        folder = BASE / f".new-{lab_id}"
+        folder.mkdir(mode=0o755)
+        write(folder, {"id": lab_id, "subnet": subnet, **record})
+        final = BASE / lab_id
+        folder.rename(final)
+    return final
+
+
+def folders() -> List[Path]:
+    """List the state directories of all labs on this machine."""
+    return sorted(folder for folder in BASE.iterdir() if folder.is_dir()) if BASE.exists() else []
+
+
+def abandoned(folder: Path) -> bool:
+    """Tell whether a lab's owner is gone without having taken it down."""
+    record = read(folder)
+    if not record:
+        try:
+            return time.time() - folder.stat().st_mtime > YOUNG
+        except OSError:
+            return False
+    if record.get("stay"):
+        return "keeper" in record and not alive(record["keeper"], record["keeper_start"])
+    return not alive(record["owner"], record["owner_start"]) and not alive(
+        record.get("guard", 0), record.get("guard_start", "")
+    )
+
+
+def sweep() -> None:
+    """Take away the labs whose owner is gone."""
+    for folder in folders():
+        if abandoned(folder):
+            remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """Take a lab away: its processes, with them its namespaces and mounts, then its groups and its files."""
+    record = read(folder)
+    if "keeper" in record:
+        kill(record["keeper"], record["keeper_start"])
+    cgroups.remove(folder.name)
+    deadline = time.monotonic() + 10.0
+    while folder.exists():
+        # Files may be immutable to nobody here; what can delay is only a mount namespace that is still going away.
+        subprocess.run(["rm", "-rf", "--one-file-system", "--", str(folder)], check=False, capture_output=True)
+        if not folder.exists() or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    with _locked():
+        try:
+            BASE.rmdir()
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                raise
+
+
+def namespaces_of(pid: int) -> Set[str]:
+    """List the namespaces of a process, as the kernel names them."""
+    found = set()
+    for name in ("net", "mnt", "pid", "uts", "ipc", "cgroup"):
+        try:
+            found.add(os.readlink(f"/proc/{pid}/ns/{name}"))
+        except OSError:
+            continue
+    return found
+
+
+def leftovers(lab_id: str, namespaces: Set[str]) -> List[str]:
+    """List what is left of a lab: processes in its namespaces, open namespaces, mounts, groups, files, programs."""
+    folder = BASE / lab_id
+    found: List[str] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        pid = int(entry.name)
+        inside = namespaces_of(pid) & namespaces
+        try:
+            words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            mounts = (entry / "mountinfo").read_text()
+            handles = {os.readlink(handle.path) for handle in os.scandir(entry / "fd")}
+        except OSError:
+            words, mounts, handles = "", "", set()
+        if inside or str(folder) in words:
+            found.append(f"process {pid}: {words or '?'}")
+        if str(folder) in mounts:
+            found.append(f"mount of {folder} seen by process {pid}")
+        found += [f"{name} held open by process {pid}" for name in sorted(handles & namespaces)]
+    found += [f"cgroup {group}" for group in cgroups.leftovers(lab_id)]
+    if folder.exists():
+        found.append(f"directory {folder}")
+    named = Path("/run/netns")
+    if named.exists():
+        found += [f"network namespace {entry.name}" for entry in named.iterdir() if lab_id in entry.name]
+    return found
+
+
+def copy_tree(source: Path, target: Path, leave_out: Set[str]) -> None:
+    """Copy a directory with its links as they are, without the top-level entries to leave out."""
+    target.mkdir(parents=True, exist_ok=True)
+    for entry in source.iterdir():
+        if entry.name in leave_out:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.copytree(entry, target / entry.name, symlinks=True, dirs_exist_ok=True)
+        else:
+            shutil.copy2(entry, target / entry.name, follow_symlinks=False)
