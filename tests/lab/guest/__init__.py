@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real guests: a bootable image with a verifier inside, and the client that talks to it over the serial console."""
+
+from __future__ import annotations
+
+from lab.guest.client import Guest, GuestError, content, serial_path, serial_xml
+from lab.guest.image import build_guest_image
+
+__all__ = ["Guest", "GuestError", "build_guest_image", "content", "serial_path", "serial_xml"]

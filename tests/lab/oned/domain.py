@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from typing import List
+from xml.sax.saxutils import escape
 
 from .objects import Vm, now
 from .settings import Settings
@@ -86,7 +87,7 @@ def domain_xml(settings: Settings, vm: Vm) -> str:
     lines = [
         f"<domain type='{settings.domain_type}' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>",
         f"\t<name>one-{vm.id}</name>",
-        f"\t<title>{vm.name}</title>",
+        f"\t<title>{escape(vm.name)}</title>",
         f"\t<uuid>{system['UUID']}</uuid>",
     ]
     if scalar(vm.template, "VCPU"):

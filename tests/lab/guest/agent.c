@@ -1,0 +1,548 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program inside a lab guest: obeys one command per line on the serial console and answers each with exactly one
+// line, "OK ..." or "ERR ...". All disk access is direct I/O, so what it reads is what the disk holds.
+//
+//   ping WORD                          WORD back
+//   disks                              name:bytes of every disk
+//   write DEV SEED OFF_KIB COUNT_KIB   write reproducible content, then flush
+//   check DEV SEED OFF_KIB COUNT_KIB   read it again and compare; SEED may be "zero" in both
+//   sum DEV [OFF_KIB COUNT_KIB]        sha256
+//   discard DEV OFF_KIB COUNT_KIB      trim
+//   loop DEV SEED [OFF_KIB [COUNT_KIB [PER_SECOND]]]    write and verify 64 KiB blocks in the background
+//   loop-stat DEV | loop-stop DEV      counts; stop also reads everything written once more
+//   context                            the context ISO's context.sh, newlines and backslashes escaped
+//   sync | poweroff | uptime
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <linux/input.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/reboot.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <termios.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { KIB = 1024, CHUNK = 256 * KIB, BLOCK_KIB = 64, LOOPS = 8, WORDS = 8 };
+typedef uint64_t u64;
+
+struct loop {
+    char dev[16];
+    pid_t pid;
+    volatile int stop;
+    volatile u64 writes, reads, errors, mismatches, gap_ms, last_ms, verified;
+};
+
+static struct loop *loops; // shared with the children that run them
+static char *buffer;       // aligned, CHUNK bytes
+
+static void answer(const char *format, ...)
+{
+    va_list list;
+    va_start(list, format);
+    vprintf(format, list);
+    va_end(list);
+    putchar('\n');
+    fflush(stdout);
+}
+
+static u64 now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (u64)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static u64 mix(u64 x)
+{
+    x += 0x9E3779B97F4A7C15ull;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}
+
+static u64 seed_of(const char *word)
+{
+    u64 h = 0xCBF29CE484222325ull;
+    for (; *word; word++)
+        h = (h ^ (unsigned char)*word) * 0x100000001B3ull;
+    return h;
+}
+
+// Every KiB of a disk has its own content, from the seed and its position: a block that landed elsewhere shows.
+static void fill(void *to, int zero, u64 seed, u64 kib, u64 count)
+{
+    u64 *out = to;
+    if (zero) {
+        memset(to, 0, count * KIB);
+        return;
+    }
+    for (u64 k = kib; k < kib + count; k++) {
+        u64 x = mix(seed ^ mix(k)) | 1;
+        for (int i = 0; i < KIB / 8; i++) {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            *out++ = x;
+        }
+    }
+}
+
+static int open_disk(const char *name, int flags)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/dev/%s", name);
+    if (strchr(name, '/')) {
+        errno = EINVAL;
+        return -1;
+    }
+    return open(path, flags | O_DIRECT | O_CLOEXEC);
+}
+
+static u64 size_of(int fd)
+{
+    u64 bytes = 0;
+    ioctl(fd, BLKGETSIZE64, &bytes);
+    return bytes;
+}
+
+// Move exactly n bytes, or say how it ended in errno.
+static int transfer(int fd, int writing, char *data, size_t n, off_t at)
+{
+    while (n) {
+        ssize_t done = writing ? pwrite(fd, data, n, at) : pread(fd, data, n, at);
+        if (done <= 0) {
+            if (!done)
+                errno = ENOSPC;
+            return -1;
+        }
+        data += done, at += done, n -= done;
+    }
+    return 0;
+}
+
+// ---- sha256 ----------------------------------------------------------------------------------------------------------
+
+static uint32_t K[64], H[8];
+
+static uint32_t root_bits(double x) { return (uint32_t)((x - (u64)x) * 4294967296.0); }
+
+static double newton(int prime, int power)
+{
+    double x = prime;
+    for (int i = 0; i < 60; i++)
+        x = power == 2 ? (x + prime / x) / 2 : (2 * x + prime / (x * x)) / 3;
+    return x;
+}
+
+static void sha_start(void)
+{
+    for (int found = 0, n = 2; found < 64; n++) {
+        int prime = 1;
+        for (int d = 2; d * d <= n; d++)
+            prime &= n % d != 0;
+        if (!prime)
+            continue;
+        if (found < 8)
+            H[found] = root_bits(newton(n, 2));
+        K[found++] = root_bits(newton(n, 3));
+    }
+}
+
+static uint32_t turn(uint32_t x, int n) { return x >> n | x << (32 - n); }
+
+static void sha_block(uint32_t *h, const unsigned char *p)
+{
+    uint32_t w[64], s[8];
+    for (int i = 0; i < 16; i++)
+        w[i] = (uint32_t)p[4 * i] << 24 | p[4 * i + 1] << 16 | p[4 * i + 2] << 8 | p[4 * i + 3];
+    for (int i = 16; i < 64; i++)
+        w[i] = w[i - 16] + w[i - 7] + (turn(w[i - 15], 7) ^ turn(w[i - 15], 18) ^ w[i - 15] >> 3) +
+               (turn(w[i - 2], 17) ^ turn(w[i - 2], 19) ^ w[i - 2] >> 10);
+    memcpy(s, h, sizeof s);
+    for (int i = 0; i < 64; i++) {
+        uint32_t a = s[0], e = s[4];
+        uint32_t t1 = s[7] + (turn(e, 6) ^ turn(e, 11) ^ turn(e, 25)) + ((e & s[5]) ^ (~e & s[6])) + K[i] + w[i];
+        uint32_t t2 = (turn(a, 2) ^ turn(a, 13) ^ turn(a, 22)) + ((a & s[1]) ^ (a & s[2]) ^ (s[1] & s[2]));
+        memmove(s + 1, s, 7 * sizeof *s);
+        s[4] += t1;
+        s[0] = t1 + t2;
+    }
+    for (int i = 0; i < 8; i++)
+        h[i] += s[i];
+}
+
+static void sum(int fd, u64 kib, u64 count)
+{
+    uint32_t h[8];
+    unsigned char last[64] = {0x80};
+    char hex[65];
+    memcpy(h, H, sizeof h);
+    for (u64 done = 0; done < count; done += CHUNK / KIB) {
+        u64 n = count - done < CHUNK / KIB ? count - done : CHUNK / KIB;
+        if (transfer(fd, 0, buffer, n * KIB, (kib + done) * KIB)) {
+            answer("ERR read at KiB %llu: %s", (unsigned long long)(kib + done), strerror(errno));
+            return;
+        }
+        for (u64 i = 0; i < n * KIB; i += 64)
+            sha_block(h, (unsigned char *)buffer + i);
+    }
+    for (int i = 0; i < 8; i++)
+        last[56 + i] = (count * KIB * 8) >> (56 - 8 * i);
+    sha_block(h, last);
+    for (int i = 0; i < 8; i++)
+        sprintf(hex + 8 * i, "%08x", h[i]);
+    answer("OK %s", hex);
+}
+
+// ---- write and check -------------------------------------------------------------------------------------------------
+
+static void write_range(int fd, const char *seed, u64 kib, u64 count)
+{
+    int zero = !strcmp(seed, "zero");
+    for (u64 done = 0; done < count; done += CHUNK / KIB) {
+        u64 n = count - done < CHUNK / KIB ? count - done : CHUNK / KIB;
+        fill(buffer, zero, seed_of(seed), kib + done, n);
+        if (transfer(fd, 1, buffer, n * KIB, (kib + done) * KIB)) {
+            answer("ERR write at KiB %llu: %s", (unsigned long long)(kib + done), strerror(errno));
+            return;
+        }
+    }
+    if (fsync(fd))
+        answer("ERR flush: %s", strerror(errno));
+    else
+        answer("OK %llu KiB written", (unsigned long long)count);
+}
+
+static void check_range(int fd, const char *seed, u64 kib, u64 count)
+{
+    static u64 expected[KIB / 8];
+    int zero = !strcmp(seed, "zero");
+    u64 bad = 0, first = 0;
+    for (u64 done = 0; done < count; done += CHUNK / KIB) {
+        u64 n = count - done < CHUNK / KIB ? count - done : CHUNK / KIB;
+        memset(buffer, 0x5A, n * KIB); // what a read that does nothing would leave
+        if (transfer(fd, 0, buffer, n * KIB, (kib + done) * KIB)) {
+            answer("ERR read at KiB %llu: %s", (unsigned long long)(kib + done), strerror(errno));
+            return;
+        }
+        for (u64 k = 0; k < n; k++) {
+            fill(expected, zero, seed_of(seed), kib + done + k, 1);
+            if (memcmp(expected, buffer + k * KIB, KIB) && !bad++)
+                first = kib + done + k;
+        }
+    }
+    if (bad)
+        answer("ERR %llu of %llu KiB differ, the first at KiB %llu", (unsigned long long)bad, (unsigned long long)count,
+               (unsigned long long)first);
+    else
+        answer("OK %llu KiB as written", (unsigned long long)count);
+}
+
+// ---- background load -------------------------------------------------------------------------------------------------
+
+static void loop_compare(struct loop *l, int fd, u64 seed, u64 base, u64 block, uint32_t generation)
+{
+    static u64 expected[BLOCK_KIB * KIB / 8];
+    u64 at = base + block * BLOCK_KIB;
+    if (transfer(fd, 0, buffer, BLOCK_KIB * KIB, at * KIB)) {
+        l->errors++;
+        return;
+    }
+    l->reads++;
+    fill(expected, 0, seed ^ mix(generation), at, BLOCK_KIB);
+    if (memcmp(expected, buffer, BLOCK_KIB * KIB))
+        l->mismatches++;
+}
+
+static void loop_run(struct loop *l, int fd, u64 seed, u64 base, u64 blocks, int rate)
+{
+    uint32_t *generation = calloc(blocks, sizeof *generation);
+    u64 s = 88172645463325252ull, start = now_ms();
+    l->last_ms = start;
+    while (!l->stop) {
+        s ^= s << 13, s ^= s >> 7, s ^= s << 17;
+        u64 block = s % blocks, at = base + block * BLOCK_KIB;
+        fill(buffer, 0, seed ^ mix(generation[block] + 1), at, BLOCK_KIB);
+        if (transfer(fd, 1, buffer, BLOCK_KIB * KIB, at * KIB)) {
+            l->errors++;
+        } else {
+            generation[block]++;
+            l->writes++;
+        }
+        block = (s >> 32) % blocks;
+        if (generation[block])
+            loop_compare(l, fd, seed, base, block, generation[block]);
+        u64 t = now_ms(), want = start + l->writes * 1000 / rate;
+        if (t - l->last_ms > l->gap_ms)
+            l->gap_ms = t - l->last_ms;
+        if (want > t)
+            usleep((want - t) * 1000);
+        else if (l->errors)
+            usleep(20000);
+        l->last_ms = now_ms();
+    }
+    fsync(fd);
+    for (u64 block = 0; block < blocks; block++)
+        if (generation[block]) {
+            loop_compare(l, fd, seed, base, block, generation[block]);
+            l->verified++;
+        }
+    _exit(0);
+}
+
+static struct loop *loop_of(const char *dev)
+{
+    for (int i = 0; i < LOOPS; i++)
+        if (loops[i].pid && !strcmp(loops[i].dev, dev))
+            return loops + i;
+    return NULL;
+}
+
+static void loop_start(const char *dev, const char *seed, u64 base, u64 count, int rate)
+{
+    struct loop *l = loops;
+    while (l < loops + LOOPS && l->pid)
+        l++;
+    if (l == loops + LOOPS || loop_of(dev)) {
+        answer("ERR %s", loop_of(dev) ? "already running on this disk" : "too many loops");
+        return;
+    }
+    int fd = open_disk(dev, O_RDWR);
+    if (fd < 0 || size_of(fd) < (base + BLOCK_KIB) * KIB) {
+        answer("ERR open %s: %s", dev, fd < 0 ? strerror(errno) : "too small");
+        return;
+    }
+    if (!count)
+        count = 16 * 1024;
+    if ((base + count) * KIB > size_of(fd))
+        count = size_of(fd) / KIB - base;
+    memset((void *)l, 0, sizeof *l);
+    snprintf(l->dev, sizeof l->dev, "%s", dev);
+    l->last_ms = now_ms();
+    pid_t child = fork(); // not straight into l->pid: the child would set it to 0 for all
+    if (!child)
+        loop_run(l, fd, seed_of(seed), base, count / BLOCK_KIB, rate > 0 ? rate : 50);
+    l->pid = child;
+    close(fd);
+    answer("OK loop on %s", dev);
+}
+
+static void loop_report(struct loop *l, int stop)
+{
+    u64 wait = now_ms() - l->last_ms;
+    if (stop) {
+        l->stop = 1;
+        waitpid(l->pid, NULL, 0);
+        wait = 0;
+    } else if (waitpid(l->pid, NULL, WNOHANG) == l->pid) {
+        l->errors++; // it must not end by itself
+    }
+    answer("OK writes=%llu reads=%llu errors=%llu mismatches=%llu maxgap_ms=%llu verified=%llu",
+           (unsigned long long)l->writes, (unsigned long long)l->reads, (unsigned long long)l->errors,
+           (unsigned long long)l->mismatches, (unsigned long long)(wait > l->gap_ms ? wait : l->gap_ms),
+           (unsigned long long)l->verified);
+    if (stop)
+        l->pid = 0;
+}
+
+// ---- the rest --------------------------------------------------------------------------------------------------------
+
+static int is_disk(const char *name)
+{
+    return !strncmp(name, "vd", 2) || !strncmp(name, "sd", 2) || !strncmp(name, "sr", 2) || !strncmp(name, "hd", 2);
+}
+
+static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+static int disk_names(char **names, int most)
+{
+    int n = 0;
+    DIR *dir = opendir("/sys/block");
+    for (struct dirent *e; dir && (e = readdir(dir));)
+        if (is_disk(e->d_name) && n < most)
+            names[n++] = strdup(e->d_name);
+    if (dir)
+        closedir(dir);
+    qsort(names, n, sizeof *names, by_name);
+    return n;
+}
+
+static void disks(void)
+{
+    char *names[64], path[64];
+    int n = disk_names(names, 64);
+    printf("OK");
+    for (int i = 0; i < n; i++) {
+        unsigned long long sectors = 0;
+        snprintf(path, sizeof path, "/sys/block/%s/size", names[i]);
+        FILE *f = fopen(path, "r");
+        if (f) {
+            if (fscanf(f, "%llu", &sectors) == 1)
+                printf(" %s:%llu", names[i], sectors * 512);
+            fclose(f);
+        }
+        free(names[i]);
+    }
+    answer("");
+}
+
+static void context(void)
+{
+    char *names[64], path[64], label[32];
+    int n = disk_names(names, 64), found = 0;
+    for (int i = 0; i < n && !found; i++) {
+        snprintf(path, sizeof path, "/dev/%s", names[i]);
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        found = fd >= 0 && pread(fd, label, sizeof label, 32768 + 40) == sizeof label && !memcmp(label, "CONTEXT ", 8);
+        if (fd >= 0)
+            close(fd);
+    }
+    if (!found) {
+        answer("ERR no disk with the label CONTEXT");
+        return;
+    }
+    mkdir("/mnt", 0755);
+    if (mount(path, "/mnt", "iso9660", MS_RDONLY, NULL)) {
+        answer("ERR mount %s: %s", path, strerror(errno));
+        return;
+    }
+    FILE *f = fopen("/mnt/context.sh", "r");
+    printf(f ? "OK " : "ERR no context.sh in the context ISO");
+    for (int c; f && (c = getc(f)) != EOF;)
+        if (c == '\n')
+            printf("\\n");
+        else if (c == '\\')
+            printf("\\\\");
+        else
+            putchar(c);
+    answer("");
+    if (f)
+        fclose(f);
+    umount("/mnt");
+}
+
+static void power_off(void)
+{
+    sync();
+    reboot(RB_POWER_OFF);
+}
+
+// A clean ACPI shutdown: the power button is an input device.
+static void watch_power_button(void)
+{
+    if (fork())
+        return;
+    char path[64];
+    struct input_event e;
+    for (int i = 0; i < 8; i++) {
+        snprintf(path, sizeof path, "/dev/input/event%d", i);
+        int fd = open(path, O_RDONLY);
+        if (fd < 0 || fork())
+            continue;
+        while (read(fd, &e, sizeof e) == sizeof e)
+            if (e.type == EV_KEY && e.code == KEY_POWER && e.value)
+                power_off();
+        _exit(0);
+    }
+    _exit(0);
+}
+
+static u64 number(char **word, int n, int i, u64 otherwise) { return i < n ? strtoull(word[i], NULL, 0) : otherwise; }
+
+static void on_disk(char **w, int n)
+{
+    const char *what = w[0];
+    if (!strcmp(what, "loop") && n >= 3) {
+        loop_start(w[1], w[2], number(w, n, 3, 0), number(w, n, 4, 0), number(w, n, 5, 50));
+        return;
+    }
+    if (!strcmp(what, "loop-stat") || !strcmp(what, "loop-stop")) {
+        struct loop *l = loop_of(w[1]);
+        if (l)
+            loop_report(l, !strcmp(what, "loop-stop"));
+        else
+            answer("ERR no loop on %s", w[1]);
+        return;
+    }
+    int writing = !strcmp(what, "write") || !strcmp(what, "discard");
+    int fd = open_disk(w[1], writing ? O_RDWR : O_RDONLY);
+    if (fd < 0) {
+        answer("ERR open %s: %s", w[1], strerror(errno));
+        return;
+    }
+    if (!strcmp(what, "write") && n == 5) {
+        write_range(fd, w[2], number(w, n, 3, 0), number(w, n, 4, 0));
+    } else if (!strcmp(what, "check") && n == 5) {
+        check_range(fd, w[2], number(w, n, 3, 0), number(w, n, 4, 0));
+    } else if (!strcmp(what, "sum") && (n == 2 || n == 4)) {
+        sum(fd, number(w, n, 2, 0), number(w, n, 3, size_of(fd) / KIB));
+    } else if (!strcmp(what, "discard") && n == 4) {
+        u64 range[2] = {number(w, n, 2, 0) * KIB, number(w, n, 3, 0) * KIB};
+        if (ioctl(fd, BLKDISCARD, range))
+            answer("ERR discard: %s", strerror(errno));
+        else
+            answer("OK discarded");
+    } else {
+        answer("ERR what? %s", what);
+    }
+    close(fd);
+}
+
+static void obey(char *line)
+{
+    char *w[WORDS] = {0};
+    int n = 0;
+    for (char *t = strtok(line, " \r\n"); t && n < WORDS; t = strtok(NULL, " \r\n"))
+        w[n++] = t;
+    if (!n)
+        return;
+    if (!strcmp(w[0], "ping"))
+        answer("OK %s", n > 1 ? w[1] : "pong");
+    else if (!strcmp(w[0], "disks"))
+        disks();
+    else if (!strcmp(w[0], "context"))
+        context();
+    else if (!strcmp(w[0], "uptime"))
+        answer("OK %llu", (unsigned long long)now_ms());
+    else if (!strcmp(w[0], "sync"))
+        sync(), answer("OK");
+    else if (!strcmp(w[0], "poweroff"))
+        answer("OK"), tcdrain(1), power_off();
+    else if (n > 1)
+        on_disk(w, n);
+    else
+        answer("ERR what? %s", w[0]);
+}
+
+int main(void)
+{
+    static char line[4096];
+    struct termios tty;
+
+    if (!tcgetattr(0, &tty)) {
+        tty.c_lflag &= ~(ECHO | ECHONL);
+        tty.c_oflag &= ~OPOST;
+        tcsetattr(0, TCSANOW, &tty);
+    }
+    loops = mmap(NULL, LOOPS * sizeof *loops, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (loops == MAP_FAILED || posix_memalign((void **)&buffer, 4096, CHUNK))
+        return 1;
+    sha_start();
+    watch_power_button();
+    answer("GUEST-UP");
+    while (fgets(line, sizeof line, stdin))
+        obey(line);
+    return 0;
+}

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build the lab guests' disk image: raw, bootable through the BIOS, Debian's cloud kernel and a busybox initramfs.
+
+The image is one FAT file system without a partition table, made by mtools and syslinux without mounting anything.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Dict, List
+
+from lab import caches
+
+HERE = Path(__file__).resolve().parent
+MIB = 32
+BUSYBOX = Path("/bin/busybox")
+# What they need comes by itself. The cloud kernel has no AHCI: a guest sees CD-ROMs on IDE (machine pc) and SCSI only.
+MODULES = "virtio_pci virtio_blk virtio_scsi sd_mod ata_piix sr_mod isofs evdev button".split()
+BOOT = """\
+DEFAULT lab
+PROMPT 0
+TIMEOUT 0
+LABEL lab
+  KERNEL vmlinuz
+  INITRD initrd
+  APPEND console=ttyS0 quiet loglevel=0 panic=1 mitigations=off nokaslr random.trust_cpu=on tsc=reliable
+"""
+
+
+def _modules(release: str) -> List[Path]:
+    top = Path("/lib/modules", release)
+    needs: Dict[str, List[str]] = {}
+    for line in (top / "modules.dep").read_text().splitlines():
+        path, _, others = line.partition(":")
+        needs[path] = others.split()
+    files = {Path(path).stem: path for path in needs}
+    order: List[str] = []
+    for name in MODULES:
+        if name not in files:
+            continue  # built in, or unknown to this kernel version
+        # modules.dep lists the nearest need first, so the reverse is the order to load in
+        order += [path for path in [*reversed(needs[files[name]]), files[name]] if path not in order]
+    return [top / path for path in order]
+
+
+def _initramfs(tree: Path, modules: List[Path]) -> bytes:
+    (tree / "bin").mkdir(parents=True)
+    (tree / "modules").mkdir()
+    shutil.copy(BUSYBOX, tree / "bin/busybox")
+    shutil.copy(caches.build(HERE / "agent.c", ["-static"]), tree / "bin/agent")
+    shutil.copy(HERE / "init.sh", tree / "init")
+    os.chmod(tree / "init", 0o755)
+    for module in modules:
+        shutil.copy(module, tree / "modules")
+    (tree / "modules/order").write_text("".join(module.stem + "\n" for module in modules))
+    names = "\n".join(sorted(str(path.relative_to(tree)) for path in tree.rglob("*")))
+    packed = subprocess.run(
+        ["cpio", "-o", "-H", "newc", "--quiet", "-R", "0:0"],
+        input=names.encode(),
+        cwd=tree,
+        check=True,
+        capture_output=True,
+    )
+    return gzip.compress(packed.stdout, 6)
+
+
+def _key(kernel: Path, modules: List[Path]) -> str:
+    digest = hashlib.sha256(f"{MIB} {BOOT} {MODULES} {kernel.stat().st_mtime_ns}".encode())
+    for path in [Path(__file__), HERE / "agent.c", HERE / "init.sh", BUSYBOX, *modules]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def build_guest_image(dest: Path) -> Path:
+    """Write the guest's disk image to `dest`; built once per content and kept in the checkout's build directory."""
+    kernel = caches.newest_kernel()
+    modules = _modules(kernel.name[len("vmlinuz-") :])
+    kept = caches.CACHE / f"guest-{_key(kernel, modules)}.raw"
+    if not kept.exists():
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "initrd").write_bytes(_initramfs(folder / "tree", modules))
+            (folder / "syslinux.cfg").write_text(BOOT)
+            image = folder / "image"
+            sectors = str(MIB * 2048)
+            tools = [
+                ["mformat", "-C", "-i", str(image), "-T", sectors, "-h", "64", "-s", "32", "-v", "LABGUEST", "::"],
+                ["mcopy", "-i", str(image), str(kernel), "::vmlinuz"],
+                ["mcopy", "-i", str(image), str(folder / "initrd"), str(folder / "syslinux.cfg"), "::"],
+                ["syslinux", "--install", str(image)],
+            ]
+            for words in tools:
+                subprocess.run(words, check=True, capture_output=True, env={**os.environ, "MTOOLS_SKIP_CHECK": "1"})
+            caches.put(kept, image.read_bytes())
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["cp", "--sparse=always", "--reflink=auto", str(kept), str(dest)], check=True)
+    return dest

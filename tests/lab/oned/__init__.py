@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated oned, as small as drivers allow: state, XML-RPC, and calls of the installed scripts.
+
+    with Oned.in_lab(lab) as oned:
+        oned.datastore_create(IMAGE_DS, 100); oned.datastore_create(SYSTEM_DS, 101)
+        image = oned.image_create(100, "data", path="/var/tmp/data.img", persistent=True)
+        vm = oned.vm_create({"NAME": "a", "DISK": [{"IMAGE_ID": str(image)}], ...})
+        oned.vm_deploy(vm, "h1", 101)
+
+Operations return when the driver is done. They raise ActionFailed when a driver failed (the objects
+are then in the state real oned leaves them in), Refused when oned would not even start, CrashTrap when
+a driver printed what can crash oned. Different VMs may be operated from different threads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Optional, Type
+
+from .drivers import ActionFailed, Call, CrashTrap, Done, Refused, Runner, Step
+from .move import MoveOps
+from .rpc import Rpc
+from .runners import LabRunner, TreeRunner
+from .settings import DRIVER_ENVIRONMENT, Settings
+from .states import Act, Img, Lcm, Vm
+
+__all__ = [
+    "ActionFailed", "Act", "Call", "CrashTrap", "DRIVER_ENVIRONMENT", "Done", "IMAGE_DS", "Img", "LabRunner",
+    "Lcm", "Oned", "Refused", "Rpc", "Runner", "SYSTEM_DS", "Settings", "Step", "TreeRunner", "Vm",
+]  # fmt: skip
+
+IMAGE_DS = 'NAME="semi_img" TYPE="IMAGE_DS" DS_MAD="semishared" TM_MAD="semishared"'
+SYSTEM_DS = 'NAME="semi_sys" TYPE="SYSTEM_DS" TM_MAD="semishared"'
+
+
+class Oned(MoveOps):
+    """A simulated oned with its XML-RPC server; use it as a context manager."""
+
+    rpc: Optional[Rpc] = None
+
+    @classmethod
+    def in_lab(cls, lab: Any, settings: Optional[Settings] = None) -> "Oned":
+        """Serve a lab: XML-RPC on the front-end's loopback, scripts on its nodes, its hosts registered."""
+        settings = settings or Settings(front_end=lab.fe.name)
+        oned = cls(LabRunner(lab.fe, settings.environment, settings.timeout), settings)
+        for host in lab.hosts:
+            oned.host_create(host.name)
+        oned.rpc = Rpc(oned, lab.fe.pid)
+        return oned
+
+    @classmethod
+    def in_tree(cls, root: Path, settings: Settings) -> "Oned":
+        """Serve a directory tree of recorders from a free port of this process's own loopback."""
+        runner = TreeRunner(root, settings.front_end)
+        oned = cls(runner, settings)
+        oned.rpc = Rpc(oned, None, 0)
+        runner.extra = {"ONE_XMLRPC": oned.rpc.url}
+        return oned
+
+    @property
+    def calls(self) -> "list[Call]":
+        """All driver calls so far."""
+        return self.drivers.calls
+
+    def close(self) -> None:
+        """Stop the XML-RPC server."""
+        if self.rpc is not None:
+            self.rpc.close()
+            self.rpc = None
+
+    def __enter__(self) -> "Oned":
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.close()

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks of a VM: attach, detach, snapshots, resize, save as."""
+
+from __future__ import annotations
+
+from typing import List, Mapping, Optional
+
+from .drivers import ActionFailed, Refused
+from .images import ImageOps, activate, revise_snapshots
+from .life import LifeOps
+from .objects import Image, Vm, now
+from .states import Act, Img, Lcm
+from .states import Vm as State
+from .template import Template, Vector, scalar, vectors
+from .transfer import is_volatile
+
+
+class DiskOps(LifeOps, ImageOps):
+    """Operations on single disks."""
+
+    def disk_attach(
+        self, vm_id: int, image: Optional[int] = None, attributes: Optional[Mapping[str, str]] = None
+    ) -> int:
+        """Attach an image, or with attributes TYPE and SIZE a volatile disk; return the disk id."""
+        with self._operate(vm_id) as vm:
+            self._need(vm, State.ACTIVE, State.POWEROFF)
+            running = vm.state == State.ACTIVE
+            wanted: Vector = dict(attributes or {})
+            if image is not None:
+                wanted["IMAGE_ID"] = str(image)
+            with self.data:
+                disk = self._new_disk(vm, wanted, self._next_disk(vm))
+                self._complete_hot(vm, disk)
+                self._close_history(vm, Act.DISK_ATTACH)
+                vm.disks.append(disk)
+                self._enter(vm, Lcm.HOTPLUG if running else Lcm.ATTACH_POWEROFF)
+            try:
+                if running:
+                    self._attach_running(vm, disk)
+                else:
+                    self._transfer(vm, "prolog_attach", [self._lines(vm).prolog_disk(disk)])
+            except ActionFailed:
+                self._drop(vm, disk)
+                raise
+            finally:
+                disk.pop("ATTACH", None)
+                self._enter_idle(vm, running)
+            return int(disk["DISK_ID"])
+
+    def disk_detach(self, vm_id: int, disk_id: int) -> None:
+        """Detach a disk; when its epilog fails the disk stays in the VM."""
+        with self._operate(vm_id) as vm:
+            self._need(vm, State.ACTIVE, State.POWEROFF)
+            running = vm.state == State.ACTIVE
+            disk = self._disk(vm, disk_id)
+            with self.data:
+                disk["ATTACH"] = "YES"
+                self._close_history(vm, Act.DISK_DETACH)
+                self._enter(vm, Lcm.HOTPLUG if running else Lcm.DETACH_POWEROFF)
+            line = self._lines(vm).epilog_disk(disk)
+            try:
+                if running:
+                    path = self._path(vm, disk)
+                    message = self._message(vm, command=line, target=path)
+                    argv = [vm.deploy_id, path, disk["TARGET"], str(_index(disk["TARGET"]))]
+                    try:
+                        self.drivers.vmm(vm.last.host.name, "detach_disk", argv, vm.id, message)
+                        self.drivers.tm(line.split(), any_driver=True)
+                    except ActionFailed as failure:
+                        self._fail(vm, "DETACHDISK", failure)
+                        raise
+                else:
+                    self._transfer(vm, "epilog_detach", [line])
+                self._drop(vm, disk)
+            finally:
+                disk.pop("ATTACH", None)
+                self._enter_idle(vm, running)
+
+    def disk_snapshot_create(self, vm_id: int, disk_id: int, name: str) -> int:
+        """Snapshot a disk; return the snapshot id."""
+        with self._operate(vm_id) as vm:
+            self._need(vm, State.ACTIVE, State.POWEROFF, State.SUSPENDED)
+            disk = self._disk(vm, disk_id)
+            if is_volatile(disk):
+                raise Refused(f"Cannot make snapshots on disks of type: {disk['TYPE']}")
+            running, suspended = vm.state == State.ACTIVE, vm.state == State.SUSPENDED
+            with self.data:
+                number = self._add_snapshot(vm, disk, name)
+            words = self._lines(vm).disk_action("SNAP_CREATE", disk, str(number))
+            lcm = Lcm.SNAPSHOT_SUSPENDED if suspended else Lcm.SNAPSHOT_POWEROFF
+            try:
+                with self._snapshot_step(vm, disk, number, Act.SNAPSHOT_CREATE, Lcm.SNAPSHOT if running else lcm):
+                    if running:
+                        self._snapshot_live(vm, disk, words)
+                    else:
+                        self._transfer(vm, "disk_snapshot", [words])
+            except ActionFailed:
+                with self.data:
+                    revise_snapshots(vm.snapshots[disk_id], "snap_delete", number)
+                    self._total(vm, disk)
+                raise
+            with self.data:
+                activate(vectors(vm.snapshots[disk_id], "SNAPSHOT"), number)
+            return number
+
+    def disk_snapshot_revert(self, vm_id: int, disk_id: int, number: int) -> None:
+        """Go back to a snapshot of a powered-off VM's disk."""
+        self._snapshot_change(vm_id, disk_id, number, "revert")
+
+    def disk_snapshot_delete(self, vm_id: int, disk_id: int, number: int) -> None:
+        """Delete a snapshot; a running VM too is served by the transfer driver."""
+        self._snapshot_change(vm_id, disk_id, number, "delete")
+
+    def disk_resize(self, vm_id: int, disk_id: int, size: int) -> None:
+        """Grow a disk to a size in MB."""
+        with self._operate(vm_id) as vm:
+            if vm.state != State.UNDEPLOYED:
+                self._need(vm, State.ACTIVE, State.POWEROFF)
+            running, back = vm.state == State.ACTIVE, vm.state
+            disk = self._disk(vm, disk_id)
+            if size <= int(disk["SIZE"]):
+                raise Refused("New disk size has to be greater than current one")
+            old = disk["SIZE"]
+            with self.data:
+                disk.update(RESIZE="YES", SIZE_PREV=old, SIZE=str(size))
+                self._close_history(vm, Act.RESIZE)
+                lcm = Lcm.RESIZE_UNDEPLOYED if back == State.UNDEPLOYED else Lcm.RESIZE_POWEROFF
+                self._enter(vm, Lcm.RESIZE if running else lcm)
+            line = self._lines(vm).disk_action("RESIZE", disk, str(size))
+            try:
+                if running:
+                    self._resize_running(vm, disk, line)
+                else:
+                    self._transfer(vm, "disk_resize", [line])
+            except ActionFailed:
+                disk["SIZE"] = old
+                raise
+            finally:
+                disk.pop("RESIZE", None)
+                disk.pop("SIZE_PREV", None)
+                self._enter(vm, Lcm.RUNNING if running else Lcm.INIT, back)
+
+    def disk_saveas(self, vm_id: int, disk_id: int, name: str, snapshot: int = -1) -> int:
+        """Copy a disk, or one of its snapshots, to a new image; return the image id."""
+        with self._operate(vm_id) as vm:
+            steps = {
+                State.ACTIVE: Lcm.SAVEAS, State.POWEROFF: Lcm.SAVEAS_POWEROFF, State.SUSPENDED: Lcm.SAVEAS_SUSPENDED,
+                State.UNDEPLOYED: Lcm.SAVEAS_UNDEPLOYED, State.STOPPED: Lcm.SAVEAS_STOPPED,
+            }  # fmt: skip
+            self._need(vm, *steps)
+            disk = self._disk(vm, disk_id)
+            if "IMAGE_ID" not in disk:
+                raise Refused("Cannot use DISK. DISK does not have a valid IMAGE_ID.")
+            back = (vm.lcm, vm.state)
+            image = self._reserve(vm, disk, name)
+            marks = {
+                "HOTPLUG_SAVE_AS": str(image.id), "HOTPLUG_SAVE_AS_ACTIVE": "YES",
+                "HOTPLUG_SAVE_AS_SNAPSHOT_ID": str(snapshot), "HOTPLUG_SAVE_AS_SOURCE": image.source,
+            }  # fmt: skip
+            with self.data:
+                disk.update(marks)
+                self._enter(vm, steps[vm.state])
+            home = back[1] in (State.UNDEPLOYED, State.STOPPED)
+            try:
+                self._transfer(vm, "disk_saveas", [self._lines(vm).save_as(disk, image.source, snapshot, home)])
+            except ActionFailed:
+                image.set_state(Img.ERROR)
+                raise
+            finally:
+                with self.data:
+                    for mark in marks:
+                        disk.pop(mark, None)
+                    image.template.pop("SAVE_AS_HOT", None)
+                    self._enter(vm, *back)
+            with self.data:
+                image.set_state(Img.READY)
+            return image.id
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    def _disk(self, vm: Vm, disk_id: int) -> Vector:
+        disk = vm.disk(disk_id)
+        if disk is None:
+            raise Refused(f"VM {vm.id} has no disk {disk_id}")
+        return disk
+
+    def _path(self, vm: Vm, disk: Vector) -> str:
+        return f"{self._lines(vm).directory(vm.last)}/disk.{disk['DISK_ID']}"
+
+    def _enter_idle(self, vm: Vm, running: bool) -> None:
+        self._enter(vm, Lcm.RUNNING if running else Lcm.INIT, State.ACTIVE if running else State.POWEROFF)
+
+    @staticmethod
+    def _next_disk(vm: Vm) -> int:
+        numbers = [int(disk["DISK_ID"]) for disk in vm.disks]
+        context = vm.template.get("CONTEXT")
+        if isinstance(context, dict):
+            numbers.append(int(context["DISK_ID"]))
+        return max(numbers, default=-1) + 1
+
+    def _complete_hot(self, vm: Vm, disk: Vector) -> None:
+        # The VM was stamped at deploy, so a disk plugged in later carries the suffix, even of its own driver.
+        disk["ATTACH"] = "YES"
+        system = scalar(vm.template, "TM_MAD_SYSTEM")
+        if system:
+            disk["TM_MAD_SYSTEM"] = system
+        if is_volatile(disk):
+            format_ = disk.get("FORMAT") or "raw"
+            disk.update(self._system_attributes(self.datastore(vm.last.ds_id), format_))
+
+    def _attach_running(self, vm: Vm, disk: Vector) -> None:
+        lines, path = self._lines(vm), self._path(vm, disk)
+        command, rollback = lines.prolog_disk(disk), lines.epilog_disk(disk)
+        message = self._message(vm, command=command, rollback=rollback, target=path)
+        argv = [vm.deploy_id, path, disk["TARGET"], str(_index(disk["TARGET"])), encode(message)]
+        try:
+            self.drivers.tm(command.split(), any_driver=True)
+            try:
+                self.drivers.vmm(vm.last.host.name, "attach_disk", argv, vm.id, message)
+            except ActionFailed:
+                self._quietly(rollback)
+                raise
+        except ActionFailed as failure:
+            self._fail(vm, "ATTACHDISK", failure)
+            raise
+
+    def _quietly(self, line: str) -> None:
+        try:
+            self.drivers.tm(line.split(), any_driver=True)
+        except ActionFailed:
+            pass  # as in one_vmm_exec: the first failure is the one reported
+
+    def _drop(self, vm: Vm, disk: Vector) -> None:
+        with self.data:
+            rows: List[Vector] = [row for row in vm.disks if row is not disk]
+            vm.template["DISK"] = rows
+            self._release(vm, disk)
+            vm.snapshots.pop(int(disk["DISK_ID"]), None)
+
+    def _resize_running(self, vm: Vm, disk: Vector, line: str) -> None:
+        message = self._message(vm, command=line, target=self._path(vm, disk))
+        host = vm.last.host.name
+        argv = [vm.deploy_id, disk["DISK_ID"], disk["SIZE"], encode(message), host]
+        try:
+            self.drivers.tm(line.split(), any_driver=True)
+            self.drivers.vmm(host, "resize_disk", argv, vm.id, message)
+        except ActionFailed as failure:
+            self._fail(vm, "RESIZEDISK", failure)
+            raise
+
+    def _reserve(self, vm: Vm, disk: Vector, name: str) -> Image:
+        """Let mkfs name a place for a saved disk; nothing is created there yet."""
+        original = self.image(int(disk["IMAGE_ID"]))
+        ds = self.datastore(original.datastore_id)
+        template: Template = {
+            "DEV_PREFIX": disk["DEV_PREFIX"], "SAVED_DISK_ID": disk["DISK_ID"],
+            "SAVED_IMAGE_ID": disk["IMAGE_ID"], "SAVED_VM_ID": str(vm.id), "SAVE_AS_HOT": "YES",
+        }  # fmt: skip
+        image = self._new_image(ds, name, original.type, False, template, int(disk["SIZE"]))
+        image.format = "save_as"
+        try:
+            source = self._ds_action(ds, "mkfs", str(image.id), image).strip()
+        except ActionFailed as failure:
+            self._image_error(image, "Error creating image in the datastore", failure)
+            raise
+        self._finish(image, source, disk["FORMAT"])
+        image.set_state(Img.LOCKED)
+        return image
+
+    # -- snapshots ------------------------------------------------------------------------------
+
+    def _add_snapshot(self, vm: Vm, disk: Vector, name: str) -> int:
+        rows = vm.snapshots.setdefault(
+            int(disk["DISK_ID"]),
+            {"ALLOW_ORPHANS": disk.get("ALLOW_ORPHANS", "NO"), "CURRENT_BASE": "-1", "NEXT_SNAPSHOT": "0"},
+        )
+        number = int(scalar(rows, "NEXT_SNAPSHOT"))
+        row = {"DATE": str(now()), "ID": str(number), "NAME": name, "PARENT": "-1", "SIZE": disk["SIZE"]}
+        rows["SNAPSHOT"] = [*vectors(rows, "SNAPSHOT"), row]
+        rows["NEXT_SNAPSHOT"] = str(number + 1)
+        self._total(vm, disk)
+        return number
+
+    @staticmethod
+    def _total(vm: Vm, disk: Vector) -> None:
+        rows = vectors(vm.snapshots.get(int(disk["DISK_ID"]), {}), "SNAPSHOT")
+        disk["DISK_SNAPSHOT_TOTAL_SIZE"] = str(sum(int(row["SIZE"]) for row in rows))
+
+    def _snapshot_step(self, vm: Vm, disk: Vector, number: int, action: int, lcm: int) -> "_Marked":
+        return _Marked(self, vm, disk, number, action, lcm)
+
+    def _snapshot_live(self, vm: Vm, disk: Vector, line: str) -> None:
+        verb, rest = line.split(" ", 1)
+        live = verb.replace(".", "_LIVE.", 1) if "." in verb else f"{verb}_LIVE"
+        try:
+            if f"{vm.last.host.vm_mad}-{disk['TM_MAD']}" not in self.settings.live_disk_snapshots:
+                raise ActionFailed("Cannot perform a live DISKSNAPSHOTCREATE operation")
+            self.drivers.tm(f"{live} {rest}".split(), any_driver=True)
+        except ActionFailed as failure:
+            self._fail(vm, "DISKSNAPSHOTCREATE", failure)
+            raise
+
+    def _snapshot_change(self, vm_id: int, disk_id: int, number: int, what: str) -> None:
+        with self._operate(vm_id) as vm:
+            allowed = (State.POWEROFF,) if what == "revert" else (State.ACTIVE, State.POWEROFF, State.SUSPENDED)
+            self._need(vm, *allowed)
+            disk = self._disk(vm, disk_id)
+            rows = vm.snapshots.get(disk_id, {})
+            if str(number) not in [row["ID"] for row in vectors(rows, "SNAPSHOT")]:
+                raise Refused(f"Disk {disk_id} has no snapshot {number}")
+            if what == "revert":
+                lcm, action = Lcm.SNAPSHOT_REVERT_POWEROFF, Act.SNAPSHOT_REVERT
+            else:
+                action = Act.SNAPSHOT_DELETE
+                lcm = {
+                    State.ACTIVE: Lcm.SNAPSHOT_DELETE, State.SUSPENDED: Lcm.SNAPSHOT_DELETE_SUSPENDED,
+                }.get(vm.state, Lcm.SNAPSHOT_DELETE_POWEROFF)  # fmt: skip
+            with self._snapshot_step(vm, disk, number, action, lcm):
+                line = self._lines(vm).disk_action(f"SNAP_{what.upper()}", disk, str(number))
+                self._transfer(vm, "disk_snapshot", [line])
+            with self.data:
+                revise_snapshots(rows, f"snap_{what}", number)
+                self._total(vm, disk)
+
+
+class _Marked:
+    """Mark a disk and its VM for the time of one snapshot action."""
+
+    def __init__(self, oned: DiskOps, vm: Vm, disk: Vector, number: int, action: int, lcm: int) -> None:
+        self.oned, self.vm, self.disk = oned, vm, disk
+        self.number, self.action, self.lcm = number, action, lcm
+        self.back = (vm.lcm, vm.state)
+
+    def __enter__(self) -> None:
+        with self.oned.data:
+            self.disk.update(DISK_SNAPSHOT_ACTIVE="YES", DISK_SNAPSHOT_ID=str(self.number))
+            self.oned._close_history(self.vm, self.action)
+            self.oned._enter(self.vm, self.lcm)
+
+    def __exit__(self, *_: object) -> None:
+        with self.oned.data:
+            self.disk.pop("DISK_SNAPSHOT_ACTIVE", None)
+            self.disk.pop("DISK_SNAPSHOT_ID", None)
+            self.oned._enter(self.vm, *self.back)
+
+
+def encode(message: str) -> str:
+    """Encode a driver message as oned sends it."""
+    import base64
+
+    return base64.b64encode(message.encode()).decode()
+
+
+def _index(target: str) -> int:
+    return ord(target.lower()[-1]) - 97

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Datastore and image operations."""
+
+from __future__ import annotations
+
+import base64
+import re
+import time
+from typing import Dict, Optional
+
+from .core import Core, TemplateLike, as_template
+from .drivers import ActionFailed, Refused
+from .objects import Datastore, Image, now
+from .states import Img
+from .template import Template, scalar
+
+_IMAGE_TYPES = {"OS": 0, "CDROM": 1, "DATABLOCK": 2}
+_IMAGE_DS: Template = {
+    "ALLOW_ORPHANS": "YES", "CLONE_TARGET": "SYSTEM", "DISK_TYPE": "FILE", "LN_TARGET": "NONE",
+    "PERSISTENT_SNAPSHOTS": "YES", "TYPE": "IMAGE_DS",
+}  # fmt: skip
+_SYSTEM_DS: Template = {
+    "ALLOW_ORPHANS": "YES", "DISK_TYPE": "FILE", "DS_LIVE_MIGRATE": "YES", "DS_MIGRATE": "YES",
+    "DS_MIGRATE_SNAP": "YES", "PERSISTENT_SNAPSHOTS": "YES", "SHARED": "NO", "TYPE": "SYSTEM_DS",
+}  # fmt: skip
+
+
+class ImageOps(Core):
+    """What onedatastore and oneimage do."""
+
+    def datastore_create(self, template: TemplateLike, datastore_id: Optional[int] = None) -> int:
+        """Create a datastore; TM_MAD_CONF of the driver fills what the template leaves open."""
+        given = as_template(template)
+        system = scalar(given, "TYPE") == "SYSTEM_DS"
+        full: Template = {**(_SYSTEM_DS if system else _IMAGE_DS), **given}
+        name = scalar(full, "NAME")
+        full.pop("NAME", None)
+        if "SAFE_DIRS" not in full and "RESTRICTED_DIRS" not in full:
+            full.update(SAFE_DIRS="/var/tmp", RESTRICTED_DIRS="/")
+        with self.data:
+            number = self.next_datastore if datastore_id is None else datastore_id
+            self.next_datastore = max(self.next_datastore, number + 1)
+            ds_mad = "-" if system else scalar(full, "DS_MAD")
+            base = f"{self.settings.location}/{number}"
+            ds = Datastore(number, name, int(system), ds_mad, scalar(full, "TM_MAD"), base, full)
+            self.datastores[number] = ds
+        if not system:
+            self._monitor(ds)
+        return number
+
+    def datastore_update(self, datastore_id: int, attributes: TemplateLike) -> None:
+        """Add attributes to a datastore."""
+        with self.data:
+            self.datastore(datastore_id).template.update(as_template(attributes))
+
+    def datastore_delete(self, datastore_id: int) -> None:
+        """Delete an empty datastore."""
+        with self.data:
+            if self.datastore(datastore_id).images:
+                raise Refused(f"Datastore {datastore_id} is not empty.")
+            del self.datastores[datastore_id]
+
+    def datastore_monitor(self, datastore_id: int) -> None:
+        """Ask the driver for the capacity of an image datastore."""
+        self._monitor(self.datastore(datastore_id))
+
+    def image_create(
+        self,
+        datastore_id: int,
+        name: str,
+        path: str = "",
+        size: int = 0,
+        type: str = "OS",  # noqa: A002 - the name of the option
+        format: str = "",  # noqa: A002
+        persistent: bool = False,
+        prefix: str = "",
+        attributes: TemplateLike = "",
+    ) -> int:
+        """Create an image from a path or URL, or an empty one; return once it is READY."""
+        ds = self.datastore(datastore_id)
+        template = as_template(attributes)
+        if prefix:
+            template["DEV_PREFIX"] = prefix
+        if path:
+            size = self._stat(ds, path)
+        image = self._new_image(ds, name, _IMAGE_TYPES[type], persistent, template, size)
+        image.path, image.format = path, "" if path else format
+        image.fs = scalar(template, "FS")
+        try:
+            if path:
+                answer = self._ds_action(ds, "cp", str(image.id), image).split()
+                if len(answer) < 2:
+                    raise ActionFailed(f"no SOURCE and FORMAT in {answer}")
+                self._finish(image, answer[0], answer[1])
+            else:
+                source = self._ds_action(ds, "mkfs", str(image.id), image).strip()
+                self._finish(image, source, format)
+        except ActionFailed as failure:
+            self._image_error(image, f"Error {'copying' if path else 'creating'} image in the datastore", failure)
+            raise
+        self._monitor(ds)
+        return image.id
+
+    def image_clone(self, image_id: int, name: str, datastore_id: Optional[int] = None) -> int:
+        """Clone an image into a datastore of the same driver."""
+        original = self.image(image_id)
+        ds = self.datastore(original.datastore_id if datastore_id is None else datastore_id)
+        if original.state != Img.READY and original.state != Img.USED:
+            raise Refused(f"Cannot clone image in state {original.state}")
+        image = self._new_image(ds, name, original.type, False, dict(original.template), original.size)
+        image.path, image.format, image.cloning_id = original.source, original.format, image_id
+        try:
+            answer = self._ds_action(ds, "clone", str(image.id), image).split()
+            self._finish(image, answer[0], answer[1] if len(answer) > 1 else original.format)
+        except ActionFailed as failure:
+            self._image_error(image, "Error cloning image", failure)
+            raise
+        self._monitor(ds)
+        return image.id
+
+    def image_delete(self, image_id: int) -> None:
+        """Delete an image nobody uses."""
+        image = self.image(image_id)
+        if image.vms:
+            raise Refused(f"Cannot delete image {image_id}, used by VMs {image.vms}")
+        ds = self.datastore(image.datastore_id)
+        if image.source:
+            try:
+                self._ds_action(ds, "rm", str(image_id), image)
+            except ActionFailed as failure:
+                self._image_error(image, "Error removing image from datastore", failure)
+                raise
+        with self.data:
+            del self.images[image_id]
+            if image_id in ds.images:
+                ds.images.remove(image_id)
+        self._monitor(ds)
+
+    def image_persistent(self, image_id: int, persistent: bool) -> None:
+        """Flip the persistence of an unused image; no driver hears of it."""
+        with self.data:
+            image = self.image(image_id)
+            if image.state != Img.READY:
+                raise Refused(f"Image {image_id} is in use or not ready")
+            image.persistent = persistent
+
+    def image_update(self, image_id: int, attributes: TemplateLike) -> None:
+        """Add attributes to an image."""
+        with self.data:
+            self.image(image_id).template.update(as_template(attributes))
+
+    def image_enable(self, image_id: int) -> None:
+        """Take an image out of ERROR."""
+        with self.data:
+            self.image(image_id).set_state(Img.READY)
+
+    def image_snapshot(self, image_id: int, action: str, snapshot: int) -> None:
+        """Run snap_revert, snap_delete or snap_flatten on an unused image."""
+        image = self.image(image_id)
+        if image.state != Img.READY:
+            raise Refused(f"Image {image_id} is in use or not ready")
+        image.target_snapshot = snapshot
+        try:
+            self._ds_action(self.datastore(image.datastore_id), action, str(image_id), image)
+        finally:
+            image.target_snapshot = -1
+        with self.data:
+            revise_snapshots(image.snapshots, action, snapshot)
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    def _new_image(
+        self, ds: Datastore, name: str, kind: int, persistent: bool, template: Template, size: int
+    ) -> Image:
+        template.setdefault("DEV_PREFIX", "hd" if kind == 1 else self.settings.device_prefix)
+        with self.data:
+            number = self.next_image
+            self.next_image += 1
+            image = Image(number, name, kind, persistent, ds.id, ds.name, template, size=size)
+            self.images[number] = image
+        # The driver of cp and mkfs does not see the image in the datastore's list yet.
+        image.regtime = image.modtime = now()
+        return image
+
+    def _finish(self, image: Image, source: str, format_: str) -> None:
+        with self.data:
+            image.source, image.format, image.cloning_id = source, format_, -1
+            image.set_state(Img.READY)
+            ds = self.datastore(image.datastore_id)
+            if image.id not in ds.images:
+                ds.images.append(image.id)
+
+    def _stat(self, ds: Datastore, path: str) -> int:
+        with self.data:
+            request = self.next_request
+            self.next_request += 1
+            body = f"<IMAGE><PATH>{_escape(path)}</PATH><SIZE></SIZE></IMAGE>{ds.to_xml()}"
+        answer = self.drivers.datastore(ds.ds_mad, "stat", str(request), _encode(body)).strip()
+        if not answer.isdigit():
+            raise ActionFailed(f"Cannot determine Image SIZE: {answer!r}")
+        return int(answer)
+
+    def _ds_action(self, ds: Datastore, action: str, request: str, image: Image) -> str:
+        with self.data:
+            body = image.to_xml() + ds.to_xml()
+        return self.drivers.datastore(ds.ds_mad, action, request, _encode(body))
+
+    def _monitor(self, ds: Datastore) -> None:
+        with self.data:
+            body = ds.to_xml()
+        answer = self.drivers.datastore(ds.ds_mad, "monitor", str(ds.id), _encode(body))
+        found: Dict[str, str] = dict(re.findall(r"(USED_MB|TOTAL_MB|FREE_MB)\s*=\s*(\d+)", answer))
+        with self.data:
+            ds.used_mb, ds.total_mb, ds.free_mb = (int(found.get(k, 0)) for k in ("USED_MB", "TOTAL_MB", "FREE_MB"))
+
+    def _image_error(self, image: Image, prefix: str, failure: ActionFailed) -> None:
+        with self.data:
+            image.set_state(Img.ERROR)
+            image.template["ERROR"] = f"{time.strftime('%a %b %d %H:%M:%S %Y')} : {prefix}: {failure}"
+
+
+def revise_snapshots(snapshots: Template, action: str, number: int) -> None:
+    """Note a reverted or deleted snapshot in a snapshot list."""
+    items = snapshots.get("SNAPSHOT", [])
+    rows = [items] if isinstance(items, dict) else list(items) if isinstance(items, list) else []
+    if action == "snap_delete":
+        rows = [row for row in rows if row["ID"] != str(number)]
+    elif action == "snap_flatten":
+        rows = []
+    elif action == "snap_revert":
+        activate(rows, number)
+    snapshots.pop("SNAPSHOT", None)
+    if rows:
+        snapshots["SNAPSHOT"] = rows
+
+
+def activate(rows: "list[Dict[str, str]]", number: int) -> None:
+    """Mark one snapshot as the active one."""
+    for row in rows:
+        row.pop("ACTIVE", None)
+        if row["ID"] == str(number):
+            row["ACTIVE"] = "YES"
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _encode(body: str) -> str:
+    return base64.b64encode(f"<DS_DRIVER_ACTION_DATA>{body}</DS_DRIVER_ACTION_DATA>".encode()).decode()

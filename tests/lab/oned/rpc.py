@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The XML-RPC face of the simulated oned."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import threading
+import xmlrpc.client
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Callable, List, Optional, Tuple
+
+from .core import Core
+
+_CLONE_NEWNET = 0x40000000
+_NO_AUTH, _NO_EXISTS, _NO_METHOD = 0x0100, 0x0400, -506
+
+
+def listen(address: Tuple[str, int], pid: Optional[int] = None) -> socket.socket:
+    """Open a listening socket, with a pid inside that process's network namespace."""
+    made: List[socket.socket] = []
+    failed: List[BaseException] = []
+
+    def work() -> None:
+        try:
+            if pid is not None:
+                namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET) != 0:
+                        raise OSError(ctypes.get_errno(), "setns")
+                finally:
+                    os.close(namespace)
+            made.append(socket.create_server(address, backlog=128))
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            failed.append(error)
+
+    # setns moves one thread only, so the socket is made in a thread of its own; it stays usable anywhere.
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return made[0]
+
+
+class Rpc:
+    """Serve one.*.info from the pools; runs until closed."""
+
+    def __init__(self, core: Core, pid: Optional[int] = None, port: int = 2633) -> None:
+        self.core = core
+        listener = listen(("127.0.0.1", port), pid)
+        self.requests: List[Tuple[str, Tuple[Any, ...]]] = []
+        rpc = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            # Without this a keep-alive client waits 40 ms for each answer.
+            disable_nagle_algorithm = True
+            timeout = 300
+
+            def do_POST(self) -> None:  # noqa: N802 - name given by the base class
+                size = int(self.headers.get("Content-Length", "0"))
+                body = rpc.answer(self.rfile.read(size))
+                self.send_response(200)
+                self.send_header("Content-Type", "text/xml; charset=utf-8")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler, bind_and_activate=False)
+        self._server.daemon_threads = True
+        self._server.socket.close()
+        self._server.socket = listener
+        self._server.server_address = listener.getsockname()
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/RPC2"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def answer(self, request: bytes) -> bytes:
+        """Answer one request body."""
+        try:
+            parameters, method = xmlrpc.client.loads(request)
+        except Exception as error:  # noqa: BLE001 - whatever the parser finds
+            return xmlrpc.client.dumps(xmlrpc.client.Fault(-503, str(error)), methodresponse=True).encode()
+        self.requests.append((str(method), parameters))
+        reply = self._reply(str(method), parameters)
+        return xmlrpc.client.dumps((reply,), methodresponse=True).encode()
+
+    def _reply(self, method: str, parameters: Tuple[Any, ...]) -> List[Any]:
+        if not parameters or parameters[0] != self.core.settings.session:
+            return [False, f"[{method}] User couldn't be authenticated, aborting call.", _NO_AUTH]
+        core = self.core
+        if method == "one.system.version":
+            return [True, core.settings.version, 0]
+        pools: "dict[str, tuple[str, Callable[[], Any]]]" = {
+            "one.vm.info": ("virtual machine", lambda: core.vms),
+            "one.image.info": ("image", lambda: core.images),
+            "one.datastore.info": ("datastore", lambda: core.datastores),
+            "one.host.info": ("host", lambda: core.hosts),
+        }
+        with core.data:
+            if method in pools:
+                name, pool = pools[method]
+                found = pool().get(parameters[1]) if len(parameters) > 1 else None
+                if found is None:
+                    which = parameters[1] if len(parameters) > 1 else "?"
+                    return [False, f"[{method}] Error getting {name} [{which}].", _NO_EXISTS]
+                return [True, found.to_xml(), 0]
+            if method == "one.vmpool.info":
+                alive = [vm.to_xml(only_last=True) for vm in core.vms.values() if vm.state != 6]
+                return [True, f"<VM_POOL>{''.join(alive)}</VM_POOL>", 0]
+            if method in ("one.datastorepool.info", "one.hostpool.info", "one.imagepool.info"):
+                kind = method.split(".")[1][: -len("pool")]
+                pool_of = {"datastore": core.datastores, "host": core.hosts, "image": core.images}[kind]
+                inner = "".join(item.to_xml() for item in pool_of.values())  # type: ignore[attr-defined]
+                return [True, f"<{kind.upper()}_POOL>{inner}</{kind.upper()}_POOL>", 0]
+        return [False, f"[{method}] method not served by the simulated oned", _NO_METHOD]
