@@ -11,7 +11,7 @@ Vector = Dict[str, str]
 Value = Union[str, Vector, List[Vector]]
 Template = Dict[str, Value]
 
-_PAIR = re.compile(r'\s*([A-Za-z_][\w/-]*)\s*=\s*("(?:[^"\\]|\\.)*"|[^,\]\n"]*)\s*', re.DOTALL)
+_PAIR = re.compile(r'\s*([A-Za-z_][\w/-]*)\s*=\s*("(?:[^"\\]|\\.)*"|[^\s,\]"]*)\s*', re.DOTALL)
 _NAME = re.compile(r"\s*([A-Za-z_][\w/-]*)\s*=\s*")
 
 
