@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""etc/semishared.conf: site settings, each with a default, so that the file may be missing.
+
+What concerns an image or a datastore is an attribute of it in OpenNebula, not a key here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from .errors import BadAttribute
+
+PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "etc", "semishared.conf")
+OPTIONS = re.compile(r"([a-z0-9_]+=[A-Za-z0-9.]+(,[a-z0-9_]+=[A-Za-z0-9.]+)*)?\Z")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings; names are `section_key`."""
+
+    hosts_scripts_dir: str = "/var/tmp/one"
+    hosts_connect_timeout_s: int = 10
+    hosts_silence_timeout_s: int = 25
+    images_max_virtual_size_gib: int = 65536
+    overlays_options: str = "extended_l2=on,cluster_size=128k"
+
+
+def load(path: str = PATH) -> Config:
+    """Return the settings of `path`; raise BadAttribute for an unknown key or a value of the wrong kind."""
+    import configparser
+
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read(path, encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError) as e:
+        raise BadAttribute(f"semishared.conf: {e}") from None
+    defaults = vars(Config())
+    values: dict[str, object] = {}
+    for section in parser.sections():
+        for key, text in parser.items(section):
+            name = f"{section}_{key}"
+            if name not in defaults:
+                raise BadAttribute(f"semishared.conf: unknown key {key!r} in [{section}]")
+            if isinstance(defaults[name], int):
+                if not text.isdigit() or int(text) < 1:
+                    raise BadAttribute(f"semishared.conf: {key} = {text!r} is not a positive number")
+                values[name] = int(text)
+            else:
+                values[name] = text
+    config = Config(**values)  # type: ignore[arg-type]
+    if not OPTIONS.match(config.overlays_options):
+        raise BadAttribute(f"semishared.conf: options = {config.overlays_options!r} is not key=value,key=value")
+    if not re.match(r"/[A-Za-z0-9._/\-]+\Z", config.hosts_scripts_dir):
+        raise BadAttribute(f"semishared.conf: scripts_dir = {config.hosts_scripts_dir!r} is not a plain path")
+    return config

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The datastore actions, kind `dir`: argv is an id, stdin is DS_DRIVER_ACTION_DATA, stdout is the answer (CONTRACT §3)."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .config import Config, load
+from .do import disks, files, inspection, upload
+from .do.upload import Source
+from .errors import BadArguments, BadAttribute, MissingImage, RestrictedPath, StoreUnavailable
+from .opennebula.args import absolute
+from .opennebula.report import Report
+from .opennebula.xml import Datastore, DriverData, Image
+from .plan import images
+from .units import GiB, MiB, human, mib_ceil
+
+SAVE_AS = "save_as"
+ALWAYS_RESTRICTED = ("/var/lib/one", "/etc", "/root", "/proc", "/sys", "/dev", "/run")
+
+
+class Request:
+    """What a datastore action is asked."""
+
+    def __init__(self, argv: list[str], report: Report) -> None:
+        if not argv:
+            raise BadArguments("no id")
+        self.report = report
+        self.config: Config = load()
+        data = DriverData(sys.stdin.buffer.read())
+        self.image: Image = data.image
+        self.datastore: Datastore = data.datastore
+
+    @property
+    def directory(self) -> str:
+        return absolute(self.datastore.base_path, "BASE_PATH")
+
+    @property
+    def max_size(self) -> int:
+        return self.config.images_max_virtual_size_gib * GiB
+
+    @property
+    def source(self) -> Source:
+        """The image's PATH; raise BadArguments if it has none or one that no file can have."""
+        path = self.image.path
+        if not path or any(not c.isprintable() for c in path):
+            raise BadArguments(f"not a path: {path!r}")
+        sums = {kind: self.image.attribute(kind.upper()) for kind in ("md5", "sha1", "sha256")}
+        decompress = self.datastore.attribute("NO_DECOMPRESS").lower()
+        limit = self.datastore.attribute("LIMIT_TRANSFER_BW")
+        if limit and not limit.rstrip("kKmMgG").isdigit():
+            raise BadAttribute(f"LIMIT_TRANSFER_BW of datastore {self.datastore.id} is {limit!r}")
+        is_file = self.datastore.type == images.FILE_DATASTORE
+        return Source(
+            path, {kind: text for kind, text in sums.items() if text}, decompress == "no" or (not decompress and not is_file), limit
+        )
+
+    def check_allowed(self, path: str, real: str) -> None:
+        """Raise RestrictedPath unless the datastore may read the file that `path` leads to."""
+        home = os.path.expanduser("~")
+        safe = self.datastore.attribute("SAFE_DIRS").split()
+        restricted = self.datastore.attribute("RESTRICTED_DIRS").split()
+        if not safe and not restricted:
+            safe, restricted = ["/var/tmp"], ["/"]
+        images.check_allowed(
+            path, real, [os.path.realpath(p) for p in safe],
+            [os.path.realpath(p) for p in (*restricted, *ALWAYS_RESTRICTED, home)],
+        )  # fmt: skip
+
+    def check_inside(self, path: str) -> str:
+        """Return the SOURCE `path` if it is an image of this datastore; raise RestrictedPath."""
+        plain = absolute(path, "SOURCE")
+        if os.path.dirname(plain) != self.directory or os.path.basename(plain).startswith("."):
+            raise RestrictedPath(f"{plain} is no image of datastore {self.datastore.id}")
+        return plain
+
+
+def stat(request: Request) -> str:
+    """Print the size in MiB that the image at PATH will have."""
+    source = request.source
+    if source.is_url:
+        size = upload.remote_size(source)
+    else:
+        with upload.opened(source.path) as opened:
+            request.check_allowed(source.path, upload.real_path(opened))
+            size = upload.size_of(opened, request.max_size, source.path)
+    return str(mib_ceil(size))
+
+
+def cp(request: Request) -> str:
+    """Bring the image at PATH into the datastore; print SOURCE and FORMAT."""
+    source = request.source
+    with upload.uploading(request.directory) as up:
+        if source.is_url:
+            path = upload.fetch(source, up)
+            return _store(request, source, path, up)
+        with upload.opened(source.path) as opened:
+            request.check_allowed(source.path, upload.real_path(opened))
+            return _store(request, source, opened, up)
+
+
+def _store(request: Request, source: Source, path: str, up: upload.Upload) -> str:
+    upload.check_sums(path, source.checksums, source.path)
+    if source.decompress:
+        path = upload.decompress(path, up)
+    if request.datastore.type == images.FILE_DATASTORE or request.image.type == images.CDROM:
+        found = "raw"
+    else:
+        found = inspection.inspect(path, request.max_size, source.path).format
+    wanted = images.stored_format(found, request.image, request.datastore)
+    path = upload.convert(path, found, wanted, up)
+    stored = upload.publish(path, wanted, up, sparse=request.datastore.attribute("SPARSE").lower() != "no")
+    request.report.info(f"{source.path} stored as {stored} ({human(files.allocated(stored))} on disk)")
+    return f"{stored} {wanted}"
+
+
+def mkfs(request: Request) -> str:
+    """Create an empty image; print SOURCE alone, the whole line is taken for it (CONTRACT §3.2)."""
+    image = request.image
+    if image.format == SAVE_AS:
+        return f"{request.directory}/{os.urandom(16).hex()}"
+    format = image.format or request.datastore.attribute("DRIVER").lower() or "raw"
+    if format not in images.STORED:
+        raise BadAttribute(f"FORMAT of image {image.id} is {format!r}, not one of {', '.join(images.STORED)}")
+    fs = image.file_system or image.attribute("FS").lower()
+    if fs and fs not in disks.MKFS:
+        raise BadAttribute(f"FS of image {image.id} is {fs!r}, not one of {', '.join(sorted(disks.MKFS))}")
+    if not 0 < image.size <= request.max_size:
+        raise BadAttribute(f"SIZE of image {image.id} is {image.size // MiB} MiB; 1 to {request.max_size // MiB} are possible")
+    with upload.uploading(request.directory) as up:
+        return upload.create(format, image.size, fs, up)
+
+
+def clone(request: Request) -> str:
+    """Copy another image (PATH is its SOURCE) into the datastore; print SOURCE and FORMAT."""
+    path = absolute(request.image.path, "PATH")
+    format = request.image.format or "raw"
+    if not os.path.isfile(path):
+        raise MissingImage(f"{path} is not there on {os.uname().nodename}")
+    # The format is oned's word: a raw image may look like anything, that is its guest's affair.
+    if format != "raw":
+        inspection.inspect(path, request.max_size)
+    with upload.uploading(request.directory) as up:
+        return f"{upload.publish(path, format, up)} {format}"
+
+
+def rm(request: Request) -> str:
+    """Remove the image SOURCE; one that is not there is removed already."""
+    if request.image.source:
+        upload.remove(request.check_inside(request.image.source))
+    return ""
+
+
+def monitor(request: Request) -> str:
+    """Print the capacity of the file system that holds the datastore, in MiB."""
+    try:
+        os.makedirs(request.directory, exist_ok=True)
+        stat = os.statvfs(request.directory)
+    except OSError as e:
+        raise StoreUnavailable(f"{request.directory}: {e.strerror}") from None
+    total, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+    used = total - stat.f_bfree * stat.f_frsize
+    return f"USED_MB={used // MiB}\nTOTAL_MB={total // MiB}\nFREE_MB={free // MiB}"
+
+
+ACTIONS = {"stat": stat, "cp": cp, "mkfs": mkfs, "clone": clone, "rm": rm, "monitor": monitor}
+
+
+def act(action: str, argv: list[str], report: Report) -> str:
+    """Carry out a datastore action and return what goes to stdout."""
+    return ACTIONS[action](Request(argv, report))

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The base store of a host: immutable, verified copies of image generations, and leases on them.
+
+    <root>/bases/<store>-<image>-<generation>/image           the copy, mode 0440
+                                             /manifest        its hashes
+                                             /leases/VM-DISK  hard links to image: what overlays name as backing file
+    <root>/staging/                                           copies not yet published
+    <root>/locks/                                             base-<store>-<image>, vm-<id>
+
+What each crash leaves: a staged copy, removed by the next stage of that image (under its lock); a lease without an
+overlay, replaced by the next run of the clone and removed by the VM's delete. A base directory appears by one rename
+when everything in it is on disk. Eviction unlinks `image`: an overlay keeps its lease, and the next stage links
+`image` anew from any lease (same inode, same content).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+
+from ..errors import ImageChanged
+from ..plan.steps import ImageRef
+from . import dir_store, extents, files, locks, progress
+from .trace import point
+
+NAME = ".semishared"
+
+
+@dataclass(frozen=True)
+class Base:
+    """A published base."""
+
+    directory: str
+    generation: str
+
+    @property
+    def image(self) -> str:
+        return f"{self.directory}/image"
+
+    def lease(self, vm: int, disk: int) -> str:
+        return f"{self.directory}/leases/{vm}-{disk}"
+
+
+def root_of(vm_dir: str) -> str:
+    """Return the base store of the host on which `vm_dir` lies: <DATASTORE_LOCATION>/.semishared (DESIGN §5)."""
+    return f"{os.path.dirname(os.path.dirname(vm_dir))}/{NAME}"
+
+
+def _named(root: str, image: ImageRef, generation: str) -> Base:
+    return Base(f"{root}/bases/{image.store}-{image.id}-{generation}", generation)
+
+
+def _is_published(base: Base) -> bool:
+    if os.path.exists(base.image):
+        return True
+    try:
+        leases = os.listdir(f"{base.directory}/leases")
+    except FileNotFoundError:
+        return False
+    for name in leases:
+        try:
+            os.link(f"{base.directory}/leases/{name}", base.image)
+            return True
+        except FileExistsError:
+            return True
+        except FileNotFoundError:
+            continue
+    return False
+
+
+def stage(root: str, image: ImageRef) -> Base:
+    """Return the base of the image's current generation (or of `image.generation`), staged from the store if need be.
+
+    Raise ImageChanged if the store's content is not that generation, MissingImage, StoreUnavailable, NoSpace.
+    """
+    if image.generation:
+        base = _named(root, image, image.generation)
+        if _is_published(base):
+            return base
+    stored = dir_store.Stored(image.source)
+    seen = dir_store.see(stored)
+    current = dir_store.generation(stored, seen)
+    if current and not image.generation and _is_published(_named(root, image, current)):
+        return _named(root, image, current)
+    with locks.exclusive(f"{root}/locks/base-{image.store}-{image.id}"):
+        return _stage_locked(root, image, stored)
+
+
+def _stage_locked(root: str, image: ImageRef, stored: dir_store.Stored) -> Base:
+    seen = dir_store.see(stored)
+    current = dir_store.generation(stored, seen)
+    wanted = image.generation or current
+    if wanted and _is_published(_named(root, image, wanted)):
+        return _named(root, image, wanted)
+    staging = f"{root}/staging/{image.store}-{image.id}"
+    shutil.rmtree(staging, ignore_errors=True)
+    with files.enough_space(root):
+        os.makedirs(f"{staging}/leases")
+        point("staging made")
+        found = extents.copy(image.source, f"{staging}/image", image.format, "store_read")
+        point("base copied")
+        if dir_store.see(stored) != seen:
+            raise ImageChanged(f"{image.source} was written to while it was copied")
+        if wanted and found.generation != wanted:
+            _explain(image, found, dir_store.manifest(stored, wanted) if current == wanted else None)
+        os.chmod(f"{staging}/image", 0o440)
+        files.write(f"{staging}/manifest", found.text(), 0o440)
+        point("base staged")
+    if not current:
+        dir_store.publish_generation(stored, found, seen)
+    base = _named(root, image, found.generation)
+    os.makedirs(f"{root}/bases", exist_ok=True)
+    if os.path.isdir(base.directory):
+        # Known by content: another session of the image came back to what is here already, or only leases are left.
+        if not _is_published(base):
+            os.rename(f"{staging}/image", base.image)
+        shutil.rmtree(staging, ignore_errors=True)
+    else:
+        os.rename(staging, base.directory)
+    files.fsync(f"{root}/bases")
+    point("base published")
+    return base
+
+
+def _explain(image: ImageRef, found: extents.Manifest, expected: extents.Manifest | None) -> None:
+    where = ""
+    if expected is not None:
+        bad = sorted(i for i in found.extents.keys() | expected.extents.keys() if found.extents.get(i) != expected.extents.get(i))
+        where = f", first at byte {bad[0] * extents.EXTENT}" if bad else ", in size or format"
+    raise ImageChanged(f"{image.source} does not have the content of its generation{where}")
+
+
+def lease(root: str, image: ImageRef, vm: int, disk: int) -> tuple[Base, str]:
+    """Return a base and a lease on it for a disk, staging again if the base was evicted in between."""
+    while True:
+        base = stage(root, image)
+        path = base.lease(vm, disk)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            if os.path.exists(path):
+                return base, path
+            os.link(base.image, path)
+        except FileNotFoundError:
+            continue
+        files.fsync(os.path.dirname(path))
+        point("leased")
+        return base, path
+
+
+def release(root: str, vm: int, disk: int | None = None, but: str = "") -> None:
+    """Give up the leases of a disk (of all disks of the VM if None), except one in the base directory `but`."""
+    try:
+        directories = os.listdir(f"{root}/bases")
+    except FileNotFoundError:
+        return
+    for name in directories:
+        base = f"{root}/bases/{name}"
+        if base == but:
+            continue
+        try:
+            leases = os.listdir(f"{base}/leases")
+        except FileNotFoundError:
+            continue
+        for held in leases:
+            if held == f"{vm}-{disk}" or (disk is None and held.startswith(f"{vm}-")):
+                files.unlink(f"{base}/leases/{held}")
+                point("lease released")
+                progress.touch()

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store of kind `dir`: a mounted directory tree, the same path on the front-end and on all hosts.
+
+Beside the images of a datastore lies one directory of ours per image:
+
+    <datastore>/9b6635f6                              the image, as OpenNebula names it
+    <datastore>/.semishared/9b6635f6/image            -> ../../9b6635f6   what in-place disks link to
+                                    /session          who may have written last: a new token at each upload or
+                                                      persistent session
+                                    /generation.json  {generation, session, format, size, mtime_ns} of a known content
+                                    /manifest         the hashes of that content (extents.py)
+                                    /clones/VM-DISK   non-persistent disks whose place is shared
+
+A generation is current only while its token is the session's and size and time are the image's own. So the end of a
+generation is one rename (a new token), before a guest can write; and whoever publishes a generation too late
+publishes one that nobody takes. Nothing here needs a lock across hosts.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ..errors import ImageChanged, MissingImage, StoreUnavailable
+from . import extents, files
+from .trace import point
+
+SIDE = ".semishared"
+MANIFEST_LIMIT = 256 << 20
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An image in a store, by the path OpenNebula calls SOURCE."""
+
+    source: str
+
+    @property
+    def side(self) -> str:
+        directory, name = os.path.split(self.source)
+        return f"{directory}/{SIDE}/{name}"
+
+    @property
+    def link(self) -> str:
+        return f"{self.side}/image"
+
+    def clone(self, vm: int, disk: int) -> str:
+        return f"{self.side}/clones/{vm}-{disk}"
+
+
+def check(source: str) -> os.stat_result:
+    """Return the stat of image `source`; raise StoreUnavailable or MissingImage, saying on which machine."""
+    node = os.uname().nodename
+    directory = os.path.dirname(source)
+    try:
+        return os.stat(source)
+    except FileNotFoundError:
+        if not os.path.isdir(directory) or not os.listdir(directory):
+            raise StoreUnavailable(f"{directory} is not mounted on {node}") from None
+        raise MissingImage(f"image {source} is not there on {node}") from None
+    except OSError as e:
+        raise StoreUnavailable(f"{source} on {node}: {e.strerror}") from None
+
+
+def _make_side(stored: Stored) -> None:
+    try:
+        os.makedirs(stored.side, exist_ok=True)
+    except OSError as e:
+        raise StoreUnavailable(f"{stored.side} on {os.uname().nodename}: {e.strerror}") from None
+
+
+def session(stored: Stored) -> str:
+    """Return the token of the last session, '' if the image never had one."""
+    try:
+        with open(f"{stored.side}/session", encoding="ascii") as file:
+            return file.read(100).strip()
+    except FileNotFoundError:
+        return ""
+
+
+def begin_session(stored: Stored) -> None:
+    """End the image's generation: from here on its content is unknown."""
+    _make_side(stored)
+    files.write(f"{stored.side}/session", os.urandom(8).hex().encode() + b"\n")
+    files.unlink(f"{stored.side}/generation.json")
+    point("generation ended")
+
+
+def make_link(stored: Stored) -> str:
+    """Return the link that in-place disks point to, made if need be (ONED §2c: a link to a link is left alone)."""
+    _make_side(stored)
+    files.symlink(f"../../{os.path.basename(stored.source)}", stored.link)
+    return stored.link
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The state of an image at one moment: equal before and after means that nobody began to write in between."""
+
+    session: str
+    size: int
+    mtime_ns: int
+
+
+def see(stored: Stored) -> Seen:
+    """Return the image's state; raise as `check`."""
+    token = session(stored)
+    stat = check(stored.source)
+    return Seen(token, stat.st_size, stat.st_mtime_ns)
+
+
+def generation(stored: Stored, seen: Seen) -> str:
+    """Return the name of the image's current generation, '' if its content is unknown."""
+    header = files.read_json(f"{stored.side}/generation.json")
+    if not header or any(header.get(key) != value for key, value in vars(seen).items()):
+        return ""
+    return str(header.get("generation", ""))
+
+
+def manifest(stored: Stored, generation_name: str) -> extents.Manifest:
+    """Return the manifest of `generation_name`; raise ImageChanged if the store does not hold it."""
+    try:
+        with open(f"{stored.side}/manifest", "rb") as file:
+            text = file.read(MANIFEST_LIMIT)
+    except FileNotFoundError:
+        text = b""
+    if extents.generation_of(text) != generation_name:
+        raise ImageChanged(f"the manifest of {stored.source} is not that of generation {generation_name}")
+    return extents.parse(text)
+
+
+def publish_generation(stored: Stored, found: extents.Manifest, seen: Seen) -> None:
+    """Make `found` the image's current generation, if the image still is as `seen`."""
+    _make_side(stored)
+    text = found.text()
+    files.write(f"{stored.side}/manifest", text)
+    files.write_json(
+        f"{stored.side}/generation.json", {"generation": extents.generation_of(text), "format": found.format, **vars(seen)}
+    )
+    point("generation published")
+
+
+def remove_clone(store_dir: str, vm: int, disk: int) -> None:
+    """Remove the store clone of a disk, wherever in the store it is."""
+    side = f"{store_dir}/{SIDE}"
+    try:
+        images = os.listdir(side)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for image in images:
+        directory = f"{side}/{image}/clones"
+        if files.unlink(f"{directory}/{vm}-{disk}"):
+            point("store clone removed")
+        files.remove_staged(directory, f"{vm}-{disk}")

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publish the disks of a VM: stage beside, record, rename under the VM's lock. Each may be run twice."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import Iterator
+
+from ..errors import ImageChanged, MissingImage, NotSupported, SemisharedError, VmGone
+from ..plan.steps import (
+    CloneOnStore,
+    CopyFile,
+    CopyImage,
+    CreateOverlay,
+    CreateVolatile,
+    DiskRef,
+    ImageRef,
+    LinkInPlace,
+    SaveDisk,
+)
+from . import bases, dir_store, extents, files, progress, qemu_img, vm_dir
+from .run import LONG_S, run
+from .trace import point
+from .undo import Undo
+
+MKFS = {
+    "ext2": ["mkfs.ext2", "-q", "-F"],
+    "ext3": ["mkfs.ext3", "-q", "-F"],
+    "ext4": ["mkfs.ext4", "-q", "-F"],
+    "xfs": ["mkfs.xfs", "-q", "-f"],
+    "swap": ["mkswap"],
+}
+
+
+@contextmanager
+def _publishing(disk: DiskRef, planned: float, record: dict[str, object]) -> Iterator[str]:
+    """Yield a staged name for the disk; when the block ends well, record it and publish it under the VM's lock."""
+    staged = files.staged_name(disk.path)
+    try:
+        with files.enough_space(disk.vm_dir):
+            yield staged
+            point("disk staged")
+            if not os.path.islink(staged):
+                files.fsync(staged)
+            with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+                vm_dir.write_record(disk, record)
+                os.rename(staged, disk.path)
+                files.fsync(disk.vm_dir)
+                files.remove_staged(disk.vm_dir, f"disk.{disk.disk}")
+        point("disk published")
+    except BaseException as e:
+        files.unlink(staged)
+        if isinstance(e, (OSError, SemisharedError)) and not os.path.isdir(disk.vm_dir):
+            raise VmGone(f"VM {disk.vm} was deleted on {os.uname().nodename} while its disk was being made") from e
+        raise
+
+
+def _image_record(image: ImageRef, generation: str) -> dict[str, object]:
+    return {"store": image.store, "id": image.id, "format": image.format, "source": image.source, "generation": generation}
+
+
+def create_overlay(step: CreateOverlay, planned: float) -> None:
+    """Publish an overlay over a leased base (map: disk.N -> leases/VM-N == bases/.../image)."""
+    disk, image = step.disk, step.image
+    root = bases.root_of(disk.vm_dir)
+    base, lease = bases.lease(root, image, disk.vm, disk.disk)
+    is_first = not os.path.lexists(disk.path)
+    record = {
+        "place": "local", "how": "overlay", "format": "qcow2", "path": disk.path, "readonly": False,
+        "image": _image_record(image, base.generation),
+    }  # fmt: skip
+    with Undo() as undo:
+        if is_first:
+            undo.add(lambda: bases.release(root, disk.vm, disk.disk))
+        with _publishing(disk, planned, record) as staged:
+            size = _grown(lease, image, step.min_size)
+            qemu_img.create_overlay(staged, lease, image.format, size, step.options)
+        undo.keep()
+    # A disk made anew over another generation: the overlay that needed the older lease is gone now.
+    bases.release(root, disk.vm, disk.disk, but=base.directory)
+
+
+def _grown(path: str, image: ImageRef, min_size: int) -> int:
+    """Return the size to give an overlay: 0 (that of its backing image) unless the image is smaller than `min_size`."""
+    return min_size if min_size and qemu_img.virtual_size(path, image.format) < min_size else 0
+
+
+def copy_image(step: CopyImage, planned: float) -> None:
+    """Publish a full copy, verified against the image's generation where that is known; from the base if it is here."""
+    disk, image = step.disk, step.image
+    stored = dir_store.Stored(image.source)
+    seen = dir_store.see(stored)
+    current = dir_store.generation(stored, seen)
+    record = {
+        "place": "local", "how": "copy", "format": image.format, "path": disk.path, "readonly": False,
+        "image": _image_record(image, current),
+    }  # fmt: skip
+    with _publishing(disk, planned, record) as staged:
+        base = f"{bases.root_of(disk.vm_dir)}/bases/{image.store}-{image.id}-{current}/image"
+        local = bool(current) and os.path.exists(base)
+        found = extents.copy(base if local else image.source, staged, image.format, "base_read" if local else "store_read")
+        if dir_store.see(stored) != seen or (current and found.generation != current):
+            raise ImageChanged(f"{image.source} was written to while it was copied")
+        if step.min_size and qemu_img.virtual_size(staged, image.format) < step.min_size:
+            qemu_img.resize(staged, image.format, step.min_size)
+        os.chmod(staged, 0o660)
+
+
+def copy_file(step: CopyFile, planned: float) -> None:
+    """Publish a plain copy of a kernel or initrd."""
+    dir_store.check(step.source)
+    directory = os.path.dirname(step.path)
+    with files.published(step.path) as staged:
+        extents.copy(step.source, staged, "raw", "store_read")
+        with vm_dir.publishing(step.vm, directory, planned):
+            os.chmod(staged, 0o644)
+
+
+def clone_on_store(step: CloneOnStore, planned: float) -> None:
+    """Publish a clone on the store (disk.N -> clones/VM-N over the image itself, which oned keeps in use)."""
+    disk, image = step.disk, step.image
+    stored = dir_store.Stored(image.source)
+    dir_store.make_link(stored)
+    clone = stored.clone(disk.vm, disk.disk)
+    files.remove_staged(os.path.dirname(clone), os.path.basename(clone))
+    record = {
+        "place": "shared", "how": "store-clone", "format": "qcow2", "path": clone, "readonly": False,
+        "image": _image_record(image, ""),
+    }  # fmt: skip
+    dir_store.check(image.source)
+    os.makedirs(os.path.dirname(clone), exist_ok=True)
+    with Undo() as undo:
+        undo.add(lambda: files.unlink(clone))
+        with _publishing(disk, planned, record) as staged:
+            with files.published(clone) as staged_clone:
+                size = _grown(stored.link, image, step.min_size)
+                qemu_img.create_overlay(staged_clone, stored.link, image.format, size, "")
+                os.chmod(staged_clone, 0o660)
+            os.symlink(clone, staged)
+        undo.keep()
+
+
+def link_in_place(step: LinkInPlace, planned: float) -> None:
+    """Link the disk to the image (disk.N -> .semishared/NAME/image -> ../../NAME); a session ends the generation first."""
+    disk, image = step.disk, step.image
+    stored = dir_store.Stored(image.source)
+    dir_store.check(image.source)
+    link = dir_store.make_link(stored)
+    if step.session:
+        dir_store.begin_session(stored)
+    record = {
+        "place": "shared", "how": "in-place", "format": image.format, "path": link, "readonly": step.readonly,
+        "image": _image_record(image, ""),
+    }  # fmt: skip
+    with _publishing(disk, planned, record) as staged:
+        os.symlink(link, staged)
+
+
+def create_volatile(step: CreateVolatile, planned: float) -> None:
+    """Publish an empty disk; with a file system (or swap) it is made raw first, then converted."""
+    disk = step.disk
+    if step.fs and step.fs not in MKFS:
+        raise NotSupported(f"file system {step.fs!r} of disk {disk.disk} is none of {', '.join(sorted(MKFS))}")
+    record: dict[str, object] = {
+        "place": "local", "how": "volatile", "format": step.format, "path": disk.path, "readonly": False
+    }  # fmt: skip
+    with _publishing(disk, planned, record) as staged:
+        make_empty(staged, step.format, step.size, step.fs)
+        os.chmod(staged, 0o660)
+
+
+def make_empty(path: str, format: str, size: int, fs: str) -> None:
+    """Create an empty image at `path` of `size` bytes, holding file system `fs` unless that is ''."""
+    if not fs:
+        qemu_img.create(path, format, size)
+        return
+    raw = path if format == "raw" else files.staged_name(path)
+    try:
+        qemu_img.create(raw, "raw", size)
+        run([*MKFS[fs], raw], timeout_s=LONG_S)
+        if raw != path:
+            qemu_img.convert(raw, "raw", path, format)
+    finally:
+        if raw != path:
+            files.unlink(raw)
+
+
+def save_disk(step: SaveDisk) -> None:
+    """Publish an independent copy of a disk at `step.path` on the store (cpds)."""
+    disk = step.disk
+    record = vm_dir.read_record(disk.vm_dir, disk.disk)
+    source_format = str(record["format"]) if record else step.format
+    path = str(record["path"]) if record else disk.path
+    if not os.path.exists(path):
+        raise MissingImage(f"{path} is not there on {os.uname().nodename}")
+    with files.published(step.path) as staged:
+        if step.domain:
+            _copy_running(step, path, staged)
+        else:
+            qemu_img.convert(path, source_format, staged, step.format)
+        progress.count("store_written", files.allocated(staged))
+        os.chmod(staged, 0o660)
+
+
+def _copy_running(step: SaveDisk, path: str, staged: str) -> None:
+    """Copy the disk of a running guest at one moment: blockcopy mirrors until the two are equal, then lets go."""
+    virsh = ["virsh", "--quiet", "--connect", "qemu:///system"]
+    target = ""
+    for line in run([*virsh, "domblklist", step.domain]).splitlines():
+        name, _, source = line.strip().partition(" ")
+        if os.path.normpath(source.strip()) in (os.path.normpath(path), os.path.normpath(step.disk.path)):
+            target = name
+    if not target:
+        raise MissingImage(f"domain {step.domain} has no disk {path}")
+    run(
+        [*virsh, "blockcopy", step.domain, target, "--dest", staged, "--format", step.format, "--wait", "--finish"],
+        timeout_s=LONG_S,
+    )

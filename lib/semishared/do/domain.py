@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Domains, through virsh, as the stock scripts reach them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from dataclasses import dataclass
+
+from ..errors import ToolFailed
+from ..plan.live_migration import State
+from .run import run
+
+NO_TIME_LIMIT_S = 7 * 24 * 3600
+"""A live migration takes as long as the guest keeps writing; whoever wants a limit has virsh's --timeout."""
+STATES = {
+    "running": State.RUNNING,
+    "idle": State.RUNNING,
+    "in shutdown": State.RUNNING,
+    "pmsuspended": State.RUNNING,
+    "paused": State.PAUSED,
+    "shut off": State.OFF,
+    "crashed": State.OFF,
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """The settings of kvmrc that concern us, with its defaults."""
+
+    uri: str = "qemu:///system"
+    protocol: str = "qemu+ssh"
+    migrate_options: tuple[str, ...] = ()
+    tries: int = 3
+    sync_time: bool = False
+    compact_memory: bool = False
+
+    @classmethod
+    def read(cls, path: str) -> Site:
+        """Return the settings in the shell file `path`, the defaults if there is none."""
+        if not os.path.isfile(path):
+            return cls()
+        # Like the stock scripts, let bash read it; unlike them, look at the result and not at the text.
+        program = 'set -a; . "$1" >/dev/null 2>&1 </dev/null; exec env -0'
+        pairs = (item.partition("=") for item in run(["bash", "-c", program, "kvmrc", path]).split("\0"))
+        env = {name: value for name, _, value in pairs}
+        tries = env.get("VIRSH_TRIES", "")
+        return cls(
+            uri=env.get("LIBVIRT_URI") or cls.uri,
+            protocol=env.get("QEMU_PROTOCOL") or cls.protocol,
+            migrate_options=tuple(shlex.split(env.get("MIGRATE_OPTIONS", ""))),
+            tries=int(tries) if tries.isdigit() and int(tries) else cls.tries,
+            sync_time=env.get("SYNC_TIME", "").upper() == "YES",
+            compact_memory=env.get("CLEANUP_MEMORY_ON_STOP", "").upper() == "YES",
+        )
+
+    def uri_of(self, host: str) -> str:
+        """Return the address of the libvirtd of another host."""
+        return f"{self.protocol}://{host}/system"
+
+
+def virsh(uri: str, *argv: str, timeout_s: float = 60) -> str:
+    """Run one virsh command."""
+    return run(["virsh", "--connect", uri, *argv], timeout_s=timeout_s)
+
+
+def dumpxml(uri: str, domain: str) -> bytes:
+    """Return the XML of a domain as it runs."""
+    return virsh(uri, "dumpxml", domain).encode()
+
+
+def state(uri: str, domain: str) -> State:
+    """Return the state of a domain, ABSENT only if libvirtd itself says so."""
+    try:
+        answer = virsh(uri, "domstate", domain)
+    except ToolFailed as e:
+        return State.ABSENT if re.search(r"Domain not found|no domain with matching", e.detail) else State.UNKNOWN
+    return STATES.get(answer.strip(), State.UNKNOWN)
+
+
+def is_persistent(uri: str, domain: str) -> bool:
+    """Tell whether a domain is defined, not only running."""
+    return bool(re.search(r"^Persistent:\s+yes$", virsh(uri, "dominfo", domain), re.MULTILINE))
+
+
+def snapshots(uri: str, domain: str) -> list[str]:
+    """Return the names of a domain's system snapshots."""
+    return virsh(uri, "snapshot-list", domain, "--name").split()
+
+
+def migrate(uri: str, domain: str, target: str, options: list[str]) -> None:
+    """Move a running domain to the libvirtd `target`."""
+    virsh(uri, "migrate", "--live", *options, domain, target, timeout_s=NO_TIME_LIMIT_S)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps to functions: carry out a plan on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Callable, Iterator
+
+from ..errors import BadArguments, MigrationRefused, MissingImage, StoreUnavailable, TransferCorrupt
+from ..plan import steps as s
+from . import bases, disks, files, progress, transfer, vm_dir
+from .run import run
+from .stream import Message, Writer
+from .trace import point
+
+
+class Execution:
+    """One plan: `planned` is the front-end's time of it, `next_message` the rest of the conversation with it."""
+
+    def __init__(self, planned: float, writer: Writer, next_message: Callable[[], Message]) -> None:
+        self.planned = planned
+        self._writer = writer
+        self._next = next_message
+
+    def step(self, step: s.Step) -> object:
+        """Carry out one step; return what it found out (JSON data) or None."""
+        return getattr(self, type(step).__name__)(step)
+
+    def _chunks(self) -> Iterator[bytes]:
+        while True:
+            message = self._next()
+            if not isinstance(message, bytes):
+                break
+            yield message
+        self._end = message if isinstance(message, dict) else {}
+
+    def PrepareVm(self, step: s.PrepareVm) -> None:
+        vm_dir.prepare(step.vm, step.vm_dir, self.planned)
+
+    def StageBase(self, step: s.StageBase) -> object:
+        return {"generation": bases.stage(step.root, step.image).generation}
+
+    def CreateOverlay(self, step: s.CreateOverlay) -> None:
+        disks.create_overlay(step, self.planned)
+
+    def CopyImage(self, step: s.CopyImage) -> None:
+        disks.copy_image(step, self.planned)
+
+    def CopyFile(self, step: s.CopyFile) -> None:
+        disks.copy_file(step, self.planned)
+
+    def CloneOnStore(self, step: s.CloneOnStore) -> None:
+        disks.clone_on_store(step, self.planned)
+
+    def LinkInPlace(self, step: s.LinkInPlace) -> None:
+        disks.link_in_place(step, self.planned)
+
+    def CreateVolatile(self, step: s.CreateVolatile) -> None:
+        disks.create_volatile(step, self.planned)
+
+    def SaveDisk(self, step: s.SaveDisk) -> None:
+        disks.save_disk(step)
+
+    def EndSession(self, step: s.EndSession) -> None:
+        vm_dir.end_session(step.disk, self.planned)
+
+    def RemoveDisk(self, step: s.RemoveDisk) -> None:
+        vm_dir.remove_disk(step.disk, self.planned, step.store_dir)
+
+    def RemoveVm(self, step: s.RemoveVm) -> None:
+        vm_dir.remove(step.vm, step.vm_dir, self.planned)
+
+    def ReceiveFile(self, step: s.ReceiveFile) -> None:
+        digest = hashlib.sha256()
+        with files.published(step.path) as staged:
+            with open(staged, "xb") as file:
+                for chunk in self._chunks():
+                    digest.update(chunk)
+                    file.write(chunk)
+                    progress.count("received", len(chunk))
+            if digest.hexdigest() != step.sha256:
+                raise TransferCorrupt(f"{step.path} did not arrive whole on {os.uname().nodename}")
+            with vm_dir.publishing(step.vm, os.path.dirname(step.path), self.planned):
+                pass
+
+    def SendFile(self, step: s.SendFile) -> object:
+        digest = hashlib.sha256()
+        try:
+            with open(step.path, "rb") as file:
+                for chunk in iter(lambda: file.read(transfer.CHUNK), b""):
+                    digest.update(chunk)
+                    self._writer.send_data(chunk)
+                    progress.count("sent", len(chunk))
+                size = file.tell()
+        except FileNotFoundError:
+            raise MissingImage(f"{step.path} is not there on {os.uname().nodename}") from None
+        return {"sha256": digest.hexdigest(), "size": size}
+
+    def SendVm(self, step: s.SendVm) -> object:
+        sent = transfer.send(step.vm_dir, self._writer.send_data)
+        self._writer.send(event="sent", **sent)
+        point("directory sent")
+        if sent["present"]:
+            message = self._next()
+            if not isinstance(message, dict) or message.get("arrived") is not True:
+                raise TransferCorrupt(f"VM {step.vm} did not arrive; {step.vm_dir} stays on {os.uname().nodename}")
+            vm_dir.remove(step.vm, step.vm_dir, self.planned)
+        return sent
+
+    def ReceiveVm(self, step: s.ReceiveVm) -> None:
+        vm_dir.prepare(step.vm, step.vm_dir, self.planned)
+        received = transfer.receive(step, self._chunks())
+        transfer.publish(step, str(self._end.get("sha256")), received, self.planned)
+
+    def RenameVm(self, step: s.RenameVm) -> None:
+        transfer.rename(step, self.planned)
+
+    def DescribeVm(self, step: s.DescribeVm) -> object:
+        return {"present": os.path.isdir(step.vm_dir), "records": vm_dir.records(step.vm_dir)}
+
+    def WriteProbe(self, step: s.WriteProbe) -> None:
+        files.write(f"{step.store_dir}/{step.name}", step.text.encode())
+
+    def AnswerProbe(self, step: s.AnswerProbe) -> None:
+        self._expect(step.store_dir, step.name, step.text)
+        files.write(f"{step.store_dir}/{step.name}", step.answer.encode())
+
+    def CheckProbe(self, step: s.CheckProbe) -> None:
+        try:
+            self._expect(step.store_dir, step.name, step.text)
+        finally:
+            files.unlink(f"{step.store_dir}/{step.name}")
+
+    def _expect(self, store_dir: str, name: str, text: str) -> None:
+        try:
+            with open(f"{store_dir}/{name}", encoding="ascii") as file:
+                if file.read(1000) == text:
+                    return
+        except OSError:
+            pass
+        raise StoreUnavailable(f"{store_dir} on {os.uname().nodename} is not the same as on the other host")
+
+    def AllowMigration(self, step: s.AllowMigration) -> None:
+        data = {"version": 1, "to": step.to, "shared_checked": list(step.stores)}
+        files.write_json(f"{step.vm_dir}/{vm_dir.RECORDS}/migration.json", data)
+
+    def CheckNotRunning(self, step: s.CheckNotRunning) -> None:
+        virsh = ["virsh", "--quiet", "--connect", "qemu:///system"]
+        names = run([*virsh, "list", "--name"]).split()
+        ids = run([*virsh, "list", "--uuid"]).split()
+        if step.domain in names or step.domain in ids:
+            raise MigrationRefused(f"domain {step.domain} still runs on {os.uname().nodename}, nothing was removed")
+
+
+def read_plan(data: object) -> tuple[float, list[s.Step]]:
+    """Return planning time and steps of a plan in JSON data; raise BadArguments."""
+    if not isinstance(data, dict) or not isinstance(data.get("steps"), list):
+        raise BadArguments("not a plan")
+    return float(data["planned"]), [s.from_data(step) for step in data["steps"]]

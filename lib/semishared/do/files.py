@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are there wholly or not at all: stage beside, fsync, rename."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from contextlib import contextmanager
+from typing import Iterator
+
+from ..errors import NoSpace
+from .trace import point
+
+STAGED = ".staged-"
+"""Prefix of unpublished files; whoever holds the directory's lock may remove them."""
+
+
+def staged_name(path: str) -> str:
+    """Return a name beside `path` that no other process on any host uses."""
+    directory, name = os.path.split(path)
+    return f"{directory}/{STAGED}{name}.{os.urandom(6).hex()}"
+
+
+def fsync(path: str) -> None:
+    """Make a file's content, or a directory's entries, survive a power cut."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def enough_space(where: str) -> Iterator[None]:
+    """Turn ENOSPC and EDQUOT into a NoSpace that names the machine and the place."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise NoSpace(f"no space left on {os.uname().nodename} in {where}") from None
+
+
+def unlink(path: str) -> bool:
+    """Remove a file if it is there; tell whether it was."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+@contextmanager
+def published(path: str) -> Iterator[str]:
+    """Yield a staged name; when the block ends well its file is fsynced and renamed to `path`, else removed."""
+    staged = staged_name(path)
+    try:
+        with enough_space(os.path.dirname(path)):
+            yield staged
+            point(f"staged {os.path.basename(path)}")
+            if not os.path.islink(staged):
+                fsync(staged)
+            os.rename(staged, path)
+        point(f"published {os.path.basename(path)}")
+        fsync(os.path.dirname(path))
+    except BaseException:
+        unlink(staged)
+        raise
+
+
+def write(path: str, data: bytes, mode: int = 0o644) -> None:
+    """Write a small file, wholly or not at all."""
+    with published(path) as staged:
+        with open(staged, "xb") as file:
+            file.write(data)
+        os.chmod(staged, mode)
+
+
+def write_json(path: str, data: object) -> None:
+    """Write `data` as JSON, wholly or not at all."""
+    write(path, json.dumps(data, sort_keys=True).encode() + b"\n")
+
+
+def read_json(path: str) -> dict[str, object] | None:
+    """Return the JSON object in a small file; None if it is not there or not such an object."""
+    try:
+        with open(path, "rb") as file:
+            data = json.loads(file.read(1 << 20))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def symlink(target: str, path: str) -> None:
+    """Make `path` a link to `target`, in place of whatever file or link is there."""
+    try:
+        if os.readlink(path) == target:
+            return
+    except OSError:
+        pass
+    with published(path) as staged:
+        os.symlink(target, staged)
+
+
+def remove_staged(directory: str, name: str = "") -> None:
+    """Remove what killed writers left staged in `directory` (for `name` only, if given)."""
+    try:
+        entries = os.listdir(directory)
+    except FileNotFoundError:
+        return
+    prefix = f"{STAGED}{name}." if name else STAGED
+    for entry in entries:
+        if entry.startswith(prefix):
+            unlink(f"{directory}/{entry}")
+
+
+def allocated(path: str) -> int:
+    """Return the bytes a file occupies on disk, without following links; 0 if it is not there."""
+    try:
+        return os.lstat(path).st_blocks * 512
+    except OSError:
+        return 0

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locks of one machine: flock on files we own, released by the kernel when the holder dies.
+
+A lock file may be removed by its holder; whoever waited on the removed file notices and takes the new one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from contextlib import contextmanager
+from typing import IO, Iterator
+
+from ..errors import ToolTimeout
+from . import progress
+
+
+@contextmanager
+def exclusive(path: str, timeout_s: float = 6 * 3600) -> Iterator[IO[str]]:
+    """Hold the lock `path` and yield its open file; raise ToolTimeout after `timeout_s` seconds of waiting."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    deadline = time.monotonic() + timeout_s
+    pause = 0.002
+    while True:
+        file = open(path, "a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                file.close()
+                raise ToolTimeout(f"lock {path} is held by another action for over {timeout_s:.0f} s") from None
+            time.sleep(pause)
+            pause = min(pause * 2, 0.1)
+            progress.touch()
+        except FileNotFoundError:
+            pass
+        file.close()
+    try:
+        yield file
+    finally:
+        file.close()

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the host's monitoring probe asks: the disk sizes of every VM of a system datastore (CONTRACT §2.7).
+
+Sizes are what is allocated on this host, in MiB. Nothing is opened and no link is followed, so that neither a dangling
+link nor a hung shared mount stops the probe.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+
+from ..units import mib_ceil
+from .files import allocated
+
+DISK = re.compile(r"disk\.([0-9]+)\Z")
+SNAPSHOTS = re.compile(r"disk\.([0-9]+)\.snap\Z")
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def _vm_lines(directory: str) -> list[str]:
+    lines = []
+    for name in _names(directory):
+        disk, snapshots = DISK.match(name), SNAPSHOTS.match(name)
+        if disk:
+            lines.append(f"DISK_SIZE = [ ID={disk.group(1)}, SIZE={mib_ceil(allocated(f'{directory}/{name}'))} ]")
+        elif snapshots:
+            for snapshot in _names(f"{directory}/{name}"):
+                if snapshot.isdigit():
+                    size = mib_ceil(allocated(f"{directory}/{name}/{snapshot}"))
+                    lines.append(f"SNAPSHOT_SIZE = [ ID={snapshot}, DISK_ID={snapshots.group(1)}, SIZE={size} ]")
+    return lines
+
+
+def report(directory: str) -> str:
+    """Return the probe's answer for the system datastore `directory`."""
+    answer = []
+    for name in _names(directory):
+        if name.isdigit():
+            lines = _vm_lines(f"{directory}/{name}")
+            if lines:
+                text = base64.b64encode("\n".join(lines).encode()).decode()
+                answer.append(f'VM = [ ID = {name}, MONITOR = "{text}" ]\n')
+    return "".join(answer)

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signs of life and counts of bytes of the running plan; the host side reports them (hostside.py)."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+moved: Counter[str] = Counter()
+"""Bytes by what was done with them: `store_read`, `store_written`, `received`, `sent`."""
+last = time.monotonic()
+
+
+def touch() -> None:
+    """Say that work goes on."""
+    global last
+    last = time.monotonic()
+
+
+def count(what: str, size: int) -> None:
+    """Count `size` bytes of `what`."""
+    moved[what] += size
+    touch()

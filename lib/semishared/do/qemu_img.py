@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""qemu-img, one function per subcommand, always with an explicit format (CVE-2026-24708 is what happens without)."""
+
+from __future__ import annotations
+
+import json
+
+from ..errors import ToolFailed
+from .run import LONG_S, run
+
+
+def info(path: str, format: str) -> dict[str, object]:
+    """Return what `qemu-img info` says of `path`, opened as `format`; works on images in use."""
+    text = run(["qemu-img", "info", "--force-share", "--output=json", "-f", format, path])
+    try:
+        data = json.loads(text)
+    except ValueError:
+        raise ToolFailed(f"qemu-img info {path}: answer is not JSON") from None
+    return data if isinstance(data, dict) else {}
+
+
+def virtual_size(path: str, format: str) -> int:
+    """Return the size in bytes that a guest sees."""
+    size = info(path, format).get("virtual-size")
+    if not isinstance(size, int):
+        raise ToolFailed(f"qemu-img info {path}: no virtual size")
+    return size
+
+
+def create(path: str, format: str, size: int) -> None:
+    """Create an empty image of `size` bytes."""
+    run(["qemu-img", "create", "-q", "-f", format, path, str(size)])
+
+
+def create_overlay(path: str, backing: str, backing_format: str, size: int, options: str) -> None:
+    """Create a qcow2 overlay over `backing`; `size` in bytes, 0 for that of the backing image."""
+    argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", backing_format, "-b", backing]
+    if options:
+        argv += ["-o", options]
+    run([*argv, path, *([str(size)] if size else [])])
+
+
+def convert(source: str, source_format: str, target: str, target_format: str, *, share: bool = False) -> None:
+    """Write an independent sparse copy of `source`, with all of its backing chain, to the new file `target`."""
+    shared = ["--force-share"] if share else []
+    run(["qemu-img", "convert", *shared, "-f", source_format, "-O", target_format, source, target], timeout_s=LONG_S)
+
+
+def resize(path: str, format: str, size: int) -> None:
+    """Grow an image to `size` bytes."""
+    run(["qemu-img", "resize", "-q", "-f", format, path, str(size)])

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one way to run a program: argv lists, closed stdin, a constructed environment, a limit, stderr in the error.
+
+Programs die with us (PR_SET_PDEATHSIG through setpriv), so that a killed driver leaves nobody at work (DESIGN §3).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+
+from ..errors import NoSpace, ToolFailed, ToolMissing, ToolTimeout
+
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
+DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"]
+QUICK_S = 120
+"""Limit of what reads or writes metadata only."""
+LONG_S = 6 * 3600
+"""Limit of what copies data."""
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of every program we run: ours, plus system directories, in the C locale."""
+    env = {key: os.environ[key] for key in ("HOME", "USER", "SSH_AUTH_SOCK", "TMPDIR") if key in os.environ}
+    env["PATH"] = f"{os.environ['PATH']}:{PATH}" if os.environ.get("PATH") else PATH
+    env["LC_ALL"] = "C.UTF-8"
+    return env
+
+
+def run(argv: list[str], *, timeout_s: float = QUICK_S, ok: tuple[int, ...] = (0,), cwd: str | None = None) -> str:
+    """Run `argv` and return its stdout.
+
+    Raise ToolMissing, ToolTimeout (after `timeout_s` seconds), NoSpace, or ToolFailed for an exit code not in `ok`.
+    """
+    env = environment()
+    if shutil.which(argv[0], path=env["PATH"]) is None:
+        raise ToolMissing(f"{argv[0]} is not installed on {os.uname().nodename}")
+    try:
+        done = subprocess.run(
+            [*DIES_WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=env, cwd=cwd, timeout=timeout_s, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s: {shlex.join(argv)}") from None
+    if done.returncode in ok:
+        return done.stdout.decode("utf-8", "replace")
+    said = " ".join(done.stderr[-1000:].decode("utf-8", "replace").split()) or "said nothing"
+    if "No space left on device" in said or "Disk quota exceeded" in said:
+        raise NoSpace(f"{argv[0]} on {os.uname().nodename}: {said}")
+    how = f"killed by signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+    raise ToolFailed(f"{shlex.join(argv)}: {how}: {said}")

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host, as the front-end sees it: one ssh per host and action, plans go in, events come back.
+
+The front-end itself is a host too, without the ssh. A host that says nothing for `silence_timeout_s` (its side
+breathes every 5 s) is given up: no action waits for ever (CONTRACT §1.4: nobody else sets a limit).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from types import TracebackType
+from typing import Iterable
+
+from .. import VERSION
+from ..config import Config
+from ..errors import HostFailed, HostOutdated, HostUnreachable, SemisharedError, from_id
+from ..plan.steps import Step, to_data
+from .run import environment
+from .stream import Message, Reader, Silence, Writer
+
+PYTHON = "/usr/bin/python3"
+HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "hostside.py")
+
+
+def is_here(host: str) -> bool:
+    """Tell whether `host` is this machine (without asking the DNS)."""
+    node = os.uname().nodename
+    if host in (node, "localhost"):
+        return True
+    return ("." not in host or "." not in node) and host.split(".")[0] == node.split(".")[0]
+
+
+class Session:
+    """A conversation with the host side; `with Session(...) as session: session.run([...])`."""
+
+    def __init__(self, host: str, action: str, config: Config, *, bulk: bool = False) -> None:
+        self.host = host
+        self.moved: dict[str, int] = {}
+        self._action = action
+        self._config = config
+        if is_here(host):
+            argv = [PYTHON, "-I", HERE]
+        else:
+            argv = [
+                "ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={config.hosts_connect_timeout_s}",
+                "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
+            ]  # fmt: skip
+            if bulk:
+                # Bulk data through a shared connection would hold up every other action to that host.
+                argv += ["-o", "ControlMaster=no", "-o", "ControlPath=none"]
+            argv += ["--", host, f"exec {PYTHON} -I {config.hosts_scripts_dir}/lib/semishared/hostside.py"]
+        # Not a pipe: a connection master that stays behind would hold it open.
+        self._stderr = os.memfd_create("stderr")
+        env = environment()
+        for name in ("SEMISHARED_KILL_AT", "SEMISHARED_TRACE"):
+            if name in os.environ:
+                env[name] = os.environ[name]
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, env=env, start_new_session=True
+        )
+        assert self._process.stdin and self._process.stdout
+        self._writer = Writer(self._process.stdin.fileno())
+        self._reader = Reader(self._process.stdout.fileno())
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.close()
+        if error is None:
+            try:
+                self._process.wait(5)
+            except subprocess.TimeoutExpired:
+                pass
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+        os.close(self._stderr)
+
+    def run(self, steps: Iterable[Step], data: Iterable[bytes] = (), sha256: str = "") -> list[object]:
+        """Carry out `steps` and return what each found out; `data` goes to the step that receives."""
+        self.begin(steps)
+        for chunk in data:
+            self.send_data(chunk)
+        if sha256:
+            self.send(end=True, sha256=sha256)
+        return self.finish()
+
+    def begin(self, steps: Iterable[Step]) -> None:
+        """Send a plan."""
+        plan = {
+            "version": VERSION, "action": self._action, "planned": time.time(), "steps": [to_data(step) for step in steps]
+        }  # fmt: skip
+        self.send(plan=plan)
+
+    def send(self, **message: object) -> None:
+        """Send a message to the running plan; if the host is gone `read` will say why."""
+        try:
+            self._writer.send(**message)
+        except BrokenPipeError:
+            pass
+
+    def send_data(self, chunk: bytes) -> None:
+        """Send a chunk of data to the running plan; raise what the host says if it is gone."""
+        try:
+            self._writer.send_data(chunk)
+        except BrokenPipeError:
+            self.finish()
+            raise HostFailed(f"{self.host} stopped listening") from None
+
+    def read(self) -> Message:
+        """Return the next chunk or message that is no sign of life; raise the error that the host reports."""
+        while True:
+            try:
+                message = self._reader.read(self._config.hosts_connect_timeout_s + self._config.hosts_silence_timeout_s)
+            except Silence:
+                raise HostUnreachable(f"{self.host} has fallen silent during {self._action}") from None
+            if message is None:
+                raise self._lost()
+            if isinstance(message, bytes):
+                return message
+            if message.get("event") == "error":
+                raise from_id(str(message.get("id")), str(message.get("detail")))
+            if message.get("event") != "alive":
+                return message
+
+    def finish(self) -> list[object]:
+        """Wait for the end of the plan and return what each step found out."""
+        while True:
+            message = self.read()
+            if isinstance(message, dict) and message.get("event") == "done":
+                moved, results = message.get("moved"), message.get("results")
+                if isinstance(moved, dict):
+                    for name, size in moved.items():
+                        self.moved[name] = self.moved.get(name, 0) + size
+                return results if isinstance(results, list) else []
+
+    def _lost(self) -> SemisharedError:
+        """Return why the host side ended without an answer."""
+        try:
+            code = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            code = 0
+        said = " ".join(os.pread(self._stderr, 2000, 0).decode("utf-8", "replace").split())
+        if code == 255:
+            return HostUnreachable(f"{self.host}: {said or 'ssh gave no reason'}")
+        if "can't open file" in said or code in (126, 127):
+            return HostOutdated(f"semishared is not installed on {self.host}")
+        return HostFailed(f"{self.host} ended with code {code} during {self._action}: {said or 'it said nothing'}")

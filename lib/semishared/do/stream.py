@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between front-end and host: JSON lines, and bytes announced by one ({"data": N}, then N bytes)."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import threading
+import time
+from typing import Union
+
+from ..errors import HostFailed
+
+Message = Union[dict[str, object], bytes, None]
+"""A JSON object, a chunk of data, or None at the end of the stream."""
+LONGEST_LINE = 4 << 20
+
+
+class Silence(Exception):
+    """Nothing was said for too long."""
+
+
+class Reader:
+    """Read messages from a file descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._buffer = bytearray()
+
+    def _fill(self, deadline: float | None) -> bool:
+        if deadline is not None:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._fd], [], [], left)[0]:
+                raise Silence
+        chunk = os.read(self._fd, 1 << 20)
+        self._buffer += chunk
+        return bool(chunk)
+
+    def read(self, timeout_s: float | None = None) -> Message:
+        """Return the next message; raise Silence after `timeout_s` seconds without one, HostFailed if it is garbled."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while b"\n" not in self._buffer:
+            if len(self._buffer) > LONGEST_LINE:
+                raise HostFailed("a message is too long")
+            if not self._fill(deadline):
+                if self._buffer:
+                    raise HostFailed(f"not a message: {bytes(self._buffer[:200])!r}")
+                return None
+        line, _, rest = self._buffer.partition(b"\n")
+        self._buffer = rest
+        try:
+            message = json.loads(line)
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            raise HostFailed(f"not a message: {bytes(line[:200])!r}")
+        if "data" not in message:
+            return message
+        size = message["data"]
+        if not isinstance(size, int) or not 0 <= size <= LONGEST_LINE:
+            raise HostFailed("a chunk of data has no sensible size")
+        while len(self._buffer) < size:
+            if not self._fill(deadline):
+                raise HostFailed("the stream ended within a chunk of data")
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return data
+
+
+class Writer:
+    """Write messages to a file descriptor, from any thread."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lock = threading.Lock()
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+    def send(self, **message: object) -> None:
+        """Send a JSON object."""
+        with self._lock:
+            self._write(json.dumps(message).encode() + b"\n")
+
+    def send_data(self, data: bytes) -> None:
+        """Send a chunk of at most 4 MiB."""
+        with self._lock:
+            self._write(b'{"data": %d}\n' % len(data))
+            self._write(data)

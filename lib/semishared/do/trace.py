@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named points between effects, where tests kill the process: the proof of DESIGN §6 needs every one of them.
+
+Without the environment variables a point costs one comparison. They are not passed through ssh.
+SEMISHARED_KILL_AT=N    SIGKILL to this process at its N-th point
+SEMISHARED_TRACE=FILE   append the points' names to FILE
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+_kill_at = int(os.environ.get("SEMISHARED_KILL_AT", "0") or 0)
+_file = os.environ.get("SEMISHARED_TRACE", "")
+_count = 0
+
+
+def point(name: str) -> None:
+    """Mark that the effect called `name` has just happened."""
+    global _count
+    if not _kill_at and not _file:
+        return
+    _count += 1
+    if _file:
+        with open(_file, "a", encoding="utf-8") as file:
+            file.write(f"{_count} {name}\n")
+    if _count == _kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)

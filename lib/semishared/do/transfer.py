@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carry a VM directory from machine to machine: tar at both ends, the stream's hash in the middle.
+
+The source is removed only after the target has published (CONTRACT §7, defect 14: wipe-then-copy loses data).
+What each crash leaves: at the target `.incoming-VM`, removed by the next run; at both ends a whole directory, of
+which the source's is the one that counts, and the next run replaces the target's by it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from typing import Callable, Iterator
+
+from ..errors import ImageChanged, MissingImage, StoreUnavailable, ToolFailed, TransferCorrupt
+from ..plan.steps import ImageRef, ReceiveVm, RenameVm
+from . import bases, files, progress, vm_dir
+from .run import DIES_WITH_US, environment, run
+from .trace import point
+
+CHUNK = 1 << 20
+
+
+def send(directory: str, write: Callable[[bytes], None]) -> dict[str, object]:
+    """Write the directory as a tar stream; return {"present": bool, "sha256": ...}."""
+    if not os.path.isdir(directory):
+        return {"present": False}
+    argv = ["tar", "--create", "--sparse", "--file=-", f"--directory={directory}", "."]
+    digest = hashlib.sha256()
+    with subprocess.Popen(
+        [*DIES_WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    ) as tar:
+        assert tar.stdout and tar.stderr
+        while True:
+            chunk = tar.stdout.read(CHUNK)
+            if not chunk:
+                break
+            digest.update(chunk)
+            write(chunk)
+            progress.count("sent", len(chunk))
+        said = tar.stderr.read(4000).decode("utf-8", "replace").strip()
+    if tar.returncode:
+        raise ToolFailed(f"tar of {directory}: {said}")
+    return {"present": True, "sha256": digest.hexdigest()}
+
+
+def incoming(directory: str) -> str:
+    """Return where a VM directory is received before it is published."""
+    parent, name = os.path.split(directory)
+    return f"{parent}/.incoming-{name}"
+
+
+def receive(step: ReceiveVm, chunks: Iterator[bytes]) -> str:
+    """Unpack the stream beside the VM directory and return the stream's sha256."""
+    staging = incoming(step.vm_dir)
+    run(["rm", "-rf", "--one-file-system", "--", staging])
+    with files.enough_space(staging):
+        os.makedirs(staging)
+    point("incoming made")
+    digest = hashlib.sha256()
+    argv = ["tar", "--extract", "--sparse", "--file=-", f"--directory={staging}", "--no-same-owner"]
+    with subprocess.Popen(
+        [*DIES_WITH_US, *argv], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment()
+    ) as tar:
+        assert tar.stdin and tar.stderr
+        try:
+            for chunk in chunks:
+                digest.update(chunk)
+                progress.count("received", len(chunk))
+                tar.stdin.write(chunk)
+            tar.stdin.close()
+        except BrokenPipeError:
+            pass
+        said = tar.stderr.read(4000).decode("utf-8", "replace").strip()
+    if tar.returncode:
+        if "No space left" in said:
+            with files.enough_space(staging):
+                raise OSError(28, said)
+        raise ToolFailed(f"tar into {staging}: {said}")
+    point("incoming unpacked")
+    return digest.hexdigest()
+
+
+def publish(step: ReceiveVm, sent_sha256: str, received_sha256: str, planned: float) -> None:
+    """Give the received directory its bases and leases and rename it to the VM directory."""
+    if sent_sha256 != received_sha256:
+        raise TransferCorrupt(f"VM {step.vm}: what arrived on {os.uname().nodename} is not what was sent")
+    _publish(incoming(step.vm_dir), step.vm, step.vm_dir, step.keep_bases, planned)
+
+
+def _publish(staging: str, vm: int, directory: str, keep_bases: bool, planned: float) -> None:
+    for record in vm_dir.records(staging):
+        _adopt(staging, directory, vm, record, keep_bases)
+    run(["sync", "--file-system", staging])
+    point("incoming adopted")
+    old = f"{os.path.dirname(directory)}/.outgoing-{vm}"
+    with vm_dir.publishing(vm, directory, planned):
+        run(["rm", "-rf", "--one-file-system", "--", old])
+        if os.path.lexists(directory):
+            os.rename(directory, old)
+            point("older directory set aside")
+        os.rename(staging, directory)
+        files.fsync(os.path.dirname(directory))
+        point("vm directory published")
+        run(["rm", "-rf", "--one-file-system", "--", old])
+
+
+def _adopt(staging: str, directory: str, vm: int, record: dict[str, object], keep_bases: bool) -> None:
+    """Make one disk of a received directory usable here."""
+    disk = int(str(record["disk"]))
+    if record["place"] == "shared":
+        path = str(record["path"])
+        if keep_bases and not os.path.exists(path):
+            raise StoreUnavailable(f"{path} of disk {disk} is not there on {os.uname().nodename}")
+        return
+    if record["path"] != f"{directory}/disk.{disk}":
+        files.write_json(vm_dir.record_path(staging, disk), {**record, "path": f"{directory}/disk.{disk}"})
+    image = record.get("image")
+    if record["how"] == "overlay" and keep_bases and isinstance(image, dict):
+        try:
+            bases.lease(bases.root_of(directory), ImageRef(**image), vm, disk)
+        except ImageChanged as e:
+            raise ImageChanged(f"disk {disk} of VM {vm} needs the image as it was: {e.detail}") from None
+
+
+def rename(step: RenameVm, planned: float) -> None:
+    """Move a VM directory to another system datastore of this host; by rename where that is one file system."""
+    if not os.path.isdir(step.source):
+        if os.path.isdir(step.vm_dir):
+            return
+        raise MissingImage(f"{step.source} is not there on {os.uname().nodename}")
+    vm_dir.prepare(step.vm, step.vm_dir, planned)
+    staging = incoming(step.vm_dir)
+    run(["rm", "-rf", "--one-file-system", "--", staging])
+    run(["cp", "-a", "--sparse=always", "--reflink=auto", "--", step.source, staging], timeout_s=6 * 3600)
+    point("directory copied")
+    _publish(staging, step.vm, step.vm_dir, True, planned)
+    run(["rm", "-rf", "--one-file-system", "--", step.source])

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory of a VM on a machine: its disks, our records of them, and who may publish into it.
+
+A clone may run on after oned has given it up, while the delete of the same VM starts (CONTRACT §1.5). So deletions
+leave the time of their plan in the VM's lock file, and nothing that was planned earlier is published any more. Both
+times are the front-end's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import contextmanager
+from typing import IO, Iterator
+
+from .. import NAME
+from ..errors import BadRecord, DataInTheWay, VmGone
+from ..plan.steps import DiskRef
+from . import bases, dir_store, files, locks
+from .run import run
+from .trace import point
+
+RECORDS = ".semishared"
+VERSION = 1
+ALL = ""
+"""Key of a whole VM's deletion time in its lock file; a disk's key is its id."""
+
+
+@contextmanager
+def _lock(vm: int, vm_dir: str) -> Iterator[IO[str]]:
+    with locks.exclusive(f"{bases.root_of(vm_dir)}/locks/vm-{vm}", 300) as file:
+        yield file
+
+
+def _deletions(file: IO[str]) -> dict[str, float]:
+    file.seek(0)
+    try:
+        data = json.loads(file.read() or "{}")
+        return {str(key): float(value) for key, value in data.items()}
+    except (ValueError, AttributeError):
+        return {}
+
+
+def _note_deletion(file: IO[str], key: str, planned: float) -> None:
+    noted = {} if key == ALL else _deletions(file)
+    noted[key] = planned
+    file.seek(0)
+    file.truncate()
+    file.write(json.dumps(noted))
+    file.flush()
+
+
+@contextmanager
+def publishing(vm: int, vm_dir: str, planned: float, disk: int | None = None) -> Iterator[None]:
+    """Hold the VM while something is published into it; raise VmGone if it was deleted after `planned`."""
+    with _lock(vm, vm_dir) as file:
+        noted = _deletions(file)
+        if max(noted.get(ALL, 0.0), noted.get(str(disk), 0.0)) >= planned:
+            raise VmGone(f"VM {vm} was deleted on {os.uname().nodename} while its disk was being made")
+        yield
+
+
+def prepare(vm: int, vm_dir: str, planned: float) -> None:
+    """Make the VM directory, and `.monitor` beside it so that the host's probe asks our driver (CONTRACT §2.7)."""
+    with publishing(vm, vm_dir, planned):
+        with files.enough_space(vm_dir):
+            os.makedirs(f"{vm_dir}/{RECORDS}", exist_ok=True)
+            point("vm directory made")
+            monitor = f"{os.path.dirname(vm_dir)}/.monitor"
+            try:
+                with open(monitor, encoding="utf-8") as file:
+                    marked = file.read(100) == f"{NAME}\n"
+            except OSError:
+                marked = False
+            if not marked:
+                files.write(monitor, f"{NAME}\n".encode())
+
+
+def record_path(vm_dir: str, disk: int) -> str:
+    return f"{vm_dir}/{RECORDS}/disk.{disk}.json"
+
+
+def write_record(disk: DiskRef, record: dict[str, object]) -> None:
+    """Write what the disk is, for vmm/ and for every later action."""
+    files.write_json(record_path(disk.vm_dir, disk.disk), {"version": VERSION, "disk": disk.disk, **record})
+
+
+def read_record(vm_dir: str, disk: int) -> dict[str, object] | None:
+    """Return the record of a disk, None if it has none; raise BadRecord if it cannot be understood."""
+    path = record_path(vm_dir, disk)
+    if not os.path.lexists(path):
+        return None
+    record = files.read_json(path)
+    if record is None or record.get("version") != VERSION:
+        raise BadRecord(f"{path} on {os.uname().nodename} cannot be understood")
+    return record
+
+
+def records(vm_dir: str) -> list[dict[str, object]]:
+    """Return all records of a VM by disk; raise BadRecord."""
+    try:
+        names = os.listdir(f"{vm_dir}/{RECORDS}")
+    except FileNotFoundError:
+        return []
+    ids = sorted(int(name[5:-5]) for name in names if name.startswith("disk.") and name[5:-5].isdigit())
+    found = [read_record(vm_dir, disk) for disk in ids]
+    return [record for record in found if record]
+
+
+def remove_disk(disk: DiskRef, planned: float, store_dir: str = "") -> None:
+    """Remove a disk's file or link, its clone on `store_dir`, its record and its lease. Never follow a link."""
+    with _lock(disk.vm, disk.vm_dir) as file:
+        _note_deletion(file, str(disk.disk), planned)
+        point("deletion noted")
+        _unlink_disk(disk)
+        if store_dir:
+            dir_store.remove_clone(store_dir, disk.vm, disk.disk)
+        bases.release(bases.root_of(disk.vm_dir), disk.vm, disk.disk)
+
+
+def _unlink_disk(disk: DiskRef) -> None:
+    files.unlink(disk.path)
+    point("disk removed")
+    files.remove_staged(disk.vm_dir, f"disk.{disk.disk}")
+    files.unlink(record_path(disk.vm_dir, disk.disk))
+    point("record removed")
+
+
+def end_session(disk: DiskRef, planned: float) -> None:
+    """Take an in-place disk away; raise DataInTheWay if it is a file, which might be the only copy of its data."""
+    if os.path.lexists(disk.path) and not os.path.islink(disk.path):
+        raise DataInTheWay(f"{disk.path} on {os.uname().nodename} is to be saved but is no link to a shared image")
+    remove_disk(disk, planned)
+
+
+def remove(vm: int, vm_dir: str, planned: float) -> None:
+    """Remove a VM directory, not across mounts, and all leases of the VM."""
+    with _lock(vm, vm_dir) as file:
+        _note_deletion(file, ALL, planned)
+        point("deletion noted")
+        if os.path.lexists(vm_dir):
+            run(["rm", "-rf", "--one-file-system", "--", vm_dir])
+            point("vm directory removed")
+        bases.release(bases.root_of(vm_dir), vm)
+        forget_old_locks(f"{bases.root_of(vm_dir)}/locks", planned)
+
+
+def forget_old_locks(directory: str, now: float, keep_s: float = 2 * 86400) -> None:
+    """Remove lock files of VMs that nobody has used for two days: no action runs that long."""
+    for entry in os.scandir(directory):
+        if entry.name.startswith("vm-") and entry.stat().st_mtime < now - keep_s:
+            files.unlink(entry.path)

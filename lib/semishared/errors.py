@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong, one class each: the docstring says what it is, `remedy` what to do about it.
+
+`make docs` writes docs/reference/errors.md from this file; a test holds the two together. Ids are stable: they end
+in users' VM logs. An error crosses ssh as its id and its detail (see `from_id`).
+"""
+
+from __future__ import annotations
+
+
+class SemisharedError(Exception):
+    """Unexpected failure inside semishared."""
+
+    id = "SS000"
+    remedy = "look at the ERROR lines in the VM log or oned.log, and report them"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = " ".join(detail.split()) or "no detail"
+
+    def line(self) -> str:
+        """Return the one line a user sees."""
+        return f"{self.detail}; {self.remedy} [{self.id}]"
+
+
+class BadArguments(SemisharedError):
+    """Arguments or standard input that no OpenNebula would send."""
+
+    id = "SS001"
+    remedy = "check the OpenNebula version and who called the driver"
+
+
+class BadAttribute(SemisharedError):
+    """A SEMISHARED_* attribute of an image or datastore with an unknown or contradictory value."""
+
+    id = "SS002"
+    remedy = "correct the attribute of the image or of its datastore"
+
+
+class NotSupported(SemisharedError):
+    """A combination that this version does not do yet."""
+
+    id = "SS003"
+    remedy = "choose another setting; docs/reference/attributes.md lists what works"
+
+
+class OnedUnavailable(SemisharedError):
+    """oned could not be asked about a VM, image or datastore."""
+
+    id = "SS004"
+    remedy = "check that oned answers and that ~/.one/one_auth is valid for the driver's user"
+
+
+class HostUnreachable(SemisharedError):
+    """A host that ssh does not reach, or that fell silent during an action."""
+
+    id = "SS010"
+    remedy = "check the host, its network and the ssh keys of oneadmin, then retry"
+
+
+class HostOutdated(SemisharedError):
+    """A host that holds another version of semishared than the front-end, or none."""
+
+    id = "SS011"
+    remedy = "run `onehost sync --force` as oneadmin on the front-end, then retry"
+
+
+class HostFailed(SemisharedError):
+    """The host side ended without an answer."""
+
+    id = "SS012"
+    remedy = "look at the ERROR lines of the VM log, then retry"
+
+
+class MissingImage(SemisharedError):
+    """An image or file that is not where it should be."""
+
+    id = "SS020"
+    remedy = "check the path, and that the datastore is mounted there"
+
+
+class UnsafeImage(SemisharedError):
+    """An image that names other files (backing file, data file, extents) or claims an absurd size."""
+
+    id = "SS021"
+    remedy = "flatten the image first (qemu-img convert) and upload the result"
+
+
+class RestrictedPath(SemisharedError):
+    """A path outside of what the datastore allows (SAFE_DIRS, RESTRICTED_DIRS)."""
+
+    id = "SS022"
+    remedy = "copy the file to a directory of SAFE_DIRS, or change SAFE_DIRS of the datastore"
+
+
+class ChecksumMismatch(SemisharedError):
+    """Data that is not what its checksum says."""
+
+    id = "SS023"
+    remedy = "get the file again, or correct the checksum given with the image"
+
+
+class StoreUnavailable(SemisharedError):
+    """A shared store that is not mounted, or not writable, where it is needed."""
+
+    id = "SS024"
+    remedy = "mount the image datastore at the same path on the front-end and on every host"
+
+
+class ImageChanged(SemisharedError):
+    """An image whose content is not that of its generation."""
+
+    id = "SS025"
+    remedy = "find out who wrote to the image; a new upload or a persistent session makes a new generation"
+
+
+class NoSpace(SemisharedError):
+    """No space left where data was to be written."""
+
+    id = "SS030"
+    remedy = "free space there, then retry"
+
+
+class ToolFailed(SemisharedError):
+    """A program (qemu-img, tar, mkfs ...) that reported failure."""
+
+    id = "SS031"
+    remedy = "look at the ERROR lines of the VM log for its output"
+
+
+class ToolMissing(SemisharedError):
+    """A program that is not installed."""
+
+    id = "SS032"
+    remedy = "install it on that machine"
+
+
+class ToolTimeout(SemisharedError):
+    """A program that did not end in its time."""
+
+    id = "SS033"
+    remedy = "check for hung storage on that machine, then retry"
+
+
+class VmGone(SemisharedError):
+    """A VM or disk that was deleted while it was being made."""
+
+    id = "SS040"
+    remedy = "nothing: the deletion won"
+
+
+class MigrationRefused(SemisharedError):
+    """A migration that would leave data behind."""
+
+    id = "SS041"
+    remedy = "power the VM off and migrate it cold, or undeploy it"
+
+
+class BadRecord(SemisharedError):
+    """A record of a disk that is missing, unreadable or of a newer version."""
+
+    id = "SS042"
+    remedy = "update semishared on that host (`onehost sync --force`), or redeploy the VM"
+
+
+class DataInTheWay(SemisharedError):
+    """Something to be removed that might be the only copy of saved data."""
+
+    id = "SS043"
+    remedy = "look at the named file, save what is needed, and remove it by hand"
+
+
+class TransferCorrupt(SemisharedError):
+    """A copy between machines that did not arrive as it was sent."""
+
+    id = "SS050"
+    remedy = "retry; the source was left as it was"
+
+
+def catalogue() -> list[type[SemisharedError]]:
+    """Return all error classes by id."""
+    found: list[type[SemisharedError]] = [SemisharedError]
+    for cls in found:
+        found.extend(cls.__subclasses__())
+    return sorted(set(found), key=lambda cls: cls.id)
+
+
+def from_id(error_id: str, detail: str) -> SemisharedError:
+    """Return the error that the other side of an ssh raised."""
+    for cls in catalogue():
+        if cls.id == error_id:
+            return cls(detail)
+    return SemisharedError(detail)

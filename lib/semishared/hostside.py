@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ssh starts on a host: read plans from stdin, carry them out, say so on stdout (messages: do/stream.py).
+
+    -> {"plan": {"version", "action", "planned", "steps": [...]}}     then data for steps that receive
+    <- {"event": "alive"}  {"event": "sent", ...}  data
+    <- {"event": "done", "results": [...], "moved": {...}}  or  {"event": "error", "id", "detail"}
+
+When stdin ends while a plan runs, this process and all it started are killed: a dead front-end leaves nobody at work.
+Locks go with the process; what was half made is staged under names that the next run removes.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+
+if __package__ in (None, ""):
+    sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+
+from semishared import VERSION
+from semishared.do import progress
+from semishared.do.execute import Execution, read_plan
+from semishared.do.stream import Message, Reader, Writer
+from semishared.errors import HostFailed, HostOutdated, SemisharedError, ToolTimeout
+
+ALIVE_S = 5
+STALLED_S = 300
+"""Seconds without progress (outside of programs, which have limits of their own) after which a plan is given up."""
+
+
+class Host:
+    """The conversation with one front-end action."""
+
+    def __init__(self, stdin: int, stdout: int) -> None:
+        self._reader = Reader(stdin)
+        self._writer = Writer(stdout)
+        self._inbox: queue.Queue[Message] = queue.Queue(maxsize=16)
+        self._busy = False
+
+    def serve(self) -> int:
+        """Carry out plans until stdin ends; return the exit code."""
+        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._breathe, daemon=True).start()
+        while True:
+            message = self._inbox.get()
+            if message is None:
+                return 0
+            if isinstance(message, bytes) or "plan" not in message:
+                continue  # what was under way to a plan that has failed
+            self._busy = True
+            try:
+                answer = {"event": "done", **self._carry_out(message["plan"])}
+            except SemisharedError as e:
+                answer = {"event": "error", "id": e.id, "detail": e.detail}
+            except OSError as e:
+                answer = {"event": "error", "id": "SS012", "detail": f"on {os.uname().nodename}: {e}"}
+            self._busy = False
+            self._writer.send(**answer)
+
+    def _carry_out(self, plan: object) -> dict[str, object]:
+        version = plan.get("version") if isinstance(plan, dict) else None
+        if version != VERSION:
+            raise HostOutdated(f"{os.uname().nodename} has semishared {VERSION}, the front-end {version}")
+        planned, steps = read_plan(plan)
+        execution = Execution(planned, self._writer, self._inbox.get)
+        progress.moved.clear()
+        results = []
+        for step in steps:
+            progress.touch()
+            results.append(execution.step(step))
+        return {"results": results, "moved": dict(progress.moved)}
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                message = self._reader.read()
+            except (HostFailed, OSError):
+                message = None
+            if message is None and self._busy:
+                os.killpg(0, signal.SIGKILL)
+            self._inbox.put(message)
+            if message is None:
+                return
+
+    def _breathe(self) -> None:
+        while True:
+            time.sleep(ALIVE_S)
+            if not self._busy:
+                continue
+            if time.monotonic() - progress.last > STALLED_S:
+                error = ToolTimeout(f"no progress on {os.uname().nodename} for {STALLED_S} s: is its storage hung?")
+                self._writer.send(event="error", id=error.id, detail=error.detail)
+                os.killpg(0, signal.SIGKILL)
+            try:
+                self._writer.send(event="alive")
+            except OSError:
+                os.killpg(0, signal.SIGKILL)
+
+
+def main() -> int:
+    """Serve the front-end on stdin and stdout."""
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
+    # A guest's data is for the driver's user and group only, whatever umask ssh brought.
+    os.umask(0o027)
+    return Host(0, 1).serve()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of the transfer actions, one class per shape (CONTRACT §2.3). Checked here, believed afterwards."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from ..errors import BadArguments
+from ..units import MiB
+
+HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
+DISK = re.compile(r"disk\.([0-9]{1,9})\Z")
+
+
+def number(text: str, what: str) -> int:
+    """Return `text` as a number that is not negative; raise BadArguments."""
+    if not text.isascii() or not text.isdigit() or len(text) > 15:
+        raise BadArguments(f"{what} is not a number: {text!r}")
+    return int(text)
+
+
+def absolute(path: str, what: str) -> str:
+    """Return `path` without double slashes; raise BadArguments unless it is absolute, plain and without `..`."""
+    if not path.startswith("/") or any(not c.isprintable() for c in path) or ".." in path.split("/"):
+        raise BadArguments(f"{what} is not a plain absolute path: {path!r}")
+    return "/" + os.path.normpath(path).lstrip("/")
+
+
+@dataclass(frozen=True)
+class Location:
+    """A `host:path` argument."""
+
+    host: str
+    path: str
+
+    @classmethod
+    def parse(cls, text: str, what: str = "location") -> Location:
+        """Return the location in `text`; raise BadArguments."""
+        host, colon, path = text.partition(":")
+        if not colon or not HOST.match(host):
+            raise BadArguments(f"{what} is not host:path: {text!r}")
+        return cls(host, absolute(path, what))
+
+
+@dataclass(frozen=True)
+class VmPlace:
+    """A VM directory on a host: <DATASTORE_LOCATION>/<system datastore>/<vm>."""
+
+    host: str
+    path: str
+    vm: int
+
+    @property
+    def datastore_location(self) -> str:
+        return os.path.dirname(os.path.dirname(self.path))
+
+    @classmethod
+    def at(cls, location: Location, vm: str) -> VmPlace:
+        """Return the VM directory at `location`; raise BadArguments if its name is not the VM's id."""
+        vm_id = number(vm, "VM id")
+        parts = location.path.split("/")
+        if parts[-1] != str(vm_id) or len(parts) < 4 or not parts[-2].isdigit():
+            raise BadArguments(f"{location.path} is not the directory of VM {vm_id} in a system datastore")
+        return cls(location.host, location.path, vm_id)
+
+
+@dataclass(frozen=True)
+class DiskPlace:
+    """A disk of a VM: its directory and `disk.N`, or the name of a kernel or initrd (CONTRACT pitfall 5)."""
+
+    vm_place: VmPlace
+    name: str
+    disk: int | None
+
+    @property
+    def host(self) -> str:
+        return self.vm_place.host
+
+    @property
+    def path(self) -> str:
+        return f"{self.vm_place.path}/{self.name}"
+
+    @classmethod
+    def at(cls, location: Location, vm: str) -> DiskPlace:
+        """Return the disk at `location`; raise BadArguments if that is no disk of VM `vm`."""
+        directory, name = os.path.split(location.path)
+        match = DISK.match(name)
+        if not match and name not in ("kernel", "initrd"):
+            raise BadArguments(f"{location.path} names neither a disk nor a kernel")
+        place = VmPlace.at(Location(location.host, directory), vm)
+        return cls(place, name, int(match.group(1)) if match else None)
+
+
+def is_disk(text: str) -> bool:
+    """Tell whether a `host:path` argument names a disk (and not a VM directory)."""
+    name = text.rsplit("/", 1)[-1]
+    return bool(DISK.match(name)) or name in ("kernel", "initrd")
+
+
+@dataclass(frozen=True)
+class FromImage:
+    """clone, ln: `fe:SOURCE host:VMDIR/disk.N vm image_datastore`."""
+
+    source: str
+    target: DiskPlace
+    store: int
+
+    @classmethod
+    def parse(cls, argv: list[str]) -> FromImage:
+        _count(argv, 4)
+        source = argv[0].partition(":")[2]
+        return cls(absolute(source, "source"), DiskPlace.at(Location.parse(argv[1]), argv[2]),
+                   number(argv[3], "datastore id"))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NewDisk:
+    """mkimage: `size_mib format host:VMDIR/disk.N vm system_datastore`; mkswap has no format."""
+
+    size: int
+    format: str
+    target: DiskPlace
+
+    @classmethod
+    def parse(cls, argv: list[str]) -> NewDisk:
+        _count(argv, 5)
+        return cls(number(argv[0], "size") * MiB, argv[1].lower(), DiskPlace.at(Location.parse(argv[2]), argv[3]))
+
+    @classmethod
+    def parse_swap(cls, argv: list[str]) -> NewDisk:
+        _count(argv, 4)
+        return cls(number(argv[0], "size") * MiB, "raw", DiskPlace.at(Location.parse(argv[1]), argv[2]))
+
+
+@dataclass(frozen=True)
+class Context:
+    """context: `context.sh [file[:name] ...] host:VMDIR/disk.N vm system_datastore`; parsed from the end."""
+
+    files: tuple[str, ...]
+    target: DiskPlace
+
+    @classmethod
+    def parse(cls, argv: list[str]) -> Context:
+        if len(argv) < 4:
+            raise BadArguments(f"{len(argv)} arguments where at least 4 belong")
+        return cls(tuple(argv[:-3]), DiskPlace.at(Location.parse(argv[-3]), argv[-2]))
+
+
+@dataclass(frozen=True)
+class Move:
+    """mv: `host:VMDIR host:VMDIR vm datastore`; the same with disk.N on both sides (`disk` is then true)."""
+
+    source: VmPlace
+    target: VmPlace
+    disk: bool
+
+    @classmethod
+    def parse(cls, argv: list[str]) -> Move:
+        _count(argv, 4)
+        if is_disk(argv[0]) and is_disk(argv[1]):
+            pair = [DiskPlace.at(Location.parse(text), argv[2]).vm_place for text in argv[:2]]
+            return cls(pair[0], pair[1], True)
+        pair = [VmPlace.at(Location.parse(text), argv[2]) for text in argv[:2]]
+        return cls(pair[0], pair[1], False)
+
+
+@dataclass(frozen=True)
+class ToImage:
+    """mvds: `host:VMDIR/disk.N SOURCE vm image_datastore`; cpds has a snapshot id (or -1) before the VM."""
+
+    disk: DiskPlace
+    image: str
+    snapshot: int
+    store: int
+
+    @classmethod
+    def parse(cls, argv: list[str]) -> ToImage:
+        _count(argv, 4)
+        return cls(DiskPlace.at(Location.parse(argv[0]), argv[2]), absolute(argv[1], "image"), -1,
+                   number(argv[3], "datastore id"))  # fmt: skip
+
+    @classmethod
+    def parse_copy(cls, argv: list[str]) -> ToImage:
+        _count(argv, 5)
+        snapshot = -1 if argv[2] == "-1" else number(argv[2], "snapshot id")
+        return cls(DiskPlace.at(Location.parse(argv[0]), argv[3]), absolute(argv[1], "image"), snapshot,
+                   number(argv[4], "datastore id"))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Delete:
+    """delete: `host:VMDIR[/disk.N] vm datastore`."""
+
+    vm_place: VmPlace
+    disk: DiskPlace | None
+    store: int
+
+    @classmethod
+    def parse(cls, argv: list[str]) -> Delete:
+        _count(argv, 3)
+        location = Location.parse(argv[0])
+        store = number(argv[2], "datastore id")
+        if is_disk(argv[0]):
+            disk = DiskPlace.at(location, argv[1])
+            return cls(disk.vm_place, disk, store)
+        return cls(VmPlace.at(location, argv[1]), None, store)
+
+
+@dataclass(frozen=True)
+class Migrate:
+    """premigrate, postmigrate, failmigrate: `source_host target_host VMDIR vm system_datastore [calling TM]`."""
+
+    source_host: str
+    target: VmPlace
+    caller: str
+
+    @classmethod
+    def parse(cls, argv: list[str]) -> Migrate:
+        if len(argv) not in (5, 6):
+            raise BadArguments(f"{len(argv)} arguments where 5 or 6 belong")
+        for host in argv[:2]:
+            if not HOST.match(host):
+                raise BadArguments(f"not a host name: {host!r}")
+        target = VmPlace.at(Location(argv[1], absolute(argv[2], "VM directory")), argv[3])
+        return cls(argv[0], target, argv[5] if len(argv) == 6 else "")
+
+
+def _count(argv: list[str], wanted: int) -> None:
+    if len(argv) != wanted:
+        raise BadArguments(f"{len(argv)} arguments where {wanted} belong")

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stderr protocol of OpenNebula's drivers (CONTRACT §1.3).
+
+Lines `SEV: text` become log lines, every other line is glued into the message the user sees. A text that begins
+with a number is taken for a VM id and can crash oned, so every text begins with the action's name.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ..errors import SemisharedError
+
+LONGEST = 2000
+"""Characters of one line; oned cuts long texts itself, the end of a tool's output matters least."""
+
+
+def printable(text: str) -> str:
+    """Return `text` as one line without control characters."""
+    line = "".join(c if c.isprintable() else " " for c in text)
+    return " ".join(line.split())[:LONGEST]
+
+
+class Report:
+    """Speak to oned about one action."""
+
+    def __init__(self, action: str) -> None:
+        self.action = action
+
+    def _write(self, line: str) -> None:
+        data = (line + "\n").encode("utf-8", "replace")
+        try:
+            sys.stderr.buffer.write(data)
+            sys.stderr.buffer.flush()
+        except OSError:
+            # A cancelled action runs on with its stderr closed (CONTRACT §1.5): nobody reads, that is no failure.
+            pass
+
+    def info(self, text: str) -> None:
+        """Log `text` (one line) for information."""
+        self._write(f"INFO: {self.action}: {printable(text)}")
+
+    def warn(self, text: str) -> None:
+        """Log `text` as a warning. The prefix is WARN: OpenNebula's parser does not know WARNING."""
+        self._write(f"WARN: {self.action}: {printable(text)}")
+
+    def error(self, text: str) -> None:
+        """Log `text` as an error detail; the user's one line is `fail`."""
+        self._write(f"ERROR: {self.action}: {printable(text)}")
+
+    def fail(self, error: SemisharedError) -> None:
+        """Say the one unprefixed line that becomes the VM's or image's ERROR attribute."""
+        self._write(f"{self.action}: {printable(error.line())}")

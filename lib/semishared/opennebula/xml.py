@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named views over the XML of OpenNebula: VM, disk, image, datastore. No logic beyond YES/NO and units."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from xml.etree import ElementTree
+
+from ..errors import BadArguments
+from ..units import MiB
+
+Element = ElementTree.Element
+
+
+def parse(text: str | bytes, root: str) -> Element:
+    """Return the root element of `text`; raise BadArguments unless it is well-formed and called `root`."""
+    try:
+        element = ElementTree.fromstring(text)
+    except ElementTree.ParseError as e:
+        raise BadArguments(f"{root} XML does not parse: {e}") from None
+    if element.tag != root:
+        raise BadArguments(f"XML is <{element.tag}> where <{root}> belongs")
+    return element
+
+
+def decode(data: bytes) -> bytes:
+    """Return base64 `data` decoded; raise BadArguments."""
+    try:
+        return base64.b64decode(b"".join(data.split()), validate=True)
+    except (binascii.Error, ValueError) as e:
+        raise BadArguments(f"standard input is not base64: {e}") from None
+
+
+class View:
+    """An element and the two ways to read from it."""
+
+    def __init__(self, element: Element) -> None:
+        self.element = element
+
+    def text(self, path: str) -> str:
+        """Return the text at `path`, '' if there is none."""
+        return (self.element.findtext(path) or "").strip()
+
+    def number(self, path: str, default: int = -1) -> int:
+        """Return the number at `path`, `default` if there is none."""
+        try:
+            return int(self.text(path))
+        except ValueError:
+            return default
+
+
+class Disk(View):
+    """/VM/TEMPLATE/DISK as oned filled it in (ONED §2d)."""
+
+    @property
+    def id(self) -> int:
+        return self.number("DISK_ID")
+
+    @property
+    def image_id(self) -> int:
+        """Id of the image, -1 for a volatile disk."""
+        return self.number("IMAGE_ID")
+
+    @property
+    def image_name(self) -> str:
+        return self.text("IMAGE")
+
+    @property
+    def store_id(self) -> int:
+        return self.number("DATASTORE_ID")
+
+    @property
+    def source(self) -> str:
+        return self.text("SOURCE")
+
+    @property
+    def format(self) -> str:
+        return (self.text("FORMAT") or self.text("DRIVER")).lower()
+
+    @property
+    def size(self) -> int:
+        return max(self.number("SIZE", 0), 0) * MiB
+
+    @property
+    def original_size(self) -> int:
+        return max(self.number("ORIGINAL_SIZE", 0), 0) * MiB
+
+    @property
+    def is_persistent(self) -> bool:
+        return self.text("PERSISTENT").upper() == "YES"
+
+    @property
+    def is_readonly(self) -> bool:
+        return self.text("READONLY").upper() == "YES"
+
+    @property
+    def driver(self) -> str:
+        return self.text("TM_MAD")
+
+    @property
+    def file_system(self) -> str:
+        return self.text("FS").lower()
+
+
+class Vm(View):
+    """/VM as one.vm.info serves it."""
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Vm:
+        return cls(parse(text, "VM"))
+
+    @property
+    def id(self) -> int:
+        return self.number("ID")
+
+    @property
+    def lcm_state(self) -> int:
+        return self.number("LCM_STATE")
+
+    @property
+    def deploy_id(self) -> str:
+        return self.text("DEPLOY_ID")
+
+    @property
+    def disks(self) -> list[Disk]:
+        return [Disk(element) for element in self.element.findall("TEMPLATE/DISK")]
+
+    def disk(self, disk_id: int) -> Disk:
+        """Return disk `disk_id`; raise BadArguments if the VM has none such."""
+        for disk in self.disks:
+            if disk.id == disk_id:
+                return disk
+        raise BadArguments(f"VM {self.id} has no disk {disk_id}")
+
+    @property
+    def context_disk(self) -> int:
+        """Disk id of the context ISO, -1 without one."""
+        return self.number("TEMPLATE/CONTEXT/DISK_ID")
+
+    @property
+    def system_datastores(self) -> list[int]:
+        """Ids of the system datastores of all history records, oldest first."""
+        records = self.element.findall("HISTORY_RECORDS/HISTORY")
+        return [View(record).number("DS_ID") for record in records]
+
+
+class Image(View):
+    """/IMAGE."""
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Image:
+        return cls(parse(text, "IMAGE"))
+
+    @property
+    def id(self) -> int:
+        return self.number("ID")
+
+    @property
+    def name(self) -> str:
+        return self.text("NAME")
+
+    @property
+    def type(self) -> int:
+        """0 OS, 1 CDROM, 2 DATABLOCK, 3 KERNEL, 4 RAMDISK, 5 CONTEXT (include/Image.h)."""
+        return self.number("TYPE")
+
+    @property
+    def is_persistent(self) -> bool:
+        return self.number("PERSISTENT") == 1
+
+    @property
+    def source(self) -> str:
+        return self.text("SOURCE")
+
+    @property
+    def path(self) -> str:
+        return self.text("PATH")
+
+    @property
+    def format(self) -> str:
+        return self.text("FORMAT").lower()
+
+    @property
+    def size(self) -> int:
+        return max(self.number("SIZE", 0), 0) * MiB
+
+    @property
+    def file_system(self) -> str:
+        return self.text("FS").lower()
+
+    def attribute(self, name: str) -> str:
+        return self.text(f"TEMPLATE/{name}")
+
+
+class Datastore(View):
+    """/DATASTORE."""
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Datastore:
+        return cls(parse(text, "DATASTORE"))
+
+    @property
+    def id(self) -> int:
+        return self.number("ID")
+
+    @property
+    def name(self) -> str:
+        return self.text("NAME")
+
+    @property
+    def type(self) -> int:
+        """0 image, 1 system, 2 file (include/Datastore.h)."""
+        return self.number("TYPE")
+
+    @property
+    def base_path(self) -> str:
+        return self.text("BASE_PATH")
+
+    def attribute(self, name: str) -> str:
+        return self.text(f"TEMPLATE/{name}")
+
+
+class DriverData:
+    """Standard input of a datastore action: DS_DRIVER_ACTION_DATA (CONTRACT §3.1)."""
+
+    def __init__(self, data: bytes) -> None:
+        self.view = View(parse(decode(data), "DS_DRIVER_ACTION_DATA"))
+
+    def _part(self, name: str) -> Element:
+        element = self.view.element.find(name)
+        return ElementTree.Element(name) if element is None else element
+
+    @property
+    def image(self) -> Image:
+        return Image(self._part("IMAGE"))
+
+    @property
+    def datastore(self) -> Datastore:
+        return Datastore(self._part("DATASTORE"))

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of the transfer actions for one disk, or one VM directory, on one host."""
+
+from __future__ import annotations
+
+from ..errors import BadArguments, NotSupported
+from ..opennebula.args import Delete, DiskPlace, FromImage, Move, NewDisk, ToImage
+from ..opennebula.xml import Datastore, Disk, Image, Vm
+from . import placement
+from . import steps as s
+
+FORMATS = ("raw", "qcow2")
+SAVEAS_LIVE = 26
+"""LCM state SAVEAS_RUNNING's hotplug twin: the guest writes while cpds reads (CONTRACT §2.6)."""
+FAULT_TOLERANCE = (60, 61)
+"""LCM states of a migration away from a dead host."""
+NOBODY_RUNS = (0, 27, 28, 67, 68)
+
+
+def _ref(place: DiskPlace) -> s.DiskRef:
+    if place.disk is None:
+        raise BadArguments(f"{place.path} is no disk")
+    return s.DiskRef(place.vm_place.vm, place.disk, place.vm_place.path)
+
+
+def _prepare(place: DiskPlace) -> s.PrepareVm:
+    return s.PrepareVm(place.vm_place.vm, place.vm_place.path)
+
+
+def _image_ref(request: FromImage, disk: Disk, image: Image) -> s.ImageRef:
+    format = image.format or disk.format
+    if format not in FORMATS:
+        raise NotSupported(f"image {image.id} has format {format!r}, not {' or '.join(FORMATS)}")
+    return s.ImageRef(request.store, image.id, format, request.source)
+
+
+def _grown(disk: Disk) -> int:
+    """Return the size in bytes that the disk must have at least, 0 if the image's own will do."""
+    return disk.size if disk.size > disk.original_size else 0
+
+
+def copy_kernel(request: FromImage) -> list[s.Step]:
+    """Plan clone of a kernel or initrd, for which the VM has no DISK (CONTRACT pitfall 5)."""
+    place = request.target
+    return [_prepare(place), s.CopyFile(request.source, place.path, place.vm_place.vm)]
+
+
+def clone(request: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay_options: str) -> list[s.Step]:
+    """Plan clone: a writable disk of its own, gone at shutdown."""
+    if image.is_persistent:
+        raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
+    ref, target = _image_ref(request, disk, image), _ref(request.target)
+    where = placement.place(image, datastore, is_persistent=False)
+    prepare, min_size = _prepare(request.target), _grown(disk)
+    if where == "shared":
+        return [prepare, s.CloneOnStore(target, ref, min_size)]
+    if where == "copy":
+        return [prepare, s.CopyImage(target, ref, min_size)]
+    # The base first: it may take long, and until it is there nothing of the VM need exist.
+    root = f"{request.target.vm_place.datastore_location}/.semishared"
+    return [s.StageBase(root, ref), prepare, s.CreateOverlay(target, ref, min_size, overlay_options)]
+
+
+def ln(request: FromImage, disk: Disk, image: Image, datastore: Datastore) -> list[s.Step]:
+    """Plan ln: the image itself, in place. CD-ROM and immutable images come read-only and keep their generation."""
+    placement.place(image, datastore, is_persistent=True)
+    ref, target = _image_ref(request, disk, image), _ref(request.target)
+    readonly = disk.is_readonly
+    return [_prepare(request.target), s.LinkInPlace(target, ref, readonly, session=not readonly)]
+
+
+def mkimage(request: NewDisk, disk: Disk) -> list[s.Step]:
+    """Plan mkimage: an empty disk on the host, with the file system the VM template names."""
+    format = request.format or "raw"
+    if format not in FORMATS:
+        raise NotSupported(f"format {format!r} of disk {disk.id} is not {' or '.join(FORMATS)}")
+    return _volatile(request, format, disk.file_system)
+
+
+def mkswap(request: NewDisk) -> list[s.Step]:
+    """Plan mkswap: a swap area on the host."""
+    return _volatile(request, "raw", "swap")
+
+
+def _volatile(request: NewDisk, format: str, fs: str) -> list[s.Step]:
+    if not request.size:
+        raise BadArguments("a disk of size 0")
+    return [_prepare(request.target), s.CreateVolatile(_ref(request.target), request.size, format, fs)]
+
+
+def mvds(request: ToImage) -> list[s.Step]:
+    """Plan mvds: the session of an in-place disk ends, its data is where it belongs already."""
+    return [s.EndSession(_ref(request.disk))]
+
+
+def cpds(request: ToImage, vm: Vm) -> list[s.Step]:
+    """Plan cpds: save a disk as another image, from the running guest if there is one."""
+    disk = _ref(request.disk)
+    if request.snapshot != -1:
+        raise NotSupported(f"saving snapshot {request.snapshot} of disk {disk.disk} is not supported yet")
+    format = vm.disk(disk.disk).format or "raw"
+    domain = (vm.deploy_id or f"one-{disk.vm}") if vm.lcm_state == SAVEAS_LIVE else ""
+    if any(not (c.isalnum() or c in "-_.") for c in domain) or domain.startswith("-"):
+        raise BadArguments(f"not a deploy id: {domain!r}")
+    return [s.SaveDisk(disk, request.image, format, domain)]
+
+
+def delete(request: Delete) -> list[s.Step]:
+    """Plan delete of a disk or of a VM directory. Comes for persistent disks too: only what is the VM's own goes."""
+    if request.disk is None:
+        return [s.RemoveVm(request.vm_place.vm, request.vm_place.path)]
+    if request.disk.disk is None:
+        return []
+    # The datastore is the image's for an image disk, the system's for a volatile one, which has no clones.
+    return [s.RemoveDisk(_ref(request.disk), f"{request.vm_place.datastore_location}/{request.store}")]
+
+
+def mv(request: Move, lcm_state: int, source_is_frontend: bool, target_is_frontend: bool) -> tuple[s.Step, s.Step | None] | None:
+    """Plan mv of a VM directory: (step at the source, step at the target); None if there is nothing to do.
+
+    Disks travel with their directory, so mv of a disk is nothing. On one host it is a single step.
+    """
+    source, target = request.source, request.target
+    if request.disk or (source.host, source.path) == (target.host, target.path):
+        return None
+    if lcm_state in FAULT_TOLERANCE:
+        raise NotSupported(f"host {source.host} is lost and cannot be fenced yet; recreating VM {source.vm} elsewhere")
+    if source.host == target.host or (source_is_frontend and target_is_frontend):
+        return (s.RenameVm(source.vm, source.path, target.path), None) if source.path != target.path else None
+    return (
+        s.SendVm(source.vm, source.path),
+        s.ReceiveVm(target.vm, target.path, keep_bases=not target_is_frontend),
+    )

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Live migration of a VM whose disks are all in place.
+
+                       source                          target
+    premigrate         records are read                VM directory, links, context ISO
+                       every store is probed  ----->   and seen to be the same
+    (vmm/migrate)      libvirt moves the guest; no disk of ours is copied
+    postmigrate        directory removed               -
+    failmigrate        -                               directory removed
+    each removal only where the domain is known not to run.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ..errors import MigrationRefused
+from ..opennebula.args import Migrate
+from ..opennebula.xml import Vm
+from . import steps as s
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """What travels with the guest: links to make, stores to probe."""
+
+    links: tuple[s.LinkInPlace, ...]
+    stores: tuple[str, ...]
+
+
+def check(request: Migrate, vm: Vm, records: list[dict[str, object]], datastore: int) -> InPlace:
+    """Return what to make at the target; raise MigrationRefused, naming the disk, if any disk would be left behind.
+
+    `records` are those of the source host, `datastore` the system datastore that the VM is leaving.
+    """
+    if request.source_host == request.target.host:
+        raise MigrationRefused(f"VM {vm.id} cannot change its system datastore while it runs (not supported yet)")
+    if int(request.target.path.split("/")[-2]) != datastore:
+        raise MigrationRefused(f"VM {vm.id} cannot change host and system datastore at once")
+    known = {int(str(record["disk"])): record for record in records}
+    links = []
+    for disk in vm.disks:
+        if disk.id not in known:
+            raise MigrationRefused(f"disk {disk.id} of VM {vm.id} is none of ours (driver {disk.driver or 'unknown'})")
+    for number, record in sorted(known.items()):
+        image = record.get("image")
+        if record["place"] != "shared" or not isinstance(image, dict):
+            raise MigrationRefused(
+                f"disk {number} of VM {vm.id} is local to {request.source_host} ({record['how']}): live migration of local disks "
+                "is not supported yet"
+            )
+        if record["how"] != "in-place":
+            raise MigrationRefused(f"disk {number} of VM {vm.id} ({record['how']}) cannot migrate live yet")
+        ref = s.DiskRef(vm.id, number, request.target.path)
+        links.append(s.LinkInPlace(ref, s.ImageRef(**image), bool(record["readonly"]), session=False))
+    stores = sorted({os.path.dirname(link.image.source) for link in links})
+    return InPlace(tuple(links), tuple(stores))

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where does this disk live? DESIGN §1, from the attributes of the image and, below them, of its datastore.
+
+    SEMISHARED_PLACE = auto|shared|local          auto: persistent -> shared, non-persistent -> local
+    SEMISHARED_LOCAL = overlay|copy|remote-first  how a non-persistent disk is local
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from ..errors import BadAttribute, NotSupported
+from ..opennebula.xml import Datastore, Image
+
+PLACES = ("auto", "shared", "local")
+LOCALS = ("overlay", "copy", "remote-first")
+
+
+def _value(image: Image, datastore: Datastore, name: str, known: Sequence[str], default: str) -> tuple[str, str]:
+    """Return the value in force and who says so; raise BadAttribute if it is not one of `known`."""
+    for holder, text in (
+        (f"image {image.id}", image.attribute(name)),
+        (f"datastore {datastore.id}", datastore.attribute(name)),
+    ):
+        if text:
+            value = text.strip().lower()
+            if value not in known:
+                raise BadAttribute(f"{name} of {holder} is {text!r}, not one of {', '.join(known)}")
+            return value, holder
+    return default, ""
+
+
+def place(image: Image, datastore: Datastore, is_persistent: bool) -> str:
+    """Return 'shared', 'overlay' or 'copy' for a disk from `image`; raise BadAttribute or NotSupported."""
+    where, where_from = _value(image, datastore, "SEMISHARED_PLACE", PLACES, "auto")
+    how, how_from = _value(image, datastore, "SEMISHARED_LOCAL", LOCALS, "overlay")
+    if is_persistent:
+        if where == "local":
+            raise NotSupported(f"SEMISHARED_PLACE = local of {where_from} for a persistent image is not supported yet")
+        return "shared"
+    if where == "shared":
+        if how_from and how_from == where_from:
+            raise BadAttribute(f"SEMISHARED_LOCAL = {how} of {how_from} contradicts its SEMISHARED_PLACE = shared")
+        return "shared"
+    if how == "remote-first":
+        raise NotSupported(f"SEMISHARED_LOCAL = remote-first of {how_from} is not supported yet")
+    return how

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vocabulary of plans: what can be done on a host, as data.
+
+A plan is a list of steps for one machine. Steps cross ssh as JSON (`to_data`, `from_data`), never as shell text.
+Sizes are bytes; paths are absolute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from ..errors import BadArguments
+
+
+@dataclass(frozen=True)
+class ImageRef:
+    """An image in a store of kind `dir`, as a host sees it."""
+
+    store: int
+    id: int
+    format: str
+    source: str
+    generation: str = ""
+    """The generation that must be used; '' means the image's current one."""
+
+
+@dataclass(frozen=True)
+class DiskRef:
+    """A disk of a VM on the machine that executes the plan."""
+
+    vm: int
+    disk: int
+    vm_dir: str
+
+    @property
+    def path(self) -> str:
+        return f"{self.vm_dir}/disk.{self.disk}"
+
+
+class Step:
+    """A step; its class name is its name on the wire."""
+
+
+@dataclass(frozen=True)
+class PrepareVm(Step):
+    """Make the VM directory and mark its datastore as ours (`.monitor`)."""
+
+    vm: int
+    vm_dir: str
+
+
+@dataclass(frozen=True)
+class StageBase(Step):
+    """Have a verified base of the image in the host's base store `root`."""
+
+    root: str
+    image: ImageRef
+
+
+@dataclass(frozen=True)
+class CreateOverlay(Step):
+    """Publish a qcow2 overlay over the staged base as the VM's disk, with a lease on the base."""
+
+    disk: DiskRef
+    image: ImageRef
+    min_size: int
+    options: str
+
+
+@dataclass(frozen=True)
+class CopyImage(Step):
+    """Publish a verified full copy of the image as the VM's disk."""
+
+    disk: DiskRef
+    image: ImageRef
+    min_size: int
+
+
+@dataclass(frozen=True)
+class CopyFile(Step):
+    """Publish a plain copy of a file (kernel, initrd)."""
+
+    source: str
+    path: str
+    vm: int
+
+
+@dataclass(frozen=True)
+class CloneOnStore(Step):
+    """Publish a copy-on-write clone beside the image on the store, and a link to it as the VM's disk."""
+
+    disk: DiskRef
+    image: ImageRef
+    min_size: int
+
+
+@dataclass(frozen=True)
+class LinkInPlace(Step):
+    """Link the VM's disk to the image itself; `session` ends the image's generation first."""
+
+    disk: DiskRef
+    image: ImageRef
+    readonly: bool
+    session: bool
+
+
+@dataclass(frozen=True)
+class CreateVolatile(Step):
+    """Publish an empty disk, with a file system if one is named, or a swap area (`fs` = swap)."""
+
+    disk: DiskRef
+    size: int
+    format: str
+    fs: str
+
+
+@dataclass(frozen=True)
+class ReceiveFile(Step):
+    """Publish a file whose bytes follow the plan."""
+
+    path: str
+    vm: int
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SendFile(Step):
+    """Send a file's bytes."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class EndSession(Step):
+    """Take an in-place disk away from the VM; the image stays."""
+
+    disk: DiskRef
+
+
+@dataclass(frozen=True)
+class RemoveDisk(Step):
+    """Remove a disk of a VM, its lease, and its clone on the store `store_dir` ('' if it has none)."""
+
+    disk: DiskRef
+    store_dir: str
+
+
+@dataclass(frozen=True)
+class RemoveVm(Step):
+    """Remove a VM directory and all leases of the VM."""
+
+    vm: int
+    vm_dir: str
+
+
+@dataclass(frozen=True)
+class SaveDisk(Step):
+    """Publish an independent copy of a disk on the store; `domain` names the running VM ('' if it is off)."""
+
+    disk: DiskRef
+    path: str
+    format: str
+    domain: str
+
+
+@dataclass(frozen=True)
+class SendVm(Step):
+    """Send a VM directory, then remove it once told that it arrived."""
+
+    vm: int
+    vm_dir: str
+
+
+@dataclass(frozen=True)
+class ReceiveVm(Step):
+    """Receive a VM directory, give its overlays their bases and leases, and publish it."""
+
+    vm: int
+    vm_dir: str
+    keep_bases: bool
+    """False on the front-end: no bases there, an overlay lies without a lease (DESIGN §5)."""
+
+
+@dataclass(frozen=True)
+class RenameVm(Step):
+    """Move a VM directory to another system datastore of the same host."""
+
+    vm: int
+    source: str
+    vm_dir: str
+
+
+@dataclass(frozen=True)
+class DescribeVm(Step):
+    """Report the records of a VM's disks."""
+
+    vm: int
+    vm_dir: str
+
+
+@dataclass(frozen=True)
+class WriteProbe(Step):
+    """Write a small file into a store, to see whether another host reads it."""
+
+    store_dir: str
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class AnswerProbe(Step):
+    """Read the probe another host wrote, check its text, and append to it."""
+
+    store_dir: str
+    name: str
+    text: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class CheckProbe(Step):
+    """Check that the other host's answer arrived, and remove the probe."""
+
+    store_dir: str
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class AllowMigration(Step):
+    """Leave the proof, for vmm/migrate, that both hosts see the same stores."""
+
+    vm: int
+    vm_dir: str
+    to: str
+    stores: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CheckNotRunning(Step):
+    """Fail if the domain is running on this host."""
+
+    domain: str
+
+
+STEPS: dict[str, type[Step]] = {cls.__name__: cls for cls in Step.__subclasses__()}
+_NESTED = {"image": ImageRef, "disk": DiskRef}
+
+
+def to_data(step: Step) -> dict[str, object]:
+    """Return `step` as JSON data."""
+    data: dict[str, object] = {"step": type(step).__name__}
+    for name, value in vars(step).items():
+        data[name] = dict(vars(value)) if name in _NESTED else value
+    return data
+
+
+def from_data(data: dict[str, object]) -> Step:
+    """Return the step in JSON `data`; raise BadArguments."""
+    values = dict(data)
+    cls = STEPS.get(str(values.pop("step", "")))
+    if cls is None or set(values) != {field.name for field in fields(cls)}:  # type: ignore[arg-type]
+        raise BadArguments(f"not a step: {str(data)[:200]}")
+    for name, kind in _NESTED.items():
+        nested = values.get(name)
+        if isinstance(nested, dict):
+            values[name] = kind(**nested)
+    for name, value in values.items():
+        if isinstance(value, list):
+            values[name] = tuple(value)
+    return cls(**values)

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transfer actions: what was asked, what oned knows, the plan, and the hosts that carry it out (CONTRACT §2.3)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from typing import Iterable
+
+from .config import Config, load
+from .errors import BadArguments, MigrationRefused, NotSupported, SemisharedError
+from .opennebula import args
+from .opennebula.report import Report
+from .opennebula.xml import Vm, decode
+from .plan import disks, migration
+from .plan import steps as s
+
+
+class Action:
+    """One transfer action under way."""
+
+    def __init__(self, name: str, argv: list[str], report: Report) -> None:
+        self.name = name
+        self.argv = argv
+        self.report = report
+        self.config: Config = load()
+
+    def on(self, host: str, steps: Iterable[s.Step]) -> list[object]:
+        """Carry out `steps` on `host` and return what each found out."""
+        from .do.ssh import Session
+
+        with Session(host, self.name, self.config) as session:
+            results = session.run(steps)
+            self.tell(host, session.moved)
+        return results
+
+    def tell(self, host: str, moved: dict[str, int]) -> None:
+        """Log the bytes that were moved."""
+        if moved:
+            amounts = ", ".join(f"{name} {size}" for name, size in sorted(moved.items()))
+            self.report.info(f"bytes on {host}: {amounts}")
+
+
+def _facts(request: args.FromImage) -> tuple[object, object, object]:
+    from .opennebula.oned import Oned
+
+    oned = Oned()
+    disk = oned.vm(request.target.vm_place.vm).disk(request.target.disk or 0)
+    return disk, oned.image(disk.image_id), oned.datastore(disk.store_id)
+
+
+def clone(action: Action) -> None:
+    """FE:SOURCE HOST:VMDIR/disk.N VM DATASTORE - give a VM its own disk from an image."""
+    request = args.FromImage.parse(action.argv)
+    if request.target.disk is None:
+        action.on(request.target.host, disks.copy_kernel(request))
+        return
+    disk, image, datastore = _facts(request)
+    steps = disks.clone(request, disk, image, datastore, action.config.overlays_options)  # type: ignore[arg-type]
+    action.on(request.target.host, steps)
+
+
+def ln(action: Action) -> None:
+    """FE:SOURCE HOST:VMDIR/disk.N VM DATASTORE - attach an image in place."""
+    request = args.FromImage.parse(action.argv)
+    disk, image, datastore = _facts(request)
+    action.on(request.target.host, disks.ln(request, disk, image, datastore))  # type: ignore[arg-type]
+
+
+def mkimage(action: Action) -> None:
+    """SIZE_MIB FORMAT HOST:VMDIR/disk.N VM DATASTORE - make an empty disk."""
+    from .opennebula.oned import Oned
+
+    request = args.NewDisk.parse(action.argv)
+    disk = Oned().vm(request.target.vm_place.vm).disk(request.target.disk or 0)
+    action.on(request.target.host, disks.mkimage(request, disk))
+
+
+def mkswap(action: Action) -> None:
+    """SIZE_MIB HOST:VMDIR/disk.N VM DATASTORE - make a swap area."""
+    request = args.NewDisk.parse_swap(action.argv)
+    action.on(request.target.host, disks.mkswap(request))
+
+
+def context(action: Action) -> None:
+    """context.sh [FILE[:NAME] ...] HOST:VMDIR/disk.N VM DATASTORE - build the CONTEXT ISO and bring it to the host."""
+    from .do import iso
+    from .do.ssh import Session
+
+    request = args.Context.parse(action.argv)
+    place = request.target
+    with iso.built(request.files) as path:
+        with open(path, "rb") as file:
+            data = file.read()
+        digest = hashlib.sha256(data).hexdigest()
+        steps = [
+            s.PrepareVm(place.vm_place.vm, place.vm_place.path),
+            s.ReceiveFile(place.path, place.vm_place.vm, len(data), digest),
+        ]
+        with Session(place.host, action.name, action.config) as session:
+            chunks = (data[at : at + (1 << 20)] for at in range(0, len(data), 1 << 20))
+            session.run(steps, chunks, digest)
+
+
+def mvds(action: Action) -> None:
+    """HOST:VMDIR/disk.N SOURCE VM DATASTORE - end the session of an in-place disk."""
+    request = args.ToImage.parse(action.argv)
+    action.on(request.disk.host, disks.mvds(request))
+
+
+def cpds(action: Action) -> None:
+    """HOST:VMDIR/disk.N SOURCE SNAPSHOT|-1 VM DATASTORE - save a disk as another image."""
+    from .opennebula.oned import Oned
+
+    request = args.ToImage.parse_copy(action.argv)
+    action.on(request.disk.host, disks.cpds(request, Oned().vm(request.disk.vm_place.vm)))
+
+
+def delete(action: Action) -> None:
+    """HOST:VMDIR[/disk.N] VM DATASTORE - remove a disk or a VM directory."""
+    request = args.Delete.parse(action.argv)
+    steps = disks.delete(request)
+    if steps:
+        action.on(request.vm_place.host, steps)
+
+
+def mv(action: Action) -> None:
+    """HOST:VMDIR[/disk.N] HOST:VMDIR[/disk.N] VM DATASTORE - move a VM directory; its disks travel with it."""
+    from .do.ssh import is_here
+    from .opennebula.oned import Oned
+
+    request = args.Move.parse(action.argv)
+    if request.disk:
+        return
+    vm = Oned().vm(request.source.vm)
+    pair = disks.mv(request, vm.lcm_state, is_here(request.source.host), is_here(request.target.host))
+    if pair is None:
+        return
+    source_step, target_step = pair
+    if target_step is None:
+        action.on(request.source.host, [source_step])
+    else:
+        _carry(action, request, source_step, target_step)
+
+
+def _carry(action: Action, request: args.Move, source_step: s.Step, target_step: s.Step) -> None:
+    """Relay a VM directory between two hosts; the source lets go only when the target has it."""
+    from .do.ssh import Session
+
+    with Session(request.source.host, action.name, action.config, bulk=True) as source:
+        source.begin([source_step])
+        first = source.read()
+        if isinstance(first, dict) and first.get("present") is False:
+            source.finish()
+            _check_arrived_before(action, request)
+            return
+        with Session(request.target.host, action.name, action.config, bulk=True) as target:
+            target.begin([target_step])
+            while isinstance(first, bytes):
+                target.send_data(first)
+                first = source.read()
+            target.send(end=True, sha256=(first or {}).get("sha256"))
+            _wait_for_both(source, target)
+            action.tell(request.target.host, target.moved)
+        source.send(arrived=True)
+        source.finish()
+
+
+def _wait_for_both(source: object, target: object) -> None:
+    target.finish()  # type: ignore[attr-defined]
+
+
+def _check_arrived_before(action: Action, request: args.Move) -> None:
+    """Accept a rerun after a success: the source has nothing left and the target has the directory."""
+    target = request.target
+    (found,) = action.on(target.host, [s.DescribeVm(target.vm, target.path)])
+    if not (isinstance(found, dict) and found.get("present")):
+        raise SemisharedError(f"VM {target.vm} is neither on {request.source.host} nor on {target.host}")
+
+
+def _migrating(action: Action) -> tuple[args.Migrate, Vm]:
+    request = args.Migrate.parse(action.argv)
+    if request.caller:
+        raise NotSupported(f"disks of ours in a system datastore of driver {request.caller}")
+    return request, Vm.parse(decode(sys.stdin.buffer.read()))
+
+
+def premigrate(action: Action) -> None:
+    """SOURCE_HOST TARGET_HOST VMDIR VM DATASTORE - make everything ready at the target, or refuse."""
+    from .do.ssh import Session
+
+    request, vm = _migrating(action)
+    place = request.target
+    left = vm.system_datastores[-1] if vm.system_datastores else -1
+    source_dir = f"{place.datastore_location}/{left}/{place.vm}"
+    with Session(request.source_host, action.name, action.config) as source:
+        (found,) = source.run([s.DescribeVm(place.vm, source_dir)])
+        records = found["records"] if isinstance(found, dict) else []
+        plan = migration.check(request, vm, records, left)
+        token = os.urandom(8).hex()
+        name = f".semishared/.probe-{token}"
+        ask, answer = f"{token} {request.source_host}", f"{token} {place.host}"
+        source.run([s.WriteProbe(store, name, ask) for store in plan.stores])
+        with Session(place.host, action.name, action.config) as target:
+            target.run([s.AnswerProbe(store, name, ask, answer) for store in plan.stores])
+            source.run([s.CheckProbe(store, name, answer) for store in plan.stores])
+            target.run([s.PrepareVm(place.vm, place.path), *plan.links])
+            if vm.context_disk >= 0:
+                _carry_file(source, target, f"{source_dir}/disk.{vm.context_disk}", place, vm.context_disk)
+        source.run([s.AllowMigration(place.vm, source_dir, place.host, plan.stores)])
+
+
+def _carry_file(source: object, target: object, path: str, place: args.VmPlace, disk: int) -> None:
+    source.begin([s.SendFile(path)])  # type: ignore[attr-defined]
+    chunks = []
+    message = source.read()  # type: ignore[attr-defined]
+    while isinstance(message, bytes):
+        chunks.append(message)
+        message = source.read()  # type: ignore[attr-defined]
+    data = b"".join(chunks)
+    digest = hashlib.sha256(data).hexdigest()
+    if message["results"][0] != {"sha256": digest, "size": len(data)}:
+        raise MigrationRefused(f"{path} could not be read whole")
+    step = s.ReceiveFile(f"{place.path}/disk.{disk}", place.vm, len(data), digest)
+    target.run([step], chunks, digest)  # type: ignore[attr-defined]
+
+
+def postmigrate(action: Action) -> None:
+    """SOURCE_HOST TARGET_HOST VMDIR VM DATASTORE - remove what is left at the source."""
+    request, vm = _migrating(action)
+    _clear(action, request.source_host, request.target, vm)
+
+
+def failmigrate(action: Action) -> None:
+    """SOURCE_HOST TARGET_HOST VMDIR VM DATASTORE - remove what was made at the target."""
+    request, vm = _migrating(action)
+    if request.source_host != request.target.host:
+        _clear(action, request.target.host, request.target, vm)
+
+
+def _clear(action: Action, host: str, place: args.VmPlace, vm: Vm) -> None:
+    domain = f"one-{place.vm}"
+    action.on(host, [s.CheckNotRunning(domain), s.RemoveVm(vm.id, place.path)])
+
+
+def monitor(action: Action) -> None:
+    """DATASTORE - only asked for a system datastore with SHARED=YES, which cannot be ours (ONED §2c)."""
+    raise NotSupported("a system datastore of semishared must have SHARED=NO: its disks are local to each host")
+
+
+def monitor_ds(action: Action) -> None:
+    """DIRECTORY - print the disk sizes of all VMs of a system datastore (runs on the host, CONTRACT §2.7)."""
+    from .do import probe
+
+    if len(action.argv) != 1:
+        raise BadArguments("one directory is wanted")
+    sys.stdout.write(probe.report(args.absolute(action.argv[0], "datastore directory")))
+
+
+ACTIONS = {
+    function.__name__: function
+    for function in (
+        clone, ln, mkimage, mkswap, context, mvds, cpds, delete, mv, premigrate, postmigrate, failmigrate, monitor, monitor_ds
+    )
+}  # fmt: skip
+
+
+def act(action: str, argv: list[str], report: Report) -> str:
+    """Carry out a transfer action; nothing goes to stdout but what monitor_ds prints."""
+    ACTIONS[action](Action(action, argv, report))
+    return ""

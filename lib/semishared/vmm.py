@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hypervisor actions for a VM that has a record of ours: change what must differ, then become the stock script.
+
+The stock script is exec'ed, not called: its output and its exit code are what OpenNebula gets.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+from typing import NoReturn
+
+from .errors import BadArguments, BadRecord, MissingImage, SemisharedError, ToolMissing
+from .opennebula.report import Report
+from .opennebula.xml import decode
+from .plan.domain import AttachMessage, DiskRecord, Domain, Records, disk_number, disks_of_ours
+
+RECORDS = ".semishared"
+
+
+def run(here: str, argv: list[str]) -> int:
+    """Do action `argv[0]` with the arguments that follow; `here` is the directory of the vmm scripts."""
+    actions = {"deploy": deploy, "attach_disk": attach_disk, "migrate": migrate}
+    report = Report(argv[0])
+    try:
+        return actions[argv[0]](here, argv[1:], report)
+    except SemisharedError as e:
+        report.fail(e)
+    except Exception as e:  # the border of the program: an unexpected failure is a failure of the action
+        import traceback
+
+        for line in traceback.format_exc().splitlines():
+            report.error(line)
+        report.fail(SemisharedError(f"{type(e).__name__}: {e}"))
+    return 1
+
+
+def deploy(here: str, argv: list[str], report: Report) -> NoReturn:
+    """Boot the VM whose domain XML is on stdin, with its disks where and what their records say."""
+    vm_dir = os.path.dirname(argv[0])
+    domain = Domain(sys.stdin.buffer.read(), vm_dir)
+    records = read_records(vm_dir, domain.disk_numbers)
+    unrecorded = _disks_of_ours(vm_dir, report) & set(domain.disk_numbers) - set(records)
+    if unrecorded:
+        # oned's format may be wrong for it, and a qcow2 overlay taken for raw is destroyed by its guest.
+        raise BadRecord(f"disk {min(unrecorded)} of {vm_dir} has no record")
+    for record in records.values():
+        check_disk(vm_dir, record)
+    stdin_is(domain.with_records(records))
+    become(here, "deploy", argv)
+
+
+def attach_disk(here: str, argv: list[str], _report: Report) -> NoReturn:
+    """Attach `argv[1]` to a running VM under the name and format that deploy would give it."""
+    if len(argv) < 5:
+        raise BadArguments(f"{len(argv)} arguments where at least 5 belong")
+    vm_dir = os.path.dirname(argv[1])
+    number = disk_number(argv[1], vm_dir)
+    message = AttachMessage(decode(argv[4].encode()))
+    if number is None or number != message.number:
+        raise BadArguments(f"{argv[1]} is not disk {message.number} of the driver message")
+    record = read_records(vm_dir, [number]).get(number)
+    if record is None:
+        if message.is_ours:
+            raise BadRecord(f"disk {number} of {vm_dir} has no record")
+        become(here, "attach_disk", argv)
+    check_disk(vm_dir, record)
+    changed = list(argv)
+    changed[1] = argv[1] if record.is_local else record.path
+    changed[4] = base64.b64encode(message.with_record(record)).decode()
+    become(here, "attach_disk", changed)
+
+
+def migrate(here: str, argv: list[str], report: Report) -> int:
+    """Move the running VM to another host."""
+    from .live import migrate as live_migrate
+
+    return live_migrate(here, argv, sys.stdin.buffer.read(), report)
+
+
+def read_records(vm_dir: str, numbers: list[int]) -> dict[int, DiskRecord]:
+    """Return the records there are of the disks `numbers`; raise BadRecord for one that cannot be believed."""
+    records: dict[int, DiskRecord] = {}
+    for number in numbers:
+        path = f"{vm_dir}/{RECORDS}/disk.{number}.json"
+        try:
+            with open(path, "rb") as file:
+                records[number] = DiskRecord.parse(number, file.read(65536))
+        except FileNotFoundError:
+            pass
+        except OSError as e:
+            raise BadRecord(f"the record of disk {number}: {e.strerror}: {path}") from None
+    return records
+
+
+def all_records(vm_dir: str) -> Records:
+    """Return the records of all disks of the VM."""
+    numbers = []
+    for name in os.listdir(f"{vm_dir}/{RECORDS}"):
+        base, dot, ending = name.rpartition(".")
+        number = disk_number(f"{vm_dir}/{base}", vm_dir) if ending == "json" and dot else None
+        if number is not None:
+            numbers.append(number)
+    return read_records(vm_dir, sorted(numbers))
+
+
+def check_disk(vm_dir: str, record: DiskRecord) -> None:
+    """Raise unless the disk is what its record says and there: nothing has been started yet."""
+    path = f"{vm_dir}/disk.{record.disk}"
+    link = os.path.normpath(os.path.join(vm_dir, os.readlink(path))) if os.path.islink(path) else ""
+    inside = "/" + vm_dir.strip("/") + "/"
+    if record.is_local and link and not ("/" + link.lstrip("/")).startswith(os.path.normpath(inside) + "/"):
+        raise BadRecord(f"disk {record.disk} is recorded as {record.how} but is a link to {link}")
+    if not record.is_local and "/" + link.lstrip("/") != record.path:
+        raise BadRecord(f"disk {record.disk} is recorded as {record.path} but {link or 'no link'} is there")
+    if not os.path.exists(path):
+        name = path if record.is_local else record.path
+        raise MissingImage(f"disk {record.disk}: {name} is not there on {os.uname().nodename}")
+
+
+def become(here: str, action: str, argv: list[str]) -> NoReturn:
+    """Replace this process by the stock script of `action`."""
+    stock = f"{here}/../kvm/{action}"
+    try:
+        os.execv(stock, [stock, *argv])
+    except OSError as e:
+        raise ToolMissing(f"OpenNebula's own script {os.path.normpath(stock)}: {e.strerror}") from None
+
+
+def _disks_of_ours(vm_dir: str, report: Report) -> set[int]:
+    """Return what vm.xml, written just before deploy, says; without a readable one the records alone count."""
+    try:
+        with open(f"{vm_dir}/vm.xml", "rb") as file:
+            return disks_of_ours(file.read())
+    except FileNotFoundError:
+        return set()
+    except (OSError, BadArguments) as e:
+        report.warn(f"vm.xml is of no use: {e}")
+        return set()
+
+
+def stdin_is(data: bytes) -> None:
+    """Make `data` the standard input of this process and of what it becomes."""
+    fd = os.memfd_create("domain")
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.dup2(fd, 0)
+    os.close(fd)
