@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""install.sh against a remotes tree that holds the stand-ins for OpenNebula's own scripts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+STOCK = ROOT / "tests" / "lab" / "stock"
+OURS = {path.name for path in (ROOT / "vmm").iterdir()}
+
+
+def install(remotes: Path, *options: str, script: Path = ROOT / "install.sh", code: int = 0, **env: str) -> str:
+    done = subprocess.run(
+        [str(script), "--remotes", str(remotes), *options],
+        cwd="/", env={"PATH": os.environ["PATH"], **env}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    if code:
+        assert done.stderr.startswith("install.sh: ") and done.stderr.count("\n") == 1
+        return done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+def snapshot(tree: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Return everything there is below `tree`, with its mode, time and content."""
+    found = {}
+    for path in sorted(tree.rglob("*")):
+        status = path.lstat()
+        content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+        found[str(path.relative_to(tree))] = (status.st_mode, 0 if path.is_dir() else status.st_mtime_ns, content)
+    return found
+
+
+@pytest.fixture
+def remotes(tmp_path: Path) -> Path:
+    tree = tmp_path / "remotes with a space"
+    shutil.copytree(STOCK, tree)
+    for name in ("tm/shared/clone", "datastore/fs/cp", "vmm/lxc/deploy"):
+        (tree / name).parent.mkdir(parents=True)
+        (tree / name).write_text("#!/bin/sh\n")
+    return tree
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a copy of what is installed, to be changed."""
+    tree = tmp_path / "checkout"
+    tree.mkdir()
+    for name in ("tm", "datastore", "vmm", "lib", "etc"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "install.sh", tree)
+    return tree
+
+
+def test_installs_everything_with_modes_and_byte_code(remotes: Path) -> None:
+    install(remotes)
+    for part in ("tm", "datastore", "vmm"):
+        for source in (ROOT / part).iterdir():
+            target = remotes / part / "semishared" / source.name
+            assert target.read_bytes() == source.read_bytes() and target.stat().st_mode & 0o777 == 0o755
+    package = remotes / "lib" / "semishared"
+    modules = [path for path in (ROOT / "lib" / "semishared").rglob("*.py")]
+    assert modules
+    for source in modules:
+        target = package / source.relative_to(ROOT / "lib" / "semishared")
+        assert target.read_bytes() == source.read_bytes() and target.stat().st_mode & 0o777 == 0o644
+        assert list((target.parent / "__pycache__").glob(f"{target.stem}.*.pyc"))
+    assert (remotes / "etc" / "semishared.conf").read_bytes() == (ROOT / "etc" / "semishared.conf").read_bytes()
+    assert not list(remotes.glob(".semishared-install.*"))
+
+
+def test_byte_code_is_valid_after_the_copy_to_a_host(remotes: Path, tmp_path: Path) -> None:
+    install(remotes)
+    host = sync(remotes, tmp_path)
+    shutil.rmtree(remotes)
+    done = subprocess.run(
+        ["/usr/bin/python3", "-I", "-v", "-c", f"import sys; sys.path.insert(0, {str(host / 'lib')!r}); import semishared.errors"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert f"matches {host / 'lib/semishared/errors.py'}" in done.stderr
+
+
+def test_second_run_changes_nothing(remotes: Path) -> None:
+    install(remotes)
+    before = snapshot(remotes)
+    assert "nothing to do" in install(remotes)
+    assert snapshot(remotes) == before
+
+
+def test_runs_from_any_directory_and_by_a_relative_name(remotes: Path, tmp_path: Path) -> None:
+    subprocess.run(
+        [os.path.relpath(ROOT / "install.sh", tmp_path), "--remotes", remotes.name], cwd=tmp_path, check=True, capture_output=True
+    )
+    assert (remotes / "vmm" / "semishared" / "deploy").exists()
+
+
+def test_one_location_is_the_default(remotes: Path, tmp_path: Path) -> None:
+    (tmp_path / "one" / "var").mkdir(parents=True)
+    remotes.rename(tmp_path / "one" / "var" / "remotes")
+    env = {"PATH": os.environ["PATH"], "ONE_LOCATION": str(tmp_path / "one")}
+    subprocess.run([str(ROOT / "install.sh")], env=env, check=True, capture_output=True)
+    assert (tmp_path / "one/var/remotes/tm/semishared").is_dir()
+
+
+def test_dry_run_changes_nothing_and_tells(remotes: Path) -> None:
+    before = snapshot(remotes)
+    assert f"would make {remotes}/vmm/semishared" in install(remotes, "--dry-run")
+    assert snapshot(remotes) == before
+    install(remotes)
+    (remotes / "vmm/semishared/deploy").write_text("old")
+    before = snapshot(remotes)
+    told = install(remotes, "--dry-run")
+    assert f"would replace {remotes}/vmm/semishared" in told and "tm/semishared" not in told and "deploy differ" in told
+    assert snapshot(remotes) == before
+    assert "would remove" in install(remotes, "--dry-run", "--uninstall")
+    assert snapshot(remotes) == before
+
+
+def test_files_of_an_older_version_go(remotes: Path) -> None:
+    install(remotes)
+    old = [remotes / name for name in ("lib/semishared/plan/old.py", "tm/semishared/old", "vmm/semishared/old", "vmm/semishared/x/y")]
+    for path in old:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+    install(remotes)
+    assert not [path for path in old if path.exists()]
+
+
+def test_changed_file_or_mode_is_put_right(remotes: Path) -> None:
+    install(remotes)
+    before = {name: (mode, content) for name, (mode, _, content) in snapshot(remotes).items() if "__pycache__" not in name}
+    (remotes / "vmm/semishared/deploy").chmod(0o644)
+    (remotes / "lib/semishared/errors.py").write_text("")
+    assert "replace" in install(remotes)
+    after = {name: (mode, content) for name, (mode, _, content) in snapshot(remotes).items() if "__pycache__" not in name}
+    assert after == before
+
+
+def test_nothing_of_others_is_touched(remotes: Path) -> None:
+    before = snapshot(remotes)
+    install(remotes)
+    after = snapshot(remotes)
+    assert {name: after[name] for name in before} == before
+    install(remotes, "--uninstall")
+    assert snapshot(remotes) == before
+
+
+def test_uninstall_keeps_a_changed_configuration(remotes: Path) -> None:
+    install(remotes)
+    conf = remotes / "etc" / "semishared.conf"
+    conf.write_text("[hosts]\n")
+    assert "kept" in install(remotes)
+    assert "kept" in install(remotes, "--uninstall")
+    assert conf.read_text() == "[hosts]\n"
+    assert not list(remotes.glob("*/semishared"))
+    assert "kept" in install(remotes, "--uninstall")
+
+
+def test_every_executable_of_kvm_gets_a_forwarder(remotes: Path) -> None:
+    kvm = remotes / "vmm" / "kvm"
+    (kvm / "invented_by_8.0").write_text("#!/bin/sh\n")
+    (kvm / "invented_by_8.0").chmod(0o755)
+    (kvm / "kvmrc").write_text("export A=b\n")
+    (kvm / "a directory").mkdir()
+    (kvm / "rm -rf $HOME").write_text("#!/bin/sh\n")
+    (kvm / "rm -rf $HOME").chmod(0o755)
+    install(remotes)
+    made = {path.name for path in (remotes / "vmm" / "semishared").iterdir()}
+    stock = {path.name for path in kvm.iterdir() if path.is_file() and os.access(path, os.X_OK) and " " not in path.name}
+    assert made == stock | OURS
+    (kvm / "invented_by_8.0").unlink()
+    install(remotes)
+    assert not (remotes / "vmm/semishared/invented_by_8.0").exists()
+
+
+def sync(remotes: Path, tmp_path: Path) -> Path:
+    """Copy as `onehost sync` does."""
+    host = tmp_path / "var tmp one"
+    host.mkdir()
+    subprocess.run(["rsync", "-LRaz", "--delete", ".", str(host)], cwd=remotes, check=True)
+    return host
+
+
+def test_forwarder_hands_over_arguments_input_output_and_exit_code_on_a_host(remotes: Path, tmp_path: Path) -> None:
+    stub = remotes / "vmm" / "kvm" / "cancel"
+    stub.write_text('#!/bin/bash\nprintf "%s\\n" "$(dirname "$0")" "$@"; cat; exit 37\n')
+    (remotes / "vmm/kvm/linked").symlink_to("cancel")
+    install(remotes)
+    host = sync(remotes, tmp_path)
+    hostile = ["a b", "", "$(touch x)", "-n", "it's", '"', "é\n"]
+    for action in ("cancel", "linked"):
+        done = subprocess.run([str(host / "vmm/semishared" / action), *hostile], input=b"in\0put\n", capture_output=True)
+        directory = f"{host}/vmm/semishared/../kvm"
+        assert done.stdout == "\n".join([directory, *hostile, ""]).encode() + b"in\0put\n"
+        assert (done.returncode, done.stderr) == (37, b"")
+
+
+def test_clear_errors(remotes: Path, tmp_path: Path, checkout: Path) -> None:
+    assert "not a directory" in install(tmp_path / "none", code=1)
+    assert "no vmm/kvm/deploy" in install(tmp_path, code=1)
+    assert "unknown argument" in install(remotes, "--wipe", code=1)
+    assert "needs a directory" in install(remotes, "--remotes", code=1)
+    script = checkout / "install.sh"
+    text = script.read_text()
+    script.write_text(text.replace("/usr/bin/python3", "/usr/bin/python-none"))
+    assert "python3 (3.9 or newer)" in install(remotes, script=script, code=1)
+    old = tmp_path / "python2"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    script.write_text(text.replace("/usr/bin/python3", str(old)))
+    assert "older than 3.9" in install(remotes, script=script, code=1)
+    assert not list(remotes.glob("*/semishared"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root drops its rights to become nobody")
+def test_unwritable_remotes(remotes: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["setpriv", "--reuid", "65534", "--clear-groups", str(ROOT / "install.sh"), "--remotes", "/usr/lib", "--dry-run"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert "no vmm/kvm/deploy" in done.stderr
+    for path in (tmp_path, *tmp_path.parents):
+        if str(path).startswith("/tmp/pytest"):
+            path.chmod(0o755)
+    done = subprocess.run(
+        ["setpriv", "--reuid", "65534", "--clear-groups", str(ROOT / "install.sh"), "--remotes", str(remotes)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1 and "is not writable for nobody" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_failing_half_way_leaves_the_old_version(remotes: Path, checkout: Path) -> None:
+    script = checkout / "install.sh"
+    install(remotes, script=script)
+    before = snapshot(remotes)
+    (checkout / "lib/semishared/errors.py").write_text("not python at all (")
+    done = subprocess.run([str(script), "--remotes", str(remotes)], capture_output=True, text=True)
+    assert done.returncode == 1 and "cannot compile" in done.stderr
+    assert snapshot(remotes) == before
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None or shutil.which("shfmt") is None, reason="no shell linters")
+def test_shell_is_clean() -> None:
+    shell = [ROOT / "install.sh", STOCK / "scripts_common.sh"]
+    for directory in (ROOT / "vmm", STOCK / "vmm" / "kvm"):
+        shell += [path for path in directory.iterdir() if "python" not in path.read_text().splitlines()[0]]
+    subprocess.run(["shellcheck", "-x", "-P", str(STOCK / "vmm/kvm"), *map(str, shell)], check=True)
+    subprocess.run(["shfmt", "-i", "4", "-d", *map(str, shell)], check=True)

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The installed hypervisor directory, called as one_vmm_exec calls it, beside stock scripts that record what they get."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDER = """#!/bin/sh
+here=$(dirname "$0")
+printf '%s\\0' "$0" "$@" >"$here/argv"
+cat >"$here/stdin"
+printf '75b33178-6a6b-4667-b9b8-64da283038a7\\n'
+exit 37
+"""
+DOMAIN = """<domain type='kvm'>
+	<name>one-7</name>
+	<devices>
+		<disk type='file' device='disk'>
+			<source file='{0}/disk.0'/>
+			<target dev='vda' bus='virtio'/>
+			<driver name='qemu' type='raw' cache='none' discard='unmap'/>
+		</disk>
+		<disk type='file' device='disk'>
+			<source file='{0}/disk.1'/>
+			<target dev='vdb' bus='virtio'/>
+			<driver name='qemu' type='raw' cache='none' discard='unmap'/>
+		</disk>
+		<disk type='file' device='cdrom'>
+			<source file='{0}/disk.2'/>
+			<target dev='sda' bus='sata'/>
+			<readonly/>
+			<driver name='qemu' type='raw' cache='none'/>
+		</disk>
+	</devices>
+	<metadata><one:vm xmlns:one="http://opennebula.org/xmlns/libvirt/1.0"><one:name><![CDATA[<&>]]></one:name></one:vm></metadata>
+</domain>
+
+"""
+
+
+class Got(NamedTuple):
+    """What the stock script got."""
+
+    argv: list[str]
+    stdin: bytes
+
+
+class Host:
+    """A host's /var/tmp/one and datastores, in a directory."""
+
+    def __init__(self, top: Path) -> None:
+        self.remotes = top / "one"
+        self.kvm = self.remotes / "vmm" / "kvm"
+        self.kvm.mkdir(parents=True)
+        for action in ("deploy", "attach_disk", "detach_disk", "migrate", "save", "restore", "cancel"):
+            (self.kvm / action).write_text(RECORDER)
+            (self.kvm / action).chmod(0o755)
+        subprocess.run([str(ROOT / "install.sh"), "--remotes", str(self.remotes)], check=True, capture_output=True)
+        self.stores = top / "data stores"
+        self.vm_dir = self.stores / "101" / "7"
+        self.vm_dir.mkdir(parents=True)
+        self.spelled = f"{self.stores}//101/7"
+        """The VM directory as oned spells it."""
+        self.image = self.stores / "100" / ".semishared" / "abc" / "image"
+        self.image.parent.mkdir(parents=True)
+        (self.stores / "100" / "abc").write_bytes(b"image")
+        self.image.symlink_to("../../abc")
+
+    def add_local(self, disk: int, how: str = "overlay", format: str = "qcow2", **changes: object) -> None:
+        (self.vm_dir / f"disk.{disk}").write_bytes(b"disk")
+        self.add_record(disk, "local", how, format, str(self.vm_dir / f"disk.{disk}"), **changes)
+
+    def add_in_place(self, disk: int, format: str = "raw", **changes: object) -> None:
+        (self.vm_dir / f"disk.{disk}").symlink_to(self.image)
+        self.add_record(disk, "shared", "in-place", format, str(self.image), **changes)
+
+    def add_record(self, disk: int, place: str, how: str, format: str, path: str, /, **changes: object) -> None:
+        record = {"version": 1, "disk": disk, "place": place, "how": how, "format": format, "path": path, "readonly": False}
+        (self.vm_dir / ".semishared").mkdir(exist_ok=True)
+        (self.vm_dir / ".semishared" / f"disk.{disk}.json").write_text(json.dumps({**record, **changes}))
+
+    def call(self, action: str, *argv: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        for name in ("argv", "stdin"):
+            (self.kvm / name).unlink(missing_ok=True)
+        return subprocess.run(
+            [str(self.remotes / "vmm" / "semishared" / action), *argv],
+            input=stdin, capture_output=True, cwd="/", env={"PATH": os.environ["PATH"], "PYTHONPATH": "/none"},
+        )  # fmt: skip
+
+    def got(self, action: str) -> Optional[Got]:
+        if not (self.kvm / "argv").exists():
+            return None
+        name, *argv, last = (self.kvm / "argv").read_bytes().decode().split("\0")
+        assert last == "" and Path(name).resolve() == self.kvm / action
+        return Got(argv, (self.kvm / "stdin").read_bytes())
+
+    def passes(self, action: str, *argv: str, stdin: bytes = b"") -> Got:
+        """Call, and see that output and exit code are those of the stock script."""
+        done = self.call(action, *argv, stdin=stdin)
+        assert (done.returncode, done.stderr) == (37, b"")
+        assert done.stdout == b"75b33178-6a6b-4667-b9b8-64da283038a7\n"
+        got = self.got(action)
+        assert got
+        return got
+
+    def refuses(self, action: str, *argv: str, stdin: bytes = b"") -> str:
+        """Call, and see one plain line and nothing done."""
+        done = self.call(action, *argv, stdin=stdin)
+        assert done.returncode == 1 and done.stdout == b"" and self.got(action) is None
+        lines = done.stderr.decode().splitlines()
+        plain = [line for line in lines if not line.startswith(("ERROR: ", "WARN: ", "INFO: "))]
+        assert len(plain) == 1 and plain[0].startswith(f"{action}: "), lines
+        return plain[0]
+
+    def break_package(self) -> None:
+        """Make everything of ours fail that is imported."""
+        shutil.rmtree(self.remotes / "lib" / "semishared")
+        (self.remotes / "vmm" / "semishared" / "with_records").write_text("#!/bin/false\n")
+
+    @property
+    def domain(self) -> bytes:
+        return DOMAIN.format(self.spelled).encode()
+
+    def deploy_argv(self) -> list[str]:
+        return [f"{self.spelled}/deployment.0", "h1", "7", "h1"]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+ODD = ["with space", "$(touch /tmp/x)", "`id`;", "it's", '"', "-n", "", "new\nline", "\u00fc"]
+
+
+@pytest.mark.parametrize("action", ["deploy", "attach_disk", "detach_disk", "save", "restore", "cancel"])
+def test_vm_of_others_gets_the_stock_script_untouched_and_nothing_of_ours_is_imported(host: Host, action: str) -> None:
+    host.break_package()
+    stdin = b"<not xml\0\xff" + host.domain
+    argv = [f"{host.spelled}/deployment.0", f"{host.spelled}/disk.0", *ODD]
+    assert host.passes(action, *argv, stdin=stdin) == Got(argv, stdin)
+
+
+@pytest.mark.parametrize("action", ["deploy", "attach_disk", "cancel"])
+def test_missing_arguments_are_the_stock_scripts_business(host: Host, action: str) -> None:
+    assert host.passes(action) == Got([], b"")
+
+
+def test_deploy_writes_what_the_records_say(host: Host) -> None:
+    host.add_in_place(0)
+    host.add_local(1)
+    got = host.passes("deploy", *host.deploy_argv(), stdin=host.domain)
+    wanted = host.domain.decode().replace(f"{host.spelled}/disk.0", str(host.image))
+    first, second = wanted.split("<target dev='vdb'", 1)
+    wanted = first + "<target dev='vdb'" + second.replace("type='raw'", "type='qcow2'", 1)
+    assert got == Got(host.deploy_argv(), wanted.encode())
+
+
+def test_deploy_with_an_empty_record_directory_changes_nothing(host: Host) -> None:
+    (host.vm_dir / ".semishared").mkdir()
+    assert host.passes("deploy", *host.deploy_argv(), stdin=host.domain) == Got(host.deploy_argv(), host.domain)
+
+
+def test_deploy_of_a_large_domain(host: Host) -> None:
+    host.add_local(0)
+    stdin = host.domain.replace(b"<name>", b"<!--" + b"x" * 3_000_000 + b"--><name>")
+    got = host.passes("deploy", *host.deploy_argv(), stdin=stdin)
+    assert len(got.stdin) == len(stdin) + len("qcow2") - len("raw")
+
+
+def test_deploy_refuses_a_record_that_cannot_be_believed(host: Host) -> None:
+    host.add_local(0, version=2)
+    assert "newer" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+    record = host.vm_dir / ".semishared" / "disk.0.json"
+    record.write_text("{")
+    assert "disk 0" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+    record.unlink()
+    record.mkdir()
+    assert "disk 0" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+    record.rmdir()
+    record.symlink_to("/proc/self/mem")
+    assert "disk 0" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+    shutil.rmtree(host.vm_dir / ".semishared")
+    (host.vm_dir / ".semishared").write_text("")
+    assert "disk 0" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+
+
+def test_deploy_refuses_a_disk_of_ours_that_lost_its_record(host: Host) -> None:
+    host.add_local(0)
+    vm = "<VM><TEMPLATE><DISK><DISK_ID>1</DISK_ID><TM_MAD>{}</TM_MAD></DISK></TEMPLATE></VM>"
+    (host.vm_dir / "vm.xml").write_text(vm.format("semishared"))
+    assert "disk 1 of" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+    (host.vm_dir / "vm.xml").write_text(vm.format("shared"))
+    host.passes("deploy", *host.deploy_argv(), stdin=host.domain)
+
+
+def test_deploy_refuses_a_missing_file(host: Host) -> None:
+    host.add_local(0)
+    host.add_in_place(1)
+    (host.vm_dir / "disk.0").unlink()
+    assert "disk.0 is not there" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+    (host.vm_dir / "disk.0").touch()
+    (host.stores / "100" / "abc").unlink()
+    assert f"{host.image} is not there" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+    (host.vm_dir / "disk.1").unlink()
+    assert "no link is there" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+
+
+def test_deploy_refuses_a_disk_that_is_not_what_its_record_says(host: Host) -> None:
+    host.add_local(0)
+    (host.vm_dir / "disk.0").unlink()
+    (host.vm_dir / "disk.0").symlink_to(host.image)
+    assert "is a link to" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+    (host.vm_dir / "disk.0").unlink()
+    (host.vm_dir / ".semishared" / "disk.0.json").unlink()
+    host.add_in_place(0, path="/var/lib/one/datastores/100/.semishared/other/image")
+    assert "other/image" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+
+
+@pytest.mark.parametrize("stdin", [b"", b"<domain>", b"<!DOCTYPE domain><domain/>", b"<a/>"])
+def test_deploy_refuses_what_is_no_domain(host: Host, stdin: bytes) -> None:
+    host.add_local(0)
+    assert "[SS001]" in host.refuses("deploy", *host.deploy_argv(), stdin=stdin)
+
+
+def test_deploy_of_a_moved_vm_names_the_new_directory(host: Host) -> None:
+    host.add_local(0, path="/var/lib/one/datastores/103/7/disk.0")
+    got = host.passes("deploy", *host.deploy_argv(), stdin=host.domain)
+    assert got.stdin == host.domain.replace(b"type='raw'", b"type='qcow2'", 1)
+
+
+def test_failing_stock_script_is_named(host: Host) -> None:
+    host.add_local(0)
+    (host.kvm / "deploy").unlink()
+    assert "kvm/deploy" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+
+
+def attach_argv(host: Host, number: int, more: str = "", attach: str = "YES") -> list[str]:
+    disk = (
+        f"<DISK><ATTACH><![CDATA[{attach}]]></ATTACH><DISK_ID><![CDATA[{number}]]></DISK_ID><DRIVER><![CDATA[raw]]></DRIVER>"
+        f"<FORMAT><![CDATA[raw]]></FORMAT><TYPE><![CDATA[FILE]]></TYPE><DISK_TYPE><![CDATA[FILE]]></DISK_TYPE>{more}</DISK>"
+    )
+    text = f"<VMM_DRIVER_ACTION_DATA><VM><ID>7</ID><TEMPLATE>{disk}</TEMPLATE></VM></VMM_DRIVER_ACTION_DATA>"
+    return ["252e", f"{host.spelled}/disk.{number}", "vde", "4", base64.b64encode(text.encode()).decode(), "7", "h1"]
+
+
+def test_attach_of_an_overlay_over_a_raw_image(host: Host) -> None:
+    host.add_local(5)
+    argv = attach_argv(host, 5)
+    got = host.passes("attach_disk", *argv, stdin=b"message")
+    assert got.argv[:4] + got.argv[5:] == argv[:4] + argv[5:] and got.stdin == b"message"
+    text = base64.b64decode(argv[4]).decode().replace("<![CDATA[raw]]>", "qcow2")
+    assert base64.b64decode(got.argv[4]).decode() == text.replace("<DISK_TYPE><![CDATA[FILE]]>", "<DISK_TYPE><![CDATA[FILE]]>")
+
+
+def test_attach_in_place_names_what_deploy_would(host: Host) -> None:
+    host.add_in_place(5)
+    argv = attach_argv(host, 5)
+    got = host.passes("attach_disk", *argv)
+    assert got.argv == [argv[0], str(host.image), *argv[2:4], got.argv[4], *argv[5:]]
+    assert b"<DRIVER><![CDATA[raw]]></DRIVER>" in base64.b64decode(got.argv[4])
+
+
+def test_attach_of_a_foreign_disk_to_a_vm_of_ours_is_untouched(host: Host) -> None:
+    host.add_local(0)
+    argv = attach_argv(host, 5, "<TM_MAD>shared</TM_MAD>")
+    assert host.passes("attach_disk", *argv, stdin=b"x") == Got(argv, b"x")
+
+
+def test_attach_refuses(host: Host) -> None:
+    host.add_local(0)
+    assert "no record" in host.refuses("attach_disk", *attach_argv(host, 5, "<TM_MAD>semishared</TM_MAD>"))
+    host.add_local(5)
+    argv = attach_argv(host, 5)
+    assert "not disk 0" in host.refuses("attach_disk", *argv[:4], attach_argv(host, 0)[4], *argv[5:])
+    assert "0 disks to attach" in host.refuses("attach_disk", *attach_argv(host, 5, attach="NO"))
+    assert "not base64" in host.refuses("attach_disk", *argv[:4], "@@@", *argv[5:])
+    assert "arguments" in host.refuses("attach_disk", *argv[:4])
+    (host.vm_dir / "disk.5").unlink()
+    assert "is not there" in host.refuses("attach_disk", *argv)
+
+
+MIGRATE_ARGV = ["252e", "h2", "h1", "7", "h1"]
+
+
+def migrate_stdin(host: Host, disks: str = "") -> bytes:
+    return (
+        f"<VMM_DRIVER_ACTION_DATA><HOST>h1</HOST><MIGR_HOST>h2</MIGR_HOST><DISK_TARGET_PATH>{host.spelled}</DISK_TARGET_PATH>"
+        f"<VM><ID>7</ID><TEMPLATE>{disks}<CONTEXT><DISK_ID><![CDATA[2]]></DISK_ID></CONTEXT></TEMPLATE></VM>"
+        f"<DATASTORE><BASE_PATH><![CDATA[{host.stores}//101]]></BASE_PATH><TEMPLATE><SHARED>NO</SHARED></TEMPLATE></DATASTORE>"
+        "</VMM_DRIVER_ACTION_DATA>"
+    ).encode()
+
+
+def test_migration_of_a_vm_of_others_is_untouched_and_nothing_of_ours_is_imported(host: Host) -> None:
+    host.break_package()
+    stdin = migrate_stdin(host, "<X>\u00fc</X>") + b"\n\n"
+    argv = [*MIGRATE_ARGV, *ODD]
+    assert host.passes("migrate", *argv, stdin=stdin) == Got(argv, stdin)
+
+
+def test_migration_of_a_vm_with_foreign_disks_only_is_untouched(host: Host) -> None:
+    (host.vm_dir / ".semishared").mkdir()
+    stdin = migrate_stdin(host, "<DISK><DISK_ID>0</DISK_ID><TM_MAD>shared</TM_MAD></DISK>")
+    assert host.passes("migrate", *MIGRATE_ARGV, stdin=stdin) == Got(MIGRATE_ARGV, stdin)
+
+
+def test_migration_without_a_known_vm_directory_is_refused(host: Host) -> None:
+    for stdin in (b"", b"<a/>", b"<VMM_DRIVER_ACTION_DATA/>", migrate_stdin(host).replace(str(host.stores).encode(), b"x")):
+        assert "nothing was done" in host.refuses("migrate", *MIGRATE_ARGV, stdin=stdin)
+    assert "nothing was done" in host.refuses("migrate", "252e", "h2", "h1", "../7", "h1", stdin=migrate_stdin(host))
+
+
+def libvirt(host: Host, *disks: str) -> None:
+    """Give the host a libvirt (its test driver) that runs the VM, and a kvmrc that leads there."""
+    node = host.remotes / "node.xml"
+    domain = (
+        "<domain type='test'><name>252e</name><uuid>75b33178-6a6b-4667-b9b8-64da283038a7</uuid><memory>8192</memory>"
+        f"<os><type>hvm</type></os><devices>{''.join(disks)}</devices></domain>"
+    )
+    node.write_text(f"<node>{domain}</node>")
+    kvmrc = host.remotes / "etc" / "vmm" / "kvm" / "kvmrc"
+    kvmrc.parent.mkdir(parents=True)
+    kvmrc.write_text(
+        f"export LIBVIRT_URI='test://{node}'\nexport QEMU_PROTOCOL=qemu+unix\nMIGRATE_OPTIONS='--verbose \"--timeout\" 5'\n"
+    )
+
+
+def live_disk(path: object, dev: str, more: str = "") -> str:
+    return f"<disk type='file' device='disk'><source file='{path}'/><target dev='{dev}' bus='virtio'/>{more}</disk>"
+
+
+needs_virsh = pytest.mark.skipif(shutil.which("virsh") is None, reason="no virsh")
+
+
+@needs_virsh
+@pytest.mark.parametrize("how", ["overlay", "copy", "volatile"])
+def test_migration_with_a_local_disk_names_it_and_does_nothing(host: Host, how: str) -> None:
+    host.add_in_place(0)
+    host.add_local(1, how)
+    libvirt(host, live_disk(host.image, "vda"), live_disk(f"{host.spelled}/disk.1", "vdb"))
+    said = host.refuses("migrate", *MIGRATE_ARGV, stdin=migrate_stdin(host))
+    assert f"disk 1 ({how})" in said and "[SS041]" in said
+
+
+@needs_virsh
+def test_migration_with_an_unknown_file_names_it_and_does_nothing(host: Host) -> None:
+    host.add_in_place(0)
+    foreign = live_disk("/var/lib/one/datastores/102/foreign", "vdb")
+    context = live_disk(f"{host.spelled}/disk.2", "vdc", "<readonly/>")
+    libvirt(host, live_disk(host.image, "vda"), foreign, context)
+    assert "disk vdb (/var/lib/one/datastores/102/foreign)" in host.refuses("migrate", *MIGRATE_ARGV, stdin=migrate_stdin(host))
+
+
+@needs_virsh
+def test_migration_refuses_what_it_cannot_do(host: Host) -> None:
+    host.add_in_place(0)
+    libvirt(host, live_disk(host.image, "vda"), live_disk(f"{host.spelled}/disk.2", "vdc", "<readonly/>"))
+    proof = host.vm_dir / ".semishared" / "migration.json"
+    proof.write_text(json.dumps({"version": 1, "to": "h2", "shared_checked": [str(host.stores / "100")]}))
+    stdin = migrate_stdin(host)
+    assert "another system datastore" in host.refuses("migrate", "252e", "h1", "h1", "7", "h1", stdin=stdin)
+    lost = migrate_stdin(host, "<DISK><DISK_ID>3</DISK_ID><TM_MAD>semishared</TM_MAD></DISK>")
+    assert "disk 3 of" in host.refuses("migrate", *MIGRATE_ARGV, stdin=lost)
+    assert "not a host name" in host.refuses("migrate", "252e", "-oProxyCommand=x", "h1", "7", "h1", stdin=stdin)
+    assert "not the arguments" in host.refuses("migrate", "--help", "h2", "h1", "7", "h1", stdin=stdin)
+    assert proof.exists()
+    # All is well up to the other libvirtd, which is not there: nothing was started, and the proof is used up.
+    assert "does not answer at qemu+unix://h2/system" in host.refuses("migrate", *MIGRATE_ARGV, stdin=stdin)
+    assert not proof.exists()
