@@ -120,8 +120,10 @@ class Node:
             pid = int(line)
             (self.folder / "init").write_text(f"{pid} {state.started(pid)}")
             cgroups.release_parent(site.lab_id, state.parent(pid))
+            # The same hardware address after each start, as a machine has: the others keep it in their ARP tables.
+            card = "02:00:" + ":".join(f"{int(part):02x}" for part in self.ip.split("."))
             self._switch(
-                f"link add {self.name} type veth peer name eth0 netns {pid}",
+                f"link add {self.name} type veth peer name eth0 address {card} netns {pid}",
                 f"link set {self.name} master br0 up",
             )
             self._parent.stdin.write(b"go\n")
@@ -195,7 +197,38 @@ class Node:
         """Start a program in the node, as `user`, with a clean environment plus `env`."""
         words, full = self._command(argv, user, env, cwd)
         popen_kwargs.setdefault("start_new_session", True)
-        return NodeProcess(words, env=full, **popen_kwargs)
+        # A pipe belongs to whoever made it, and opening /dev/stdin or /dev/stderr anew asks for that: without this the
+        # program could not, as it can below the real oned.
+        uid = self.uid_of(user)
+        mine = {}
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            if popen_kwargs.get(name) == subprocess.PIPE:
+                ends = os.pipe()
+                os.fchown(ends[0], uid, -1)
+                popen_kwargs[name] = ends[min(number, 1)]
+                mine[name] = ends
+        try:
+            process = NodeProcess(words, env=full, **popen_kwargs)
+        except BaseException:
+            for ends in mine.values():
+                os.close(ends[0])
+                os.close(ends[1])
+            raise
+        text = any(popen_kwargs.get(name) for name in ("text", "universal_newlines", "encoding"))
+        for name, (reading, writing) in mine.items():
+            theirs, ours = (reading, writing) if name == "stdin" else (writing, reading)
+            os.close(theirs)
+            kind = ("w" if name == "stdin" else "r") + ("" if text else "b")
+            setattr(process, name, os.fdopen(ours, kind, encoding="utf-8" if text else None))
+        return process
+
+    def uid_of(self, user: str) -> int:
+        """Return a user's uid in the node."""
+        for line in (self.folder / "etc/passwd").read_text().splitlines():
+            fields = line.split(":")
+            if fields[0] == user:
+                return int(fields[2])
+        raise KeyError(f"{self.name} has no user {user}")
 
     def run(
         self,

@@ -169,6 +169,8 @@ def leftovers(lab_id: str, namespaces: Set[str]) -> List[str]:
         if not entry.name.isdigit():
             continue
         pid = int(entry.name)
+        if not started(pid):
+            continue  # dead, and only waiting for the machine's pid 1 to notice
         inside = namespaces_of(pid) & namespaces
         try:
             words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()

@@ -1,5 +1,6 @@
 #!/bin/busybox sh
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=dash
 # First process of a lab guest: load the drivers, then become the agent on the serial console. (busybox: the shell of
 # the initramfs; commands are its own.)
 /bin/busybox mkdir -p /proc /sys /dev /mnt
