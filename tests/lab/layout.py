@@ -135,7 +135,7 @@ def lay_out(folder: Path, keys: Path, name: str, names: Dict[str, str], stores: 
         home / ".ssh/known_hosts": "* " + (keys / "host.pub").read_text(),
     }
     if name == "fe":
-        files[home / ".one/one_auth"] = "oneadmin:opennebula\n"
+        files[home / ".one/one_auth"] = "oneadmin:password\n"
     os.chmod(home / ".ssh", 0o700)
     for path, text in files.items():
         path.write_text(text)
