@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put up a lab by hand and look around in it.
 
-    python3 -m lab up [N]            a front-end and N hosts (2) that stay until `down`
-    python3 -m lab install           the checkout's drivers into it
-    python3 -m lab status            what is up, and where its files are
-    python3 -m lab exec NODE CMD...  a command in a node, as oneadmin; `root@NODE` as root
-    python3 -m lab down              take all standing labs away, and what dead test runs left
+python3 -m lab up [N]            a front-end and N hosts (2) that stay until `down`
+python3 -m lab install           the checkout's drivers into it
+python3 -m lab status            what is up, and where its files are
+python3 -m lab exec NODE CMD...  a command in a node, as oneadmin; `root@NODE` as root
+python3 -m lab down              take all standing labs away, and what dead test runs left
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from typing import List
 
-from lab import state
+from lab import layout, state
 from lab.hosts import MOST_HOSTS, Lab
 from lab.node import Node
 
@@ -34,16 +33,15 @@ def _status() -> None:
             print(f"  {node.name:4} {node.ip:15} {'up   pid ' + str(node.pid) if node.up else 'down'}")
 
 
-def _exec(target: str, words: List[str]) -> int:
+def _exec(target: str, words: list[str]) -> int:
     user, _, name = target.rpartition("@")
     lab = _one()
     try:
         node: Node = lab.node(name)
     except KeyError:
         raise SystemExit(f"lab: no node {name}; `lab status` lists them") from None
-    kind = {"user": user} if user else {}
     # In our own session, so that a shell in the node has the terminal.
-    process = node.popen(words or ["bash"], start_new_session=False, **kind)
+    process = node.popen(words or ["bash"], user=user or layout.USER, start_new_session=False)
     return subprocess.Popen.wait(process)
 
 

@@ -8,8 +8,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional, Sequence
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[1]
@@ -68,18 +68,26 @@ def kvm_works() -> bool:
     return works
 
 
-def capabilities() -> Optional[Path]:
-    """Return libvirt's kept QEMU capabilities; libvirt itself checks that they still fit."""
-    folder = CACHE / "capabilities"
+def _capabilities() -> Path:
+    parts = [os.uname().release]
+    for program in ("/usr/bin/qemu-system-x86_64", "/usr/sbin/libvirtd"):
+        parts.append(str(os.stat(program).st_ctime_ns))
+    return CACHE / ("capabilities-" + hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16])
+
+
+def capabilities() -> Path | None:
+    """Return libvirt's kept QEMU capabilities; libvirt itself checks again that they still fit."""
+    folder = _capabilities()
     return folder if folder.exists() else None
 
 
 def keep_capabilities(folder: Path) -> None:
     """Keep the capabilities a libvirtd has just found out."""
+    CACHE.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(dir=CACHE))
     shutil.copytree(folder, new / "capabilities", ignore=shutil.ignore_patterns("*.lock"))
     try:
-        (new / "capabilities").rename(CACHE / "capabilities")
+        (new / "capabilities").rename(_capabilities())
     except OSError:
         pass  # another lab was faster
     shutil.rmtree(new)

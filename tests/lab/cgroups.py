@@ -7,7 +7,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional
+from typing import Optional
 
 WANTED = ("cpu", "cpuacct", "memory", "pids")
 
@@ -20,9 +20,9 @@ class Hierarchy:
     controllers: str
 
 
-def hierarchies() -> List[Hierarchy]:
+def hierarchies() -> list[Hierarchy]:
     """List the hierarchies a node gets a subtree in: the v1 ones libvirt wants, else the unified one."""
-    old: List[Hierarchy] = []
+    old: list[Hierarchy] = []
     unified: Optional[Hierarchy] = None
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
@@ -46,9 +46,9 @@ def _enable_controllers(group: Path) -> None:
             continue  # not offered here, or the group still holds processes: libvirt then does without
 
 
-def create(lab_id: str, node: str) -> List[Path]:
+def create(lab_id: str, node: str) -> list[Path]:
     """Make the node's groups and return the files its first process writes itself into."""
-    files: List[Path] = []
+    files: list[Path] = []
     for hierarchy in hierarchies():
         top = hierarchy.mount / f"semishared-{lab_id}"
         group = top / node
@@ -77,7 +77,7 @@ def release_parent(lab_id: str, parent: int) -> None:
                 continue
 
 
-def leftovers(lab_id: str) -> List[Path]:
+def leftovers(lab_id: str) -> list[Path]:
     """List the groups of this lab that still exist."""
     tops = (hierarchy.mount / f"semishared-{lab_id}" for hierarchy in hierarchies())
     return [top for top in tops if top.exists()]

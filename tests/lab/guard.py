@@ -3,9 +3,10 @@
 
 Started by `Lab.up()` in a session of its own, so that Ctrl-C does not reach it. It starts the lab's keeper (the process
 everything in the lab descends from) and waits: for the end of its standard input, which is a pipe the owner holds open,
-for SIGTERM, or for the end of the keeper. Whichever comes, it removes the lab and ends.
+for SIGTERM, or for the end of the keeper. Whichever comes, it removes the lab and ends. An owner that writes `stay` into
+the pipe leaves the lab standing.
 
-    python3 -m lab.guard STATE_DIRECTORY follow|stay
+    python3 -m lab.guard STATE_DIRECTORY
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from lab import state
 HERE = Path(__file__).resolve().parent
 
 
-def main(folder: Path, follow: bool) -> int:
+def main(folder: Path) -> int:
     """Run until the lab has to go; print the keeper's pid once it is there."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -49,13 +50,15 @@ def main(folder: Path, follow: bool) -> int:
             state.write(folder, record)
             print(pid, flush=True)
             os.set_blocking(keeper.stdout.fileno(), False)
-            watched = [woken, keeper.stdout.fileno()] + ([0] if follow else [])
+            watched = [woken, keeper.stdout.fileno(), 0]
             while True:
                 ready = select.select(watched, [], [])[0]
                 if woken in ready or keeper.stdout.fileno() in ready:
                     break
-                if 0 in ready and not os.read(0, 4096):
-                    break
+                if 0 in ready:
+                    if os.read(0, 4096) != b"stay":
+                        break
+                    watched.remove(0)
     finally:
         state.remove(folder)
         keeper.wait()
@@ -63,4 +66,4 @@ def main(folder: Path, follow: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2] == "follow"))
+    sys.exit(main(Path(sys.argv[1])))

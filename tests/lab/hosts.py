@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Callable, Dict, Iterable, List, Optional, Sequence, Set, Type
+from typing import Callable, Optional
 
 from lab import caches, layout, state
 from lab.node import Node, Site
@@ -36,8 +37,8 @@ class Lab:
         self.stores: Sequence[int] = tuple(record["stores"])
         self.uid, self.gid = layout.owner_ids()
         site = Site(folder, record["keeper"], self.stores, record["kvm"], record["sharedfs"])
-        self._nodes: Dict[str, Node] = {name: Node(site, name, ip) for name, ip in record["nodes"].items()}
-        self._namespaces: Set[str] = set()
+        self._nodes: dict[str, Node] = {name: Node(site, name, ip) for name, ip in record["nodes"].items()}
+        self._namespaces: set[str] = set()
         self._guard: Optional[subprocess.Popen[bytes]] = None
 
     @property
@@ -46,7 +47,7 @@ class Lab:
         return self._nodes["fe"]
 
     @property
-    def hosts(self) -> List[Node]:
+    def hosts(self) -> list[Node]:
         """Return the hosts in order."""
         return [node for name, node in self._nodes.items() if name != "fe"]
 
@@ -55,7 +56,7 @@ class Lab:
         return self._nodes[name]
 
     @classmethod
-    def standing(cls) -> "List[Lab]":
+    def standing(cls) -> list[Lab]:
         """List the labs put up to stay (`lab up`) that are still there."""
         found = []
         for folder in state.folders():
@@ -67,7 +68,7 @@ class Lab:
     # -- up and down ----------------------------------------------------------------------------------------------
 
     @classmethod
-    def up(cls, hosts: int = 2, stores: Sequence[int] = (100,), stay: bool = False) -> "Lab":
+    def up(cls, hosts: int = 2, stores: Sequence[int] = (100,), stay: bool = False) -> Lab:
         """Put up a lab; with `stay` it remains when this process ends, until `lab down`."""
         if not 1 <= hosts <= MOST_HOSTS:
             raise ValueError(f"a lab has 1 to {MOST_HOSTS} hosts, not {hosts}")
@@ -89,7 +90,7 @@ class Lab:
         folder = state.create(record)
         guard: Optional[subprocess.Popen[bytes]] = None
         try:
-            guard = cls._start_guard(folder, stay)
+            guard = cls._start_guard(folder)
             record = state.read(folder)
             names = {"fe": f"{record['subnet']}.1"}
             names.update({f"h{number}": f"{record['subnet']}.{10 + number}" for number in range(1, hosts + 1)})
@@ -99,19 +100,22 @@ class Lab:
             lab._guard = guard
             lab._prepare(sharedfs, names)
             lab._start_all()
+            if stay:
+                assert guard.stdin
+                os.write(guard.stdin.fileno(), b"stay")
         except BaseException:
             _end(folder, guard)
             raise
         return lab
 
     @staticmethod
-    def _start_guard(folder: Path, stay: bool) -> "subprocess.Popen[bytes]":
-        words = [sys.executable, "-m", "lab.guard", str(folder), "stay" if stay else "follow"]
+    def _start_guard(folder: Path) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-m", "lab.guard", str(folder)]
         env = {**os.environ, "PYTHONPATH": str(caches.HERE.parent), "PYTHONDONTWRITEBYTECODE": "1"}
         log = (folder / "guard.log").open("wb")
         guard = subprocess.Popen(
             words,
-            stdin=subprocess.DEVNULL if stay else subprocess.PIPE,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             env=env,
@@ -125,7 +129,7 @@ class Lab:
         guard.stdout.close()
         return guard
 
-    def _prepare(self, sharedfs: Path, names: Dict[str, str]) -> None:
+    def _prepare(self, sharedfs: Path, names: dict[str, str]) -> None:
         keys = self.folder / "keys"
         layout.make_keys(keys)
         for store in self.stores:
@@ -160,17 +164,17 @@ class Lab:
         _end(self.folder, self._guard)
         self._guard = None
 
-    def leftovers(self) -> List[str]:
+    def leftovers(self) -> list[str]:
         """List what there is of this lab on the machine; empty after `down()`."""
         return state.leftovers(self.id, self._namespaces)
 
-    def __enter__(self) -> "Lab":
+    def __enter__(self) -> Lab:
         """Return the lab itself."""
         return self
 
     def __exit__(
         self,
-        kind: Optional[Type[BaseException]],
+        kind: Optional[type[BaseException]],
         value: Optional[BaseException],
         trace: Optional[TracebackType],
     ) -> None:
@@ -185,7 +189,8 @@ class Lab:
         remotes = self.fe.path(REMOTES)
         stock = caches.HERE / "stock"
         if stock.is_dir():
-            shutil.copytree(stock, remotes, symlinks=True, dirs_exist_ok=True)
+            leave_out = shutil.ignore_patterns("README*", "__pycache__")
+            shutil.copytree(stock, remotes, symlinks=True, dirs_exist_ok=True, ignore=leave_out)
         for folder, _, files in os.walk(remotes):
             for path in (folder, *(os.path.join(folder, name) for name in files)):
                 os.chown(path, uid, gid, follow_symlinks=False)
@@ -218,7 +223,7 @@ def _each(work: Callable[[Node], None], nodes: Iterable[Node]) -> None:
         list(pool.map(work, nodes))
 
 
-def _end(folder: Path, guard: "Optional[subprocess.Popen[bytes]]") -> None:
+def _end(folder: Path, guard: Optional[subprocess.Popen[bytes]]) -> None:
     record = state.read(folder)
     if guard:
         guard.terminate()

@@ -9,8 +9,8 @@ import pwd
 import shutil
 import subprocess
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple
 
 from lab import state
 
@@ -49,7 +49,7 @@ migration_host = "{address}"
 """
 
 
-def owner_ids() -> Tuple[int, int]:
+def owner_ids() -> tuple[int, int]:
     """Return uid and gid of oneadmin: the machine's own user when it has one, else those of the packages."""
     try:
         entry = pwd.getpwnam(USER)
@@ -67,7 +67,7 @@ def _users(etc: Path) -> None:
     uid, gid = owner_ids()
     _set_line(etc / "passwd", USER, f"{USER}:x:{uid}:{gid}::/var/lib/one:/bin/bash")
     _set_line(etc / "shadow", USER, f"{USER}:*:19000:0:99999:7:::")  # '!' would make sshd refuse keys
-    groups: Dict[str, List[str]] = {}
+    groups: dict[str, list[str]] = {}
     for entry in grp.getgrall():
         groups[entry.gr_name] = list(entry.gr_mem)
     if USER not in groups:
@@ -89,7 +89,7 @@ def make_keys(folder: Path) -> None:
         )
 
 
-def lay_out(folder: Path, keys: Path, name: str, names: Dict[str, str], stores: Sequence[int]) -> None:
+def lay_out(folder: Path, keys: Path, name: str, names: dict[str, str], stores: Sequence[int]) -> None:
     """Write what a node called `name` finds on its own disks; `names` maps every node name to its address."""
     uid, gid = owner_ids()
     etc, home = folder / "etc", folder / "var/lib/one"

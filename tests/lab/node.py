@@ -7,9 +7,10 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Dict, Mapping, Optional, Sequence, Union
+from typing import IO, Any, Optional, Union
 
 from lab import cgroups, layout, state
 
@@ -76,7 +77,7 @@ class Node:
         """Tell whether the node has power."""
         return state.alive(*self._identity())
 
-    def _identity(self) -> Any:
+    def _identity(self) -> tuple[int, str]:
         try:
             pid, start = (self.folder / "init").read_text().split()
         except (OSError, ValueError):
@@ -112,7 +113,8 @@ class Node:
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env, start_new_session=True
         )
         log.close()
-        assert self._parent.stdin and self._parent.stdout
+        assert self._parent.stdin
+        assert self._parent.stdout
         try:
             line = self._parent.stdout.readline()
             if not line:
@@ -178,9 +180,9 @@ class Node:
 
     def _command(
         self, argv: Sequence[Union[str, Path]], user: str, env: Optional[Mapping[str, str]], cwd: str
-    ) -> Any:
+    ) -> tuple[list[str], dict[str, str]]:
         home = "/root" if user == "root" else "/var/lib/one" if user == layout.USER else "/"
-        full: Dict[str, str] = {"PATH": PATH, "HOME": home, "USER": user, "LOGNAME": user, "LANG": "C.UTF-8"}
+        full: dict[str, str] = {"PATH": PATH, "HOME": home, "USER": user, "LOGNAME": user, "LANG": "C.UTF-8"}
         full.update(env or {})
         words = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-C", "-r", "-w", "--"]
         words += ["setpriv", "--reuid", user, "--regid", user, "--init-groups", "env", "-C", cwd, "--"]
@@ -242,9 +244,7 @@ class Node:
         stdout: Union[int, IO[bytes]] = subprocess.PIPE,
     ) -> subprocess.CompletedProcess[bytes]:
         """Run a program in the node to its end; with `check` a failure is an error that shows its stderr."""
-        process = self.popen(
-            argv, user, env, cwd, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE
-        )
+        process = self.popen(argv, user, env, cwd, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE)
         try:
             out, err = process.communicate(input, timeout=timeout)
         except BaseException:

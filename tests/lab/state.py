@@ -12,9 +12,10 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Set
+from typing import Any
 
 from lab import cgroups
 
@@ -57,16 +58,16 @@ def kill(pid: int, start: str, patience: float = 20.0) -> bool:
     return True
 
 
-def read(folder: Path) -> Dict[str, Any]:
+def read(folder: Path) -> dict[str, Any]:
     """Read a lab's record; empty when there is none."""
     try:
-        record: Dict[str, Any] = json.loads((folder / RECORD).read_text())
+        record: dict[str, Any] = json.loads((folder / RECORD).read_text())
     except (OSError, ValueError):
         return {}
     return record
 
 
-def write(folder: Path, record: Dict[str, Any]) -> None:
+def write(folder: Path, record: dict[str, Any]) -> None:
     """Replace a lab's record in one step."""
     new = folder / (RECORD + ".new")
     new.write_text(json.dumps(record, indent=1))
@@ -84,7 +85,7 @@ def _locked() -> Iterator[None]:
         os.close(handle)
 
 
-def create(record: Dict[str, Any]) -> Path:
+def create(record: dict[str, Any]) -> Path:
     """Make a state directory under a new id, with a subnet no other lab uses."""
     with _locked():
         BASE.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -102,7 +103,7 @@ def create(record: Dict[str, Any]) -> Path:
     return final
 
 
-def folders() -> List[Path]:
+def folders() -> list[Path]:
     """List the state directories of all labs on this machine."""
     return sorted(folder for folder in BASE.iterdir() if folder.is_dir()) if BASE.exists() else []
 
@@ -115,11 +116,9 @@ def abandoned(folder: Path) -> bool:
             return time.time() - folder.stat().st_mtime > YOUNG
         except OSError:
             return False
-    if record.get("stay"):
-        return "keeper" in record and not alive(record["keeper"], record["keeper_start"])
-    return not alive(record["owner"], record["owner_start"]) and not alive(
-        record.get("guard", 0), record.get("guard_start", "")
-    )
+    if alive(record.get("guard", 0), record.get("guard_start", "")):
+        return False  # it stands, or its guard is taking it down right now
+    return "keeper" in record or not alive(record["owner"], record["owner_start"])
 
 
 def sweep() -> None:
@@ -150,7 +149,7 @@ def remove(folder: Path) -> None:
                 raise
 
 
-def namespaces_of(pid: int) -> Set[str]:
+def namespaces_of(pid: int) -> set[str]:
     """List the namespaces of a process, as the kernel names them."""
     found = set()
     for name in ("net", "mnt", "pid", "uts", "ipc", "cgroup"):
@@ -161,10 +160,10 @@ def namespaces_of(pid: int) -> Set[str]:
     return found
 
 
-def leftovers(lab_id: str, namespaces: Set[str]) -> List[str]:
+def leftovers(lab_id: str, namespaces: set[str]) -> list[str]:
     """List what is left of a lab: processes in its namespaces, open namespaces, mounts, groups, files, programs."""
     folder = BASE / lab_id
-    found: List[str] = []
+    found: list[str] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -192,7 +191,7 @@ def leftovers(lab_id: str, namespaces: Set[str]) -> List[str]:
     return found
 
 
-def copy_tree(source: Path, target: Path, leave_out: Set[str]) -> None:
+def copy_tree(source: Path, target: Path, leave_out: set[str]) -> None:
     """Copy a directory with its links as they are, without the top-level entries to leave out."""
     target.mkdir(parents=True, exist_ok=True)
     for entry in source.iterdir():

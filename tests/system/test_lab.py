@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator, List
 
 import pytest
 
@@ -40,7 +40,7 @@ def disk_xml(path: str, target: str) -> str:
     )
 
 
-def domain_xml(lab: Lab, name: str, machine: str, disks: List[str]) -> str:
+def domain_xml(lab: Lab, name: str, machine: str, disks: list[str]) -> str:
     """Write a domain as oned does: its emulator path, its cputune shares, its controllers, RAW data at the end."""
     return (
         f"<domain type='{lab.virt}'><name>{name}</name><cputune><shares>103</shares></cputune><memory unit='MiB'>128</memory>"
@@ -60,7 +60,7 @@ def make_os(lab: Lab, node: Node, path: str) -> None:
     os.chown(node.path(path), lab.uid, lab.gid)
 
 
-def boot(lab: Lab, node: Node, name: str, machine: str, disks: List[str]) -> Guest:
+def boot(lab: Lab, node: Node, name: str, machine: str, disks: list[str]) -> Guest:
     """Boot a guest the way the front-end would: through ssh, as oneadmin."""
     xml = domain_xml(lab, name, machine, disks)
     lab.fe.run(["ssh", node.name, *URI, "create", "/dev/stdin"], input=xml.encode())
@@ -174,7 +174,8 @@ def test_the_background_load_finds_what_changes_under_it(lab: Lab) -> None:
     guest.loop("vdb", "load", 0, 1024, 100)
     time.sleep(1)
     counts = guest.loop_stat("vdb")
-    assert counts["writes"] > 20 and counts["reads"] > 10
+    assert counts["writes"] > 20
+    assert counts["reads"] > 10
     assert counts["errors"] == counts["mismatches"] == 0
     with h1.path(f"{LOCAL}/load.raw").open("r+b") as out:
         out.write(bytes(1 << 20))
@@ -194,7 +195,7 @@ def test_a_guest_sees_disks_come_and_go_and_reads_its_context(lab: Lab, machine:
         h2.run(["mkdir", "context"])
         h2.path("/var/lib/one/context/context.sh").write_text("# made\nNAME='a \\ \"b\"'\nTEXT='two\nlines'\n")
         h2.run(["genisoimage", "-quiet", "-V", "CONTEXT", "-J", "-R", "-o", f"{LOCAL}/context.iso", "context"])
-        disks.append(disk_xml(f"{LOCAL}/context.iso", "hda"))
+        disks.append(disk_xml(f"{LOCAL}/context.iso", "hdb"))
     guest = boot(lab, h2, name, machine, disks)
     if machine == "pc":
         assert guest.context() == {"NAME": 'a \\ "b"', "TEXT": "two\nlines"}

@@ -9,7 +9,7 @@ import shlex
 import socket
 import struct
 import time
-from typing import Dict, List, Optional, Union
+from typing import Optional, Union
 
 from lab.node import Node
 
@@ -46,7 +46,7 @@ def content(seed: Seed, offset_kib: int, count_kib: int) -> bytes:
     start = 0xCBF29CE484222325
     for byte in str(seed).encode():
         start = ((start ^ byte) * 0x100000001B3) & WORD
-    words: List[int] = []
+    words: list[int] = []
     for kib in range(offset_kib, offset_kib + count_kib):
         x = _mix(start ^ _mix(kib)) | 1
         for _ in range(128):
@@ -122,7 +122,7 @@ class Guest:
             pass
         self._dirty = False
 
-    def wait_up(self, timeout: float = 90) -> "Guest":
+    def wait_up(self, timeout: float = 90) -> Guest:
         """Wait until the agent answers: after boot, or after the guest has moved."""
         deadline = time.monotonic() + timeout
         while True:
@@ -171,7 +171,7 @@ class Guest:
         """Trim a range."""
         self.command(f"discard {disk} {offset} {count}")
 
-    def disks(self) -> Dict[str, int]:
+    def disks(self) -> dict[str, int]:
         """Return the disks and their sizes in bytes."""
         pairs = (word.partition(":") for word in self.command("disks").split())
         return {name: int(size) for name, _, size in pairs}
@@ -188,18 +188,18 @@ class Guest:
         """Start writing and verifying 64 KiB blocks in the background, `rate` per second."""
         self.command(f"loop {disk} {seed} {offset} {count} {rate}")
 
-    def _counts(self, line: str) -> Dict[str, int]:
+    def _counts(self, line: str) -> dict[str, int]:
         return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", self.command(line, 120))}
 
-    def loop_stat(self, disk: str) -> Dict[str, int]:
+    def loop_stat(self, disk: str) -> dict[str, int]:
         """Return writes, reads, errors, mismatches, maxgap_ms and verified so far."""
         return self._counts(f"loop-stat {disk}")
 
-    def loop_stop(self, disk: str) -> Dict[str, int]:
+    def loop_stop(self, disk: str) -> dict[str, int]:
         """Stop it, read all it wrote once more, and return the counts."""
         return self._counts(f"loop-stop {disk}")
 
-    def context(self) -> Dict[str, str]:
+    def context(self) -> dict[str, str]:
         """Return the variables of the context ISO; it must be on IDE (machine pc), SCSI or virtio to be seen."""
         text = self.command("context").replace("\\\\", "\0").replace("\\n", "\n").replace("\0", "\\")
         words = shlex.split(text, comments=True)

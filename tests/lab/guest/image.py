@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Dict, List
 
 from lab import caches
 
@@ -21,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 MIB = 32
 BUSYBOX = Path("/bin/busybox")
 # What they need comes by itself. The cloud kernel has no AHCI: a guest sees CD-ROMs on IDE (machine pc) and SCSI only.
-MODULES = "virtio_pci virtio_blk virtio_scsi sd_mod ata_piix sr_mod isofs evdev button".split()
+MODULES = ["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "ata_piix", "sr_mod", "isofs", "evdev", "button"]
 BOOT = """\
 DEFAULT lab
 PROMPT 0
@@ -33,14 +32,14 @@ LABEL lab
 """
 
 
-def _modules(release: str) -> List[Path]:
+def _modules(release: str) -> list[Path]:
     top = Path("/lib/modules", release)
-    needs: Dict[str, List[str]] = {}
+    needs: dict[str, list[str]] = {}
     for line in (top / "modules.dep").read_text().splitlines():
         path, _, others = line.partition(":")
         needs[path] = others.split()
     files = {Path(path).stem: path for path in needs}
-    order: List[str] = []
+    order: list[str] = []
     for name in MODULES:
         if name not in files:
             continue  # built in, or unknown to this kernel version
@@ -49,7 +48,7 @@ def _modules(release: str) -> List[Path]:
     return [top / path for path in order]
 
 
-def _initramfs(tree: Path, modules: List[Path]) -> bytes:
+def _initramfs(tree: Path, modules: list[Path]) -> bytes:
     (tree / "bin").mkdir(parents=True)
     (tree / "modules").mkdir()
     shutil.copy(BUSYBOX, tree / "bin/busybox")
@@ -70,7 +69,7 @@ def _initramfs(tree: Path, modules: List[Path]) -> bytes:
     return gzip.compress(packed.stdout, 6)
 
 
-def _key(kernel: Path, modules: List[Path]) -> str:
+def _key(kernel: Path, modules: list[Path]) -> str:
     digest = hashlib.sha256(f"{MIB} {BOOT} {MODULES} {kernel.stat().st_mtime_ns}".encode())
     for path in [Path(__file__), HERE / "agent.c", HERE / "init.sh", BUSYBOX, *modules]:
         digest.update(path.read_bytes())
