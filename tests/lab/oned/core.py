@@ -212,8 +212,11 @@ class Core:
             if image.persistent:
                 image.set_state(Img.ERROR if broken else Img.READY)
                 image.modtime = now()
-                image.size = int(disk["SIZE"])
-                snapshots = vm.snapshots.get(int(disk["DISK_ID"]))
-                image.snapshots = dict(snapshots) if snapshots else {}
+                image.snapshots = dict(vm.snapshots.get(int(disk["DISK_ID"]), {}))
             elif not image.vms:
                 image.set_state(Img.READY)
+
+    def _persistent_image(self, disk: Dict[str, str]) -> Optional[Image]:
+        """Return the image that keeps what happens to a disk."""
+        image = self.images.get(int(disk.get("IMAGE_ID", "-1")))
+        return image if image is not None and image.persistent else None

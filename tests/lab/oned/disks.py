@@ -101,6 +101,7 @@ class DiskOps(LifeOps, ImageOps):
                 raise
             with self.data:
                 activate(vectors(vm.snapshots[disk_id], "SNAPSHOT"), number)
+                self._note_snapshots(vm, disk)
             return number
 
     def disk_snapshot_revert(self, vm_id: int, disk_id: int, number: int) -> None:
@@ -132,6 +133,9 @@ class DiskOps(LifeOps, ImageOps):
                     self._resize_running(vm, disk, line)
                 else:
                     self._transfer(vm, "disk_resize", [line])
+                image = self._persistent_image(disk)
+                if image is not None:
+                    image.size = size
             except ActionFailed:
                 disk["SIZE"] = old
                 raise
@@ -281,6 +285,11 @@ class DiskOps(LifeOps, ImageOps):
         self._total(vm, disk)
         return number
 
+    def _note_snapshots(self, vm: Vm, disk: Vector) -> None:
+        image = self._persistent_image(disk)
+        if image is not None:
+            image.snapshots = dict(vm.snapshots[int(disk["DISK_ID"])])
+
     @staticmethod
     def _total(vm: Vm, disk: Vector) -> None:
         rows = vectors(vm.snapshots.get(int(disk["DISK_ID"]), {}), "SNAPSHOT")
@@ -321,6 +330,7 @@ class DiskOps(LifeOps, ImageOps):
             with self.data:
                 revise_snapshots(rows, f"snap_{what}", number)
                 self._total(vm, disk)
+                self._note_snapshots(vm, disk)
 
 
 class _Marked:

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drive the simulated oned by the commands of a recording."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional
+from xml.etree import ElementTree
+
+from lab.oned import Img, Oned, Refused, Settings
+from lab.oned.objects import Datastore, Image
+from lab.oned.states import STATE_NAMES
+from lab.oned.template import Template, from_xml
+
+from replay import recorder
+from traces import Recording, body
+
+# oned.conf of the recording machine, as far as it shows.
+SETTINGS = Settings(
+    vm_mad="qemu",
+    vmm_dir="kvm",
+    domain_type="qemu",
+    inherit_image=("DISK_TYPE", "SEMI_TEST_IMG"),
+    inherit_datastore=("DISK_TYPE", "ALLOW_ORPHANS", "PERSISTENT_SNAPSHOTS", "SEMI_TEST_DS"),
+)
+
+
+@dataclass
+class Outcome:
+    """What one command did in the simulated oned."""
+
+    rc: int = 0
+    output: str = ""
+    calls: List[Dict[str, Any]] = field(default_factory=list)
+    files: Dict[str, str] = field(default_factory=dict)
+    info: Dict[str, str] = field(default_factory=dict)
+    states: Dict[str, str] = field(default_factory=dict)
+
+
+def generate(recording: Recording, root: Path) -> List[Outcome]:
+    """Run every command of a recording; return what each did."""
+    recorder.plant(root, ("h1", "h2"))
+    log = root / "calls.jsonl"
+    with Oned.in_tree(root, SETTINGS) as oned:
+        assert oned.runner.extra is not None  # type: ignore[attr-defined]
+        oned.runner.extra.update(RECORDER_LOG=str(log), RECORDER_ROOT=str(root))  # type: ignore[attr-defined]
+        oned.host_create("h1")
+        oned.host_create("h2")
+        _Seed(recording, oned).plant()
+        outcomes = []
+        for number, step in enumerate(recording["steps"]):
+            outcome, before = Outcome(), len(recorder.read(log))
+            try:
+                outcome.output = _Command(oned, recording, number).run(shlex.split(step["cmd"]))
+            except Refused as refusal:
+                outcome.rc, outcome.output = 255, str(refusal)
+            outcome.calls = recorder.read(log)[before:]
+            for path in step["files"]:
+                written = root / "fe" / path.lstrip("/")
+                outcome.files[path] = written.read_text() if written.exists() else ""
+            for key in step["info_after"]:
+                outcome.info[key] = _info(oned, key)
+            for vm_id in step["vm_states_after"]:
+                vm = oned.vms.get(int(vm_id))
+                outcome.states[vm_id] = f"{STATE_NAMES[vm.state]}/{vm.lcm}" if vm else "-"
+            outcomes.append(outcome)
+    return outcomes
+
+
+def _info(oned: Oned, key: str) -> str:
+    kind, number = key.split(".")
+    assert oned.rpc is not None
+    reply = oned.rpc._reply(f"one.{kind}.info", (SETTINGS.session, int(number), False))
+    return str(reply[1]) if reply[0] else f"ERROR one.{kind}.info({number},): {reply[1]}"
+
+
+class _Seed:
+    """Put into the simulated oned what existed before the recording began."""
+
+    def __init__(self, recording: Recording, oned: Oned) -> None:
+        self.recording = recording
+        self.oned = oned
+
+    def plant(self) -> None:
+        """Set up datastores, images and the next ids."""
+        creates = [step["cmd"] for step in self.recording["steps"]]
+        fresh = {int(step["output"].split()[-1]) for step in self.recording["steps"] if self._makes(step, "image")}
+        for element in self._elements("DATASTORE"):
+            if element.find("ID") is None:
+                continue  # the name of a datastore inside an image or disk
+            number = int(_text(element, "ID"))
+            if number not in self.oned.datastores and not (number == 104 and creates[0].startswith("onedatastore")):
+                self.oned.datastores[number] = self._datastore(element, fresh)
+        for element in self._elements("IMAGE"):
+            if element.find("ID") is not None and int(_text(element, "ID")) not in fresh:
+                self._image(element)
+        for disk in self._elements("DISK"):
+            if disk.find("IMAGE_ID") is not None and int(_text(disk, "IMAGE_ID")) not in fresh:
+                self._image_of_disk(disk)
+        self.oned.next_datastore = 104
+        self.oned.next_image = min(fresh, default=0)
+        for step in self.recording["steps"]:
+            if self._makes(step, "vm"):
+                self.oned.next_vm = int(step["output"].split()[-1])
+                break
+
+    @staticmethod
+    def _makes(step: Dict[str, Any], kind: str) -> bool:
+        if step["rc"] != 0:
+            return False
+        verbs = {"vm": ("onevm create",), "image": ("oneimage create", "oneimage clone", "onevm disk-saveas")}[kind]
+        return str(step["cmd"]).startswith(verbs)
+
+    def _elements(self, tag: str) -> Iterator[ElementTree.Element]:
+        """Yield elements of the recording, those served first coming first."""
+        for step in self.recording["steps"]:
+            keys = [call.get(name) for call in step["calls"] for name in ("stdin", "vm_info")]
+            for key in [*keys, *step["info_after"].values()]:
+                text = body(self.recording, key).strip()
+                if text.startswith("<") and not text.startswith("<domain"):
+                    yield from ElementTree.fromstring(text).iter(tag)
+
+    def _datastore(self, element: ElementTree.Element, fresh: "set[int]") -> Datastore:
+        get = lambda name: _text(element, name)  # noqa: E731
+        images = [int(item.text or "0") for item in element.findall("IMAGES/ID")]
+        template = from_xml(_need(element, "TEMPLATE"))
+        return Datastore(
+            int(get("ID")), get("NAME"), int(get("TYPE")), get("DS_MAD"), get("TM_MAD"), get("BASE_PATH"), template,
+            [number for number in images if number not in fresh],
+            int(get("TOTAL_MB")), int(get("FREE_MB")), int(get("USED_MB")),
+        )  # fmt: skip
+
+    def _image(self, element: ElementTree.Element) -> None:
+        get = lambda name: _text(element, name)  # noqa: E731
+        number = int(get("ID"))
+        if number in self.oned.images:
+            return
+        self.oned.images[number] = Image(
+            number, get("NAME"), int(get("TYPE")), get("PERSISTENT") == "1", int(get("DATASTORE_ID")),
+            get("DATASTORE"), from_xml(_need(element, "TEMPLATE")), get("PATH"), get("SOURCE"), get("FORMAT"),
+            get("FS"), int(get("SIZE")), Img.READY, Img.READY, snapshots=from_xml(_need(element, "SNAPSHOTS")),
+        )  # fmt: skip
+
+    def _image_of_disk(self, element: ElementTree.Element) -> None:
+        """Reconstruct an image nobody asked the API for from a disk made of it."""
+        get = lambda name: _text(element, name)  # noqa: E731
+        number = int(get("IMAGE_ID"))
+        if number in self.oned.images:
+            return
+        self.oned.images[number] = Image(
+            number, get("IMAGE"), 2, get("PERSISTENT") == "YES", int(get("DATASTORE_ID")), get("DATASTORE"),
+            {"DEV_PREFIX": get("DEV_PREFIX")}, "", get("SOURCE"), get("FORMAT"), "", int(get("ORIGINAL_SIZE")),
+            Img.READY, Img.READY,
+        )  # fmt: skip
+
+
+class _Command:
+    """One recorded command line, on the simulated oned."""
+
+    def __init__(self, oned: Oned, recording: Recording, number: int) -> None:
+        self.oned = oned
+        self.recording = recording
+        self.number = number
+
+    def run(self, words: List[str]) -> str:
+        """Run a command; return what it would print."""
+        flags = {word for word in words if word in ("--hard", "--live", "--poff", "--poff-hard", "--hold", "--persistent")}
+        options: Dict[str, str] = {}
+        plain: List[str] = []
+        rest = iter(words)
+        for word in rest:
+            if word in flags or word == "-a":
+                continue
+            if word.startswith("-"):
+                options[word.lstrip("-")] = next(rest)
+            else:
+                plain.append(word)
+        name = "_".join(plain[:2]).replace("-", "_")
+        if plain == ["true"]:
+            return ""
+        return str(getattr(self, name)(plain[2:], options, flags) or "")
+
+    def onevm_create(self, *_: Any) -> str:
+        return f"ID: {self.oned.vm_create(self._vm_template())}"
+
+    def onevm_deploy(self, plain: List[str], *_: Any) -> None:
+        self.oned.vm_deploy(int(plain[0]), int(plain[1]), int(plain[2]))
+
+    def onevm_hold(self, plain: List[str], *_: Any) -> None:
+        self.oned.vm_hold(int(plain[0]))
+
+    def onevm_terminate(self, plain: List[str], _: Any, flags: "set[str]") -> None:
+        self.oned.vm_terminate(int(plain[0]), "--hard" in flags)
+
+    def onevm_poweroff(self, plain: List[str], _: Any, flags: "set[str]") -> None:
+        self.oned.vm_poweroff(int(plain[0]), "--hard" in flags)
+
+    def onevm_reboot(self, plain: List[str], _: Any, flags: "set[str]") -> None:
+        self.oned.vm_reboot(int(plain[0]), "--hard" in flags)
+
+    def onevm_undeploy(self, plain: List[str], _: Any, flags: "set[str]") -> None:
+        self.oned.vm_undeploy(int(plain[0]), "--hard" in flags)
+
+    def onevm_suspend(self, plain: List[str], *_: Any) -> None:
+        self.oned.vm_suspend(int(plain[0]))
+
+    def onevm_stop(self, plain: List[str], *_: Any) -> None:
+        self.oned.vm_stop(int(plain[0]))
+
+    def onevm_resume(self, plain: List[str], *_: Any) -> None:
+        self.oned.vm_resume(int(plain[0]))
+
+    def onevm_migrate(self, plain: List[str], _: Any, flags: "set[str]") -> None:
+        how = {"--live": "live", "--poff": "poweroff", "--poff-hard": "poweroff-hard"}
+        chosen = next((how[flag] for flag in flags if flag in how), "save")
+        store = int(plain[2]) if len(plain) > 2 else None
+        self.oned.vm_migrate(int(plain[0]), int(plain[1]), store, chosen)
+
+    def onevm_disk_attach(self, plain: List[str], options: Dict[str, str], _: Any) -> None:
+        given = {"DEV_PREFIX": options["prefix"]} if "prefix" in options else {}
+        if "image" in options:
+            self.oned.disk_attach(int(plain[0]), int(options["image"]), given)
+        else:
+            self.oned.disk_attach(int(plain[0]), None, self._volatile())
+
+    def onevm_disk_detach(self, plain: List[str], *_: Any) -> None:
+        self.oned.disk_detach(int(plain[0]), int(plain[1]))
+
+    def onevm_disk_snapshot_create(self, plain: List[str], *_: Any) -> None:
+        self.oned.disk_snapshot_create(int(plain[0]), int(plain[1]), plain[2])
+
+    def onevm_disk_snapshot_revert(self, plain: List[str], *_: Any) -> None:
+        self.oned.disk_snapshot_revert(*map(int, plain))
+
+    def onevm_disk_snapshot_delete(self, plain: List[str], *_: Any) -> None:
+        self.oned.disk_snapshot_delete(*map(int, plain))
+
+    def onevm_disk_resize(self, plain: List[str], *_: Any) -> None:
+        self.oned.disk_resize(*map(int, plain))
+
+    def onevm_disk_saveas(self, plain: List[str], *_: Any) -> str:
+        return f"Image ID: {self.oned.disk_saveas(int(plain[0]), int(plain[1]), plain[2])}"
+
+    def onedatastore_create(self, *_: Any) -> str:
+        # The template file was not recorded: the names and drivers are its own, the rest is oned's.
+        created = f"datastore.{self._step()['output'].split()[-1]}"
+        element = ElementTree.fromstring(body(self.recording, self._step()["info_after"][created]))
+        names = {name: _text(element, name) for name in ("NAME", "DS_MAD", "TM_MAD")}
+        return f"ID: {self.oned.datastore_create({**names, 'TYPE': 'IMAGE_DS'})}"
+
+    def onedatastore_delete(self, plain: List[str], *_: Any) -> None:
+        self.oned.datastore_delete(int(plain[0]))
+
+    def oneimage_create(self, _: Any, options: Dict[str, str], flags: "set[str]") -> str:
+        number = self.oned.image_create(
+            int(options["d"]), options["name"], options.get("path", ""), int(options.get("size", "0")),
+            options["type"], options["format"], "--persistent" in flags, options["prefix"],
+        )  # fmt: skip
+        return f"ID: {number}"
+
+    def oneimage_update(self, plain: List[str], *_: Any) -> None:
+        # The attributes came from a file that was not recorded; the image shows them afterwards.
+        text = body(self.recording, self._step()["info_after"][f"image.{plain[0]}"])
+        self.oned.image_update(int(plain[0]), from_xml(_need(ElementTree.fromstring(text), "TEMPLATE")))
+
+    def oneimage_clone(self, plain: List[str], options: Dict[str, str], _: Any) -> str:
+        return f"ID: {self.oned.image_clone(int(plain[0]), plain[1], int(options['d']))}"
+
+    def oneimage_persistent(self, plain: List[str], *_: Any) -> None:
+        self.oned.image_persistent(int(plain[0]), True)
+
+    def oneimage_nonpersistent(self, plain: List[str], *_: Any) -> None:
+        self.oned.image_persistent(int(plain[0]), False)
+
+    def oneimage_delete(self, plain: List[str], *_: Any) -> None:
+        self.oned.image_delete(int(plain[0]))
+
+    def oneimage_snapshot_revert(self, plain: List[str], *_: Any) -> None:
+        self.oned.image_snapshot(int(plain[0]), "snap_revert", int(plain[1]))
+
+    def oneimage_snapshot_delete(self, plain: List[str], *_: Any) -> None:
+        self.oned.image_snapshot(int(plain[0]), "snap_delete", int(plain[1]))
+
+    # -- inputs that were files on the recording machine --------------------------------------------
+
+    def _step(self) -> Dict[str, Any]:
+        step: Dict[str, Any] = self.recording["steps"][self.number]
+        return step
+
+    def _vm_template(self) -> Template:
+        """Reconstruct the user's VM template: of each disk only what a user gives."""
+        created = f"vm.{self._step()['output'].split()[-1]}"
+        element = ElementTree.fromstring(body(self.recording, self._step()["info_after"][created]))
+        template: Template = {"NAME": _text(element, "NAME"), **from_xml(_need(element, "USER_TEMPLATE"))}
+        served = from_xml(_need(element, "TEMPLATE"))
+        for name in ("CPU", "MEMORY", "FEATURES", "RAW"):
+            template[name] = served[name]
+        template["OS"] = {k: v for k, v in served["OS"].items() if k != "UUID"}  # type: ignore[union-attr]
+        context = served["CONTEXT"]
+        template["CONTEXT"] = {k: context[k] for k in ("NETWORK", "SET_HOSTNAME")}  # type: ignore[index,misc]
+        template["DISK"] = [self._disk(disk) for disk in element.findall("TEMPLATE/DISK")]
+        return template
+
+    @staticmethod
+    def _disk(element: ElementTree.Element) -> Dict[str, str]:
+        if element.find("IMAGE_ID") is not None:
+            names = ("IMAGE_ID", "SEMI_DISK_ATTR")
+        else:
+            names = ("TYPE", "SIZE", "FORMAT", "DEV_PREFIX")
+        return {name: _text(element, name) for name in names if element.find(name) is not None}
+
+    def _volatile(self) -> Dict[str, str]:
+        """Reconstruct the volatile disk of a disk-attach from the disk it became."""
+        known: Optional[ElementTree.Element] = None
+        for call in self._step()["calls"]:
+            text = body(self.recording, call.get("vm_info") or "")
+            if text:
+                known = ElementTree.fromstring(text).find("TEMPLATE/DISK[ATTACH='YES']")
+        assert known is not None
+        return self._disk(known)
+
+
+def _text(element: ElementTree.Element, name: str) -> str:
+    return element.findtext(name) or ""
+
+
+def _need(element: ElementTree.Element, name: str) -> ElementTree.Element:
+    found = element.find(name)
+    assert found is not None, f"{element.tag} has no {name}"
+    return found
+
+
+def plain_message(text: str) -> str:
+    """Drop the `[one.vm.action]` mark of an API message."""
+    return re.sub(r"^\[one\.[a-z.]+\] ", "", text.strip())

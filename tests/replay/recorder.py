@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tree of recorder scripts in place of drivers: they note what they get, and succeed.
+
+That is honest for one purpose only: seeing what the simulated oned generates.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+SCRIPT = r'''#!/usr/bin/python3
+import base64, hashlib, json, os, re, sys, xmlrpc.client
+path, argv = sys.argv[0], sys.argv[1:]
+action, driver, kind = path.split("/")[-1], path.split("/")[-2], path.split("/")[-3]
+data = sys.stdin.read()
+home = os.environ["RECORDER_ROOT"] + "/" + os.environ["RECORDER_NODE"]
+call = {"kind": kind, "driver": driver, "action": action, "argv": argv, "stdin": data,
+        "host": os.environ["RECORDER_NODE"], "script": path[len(home):], "cwd": os.getcwd()[len(home):],
+        "env": {k: v for k, v in os.environ.items()
+                if not k.startswith("RECORDER_") and k not in ("ONE_XMLRPC", "LC_CTYPE", "PWD", "SHLVL", "_")}}
+if kind == "tm":
+    one = xmlrpc.client.ServerProxy(os.environ["ONE_XMLRPC"]).one
+    good, call["vm_info"], _ = one.vm.info("oneadmin:password", int(argv[-2]), False)
+    assert good, call["vm_info"]
+with open(os.environ["RECORDER_LOG"], "a") as log:
+    log.write(json.dumps(call) + "\n")
+message = base64.b64decode(data).decode() if kind == "datastore" else data
+def found(pattern):
+    match = re.search(pattern, message)
+    return match.group(1) if match else ""
+source = found(r"<BASE_PATH><!\[CDATA\[(.*?)\]\]>") + "/" + hashlib.md5(os.urandom(16)).hexdigest()
+if action == "stat":
+    print(16)
+elif action == "cp":
+    print(source, "qcow2" if found(r"<PATH><!\[CDATA\[(.*?)\]\]>").endswith(".qcow2") else "raw")
+elif action == "mkfs" and kind == "datastore":
+    print(source)
+elif action == "clone" and kind == "datastore":
+    print(source, found(r"<FORMAT><!\[CDATA\[(.*?)\]\]>"))
+elif action == "monitor":
+    print("USED_MB=300\nTOTAL_MB=1000\nFREE_MB=700")
+elif action == "deploy":
+    print(found("<uuid>(.*?)</uuid>"))
+'''
+
+_TM = (
+    "clone ln mkimage mkswap context mv mvds cpds delete resize premigrate postmigrate failmigrate"
+    " snap_create snap_create_live snap_delete snap_revert"
+)
+_DATASTORE = "stat cp mkfs clone rm monitor snap_delete snap_revert snap_flatten"
+_VMM = "deploy cancel shutdown save restore reset reboot attach_disk detach_disk migrate resize_disk"
+
+
+def plant(root: Path, hosts: Sequence[str], driver: str = "semishared", vmm: str = "kvm") -> None:
+    """Fill a tree with recorders, as `<root>/<node>/...`."""
+    places = [("fe/var/lib/one/remotes/tm/" + driver, _TM), ("fe/var/lib/one/remotes/datastore/" + driver, _DATASTORE)]
+    places += [(f"{host}/var/tmp/one/vmm/{vmm}", _VMM) for host in hosts]
+    for directory, actions in places:
+        (root / directory).mkdir(parents=True)
+        for action in actions.split():
+            script = root / directory / action
+            script.write_text(SCRIPT)
+            script.chmod(0o755)
+
+
+def read(log: Path) -> List[Dict[str, Any]]:
+    """Read what the recorders noted, in order."""
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
