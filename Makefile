@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make help` lists the targets. Everything they need they install themselves (apt; linters by pip into build/venv).
+
+PY := /usr/bin/python3
+RUN := PYTHONPATH=tests:lib $(PY)
+VENV := build/venv
+N ?= 2
+SHELL := /bin/bash
+
+.PHONY: help quick lint types unit provision test test-full demo replay bench docs lab-up lab-down clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+quick: lint types unit ## lint, types, unit tests: the inner loop; under 50 s, no root
+
+lint: $(VENV)/ready
+	@tests/lint.sh
+
+types: $(VENV)/ready
+	@tests/types.sh
+
+unit:
+	@$(PY) -m pytest -q tests/unit
+
+$(VENV)/ready: tests/requirements-lint.txt
+	@tests/venv.sh $(VENV) $<
+
+provision: ## install what tests and demo need (Debian 12, root)
+	@tests/lab/provision.sh
+
+test: provision ## all suites but the long rest: at most 25 minutes
+	@$(RUN) tests/suites.py
+
+test-full: provision ## everything there is
+	@$(RUN) tests/suites.py --full
+
+replay: provision ## recordings of a real oned against the simulated one and against the drivers
+	@$(RUN) tests/suites.py replay
+
+demo: provision ## two hosts, four VMs, persistent and non-persistent disks: one table
+	@$(RUN) -m lab.demo
+
+bench: provision ## measure; JSON in build/bench.json, plots beside it
+	@$(RUN) bench/run.py
+
+docs: ## write the generated pages of docs/reference
+	@$(PY) docs/generate.py
+
+lab-up: provision ## a lab of N hosts that stays: make lab-up N=4
+	@$(RUN) -m lab up $(N)
+
+lab-down: ## end it
+	@$(RUN) -m lab down
+
+clean: ## remove build/
+	rm -rf build
