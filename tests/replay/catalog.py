@@ -17,27 +17,18 @@ class Status:
     reason: str = ""
 
 
-_LIVE = "live migration with local disks belongs to the issue that builds it"
-_FAILURES = "injected failures belong to the issue that builds error and recovery scenarios"
 _RBD = "RBD belongs to the issue that builds that image store"
 
 _MATCHED = (
     "01-datastore-image", "02-vm-boot-probe", "03-attach-detach-live", "04-attach-detach-poweroff",
     "05-disk-snapshot", "05b-image-snapshots", "06-disk-resize", "07-disk-saveas", "08-power",
     "09-stop-resume", "10-undeploy-resume", "11-migrate-cold", "12-migrate-system-ds",
-    "15-terminate", "16-terminate-poweroff",
+    "13-migrate-live", "13c-migrate-live-link-farm", "13d-migrate-live-overlay-upstream",
+    "13e-migrate-live-overlay-inc", "14-migrate-system-ds-live", "15-terminate", "16-terminate-poweroff",
+    "17-errors-prolog", "18-recover-prolog", "20-recover-migrate", "21-errors-hotplug",
 )  # fmt: skip
 _OPEN = {
-    "13-migrate-live": _LIVE,
-    "13b-migrate-live-two-level-link": _LIVE,
-    "13c-migrate-live-link-farm": _LIVE,
-    "13d-migrate-live-overlay-upstream": _LIVE,
-    "13e-migrate-live-overlay-inc": _LIVE,
-    "14-migrate-system-ds-live": _LIVE,
-    "17-errors-prolog": _FAILURES,
-    "18-recover-prolog": _FAILURES,
-    "20-recover-migrate": _FAILURES,
-    "21-errors-hotplug": _FAILURES,
+    "13b-migrate-live-two-level-link": "its second command was sent while the first still ran; commands wait here",
     "22-backup": "backup and restore belong to the issue that builds them",
     "24-monitoring": "monitoring is driven by the host probes, which the simulated oned does not have",
     "b-r1-rbd-real-image-attr": _RBD,

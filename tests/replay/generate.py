@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 from xml.etree import ElementTree
 
-from lab.oned import Img, Oned, Refused, Settings
+from lab.oned import ActionFailed, Img, Oned, Refused, Settings
 from lab.oned.objects import Datastore, Image
 from lab.oned.states import STATE_NAMES
 from lab.oned.template import Template, from_xml
@@ -23,9 +23,11 @@ SETTINGS = Settings(
     vm_mad="qemu",
     vmm_dir="kvm",
     domain_type="qemu",
+    device_prefix="sd",
     inherit_image=("DISK_TYPE", "SEMI_TEST_IMG"),
     inherit_datastore=("DISK_TYPE", "ALLOW_ORPHANS", "PERSISTENT_SNAPSHOTS", "SEMI_TEST_DS"),
 )
+RECOVERIES = ("--retry", "--success", "--failure", "--delete", "--recreate", "--force")
 
 
 @dataclass
@@ -50,6 +52,8 @@ def generate(recording: Recording, root: Path) -> List[Outcome]:
         oned.host_create("h1")
         oned.host_create("h2")
         _Seed(recording, oned).plant()
+        every = [call for step in recording["steps"] for call in step["calls"] if call["action"] != "monitor"]
+        recorder.fail(log, {n: (call["rc"], _stderr(call), call["argv"]) for n, call in enumerate(every) if call["rc"]})
         outcomes = []
         for number, step in enumerate(recording["steps"]):
             outcome, before = Outcome(), len(recorder.read(log))
@@ -57,6 +61,8 @@ def generate(recording: Recording, root: Path) -> List[Outcome]:
                 outcome.output = _Command(oned, recording, number).run(shlex.split(step["cmd"]))
             except Refused as refusal:
                 outcome.rc, outcome.output = 255, str(refusal)
+            except ActionFailed:
+                outcome.output = step["output"]  # the command itself succeeds, the object is in a failure state
             outcome.calls = recorder.read(log)[before:]
             for path in step["files"]:
                 written = root / "fe" / path.lstrip("/")
@@ -68,6 +74,12 @@ def generate(recording: Recording, root: Path) -> List[Outcome]:
                 outcome.states[vm_id] = f"{STATE_NAMES[vm.state]}/{vm.lcm}" if vm else "-"
             outcomes.append(outcome)
     return outcomes
+
+
+def _stderr(call: Dict[str, Any]) -> str:
+    # What was injected on the recording machine was noted before its escapes were read.
+    text = str(call["stderr"])
+    return text.replace("\\n", "\n") if call.get("injected_failure") else text
 
 
 def _info(oned: Oned, key: str) -> str:
@@ -101,6 +113,9 @@ class _Seed:
             if disk.find("IMAGE_ID") is not None and int(_text(disk, "IMAGE_ID")) not in fresh:
                 self._image_of_disk(disk)
         self.oned.next_datastore = 104
+        stats = [call for step in self.recording["steps"] for call in step["calls"] if call["action"] == "stat"]
+        if stats:
+            self.oned.next_request = int(stats[0]["argv"][0])  # counts requests since oned started
         self.oned.next_image = min(fresh, default=0)
         for step in self.recording["steps"]:
             if self._makes(step, "vm"):
@@ -167,7 +182,7 @@ class _Command:
 
     def run(self, words: List[str]) -> str:
         """Run a command; return what it would print."""
-        flags = {word for word in words if word in ("--hard", "--live", "--poff", "--poff-hard", "--hold", "--persistent")}
+        flags = {word for word in words if word in ("--hard", "--live", "--poff", "--poff-hard", "--hold", "--persistent", *RECOVERIES)}
         options: Dict[str, str] = {}
         plain: List[str] = []
         rest = iter(words)
@@ -219,8 +234,21 @@ class _Command:
         store = int(plain[2]) if len(plain) > 2 else None
         self.oned.vm_migrate(int(plain[0]), int(plain[1]), store, chosen)
 
+    def onevm_recover(self, plain: List[str], _: Any, flags: "set[str]") -> None:
+        how = next(flag for flag in flags if flag in RECOVERIES)[2:]
+        self.oned.vm_recover(int(plain[0]), how)
+        if how == "recreate":
+            # The recording machine's scheduler placed the VM anew: where, the record shows.
+            text = body(self.recording, self._step()["info_after"][f"vm.{plain[0]}"])
+            last = ElementTree.fromstring(text).findall("HISTORY_RECORDS/HISTORY")[-1]
+            self.oned.vm_deploy(int(plain[0]), int(_text(last, "HID")), int(_text(last, "DS_ID")), True)
+
+    def oneimage_enable(self, plain: List[str], *_: Any) -> None:
+        self.oned.image_enable(int(plain[0]))
+
     def onevm_disk_attach(self, plain: List[str], options: Dict[str, str], _: Any) -> None:
-        given = {"DEV_PREFIX": options["prefix"]} if "prefix" in options else {}
+        names = {"prefix": "DEV_PREFIX", "target": "TARGET", "cache": "CACHE"}
+        given = {names[name]: value for name, value in options.items() if name in names}
         if "image" in options:
             self.oned.disk_attach(int(plain[0]), int(options["image"]), given)
         else:
@@ -257,7 +285,7 @@ class _Command:
     def oneimage_create(self, _: Any, options: Dict[str, str], flags: "set[str]") -> str:
         number = self.oned.image_create(
             int(options["d"]), options["name"], options.get("path", ""), int(options.get("size", "0")),
-            options["type"], options["format"], "--persistent" in flags, options["prefix"],
+            options["type"], options["format"], "--persistent" in flags, options.get("prefix", ""),
         )  # fmt: skip
         return f"ID: {number}"
 

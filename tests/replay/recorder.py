@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tree of recorder scripts in place of drivers: they note what they get, and succeed.
+"""A tree of recorder scripts in place of drivers: they note what they get, and succeed or fail as recorded.
 
 That is honest for one purpose only: seeing what the simulated oned generates.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 SCRIPT = r'''#!/usr/bin/python3
 import base64, hashlib, json, os, re, sys, xmlrpc.client
@@ -24,8 +24,18 @@ if kind == "tm":
     one = xmlrpc.client.ServerProxy(os.environ["ONE_XMLRPC"]).one
     good, call["vm_info"], _ = one.vm.info("oneadmin:password", int(argv[-2]), False)
     assert good, call["vm_info"]
-with open(os.environ["RECORDER_LOG"], "a") as log:
+with open(os.environ["RECORDER_LOG"], "a+") as log:
+    log.seek(0)
+    number = sum(json.loads(line)["action"] != "monitor" for line in log)
     log.write(json.dumps(call) + "\n")
+with open(os.environ["RECORDER_LOG"] + ".failures") as failures:
+    failure = json.load(failures).get(str(number))
+if failure:
+    text = failure[1]
+    for recorded, given in zip(failure[2], argv):
+        text = text.replace(recorded, given) if len(recorded) > 8 else text
+    sys.stderr.write(text)
+    sys.exit(failure[0])
 message = base64.b64decode(data).decode() if kind == "datastore" else data
 def found(pattern):
     match = re.search(pattern, message)
@@ -63,6 +73,11 @@ def plant(root: Path, hosts: Sequence[str], driver: str = "semishared", vmm: str
             script = root / directory / action
             script.write_text(SCRIPT)
             script.chmod(0o755)
+
+
+def fail(log: Path, failures: Dict[int, Tuple[int, str, List[str]]]) -> None:
+    """Let the calls of these numbers (not counting monitor) fail as recorded: exit code, stderr, argv."""
+    Path(f"{log}.failures").write_text(json.dumps(failures))
 
 
 def read(log: Path) -> List[Dict[str, Any]]:

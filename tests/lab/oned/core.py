@@ -122,6 +122,7 @@ class Core:
             before = old.action
             self._act(old, action)
             new = History(vm.id, old.seq + 1, old.host, old.tm_mad, old.ds_id, plan_id=old.plan_id)
+            new.action_id = old.action_id
             new.rstime = moment
             new.action = before
             new.retime = moment if not_running else 0

@@ -23,6 +23,10 @@ _SYSTEM_DS: Template = {
     "ALLOW_ORPHANS": "YES", "DISK_TYPE": "FILE", "DS_LIVE_MIGRATE": "YES", "DS_MIGRATE": "YES",
     "DS_MIGRATE_SNAP": "YES", "PERSISTENT_SNAPSHOTS": "YES", "SHARED": "NO", "TYPE": "SYSTEM_DS",
 }  # fmt: skip
+_RM_ERROR = (
+    "Error removing image from datastore. Retry the operation or manually remove image source "
+    " and run the delete --force operation to completely delete the image"
+)
 
 
 class ImageOps(Core):
@@ -124,17 +128,20 @@ class ImageOps(Core):
         if image.vms:
             raise Refused(f"Cannot delete image {image_id}, used by VMs {image.vms}")
         ds = self.datastore(image.datastore_id)
-        if image.source:
+        # What never got a place in the store needs no driver to be forgotten.
+        stored = bool(image.source)
+        if stored:
             try:
                 self._ds_action(ds, "rm", str(image_id), image)
-            except ActionFailed as failure:
-                self._image_error(image, "Error removing image from datastore", failure)
+            except ActionFailed:
+                self._image_error(image, _RM_ERROR, None)
                 raise
         with self.data:
             del self.images[image_id]
             if image_id in ds.images:
                 ds.images.remove(image_id)
-        self._monitor(ds)
+        if stored:
+            self._monitor(ds)
 
     def image_persistent(self, image_id: int, persistent: bool) -> None:
         """Flip the persistence of an unused image; no driver hears of it."""
@@ -213,10 +220,13 @@ class ImageOps(Core):
         with self.data:
             ds.used_mb, ds.total_mb, ds.free_mb = (int(found.get(k, 0)) for k in ("USED_MB", "TOTAL_MB", "FREE_MB"))
 
-    def _image_error(self, image: Image, prefix: str, failure: ActionFailed) -> None:
+    def _image_error(self, image: Image, prefix: str, failure: Optional[ActionFailed]) -> None:
         with self.data:
             image.set_state(Img.ERROR)
-            image.template["ERROR"] = f"{time.strftime('%a %b %d %H:%M:%S %Y')} : {prefix}: {failure}"
+            ds = self.datastore(image.datastore_id)
+            if image.id not in ds.images:
+                ds.images.append(image.id)
+            image.template["ERROR"] = f"{time.strftime('%a %b %d %H:%M:%S %Y')} : {prefix}{failure and f': {failure}' or ''}"
 
 
 def revise_snapshots(snapshots: Template, action: str, number: int) -> None:

@@ -19,7 +19,9 @@ from .transfer import is_volatile
 class LifeOps(CreateOps):
     """The life of a VM on one host."""
 
-    def vm_deploy(self, vm_id: int, host: Union[int, str], datastore_id: int) -> None:
+    def vm_deploy(
+        self, vm_id: int, host: Union[int, str], datastore_id: int, by_scheduler: bool = False
+    ) -> None:
         """Bring a VM to RUNNING on a host: prolog or resume, then boot or restore."""
         with self._operate(vm_id) as vm:
             if vm.state not in (State.PENDING, State.HOLD, State.UNDEPLOYED):
@@ -32,6 +34,8 @@ class LifeOps(CreateOps):
                 undeployed = vm.state == State.UNDEPLOYED
                 record = self._add_history(vm, target, ds)
                 record.pstime = now()
+                if by_scheduler:
+                    record.placed_by_scheduler()
             if undeployed:
                 self._resume_files(vm, Lcm.PROLOG_UNDEPLOY)
             elif stopped:
@@ -192,6 +196,7 @@ class LifeOps(CreateOps):
             host = record.host.name
             answer = self.drivers.vmm(host, "deploy", [remote, host], vm.id, domain, before)
         except ActionFailed as failure:
+            record.retime = now()
             self._fail(vm, "DEPLOY", failure)
             raise
         with self.data:

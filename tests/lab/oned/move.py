@@ -143,7 +143,7 @@ class MoveOps(DiskOps):
         """Return a VM to its former host after a migration that did not happen."""
         with self.data:
             moment = now()
-            old.etime = old.retime = new.etime = new.retime = moment
+            old.etime = old.retime = new.etime = moment
             record = self._add_history(vm, old.host, self.datastore(old.ds_id))
             record.rstime = moment
             self._enter(vm, Lcm.RUNNING)

@@ -160,6 +160,11 @@ class History:
     uid: int = -1
     request_id: int = -1
     plan_id: int = -2
+    action_id: int = -1
+
+    def placed_by_scheduler(self) -> None:
+        """Mark the record as a placement of the scheduler's."""
+        self.plan_id, self.action_id = -1, 0
 
     def to_xml(self) -> str:
         """Return one HISTORY element."""
@@ -167,7 +172,7 @@ class History:
             f"<HISTORY><OID>{self.oid}</OID><SEQ>{self.seq}</SEQ>{_plain([('HOSTNAME', self.host.name)])}"
             f"<HID>{self.host.id}</HID><CID>0</CID><STIME>{self.stime}</STIME><ETIME>{self.etime}</ETIME>"
             f"<VM_MAD>{cdata(self.host.vm_mad)}</VM_MAD><TM_MAD>{cdata(self.tm_mad)}</TM_MAD>"
-            f"<DS_ID>{self.ds_id}</DS_ID><PLAN_ID>{self.plan_id}</PLAN_ID><ACTION_ID>-1</ACTION_ID>"
+            f"<DS_ID>{self.ds_id}</DS_ID><PLAN_ID>{self.plan_id}</PLAN_ID><ACTION_ID>{self.action_id}</ACTION_ID>"
             f"<PSTIME>{self.pstime}</PSTIME><PETIME>{self.petime}</PETIME>"
             f"<RSTIME>{self.rstime}</RSTIME><RETIME>{self.retime}</RETIME>"
             f"<ESTIME>{self.estime}</ESTIME><EETIME>{self.eetime}</EETIME><ACTION>{self.action}</ACTION>"
