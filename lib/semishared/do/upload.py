@@ -109,15 +109,15 @@ def sweep(datastore_dir: str) -> None:
 
 @contextmanager
 def opened(path: str) -> Iterator[str]:
-    """Open a local file once and yield a path to that open file, which no later rename can change."""
+    """Open a local file once and yield a path to that open file (for our children too), which no later rename can change."""
     try:
         file = open(path, "rb")
     except OSError as e:
         raise MissingImage(f"{path}: {e.strerror}") from None
     with file:
-        if not os.path.isfile(f"/proc/self/fd/{file.fileno()}"):
+        if not os.path.isfile(f"/proc/{os.getpid()}/fd/{file.fileno()}"):
             raise MissingImage(f"{path} is no regular file")
-        yield f"/proc/self/fd/{file.fileno()}"
+        yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 def real_path(opened_path: str) -> str:

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small cloud in a lab: our drivers installed, an image and a system datastore, images and VMs with real guests."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Sequence
+
+from lab import Lab, Node
+from lab.guest import Guest, build_guest_image, serial_path, serial_xml
+from lab.oned import IMAGE_DS, SYSTEM_DS, Oned, Settings
+
+STORE, SYSTEM = 100, 101
+DATASTORES = "/var/lib/one/datastores"
+RECORDS = ".semishared"
+
+
+class Cloud:
+    """A lab with a simulated oned and the installed drivers; ids as in the recordings: store 100, system 101."""
+
+    def __init__(self, lab: Lab, oned: Oned) -> None:
+        self.lab = lab
+        self.oned = oned
+        self._guests: Dict[int, Guest] = {}
+
+    @classmethod
+    @contextmanager
+    def up(cls, hosts: int = 2, systems: Sequence[int] = (SYSTEM,)) -> Iterator[Cloud]:
+        """Put up lab, drivers and datastores; take all of it down at the end."""
+        with Lab.up(hosts=hosts, stores=(STORE,)) as lab:
+            lab.install()
+            with Oned.in_lab(lab, Settings(domain_type=lab.virt, vm_mad=lab.virt)) as oned:
+                oned.datastore_create(IMAGE_DS, STORE)
+                for number in systems:
+                    oned.datastore_create(SYSTEM_DS.replace("semi_sys", f"semi_sys_{number}"), number)
+                yield cls(lab, oned)
+
+    # -- images ------------------------------------------------------------------------------------
+
+    def upload_file(self, name: str) -> Path:
+        """Return where, seen from outside, the front-end finds /var/tmp/NAME."""
+        return self.lab.fe.path(f"/var/tmp/{name}")
+
+    def give(self, path: Path) -> None:
+        """Let the drivers' user own a file made by us."""
+        os.chown(path, self.lab.uid, self.lab.gid)
+
+    def os_image(self, name: str = "os", *, persistent: bool = False, format: str = "raw", **attributes: str) -> int:
+        """Upload the bootable image with the verifier."""
+        path = self.upload_file(f"{name}.img")
+        build_guest_image(path)
+        self.give(path)
+        if format == "qcow2":
+            self.lab.fe.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", f"/var/tmp/{name}.img", f"/var/tmp/{name}.q"])
+            path.unlink()
+            path = self.upload_file(f"{name}.q")
+        image = self.oned.image_create(
+            STORE, name, path=f"/var/tmp/{path.name}", persistent=persistent, prefix="vd", attributes=dict(attributes)
+        )
+        path.unlink()
+        return image
+
+    def data_image(
+        self, name: str, content: bytes, mib: int = 16, *, persistent: bool = False, format: str = "raw", **attributes: str
+    ) -> int:
+        """Upload an image of `mib` MiB that begins with `content`."""
+        path = self.upload_file(f"{name}.img")
+        with path.open("wb") as file:
+            file.write(content)
+            file.truncate(mib << 20)
+        self.give(path)
+        if format == "qcow2":
+            self.lab.fe.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", f"/var/tmp/{name}.img", f"/var/tmp/{name}.q"])
+            path.unlink()
+            path = self.upload_file(f"{name}.q")
+        image = self.oned.image_create(
+            STORE, name, path=f"/var/tmp/{path.name}", type="DATABLOCK", persistent=persistent, prefix="vd",
+            attributes=dict(attributes),
+        )  # fmt: skip
+        path.unlink()
+        return image
+
+    def source(self, image: int) -> str:
+        """Return an image's SOURCE."""
+        return self.oned.image(image).source
+
+    def read(self, path: str, format: str, count: int, offset: int = 0, node: Optional[Node] = None) -> bytes:
+        """Return bytes of an image as a guest would see them, read by qemu-img on `node` (default: the front-end)."""
+        node = node or self.lab.fe
+        out = f"/var/tmp/read-{os.urandom(4).hex()}"
+        argv = [
+            "qemu-img", "dd", "-U", "-f", format, "-O", "raw", "bs=1024", f"skip={offset >> 10}",
+            f"count={(offset + count) >> 10}", f"if={path}", f"of={out}",
+        ]  # fmt: skip
+        node.run(argv)
+        data = node.path(out).read_bytes()
+        node.path(out).unlink()
+        return data
+
+    # -- VMs ---------------------------------------------------------------------------------------
+
+    def template(self, name: str, disks: Sequence[Dict[str, str]], machine: str = "pc", **more: Any) -> Dict[str, Any]:
+        """Return a VM template with a serial console for the verifier."""
+        return {
+            "NAME": name, "CPU": "0.1", "MEMORY": "128", "OS": {"ARCH": "x86_64", "MACHINE": machine},
+            "DISK": list(disks), "CONTEXT": {"NETWORK": "NO", "SEMI": name},
+            "RAW": {"TYPE": "kvm", "DATA": serial_xml(name)}, **more,
+        }  # fmt: skip
+
+    def create(self, name: str, disks: Sequence[Dict[str, str]], machine: str = "pc") -> int:
+        """Create a VM on hold."""
+        return self.oned.vm_create(self.template(name, disks, machine))
+
+    def deploy(self, name: str, disks: Sequence[Dict[str, str]], host: str = "h1", machine: str = "pc") -> int:
+        """Create and deploy a VM; return its id."""
+        vm = self.create(name, disks, machine)
+        self.oned.vm_deploy(vm, host, SYSTEM)
+        return vm
+
+    def guest(self, vm: int, timeout: float = 120) -> Guest:
+        """Return the verifier in a VM, once it answers on the host where oned has the VM."""
+        node = self.lab.node(self.oned.vm(vm).last.host.name)
+        guest = self._guests.get(vm)
+        if guest is None or guest.node is not node:
+            guest = Guest(node, serial_path(self.oned.vm(vm).name))
+            self._guests[vm] = guest
+        guest.close()
+        return guest.wait_up(timeout)
+
+    def vm_dir(self, vm: int) -> str:
+        """Return a VM's directory on its host."""
+        return f"{DATASTORES}/{self.oned.vm(vm).last.ds_id}/{vm}"
+
+    def terminate(self, vm: int) -> None:
+        """Terminate a VM at once."""
+        self.oned.vm_terminate(vm, hard=True)
+        guest = self._guests.pop(vm, None)
+        if guest:
+            guest.close()
+
+    # -- what is on disk -----------------------------------------------------------------------------
+
+    def files(self, node: Node, directory: str) -> List[str]:
+        """Return all paths below a directory of a node, relative to it; empty if it is not there."""
+        base = node.path(directory)
+        if not base.is_dir():
+            return []
+        return sorted(str(path.relative_to(base)) for path in base.rglob("*"))
+
+    def leftovers(self) -> List[str]:
+        """Return what is on front-end, hosts and store although no VM is there: directories, leases, clones, staged files."""
+        found = []
+        for node in [self.lab.fe, *self.lab.hosts]:
+            for system in (ds.id for ds in self.oned.datastores.values() if ds.type == 1):
+                names = self.files(node, f"{DATASTORES}/{system}")
+                found += [f"{node.name}:{system}/{name}" for name in names if name != ".monitor"]
+            for name in self.files(node, f"{DATASTORES}/{RECORDS}"):
+                if "/leases/" in name or name.startswith("staging/") or ".staged-" in name:
+                    found.append(f"{node.name}:{RECORDS}/{name}")
+        for name in self.files(self.lab.fe, f"{DATASTORES}/{STORE}/{RECORDS}"):
+            if "/clones/" in name or ".staged-" in name or name.startswith(".uploads/") or ".probe" in name:
+                found.append(f"store:{name}")
+        return found
+
+    def said(self, action: str) -> List[str]:
+        """Return what the calls of an action said on stderr, in order."""
+        return [call.stderr for call in self.oned.calls if call.action == action]

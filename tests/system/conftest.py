@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One cloud for all tests of VMs: two hosts, two system datastores."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Callable
+
+import pytest
+
+from lab.cloud import Cloud
+
+
+@pytest.fixture(scope="session")
+def cloud() -> Iterator[Cloud]:
+    with Cloud.up(hosts=2, systems=(101, 102)) as up:
+        yield up
+
+
+@pytest.fixture(scope="session")
+def figure() -> Iterator[Callable[[str, object], None]]:
+    """Return a function that notes a figure for build/report.json."""
+    figures: dict[str, object] = {}
+    yield figures.__setitem__
+    path = os.environ.get("SEMISHARED_FIGURES")
+    if path and figures:
+        Path(path).write_text(json.dumps(figures))
