@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put up a lab by hand and look around in it.
 
-python3 -m lab up [N]            a front-end and N hosts (2) that stay until `down`
-python3 -m lab install           the checkout's drivers into it
-python3 -m lab status            what is up, and where its files are
-python3 -m lab exec NODE CMD...  a command in a node, as oneadmin; `root@NODE` as root
-python3 -m lab down              take all standing labs away, and what dead test runs left
+    python3 -m lab up [N]            a front-end and N hosts (2) that stay until `down`
+    python3 -m lab install           the checkout's drivers into it
+    python3 -m lab status            what is up, and where its files are
+    python3 -m lab exec NODE CMD...  a command in a node, as oneadmin; `root@NODE` as root
+    python3 -m lab down              take all standing labs away, and what dead test runs left
+
+With more than one standing, `--lab ID` in front of the command says which.
 """
 
 from __future__ import annotations
@@ -19,23 +21,31 @@ from lab.hosts import MOST_HOSTS, Lab
 from lab.node import Node
 
 
-def _one() -> Lab:
-    labs = Lab.standing()
+def _labs(wanted: str) -> list[Lab]:
+    labs = [lab for lab in Lab.standing() if wanted in ("", lab.id)]
+    if wanted and not labs:
+        raise SystemExit(f"lab: no lab {wanted} is up")
+    return labs
+
+
+def _one(wanted: str) -> Lab:
+    labs = _labs(wanted)
     if not labs:
         raise SystemExit("lab: none is up; `lab up 2` puts one up")
-    return labs[-1]
+    if len(labs) > 1:
+        raise SystemExit(f"lab: several are up, say which: --lab {' | '.join(lab.id for lab in labs)}")
+    return labs[0]
 
 
-def _status() -> None:
-    for lab in Lab.standing():
+def _status(labs: list[Lab]) -> None:
+    for lab in labs:
         print(f"lab {lab.id}  guests: {lab.virt}  shared stores: {' '.join(map(str, lab.stores))}  {lab.folder}")
         for node in [lab.fe, *lab.hosts]:
             print(f"  {node.name:4} {node.ip:15} {'up   pid ' + str(node.pid) if node.up else 'down'}")
 
 
-def _exec(target: str, words: list[str]) -> int:
+def _exec(lab: Lab, target: str, words: list[str]) -> int:
     user, _, name = target.rpartition("@")
-    lab = _one()
     try:
         node: Node = lab.node(name)
     except KeyError:
@@ -48,6 +58,7 @@ def _exec(target: str, words: list[str]) -> int:
 def main() -> int:
     """Run one command."""
     parser = argparse.ArgumentParser(prog="lab", description="A front-end and hosts on this machine.")
+    parser.add_argument("--lab", default="", metavar="ID", help="one of several labs")
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="put up a lab that stays")
     up.add_argument("hosts", nargs="?", type=int, default=2, metavar="N", help=f"hosts, 1 to {MOST_HOSTS}")
@@ -61,21 +72,21 @@ def main() -> int:
     given = parser.parse_args()
     if given.command == "up":
         try:
-            Lab.up(given.hosts, given.stores, stay=True)
+            lab = Lab.up(given.hosts, given.stores, stay=True)
         except (ValueError, PermissionError, RuntimeError) as error:
             raise SystemExit(f"lab: {error}") from None
-        _status()
+        _status([lab])
     elif given.command == "down":
-        for lab in Lab.standing():
+        for lab in _labs(given.lab):
             lab.down()
             print(f"lab {lab.id} is down")
         state.sweep()
     elif given.command == "status":
-        _status()
+        _status(_labs(given.lab))
     elif given.command == "install":
-        _one().install()
+        _one(given.lab).install()
     else:
-        return _exec(given.node, given.words)
+        return _exec(_one(given.lab), given.node, given.words)
     return 0
 
 

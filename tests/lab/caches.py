@@ -35,14 +35,16 @@ def put(path: Path, data: bytes) -> None:
     os.replace(name, path)
 
 
-def build(source: Path, options: Sequence[str]) -> Path:
-    """Compile one C file and return the result, kept by content."""
-    key = hashlib.sha256(source.read_bytes() + repr(options).encode()).hexdigest()[:16]
-    result = CACHE / f"{source.stem}-{key}"
+def build(sources: Sequence[Path], options: Sequence[str]) -> Path:
+    """Compile a C program or library and return it, kept by content under the name of its first source."""
+    key = hashlib.sha256(repr(options).encode())
+    for source in sources:
+        key.update(source.read_bytes())
+    result = CACHE / f"{sources[0].stem}-{key.hexdigest()[:16]}"
     if not result.exists():
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "out"
-            subprocess.run(["gcc", "-O2", "-Wall", *options, "-o", str(out), str(source)], check=True)
+            subprocess.run(["gcc", "-O2", "-Wall", *options, "-o", str(out), *map(str, sources)], check=True)
             put(result, out.read_bytes())
             os.chmod(result, 0o755)
     return result

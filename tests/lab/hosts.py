@@ -78,7 +78,7 @@ class Lab:
         if missing:
             raise RuntimeError(f"not on this machine: {' '.join(missing)}; run tests/lab/provision.sh")
         state.sweep()
-        sharedfs = caches.build(caches.HERE / "sharedfs.c", ["-shared", "-fPIC"])
+        sharedfs = caches.build([caches.HERE / "sharedfs.c"], ["-shared", "-fPIC"])
         record = {
             "owner": os.getpid(),
             "owner_start": state.started(os.getpid()),

@@ -35,7 +35,7 @@ restore_policy() { [ -z "$own_policy" ] || rm -f "$policy"; }
 apt() { # apt WORDS...: quiet, but say that it is alive; show the end of the log only when it fails
     local log pid
     log=$(mktemp)
-    DEBIAN_FRONTEND=noninteractive apt-get -q -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" >"$log" 2>&1 </dev/null &
+    DEBIAN_FRONTEND=noninteractive apt-get -q -o APT::Update::Error-Mode=any -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" >"$log" 2>&1 </dev/null &
     pid=$!
     while kill -0 "$pid" 2>/dev/null; do
         sleep 1

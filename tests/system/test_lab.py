@@ -32,7 +32,7 @@ def lab() -> Iterator[Lab]:
 
 
 def disk_xml(path: str, target: str) -> str:
-    bus = "virtio" if target.startswith("vd") else "ide"
+    bus = {"v": "virtio", "h": "ide", "s": "sata"}[target[0]]
     device, mark = ("disk", "") if bus == "virtio" else ("cdrom", "<readonly/>")
     return (
         f"<disk type='file' device='{device}'><driver name='qemu' type='raw' cache='none'/><source file='{path}'/>"
@@ -140,6 +140,8 @@ def test_the_verifier_finds_a_corrupted_sector(lab: Lab) -> None:
     disks = [disk_xml(system, "vda"), disk_xml(data, "vdb")]
     guest = boot(lab, h1, "verify", "q35", disks)
     assert guest.disks() == {"vda": 32 << 20, "vdb": 8 << 20}
+    with pytest.raises(GuestError, match="no context"):
+        guest.context()
     guest.write("vdb", "first", 0, 4096)
     guest.check("vdb", "first", 0, 4096)
     guest.check("vdb", "zero", 4096, 4096)
@@ -190,15 +192,13 @@ def test_a_guest_sees_disks_come_and_go_and_reads_its_context(lab: Lab, machine:
     h2, name = lab.node("h2"), f"hot-{machine}"
     make_os(lab, h2, f"{LOCAL}/{name}.raw")
     make_disk(lab, h2, f"{LOCAL}/{name}-2.raw", 4)
-    disks = [disk_xml(f"{LOCAL}/{name}.raw", "vda")]
-    if machine == "pc":
-        h2.run(["mkdir", "context"])
-        h2.path("/var/lib/one/context/context.sh").write_text("# made\nNAME='a \\ \"b\"'\nTEXT='two\nlines'\n")
-        h2.run(["genisoimage", "-quiet", "-V", "CONTEXT", "-J", "-R", "-o", f"{LOCAL}/context.iso", "context"])
-        disks.append(disk_xml(f"{LOCAL}/context.iso", "hdb"))
+    h2.run(["mkdir", name])
+    h2.path(f"/var/lib/one/{name}/context.sh").write_text("# made\nNAME='a \\ \"b\"'\nTEXT='two\nlines'\n")
+    h2.run(["genisoimage", "-quiet", "-V", "CONTEXT", "-J", "-R", "-o", f"{LOCAL}/{name}.iso", name])
+    # Where OpenNebula puts the context: on the machine's own controller, IDE or SATA.
+    disks = [disk_xml(f"{LOCAL}/{name}.raw", "vda"), disk_xml(f"{LOCAL}/{name}.iso", "sda" if machine == "q35" else "hdb")]
     guest = boot(lab, h2, name, machine, disks)
-    if machine == "pc":
-        assert guest.context() == {"NAME": 'a \\ "b"', "TEXT": "two\nlines"}
+    assert guest.context() == {"NAME": 'a \\ "b"', "TEXT": "two\nlines"}
     for _ in range(2):
         h2.run([*URI, "attach-device", name, "/dev/stdin"], input=disk_xml(f"{LOCAL}/{name}-2.raw", "vdb").encode())
         guest.wait_disk("vdb")
@@ -332,6 +332,26 @@ def test_a_lab_whose_owner_and_guard_died_is_swept() -> None:
     assert (state.BASE / lab_id).exists(), "only the next lab takes the files"
     state.sweep()
     assert state.leftovers(lab_id, set(namespaces)) == []
+
+
+def test_a_lab_from_the_command_line_stays_until_down() -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+    def command(*words: str) -> str:
+        done = subprocess.run([sys.executable, "-m", "lab", *words], env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    lab_id = command("up", "1").split()[1]
+    namespaces = state.namespaces_of(state.read(state.BASE / lab_id)["keeper"]) - state.namespaces_of(os.getpid())
+    try:
+        assert "down" not in command("--lab", lab_id, "status")
+        assert command("--lab", lab_id, "exec", "fe", "ssh", "h1", "hostname") == "h1\n"
+        state.sweep()
+        assert command("--lab", lab_id, "exec", "root@h1", "id", "-u") == "0\n"
+    finally:
+        command("--lab", lab_id, "down")
+    assert state.leftovers(lab_id, namespaces) == []
 
 
 @pytest.mark.skipif("LAB_TIMES" not in os.environ, reason="figures only: LAB_TIMES=1 prints them")

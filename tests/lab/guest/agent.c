@@ -13,6 +13,7 @@
 //   context                            the context ISO's context.sh, newlines and backslashes escaped
 //   sync | poweroff | uptime
 #define _GNU_SOURCE
+#include "context.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -26,7 +27,6 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
 #include <sys/reboot.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -400,37 +400,21 @@ static void disks(void)
 
 static void context(void)
 {
-    char *names[64], path[64], label[32];
-    int n = disk_names(names, 64), found = 0;
-    for (int i = 0; i < n && !found; i++) {
-        snprintf(path, sizeof path, "/dev/%s", names[i]);
-        int fd = open(path, O_RDONLY | O_CLOEXEC);
-        found = fd >= 0 && pread(fd, label, sizeof label, 32768 + 40) == sizeof label && !memcmp(label, "CONTEXT ", 8);
-        if (fd >= 0)
-            close(fd);
-    }
-    if (!found) {
-        answer("ERR no disk with the label CONTEXT");
+    char *text = read_context();
+    if (!text) {
+        answer("ERR no context ISO (label CONTEXT, file context.sh)");
         return;
     }
-    mkdir("/mnt", 0755);
-    if (mount(path, "/mnt", "iso9660", MS_RDONLY, NULL)) {
-        answer("ERR mount %s: %s", path, strerror(errno));
-        return;
-    }
-    FILE *f = fopen("/mnt/context.sh", "r");
-    printf(f ? "OK " : "ERR no context.sh in the context ISO");
-    for (int c; f && (c = getc(f)) != EOF;)
-        if (c == '\n')
+    printf("OK ");
+    for (char *c = text; *c; c++)
+        if (*c == '\n')
             printf("\\n");
-        else if (c == '\\')
+        else if (*c == '\\')
             printf("\\\\");
         else
-            putchar(c);
+            putchar(*c);
     answer("");
-    if (f)
-        fclose(f);
-    umount("/mnt");
+    free(text);
 }
 
 static void power_off(void)

@@ -200,7 +200,7 @@ class Guest:
         return self._counts(f"loop-stop {disk}")
 
     def context(self) -> dict[str, str]:
-        """Return the variables of the context ISO; it must be on IDE (machine pc), SCSI or virtio to be seen."""
+        """Return the variables of the context ISO, wherever it is attached."""
         text = self.command("context").replace("\\\\", "\0").replace("\\n", "\n").replace("\0", "\\")
         words = shlex.split(text, comments=True)
         return dict(word.split("=", 1) for word in words if "=" in word)
