@@ -85,7 +85,7 @@ def take_proof(vm_dir: str) -> object:
 def move(site: domains.Site, name: str, host: str, chosen: list[str], report: Report) -> None:
     """Move the domain; on failure ask both libvirtds who has it, and clean up only what never ran."""
     target = site.uri_of(host)
-    before = domains.state(target, name)
+    before = State(domains.state(target, name))
     if before is State.UNKNOWN:
         raise HostUnreachable(f"libvirtd of {host} does not answer at {target}")
     if before is not State.ABSENT:
@@ -110,7 +110,7 @@ def settle(site: domains.Site, name: str, host: str, report: Report) -> bool:
     for look in range(3):
         if look:
             time.sleep(PAUSE_S)
-        states = domains.state(site.uri, name), domains.state(target, name)
+        states = State(domains.state(site.uri, name)), State(domains.state(target, name))
         found = outcome(*states)
         if found in (Outcome.MOVED, Outcome.STAYED):
             return found is Outcome.MOVED
@@ -118,7 +118,7 @@ def settle(site: domains.Site, name: str, host: str, report: Report) -> bool:
         report.error(f"it is {states[0].value} here and {states[1].value} on {host}: nothing was cleaned up")
         return False
     try:
-        domains.virsh(target, "destroy" if found is Outcome.REMOVE_TARGET else "undefine", name)
+        domains.virsh(target, "destroy" if found is Outcome.REMOVE_TARGET else "undefine", name, timeout_s=60)
         report.info(f"removed the half-started domain on {host}, which never ran there")
     except SemisharedError as e:
         report.warn(f"the half-started domain on {host} is still there: {e.detail}")

@@ -2,6 +2,13 @@
 """Hypervisor actions for a VM that has a record of ours: change what must differ, then become the stock script.
 
 The stock script is exec'ed, not called: its output and its exit code are what OpenNebula gets.
+
+Why the other actions that see a disk are plain forwarders:
+detach_disk, resize_disk  address the disk by its target (vda), never by its path.
+save, restore             a checkpoint holds the XML that deploy and attach_disk made, so paths and formats are right;
+                          restore replaces `<datastores>/<n>/<vm>/` only, which paths on a shared store never contain.
+                          libvirt leaves the backing chain it found out of that XML, and finds it again on the next host.
+snapshot_*                libvirt keeps system snapshots inside the disks, whatever those are called.
 """
 
 from __future__ import annotations
@@ -20,20 +27,27 @@ RECORDS = ".semishared"
 
 
 def run(here: str, argv: list[str]) -> int:
-    """Do action `argv[0]` with the arguments that follow; `here` is the directory of the vmm scripts."""
+    """Do action `argv[0]` with the arguments that follow; `here` is the directory of the vmm scripts.
+
+    Exit codes as in entry.py. That one sets a umask, which what we become must not inherit, so it is not used.
+    """
     actions = {"deploy": deploy, "attach_disk": attach_disk, "migrate": migrate}
     report = Report(argv[0])
     try:
         return actions[argv[0]](here, argv[1:], report)
     except SemisharedError as e:
         report.fail(e)
-    except Exception as e:  # the border of the program: an unexpected failure is a failure of the action
+        return 1
+    except OSError as e:
+        report.fail(SemisharedError(f"{type(e).__name__}: {e}"))
+        return 1
+    except Exception as e:  # noqa: BLE001 - oned must get its one line whatever happens
         import traceback
 
         for line in traceback.format_exc().splitlines():
             report.error(line)
         report.fail(SemisharedError(f"{type(e).__name__}: {e}"))
-    return 1
+        return 2
 
 
 def deploy(here: str, argv: list[str], report: Report) -> NoReturn:

@@ -80,8 +80,9 @@ def test_byte_code_is_valid_after_the_copy_to_a_host(remotes: Path, tmp_path: Pa
     install(remotes)
     host = sync(remotes, tmp_path)
     shutil.rmtree(remotes)
+    program = f"import sys; sys.path.insert(0, {str(host / 'lib')!r}); import semishared.errors"
     done = subprocess.run(
-        ["/usr/bin/python3", "-I", "-v", "-c", f"import sys; sys.path.insert(0, {str(host / 'lib')!r}); import semishared.errors"],
+        ["/usr/bin/python3", "-I", "-v", "-c", program],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert f"matches {host / 'lib/semishared/errors.py'}" in done.stderr
@@ -125,7 +126,9 @@ def test_dry_run_changes_nothing_and_tells(remotes: Path) -> None:
 
 def test_files_of_an_older_version_go(remotes: Path) -> None:
     install(remotes)
-    old = [remotes / name for name in ("lib/semishared/plan/old.py", "tm/semishared/old", "vmm/semishared/old", "vmm/semishared/x/y")]
+    old = [
+        remotes / name for name in ("lib/semishared/plan/old.py", "tm/semishared/old", "vmm/semishared/old", "vmm/semishared/x/y")
+    ]
     for path in old:
         path.parent.mkdir(exist_ok=True)
         path.write_text("")

@@ -8,20 +8,21 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from ..errors import ToolFailed
-from ..plan.live_migration import State
+from ..errors import SemisharedError
 from .run import run
 
 NO_TIME_LIMIT_S = 7 * 24 * 3600
 """A live migration takes as long as the guest keeps writing; whoever wants a limit has virsh's --timeout."""
+ANSWER_S = 20
+"""libvirtd answers at once, or its host is not there."""
 STATES = {
-    "running": State.RUNNING,
-    "idle": State.RUNNING,
-    "in shutdown": State.RUNNING,
-    "pmsuspended": State.RUNNING,
-    "paused": State.PAUSED,
-    "shut off": State.OFF,
-    "crashed": State.OFF,
+    "running": "running",
+    "idle": "running",
+    "in shutdown": "running",
+    "pmsuspended": "running",
+    "paused": "paused",
+    "shut off": "off",
+    "crashed": "off",
 }
 
 
@@ -60,7 +61,7 @@ class Site:
         return f"{self.protocol}://{host}/system"
 
 
-def virsh(uri: str, *argv: str, timeout_s: float = 60) -> str:
+def virsh(uri: str, *argv: str, timeout_s: float = ANSWER_S) -> str:
     """Run one virsh command."""
     return run(["virsh", "--connect", uri, *argv], timeout_s=timeout_s)
 
@@ -70,13 +71,14 @@ def dumpxml(uri: str, domain: str) -> bytes:
     return virsh(uri, "dumpxml", domain).encode()
 
 
-def state(uri: str, domain: str) -> State:
-    """Return the state of a domain, ABSENT only if libvirtd itself says so."""
+def state(uri: str, domain: str) -> str:
+    """Return running, paused, off, absent or unknown; absent only if libvirtd lists its domains and it is not among them."""
     try:
-        answer = virsh(uri, "domstate", domain)
-    except ToolFailed as e:
-        return State.ABSENT if re.search(r"Domain not found|no domain with matching", e.detail) else State.UNKNOWN
-    return STATES.get(answer.strip(), State.UNKNOWN)
+        if domain not in virsh(uri, "list", "--all", "--uuid", "--name").split():
+            return "absent"
+        return STATES.get(virsh(uri, "domstate", domain).strip(), "unknown")
+    except SemisharedError:
+        return "unknown"
 
 
 def is_persistent(uri: str, domain: str) -> bool:

@@ -51,9 +51,7 @@ class DiskRecord:
         if not isinstance(data, dict) or not isinstance(data.get("version"), int):
             raise BadRecord(f"the record of disk {disk} has no version")
         if data["version"] > RECORD_VERSION:
-            raise BadRecord(
-                f"the record of disk {disk} has version {data['version']}, newer than {RECORD_VERSION} known here"
-            )
+            raise BadRecord(f"the record of disk {disk} has version {data['version']}, newer than {RECORD_VERSION} known here")
         how, place, path = data.get("how"), data.get("place"), data.get("path")
         if data.get("disk") != disk:
             raise BadRecord(f"the record of disk {disk} is that of disk {data.get('disk')!r}")
@@ -144,9 +142,7 @@ class AttachMessage:
 
     def __init__(self, text: bytes) -> None:
         self.markup = Markup(text, "VMM_DRIVER_ACTION_DATA")
-        disks = [
-            disk for disk in self.markup.root.find("VM", "TEMPLATE", "DISK") if disk.value("ATTACH") == "YES"
-        ]
+        disks = [disk for disk in self.markup.root.find("VM", "TEMPLATE", "DISK") if disk.value("ATTACH") == "YES"]
         if len(disks) != 1:
             raise BadArguments(f"{len(disks)} disks to attach in the driver message")
         self.disk = disks[0]

@@ -30,13 +30,13 @@ def paths_in_place(domain: bytes, vm_dir: str, records: Records, context_disk: i
         path = _source(disk)
         if disk.attributes.get("type") == "network" or not path:
             continue
-        number = disk_number(path, vm_dir)
-        if number is not None and number == context_disk and disk.first("readonly"):
+        named = disk_number(path, vm_dir)
+        if named is not None and named == context_disk and disk.first("readonly"):
             continue
-        plain = path if number is None or number not in records else records[number].path
+        plain = path if named is None or named not in records else records[named].path
         plain = "/" + "/".join(part for part in plain.split("/") if part)
         if disk.attributes.get("type") != "file" or plain not in known:
-            name = f"disk {number}" if number is not None else _target(disk)
+            name = f"disk {named}" if named is not None else _target(disk)
             raise MigrationRefused(f"{name} ({path}) is not on a shared store that semishared knows")
         found.append(plain)
     return found
@@ -90,7 +90,7 @@ def options(site: list[str], auto_converge: str, compressed: str, persistent: bo
 
 
 class State(enum.Enum):
-    """What a libvirtd says about a domain."""
+    """What a libvirtd says about a domain (do.domain.state)."""
 
     RUNNING = "running"
     PAUSED = "paused"
