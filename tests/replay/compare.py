@@ -56,9 +56,7 @@ class Bijection:
             return False
         if _TOKENS.sub("\0", recorded) != _TOKENS.sub("\0", generated):
             return False
-        return all(
-            one.lastgroup == "time" or self.agree(one.group(), other.group()) for one, other in zip(left, right)
-        )
+        return all(one.lastgroup == "time" or self.agree(one.group(), other.group()) for one, other in zip(left, right))
 
 
 def flatten(text: str) -> Dict[str, str]:

@@ -7,16 +7,16 @@ import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 from xml.etree import ElementTree
 
-from lab.oned import ActionFailed, Img, Oned, Refused, Settings
-from lab.oned.objects import Datastore, Image
+from lab.oned import ActionFailed, Oned, Refused, Settings
 from lab.oned.states import STATE_NAMES
-from lab.oned.template import Template, from_xml
+from lab.oned.template import Template, from_xml, vectors
+from traces import Recording, body
 
 from replay import recorder
-from traces import Recording, body
+from replay.seed import Seed, need, text
 
 # oned.conf of the recording machine, as far as it shows.
 SETTINGS = Settings(
@@ -51,7 +51,7 @@ def generate(recording: Recording, root: Path) -> List[Outcome]:
         oned.runner.extra.update(RECORDER_LOG=str(log), RECORDER_ROOT=str(root))  # type: ignore[attr-defined]
         oned.host_create("h1")
         oned.host_create("h2")
-        _Seed(recording, oned).plant()
+        Seed(recording, oned).plant()
         every = [call for step in recording["steps"] for call in step["calls"] if call["action"] != "monitor"]
         recorder.fail(log, {n: (call["rc"], _stderr(call), call["argv"]) for n, call in enumerate(every) if call["rc"]})
         outcomes = []
@@ -89,89 +89,6 @@ def _info(oned: Oned, key: str) -> str:
     return str(reply[1]) if reply[0] else f"ERROR one.{kind}.info({number},): {reply[1]}"
 
 
-class _Seed:
-    """Put into the simulated oned what existed before the recording began."""
-
-    def __init__(self, recording: Recording, oned: Oned) -> None:
-        self.recording = recording
-        self.oned = oned
-
-    def plant(self) -> None:
-        """Set up datastores, images and the next ids."""
-        creates = [step["cmd"] for step in self.recording["steps"]]
-        fresh = {int(step["output"].split()[-1]) for step in self.recording["steps"] if self._makes(step, "image")}
-        for element in self._elements("DATASTORE"):
-            if element.find("ID") is None:
-                continue  # the name of a datastore inside an image or disk
-            number = int(_text(element, "ID"))
-            if number not in self.oned.datastores and not (number == 104 and creates[0].startswith("onedatastore")):
-                self.oned.datastores[number] = self._datastore(element, fresh)
-        for element in self._elements("IMAGE"):
-            if element.find("ID") is not None and int(_text(element, "ID")) not in fresh:
-                self._image(element)
-        for disk in self._elements("DISK"):
-            if disk.find("IMAGE_ID") is not None and int(_text(disk, "IMAGE_ID")) not in fresh:
-                self._image_of_disk(disk)
-        self.oned.next_datastore = 104
-        stats = [call for step in self.recording["steps"] for call in step["calls"] if call["action"] == "stat"]
-        if stats:
-            self.oned.next_request = int(stats[0]["argv"][0])  # counts requests since oned started
-        self.oned.next_image = min(fresh, default=0)
-        for step in self.recording["steps"]:
-            if self._makes(step, "vm"):
-                self.oned.next_vm = int(step["output"].split()[-1])
-                break
-
-    @staticmethod
-    def _makes(step: Dict[str, Any], kind: str) -> bool:
-        if step["rc"] != 0:
-            return False
-        verbs = {"vm": ("onevm create",), "image": ("oneimage create", "oneimage clone", "onevm disk-saveas")}[kind]
-        return str(step["cmd"]).startswith(verbs)
-
-    def _elements(self, tag: str) -> Iterator[ElementTree.Element]:
-        """Yield elements of the recording, those served first coming first."""
-        for step in self.recording["steps"]:
-            keys = [call.get(name) for call in step["calls"] for name in ("stdin", "vm_info")]
-            for key in [*keys, *step["info_after"].values()]:
-                text = body(self.recording, key).strip()
-                if text.startswith("<") and not text.startswith("<domain"):
-                    yield from ElementTree.fromstring(text).iter(tag)
-
-    def _datastore(self, element: ElementTree.Element, fresh: "set[int]") -> Datastore:
-        get = lambda name: _text(element, name)  # noqa: E731
-        images = [int(item.text or "0") for item in element.findall("IMAGES/ID")]
-        template = from_xml(_need(element, "TEMPLATE"))
-        return Datastore(
-            int(get("ID")), get("NAME"), int(get("TYPE")), get("DS_MAD"), get("TM_MAD"), get("BASE_PATH"), template,
-            [number for number in images if number not in fresh],
-            int(get("TOTAL_MB")), int(get("FREE_MB")), int(get("USED_MB")),
-        )  # fmt: skip
-
-    def _image(self, element: ElementTree.Element) -> None:
-        get = lambda name: _text(element, name)  # noqa: E731
-        number = int(get("ID"))
-        if number in self.oned.images:
-            return
-        self.oned.images[number] = Image(
-            number, get("NAME"), int(get("TYPE")), get("PERSISTENT") == "1", int(get("DATASTORE_ID")),
-            get("DATASTORE"), from_xml(_need(element, "TEMPLATE")), get("PATH"), get("SOURCE"), get("FORMAT"),
-            get("FS"), int(get("SIZE")), Img.READY, Img.READY, snapshots=from_xml(_need(element, "SNAPSHOTS")),
-        )  # fmt: skip
-
-    def _image_of_disk(self, element: ElementTree.Element) -> None:
-        """Reconstruct an image nobody asked the API for from a disk made of it."""
-        get = lambda name: _text(element, name)  # noqa: E731
-        number = int(get("IMAGE_ID"))
-        if number in self.oned.images:
-            return
-        self.oned.images[number] = Image(
-            number, get("IMAGE"), 2, get("PERSISTENT") == "YES", int(get("DATASTORE_ID")), get("DATASTORE"),
-            {"DEV_PREFIX": get("DEV_PREFIX")}, "", get("SOURCE"), get("FORMAT"), "", int(get("ORIGINAL_SIZE")),
-            Img.READY, Img.READY,
-        )  # fmt: skip
-
-
 class _Command:
     """One recorded command line, on the simulated oned."""
 
@@ -182,7 +99,9 @@ class _Command:
 
     def run(self, words: List[str]) -> str:
         """Run a command; return what it would print."""
-        flags = {word for word in words if word in ("--hard", "--live", "--poff", "--poff-hard", "--hold", "--persistent", *RECOVERIES)}
+        flags = {
+            word for word in words if word in ("--hard", "--live", "--poff", "--poff-hard", "--hold", "--persistent", *RECOVERIES)
+        }
         options: Dict[str, str] = {}
         plain: List[str] = []
         rest = iter(words)
@@ -239,9 +158,9 @@ class _Command:
         self.oned.vm_recover(int(plain[0]), how)
         if how == "recreate":
             # The recording machine's scheduler placed the VM anew: where, the record shows.
-            text = body(self.recording, self._step()["info_after"][f"vm.{plain[0]}"])
-            last = ElementTree.fromstring(text).findall("HISTORY_RECORDS/HISTORY")[-1]
-            self.oned.vm_deploy(int(plain[0]), int(_text(last, "HID")), int(_text(last, "DS_ID")), True)
+            served = body(self.recording, self._step()["info_after"][f"vm.{plain[0]}"])
+            last = ElementTree.fromstring(served).findall("HISTORY_RECORDS/HISTORY")[-1]
+            self.oned.vm_deploy(int(plain[0]), int(text(last, "HID")), int(text(last, "DS_ID")), True)
 
     def oneimage_enable(self, plain: List[str], *_: Any) -> None:
         self.oned.image_enable(int(plain[0]))
@@ -276,7 +195,7 @@ class _Command:
         # The template file was not recorded: the names and drivers are its own, the rest is oned's.
         created = f"datastore.{self._step()['output'].split()[-1]}"
         element = ElementTree.fromstring(body(self.recording, self._step()["info_after"][created]))
-        names = {name: _text(element, name) for name in ("NAME", "DS_MAD", "TM_MAD")}
+        names = {name: text(element, name) for name in ("NAME", "DS_MAD", "TM_MAD")}
         return f"ID: {self.oned.datastore_create({**names, 'TYPE': 'IMAGE_DS'})}"
 
     def onedatastore_delete(self, plain: List[str], *_: Any) -> None:
@@ -291,8 +210,8 @@ class _Command:
 
     def oneimage_update(self, plain: List[str], *_: Any) -> None:
         # The attributes came from a file that was not recorded; the image shows them afterwards.
-        text = body(self.recording, self._step()["info_after"][f"image.{plain[0]}"])
-        self.oned.image_update(int(plain[0]), from_xml(_need(ElementTree.fromstring(text), "TEMPLATE")))
+        served = body(self.recording, self._step()["info_after"][f"image.{plain[0]}"])
+        self.oned.image_update(int(plain[0]), from_xml(need(ElementTree.fromstring(served), "TEMPLATE")))
 
     def oneimage_clone(self, plain: List[str], options: Dict[str, str], _: Any) -> str:
         return f"ID: {self.oned.image_clone(int(plain[0]), plain[1], int(options['d']))}"
@@ -322,43 +241,33 @@ class _Command:
         """Reconstruct the user's VM template: of each disk only what a user gives."""
         created = f"vm.{self._step()['output'].split()[-1]}"
         element = ElementTree.fromstring(body(self.recording, self._step()["info_after"][created]))
-        template: Template = {"NAME": _text(element, "NAME"), **from_xml(_need(element, "USER_TEMPLATE"))}
-        served = from_xml(_need(element, "TEMPLATE"))
+        template: Template = {"NAME": text(element, "NAME"), **from_xml(need(element, "USER_TEMPLATE"))}
+        served = from_xml(need(element, "TEMPLATE"))
         for name in ("CPU", "MEMORY", "FEATURES", "RAW"):
             template[name] = served[name]
-        template["OS"] = {k: v for k, v in served["OS"].items() if k != "UUID"}  # type: ignore[union-attr]
-        context = served["CONTEXT"]
-        template["CONTEXT"] = {k: context[k] for k in ("NETWORK", "SET_HOSTNAME")}  # type: ignore[index,misc]
+        template["OS"] = {k: v for k, v in vectors(served, "OS")[0].items() if k != "UUID"}
+        context = vectors(served, "CONTEXT")[0]
+        template["CONTEXT"] = {k: context[k] for k in ("NETWORK", "SET_HOSTNAME")}
         template["DISK"] = [self._disk(disk) for disk in element.findall("TEMPLATE/DISK")]
         return template
 
     @staticmethod
     def _disk(element: ElementTree.Element) -> Dict[str, str]:
         if element.find("IMAGE_ID") is not None:
-            names = ("IMAGE_ID", "SEMI_DISK_ATTR")
+            names: Tuple[str, ...] = ("IMAGE_ID", "SEMI_DISK_ATTR")
         else:
             names = ("TYPE", "SIZE", "FORMAT", "DEV_PREFIX")
-        return {name: _text(element, name) for name in names if element.find(name) is not None}
+        return {name: text(element, name) for name in names if element.find(name) is not None}
 
     def _volatile(self) -> Dict[str, str]:
         """Reconstruct the volatile disk of a disk-attach from the disk it became."""
         known: Optional[ElementTree.Element] = None
         for call in self._step()["calls"]:
-            text = body(self.recording, call.get("vm_info") or "")
-            if text:
-                known = ElementTree.fromstring(text).find("TEMPLATE/DISK[ATTACH='YES']")
+            served = body(self.recording, call.get("vm_info") or "")
+            if served:
+                known = ElementTree.fromstring(served).find("TEMPLATE/DISK[ATTACH='YES']")
         assert known is not None
         return self._disk(known)
-
-
-def _text(element: ElementTree.Element, name: str) -> str:
-    return element.findtext(name) or ""
-
-
-def _need(element: ElementTree.Element, name: str) -> ElementTree.Element:
-    found = element.find(name)
-    assert found is not None, f"{element.tag} has no {name}"
-    return found
 
 
 def plain_message(text: str) -> str:

@@ -10,8 +10,9 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
-SCRIPT = r'''#!/usr/bin/python3
-import base64, hashlib, json, os, re, sys, xmlrpc.client
+# Hundreds of calls: it starts without site packages and speaks XML-RPC by hand (20 ms instead of 100).
+SCRIPT = r"""#!/usr/bin/python3 -ISB
+import binascii, json, os, re, socket, sys
 path, argv = sys.argv[0], sys.argv[1:]
 action, driver, kind = path.split("/")[-1], path.split("/")[-2], path.split("/")[-3]
 data = sys.stdin.read()
@@ -20,10 +21,19 @@ call = {"kind": kind, "driver": driver, "action": action, "argv": argv, "stdin":
         "host": os.environ["RECORDER_NODE"], "script": path[len(home):], "cwd": os.getcwd()[len(home):],
         "env": {k: v for k, v in os.environ.items()
                 if not k.startswith("RECORDER_") and k not in ("ONE_XMLRPC", "LC_CTYPE", "PWD", "SHLVL", "_")}}
+def ask(vm):
+    body = ("<methodCall><methodName>one.vm.info</methodName><params><param><value><string>oneadmin:password"
+            "</string></value></param><param><value><int>%d</int></value></param></params></methodCall>" % vm)
+    port = int(os.environ["ONE_XMLRPC"].split(":")[2].split("/")[0])
+    with socket.create_connection(("127.0.0.1", port)) as server:
+        server.sendall(("POST /RPC2 HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)).encode())
+        with server.makefile(encoding="utf-8", newline="") as stream:
+            answer = stream.read()
+    assert "<boolean>1</boolean>" in answer, answer
+    text = answer.split("<string>", 1)[1].split("</string>", 1)[0]
+    return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 if kind == "tm":
-    one = xmlrpc.client.ServerProxy(os.environ["ONE_XMLRPC"]).one
-    good, call["vm_info"], _ = one.vm.info("oneadmin:password", int(argv[-2]), False)
-    assert good, call["vm_info"]
+    call["vm_info"] = ask(int(argv[-2]))
 with open(os.environ["RECORDER_LOG"], "a+") as log:
     log.seek(0)
     number = sum(json.loads(line)["action"] != "monitor" for line in log)
@@ -36,11 +46,11 @@ if failure:
         text = text.replace(recorded, given) if len(recorded) > 8 else text
     sys.stderr.write(text)
     sys.exit(failure[0])
-message = base64.b64decode(data).decode() if kind == "datastore" else data
+message = binascii.a2b_base64(data).decode() if kind == "datastore" else data
 def found(pattern):
     match = re.search(pattern, message)
     return match.group(1) if match else ""
-source = found(r"<BASE_PATH><!\[CDATA\[(.*?)\]\]>") + "/" + hashlib.md5(os.urandom(16)).hexdigest()
+source = found(r"<BASE_PATH><!\[CDATA\[(.*?)\]\]>") + "/" + os.urandom(16).hex()
 if action == "stat":
     print(16)
 elif action == "cp":
@@ -53,7 +63,7 @@ elif action == "monitor":
     print("USED_MB=300\nTOTAL_MB=1000\nFREE_MB=700")
 elif action == "deploy":
     print(found("<uuid>(.*?)</uuid>"))
-'''
+"""
 
 _TM = (
     "clone ln mkimage mkswap context mv mvds cpds delete resize premigrate postmigrate failmigrate"

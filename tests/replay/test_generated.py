@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 import pytest
-
 import traces
+
 from replay import catalog
 from replay.compare import EXCLUDED, MEASURED, UNRECORDED, Bijection, decode, differences
 from replay.generate import Outcome, generate, plain_message
@@ -21,7 +21,7 @@ SCENARIOS = catalog.scenarios()
 MATCHED = [name for name, status in SCENARIOS.items() if status.status == catalog.PASS]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def outcomes(name: str) -> List[Outcome]:
     """Generate a scenario once; the comparison alone is cheap."""
     with tempfile.TemporaryDirectory(prefix="replay-") as root:

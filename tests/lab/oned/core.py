@@ -12,7 +12,7 @@ from typing import Dict, Iterator, List, Optional, Tuple, Union
 from .drivers import ActionFailed, Drivers, Refused, Runner
 from .objects import Datastore, History, Host, Image, Vm, now
 from .settings import Settings
-from .states import FAILURE, Img, Lcm, STATE_NAMES
+from .states import FAILURE, STATE_NAMES, Img, Lcm
 from .states import Vm as State
 from .template import Template, cdata, parse
 from .transfer import Lines, is_volatile

@@ -95,8 +95,10 @@ def domain_xml(settings: Settings, vm: Vm) -> str:
     shares = math.ceil(float(scalar(vm.template, "CPU", "1")) * 1024)
     memory = int(scalar(vm.template, "MEMORY", "128")) * 1024
     lines += ["\t<cputune>", f"\t\t<shares>{shares}</shares>", "\t</cputune>", f"\t<memory>{memory}</memory>"]
-    lines += ["\t<os>", f"\t\t<type arch='{system.get('ARCH', 'x86_64')}'" + (
-        f" machine='{machine}'" if machine else "") + ">hvm</type>"]
+    lines += [
+        "\t<os>",
+        f"\t\t<type arch='{system.get('ARCH', 'x86_64')}'" + (f" machine='{machine}'" if machine else "") + ">hvm</type>",
+    ]
     for name, tag in (("KERNEL", "kernel"), ("INITRD", "initrd"), ("KERNEL_CMD", "cmdline")):
         if system.get(name):
             lines.append(f"\t\t<{tag}>{cdata(system[name])}</{tag}>")

@@ -89,9 +89,7 @@ class Drivers:
     crashes: List[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._pools = {
-            kind: threading.BoundedSemaphore(self.settings.threads) for kind in ("tm", "datastore", "vmm")
-        }
+        self._pools = {kind: threading.BoundedSemaphore(self.settings.threads) for kind in ("tm", "datastore", "vmm")}
 
     def transfer(self, path: str) -> None:
         """Run a transfer file: line after line, the first failure ends it (one_tm)."""
@@ -121,9 +119,7 @@ class Drivers:
             directory = f"{self.settings.remotes}/datastore/{driver}"
             return self._local("datastore", directory, driver, action, [request], stdin)
 
-    def vmm(
-        self, host: str, action: str, argv: Sequence[str], vm_id: int, stdin: str, before: Sequence[Step] = ()
-    ) -> str:
+    def vmm(self, host: str, action: str, argv: Sequence[str], vm_id: int, stdin: str, before: Sequence[Step] = ()) -> str:
         """Run a hypervisor action on a host; vm id and host follow its arguments (one_vmm_exec)."""
         with self._pools["vmm"]:
             directory = f"{self.settings.host_remotes}/vmm/{self.settings.vmm_dir}"
@@ -132,9 +128,7 @@ class Drivers:
             step = Step((f"{directory}/{action}", *arguments), stdin)
             return self._finish(call, lambda: self.runner.remote(host, [*before, step]))
 
-    def _local(
-        self, kind: str, directory: str, driver: str, action: str, argv: List[str], stdin: Optional[str]
-    ) -> str:
+    def _local(self, kind: str, directory: str, driver: str, action: str, argv: List[str], stdin: Optional[str]) -> str:
         call = Call(kind, self.settings.front_end, driver, action, argv, stdin)
         argv = [f"{directory}/{action}", *argv]
         return self._finish(call, lambda: self.runner.local(argv, stdin, self.settings.environment))

@@ -176,9 +176,7 @@ class ImageOps(Core):
 
     # -- parts ----------------------------------------------------------------------------------
 
-    def _new_image(
-        self, ds: Datastore, name: str, kind: int, persistent: bool, template: Template, size: int
-    ) -> Image:
+    def _new_image(self, ds: Datastore, name: str, kind: int, persistent: bool, template: Template, size: int) -> Image:
         template.setdefault("DEV_PREFIX", "hd" if kind == 1 else self.settings.device_prefix)
         with self.data:
             number = self.next_image

@@ -19,9 +19,7 @@ from .transfer import is_volatile
 class LifeOps(CreateOps):
     """The life of a VM on one host."""
 
-    def vm_deploy(
-        self, vm_id: int, host: Union[int, str], datastore_id: int, by_scheduler: bool = False
-    ) -> None:
+    def vm_deploy(self, vm_id: int, host: Union[int, str], datastore_id: int, by_scheduler: bool = False) -> None:
         """Bring a VM to RUNNING on a host: prolog or resume, then boot or restore."""
         with self._operate(vm_id) as vm:
             if vm.state not in (State.PENDING, State.HOLD, State.UNDEPLOYED):

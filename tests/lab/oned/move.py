@@ -17,9 +17,7 @@ from .template import scalar
 class MoveOps(DiskOps):
     """From host to host, from datastore to datastore, and out of failures."""
 
-    def vm_migrate(
-        self, vm_id: int, host: Union[int, str], datastore_id: Optional[int] = None, how: str = "save"
-    ) -> None:
+    def vm_migrate(self, vm_id: int, host: Union[int, str], datastore_id: Optional[int] = None, how: str = "save") -> None:
         """Migrate: `save`, `poweroff`, `poweroff-hard` or `live`; a stopped VM just moves its files."""
         with self._operate(vm_id) as vm:
             self._need(vm, State.ACTIVE, State.POWEROFF, State.SUSPENDED)

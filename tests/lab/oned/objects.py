@@ -21,9 +21,7 @@ def now() -> int:
 
 def _permissions(group_use: int = 0) -> str:
     bits = [("OWNER", "110"), ("GROUP", f"{group_use}00"), ("OTHER", "000")]
-    inner = "".join(
-        f"<{who}_{what}>{bit}</{who}_{what}>" for who, row in bits for what, bit in zip("UMA", row)
-    )
+    inner = "".join(f"<{who}_{what}>{bit}</{who}_{what}>" for who, row in bits for what, bit in zip("UMA", row))
     return f"<PERMISSIONS>{inner}</PERMISSIONS>"
 
 
@@ -216,8 +214,7 @@ class Vm:
         history = "".join(record.to_xml() for record in records)
         history = f"<HISTORY_RECORDS>{history}</HISTORY_RECORDS>" if history else "<HISTORY_RECORDS/>"
         snapshots = "".join(
-            f"<SNAPSHOTS>{render(dict(self.snapshots[disk], DISK_ID=str(disk)))}</SNAPSHOTS>"
-            for disk in sorted(self.snapshots)
+            f"<SNAPSHOTS>{render(dict(self.snapshots[disk], DISK_ID=str(disk)))}</SNAPSHOTS>" for disk in sorted(self.snapshots)
         )
         return (
             f"<VM><ID>{self.id}</ID>{_OWNER}{_plain([('NAME', self.name)])}{_permissions()}"

@@ -23,7 +23,7 @@ def parse(text: str) -> Template:
     while text[position:].strip():
         name = _NAME.match(text, position)
         if name is None:
-            raise ValueError(f"not a template at: {text[position:position + 40]!r}")
+            raise ValueError(f"not a template at: {text[position : position + 40]!r}")
         position = name.end()
         if text[position : position + 1] == "[":
             vector, position = _vector(text, position + 1)
@@ -31,7 +31,7 @@ def parse(text: str) -> Template:
         else:
             pair = _PAIR.match(text, name.start())
             if pair is None:
-                raise ValueError(f"no value at: {text[position:position + 40]!r}")
+                raise ValueError(f"no value at: {text[position : position + 40]!r}")
             add(result, name.group(1).upper(), _unquote(pair.group(2)))
             position = pair.end()
     return result
@@ -104,7 +104,7 @@ def _vector(text: str, position: int) -> Tuple[Vector, int]:
             return vector, end.end()
         pair = _PAIR.match(text, position)
         if pair is None:
-            raise ValueError(f"vector not closed near: {text[position:position + 40]!r}")
+            raise ValueError(f"vector not closed near: {text[position : position + 40]!r}")
         vector[pair.group(1).upper()] = _unquote(pair.group(2))
         position = pair.end()
         if text[position : position + 1] == ",":

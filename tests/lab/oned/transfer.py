@@ -58,10 +58,7 @@ class Lines:
             return ""
         record = self.vm.last
         script = f"{self.settings.vms}/{self.vm.id}/context.sh"
-        return (
-            f"CONTEXT {record.tm_mad} {script} {self.place(record, context['DISK_ID'])}"
-            f" {self.vm.id} {record.ds_id}"
-        )
+        return f"CONTEXT {record.tm_mad} {script} {self.place(record, context['DISK_ID'])} {self.vm.id} {record.ds_id}"
 
     def move(self, old: History, new: History, leaving: bool = False, returning: bool = False) -> List[str]:
         """Move every disk, then the directory; a side may be the front-end (stop, resume)."""
@@ -76,10 +73,7 @@ class Lines:
             lines.append(f"MV{tail} {driver} {source} {target} {self.vm.id} {store}")
         here = self.settings.front_end if returning else old.host.name
         there = self.settings.front_end if leaving else new.host.name
-        lines.append(
-            f"MV {new.tm_mad} {here}:{self.directory(old)} {there}:{self.directory(new)}"
-            f" {self.vm.id} {new.ds_id}"
-        )
+        lines.append(f"MV {new.tm_mad} {here}:{self.directory(old)} {there}:{self.directory(new)} {self.vm.id} {new.ds_id}")
         return lines
 
     def epilog_disk(self, disk: Vector, front_end: bool = False, save: bool = True) -> str:
