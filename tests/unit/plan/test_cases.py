@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planners by cases: plan/cases/<action>/<situation>.json says what was asked and which steps, or which error, follow.
+
+    argv        what oned calls the action with
+    disk        changes to the disk of the recorded VM (fixtures/vm.xml) that argv names; null removes an element
+    vm          changes to the recorded VM; "disks": its disks instead of the recorded ones
+    image       changes to the recorded image 1 (not persistent); TEMPLATE is an object of attributes
+    datastore   changes to the recorded datastore 100
+    here        hosts that are this machine (mv)
+    records     the records on the source host (premigrate)
+    steps       the plan; for mv and premigrate by machine
+    error       {"id": ..., "words": [...]} instead
+
+REGENERATE=1 rewrites `steps`; read the difference before it is committed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Callable, Optional
+from xml.etree import ElementTree
+
+import pytest
+from semishared.errors import SemisharedError
+from semishared.opennebula import args
+from semishared.opennebula.xml import Datastore, Disk, Image, Vm
+from semishared.plan import disks, migration
+from semishared.plan.steps import Step, to_data
+
+UNIT = Path(__file__).resolve().parents[1]
+CASES = sorted((UNIT / "plan" / "cases").glob("*/*.json"))
+OVERLAY_OPTIONS = "extended_l2=on,cluster_size=128k"
+Case = dict[str, Any]
+
+
+def changed(element: ElementTree.Element, changes: dict[str, Any]) -> ElementTree.Element:
+    for name, value in changes.items():
+        child = element.find(name)
+        if child is None:
+            child = ElementTree.SubElement(element, name)
+        if value is None:
+            element.remove(child)
+        elif isinstance(value, dict):
+            changed(child, value)
+        else:
+            child.text = str(value)
+    return element
+
+
+def recorded(name: str) -> ElementTree.Element:
+    return ElementTree.parse(UNIT / "fixtures" / f"{name}.xml").getroot()
+
+
+def vm(case: Case) -> Vm:
+    element = recorded("vm")
+    changes = dict(case.get("vm", {}))
+    if "disks" in changes:
+        template = element.find("TEMPLATE")
+        assert template is not None
+        for disk in template.findall("DISK"):
+            template.remove(disk)
+        for disk in changes.pop("disks"):
+            changed(ElementTree.SubElement(template, "DISK"), disk)
+    return Vm(changed(element, changes))
+
+
+def disk(case: Case, number: Optional[int]) -> Disk:
+    return Disk(changed(vm(case).disk(number or 0).element, case.get("disk", {})))
+
+
+def image(case: Case) -> Image:
+    return Image(changed(recorded("image-1"), case.get("image", {})))
+
+
+def datastore(case: Case) -> Datastore:
+    return Datastore(changed(recorded("datastore-100"), case.get("datastore", {})))
+
+
+def clone(case: Case) -> list[Step]:
+    request = args.FromImage.parse(case["argv"])
+    if request.target.disk is None:
+        return disks.copy_kernel(request)
+    return disks.clone(request, disk(case, request.target.disk), image(case), datastore(case), OVERLAY_OPTIONS)
+
+
+def ln(case: Case) -> list[Step]:
+    request = args.FromImage.parse(case["argv"])
+    return disks.ln(request, disk(case, request.target.disk), image(case), datastore(case))
+
+
+def mkimage(case: Case) -> list[Step]:
+    request = args.NewDisk.parse(case["argv"])
+    return disks.mkimage(request, disk(case, request.target.disk))
+
+
+def mkswap(case: Case) -> list[Step]:
+    return disks.mkswap(args.NewDisk.parse_swap(case["argv"]))
+
+
+def mvds(case: Case) -> list[Step]:
+    return disks.mvds(args.ToImage.parse(case["argv"]))
+
+
+def cpds(case: Case) -> list[Step]:
+    return disks.cpds(args.ToImage.parse_copy(case["argv"]), vm(case))
+
+
+def delete(case: Case) -> list[Step]:
+    return disks.delete(args.Delete.parse(case["argv"]))
+
+
+def mv(case: Case) -> list[Step]:
+    request = args.Move.parse(case["argv"])
+    here = case.get("here", ["fe"])
+    pair = disks.mv(request, vm(case).lcm_state, request.source.host in here, request.target.host in here)
+    return [step for step in pair or () if step is not None]
+
+
+def premigrate(case: Case) -> list[Step]:
+    request, machine = args.Migrate.parse(case["argv"]), vm(case)
+    plan = migration.check(request, machine, case["records"], machine.system_datastores[-1])
+    found = [to_data(link)["image"]["source"] for link in plan.links]  # type: ignore[index]
+    assert sorted({os.path.dirname(source) for source in found}) == list(plan.stores)
+    return list(plan.links)
+
+
+PLANNERS: dict[str, Callable[[Case], list[Step]]] = {
+    planner.__name__: planner for planner in (clone, ln, mkimage, mkswap, mvds, cpds, delete, mv, premigrate)
+}
+
+
+def name_of(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}"
+
+
+@pytest.mark.parametrize("path", CASES, ids=name_of)
+def test_plan_is_the_one_of_the_case(path: Path) -> None:
+    case = json.loads(path.read_text())
+    planner = PLANNERS[path.parent.name]
+    if "error" in case:
+        with pytest.raises(SemisharedError) as caught:
+            planner(case)
+        assert caught.value.id == case["error"]["id"]
+        for word in case["error"]["words"]:
+            assert word in caught.value.detail
+        return
+    # Through JSON, as the plan travels.
+    found = json.loads(json.dumps([to_data(step) for step in planner(case)]))
+    if os.environ.get("REGENERATE"):  # pragma: no cover - by hand
+        pytest.skip(regenerate(path, case, found))
+    assert found == case["steps"]
+
+
+def regenerate(path: Path, case: Case, found: list[Any]) -> str:
+    from conftest import WATCH
+
+    WATCH.active = False
+    path.write_text(json.dumps({**case, "steps": found}, indent=1) + "\n")
+    return "rewritten"
+
+
+def test_every_planner_has_cases_and_refusals() -> None:
+    by_action: dict[str, list[Case]] = {}
+    for path in CASES:
+        by_action.setdefault(path.parent.name, []).append(json.loads(path.read_text()))
+    assert set(by_action) == set(PLANNERS)
+    for action, cases in by_action.items():
+        assert any("steps" in case for case in cases), action
+        assert any("error" in case for case in cases), f"{action} has no case of a refusal"

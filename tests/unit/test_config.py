@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""etc/semishared.conf: defaults, overlays, and what is refused by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from semishared.config import Config, load
+from semishared.errors import BadAttribute
+
+SHIPPED = Path(__file__).resolve().parents[2] / "etc" / "semishared.conf"
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "semishared.conf"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    return str(path)
+
+
+def test_missing_file_means_defaults(tmp_path: Path) -> None:
+    assert load(str(tmp_path / "none")) == Config()
+
+
+def test_shipped_file_holds_every_key_with_its_default() -> None:
+    assert load(str(SHIPPED)) == Config()
+    keys, section = set(), ""
+    for line in SHIPPED.read_text().splitlines():
+        if line.startswith("["):
+            section = line.strip("[]")
+        elif line and not line.startswith("#"):
+            keys.add(f"{section}_{line.split(' =')[0]}")
+    assert keys == set(vars(Config()))
+
+
+def test_values_replace_defaults(tmp_path: Path) -> None:
+    found = load(written(tmp_path, "[hosts]\nconnect_timeout_s = 3\nscripts_dir = /opt/one-1\n[overlays]\noptions =\n"))
+    assert found == Config(hosts_connect_timeout_s=3, hosts_scripts_dir="/opt/one-1", overlays_options="")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[hosts]\nconect_timeout_s = 3\n", "unknown key 'conect_timeout_s' in [hosts]"),
+        ("[host]\nconnect_timeout_s = 3\n", "unknown key 'connect_timeout_s' in [host]"),
+        ("[hosts]\nconnect_timeout_s = soon\n", "connect_timeout_s = 'soon'"),
+        ("[hosts]\nconnect_timeout_s = 0\n", "not a positive number"),
+        ("[hosts]\nconnect_timeout_s = -1\n", "not a positive number"),
+        ("[hosts]\nconnect_timeout_s = 1.5\n", "not a positive number"),
+        ("[hosts]\nconnect_timeout_s = \u00b2\n", "not a positive number"),
+        ("[hosts]\nconnect_timeout_s = \u0663\n", "not a positive number"),
+        ("[hosts]\nconnect_timeout_s =\n", "not a positive number"),
+        ("[hosts]\nscripts_dir = /x; reboot\n", "not a plain path"),
+        ("[hosts]\nscripts_dir = remotes\n", "not a plain path"),
+        ("[hosts]\nscripts_dir =\n", "not a plain path"),
+        ("[overlays]\noptions = extended_l2\n", "not key=value"),
+        ("[overlays]\noptions = backing_file=/etc/passwd\n", "not key=value"),
+        ("[overlays]\noptions = a=b, c=d\n", "not key=value"),
+        ("connect_timeout_s = 3\n", "semishared.conf"),
+        ("[hosts\n", "semishared.conf"),
+        ("[hosts]\n[hosts]\n", "semishared.conf"),
+        ("[hosts]\nscripts_dir = /\udcff\n", "semishared.conf"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(BadAttribute) as caught:
+        load(written(tmp_path, text))
+    assert words in caught.value.detail
+
+
+@given(
+    key=st.sampled_from(["hosts:connect_timeout_s", "hosts:scripts_dir", "overlays:options", "x:y"]), value=st.text(max_size=20)
+)
+def test_any_text_is_a_config_or_a_bad_attribute(tmp_path: Path, key: str, value: str) -> None:
+    section, _, name = key.partition(":")
+    try:
+        load(written(tmp_path, f"[{section}]\n{name} = {value}\n".encode("utf-8", "replace").decode()))
+    except BadAttribute:
+        pass

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decisions of the datastore actions: which paths may be read, which format is stored."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from semishared.errors import BadAttribute, RestrictedPath
+from semishared.opennebula.xml import Datastore, Image
+from semishared.plan.images import check_allowed, stored_format
+
+names = st.lists(st.sampled_from(["var", "tmp", "tmpX", "etc", "a"]), max_size=4)
+
+
+def is_allowed(real: str, safe: list[str], restricted: list[str]) -> bool:
+    try:
+        check_allowed("/given", real, safe, restricted)
+    except RestrictedPath:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("real", "safe", "restricted", "allowed"),
+    [
+        ("/var/tmp/image", ["/var/tmp"], ["/"], True),
+        ("/var/tmp", ["/var/tmp"], ["/"], True),
+        ("/var/tmpX/image", ["/var/tmp"], ["/"], False),
+        ("/var/tmp2", ["/var/tmp"], ["/"], False),
+        ("/var/tm", ["/var/tmp"], ["/"], False),
+        ("/etc/passwd", ["/var/tmp"], ["/"], False),
+        ("/etc/passwd", ["/"], ["/etc"], True),
+        ("/", ["/var/tmp"], ["/"], False),
+        ("/home/x", [], ["/etc"], True),
+        ("/etc", [], ["/etc"], False),
+        ("/etc/x", [], ["/etc"], False),
+        ("/etcetera/x", [], ["/etc"], True),
+        ("/srv/images/a", ["/srv/images"], ["/srv"], True),
+        ("/srv/other/a", ["/srv/images"], ["/srv"], False),
+        ("/srv/images/secret/a", ["/srv/images"], ["/srv/images/secret"], True),
+        ("/x", [], [], True),
+        ("/var/lib/one/datastores/1/x", ["/var/tmp", "/tmp"], ["/", "/var/lib/one"], False),
+    ],
+)
+def test_paths_are_compared_by_component(real: str, safe: list[str], restricted: list[str], allowed: bool) -> None:
+    assert is_allowed(real, safe, restricted) == allowed
+
+
+@given(names, names, names)
+def test_safe_wins_and_restricted_means_below(real: list[str], safe: list[str], restricted: list[str]) -> None:
+    below_safe, below_restricted = real[: len(safe)] == safe, real[: len(restricted)] == restricted
+    paths = ["/" + "/".join(parts) for parts in (real, safe, restricted)]
+    assert is_allowed(paths[0], [paths[1]], [paths[2]]) == (below_safe or not below_restricted)
+
+
+def test_the_refusal_names_the_path_as_given_and_not_where_it_leads() -> None:
+    with pytest.raises(RestrictedPath) as caught:
+        check_allowed("/var/tmp/link", "/root/secret", ["/var/tmp"], ["/"])
+    assert "/var/tmp/link" in caught.value.detail
+    assert "secret" not in caught.value.line()
+
+
+@pytest.mark.parametrize(
+    ("found", "type", "datastore_type", "attributes", "stored"),
+    [
+        ("raw", 0, 0, {}, "raw"),
+        ("qcow2", 2, 0, {}, "qcow2"),
+        ("vmdk", 0, 0, {}, "qcow2"),
+        ("vpc", 0, 0, {}, "qcow2"),
+        ("raw", 0, 0, {"DRIVER": "qcow2"}, "qcow2"),
+        ("qcow2", 0, 0, {"DRIVER": "RAW"}, "raw"),
+        ("vmdk", 0, 0, {"DRIVER": "raw"}, "raw"),
+        ("raw", 0, 0, {"DRIVER": "qcow2", "CONVERT": "no"}, "raw"),
+        ("vmdk", 0, 0, {"DRIVER": "raw", "CONVERT": "no"}, "qcow2"),
+        ("raw", 1, 0, {"DRIVER": "qcow2"}, "raw"),
+        ("raw", 3, 2, {"DRIVER": "qcow2"}, "raw"),
+    ],
+)
+def test_stored_format(found: str, type: int, datastore_type: int, attributes: dict[str, str], stored: str) -> None:
+    template = "".join(f"<{key}>{value}</{key}>" for key, value in attributes.items())
+    datastore = Datastore.parse(f"<DATASTORE><ID>1</ID><TYPE>{datastore_type}</TYPE><TEMPLATE>{template}</TEMPLATE></DATASTORE>")
+    assert stored_format(found, Image.parse(f"<IMAGE><TYPE>{type}</TYPE></IMAGE>"), datastore) == stored
+
+
+def test_unknown_driver_of_the_datastore_is_named() -> None:
+    datastore = Datastore.parse("<DATASTORE><ID>7</ID><TYPE>0</TYPE><TEMPLATE><DRIVER>vhd</DRIVER></TEMPLATE></DATASTORE>")
+    with pytest.raises(BadAttribute, match="datastore 7.*'vhd'"):
+        stored_format("raw", Image.parse("<IMAGE><TYPE>0</TYPE></IMAGE>"), datastore)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stderr protocol: one line for the user, log lines that cannot crash oned (CONTRACT §1.3)."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from typing import Callable
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from semishared.errors import SemisharedError, catalogue
+from semishared.opennebula.report import LONGEST, Report, printable
+
+CRASHES_ONED = re.compile(r"^(ERROR|INFO|WARN|DEBUG):\s+\d")
+PREFIXED = re.compile(r"^(ERROR|INFO|WARN|DEBUG): ")
+text = st.one_of(
+    st.text(),
+    st.sampled_from(
+        ["12 is bad", "\n12\n13", "ERROR: 12", "\r\nINFO: 7 x", "\x85ERROR: 3", "\u2028WARN: 1", "\ud800", "", " ", "-"]
+    ),
+    st.builds(
+        "{}{}{}".format, st.text(max_size=3), st.sampled_from(["\nERROR: 5", "\vINFO:  6", "\x1cDEBUG:\t7"]), st.text(max_size=3)
+    ),
+)
+
+
+def said(speak: Callable[[Report], None]) -> list[str]:
+    """Return the lines that oned reads from stderr."""
+    stderr = sys.stderr
+    sys.stderr = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    try:
+        speak(Report("clone"))
+        return sys.stderr.buffer.getvalue().decode("utf-8").split("\n")[:-1]  # type: ignore[attr-defined]
+    finally:
+        sys.stderr = stderr
+
+
+@given(text)
+def test_no_line_can_crash_oned(detail: str) -> None:
+    def speak(report: Report) -> None:
+        report.info(detail)
+        report.warn(detail)
+        report.error(detail)
+        report.fail(SemisharedError(detail))
+
+    lines = said(speak)
+    assert len(lines) == 4
+    assert not any(CRASHES_ONED.match(line) for line in lines)
+    assert [bool(PREFIXED.match(line)) for line in lines] == [True, True, True, False]
+    assert all(line.isprintable() for line in lines)
+
+
+@given(text)
+@example("x" * 5000)
+def test_fail_is_exactly_one_unprefixed_line(detail: str) -> None:
+    lines = said(lambda report: report.fail(SemisharedError(detail)))
+    assert len(lines) == 1
+    assert lines[0].startswith("clone: ")
+    assert len(lines[0]) <= LONGEST + len("clone: ")
+
+
+@pytest.mark.parametrize("error", catalogue(), ids=lambda error: error.id)
+def test_the_users_line_says_what_to_do_and_its_id_however_long_the_detail(error: type[SemisharedError]) -> None:
+    (line,) = said(lambda report: report.fail(error("it broke " * 1000)))
+    assert error.remedy in line
+    assert line.endswith(f"[{error.id}]")
+
+
+@given(st.text())
+def test_printable_is_one_line(value: str) -> None:
+    assert printable(value).isprintable()
+    assert len(printable(value)) <= LONGEST
+
+
+def test_closed_stderr_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, _data: object) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(Closed())))
+    Report("clone").info("nobody listens")

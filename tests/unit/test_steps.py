@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps cross ssh as JSON: there and back they are the same, and anything else is no step."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from semishared.do.execute import Execution, read_plan
+from semishared.errors import BadArguments
+from semishared.plan import steps as s
+
+words = st.text(max_size=20)
+numbers = st.integers(0, 2**60)
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "int": numbers,
+    "str": words,
+    "bool": st.booleans(),
+    "tuple[str, ...]": st.lists(words, max_size=3).map(tuple),
+    "ImageRef": st.builds(s.ImageRef, numbers, numbers, words, words, words),
+    "DiskRef": st.builds(s.DiskRef, numbers, numbers, words),
+}
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def steps_of(cls: type[s.Step]) -> st.SearchStrategy[s.Step]:
+    return st.builds(cls, *[VALUES[str(field.type)] for field in fields(cls)])  # type: ignore[arg-type]
+
+
+every_step = st.tuples(*[steps_of(cls) for cls in s.STEPS.values()])
+
+
+@given(every_step)
+def test_every_step_is_the_same_after_its_way_through_json(plan: tuple[s.Step, ...]) -> None:
+    for step in plan:
+        assert s.from_data(json.loads(json.dumps(s.to_data(step)))) == step
+
+
+@pytest.mark.parametrize("cls", s.STEPS.values(), ids=s.STEPS)
+def test_every_step_can_be_carried_out(cls: type[s.Step]) -> None:
+    assert callable(getattr(Execution, cls.__name__))
+
+
+@given(st.dictionaries(st.sampled_from(["step", "image", "disk", "vm", "vm_dir", "domain", "x"]), json_values))
+def test_any_json_object_is_a_step_or_bad_arguments(data: dict[str, Any]) -> None:
+    try:
+        assert isinstance(s.from_data(data), s.Step)
+    except BadArguments:
+        pass
+
+
+EXAMPLES: dict[str, Any] = {
+    "int": 3, "str": "x", "bool": True, "tuple[str, ...]": ("x",),
+    "ImageRef": s.ImageRef(100, 1, "raw", "/x"), "DiskRef": s.DiskRef(2, 1, "/x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", s.STEPS.values(), ids=s.STEPS)
+def test_a_step_with_a_part_missing_or_added_is_none(cls: type[s.Step]) -> None:
+    whole = s.to_data(cls(*[EXAMPLES[str(field.type)] for field in fields(cls)]))  # type: ignore[arg-type]
+    parts = [{**whole, "more": 1}, {**whole, "step": "Nothing"}, {**whole, "step": ["PrepareVm"]}]
+    parts += [{key: value for key, value in whole.items() if key != name} for name in whole]
+    for name in ("image", "disk"):
+        if isinstance(whole.get(name), dict):
+            parts += [{**whole, name: {}}, {**whole, name: None}, {**whole, name: {**whole[name], "x": 1}}]  # type: ignore[dict-item]
+    for part in parts:
+        with pytest.raises(BadArguments):
+            s.from_data(part)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [None, [], {}, {"steps": {}}, {"steps": [3], "planned": 1}, {"steps": []}, {"steps": [], "planned": "soon"}, {"planned": 1}],
+)
+def test_what_is_no_plan_is_bad_arguments(plan: object) -> None:
+    with pytest.raises(BadArguments):
+        read_plan(plan)

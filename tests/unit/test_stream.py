@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between front-end and host, through a real pipe."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from typing import Iterator, Union
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from semishared.do.stream import LONGEST_LINE, Reader, Silence, Writer
+from semishared.errors import HostFailed
+
+
+class Pipe:
+    """A socket pair: `say` raw bytes or write messages at one end, read messages at the other."""
+
+    def __init__(self) -> None:
+        self.left, self.right = socket.socketpair()
+        self.writer, self.reader = Writer(self.left.fileno()), Reader(self.right.fileno())
+
+    def say(self, data: bytes, *, end: bool = True) -> None:
+        def speak() -> None:
+            try:
+                self.left.sendall(data)
+                if end:
+                    self.left.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass  # the test has seen enough and closed
+
+        threading.Thread(target=speak, daemon=True).start()
+
+    def close(self) -> None:
+        self.left.close()
+        self.right.close()
+
+
+@pytest.fixture()
+def pipe() -> Iterator[Pipe]:
+    pipe = Pipe()
+    yield pipe
+    pipe.close()
+
+
+messages = st.lists(
+    st.one_of(
+        st.binary(max_size=300), st.dictionaries(st.text(max_size=5).filter(lambda key: key != "data"), st.text(max_size=20))
+    ),
+    max_size=8,
+)
+
+
+@given(messages)
+def test_messages_arrive_as_they_were_sent(sent: list[Union[bytes, dict[str, str]]]) -> None:
+    pipe = Pipe()
+    for message in sent:
+        if isinstance(message, bytes):
+            pipe.writer.send_data(message)
+        else:
+            pipe.writer.send(**message)
+    pipe.left.shutdown(socket.SHUT_WR)
+    assert [pipe.reader.read(5) for _ in sent] == sent
+    assert pipe.reader.read(5) is None
+    pipe.close()
+
+
+def test_a_chunk_of_four_mebibytes_arrives_through_a_small_pipe(pipe: Pipe) -> None:
+    data = os.urandom(1 << 20) * 4
+    threading.Thread(target=pipe.writer.send_data, args=[data], daemon=True).start()
+    assert pipe.reader.read(10) == data
+
+
+def test_messages_in_crumbs_arrive(pipe: Pipe) -> None:
+    def speak() -> None:
+        for byte in b'{"a": 1}\n{"data": 3}\nxyz{"b": 2}\n':
+            pipe.left.sendall(bytes([byte]))
+
+    threading.Thread(target=speak, daemon=True).start()
+    assert [pipe.reader.read(5) for _ in range(3)] == [{"a": 1}, b"xyz", {"b": 2}]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"Welcome to host h1!\n", b"\n", b"[1]\n", b"3\n", b'"x"\n', b"null\n", b"\xff\xfe\n", b'{"event": "do', b"{", b"[" * 100000 + b"\n",
+        b'{"data": -1}\n', b'{"data": 1.5}\n', b'{"data": "3"}\n', b'{"data": null}\n', b'{"data": 99999999999}\n', b'{"data": 5}\nabc',
+        b'{"data": 4194305}\n', b"x" * (LONGEST_LINE + 10),
+    ],
+    ids=lambda said: repr(said[:20]),
+)  # fmt: skip
+def test_what_is_no_message_is_a_failed_host(pipe: Pipe, said: bytes) -> None:
+    pipe.say(said)
+    with pytest.raises(HostFailed):
+        pipe.reader.read(5)
+
+
+def test_an_endless_line_is_given_up_before_memory_is(pipe: Pipe) -> None:
+    def speak() -> None:
+        try:
+            while True:
+                pipe.left.sendall(b"x" * 65536)
+        except OSError:
+            pass
+
+    threading.Thread(target=speak, daemon=True).start()
+    with pytest.raises(HostFailed, match="too long"):
+        pipe.reader.read(20)
+
+
+@given(st.binary(max_size=60), st.booleans())
+def test_any_bytes_are_messages_then_an_end_or_a_failed_host(said: bytes, after_a_message: bool) -> None:
+    pipe = Pipe()
+    pipe.say((b'{"data": 2}\nab' if after_a_message else b"") + said)
+    try:
+        while pipe.reader.read(5) is not None:
+            pass
+    except HostFailed:
+        pass
+    pipe.close()
+
+
+@pytest.mark.parametrize("said", [b"", b'{"ev', b'{"data": 100}\nabc'])
+def test_silence_is_noticed_wherever_it_begins(pipe: Pipe, said: bytes) -> None:
+    pipe.say(said, end=False)
+    start = time.monotonic()
+    with pytest.raises(Silence):
+        pipe.reader.read(0.05)
+    assert time.monotonic() - start < 2
+
+
+def test_messages_of_two_threads_do_not_mix(pipe: Pipe) -> None:
+    def speak(letter: bytes) -> None:
+        for _ in range(50):
+            pipe.writer.send_data(letter * 5000)
+            pipe.writer.send(said=letter.decode())
+
+    threads = [threading.Thread(target=speak, args=[letter], daemon=True) for letter in (b"a", b"b", b"c")]
+    for thread in threads:
+        thread.start()
+    found = [pipe.reader.read(5) for _ in range(300)]
+    for letter in "abc":
+        assert found.count(letter.encode() * 5000) == 50
+        assert found.count({"said": letter}) == 50

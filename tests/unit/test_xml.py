@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views over OpenNebula's XML, on recorded documents and on what no OpenNebula would send."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from semishared.errors import BadArguments
+from semishared.opennebula.xml import Datastore, DriverData, Image, Vm, decode, parse
+from semishared.units import MiB
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def fixture(name: str) -> bytes:
+    return (FIXTURES / f"{name}.xml").read_bytes()
+
+
+def test_recorded_vm_is_read() -> None:
+    vm = Vm.parse(fixture("vm"))
+    assert (vm.id, vm.lcm_state, vm.context_disk, vm.system_datastores) == (2, 1, 4, [101])
+    assert [disk.id for disk in vm.disks] == [0, 1, 2, 3]
+    in_place, copied = vm.disk(0), vm.disk(1)
+    assert (in_place.image_id, in_place.is_persistent, in_place.driver, in_place.store_id) == (0, True, "semishared", 100)
+    assert (copied.image_id, copied.is_persistent, copied.format, copied.size) == (1, False, "raw", 16 * MiB)
+    assert vm.disk(2).image_id == -1
+
+
+def test_vm_says_which_disk_it_does_not_have() -> None:
+    with pytest.raises(BadArguments, match="VM 2 has no disk 7"):
+        Vm.parse(fixture("vm")).disk(7)
+
+
+def test_recorded_image_and_datastore_are_read() -> None:
+    image, datastore = Image.parse(fixture("image-1")), Datastore.parse(fixture("datastore-100"))
+    assert (image.id, image.is_persistent, image.format, image.size) == (1, False, "raw", 16 * MiB)
+    assert image.attribute("MY_OWN") == "x"
+    assert image.attribute("SEMISHARED_PLACE") == ""
+    assert (datastore.id, datastore.type, datastore.attribute("SAFE_DIRS")) == (100, 0, "/lab /tmp /var/tmp")
+    assert Image.parse(fixture("image-0-persistent")).is_persistent
+
+
+def test_missing_and_odd_numbers_have_a_default() -> None:
+    image = Image.parse("<IMAGE><ID>x</ID><SIZE>-5</SIZE><TYPE> 2 </TYPE></IMAGE>")
+    assert (image.id, image.size, image.type) == (-1, 0, 2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"<VM>", b"<IMAGE/>", b"VM", b"<VM/><VM/>", b"\xff\xfe", b"<VM>&x;</VM>", b"<VM>\0</VM>",
+        b'<?xml version="1.0" encoding="no-such"?><VM/>', b'<?xml version="1.0" encoding="utf-7"?><VM/>',
+        b'<?xml version="1.0" encoding="idna"?><VM/>',
+        b'<!DOCTYPE VM [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;">]><VM>&c;</VM>',
+    ],
+)  # fmt: skip
+def test_what_is_no_vm_is_refused(text: bytes) -> None:
+    with pytest.raises(BadArguments):
+        Vm.parse(text)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_on_stdin_are_a_document_or_bad_arguments(data: bytes) -> None:
+    for text in (data, base64.b64encode(data), base64.b64encode(b"<DS_DRIVER_ACTION_DATA>" + data + b"</DS_DRIVER_ACTION_DATA>")):
+        try:
+            DriverData(text)
+        except BadArguments:
+            pass
+        try:
+            parse(data, "VM")
+        except BadArguments:
+            pass
+
+
+def test_driver_data_has_its_parts_or_empty_ones() -> None:
+    data = DriverData(base64.b64encode(b"<DS_DRIVER_ACTION_DATA><IMAGE><ID>4</ID></IMAGE></DS_DRIVER_ACTION_DATA>"))
+    assert data.image.id == 4
+    assert (data.datastore.id, data.datastore.base_path) == (-1, "")
+
+
+def test_base64_may_have_line_breaks() -> None:
+    assert decode(b"YWJj\nZGVm\n") == b"abcdef"
