@@ -20,6 +20,17 @@ def cloud() -> Iterator[Cloud]:
         yield up
 
 
+@pytest.fixture(autouse=True)
+def only_this_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Remove the VMs that a failing test leaves, so that the next one is judged for itself."""
+    yield
+    if "cloud" in request.fixturenames and "hot" not in request.fixturenames:
+        cloud = request.getfixturevalue("cloud")
+        for vm in list(cloud.oned.vms.values()):
+            if cloud.oned.state(vm.id)[0] != "DONE":
+                cloud.oned.vm_recover(vm.id, "delete")
+
+
 @pytest.fixture(scope="session")
 def figure() -> Iterator[Callable[[str, object], None]]:
     """Return a function that notes a figure for build/report.json."""

@@ -149,6 +149,7 @@ def test_stopped_vm_when_resumed_goes_on_where_it_was(cloud: Cloud, os_image: in
     guest = cloud.guest(vm)
     guest.write("vdb", 3, 0, 64)
     cloud.oned.vm_stop(vm)
+    cloud.oned.vm_resume(vm)
     cloud.oned.vm_deploy(vm, "h2", 101)
     cloud.guest(vm).check("vdb", 3, 0, 64)
     cloud.terminate(vm)
@@ -259,7 +260,7 @@ def test_probe_when_asked_on_the_host_tells_allocated_sizes(cloud: Cloud, os_ima
     import base64
 
     lines = base64.b64decode(text.split('"')[1]).decode()
-    assert "DISK_SIZE = [ ID=1, SIZE=0 ]" in lines
+    assert "DISK_SIZE = [ ID=1, SIZE=1 ]" in lines
     assert "ID=0, SIZE=" in lines
     cloud.terminate(vm)
 

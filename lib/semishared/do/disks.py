@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
-from typing import Iterator
+from typing import ContextManager
 
-from ..errors import ImageChanged, MissingImage, NotSupported, SemisharedError, VmGone
+from ..errors import ImageChanged, MissingImage, NotSupported
 from ..plan.steps import (
     CloneOnStore,
     CopyFile,
@@ -21,7 +20,6 @@ from ..plan.steps import (
 )
 from . import bases, dir_store, extents, files, progress, qemu_img, vm_dir
 from .run import LONG_S, run
-from .trace import point
 from .undo import Undo
 
 MKFS = {
@@ -33,27 +31,16 @@ MKFS = {
 }
 
 
-@contextmanager
-def _publishing(disk: DiskRef, planned: float, record: dict[str, object]) -> Iterator[str]:
-    """Yield a staged name for the disk; when the block ends well, record it and publish it under the VM's lock."""
-    staged = files.staged_name(disk.path)
-    try:
-        with files.enough_space(disk.vm_dir):
-            yield staged
-            point("disk staged")
-            if not os.path.islink(staged):
-                files.fsync(staged)
-            with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-                vm_dir.write_record(disk, record)
-                os.rename(staged, disk.path)
-                files.fsync(disk.vm_dir)
-                files.remove_staged(disk.vm_dir, f"disk.{disk.disk}")
-        point("disk published")
-    except BaseException as e:
-        files.unlink(staged)
-        if isinstance(e, (OSError, SemisharedError)) and not os.path.isdir(disk.vm_dir):
-            raise VmGone(f"VM {disk.vm} was deleted on {os.uname().nodename} while its disk was being made") from e
-        raise
+def _publishing(disk: DiskRef, planned: float, record: dict[str, object]) -> ContextManager[str]:
+    """Return a context that yields a staged name for the disk; when it ends well, the disk is recorded and published."""
+
+    def write() -> None:
+        if files.read_json(vm_dir.record_path(disk.vm_dir, disk.disk)) not in (None, vm_dir.with_version(disk, record)):
+            # A disk made anew over another generation: at no moment may a record lie about the disk beside it.
+            files.unlink(disk.path)
+        vm_dir.write_record(disk, record)
+
+    return vm_dir.published(disk.vm, disk.vm_dir, f"disk.{disk.disk}", planned, write)
 
 
 def _image_record(image: ImageRef, generation: str) -> dict[str, object]:
@@ -110,11 +97,10 @@ def copy_image(step: CopyImage, planned: float) -> None:
 def copy_file(step: CopyFile, planned: float) -> None:
     """Publish a plain copy of a kernel or initrd."""
     dir_store.check(step.source)
-    directory = os.path.dirname(step.path)
-    with files.published(step.path) as staged:
+    directory, name = os.path.split(step.path)
+    with vm_dir.published(step.vm, directory, name, planned) as staged:
         extents.copy(step.source, staged, "raw", "store_read")
-        with vm_dir.publishing(step.vm, directory, planned):
-            os.chmod(staged, 0o644)
+        os.chmod(staged, 0o644)
 
 
 def clone_on_store(step: CloneOnStore, planned: float) -> None:
@@ -213,7 +199,11 @@ def _copy_running(step: SaveDisk, path: str, staged: str) -> None:
             target = name
     if not target:
         raise MissingImage(f"domain {step.domain} has no disk {path}")
+    words = run([*virsh, "domblkinfo", step.domain, target]).split()
+    # Made by us, not by libvirt: that would make it as root, and QEMU, which is not, could not open it.
+    qemu_img.create(staged, step.format, int(words[words.index("Capacity:") + 1]))
     run(
-        [*virsh, "blockcopy", step.domain, target, "--dest", staged, "--format", step.format, "--wait", "--finish"],
+        [*virsh, "blockcopy", step.domain, target, "--dest", staged, "--format", step.format,
+         "--reuse-external", "--wait", "--finish"],
         timeout_s=LONG_S,
-    )
+    )  # fmt: skip
