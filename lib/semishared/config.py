@@ -44,7 +44,7 @@ def load(path: str = PATH) -> Config:
             if name not in defaults:
                 raise BadAttribute(f"semishared.conf: unknown key {key!r} in [{section}]")
             if isinstance(defaults[name], int):
-                if not text.isdigit() or int(text) < 1:
+                if not text.isascii() or not text.isdigit() or int(text) < 1:
                     raise BadAttribute(f"semishared.conf: {key} = {text!r} is not a positive number")
                 values[name] = int(text)
             else:

@@ -49,7 +49,7 @@ class Request:
         sums = {kind: self.image.attribute(kind.upper()) for kind in ("md5", "sha1", "sha256")}
         decompress = self.datastore.attribute("NO_DECOMPRESS").lower()
         limit = self.datastore.attribute("LIMIT_TRANSFER_BW")
-        if limit and not limit.rstrip("kKmMgG").isdigit():
+        if limit and not (limit.isascii() and limit.rstrip("kKmMgG").isdigit()):
             raise BadAttribute(f"LIMIT_TRANSFER_BW of datastore {self.datastore.id} is {limit!r}")
         is_file = self.datastore.type == images.FILE_DATASTORE
         return Source(

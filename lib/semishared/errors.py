@@ -8,6 +8,10 @@ in users' VM logs. An error crosses ssh as its id and its detail (see `from_id`)
 from __future__ import annotations
 
 
+LONGEST_DETAIL = 1500
+"""Characters of a detail in the user's line: the remedy and the id behind it must not be cut off (report.LONGEST)."""
+
+
 class SemisharedError(Exception):
     """Unexpected failure inside semishared."""
 
@@ -20,7 +24,8 @@ class SemisharedError(Exception):
 
     def line(self) -> str:
         """Return the one line a user sees."""
-        return f"{self.detail}; {self.remedy} [{self.id}]"
+        detail = self.detail if len(self.detail) <= LONGEST_DETAIL else f"{self.detail[:LONGEST_DETAIL]} ..."
+        return f"{detail}; {self.remedy} [{self.id}]"
 
 
 class BadArguments(SemisharedError):

@@ -16,6 +16,8 @@ from ..units import human
 from . import qemu_img
 
 INCOMPATIBLE_DATA_FILE = 1 << 2
+HEAD = 512 + 20 * 512
+"""Bytes to look at: QEMU reads the descriptor of a sparse VMDK behind its first sector, and the parent's name from it."""
 READABLE = ("raw", "qcow2", "vmdk", "vdi", "vhdx", "vpc")
 
 
@@ -48,6 +50,7 @@ def detect(head: bytes, tail: bytes = b"") -> str:
 
 def names_other_files(head: bytes, format: str) -> str:
     """Return what in the header makes `format` unsafe to open, '' if nothing does."""
+    head = head.ljust(HEAD, b"\0")
     if format == "qcow2":
         version, backing = struct.unpack(">IQ", head[4:16])
         if version not in (2, 3):
@@ -58,7 +61,9 @@ def names_other_files(head: bytes, format: str) -> str:
         return "a data file of its own" if incompatible & INCOMPATIBLE_DATA_FILE else ""
     if format == "vmdk":
         capacity = struct.unpack("<Q", head[12:20])[0] if head.startswith(b"KDMV") else 0
-        return "" if capacity else "extents in other files"
+        if not capacity:
+            return "extents in other files"
+        return "a parent image" if b"parentFileNameHint" in head[512:] else ""
     if format in ("qed", "json"):
         return f"a {format} description"
     return ""
@@ -73,7 +78,7 @@ def inspect(path: str, max_virtual_size: int, name: str = "") -> Inspected:
     name = name or path
     try:
         with open(path, "rb") as file:
-            head = file.read(512).ljust(512, b"\0")
+            head = file.read(HEAD)
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - 512, 0))
             tail = file.read(512)
@@ -91,7 +96,8 @@ def inspect(path: str, max_virtual_size: int, name: str = "") -> Inspected:
 
 def size_in_header(head: bytes) -> int | None:
     """Return the virtual size that a qcow2 or VMDK header names, None for other formats."""
-    format = detect(head.ljust(512, b"\0"))
+    head = head.ljust(512, b"\0")
+    format = detect(head)
     if format == "qcow2":
         return int(struct.unpack(">Q", head[24:32])[0])
     if format == "vmdk" and head.startswith(b"KDMV"):

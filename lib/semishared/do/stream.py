@@ -51,7 +51,7 @@ class Reader:
         self._buffer = rest
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
             raise HostFailed(f"not a message: {bytes(line[:200])!r}")

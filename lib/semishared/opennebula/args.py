@@ -61,7 +61,7 @@ class VmPlace:
         """Return the VM directory at `location`; raise BadArguments if its name is not the VM's id."""
         vm_id = number(vm, "VM id")
         parts = location.path.split("/")
-        if parts[-1] != str(vm_id) or len(parts) < 4 or not parts[-2].isdigit():
+        if parts[-1] != str(vm_id) or len(parts) < 4 or not (parts[-2].isascii() and parts[-2].isdigit()):
             raise BadArguments(f"{location.path} is not the directory of VM {vm_id} in a system datastore")
         return cls(location.host, location.path, vm_id)
 

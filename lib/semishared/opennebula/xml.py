@@ -17,7 +17,7 @@ def parse(text: str | bytes, root: str) -> Element:
     """Return the root element of `text`; raise BadArguments unless it is well-formed and called `root`."""
     try:
         element = ElementTree.fromstring(text)
-    except ElementTree.ParseError as e:
+    except (ElementTree.ParseError, LookupError, ValueError) as e:  # the latter: odd encodings in the XML declaration
         raise BadArguments(f"{root} XML does not parse: {e}") from None
     if element.tag != root:
         raise BadArguments(f"XML is <{element.tag}> where <{root}> belongs")

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-import os
+import posixpath
 from dataclasses import dataclass
 
 from ..errors import MigrationRefused
@@ -54,5 +54,5 @@ def check(request: Migrate, vm: Vm, records: list[dict[str, object]], datastore:
             raise MigrationRefused(f"disk {number} of VM {vm.id} ({record['how']}) cannot migrate live yet")
         ref = s.DiskRef(vm.id, number, request.target.path)
         links.append(s.LinkInPlace(ref, s.ImageRef(**image), bool(record["readonly"]), session=False))
-    stores = sorted({os.path.dirname(link.image.source) for link in links})
+    stores = sorted({posixpath.dirname(link.image.source) for link in links})
     return InPlace(tuple(links), tuple(stores))

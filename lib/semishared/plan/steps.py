@@ -258,13 +258,15 @@ def to_data(step: Step) -> dict[str, object]:
 
 def from_data(data: dict[str, object]) -> Step:
     """Return the step in JSON `data`; raise BadArguments."""
-    values = dict(data)
+    values = dict(data) if isinstance(data, dict) else {}
     cls = STEPS.get(str(values.pop("step", "")))
     if cls is None or set(values) != {field.name for field in fields(cls)}:  # type: ignore[arg-type]
         raise BadArguments(f"not a step: {str(data)[:200]}")
     for name, kind in _NESTED.items():
-        nested = values.get(name)
-        if isinstance(nested, dict):
+        if name in values:
+            nested = values[name]
+            if not isinstance(nested, dict) or set(nested) != {field.name for field in fields(kind)}:
+                raise BadArguments(f"not a step: {str(data)[:200]}")
             values[name] = kind(**nested)
     for name, value in values.items():
         if isinstance(value, list):
