@@ -15,7 +15,8 @@ from .opennebula.args import HOST, absolute, number
 from .opennebula.report import Report
 from .opennebula.xml import View, Vm, parse
 from .plan.domain import DRIVER
-from .plan.live_migration import Outcome, State, is_proved, options, outcome, paths_in_place
+from .plan.live_migration import Outcome, is_proved, options, outcome, paths_in_place
+from .plan.steps import State
 from .vmm import RECORDS, all_records, become, stdin_is
 
 DEPLOY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*\Z")

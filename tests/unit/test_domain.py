@@ -13,7 +13,8 @@ import pytest
 from semishared.errors import BadArguments, BadRecord, MigrationRefused, NotSupported
 from semishared.opennebula.markup import Markup, escape
 from semishared.plan.domain import AttachMessage, DiskRecord, Domain, disk_number, disks_of_ours
-from semishared.plan.live_migration import Outcome, State, is_proved, options, outcome, paths_in_place
+from semishared.plan.live_migration import Outcome, is_proved, options, outcome, paths_in_place
+from semishared.plan.steps import State
 
 GOLDEN = Path(__file__).parent / "golden" / "domain"
 CASES = sorted(path.name[: -len(".in.xml")] for path in GOLDEN.glob("*.in.xml"))

@@ -14,6 +14,7 @@ from ..errors import BadArguments, MigrationRefused, NotSupported
 from ..opennebula.args import absolute
 from ..opennebula.markup import Element, Markup
 from .domain import Records, disk_number
+from .steps import State
 
 COPIES = ("--copy-storage", "--migrate-disks")
 """Options that would make QEMU write a disk onto itself through the shared store."""
@@ -87,16 +88,6 @@ def options(site: list[str], auto_converge: str, compressed: str, persistent: bo
     if proved and "--unsafe" not in chosen:
         chosen.append("--unsafe")
     return chosen
-
-
-class State(enum.Enum):
-    """What a libvirtd says about a domain (do.domain.state)."""
-
-    RUNNING = "running"
-    PAUSED = "paused"
-    OFF = "off"
-    ABSENT = "absent"
-    UNKNOWN = "unknown"
 
 
 class Outcome(enum.Enum):

@@ -7,6 +7,7 @@ Sizes are bytes; paths are absolute.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, fields
 
 from ..errors import BadArguments
@@ -35,6 +36,16 @@ class DiskRef:
     @property
     def path(self) -> str:
         return f"{self.vm_dir}/disk.{self.disk}"
+
+
+class State(enum.Enum):
+    """What a libvirtd says about a domain (do.domain.state)."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    OFF = "off"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
 
 
 class Step:
