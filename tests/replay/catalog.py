@@ -49,3 +49,23 @@ def scenarios() -> Dict[str, Status]:
     table = {name: Status(PASS) for name in _MATCHED}
     table.update({name: Status(NOT_YET, reason) for name, reason in _OPEN.items()})
     return dict(sorted(table.items()))
+
+
+_SNAPSHOTS = "disk snapshots and resize come with a later issue"
+_NOT_PLAYED = {
+    "05-disk-snapshot": _SNAPSHOTS,
+    "05b-image-snapshots": _SNAPSHOTS,
+    "06-disk-resize": _SNAPSHOTS,
+    **{
+        name: "live migration of a VM with local disks comes with a later issue"
+        for name in [*_MATCHED, *_OPEN]
+        if name.startswith(("13", "14"))
+    },
+    "22-backup": "backup and restore belong to the issue that builds them",
+    **{name: _RBD for name in _OPEN if name.startswith("b-")},
+}
+
+
+def played() -> Dict[str, Status]:
+    """Return what our drivers must stand when a recording's calls are fed to them, by name of recording."""
+    return {name: Status(NOT_YET, _NOT_PLAYED[name]) if name in _NOT_PLAYED else Status(PASS) for name in scenarios()}

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feed recorded calls straight to our drivers in a lab, and check what is on disk afterwards.
+
+Ids and host names are the recorded ones; the places of images are mapped to those our own `cp` and `mkfs`
+chose. The API serves the recorded bodies. The hypervisor is represented by what is on disk: where the
+recording boots, attaches or stops a domain, the disks are checked and written by QEMU's block layer.
+"""
+
+from __future__ import annotations
+
+import base64
+import os.path
+import re
+from typing import Any, Dict, List, Optional
+from xml.etree import ElementTree
+
+import traces
+from lab.oned import ActionFailed, LabRunner, Rpc, Settings, Step
+from lab.oned.core import Core
+from traces import Recording, body
+
+from replay.contents import EMPTY, UPLOADED, Content, Guest, check, upload
+
+_SOURCE = re.compile(r"/var/lib/one//datastores/\d+/[0-9a-f]{32}")
+CHECKPOINT = "memory of a suspended guest\n"
+
+
+class Served:
+    """An object of the API that is served as recorded."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def to_xml(self, only_last: bool = False) -> str:
+        """Return the recorded body."""
+        return self.text
+
+
+class Player:
+    """One lab in which recordings are played, one after the other."""
+
+    def __init__(self, lab: Any) -> None:
+        self.lab = lab
+        settings = Settings(front_end=lab.fe.name)
+        self.core = Core(LabRunner(lab.fe, settings.environment, 120), settings)
+        self.drivers = self.core.drivers
+        self.rpc = Rpc(self.core, lab.fe.pid)
+        self.sources: Dict[str, str] = {}  # recorded place of an image -> ours
+        self.images: Dict[int, Content] = {}  # by image id: what is on it
+        self.guests: Dict[int, Guest] = {}
+        self.recording: Recording = {}
+
+    def close(self) -> None:
+        """Stop serving the API."""
+        self.rpc.close()
+
+    def prepare(self) -> None:
+        """Make the files the recordings upload."""
+        source = self.lab.fe.path("/var/tmp/olab-src.img")
+        upload(source)
+        source.chmod(0o644)
+        words = ["qemu-img", "convert", "-f", "raw", "-O", "qcow2", "/var/tmp/olab-src.img", "/var/tmp/olab-src.qcow2"]
+        self.lab.fe.run(words, user="oneadmin")
+
+    def play(self, name: str) -> None:
+        """Play one recording; an AssertionError names step and call."""
+        self.recording = traces.load(name)
+        self._serve(self.recording["steps"][0])
+        self._grow_images()
+        for number, step in enumerate(self.recording["steps"], 1):
+            for path, key in step["files"].items():
+                if path.endswith("context.sh"):
+                    self.core.runner.write(path, body(self.recording, key))
+            for call in step["calls"]:
+                where = f"step {number} `{step['cmd']}` {call['kind']}/{call['action']} {' '.join(call['argv'])[:160]}"
+                try:
+                    self._call(call)
+                except (AssertionError, ActionFailed, OSError) as error:
+                    raise AssertionError(f"{where}: {type(error).__name__} {error}") from error
+            self._serve(step)
+
+    def check_images(self) -> None:
+        """Check every image where our drivers put it."""
+        for image, content in self.images.items():
+            served = ElementTree.fromstring(self.core.images[image].to_xml())
+            path, format_ = served.findtext("SOURCE") or "", served.findtext("FORMAT") or "raw"
+            check(self.lab.fe, path, format_, content)
+
+    def left(self) -> List[str]:
+        """List VM directories, leases and clones that are still there."""
+        found = []
+        for node in [self.lab.fe, *self.lab.hosts]:
+            for store in (101, 103):
+                directory = node.path(f"/var/lib/one/datastores/{store}")
+                if directory.is_dir():
+                    found += [f"{node.name}:{store}/{p.name}" for p in directory.iterdir() if p.name != ".monitor"]
+            for path in node.path("/var/lib/one/datastores/.semishared").glob("bases/*/leases/*"):
+                found.append(f"{node.name}:{path.name}")
+        store = self.lab.fe.path("/var/lib/one/datastores/100/.semishared")
+        return found + [str(path.name) for path in store.glob("*/clones/*")]
+
+    # -- what the API serves ------------------------------------------------------------------------
+
+    def mapped(self, text: str) -> str:
+        """Put our places of images into a recorded text."""
+        return _SOURCE.sub(lambda match: self.sources.get(match.group(), match.group()), text)
+
+    def _serve(self, step: Dict[str, Any]) -> None:
+        pools: Dict[str, Any] = {"vm": self.core.vms, "image": self.core.images, "datastore": self.core.datastores}
+        with self.core.data:
+            for key, value in step["info_after"].items():
+                kind, number = key.split(".")
+                text = body(self.recording, value)
+                if text.startswith("<"):
+                    pools[kind][int(number)] = Served(self.mapped(text))
+            known = pools["datastore"].get(101)
+            if known is not None:
+                pools["datastore"].setdefault(103, Served(known.text.replace("101", "103")))
+
+    def _grow_images(self) -> None:
+        """Bring persistent raw images to the size the recording knows: other recordings had resized them."""
+        for image, served in self.core.images.items():
+            element = ElementTree.fromstring(served.to_xml())
+            source, size = element.findtext("SOURCE") or "", int(element.findtext("SIZE") or "0") << 20
+            if element.findtext("FORMAT") == "raw" and image in self.images:
+                path = self.lab.fe.path(os.path.normpath(source))
+                if path.stat().st_size < size:
+                    os.truncate(path, size)
+
+    # -- calls --------------------------------------------------------------------------------------
+
+    def _call(self, call: Dict[str, Any]) -> None:
+        refused: Optional[ActionFailed] = None
+        try:
+            getattr(self, f"_{call['kind']}")(call)
+        except ActionFailed as failure:
+            refused = failure
+        if refused is not None:
+            # Where the recording shows a failure ours may refuse too, but by one clear line.
+            assert call["rc"] != 0, f"failed: {refused}"
+            assert 10 < len(str(refused)) < 400, f"not one clear line: {str(refused)!r}"
+
+    def _datastore(self, call: Dict[str, Any]) -> None:
+        text = self.mapped(body(self.recording, call["stdin"]))
+        answer = self.drivers.datastore(
+            call["driver"], call["action"], call["argv"][0], base64.b64encode(text.encode()).decode()
+        ).split()
+        recorded = call["stdout"].split()
+        action, message = call["action"], ElementTree.fromstring(text)
+        if action == "stat":
+            assert answer == recorded
+        elif action == "monitor":
+            assert len(re.findall(r"(?:USED|TOTAL|FREE)_MB=\d+", " ".join(answer))) == 3
+        elif action in ("cp", "mkfs", "clone") and recorded:
+            assert len(answer) == len(recorded), f"answers {answer}, recorded {recorded}"
+            assert answer[1:] == recorded[1:], f"format {answer}, recorded {recorded}"
+            self.sources[recorded[0]] = answer[0]
+            image = int(call["argv"][0])
+            original = int(message.findtext("IMAGE/CLONING_ID") or "-1")
+            fresh = {"cp": UPLOADED, "clone": self.images.get(original, {})}.get(action, EMPTY)
+            if message.findtext("IMAGE/FORMAT") != "save_as":
+                self.images[image] = dict(fresh)
+                check(self.lab.fe, answer[0], recorded[1] if recorded[1:] else self._format(message), self.images[image])
+        elif action == "rm" and call["rc"] == 0:
+            self.images.pop(int(call["argv"][0]), None)
+            source = message.findtext("IMAGE/SOURCE") or ""
+            assert not self.lab.fe.path(os.path.normpath(source)).exists(), f"{source} is still there"
+
+    @staticmethod
+    def _format(message: ElementTree.Element) -> str:
+        return message.findtext("IMAGE/FORMAT") or "raw"
+
+    def _tm(self, call: Dict[str, Any]) -> None:
+        action, argv = call["action"], [self.mapped(word) for word in call["argv"]]
+        if action == "monitor_ds":
+            words = ["/var/tmp/one/tm/semishared/monitor_ds", *argv]
+            said = self.lab.node(call["host"]).run(words, user="oneadmin").stdout.decode()
+            assert all(line.startswith("VM = [") for line in said.splitlines()), said
+            return
+        vm = int(argv[-2])
+        with self.core.data:
+            self.core.vms[vm] = Served(self.mapped(body(self.recording, call["vm_info"])))  # type: ignore[assignment]
+        stdin = None
+        if call.get("stdin"):
+            stdin = base64.b64encode(self.mapped(body(self.recording, call["stdin"])).encode()).decode()
+        self.drivers.tm([action, call["driver"], *argv], stdin, any_driver=True)
+        after = getattr(self, f"_after_{action}", None)
+        if after is not None:
+            after(self.guests.setdefault(vm, Guest(vm)), argv)
+
+    def _vmm(self, call: Dict[str, Any]) -> None:
+        """Stand for the hypervisor: check and write the disks a guest would see."""
+        action, node = call["action"], self.lab.node(call["host"])
+        if call["rc"] != 0:
+            return
+        vm = int(call["argv"][-2])
+        guest = self.guests[vm]
+        if action == "deploy":
+            directory = os.path.dirname(call["argv"][0])
+            served = self.core.vms[vm].to_xml()
+            steps = [
+                Step(("/bin/mkdir", "-p", directory)),
+                Step(("/bin/cat", "-"), served, f"{directory}/vm.xml"),
+                Step(("/bin/cat", "-"), self.core.datastores[101].to_xml(), f"{directory}/ds.xml"),
+            ]
+            assert self.core.runner.remote(call["host"], steps).rc == 0
+        else:
+            directory = self._directory(vm)
+        checkpoint = f"{directory}/checkpoint"
+        if action == "restore":
+            assert node.path(checkpoint).read_text() == CHECKPOINT, "the checkpoint did not travel"
+        guest.check(node, directory)
+        if action == "attach_disk":
+            guest.write_one(node, directory, int(call["argv"][1].rsplit(".", 1)[1]))
+        elif action != "detach_disk":
+            guest.write(node, directory)
+        if action == "save":
+            node.run(["tee", checkpoint], user="oneadmin", input=CHECKPOINT.encode())
+
+    def _directory(self, vm: int) -> str:
+        served = ElementTree.fromstring(self.core.vms[vm].to_xml())
+        return f"/var/lib/one/datastores/{served.findall('HISTORY_RECORDS/HISTORY')[-1].findtext('DS_ID')}/{vm}"
+
+    # -- what must be true after an action ------------------------------------------------------------
+
+    def _target(self, word: str) -> "tuple[Any, str]":
+        host, path = word.split(":", 1)
+        return self.lab.node(host), os.path.normpath(path)
+
+    def _disk(self, guest: Guest, word: str, content: Content) -> None:
+        node, path = self._target(word)
+        number = int(path.rsplit(".", 1)[1])
+        guest.disks[number] = content
+        record = guest.record(node, os.path.dirname(path), number)
+        check(node, record["path"], record["format"], content)
+
+    def _image_of(self, guest: Guest, word: str) -> int:
+        disk = ElementTree.fromstring(self.core.vms[guest.vm].to_xml()).find(
+            f"TEMPLATE/DISK[DISK_ID='{word.rsplit('.', 1)[1]}']/IMAGE_ID"
+        )
+        assert disk is not None and disk.text is not None
+        return int(disk.text)
+
+    def _after_ln(self, guest: Guest, argv: List[str]) -> None:
+        self._disk(guest, argv[1], self.images[self._image_of(guest, argv[1])])
+
+    def _after_clone(self, guest: Guest, argv: List[str]) -> None:
+        self._disk(guest, argv[1], dict(self.images[self._image_of(guest, argv[1])]))
+
+    def _after_mkimage(self, guest: Guest, argv: List[str]) -> None:
+        self._disk(guest, argv[2], {1 << 20: 0})
+
+    def _after_mkswap(self, guest: Guest, argv: List[str]) -> None:
+        self._disk(guest, argv[1], {8 << 20: 0})
+
+    def _after_context(self, _: Guest, argv: List[str]) -> None:
+        node, path = self._target(argv[-3])
+        data = node.path(path).read_bytes()
+        assert data[0x8001:0x8006] == b"CD001" and data[0x8028:0x8030].strip() == b"CONTEXT"
+
+    def _after_mvds(self, guest: Guest, argv: List[str]) -> None:
+        self._gone(guest, argv[0])
+
+    def _after_delete(self, guest: Guest, argv: List[str]) -> None:
+        if "/disk." in argv[0]:
+            self._gone(guest, argv[0])
+        else:
+            node, path = self._target(argv[0])
+            assert not os.path.lexists(node.path(path)), f"{node.name}:{path} is still there"
+            guest.disks.clear()
+
+    def _gone(self, guest: Guest, word: str) -> None:
+        node, path = self._target(word)
+        assert not os.path.lexists(node.path(path)), f"{node.name}:{path} is still there"
+        guest.disks.pop(int(path.rsplit(".", 1)[1]), None)
+
+    def _after_mv(self, guest: Guest, argv: List[str]) -> None:
+        if "/disk." in argv[0]:
+            return
+        (old, source), (new, target) = self._target(argv[0]), self._target(argv[1])
+        assert not os.path.lexists(old.path(source)), f"{old.name}:{source} is still there"
+        if new.name != self.lab.fe.name:
+            guest.check(new, target)
+
+    def _after_cpds(self, guest: Guest, argv: List[str]) -> None:
+        node, path = self._target(argv[0])
+        number = int(path.rsplit(".", 1)[1])
+        record = guest.record(node, os.path.dirname(path), number)
+        words = ["qemu-img", "compare", "-f", record["format"], "-F", "raw", record["path"], argv[1]]
+        assert b"identical" in node.run(words, user="oneadmin").stdout
+        check(self.lab.fe, argv[1], "raw", guest.disks[number])
