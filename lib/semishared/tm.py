@@ -199,7 +199,7 @@ def premigrate(action: Action) -> None:
         records = found["records"] if isinstance(found, dict) else []
         plan = migration.check(request, vm, records, left)
         token = os.urandom(8).hex()
-        name = f".semishared/.probe-{token}"
+        name = f".semishared/.staged-probe-{token}"
         ask, answer = f"{token} {request.source_host}", f"{token} {place.host}"
         source.run([s.WriteProbe(store, name, ask) for store in plan.stores])
         with Session(place.host, action.name, action.config) as target:

@@ -95,6 +95,7 @@ def _stage_locked(root: str, image: ImageRef, stored: dir_store.Stored) -> Base:
         return _named(root, image, wanted)
     staging = f"{root}/staging/{image.store}-{image.id}"
     shutil.rmtree(staging, ignore_errors=True)
+    files.remove_stale(stored.side)
     with files.enough_space(root):
         os.makedirs(f"{staging}/leases")
         point("staging made")

@@ -65,6 +65,7 @@ def check(source: str) -> os.stat_result:
 def _make_side(stored: Stored) -> None:
     try:
         os.makedirs(stored.side, exist_ok=True)
+        files.remove_stale(stored.side)
     except OSError as e:
         raise StoreUnavailable(f"{stored.side} on {os.uname().nodename}: {e.strerror}") from None
 

@@ -73,7 +73,8 @@ class Execution:
 
     def ReceiveFile(self, step: s.ReceiveFile) -> None:
         digest = hashlib.sha256()
-        with files.published(step.path) as staged:
+        directory, name = os.path.split(step.path)
+        with vm_dir.published(step.vm, directory, name, self.planned) as staged:
             with open(staged, "xb") as file:
                 for chunk in self._chunks():
                     digest.update(chunk)
@@ -81,8 +82,6 @@ class Execution:
                     progress.count("received", len(chunk))
             if digest.hexdigest() != step.sha256:
                 raise TransferCorrupt(f"{step.path} did not arrive whole on {os.uname().nodename}")
-            with vm_dir.publishing(step.vm, os.path.dirname(step.path), self.planned):
-                pass
 
     def SendFile(self, step: s.SendFile) -> object:
         digest = hashlib.sha256()
@@ -120,6 +119,7 @@ class Execution:
         return {"present": os.path.isdir(step.vm_dir), "records": vm_dir.records(step.vm_dir)}
 
     def WriteProbe(self, step: s.WriteProbe) -> None:
+        files.remove_stale(os.path.dirname(f"{step.store_dir}/{step.name}"))
         files.write(f"{step.store_dir}/{step.name}", step.text.encode())
 
     def AnswerProbe(self, step: s.AnswerProbe) -> None:
@@ -155,6 +155,6 @@ class Execution:
 
 def read_plan(data: object) -> tuple[float, list[s.Step]]:
     """Return planning time and steps of a plan in JSON data; raise BadArguments."""
-    if not isinstance(data, dict) or not isinstance(data.get("steps"), list):
+    if not isinstance(data, dict) or not isinstance(data.get("steps"), list) or not isinstance(data.get("planned"), (int, float)):
         raise BadArguments("not a plan")
     return float(data["planned"]), [s.from_data(step) for step in data["steps"]]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from contextlib import contextmanager
 from typing import Iterator
 
@@ -14,6 +15,8 @@ from .trace import point
 
 STAGED = ".staged-"
 """Prefix of unpublished files; whoever holds the directory's lock may remove them."""
+STALE_S = 86400
+"""Age at which a staged small file in a directory without a lock belongs to nobody who is still alive."""
 
 
 def staged_name(path: str) -> str:
@@ -113,6 +116,17 @@ def remove_staged(directory: str, name: str = "") -> None:
     for entry in entries:
         if entry.startswith(prefix):
             unlink(f"{directory}/{entry}")
+
+
+def remove_stale(directory: str) -> None:
+    """Remove what writers killed long ago left staged in a directory that has no lock."""
+    try:
+        entries = [entry for entry in os.scandir(directory) if entry.name.startswith(STAGED)]
+        for entry in entries:
+            if entry.stat(follow_symlinks=False).st_mtime < time.time() - STALE_S:
+                unlink(entry.path)
+    except FileNotFoundError:
+        return
 
 
 def allocated(path: str) -> int:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import os
 from contextlib import contextmanager
-from typing import IO, Iterator
+from typing import IO, Callable, Iterator
 
 from .. import NAME
-from ..errors import BadRecord, DataInTheWay, VmGone
+from ..errors import BadRecord, DataInTheWay, SemisharedError, VmGone
 from ..plan.steps import DiskRef
 from . import bases, dir_store, files, locks
 from .run import run
@@ -66,6 +66,7 @@ def prepare(vm: int, vm_dir: str, planned: float) -> None:
         with files.enough_space(vm_dir):
             os.makedirs(f"{vm_dir}/{RECORDS}", exist_ok=True)
             point("vm directory made")
+            files.remove_stale(os.path.dirname(vm_dir))
             monitor = f"{os.path.dirname(vm_dir)}/.monitor"
             try:
                 with open(monitor, encoding="utf-8") as file:
@@ -76,13 +77,49 @@ def prepare(vm: int, vm_dir: str, planned: float) -> None:
                 files.write(monitor, f"{NAME}\n".encode())
 
 
+@contextmanager
+def published(vm: int, vm_dir: str, name: str, planned: float, record: Callable[[], object] | None = None) -> Iterator[str]:
+    """Yield a staged name for a file or link of the VM; when the block ends well, publish it under the VM's lock.
+
+    `record` is called under that lock, just before.
+    """
+    path = f"{vm_dir}/{name}"
+    staged = files.staged_name(path)
+    disk = int(name[5:]) if name.startswith("disk.") else None
+    try:
+        with files.enough_space(vm_dir):
+            yield staged
+            point(f"{name} staged")
+            if not os.path.islink(staged):
+                files.fsync(staged)
+            with publishing(vm, vm_dir, planned, disk):
+                if record:
+                    record()
+                os.rename(staged, path)
+                point(f"{name} renamed")
+                files.fsync(vm_dir)
+                files.remove_staged(vm_dir, name)
+                files.remove_staged(f"{vm_dir}/{RECORDS}", f"{name}.json")
+        point(f"{name} published")
+    except BaseException as e:
+        files.unlink(staged)
+        if isinstance(e, (OSError, SemisharedError)) and not os.path.isdir(vm_dir):
+            raise VmGone(f"VM {vm} was deleted on {os.uname().nodename} while {name} was being made") from e
+        raise
+
+
 def record_path(vm_dir: str, disk: int) -> str:
     return f"{vm_dir}/{RECORDS}/disk.{disk}.json"
 
 
+def with_version(disk: DiskRef, record: dict[str, object]) -> dict[str, object]:
+    """Return the whole record, as it is written."""
+    return {"version": VERSION, "disk": disk.disk, **record}
+
+
 def write_record(disk: DiskRef, record: dict[str, object]) -> None:
     """Write what the disk is, for vmm/ and for every later action."""
-    files.write_json(record_path(disk.vm_dir, disk.disk), {"version": VERSION, "disk": disk.disk, **record})
+    files.write_json(record_path(disk.vm_dir, disk.disk), with_version(disk, record))
 
 
 def read_record(vm_dir: str, disk: int) -> dict[str, object] | None:

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the fault suites share."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+figures: Dict[str, Any] = {}
+
+
+def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:
+    """Skip what needs root (namespaces, mounts) where there is none."""
+    if os.geteuid():
+        for item in items:
+            if "faults" in Path(str(item.fspath)).parts:
+                item.add_marker(pytest.mark.skip(reason="needs root: it makes namespaces and mounts"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the table of actions killed at every step."""
+    if "actions" in figures:
+        terminalreporter.section("killed at every step")
+        terminalreporter.line(f"{'action':34} {'points':>6} {'reruns':>6} {'deletes':>7} {'passed':>6}")
+        for name, row in figures["actions"].items():
+            terminalreporter.line(
+                f"{name:34} {row['points']:6} {row['reruns']:6} {row['deletes']:7} {row['passed']:6}"
+            )
+        total = {key: sum(row[key] for row in figures["actions"].values()) for key in ("points", "reruns", "deletes", "passed")}
+        terminalreporter.line(
+            f"{'all':34} {total['points']:6} {total['reruns']:6} {total['deletes']:7} {total['passed']:6}"
+        )
+
+
+def pytest_sessionfinish() -> None:
+    """Leave the figures where the report takes them from."""
+    path = os.environ.get("SEMISHARED_FIGURES")
+    if path and figures:
+        Path(path).write_text(json.dumps(figures, indent=1) + "\n")

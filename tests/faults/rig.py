@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Machines for the kill suite: three mount namespaces that see their own disks, and one store, at the same paths.
+
+    <rig>/live/a, b, fe     what each machine's <rig>/datastores is (bind mount)
+    <rig>/live/store        what all of them see as <rig>/datastores/100
+    <rig>/in                files to upload
+
+A whole rig is saved and restored in milliseconds, which makes a fresh one per killed step affordable.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Type
+
+from semishared.do import ssh
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+MACHINES = ("a", "b", "fe")
+STORE = 100
+Listing = Dict[str, Tuple[object, ...]]
+
+HELD = """
+set -e
+mount --bind "$1" "$2"
+mount --bind "$3" "$2/100"
+echo ready
+exec cat
+"""
+
+
+def own_mounts() -> None:
+    """Give this process mounts of its own, which vanish with it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(0x00020000) != 0:  # CLONE_NEWNS
+        raise OSError(ctypes.get_errno(), "unshare")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+
+
+class Rig:
+    """Three machines and a store below one directory of its own, in memory. Call `own_mounts` before."""
+
+    def __init__(self) -> None:
+        self.top = Path(tempfile.mkdtemp(prefix="semishared-rig-"))
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g,mode=755", "rig", self.top], check=True)
+        self.datastores = self.top / "datastores"
+        self._holders: Dict[str, subprocess.Popen[bytes]] = {}
+        for part in ("datastores", "in", "bin", "saved", "live/store"):
+            (self.top / part).mkdir(parents=True)
+        for name in MACHINES:
+            (self.top / "live" / name / str(STORE)).mkdir(parents=True)
+            (self.top / "live" / name / "101").mkdir()
+            self._hold(name)
+
+    def _hold(self, name: str) -> None:
+        live = self.top / "live"
+        words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", HELD, "hold"]
+        holder = subprocess.Popen(
+            [*words, str(live / name), str(self.datastores), str(live / "store")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        self._holders[name] = holder
+        assert holder.stdout
+        assert holder.stdout.readline() == b"ready\n"
+        wrapper = self.top / "bin" / name
+        wrapper.write_text(f"#!/bin/sh\nexec nsenter --mount=/proc/{holder.pid}/ns/mnt --wd=/ -- /usr/bin/python3 \"$@\"\n")
+        wrapper.chmod(0o755)
+
+    def __enter__(self) -> "Rig":
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        for holder in self._holders.values():
+            holder.communicate()
+        subprocess.run(["umount", "--lazy", self.top], check=True)
+        self.top.rmdir()
+
+    # -- files ----------------------------------------------------------------------------------
+
+    def store(self, name: str = "") -> Path:
+        """Return the outside path of something in the store."""
+        return self.top / "live/store" / name
+
+    def on(self, machine: str, name: str = "") -> Path:
+        """Return the outside path of something below a machine's datastores."""
+        return self.top / "live" / machine / name
+
+    def inside(self, name: str) -> str:
+        """Return the path by which every machine knows something below its datastores."""
+        return f"{self.datastores}/{name}"
+
+    def outside(self, machine: str, inside: str) -> Path:
+        """Return where a machine's path leads, seen from outside."""
+        name = os.path.relpath(inside, self.datastores)
+        if name.split("/")[0] == str(STORE):
+            return self.store(name.partition("/")[2])
+        return self.on(machine, name)
+
+    def run(self, machine: str, argv: Sequence[str], check: bool = True, **options: object) -> "subprocess.CompletedProcess[bytes]":
+        """Run a program as seen by a machine."""
+        words = ["nsenter", f"--mount=/proc/{self._holders[machine].pid}/ns/mnt", "--wd=/", "--", *argv]
+        done = subprocess.run(words, capture_output=True, check=False, **options)  # type: ignore[call-overload]
+        assert not check or done.returncode == 0, f"{argv}: {done.stderr.decode(errors='replace')}"
+        return done  # type: ignore[no-any-return]
+
+    def save(self, name: str) -> None:
+        """Keep the state of all machines and the store."""
+        shutil.rmtree(self.top / "saved" / name, ignore_errors=True)
+        subprocess.run(["cp", "-a", "--sparse=always", self.top / "live", self.top / "saved" / name], check=True)
+
+    def restore(self, name: str) -> None:
+        """Go back to a kept state. The mount points themselves stay."""
+        for part in (*MACHINES, "store"):
+            for entry in os.scandir(self.top / "live" / part):
+                if entry.name == str(STORE) and part != "store":
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path)
+                else:
+                    os.unlink(entry.path)
+        subprocess.run(["cp", "-a", "--sparse=always", f"{self.top}/saved/{name}/.", self.top / "live"], check=True)
+
+    # -- programs of ours -----------------------------------------------------------------------
+
+    @contextmanager
+    def sessions(self, environment: Dict[str, Dict[str, str]]) -> Iterator[None]:
+        """Let Session('a'|'b'|'fe') start the host side on that machine, with its extra environment."""
+        rig, real, python = self, ssh.Session, ssh.PYTHON
+
+        class OnRig(real):  # type: ignore[misc, valid-type]
+            def __init__(self, host: str, action: str, config: object, *, bulk: bool = False) -> None:
+                ssh.PYTHON = str(rig.top / "bin" / host)
+                extra = environment.get(host, {})
+                os.environ.update(extra)
+                try:
+                    super().__init__("localhost", action, config, bulk=bulk)
+                finally:
+                    for name in extra:
+                        del os.environ[name]
+                self.host = host
+
+        ssh.Session = OnRig  # type: ignore[misc]
+        try:
+            yield
+        finally:
+            ssh.Session, ssh.PYTHON = real, python  # type: ignore[misc]
+
+    def datastore(self, action: str, xml: str, environment: Dict[str, str]) -> "subprocess.CompletedProcess[bytes]":
+        """Run a datastore action on the front-end as one_datastore does."""
+        return self.run(
+            "fe", [f"{CHECKOUT}/datastore/{action}", "1"], check=False, input=base64.b64encode(xml.encode()),
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", **environment},
+        )  # fmt: skip
+
+    # -- what is there --------------------------------------------------------------------------
+
+    def listing(self, opaque: Sequence[str] = ()) -> Listing:
+        """List every file with mode, links and content; what is random by nature is replaced by what it must be.
+
+        Content of paths that match `opaque` (file systems with a UUID) is replaced by the file system's name.
+        """
+        found: Listing = {}
+        inodes: Dict[Tuple[int, int], str] = {}
+        names: Dict[str, str] = {}
+        for part in (*MACHINES, "store"):
+            top = self.top / "live" / part
+            for folder, folders, files in os.walk(top):
+                folders.sort()
+                for name in sorted([*folders, *files]):
+                    path = Path(folder) / name
+                    shown = self._shown(f"{part}/{path.relative_to(top)}", names)
+                    if path == self.on(part, str(STORE)):
+                        continue
+                    info = path.lstat()
+                    mode = f"{stat.S_IMODE(info.st_mode):o}"
+                    if stat.S_ISLNK(info.st_mode):
+                        found[shown] = ("link", os.readlink(path).replace(str(self.top), ""))
+                    elif stat.S_ISDIR(info.st_mode):
+                        found[shown] = ("directory", mode)
+                    else:
+                        first = inodes.setdefault((info.st_dev, info.st_ino), shown)
+                        found[shown] = ("file", mode, first, *self._content(path, shown, opaque))
+        return found
+
+    @staticmethod
+    def _shown(path: str, names: Dict[str, str]) -> str:
+        def known(match: "re.Match[str]") -> str:
+            return names.setdefault(match.group(0), f"IMAGE{len(names) + 1}")
+
+        return re.sub(r"(?<=/)[0-9a-f]{32}(?=/|\Z)", known, path)
+
+    def _content(self, path: Path, shown: str, opaque: Sequence[str]) -> Tuple[object, ...]:
+        name = path.name
+        data = path.read_bytes()
+        if name == "session":
+            return ("a token", len(data))
+        if name == "generation.json":
+            header = json.loads(data)
+            return ("generation", header["generation"], header["format"], header["size"], self._is_current(path))
+        if name.startswith("vm-") and path.parent.name == "locks":
+            return ("deletions of", *sorted(json.loads(data or b"{}")))
+        if name == "migration.json":
+            return ("proof", *sorted(json.loads(data)))
+        if any(re.search(pattern, shown) for pattern in opaque):
+            return ("file system", file_system(path))
+        return (len(data), hashlib.sha256(data).hexdigest())
+
+    def _is_current(self, header: Path) -> bool:
+        known = json.loads(header.read_text())
+        image = header.parents[2] / header.parent.name
+        session = header.parent / "session"
+        return (
+            known["session"] == (session.read_text().strip() if session.exists() else "")
+            and image.exists() and known["mtime_ns"] == image.stat().st_mtime_ns and known["size"] == image.stat().st_size
+        )  # fmt: skip
+
+    def guest_sees(self, machine: str, path: str, format: str) -> str:
+        """Return the hash of what a guest would read from a disk, through all of its backing files."""
+        out = self.top / "guest-sees"
+        self.run(machine, ["qemu-img", "convert", "-f", format, "-O", "raw", path, str(out)])
+        digest = hashlib.sha256(out.read_bytes()).hexdigest()
+        out.unlink()
+        return digest
+
+    def info(self, machine: str, path: str, format: str = "qcow2") -> Dict[str, object]:
+        """Return qemu-img's word on an image."""
+        answer: Dict[str, object] = json.loads(
+            self.run(machine, ["qemu-img", "info", "--output=json", "-f", format, path]).stdout
+        )
+        return answer
+
+
+def file_system(path: Path) -> str:
+    """Name the file system in a raw or qcow2 image, after its own checker has found it clean."""
+    with tempfile.TemporaryDirectory() as folder:
+        raw = f"{folder}/raw"
+        with path.open("rb") as file:
+            format = "qcow2" if file.read(4) == b"QFI\xfb" else "raw"
+        subprocess.run(["qemu-img", "convert", "-f", format, "-O", "raw", str(path), raw], check=True)
+        kind = subprocess.run(["blkid", "-p", "-o", "value", "-s", "TYPE", raw], capture_output=True, check=False).stdout
+        name = kind.decode().strip()
+        if name.startswith("ext"):
+            subprocess.run(["e2fsck", "-fn", raw], check=True, capture_output=True)
+        return f"{name} {os.path.getsize(raw)}"
+
+
+def pattern(size: int, seed: str) -> bytes:
+    """Return `size` bytes that look random and are the same each time."""
+    return hashlib.shake_256(seed.encode()).digest(size)
+
+
+def image_bytes(seed: str, size: int = 8 << 20, data: int = 1 << 20) -> bytes:
+    """Return the content of a small image: data at its start and in its second extent, zeros elsewhere."""
+    content = bytearray(size)
+    content[:data] = pattern(data, seed)
+    content[5 << 20 : (5 << 20) + 65536] = pattern(65536, seed + "-far")
+    return bytes(content)
+
+
+def points(trace: Path) -> List[str]:
+    """Return the names of the points that a run passed."""
+    if not trace.exists():
+        return []
+    return [line.partition(" ")[2] for line in trace.read_text().splitlines()]

@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DESIGN §6, proved: each action is killed at every one of its steps; then it is issued again, or the VM is deleted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import traceback
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Set
+
+import pytest
+
+from semishared.do import extents
+from semishared.errors import SemisharedError
+
+from . import conftest
+from .cases import CASES, IMAGES, OTHER, PERSISTENT, RAW, VM, Case, build, clone_steps, datastore, delete_steps, ln_steps, plan
+from .rig import MACHINES, Listing, Rig, file_system, own_mounts, points
+
+OLD = 3 * 86400
+
+
+@lru_cache(maxsize=None)
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+# -- what must always be true -----------------------------------------------------------------------
+
+
+def check_store(rig: Rig, case: Case, before: Dict[str, str]) -> None:
+    """Nobody touches a stored image; what is new under a final name is whole; what is called current is so."""
+    for path in sorted(rig.store().iterdir()):
+        if path.is_dir():
+            continue
+        if path.name in before:
+            assert file_digest(path) == before[path.name], f"{path.name} was changed"
+        elif any(re.search(pattern, "store/IMAGE1") for pattern in case.opaque):
+            assert file_system(path)
+        else:
+            format = "qcow2" if path.read_bytes()[:4] == b"QFI\xfb" else "raw"
+            seen = rig.guest_sees("fe", rig.inside(f"100/{path.name}"), format)
+            known = {digest(image.content) for image in IMAGES.values()} | {digest(data) for data in case.guest.values()}
+            assert seen in known | {digest(bytes(8 << 20))}, f"{path.name} is half made"
+    for header in rig.store(".semishared").glob("*/generation.json"):
+        if not rig._is_current(header):
+            continue
+        known_as = json.loads(header.read_text())
+        image = rig.store(header.parent.name)
+        assert extents.copy(str(image), None, known_as["format"], "x").generation == known_as["generation"]
+        assert extents.generation_of((header.parent / "manifest").read_bytes()) == known_as["generation"]
+
+
+def file_digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def check_bases(rig: Rig, machine: str) -> None:
+    """A base and each lease on it has the content of the generation in its name."""
+    for base in rig.on(machine, ".semishared/bases").glob("*"):
+        generation = base.name.rpartition("-")[2]
+        text = (base / "manifest").read_bytes()
+        assert extents.generation_of(text) == generation
+        files = [base / "image", *(base / "leases").iterdir()]
+        for path in (path for path in files if path.exists()):
+            found = extents.copy(str(path), None, extents.parse(text).format, "x")
+            assert found.generation == generation, f"{path} is not its generation"
+
+
+def check_disk(rig: Rig, case: Case, machine: str, vm_dir: Path, path: Path) -> None:
+    """A disk under its final name is what its record says, over the base it names, and its guest reads what it must."""
+    number = int(path.name[5:])
+    record_file = vm_dir / f".semishared/disk.{number}.json"
+    if not record_file.exists():
+        if file_digest(path) == digest_of_iso():
+            return
+        raise AssertionError(f"{path} has no record")
+    record = json.loads(record_file.read_text())
+    inside = f"{rig.datastores}/{path.relative_to(rig.on(machine))}"
+    where = f"{machine}/{path.relative_to(rig.on(machine))}"
+    if os.path.islink(path):
+        assert os.readlink(path) == record["path"]
+    else:
+        assert record["path"] == inside
+    if record["how"] == "volatile":
+        if any(re.search(pattern, where) for pattern in case.opaque):
+            assert file_system(path)
+        else:
+            assert rig.guest_sees(machine, inside, record["format"]) == digest(bytes(8 << 20))
+        return
+    image = record["image"]
+    if record["how"] == "overlay":
+        base = f"{rig.datastores}/.semishared/bases/{image['store']}-{image['id']}-{image['generation']}"
+        backing = rig.info(machine, inside).get("backing-filename")
+        assert backing == f"{base}/leases/{vm_dir.name}-{number}", f"{where} lies over {backing}, its record says {base}"
+        rig.run(machine, ["qemu-img", "check", "-q", "-f", "qcow2", inside])
+        if machine == "fe":
+            return  # DESIGN §5: without a lease there; its base is the image's generation in the store
+    elif record["how"] == "store-clone":
+        backing = rig.info(machine, record["path"]).get("backing-filename")
+        assert backing == f"{os.path.dirname(image['source'])}/.semishared/{os.path.basename(image['source'])}/image"
+    wanted = digest(case.guest.get(where, IMAGES[image["id"]].content))
+    seen = rig.guest_sees(machine, record["path"], record["format"])
+    changed = digest(bytes(changed_image())) if image["id"] == RAW.id else ""
+    assert seen in (wanted, changed if "new generation" in case.name else wanted), f"the guest of {where} reads something else"
+
+
+@lru_cache(maxsize=None)
+def digest_of_iso() -> str:
+    from .cases import ISO
+
+    return digest(ISO)
+
+
+def changed_image() -> bytes:
+    from .cases import CHANGED
+
+    return bytes(CHANGED)
+
+
+def check(rig: Rig, case: Case, before: Dict[str, str]) -> None:
+    """Assert everything that must be true at any moment."""
+    check_store(rig, case, before)
+    for machine in MACHINES:
+        check_bases(rig, machine)
+        for vm_dir in rig.on(machine).glob("10[12]/[0-9]*"):
+            for path in sorted(vm_dir.glob("disk.*")):
+                check_disk(rig, case, machine, vm_dir, path)
+            for path in vm_dir.glob("kernel"):
+                assert path.read_bytes() == rig.store("kernel").read_bytes()
+
+
+# -- leftovers --------------------------------------------------------------------------------------
+
+
+STAGED = re.compile(r"/\.staged-|/\.probe-|/\.uploads/|/\.semishared/staging/|/\.(incoming|outgoing)-")
+
+
+def split(listing: Listing) -> "tuple[Listing, Set[str]]":
+    """Tell a listing from what is staged in it: names that nobody takes for anything finished."""
+    staged = {path for path in listing if STAGED.search(f"{path}/") and not path.endswith(("/.uploads", "/staging"))}
+    return {path: what for path, what in listing.items() if path not in staged}, staged
+
+
+def tidy(listing: Listing) -> Listing:
+    """Leave out the empty directories of ours that an action may or may not have made, and the locks."""
+    own = re.compile(r"/(staging|locks|locks/.*|\.uploads|clones|bases)$|/\.semishared$")
+    return {path: what for path, what in listing.items() if not own.search(path)}
+
+
+def of_the_vm(listing: Listing) -> List[str]:
+    """Return what belongs to the VM."""
+    mine = re.compile(rf"/10[12]/{VM}(/|$)|/\.(incoming|outgoing)-{VM}(/|$)|/(leases|clones)/(\.staged-)?{VM}-")
+    return [path for path in listing if mine.search(path)]
+
+
+def next_actions(rig: Rig) -> None:
+    """What a working cloud does anyway, days later: clones of the same images, an upload. It removes what is staged."""
+    for part in (*MACHINES, "store"):
+        for folder, _, files in os.walk(rig.top / "live" / part):
+            for name in files:
+                if STAGED.search(f"{folder}/{name}"):
+                    path = os.path.join(folder, name)
+                    moment = os.lstat(path).st_mtime - OLD
+                    os.utime(path, (moment, moment), follow_symlinks=False)
+    for machine in ("a", "b"):
+        steps = []
+        for image in IMAGES.values():
+            if rig.store(image.name).exists():
+                if image is PERSISTENT:
+                    steps += ln_steps(rig, image, 8, image.id, machine=machine)
+                    continue
+                steps += clone_steps(rig, image, 8, image.id, machine)
+                steps += clone_steps(rig, image, 8, 10 + image.id, machine, SEMISHARED_PLACE="shared")
+        plan(rig, machine, steps, {})
+    datastore(rig, {}, "cp", f"<ID>99</ID><TYPE>0</TYPE><PATH>{rig.top}/in/image-raw.raw</PATH>")
+
+
+# -- the proof --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """What came of one action."""
+
+    points: int = 0
+    reruns: int = 0
+    deletes: int = 0
+    passed: int = 0
+    failures: List[str] = field(default_factory=list)
+
+
+def difference(wanted: Listing, found: Listing) -> str:
+    lines = [f"missing {path}" for path in sorted(wanted.keys() - found.keys())]
+    lines += [f"left over {path}: {found[path]}" for path in sorted(found.keys() - wanted.keys())]
+    lines += [f"{path}: {found[path]} instead of {wanted[path]}" for path in sorted(wanted.keys() & found.keys()) if wanted[path] != found[path]]
+    return "; ".join(lines)
+
+
+class Proof:
+    """One action on one rig."""
+
+    def __init__(self, rig: Rig, case: Case) -> None:
+        self.rig, self.case, self.outcome = rig, case, Outcome()
+
+    def run(self) -> Outcome:
+        rig, case = self.rig, self.case
+        rig.restore("base")
+        case.setup(rig)
+        rig.save("ready")
+        self.before = {path.name: file_digest(path) for path in rig.store().iterdir() if path.is_file()}
+        traces = {machine: rig.top / f"trace-{machine}" for machine in case.killed}
+        for trace in traces.values():
+            trace.unlink(missing_ok=True)
+        case.act(rig, {machine: {"SEMISHARED_TRACE": str(trace)} for machine, trace in traces.items()})
+        check(rig, case, self.before)
+        self.wanted, staged = split(rig.listing(case.opaque))
+        assert not staged, f"an undisturbed run leaves {sorted(staged)}"
+        for machine, trace in traces.items():
+            names = points(trace)
+            assert names, f"{machine} passed no point"
+            self.outcome.points += len(names)
+            for number, name in enumerate(names, 1):
+                self.attempt(machine, number, name)
+        return self.outcome
+
+    def attempt(self, machine: str, number: int, name: str) -> None:
+        """Kill at one point; then rerun, and from the same state delete."""
+        where = f"killed on {machine} at {number} ({name})"
+        failed = False
+        try:
+            self.kill(machine, number)
+            check(self.rig, self.case, self.before)
+        except Exception:  # noqa: BLE001 - all points are tried, all failures told
+            self.outcome.failures.append(f"{where}: {traceback.format_exc(limit=-3)}")
+            failed = True
+        self.rig.save("killed")
+        for kind, proof in (("rerun", self.rerun), ("delete", self.delete)):
+            try:
+                if kind == "rerun":
+                    self.outcome.reruns += 1
+                else:
+                    if self.case.name.startswith("datastore"):
+                        continue
+                    self.rig.restore("killed")
+                    self.outcome.deletes += 1
+                proof()
+            except Exception:  # noqa: BLE001
+                self.outcome.failures.append(f"{where}, then {kind}: {traceback.format_exc(limit=-3)}")
+                failed = True
+        self.outcome.passed += not failed
+
+    def kill(self, machine: str, number: int) -> None:
+        self.rig.restore("ready")
+        try:
+            self.case.act(self.rig, {machine: {"SEMISHARED_KILL_AT": str(number)}})
+        except SemisharedError:
+            return
+        raise AssertionError("the action succeeded although it was killed")
+
+    def rerun(self) -> None:
+        """Issue the action again: the end state is that of an undisturbed run."""
+        self.case.act(self.rig, {})
+        check(self.rig, self.case, self.before)
+        self.remove_orphans()
+        found, staged = split(self.rig.listing(self.case.opaque))
+        problem = difference(self.wanted, found)
+        assert not problem, problem
+        self.swept(staged)
+
+    def remove_orphans(self) -> None:
+        images = [path for path in self.rig.store().iterdir() if re.fullmatch(r"[0-9a-f]{32}", path.name)]
+        assert len(images) <= 1 + self.case.orphans, f"{len(images)} images"
+        if len(images) > 1:
+            # Complete, but its name was never told: the older of the two.
+            first = min(images, key=lambda path: path.stat().st_ctime_ns)
+            datastore(self.rig, {}, "rm", f"<ID>9</ID><SOURCE>{self.rig.inside(f'100/{first.name}')}</SOURCE>")
+
+    def delete(self) -> None:
+        """Delete the disks and the VM: nothing of it is left anywhere."""
+        rig = self.rig
+        for machine in MACHINES:
+            steps = []
+            for datastore_id in (101, 102):
+                here = rig.on(machine, f"{datastore_id}/{VM}")
+                numbers = sorted({int(path.name[5:]) for path in here.glob("disk.*")} | {0})
+                for number in numbers:
+                    steps += delete_steps(rig, f"{datastore_id}/{VM}/disk.{number}")
+                steps += delete_steps(rig, f"{datastore_id}/{VM}", store=datastore_id)
+            plan(rig, machine, steps, {})
+        listing = rig.listing(self.case.opaque)
+        assert not of_the_vm(listing), f"left of the VM: {of_the_vm(listing)}"
+        check(rig, self.case, self.before)
+        for machine in MACHINES:
+            assert OTHER_IS_WHOLE(rig, machine)
+        _, staged = split(listing)
+        self.swept(staged)
+
+    def swept(self, staged: Set[str]) -> None:
+        """What is left staged is removed by the actions of the next days."""
+        if not staged:
+            return
+        next_actions(self.rig)
+        _, left = split(self.rig.listing(self.case.opaque))
+        assert not left, f"never removed: {sorted(left)}"
+
+
+def OTHER_IS_WHOLE(rig: Rig, machine: str) -> bool:  # noqa: N802
+    """Tell whether the other VM's disk still has all of its backing."""
+    path = rig.on(machine, f"101/{OTHER}/disk.0")
+    return not path.exists() or bool(rig.guest_sees(machine, rig.inside(f"101/{OTHER}/disk.0"), "qcow2"))
+
+
+_rig: List[Rig] = []
+
+
+def _work(index: int) -> Outcome:
+    """Prove one case in a worker process, which has a rig of its own."""
+    if not _rig:
+        own_mounts()
+        _rig.append(Rig())
+        build(_rig[0])
+    try:
+        return Proof(_rig[0], CASES[index]).run()
+    except Exception:  # noqa: BLE001 - told by the test
+        return Outcome(failures=[traceback.format_exc()])
+
+
+def _end(_: int) -> int:
+    for rig in _rig:
+        rig.__exit__(None, None, None)
+    _rig.clear()
+    return os.getpid()
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest) -> "Iterator[Dict[str, Future[Outcome]]]":
+    """Prove the selected cases, two at a time."""
+    wanted = {item.callspec.params["name"] for item in request.session.items if getattr(item, "callspec", None) and "name" in item.callspec.params}  # type: ignore[attr-defined]
+    pools = [ProcessPoolExecutor(1) for _ in range(2)]
+    futures: "Dict[str, Future[Outcome]]" = {}
+    for index, case in enumerate(CASES):
+        if case.name in wanted:
+            futures[case.name] = pools[index % 2].submit(_work, index)
+    try:
+        yield futures
+    finally:
+        for pool in pools:
+            pool.submit(_end, 0).result()
+            pool.shutdown()
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+def test_action_killed_at_every_step(name: str, outcomes: "Dict[str, Future[Outcome]]") -> None:
+    outcome = outcomes[name].result()
+    row: Dict[str, Any] = {key: getattr(outcome, key) for key in ("points", "reruns", "deletes", "passed")}
+    conftest.figures.setdefault("actions", {})[name] = row
+    assert not outcome.failures, "\n".join(outcome.failures)
+    assert outcome.passed == outcome.points > 0
+    assert signal.SIGKILL
