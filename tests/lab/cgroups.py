@@ -52,6 +52,8 @@ def create(lab_id: str, node: str) -> list[Path]:
     for hierarchy in hierarchies():
         top = hierarchy.mount / f"semishared-{lab_id}"
         group = top / node
+        # What an earlier start of the node left: in version 2 a group that hands controllers down takes no process.
+        _remove([group], 5.0)
         try:
             group.mkdir(parents=True, exist_ok=True)
         except OSError:
@@ -83,16 +85,22 @@ def leftovers(lab_id: str) -> list[Path]:
     return [top for top in tops if top.exists()]
 
 
-def remove(lab_id: str, patience: float = 5.0) -> None:
-    """Remove the lab's groups; retry, because rmdir races with processes that are still dying."""
+def _remove(groups: list[Path], patience: float) -> None:
+    # rmdir races with processes that are still dying, so try again for a while.
     deadline = time.monotonic() + patience
     while True:
-        for top in leftovers(lab_id):
-            for folder, _, _ in os.walk(top, topdown=False):
+        for group in groups:
+            for folder, _, _ in os.walk(group, topdown=False):
                 try:
                     os.rmdir(folder)
                 except OSError:
                     continue
-        if not leftovers(lab_id) or time.monotonic() > deadline:
+        groups = [group for group in groups if group.exists()]
+        if not groups or time.monotonic() > deadline:
             return
         time.sleep(0.02)
+
+
+def remove(lab_id: str, patience: float = 5.0) -> None:
+    """Remove the lab's groups."""
+    _remove(leftovers(lab_id), patience)

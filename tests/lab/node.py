@@ -103,7 +103,7 @@ class Node:
             "LAB_SHAREDFS": site.sharedfs,
         }
         # The shell puts itself into the node's control groups first: the cgroup namespace starts from there.
-        join = 'for f in $LAB_GROUPS; do echo 0 >"$f"; done; exec "$@"'
+        join = 'for f in $LAB_GROUPS; do echo 0 >"$f" || exit; done; exec "$@"'
         env["LAB_GROUPS"] = " ".join(str(path) for path in files)
         words = ["nsenter", "-t", str(site.keeper), "-p", "-n", "--"]
         words += ["bash", "-c", join, "join", "unshare", "--mount", "--uts", "--ipc", "--cgroup", "--pid", "--net", "--fork"]

@@ -160,9 +160,37 @@ def namespaces_of(pid: int) -> set[str]:
     return found
 
 
+def _of_other_labs(lab_id: str) -> set[str]:
+    # The kernel gives the number of a namespace that is gone to the next one made.
+    found: set[str] = set()
+    for folder in folders():
+        if folder.name == lab_id:
+            continue
+        identities = [(read(folder).get("keeper", 0), read(folder).get("keeper_start", ""))]
+        for path in folder.glob("nodes/*/init"):
+            try:
+                pid, start = path.read_text().split()
+            except (OSError, ValueError):
+                continue
+            identities.append((int(pid), start))
+        for number, begun in identities:
+            if alive(number, begun):
+                found |= namespaces_of(number)
+    return found
+
+
 def leftovers(lab_id: str, namespaces: set[str]) -> list[str]:
-    """List what is left of a lab: processes in its namespaces, open namespaces, mounts, groups, files, programs."""
+    """List what is left of a lab: processes in its namespaces, open namespaces, mounts, groups, files."""
+    found = _leftovers(lab_id, namespaces)
+    if found:
+        time.sleep(0.2)  # another lab that is just starting may have looked like ours
+        found = [line for line in _leftovers(lab_id, namespaces) if line in found]
+    return found
+
+
+def _leftovers(lab_id: str, namespaces: set[str]) -> list[str]:
     folder = BASE / lab_id
+    namespaces = namespaces - _of_other_labs(lab_id)
     found: list[str] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -185,9 +213,6 @@ def leftovers(lab_id: str, namespaces: set[str]) -> list[str]:
     found += [f"cgroup {group}" for group in cgroups.leftovers(lab_id)]
     if folder.exists():
         found.append(f"directory {folder}")
-    named = Path("/run/netns")
-    if named.exists():
-        found += [f"network namespace {entry.name}" for entry in named.iterdir() if lab_id in entry.name]
     return found
 
 

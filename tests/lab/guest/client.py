@@ -117,7 +117,7 @@ class Guest:
 
     def _synchronise(self, deadline: float) -> None:
         word = secrets.token_hex(4)
-        self._send(f"ping {word}")
+        self._connect().sendall(f"ping {word}\n".encode())  # not worth a line in the transcript
         while self._read(deadline) != f"OK {word}":
             pass
         self._dirty = False
