@@ -161,14 +161,10 @@ def _carry(action: Action, request: args.Move, source_step: s.Step, target_step:
                 target.send_data(first)
                 first = source.read()
             target.send(end=True, sha256=(first or {}).get("sha256"))
-            _wait_for_both(source, target)
+            target.finish()
             action.tell(request.target.host, target.moved)
         source.send(arrived=True)
         source.finish()
-
-
-def _wait_for_both(source: object, target: object) -> None:
-    target.finish()  # type: ignore[attr-defined]
 
 
 def _check_arrived_before(action: Action, request: args.Move) -> None:

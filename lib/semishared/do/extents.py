@@ -24,6 +24,8 @@ from ..errors import ImageChanged
 from . import progress
 
 EXTENT = 4 << 20
+FLUSH = 64
+"""Extents written between two flushes: one at the end could take longer than a standstill is allowed to."""
 BLOCK = 64 << 10
 """Zero blocks of this size are left out of copies."""
 HEADER = "semishared-manifest 1"
@@ -139,6 +141,8 @@ def copy(source: str, target: str | None, format: str, counted: str) -> Manifest
                 extents[index] = hashlib.sha256(content).hexdigest()
                 if target:
                     _write_blocks(target_fd, index * EXTENT, content)
+                    if len(extents) % FLUSH == 0:
+                        os.fdatasync(target_fd)
             if target:
                 os.fsync(target_fd)
         finally:

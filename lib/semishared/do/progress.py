@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import contextmanager
+from typing import Iterator
 
 moved: Counter[str] = Counter()
 """Bytes by what was done with them: `store_read`, `store_written`, `received`, `sent`."""
@@ -21,3 +23,14 @@ def count(what: str, size: int) -> None:
     """Count `size` bytes of `what`."""
     moved[what] += size
     touch()
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Wait, within the block, for something that has a limit of its own: that is no standstill."""
+    global last
+    last = float("inf")
+    try:
+        yield
+    finally:
+        touch()

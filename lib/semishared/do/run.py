@@ -12,6 +12,7 @@ import shutil
 import subprocess
 
 from ..errors import NoSpace, ToolFailed, ToolMissing, ToolTimeout
+from . import progress
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"]
@@ -38,10 +39,11 @@ def run(argv: list[str], *, timeout_s: float = QUICK_S, ok: tuple[int, ...] = (0
     if shutil.which(argv[0], path=env["PATH"]) is None:
         raise ToolMissing(f"{argv[0]} is not installed on {os.uname().nodename}")
     try:
-        done = subprocess.run(
-            [*DIES_WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=env, cwd=cwd, timeout=timeout_s, check=False,
-        )  # fmt: skip
+        with progress.waiting():
+            done = subprocess.run(
+                [*DIES_WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                env=env, cwd=cwd, timeout=timeout_s, check=False,
+            )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s: {shlex.join(argv)}") from None
     if done.returncode in ok:
