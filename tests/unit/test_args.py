@@ -14,12 +14,47 @@ from semishared.opennebula import args
 
 VM_DIR = "/var/lib/one/datastores/101/2"
 HOSTILE = [
-    "", " ", "\n", "..", "../..", "-rf", "--", "-oProxyCommand=reboot:/x", "$(reboot)", "`reboot`", ";", "a b", "'", '"', "\0",
-    "h1\n:/x", "h1:", ":/x", "h1:x", "h1:/var/lib/one/../../etc", "h1:/a\x1b[2J/disk.0", "h1:/a\u202e/disk.0", "h1:/\ud800", "ñ:/x",
-    "h1:/var/lib/one/datastores/101/2/disk.", "h1:/var/lib/one/datastores/101/2/disk.-1", "h1:/var/lib/one/datastores/101/2/disk.1x",
-    "h1:/var/lib/one/datastores/101/2/disk.1\n", "h1:/var/lib/one/datastores/101/2/disk.\u0661", "h1:/var/lib/one/datastores/\u0661/2/disk.1",
-    "\u0661", "\u00b2", "1e3", "+1", "0x1", " 1", "1_0", "9" * 400, "user@h1:/var/lib/one/datastores/101/2", "h1/../x:/y",
-]  # fmt: skip
+    "",
+    " ",
+    "\n",
+    "..",
+    "../..",
+    "-rf",
+    "--",
+    "-oProxyCommand=reboot:/x",
+    "$(reboot)",
+    "`reboot`",
+    ";",
+    "a b",
+    "'",
+    '"',
+    "\0",
+    "h1\n:/x",
+    "h1:",
+    ":/x",
+    "h1:x",
+    "h1:/var/lib/one/../../etc",
+    "h1:/a\x1b[2J/disk.0",
+    "h1:/a\u202e/disk.0",
+    "h1:/\ud800",
+    "ñ:/x",
+    "h1:/var/lib/one/datastores/101/2/disk.",
+    "h1:/var/lib/one/datastores/101/2/disk.-1",
+    "h1:/var/lib/one/datastores/101/2/disk.1x",
+    "h1:/var/lib/one/datastores/101/2/disk.1\n",
+    "h1:/var/lib/one/datastores/101/2/disk.\u0661",
+    "h1:/var/lib/one/datastores/\u0661/2/disk.1",
+    "\u0661",
+    "\u00b2",
+    "1e3",
+    "+1",
+    "0x1",
+    " 1",
+    "1_0",
+    "9" * 400,
+    "user@h1:/var/lib/one/datastores/101/2",
+    "h1/../x:/y",
+]
 text = st.one_of(st.text(), st.sampled_from(HOSTILE))
 path = st.builds(
     "/".join, st.lists(st.one_of(st.sampled_from(["", ".", "..", "disk.1", "kernel", "2", "101", "a b"]), st.text(max_size=5)))
@@ -27,9 +62,16 @@ path = st.builds(
 location = st.one_of(text, st.builds("{}:{}".format, st.sampled_from(["h1", "fe", "-h", "h 1", ""]), path))
 argument = st.one_of(text, location, path, st.sampled_from(["2", "101", "-1", "raw", f"h1:{VM_DIR}", f"h1:{VM_DIR}/disk.1"]))
 PARSERS: list[Callable[[list[str]], Any]] = [
-    args.FromImage.parse, args.NewDisk.parse, args.NewDisk.parse_swap, args.Context.parse, args.Move.parse, args.ToImage.parse,
-    args.ToImage.parse_copy, args.Delete.parse, args.Migrate.parse,
-]  # fmt: skip
+    args.FromImage.parse,
+    args.NewDisk.parse,
+    args.NewDisk.parse_swap,
+    args.Context.parse,
+    args.Move.parse,
+    args.ToImage.parse,
+    args.ToImage.parse_copy,
+    args.Delete.parse,
+    args.Migrate.parse,
+]
 
 
 def places(value: object) -> list[args.VmPlace]:

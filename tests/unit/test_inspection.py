@@ -43,11 +43,14 @@ DANGEROUS = {
     "vmdk descriptor": (VMDK_TEXT, "extents"),
     "vmdk descriptor in odd letters behind blanks": (b"\n  \t" + VMDK_TEXT.replace(b"# Disk", b"# DISK"), "extents"),
     "sparse vmdk with capacity 0": (vmdk(0), "extents"),
-    "sparse vmdk with a parent": (vmdk(descriptor=b'# Disk DescriptorFile\nparentCID=1\nparentFileNameHint="/etc/shadow"\n'), "parent"),
+    "sparse vmdk with a parent": (
+        vmdk(descriptor=b'# Disk DescriptorFile\nparentCID=1\nparentFileNameHint="/etc/shadow"\n'),
+        "parent",
+    ),
     "old vmdk": (b"COWD" + bytes(508), "extents"),
     "qed": (b"QED\0" + bytes(508), "qed"),
     "json name": (b'json:{"driver":"raw","file.filename":"/etc/shadow"}', "json"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("content", "word"), DANGEROUS.values(), ids=DANGEROUS)
@@ -61,11 +64,21 @@ def test_image_that_names_other_files_is_refused_before_a_tool_opens_it(tmp_path
 @pytest.mark.parametrize(
     ("head", "tail", "format"),
     [
-        (qcow2(2), b"", "qcow2"), (qcow2(3), b"", "qcow2"), (vmdk(), b"", "vmdk"), (VMDK_TEXT, b"", "vmdk"), (VDI, b"", "vdi"),
-        (b"vhdxfile" + bytes(504), b"", "vhdx"), (b"conectix" + bytes(504), b"", "vpc"), (bytes(512), b"conectix" + bytes(504), "vpc"),
-        (bytes(512), bytes(512), "raw"), (b"", b"", "raw"), (b"QFI", b"", "raw"), (b"#!/bin/sh\n", b"", "raw"), (b"\xeb\x63\x90", b"", "raw"),
+        (qcow2(2), b"", "qcow2"),
+        (qcow2(3), b"", "qcow2"),
+        (vmdk(), b"", "vmdk"),
+        (VMDK_TEXT, b"", "vmdk"),
+        (VDI, b"", "vdi"),
+        (b"vhdxfile" + bytes(504), b"", "vhdx"),
+        (b"conectix" + bytes(504), b"", "vpc"),
+        (bytes(512), b"conectix" + bytes(504), "vpc"),
+        (bytes(512), bytes(512), "raw"),
+        (b"", b"", "raw"),
+        (b"QFI", b"", "raw"),
+        (b"#!/bin/sh\n", b"", "raw"),
+        (b"\xeb\x63\x90", b"", "raw"),
     ],
-)  # fmt: skip
+)
 def test_format_is_what_the_header_announces(head: bytes, tail: bytes, format: str) -> None:
     assert inspection.detect(head, tail) == format
 

@@ -86,12 +86,27 @@ def test_messages_in_crumbs_arrive(pipe: Pipe) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        b"Welcome to host h1!\n", b"\n", b"[1]\n", b"3\n", b'"x"\n', b"null\n", b"\xff\xfe\n", b'{"event": "do', b"{", b"[" * 100000 + b"\n",
-        b'{"data": -1}\n', b'{"data": 1.5}\n', b'{"data": "3"}\n', b'{"data": null}\n', b'{"data": 99999999999}\n', b'{"data": 5}\nabc',
-        b'{"data": 4194305}\n', b"x" * (LONGEST_LINE + 10),
+        b"Welcome to host h1!\n",
+        b"\n",
+        b"[1]\n",
+        b"3\n",
+        b'"x"\n',
+        b"null\n",
+        b"\xff\xfe\n",
+        b'{"event": "do',
+        b"{",
+        b"[" * 100000 + b"\n",
+        b'{"data": -1}\n',
+        b'{"data": 1.5}\n',
+        b'{"data": "3"}\n',
+        b'{"data": null}\n',
+        b'{"data": 99999999999}\n',
+        b'{"data": 5}\nabc',
+        b'{"data": 4194305}\n',
+        b"x" * (LONGEST_LINE + 10),
     ],
     ids=lambda said: repr(said[:20]),
-)  # fmt: skip
+)
 def test_what_is_no_message_is_a_failed_host(pipe: Pipe, said: bytes) -> None:
     pipe.say(said)
     with pytest.raises(HostFailed):

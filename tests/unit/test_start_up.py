@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each action imports, against the list in permitted_imports.txt: the start-up budget as a regression test.
+
+CPU time is measured by `make bench`; a list is what a shared machine cannot blur. Each line of it is a module and the
+actions that may import it (`tm/*`: all of them). REGENERATE=1 rewrites it; say in the commit why it grew.
+"""
+
+from __future__ import annotations
+
+import base64
+import fnmatch
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURES = Path(__file__).parent / "fixtures"
+PERMITTED = Path(__file__).with_name("permitted_imports.txt")
+# The action runs as oned runs it, up to and including the plan's way to this machine's own host side; oned is recorded.
+PRELUDE = """
+import sys
+sys.path.insert(0, {lib!r})
+def recorded(self, method, _id):
+    name = {{"one.vm.info": "vm", "one.image.info": {image!r}, "one.datastore.info": "datastore-100"}}[method]
+    return open({fixtures!r} + "/" + name + ".xml", "rb").read()
+if {asks!r}:
+    from semishared.opennebula.oned import Oned
+    Oned._ask = recorded
+from semishared.entry import run
+sys.argv = {argv!r}
+run({kind!r}, {action!r})
+"""
+OF_OTHERS = ("encodings", "msvcrt", "org")
+"""Tried by the standard library itself, for other systems."""
+ASKING = {"clone", "ln", "mkimage", "cpds", "mv"}
+pytestmark = [
+    # Only python itself can say what it imports.
+    pytest.mark.runs_python,
+    pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the list was made with Python 3.11"),
+]
+
+
+def arguments(top: Path) -> dict[str, list[str]]:
+    """Return argv of every action; paths in `top`, on this machine."""
+    vm_dir, store = f"localhost:{top}/datastores/101/2", f"{top}/datastores/100"
+    disk = f"{vm_dir}/disk.1"
+    migrate = ["localhost", os.uname().nodename, f"{top}/datastores/101/2", "2", "101"]
+    return {
+        "tm/clone": [f"fe:{store}/image", disk, "2", "100"],
+        "tm/ln": [f"fe:{store}/image", f"{vm_dir}/disk.0", "2", "100"],
+        "tm/mkimage": ["1", "raw", f"{vm_dir}/disk.2", "2", "101"],
+        "tm/mkswap": ["1", f"{vm_dir}/disk.3", "2", "101"],
+        "tm/context": [f"{top}/context.sh", f"{vm_dir}/disk.4", "2", "101"],
+        "tm/mvds": [disk, f"{store}/image", "2", "100"],
+        "tm/cpds": [disk, f"{store}/copy", "-1", "2", "100"],
+        "tm/delete": [disk, "2", "100"],
+        "tm/mv": [vm_dir, vm_dir.replace("/101/", "/103/"), "2", "103"],
+        "tm/premigrate": migrate,
+        "tm/postmigrate": migrate,
+        "tm/failmigrate": migrate,
+        "tm/monitor": ["101"],
+        "tm/monitor_ds": [f"{top}/datastores/101"],
+        **{f"datastore/{name}": ["4"] for name in ("stat", "cp", "mkfs", "clone", "rm", "monitor")},
+    }
+
+
+def standard_input(name: str, top: Path) -> bytes:
+    if name.endswith("migrate"):
+        return base64.b64encode((FIXTURES / "vm.xml").read_bytes())
+    image = f"<IMAGE><ID>4</ID><PATH>{top}/source</PATH><SIZE>1</SIZE><FORMAT>raw</FORMAT></IMAGE>"
+    store = f"<ID>100</ID><BASE_PATH>{top}/datastores/100</BASE_PATH><TEMPLATE><SAFE_DIRS>/</SAFE_DIRS></TEMPLATE>"
+    return base64.b64encode(f"<DS_DRIVER_ACTION_DATA>{image}<DATASTORE>{store}</DATASTORE></DS_DRIVER_ACTION_DATA>".encode())
+
+
+def imported(code: str, top: Path, data: bytes = b"") -> tuple[set[str], str]:
+    """Return the modules that a program imports, but for python's own, and what else it said."""
+    env = {"HOME": str(top), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+    (top / ".one").mkdir(exist_ok=True)
+    (top / ".one" / "one_auth").write_text("oneadmin:secret\n")
+    argv = [sys.executable, "-I", "-X", "importtime", "-c", code]
+    done = subprocess.run(argv, input=data, capture_output=True, env=env, check=False, timeout=60)
+    names, said = set(), []
+    for line in done.stderr.decode().splitlines():
+        match = re.match(r"import time: +\d+ \| +\d+ \| +(\S+)$", line)
+        if match:
+            names.add(match.group(1))
+        elif not line.startswith("import time:"):
+            said.append(line)
+    names = {name for name in names if not name.split(".")[-1].startswith("_") and name.split(".")[0] not in OF_OTHERS}
+    return names, "\n".join(said)
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    return imported("pass", tmp_path_factory.mktemp("baseline"))[0]
+
+
+def permitted() -> dict[str, set[str]]:
+    lines = [line.split() for line in PERMITTED.read_text().splitlines() if line and not line.startswith("#")]
+    everyone = {"hostside", *NAMES}
+    return {module: {name for name in everyone for glob in globs if fnmatch.fnmatch(name, glob)} for module, *globs in lines}
+
+
+def judge(name: str, found: set[str]) -> None:
+    if os.environ.get("REGENERATE"):
+        FOUND[name] = found
+        return
+    allowed = {module for module, actions in permitted().items() if name in actions}
+    assert not found - allowed, (
+        f"{name} imports {', '.join(sorted(found - allowed))}, which permitted_imports.txt does not list. Import it inside the "
+        "one function that needs it; if every run does, see that `make bench` stays within the budget and add it to the list"
+    )
+    missing = {module for module in allowed - found if module.startswith("semishared") and name in permitted()[module]}
+    assert not missing, f"{name} does not import {', '.join(sorted(missing))} any more: take it off permitted_imports.txt"
+
+
+FOUND: dict[str, set[str]] = {}
+NAMES = sorted(arguments(Path("/")))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_action_imports_only_what_is_permitted(name: str, tmp_path: Path, baseline: set[str]) -> None:
+    kind, _, action = name.partition("/")
+    for directory in ("datastores/100", "datastores/101"):
+        (tmp_path / directory).mkdir(parents=True)
+    (tmp_path / "source").write_bytes(b"x" * 1000)
+    (tmp_path / "context.sh").write_text("X=1\n")
+    code = PRELUDE.format(
+        lib=str(ROOT / "lib"), image="image-0-persistent" if action == "ln" else "image-1", fixtures=str(FIXTURES),
+        asks=kind == "tm" and action in ASKING, argv=[action, *arguments(tmp_path)[name]], kind=kind, action=action,
+    )  # fmt: skip
+    found, said = imported(code, tmp_path, standard_input(name, tmp_path))
+    assert "Traceback" not in said, said
+    assert "SS001" not in said, said
+    assert f"semishared.{kind}" in found
+    assert "semishared.do.ssh" in found or kind == "datastore" or action in ("monitor", "monitor_ds"), said
+    judge(name, found - baseline)
+
+
+def test_host_side_imports_only_what_is_permitted(tmp_path: Path, baseline: set[str]) -> None:
+    found, said = imported(f"import sys; sys.path.insert(0, {str(ROOT / 'lib')!r}); import semishared.hostside", tmp_path)
+    assert said == ""
+    judge("hostside", found - baseline)
+
+
+def test_permitted_imports_name_actions_that_exist() -> None:
+    if os.environ.get("REGENERATE"):
+        regenerate()
+    for module, actions in permitted().items():
+        assert actions, f"{module} is permitted to nobody that exists"
+
+
+def regenerate() -> None:
+    from conftest import WATCH
+
+    WATCH.active = False
+    lines = [
+        "# SPDX-License-Identifier: Apache-2.0",
+        "# Modules that actions may import on their way (Python 3.11), see test_start_up.py. Every one costs CPU at every call.",
+    ]
+    for module in sorted(set().union(*FOUND.values())):
+        users = {name for name, found in FOUND.items() if module in found}
+        for kind in ("tm/", "datastore/"):
+            if all(name in users for name in NAMES if name.startswith(kind)):
+                users = {name for name in users if not name.startswith(kind)} | {f"{kind}*"}
+        lines.append(f"{module} {' '.join(sorted(users))}")
+    PERMITTED.write_text("\n".join(lines) + "\n")
