@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Callable
 
 import pytest
 
@@ -354,14 +355,12 @@ def test_a_lab_from_the_command_line_stays_until_down() -> None:
     assert state.leftovers(lab_id, namespaces) == []
 
 
-@pytest.mark.skipif("LAB_TIMES" not in os.environ, reason="figures only: LAB_TIMES=1 prints them")
 @pytest.mark.parametrize("hosts", [1, 4, 16])
-def test_times(hosts: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lab_of_any_size_goes_up_and_down(hosts: int, figure: Callable[[str, object], None]) -> None:
     started = time.monotonic()
     lab = Lab.up(hosts=hosts)
     up = time.monotonic()
     lab.down()
-    down = time.monotonic()
-    with capsys.disabled():
-        print(f"\nlab with {hosts} hosts: up {up - started:.1f} s, down {down - up:.1f} s")
+    figure(f"lab with {hosts} hosts: up s", round(up - started, 1))
+    figure(f"lab with {hosts} hosts: down s", round(time.monotonic() - up, 1))
     assert lab.leftovers() == []
