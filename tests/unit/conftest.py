@@ -51,12 +51,10 @@ class Watch:
             if isinstance(path, int) or not isinstance(flags, int):
                 return ""
             return self.outside(path, "write") if flags & WRITING else self.outside(path, "read")
-        if event in CHANGES:
-            # With a directory's descriptor the path says little; that directory was opened, and judged, before.
-            if not isinstance(args[0], int) and (
-                not any(isinstance(arg, int) and arg >= 0 for arg in args[1:]) or os.path.isabs(os.fsdecode(args[0]))  # type: ignore[arg-type]
-            ):  # type: ignore[arg-type]
-                return self.outside(args[0], "change")
+        # With a directory's descriptor the path says little; that directory was opened, and judged, before.
+        if event in CHANGES and not isinstance(args[0], int):
+            name, has_directory = os.fsdecode(args[0]), any(isinstance(arg, int) and arg >= 0 for arg in args[1:])  # type: ignore[arg-type]
+            return "" if has_directory and not os.path.isabs(name) else self.outside(name, "change")
         return ""
 
     def outside(self, path: object, verb: str) -> str:

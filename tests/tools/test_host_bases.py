@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The base store of a host, through the real host side: staged once, verified, leased, never a wrong generation."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from tools.world import MiB, World, allocated, qemu_io
+
+from semishared.config import Config
+from semishared.do.ssh import Session
+from semishared.errors import ImageChanged, MissingImage, StoreUnavailable
+from semishared.plan import steps as s
+
+
+@pytest.mark.parametrize("format", ["raw", "qcow2"])
+def test_overlay_reads_the_base_and_writes_stay_on_the_host(world: World, format: str) -> None:
+    image = world.image(format=format)
+    before = Path(image.source).read_bytes()
+    top = world.clone(image, world.disk())
+    qemu_io(top, "qcow2", "read -P 0xa1 1M 64k")
+    qemu_io(top, "qcow2", "read -P 0 2M 64k")
+    qemu_io(top, "qcow2", "write -P 0x55 1028k 4k")
+    qemu_io(top, "qcow2", "read -P 0x55 1028k 4k")
+    qemu_io(top, "qcow2", "read -P 0xa1 1M 4k")
+    os.unlink(image.source)
+    qemu_io(top, "qcow2", f"read -P 0xa1 {64 * MiB - 65536} 64k")
+    (base,) = world.bases()
+    assert (base / "image").read_bytes() == before
+    assert (base / "image").stat().st_mode & 0o777 == 0o440
+    assert world.leases() == [f"{base.name}/5-1"]
+    assert world.leftovers() == []
+
+
+def test_record_says_what_the_disk_is(world: World) -> None:
+    image, disk = world.image(), world.disk()
+    top = world.clone(image, disk)
+    record = json.loads(Path(disk.vm_dir, ".semishared", "disk.1.json").read_text())
+    (base,) = world.bases()
+    assert record == {
+        "version": 1, "disk": 1, "place": "local", "how": "overlay", "format": "qcow2", "path": str(top), "readonly": False,
+        "image": {"store": 100, "id": 7, "format": "raw", "source": image.source, "generation": base.name.split("-")[2]},
+    }  # fmt: skip
+    assert (world.system / ".monitor").read_text() == "semishared\n"
+
+
+def test_size_of_a_grown_disk_and_of_one_that_is_not(world: World) -> None:
+    from semishared.do import qemu_img
+
+    image = world.image()
+    assert qemu_img.virtual_size(str(world.clone(image, world.disk(1), 100 * MiB)), "qcow2") == 100 * MiB
+    assert qemu_img.virtual_size(str(world.clone(image, world.disk(2), 10 * MiB)), "qcow2") == 64 * MiB
+
+
+def test_thirty_concurrent_clones_stage_the_base_once(world: World) -> None:
+    image = world.image(size=256 * MiB)
+    qemu_io(image.source, "raw", "write -P 0x77 16M 32M")
+    sessions = [Session("localhost", "clone", Config()) for _ in range(30)]
+    errors: list[BaseException] = []
+
+    def work(vm: int, session: Session) -> None:
+        disk = world.disk(vm)
+        try:
+            with session:
+                session.run([s.StageBase(str(world.root), image), s.PrepareVm(vm, disk.vm_dir), s.CreateOverlay(disk, image, 0, "")])
+        except BaseException as e:
+            errors.append(e)
+            raise
+
+    threads = [threading.Thread(target=work, args=pair) for pair in enumerate(sessions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    read = sum(session.moved.get("store_read", 0) for session in sessions)
+    assert 32 * MiB < read < 60 * MiB, "one copy of 40 MiB in extents, not thirty"
+    (base,) = world.bases()
+    assert len(world.leases()) == 30
+    assert (base / "image").stat().st_nlink == 31
+    for vm in (0, 29):
+        qemu_io(world.disk(vm).path, "qcow2", "read -P 0x77 16M 1M")
+    assert world.leftovers() == []
+
+
+def test_second_clone_reads_nothing_from_the_store(world: World) -> None:
+    image = world.image()
+    world.clone(image, world.disk(1))
+    assert world.moved["store_read"] > 0
+    world.clone(image, world.disk(2))
+    assert world.moved.get("store_read", 0) == 0
+
+
+def test_changed_image_is_a_new_generation_and_the_old_overlay_keeps_its_own(world: World) -> None:
+    image = world.image(pattern=0xA1)
+    old = world.clone(image, world.disk(1))
+    qemu_io(image.source, "raw", "write -P 0xb2 1M 64k")
+    new = world.clone(image, world.disk(2))
+    qemu_io(old, "qcow2", "read -P 0xa1 1M 64k")
+    qemu_io(new, "qcow2", "read -P 0xb2 1M 64k")
+    assert len(world.bases()) == 2
+
+
+def test_change_that_keeps_size_and_time_is_caught_by_a_session(world: World) -> None:
+    image = world.image()
+    world.clone(image, world.disk(1))
+    stat = os.stat(image.source)
+    world.link(image, world.disk(9))
+    qemu_io(image.source, "raw", "write -P 0xc3 1M 64k")
+    os.utime(image.source, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    new = world.clone(image, world.disk(2))
+    qemu_io(new, "qcow2", "read -P 0xc3 1M 64k")
+    assert len(world.bases()) == 2
+
+
+def test_session_that_changed_nothing_comes_back_to_the_same_generation(world: World) -> None:
+    image = world.image()
+    first = world.on(s.StageBase(str(world.root), image))
+    world.link(image, world.disk(9))
+    world.on(s.EndSession(world.disk(9)))
+    assert world.on(s.StageBase(str(world.root), image)) == first
+    assert len(world.bases()) == 1
+    assert world.moved["store_read"] > 0, "the content was unknown and had to be read"
+    world.on(s.StageBase(str(world.root), image))
+    assert world.moved == {}
+
+
+def test_read_only_disk_in_place_keeps_the_generation(world: World) -> None:
+    image = world.image()
+    world.on(s.StageBase(str(world.root), image))
+    world.link(image, world.disk(9), readonly=True)
+    world.on(s.StageBase(str(world.root), image))
+    assert world.moved == {}
+
+
+def test_lease_keeps_the_data_of_an_evicted_base_and_brings_it_back(world: World) -> None:
+    image = world.image()
+    top = world.clone(image, world.disk(1))
+    (base,) = world.bases()
+    inode = (base / "image").stat().st_ino
+    os.unlink(base / "image")
+    qemu_io(top, "qcow2", "read -P 0xa1 1M 64k")
+    other = world.clone(image, world.disk(2))
+    assert world.moved.get("store_read", 0) == 0, "linked from the lease, not copied"
+    assert (base / "image").stat().st_ino == inode
+    qemu_io(other, "qcow2", "read -P 0xa1 1M 64k")
+
+
+def test_evicted_base_without_leases_is_staged_again(world: World) -> None:
+    image = world.image()
+    world.clone(image, world.disk(1))
+    world.on(s.RemoveDisk(world.disk(1), ""))
+    (base,) = world.bases()
+    os.unlink(base / "image")
+    world.clone(image, world.disk(2))
+    assert world.moved["store_read"] > 0
+    qemu_io(world.disk(2).path, "qcow2", "read -P 0xa1 1M 64k")
+    assert world.bases() == [base]
+
+
+def corrupt(image: s.ImageRef, at: int = 1 << 20) -> None:
+    """Flip a byte as failing storage does: neither size nor time change."""
+    stat = os.stat(image.source)
+    with open(image.source, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+    os.utime(image.source, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def forget_bases(world: World) -> None:
+    """Make this host a new one, to which the store's generation is known but not its data."""
+    for base in world.bases():
+        os.unlink(base / "image")
+        for lease in (base / "leases").iterdir():
+            os.unlink(lease)
+        os.unlink(base / "manifest")
+        os.rmdir(base / "leases")
+        os.rmdir(base)
+
+
+def test_corrupted_store_content_is_noticed_and_nothing_is_published(world: World) -> None:
+    image = world.image(size=64 * MiB)
+    world.on(s.StageBase(str(world.root), image))
+    forget_bases(world)
+    corrupt(image, at=64 * MiB - 100)
+    with pytest.raises(ImageChanged, match=f"first at byte {60 * MiB}"):
+        world.clone(image, world.disk(1))
+    assert world.bases() == []
+    assert not os.path.lexists(world.disk(1).vm_dir)
+    with pytest.raises(ImageChanged):
+        world.on(s.PrepareVm(1, world.disk(1).vm_dir), s.CopyImage(world.disk(1), image, 0))
+    assert not os.path.lexists(world.disk(1).path)
+
+
+def test_corrupted_store_does_not_hurt_a_host_that_has_the_base(world: World) -> None:
+    image = world.image()
+    world.on(s.StageBase(str(world.root), image))
+    corrupt(image)
+    qemu_io(world.clone(image, world.disk(1)), "qcow2", "read -P 0xa1 1M 64k")
+    world.on(s.PrepareVm(2, world.disk(2).vm_dir), s.CopyImage(world.disk(2), image, 0))
+    qemu_io(world.disk(2).path, "raw", "read -P 0xa1 1M 64k")
+    assert world.moved.get("store_read", 0) == 0
+
+
+def test_generation_that_is_asked_for_is_never_replaced_by_another(world: World) -> None:
+    image = world.image()
+    (staged,) = world.on(s.StageBase(str(world.root), image))
+    wanted = s.ImageRef(100, 7, "raw", image.source, staged["generation"])  # type: ignore[index]
+    forget_bases(world)
+    qemu_io(image.source, "raw", "write -P 0xb2 1M 64k")
+    with pytest.raises(ImageChanged):
+        world.on(s.StageBase(str(world.root), wanted))
+    assert world.bases() == []
+
+
+def test_clone_again_over_a_new_generation_gives_up_the_old_lease(world: World) -> None:
+    image = world.image()
+    world.clone(image, world.disk())
+    qemu_io(image.source, "raw", "write -P 0xb2 1M 64k")
+    top = world.clone(image, world.disk())
+    assert len(world.leases()) == 1
+    qemu_io(top, "qcow2", "read -P 0xb2 1M 64k")
+
+
+def test_full_copy_is_its_own_and_sparse(world: World) -> None:
+    image = world.image(format="qcow2")
+    disk = world.disk()
+    world.on(s.PrepareVm(5, disk.vm_dir), s.CopyImage(disk, image, 100 * MiB))
+    qemu_io(disk.path, "qcow2", "write -P 0x66 2M 64k")
+    qemu_io(disk.path, "qcow2", "read -P 0xa1 1M 64k")
+    qemu_io(image.source, "qcow2", "read -P 0 2M 64k")
+    from semishared.do import qemu_img
+
+    assert qemu_img.virtual_size(disk.path, "qcow2") == 100 * MiB
+    assert allocated(disk.path) < 4 * MiB
+
+
+def test_missing_image_and_missing_mount_are_told_apart(world: World) -> None:
+    image = world.image()
+    with pytest.raises(MissingImage, match="is not there on"):
+        world.clone(s.ImageRef(100, 8, "raw", image.source + "x"), world.disk())
+    with pytest.raises(StoreUnavailable, match="is not mounted on"):
+        world.clone(s.ImageRef(104, 8, "raw", str(world.location / "104" / "x")), world.disk())
+    assert world.leftovers() == []
+    assert world.leases() == []
+
+
+def test_crashed_stage_is_cleared_by_the_next(world: World) -> None:
+    image = world.image()
+    staging = world.root / "staging" / "100-7"
+    (staging / "leases").mkdir(parents=True)
+    (staging / "image").write_bytes(b"half")
+    world.clone(image, world.disk())
+    assert world.leftovers() == []
+    qemu_io(world.disk().path, "qcow2", "read -P 0xa1 1M 64k")

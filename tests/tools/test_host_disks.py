@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks on a host, through the real host side: in place, on the store, volatile, saved, removed, and races with delete."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from tools.world import MiB, World, qemu_io
+
+from semishared.do import qemu_img
+from semishared.errors import (
+    BadRecord,
+    DataInTheWay,
+    MissingImage,
+    NotSupported,
+    SemisharedError,
+    StoreUnavailable,
+    TransferCorrupt,
+    VmGone,
+)
+from semishared.plan import steps as s
+
+
+@pytest.mark.parametrize("format", ["raw", "qcow2"])
+def test_in_place_disk_is_the_image_behind_a_link_on_the_store(world: World, format: str) -> None:
+    image, disk = world.image(format=format), world.disk()
+    link = world.link(image, disk)
+    first = f"{world.store}/.semishared/image/image"
+    assert os.readlink(link) == first
+    assert os.readlink(first) == "../../image"
+    assert json.loads(Path(disk.vm_dir, ".semishared/disk.1.json").read_text())["path"] == first
+    qemu_io(link, format, "write -P 0x88 3M 64k")
+    qemu_io(image.source, format, "read -P 0x88 3M 64k")
+    world.on(s.EndSession(disk))
+    assert not os.path.lexists(link)
+    qemu_io(image.source, format, "read -P 0x88 3M 64k")
+    qemu_io(image.source, format, "read -P 0xa1 1M 64k")
+    assert not os.path.exists(Path(disk.vm_dir, ".semishared/disk.1.json"))
+
+
+def test_linking_and_ending_twice_is_as_good_as_once(world: World) -> None:
+    image, disk = world.image(), world.disk()
+    world.link(image, disk)
+    world.link(image, disk)
+    world.on(s.EndSession(disk))
+    world.on(s.EndSession(disk))
+    qemu_io(image.source, "raw", "read -P 0xa1 1M 64k")
+
+
+def test_end_of_a_session_refuses_a_file_that_might_hold_the_only_data(world: World) -> None:
+    disk = world.disk()
+    Path(disk.vm_dir).mkdir(parents=True)
+    Path(disk.path).write_bytes(b"precious")
+    with pytest.raises(DataInTheWay, match=r"disk\.1"):
+        world.on(s.EndSession(disk))
+    assert Path(disk.path).read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("format", ["raw", "qcow2"])
+def test_clone_on_the_store_is_gone_with_its_disk(world: World, format: str) -> None:
+    image, disk = world.image(format=format), world.disk()
+    world.on(s.PrepareVm(5, disk.vm_dir), s.CloneOnStore(disk, image, 100 * MiB))
+    clone = world.store / ".semishared/image/clones/5-1"
+    assert os.readlink(disk.path) == str(clone)
+    assert qemu_img.virtual_size(disk.path, "qcow2") == 100 * MiB
+    qemu_io(disk.path, "qcow2", "write -P 0x99 2M 64k")
+    qemu_io(disk.path, "qcow2", "read -P 0xa1 1M 64k")
+    qemu_io(image.source, format, "read -P 0 2M 64k")
+    assert world.bases() == []
+    world.on(s.RemoveDisk(disk, str(world.store)))
+    assert not os.path.lexists(disk.path)
+    assert not clone.exists()
+    qemu_io(image.source, format, "read -P 0xa1 1M 64k")
+
+
+@pytest.mark.parametrize(
+    ("format", "fs", "kind"),
+    [("raw", "", ""), ("qcow2", "", ""), ("raw", "ext4", "ext4"), ("qcow2", "ext4", "ext4"), ("raw", "xfs", "XFS"), ("raw", "swap", "swap")],
+)
+def test_volatile_disk_has_its_format_size_and_file_system(world: World, format: str, fs: str, kind: str) -> None:
+    disk = world.disk()
+    size = (320 if fs == "xfs" else 32) * MiB
+    world.on(s.PrepareVm(5, disk.vm_dir), s.CreateVolatile(disk, size, format, fs))
+    assert qemu_img.virtual_size(disk.path, format) == size
+    raw = world.top / "raw"
+    qemu_img.convert(disk.path, format, str(raw), "raw")
+    assert kind in subprocess.check_output(["file", "-b", str(raw)], text=True)
+    world.on(s.RemoveDisk(disk, f"{world.location}/101"))
+    assert not os.path.lexists(disk.path)
+
+
+def test_unknown_file_system_is_refused_and_nothing_is_left(world: World) -> None:
+    disk = world.disk()
+    with pytest.raises(NotSupported, match="'btrfs; reboot' of disk 1"):
+        world.on(s.PrepareVm(5, disk.vm_dir), s.CreateVolatile(disk, MiB, "raw", "btrfs; reboot"))
+    assert not os.path.lexists(disk.path)
+    assert world.leftovers() == []
+
+
+def test_save_as_is_independent_of_base_and_overlay(world: World) -> None:
+    image, disk = world.image(), world.disk()
+    top = world.clone(image, disk)
+    qemu_io(top, "qcow2", "write -P 0x44 2M 64k")
+    saved = world.store / "saved"
+    world.on(s.SaveDisk(disk, str(saved), "raw", ""))
+    world.on(s.RemoveVm(5, disk.vm_dir))
+    for command in ("read -P 0x44 2M 64k", "read -P 0xa1 1M 64k", "read -P 0 3M 64k"):
+        qemu_io(saved, "raw", command)
+    assert world.moved == {} or "store_written" in world.moved
+
+
+def test_save_as_of_a_disk_that_is_not_there(world: World) -> None:
+    with pytest.raises(MissingImage):
+        world.on(s.SaveDisk(world.disk(), str(world.store / "saved"), "raw", ""))
+    assert not (world.store / "saved").exists()
+
+
+def test_removing_a_disk_or_vm_twice_or_when_nothing_is_there(world: World) -> None:
+    disk = world.disk()
+    world.clone(world.image(), disk)
+    for _ in range(2):
+        world.on(s.RemoveDisk(disk, str(world.store)))
+        world.on(s.RemoveVm(5, disk.vm_dir))
+    assert world.leases() == []
+    assert not os.path.lexists(disk.vm_dir)
+
+
+def test_removing_a_vm_leaves_others_and_what_its_links_lead_to(world: World) -> None:
+    image = world.image()
+    world.clone(image, world.disk(5))
+    world.clone(image, world.disk(55))
+    world.link(world.image("other"), world.disk(5, 2))
+    world.on(s.RemoveVm(5, world.disk(5).vm_dir))
+    assert [lease.split("/")[1] for lease in world.leases()] == ["55-1"]
+    qemu_io(world.disk(55).path, "qcow2", "read -P 0xa1 1M 64k")
+    qemu_io(world.store / "other", "raw", "read -P 0xa1 1M 64k")
+
+
+STEPS = {
+    "overlay": lambda world, image, disk: s.CreateOverlay(disk, image, 0, ""),
+    "copy": lambda world, image, disk: s.CopyImage(disk, image, 0),
+    "clone on the store": lambda world, image, disk: s.CloneOnStore(disk, image, 0),
+    "in place": lambda world, image, disk: s.LinkInPlace(disk, image, False, True),
+    "volatile": lambda world, image, disk: s.CreateVolatile(disk, MiB, "raw", ""),
+    "kernel": lambda world, image, disk: s.CopyFile(image.source, f"{disk.vm_dir}/kernel", disk.vm),
+}
+
+
+@pytest.mark.parametrize("how", STEPS)
+@pytest.mark.parametrize("directory", ["gone", "made again"])
+def test_a_disk_planned_before_the_delete_of_its_vm_is_not_published(world: World, past: float, how: str, directory: str) -> None:
+    image, disk = world.image(), world.disk()
+    world.on(s.RemoveVm(5, disk.vm_dir))
+    if directory == "made again":
+        world.on(s.PrepareVm(5, disk.vm_dir))
+    with pytest.raises(VmGone, match="VM 5 was deleted"):
+        world.on(STEPS[how](world, image, disk), planned=past)
+    names = sorted(os.listdir(disk.vm_dir)) if os.path.isdir(disk.vm_dir) else []
+    assert names == ([".semishared"] if directory == "made again" else [])
+    assert world.leases() == []
+    assert not (world.store / ".semishared/image/clones/5-1").exists()
+    assert world.leftovers() == []
+    qemu_io(image.source, "raw", "read -P 0xa1 1M 64k")
+
+
+def test_a_disk_planned_before_its_own_delete_is_not_published_and_others_are(world: World, past: float) -> None:
+    image = world.image()
+    world.on(s.PrepareVm(5, world.disk().vm_dir), planned=past)
+    world.on(s.RemoveDisk(world.disk(5, 1), ""))
+    with pytest.raises(VmGone):
+        world.on(s.CreateOverlay(world.disk(5, 1), image, 0, ""), planned=past)
+    world.on(s.CreateOverlay(world.disk(5, 2), image, 0, ""), planned=past)
+    qemu_io(world.disk(5, 2).path, "qcow2", "read -P 0xa1 1M 64k")
+
+
+def test_the_late_plan_does_not_make_the_vm_directory_again(world: World, past: float) -> None:
+    world.on(s.RemoveVm(5, world.disk().vm_dir))
+    with pytest.raises(VmGone):
+        world.clone(world.image(), world.disk(), planned=past)
+    assert not os.path.lexists(world.disk().vm_dir)
+
+
+def test_a_redeployed_vm_gets_its_disk_after_an_older_delete(world: World) -> None:
+    world.on(s.RemoveVm(5, world.disk().vm_dir), planned=time.time() - 1)
+    qemu_io(world.clone(world.image(), world.disk()), "qcow2", "read -P 0xa1 1M 64k")
+
+
+def test_received_file_is_whole_or_not_there(world: World) -> None:
+    directory = world.disk().vm_dir
+    data = os.urandom(3 * MiB)
+    digest = hashlib.sha256(data).hexdigest()
+    step = s.ReceiveFile(f"{directory}/disk.4", 5, len(data), digest)
+    chunks = [data[at : at + MiB] for at in range(0, len(data), MiB)]
+    world.on(s.PrepareVm(5, directory))
+    with pytest.raises(TransferCorrupt, match=r"disk\.4"):
+        world.on(step, data=chunks[:2], sha256=digest)
+    assert not os.path.lexists(f"{directory}/disk.4")
+    world.on(step, data=chunks, sha256=digest)
+    assert Path(directory, "disk.4").read_bytes() == data
+    assert world.leftovers() == []
+
+
+def test_kernel_is_a_plain_copy(world: World) -> None:
+    (world.store / "kernel").write_bytes(b"MZ" + bytes(100000) + b"end")
+    directory = world.disk().vm_dir
+    world.on(s.PrepareVm(5, directory), s.CopyFile(str(world.store / "kernel"), f"{directory}/kernel", 5))
+    assert Path(directory, "kernel").read_bytes() == (world.store / "kernel").read_bytes()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2}', '{"disk": 1}'])
+def test_record_that_cannot_be_understood_is_an_error(world: World, text: str) -> None:
+    disk = world.disk()
+    world.on(s.PrepareVm(5, disk.vm_dir))
+    Path(disk.vm_dir, ".semishared", "disk.1.json").write_text(text)
+    with pytest.raises(BadRecord, match=r"disk\.1\.json"):
+        world.on(s.DescribeVm(5, disk.vm_dir))
+
+
+def test_probe_of_a_store_passes_only_where_both_see_the_same(world: World) -> None:
+    store, name = str(world.store), ".semishared/.probe-x"
+    (world.store / ".semishared").mkdir()
+    world.on(s.WriteProbe(store, name, "ask"), s.AnswerProbe(store, name, "ask", "answer"), s.CheckProbe(store, name, "answer"))
+    assert os.listdir(world.store / ".semishared") == []
+    world.on(s.WriteProbe(store, name, "ask"))
+    with pytest.raises(StoreUnavailable, match="not the same"):
+        world.on(s.AnswerProbe(store, name, "other", "answer"))
+    with pytest.raises(StoreUnavailable, match="not the same"):
+        world.on(s.CheckProbe(store, name, "answer"))
+    assert os.listdir(world.store / ".semishared") == []
+
+
+def test_error_of_the_host_keeps_its_kind_and_the_session_goes_on(world: World) -> None:
+    from semishared.config import Config
+    from semishared.do.ssh import Session
+
+    with Session("localhost", "test", Config()) as session:
+        with pytest.raises(MissingImage):
+            session.run([s.SendFile("/no/such/file")])
+        assert session.run([s.DescribeVm(5, world.disk().vm_dir)]) == [{"present": False, "records": []}]
+
+
+def test_plan_of_another_version_is_refused(world: World) -> None:
+    from semishared.config import Config
+    from semishared.do.ssh import Session
+    from semishared.errors import HostOutdated
+
+    with Session("localhost", "test", Config()) as session:
+        session.send(plan={"version": "0.0.1", "planned": 0, "steps": []})
+        with pytest.raises(HostOutdated, match=r"0\.0\.1"):
+            session.finish()
+
+
+def test_plan_that_is_none_is_a_clear_error() -> None:
+    from semishared.config import Config
+    from semishared.do.ssh import Session
+
+    for plan in (None, 3, {"version": "0.1.0"}, {"version": "0.1.0", "planned": 1, "steps": [{"step": "Reboot"}]}):
+        with Session("localhost", "test", Config()) as session:
+            session.send(plan=plan)
+            with pytest.raises(SemisharedError):
+                session.finish()

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A VM directory on its way from one place to another: everything arrives, or the source keeps it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tools.world import MiB, World, allocated, qemu_io
+
+from semishared.config import Config
+from semishared.do.ssh import Session
+from semishared.errors import ImageChanged, MissingImage, StoreUnavailable, TransferCorrupt
+from semishared.plan import steps as s
+
+
+def carry(source_dir: str, target_dir: str, vm: int, *, keep_bases: bool = True, spoil: str = "", arrived: bool = True) -> object:
+    """Relay a VM directory as `tm/mv` does, each end with its own session; `spoil` a chunk or the hash on the way."""
+    with Session("localhost", "mv", Config()) as source, Session("localhost", "mv", Config()) as target:
+        source.begin([s.SendVm(vm, source_dir)])
+        first = source.read()
+        if isinstance(first, dict) and first.get("present") is False:
+            source.finish()
+            return None
+        target.begin([s.ReceiveVm(vm, target_dir, keep_bases)])
+        count = 0
+        while isinstance(first, bytes):
+            if spoil == "chunk" and count == 0:
+                first = first[:3000] + bytes([first[3000] ^ 1]) + first[3001:]
+            count += 1
+            target.send_data(first)
+            first = source.read()
+        assert isinstance(first, dict)
+        target.send(end=True, sha256="0" * 64 if spoil == "hash" else first["sha256"])
+        target.finish()
+        moved = dict(target.moved)
+        source.send(arrived=arrived)
+        source.finish()
+        return moved
+
+
+def prepared(world: World) -> tuple[s.ImageRef, str, str]:
+    """Make VM 5 with an overlay, a disk in place, a sparse volatile disk, odd names; return image, source and target."""
+    image = world.image(size=64 * MiB)
+    top = world.clone(image, world.disk(5, 1))
+    qemu_io(top, "qcow2", "write -P 0x31 2M 64k")
+    world.link(world.image("in-place"), world.disk(5, 0))
+    world.on(s.CreateVolatile(world.disk(5, 2), 512 * MiB, "raw", ""))
+    qemu_io(world.disk(5, 2).path, "raw", "write -P 0x32 300M 64k")
+    source = Path(world.disk(5).vm_dir)
+    (source / "deployment.0").write_text("<domain/>")
+    (source / "a 'b' $(c)\nd").write_text("odd")
+    os.symlink("/no/such/place", source / "dangling")
+    return image, str(source), str(world.location / "103" / "5")
+
+
+def check_arrived(directory: str) -> None:
+    qemu_io(f"{directory}/disk.1", "qcow2", "read -P 0x31 2M 64k")
+    qemu_io(f"{directory}/disk.1", "qcow2", "read -P 0xa1 1M 64k")
+    qemu_io(f"{directory}/disk.2", "raw", "read -P 0x32 300M 64k")
+    assert os.path.getsize(f"{directory}/disk.2") == 512 * MiB
+    assert allocated(f"{directory}/disk.2") < 2 * MiB
+    assert os.readlink(f"{directory}/disk.0").endswith("/.semishared/in-place/image")
+    qemu_io(f"{directory}/disk.0", "raw", "read -P 0xa1 1M 64k")
+    assert Path(directory, "deployment.0").read_text() == "<domain/>"
+    assert Path(directory, "a 'b' $(c)\nd").read_text() == "odd"
+    assert os.readlink(f"{directory}/dangling") == "/no/such/place"
+    for disk, path in ((1, f"{directory}/disk.1"), (2, f"{directory}/disk.2")):
+        assert json.loads(Path(directory, ".semishared", f"disk.{disk}.json").read_text())["path"] == path
+
+
+def test_directory_arrives_whole_and_leaves_its_source(world: World) -> None:
+    _, source, target = prepared(world)
+    moved = carry(source, target, 5)
+    check_arrived(target)
+    assert not os.path.lexists(source)
+    assert isinstance(moved, dict)
+    assert moved["received"] < 10 * MiB, "holes do not travel"
+    assert world.leftovers() == []
+
+
+def other_host(world: World) -> str:
+    """Return a VM directory whose host, below another location, has no base yet."""
+    return str(world.top / "other" / "101" / "5")
+
+
+def test_target_gets_base_and_lease_before_it_publishes(world: World) -> None:
+    image, source, _ = prepared(world)
+    target = other_host(world)
+    carry(source, target, 5)
+    (base,) = (world.top / "other" / ".semishared" / "bases").iterdir()
+    assert [lease.name for lease in (base / "leases").iterdir()] == ["5-1"]
+    assert (base / "image").read_bytes() == Path(image.source).read_bytes()
+    assert world.leases() == [], "the source gave its lease up"
+
+
+def test_front_end_keeps_the_overlay_without_a_base_and_resume_fetches_it(world: World) -> None:
+    _, source, _ = prepared(world)
+    rest = other_host(world)
+    carry(source, rest, 5, keep_bases=False)
+    assert not (world.top / "other" / ".semishared" / "bases").exists()
+    assert world.leases() == []
+    carry(rest, source, 5)
+    check_arrived(source)
+    assert len(world.leases()) == 1
+
+
+def test_resume_over_a_changed_image_is_refused_and_the_directory_stays(world: World) -> None:
+    image, source, _ = prepared(world)
+    rest, far = other_host(world), str(world.top / "far" / "101" / "5")
+    carry(source, rest, 5, keep_bases=False)
+    qemu_io(image.source, "raw", "write -P 0xff 1M 64k")
+    with pytest.raises(ImageChanged, match="disk 1 of VM 5 needs the image as it was"):
+        carry(rest, far, 5)
+    assert not os.path.lexists(far)
+    qemu_io(f"{rest}/disk.2", "raw", "read -P 0x32 300M 64k")
+
+
+def test_target_without_the_store_of_a_disk_in_place_refuses(world: World) -> None:
+    _, source, target = prepared(world)
+    os.rename(world.store / "in-place", world.store / "elsewhere")
+    with pytest.raises(StoreUnavailable, match="disk 0"):
+        carry(source, target, 5)
+    assert os.path.isdir(source)
+    assert not os.path.lexists(f"{target}/disk.1")
+
+
+@pytest.mark.parametrize("spoil", ["hash", "chunk"])
+def test_stream_that_was_spoiled_is_not_published_and_a_retry_works(world: World, spoil: str) -> None:
+    _, source, target = prepared(world)
+    with pytest.raises(TransferCorrupt, match="is not what was sent"):
+        carry(source, target, 5, spoil=spoil)
+    assert os.path.isdir(source)
+    assert not os.path.lexists(f"{target}/disk.1")
+    carry(source, target, 5)
+    check_arrived(target)
+    assert world.leftovers() == []
+
+
+def test_source_keeps_the_directory_until_it_is_told_of_the_arrival(world: World) -> None:
+    _, source, target = prepared(world)
+    with pytest.raises(TransferCorrupt, match="VM 5 did not arrive"):
+        carry(source, target, 5, arrived=False)
+    check_arrived(target)
+    qemu_io(f"{source}/disk.2", "raw", "read -P 0x32 300M 64k")
+    carry(source, target, 5)
+    check_arrived(target)
+    assert not os.path.lexists(source)
+
+
+def test_older_directory_at_the_target_is_replaced_not_merged(world: World) -> None:
+    _, source, target = prepared(world)
+    Path(target).mkdir(parents=True)
+    Path(target, "disk.9").write_bytes(b"old")
+    carry(source, target, 5)
+    check_arrived(target)
+    assert not os.path.lexists(f"{target}/disk.9")
+
+
+def test_nothing_to_send_says_so(world: World) -> None:
+    assert carry(world.disk().vm_dir, other_host(world), 5) is None
+    assert not os.path.lexists(other_host(world))
+
+
+def test_rename_to_another_system_datastore_of_the_host(world: World) -> None:
+    _, source, target = prepared(world)
+    world.on(s.RenameVm(5, source, target))
+    check_arrived(target)
+    assert not os.path.lexists(source)
+    assert len(world.leases()) == 1
+    assert (world.location / "103" / ".monitor").read_text() == "semishared\n"
+    world.on(s.RenameVm(5, source, target))
+    check_arrived(target)
+    with pytest.raises(MissingImage):
+        world.on(s.RenameVm(6, source.replace("/5", "/6"), target.replace("/5", "/6")))

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""qemu-img as we call it, and what it says of images that are crafted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from semishared.do import inspection, qemu_img
+from semishared.errors import ToolFailed, UnsafeImage
+
+from tools.world import MiB, allocated, qemu_io
+
+
+def info(path: Path) -> dict[str, object]:
+    answer: dict[str, object] = json.loads(subprocess.check_output(["qemu-img", "info", "--output=json", str(path)]))
+    return answer
+
+
+@pytest.mark.parametrize("format", ["raw", "qcow2"])
+def test_create_makes_a_sparse_image_of_that_size(tmp_path: Path, format: str) -> None:
+    qemu_img.create(str(tmp_path / "image"), format, 1 << 40)
+    assert qemu_img.virtual_size(str(tmp_path / "image"), format) == 1 << 40
+    assert allocated(tmp_path / "image") < MiB
+
+
+@pytest.mark.parametrize("backing_format", ["raw", "qcow2"])
+@pytest.mark.parametrize(("size", "found"), [(0, 64 * MiB), (100 * MiB, 100 * MiB)])
+def test_overlay_reads_its_backing_file_and_keeps_writes_to_itself(tmp_path: Path, backing_format: str, size: int, found: int) -> None:
+    base, top = tmp_path / "base $(x) 'y'", tmp_path / "top"
+    qemu_img.create(str(base), backing_format, 64 * MiB)
+    qemu_io(base, backing_format, "write -P 0x11 0 1M")
+    before = base.read_bytes()
+    qemu_img.create_overlay(str(top), str(base), backing_format, size, "extended_l2=on,cluster_size=128k")
+    qemu_io(top, "qcow2", "write -P 0x22 64k 4k")
+    qemu_io(top, "qcow2", "read -P 0x11 0 64k")
+    qemu_io(top, "qcow2", "read -P 0x22 64k 4k")
+    qemu_io(top, "qcow2", "read -P 0x11 68k 956k")
+    assert base.read_bytes() == before
+    assert qemu_img.virtual_size(str(top), "qcow2") == found
+    said = info(top)
+    assert (said["backing-filename"], said["backing-filename-format"]) == (str(base), backing_format)
+
+
+def test_raw_image_that_looks_like_qcow2_is_raw_when_we_say_so(tmp_path: Path) -> None:
+    qemu_img.create(str(tmp_path / "inner"), "qcow2", 512 * MiB)
+    size = os.path.getsize(tmp_path / "inner")
+    assert qemu_img.virtual_size(str(tmp_path / "inner"), "raw") == -(-size // 512) * 512
+    assert qemu_img.virtual_size(str(tmp_path / "inner"), "qcow2") == 512 * MiB
+
+
+@pytest.mark.parametrize(("source", "target"), [("raw", "qcow2"), ("qcow2", "raw"), ("vmdk", "raw"), ("vdi", "qcow2"), ("vpc", "raw"), ("vhdx", "raw")])
+def test_convert_keeps_the_data_and_holes(tmp_path: Path, source: str, target: str) -> None:
+    subprocess.run(["qemu-img", "create", "-q", "-f", source, str(tmp_path / "in"), "64M"], check=True)
+    qemu_io(tmp_path / "in", source, "write -P 0x33 10M 64k")
+    assert inspection.inspect(str(tmp_path / "in"), 1 << 40).format == source
+    qemu_img.convert(str(tmp_path / "in"), source, str(tmp_path / "out"), target)
+    qemu_io(tmp_path / "out", target, "read -P 0x33 10M 64k")
+    qemu_io(tmp_path / "out", target, "read -P 0 0 10M")
+    assert allocated(tmp_path / "out") < 2 * MiB
+
+
+def test_convert_flattens_a_chain(tmp_path: Path) -> None:
+    for number, backing in ((1, ""), (2, "1"), (3, "2")):
+        if backing:
+            qemu_img.create_overlay(str(tmp_path / f"{number}"), str(tmp_path / backing), "qcow2", 0, "")
+        else:
+            qemu_img.create(str(tmp_path / "1"), "qcow2", 8 * MiB)
+        qemu_io(tmp_path / f"{number}", "qcow2", f"write -P {number} {number}M 64k")
+    qemu_img.convert(str(tmp_path / "3"), "qcow2", str(tmp_path / "flat"), "qcow2")
+    assert "backing-filename" not in info(tmp_path / "flat")
+    for number in (1, 2, 3):
+        qemu_io(tmp_path / "flat", "qcow2", f"read -P {number} {number}M 64k")
+
+
+def test_resize_grows(tmp_path: Path) -> None:
+    for format in ("raw", "qcow2"):
+        qemu_img.create(str(tmp_path / format), format, MiB)
+        qemu_img.resize(str(tmp_path / format), format, 3 * MiB)
+        assert qemu_img.virtual_size(str(tmp_path / format), format) == 3 * MiB
+
+
+def test_garbage_is_a_failed_tool(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"QFI\xfb" + b"\xff" * 500)
+    with pytest.raises(ToolFailed, match="qemu-img info"):
+        qemu_img.virtual_size(str(tmp_path / "x"), "qcow2")
+
+
+def dangerous(directory: Path, kind: str) -> Path:
+    """Make an image, with the real tool, that leads to `secret`."""
+    secret, path = directory / "secret", directory / "image"
+    for format, name in (("raw", "secret"), ("vmdk", "secret.vmdk")):
+        subprocess.run(["qemu-img", "create", "-q", "-f", format, str(directory / name), "1M"], check=True)
+    argv = {
+        "qcow2 v2": ["-f", "qcow2", "-o", "compat=0.10", "-F", "raw", "-b", str(secret)],
+        "qcow2 v3": ["-f", "qcow2", "-F", "raw", "-b", str(secret)],
+        "qcow2 json": ["-f", "qcow2", "-u", "-F", "raw", "-b", 'json:{"driver":"raw","file":{"driver":"file","filename":"/etc/shadow"}}'],
+        "qcow2 data file": ["-f", "qcow2", "-o", f"data_file={secret},data_file_raw=on"],
+        "vmdk with a parent": ["-f", "vmdk", "-F", "vmdk", "-b", str(directory / "secret.vmdk")],
+        "vmdk flat": ["-f", "vmdk", "-o", "subformat=monolithicFlat"],
+        "vmdk split": ["-f", "vmdk", "-o", "subformat=twoGbMaxExtentSparse"],
+        "qed": ["-f", "qed", "-F", "raw", "-b", str(secret)],
+    }[kind]
+    subprocess.run(["qemu-img", "create", "-q", *argv, str(path), "1M"], check=True)
+    return path
+
+
+KINDS = [
+    "qcow2 v2", "qcow2 v3", "qcow2 json", "qcow2 data file", "vmdk with a parent", "vmdk flat", "vmdk split", "qed",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_image_made_by_the_real_tool_that_leads_elsewhere_is_unsafe(tmp_path: Path, kind: str) -> None:
+    path = dangerous(tmp_path, kind)
+    with pytest.raises(UnsafeImage):
+        inspection.inspect(str(path), 1 << 40)
+
+
+def test_huge_virtual_size_is_unsafe(tmp_path: Path) -> None:
+    qemu_img.create(str(tmp_path / "image"), "qcow2", 1 << 50)
+    with pytest.raises(UnsafeImage, match="claims a size of 1024.0 TiB"):
+        inspection.inspect(str(tmp_path / "image"), 64 << 40)

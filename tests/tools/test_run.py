@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one way to run a program, with real programs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from semishared.do.run import run
+from semishared.errors import NoSpace, ToolFailed, ToolMissing, ToolTimeout
+
+LIB = Path(__file__).resolve().parents[2] / "lib"
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pid: int, seconds: float = 5) -> bool:
+    deadline = time.monotonic() + seconds
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not is_alive(pid)
+
+
+def test_stdout_is_returned_and_stdin_is_empty() -> None:
+    assert run(["cat"]) == ""
+    assert run(["printf", "%s|", "a b", "$(x)", "'\""]) == "a b|$(x)|'\"|"
+
+
+def test_environment_is_constructed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "x")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    monkeypatch.setenv("PATH", "/nowhere")
+    lines = dict(line.split("=", 1) for line in run(["env"]).splitlines())
+    assert lines["LC_ALL"] == "C.UTF-8"
+    assert "SECRET" not in lines
+    assert lines["PATH"].startswith("/nowhere:/usr/sbin:/usr/bin")
+
+
+def test_failure_says_command_code_and_stderr() -> None:
+    with pytest.raises(ToolFailed) as caught:
+        run(["sh", "-c", "echo it broke >&2; exit 7"])
+    assert "exit code 7: it broke" in caught.value.detail
+    assert "sh -c 'echo it broke" in caught.value.detail
+
+
+def test_permitted_exit_codes_are_no_failure() -> None:
+    assert run(["sh", "-c", "echo x; exit 1"], ok=(0, 1)) == "x\n"
+
+
+def test_killed_program_is_told_from_a_failed_one() -> None:
+    with pytest.raises(ToolFailed, match="killed by signal 9"):
+        run(["sh", "-c", "kill -9 $$"])
+
+
+def test_more_stderr_than_a_pipe_holds_does_not_hang_and_its_end_is_told() -> None:
+    with pytest.raises(ToolFailed, match="the end$") as caught:
+        run(["sh", "-c", "head -c 300000 /dev/zero | tr '\\0' x >&2; head -c 300000 /dev/zero; echo the end >&2; exit 1"], timeout_s=20)
+    assert len(caught.value.detail) < 2500
+
+
+def test_missing_program_is_told_by_name() -> None:
+    with pytest.raises(ToolMissing, match="no-such-program is not installed on"):
+        run(["no-such-program", "x"])
+
+
+@pytest.mark.parametrize("text", ["write failed: No space left on device", "qemu-img: Disk quota exceeded"])
+def test_full_disk_is_recognised(text: str) -> None:
+    with pytest.raises(NoSpace, match="sh on"):
+        run(["sh", "-c", 'echo "$1" >&2; exit 1', "sh", text])
+
+
+def test_real_full_disk_is_recognised() -> None:
+    with pytest.raises(NoSpace):
+        run(["dd", "if=/dev/zero", "of=/dev/full", "bs=4k", "count=1"])
+
+
+def test_timeout_ends_the_program() -> None:
+    start = time.monotonic()
+    with pytest.raises(ToolTimeout, match=r"sleep did not end within 0 s: sleep 60"):
+        run(["sleep", "60"], timeout_s=0.3)
+    assert time.monotonic() - start < 5
+
+
+def test_timeout_does_not_wait_for_grandchildren_that_hold_the_pipes(tmp_path: Path) -> None:
+    start = time.monotonic()
+    with pytest.raises(ToolTimeout):
+        run(["sh", "-c", f"sleep 8 & echo $! >{tmp_path}/pid; wait"], timeout_s=0.3)
+    assert time.monotonic() - start < 5
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_program_dies_with_us(tmp_path: Path, how: signal.Signals) -> None:
+    code = f"import sys; sys.path.insert(0, {str(LIB)!r}); from semishared.do.run import run; "
+    code += f"run(['sh', '-c', 'echo $$ >{tmp_path}/pid; exec sleep 60'])"
+    with subprocess.Popen([sys.executable, "-I", "-c", code]) as parent:
+        deadline = time.monotonic() + 10
+        while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        child = int((tmp_path / "pid").read_text())
+        assert is_alive(child)
+        os.kill(parent.pid, how)
+        parent.wait(5)
+    assert wait_until_gone(child)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One machine with a shared store and host directories, all below a temporary directory; every tool is the real one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Iterable, Optional
+
+from semishared import VERSION
+from semishared.config import Config
+from semishared.do import extents
+from semishared.do.ssh import Session
+from semishared.plan import steps as s
+
+MiB = 1 << 20
+OVERLAY_OPTIONS = "extended_l2=on,cluster_size=128k"
+
+
+def qemu_io(path: object, format: str, command: str, *, fails: bool = False) -> None:
+    """Write (`write -P 0xab 4M 64k`) or check (`read -P ...`) a pattern as a guest would see it."""
+    argv = ["qemu-io", "-f", format, "-c", command, str(path)]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=60)
+    said = done.stdout.decode()
+    failed = done.returncode != 0 or "verification failed" in said or "error" in said.lower()
+    assert failed == fails, f"{' '.join(argv)}: {said}"
+
+
+def allocated(path: object) -> int:
+    return os.lstat(str(path)).st_blocks * 512
+
+
+class World:
+    """Image store 100, system datastores 101 and 103, and plans for this machine."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self.location = top / "datastores"
+        self.store = self.location / "100"
+        self.system = self.location / "101"
+        self.root = self.location / ".semishared"
+        self.moved: dict[str, int] = {}
+        for directory in (self.store, self.system):
+            directory.mkdir(parents=True)
+
+    def image(self, name: str = "image", format: str = "raw", size: int = 64 * MiB, pattern: int = 0xA1) -> s.ImageRef:
+        """Make an image with a pattern at 1 MiB and at its end."""
+        path = self.store / name
+        subprocess.run(["qemu-img", "create", "-q", "-f", format, str(path), str(size)], check=True)
+        qemu_io(path, format, f"write -P {pattern} 1M 64k")
+        qemu_io(path, format, f"write -P {pattern} {size - 65536} 64k")
+        return s.ImageRef(100, 7, format, str(path))
+
+    def disk(self, vm: int = 5, number: int = 1, system: int = 101) -> s.DiskRef:
+        return s.DiskRef(vm, number, str(self.location / str(system) / str(vm)))
+
+    def on(self, *steps: s.Step, planned: Optional[float] = None, data: Iterable[bytes] = (), sha256: str = "") -> list[object]:
+        """Carry out steps through the host side of this machine, as planned now or at another time."""
+        with Session("localhost", "test", Config()) as session:
+            if planned is None:
+                results = session.run(steps, data, sha256)
+            else:
+                plan = {"version": VERSION, "action": "test", "planned": planned, "steps": [s.to_data(step) for step in steps]}
+                session.send(plan=plan)
+                results = session.finish()
+            self.moved = session.moved
+        return results
+
+    def clone(self, image: s.ImageRef, disk: s.DiskRef, min_size: int = 0, planned: Optional[float] = None) -> Path:
+        """Clone as `tm/clone` plans it; return the overlay."""
+        self.on(
+            s.StageBase(str(self.root), image), s.PrepareVm(disk.vm, disk.vm_dir),
+            s.CreateOverlay(disk, image, min_size, OVERLAY_OPTIONS), planned=planned,
+        )  # fmt: skip
+        return Path(disk.path)
+
+    def link(self, image: s.ImageRef, disk: s.DiskRef, *, readonly: bool = False) -> Path:
+        """Attach in place as `tm/ln` plans it."""
+        self.on(s.PrepareVm(disk.vm, disk.vm_dir), s.LinkInPlace(disk, image, readonly, session=not readonly))
+        return Path(disk.path)
+
+    def bases(self) -> list[Path]:
+        return sorted((self.root / "bases").glob("*")) if (self.root / "bases").is_dir() else []
+
+    def leases(self) -> list[str]:
+        return sorted(f"{path.parent.parent.name}/{path.name}" for path in (self.root / "bases").glob("*/leases/*"))
+
+    def leftovers(self) -> list[str]:
+        """Return what no finished action may leave: staged files and staging directories."""
+        found = [str(path) for path in self.top.rglob("*") if ".staged-" in path.name or ".incoming-" in path.name]
+        return found + [str(path) for path in (self.root / "staging").glob("*")]
+
+    def content(self, path: object) -> extents.Manifest:
+        return extents.copy(str(path), None, "raw", "test")
