@@ -13,10 +13,9 @@ from xml.etree import ElementTree
 from lab.oned import ActionFailed, Oned, Refused, Settings
 from lab.oned.states import STATE_NAMES
 from lab.oned.template import Template, from_xml, vectors
-from traces import Recording, body
-
 from replay import recorder
 from replay.seed import Seed, need, text
+from traces import Recording, body
 
 # oned.conf of the recording machine, as far as it shows.
 SETTINGS = Settings(

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 import pytest
-import traces
 
+import traces
 from replay import catalog
 from replay.compare import EXCLUDED, MEASURED, UNRECORDED, Bijection, decode, differences
 from replay.generate import Outcome, generate, plain_message

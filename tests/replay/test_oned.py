@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Iterator, List
 
 import pytest
+
 from lab.oned import IMAGE_DS, SYSTEM_DS, ActionFailed, CrashTrap, Img, Lcm, Oned, Refused, Settings, Step
 from lab.oned.drivers import read_stderr
 from lab.oned.runners import stream_script
 from lab.oned.template import parse, render
-
 from replay import recorder
 
 
