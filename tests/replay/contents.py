@@ -56,7 +56,8 @@ def _shell(node: Machine, commands: List[str]) -> str:
     """Run commands in one go (entering a node costs more than most of them); any failure fails."""
     done = node.run(["sh", "-ec", "\n".join(commands)], user="oneadmin", check=False)
     said = (done.stdout + done.stderr).decode(errors="replace")
-    assert done.returncode == 0 and "verification failed" not in said, f"{node.name}: {commands}: {said[-400:]}"
+    wrong = [line for line in said.splitlines() if "verification failed" in line]
+    assert done.returncode == 0 and not wrong, f"{node.name}: {wrong or said[-400:]} from {commands}"
     return done.stdout.decode()
 
 
