@@ -52,9 +52,8 @@ class Request:
         if limit and not (limit.isascii() and limit.rstrip("kKmMgG").isdigit()):
             raise BadAttribute(f"LIMIT_TRANSFER_BW of datastore {self.datastore.id} is {limit!r}")
         is_file = self.datastore.type == images.FILE_DATASTORE
-        return Source(
-            path, {kind: text for kind, text in sums.items() if text}, decompress == "no" or (not decompress and not is_file), limit
-        )
+        given = {kind: text for kind, text in sums.items() if text}
+        return Source(path, given, decompress == "no" or (not decompress and not is_file), limit)
 
     def check_allowed(self, path: str, real: str) -> None:
         """Raise RestrictedPath unless the datastore may read the file that `path` leads to."""

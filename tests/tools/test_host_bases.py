@@ -9,12 +9,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from tools.world import MiB, World, allocated, qemu_io
 
 from semishared.config import Config
 from semishared.do.ssh import Session
 from semishared.errors import ImageChanged, MissingImage, StoreUnavailable
 from semishared.plan import steps as s
+from tools.world import MiB, World, allocated, qemu_io
 
 
 @pytest.mark.parametrize("format", ["raw", "qcow2"])
@@ -66,7 +66,9 @@ def test_thirty_concurrent_clones_stage_the_base_once(world: World) -> None:
         disk = world.disk(vm)
         try:
             with session:
-                session.run([s.StageBase(str(world.root), image), s.PrepareVm(vm, disk.vm_dir), s.CreateOverlay(disk, image, 0, "")])
+                session.run(
+                    [s.StageBase(str(world.root), image), s.PrepareVm(vm, disk.vm_dir), s.CreateOverlay(disk, image, 0, "")]
+                )
         except BaseException as e:
             errors.append(e)
             raise

@@ -8,12 +8,12 @@ import os
 from pathlib import Path
 
 import pytest
-from tools.world import MiB, World, allocated, qemu_io
 
 from semishared.config import Config
 from semishared.do.ssh import Session
 from semishared.errors import ImageChanged, MissingImage, StoreUnavailable, TransferCorrupt
 from semishared.plan import steps as s
+from tools.world import MiB, World, allocated, qemu_io
 
 
 def carry(source_dir: str, target_dir: str, vm: int, *, keep_bases: bool = True, spoil: str = "", arrived: bool = True) -> object:
@@ -114,7 +114,8 @@ def test_resume_over_a_changed_image_is_refused_and_the_directory_stays(world: W
     qemu_io(image.source, "raw", "write -P 0xff 1M 64k")
     with pytest.raises(ImageChanged, match="disk 1 of VM 5 needs the image as it was"):
         carry(rest, far, 5)
-    assert not os.path.lexists(far)
+    assert not os.path.lexists(f"{far}/disk.1")
+    assert world.leftovers() == []
     qemu_io(f"{rest}/disk.2", "raw", "read -P 0x32 300M 64k")
 
 
@@ -125,6 +126,7 @@ def test_target_without_the_store_of_a_disk_in_place_refuses(world: World) -> No
         carry(source, target, 5)
     assert os.path.isdir(source)
     assert not os.path.lexists(f"{target}/disk.1")
+    assert world.leftovers() == []
 
 
 @pytest.mark.parametrize("spoil", ["hash", "chunk"])
@@ -134,6 +136,7 @@ def test_stream_that_was_spoiled_is_not_published_and_a_retry_works(world: World
         carry(source, target, 5, spoil=spoil)
     assert os.path.isdir(source)
     assert not os.path.lexists(f"{target}/disk.1")
+    assert world.leftovers() == []
     carry(source, target, 5)
     check_arrived(target)
     assert world.leftovers() == []

@@ -9,6 +9,7 @@ from typing import Any, Callable
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+
 from semishared.errors import BadArguments
 from semishared.opennebula import args
 

@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from semishared import errors
 from semishared.plan import placement
 

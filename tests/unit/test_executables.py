@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from semishared import datastore, tm
 
 pytestmark = pytest.mark.reads_checkout

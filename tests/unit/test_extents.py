@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from semishared.do import extents, progress
 from semishared.errors import ImageChanged
 

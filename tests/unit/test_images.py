@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from semishared.errors import BadAttribute, RestrictedPath
 from semishared.opennebula.xml import Datastore, Image
 from semishared.plan.images import check_allowed, stored_format

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+
 from semishared.do import inspection
 from semishared.do.upload import decompressor
 from semishared.errors import MissingImage, UnsafeImage

@@ -11,6 +11,7 @@ from typing import Callable
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+
 from semishared.errors import SemisharedError, catalogue
 from semishared.opennebula.report import LONGEST, Report, printable
 

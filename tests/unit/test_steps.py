@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from semishared.do.execute import Execution, read_plan
 from semishared.errors import BadArguments
 from semishared.plan import steps as s

@@ -12,6 +12,7 @@ from typing import Iterator, Union
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from semishared.do.stream import LONGEST_LINE, Reader, Silence, Writer
 from semishared.errors import HostFailed
 

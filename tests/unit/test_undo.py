@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+
 from semishared.do.undo import Undo
 
 

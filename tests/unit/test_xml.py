@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from semishared.errors import BadArguments
 from semishared.opennebula.xml import Datastore, DriverData, Image, Vm, decode, parse
 from semishared.units import MiB

@@ -41,7 +41,7 @@ def run(argv: list[str], *, timeout_s: float = QUICK_S, ok: tuple[int, ...] = (0
     try:
         with progress.waiting():
             done = subprocess.run(
-                [*DIES_WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                [*DIES_WITH_US, *argv], stdin=subprocess.DEVNULL, capture_output=True,
                 env=env, cwd=cwd, timeout=timeout_s, check=False,
             )  # fmt: skip
     except subprocess.TimeoutExpired:
