@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images exported by qemu-storage-daemon over NBD on a unix socket, and fio as their only user.
+
+A guest under TCG would measure TCG; this is QEMU's block layer as a guest's disk has it, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Sequence
+
+KiB, MiB, GiB, TiB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+DEPTH = 16
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A disk to export; with `base` it is a qcow2 overlay over that raw file, without it is raw itself."""
+
+    name: str
+    path: Path
+    base: str = ""
+    writable: bool = True
+
+
+def _file(node: str, path: str, writable: bool) -> Dict[str, Any]:
+    """Return a file node as libvirt makes it for cache=none."""
+    return {
+        "node-name": node, "driver": "file", "filename": path, "read-only": not writable, "auto-read-only": False,
+        "aio": "io_uring", "cache": {"direct": True, "no-flush": False}, "discard": "unmap",
+    }  # fmt: skip
+
+
+def _nodes(disks: Sequence[Disk]) -> List[Dict[str, Any]]:
+    nodes: List[Dict[str, Any]] = []
+    bases = {base: f"base-{i}" for i, base in enumerate(sorted({disk.base for disk in disks if disk.base}))}
+    for base, node_name in bases.items():
+        nodes += [
+            _file(f"file-{node_name}", base, False),
+            {"node-name": node_name, "driver": "raw", "file": f"file-{node_name}", "read-only": True},
+        ]
+    for i, disk in enumerate(disks):
+        nodes.append(_file(f"file-{i}", str(disk.path), disk.writable))
+        node: Dict[str, Any] = {"node-name": f"disk-{i}", "file": f"file-{i}", "read-only": not disk.writable}
+        if disk.base:
+            # No l2-cache-size: what libvirt gives its guests is QEMU's own choice.
+            node.update({"driver": "qcow2", "backing": bases[disk.base], "discard": "unmap"})
+        else:
+            node["driver"] = "raw"
+        nodes.append(node)
+    return nodes
+
+
+@contextmanager
+def exported(folder: Path, disks: Sequence[Disk]) -> Iterator[Dict[str, str]]:
+    """Export disks and yield the NBD address of each by its name."""
+    socket, ready = folder / "nbd.sock", folder / "qsd.pid"
+    for old in (socket, ready):
+        old.unlink(missing_ok=True)
+    argv = ["qemu-storage-daemon"]
+    for node in _nodes(disks):
+        argv += ["--blockdev", json.dumps(node)]
+    argv += ["--nbd-server", f"addr.type=unix,addr.path={socket}"]
+    for i, disk in enumerate(disks):
+        writable = "on" if disk.writable else "off"
+        argv += ["--export", f"type=nbd,id=export-{i},node-name=disk-{i},name=disk-{i},writable={writable}"]
+    daemon = subprocess.Popen([*argv, "--pidfile", str(ready)], stdin=subprocess.DEVNULL)
+    try:
+        while not ready.exists():
+            if daemon.poll() is not None:
+                raise RuntimeError(f"qemu-storage-daemon ended with {daemon.returncode}")
+            time.sleep(0.005)
+        yield {disk.name: f"nbd+unix:///disk-{i}?socket={socket}" for i, disk in enumerate(disks)}
+    finally:
+        daemon.terminate()
+        daemon.wait()
+
+
+def fio(address: str, rw: str, size: int, *, count: int = 0, seconds: float = 0.0, seed: int = 1, flush: int = 0) -> float:
+    """Return the I/O operations per second of `count` random ones (none twice), or of as many as fit in `seconds`.
+
+    With `flush`, one flush per so many writes is part of the time: cached metadata must reach the disk, too.
+    """
+    argv = [
+        "fio", "--name=bench", "--output-format=json", "--ioengine=nbd", f"--uri={address}", f"--rw={rw}", f"--bs={size}",
+        f"--iodepth={DEPTH}", "--random_generator=lfsr", f"--randseed={seed}", "--refill_buffers=0", "--thread",
+    ]  # fmt: skip
+    if count:
+        argv.append(f"--io_size={count * size}")
+    if seconds:
+        argv += ["--time_based=1", f"--runtime={int(seconds * 1000)}ms"]
+    if flush:
+        argv.append(f"--fsync={flush}")
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=120)
+    text = done.stdout.decode()
+    if done.returncode:
+        raise RuntimeError(f"fio {rw}: {done.stderr.decode()[-500:]} {text[-500:]}")
+    job = json.loads(text[text.index("{") :])["jobs"][0]
+    part = job["read" if "read" in rw else "write"]
+    if count and part["total_ios"] != count:
+        raise RuntimeError(f"fio {rw}: {part['total_ios']} operations instead of {count}")
+    return float(part["total_ios"]) / (part["runtime"] / 1000)
+
+
+def fill(path: Path, size: int) -> None:
+    """Write a file of incompressible bytes, every block on the disk."""
+    block = os.urandom(4 * MiB)
+    with path.open("wb") as file:
+        for number in range(size // len(block)):
+            file.write(number.to_bytes(8, "little") + block[8:])
+        os.fsync(file.fileno())
+
+
+def sparse(path: Path, size: int) -> None:
+    """Make a file of `size` bytes without any data."""
+    with path.open("wb") as file:
+        file.truncate(size)
+
+
+def create_overlay(path: Path, base: Path, options: str) -> float:
+    """Create an overlay as do/qemu_img.py does; return the seconds it took."""
+    argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(base)]
+    if options:
+        argv += ["-o", options]
+    before = time.monotonic()
+    subprocess.run([*argv, str(path)], stdin=subprocess.DEVNULL, check=True, timeout=120)
+    return time.monotonic() - before

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a benchmark finds: samples, the baseline's samples of the same run, what was expected, what is allowed."""
+
+from __future__ import annotations
+
+import operator
+import statistics
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+COMPARE = {">=": operator.ge, "<=": operator.le}
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median."""
+    return statistics.median(values)
+
+
+def quartiles(values: Sequence[float]) -> List[float]:
+    """Return the first and third quartile (the extremes of fewer than four values)."""
+    if len(values) < 4:
+        return [min(values), max(values)]
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return [first, third]
+
+
+def summary(values: Sequence[float]) -> Dict[str, Any]:
+    """Return median, spread (quartiles) and number of some samples."""
+    return {"median": rounded(median(values)), "spread": [rounded(v) for v in quartiles(values)], "n": len(values)}
+
+
+def rounded(value: float) -> float:
+    """Keep four significant digits: more would be noise."""
+    return float(f"{value:.4g}")
+
+
+@dataclass
+class Figure:
+    """One measured figure.
+
+    `expected` is what the author thought before the first measurement, of the ratio if there is a baseline, and
+    `because` is the reason. `budget` is ("ratio" or "value", ">=" or "<=", limit).
+    """
+
+    name: str
+    what: str
+    unit: str
+    values: Sequence[float]
+    baseline: str = ""
+    against: Sequence[float] = field(default_factory=list)
+    paired: bool = True
+    expected: Optional[float] = None
+    because: str = ""
+    budget: Optional[Tuple[str, str, float]] = None
+    budget_from: str = ""
+
+    def ratios(self) -> List[float]:
+        """Return the ratio of each pair, or that of the medians where samples are no pairs."""
+        if not self.against:
+            return []
+        if self.paired and len(self.values) == len(self.against):
+            return [value / other for value, other in zip(self.values, self.against) if other]
+        return [median(self.values) / median(self.against)]
+
+    def data(self) -> Dict[str, Any]:
+        """Return the figure as it is written to bench.json."""
+        found: Dict[str, Any] = {"name": self.name, "what": self.what, "unit": self.unit, **summary(self.values)}
+        ratios = self.ratios()
+        found["baseline"] = {"what": self.baseline, **summary(self.against)} if self.against else None
+        found["ratio"] = rounded(median(ratios)) if ratios else None
+        found["ratio_spread"] = [rounded(v) for v in quartiles(ratios)] if len(ratios) > 1 else None
+        found["expected"] = self.expected
+        found["because"] = self.because
+        found["budget"] = None
+        found["met"] = None
+        if self.budget:
+            kind, sign, limit = self.budget
+            value = median(ratios) if kind == "ratio" else median(self.values)
+            found["budget"] = {"of": kind, "sign": sign, "limit": limit, "from": self.budget_from}
+            found["met"] = bool(COMPARE[sign](value, limit))
+        return found

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Overlays against raw files, under qemu-storage-daemon and fio: which options, and what the chosen ones cost.
+
+A round measures raw and every variant once, each round in another order; a ratio compares only within its round.
+"Raw" is the strictest there is: a file whose every block was written before, so that raw never allocates. Sparse
+images (too large to be written in full) are compared with a sparse raw file, as a stock full copy would be.
+Writes are a fixed number of random ones, none twice: a time limit would let slow variants off the rest of the work.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Callable, Dict, List, Sequence, Tuple
+
+import block
+from block import Disk, GiB, KiB, TiB
+from figures import Figure
+
+from semishared.config import Config
+
+SMALL = 2 * GiB
+LARGE = {"64 GiB": 64 * GiB, "500 GiB": 500 * GiB, "2 TiB": 2 * TiB}
+CHOSEN = Config().overlays_options
+VARIANTS: Dict[str, str] = {
+    "64k": "",
+    "64k lazy_refcounts": "lazy_refcounts=on",
+    "64k extended_l2": "extended_l2=on",
+    "128k extended_l2": "extended_l2=on,cluster_size=128k",
+    "256k extended_l2": "extended_l2=on,cluster_size=256k",
+    "1M extended_l2": "extended_l2=on,cluster_size=1M",
+    "2M extended_l2": "extended_l2=on,cluster_size=2M",
+    "128k extended_l2 prealloc": "extended_l2=on,cluster_size=128k,preallocation=metadata",
+}
+CONTENDERS = ("64k", "128k extended_l2", "256k extended_l2", "128k extended_l2 prealloc")
+"""What is also tried on large images."""
+
+# Written before anything was measured here: a raw write is one I/O; an overlay's first 4 KiB write in a cluster without
+# subclusters also reads and writes the rest of it (64 KiB), with subclusters of 4 KiB (128k / 32) it does not.
+# Preallocated metadata save the allocation. 64 KiB writes fill their clusters and pay only for metadata.
+EXPECTED: Dict[str, Tuple[float, float]] = {
+    "64k": (0.5, 0.8),
+    "64k lazy_refcounts": (0.5, 0.8),
+    "64k extended_l2": (0.8, 0.75),
+    "128k extended_l2": (0.85, 0.75),
+    "256k extended_l2": (0.7, 0.8),
+    "1M extended_l2": (0.6, 0.85),
+    "2M extended_l2": (0.55, 0.9),
+    "128k extended_l2 prealloc": (0.95, 0.6),
+}
+CPU = "copy on write moves the rest of the (sub)cluster; metadata"
+
+WORKLOADS: Dict[str, Tuple[str, int, int]] = {
+    "4k first write": ("randwrite", 4 * KiB, 16384),
+    "4k rewrite": ("randwrite", 4 * KiB, 16384),
+    "64k first write": ("randwrite", 64 * KiB, 6144),
+}
+FLUSHES = 4
+"""Flushes per run of writes, as a guest's journal would send some."""
+
+Samples = Dict[Tuple[str, str], List[float]]
+
+
+def _write(folder: Path, disk: Disk, workload: str, seed: int, share: int = 1) -> float:
+    rw, size, count = WORKLOADS[workload]
+    count //= share
+    with block.exported(folder, [disk]) as address:
+        return block.fio(address[disk.name], rw, size, count=count, seed=seed, flush=count // FLUSHES)
+
+
+def _round(
+    folder: Path, base: Path, raw: Callable[[], Path], names: Sequence[str], number: int, share: int, samples: Samples
+) -> None:
+    """Measure raw and all variants once; files are removed only at the end, trimming would disturb the next one."""
+    made: List[Path] = []
+    order = ["raw", *names]
+    random.Random(number).shuffle(order)
+    # Raw is what all others are divided by: once more, and the mean of both.
+    order.append("raw")
+    raws: Dict[str, List[float]] = defaultdict(list)
+    for name in order:
+        for kinds in (("4k first write", "4k rewrite"), ("64k first write",)):
+            if name == "raw":
+                disk = Disk("d", raw())
+            else:
+                path = folder / f"{len(made)}.qcow2"
+                samples[name, "create"].append(block.create_overlay(path, base, VARIANTS[name]))
+                samples[name, "allocated"].append(path.stat().st_blocks * 512 / KiB)
+                disk = Disk("d", path, str(base))
+            made.append(disk.path)
+            os.sync()
+            for workload in kinds:
+                value = _write(folder, disk, workload, number + 1, share)
+                (raws[workload] if name == "raw" else samples[name, workload]).append(value)
+    for workload, values in raws.items():
+        samples["raw", workload].append(sum(values) / len(values))
+    for path in made:
+        if path.name != "raw":
+            path.unlink(missing_ok=True)
+    os.sync()
+
+
+def _reads(folder: Path, base: Path, names: Sequence[str], rounds: int, seconds: float, samples: Samples) -> None:
+    """Read the same base through fresh overlays and bare, all exported at once, in turns."""
+    disks = [Disk("raw", base, writable=False)]
+    for i, name in enumerate(names):
+        path = folder / f"read-{i}.qcow2"
+        block.create_overlay(path, base, VARIANTS.get(name, name))
+        disks.append(Disk(name, path, str(base)))
+    with block.exported(folder, disks) as address:
+        block.fio(address["raw"], "randread", 64 * KiB, seconds=1)
+        for number in range(rounds):
+            order = [disk.name for disk in disks]
+            random.Random(number).shuffle(order)
+            for name in order:
+                value = block.fio(address[name], "randread", 4 * KiB, seconds=seconds, seed=number + 1)
+                samples[name, "4k read"].append(value)
+    for disk in disks[1:]:
+        disk.path.unlink()
+
+
+def _figures(group: str, where: str, names: Sequence[str], samples: Samples, rounds: int) -> List[Figure]:
+    found = []
+    for name in names:
+        for workload in (*WORKLOADS, "4k read"):
+            if (name, workload) not in samples:
+                continue
+            expected = {"4k first write": EXPECTED[name][0], "64k first write": EXPECTED[name][1]}.get(workload, 1.0)
+            found.append(
+                Figure(
+                    f"{group}/{where}/{name}/{workload}", f"{workload}, {where}, overlay {name}", "IOPS",
+                    samples[name, workload], "raw", samples["raw", workload], expected=expected, because=CPU,
+                )
+            )  # fmt: skip
+        for key, unit, what in (("create", "s", "creation"), ("allocated", "KiB", "size on disk after creation")):
+            found.append(
+                Figure(
+                    f"{group}/{where}/{name}/{key}", f"{what}, {where}, overlay {name}", unit, samples[name, key],
+                    "64k" if name != "64k" else "", samples["64k", key] if name != "64k" else [], paired=False,
+                )
+            )  # fmt: skip
+    return found
+
+
+def options(quick: bool) -> List[Figure]:
+    """Compare options of local overlays on a written image of 2 GiB and on sparse ones up to 2 TiB."""
+    rounds = 1 if quick else 5
+    found: List[Figure] = []
+    with tempfile.TemporaryDirectory(prefix="semishared-bench-", dir="/var/tmp") as name:
+        folder = Path(name)
+        base, raw = folder / "base", folder / "raw"
+        block.fill(base, SMALL)
+        block.fill(raw, SMALL)
+        samples: Samples = defaultdict(list)
+        for number in range(rounds):
+            print(f"  2 GiB, round {number + 1} of {rounds}", flush=True)
+            _round(folder, base, lambda: raw, list(VARIANTS), number, 1, samples)
+        _reads(folder, base, list(VARIANTS), 2 if quick else 4, 0.3 if quick else 0.6, samples)
+        found += _figures("overlay-options", "2 GiB", list(VARIANTS), samples, rounds)
+        base.unlink()
+        raw.unlink()
+        for where, size in LARGE.items():
+            print(f"  {where}", flush=True)
+            block.sparse(base, size)
+            samples = defaultdict(list)
+            fresh = iter(range(1 << 20))
+
+            def new(size: int = size, fresh: "object" = fresh) -> Path:
+                path = folder / f"raw-{next(fresh)}"  # type: ignore[call-overload]
+                block.sparse(path, size)
+                return path
+
+            for number in range(1 if quick else 2):
+                _round(folder, base, new, CONTENDERS, number, 2, samples)
+            found += _figures("overlay-options", where, CONTENDERS, samples, 2)
+    return found
+
+
+def io(quick: bool) -> List[Figure]:
+    """Compare the chosen overlay options with raw, in many pairs: the budget of DESIGN §7."""
+    pairs = 2 if quick else 10
+    samples: Samples = defaultdict(list)
+    with tempfile.TemporaryDirectory(prefix="semishared-bench-", dir="/var/tmp") as name:
+        folder = Path(name)
+        base, raw = folder / "base", folder / "raw"
+        block.fill(base, SMALL)
+        block.fill(raw, SMALL)
+        for number in range(pairs):
+            print(f"  pair {number + 1} of {pairs}", flush=True)
+            made = []
+            for kinds in (("4k first write", "4k rewrite"), ("64k first write",)):
+                path = folder / f"{len(made)}.qcow2"
+                made.append(path)
+                block.create_overlay(path, base, CHOSEN)
+                disks = [("overlay", Disk("d", path, str(base))), ("raw", Disk("d", raw))]
+                for workload in kinds:
+                    # A B, then B A: what drifts within a pair does not favour one side.
+                    for which, disk in disks if number % 2 else reversed(disks):
+                        samples[which, workload].append(_write(folder, disk, workload, number + 1))
+            for path in made:
+                path.unlink()
+            os.sync()
+        reads: Samples = defaultdict(list)
+        _reads(folder, base, [CHOSEN], 2 * pairs, 0.5, reads)
+        samples["raw", "4k read"], samples["overlay", "4k read"] = reads["raw", "4k read"], reads[CHOSEN, "4k read"]
+    budgets = {"4k first write": (0.85, 0.8), "64k first write": (0.75, 0.8), "4k read": (1.0, 0.97), "4k rewrite": (1.0, None)}
+    return [
+        Figure(
+            f"overlay-io/{workload}", f"{workload} of an overlay ({CHOSEN})", "IOPS", samples["overlay", workload],
+            "raw file, fully written", samples["raw", workload], expected=expected, because=CPU,
+            budget=("ratio", ">=", limit) if limit else None, budget_from="DESIGN: overlay I/O" if limit else "",
+        )
+        for workload, (expected, limit) in budgets.items()
+    ]  # fmt: skip

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables from bench.json: for the terminal, and for docs/ between `<!-- bench: NAME -->` and `<!-- end -->`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+Data = Dict[str, Any]
+PAGES = ("reference/benchmarks.md", "explanation/overlay-options.md")
+BLOCK = re.compile(r"(<!-- bench: ([a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def number(value: Optional[float]) -> str:
+    """Show a number with three digits that mean something."""
+    if value is None:
+        return "-"
+    if value == 0:
+        return "0"
+    digits = f"{value:.3g}"
+    return f"{float(digits):,.0f}" if abs(value) >= 100 else digits
+
+
+def _spread(found: Data) -> str:
+    return f"{number(found['median'])} ({number(found['spread'][0])} to {number(found['spread'][1])})"
+
+
+def _budget(figure: Data) -> str:
+    budget = figure["budget"]
+    return f"{budget['of']} {budget['sign'].replace('>=', '≥').replace('<=', '≤')} {number(budget['limit'])}" if budget else ""
+
+
+def _ratio(figure: Data) -> str:
+    if figure["ratio"] is None:
+        return "-"
+    spread = figure["ratio_spread"]
+    return number(figure["ratio"]) + (f" ({number(spread[0])} to {number(spread[1])})" if spread else "")
+
+
+def _met(figure: Data) -> str:
+    return {True: "yes", False: "**no**", None: ""}[figure["met"]]
+
+
+def text_table(figures: Sequence[Data]) -> str:
+    """Return a plain table of figures."""
+    rows = [("figure", "median", "unit", "n", "ratio", "expected", "budget", "met")]
+    for f in figures:
+        cells = (f["name"], number(f["median"]), f["unit"], str(f["n"]), _ratio(f), number(f["expected"]), _budget(f), _met(f))
+        rows.append(cells)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+
+def _by_name(report: Data) -> Dict[str, Data]:
+    return {figure["name"]: figure for figure in report["figures"]}
+
+
+def machine(report: Data) -> str:
+    """Say where, and how busy it was."""
+    found = report["machine"]
+    loads = [load for run in report["runs"].values() for load in (run["load_before"][0], run["load_after"][0])]
+    return (
+        f"Measured on a virtual machine with {found['cores']} cores and {found['memory_gib']} GiB that others share, Linux "
+        f"{found['kernel']}, Python {found['python']}; load between {number(min(loads))} and {number(max(loads))} before and "
+        "after each benchmark, itself included.\n"
+    )
+
+
+def budgets(report: Data) -> str:
+    """Every figure with a budget; the actions in one line, they have a table of their own."""
+    rows = []
+    first = [f for f in report["figures"] if f["budget"] and f["name"].startswith("actions/")]
+    for figure in report["figures"]:
+        if figure["budget"] and figure not in first:
+            base = figure["baseline"]
+            against = f"{base['what']}: {number(base['median'])}" if base else ""
+            rows.append([
+                figure["what"], f"{_spread(figure)} {figure['unit']}", against,
+                _ratio(figure), number(figure["expected"]), _budget(figure), _met(figure), str(figure["n"]),
+            ])  # fmt: skip
+    if first:
+        worst = max(first, key=lambda f: float(f["median"]))
+        base = worst["baseline"]
+        rows.append([
+            f"{worst['what']} (the dearest of {len(first)} actions)", f"{_spread(worst)} {worst['unit']}",
+            f"{base['what']}: {number(base['median'])}", _ratio(worst), number(worst["expected"]), _budget(worst), _met(worst),
+            str(worst["n"]),
+        ])  # fmt: skip
+    return _table(["what", "measured", "baseline", "ratio", "expected", "budget", "met", "n"], rows)
+
+
+def clone(report: Data) -> str:
+    """Clones by size."""
+    found = _by_name(report)
+    rows = []
+    for name in found:
+        if not name.startswith("clone/warm/"):
+            continue
+        size = name.rsplit("/", 1)[1]
+        first, scp = found[f"clone/first/{size}"], found[f"clone/scp/{size}"]
+        rows.append([
+            size, number(found[name]["median"]), number(found[name]["baseline"]["median"]), _ratio(found[name]),
+            number(first["median"]), number(first["baseline"]["median"]), _ratio(first), number(scp["median"]),
+            _ratio(found[f"clone/warm-against-copy/{size}"]), number(found[f"clone/warm-store-bytes/{size}"]["median"]),
+            number(found[f"clone/warm-network/{size}"]["median"]),
+        ])  # fmt: skip
+    head = [
+        "data", "further clone, s", "bare `ssh qemu-img create`, s", "ratio", "first clone, s", "full copy (tar), s",
+        "ratio", "scp, s", "further clone / full copy", "store bytes, further", "front-end network, KiB",
+    ]  # fmt: skip
+    return _table(head, rows)
+
+
+def actions(report: Data) -> str:
+    """Every action of tm/ and datastore/."""
+    found = _by_name(report)
+    rows = []
+    for name, figure in found.items():
+        if name.startswith("actions/") and name.endswith("/first"):
+            stem = name.rsplit("/", 1)[0]
+            rows.append([
+                stem.split("/", 1)[1], _spread(figure), number(10 * figure["expected"] if figure["expected"] else None),
+                _ratio(figure), _met(figure), _spread(found[f"{stem}/cpu"]), number(found[f"{stem}/host-cpu"]["median"]),
+                _spread(found[f"{stem}/wall"]), str(figure["n"]),
+            ])  # fmt: skip
+    python = found.get("actions/python")
+    text = f"Baseline: `python3 -I -c pass` costs {_spread(python)} ms CPU.\n\n" if python else ""
+    head = [
+        "action", "CPU until first command, ms", "expected", "of the baseline", "within 50 ms", "CPU on the front-end, ms",
+        "CPU on the hosts, ms", "wall, s", "n",
+    ]  # fmt: skip
+    return text + _table(head, rows)
+
+
+def options(report: Data) -> str:
+    """Overlay options, one table for each size of image."""
+    found = _by_name(report)
+    parts: List[str] = []
+    sizes = dict.fromkeys(name.split("/")[1] for name in found if name.startswith("overlay-options/"))
+    for size in sizes:
+        names = dict.fromkeys(name.split("/")[2] for name in found if name.startswith(f"overlay-options/{size}/"))
+        rows = []
+        for name in names:
+            row = [name]
+            for key in ("4k first write", "64k first write", "4k rewrite", "4k read"):
+                figure = found.get(f"overlay-options/{size}/{name}/{key}")
+                text = _ratio(figure) if figure else "-"
+                if figure and key in ("4k first write", "64k first write"):
+                    text += f", expected {number(figure['expected'])}"
+                row.append(text)
+            create, allocated = (found[f"overlay-options/{size}/{name}/{key}"] for key in ("create", "allocated"))
+            rows.append([*row, number(1000 * create["median"]), number(allocated["median"])])
+        head = ["overlay", "4k first write", "64k first write", "4k rewrite", "4k read", "creation, ms", "then on disk, KiB"]
+        parts.append(f"Image of {size}, ratios to raw (quartiles):\n\n{_table(head, rows)}")
+    return "\n".join(parts)
+
+
+BLOCKS: Dict[str, Callable[[Data], str]] = {
+    "machine": machine, "budgets": budgets, "clone": clone, "actions": actions, "options": options
+}  # fmt: skip
+
+
+def write(report: Data, docs: Path) -> None:
+    """Put the tables into the pages."""
+    for name in PAGES:
+        path = docs / name
+        text = path.read_text(encoding="utf-8")
+
+        def block(match: "re.Match[str]") -> str:
+            return match.group(1) + BLOCKS[match.group(2)](report) + match.group(3)
+
+        path.write_text(BLOCK.sub(block, text), encoding="utf-8")
+        print(f"docs/{name} written")

@@ -1,0 +1,94 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Run benchmarks; write build/bench.json and plots beside it (`make bench`).
+
+    bench/run.py [--quick] [NAME ...]     names: options io clone actions
+    bench/run.py --docs                   write the tables in docs/ from build/bench.json
+
+Times mean nothing on a shared machine: every figure is compared with a baseline of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import actions  # noqa: E402
+import clone  # noqa: E402
+import overlay  # noqa: E402
+import page  # noqa: E402
+import plots  # noqa: E402
+from figures import Figure  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
+    "io": overlay.io,
+    "clone": clone.clone,
+    "actions": actions.actions,
+    "options": overlay.options,
+}
+
+
+def machine() -> Dict[str, Any]:
+    """Say what kind of machine this is."""
+    return {
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)),
+        "kernel": platform.release().split("-")[0],
+        "python": platform.python_version(),
+    }
+
+
+def main() -> int:
+    """Run what was asked for; the exit code says whether all of it ran, not whether budgets were met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a few samples: to see that it works, not to believe")
+    parser.add_argument("--docs", action="store_true", help="only write the tables in docs/")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=" ".join(BENCHMARKS))
+    arguments = parser.parse_args()
+    unknown = set(arguments.names) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
+    out = BUILD / "bench.json"
+    if arguments.docs:
+        page.write(json.loads(out.read_text()), ROOT / "docs")
+        return 0
+    if os.geteuid():
+        parser.error("benchmarks need root: they put up a lab")
+    BUILD.mkdir(exist_ok=True)
+    report: Dict[str, Any] = {"machine": machine(), "runs": {}, "figures": []}
+    if arguments.names and out.exists():
+        report = json.loads(out.read_text())
+        report["machine"] = machine()
+    for name in arguments.names or list(BENCHMARKS):
+        print(f"== {name}", flush=True)
+        before, started = os.getloadavg(), time.monotonic()
+        figures = [figure.data() for figure in BENCHMARKS[name](arguments.quick)]
+        for figure in figures:
+            figure["benchmark"] = name
+        report["runs"][name] = {
+            "seconds": round(time.monotonic() - started, 1),
+            "load_before": [round(value, 2) for value in before],
+            "load_after": [round(value, 2) for value in os.getloadavg()],
+            "quick": arguments.quick,
+        }
+        report["figures"] = [figure for figure in report["figures"] if figure["benchmark"] != name] + figures
+        out.write_text(json.dumps(report, indent=1) + "\n")
+        print(page.text_table(figures), flush=True)
+    plots.draw(report, BUILD)
+    missed = [figure["name"] for figure in report["figures"] if figure["met"] is False]
+    print(f"budgets missed: {', '.join(missed) or 'none'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
