@@ -23,6 +23,7 @@ from ..errors import ImageChanged
 from ..plan.steps import ImageRef
 from . import dir_store, extents, files, locks, progress
 from .trace import point
+from .undo import Undo
 
 NAME = ".semishared"
 
@@ -96,7 +97,9 @@ def _stage_locked(root: str, image: ImageRef, stored: dir_store.Stored) -> Base:
     staging = f"{root}/staging/{image.store}-{image.id}"
     shutil.rmtree(staging, ignore_errors=True)
     files.remove_stale(stored.side)
-    with files.enough_space(root):
+    with Undo() as undo, files.enough_space(root):
+        # What a failed copy has written is space that the host lacks.
+        undo.add(lambda: shutil.rmtree(staging, ignore_errors=True))
         os.makedirs(f"{staging}/leases")
         point("staging made")
         found = extents.copy(image.source, f"{staging}/image", image.format, "store_read")
@@ -107,6 +110,7 @@ def _stage_locked(root: str, image: ImageRef, stored: dir_store.Stored) -> Base:
             _explain(image, found, dir_store.manifest(stored, wanted) if current == wanted else None)
         os.chmod(f"{staging}/image", 0o440)
         files.write(f"{staging}/manifest", found.text(), 0o440)
+        undo.keep()
         point("base staged")
     if not current:
         dir_store.publish_generation(stored, found, seen)

@@ -149,6 +149,8 @@ def remove_clone(store_dir: str, vm: int, disk: int) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     for image in images:
+        if image.startswith("."):
+            continue
         directory = f"{side}/{image}/clones"
         if files.unlink(f"{directory}/{vm}-{disk}"):
             point("store clone removed")

@@ -107,6 +107,8 @@ def clone_on_store(step: CloneOnStore, planned: float) -> None:
     """Publish a clone on the store (disk.N -> clones/VM-N over the image itself, which oned keeps in use)."""
     disk, image = step.disk, step.image
     stored = dir_store.Stored(image.source)
+    # First of all: nothing may be written below a mount point that is not mounted.
+    dir_store.check(image.source)
     dir_store.make_link(stored)
     clone = stored.clone(disk.vm, disk.disk)
     files.remove_staged(os.path.dirname(clone), os.path.basename(clone))
@@ -114,7 +116,6 @@ def clone_on_store(step: CloneOnStore, planned: float) -> None:
         "place": "shared", "how": "store-clone", "format": "qcow2", "path": clone, "readonly": False,
         "image": _image_record(image, ""),
     }  # fmt: skip
-    dir_store.check(image.source)
     os.makedirs(os.path.dirname(clone), exist_ok=True)
     with Undo() as undo:
         undo.add(lambda: files.unlink(clone))
@@ -180,6 +181,7 @@ def save_disk(step: SaveDisk) -> None:
     path = str(record["path"]) if record else disk.path
     if not os.path.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
+    files.remove_staged(*os.path.split(step.path))
     with files.published(step.path) as staged:
         if step.domain:
             _copy_running(step, path, staged)

@@ -104,7 +104,8 @@ class Execution:
             message = self._next()
             if not isinstance(message, dict) or message.get("arrived") is not True:
                 raise TransferCorrupt(f"VM {step.vm} did not arrive; {step.vm_dir} stays on {os.uname().nodename}")
-            vm_dir.remove(step.vm, step.vm_dir, self.planned)
+        # Also without a directory: a sender that was killed while it let go still holds leases.
+        vm_dir.remove(step.vm, step.vm_dir, self.planned)
         return sent
 
     def ReceiveVm(self, step: s.ReceiveVm) -> None:
@@ -142,6 +143,7 @@ class Execution:
         raise StoreUnavailable(f"{store_dir} on {os.uname().nodename} is not the same as on the other host")
 
     def AllowMigration(self, step: s.AllowMigration) -> None:
+        files.remove_staged(f"{step.vm_dir}/{vm_dir.RECORDS}", "migration.json")
         data = {"version": 1, "to": step.to, "shared_checked": list(step.stores)}
         files.write_json(f"{step.vm_dir}/{vm_dir.RECORDS}/migration.json", data)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+from contextlib import contextmanager
 from typing import Callable, Iterator
 
 from ..errors import ImageChanged, MissingImage, StoreUnavailable, ToolFailed, TransferCorrupt
@@ -45,19 +46,31 @@ def send(directory: str, write: Callable[[bytes], None]) -> dict[str, object]:
     return {"present": True, "sha256": digest.hexdigest()}
 
 
-def incoming(directory: str) -> str:
-    """Return where a VM directory is received before it is published."""
-    parent, name = os.path.split(directory)
-    return f"{parent}/.incoming-{name}"
+@contextmanager
+def _removed_on_failure(staging: str) -> Iterator[None]:
+    """Remove what was received if it cannot be published: it may be what fills the disk."""
+    try:
+        yield
+    except BaseException:
+        run(["rm", "-rf", "--one-file-system", "--", staging])
+        raise
 
 
 def receive(step: ReceiveVm, chunks: Iterator[bytes]) -> str:
     """Unpack the stream beside the VM directory and return the stream's sha256."""
-    staging = incoming(step.vm_dir)
+    staging = vm_dir.incoming(step.vm_dir)
     run(["rm", "-rf", "--one-file-system", "--", staging])
     with files.enough_space(staging):
         os.makedirs(staging)
     point("incoming made")
+    with _removed_on_failure(staging):
+        received = _unpack(staging, chunks)
+    point("incoming unpacked")
+    return received
+
+
+def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
+    """Unpack a tar stream into `staging` and return the stream's sha256."""
     digest = hashlib.sha256()
     argv = ["tar", "--extract", "--sparse", "--file=-", f"--directory={staging}", "--no-same-owner"]
     with subprocess.Popen(
@@ -78,15 +91,16 @@ def receive(step: ReceiveVm, chunks: Iterator[bytes]) -> str:
             with files.enough_space(staging):
                 raise OSError(28, said)
         raise ToolFailed(f"tar into {staging}: {said}")
-    point("incoming unpacked")
     return digest.hexdigest()
 
 
 def publish(step: ReceiveVm, sent_sha256: str, received_sha256: str, planned: float) -> None:
     """Give the received directory its bases and leases and rename it to the VM directory."""
-    if sent_sha256 != received_sha256:
-        raise TransferCorrupt(f"VM {step.vm}: what arrived on {os.uname().nodename} is not what was sent")
-    _publish(incoming(step.vm_dir), step.vm, step.vm_dir, step.keep_bases, planned)
+    staging = vm_dir.incoming(step.vm_dir)
+    with _removed_on_failure(staging):
+        if sent_sha256 != received_sha256:
+            raise TransferCorrupt(f"VM {step.vm}: what arrived on {os.uname().nodename} is not what was sent")
+        _publish(staging, step.vm, step.vm_dir, step.keep_bases, planned)
 
 
 def _publish(staging: str, vm: int, directory: str, keep_bases: bool, planned: float) -> None:
@@ -94,7 +108,7 @@ def _publish(staging: str, vm: int, directory: str, keep_bases: bool, planned: f
         _adopt(staging, directory, vm, record, keep_bases)
     run(["sync", "--file-system", staging])
     point("incoming adopted")
-    old = f"{os.path.dirname(directory)}/.outgoing-{vm}"
+    old = vm_dir.outgoing(directory)
     with vm_dir.publishing(vm, directory, planned):
         run(["rm", "-rf", "--one-file-system", "--", old])
         if os.path.lexists(directory):
@@ -131,9 +145,10 @@ def rename(step: RenameVm, planned: float) -> None:
             return
         raise MissingImage(f"{step.source} is not there on {os.uname().nodename}")
     vm_dir.prepare(step.vm, step.vm_dir, planned)
-    staging = incoming(step.vm_dir)
+    staging = vm_dir.incoming(step.vm_dir)
     run(["rm", "-rf", "--one-file-system", "--", staging])
-    run(["cp", "-a", "--sparse=always", "--reflink=auto", "--", step.source, staging], timeout_s=6 * 3600)
-    point("directory copied")
-    _publish(staging, step.vm, step.vm_dir, True, planned)
+    with _removed_on_failure(staging):
+        run(["cp", "-a", "--sparse=always", "--reflink=auto", "--", step.source, staging], timeout_s=6 * 3600)
+        point("directory copied")
+        _publish(staging, step.vm, step.vm_dir, True, planned)
     run(["rm", "-rf", "--one-file-system", "--", step.source])

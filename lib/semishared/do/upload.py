@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Iterator
 
-from ..errors import BadArguments, ChecksumMismatch, MissingImage, StoreUnavailable, UnsafeImage
-from . import dir_store, disks, extents, files, inspection, qemu_img
+from ..errors import BadArguments, ChecksumMismatch, MissingImage, SemisharedError, StoreUnavailable, UnsafeImage
+from . import dir_store, disks, extents, files, inspection, locks, qemu_img
 from .run import LONG_S, run
 from .trace import point
 
@@ -78,11 +78,15 @@ def uploading(datastore_dir: str) -> Iterator[Upload]:
         os.makedirs(f"{datastore_dir}/{dir_store.SIDE}/{UPLOADS}", exist_ok=True)
     except OSError as e:
         raise StoreUnavailable(f"{datastore_dir}: {e.strerror}") from None
-    sweep(datastore_dir)
     upload = Upload(datastore_dir, os.urandom(16).hex())
     with files.enough_space(datastore_dir):
-        os.mkdir(upload.directory)
-        lock = _hold(upload.file("lock"))
+        # One at a time: between its directory and its lock, a new upload looks like a killed one.
+        with locks.exclusive(f"{datastore_dir}/{dir_store.SIDE}/{UPLOADS}.lock", 300):
+            sweep(datastore_dir)
+            files.remove_stale(datastore_dir)
+            files.remove_stale(f"{datastore_dir}/{dir_store.SIDE}")
+            os.mkdir(upload.directory)
+            lock = _hold(upload.file("lock"))
         point("upload begun")
         try:
             yield upload
@@ -111,7 +115,8 @@ def sweep(datastore_dir: str) -> None:
 def opened(path: str) -> Iterator[str]:
     """Open a local file once and yield a path to that open file (for our children too), which no later rename can change."""
     try:
-        file = open(path, "rb")
+        # Not to wait for the other end of a FIFO.
+        file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
     except OSError as e:
         raise MissingImage(f"{path}: {e.strerror}") from None
     with file:
@@ -171,7 +176,13 @@ def plain(path: str) -> Iterator[IO[bytes]]:
         kind = decompressor(file.read(6))
     opener = importlib.import_module(kind).open if kind else open
     with opener(path, "rb") as file:
-        yield file
+        try:
+            yield file
+        except Exception as e:
+            # Each library has its own errors, some are OSErrors without a number; a full disk is none of them.
+            if not kind or getattr(e, "errno", None) is not None or isinstance(e, SemisharedError):
+                raise
+            raise UnsafeImage(f"the {kind} data cannot be decompressed: {e}") from None
 
 
 def decompress(path: str, upload: Upload) -> str:
@@ -182,10 +193,7 @@ def decompress(path: str, upload: Upload) -> str:
         return path
     target = upload.file("decompressed")
     with plain(path) as file, open(target, "xb") as out:
-        try:
-            shutil.copyfileobj(file, out, 1 << 20)
-        except (EOFError, ValueError) as e:
-            raise UnsafeImage(f"the {kind} data cannot be decompressed: {e}") from None
+        shutil.copyfileobj(file, out, 1 << 20)
     point("decompressed")
     return target
 
@@ -242,6 +250,7 @@ def remove(path: str) -> None:
     stored = dir_store.Stored(path)
     files.unlink(path)
     point("image removed")
+    files.remove_staged(*os.path.split(path))
     shutil.rmtree(f"{path}.snap", ignore_errors=True)
     shutil.rmtree(stored.side, ignore_errors=True)
     point("side directory removed")

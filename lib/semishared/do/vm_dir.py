@@ -62,19 +62,18 @@ def publishing(vm: int, vm_dir: str, planned: float, disk: int | None = None) ->
 
 def prepare(vm: int, vm_dir: str, planned: float) -> None:
     """Make the VM directory, and `.monitor` beside it so that the host's probe asks our driver (CONTRACT §2.7)."""
-    with publishing(vm, vm_dir, planned):
-        with files.enough_space(vm_dir):
-            os.makedirs(f"{vm_dir}/{RECORDS}", exist_ok=True)
-            point("vm directory made")
-            files.remove_stale(os.path.dirname(vm_dir))
-            monitor = f"{os.path.dirname(vm_dir)}/.monitor"
-            try:
-                with open(monitor, encoding="utf-8") as file:
-                    marked = file.read(100) == f"{NAME}\n"
-            except OSError:
-                marked = False
-            if not marked:
-                files.write(monitor, f"{NAME}\n".encode())
+    with publishing(vm, vm_dir, planned), files.enough_space(vm_dir):
+        os.makedirs(f"{vm_dir}/{RECORDS}", exist_ok=True)
+        point("vm directory made")
+        files.remove_stale(os.path.dirname(vm_dir))
+        monitor = f"{os.path.dirname(vm_dir)}/.monitor"
+        try:
+            with open(monitor, encoding="utf-8") as file:
+                marked = file.read(100) == f"{NAME}\n"
+        except OSError:
+            marked = False
+        if not marked:
+            files.write(monitor, f"{NAME}\n".encode())
 
 
 @contextmanager
@@ -152,7 +151,8 @@ def remove_disk(disk: DiskRef, planned: float, store_dir: str = "") -> None:
         _unlink_disk(disk)
         if store_dir:
             dir_store.remove_clone(store_dir, disk.vm, disk.disk)
-        bases.release(bases.root_of(disk.vm_dir), disk.vm, disk.disk)
+        if not _is_elsewhere(disk.vm, disk.vm_dir):
+            bases.release(bases.root_of(disk.vm_dir), disk.vm, disk.disk)
 
 
 def _unlink_disk(disk: DiskRef) -> None:
@@ -170,15 +170,36 @@ def end_session(disk: DiskRef, planned: float) -> None:
     remove_disk(disk, planned)
 
 
+def incoming(vm_dir: str) -> str:
+    """Return where a VM directory is received before it is published."""
+    parent, name = os.path.split(vm_dir)
+    return f"{parent}/.incoming-{name}"
+
+
+def outgoing(vm_dir: str) -> str:
+    """Return where a VM directory is set aside while another takes its place."""
+    parent, name = os.path.split(vm_dir)
+    return f"{parent}/.outgoing-{name}"
+
+
+def _is_elsewhere(vm: int, vm_dir: str) -> bool:
+    """Tell whether this machine has the VM in another system datastore too: its overlays share the VM's leases."""
+    location, own = os.path.split(os.path.dirname(vm_dir))
+    others = (name for name in os.listdir(location) if name.isdigit() and name != own)
+    return any(os.path.isdir(f"{location}/{name}/{vm}/{RECORDS}") for name in others)
+
+
 def remove(vm: int, vm_dir: str, planned: float) -> None:
-    """Remove a VM directory, not across mounts, and all leases of the VM."""
+    """Remove a VM directory, not across mounts, what a killed move left of it, and all leases of the VM."""
     with _lock(vm, vm_dir) as file:
         _note_deletion(file, ALL, planned)
         point("deletion noted")
-        if os.path.lexists(vm_dir):
-            run(["rm", "-rf", "--one-file-system", "--", vm_dir])
-            point("vm directory removed")
-        bases.release(bases.root_of(vm_dir), vm)
+        for directory in (vm_dir, incoming(vm_dir), outgoing(vm_dir)):
+            if os.path.lexists(directory):
+                run(["rm", "-rf", "--one-file-system", "--", directory])
+                point(f"{os.path.basename(directory)} removed")
+        if not _is_elsewhere(vm, vm_dir):
+            bases.release(bases.root_of(vm_dir), vm)
         forget_old_locks(f"{bases.root_of(vm_dir)}/locks", planned)
 
 
