@@ -26,8 +26,8 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "types": {"command": ["tests/types.sh"], "minutes": 3},
     "unit": {"paths": ["tests/unit"], "minutes": 2},
     "tools": {"paths": ["tests/tools"], "minutes": 3},
-    "replay": {"paths": ["tests/replay"], "minutes": 4},
-    "system": {"paths": ["tests/system"], "minutes": 6},
+    "replay": {"paths": ["tests/replay"], "minutes": 6},
+    "system": {"paths": ["tests/system"], "minutes": 8},
     "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 5},
     "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 4},
 }
