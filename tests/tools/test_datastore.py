@@ -139,7 +139,8 @@ def test_compressed_upload_is_unpacked(store: Store, packer: Any, format: str) -
     ("action", "packer", "how"),
     [
         ("cp", gzip, "cut"), ("cp", bz2, "cut"), ("cp", lzma, "cut"), ("cp", gzip, "spoiled"), ("cp", bz2, "spoiled"),
-        ("cp", lzma, "spoiled"), ("cp", gzip, "head only"), ("stat", gzip, "spoiled"), ("stat", lzma, "cut"), ("stat", bz2, "head only"),
+        ("cp", lzma, "spoiled"), ("cp", gzip, "head only"), ("stat", gzip, "spoiled"), ("stat", lzma, "cut"),
+        ("stat", bz2, "head only"),
     ],
 )  # fmt: skip
 def test_broken_compressed_data_is_refused(store: Store, packer: Any, how: str, action: str) -> None:
@@ -440,7 +441,8 @@ NOTHING = base64.b64encode(b"<DS_DRIVER_ACTION_DATA/>")
 @pytest.mark.parametrize(
     ("action", "data"),
     [
-        ("cp", b""), ("rm", b"xxx"), ("mkfs", b"!!!"), ("stat", base64.b64encode(b"<VM/>")), ("clone", b"\xff\0\x80"), ("cp", NOTHING),
+        ("cp", b""), ("rm", b"xxx"), ("mkfs", b"!!!"), ("stat", base64.b64encode(b"<VM/>")), ("clone", b"\xff\0\x80"),
+        ("cp", NOTHING),
         ("mkfs", NOTHING), ("stat", NOTHING), ("clone", NOTHING), ("monitor", NOTHING),
     ],
 )  # fmt: skip

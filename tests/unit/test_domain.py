@@ -10,6 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
 from semishared.errors import BadArguments, BadRecord, MigrationRefused, NotSupported
 from semishared.opennebula.markup import Markup, escape
 from semishared.plan.domain import AttachMessage, DiskRecord, Domain, disk_number, disks_of_ours

@@ -23,6 +23,7 @@ from typing import Any, Callable, Optional
 from xml.etree import ElementTree
 
 import pytest
+
 from semishared.errors import SemisharedError
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
