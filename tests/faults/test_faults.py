@@ -14,8 +14,8 @@ from .cloud import BASES, STORE, SYSTEM, Cloud, one_line, until
 from .rig import image_bytes
 
 CONTENT = image_bytes("faults")
-HOST_LIMIT_S = 45
-"""What a dead or silent host may cost: connect_timeout_s + silence_timeout_s, and ssh's own."""
+HOST_LIMIT_S = 30
+"""What a dead or silent host may cost."""
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,13 @@ Programs die with us (PR_SET_PDEATHSIG through setpriv), so that a killed driver
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import shutil
+import signal
 import subprocess
+from contextlib import contextmanager
+from typing import Iterator
 
 from ..errors import NoSpace, ToolFailed, ToolMissing, ToolTimeout
 from . import progress
@@ -20,6 +24,8 @@ QUICK_S = 120
 """Limit of what reads or writes metadata only."""
 LONG_S = 6 * 3600
 """Limit of what copies data."""
+SILENT_S = 600
+"""Limit of silence of what produces data: a repository may have to merge a chain of increments first."""
 
 
 def environment() -> dict[str, str]:
@@ -38,18 +44,90 @@ def run(argv: list[str], *, timeout_s: float = QUICK_S, ok: tuple[int, ...] = (0
     env = environment()
     if shutil.which(argv[0], path=env["PATH"]) is None:
         raise ToolMissing(f"{argv[0]} is not installed on {os.uname().nodename}")
-    try:
+    # Not pipes: what a program leaves behind (virsh its ssh) would hold them open, and nothing that is said can block it.
+    with memory() as out, memory() as err:
         with progress.waiting():
-            done = subprocess.run(
-                [*DIES_WITH_US, *argv], stdin=subprocess.DEVNULL, capture_output=True,
-                env=env, cwd=cwd, timeout=timeout_s, check=False,
+            process = subprocess.Popen(
+                [*DIES_WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd
             )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s: {shlex.join(argv)}") from None
-    if done.returncode in ok:
-        return done.stdout.decode("utf-8", "replace")
-    said = " ".join(done.stderr[-1000:].decode("utf-8", "replace").split()) or "said nothing"
+            code = _wait(process, timeout_s)
+        if code is None:
+            raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s: {shlex.join(argv)}")
+        stdout = read_back(out)
+        stderr = read_back(err, 1000)
+    if code in ok:
+        return stdout.decode("utf-8", "replace")
+    said = " ".join(stderr.decode("utf-8", "replace").split()) or "said nothing"
     if "No space left on device" in said or "Disk quota exceeded" in said:
         raise NoSpace(f"{argv[0]} on {os.uname().nodename}: {said}")
-    how = f"killed by signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     raise ToolFailed(f"{shlex.join(argv)}: {how}: {said}")
+
+
+def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
+    """Return the exit code, None if the program did not end in its time (one in a hung system call not even when killed)."""
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    except BaseException:
+        process.kill()
+        raise
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        pass
+    return None
+
+
+@contextmanager
+def memory() -> Iterator[int]:
+    """Yield a memory file: what a program says goes there and can never block it."""
+    fd = os.memfd_create("said")
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read_back(fd: int, last: int = 0) -> bytes:
+    """Return what was written to a memory file, or only its `last` bytes."""
+    size = os.fstat(fd).st_size
+    start = max(size - last, 0) if last else 0
+    parts = []
+    while start < size:
+        part = os.pread(fd, size - start, start)
+        if not part:
+            break
+        parts.append(part)
+        start += len(part)
+    return b"".join(parts)
+
+
+def stream(argv: list[str], *, stdin: bytes = b"", silence_s: float = SILENT_S) -> Iterator[bytes]:
+    """Run `argv` and yield its stdout in chunks; raise as `run` does, ToolTimeout after `silence_s` seconds without any."""
+    env = environment()
+    if shutil.which(argv[0], path=env["PATH"]) is None:
+        raise ToolMissing(f"{argv[0]} is not installed on {os.uname().nodename}")
+    with memory() as asked, memory() as err:
+        os.pwrite(asked, stdin, 0)
+        # A group of its own: such scripts have children, which must not outlive them.
+        with subprocess.Popen(
+            [*DIES_WITH_US, *argv], stdin=asked, stdout=subprocess.PIPE, stderr=err, env=env, start_new_session=True
+        ) as process:
+            assert process.stdout
+            try:
+                while True:
+                    if not select.select([process.stdout], [], [], silence_s)[0]:
+                        raise ToolTimeout(f"{argv[0]} has said nothing for {silence_s:.0f} s")
+                    chunk = os.read(process.stdout.fileno(), 1 << 20)
+                    if not chunk:
+                        break
+                    yield chunk
+                code = process.wait(60)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        if code:
+            said = " ".join(read_back(err, 1000).decode("utf-8", "replace").split()) or "said nothing"
+            raise ToolFailed(f"{argv[0]}: exit code {code}: {said}")

@@ -2,14 +2,17 @@
 """A host, as the front-end sees it: one ssh per host and action, plans go in, events come back.
 
 The front-end itself is a host too, without the ssh. A host that says nothing for `silence_timeout_s` (its side
-breathes every 5 s) is given up: no action waits for ever (CONTRACT §1.4: nobody else sets a limit).
+breathes every 5 s) is given up: no action waits for ever (CONTRACT §1.4: nobody else sets a limit). That limit is ours,
+not ssh's: through a shared connection (ControlMaster) the keep-alive is whatever its master was started with.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import time
+from collections import deque
 from types import TracebackType
 from typing import Iterable
 
@@ -61,15 +64,19 @@ class Session:
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, env=env, start_new_session=True
         )
         assert self._process.stdin and self._process.stdout
-        self._writer = Writer(self._process.stdin.fileno())
+        self._writer = Writer(self._process.stdin.fileno(), self._wait_to_write)
         self._reader = Reader(self._process.stdout.fileno())
+        self._heard: deque[Message] = deque()
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.close()
+        try:
+            self._process.stdin.close()
+        except OSError:
+            pass
         if error is None:
             try:
                 self._process.wait(5)
@@ -114,18 +121,37 @@ class Session:
     def read(self) -> Message:
         """Return the next chunk or message that is no sign of life; raise the error that the host reports."""
         while True:
-            try:
-                message = self._reader.read(self._config.hosts_connect_timeout_s + self._config.hosts_silence_timeout_s)
-            except Silence:
-                raise HostUnreachable(f"{self.host} has fallen silent during {self._action}") from None
-            if message is None:
-                raise self._lost()
-            if isinstance(message, bytes):
+            message = self._heard.popleft() if self._heard else self._next()
+            if isinstance(message, bytes) or (message and message.get("event") != "alive"):
                 return message
-            if message.get("event") == "error":
-                raise from_id(str(message.get("id")), str(message.get("detail")))
-            if message.get("event") != "alive":
-                return message
+
+    def _next(self) -> Message:
+        try:
+            message = self._reader.read(self._config.hosts_silence_timeout_s)
+        except Silence:
+            raise self._silent() from None
+        if message is None:
+            raise self._lost()
+        if isinstance(message, dict) and message.get("event") == "error":
+            raise from_id(str(message.get("id")), str(message.get("detail")))
+        return message
+
+    def _silent(self) -> HostUnreachable:
+        return HostUnreachable(f"{self.host} has said nothing for {self._config.hosts_silence_timeout_s} s during {self._action}")
+
+    def _wait_to_write(self) -> None:
+        """Wait until the host takes more; what it says meanwhile is kept. Slow is not dead: it breathes."""
+        assert self._process.stdin and self._process.stdout
+        deadline = time.monotonic() + self._config.hosts_silence_timeout_s
+        while True:
+            left = deadline - time.monotonic()
+            readable, writable, _ = select.select([self._process.stdout], [self._process.stdin], [], max(left, 0))
+            if writable:
+                return
+            if not readable:
+                raise self._silent()
+            self._heard.append(self._next())
+            deadline = time.monotonic() + self._config.hosts_silence_timeout_s
 
     def finish(self) -> list[object]:
         """Wait for the end of the plan and return what each step found out."""

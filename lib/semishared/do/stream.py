@@ -8,7 +8,7 @@ import os
 import select
 import threading
 import time
-from typing import Union
+from typing import Callable, Optional, Union
 
 from ..errors import HostFailed
 
@@ -69,16 +69,27 @@ class Reader:
 
 
 class Writer:
-    """Write messages to a file descriptor, from any thread."""
+    """Write messages to a file descriptor, from any thread.
 
-    def __init__(self, fd: int) -> None:
+    With `wait`, a writer never blocks: it calls that when the other side takes nothing for now.
+    """
+
+    def __init__(self, fd: int, wait: Optional[Callable[[], None]] = None) -> None:
         self._fd = fd
         self._lock = threading.Lock()
+        self._wait = wait
+        if wait:
+            os.set_blocking(fd, False)
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
-            view = view[os.write(self._fd, view) :]
+            try:
+                view = view[os.write(self._fd, view) :]
+            except BlockingIOError:
+                if not self._wait:
+                    raise
+                self._wait()
 
     def send(self, **message: object) -> None:
         """Send a JSON object."""

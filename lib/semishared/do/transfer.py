@@ -17,7 +17,7 @@ from typing import Callable, Iterator
 from ..errors import ImageChanged, MissingImage, StoreUnavailable, ToolFailed, TransferCorrupt
 from ..plan.steps import ImageRef, ReceiveVm, RenameVm
 from . import bases, files, progress, vm_dir
-from .run import DIES_WITH_US, environment, run
+from .run import DIES_WITH_US, QUICK_S, environment, memory, read_back, run
 from .trace import point
 
 CHUNK = 1 << 20
@@ -29,10 +29,10 @@ def send(directory: str, write: Callable[[bytes], None]) -> dict[str, object]:
         return {"present": False}
     argv = ["tar", "--create", "--sparse", "--file=-", f"--directory={directory}", "."]
     digest = hashlib.sha256()
-    with subprocess.Popen(
-        [*DIES_WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    with memory() as err, subprocess.Popen(
+        [*DIES_WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, env=environment()
     ) as tar:
-        assert tar.stdout and tar.stderr
+        assert tar.stdout
         while True:
             chunk = tar.stdout.read(CHUNK)
             if not chunk:
@@ -40,7 +40,8 @@ def send(directory: str, write: Callable[[bytes], None]) -> dict[str, object]:
             digest.update(chunk)
             write(chunk)
             progress.count("sent", len(chunk))
-        said = tar.stderr.read(4000).decode("utf-8", "replace").strip()
+        tar.wait(QUICK_S)
+        said = read_back(err, 4000).decode("utf-8", "replace").strip()
     if tar.returncode:
         raise ToolFailed(f"tar of {directory}: {said}")
     return {"present": True, "sha256": digest.hexdigest()}
@@ -73,10 +74,10 @@ def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
     """Unpack a tar stream into `staging` and return the stream's sha256."""
     digest = hashlib.sha256()
     argv = ["tar", "--extract", "--sparse", "--file=-", f"--directory={staging}", "--no-same-owner"]
-    with subprocess.Popen(
-        [*DIES_WITH_US, *argv], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment()
+    with memory() as err, subprocess.Popen(
+        [*DIES_WITH_US, *argv], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=err, env=environment()
     ) as tar:
-        assert tar.stdin and tar.stderr
+        assert tar.stdin
         try:
             for chunk in chunks:
                 digest.update(chunk)
@@ -85,7 +86,8 @@ def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
             tar.stdin.close()
         except BrokenPipeError:
             pass
-        said = tar.stderr.read(4000).decode("utf-8", "replace").strip()
+        tar.wait(QUICK_S)
+        said = read_back(err, 4000).decode("utf-8", "replace").strip()
     if tar.returncode:
         if "No space left" in said:
             with files.enough_space(staging):
