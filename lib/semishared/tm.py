@@ -240,6 +240,41 @@ def _clear(action: Action, host: str, place: args.VmPlace, vm: Vm) -> None:
     action.on(host, [s.CheckNotRunning(domain), s.RemoveVm(vm.id, place.path)])
 
 
+def prebackup(action: Action) -> None:
+    """HOST:VMDIR ID[:ID...] DEPLOY_ID JOB VM DATASTORE - copy the disks of a VM that is off for a backup driver."""
+    from . import backup
+
+    backup.before(action, live=False)
+
+
+def prebackup_live(action: Action) -> None:
+    """HOST:VMDIR ID[:ID...] DEPLOY_ID JOB VM DATASTORE - copy the disks of a running VM, as of one moment."""
+    from . import backup
+
+    backup.before(action, live=True)
+
+
+def postbackup(action: Action) -> None:
+    """HOST:VMDIR ID[:ID...] DEPLOY_ID JOB VM DATASTORE - remove what prebackup left."""
+    from . import backup
+
+    backup.after(action, live=False)
+
+
+def postbackup_live(action: Action) -> None:
+    """HOST:VMDIR ID[:ID...] DEPLOY_ID JOB VM DATASTORE - end what prebackup_live began and remove what it left."""
+    from . import backup
+
+    backup.after(action, live=True)
+
+
+def restore(action: Action) -> None:
+    """HOST:VMDIR VM IMAGE INCREMENT DISK - replace the disks of a VM by those of a backup."""
+    from . import backup
+
+    backup.restore(action)
+
+
 def monitor(action: Action) -> None:
     """DATASTORE - only asked for a system datastore with SHARED=YES, which cannot be ours (ONED §2c)."""
     raise NotSupported("a system datastore of semishared must have SHARED=NO: its disks are local to each host")
@@ -257,7 +292,8 @@ def monitor_ds(action: Action) -> None:
 ACTIONS = {
     function.__name__: function
     for function in (
-        clone, ln, mkimage, mkswap, context, mvds, cpds, delete, mv, premigrate, postmigrate, failmigrate, monitor, monitor_ds
+        clone, ln, mkimage, mkswap, context, mvds, cpds, delete, mv, premigrate, postmigrate, failmigrate, monitor, monitor_ds,
+        prebackup, prebackup_live, postbackup, postbackup_live, restore,
     )
 }  # fmt: skip
 

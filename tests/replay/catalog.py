@@ -61,7 +61,6 @@ _NOT_PLAYED = {
         for name in [*_MATCHED, *_OPEN]
         if name.startswith(("13", "14"))
     },
-    "22-backup": "backup and restore belong to the issue that builds them",
     **{name: _RBD for name in _OPEN if name.startswith("b-")},
 }
 

@@ -9,8 +9,9 @@ written and checked through the running QEMU, and by QEMU's block layer where no
 from __future__ import annotations
 
 import base64
-import os.path
+import os
 import re
+import shutil
 from typing import Any, Dict, List, Optional
 from xml.etree import ElementTree
 
@@ -46,6 +47,7 @@ class Player:
         self.sources: Dict[str, str] = {}  # recorded place of an image -> ours
         self.images: Dict[int, Content] = {}  # by image id: what is on it
         self.guests: Dict[int, Guest] = {}
+        self.backups: Dict[int, List[Dict[int, Content]]] = {}  # by VM: what each fetched backup must hold
         self.recording: Recording = {}
 
     def close(self) -> None:
@@ -69,6 +71,8 @@ class Player:
             for path, key in step["files"].items():
                 if path.endswith("context.sh"):
                     self.core.runner.write(path, body(self.recording, key))
+            if step["cmd"].startswith("onevm restore"):
+                self._serve(step)  # what the driver asks for was made by the step before
             for call in step["calls"]:
                 where = f"step {number} `{step['cmd']}` {call['kind']}/{call['action']} {' '.join(call['argv'])[:160]}"
                 try:
@@ -177,12 +181,14 @@ class Player:
             said = self.lab.node(call["host"]).run(words, user="oneadmin").stdout.decode()
             assert all(line.startswith("VM = [") for line in said.splitlines()), said
             return
-        vm = int(argv[-2])
+        vm = int(argv[1] if action == "restore" else argv[-2])
         with self.core.data:
             self.core.vms[vm] = Served(self.mapped(body(self.recording, call["vm_info"])))  # type: ignore[assignment]
         stdin = None
         if call.get("stdin"):
-            stdin = base64.b64encode(self.mapped(body(self.recording, call["stdin"])).encode()).decode()
+            stdin = self.mapped(body(self.recording, call["stdin"]))
+            if "backup" not in action:
+                stdin = base64.b64encode(stdin.encode()).decode()
         self.drivers.tm([action, call["driver"], *argv], stdin, any_driver=True)
         after = getattr(self, f"_after_{action}", None)
         if after is not None:
@@ -313,3 +319,45 @@ class Player:
         words = ["qemu-img", "compare", "-U", "-f", record["format"], "-F", "raw", record["path"], argv[1]]
         assert b"identical" in node.run(words, user="oneadmin").stdout
         check(self.lab.fe, argv[1], "raw", guest.disks[number])
+
+    # -- backup -------------------------------------------------------------------------------------
+
+    def _after_prebackup(self, guest: Guest, argv: List[str]) -> None:
+        """Fetch what is there as the rsync driver does, under the name the recorded backup has."""
+        node, path = self._target(argv[0])
+        made = self.backups.setdefault(guest.vm, [])
+        made.append({int(number): dict(guest.disks[int(number)]) for number in argv[1].split(":")})
+        names = sorted(os.listdir(node.path(f"{path}/backup")))
+        assert names == [*(f"disk.{number}.0" for number in made[-1]), "vm.xml"], names
+        assert b"<VM>" in base64.b64decode(node.path(f"{path}/backup/vm.xml").read_bytes())
+        there = f"/var/lib/one/datastores/107/{guest.vm}/8e4cbd"
+        shutil.rmtree(self.lab.fe.path(there), ignore_errors=True)
+        self.lab.fe.run(["mkdir", "-p", os.path.dirname(there)], user="oneadmin")
+        shutil.copytree(node.path(f"{path}/backup"), self.lab.fe.path(there))
+        self.lab.fe.run(["chown", "-R", "oneadmin:", there], user="root")
+        for number, content in made[-1].items():
+            check(self.lab.fe, f"{there}/disk.{number}.0", "qcow2", content)
+            backing = self.lab.fe.run(["qemu-img", "info", "-f", "qcow2", f"{there}/disk.{number}.0"]).stdout
+            assert b"backing" not in backing, backing.decode()
+        # The guest goes on writing: none of this may be in what was fetched.
+        guest.write(node, path)
+
+    _after_prebackup_live = _after_prebackup
+
+    def _after_postbackup(self, guest: Guest, argv: List[str]) -> None:
+        node, path = self._target(argv[0])
+        left = [name for name in os.listdir(node.path(path)) if "backup" in name]
+        assert not left, left
+        guest.check(node, path)
+
+    _after_postbackup_live = _after_postbackup
+
+    def _after_restore(self, guest: Guest, argv: List[str]) -> None:
+        node, path = self._target(argv[0])
+        for number, content in self.backups.pop(guest.vm)[-1].items():
+            assert guest.disks[number] != content
+            # The same dictionary is what the image of a persistent disk must hold.
+            guest.disks[number].clear()
+            guest.disks[number].update(content)
+        guest.check(node, path)
+        shutil.rmtree(self.lab.fe.path("/var/lib/one/datastores/107"))

@@ -154,6 +154,22 @@ class Execution:
         if step.domain in names or step.domain in ids:
             raise MigrationRefused(f"domain {step.domain} still runs on {os.uname().nodename}, nothing was removed")
 
+    def BackUp(self, step: s.BackUp) -> None:
+        from . import backup
+
+        backup.back_up(step, self.planned)
+
+    def EndBackup(self, step: s.EndBackup) -> None:
+        from . import backup
+
+        backup.end(step)
+
+    def RestoreDisk(self, step: s.RestoreDisk) -> None:
+        from . import backup
+
+        with backup.received(step, self._chunks(), lambda: str(self._end.get("sha256"))) as path:
+            backup.restore(step, path, self.planned)
+
 
 def read_plan(data: object) -> tuple[float, list[s.Step]]:
     """Return planning time and steps of a plan in JSON data; raise BadArguments."""

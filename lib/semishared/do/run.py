@@ -106,7 +106,8 @@ def read_back(fd: int, last: int = 0) -> bytes:
 
 def stream(argv: list[str], *, stdin: bytes = b"", silence_s: float = SILENT_S) -> Iterator[bytes]:
     """Run `argv` and yield its stdout in chunks; raise as `run` does, ToolTimeout after `silence_s` seconds without any."""
-    env = environment()
+    # OpenNebula's own scripts are run by this: they get what oned gave us, whole.
+    env = {**os.environ, "PATH": environment()["PATH"]}
     if shutil.which(argv[0], path=env["PATH"]) is None:
         raise ToolMissing(f"{argv[0]} is not installed on {os.uname().nodename}")
     with memory() as asked, memory() as err:

@@ -227,6 +227,37 @@ class Migrate:
         return cls(argv[0], target, argv[5] if len(argv) == 6 else "")
 
 
+@dataclass(frozen=True)
+class Backup:
+    """(pre|post)backup(_live): `host:VMDIR id[:id...] deploy_id backup_job|- vm system_datastore`."""
+
+    place: VmPlace
+    disks: tuple[int, ...]
+    domain: str
+
+    @classmethod
+    def parse(cls, argv: list[str]) -> Backup:
+        _count(argv, 6)
+        disks = tuple(number(text, "disk id") for text in argv[1].split(":") if text)
+        return cls(VmPlace.at(Location.parse(argv[0]), argv[4]), disks, argv[2])
+
+
+@dataclass(frozen=True)
+class Restore:
+    """restore: `host:VMDIR vm image increment|-1 disk|-1`."""
+
+    place: VmPlace
+    image: int
+    increment: int
+    disk: int
+
+    @classmethod
+    def parse(cls, argv: list[str]) -> Restore:
+        _count(argv, 5)
+        increment, disk = (-1 if text == "-1" else number(text, "increment or disk") for text in argv[3:])
+        return cls(VmPlace.at(Location.parse(argv[0]), argv[1]), number(argv[2], "image id"), increment, disk)
+
+
 def _count(argv: list[str], wanted: int) -> None:
     if len(argv) != wanted:
         raise BadArguments(f"{len(argv)} arguments where {wanted} belong")

@@ -51,9 +51,13 @@ class Oned:
         """Return datastore `datastore_id`; raise OnedUnavailable."""
         return Datastore.parse(self._ask("one.datastore.info", datastore_id))
 
-    def _ask(self, method: str, object_id: int) -> bytes:
+    def datastore_with_secrets(self, datastore_id: int) -> Datastore:
+        """Return datastore `datastore_id`, its passwords decrypted, as OpenNebula's own drivers get it."""
+        return Datastore.parse(self._ask("one.datastore.info", datastore_id, True))
+
+    def _ask(self, method: str, object_id: int, *options: bool) -> bytes:
         try:
-            answer = getattr(self._server, method)(self._session, object_id)
+            answer = getattr(self._server, method)(self._session, object_id, *options)
         except self._failures as e:
             raise OnedUnavailable(f"{method} {object_id} at {self.endpoint}: {type(e).__name__}: {e}") from None
         if not isinstance(answer, list) or len(answer) < 2 or not isinstance(answer[1], str):

@@ -49,6 +49,10 @@ class View:
         except ValueError:
             return default
 
+    def to_bytes(self) -> bytes:
+        """Return the element as XML."""
+        return ElementTree.tostring(self.element, encoding="utf-8")
+
 
 class Disk(View):
     """/VM/TEMPLATE/DISK as oned filled it in (ONED §2d)."""
@@ -133,6 +137,10 @@ class Vm(View):
                 return disk
         raise BadArguments(f"VM {self.id} has no disk {disk_id}")
 
+    def backup_setting(self, name: str) -> str:
+        """Return a setting of BACKUP_CONFIG, in upper case."""
+        return self.text(f"BACKUPS/BACKUP_CONFIG/{name}").upper()
+
     @property
     def context_disk(self) -> int:
         """Disk id of the context ISO, -1 without one."""
@@ -178,6 +186,10 @@ class Image(View):
         return self.text("PATH")
 
     @property
+    def store_id(self) -> int:
+        return self.number("DATASTORE_ID")
+
+    @property
     def format(self) -> str:
         return self.text("FORMAT").lower()
 
@@ -216,6 +228,10 @@ class Datastore(View):
     @property
     def base_path(self) -> str:
         return self.text("BASE_PATH")
+
+    @property
+    def store_driver(self) -> str:
+        return self.text("DS_MAD").lower()
 
     def attribute(self, name: str) -> str:
         return self.text(f"TEMPLATE/{name}")

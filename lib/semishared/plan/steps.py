@@ -255,6 +255,38 @@ class CheckNotRunning(Step):
     domain: str
 
 
+@dataclass(frozen=True)
+class BackUp(Step):
+    """Leave a standalone qcow2 copy of each disk, as of one moment, and `xml` as vm.xml, in `directory`."""
+
+    vm: int
+    vm_dir: str
+    directory: str
+    disks: tuple[str, ...]
+    domain: str
+    """'' if the VM is off."""
+    freeze: str
+    xml: str
+
+
+@dataclass(frozen=True)
+class EndBackup(Step):
+    """End whatever a backup has begun, and remove `directory`."""
+
+    vm: int
+    vm_dir: str
+    directory: str
+    domain: str
+
+
+@dataclass(frozen=True)
+class RestoreDisk(Step):
+    """Give a disk the content of the qcow2 image whose bytes follow the plan; `min_size` is what the VM's disk has."""
+
+    disk: DiskRef
+    min_size: int
+
+
 STEPS: dict[str, type[Step]] = {cls.__name__: cls for cls in Step.__subclasses__()}
 _NESTED = {"image": ImageRef, "disk": DiskRef}
 

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backup and restore: the transfer actions around OpenNebula's backup datastores (CONTRACT §2.3)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from .errors import BadArguments, MissingImage, NotSupported, SemisharedError, ToolFailed
+from .opennebula import args
+from .opennebula.xml import Vm
+from .plan import backup as plan
+from .plan import steps as s
+
+if TYPE_CHECKING:
+    from .tm import Action
+
+REMOTES = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+DRIVER = re.compile(r"[a-z0-9][a-z0-9_\-]*\Z")
+BASE_PATH = re.compile(r"^(?:export\s+)?BACKUP_BASE_PATH=\"?([^\"\n]+)\"?\s*$", re.MULTILINE)
+
+
+def _base_path() -> str:
+    """Return BACKUP_BASE_PATH of OpenNebula's datastore.conf, '' if it is not set."""
+    try:
+        with open(f"{REMOTES}/etc/datastore/datastore.conf", encoding="utf-8", errors="replace") as file:
+            found = BASE_PATH.findall(file.read())
+    except OSError:
+        return ""
+    return args.absolute(found[-1].strip(), "BACKUP_BASE_PATH") if found else ""
+
+
+def before(action: Action, *, live: bool) -> None:
+    """Do prebackup or prebackup_live."""
+    request = args.Backup.parse(action.argv)
+    vm = Vm.parse(sys.stdin.buffer.read())
+    action.on(request.place.host, plan.prebackup(request, vm, _base_path(), live=live))
+
+
+def after(action: Action, *, live: bool) -> None:
+    """Do postbackup or postbackup_live."""
+    request = args.Backup.parse(action.argv)
+    action.on(request.place.host, plan.postbackup(request, _base_path(), live=live))
+
+
+def restore(action: Action) -> None:
+    """Do restore."""
+    from .do.ssh import Session
+    from .opennebula.oned import Oned
+
+    request = args.Restore.parse(action.argv)
+    oned = Oned()
+    vm, image = oned.vm(request.place.vm), oned.image(request.image)
+    store = oned.datastore_with_secrets(image.store_id)
+    if not DRIVER.match(store.store_driver):
+        raise BadArguments(f"not a backup driver: {store.store_driver!r}")
+    data = b"<DS_DRIVER_ACTION_DATA>" + b"".join(part.to_bytes() for part in (store, vm, image)) + b"</DS_DRIVER_ACTION_DATA>"
+    place, known = request.place, {disk.id: disk for disk in vm.disks}
+    urls = _listed(f"{REMOTES}/datastore/{store.store_driver}/ls", request, data)
+    gone = sorted(urls.keys() - known.keys())
+    if request.disk == -1 and gone:
+        action.report.warn(f"VM {vm.id} no longer has disks {gone} of backup {request.image}: they stay there")
+        urls = {disk: url for disk, url in urls.items() if disk in known}
+    if not urls:
+        raise MissingImage(f"backup {request.image} has nothing for VM {vm.id} (disk {request.disk})")
+    domain = vm.deploy_id or f"one-{vm.id}"
+    with Session(place.host, action.name, action.config, bulk=True) as session:
+        session.run([s.CheckNotRunning(domain)])
+        for disk, url in sorted(urls.items()):
+            _bring(session, s.RestoreDisk(s.DiskRef(vm.id, disk, place.path), known[disk].size), url)
+        action.tell(place.host, session.moved)
+
+
+def _listed(program: str, request: args.Restore, data: bytes) -> dict[int, str]:
+    """Return where the backup driver has each wanted disk."""
+    from .do.run import stream
+
+    text = b"".join(stream([program, "-i", str(request.increment)], stdin=data))
+    try:
+        found = json.loads(text)
+        urls = {int(disk): str(url) for disk, url in found.items() if disk.isdigit()}
+    except (ValueError, AttributeError):
+        raise ToolFailed(f"{program}: its answer is no list of disks: {text[:200]!r}") from None
+    if "tpm" in found:
+        raise NotSupported(f"backup {request.image} has the state of a TPM, which cannot be restored yet")
+    return urls if request.disk == -1 else {disk: url for disk, url in urls.items() if disk == request.disk}
+
+
+def _bring(session: object, step: s.RestoreDisk, url: str) -> None:
+    from .do.run import stream
+
+    digest = hashlib.sha256()
+    session.begin([step])  # type: ignore[attr-defined]
+    try:
+        for chunk in stream([f"{REMOTES}/datastore/downloader.sh", "--nodecomp", url, "-"]):
+            digest.update(chunk)
+            session.send_data(chunk)  # type: ignore[attr-defined]
+    except SemisharedError:
+        # So that the host removes what it has: it may be what fills its disk.
+        session.send(end=True, sha256="")  # type: ignore[attr-defined]
+        try:
+            session.finish()  # type: ignore[attr-defined]
+        except SemisharedError:
+            pass
+        raise
+    session.send(end=True, sha256=digest.hexdigest())  # type: ignore[attr-defined]
+    session.finish()  # type: ignore[attr-defined]

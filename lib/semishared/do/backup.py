@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of a VM's disks for OpenNebula's backup drivers, and the way back.
+
+Running: one backup job of QEMU for all disks. It begins for all of them in one transaction, and copies what the guest
+overwrites before it does: the copies show one moment, the VM's own disks and their layers stay as they are. That is
+what a power cut leaves; FS_FREEZE = AGENT makes it what a clean unmount leaves.
+
+What each crash leaves: `.staged-backup` (no backup driver looks there) or `backup`, removed by `end`, by the next
+backup and with the VM; a job in QEMU, ended by `end`; a frozen guest, noted in `frozen.json` before, thawed by `end`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from contextlib import contextmanager
+from typing import Callable, Iterator
+
+from ..errors import (
+    BadRecord,
+    MissingImage,
+    NoSpace,
+    NotSupported,
+    SemisharedError,
+    ToolFailed,
+    ToolTimeout,
+    TransferCorrupt,
+    UnsafeImage,
+)
+from ..plan.steps import BackUp, EndBackup, RestoreDisk
+from . import bases, dir_store, domain, files, inspection, progress, qemu_img, vm_dir
+from .run import LONG_S, QUICK_S, run
+from .trace import point
+
+URI = "qemu:///system"
+STALLED_S = 300
+COPY = "{directory}/disk.{disk}.0"
+"""The name that a full backup has for upstream's backup drivers: increment 0."""
+
+
+def _staged(directory: str) -> str:
+    return f"{os.path.dirname(directory)}/{files.STAGED}backup"
+
+
+def _remove(directory: str) -> None:
+    run(["rm", "-rf", "--one-file-system", "--", directory])
+
+
+def _recorded(vm: int, directory: str, disk: int) -> tuple[str, str]:
+    """Return path and format of a disk."""
+    record = vm_dir.read_record(directory, disk)
+    if not record:
+        raise BadRecord(f"disk {disk} of VM {vm} has no record in {directory} on {os.uname().nodename}")
+    path = str(record["path"])
+    if not os.path.exists(path):
+        raise MissingImage(f"{path} is not there on {os.uname().nodename}")
+    return path, str(record["format"])
+
+
+def back_up(step: BackUp, planned: float) -> None:
+    """Publish the copies."""
+    staged = _staged(step.directory)
+    if step.domain:
+        _end_job(step.domain, step.directory)
+    _thaw(step.vm_dir, step.domain)
+    _remove(staged)
+    _remove(step.directory)
+    if not os.path.isdir(step.vm_dir):
+        raise MissingImage(f"{step.vm_dir} is not there on {os.uname().nodename}")
+    disks = {int(disk): _recorded(step.vm, step.vm_dir, int(disk)) for disk in step.disks}
+    try:
+        with files.enough_space(staged):
+            os.makedirs(staged)
+            point("backup begun")
+            if step.domain:
+                _copy_running(step, staged, disks)
+            else:
+                for disk, (path, format) in disks.items():
+                    qemu_img.convert(path, format, COPY.format(directory=staged, disk=disk), "qcow2")
+                    point("disk copied")
+            files.write(f"{staged}/vm.xml", step.xml.encode())
+            run(["sync", "--file-system", staged])
+            progress.count("backed_up", sum(files.allocated(f"{staged}/{name}") for name in os.listdir(staged)))
+            with vm_dir.publishing(step.vm, step.vm_dir, planned):
+                os.rename(staged, step.directory)
+        point("backup published")
+    except BaseException:
+        # It may be what fills the disk.
+        _remove(staged)
+        raise
+
+
+def _copy_running(step: BackUp, staged: str, disks: dict[int, tuple[str, str]]) -> None:
+    devices = _devices(step, disks)
+    parts = []
+    for disk, device in devices.items():
+        target = COPY.format(directory=staged, disk=disk)
+        words = domain.virsh(URI, "domblkinfo", step.domain, device).split()
+        # Made by us, not by libvirt: that would make it as root, and QEMU, which is not, could not open it.
+        qemu_img.create(target, "qcow2", int(words[words.index("Capacity:") + 1]))
+        os.chmod(target, 0o660)
+        parts.append(
+            f"<disk name='{_quoted(device)}' backup='yes' type='file'><target file='{_quoted(target)}'/>"
+            "<driver type='qcow2'/></disk>"
+        )
+    request = files.staged_name(f"{step.vm_dir}/backup.xml")
+    try:
+        with open(request, "x", encoding="utf-8") as file:
+            file.write(f"<domainbackup mode='push'><disks>{''.join(parts)}</disks></domainbackup>")
+        with _frozen(step):
+            domain.virsh(URI, "backup-begin", step.domain, request, "--reuse-external", timeout_s=QUICK_S)
+            point("backup job begun")
+        _wait(step)
+    except BaseException:
+        _end_job(step.domain, step.directory)
+        raise
+    finally:
+        files.unlink(request)
+
+
+def _quoted(text: str) -> str:
+    # xml.sax.saxutils would load urllib for this.
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("'", "&apos;")
+
+
+def _devices(step: BackUp, disks: dict[int, tuple[str, str]]) -> dict[int, str]:
+    """Return what libvirt calls each disk."""
+    known = {}
+    for line in domain.virsh(URI, "--quiet", "domblklist", step.domain).splitlines():
+        name, _, source = line.strip().partition(" ")
+        known[os.path.realpath(source.strip())] = name
+    found = {}
+    for disk, (path, _) in disks.items():
+        device = known.get(os.path.realpath(path))
+        if not device:
+            raise MissingImage(f"domain {step.domain} has no disk {path}")
+        found[disk] = device
+    return found
+
+
+def _wait(step: BackUp) -> None:
+    """Wait for the end of the job; raise unless all of it was copied."""
+    seen, since, limit = "", time.monotonic(), time.monotonic() + LONG_S
+    pause = 0.05
+    while True:
+        said = domain.virsh(URI, "domjobinfo", step.domain)
+        if re.search(r"^Job type:\s+None", said, re.MULTILINE):
+            break
+        done = "".join(re.findall(r"^File (?:processed|remaining):.*", said, re.MULTILINE))
+        if done != seen:
+            seen, since = done, time.monotonic()
+        if time.monotonic() > limit or time.monotonic() - since > STALLED_S:
+            raise ToolTimeout(f"the backup of {step.domain} on {os.uname().nodename} makes no progress")
+        progress.touch()
+        time.sleep(pause)
+        pause = min(pause * 2, 1)
+    said = domain.virsh(URI, "domjobinfo", step.domain, "--completed", "--keep-completed", "--anystats")
+    if re.search(r"^Job type:\s+Completed", said, re.MULTILINE) and re.search(r"^Operation:\s+Backup", said, re.MULTILINE):
+        return
+    reason = re.search(r"^Error message:\s+(.*)$", said, re.MULTILINE)
+    text = reason.group(1).strip() if reason else "it was ended"
+    if "No space left" in text or "quota" in text:
+        raise NoSpace(f"backup of {step.domain} on {os.uname().nodename}: {text}")
+    raise ToolFailed(f"backup of {step.domain} on {os.uname().nodename}: {text}")
+
+
+def _end_job(name: str, directory: str) -> None:
+    """End a backup job that writes below our directories; other jobs of the domain are none of ours."""
+    if domain.state(URI, name) not in ("running", "paused"):
+        return
+    try:
+        job = domain.virsh(URI, "backup-dumpxml", name)
+    except SemisharedError:
+        return
+    if _staged(directory) not in job and directory not in job:
+        return
+    try:
+        domain.virsh(URI, "domjobabort", name)
+    except SemisharedError:
+        pass  # it may have ended by itself; the loop knows
+    for _ in range(100):
+        if re.search(r"^Job type:\s+None", domain.virsh(URI, "domjobinfo", name), re.MULTILINE):
+            return
+        time.sleep(0.2)
+    raise ToolTimeout(f"the backup job of {name} on {os.uname().nodename} does not end")
+
+
+# -- a moment of rest -------------------------------------------------------------------------------
+
+
+def _note(directory: str) -> str:
+    return f"{directory}/{vm_dir.RECORDS}/frozen.json"
+
+
+@contextmanager
+def _frozen(step: BackUp) -> Iterator[None]:
+    """Let the guest rest within the block, as FS_FREEZE says; noted first, so that whoever comes next can end it."""
+    if step.freeze == "NONE" or domain.state(URI, step.domain) != "running":
+        yield
+        return
+    files.write_json(_note(step.vm_dir), {"how": step.freeze})
+    try:
+        domain.virsh(URI, "domfsfreeze" if step.freeze == "AGENT" else "suspend", step.domain, timeout_s=60)
+        point("guest frozen")
+        yield
+    finally:
+        _thaw(step.vm_dir, step.domain)
+
+
+def _thaw(directory: str, name: str) -> None:
+    """End the rest that is noted, if there is one."""
+    note = files.read_json(_note(directory))
+    if note is None:
+        return
+    if name and domain.state(URI, name) in ("running", "paused"):
+        if note.get("how") == "AGENT":
+            domain.virsh(URI, "domfsthaw", name, timeout_s=60)
+        elif domain.state(URI, name) == "paused":
+            domain.virsh(URI, "resume", name)
+    files.unlink(_note(directory))
+    point("guest thawed")
+
+
+def end(step: EndBackup) -> None:
+    """Leave nothing of a backup: no job, no frozen guest, no copies."""
+    try:
+        if step.domain:
+            try:
+                _thaw(step.vm_dir, step.domain)
+            finally:
+                _end_job(step.domain, step.directory)
+    finally:
+        for directory in (_staged(step.directory), step.directory):
+            _remove(directory)
+            point("copies removed")
+        files.remove_staged(step.vm_dir, "backup.xml")
+        parent = os.path.dirname(step.directory)
+        if parent != step.vm_dir and os.path.isdir(parent):
+            os.rmdir(parent)
+
+
+# -- the way back -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def received(step: RestoreDisk, chunks: Iterator[bytes], sha256: Callable[[], str]) -> Iterator[str]:
+    """Yield the file that arrived, which is a standalone qcow2 image."""
+    disk = step.disk
+    name = f"disk.{disk.disk}.backup"
+    files.remove_staged(disk.vm_dir, name)
+    path = files.staged_name(f"{disk.vm_dir}/{name}")
+    try:
+        digest = hashlib.sha256()
+        with files.enough_space(disk.vm_dir), open(path, "xb") as file:
+            for chunk in chunks:
+                digest.update(chunk)
+                file.write(chunk)
+                progress.count("received", len(chunk))
+        point("backup received")
+        if digest.hexdigest() != sha256():
+            raise TransferCorrupt(f"the backup of disk {disk.disk} did not arrive whole on {os.uname().nodename}")
+        with open(path, "rb") as file:
+            head = file.read(inspection.HEAD)
+        format = inspection.detect(head)
+        if format != "qcow2":
+            raise NotSupported(f"the backup of disk {disk.disk} is no qcow2 image but {format}")
+        danger = inspection.names_other_files(head, format)
+        if danger:
+            raise UnsafeImage(f"the backup of disk {disk.disk} has {danger}")
+        yield path
+    finally:
+        files.unlink(path)
+
+
+def restore(step: RestoreDisk, backup: str, planned: float) -> None:
+    """Replace a disk's content; an in-place disk's where it lies, on the store: the link stays (CONTRACT pitfall 27)."""
+    disk = step.disk
+    record = vm_dir.read_record(disk.vm_dir, disk.disk)
+    if not record:
+        raise BadRecord(f"disk {disk.disk} of VM {disk.vm} has no record in {disk.vm_dir} on {os.uname().nodename}")
+    if record["readonly"]:
+        raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is read-only and cannot be restored")
+    image = record.get("image")
+    if record["how"] == "in-place" and isinstance(image, dict):
+        _restore_image(step, dir_store.Stored(str(image["source"])), str(record["format"]), backup, planned)
+    else:
+        _restore_own(step, record, backup, planned)
+
+
+def _write(backup: str, target: str, format: str, min_size: int) -> None:
+    """Make the new content, ready to be renamed into its place."""
+    qemu_img.convert(backup, "qcow2", target, format)
+    if qemu_img.virtual_size(target, format) < min_size:
+        qemu_img.resize(target, format, min_size)
+    os.chmod(target, 0o660)
+    files.fsync(target)
+    point("content made")
+
+
+def _restore_image(step: RestoreDisk, stored: dir_store.Stored, format: str, backup: str, planned: float) -> None:
+    """Write a persistent image anew: another content, so another session; its old generation ends before."""
+    disk = step.disk
+    mode = dir_store.check(stored.source).st_mode & 0o777
+    # Only the VM that has the image restores it (oned gives it to nobody else), and every session tidies up there.
+    files.remove_staged(stored.side, "restored")
+    staged = files.staged_name(f"{stored.side}/restored")
+    try:
+        with files.enough_space(stored.side):
+            _write(backup, staged, format, step.min_size)
+            os.chmod(staged, mode)
+            progress.count("store_written", files.allocated(staged))
+            with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+                dir_store.begin_session(stored)
+                os.rename(staged, stored.source)
+                point("image replaced")
+        files.fsync(os.path.dirname(stored.source))
+    finally:
+        files.unlink(staged)
+
+
+def _restore_own(step: RestoreDisk, record: dict[str, object], backup: str, planned: float) -> None:
+    """Replace a disk of the VM's own by a standalone one of the same format.
+
+    Its snapshots go: oned forgets those of non-persistent disks. Killed in between, the disk is the old one or the new.
+    """
+    disk = step.disk
+    path = str(record["path"])
+    active = os.path.join(os.path.dirname(path), os.readlink(path)) if os.path.islink(path) else path
+    # What a killed restore left.
+    files.remove_staged(*os.path.split(active))
+    files.remove_staged(f"{disk.vm_dir}/{vm_dir.RECORDS}", f"disk.{disk.disk}.json")
+    staged = files.staged_name(active)
+    try:
+        with files.enough_space(os.path.dirname(active)):
+            _write(backup, staged, str(record["format"]), step.min_size)
+            with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+                os.rename(staged, active)
+                point("disk replaced")
+                files.fsync(os.path.dirname(active))
+                first = _only_layer(active)
+                if record["how"] == "overlay":
+                    # After the content: the record may claim a lease that is not needed, never miss one that is.
+                    record = {**record, "how": "copy"}
+                if path == active:
+                    record = {**record, "path": first}
+                files.write_json(vm_dir.record_path(disk.vm_dir, disk.disk), record)
+                _drop_other_layers(active, first)
+    finally:
+        files.unlink(staged)
+    if record["place"] == "local":
+        bases.release(bases.root_of(disk.vm_dir), disk.vm, disk.disk)
+
+
+def _only_layer(active: str) -> str:
+    """Make the active layer of a disk with snapshots its first one; return its path."""
+    directory, name = os.path.split(active)
+    if not directory.endswith(".snap") or name == "0":
+        return active
+    first = f"{directory}/0"
+    files.unlink(first)
+    os.link(active, first)
+    link = directory[: -len(".snap")]
+    files.symlink(f"{os.path.basename(directory)}/0", link)
+    return first
+
+
+def _drop_other_layers(active: str, first: str) -> None:
+    """Remove the snapshots that the restored disk does not have."""
+    directory = os.path.dirname(active)
+    if not directory.endswith(".snap"):
+        return
+    for name in os.listdir(directory):
+        if name != os.path.basename(first) and not os.path.isdir(f"{directory}/{name}"):
+            files.unlink(f"{directory}/{name}")
+            point("snapshot removed")
+
