@@ -157,6 +157,9 @@ else
         find "$stage/$part/$name" -name __pycache__ -prune -exec rm -rf -- {} +
         if [ $part = lib ]; then
             find "$stage/$part/$name" -type f -exec chmod 644 {} +
+            # The operator's command lies in its package, so that it is swapped and removed with it.
+            cp --preserve=timestamps -- "$here/bin/$name" "$stage/lib/$name/$name" || die "cannot copy $here/bin/$name"
+            chmod 755 "$stage/lib/$name/$name"
             # Saves every action 5 ms; rsync keeps the times that make byte code valid on the hosts too.
             "$python" -I -m compileall -q -d "$remotes/lib/$name" "$stage/lib/$name" ||
                 die "$python cannot compile the package"
@@ -196,4 +199,5 @@ if [ -z "$changed" ]; then
     printf 'nothing to do in %s\n' "$remotes"
 elif [ -z "$dry" ]; then
     printf 'done; now run as oneadmin: onehost sync --force\n'
+    [ $mode = uninstall ] || printf 'the operator command: %s\n' "$remotes/lib/$name/$name"
 fi

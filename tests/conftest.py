@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
+from typing import Callable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+import matrix
 
 MARKERS = {
     "reads_checkout": "looks at the files of this checkout, as a linter does",
@@ -22,3 +27,39 @@ settings.load_profile("semishared")
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+
+
+PASSED = pytest.StashKey[bool]()
+PROVED: set[matrix.Cell] = set()
+"""Cells of the matrix that passed tests have reported in this run."""
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.when == "call":
+        item.stash[PASSED] = report.passed
+
+
+@pytest.fixture()
+def cell(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+    """Return a function that says which cells of tests/matrix.py this test proves; they count if it passes."""
+    reported: set[matrix.Cell] = set()
+
+    def report(action: object, place: object, format: object, mode: object) -> None:
+        reported.update(matrix.expand(action, place, format, mode))
+
+    yield report
+    if request.node.stash.get(PASSED, False):
+        PROVED.update(reported)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Add the proved cells to the figures of this suite, for tests/suites.py."""
+    path = os.environ.get("SEMISHARED_FIGURES")
+    if path and PROVED:
+        file = Path(path)
+        figures = json.loads(file.read_text()) if file.exists() else {}
+        figures["cells"] = sorted(PROVED)
+        file.write_text(json.dumps(figures))

@@ -4,7 +4,8 @@
 
     tests/suites.py [--full] [SUITE ...]
 
-A required suite that did not run, ran no test, or took longer than its minutes counts as failed.
+A required suite that did not run, ran no test, or took longer than its minutes counts as failed. So does a cell of the
+matrix (tests/matrix.py) that no test reported, when all suites run.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any, Dict, List
+
+import matrix
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
@@ -82,6 +85,17 @@ def run_pytest(name: str, suite: Dict[str, Any], full: bool) -> Dict[str, Any]:
     return result
 
 
+def judge_matrix(report: Dict[str, Any]) -> Dict[str, Any]:
+    """Print the matrix that all suites together have proved; a cell that nobody reported has failed."""
+    cells = {tuple(cell) for result in report.values() for cell in result.get("figures", {}).get("cells", [])}
+    missing = matrix.missing(cells)
+    print(matrix.table(cells))
+    for cell in missing:
+        print(f"matrix: nothing proved {' '.join(cell)}")
+    total = sum(map(matrix.must_report, matrix.CELLS))
+    return {"passed": total - len(missing), "failed": len(missing), "skipped": 0, "total": total}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help="the long rest as well")
@@ -111,6 +125,9 @@ def main() -> int:
             f"{name:8} {result['passed']:5} passed {result['failed']:4} failed {result['skipped']:4} skipped"
             f" {result['total']:5} total {result['seconds']:7.1f} s"
         )
+        (BUILD / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    if set(SUITES) <= set(report):
+        report["matrix"] = judge_matrix(report)
         (BUILD / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     print("\n".join(rows))
     total = {key: sum(result[key] for result in report.values()) for key in ("passed", "failed", "skipped")}

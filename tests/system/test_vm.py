@@ -9,6 +9,7 @@ from typing import Callable
 
 import pytest
 
+import matrix
 from lab.cloud import DATASTORES, STORE, Cloud
 from lab.guest import Guest, GuestError, content
 from lab.oned import ActionFailed
@@ -52,7 +53,7 @@ def hot(cloud: Cloud, os_image: int) -> Guest:
 @pytest.mark.parametrize("format", ["raw", "qcow2"])
 @pytest.mark.parametrize(("place", "persistent", "attributes"), CELLS, ids=[cell[0] for cell in CELLS])
 def test_disk_when_attached_holds_the_image_and_keeps_what_is_written(
-    cloud: Cloud, hot: Guest, place: str, persistent: bool, attributes: dict[str, str], format: str
+    cloud: Cloud, hot: Guest, place: str, persistent: bool, attributes: dict[str, str], format: str, cell: Callable[..., None]
 ) -> None:
     vm = hot.vm  # type: ignore[attr-defined]
     image = cloud.data_image(f"{place}-{format}", DATA, persistent=persistent, format=format, **attributes)
@@ -74,10 +75,13 @@ def test_disk_when_attached_holds_the_image_and_keeps_what_is_written(
     assert not left
     assert not [name for name in cloud.leftovers() if name.endswith(f"{vm}-{disk}")]
     cloud.oned.image_delete(image)
+    cell(("clone", "delete"), place, format, "live")
 
 
 @pytest.mark.parametrize(("type", "format", "fs"), [("fs", "raw", ""), ("fs", "qcow2", "ext4"), ("swap", "raw", "")])
-def test_volatile_disk_when_attached_is_there_and_gone_after(cloud: Cloud, hot: Guest, type: str, format: str, fs: str) -> None:
+def test_volatile_disk_when_attached_is_there_and_gone_after(
+    cloud: Cloud, hot: Guest, type: str, format: str, fs: str, cell: Callable[..., None]
+) -> None:
     vm = hot.vm  # type: ignore[attr-defined]
     template = {"TYPE": type, "SIZE": "32", "FORMAT": format}
     if fs:
@@ -96,6 +100,7 @@ def test_volatile_disk_when_attached_is_there_and_gone_after(cloud: Cloud, hot: 
     cloud.oned.disk_detach(vm, disk)
     hot.wait_disk("vdb", present=False)
     assert not hot.node.path(path).exists()
+    cell(("clone", "delete"), "volatile", format, "live")
 
 
 def test_terminated_vm_leaves_nothing_behind(cloud: Cloud, hot: Guest) -> None:
@@ -103,18 +108,21 @@ def test_terminated_vm_leaves_nothing_behind(cloud: Cloud, hot: Guest) -> None:
     assert cloud.leftovers() == []
 
 
-def test_mixed_vm_through_power_off_stop_undeploy_and_migration(cloud: Cloud, os_image: int) -> None:
+@pytest.mark.parametrize("format", ["raw", "qcow2"])
+def test_mixed_vm_through_power_off_stop_undeploy_and_migration(
+    cloud: Cloud, os_image: int, format: str, cell: Callable[..., None]
+) -> None:
     """One VM, all kinds of disk: every byte where it belongs after each way of not running."""
-    mine = cloud.data_image("mine", DATA, persistent=True)
-    cow = cloud.data_image("cow", DATA, format="qcow2")
-    full = cloud.data_image("full", DATA, SEMISHARED_LOCAL="copy")
-    beside = cloud.data_image("beside", DATA, SEMISHARED_PLACE="shared")
+    mine = cloud.data_image("mine", DATA, persistent=True, format=format)
+    cow = cloud.data_image("cow", DATA, format=format)
+    full = cloud.data_image("full", DATA, format=format, SEMISHARED_LOCAL="copy")
+    beside = cloud.data_image("beside", DATA, format=format, SEMISHARED_PLACE="shared")
     disks = [{"IMAGE_ID": str(image)} for image in (os_image, mine, cow, full, beside)]
-    disks.append({"TYPE": "fs", "SIZE": "16", "FORMAT": "raw"})
-    vm = cloud.deploy("mixed", disks)
+    disks.append({"TYPE": "fs", "SIZE": "16", "FORMAT": format})
+    vm = cloud.deploy(f"mixed-{format}", disks)
     names = {"vdb": "mine", "vdc": "cow", "vdd": "full", "vde": "beside", "vdf": "volatile"}
     guest = cloud.guest(vm)
-    assert guest.context()["SEMI"] == "mixed"
+    assert guest.context()["SEMI"] == f"mixed-{format}"
     assert len([name for name in guest.disks() if name.startswith("vd")]) == 6
     for name in list(names)[:-1]:
         guest.check(name, "base", 0, KIB)
@@ -139,9 +147,10 @@ def test_mixed_vm_through_power_off_stop_undeploy_and_migration(cloud: Cloud, os
     assert cloud.files(cloud.lab.node("h2"), f"{DATASTORES}/101/{vm}") == []
     cloud.terminate(vm)
     assert cloud.leftovers() == []
-    assert cloud.read(cloud.source(mine), "raw", 128 << 10, 4096 << 10) == content("mine", 4096, 128)
-    for image, format in ((cow, "qcow2"), (full, "raw"), (beside, "raw")):
+    assert cloud.read(cloud.source(mine), format, 128 << 10, 4096 << 10) == content("mine", 4096, 128)
+    for image in (cow, full, beside):
         assert cloud.read(cloud.source(image), format, 128 << 10, 4096 << 10) == bytes(128 << 10)
+    cell(("clone", "mv", "delete"), matrix.PLACES, format, "off")
 
 
 def test_stopped_vm_when_resumed_goes_on_where_it_was(cloud: Cloud, os_image: int) -> None:
@@ -186,19 +195,25 @@ def test_image_when_flipped_is_a_new_generation_and_never_an_old_base(cloud: Clo
     assert cloud.leftovers() == []
 
 
-def test_saved_disk_when_running_or_off_is_what_the_guest_wrote(cloud: Cloud, os_image: int) -> None:
-    mine = cloud.data_image("save-mine", DATA, persistent=True)
-    cow = cloud.data_image("save-cow", DATA, format="qcow2")
-    vm = cloud.deploy("save", [{"IMAGE_ID": str(image)} for image in (os_image, mine, cow)])
+def test_saved_disk_when_running_or_off_is_what_the_guest_wrote(
+    cloud: Cloud, os_image: int, cell: Callable[..., None]
+) -> None:
+    formats = ("raw", "qcow2") * len(CELLS)
+    images = [
+        cloud.data_image(f"save-{place}-{format}", DATA, persistent=persistent, format=format, **attributes)
+        for place, persistent, attributes in CELLS for format in ("raw", "qcow2")
+    ]  # fmt: skip
+    vm = cloud.deploy("save", [{"IMAGE_ID": str(image)} for image in (os_image, *images)])
     guest = cloud.guest(vm)
-    for name in ("vdb", "vdc"):
-        guest.write(name, "one", 1024, 64)
-    saved = [cloud.oned.disk_saveas(vm, disk, f"live-{disk}") for disk in (1, 2)]
-    for name in ("vdb", "vdc"):
-        guest.write(name, "two", 1024, 64)
+    disks = range(1, len(images) + 1)
+    for disk in disks:
+        guest.write(f"vd{'abcdefghij'[disk]}", "one", 1024, 64)
+    saved = [cloud.oned.disk_saveas(vm, disk, f"live-{disk}") for disk in disks]
+    for disk in disks:
+        guest.write(f"vd{'abcdefghij'[disk]}", "two", 1024, 64)
     cloud.oned.vm_poweroff(vm, hard=True)
-    saved += [cloud.oned.disk_saveas(vm, disk, f"off-{disk}") for disk in (1, 2)]
-    for image, format, seed in zip(saved, ("raw", "qcow2", "raw", "qcow2"), ("one", "one", "two", "two")):
+    saved += [cloud.oned.disk_saveas(vm, disk, f"off-{disk}") for disk in disks]
+    for image, format, seed in zip(saved, formats * 2, ["one"] * len(images) + ["two"] * len(images)):
         info = json.loads(cloud.lab.fe.run(["qemu-img", "info", "--output=json", cloud.source(image)]).stdout)
         assert info["format"] == format
         assert "backing-filename" not in info
@@ -210,10 +225,11 @@ def test_saved_disk_when_running_or_off_is_what_the_guest_wrote(cloud: Cloud, os
     cloud.guest(vm).check("vdb", "one", 1024, 64)
     cloud.terminate(vm)
     assert cloud.leftovers() == []
+    cell("cpds", [place for place, _, _ in CELLS], ("raw", "qcow2"), ("off", "live"))
 
 
 def test_vm_with_all_disks_in_place_when_migrated_live_loses_nothing(
-    cloud: Cloud, figure: Callable[[str, object], None]
+    cloud: Cloud, figure: Callable[[str, object], None], cell: Callable[..., None]
 ) -> None:
     system = cloud.os_image("os-mine", persistent=True)
     mine = cloud.data_image("live-mine", DATA, persistent=True, format="qcow2")
@@ -233,9 +249,21 @@ def test_vm_with_all_disks_in_place_when_migrated_live_loses_nothing(
     assert guest.context()["SEMI"] == "live"
     cloud.terminate(vm)
     assert cloud.leftovers() == []
+    cell("migrate", "in-place", ("raw", "qcow2"), "live")
 
 
-def test_vm_with_a_local_disk_when_migrated_live_is_refused_untouched(cloud: Cloud, os_image: int) -> None:
+def refuses_to_migrate(cloud: Cloud, vm: int, disk: int) -> None:
+    """Try to move a VM with one disk that cannot move; take the disk away again."""
+    with pytest.raises(ActionFailed, match=f"disk {disk} of VM"):
+        cloud.oned.vm_migrate(vm, "h2", how="live")
+    assert cloud.files(cloud.lab.node("h2"), cloud.vm_dir(vm)) == []
+    assert cloud.oned.state(vm) == ("ACTIVE", 3)
+    cloud.oned.disk_detach(vm, disk)
+
+
+def test_vm_with_a_local_disk_when_migrated_live_is_refused_untouched(
+    cloud: Cloud, os_image: int, cell: Callable[..., None]
+) -> None:
     system = cloud.os_image("os-mine-2", persistent=True)
     vm = cloud.deploy("stay", [{"IMAGE_ID": str(system)}, {"IMAGE_ID": str(os_image)}])
     guest = cloud.guest(vm)
@@ -247,6 +275,16 @@ def test_vm_with_a_local_disk_when_migrated_live_is_refused_untouched(cloud: Clo
     assert cloud.files(cloud.lab.node("h2"), cloud.vm_dir(vm)) == []
     assert cloud.oned.state(vm) == ("ACTIVE", 3)
     cloud.guest(vm).check("vdb", 1, 16384, 64)
+    cloud.oned.disk_detach(vm, 1)
+    guest.wait_disk("vdb", present=False)
+    for place, _, attributes in CELLS[1:]:
+        for format in ("raw", "qcow2"):
+            image = cloud.data_image(f"stay-{place}-{format}", DATA, format=format, **attributes)
+            refuses_to_migrate(cloud, vm, cloud.oned.disk_attach(vm, image))
+    for format in ("raw", "qcow2"):
+        refuses_to_migrate(cloud, vm, cloud.oned.disk_attach(vm, attributes={"TYPE": "fs", "SIZE": "8", "FORMAT": format}))
+    guest.disks()
+    cell("migrate", matrix.PLACES[1:], ("raw", "qcow2"), "live")
     cloud.terminate(vm)
     assert cloud.leftovers() == []
 

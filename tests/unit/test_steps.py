@@ -21,6 +21,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "int": numbers,
     "str": words,
     "bool": st.booleans(),
+    "tuple[int, ...]": st.lists(numbers, max_size=3).map(tuple),
     "tuple[str, ...]": st.lists(words, max_size=3).map(tuple),
     "ImageRef": st.builds(s.ImageRef, numbers, numbers, words, words, words),
     "DiskRef": st.builds(s.DiskRef, numbers, numbers, words),

@@ -170,6 +170,16 @@ class Execution:
         with backup.received(step, self._chunks(), lambda: str(self._end.get("sha256"))) as path:
             backup.restore(step, path, self.planned)
 
+    def LookAround(self, step: s.LookAround) -> object:
+        from . import leftovers
+
+        return leftovers.look_around(step)
+
+    def Discard(self, step: s.Discard) -> object:
+        from . import leftovers
+
+        return leftovers.discard(step)
+
 
 def read_plan(data: object) -> tuple[float, list[s.Step]]:
     """Return planning time and steps of a plan in JSON data; raise BadArguments."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 
 from ..errors import OnedUnavailable
-from .xml import Datastore, Image, Vm
+from .xml import Datastore, Host, Image, View, Vm, parse
 
 TIMEOUT_S = 30
 
@@ -53,17 +53,44 @@ class Oned:
 
     def datastore_with_secrets(self, datastore_id: int) -> Datastore:
         """Return datastore `datastore_id`, its passwords decrypted, as OpenNebula's own drivers get it."""
-        return Datastore.parse(self._ask("one.datastore.info", datastore_id, True))
+        return Datastore.parse(self._call("one.datastore.info", datastore_id, True))
 
-    def _ask(self, method: str, object_id: int, *options: bool) -> bytes:
+    def require_admin(self) -> None:
+        """Raise OnedUnavailable unless this user sees everybody's VMs and images (group oneadmin)."""
+        user = View(parse(self._call("one.user.info", -1), "USER"))
+        if user.number("GID") != 0:
+            raise OnedUnavailable(f"user {user.text('NAME')} is not of group oneadmin and does not see all VMs")
+
+    def vms(self) -> list[Vm]:
+        """Return all VMs that are not DONE; raise OnedUnavailable."""
+        pool = parse(self._call("one.vmpool.info", -2, -1, -1, -1), "VM_POOL")
+        return [Vm(element) for element in pool.findall("VM")]
+
+    def images(self) -> list[Image]:
+        """Return all images; raise OnedUnavailable."""
+        return [Image(e) for e in parse(self._call("one.imagepool.info", -2, -1, -1), "IMAGE_POOL").findall("IMAGE")]
+
+    def datastores(self) -> list[Datastore]:
+        """Return all datastores; raise OnedUnavailable."""
+        return [Datastore(e) for e in parse(self._call("one.datastorepool.info"), "DATASTORE_POOL").findall("DATASTORE")]
+
+    def hosts(self) -> list[Host]:
+        """Return all hosts; raise OnedUnavailable."""
+        return [Host(e) for e in parse(self._call("one.hostpool.info"), "HOST_POOL").findall("HOST")]
+
+    def _ask(self, method: str, object_id: int) -> bytes:
+        return self._call(method, object_id)
+
+    def _call(self, method: str, *arguments: int) -> bytes:
+        what = " ".join([method, *map(str, arguments)])
         try:
-            answer = getattr(self._server, method)(self._session, object_id, *options)
+            answer = getattr(self._server, method)(self._session, *arguments)
         except self._failures as e:
-            raise OnedUnavailable(f"{method} {object_id} at {self.endpoint}: {type(e).__name__}: {e}") from None
+            raise OnedUnavailable(f"{what} at {self.endpoint}: {type(e).__name__}: {e}") from None
         if not isinstance(answer, list) or len(answer) < 2 or not isinstance(answer[1], str):
-            raise OnedUnavailable(f"{method} {object_id}: answer not understood")
+            raise OnedUnavailable(f"{what}: answer not understood")
         if answer[0] is not True:
-            raise OnedUnavailable(f"{method} {object_id}: {answer[1]}")
+            raise OnedUnavailable(f"{what}: {answer[1]}")
         return answer[1].encode("utf-8", "surrogatepass")
 
 

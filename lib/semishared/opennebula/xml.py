@@ -123,6 +123,11 @@ class Vm(View):
         return self.number("LCM_STATE")
 
     @property
+    def host(self) -> str:
+        """Name of the host of the last history record, '' before the first deployment."""
+        return self.text("HISTORY_RECORDS/HISTORY[last()]/HOSTNAME")
+
+    @property
     def deploy_id(self) -> str:
         return self.text("DEPLOY_ID")
 
@@ -226,6 +231,11 @@ class Datastore(View):
         return self.number("TYPE")
 
     @property
+    def driver(self) -> str:
+        """Name of its transfer driver."""
+        return self.text("TM_MAD")
+
+    @property
     def base_path(self) -> str:
         return self.text("BASE_PATH")
 
@@ -235,6 +245,19 @@ class Datastore(View):
 
     def attribute(self, name: str) -> str:
         return self.text(f"TEMPLATE/{name}")
+
+
+class Host(View):
+    """/HOST."""
+
+    @property
+    def name(self) -> str:
+        return self.text("NAME")
+
+    @property
+    def is_offline(self) -> bool:
+        """Tell whether an operator has taken the host out (include/Host.h: OFFLINE)."""
+        return self.number("STATE") == 8
 
 
 class DriverData:

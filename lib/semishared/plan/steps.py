@@ -287,6 +287,28 @@ class RestoreDisk(Step):
     min_size: int
 
 
+@dataclass(frozen=True)
+class LookAround(Step):
+    """Report all that is ours on the machine, for `semishared gc`; `libvirt`: also what its domains use."""
+
+    location: str
+    systems: tuple[int, ...]
+    stores: tuple[str, ...]
+    libvirt: bool
+
+
+@dataclass(frozen=True)
+class Discard(Step):
+    """Remove one thing that `semishared gc` has found left over, if its newest time is still `seen`."""
+
+    kind: str
+    path: str
+    location: str
+    vm: int
+    """The VM whose lock protects it, -1 without one."""
+    seen: str
+
+
 STEPS: dict[str, type[Step]] = {cls.__name__: cls for cls in Step.__subclasses__()}
 _NESTED = {"image": ImageRef, "disk": DiskRef}
 

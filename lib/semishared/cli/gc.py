@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find what killed actions left on front-end, hosts and stores, and remove it.
+
+Nothing goes that is younger than an hour, that a VM known to oned or a domain of libvirt uses, that somebody has open, or
+that is not understood. What might be the only copy of data is listed as kept.
+
+exit codes: 0 nothing is left (over), 1 with --dry-run: there is something to remove, 2 a machine or oned could not be
+asked, or something could not be removed
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import NAME
+from ..config import Config, load
+from ..do.ssh import Session, is_here
+from ..errors import BadArguments, HostUnreachable, SemisharedError
+from ..opennebula.args import absolute
+from ..opennebula.oned import Oned
+from ..opennebula.xml import Datastore
+from ..plan import gc as plan
+from ..plan import steps as s
+from ..units import human
+
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+AT_ONCE = 32
+"""Hosts asked at the same time."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments."""
+    parser.add_argument("--dry-run", action="store_true", help="say what would be removed, remove nothing")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
+    age = parser.add_mutually_exclusive_group()
+    age.add_argument("--older-than", metavar="AGE", default="1h", help="e.g. 90s, 30m, 2h, 7d (default: 1h)")
+    age.add_argument("--now", action="store_true", help="whatever its age; for a cloud where nothing is under way")
+
+
+def seconds(text: str) -> int:
+    """Return an age like 90s, 30m, 2h or 7d in seconds; raise BadArguments."""
+    match = re.match(r"([0-9]{1,9})([smhd]?)\Z", text)
+    if not match:
+        raise BadArguments(f"not an age: {text!r}; 90s, 30m, 2h, 7d are")
+    return int(match.group(1)) * UNITS[match.group(2)]
+
+
+@dataclass
+class Survey:
+    """What the machines said, and which of them could not be asked."""
+
+    machines: list[plan.Machine] = field(default_factory=list)
+    known: plan.Known = field(default_factory=lambda: plan.Known({}, frozenset(), frozenset()))
+    errors: list[dict[str, str]] = field(default_factory=list)
+
+    def failed(self, machine: str, error: SemisharedError) -> None:
+        self.errors.append({"machine": machine, "error": error.line()})
+
+
+@dataclass(frozen=True)
+class _Question:
+    host: str
+    step: s.LookAround
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `semishared gc`."""
+    if os.geteuid() == 0:
+        print(f"{NAME} gc: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
+        return 2
+    older_than = 0 if arguments.now else seconds(arguments.older_than)
+    config = load()
+    survey = survey_cloud(Oned(), config)
+    findings = plan.find(survey.machines, survey.known, older_than, not survey.errors)
+    results = [""] * len(findings) if arguments.dry_run else remove(findings, config, survey)
+    if arguments.json:
+        print(json.dumps(as_json(findings, results, survey, arguments.dry_run), indent=1))
+    else:
+        show(findings, results, survey, arguments.dry_run)
+    if survey.errors:
+        return 2
+    return int(arguments.dry_run and any(not item.keep for item in findings))
+
+
+def survey_cloud(oned: Oned, config: Config) -> Survey:
+    """Look around on all machines at once; then, and not before, ask oned which VMs and images there are."""
+    oned.require_admin()
+    survey = Survey()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for question, answer in zip(*_ask_all(pool, questions(oned, survey), config)):
+            if isinstance(answer, SemisharedError):
+                survey.failed(question.host, answer)
+            else:
+                machine = plan.Machine(question.host, question.step.location, answer, question.step.libvirt)
+                survey.machines.append(machine)
+                if "error" in answer["domains"]:
+                    survey.failed(question.host, SemisharedError(f"libvirt: {answer['domains']['error']}"))
+    images = oned.images()
+    survey.known = plan.Known(
+        {vm.id: vm.host for vm in oned.vms()},
+        frozenset((image.number("DATASTORE_ID"), image.id) for image in images),
+        frozenset(absolute(image.source, "SOURCE") for image in images if image.source.startswith("/")),
+    )
+    return survey
+
+
+def questions(oned: Oned, survey: Survey) -> list[_Question]:
+    """Return what to ask which machine: per place of datastores the front-end (with the stores) and every host."""
+    front_end = os.uname().nodename
+    datastores = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
+    hosts = []
+    for host in oned.hosts():
+        if host.is_offline:
+            survey.failed(host.name, SemisharedError("is offline in OpenNebula and was not asked"))
+        else:
+            hosts.append(host.name)
+    places: dict[str, list[Datastore]] = {}
+    for store in datastores:
+        places.setdefault(os.path.dirname(absolute(store.base_path, "BASE_PATH")), []).append(store)
+    found = []
+    for location, stores in sorted(places.items()):
+        systems = tuple(sorted(store.id for store in stores if store.type == 1))
+        shared = tuple(sorted(absolute(store.base_path, "BASE_PATH") for store in stores if store.type != 1))
+        here = [name for name in hosts if is_here(name)]
+        found.append(_Question(front_end, s.LookAround(location, systems, shared, bool(here))))
+        found += [_Question(name, s.LookAround(location, systems, (), True)) for name in hosts if not is_here(name)]
+    return found
+
+
+def _ask_all(pool: ThreadPoolExecutor, asked: list[_Question], config: Config) -> tuple[list[_Question], list[Any]]:
+    def ask(question: _Question) -> Any:
+        try:
+            with Session(question.host, "gc", config) as session:
+                return session.run([question.step])[0]
+        except SemisharedError as e:
+            return e
+
+    return asked, list(pool.map(ask, asked))
+
+
+def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list[str]:
+    """Remove findings, all machines at once; return 'removed', or why not, of each."""
+
+    def on(machine: str) -> dict[int, str]:
+        done: dict[int, str] = {}
+        with Session(machine, "gc", config) as session:
+            for number, item in enumerate(findings):
+                if item.machine != machine or item.keep:
+                    continue
+                try:
+                    answer = session.run(item.steps())[-1]
+                    is_gone = not isinstance(answer, dict) or answer.get("removed") is True
+                    done[number] = "removed" if is_gone else "it has changed meanwhile"
+                except SemisharedError as e:
+                    survey.failed(machine, e)
+                    done[number] = e.line()
+                    if isinstance(e, HostUnreachable):
+                        break
+        return done
+
+    results = [""] * len(findings)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for done in pool.map(on, sorted({item.machine for item in findings if not item.keep})):
+            for number, text in done.items():
+                results[number] = text
+    return results
+
+
+def as_json(findings: list[plan.Finding], results: list[str], survey: Survey, dry_run: bool) -> dict[str, object]:
+    """Return the whole outcome as JSON data."""
+    rows = [
+        {"machine": item.machine, "kind": item.kind, "path": item.path, "reason": item.reason, "bytes": item.bytes,
+         "age_s": item.age, "keep": item.keep, "result": result}
+        for item, result in zip(findings, results)
+    ]  # fmt: skip
+    return {"dry_run": dry_run, "findings": rows, "errors": survey.errors, "totals": totals(findings, results)}
+
+
+def totals(findings: list[plan.Finding], results: list[str]) -> dict[str, int]:
+    """Return counts and bytes."""
+    to_remove = [item for item in findings if not item.keep]
+    return {
+        "found": len(to_remove),
+        "bytes": sum(item.bytes for item in to_remove),
+        "removed": results.count("removed"),
+        "kept": len(findings) - len(to_remove),
+    }
+
+
+def show(findings: list[plan.Finding], results: list[str], survey: Survey, dry_run: bool) -> None:
+    """Print a line per finding, and the totals."""
+    for item, result in zip(findings, results):
+        verb = f"kept ({item.keep})" if item.keep else result or "would remove"
+        size = f", {human(item.bytes)}" if item.bytes else ""
+        print(f"{item.machine}: {item.kind} {item.path}: {item.reason}{size}: {verb}")
+    for error in survey.errors:
+        print(f"{error['machine']}: {error['error']}", file=sys.stderr)
+    sums = totals(findings, results)
+    verb = f"{sums['found']} to remove" if dry_run else f"{sums['removed']} of {sums['found']} removed"
+    print(f"{verb} ({human(sums['bytes'])}), {sums['kept']} kept, {len(survey.errors)} errors")

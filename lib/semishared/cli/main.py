@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`semishared SUBCOMMAND ...`, run as oneadmin on the front-end."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+
+from .. import NAME, VERSION
+from ..errors import SemisharedError
+
+COMMANDS = {"gc": "remove what killed actions left over"}
+"""Subcommand -> its one line of help. Each is a module here with add_arguments(parser) and run(arguments) -> exit code."""
+
+
+def parser(command: str = "") -> argparse.ArgumentParser:
+    """Return the parser; only the module of `command` is imported."""
+    top = argparse.ArgumentParser(prog=NAME, description="semishared storage drivers for OpenNebula")
+    top.add_argument("--version", action="version", version=f"{NAME} {VERSION}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, line in COMMANDS.items():
+        sub = commands.add_parser(name, help=line)
+        if name == command:
+            module = importlib.import_module(f".{name}", __package__)
+            sub.description = module.__doc__
+            sub.formatter_class = argparse.RawDescriptionHelpFormatter
+            module.add_arguments(sub)
+    return top
+
+
+def main(argv: list[str]) -> int:
+    """Run a subcommand and return its exit code; 2 with one line on stderr if it cannot do its work."""
+    command = next((word for word in argv if not word.startswith("-")), "")
+    arguments = parser(command).parse_args(argv)
+    os.umask(0o027)
+    try:
+        return int(importlib.import_module(f".{arguments.command}", __package__).run(arguments))
+    except SemisharedError as e:
+        print(f"{NAME} {arguments.command}: {e.line()}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 2

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies on a machine, for plan/gc.py to judge, and the removal of what it judged to be left over.
+
+Looking changes nothing and follows no link. A removal happens under the lock of what is removed, and only if the thing
+is still as it was when it was looked at: its newest time is part of what the plan names (`seen`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from typing import Iterator
+
+from ..errors import BadArguments, SemisharedError, ToolFailed
+from ..plan.steps import Discard, LookAround
+from . import bases, dir_store, files, locks, progress, upload, vm_dir
+from .run import run
+from .trace import point
+
+OPEN = re.compile(r"/(\.staged-|\.incoming-|\.outgoing-|\.uploads/)")
+PAIR = re.compile(r"([0-9]+)-([0-9]+)(\.snap)?\Z")
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def newest(path: str) -> tuple[int, int]:
+    """Return the newest modification time in ns of `path` and all below it, and their allocated bytes."""
+    progress.touch()
+    try:
+        stat = os.lstat(path)
+    except FileNotFoundError:
+        return 0, 0
+    time_ns, size = stat.st_mtime_ns, stat.st_blocks * 512
+    if os.path.isdir(path) and not os.path.islink(path):
+        for name in _names(path):
+            below, bytes_below = newest(f"{path}/{name}")
+            time_ns, size = max(time_ns, below), size + bytes_below
+    return time_ns, size
+
+
+def _seen(path: str, **more: object) -> dict[str, object]:
+    time_ns, size = newest(path)
+    return {"path": path, "seen": str(time_ns), "age": int(time.time() - time_ns / 1e9), "bytes": size, **more}
+
+
+def _staged(directory: str) -> list[dict[str, object]]:
+    return [_seen(f"{directory}/{name}") for name in _names(directory) if name.startswith(files.STAGED)]
+
+
+def _is_held(path: str) -> bool:
+    """Tell whether somebody holds the lock file `path`, without making it."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _open_files() -> list[str]:
+    """Return the unpublished files that processes of ours have open on this machine."""
+    found = set()
+    for process in _names("/proc"):
+        if not process.isdigit():
+            continue
+        try:
+            names = os.listdir(f"/proc/{process}/fd")
+        except OSError:
+            continue  # another user's, or gone
+        for name in names:
+            try:
+                path = os.readlink(f"/proc/{process}/fd/{name}")
+            except OSError:
+                continue
+            if OPEN.search(path):
+                found.add(path.replace(" (deleted)", ""))
+    return sorted(found)
+
+
+def _domains() -> dict[str, list[str]]:
+    """Return names of all domains of this host and the files that they use."""
+    virsh = ["virsh", "--quiet", "--connect", "qemu:///system"]
+    names = run([*virsh, "list", "--all", "--name"], timeout_s=20).split()
+    stats = run([*virsh, "domstats", "--block", "--list-all"], timeout_s=20) if names else ""
+    return {"names": names, "files": re.findall(r"(?m)^\s*block\.[0-9]+\.path=(.*)$", stats)}
+
+
+def look_around(step: LookAround) -> dict[str, object]:
+    """Return what lies on this machine in our directories below `step.location` and in the stores `step.stores`."""
+    # Leases before directories: whoever takes a lease has made his VM's directory before.
+    root = f"{step.location}/{bases.NAME}"
+    found: dict[str, object] = {"open": _open_files(), "root": _root(root)}
+    systems = {number: f"{step.location}/{number}" for number in step.systems}
+    found["vms"] = [vm for number, path in systems.items() for vm in _system(number, path)]
+    found["staged"] = [item for path in (root, *systems.values()) for item in _staged(path)]
+    try:
+        found["domains"] = _domains() if step.libvirt else {"names": [], "files": []}
+    except SemisharedError as e:
+        found["domains"] = {"error": e.detail}
+    found["stores"] = [_store(path) for path in step.stores]
+    return found
+
+
+def _root(root: str) -> dict[str, object]:
+    held = []
+    for name in _names(f"{root}/bases"):
+        base = f"{root}/bases/{name}"
+        leases = []
+        for pair in _names(f"{base}/leases"):
+            match = PAIR.match(pair)
+            if match and not match.group(3):
+                # A hard link has the times of the image: only the change time tells when it was made.
+                ctime_ns = os.lstat(f"{base}/leases/{pair}").st_ctime_ns
+                owner = {"vm": int(match.group(1)), "disk": int(match.group(2))}
+                leases.append({"path": f"{base}/leases/{pair}", "age": int(time.time() - ctime_ns / 1e9), **owner})
+        held.append(_seen(base, name=name, leases=leases, staged=_staged(f"{base}/leases")))
+    staging = [_seen(f"{root}/staging/{name}", held=_is_held(f"{root}/locks/base-{name}")) for name in _names(f"{root}/staging")]
+    vm_locks = [
+        _seen(f"{root}/locks/{name}", vm=int(name[3:]))
+        for name in _names(f"{root}/locks") if name[:3] == "vm-" and name[3:].isdigit()
+    ]  # fmt: skip
+    return {"bases": held, "staging": staging, "locks": vm_locks}
+
+
+def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
+    for name in _names(directory):
+        match = re.match(r"(\.incoming-|\.outgoing-)?([0-9]+)\Z", name)
+        path = f"{directory}/{name}"
+        if match and os.path.isdir(path) and not os.path.islink(path):
+            staged = _staged(path) + _staged(f"{path}/{vm_dir.RECORDS}")
+            kind = (match.group(1) or "dir").strip(".-")
+            yield _seen(path, system=number, vm=int(match.group(2)), kind=kind, entries=_names(path), staged=staged)
+
+
+def _store(path: str) -> dict[str, object]:
+    side = f"{path}/{dir_store.SIDE}"
+    images = _names(path)
+    sides, staged = [], _staged(path) + _staged(side)
+    for name in _names(side):
+        if name.startswith("."):
+            continue
+        directory = f"{side}/{name}"
+        clones = []
+        for pair in _names(f"{directory}/clones"):
+            match = PAIR.match(pair)
+            if match:
+                clones.append(_seen(f"{directory}/clones/{pair}", vm=int(match.group(1)), disk=int(match.group(2))))
+        staged += _staged(directory) + _staged(f"{directory}/clones")
+        entries = _names(directory)
+        sides.append(_seen(directory, name=name, clones=clones, entries=entries, image=os.path.lexists(f"{path}/{name}")))
+    uploads = f"{side}/{upload.UPLOADS}"
+    return {
+        "path": path,
+        "images": [_seen(f"{path}/{name}", name=name) for name in images if not name.startswith(".")],
+        "sides": sides,
+        "staged": staged,
+        # After the sides: an upload makes its own directory before that of its image.
+        "uploads": [_seen(f"{uploads}/{name}", name=name, held=_is_held(f"{uploads}/{name}/lock")) for name in _names(uploads)],
+    }  # fmt: skip
+
+
+def discard(step: Discard) -> dict[str, object]:
+    """Remove one thing, if it is still as it was seen; return {"removed": bool}."""
+    root = f"{step.location}/{bases.NAME}"
+    name = os.path.basename(step.path)
+    if step.kind == "staging":
+        lock = f"{root}/locks/base-{name}"
+    elif step.kind == "base":
+        lock = f"{root}/locks/base-{'-'.join(name.split('-')[:2])}"
+    elif step.vm >= 0:
+        lock = f"{root}/locks/vm-{step.vm}"
+    else:
+        return {"removed": _discard(step)}
+    with locks.exclusive(lock, 30):
+        return {"removed": _discard(step)}
+
+
+def _discard(step: Discard) -> bool:
+    if not os.path.lexists(step.path):
+        return True
+    if step.kind == "lease":
+        # Its times are those of the image; what counts is that the VM's disk is not there.
+        return not uses_lease(step) and files.unlink(step.path)
+    if str(newest(step.path)[0]) != step.seen:
+        return False
+    if step.kind == "base":
+        return _remove_base(step.path)
+    if step.kind == "upload" and _is_held(f"{step.path}/lock"):
+        return False
+    if step.kind in ("staged", "lock") and not os.path.islink(step.path) and not os.path.isfile(step.path):
+        raise BadArguments(f"{step.path} is no file")
+    run(["rm", "-rf", "--one-file-system", "--", step.path])
+    if os.path.lexists(step.path):
+        raise ToolFailed(f"{step.path} is still there")
+    point(f"{step.kind} removed")
+    return True
+
+
+def _remove_base(path: str) -> bool:
+    """Remove a base of a deleted image; its leases directory must be empty, and rmdir says so without a race."""
+    try:
+        os.rmdir(f"{path}/leases")
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return False
+    run(["rm", "-rf", "--one-file-system", "--", path])
+    return True
+
+
+def uses_lease(step: Discard) -> bool:
+    """Tell whether a disk that the lease is for is, or is being made, in any system datastore of this machine."""
+    pair = PAIR.match(os.path.basename(step.path))
+    if not pair:
+        return True
+    disk = f"disk.{pair.group(2)}"
+    for system in _names(step.location):
+        for directory in (pair.group(1), f".incoming-{pair.group(1)}", f".outgoing-{pair.group(1)}"):
+            for name in _names(f"{step.location}/{system}/{directory}") if system.isdigit() else []:
+                if name == disk or name.startswith((f"{disk}.", f"{files.STAGED}{disk}.")):
+                    return True
+    return False

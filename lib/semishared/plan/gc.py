@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is left over: everything of ours on the machines against what oned knows.
+
+    on a machine (hosts and front-end)                    left over if
+      <system>/<vm>/ .incoming-<vm> .outgoing-<vm>        oned does not know the VM, no domain here is it or uses a file of it
+      <system>/.incoming-<vm> of a known VM               nobody writes it any more
+      bases/*/leases/VM-DISK                              neither the VM's disk nor a staged one is in any system datastore here
+      bases/<store>-<image>-<generation>                  oned does not know the image, and nobody has a lease
+      staging/*                                           nobody holds its lock
+      .staged-*                                           no process here has it open
+      locks/vm-<vm>                                       two days old, VM unknown: it keeps the time of the VM's deletion
+    on a store
+      .semishared/NAME/clones/VM-DISK[.snap]              oned does not know the VM
+      .semishared/NAME/                                   NAME is not there, no image of oned has that SOURCE, no clone in it
+      .semishared/.uploads/NAME/                          nobody holds its lock
+      .staged-*, NAME.snap                                as above; no process of any machine has it open
+
+All of it only when older than `older_than` seconds. The facts were collected before oned was asked, so whatever was
+there then, and is not known to oned, will not be known to it later: ids are not used twice.
+What looks like ours but might be the only copy of data is *kept* and said, not removed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Iterator
+
+from . import steps as s
+
+HOUR = 3600
+LOCK_S = 2 * 86400
+"""No action runs that long (do/vm_dir.py); not shortened by --now, as a lock says what must not be published any more."""
+IMAGE = re.compile(r"[0-9a-f]{32}\Z")
+"""Names that our datastore driver gives."""
+BASE = re.compile(r"([0-9]+)-([0-9]+)-[0-9a-f]{32}\Z")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What oned knows."""
+
+    vms: dict[int, str]
+    """VMs that are not DONE, and the host of each."""
+    images: frozenset[tuple[int, int]]
+    """(store, image)"""
+    sources: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine and what it reported (do/leftovers.py)."""
+
+    name: str
+    location: str
+    facts: dict[str, Any] = field(hash=False)
+    libvirt: bool = True
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is left over; `keep` says why it is not removed all the same."""
+
+    machine: str
+    location: str
+    kind: str
+    path: str
+    reason: str
+    bytes: int
+    age: int
+    seen: str = ""
+    vm: int = -1
+    keep: str = ""
+    libvirt: bool = True
+    """Its machine runs domains."""
+
+    def steps(self) -> list[s.Step]:
+        """Return what removes it on its machine."""
+        if self.kind == "vm":
+            guard: list[s.Step] = [s.CheckNotRunning(f"one-{self.vm}")] if self.libvirt else []
+            return [*guard, s.RemoveVm(self.vm, self.path)]
+        return [s.Discard(self.kind, self.path, self.location, self.vm, self.seen)]
+
+
+class _Everywhere:
+    """What some machine has in use; paths of stores are the same on all of them."""
+
+    def __init__(self, machines: list[Machine], all_seen: bool) -> None:
+        self.open = {path for machine in machines for path in machine.facts["open"]}
+        domains = [machine.facts["domains"] for machine in machines]
+        self.all_seen = all_seen and not any("error" in found for found in domains)
+        self.domains = {name for found in domains for name in found.get("names", ())}
+        self.files = {path for found in domains for path in found.get("files", ())}
+
+
+def find(machines: list[Machine], known: Known, older_than: int, all_seen: bool) -> list[Finding]:
+    """Return what is left over on `machines`; `all_seen` is False if a machine could not be asked."""
+    everywhere = _Everywhere(machines, all_seen)
+    found: list[Finding] = []
+    for machine in machines:
+        found += _OnMachine(machine, known, everywhere).findings()
+    limits = {"lock": LOCK_S}
+    return [item for item in found if item.age >= limits.get(item.kind, older_than)]
+
+
+class _OnMachine:
+    def __init__(self, machine: Machine, known: Known, everywhere: _Everywhere) -> None:
+        self.machine, self.known, self.everywhere = machine, known, everywhere
+
+    def findings(self) -> Iterator[Finding]:
+        facts = self.machine.facts
+        yield from self._vms(facts)
+        yield from self._root(facts["root"])
+        yield from (self._finding("staged", item, "a killed action left it") for item in facts["staged"] if self._is_idle(item))
+        for store in facts["stores"]:
+            yield from self._store(store)
+
+    def _finding(self, kind: str, item: dict[str, Any], reason: str, vm: int = -1, keep: str = "") -> Finding:
+        seen = str(item.get("seen", ""))
+        return Finding(
+            self.machine.name, self.machine.location, kind, item["path"], reason, int(item.get("bytes", 0)), int(item["age"]),
+            seen, vm, keep, self.machine.libvirt,
+        )  # fmt: skip
+
+    def _is_idle(self, item: dict[str, Any]) -> bool:
+        path = item["path"]
+        return not any(other == path or other.startswith(f"{path}/") for other in self.everywhere.open)
+
+    def _runs_here(self, vm: int, path: str) -> str:
+        """Return why a VM's directory may be in use by a domain of this machine, '' if it is not."""
+        domains = self.machine.facts["domains"]
+        if "error" in domains:
+            return f"libvirt cannot be asked: {domains['error']}"
+        if f"one-{vm}" in domains["names"]:
+            return f"domain one-{vm} is there"
+        if any(used.startswith(f"{path}/") for used in domains["files"]):
+            return "a domain uses its files"
+        return ""
+
+    def _runs_anywhere(self, clone: dict[str, Any]) -> str:
+        """Return why a clone on the store may be in use by a domain of any machine, '' if it is not."""
+        path, everywhere = clone["path"], self.everywhere
+        if f"one-{clone['vm']}" in everywhere.domains or any(f == path or f.startswith(f"{path}/") for f in everywhere.files):
+            return "a domain uses it"
+        return "" if everywhere.all_seen else "a host that cannot be asked may be running its VM"
+
+    def _vms(self, facts: dict[str, Any]) -> Iterator[Finding]:
+        published = {(item["system"], item["vm"]) for item in facts["vms"] if item["kind"] == "dir"}
+        for item in facts["vms"]:
+            vm, kind = item["vm"], item["kind"]
+            if vm not in self.known.vms:
+                keep = self._runs_here(vm, item["path"]) or ("" if self._is_idle(item) else "somebody writes to it")
+                reason = f"VM {vm} is not known to oned"
+                # The directory's removal takes the two others and the leases with it.
+                if kind == "dir" or (item["system"], vm) not in published:
+                    yield self._finding("vm" if kind == "dir" else kind, item, reason, vm, keep)
+                continue
+            if kind == "incoming" and self._is_idle(item):
+                yield self._finding(kind, item, f"a killed move of VM {vm} left it", vm)
+            if kind == "outgoing":
+                # Set aside by a move that died before its own directory took the place: the only one there is.
+                keep = "" if (item["system"], vm) in published else f"it may be the only directory of VM {vm}; retry its move"
+                yield self._finding(kind, item, f"a killed move of VM {vm} left it", vm, keep)
+            for staged in item["staged"]:
+                if self._is_idle(staged):
+                    yield self._finding("staged", staged, f"a killed action of VM {vm} left it", vm)
+
+    def _root(self, root: dict[str, Any]) -> Iterator[Finding]:
+        for base in root["bases"]:
+            match = BASE.match(base["name"])
+            for lease in base["leases"]:
+                if not self._uses(lease["vm"], lease["disk"]):
+                    where = self.known.vms.get(lease["vm"])
+                    reason = f"VM {lease['vm']} is {'not known to oned' if where is None else 'not here'}: no disk uses it"
+                    yield self._finding("lease", {**lease, "bytes": 0}, reason, lease["vm"])
+            for item in filter(self._is_idle, base["staged"]):
+                yield self._finding("staged", item, "a killed action left it")
+            if match and not base["leases"] and (int(match.group(1)), int(match.group(2))) not in self.known.images:
+                yield self._finding("base", base, f"image {match.group(2)} is not known to oned")
+        for item in root["staging"]:
+            if not item["held"]:
+                yield self._finding("staging", item, "nobody is making this base")
+        for item in root["locks"]:
+            if item["vm"] not in self.known.vms:
+                yield self._finding("lock", item, f"VM {item['vm']} is not known to oned", item["vm"])
+
+    def _uses(self, vm: int, disk: int) -> bool:
+        """Tell whether a disk of a VM is here, or staged here."""
+        name = f"disk.{disk}"
+        for item in self.machine.facts["vms"]:
+            if item["vm"] == vm and any(
+                entry == name or entry.startswith((f"{name}.", f".staged-{name}.")) for entry in item["entries"]
+            ):
+                return True
+        return False
+
+    def _store(self, store: dict[str, Any]) -> Iterator[Finding]:
+        path = store["path"]
+        uploads = {item["name"] for item in store["uploads"] if item["held"]}
+        unseen = "" if self.everywhere.all_seen else "a host that cannot be asked may be writing it"
+        for side in store["sides"]:
+            for clone in side["clones"]:
+                if clone["vm"] not in self.known.vms:
+                    keep = self._runs_anywhere(clone)
+                    yield self._finding("clone", clone, f"VM {clone['vm']} is not known to oned", -1, keep)
+            is_gone = not side["image"] and f"{path}/{side['name']}" not in self.known.sources
+            if is_gone and IMAGE.match(side["name"]) and side["name"] not in uploads:
+                keep = "it holds clones of VMs" if any(c["vm"] in self.known.vms for c in side["clones"]) else ""
+                yield self._finding("side", side, f"image {side['name']} is not there and not known to oned", -1, keep)
+        for item in store["uploads"]:
+            if not item["held"]:
+                yield self._finding("upload", item, "nobody holds this upload")
+        for item in store["staged"]:
+            if self._is_idle(item):
+                yield self._finding("staged", item, "a killed action left it", -1, unseen)
+        images = {item["name"] for item in store["images"]}
+        for item in store["images"]:
+            name, is_snap = re.sub(r"\.snap\Z", "", item["name"]), item["name"].endswith(".snap")
+            if not IMAGE.match(name) or f"{path}/{name}" in self.known.sources or name in uploads:
+                continue
+            if is_snap and name not in images:
+                yield self._finding("snapshots", item, f"image {name} is not there and not known to oned", -1, unseen)
+            elif not is_snap:
+                keep = "it may hold somebody's data: register it again, or remove it by hand"
+                yield self._finding("image", item, "no image of oned has this SOURCE", -1, keep)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The matrix of what drivers do: action x place x format x (off/live), each cell proved on real components.
+
+How a test reports what it has proved (the fixture is in tests/conftest.py, for every suite). One line at its end; it
+counts only if the test passes:
+
+    def test_...(cloud, cell): ...; cell("snap_create", "overlay", "raw", "live")
+
+Several formats or modes at once: cell("clone", "copy", ("raw", "qcow2"), ("off", "live")).
+A cell that nothing has to report needs its reason in `reason` below; a cell without one that no test of `make test`
+reported fails the run (tests/suites.py prints the table). A refused cell is proved too: its refusal is tested.
+
+place    in-place | overlay | copy | store-clone | volatile; format: of the image (of the disk, if volatile)
+mode     off: no domain runs (deploy, terminate, POWEROFF, UNDEPLOYED ...); live: the guest runs (attach, detach ...)
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Dict, Iterable, List, Tuple
+
+Cell = Tuple[str, str, str, str]
+
+ACTIONS: Dict[str, str] = {
+    "clone": "clone, ln, mkimage: the disk appears (off: deploy; live: attach)",
+    "delete": "mvds, delete: the disk goes (off: terminate; live: detach)",
+    "cpds": "save-as",
+    "cpds-snapshot": "save-as of a snapshot",
+    "snap_create": "snapshot (live: snap_create_live)",
+    "snap_delete": "delete a snapshot",
+    "snap_revert": "back to a snapshot",
+    "resize": "grow",
+    "mv": "undeploy, stop, resume, cold migration",
+    "migrate": "live migration",
+    "backup": "prebackup, postbackup",
+    "restore": "restore from a backup",
+}
+PLACES = ("in-place", "overlay", "copy", "store-clone", "volatile")
+FORMATS = ("raw", "qcow2")
+MODES = ("off", "live")
+CELLS: List[Cell] = list(product(ACTIONS, PLACES, FORMATS, MODES))
+
+REFUSED = "refused: "
+"""A reason that begins so is a refusal of ours, which a test must report as proved; any other says why no such call exists."""
+
+
+def reason(cell: Cell) -> str:
+    """Return why a cell is no success: 'refused: ...' (the refusal is tested), or why oned never asks; '' if it works."""
+    action, place, format, mode = cell
+    if action == "migrate":
+        if mode == "off":
+            return "a VM that is off is migrated cold: mv"
+        if place != "in-place":
+            return REFUSED + "live migration of local disks and store clones is not supported yet"
+    if action == "mv" and mode == "live":
+        return "the VM is saved or shut down first; what runs is moved by migrate"
+    if action in ("snap_revert", "restore") and mode == "live":
+        return "oned allows it in POWEROFF only"
+    if place == "volatile" and action in ("cpds", "cpds-snapshot", "snap_create", "snap_delete", "snap_revert"):
+        return "oned refuses snapshots and save-as of volatile disks"
+    return ""
+
+
+def must_report(cell: Cell) -> bool:
+    """Tell whether a test has to report the cell: it works, or its refusal is ours."""
+    why = reason(cell)
+    return not why or why.startswith(REFUSED)
+
+
+def expand(action: object, place: object, format: object, mode: object) -> Iterable[Cell]:
+    """Yield the cells of a report, each argument one value or several; raise ValueError for one that does not exist."""
+    parts = [(item,) if isinstance(item, str) else tuple(item) for item in (action, place, format, mode)]  # type: ignore[arg-type]
+    for one, two, three, four in product(*parts):
+        cell: Cell = (one, two, three, four)
+        if cell not in CELLS:
+            raise ValueError(f"no cell of the matrix: {cell}")
+        if not must_report(cell):
+            raise ValueError(f"{cell} cannot be proved: {reason(cell)}")
+        yield cell
+
+
+def missing(reported: Iterable[Cell]) -> List[Cell]:
+    """Return the cells that had to be reported and were not."""
+    known = set(reported)
+    return [cell for cell in CELLS if must_report(cell) and cell not in known]
+
+
+def table(reported: Iterable[Cell]) -> str:
+    """Return the matrix for people: a line per action and place; o passed, r refused as it must be, . not asked, X missing."""
+    known = set(reported)
+
+    def mark(cell: Cell) -> str:
+        if not must_report(cell):
+            return "."
+        if cell not in known:
+            return "X"
+        return "r" if reason(cell) else "o"
+
+    columns = list(product(MODES, FORMATS))
+    lines = [f"{'action':14} {'place':12} " + " ".join(f"{f'{format} {mode}':>10}" for mode, format in columns)]
+    for action, place in product(ACTIONS, PLACES):
+        marks = [mark((action, place, format, mode)) for mode, format in columns]
+        lines.append(f"{action:14} {place:12} " + " ".join(f"{m:>10}" for m in marks))
+    lines.append("o passed on real components   r refused, as it must be   . never asked (reasons below)   X NOT REPORTED")
+    reasons: Dict[str, List[str]] = {}
+    for cell in CELLS:
+        if reason(cell):
+            word = f"{cell[0]} {cell[3]}" + (f" {cell[1]}" if cell[0] == "migrate" or cell[1] == "volatile" else "")
+            rows = reasons.setdefault(reason(cell), [])
+            if word not in rows:
+                rows.append(word)
+    lines += [f"  {why}: {', '.join(words)}" for why, words in reasons.items()]
+    return "\n".join(lines)
