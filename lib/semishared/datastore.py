@@ -7,10 +7,10 @@ import os
 import sys
 
 from .config import Config, load
-from .do import disks, files, inspection, upload
+from .do import dir_store, disks, files, inspection, snapshots, upload
 from .do.upload import Source
 from .errors import BadArguments, BadAttribute, MissingImage, RestrictedPath, StoreUnavailable
-from .opennebula.args import absolute
+from .opennebula.args import absolute, number
 from .opennebula.report import Report
 from .opennebula.xml import Datastore, DriverData, Image
 from .plan import images
@@ -151,6 +151,31 @@ def rm(request: Request) -> str:
     return ""
 
 
+def _snapshot(request: Request) -> tuple[str, int]:
+    source = request.check_inside(request.image.source)
+    return source, number(request.image.text("TARGET_SNAPSHOT"), "TARGET_SNAPSHOT")
+
+
+def snap_delete(request: Request) -> str:
+    """Remove the image's TARGET_SNAPSHOT; one that is not there is removed already."""
+    source, snapshot = _snapshot(request)
+    dir_store.check(source)
+    snapshots.drop_copy(source, snapshot)
+    return ""
+
+
+def snap_revert(request: Request) -> str:
+    """Make the image's TARGET_SNAPSHOT its content; all snapshots stay."""
+    snapshots.copy_back(*_snapshot(request))
+    return ""
+
+
+def snap_flatten(request: Request) -> str:
+    """Make the image's TARGET_SNAPSHOT its content and remove all snapshots; without any it is done already."""
+    snapshots.flatten(*_snapshot(request))
+    return ""
+
+
 def monitor(request: Request) -> str:
     """Print the capacity of the file system that holds the datastore, in MiB."""
     try:
@@ -163,7 +188,8 @@ def monitor(request: Request) -> str:
     return f"USED_MB={used // MiB}\nTOTAL_MB={total // MiB}\nFREE_MB={free // MiB}"
 
 
-ACTIONS = {"stat": stat, "cp": cp, "mkfs": mkfs, "clone": clone, "rm": rm, "monitor": monitor}
+ACTIONS = {"stat": stat, "cp": cp, "mkfs": mkfs, "clone": clone, "rm": rm, "monitor": monitor,
+           "snap_delete": snap_delete, "snap_revert": snap_revert, "snap_flatten": snap_flatten}  # fmt: skip
 
 
 def act(action: str, argv: list[str], report: Report) -> str:

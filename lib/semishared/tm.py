@@ -8,6 +8,7 @@ import os
 import sys
 from typing import Iterable
 
+from . import snapshots
 from .config import Config, load
 from .errors import BadArguments, MigrationRefused, NotSupported, SemisharedError
 from .opennebula import args
@@ -15,6 +16,7 @@ from .opennebula.report import Report
 from .opennebula.xml import Vm, decode
 from .plan import disks, migration
 from .plan import steps as s
+from .removal import everywhere, source_of_copy
 
 
 class Action:
@@ -106,7 +108,7 @@ def context(action: Action) -> None:
 def mvds(action: Action) -> None:
     """HOST:VMDIR/disk.N SOURCE VM DATASTORE - end the session of an in-place disk."""
     request = args.ToImage.parse(action.argv)
-    action.on(request.disk.host, disks.mvds(request))
+    everywhere(action, request.disk.vm_place, disks.mvds(request))
 
 
 def cpds(action: Action) -> None:
@@ -114,7 +116,9 @@ def cpds(action: Action) -> None:
     from .opennebula.oned import Oned
 
     request = args.ToImage.parse_copy(action.argv)
-    action.on(request.disk.host, disks.cpds(request, Oned().vm(request.disk.vm_place.vm)))
+    vm = Oned().vm(request.disk.vm_place.vm)
+    host = source_of_copy(request.disk.vm_place, vm.host) if vm.lcm_state in disks.SAVEAS_AWAY else request.disk.host
+    action.on(host, disks.cpds(request, vm))
 
 
 def delete(action: Action) -> None:
@@ -122,7 +126,7 @@ def delete(action: Action) -> None:
     request = args.Delete.parse(action.argv)
     steps = disks.delete(request)
     if steps:
-        action.on(request.vm_place.host, steps)
+        everywhere(action, request.vm_place, steps)
 
 
 def mv(action: Action) -> None:
@@ -293,6 +297,7 @@ ACTIONS = {
     function.__name__: function
     for function in (
         clone, ln, mkimage, mkswap, context, mvds, cpds, delete, mv, premigrate, postmigrate, failmigrate, monitor, monitor_ds,
+        snapshots.snap_create, snapshots.snap_create_live, snapshots.snap_delete, snapshots.snap_revert, snapshots.resize,
         prebackup, prebackup_live, postbackup, postbackup_live, restore,
     )
 }  # fmt: skip

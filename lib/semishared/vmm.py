@@ -81,7 +81,7 @@ def attach_disk(here: str, argv: list[str], _report: Report) -> NoReturn:
         become(here, "attach_disk", argv)
     check_disk(vm_dir, record)
     changed = list(argv)
-    changed[1] = argv[1] if record.is_local else record.path
+    changed[1] = record.source(argv[1])
     changed[4] = base64.b64encode(message.with_record(record)).decode()
     become(here, "attach_disk", changed)
 
@@ -123,14 +123,16 @@ def check_disk(vm_dir: str, record: DiskRecord) -> None:
     """Raise unless the disk is what its record says and there: nothing has been started yet."""
     path = f"{vm_dir}/disk.{record.disk}"
     link = os.path.normpath(os.path.join(vm_dir, os.readlink(path))) if os.path.islink(path) else ""
-    inside = "/" + vm_dir.strip("/") + "/"
-    if record.is_local and link and not ("/" + link.lstrip("/")).startswith(os.path.normpath(inside) + "/"):
+    link, inside = "/" + link.lstrip("/") if link else "", os.path.normpath("/" + vm_dir.strip("/"))
+    if record.is_local and link and not link.startswith(f"{inside}/"):
         raise BadRecord(f"disk {record.disk} is recorded as {record.how} but is a link to {link}")
-    if not record.is_local and "/" + link.lstrip("/") != record.path:
+    # An action that was killed may have left the link at an older layer; which one is active, the record alone says.
+    leads = record.path.startswith(f"{link}.snap/") if record.how == "store-clone" else link == record.path
+    if not record.is_local and not leads:
         raise BadRecord(f"disk {record.disk} is recorded as {record.path} but {link or 'no link'} is there")
-    if not os.path.exists(path):
-        name = path if record.is_local else record.path
-        raise MissingImage(f"disk {record.disk}: {name} is not there on {os.uname().nodename}")
+    for name in (path, f"{path}{record.layer}" if record.is_local else record.path):
+        if not os.path.exists(name):
+            raise MissingImage(f"disk {record.disk}: {name if record.is_local else record.path} is not there on {os.uname().nodename}")
 
 
 def become(here: str, action: str, argv: list[str]) -> NoReturn:

@@ -42,7 +42,7 @@ def test_record_says_what_the_disk_is(world: World) -> None:
     record = json.loads(Path(disk.vm_dir, ".semishared", "disk.1.json").read_text())
     (base,) = world.bases()
     assert record == {
-        "version": 1, "disk": 1, "place": "local", "how": "overlay", "format": "qcow2", "path": str(top), "readonly": False,
+        "version": 1, "disk": 1, "place": "local", "how": "overlay", "format": "qcow2", "path": f"{top}.snap/0", "readonly": False,
         "image": {"store": 100, "id": 7, "format": "raw", "source": image.source, "generation": base.name.split("-")[2]},
     }  # fmt: skip
     assert (world.system / ".monitor").read_text() == "semishared\n"

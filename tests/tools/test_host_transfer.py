@@ -67,7 +67,8 @@ def check_arrived(directory: str) -> None:
     assert Path(directory, "deployment.0").read_text() == "<domain/>"
     assert Path(directory, "a 'b' $(c)\nd").read_text() == "odd"
     assert os.readlink(f"{directory}/dangling") == "/no/such/place"
-    for disk, path in ((1, f"{directory}/disk.1"), (2, f"{directory}/disk.2")):
+    assert os.readlink(f"{directory}/disk.1") == "disk.1.snap/0"
+    for disk, path in ((1, f"{directory}/disk.1.snap/0"), (2, f"{directory}/disk.2")):
         assert json.loads(Path(directory, ".semishared", f"disk.{disk}.json").read_text())["path"] == path
 
 

@@ -36,7 +36,7 @@ run({kind!r}, {action!r})
 """
 OF_OTHERS = ("encodings", "msvcrt", "org")
 """Tried by the standard library itself, for other systems."""
-ASKING = {"clone", "ln", "mkimage", "cpds", "mv"}
+ASKING = {"clone", "ln", "mkimage", "cpds", "mv", "resize", "snap_create", "snap_create_live", "snap_delete", "snap_revert"}
 pytestmark = [
     # Only python itself can say what it imports.
     pytest.mark.runs_python,
@@ -57,6 +57,8 @@ def arguments(top: Path) -> dict[str, list[str]]:
         "tm/context": [f"{top}/context.sh", f"{vm_dir}/disk.4", "2", "101"],
         "tm/mvds": [disk, f"{store}/image", "2", "100"],
         "tm/cpds": [disk, f"{store}/copy", "-1", "2", "100"],
+        **{f"tm/{name}": [disk, "0", "2", "100"] for name in ("snap_create", "snap_create_live", "snap_delete", "snap_revert")},
+        "tm/resize": [disk, "1", "2", "100"],
         "tm/delete": [disk, "2", "100"],
         "tm/mv": [vm_dir, vm_dir.replace("/101/", "/103/"), "2", "103"],
         "tm/premigrate": migrate,
@@ -65,13 +67,15 @@ def arguments(top: Path) -> dict[str, list[str]]:
         "tm/monitor": ["101"],
         "tm/monitor_ds": [f"{top}/datastores/101"],
         **{f"datastore/{name}": ["4"] for name in ("stat", "cp", "mkfs", "clone", "rm", "monitor")},
+        **{f"datastore/{name}": ["4"] for name in ("snap_delete", "snap_revert", "snap_flatten")},
     }
 
 
 def standard_input(name: str, top: Path) -> bytes:
     if name.endswith("migrate"):
         return base64.b64encode((FIXTURES / "vm.xml").read_bytes())
-    image = f"<IMAGE><ID>4</ID><PATH>{top}/source</PATH><SIZE>1</SIZE><FORMAT>raw</FORMAT></IMAGE>"
+    image = f"<IMAGE><ID>4</ID><PATH>{top}/source</PATH><SIZE>1</SIZE><FORMAT>raw</FORMAT>"
+    image += f"<SOURCE>{top}/datastores/100/image</SOURCE><TARGET_SNAPSHOT>0</TARGET_SNAPSHOT></IMAGE>"
     store = f"<ID>100</ID><BASE_PATH>{top}/datastores/100</BASE_PATH><TEMPLATE><SAFE_DIRS>/</SAFE_DIRS></TEMPLATE>"
     return base64.b64encode(f"<DS_DRIVER_ACTION_DATA>{image}<DATASTORE>{store}</DATASTORE></DS_DRIVER_ACTION_DATA>".encode())
 

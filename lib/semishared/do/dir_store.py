@@ -9,7 +9,7 @@ Beside the images of a datastore lies one directory of ours per image:
                                                       persistent session
                                     /generation.json  {generation, session, format, size, mtime_ns} of a known content
                                     /manifest         the hashes of that content (extents.py)
-                                    /clones/VM-DISK   non-persistent disks whose place is shared
+                                    /clones/VM-DISK   non-persistent disks whose place is shared (layers.py)
 
 A generation is current only while its token is the session's and size and time are the image's own. So the end of a
 generation is one rename (a new token), before a guest can write; and whoever publishes a generation too late
@@ -22,7 +22,7 @@ import os
 from dataclasses import dataclass
 
 from ..errors import ImageChanged, MissingImage, StoreUnavailable
-from . import extents, files
+from . import extents, files, layers
 from .trace import point
 
 SIDE = ".semishared"
@@ -152,6 +152,6 @@ def remove_clone(store_dir: str, vm: int, disk: int) -> None:
         if image.startswith("."):
             continue
         directory = f"{side}/{image}/clones"
-        if files.unlink(f"{directory}/{vm}-{disk}"):
+        if layers.remove(f"{directory}/{vm}-{disk}"):
             point("store clone removed")
         files.remove_staged(directory, f"{vm}-{disk}")

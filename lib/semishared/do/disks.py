@@ -18,8 +18,9 @@ from ..plan.steps import (
     LinkInPlace,
     SaveDisk,
 )
-from . import bases, dir_store, extents, files, progress, qemu_img, vm_dir
+from . import bases, dir_store, extents, files, layers, progress, qemu_img, snapshots, vm_dir
 from .run import LONG_S, run
+from .trace import point
 from .undo import Undo
 
 MKFS = {
@@ -31,6 +32,10 @@ MKFS = {
 }
 
 
+LAYERED = ("overlay", "copy")
+"""How a local disk is made that can have snapshots."""
+
+
 def _publishing(disk: DiskRef, planned: float, record: dict[str, object]) -> ContextManager[str]:
     """Return a context that yields a staged name for the disk; when it ends well, the disk is recorded and published."""
 
@@ -40,7 +45,13 @@ def _publishing(disk: DiskRef, planned: float, record: dict[str, object]) -> Con
             files.unlink(disk.path)
         vm_dir.write_record(disk, record)
 
-    return vm_dir.published(disk.vm, disk.vm_dir, f"disk.{disk.disk}", planned, write)
+    layered = record["how"] in LAYERED
+    return vm_dir.published(disk.vm, disk.vm_dir, f"disk.{disk.disk}", planned, write, layered=layered)
+
+
+def first_layer(disk: DiskRef) -> str:
+    """Return the path of a new disk's only layer."""
+    return f"{layers.folder(disk.path)}/0"
 
 
 def _image_record(image: ImageRef, generation: str) -> dict[str, object]:
@@ -48,13 +59,13 @@ def _image_record(image: ImageRef, generation: str) -> dict[str, object]:
 
 
 def create_overlay(step: CreateOverlay, planned: float) -> None:
-    """Publish an overlay over a leased base (map: disk.N -> leases/VM-N == bases/.../image)."""
+    """Publish an overlay over a leased base (map: disk.N -> disk.N.snap/0 over leases/VM-N == bases/.../image)."""
     disk, image = step.disk, step.image
     root = bases.root_of(disk.vm_dir)
     base, lease = bases.lease(root, image, disk.vm, disk.disk)
     is_first = not os.path.lexists(disk.path)
     record = {
-        "place": "local", "how": "overlay", "format": "qcow2", "path": disk.path, "readonly": False,
+        "place": "local", "how": "overlay", "format": "qcow2", "path": first_layer(disk), "readonly": False,
         "image": _image_record(image, base.generation),
     }  # fmt: skip
     with Undo() as undo:
@@ -80,7 +91,7 @@ def copy_image(step: CopyImage, planned: float) -> None:
     seen = dir_store.see(stored)
     current = dir_store.generation(stored, seen)
     record = {
-        "place": "local", "how": "copy", "format": image.format, "path": disk.path, "readonly": False,
+        "place": "local", "how": "copy", "format": image.format, "path": first_layer(disk), "readonly": False,
         "image": _image_record(image, current),
     }  # fmt: skip
     with _publishing(disk, planned, record) as staged:
@@ -104,7 +115,7 @@ def copy_file(step: CopyFile, planned: float) -> None:
 
 
 def clone_on_store(step: CloneOnStore, planned: float) -> None:
-    """Publish a clone on the store (disk.N -> clones/VM-N over the image itself, which oned keeps in use)."""
+    """Publish a clone on the store (disk.N -> clones/VM-N -> VM-N.snap/0 over the image itself, which oned keeps in use)."""
     disk, image = step.disk, step.image
     stored = dir_store.Stored(image.source)
     # First of all: nothing may be written below a mount point that is not mounted.
@@ -112,18 +123,23 @@ def clone_on_store(step: CloneOnStore, planned: float) -> None:
     dir_store.make_link(stored)
     clone = stored.clone(disk.vm, disk.disk)
     files.remove_staged(os.path.dirname(clone), os.path.basename(clone))
+    first, staged_clone = f"{layers.folder(clone)}/0", files.staged_name(clone)
     record = {
-        "place": "shared", "how": "store-clone", "format": "qcow2", "path": clone, "readonly": False,
+        "place": "shared", "how": "store-clone", "format": "qcow2", "path": first, "readonly": False,
         "image": _image_record(image, ""),
     }  # fmt: skip
     os.makedirs(os.path.dirname(clone), exist_ok=True)
     with Undo() as undo:
-        undo.add(lambda: files.unlink(clone))
+        undo.add(lambda: layers.remove(clone))
+        undo.add(lambda: files.unlink(staged_clone))
         with _publishing(disk, planned, record) as staged:
-            with files.published(clone) as staged_clone:
+            with files.enough_space(os.path.dirname(clone)):
                 size = _grown(stored.link, image, step.min_size)
                 qemu_img.create_overlay(staged_clone, stored.link, image.format, size, "")
                 os.chmod(staged_clone, 0o660)
+                files.fsync(staged_clone)
+                point("store clone staged")
+                layers.publish_first(clone, staged_clone)
             os.symlink(clone, staged)
         undo.keep()
 
@@ -179,33 +195,17 @@ def save_disk(step: SaveDisk) -> None:
     record = vm_dir.read_record(disk.vm_dir, disk.disk)
     source_format = str(record["format"]) if record else step.format
     path = str(record["path"]) if record else disk.path
-    if not os.path.exists(path):
+    if step.snapshot != -1:
+        path, source_format = snapshots.snapshot_file(snapshots.record_of(disk), step.snapshot)
+    elif not os.path.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
     files.remove_staged(*os.path.split(step.path))
     with files.published(step.path) as staged:
         if step.domain:
-            _copy_running(step, path, staged)
+            target, _ = snapshots.running(step.domain, path)
+            snapshots.block_copy(step.domain, target, staged, step.format)
         else:
-            qemu_img.convert(path, source_format, staged, step.format)
+            # A snapshot may lie below what a running guest has open; nobody writes to it.
+            qemu_img.convert(path, source_format, staged, step.format, share=step.snapshot != -1)
         progress.count("store_written", files.allocated(staged))
         os.chmod(staged, 0o660)
-
-
-def _copy_running(step: SaveDisk, path: str, staged: str) -> None:
-    """Copy the disk of a running guest at one moment: blockcopy mirrors until the two are equal, then lets go."""
-    virsh = ["virsh", "--quiet", "--connect", "qemu:///system"]
-    target = ""
-    for line in run([*virsh, "domblklist", step.domain]).splitlines():
-        name, _, source = line.strip().partition(" ")
-        if os.path.normpath(source.strip()) in (os.path.normpath(path), os.path.normpath(step.disk.path)):
-            target = name
-    if not target:
-        raise MissingImage(f"domain {step.domain} has no disk {path}")
-    words = run([*virsh, "domblkinfo", step.domain, target]).split()
-    # Made by us, not by libvirt: that would make it as root, and QEMU, which is not, could not open it.
-    qemu_img.create(staged, step.format, int(words[words.index("Capacity:") + 1]))
-    run(
-        [*virsh, "blockcopy", step.domain, target, "--dest", staged, "--format", step.format,
-         "--reuse-external", "--wait", "--finish"],
-        timeout_s=LONG_S,
-    )  # fmt: skip

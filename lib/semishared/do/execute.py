@@ -9,7 +9,7 @@ from typing import Callable, Iterator
 
 from ..errors import BadArguments, MigrationRefused, MissingImage, StoreUnavailable, TransferCorrupt
 from ..plan import steps as s
-from . import bases, disks, files, progress, transfer, vm_dir
+from . import bases, disks, files, progress, snapshots, transfer, vm_dir
 from .run import run
 from .stream import Message, Writer
 from .trace import point
@@ -60,7 +60,45 @@ class Execution:
         disks.create_volatile(step, self.planned)
 
     def SaveDisk(self, step: s.SaveDisk) -> None:
-        disks.save_disk(step)
+        disk = step.disk
+        with bases.borrowed(bases.root_of(disk.vm_dir), vm_dir.read_record(disk.vm_dir, disk.disk), disk.vm, disk.disk):
+            disks.save_disk(step)
+
+    def DescribeDisk(self, step: s.DescribeDisk) -> object:
+        return snapshots.describe(step)
+
+    def NameLayer(self, step: s.NameLayer) -> None:
+        snapshots.name_layer(step, self.planned)
+
+    def AddLayer(self, step: s.AddLayer) -> None:
+        snapshots.add_layer(step, self.planned)
+
+    def ActivateLayer(self, step: s.ActivateLayer) -> None:
+        snapshots.activate_layer(step, self.planned)
+
+    def SwitchLayer(self, step: s.SwitchLayer) -> None:
+        snapshots.switch_layer(step, self.planned)
+
+    def MergeLayer(self, step: s.MergeLayer) -> None:
+        snapshots.merge_layer(step)
+
+    def PullLayer(self, step: s.PullLayer) -> None:
+        snapshots.pull_layer(step)
+
+    def DropLayer(self, step: s.DropLayer) -> None:
+        snapshots.drop_layer(step)
+
+    def CopyOut(self, step: s.CopyOut) -> None:
+        snapshots.copy_out(step, self.planned)
+
+    def CopyBack(self, step: s.CopyBack) -> None:
+        snapshots.copy_back_of(step)
+
+    def DropCopy(self, step: s.DropCopy) -> None:
+        snapshots.drop_copy_of(step)
+
+    def GrowDisk(self, step: s.GrowDisk) -> None:
+        snapshots.grow(step)
 
     def EndSession(self, step: s.EndSession) -> None:
         vm_dir.end_session(step.disk, self.planned)

@@ -46,6 +46,29 @@ def convert(source: str, source_format: str, target: str, target_format: str, *,
     run(["qemu-img", "convert", *shared, "-f", source_format, "-O", target_format, source, target], timeout_s=LONG_S)
 
 
+def grow(path: str, format: str, size: int) -> None:
+    """Grow an image to `size` bytes, unless it is that large; what it lies over need not be there."""
+    if virtual_size(path, format) >= size:
+        return
+    node: dict[str, object] = {"driver": format, "file": {"driver": "file", "filename": path}}
+    if format == "qcow2":
+        node["backing"] = None
+    run(["qemu-img", "resize", "-q", f"json:{json.dumps(node)}", str(size)])
+
+
+def rebase(path: str, backing: str, backing_format: str) -> None:
+    """Copy into the qcow2 `path` what it has from below itself, but not from `backing` ('' for none); lay it over that."""
+    argv = ["qemu-img", "rebase", "-q", "-f", "qcow2", "-b", backing]
+    run([*argv, *(["-F", backing_format] if backing else []), path], timeout_s=LONG_S)
+
+
+def merged(path: str, target: str, backing: str, backing_format: str, options: str = "") -> None:
+    """Write the new qcow2 `target`: all that `path` and the files below it hold on top of `backing` ('' for none)."""
+    argv = ["qemu-img", "convert", "-q", "--force-share", "-f", "qcow2", "-O", "qcow2"]
+    argv += ["-B", backing, "-F", backing_format] if backing else []
+    run([*argv, *(["-o", options] if options else []), path, target], timeout_s=LONG_S)
+
+
 def resize(path: str, format: str, size: int) -> None:
     """Grow an image to `size` bytes."""
     run(["qemu-img", "resize", "-q", "-f", format, path, str(size)])

@@ -130,8 +130,11 @@ def _adopt(staging: str, directory: str, vm: int, record: dict[str, object], kee
         if keep_bases and not os.path.exists(path):
             raise StoreUnavailable(f"{path} of disk {disk} is not there on {os.uname().nodename}")
         return
-    if record["path"] != f"{directory}/disk.{disk}":
-        files.write_json(vm_dir.record_path(staging, disk), {**record, "path": f"{directory}/disk.{disk}"})
+    path = str(record["path"])
+    # disk.N itself, or its active layer disk.N.snap/K; backing names among layers are relative.
+    here = directory + path[path.rindex(f"/disk.{disk}") :]
+    if path != here:
+        files.write_json(vm_dir.record_path(staging, disk), {**record, "path": here})
     image = record.get("image")
     if record["how"] == "overlay" and keep_bases and isinstance(image, dict):
         try:

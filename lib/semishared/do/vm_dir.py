@@ -16,7 +16,7 @@ from typing import IO, Callable, Iterator
 from .. import NAME
 from ..errors import BadRecord, DataInTheWay, SemisharedError, VmGone
 from ..plan.steps import DiskRef
-from . import bases, dir_store, files, locks
+from . import bases, dir_store, files, layers, locks
 from .run import run
 from .trace import point
 
@@ -77,10 +77,12 @@ def prepare(vm: int, vm_dir: str, planned: float) -> None:
 
 
 @contextmanager
-def published(vm: int, vm_dir: str, name: str, planned: float, record: Callable[[], object] | None = None) -> Iterator[str]:
+def published(
+    vm: int, vm_dir: str, name: str, planned: float, record: Callable[[], object] | None = None, *, layered: bool = False
+) -> Iterator[str]:
     """Yield a staged name for a file or link of the VM; when the block ends well, publish it under the VM's lock.
 
-    `record` is called under that lock, just before.
+    `record` is called under that lock, just before. A `layered` disk is published as its first layer (layers.py).
     """
     path = f"{vm_dir}/{name}"
     staged = files.staged_name(path)
@@ -94,7 +96,10 @@ def published(vm: int, vm_dir: str, name: str, planned: float, record: Callable[
             with publishing(vm, vm_dir, planned, disk):
                 if record:
                     record()
-                os.rename(staged, path)
+                if layered:
+                    layers.publish_first(path, staged)
+                else:
+                    os.rename(staged, path)
                 point(f"{name} renamed")
                 files.fsync(vm_dir)
                 files.remove_staged(vm_dir, name)
@@ -156,7 +161,7 @@ def remove_disk(disk: DiskRef, planned: float, store_dir: str = "") -> None:
 
 
 def _unlink_disk(disk: DiskRef) -> None:
-    files.unlink(disk.path)
+    layers.remove(disk.path)
     point("disk removed")
     files.remove_staged(disk.vm_dir, f"disk.{disk.disk}")
     files.unlink(record_path(disk.vm_dir, disk.disk))

@@ -190,6 +190,40 @@ class ToImage:
 
 
 @dataclass(frozen=True)
+class SnapshotPlace:
+    """snap_create, snap_create_live, snap_delete, snap_revert: `host:VMDIR/disk.N snapshot vm image_datastore`."""
+
+    disk: DiskPlace
+    snapshot: int
+
+    @classmethod
+    def parse(cls, argv: list[str]) -> SnapshotPlace:
+        _count(argv, 4)
+        place = DiskPlace.at(Location.parse(argv[0]), argv[2])
+        if place.disk is None:
+            raise BadArguments(f"{place.path} is no disk")
+        number(argv[3], "datastore id")
+        return cls(place, number(argv[1], "snapshot id"))
+
+
+@dataclass(frozen=True)
+class Resize:
+    """resize: `host:VMDIR/disk.N size_mib vm datastore`."""
+
+    disk: DiskPlace
+    size: int
+
+    @classmethod
+    def parse(cls, argv: list[str]) -> Resize:
+        _count(argv, 4)
+        place = DiskPlace.at(Location.parse(argv[0]), argv[2])
+        if place.disk is None:
+            raise BadArguments(f"{place.path} is no disk")
+        number(argv[3], "datastore id")
+        return cls(place, number(argv[1], "size") * MiB)
+
+
+@dataclass(frozen=True)
 class Delete:
     """delete: `host:VMDIR[/disk.N] vm datastore`."""
 

@@ -12,9 +12,10 @@ from . import steps as s
 FORMATS = ("raw", "qcow2")
 SAVEAS_LIVE = 26
 """LCM state SAVEAS_RUNNING's hotplug twin: the guest writes while cpds reads (CONTRACT §2.6)."""
+SAVEAS_AWAY = (67, 68)
+"""LCM states in which cpds comes for an undeployed or stopped VM, whose files are on the front-end."""
 FAULT_TOLERANCE = (60, 61)
 """LCM states of a migration away from a dead host."""
-NOBODY_RUNS = (0, 27, 28, 67, 68)
 
 
 def _ref(place: DiskPlace) -> s.DiskRef:
@@ -96,13 +97,18 @@ def mvds(request: ToImage) -> list[s.Step]:
 def cpds(request: ToImage, vm: Vm) -> list[s.Step]:
     """Plan cpds: save a disk as another image, from the running guest if there is one."""
     disk = _ref(request.disk)
-    if request.snapshot != -1:
-        raise NotSupported(f"saving snapshot {request.snapshot} of disk {disk.disk} is not supported yet")
     format = vm.disk(disk.disk).format or "raw"
-    domain = (vm.deploy_id or f"one-{disk.vm}") if vm.lcm_state == SAVEAS_LIVE else ""
+    # A snapshot does not change while the guest runs.
+    domain = running_domain(vm) if vm.lcm_state == SAVEAS_LIVE and request.snapshot == -1 else ""
+    return [s.SaveDisk(disk, request.image, format, domain, request.snapshot)]
+
+
+def running_domain(vm: Vm) -> str:
+    """Return the name by which libvirt knows the VM; raise BadArguments for one that nobody would give it."""
+    domain = vm.deploy_id or f"one-{vm.id}"
     if any(not (c.isalnum() or c in "-_.") for c in domain) or domain.startswith("-"):
         raise BadArguments(f"not a deploy id: {domain!r}")
-    return [s.SaveDisk(disk, request.image, format, domain)]
+    return domain
 
 
 def delete(request: Delete) -> list[s.Step]:

@@ -41,6 +41,19 @@ class DiskRecord:
     def is_local(self) -> bool:
         return PLACES[self.how] == "local"
 
+    @property
+    def layer(self) -> str:
+        """Return the active layer's path seen from the disk's own: `.snap/K`, '' if the disk is a plain file."""
+        folder, _, layer = self.path.rpartition("/")
+        return f".snap/{layer}" if folder.endswith(f"/disk.{self.disk}.snap") and layer.isdigit() else ""
+
+    def source(self, named: str) -> str:
+        """Return what libvirt is to open for the disk that OpenNebula names `named`.
+
+        A local disk stays where this deployment says that the VM directory is.
+        """
+        return f"{named}{self.layer}" if self.is_local else self.path
+
     @classmethod
     def parse(cls, disk: int, text: bytes) -> DiskRecord:
         """Return the record of `disk` in `text`; raise BadRecord."""
@@ -117,9 +130,9 @@ class Domain:
             drivers = disk.all("driver")
             if len(disk.all("source")) != 1 or len(drivers) > 1:
                 raise BadArguments(f"disk {number} has more than one source or driver in the domain XML")
-            if not record.is_local:
-                # A local disk keeps its name: the VM directory is where this deployment says it is.
-                self.markup.set_attribute(source, "file", record.path)
+            path = record.source(source.attributes["file"])
+            if path != source.attributes["file"]:
+                self.markup.set_attribute(source, "file", path)
             if drivers:
                 self.markup.set_attribute(drivers[0], "type", record.format)
             else:

@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots on a host: what is beside a disk, and the primitive operations on it. Why: plan/snapshots.py.
+
+What each crash leaves: a staged file, removed by the next operation on the disk; a layer nobody lies over and no record
+names, replaced by the next snapshot. The record says which layer is active, and is written when both it and the one
+before hold the guest's data; the link follows.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from ..errors import BadRecord, MissingImage, NotSupported
+from ..plan.steps import (
+    ActivateLayer,
+    AddLayer,
+    CopyBack,
+    CopyOut,
+    DescribeDisk,
+    DiskRef,
+    DropCopy,
+    DropLayer,
+    GrowDisk,
+    MergeLayer,
+    NameLayer,
+    PullLayer,
+    SwitchLayer,
+)
+from . import dir_store, domain, files, qemu_img, vm_dir
+from .run import LONG_S, run
+from .trace import point
+
+URI = "qemu:///system"
+MAGIC = b"QFI\xfb"
+BACKING_FORMAT = 0xE2792ACA
+"""Type of the header extension with the backing format (QEMU's docs/interop/qcow2.txt)."""
+NONE = -1
+
+
+def record_of(disk: DiskRef) -> dict[str, object]:
+    """Return the record of a disk; raise BadRecord if there is none."""
+    record = vm_dir.read_record(disk.vm_dir, disk.disk)
+    if record is None:
+        raise BadRecord(f"disk {disk.disk} of {disk.vm_dir} has no record on {os.uname().nodename}")
+    return record
+
+
+def folder_of(record: dict[str, object]) -> str:
+    """Return the directory of a disk's layers; raise NotSupported for a disk that was made without any."""
+    folder, layer = os.path.split(str(record["path"]))
+    if not folder.endswith(".snap") or not layer.isdigit():
+        raise NotSupported(f"disk {record['disk']} is a plain file, it cannot have snapshots")
+    return folder
+
+
+def copies(source: str) -> str:
+    """Return the directory of an image's snapshots."""
+    return f"{source}.snap"
+
+
+def backing_of(path: str) -> tuple[str, str]:
+    """Return backing name and format in the header of a qcow2 file of ours, ('', '') for none or for another file."""
+    with open(path, "rb") as file:
+        head = file.read(64 << 10)
+    if head[:4] != MAGIC or len(head) < 104:
+        return "", ""
+    version, offset, size = struct.unpack_from(">IQI", head, 4)
+    if not offset or offset + size > len(head):
+        return "", ""
+    at, format = (struct.unpack_from(">I", head, 100)[0] if version >= 3 else 72), ""
+    while at + 8 <= offset:
+        kind, length = struct.unpack_from(">II", head, at)
+        if not kind:
+            break
+        if kind == BACKING_FORMAT:
+            format = head[at + 8 : at + 8 + length].decode("ascii", "replace")
+        at += 8 + -(-length // 8) * 8
+    return head[offset : offset + size].decode("utf-8", "surrogateescape"), format
+
+
+def numbered(folder: str) -> list[int]:
+    """Return the numbers of the files in a directory; two names of one file count as the higher."""
+    found: dict[int, int] = {}
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    for number in sorted(int(name) for name in names if name.isdigit() and name.isascii()):
+        found[os.lstat(f"{folder}/{number}").st_ino] = number
+    return sorted(found.values())
+
+
+def tree(folder: str, active: int, active_format: str) -> dict[int, dict[str, object]]:
+    """Return every layer's parent, format and backing name, from the headers of the files."""
+    numbers = numbered(folder)
+    if active not in numbers:
+        same = [number for number in numbers if os.path.samefile(f"{folder}/{number}", f"{folder}/{active}")]
+        numbers = sorted({*numbers, active} - set(same))
+    found = {}
+    for number in numbers:
+        # A raw layer's first bytes are its guest's, to be believed in nothing: it has no backing file.
+        raw = number == active and active_format == "raw"
+        found[number] = ("", "") if raw else backing_of(f"{folder}/{number}")
+    below = {number: int(name) for number, (name, _) in found.items() if name.isdigit() and name.isascii()}
+    raws = {below[number] for number in below if found[number][1] == "raw"}
+    described: dict[int, dict[str, object]] = {}
+    for number in numbers:
+        format = active_format if number == active else "raw" if number in raws else "qcow2"
+        name, name_format = ("", "") if format == "raw" else found[number]
+        described[number] = {
+            "parent": below.get(number, NONE) if name else NONE, "format": format, "backing": name, "backing_format": name_format
+        }  # fmt: skip
+    return described
+
+
+def describe(step: DescribeDisk) -> dict[str, object]:
+    """Return what plan/snapshots.py decides on."""
+    disk = step.disk
+    record = record_of(disk)
+    how, image = str(record["how"]), record.get("image")
+    source = str(image["source"]) if isinstance(image, dict) else ""
+    answer: dict[str, object] = {
+        "how": how, "format": record["format"], "source": source, "layers": {}, "active": NONE, "snapshots": [], "target": "",
+        "system_snapshots": 0,
+    }  # fmt: skip
+    if how == "volatile":
+        return answer
+    path = str(record["path"])
+    active = NONE
+    if step.domain:
+        target, path = running(step.domain, path)
+        answer["target"], answer["system_snapshots"] = target, len(domain.snapshots(URI, step.domain))
+    if how == "in-place":
+        dir_store.check(source)
+        answer["snapshots"] = numbered(copies(source))
+        return answer
+    folder, active = folder_of(record), int(os.path.basename(path))
+    format = str(record["format"])
+    if path != record["path"]:
+        # A snapshot of the running guest that failed half-way: the newer, empty layer lies over what the guest writes.
+        format = backing_of(str(record["path"]))[1] or "qcow2"
+    if not os.path.exists(f"{folder}/{active}"):
+        raise MissingImage(f"{folder}/{active} is not there on {os.uname().nodename}")
+    answer["layers"], answer["active"] = tree(folder, active, format), active
+    return answer
+
+
+def running(name: str, path: str) -> tuple[str, str]:
+    """Return the target of the running guest's disk whose recorded file is `path`, and the file that it writes to."""
+    path = os.path.normpath(path)
+    folder = os.path.dirname(path)
+    for line in domain.virsh(URI, "--quiet", "domblklist", name).splitlines():
+        target, _, source = line.strip().partition(" ")
+        plain = os.path.normpath(source.strip())
+        plain = "/" + plain.lstrip("/")
+        if plain == path or (folder.endswith(".snap") and os.path.dirname(plain) == folder):
+            return target, plain
+    raise MissingImage(f"domain {name} on {os.uname().nodename} has no disk {path}")
+
+
+def _layer(disk: DiskRef, number: int) -> str:
+    return f"{folder_of(record_of(disk))}/{number}"
+
+
+def name_layer(step: NameLayer, planned: float) -> None:
+    """Give a layer a second name, over an unused layer that may have it."""
+    path = _layer(step.disk, step.layer)
+    target = f"{os.path.dirname(path)}/{step.name}"
+    with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
+        files.remove_staged(os.path.dirname(path))
+        if os.path.exists(target) and os.path.samefile(path, target):
+            return
+        staged = files.staged_name(target)
+        os.link(path, staged)
+        point("layer linked")
+        os.rename(staged, target)
+        files.fsync(os.path.dirname(path))
+    point("layer named")
+
+
+def add_layer(step: AddLayer, planned: float) -> None:
+    """Publish an empty layer over another."""
+    path = _layer(step.disk, step.layer)
+    with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
+        files.remove_staged(os.path.dirname(path))
+        with files.published(path) as staged:
+            qemu_img.create_overlay(staged, str(step.over), step.over_format, 0, "")
+            os.chmod(staged, 0o660)
+    point("layer added")
+
+
+def activate_layer(step: ActivateLayer, planned: float) -> None:
+    """Make a layer the active one."""
+    disk = step.disk
+    with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        _activate(disk, step.layer, step.format)
+
+
+def _activate(disk: DiskRef, layer: int, format: str) -> None:
+    record = record_of(disk)
+    path = f"{folder_of(record)}/{layer}"
+    files.remove_staged(f"{disk.vm_dir}/{vm_dir.RECORDS}", f"disk.{disk.disk}.json")
+    if (record["path"], record["format"]) != (path, format):
+        vm_dir.write_record(disk, {**record, "path": path, "format": format})
+        point("layer recorded")
+    _link(record, disk, layer)
+
+
+def _link(record: dict[str, object], disk: DiskRef, layer: int) -> None:
+    folder = folder_of(record)
+    link = folder[: -len(".snap")]
+    files.remove_staged(*os.path.split(link))
+    files.symlink(f"{os.path.basename(folder)}/{layer}", link)
+    point("layer active")
+
+
+def switch_layer(step: SwitchLayer, planned: float) -> None:
+    """Take the snapshot of a running guest; if it fails, say again that the layer before is the active one."""
+    disk, before = step.disk, record_of(step.disk)
+    folder = folder_of(before)
+    targets = [line.split()[0] for line in domain.virsh(URI, "--quiet", "domblklist", step.domain).splitlines() if line.split()]
+    others = [f"--diskspec={target},snapshot=no" for target in targets if target != step.target]
+    with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        was = {**before, "path": f"{folder}/{step.layer}", "format": backing_of(f"{folder}/{step.to}")[1] or "qcow2"}
+        vm_dir.write_record(disk, {**before, "path": f"{folder}/{step.to}", "format": "qcow2"})
+        point("layer recorded")
+        try:
+            domain.virsh(
+                URI, "snapshot-create-as", step.domain, "--disk-only", "--atomic", "--no-metadata", "--reuse-external",
+                f"--diskspec={step.target},snapshot=external,file={folder}/{step.to}", *others, timeout_s=120,
+            )  # fmt: skip
+        except Exception:
+            # Both layers hold the guest's data as long as it writes to the lower one; only then it may be named again.
+            if running(step.domain, str(before["path"]))[1] == f"{folder}/{step.layer}":
+                vm_dir.write_record(disk, was)
+                files.unlink(f"{folder}/{step.to}")
+            raise
+        point("guest switched")
+        _link(before, disk, step.to)
+
+
+def merge_layer(step: MergeLayer) -> None:
+    """Give a layer the data of the one below."""
+    path = _layer(step.disk, step.layer)
+    folder = os.path.dirname(path)
+    if backing_of(path)[0] == step.backing:
+        return
+    if qemu_img.info(path, "qcow2").get("snapshots"):
+        raise NotSupported(f"{path} holds system snapshots, which count on what it lies over")
+    if not step.copy:
+        qemu_img.rebase(path, step.backing, step.backing_format)
+        point("layer rebased")
+        return
+    files.remove_staged(folder, str(step.layer))
+    with files.published(path) as staged:
+        qemu_img.merged(path, staged, step.backing, step.backing_format)
+        os.chmod(staged, 0o660)
+    point("layer merged")
+
+
+def pull_layer(step: PullLayer) -> None:
+    """Let the running guest's QEMU copy into its active layer what that does not share with `backing`."""
+    path = _layer(step.disk, step.layer)
+    if backing_of(path)[0] != step.backing:
+        base: list[str] = []
+        if step.backing:
+            wanted = os.path.join(os.path.dirname(path), step.backing)
+            base = ["--base", f"{step.target}[{_index(step.domain, step.target, wanted)}]"]
+            if "/" not in step.backing:
+                # Else QEMU writes an absolute name into the header, and the directory could not be moved any more.
+                base.append("--keep-relative")
+        domain.virsh(URI, "blockpull", step.domain, step.target, *base, "--wait", timeout_s=LONG_S)
+        point("layer pulled")
+
+
+def _index(name: str, target: str, wanted: str) -> int:
+    """Return libvirt's index of the file `wanted` in the backing chain of a running guest's disk."""
+    from xml.etree import ElementTree
+
+    for disk in ElementTree.fromstring(domain.dumpxml(URI, name)).iterfind("devices/disk"):
+        element = disk.find("target")
+        if element is None or element.get("dev") != target:
+            continue
+        for below in disk.iter("backingStore"):
+            source = below.find("source")
+            path = source.get("file", "") if source is not None else ""
+            if path and os.path.exists(path) and os.path.samefile(path, wanted):
+                return int(below.get("index", "0"))
+    raise MissingImage(f"{wanted} is not below disk {target} of the running domain {name}")
+
+
+def drop_layer(step: DropLayer) -> None:
+    """Remove a layer; raise BadRecord if anything still lies over it."""
+    record = record_of(step.disk)
+    folder = folder_of(record)
+    for number in numbered(folder):
+        is_raw = number == int(os.path.basename(str(record["path"]))) and record["format"] == "raw"
+        if not is_raw and number != step.layer and backing_of(f"{folder}/{number}")[0] == str(step.layer):
+            raise BadRecord(f"layer {number} in {folder} still lies over {step.layer}")
+    files.unlink(f"{folder}/{step.layer}")
+    point("layer removed")
+
+
+def copy_out(step: CopyOut, planned: float) -> None:
+    """Publish a snapshot of a disk in place: a copy beside the image, from the running guest if there is one."""
+    record = record_of(step.disk)
+    image = record["image"]
+    assert isinstance(image, dict)
+    source, format = str(image["source"]), str(record["format"])
+    dir_store.check(source)
+    path = f"{copies(source)}/{step.snapshot}"
+    with files.enough_space(os.path.dirname(source)):
+        os.makedirs(copies(source), exist_ok=True)
+    files.remove_staged(copies(source))
+    with files.published(path) as staged:
+        if step.domain:
+            block_copy(step.domain, step.target, staged, format)
+        else:
+            _copy(source, staged)
+        os.chmod(staged, 0o660)
+        files.fsync(staged)
+        with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
+            pass
+    point("snapshot published")
+
+
+def _copy(source: str, target: str) -> None:
+    run(["cp", "--sparse=always", "--reflink=auto", "--", source, target], timeout_s=LONG_S)
+
+
+def block_copy(name: str, target: str, path: str, format: str) -> None:
+    """Copy the disk of a running guest at one moment: blockcopy mirrors until the two are equal, then lets go."""
+    words = domain.virsh(URI, "domblkinfo", name, target).split()
+    # Made by us, not by libvirt: that would make it as root, and QEMU, which is not, could not open it.
+    qemu_img.create(path, format, int(words[words.index("Capacity:") + 1]))
+    domain.virsh(
+        URI, "blockcopy", name, target, "--dest", path, "--format", format, "--reuse-external", "--wait", "--finish",
+        timeout_s=LONG_S,
+    )  # fmt: skip
+
+
+def copy_back(source: str, snapshot: int) -> None:
+    """Replace an image's content by that of a snapshot beside it; its generation ends."""
+    path = f"{copies(source)}/{snapshot}"
+    dir_store.check(source)
+    if not os.path.exists(path):
+        raise MissingImage(f"{path} is not there on {os.uname().nodename}")
+    files.remove_staged(*os.path.split(source))
+    with files.published(source) as staged:
+        _copy(path, staged)
+        os.chmod(staged, 0o660)
+        files.fsync(staged)
+        dir_store.begin_session(dir_store.Stored(source))
+    point("image reverted")
+
+
+def drop_copy(source: str, snapshot: int) -> None:
+    """Remove a snapshot beside an image."""
+    files.remove_staged(copies(source))
+    files.unlink(f"{copies(source)}/{snapshot}")
+    point("snapshot removed")
+    try:
+        os.rmdir(copies(source))
+    except OSError:
+        pass
+
+
+def flatten(source: str, snapshot: int) -> None:
+    """Make a snapshot the image's content and remove all snapshots, that one last: a rerun must find it."""
+    dir_store.check(source)
+    if numbered(copies(source)):
+        copy_back(source, snapshot)
+    for number in sorted(numbered(copies(source)), key=lambda number: number == snapshot):
+        drop_copy(source, number)
+
+
+def drop_copy_of(step: DropCopy) -> None:
+    """Remove a snapshot beside the image of a disk in place."""
+    image = record_of(step.disk)["image"]
+    assert isinstance(image, dict)
+    dir_store.check(str(image["source"]))
+    drop_copy(str(image["source"]), step.snapshot)
+
+
+def copy_back_of(step: CopyBack) -> None:
+    """Revert the image of a disk in place."""
+    copy_back(step.source, step.snapshot)
+
+
+def grow(step: GrowDisk) -> None:
+    """Grow a disk: its active layer, or the image it is."""
+    record = record_of(step.disk)
+    path = str(record["path"])
+    if not os.path.exists(path):
+        raise MissingImage(f"{path} is not there on {os.uname().nodename}")
+    qemu_img.grow(path, str(record["format"]), step.size)
+    point("disk grown")
+
+
+def snapshot_file(record: dict[str, object], snapshot: int) -> tuple[str, str]:
+    """Return path and format of a snapshot; raise MissingImage."""
+    if record["how"] == "in-place":
+        image = record["image"]
+        assert isinstance(image, dict)
+        path, format = f"{copies(str(image['source']))}/{snapshot}", str(record["format"])
+    else:
+        folder = folder_of(record)
+        path = f"{folder}/{snapshot}"
+        active = int(os.path.basename(str(record["path"])))
+        format = str(tree(folder, active, str(record["format"])).get(snapshot, {}).get("format", "qcow2"))
+    if not os.path.exists(path):
+        raise MissingImage(f"snapshot {snapshot} of disk {record['disk']}: {path} is not there on {os.uname().nodename}")
+    return path, format

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of one disk: what the host found beside it, what is asked, which steps follow.
+
+Own disks are trees of layers (do/layers.py); a layer holds what differs from the layer below it.
+
+    create 1:   base <- 0 <- (1)           ->   base <- 0 <- 1 <- (2)
+                the active layer is frozen under the snapshot's number, a new one is put over it
+
+    revert 0:   base <- 0 <- 1 <- (2)      ->   base <- 0 <- 1
+                                                        ^---- (2')    a new active layer, same name, replaces (2)
+
+    delete 0:   base <- 0 <- 1             ->   base <- 1'            each child takes over what 0 holds and it
+                        ^---- (2)                  ^---- (2')         does not, and comes to lie on what 0 lay on
+
+Nobody else's content changes by any of them; () is the active layer. ALLOW_ORPHANS=YES is what we announce: a snapshot
+with children may go, and so may one that the active layer stands on.
+
+Disks in place have independent copies beside the image instead, so that SOURCE is always the current content in the
+image's own format, whoever asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping
+
+from ..errors import BadArguments, BadRecord, MissingImage, NotSupported
+from ..opennebula.args import SnapshotPlace
+from . import steps as s
+
+SUSPENDED = (54, 55, 56)
+"""LCM states of a snapshot action on a suspended VM (CONTRACT §2.6)."""
+DELETE_RUNNING = 59
+NO_LAYER = -1
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: the number of the one below (NO_LAYER: none of ours) and how its own header names that."""
+
+    parent: int
+    format: str
+    backing: str = ""
+    backing_format: str = ""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """All layers of a disk, and which one the guest writes to."""
+
+    layers: Mapping[int, Layer]
+    active: int
+
+    def children(self, number: int) -> list[int]:
+        """Return the layers directly over `number`."""
+        return sorted(child for child, layer in self.layers.items() if layer.parent == number)
+
+    def chain(self) -> list[int]:
+        """Return the active layer and all below it."""
+        found = [self.active]
+        while self.layers[found[-1]].parent != NO_LAYER:
+            found.append(self.layers[found[-1]].parent)
+            if found[-1] not in self.layers or len(found) > len(self.layers):
+                raise BadRecord(f"layer {found[-2]} lies over {found[-1]}, which is not there")
+        return found
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What DescribeDisk found: how the disk is made, its layers or its snapshot copies, the guest that runs on it."""
+
+    how: str
+    tree: Tree
+    snapshots: tuple[int, ...] = ()
+    target: str = ""
+    system_snapshots: int = 0
+    source: str = ""
+    format: str = ""
+
+    @classmethod
+    def parse(cls, data: object) -> Facts:
+        """Return the facts in the answer of a DescribeDisk."""
+        if not isinstance(data, dict) or not isinstance(data.get("layers"), dict):
+            raise BadArguments("not a description of a disk")
+        layers = {int(number): Layer(**layer) for number, layer in data["layers"].items()}
+        return cls(
+            data["how"], Tree(layers, data["active"]), tuple(data["snapshots"]), data["target"], data["system_snapshots"],
+            data["source"], data["format"],
+        )  # fmt: skip
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self.target)
+
+
+def _disk(request: SnapshotPlace) -> s.DiskRef:
+    place = request.disk
+    return s.DiskRef(place.vm_place.vm, place.disk or 0, place.vm_place.path)
+
+
+def _check(facts: Facts, request: SnapshotPlace) -> None:
+    if facts.how == "volatile":
+        raise NotSupported(f"disk {request.disk.disk} is volatile, it cannot have snapshots")
+    if facts.system_snapshots:
+        # They live inside the active layer and count on what is below it staying as it is.
+        raise NotSupported(f"the VM has {facts.system_snapshots} system snapshots; delete them before those of disks")
+
+
+def create(request: SnapshotPlace, facts: Facts, domain: str, lcm_state: int) -> list[s.Step]:
+    """Plan snap_create, or snap_create_live of the running `domain`: the present content gets the snapshot's number."""
+    _check(facts, request)
+    disk, number = _disk(request), request.snapshot
+    if facts.how == "in-place":
+        return [s.CopyOut(disk, number, domain, facts.target)]
+    if lcm_state in SUSPENDED:
+        # The checkpoint names the layer that would be frozen: a restore would write to the snapshot.
+        raise NotSupported(f"disk {disk.disk} of a suspended VM: its memory image counts on the disk's active layer; resume first")
+    tree = facts.tree
+    top, new = tree.active, number + 1
+    if top == new and tree.layers[top].parent == number:
+        return [s.ActivateLayer(disk, new, "qcow2")]  # done before
+    if top > number:
+        raise BadArguments(f"snapshot {number} of disk {disk.disk} is older than its active layer {top}")
+    steps: list[s.Step] = [s.NameLayer(disk, top, number)] if top != number else []
+    steps += [s.AddLayer(disk, new, number, tree.layers[top].format), s.ActivateLayer(disk, new, "qcow2")]
+    if domain:
+        # The record first: whatever fails now, both layers hold what the guest has, and only the newer one says so.
+        return [*steps[:-1], s.SwitchLayer(disk, top, new, domain, facts.target)]
+    return steps + ([s.DropLayer(disk, top)] if top != number else [])
+
+
+def delete(request: SnapshotPlace, facts: Facts, domain: str) -> list[s.Step]:
+    """Plan snap_delete, off or of the running `domain`; a snapshot that is not there is deleted already."""
+    _check(facts, request)
+    disk, number, tree = _disk(request), request.snapshot, facts.tree
+    if facts.how == "in-place":
+        return [s.DropCopy(disk, number)]
+    if number == tree.active:
+        raise BadArguments(f"snapshot {number} of disk {disk.disk} is its active layer")
+    if number not in tree.layers:
+        return []
+    gone = tree.layers[number]
+    open_by_guest = tree.chain() if facts.is_running else []
+    steps: list[s.Step] = []
+    for child in tree.children(number):
+        if facts.is_running and child == tree.active:
+            steps.append(s.PullLayer(disk, child, domain, facts.target, gone.backing))
+        else:
+            steps.append(s.MergeLayer(disk, child, gone.backing, gone.backing_format, copy=child in open_by_guest))
+    return [*steps, s.DropLayer(disk, number)]
+
+
+def revert(request: SnapshotPlace, facts: Facts) -> list[s.Step]:
+    """Plan snap_revert of a VM that is off: the active layer's content is given up for that of the snapshot."""
+    _check(facts, request)
+    disk, number, tree = _disk(request), request.snapshot, facts.tree
+    if facts.how == "in-place":
+        if number not in facts.snapshots:
+            raise MissingImage(f"snapshot {number} of disk {disk.disk} is not there")
+        return [s.CopyBack(facts.source, number)]
+    if number not in tree.layers or number == tree.active:
+        raise MissingImage(f"snapshot {number} of disk {disk.disk} is not there")
+    over = tree.layers[number]
+    return [s.AddLayer(disk, tree.active, number, over.format), s.ActivateLayer(disk, tree.active, "qcow2")]

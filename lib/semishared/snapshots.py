@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transfer actions for snapshots and sizes of disks: ask the host what is there, plan, do; one ssh each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .errors import SemisharedError
+from .opennebula import args
+from .plan import snapshots
+from .plan import steps as s
+from .plan.disks import running_domain
+
+if TYPE_CHECKING:
+    from .opennebula.xml import Vm
+    from .tm import Action
+
+RESIZE_RUNNING, RESIZE_UNDEPLOYED = 62, 64
+
+
+def _ref(place: args.DiskPlace) -> s.DiskRef:
+    return s.DiskRef(place.vm_place.vm, place.disk or 0, place.vm_place.path)
+
+
+def _vm(place: args.DiskPlace) -> Vm:
+    from .opennebula.oned import Oned
+
+    return Oned().vm(place.vm_place.vm)
+
+
+def _change(action: Action, *, live: bool, plan: str) -> None:
+    from .do.ssh import Session
+
+    request = args.SnapshotPlace.parse(action.argv)
+    place = request.disk
+    vm = _vm(place)
+    domain = running_domain(vm) if live or vm.lcm_state == snapshots.DELETE_RUNNING else ""
+    with Session(place.host, action.name, action.config) as session:
+        (found,) = session.run([s.DescribeDisk(_ref(place), domain)])
+        facts = snapshots.Facts.parse(found)
+        if plan == "create":
+            steps = snapshots.create(request, facts, domain, vm.lcm_state)
+        elif plan == "delete":
+            steps = snapshots.delete(request, facts, domain)
+        else:
+            steps = snapshots.revert(request, facts)
+        session.run(steps)
+        action.tell(place.host, session.moved)
+
+
+def snap_create(action: Action) -> None:
+    """HOST:VMDIR/disk.N SNAPSHOT VM DATASTORE - keep the present content of a disk that nobody writes to."""
+    _change(action, live=False, plan="create")
+
+
+def snap_create_live(action: Action) -> None:
+    """HOST:VMDIR/disk.N SNAPSHOT VM DATASTORE - keep the present content of a running guest's disk."""
+    _change(action, live=True, plan="create")
+
+
+def snap_delete(action: Action) -> None:
+    """HOST:VMDIR/disk.N SNAPSHOT VM DATASTORE - forget a snapshot; the guest may be running."""
+    _change(action, live=False, plan="delete")
+
+
+def snap_revert(action: Action) -> None:
+    """HOST:VMDIR/disk.N SNAPSHOT VM DATASTORE - go back to a snapshot, giving up the present content."""
+    _change(action, live=False, plan="revert")
+
+
+def resize(action: Action) -> None:
+    """HOST:VMDIR/disk.N SIZE_MIB VM DATASTORE - grow a disk; that of a running guest is left to its hypervisor."""
+    request = args.Resize.parse(action.argv)
+    place = request.disk
+    vm = _vm(place)
+    if vm.lcm_state == RESIZE_RUNNING:
+        return
+    host = place.host
+    if vm.lcm_state == RESIZE_UNDEPLOYED:
+        # argv names the last host (CONTRACT §2.3), the directory has moved to the front-end.
+        host = _machine_of(action, place)
+    action.on(host, [s.GrowDisk(_ref(place), request.size)])
+
+
+def _machine_of(action: Action, place: args.DiskPlace) -> str:
+    """Return which of the front-end and the disk's last host has the VM."""
+    describe = s.DescribeVm(place.vm_place.vm, place.vm_place.path)
+    for host in ("localhost", place.host):
+        (found,) = action.on(host, [describe])
+        if isinstance(found, dict) and found.get("present"):
+            return host
+    raise SemisharedError(f"VM {place.vm_place.vm} is neither on the front-end nor on {place.host}")

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots and sizes of a running guest's disks: one guest per test, every place, while it writes and verifies."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lab.cloud import Cloud
+from lab.guest import content
+from lab.oned import ActionFailed
+
+KIB = 64
+DATA = content("base", 0, KIB)
+DISKS = [
+    # name of the disk in the guest, name, persistent, format, attributes
+    ("vdb", "cow", False, "raw", {}),
+    ("vdc", "full", False, "raw", {"SEMISHARED_LOCAL": "copy"}),
+    ("vdd", "beside", False, "qcow2", {"SEMISHARED_PLACE": "shared"}),
+    ("vde", "mine", True, "raw", {}),
+    ("vdf", "mineq", True, "qcow2", {}),
+]
+NAMES = {target: disk for disk, (target, *_) in enumerate(DISKS, 1)}
+
+
+@pytest.fixture(scope="module")
+def os_image(cloud: Cloud) -> int:
+    return cloud.os_image()
+
+
+def images(cloud: Cloud, prefix: str) -> list[int]:
+    return [
+        cloud.data_image(f"{prefix}-{name}", DATA, persistent=persistent, format=format, **attributes)
+        for _, name, persistent, format, attributes in DISKS
+    ]
+
+
+def deployed(cloud: Cloud, name: str, os_image: int, data: list[int]) -> int:
+    return cloud.deploy(name, [{"IMAGE_ID": str(image)} for image in (os_image, *data)])
+
+
+def layers(cloud: Cloud, vm: int, disk: int) -> list[str]:
+    """Return the files beside a disk: layers, or the snapshots of a disk in place."""
+    node = cloud.lab.node(cloud.oned.vm(vm).last.host.name)
+    record = json.loads(node.path(f"{cloud.vm_dir(vm)}/.semishared/disk.{disk}.json").read_text())
+    source = record["image"]["source"]
+    folder = f"{source}.snap" if record["how"] == "in-place" else record["path"].rpartition("/")[0]
+    return cloud.files(node, folder)
+
+
+def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(cloud: Cloud, os_image: int) -> None:
+    """Snapshot, write, delete and revert: what a snapshot holds is what the guest had written, and no write errs."""
+    data = images(cloud, "live")
+    vm = deployed(cloud, "live-snap", os_image, data)
+    guest = cloud.guest(vm)
+    for target in NAMES:
+        guest.write(target, "one", 1024, 64)
+    guest.loop("vdb", "loop", 4096, 2048)
+    guest.loop("vde", "loop", 4096, 2048)
+    for disk in NAMES.values():
+        assert cloud.oned.disk_snapshot_create(vm, disk, "first") == 0
+    for target in NAMES:
+        guest.write(target, "two", 1024, 64)
+    for disk in NAMES.values():
+        assert cloud.oned.disk_snapshot_create(vm, disk, "second") == 1
+    for target in NAMES:
+        guest.write(target, "three", 2048, 64)
+    # From a snapshot of the running guest.
+    for target, disk in NAMES.items():
+        saved = cloud.oned.disk_saveas(vm, disk, f"from-0-{target}", snapshot=0)
+        assert cloud.read(cloud.source(saved), DISKS[disk - 1][3], 64 << 10, 1024 << 10) == content("one", 1024, 64)
+        assert cloud.read(cloud.source(saved), DISKS[disk - 1][3], KIB << 10) == DATA
+    # The one below a frozen layer, then, on another disk, the one right below what the guest writes.
+    cloud.oned.disk_snapshot_delete(vm, NAMES["vdb"], 0)
+    cloud.oned.disk_snapshot_delete(vm, NAMES["vdc"], 1)
+    cloud.oned.disk_snapshot_delete(vm, NAMES["vdd"], 1)
+    cloud.oned.disk_snapshot_delete(vm, NAMES["vde"], 1)
+    for target in NAMES:
+        guest.check(target, "base", 0, KIB)
+        guest.check(target, "two", 1024, 64)
+        guest.check(target, "three", 2048, 64)
+    for target in ("vdb", "vde"):
+        counts = guest.loop_stop(target)
+        assert (counts["errors"], counts["mismatches"]) == (0, 0)
+        assert counts["writes"] > 10
+    assert layers(cloud, vm, 1) == ["1", "2"]
+    assert layers(cloud, vm, 2) == ["0", "2"]
+    assert layers(cloud, vm, 4) == ["0"]
+    cloud.oned.vm_poweroff(vm, hard=True)
+    for target, disk in NAMES.items():
+        cloud.oned.disk_snapshot_revert(vm, disk, 1 if target == "vdb" else 0)
+    cloud.oned.vm_resume(vm)
+    guest = cloud.guest(vm)
+    for target in NAMES:
+        guest.check(target, "base", 0, KIB)
+        guest.check(target, "two" if target == "vdb" else "one", 1024, 64)
+        with pytest.raises(Exception, match=r"."):
+            guest.check(target, "three", 2048, 64)
+    # Down to a root of its own: nothing below the copy, the base below the overlay.
+    cloud.oned.disk_snapshot_delete(vm, NAMES["vdb"], 1)
+    cloud.oned.disk_snapshot_delete(vm, NAMES["vdc"], 0)
+    cloud.oned.disk_snapshot_delete(vm, NAMES["vdd"], 0)
+    guest.check("vdb", "two", 1024, 64)
+    guest.check("vdc", "one", 1024, 64)
+    guest.check("vdd", "one", 1024, 64)
+    # Layers travel: names in headers must be relative, whoever wrote them.
+    cloud.oned.disk_snapshot_create(vm, NAMES["vdb"], "again")
+    guest.write("vdb", "four", 1024, 64)
+    cloud.oned.vm_migrate(vm, "h2", how="poweroff-hard", datastore_id=102)
+    guest = cloud.guest(vm)
+    guest.check("vdb", "four", 1024, 64)
+    guest.check("vdc", "one", 1024, 64)
+    cloud.terminate(vm)
+    assert cloud.leftovers() == []
+    for image, format in ((data[3], "raw"), (data[4], "qcow2")):
+        assert cloud.read(cloud.source(image), format, 64 << 10, 1024 << 10) == content("one", 1024, 64)
+
+
+def test_snapshot_of_a_suspended_guest(cloud: Cloud, os_image: int) -> None:
+    """Own disks are refused: the memory image names their active layer; disks in place can, and deletes are harmless."""
+    cow, mine = cloud.data_image("susp-cow", DATA), cloud.data_image("susp-mine", DATA, persistent=True)
+    vm = cloud.deploy("susp", [{"IMAGE_ID": str(image)} for image in (os_image, cow, mine)])
+    guest = cloud.guest(vm)
+    for target in ("vdb", "vdc"):
+        guest.write(target, "one", 1024, 64)
+    cloud.oned.disk_snapshot_create(vm, 1, "before")
+    guest.write("vdb", "two", 2048, 64)
+    guest.sync()
+    cloud.oned.vm_suspend(vm)
+    with pytest.raises(ActionFailed, match="suspended"):
+        cloud.oned.disk_snapshot_create(vm, 1, "refused")
+    assert cloud.oned.disk_snapshot_create(vm, 2, "kept") == 0
+    cloud.oned.disk_snapshot_delete(vm, 1, 0)
+    cloud.oned.vm_resume(vm)
+    guest = cloud.guest(vm)
+    guest.check("vdb", "one", 1024, 64)
+    guest.check("vdb", "two", 2048, 64)
+    guest.check("vdc", "one", 1024, 64)
+    guest.write("vdb", "three", 2048, 64)
+    # The number that the refused snapshot used up.
+    cloud.oned.disk_snapshot_create(vm, 1, "after")
+    guest.write("vdb", "four", 2048, 64)
+    guest.check("vdb", "four", 2048, 64)
+    cloud.oned.vm_poweroff(vm, hard=True)
+    cloud.oned.disk_snapshot_revert(vm, 1, 2)
+    cloud.oned.vm_resume(vm)
+    cloud.guest(vm).check("vdb", "three", 2048, 64)
+    cloud.terminate(vm)
+    assert cloud.leftovers() == []
+
+
+def test_disks_grow_running_off_and_undeployed(cloud: Cloud, os_image: int) -> None:
+    data = images(cloud, "grow")
+    vm = deployed(cloud, "grow", os_image, data)
+    guest = cloud.guest(vm)
+    sizes = {"vdb": 24, "vdc": 32, "vdd": 40, "vde": 48, "vdf": 56}
+    for target, size in sizes.items():
+        cloud.oned.disk_resize(vm, NAMES[target], size)
+    assert {name: guest.disks()[name] >> 20 for name in sizes} == sizes
+    for target, size in sizes.items():
+        guest.write(target, "end", (size << 10) - 64, 64)
+    cloud.oned.vm_poweroff(vm, hard=True)
+    for target in sizes:
+        cloud.oned.disk_resize(vm, NAMES[target], sizes[target] + 16)
+    cloud.oned.vm_undeploy(vm)
+    for target in sizes:
+        sizes[target] += 32
+        cloud.oned.disk_resize(vm, NAMES[target], sizes[target])
+    cloud.oned.vm_deploy(vm, "h2", 101)
+    guest = cloud.guest(vm)
+    assert {name: guest.disks()[name] >> 20 for name in sizes} == sizes
+    for target, size in sizes.items():
+        guest.check(target, "base", 0, KIB)
+        guest.check(target, "end", ((size - 32) << 10) - 64, 64)
+    cloud.terminate(vm)
+    info = json.loads(cloud.lab.fe.run(["qemu-img", "info", "--output=json", "-f", "raw", cloud.source(data[3])]).stdout)
+    assert info["virtual-size"] == sizes["vde"] << 20
+    assert cloud.leftovers() == []

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of disks that are off, through the real plan and the real host side: place x format, trees, reruns, moves."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+from tools.world import MiB, World, qemu_io
+
+from semishared.do import qemu_img
+from semishared.errors import BadRecord, MissingImage, NotSupported
+from semishared.opennebula import args
+from semishared.plan import snapshots
+from semishared.plan import steps as s
+
+PLACES = ["overlay", "copy", "store-clone", "in-place"]
+CELLS = [(place, format) for place in PLACES for format in ("raw", "qcow2")]
+SIZE = 16 * MiB
+
+
+class Disk:
+    """One disk of a VM and what must be on it: patterns by MiB."""
+
+    def __init__(self, world: World, place: str, format: str) -> None:
+        self.world, self.place = world, place
+        self.image, self.ref = world.image(format=format, size=SIZE), world.disk()
+        self.make()
+        self.now: Dict[int, int] = {1: 0xA1}
+        self.kept: Dict[int, Dict[int, int]] = {}
+        self.next = 0
+
+    def make(self) -> None:
+        image, ref = self.image, self.ref
+        prepare = s.PrepareVm(ref.vm, ref.vm_dir)
+        self.world.on(*{
+            "overlay": [s.StageBase(str(self.world.root), image), prepare, s.CreateOverlay(ref, image, 0, "extended_l2=on,cluster_size=128k")],
+            "copy": [prepare, s.CopyImage(ref, image, 0)],
+            "store-clone": [prepare, s.CloneOnStore(ref, image, 0)],
+            "in-place": [prepare, s.LinkInPlace(ref, image, False, session=True)],
+        }[self.place])  # fmt: skip
+
+    @property
+    def record(self) -> Dict[str, object]:
+        found: Dict[str, object] = json.loads(Path(self.ref.vm_dir, f".semishared/disk.{self.ref.disk}.json").read_text())
+        return found
+
+    def facts(self) -> snapshots.Facts:
+        return snapshots.Facts.parse(self.world.on(s.DescribeDisk(self.ref, ""))[0])
+
+    def request(self, number: int) -> args.SnapshotPlace:
+        return args.SnapshotPlace.parse([f"h:{self.ref.path}", str(number), str(self.ref.vm), "100"])
+
+    def write(self, at: int, pattern: int) -> None:
+        """Write as a guest: through the file and the format of the record."""
+        qemu_io(self.record["path"], str(self.record["format"]), f"write -P {pattern} {at}M 64k")
+        self.now[at] = pattern
+
+    def create(self) -> int:
+        number = self.next
+        self.world.on(*snapshots.create(self.request(number), self.facts(), "", 51))
+        self.kept[number], self.next = dict(self.now), number + 1
+        return number
+
+    def delete(self, number: int) -> None:
+        self.world.on(*snapshots.delete(self.request(number), self.facts(), ""))
+        self.kept.pop(number, None)
+
+    def revert(self, number: int) -> None:
+        self.world.on(*snapshots.revert(self.request(number), self.facts()))
+        self.now = dict(self.kept[number])
+
+    @staticmethod
+    def _read(path: object, format: str, content: Dict[int, int]) -> None:
+        commands = [word for at in range(SIZE // MiB - 1) for word in ("-c", f"read -P {content.get(at, 0)} {at}M 64k")]
+        done = subprocess.run(["qemu-io", "-r", "-f", format, *commands, str(path)], capture_output=True, check=True, timeout=60)
+        said = (done.stdout + done.stderr).decode()
+        assert "failed" not in said, said
+        assert said.count("read 65536/65536") == SIZE // MiB - 1, said
+
+    def check(self) -> None:
+        """Read every snapshot, as cpds saves it, and the present content; the image too where it is not the disk."""
+        self._read(self.record["path"], str(self.record["format"]), self.now)
+        assert os.path.samefile(self.ref.path, str(self.record["path"]))
+        for number, content in self.kept.items():
+            saved = self.world.store / f"saved-{number}"
+            self.world.on(s.SaveDisk(self.ref, str(saved), "raw", "", number))
+            self._read(saved, "raw", content)
+            saved.unlink()
+        self._read(self.image.source, self.image.format, self.now if self.place == "in-place" else {1: 0xA1})
+        assert self.world.leftovers() == []
+
+    def layers(self) -> List[str]:
+        folder = f"{self.image.source}.snap" if self.place == "in-place" else os.path.dirname(str(self.record["path"]))
+        return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+
+@pytest.mark.parametrize(("place", "format"), CELLS)
+def test_create_revert_delete(world: World, place: str, format: str) -> None:
+    disk = Disk(world, place, format)
+    disk.write(2, 0x20)
+    disk.create()
+    disk.write(3, 0x30)
+    disk.write(1, 0x31)
+    disk.create()
+    disk.write(4, 0x40)
+    disk.check()
+    disk.revert(0)
+    disk.check()
+    disk.write(5, 0x50)
+    disk.create()
+    disk.check()
+    disk.delete(0)
+    disk.check()
+    disk.delete(0)
+    with pytest.raises(MissingImage):
+        disk.revert(0) if disk.kept.get(0) else world.on(*snapshots.revert(disk.request(0), disk.facts()))
+    disk.delete(2)
+    disk.check()
+    disk.delete(1)
+    disk.check()
+    assert disk.layers() == ([] if place == "in-place" else ["3"])
+    world.on(s.RemoveDisk(disk.ref, str(world.store)))
+    assert not [path for path in world.top.rglob("*.snap") if "5-1" in path.name or "disk.1" in path.name]
+
+
+@pytest.mark.parametrize(("place", "format"), CELLS)
+def test_any_order_leaves_every_remaining_content_as_it_was(world: World, place: str, format: str) -> None:
+    disk = Disk(world, place, format)
+    dice = random.Random(f"{place} {format}")
+    for step in range(10):
+        disk.write(dice.randrange(0, 15), 1 + step)
+        kept = list(disk.kept)
+        what = dice.choice(["create", "create", "revert", "delete"] if kept else ["create"])
+        if what == "create":
+            disk.create()
+        else:
+            getattr(disk, what)(dice.choice(kept))
+    disk.check()
+    for number in dice.sample(list(disk.kept), len(disk.kept)):
+        disk.delete(number)
+    disk.check()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_action_twice_is_as_good_as_once(world: World, place: str) -> None:
+    disk = Disk(world, place, "raw")
+    disk.write(2, 0x22)
+    for _ in range(2):
+        world.on(*snapshots.create(disk.request(0), disk.facts(), "", 51))
+    disk.kept[0] = dict(disk.now)
+    disk.write(3, 0x33)
+    for _ in range(2):
+        disk.revert(0)
+    disk.check()
+    disk.next = 1
+    disk.create()
+    for _ in range(2):
+        world.on(*snapshots.delete(disk.request(0), disk.facts(), ""))
+    del disk.kept[0]
+    disk.check()
+
+
+@pytest.mark.parametrize("place", ["overlay", "copy", "store-clone"])
+def test_number_that_was_skipped_after_a_failure(world: World, place: str) -> None:
+    """oned counts on after a snapshot that failed: the active layer's own number is then not the one asked for."""
+    disk = Disk(world, place, "raw")
+    disk.write(2, 0x22)
+    disk.next = 3
+    disk.create()
+    disk.write(3, 0x33)
+    disk.check()
+    assert disk.layers() == ["3", "4"]
+    disk.delete(3)
+    disk.check()
+
+
+def test_raw_copy_whose_guest_wrote_a_qcow2_header(world: World) -> None:
+    """The first bytes of a raw layer are the guest's: they name no backing file, now or as a snapshot."""
+    disk = Disk(world, "copy", "raw")
+    evil = world.top / "evil.qcow2"
+    secret = world.top / "secret"
+    secret.write_bytes(b"\x77" * MiB)
+    qemu_img.create_overlay(str(evil), str(secret), "raw", 0, "")
+    with open(str(disk.record["path"]), "r+b") as file:
+        file.write(evil.read_bytes()[: MiB // 2])
+    disk.create()
+    disk.write(5, 0x55)
+    facts = disk.facts()
+    assert (facts.tree.layers[0].format, facts.tree.layers[0].parent) == ("raw", snapshots.NO_LAYER)
+    assert facts.tree.layers[0].backing == ""
+    saved = world.store / "saved"
+    world.on(s.SaveDisk(disk.ref, str(saved), "raw", "", 0))
+    assert saved.read_bytes()[:4] == b"QFI\xfb"
+    disk.delete(0)
+    qemu_io(disk.record["path"], "qcow2", "read -P 0x55 5M 64k")
+    qemu_io(disk.record["path"], "qcow2", "read -P 0xa1 1M 64k")
+
+
+def test_layers_travel_with_the_directory(world: World) -> None:
+    disk = Disk(world, "overlay", "raw")
+    disk.write(2, 0x22)
+    disk.create()
+    disk.write(3, 0x33)
+    source, target = disk.ref.vm_dir, str(world.location / "103" / "5")
+    (world.location / "103").mkdir()
+    world.on(s.RenameVm(5, source, target))
+    disk.ref = world.disk(system=103)
+    disk.check()
+    disk.revert(0)
+    disk.check()
+
+
+@pytest.mark.parametrize(("place", "format"), CELLS)
+def test_grown_disk(world: World, place: str, format: str) -> None:
+    disk = Disk(world, place, format)
+    disk.create()
+    for _ in range(2):
+        world.on(s.GrowDisk(disk.ref, 40 * MiB))
+    assert qemu_img.virtual_size(str(disk.record["path"]), str(disk.record["format"])) == 40 * MiB
+    qemu_io(disk.record["path"], str(disk.record["format"]), "read -P 0 39M 64k")
+    world.on(s.GrowDisk(disk.ref, 20 * MiB))
+    assert qemu_img.virtual_size(str(disk.record["path"]), str(disk.record["format"])) == 40 * MiB
+    if place == "in-place":
+        assert qemu_img.virtual_size(disk.image.source, format) == 40 * MiB
+    disk.revert(0)
+    disk.check()
+
+
+def test_overlay_grows_where_its_base_is_not(world: World) -> None:
+    """The VM is undeployed: its directory is on the front-end, where no base is."""
+    disk = Disk(world, "overlay", "raw")
+    (world.root / "bases").rename(world.root / "elsewhere")
+    world.on(s.GrowDisk(disk.ref, 40 * MiB))
+    (world.root / "elsewhere").rename(world.root / "bases")
+    qemu_io(disk.record["path"], "qcow2", "read -P 0xa1 1M 64k")
+    qemu_io(disk.record["path"], "qcow2", "read -P 0 39M 64k")
+
+
+def test_refusals_are_one_line_and_change_nothing(world: World) -> None:
+    disk = Disk(world, "overlay", "raw")
+    with pytest.raises(NotSupported, match="suspended"):
+        snapshots.create(disk.request(0), disk.facts(), "", 54)
+    volatile = world.disk(5, 3)
+    world.on(s.CreateVolatile(volatile, MiB, "raw", ""))
+    facts = snapshots.Facts.parse(world.on(s.DescribeDisk(volatile, ""))[0])
+    with pytest.raises(NotSupported, match="volatile"):
+        snapshots.create(args.SnapshotPlace.parse([f"h:{volatile.path}", "0", "5", "100"]), facts, "", 51)
+    with pytest.raises(BadRecord, match=r"disk 9 .* has no record"):
+        world.on(s.DescribeDisk(world.disk(5, 9), ""))
+    with pytest.raises(MissingImage):
+        world.on(s.SaveDisk(disk.ref, str(world.store / "saved"), "raw", "", 7))
+    assert disk.layers() == ["0"]
+
+
+@pytest.mark.parametrize("format", ["raw", "qcow2"])
+def test_in_place_snapshots_outlive_the_vm_and_serve_the_next(world: World, format: str) -> None:
+    disk = Disk(world, "in-place", format)
+    disk.write(2, 0x22)
+    disk.create()
+    disk.write(3, 0x33)
+    world.on(s.EndSession(disk.ref), s.RemoveVm(5, disk.ref.vm_dir))
+    disk.ref = world.disk(6)
+    disk.make()
+    disk.check()
+    disk.revert(0)
+    disk.check()
