@@ -14,9 +14,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 
 from . import files
 from .trace import point
+
+MAGIC = b"QFI\xfb"
+BACKING_FORMAT = 0xE2792ACA
+"""Type of the header extension with the backing format (QEMU's docs/interop/qcow2.txt)."""
+NONE = -1
+"""In place of a layer's number."""
 
 
 def folder(path: str) -> str:
@@ -51,3 +58,58 @@ def remove(path: str) -> bool:
         shutil.rmtree(folder(path))
         found = True
     return found
+
+
+def backing_of(path: str) -> tuple[str, str]:
+    """Return backing name and format in the header of a qcow2 file of ours, ('', '') for none or for another file."""
+    with open(path, "rb") as file:
+        head = file.read(64 << 10)
+    if head[:4] != MAGIC or len(head) < 104:
+        return "", ""
+    version, offset, size = struct.unpack_from(">IQI", head, 4)
+    if not offset or offset + size > len(head):
+        return "", ""
+    at, format = (struct.unpack_from(">I", head, 100)[0] if version >= 3 else 72), ""
+    while at + 8 <= offset:
+        kind, length = struct.unpack_from(">II", head, at)
+        if not kind:
+            break
+        if kind == BACKING_FORMAT:
+            format = head[at + 8 : at + 8 + length].decode("ascii", "replace")
+        at += 8 + -(-length // 8) * 8
+    return head[offset : offset + size].decode("utf-8", "surrogateescape"), format
+
+
+def numbered(folder: str) -> list[int]:
+    """Return the numbers of the files in a directory; two names of one file count as the higher."""
+    found: dict[int, int] = {}
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    for number in sorted(int(name) for name in names if name.isdigit() and name.isascii()):
+        found[os.lstat(f"{folder}/{number}").st_ino] = number
+    return sorted(found.values())
+
+
+def tree(folder: str, active: int, active_format: str) -> dict[int, dict[str, object]]:
+    """Return every layer's parent, format and backing name, from the headers of the files."""
+    numbers = numbered(folder)
+    if active not in numbers:
+        same = [number for number in numbers if os.path.samefile(f"{folder}/{number}", f"{folder}/{active}")]
+        numbers = sorted({*numbers, active} - set(same))
+    found = {}
+    for number in numbers:
+        # A raw layer's first bytes are its guest's, to be believed in nothing: it has no backing file.
+        raw = number == active and active_format == "raw"
+        found[number] = ("", "") if raw else backing_of(f"{folder}/{number}")
+    below = {number: int(name) for number, (name, _) in found.items() if name.isdigit() and name.isascii()}
+    raws = {below[number] for number in below if found[number][1] == "raw"}
+    described: dict[int, dict[str, object]] = {}
+    for number in numbers:
+        format = active_format if number == active else "raw" if number in raws else "qcow2"
+        name, name_format = ("", "") if format == "raw" else found[number]
+        described[number] = {
+            "parent": below.get(number, NONE) if name else NONE, "format": format, "backing": name, "backing_format": name_format
+        }  # fmt: skip
+    return described

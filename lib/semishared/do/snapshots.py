@@ -9,7 +9,6 @@ before hold the guest's data; the link follows.
 from __future__ import annotations
 
 import os
-import struct
 
 from ..errors import BadRecord, MissingImage, NotSupported
 from ..plan.steps import (
@@ -32,10 +31,6 @@ from .run import LONG_S, run
 from .trace import point
 
 URI = "qemu:///system"
-MAGIC = b"QFI\xfb"
-BACKING_FORMAT = 0xE2792ACA
-"""Type of the header extension with the backing format (QEMU's docs/interop/qcow2.txt)."""
-NONE = -1
 
 
 def record_of(disk: DiskRef) -> dict[str, object]:
@@ -59,61 +54,6 @@ def copies(source: str) -> str:
     return f"{source}.snap"
 
 
-def backing_of(path: str) -> tuple[str, str]:
-    """Return backing name and format in the header of a qcow2 file of ours, ('', '') for none or for another file."""
-    with open(path, "rb") as file:
-        head = file.read(64 << 10)
-    if head[:4] != MAGIC or len(head) < 104:
-        return "", ""
-    version, offset, size = struct.unpack_from(">IQI", head, 4)
-    if not offset or offset + size > len(head):
-        return "", ""
-    at, format = (struct.unpack_from(">I", head, 100)[0] if version >= 3 else 72), ""
-    while at + 8 <= offset:
-        kind, length = struct.unpack_from(">II", head, at)
-        if not kind:
-            break
-        if kind == BACKING_FORMAT:
-            format = head[at + 8 : at + 8 + length].decode("ascii", "replace")
-        at += 8 + -(-length // 8) * 8
-    return head[offset : offset + size].decode("utf-8", "surrogateescape"), format
-
-
-def numbered(folder: str) -> list[int]:
-    """Return the numbers of the files in a directory; two names of one file count as the higher."""
-    found: dict[int, int] = {}
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return []
-    for number in sorted(int(name) for name in names if name.isdigit() and name.isascii()):
-        found[os.lstat(f"{folder}/{number}").st_ino] = number
-    return sorted(found.values())
-
-
-def tree(folder: str, active: int, active_format: str) -> dict[int, dict[str, object]]:
-    """Return every layer's parent, format and backing name, from the headers of the files."""
-    numbers = numbered(folder)
-    if active not in numbers:
-        same = [number for number in numbers if os.path.samefile(f"{folder}/{number}", f"{folder}/{active}")]
-        numbers = sorted({*numbers, active} - set(same))
-    found = {}
-    for number in numbers:
-        # A raw layer's first bytes are its guest's, to be believed in nothing: it has no backing file.
-        raw = number == active and active_format == "raw"
-        found[number] = ("", "") if raw else backing_of(f"{folder}/{number}")
-    below = {number: int(name) for number, (name, _) in found.items() if name.isdigit() and name.isascii()}
-    raws = {below[number] for number in below if found[number][1] == "raw"}
-    described: dict[int, dict[str, object]] = {}
-    for number in numbers:
-        format = active_format if number == active else "raw" if number in raws else "qcow2"
-        name, name_format = ("", "") if format == "raw" else found[number]
-        described[number] = {
-            "parent": below.get(number, NONE) if name else NONE, "format": format, "backing": name, "backing_format": name_format
-        }  # fmt: skip
-    return described
-
-
 def describe(step: DescribeDisk) -> dict[str, object]:
     """Return what plan/snapshots.py decides on."""
     disk = step.disk
@@ -121,28 +61,28 @@ def describe(step: DescribeDisk) -> dict[str, object]:
     how, image = str(record["how"]), record.get("image")
     source = str(image["source"]) if isinstance(image, dict) else ""
     answer: dict[str, object] = {
-        "how": how, "format": record["format"], "source": source, "layers": {}, "active": NONE, "snapshots": [], "target": "",
+        "how": how, "format": record["format"], "source": source, "layers": {}, "active": layers.NONE, "snapshots": [], "target": "",
         "system_snapshots": 0,
     }  # fmt: skip
     if how == "volatile":
         return answer
     path = str(record["path"])
-    active = NONE
+    active = layers.NONE
     if step.domain:
         target, path = running(step.domain, path)
         answer["target"], answer["system_snapshots"] = target, len(domain.snapshots(URI, step.domain))
     if how == "in-place":
         dir_store.check(source)
-        answer["snapshots"] = numbered(copies(source))
+        answer["snapshots"] = layers.numbered(copies(source))
         return answer
     folder, active = folder_of(record), int(os.path.basename(path))
     format = str(record["format"])
     if path != record["path"]:
         # A snapshot of the running guest that failed half-way: the newer, empty layer lies over what the guest writes.
-        format = backing_of(str(record["path"]))[1] or "qcow2"
+        format = layers.backing_of(str(record["path"]))[1] or "qcow2"
     if not os.path.exists(f"{folder}/{active}"):
         raise MissingImage(f"{folder}/{active} is not there on {os.uname().nodename}")
-    answer["layers"], answer["active"] = tree(folder, active, format), active
+    answer["layers"], answer["active"] = layers.tree(folder, active, format), active
     return answer
 
 
@@ -222,7 +162,7 @@ def switch_layer(step: SwitchLayer, planned: float) -> None:
     targets = [line.split()[0] for line in domain.virsh(URI, "--quiet", "domblklist", step.domain).splitlines() if line.split()]
     others = [f"--diskspec={target},snapshot=no" for target in targets if target != step.target]
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-        was = {**before, "path": f"{folder}/{step.layer}", "format": backing_of(f"{folder}/{step.to}")[1] or "qcow2"}
+        was = {**before, "path": f"{folder}/{step.layer}", "format": layers.backing_of(f"{folder}/{step.to}")[1] or "qcow2"}
         vm_dir.write_record(disk, {**before, "path": f"{folder}/{step.to}", "format": "qcow2"})
         point("layer recorded")
         try:
@@ -244,7 +184,7 @@ def merge_layer(step: MergeLayer) -> None:
     """Give a layer the data of the one below."""
     path = _layer(step.disk, step.layer)
     folder = os.path.dirname(path)
-    if backing_of(path)[0] == step.backing:
+    if layers.backing_of(path)[0] == step.backing:
         return
     if qemu_img.info(path, "qcow2").get("snapshots"):
         raise NotSupported(f"{path} holds system snapshots, which count on what it lies over")
@@ -262,7 +202,7 @@ def merge_layer(step: MergeLayer) -> None:
 def pull_layer(step: PullLayer) -> None:
     """Let the running guest's QEMU copy into its active layer what that does not share with `backing`."""
     path = _layer(step.disk, step.layer)
-    if backing_of(path)[0] != step.backing:
+    if layers.backing_of(path)[0] != step.backing:
         base: list[str] = []
         if step.backing:
             wanted = os.path.join(os.path.dirname(path), step.backing)
@@ -294,9 +234,9 @@ def drop_layer(step: DropLayer) -> None:
     """Remove a layer; raise BadRecord if anything still lies over it."""
     record = record_of(step.disk)
     folder = folder_of(record)
-    for number in numbered(folder):
+    for number in layers.numbered(folder):
         is_raw = number == int(os.path.basename(str(record["path"]))) and record["format"] == "raw"
-        if not is_raw and number != step.layer and backing_of(f"{folder}/{number}")[0] == str(step.layer):
+        if not is_raw and number != step.layer and layers.backing_of(f"{folder}/{number}")[0] == str(step.layer):
             raise BadRecord(f"layer {number} in {folder} still lies over {step.layer}")
     files.unlink(f"{folder}/{step.layer}")
     point("layer removed")
@@ -369,9 +309,9 @@ def drop_copy(source: str, snapshot: int) -> None:
 def flatten(source: str, snapshot: int) -> None:
     """Make a snapshot the image's content and remove all snapshots, that one last: a rerun must find it."""
     dir_store.check(source)
-    if numbered(copies(source)):
+    if layers.numbered(copies(source)):
         copy_back(source, snapshot)
-    for number in sorted(numbered(copies(source)), key=lambda number: number == snapshot):
+    for number in sorted(layers.numbered(copies(source)), key=lambda number: number == snapshot):
         drop_copy(source, number)
 
 
@@ -408,7 +348,7 @@ def snapshot_file(record: dict[str, object], snapshot: int) -> tuple[str, str]:
         folder = folder_of(record)
         path = f"{folder}/{snapshot}"
         active = int(os.path.basename(str(record["path"])))
-        format = str(tree(folder, active, str(record["format"])).get(snapshot, {}).get("format", "qcow2"))
+        format = str(layers.tree(folder, active, str(record["format"])).get(snapshot, {}).get("format", "qcow2"))
     if not os.path.exists(path):
         raise MissingImage(f"snapshot {snapshot} of disk {record['disk']}: {path} is not there on {os.uname().nodename}")
     return path, format

@@ -11,31 +11,21 @@ import enum
 from dataclasses import dataclass, fields
 
 from ..errors import BadArguments
-
-
-@dataclass(frozen=True)
-class ImageRef:
-    """An image in a store of kind `dir`, as a host sees it."""
-
-    store: int
-    id: int
-    format: str
-    source: str
-    generation: str = ""
-    """The generation that must be used; '' means the image's current one."""
-
-
-@dataclass(frozen=True)
-class DiskRef:
-    """A disk of a VM on the machine that executes the plan."""
-
-    vm: int
-    disk: int
-    vm_dir: str
-
-    @property
-    def path(self) -> str:
-        return f"{self.vm_dir}/disk.{self.disk}"
+from .refs import DiskRef as DiskRef
+from .refs import ImageRef as ImageRef
+from .refs import Step as Step
+from .snapshot_steps import ActivateLayer as ActivateLayer
+from .snapshot_steps import AddLayer as AddLayer
+from .snapshot_steps import CopyBack as CopyBack
+from .snapshot_steps import CopyOut as CopyOut
+from .snapshot_steps import DescribeDisk as DescribeDisk
+from .snapshot_steps import DropCopy as DropCopy
+from .snapshot_steps import DropLayer as DropLayer
+from .snapshot_steps import GrowDisk as GrowDisk
+from .snapshot_steps import MergeLayer as MergeLayer
+from .snapshot_steps import NameLayer as NameLayer
+from .snapshot_steps import PullLayer as PullLayer
+from .snapshot_steps import SwitchLayer as SwitchLayer
 
 
 class State(enum.Enum):
@@ -46,10 +36,6 @@ class State(enum.Enum):
     OFF = "off"
     ABSENT = "absent"
     UNKNOWN = "unknown"
-
-
-class Step:
-    """A step; its class name is its name on the wire."""
 
 
 @dataclass(frozen=True)
@@ -248,120 +234,6 @@ class AllowMigration(Step):
     vm_dir: str
     to: str
     stores: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class DescribeDisk(Step):
-    """Report a disk's record, its layers and who lies over whom, its snapshot copies, and (`domain`) the guest's view."""
-
-    disk: DiskRef
-    domain: str
-
-
-@dataclass(frozen=True)
-class NameLayer(Step):
-    """Give a layer another number too."""
-
-    disk: DiskRef
-    layer: int
-    name: int
-
-
-@dataclass(frozen=True)
-class AddLayer(Step):
-    """Publish a new empty layer over another one, in place of whatever layer has its number."""
-
-    disk: DiskRef
-    layer: int
-    over: int
-    over_format: str
-
-
-@dataclass(frozen=True)
-class ActivateLayer(Step):
-    """Make a layer the one that is written: the record first, then the link."""
-
-    disk: DiskRef
-    layer: int
-    format: str
-
-
-@dataclass(frozen=True)
-class SwitchLayer(Step):
-    """Make a running guest write to the layer `to` from now on."""
-
-    disk: DiskRef
-    layer: int
-    to: int
-    domain: str
-    target: str
-
-
-@dataclass(frozen=True)
-class MergeLayer(Step):
-    """Give a layer what the one below it holds, and put it over `backing` ('' for nothing).
-
-    `copy` leaves the file alone that a running guest has open, and replaces its name.
-    """
-
-    disk: DiskRef
-    layer: int
-    backing: str
-    backing_format: str
-    copy: bool
-
-
-@dataclass(frozen=True)
-class PullLayer(Step):
-    """Let a running guest do that to the layer it writes to."""
-
-    disk: DiskRef
-    layer: int
-    domain: str
-    target: str
-    backing: str
-
-
-@dataclass(frozen=True)
-class DropLayer(Step):
-    """Remove a layer over which nothing lies any more."""
-
-    disk: DiskRef
-    layer: int
-
-
-@dataclass(frozen=True)
-class CopyOut(Step):
-    """Publish an independent copy of a disk in place as a snapshot beside its image."""
-
-    disk: DiskRef
-    snapshot: int
-    domain: str
-    target: str
-
-
-@dataclass(frozen=True)
-class CopyBack(Step):
-    """Make a snapshot beside the image `source` its content; a new session begins."""
-
-    source: str
-    snapshot: int
-
-
-@dataclass(frozen=True)
-class DropCopy(Step):
-    """Remove a snapshot beside the image of a disk in place."""
-
-    disk: DiskRef
-    snapshot: int
-
-
-@dataclass(frozen=True)
-class GrowDisk(Step):
-    """Grow a disk that nobody has open to `size` bytes, at least."""
-
-    disk: DiskRef
-    size: int
 
 
 @dataclass(frozen=True)
