@@ -79,7 +79,9 @@ def stat(request: Request) -> str:
     """Print the size in MiB that the image at PATH will have."""
     source = request.source
     if source.is_url:
-        size = upload.remote_size(source)
+        from .do import web
+
+        size = web.size_of(source)
     else:
         with upload.opened(source.path) as opened:
             request.check_allowed(source.path, upload.real_path(opened))

@@ -244,7 +244,8 @@ def test_what_is_no_readable_file_is_a_missing_image(store: Store, action: str) 
 
 
 @pytest.mark.parametrize(
-    "path", ["", "/x\ny", "/x\ty", "http://h/$(reboot)", "http://h/a b", "ftp://h/x", "-x", "file:///etc/passwd", "http://-o/;x"]
+    "path", ["", "/x\ny", "/x\ty", "http://h/$(reboot)", "http://h/a b", "ftp://h/x", "-x", "file:///etc/passwd", "http://-o/;x",
+             "ssh://h:/x", "ssh://h&reboot:/x", "rsync://h/x", "lxd://x"],
 )
 def test_hostile_path_is_refused(store: Store, path: str) -> None:
     done = store.run("cp", PATH=path)
@@ -400,10 +401,26 @@ def url(store: Store) -> Iterator[str]:
 
 def test_http_upload(store: Store, url: str) -> None:
     path = store.image(format="qcow2")
-    assert store.ok("stat", PATH=f"{url}/image") == str(-(-path.stat().st_size // MiB))
     source, format = store.cp(f"{url}/image?x=1&y=2", attributes={"SHA256": hashlib.sha256(path.read_bytes()).hexdigest()})
     assert (source.read_bytes(), format) == (path.read_bytes(), "qcow2")
     store.fails("cp", "SS023", PATH=f"{url}/image", attributes={"MD5": "0" * 32})
+
+
+def test_size_of_a_download_is_that_of_the_disk(store: Store, url: str) -> None:
+    path = store.image(format="qcow2")
+    size = str(json.loads(subprocess.check_output(["qemu-img", "info", "--output=json", str(path)]))["virtual-size"] // MiB)
+    assert store.ok("stat", PATH=f"{url}/image") == size
+    for name, pack in (("packed", gzip.compress), ("xz", lzma.compress)):
+        (store.uploads / name).write_bytes(pack(path.read_bytes()))
+        assert store.ok("stat", PATH=f"{url}/{name}") == size
+    (store.uploads / "raw").write_bytes(b"x" * (3 * MiB + 1))
+    assert store.ok("stat", PATH=f"{url}/raw") == "4"
+    (store.uploads / "raw.gz").write_bytes(gzip.compress(b"x" * MiB))
+    store.fails("stat", "SS020", "not known", PATH=f"{url}/raw.gz")
+    store.template["NO_DECOMPRESS"] = "yes"
+    assert store.ok("stat", PATH=f"{url}/raw.gz") == "1"
+    for path_ in (f"{url}/none", f"{url}/to-a-file", "http://127.0.0.1:9/x"):
+        store.fails("stat", "SS020", PATH=path_)
 
 
 def test_http_errors_and_redirects_to_files_are_refused(store: Store, url: str) -> None:

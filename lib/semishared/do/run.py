@@ -16,6 +16,8 @@ from . import progress
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"]
+KEPT = ("HOME", "USER", "SSH_AUTH_SOCK", "TMPDIR", "http_proxy", "https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY")
+"""The proxies are for downloads: DATASTORE_MAD's --proxy arrives as http_proxy."""
 QUICK_S = 120
 """Limit of what reads or writes metadata only."""
 LONG_S = 6 * 3600
@@ -24,7 +26,7 @@ LONG_S = 6 * 3600
 
 def environment() -> dict[str, str]:
     """Return the environment of every program we run: ours, plus system directories, in the C locale."""
-    env = {key: os.environ[key] for key in ("HOME", "USER", "SSH_AUTH_SOCK", "TMPDIR") if key in os.environ}
+    env = {key: os.environ[key] for key in KEPT if key in os.environ}
     env["PATH"] = f"{os.environ['PATH']}:{PATH}" if os.environ.get("PATH") else PATH
     env["LC_ALL"] = "C.UTF-8"
     return env
