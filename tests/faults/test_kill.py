@@ -20,8 +20,9 @@ from semishared.do import extents
 from semishared.errors import SemisharedError
 from semishared.plan import steps as s
 
-from . import conftest
+from . import conftest, driver_kills
 from .cases import CASES, IMAGES, OTHER, PERSISTENT, RAW, VM, Case, build, clone_steps, datastore, delete_steps, ln_steps, plan
+from .cloud import STORE, SYSTEM, Cloud, until
 from .rig import MACHINES, Listing, Rig, file_system, own_mounts, points
 
 OLD = 3 * 86400
@@ -365,3 +366,72 @@ def test_action_killed_at_every_step(name: str, outcomes: "Dict[str, Future[Outc
     conftest.figures.setdefault("actions", {})[name] = row
     assert not outcome.failures, "\n".join(outcome.failures)
     assert outcome.passed == outcome.points > 0
+
+
+# -- the driver on the front-end, killed while its host side works ----------------------------------
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[Cloud]:
+    with Cloud.up() as up:
+        yield up
+
+
+@pytest.fixture(scope="module")
+def source(cloud: Cloud) -> str:
+    return driver_kills.prepare(cloud)
+
+
+def begin(cloud: Cloud, held: driver_kills.Held, source: str) -> None:
+    cloud.forget(7)
+    cloud.vm(7, {0: held.image})
+    for action, words in held.before.items():
+        done = cloud.tm(action, *words(source))
+        assert done.returncode == 0, done.stderr.decode()
+
+
+def run_undisturbed(cloud: Cloud, held: driver_kills.Held, source: str) -> None:
+    done = cloud.tm(held.action, *held.words(source), stdin=held.stdin)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.parametrize("action", driver_kills.HELD)
+def test_driver_killed_while_its_host_works(cloud: Cloud, source: str, action: str) -> None:
+    """The host side and all it started are gone within seconds; issued again, the action ends as if undisturbed."""
+    held = driver_kills.HELD[action]
+    begin(cloud, held, source)
+    run_undisturbed(cloud, held, source)
+    wanted = driver_kills.listing(cloud)
+    begin(cloud, held, source)
+    host = cloud.node(held.host)
+    with cloud.held(host, held.lock):
+        driver = cloud.start(held.action, *held.words(source), stdin=held.stdin)
+        cloud.wait_for_hostside(host)
+        assert driver.poll() is None, f"it did not wait for {held.lock}"
+        # Only the driver: its ssh must end because the driver's end of the pipe is gone.
+        cloud.kill_driver(driver)
+        for node in cloud.lab.hosts:
+            cloud.wait_for_no_hostside(node)
+    run_undisturbed(cloud, held, source)
+    assert driver_kills.listing(cloud) == wanted
+    conftest.figures["drivers_killed"] = conftest.figures.get("drivers_killed", 0) + 1
+
+
+def test_driver_killed_while_its_host_runs_a_program(cloud: Cloud, source: str) -> None:
+    """The programs that the host side has started die with it, even one that is stopped."""
+    cloud.forget(7)
+    cloud.vm(7, {0: -1})
+    done = cloud.tm("mkimage", "300", "raw", f"h1:{SYSTEM}/7/disk.0", "7", "101")
+    assert done.returncode == 0, done.stderr.decode()
+    cloud.h1.run(["dd", "if=/dev/urandom", f"of={SYSTEM}/7/disk.0", "bs=1M", "count=300", "conv=notrunc"])
+    driver = cloud.start("cpds", f"h1:{SYSTEM}/7/disk.0", f"{STORE}/saved", "-1", "7", "100")
+    until(lambda: cloud.h1.run(["pkill", "-STOP", "-x", "qemu-img"], check=False).returncode == 0, 20, "qemu-img at work", 0.01)
+    cloud.kill_driver(driver)
+    cloud.wait_for_no_hostside(cloud.h1)
+    until(lambda: cloud.h1.run(["pgrep", "-x", "qemu-img"], check=False).returncode == 1, 5, "no qemu-img")
+    assert not cloud.fe.path(f"{STORE}/saved").exists()
+    done = cloud.tm("cpds", f"h1:{SYSTEM}/7/disk.0", f"{STORE}/saved", "-1", "7", "100")
+    assert done.returncode == 0, done.stderr.decode()
+    cloud.h1.run(["cmp", f"{SYSTEM}/7/disk.0", f"{STORE}/saved"])
+    assert not cloud.fe.run(["find", STORE, "-maxdepth", "1", "-name", ".staged-*"]).stdout
+    cloud.fe.run(["rm", f"{STORE}/saved"])
