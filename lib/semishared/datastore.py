@@ -104,7 +104,7 @@ def cp(request: Request) -> str:
 def _store(request: Request, source: Source, path: str, up: upload.Upload) -> str:
     upload.check_sums(path, source.checksums, source.path)
     if source.decompress:
-        path = upload.decompress(path, up)
+        path = upload.decompress(path, up, request.max_size)
     if request.datastore.type == images.FILE_DATASTORE or request.image.type == images.CDROM:
         found = "raw"
     else:

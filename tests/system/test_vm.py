@@ -270,7 +270,7 @@ def test_probe_when_asked_on_the_host_tells_allocated_sizes(cloud: Cloud, os_ima
     [
         ({"SEMISHARED_PLACE": "cloudy"}, False, "SEMISHARED_PLACE of image"),
         ({"SEMISHARED_LOCAL": "remote-first"}, False, "remote-first of image"),
-        ({"SEMISHARED_PLACE": "local"}, True, "for a persistent image is not supported yet"),
+        ({"SEMISHARED_PLACE": "local"}, True, "attached in place (persistent, CD-ROM) is not supported yet"),
         ({"SEMISHARED_PLACE": "shared", "SEMISHARED_LOCAL": "copy"}, False, "contradicts"),
     ],
 )

@@ -10,8 +10,10 @@ import os
 import shlex
 import shutil
 import subprocess
+from contextlib import contextmanager
+from typing import IO, Iterator
 
-from ..errors import NoSpace, ToolFailed, ToolMissing, ToolTimeout
+from ..errors import NoSpace, SemisharedError, ToolFailed, ToolMissing, ToolTimeout
 from . import progress
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
@@ -48,10 +50,45 @@ def run(argv: list[str], *, timeout_s: float = QUICK_S, ok: tuple[int, ...] = (0
             )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s: {shlex.join(argv)}") from None
-    if done.returncode in ok:
-        return done.stdout.decode("utf-8", "replace")
-    said = " ".join(done.stderr[-1000:].decode("utf-8", "replace").split()) or "said nothing"
+    if done.returncode not in ok:
+        raise _failure(argv, done.returncode, done.stderr[-1000:])
+    return done.stdout.decode("utf-8", "replace")
+
+
+@contextmanager
+def piped(argv: list[str], *, feed: bool) -> Iterator[IO[bytes]]:
+    """Run `argv` and yield its stdin (if `feed`, else its stdout); when the block ends, wait for its end.
+
+    Raise as `run`. A program that stops reading early is judged by its exit code.
+    """
+    env = environment()
+    # Its stderr goes to memory: nobody would read a pipe while the data flows.
+    with os.fdopen(os.memfd_create("stderr"), "w+b") as said:
+        process = subprocess.Popen(
+            [*DIES_WITH_US, *argv], stdin=subprocess.PIPE if feed else subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if feed else subprocess.PIPE, stderr=said, env=env,
+        )  # fmt: skip
+        stream = process.stdin if feed else process.stdout
+        assert stream
+        with process:
+            try:
+                yield stream
+                stream.close()
+            except BrokenPipeError:
+                pass
+            except BaseException:
+                process.kill()
+                raise
+            with progress.waiting():
+                process.wait(LONG_S)
+        if process.returncode:
+            said.seek(max(said.seek(0, os.SEEK_END) - 1000, 0))
+            raise _failure(argv, process.returncode, said.read())
+
+
+def _failure(argv: list[str], code: int, stderr: bytes) -> SemisharedError:
+    said = " ".join(stderr.decode("utf-8", "replace").split()) or "said nothing"
     if "No space left on device" in said or "Disk quota exceeded" in said:
-        raise NoSpace(f"{argv[0]} on {os.uname().nodename}: {said}")
-    how = f"killed by signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-    raise ToolFailed(f"{shlex.join(argv)}: {how}: {said}")
+        return NoSpace(f"{argv[0]} on {os.uname().nodename}: {said}")
+    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    return ToolFailed(f"{shlex.join(argv)}: {how}: {said}")

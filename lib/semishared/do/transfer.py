@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 from contextlib import contextmanager
 from typing import Callable, Iterator
 
 from ..errors import ImageChanged, MissingImage, StoreUnavailable, ToolFailed, TransferCorrupt
 from ..plan.steps import ImageRef, ReceiveVm, RenameVm
 from . import bases, files, progress, vm_dir
-from .run import DIES_WITH_US, environment, run
+from .run import piped, run
 from .trace import point
 
 CHUNK = 1 << 20
@@ -29,20 +28,11 @@ def send(directory: str, write: Callable[[bytes], None]) -> dict[str, object]:
         return {"present": False}
     argv = ["tar", "--create", "--sparse", "--file=-", f"--directory={directory}", "."]
     digest = hashlib.sha256()
-    with subprocess.Popen(
-        [*DIES_WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
-    ) as tar:
-        assert tar.stdout and tar.stderr
-        while True:
-            chunk = tar.stdout.read(CHUNK)
-            if not chunk:
-                break
+    with piped(argv, feed=False) as stream:
+        for chunk in iter(lambda: stream.read(CHUNK), b""):
             digest.update(chunk)
             write(chunk)
             progress.count("sent", len(chunk))
-        said = tar.stderr.read(4000).decode("utf-8", "replace").strip()
-    if tar.returncode:
-        raise ToolFailed(f"tar of {directory}: {said}")
     return {"present": True, "sha256": digest.hexdigest()}
 
 
@@ -73,24 +63,11 @@ def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
     """Unpack a tar stream into `staging` and return the stream's sha256."""
     digest = hashlib.sha256()
     argv = ["tar", "--extract", "--sparse", "--file=-", f"--directory={staging}", "--no-same-owner"]
-    with subprocess.Popen(
-        [*DIES_WITH_US, *argv], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment()
-    ) as tar:
-        assert tar.stdin and tar.stderr
-        try:
-            for chunk in chunks:
-                digest.update(chunk)
-                progress.count("received", len(chunk))
-                tar.stdin.write(chunk)
-            tar.stdin.close()
-        except BrokenPipeError:
-            pass
-        said = tar.stderr.read(4000).decode("utf-8", "replace").strip()
-    if tar.returncode:
-        if "No space left" in said:
-            with files.enough_space(staging):
-                raise OSError(28, said)
-        raise ToolFailed(f"tar into {staging}: {said}")
+    with piped(argv, feed=True) as stream:
+        for chunk in chunks:
+            digest.update(chunk)
+            progress.count("received", len(chunk))
+            stream.write(chunk)
     return digest.hexdigest()
 
 
@@ -150,5 +127,5 @@ def rename(step: RenameVm, planned: float) -> None:
     with _removed_on_failure(staging):
         run(["cp", "-a", "--sparse=always", "--reflink=auto", "--", step.source, staging], timeout_s=6 * 3600)
         point("directory copied")
-        _publish(staging, step.vm, step.vm_dir, True, planned)
+        _publish(staging, step.vm, step.vm_dir, step.keep_bases, planned)
     run(["rm", "-rf", "--one-file-system", "--", step.source])

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import IO, Iterator
 
 from ..errors import BadArguments, ChecksumMismatch, MissingImage, SemisharedError, StoreUnavailable, UnsafeImage
+from ..units import human
 from . import dir_store, disks, extents, files, inspection, locks, qemu_img
 from .run import LONG_S, run
 from .trace import point
@@ -187,15 +188,20 @@ def plain(path: str) -> Iterator[IO[bytes]]:
             raise UnsafeImage(f"the {kind} data cannot be decompressed: {e}") from None
 
 
-def decompress(path: str, upload: Upload) -> str:
-    """Return `path`, or a decompressed copy of it if it is compressed."""
+def decompress(path: str, upload: Upload, max_size: int) -> str:
+    """Return `path`, or a decompressed copy of it if it is compressed; raise UnsafeImage beyond `max_size` bytes."""
     with open(path, "rb") as file:
         kind = decompressor(file.read(6))
     if not kind:
         return path
     target = upload.file("decompressed")
+    size = 0
     with plain(path) as file, open(target, "xb") as out:
-        shutil.copyfileobj(file, out, 1 << 20)
+        for chunk in iter(lambda: file.read(1 << 20), b""):
+            size += len(chunk)
+            if size > max_size:
+                raise UnsafeImage(f"the {kind} data is larger than {human(max_size)} when decompressed")
+            out.write(chunk)
     point("decompressed")
     return target
 
