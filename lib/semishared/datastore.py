@@ -85,7 +85,7 @@ def stat(request: Request) -> str:
     else:
         with upload.opened(source.path) as opened:
             request.check_allowed(source.path, upload.real_path(opened))
-            size = upload.size_of(opened, request.max_size, source.path)
+            size = upload.size_of(opened, request.max_size, source.path, source.decompress)
     return str(mib_ceil(size))
 
 

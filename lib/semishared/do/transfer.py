@@ -13,7 +13,7 @@ import os
 from contextlib import contextmanager
 from typing import Callable, Iterator
 
-from ..errors import ImageChanged, MissingImage, StoreUnavailable, ToolFailed, TransferCorrupt
+from ..errors import ImageChanged, MissingImage, StoreUnavailable, TransferCorrupt
 from ..plan.steps import ImageRef, ReceiveVm, RenameVm
 from . import bases, files, progress, vm_dir
 from .run import piped, run

@@ -49,7 +49,10 @@ class Source:
         return "://" in self.path
 
     def check_url(self) -> None:
-        """Raise BadArguments unless the URL is plain."""
+        """Raise NotSupported for another scheme than http(s), BadArguments unless the URL is plain."""
+        scheme = self.path.partition("://")[0]
+        if scheme not in ("http", "https"):
+            raise NotSupported(f"uploads from {scheme}://, only local files and http(s) URLs can be")
         if not URL.match(self.path):
             raise BadArguments(f"not a URL that can be fetched: {self.path!r}")
 
@@ -264,10 +267,10 @@ def remove(path: str) -> None:
     point("side directory removed")
 
 
-def size_of(path: str, max_virtual_size: int, name: str) -> int:
-    """Return the size in bytes that the image in the local file `path` will have as a disk, compressed or not."""
+def size_of(path: str, max_virtual_size: int, name: str, unpack: bool = True) -> int:
+    """Return the size in bytes that the image in the local file `path` will have as a disk; `unpack` it if compressed."""
     with open(path, "rb") as file:
-        if not decompressor(file.read(6)):
+        if not unpack or not decompressor(file.read(6)):
             return inspection.inspect(path, max_virtual_size, name).virtual_size
     with plain(path) as file:
         head = file.read(HEAD)
