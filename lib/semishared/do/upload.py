@@ -16,7 +16,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Iterator
 
-from ..errors import BadArguments, ChecksumMismatch, MissingImage, SemisharedError, StoreUnavailable, UnsafeImage
+from ..errors import (
+    BadArguments,
+    ChecksumMismatch,
+    MissingImage,
+    NotSupported,
+    SemisharedError,
+    StoreUnavailable,
+    UnsafeImage,
+)  # fmt: skip
 from ..units import human
 from . import dir_store, disks, extents, files, inspection, locks, qemu_img
 from .run import LONG_S, run
