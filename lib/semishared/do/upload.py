@@ -24,7 +24,7 @@ from ..errors import (
     SemisharedError,
     StoreUnavailable,
     UnsafeImage,
-)  # fmt: skip
+)
 from ..units import human
 from . import dir_store, disks, extents, files, inspection, locks, qemu_img
 from .run import LONG_S, run
