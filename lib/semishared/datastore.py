@@ -63,9 +63,15 @@ class Request:
         if not safe and not restricted:
             safe, restricted = ["/var/tmp"], ["/"]
         images.check_allowed(
-            path, real, [os.path.realpath(p) for p in safe],
+            path, real, [os.path.realpath(p) for p in safe if p.startswith("/")],
             [os.path.realpath(p) for p in (*restricted, *ALWAYS_RESTRICTED, home)],
         )  # fmt: skip
+
+    def check_allowed_url(self, source: Source) -> None:
+        """Raise BadArguments, NotSupported or RestrictedPath unless the datastore may fetch the URL."""
+        source.check_url()
+        if source.ssh:
+            images.check_allowed_ssh(source.path, self.datastore.attribute("SAFE_DIRS").split())
 
     def check_inside(self, path: str) -> str:
         """Return the SOURCE `path` if it is an image of this datastore; raise RestrictedPath."""
@@ -81,6 +87,7 @@ def stat(request: Request) -> str:
     if source.is_url:
         from .do import web
 
+        request.check_allowed_url(source)
         size = web.size_of(source)
     else:
         with upload.opened(source.path) as opened:
@@ -92,6 +99,8 @@ def stat(request: Request) -> str:
 def cp(request: Request) -> str:
     """Bring the image at PATH into the datastore; print SOURCE and FORMAT."""
     source = request.source
+    if source.is_url:
+        request.check_allowed_url(source)
     with upload.uploading(request.directory) as up:
         if source.is_url:
             path = upload.fetch(source, up)

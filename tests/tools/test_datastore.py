@@ -254,10 +254,21 @@ def test_hostile_path_is_refused(store: Store, path: str) -> None:
 
 
 @pytest.mark.parametrize("action", ["stat", "cp"])
-@pytest.mark.parametrize("url", ["ssh://h:/etc/shadow", "ssh://h&reboot:/x", "ssh://-oProxyCommand=x:/y", "s3://b/o", "lxd://x"])
+@pytest.mark.parametrize("url", ["s3://b/o", "lxd://x"])
 def test_scheme_that_only_the_downloader_knows_is_refused(store: Store, action: str, url: str) -> None:
     store.fails(action, "SS003", "uploads from", PATH=url)
     assert store.files() == []
+
+
+@pytest.mark.parametrize("action", ["stat", "cp"])
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [("ssh://h:/etc/shadow", "SS022"), ("ssh://h&reboot:/x", "SS001"), ("ssh://-oProxyCommand=x:/y", "SS001"),
+     ("ssh://h:/a/../b", "SS001"), ("ssh://h:relative", "SS001")],
+)  # fmt: skip
+def test_ssh_url_is_refused_unless_safe_dirs_names_its_machine(store: Store, action: str, url: str, error: str) -> None:
+    store.fails(action, error, PATH=url)
+
 
 
 def test_hostile_rate_limit_is_refused(store: Store) -> None:

@@ -27,18 +27,18 @@ from ..errors import (
 )
 from ..units import human
 from . import dir_store, disks, extents, files, inspection, locks, qemu_img
-from .run import LONG_S, run
+from .run import LONG_S, piped, run
 from .trace import point
 
 UPLOADS = ".uploads"
 URL = re.compile(r"https?://[A-Za-z0-9._~:/?#@&+,=%\-]+\Z")
-"""What is accepted as a URL: OpenNebula's downloader puts it between apostrophes before a shell reads it.
-
-No other scheme: the host of an ssh:// URL it hands to the shell as it is, and would read any file of oneadmin's.
-"""
+"""What is accepted as a URL: OpenNebula's downloader puts it between apostrophes before a shell reads it."""
+SSH_URL = re.compile(r"ssh://((?:[A-Za-z0-9_][A-Za-z0-9._\-]*@)?[A-Za-z0-9_][A-Za-z0-9._\-]*):(/[A-Za-z0-9._/:@+,=%\-]+)\Z")
+"""ssh://[user@]host:/path, as the downloader has it. It hands the host to a shell as it is: no character here means anything there."""
 DOWNLOADER = os.path.join(
     os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "datastore", "downloader.sh"
 )
+SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "--"]
 HEAD = 64 << 10
 """Bytes of a file that tell its size, if any do."""
 
@@ -56,12 +56,18 @@ class Source:
     def is_url(self) -> bool:
         return "://" in self.path
 
+    @property
+    def ssh(self) -> tuple[str, str] | None:
+        """Destination and path of an ssh:// URL, None for another."""
+        match = SSH_URL.match(self.path)
+        return (match.group(1), match.group(2)) if match and ".." not in self.path.split("/") else None
+
     def check_url(self) -> None:
-        """Raise NotSupported for another scheme than http(s), BadArguments unless the URL is plain."""
+        """Raise NotSupported for another scheme than http, https and ssh, BadArguments unless the URL is plain."""
         scheme = self.path.partition("://")[0]
-        if scheme not in ("http", "https"):
-            raise NotSupported(f"uploads from {scheme}://, only local files and http(s) URLs can be")
-        if not URL.match(self.path):
+        if scheme not in ("http", "https", "ssh"):
+            raise NotSupported(f"uploads from {scheme}://, only local files and http, https and ssh URLs can be")
+        if not (self.ssh if scheme == "ssh" else URL.match(self.path)):
             raise BadArguments(f"not a URL that can be fetched: {self.path!r}")
 
 
@@ -158,7 +164,7 @@ def check_sums(path: str, checksums: dict[str, str], name: str) -> None:
 
 
 def fetch(source: Source, upload: Upload) -> str:
-    """Download a URL and return the file; by OpenNebula's downloader where it is installed, else by curl."""
+    """Download a URL and return the file; by OpenNebula's downloader where it is installed, else by curl or ssh."""
     source.check_url()
     target = upload.file("download")
     if os.path.exists(DOWNLOADER):
@@ -166,6 +172,9 @@ def fetch(source: Source, upload: Upload) -> str:
         if source.limit_rate:
             argv += ["--limit", source.limit_rate]
         run([*argv, source.path, target], timeout_s=LONG_S)
+    elif source.ssh:
+        with piped([*SSH, source.ssh[0], f"cat -- '{source.ssh[1]}'"], feed=False) as stream, open(target, "xb") as file:
+            shutil.copyfileobj(stream, file, 1 << 20)
     else:
         limit = ["--limit-rate", source.limit_rate] if source.limit_rate else []
         run(["curl", "-sSfL", "--proto", "=http,https", *limit, "-o", target, "--", source.path], timeout_s=LONG_S)

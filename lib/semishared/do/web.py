@@ -11,13 +11,14 @@ import zlib
 
 from ..errors import MissingImage
 from . import inspection
-from .upload import HEAD, Source, decompressor
+from .run import piped, run
+from .upload import HEAD, SSH, Source, decompressor
 
 
 def size_of(source: Source) -> int:
     """Return the size in bytes, as a disk, of the image behind a URL: what its header or else the server says."""
     source.check_url()
-    head, length = _first_bytes(source.path)
+    head, length = _first_bytes_by_ssh(*source.ssh) if source.ssh else _first_bytes(source.path)
     kind = decompressor(head) if source.decompress else ""
     size = inspection.size_in_header(_unpacked(head, kind))
     if size is None and kind:
@@ -36,6 +37,13 @@ def _first_bytes(url: str) -> tuple[bytes, int | None]:
             return answer.read(HEAD), int(length) if length.isascii() and length.isdigit() else None
     except (OSError, http.client.HTTPException, ValueError) as e:
         raise MissingImage(f"{url}: {getattr(e, 'reason', None) or e}") from None
+
+
+def _first_bytes_by_ssh(destination: str, path: str) -> tuple[bytes, int | None]:
+    """Return how a file on another machine begins, and its length."""
+    with piped([*SSH, destination, f"head -c {HEAD} -- '{path}'"], feed=False) as stream:
+        head = stream.read()
+    return head, int(run([*SSH, destination, f"stat -L -c %s -- '{path}'"]))
 
 
 def _unpacked(head: bytes, kind: str) -> bytes:
