@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
+import threading
 import traceback
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -23,14 +23,13 @@ from semishared.plan import steps as s
 from . import conftest, driver_kills
 from .cases import CASES, IMAGES, OTHER, PERSISTENT, RAW, VM, Case, build, clone_steps, datastore, delete_steps, ln_steps, plan
 from .cloud import STORE, SYSTEM, Cloud, until
-from .rig import MACHINES, Listing, Rig, file_system, own_mounts, points
+from .rig import MACHINES, Listing, Rig, backing_of, file_digest, file_system, own_mounts, points
+from .rig import digest as digest_of
 
 OLD = 3 * 86400
 
 
-@lru_cache(maxsize=None)
-def digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+digest = lru_cache(maxsize=None)(digest_of)
 
 
 # -- what must always be true -----------------------------------------------------------------------
@@ -46,7 +45,7 @@ def check_store(rig: Rig, case: Case, before: Dict[str, str]) -> None:
         elif any(re.search(pattern, "store/IMAGE1") for pattern in case.opaque):
             assert file_system(path)
         else:
-            format = "qcow2" if path.read_bytes()[:4] == b"QFI\xfb" else "raw"
+            format = "qcow2" if path.open("rb").read(4) == b"QFI\xfb" else "raw"
             seen = rig.guest_sees("fe", rig.inside(f"100/{path.name}"), format)
             known = {digest(image.content) for image in IMAGES.values()} | {digest(data) for data in case.guest.values()}
             assert seen in known | {digest(bytes(8 << 20))}, f"{path.name} is half made"
@@ -57,10 +56,6 @@ def check_store(rig: Rig, case: Case, before: Dict[str, str]) -> None:
         image = rig.store(header.parent.name)
         assert extents.copy(str(image), None, known_as["format"], "x").generation == known_as["generation"]
         assert extents.generation_of((header.parent / "manifest").read_bytes()) == known_as["generation"]
-
-
-def file_digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def check_bases(rig: Rig, machine: str) -> None:
@@ -99,13 +94,12 @@ def check_disk(rig: Rig, case: Case, machine: str, vm_dir: Path, path: Path) -> 
     image = record["image"]
     if record["how"] == "overlay":
         base = f"{rig.datastores}/.semishared/bases/{image['store']}-{image['id']}-{image['generation']}"
-        backing = rig.info(machine, inside).get("backing-filename")
+        backing = backing_of(path)
         assert backing == f"{base}/leases/{vm_dir.name}-{number}", f"{where} lies over {backing}, its record says {base}"
         if machine == "fe":
             return  # DESIGN §5: without a lease there; its base is the image's generation in the store
-        rig.run(machine, ["qemu-img", "check", "-q", "-f", "qcow2", inside])
     elif record["how"] == "store-clone":
-        backing = rig.info(machine, record["path"]).get("backing-filename")
+        backing = backing_of(rig.outside(machine, record["path"]))
         assert backing == f"{os.path.dirname(image['source'])}/.semishared/{os.path.basename(image['source'])}/image"
     wanted = digest(case.guest.get(where, IMAGES[image["id"]].content))
     seen = rig.guest_sees(machine, record["path"], record["format"])
@@ -348,24 +342,30 @@ def outcomes(request: pytest.FixtureRequest) -> "Iterator[Dict[str, Future[Outco
     wanted = {item.callspec.params["name"] for item in request.session.items if getattr(item, "callspec", None) and "name" in item.callspec.params}  # type: ignore[attr-defined]
     pools = [ProcessPoolExecutor(1) for _ in range(2)]
     futures: "Dict[str, Future[Outcome]]" = {}
-    for index, case in enumerate(CASES):
-        if case.name in wanted:
-            futures[case.name] = pools[index % 2].submit(_work, index)
+    # The long ones first; whoever is done takes the next.
+    queue = sorted((index for index, case in enumerate(CASES) if case.name in wanted), key=lambda index: CASES[index].name[:3] != "mv ")
+    waiting = iter(queue)
+    futures = {CASES[index].name: Future() for index in queue}
+
+    def serve(pool: ProcessPoolExecutor) -> None:
+        for index in waiting:
+            try:
+                futures[CASES[index].name].set_result(pool.submit(_work, index).result())
+            except BaseException as e:  # noqa: BLE001 - the test that waits is to see it
+                futures[CASES[index].name].set_exception(e)
+
+    threads = [threading.Thread(target=serve, args=(pool,), daemon=True) for pool in pools]
+    for thread in threads:
+        thread.start()
     try:
         yield futures
     finally:
+        list(waiting)
+        for thread in threads:
+            thread.join()
         for pool in pools:
             pool.submit(_end, 0).result()
             pool.shutdown()
-
-
-@pytest.mark.parametrize("name", [case.name for case in CASES])
-def test_action_killed_at_every_step(name: str, outcomes: "Dict[str, Future[Outcome]]") -> None:
-    outcome = outcomes[name].result()
-    row: Dict[str, Any] = {key: getattr(outcome, key) for key in ("points", "reruns", "deletes", "passed")}
-    conftest.figures.setdefault("actions", {})[name] = row
-    assert not outcome.failures, "\n".join(outcome.failures)
-    assert outcome.passed == outcome.points > 0
 
 
 # -- the driver on the front-end, killed while its host side works ----------------------------------
@@ -396,7 +396,7 @@ def run_undisturbed(cloud: Cloud, held: driver_kills.Held, source: str) -> None:
 
 
 @pytest.mark.parametrize("action", driver_kills.HELD)
-def test_driver_killed_while_its_host_works(cloud: Cloud, source: str, action: str) -> None:
+def test_driver_killed_while_its_host_works(cloud: Cloud, source: str, action: str, outcomes: object) -> None:
     """The host side and all it started are gone within seconds; issued again, the action ends as if undisturbed."""
     held = driver_kills.HELD[action]
     begin(cloud, held, source)
@@ -435,3 +435,15 @@ def test_driver_killed_while_its_host_runs_a_program(cloud: Cloud, source: str) 
     cloud.h1.run(["cmp", f"{SYSTEM}/7/disk.0", f"{STORE}/saved"])
     assert not cloud.fe.run(["find", STORE, "-maxdepth", "1", "-name", ".staged-*"]).stdout
     cloud.fe.run(["rm", f"{STORE}/saved"])
+
+
+# -- the verdicts: last, because they wait --------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+def test_action_killed_at_every_step(name: str, outcomes: "Dict[str, Future[Outcome]]") -> None:
+    outcome = outcomes[name].result()
+    row: Dict[str, Any] = {key: getattr(outcome, key) for key in ("points", "reruns", "deletes", "passed")}
+    conftest.figures.setdefault("actions", {})[name] = row
+    assert not outcome.failures, "\n".join(outcome.failures)
+    assert outcome.passed == outcome.points > 0
