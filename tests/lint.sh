@@ -27,7 +27,7 @@ if have shfmt && [ "${#shell[@]}" -gt 0 ]; then
     shfmt -i 4 -d "${shell[@]}" || failed=1
 fi
 if have codespell; then
-    codespell -q 3 -L conectix lib tm datastore vmm etc docs bench README.md CONTRIBUTING.md CHANGELOG.md tests/lab tests/unit tests/tools || failed=1
+    codespell -q 3 -L conectix,nd lib tm datastore vmm etc docs bench README.md CONTRIBUTING.md CHANGELOG.md tests/lab tests/unit tests/tools || failed=1
 fi
 missing=$(git ls-files -co --exclude-standard '*.py' '*.sh' tm datastore vmm | while read -r file; do
     if [ -s "$file" ] && ! head -n 4 "$file" | grep -q 'SPDX-License-Identifier: Apache-2.0'; then echo "$file"; fi

@@ -28,11 +28,11 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "lint": {"command": ["tests/lint.sh"], "minutes": 2},
     "types": {"command": ["tests/types.sh"], "minutes": 3},
     "unit": {"paths": ["tests/unit"], "minutes": 2},
-    "tools": {"paths": ["tests/tools"], "minutes": 3},
+    "tools": {"paths": ["tests/tools"], "minutes": 4},
     "replay": {"paths": ["tests/replay"], "minutes": 6},
     "system": {"paths": ["tests/system"], "minutes": 8},
     "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 5},
-    "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 4},
+    "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 7},
 }
 
 

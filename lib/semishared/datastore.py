@@ -63,9 +63,15 @@ class Request:
         if not safe and not restricted:
             safe, restricted = ["/var/tmp"], ["/"]
         images.check_allowed(
-            path, real, [os.path.realpath(p) for p in safe],
+            path, real, [os.path.realpath(p) for p in safe if p.startswith("/")],
             [os.path.realpath(p) for p in (*restricted, *ALWAYS_RESTRICTED, home)],
         )  # fmt: skip
+
+    def check_allowed_url(self, source: Source) -> None:
+        """Raise BadArguments, NotSupported or RestrictedPath unless the datastore may fetch the URL."""
+        source.check_url()
+        if source.ssh:
+            images.check_allowed_ssh(source.path, self.datastore.attribute("SAFE_DIRS").split())
 
     def check_inside(self, path: str) -> str:
         """Return the SOURCE `path` if it is an image of this datastore; raise RestrictedPath."""
@@ -79,17 +85,22 @@ def stat(request: Request) -> str:
     """Print the size in MiB that the image at PATH will have."""
     source = request.source
     if source.is_url:
-        size = upload.remote_size(source)
+        from .do import web
+
+        request.check_allowed_url(source)
+        size = web.size_of(source)
     else:
         with upload.opened(source.path) as opened:
             request.check_allowed(source.path, upload.real_path(opened))
-            size = upload.size_of(opened, request.max_size, source.path)
+            size = upload.size_of(opened, request.max_size, source.path, source.decompress)
     return str(mib_ceil(size))
 
 
 def cp(request: Request) -> str:
     """Bring the image at PATH into the datastore; print SOURCE and FORMAT."""
     source = request.source
+    if source.is_url:
+        request.check_allowed_url(source)
     with upload.uploading(request.directory) as up:
         if source.is_url:
             path = upload.fetch(source, up)
@@ -102,7 +113,7 @@ def cp(request: Request) -> str:
 def _store(request: Request, source: Source, path: str, up: upload.Upload) -> str:
     upload.check_sums(path, source.checksums, source.path)
     if source.decompress:
-        path = upload.decompress(path, up)
+        path = upload.decompress(path, up, request.max_size)
     if request.datastore.type == images.FILE_DATASTORE or request.image.type == images.CDROM:
         found = "raw"
     else:

@@ -7,7 +7,6 @@ in users' VM logs. An error crosses ssh as its id and its detail (see `from_id`)
 
 from __future__ import annotations
 
-
 LONGEST_DETAIL = 1500
 """Characters of a detail in the user's line: the remedy and the id behind it must not be cut off (report.LONGEST)."""
 

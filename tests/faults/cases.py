@@ -356,7 +356,7 @@ CASES = [
     Case("mv host to host, older copy there", lambda rig, env: move(rig, "a", "b", env), moved_before, ("a", "b"), VOLATILE, ALL_GUEST),
     Case("mv host to front-end", lambda rig, env: move(rig, "a", "fe", env), whole_vm, ("a", "fe"), VOLATILE, ALL_GUEST),
     Case("mv front-end to host", lambda rig, env: move(rig, "fe", "b", env), stopped_vm, ("fe", "b"), VOLATILE, ALL_GUEST),
-    _case("mv to another datastore", lambda rig: [s.RenameVm(VM, rig.inside(f"101/{VM}"), rig.inside(f"102/{VM}"))],
+    _case("mv to another datastore", lambda rig: [s.RenameVm(VM, rig.inside(f"101/{VM}"), rig.inside(f"102/{VM}"), True)],
           second_datastore, opaque=VOLATILE, guest=ALL_GUEST),
     Case("premigrate", premigrate, in_place_vm, ("a", "b")),
     _cp("datastore cp raw", "image-raw.raw", ""),

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -110,12 +112,27 @@ class Cloud:
         """Run a transfer action as one_tm does."""
         return self.fe.run([f"{REMOTES}/tm/semishared/{action}", *argv], input=stdin, check=False, timeout=timeout)
 
-    def start(self, action: str, *argv: str) -> NodeProcess:
+    def start(self, action: str, *argv: str, stdin: bytes = b"") -> NodeProcess:
         """Start a transfer action."""
-        return self.fe.popen(
+        process = self.fe.popen(
             [f"{REMOTES}/tm/semishared/{action}", *argv],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
+        assert process.stdin
+        process.stdin.write(stdin)
+        process.stdin.close()
+        process.stdin = None
+        return process
+
+    def kill_driver(self, driver: NodeProcess) -> None:
+        """Kill the driver's own process on the front-end, and nothing else."""
+        found = self.fe.run(["pgrep", "-f", f"{REMOTES}/tm/semishared/"]).stdout.split()
+        assert len(found) == 1, found
+        self.fe.run(["kill", "-KILL", found[0].decode()])
+        driver.communicate(timeout=10)
+
+    def node(self, name: str) -> Node:
+        return self.lab.node(name)
 
     def datastore(self, action: str, image: str, attributes: str = "", data: Optional[bytes] = None) -> "Done[bytes]":
         """Run a datastore action as one_datastore does."""
@@ -150,22 +167,34 @@ class Cloud:
         done = self.tm("delete", f"{host}:{SYSTEM}/{vm}", str(vm), "101")
         assert done.returncode == 0, done.stderr.decode()
 
+    def forget(self, *vms: int) -> None:
+        """Clean the hosts by hand: VMs, bases, clones on the store."""
+        for node in (self.fe, self.h1, self.h2):
+            for directory in (*(f"{SYSTEM}/{vm}" for vm in vms), BASES):
+                shutil.rmtree(node.path(directory), ignore_errors=True)
+        for clone in self.fe.path(f"{STORE}/.semishared").glob("*/clones/*"):
+            clone.unlink()
+
     # -- what is there --------------------------------------------------------------------------
 
     def left_of(self, vm: int, *nodes: Node) -> List[str]:
         """Return what there is of a VM, or staged, on nodes and in the store."""
+        mine = re.compile(rf"/101/{vm}(/|$)|/(leases|clones)/{vm}-|/\.staged-|\.(incoming|outgoing)-{vm}(/|$)")
         found: List[str] = []
         for node in nodes or (self.h1, self.h2, self.fe):
-            words = ["find", SYSTEM, BASES, STORE, "-path", f"*/101/{vm}*", "-o", "-path", f"*/leases/{vm}-*", "-o",
-                     "-path", f"*/clones/{vm}-*", "-o", "-name", ".staged-*", "-o", "-name", f".*coming-{vm}"]  # fmt: skip
-            found += node.run(words, check=False).stdout.decode().split()
+            for top in (SYSTEM, BASES, STORE):
+                outside = str(node.path(top))
+                for folder, folders, files in os.walk(outside):
+                    paths = (top + os.path.join(folder, name)[len(outside) :] for name in (*folders, *files))
+                    found += [path for path in paths if mine.search(path)]
         return found
 
     def images(self) -> List[str]:
         """Return the files in the store that look like images, and what uploads have left."""
-        done = self.fe.run(["find", STORE, "-maxdepth", "1", "-type", "f"])
-        left = self.fe.run(["find", f"{STORE}/.semishared/.uploads", "-mindepth", "1"], check=False)
-        return sorted(done.stdout.decode().split() + left.stdout.decode().split())
+        store, uploads = self.fe.path(STORE), self.fe.path(f"{STORE}/.semishared/.uploads")
+        found = [f"{STORE}/{path.name}" for path in store.iterdir() if path.is_file()]
+        found += [f"{STORE}/.semishared/.uploads/{path.name}" for path in (uploads.iterdir() if uploads.exists() else ())]
+        return sorted(found)
 
     def guest_sees(self, node: Node, path: str, format: str) -> bytes:
         """Return what a guest would read from a disk."""
@@ -213,12 +242,12 @@ class Cloud:
             node.run(["umount", directory], user="root")
 
 
-def until(true: Any, seconds: float, what: str) -> None:
+def until(true: Any, seconds: float, what: str, pause: float = 0.1) -> None:
     """Wait until something is true."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.1)
+        time.sleep(pause)
 
 
 def one_line(done: "Done[bytes]", *words: str, code: int = 1) -> str:

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
+import threading
 import traceback
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -20,16 +20,16 @@ from semishared.do import extents
 from semishared.errors import SemisharedError
 from semishared.plan import steps as s
 
-from . import conftest
+from . import conftest, driver_kills
 from .cases import CASES, IMAGES, OTHER, PERSISTENT, RAW, VM, Case, build, clone_steps, datastore, delete_steps, ln_steps, plan
-from .rig import MACHINES, Listing, Rig, file_system, own_mounts, points
+from .cloud import STORE, SYSTEM, Cloud, until
+from .rig import MACHINES, Listing, Rig, file_digest, file_system, own_mounts, points
+from .rig import digest as digest_of
 
 OLD = 3 * 86400
 
 
-@lru_cache(maxsize=None)
-def digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+digest = lru_cache(maxsize=None)(digest_of)
 
 
 # -- what must always be true -----------------------------------------------------------------------
@@ -45,7 +45,7 @@ def check_store(rig: Rig, case: Case, before: Dict[str, str]) -> None:
         elif any(re.search(pattern, "store/IMAGE1") for pattern in case.opaque):
             assert file_system(path)
         else:
-            format = "qcow2" if path.read_bytes()[:4] == b"QFI\xfb" else "raw"
+            format = "qcow2" if path.open("rb").read(4) == b"QFI\xfb" else "raw"
             seen = rig.guest_sees("fe", rig.inside(f"100/{path.name}"), format)
             known = {digest(image.content) for image in IMAGES.values()} | {digest(data) for data in case.guest.values()}
             assert seen in known | {digest(bytes(8 << 20))}, f"{path.name} is half made"
@@ -56,10 +56,6 @@ def check_store(rig: Rig, case: Case, before: Dict[str, str]) -> None:
         image = rig.store(header.parent.name)
         assert extents.copy(str(image), None, known_as["format"], "x").generation == known_as["generation"]
         assert extents.generation_of((header.parent / "manifest").read_bytes()) == known_as["generation"]
-
-
-def file_digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def check_bases(rig: Rig, machine: str) -> None:
@@ -372,15 +368,102 @@ def outcomes(request: pytest.FixtureRequest) -> "Iterator[Dict[str, Future[Outco
     wanted = {item.callspec.params["name"] for item in request.session.items if getattr(item, "callspec", None) and "name" in item.callspec.params}  # type: ignore[attr-defined]
     pools = [ProcessPoolExecutor(1) for _ in range(2)]
     futures: "Dict[str, Future[Outcome]]" = {}
-    for index, case in enumerate(CASES):
-        if case.name in wanted:
-            futures[case.name] = pools[index % 2].submit(_work, index)
+    # The long ones first; whoever is done takes the next.
+    queue = sorted((index for index, case in enumerate(CASES) if case.name in wanted), key=lambda index: CASES[index].name[:3] != "mv ")
+    waiting = iter(queue)
+    futures = {CASES[index].name: Future() for index in queue}
+
+    def serve(pool: ProcessPoolExecutor) -> None:
+        for index in waiting:
+            try:
+                futures[CASES[index].name].set_result(pool.submit(_work, index).result())
+            except BaseException as e:  # noqa: BLE001 - the test that waits is to see it
+                futures[CASES[index].name].set_exception(e)
+
+    threads = [threading.Thread(target=serve, args=(pool,), daemon=True) for pool in pools]
+    for thread in threads:
+        thread.start()
     try:
         yield futures
     finally:
+        list(waiting)
+        for thread in threads:
+            thread.join()
         for pool in pools:
             pool.submit(_end, 0).result()
             pool.shutdown()
+
+
+# -- the driver on the front-end, killed while its host side works ----------------------------------
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[Cloud]:
+    with Cloud.up() as up:
+        yield up
+
+
+@pytest.fixture(scope="module")
+def source(cloud: Cloud) -> str:
+    return driver_kills.prepare(cloud)
+
+
+def begin(cloud: Cloud, held: driver_kills.Held, source: str) -> None:
+    cloud.forget(7)
+    cloud.vm(7, {0: held.image})
+    for action, words in held.before.items():
+        done = cloud.tm(action, *words(source))
+        assert done.returncode == 0, done.stderr.decode()
+
+
+def run_undisturbed(cloud: Cloud, held: driver_kills.Held, source: str) -> None:
+    done = cloud.tm(held.action, *held.words(source), stdin=held.stdin)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.parametrize("action", driver_kills.HELD)
+def test_driver_killed_while_its_host_works(cloud: Cloud, source: str, action: str, outcomes: object) -> None:
+    """The host side and all it started are gone within seconds; issued again, the action ends as if undisturbed."""
+    held = driver_kills.HELD[action]
+    begin(cloud, held, source)
+    run_undisturbed(cloud, held, source)
+    wanted = driver_kills.listing(cloud)
+    begin(cloud, held, source)
+    host = cloud.node(held.host)
+    with cloud.held(host, held.lock):
+        driver = cloud.start(held.action, *held.words(source), stdin=held.stdin)
+        cloud.wait_for_hostside(host)
+        assert driver.poll() is None, f"it did not wait for {held.lock}"
+        # Only the driver: its ssh must end because the driver's end of the pipe is gone.
+        cloud.kill_driver(driver)
+        for node in cloud.lab.hosts:
+            cloud.wait_for_no_hostside(node)
+    run_undisturbed(cloud, held, source)
+    assert driver_kills.listing(cloud) == wanted
+    conftest.figures["drivers_killed"] = conftest.figures.get("drivers_killed", 0) + 1
+
+
+def test_driver_killed_while_its_host_runs_a_program(cloud: Cloud, source: str) -> None:
+    """The programs that the host side has started die with it, even one that is stopped."""
+    cloud.forget(7)
+    cloud.vm(7, {0: -1})
+    done = cloud.tm("mkimage", "300", "raw", f"h1:{SYSTEM}/7/disk.0", "7", "101")
+    assert done.returncode == 0, done.stderr.decode()
+    cloud.h1.run(["dd", "if=/dev/urandom", f"of={SYSTEM}/7/disk.0", "bs=1M", "count=300", "conv=notrunc"])
+    driver = cloud.start("cpds", f"h1:{SYSTEM}/7/disk.0", f"{STORE}/saved", "-1", "7", "100")
+    until(lambda: cloud.h1.run(["pkill", "-STOP", "-x", "qemu-img"], check=False).returncode == 0, 20, "qemu-img at work", 0.01)
+    cloud.kill_driver(driver)
+    cloud.wait_for_no_hostside(cloud.h1)
+    until(lambda: cloud.h1.run(["pgrep", "-x", "qemu-img"], check=False).returncode == 1, 5, "no qemu-img")
+    assert not cloud.fe.path(f"{STORE}/saved").exists()
+    done = cloud.tm("cpds", f"h1:{SYSTEM}/7/disk.0", f"{STORE}/saved", "-1", "7", "100")
+    assert done.returncode == 0, done.stderr.decode()
+    cloud.h1.run(["cmp", f"{SYSTEM}/7/disk.0", f"{STORE}/saved"])
+    assert not cloud.fe.run(["find", STORE, "-maxdepth", "1", "-name", ".staged-*"]).stdout
+    cloud.fe.run(["rm", f"{STORE}/saved"])
+
+
+# -- the verdicts: last, because they wait --------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [case.name for case in CASES])

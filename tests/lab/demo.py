@@ -115,14 +115,18 @@ def run_vm(cloud: Cloud, row: Row, disks: List[Dict[str, str]]) -> None:
     read, written = guest_io(cloud, row)
     row.store_read += read
     row.store_written = written
-    say(f"{row.name} on {row.host}: OS disk in {row.deploy_s:.2f} s, guest up and verified after {time.monotonic() - before:.1f} s")
+    say(
+        f"{row.name} on {row.host}: OS disk in {row.deploy_s:.2f} s, guest up and verified after {time.monotonic() - before:.1f} s"
+    )
 
 
 def main() -> int:
     """Run the demo; the exit code tells whether every proof held."""
     say("a front-end and two hosts: namespaces with their own sshd, libvirtd and disks")
     with Cloud.up(hosts=2) as cloud:
-        say(f"lab is up, drivers installed; guests run under {'KVM' if cloud.lab.virt == 'kvm' else 'TCG (KVM does not work here)'}")
+        say(
+            f"lab is up, drivers installed; guests run under {'KVM' if cloud.lab.virt == 'kvm' else 'TCG (KVM does not work here)'}"
+        )
         os_image, data, copy = images(cloud)
         os_source = cloud.source(os_image)
         os_before = hashlib.sha256(cloud.lab.fe.path(os_source).read_bytes()).hexdigest()
@@ -160,6 +164,7 @@ def main() -> int:
 
 def show(rows: List[Row], copy_s: float, same: bool) -> None:
     """Print the table."""
+
     def mib(size: int) -> str:
         return f"{size / (1 << 20):.1f}"
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Iterator
 
 import pytest
+
 from lab import Lab, Node
 from lab.guest import Guest, build_guest_image, serial_path, serial_xml
 

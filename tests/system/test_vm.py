@@ -308,7 +308,7 @@ def test_probe_when_asked_on_the_host_tells_allocated_sizes(cloud: Cloud, os_ima
     [
         ({"SEMISHARED_PLACE": "cloudy"}, False, "SEMISHARED_PLACE of image"),
         ({"SEMISHARED_LOCAL": "remote-first"}, False, "remote-first of image"),
-        ({"SEMISHARED_PLACE": "local"}, True, "for a persistent image is not supported yet"),
+        ({"SEMISHARED_PLACE": "local"}, True, "attached in place (persistent, CD-ROM) is not supported yet"),
         ({"SEMISHARED_PLACE": "shared", "SEMISHARED_LOCAL": "copy"}, False, "contradicts"),
     ],
 )
@@ -333,3 +333,19 @@ def test_verifier_would_notice_a_wrong_byte(cloud: Cloud, os_image: int) -> None
     with pytest.raises(GuestError):
         cloud.guest(vm).check("vdb", "base", 0, KIB)
     cloud.terminate(vm)
+
+
+def test_image_from_another_machine_only_where_the_datastore_says_so(cloud: Cloud) -> None:
+    host = cloud.lab.node("h1")
+    path = host.path("/var/tmp/there.img")
+    path.write_bytes(DATA + bytes(1 << 20))
+    cloud.give(path)
+    with pytest.raises(ActionFailed, match="may not be read by this datastore"):
+        cloud.oned.image_create(STORE, "there", path="ssh://h1:/var/tmp/there.img", prefix="vd")
+    cloud.oned.datastore_update(STORE, {"SAFE_DIRS": "/var/tmp ssh://h1:/var/tmp"})
+    image = cloud.oned.image_create(STORE, "there-2", path="ssh://h1:/var/tmp/there.img", prefix="vd")
+    assert cloud.read(cloud.source(image), "raw", len(DATA)) == DATA
+    for other in ("ssh://h2:/var/tmp/there.img", "ssh://h1:/var/tmp/../lib/one/.ssh/id_ed25519", "ssh://h1:/var/tmpx/there.img"):
+        with pytest.raises(ActionFailed):
+            cloud.oned.image_create(STORE, "there-3", path=other, prefix="vd")
+    cloud.oned.datastore_update(STORE, {"SAFE_DIRS": "/var/tmp"})

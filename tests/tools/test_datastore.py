@@ -253,6 +253,24 @@ def test_hostile_path_is_refused(store: Store, path: str) -> None:
     assert store.files() == []
 
 
+@pytest.mark.parametrize("action", ["stat", "cp"])
+@pytest.mark.parametrize("url", ["s3://b/o", "lxd://x"])
+def test_scheme_that_only_the_downloader_knows_is_refused(store: Store, action: str, url: str) -> None:
+    store.fails(action, "SS003", "uploads from", PATH=url)
+    assert store.files() == []
+
+
+@pytest.mark.parametrize("action", ["stat", "cp"])
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [("ssh://h:/etc/shadow", "SS022"), ("ssh://h&reboot:/x", "SS001"), ("ssh://-oProxyCommand=x:/y", "SS001"),
+     ("ssh://h:/a/../b", "SS001"), ("ssh://h:relative", "SS001")],
+)  # fmt: skip
+def test_ssh_url_is_refused_unless_safe_dirs_names_its_machine(store: Store, action: str, url: str, error: str) -> None:
+    store.fails(action, error, PATH=url)
+
+
+
 def test_hostile_rate_limit_is_refused(store: Store) -> None:
     store.template["LIMIT_TRANSFER_BW"] = "10; reboot"
     store.fails("cp", "SS002", "LIMIT_TRANSFER_BW", PATH=store.image())
@@ -400,10 +418,28 @@ def url(store: Store) -> Iterator[str]:
 
 def test_http_upload(store: Store, url: str) -> None:
     path = store.image(format="qcow2")
-    assert store.ok("stat", PATH=f"{url}/image") == str(-(-path.stat().st_size // MiB))
     source, format = store.cp(f"{url}/image?x=1&y=2", attributes={"SHA256": hashlib.sha256(path.read_bytes()).hexdigest()})
     assert (source.read_bytes(), format) == (path.read_bytes(), "qcow2")
     store.fails("cp", "SS023", PATH=f"{url}/image", attributes={"MD5": "0" * 32})
+
+
+def test_size_of_a_download_is_that_of_the_disk(store: Store, url: str) -> None:
+    path = store.image(format="qcow2")
+    size = str(json.loads(subprocess.check_output(["qemu-img", "info", "--output=json", str(path)]))["virtual-size"] // MiB)
+    assert store.ok("stat", PATH=f"{url}/image") == size
+    for name, pack in (("packed", gzip.compress), ("xz", lzma.compress)):
+        (store.uploads / name).write_bytes(pack(path.read_bytes()))
+        assert store.ok("stat", PATH=f"{url}/{name}") == size
+    (store.uploads / "raw").write_bytes(b"x" * (3 * MiB + 1))
+    assert store.ok("stat", PATH=f"{url}/raw") == "4"
+    (store.uploads / "raw.gz").write_bytes(gzip.compress(b"x" * MiB))
+    store.fails("stat", "SS020", "not known", PATH=f"{url}/raw.gz")
+    store.template["NO_DECOMPRESS"] = "yes"
+    assert store.ok("stat", PATH=f"{url}/raw.gz") == "1"
+    (store.uploads / "zeros.gz").write_bytes(gzip.compress(bytes(9 * MiB)))
+    assert store.ok("stat", PATH=store.uploads / "zeros.gz") == "1"
+    for path_ in (f"{url}/none", f"{url}/to-a-file", "http://127.0.0.1:9/x"):
+        store.fails("stat", "SS020", PATH=path_)
 
 
 def test_http_errors_and_redirects_to_files_are_refused(store: Store, url: str) -> None:

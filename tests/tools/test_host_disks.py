@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from tools.world import MiB, World, qemu_io
 
 from semishared.do import qemu_img
 from semishared.errors import (
@@ -25,6 +24,7 @@ from semishared.errors import (
     VmGone,
 )
 from semishared.plan import steps as s
+from tools.world import MiB, World, qemu_io
 
 
 @pytest.mark.parametrize("format", ["raw", "qcow2"])
@@ -81,7 +81,14 @@ def test_clone_on_the_store_is_gone_with_its_disk(world: World, format: str) -> 
 
 @pytest.mark.parametrize(
     ("format", "fs", "kind"),
-    [("raw", "", ""), ("qcow2", "", ""), ("raw", "ext4", "ext4"), ("qcow2", "ext4", "ext4"), ("raw", "xfs", "XFS"), ("raw", "swap", "swap")],
+    [
+        ("raw", "", ""),
+        ("qcow2", "", ""),
+        ("raw", "ext4", "ext4"),
+        ("qcow2", "ext4", "ext4"),
+        ("raw", "xfs", "XFS"),
+        ("raw", "swap", "swap"),
+    ],
 )
 def test_volatile_disk_has_its_format_size_and_file_system(world: World, format: str, fs: str, kind: str) -> None:
     disk = world.disk()

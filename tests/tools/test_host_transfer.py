@@ -170,12 +170,12 @@ def test_nothing_to_send_says_so(world: World) -> None:
 
 def test_rename_to_another_system_datastore_of_the_host(world: World) -> None:
     _, source, target = prepared(world)
-    world.on(s.RenameVm(5, source, target))
+    world.on(s.RenameVm(5, source, target, True))
     check_arrived(target)
     assert not os.path.lexists(source)
     assert len(world.leases()) == 1
     assert (world.location / "103" / ".monitor").read_text() == "semishared\n"
-    world.on(s.RenameVm(5, source, target))
+    world.on(s.RenameVm(5, source, target, True))
     check_arrived(target)
     with pytest.raises(MissingImage):
-        world.on(s.RenameVm(6, source.replace("/5", "/6"), target.replace("/5", "/6")))
+        world.on(s.RenameVm(6, source.replace("/5", "/6"), target.replace("/5", "/6"), True))

@@ -12,7 +12,6 @@ import pytest
 
 from semishared.do import inspection, qemu_img
 from semishared.errors import ToolFailed, UnsafeImage
-
 from tools.world import MiB, allocated, qemu_io
 
 
@@ -30,7 +29,9 @@ def test_create_makes_a_sparse_image_of_that_size(tmp_path: Path, format: str) -
 
 @pytest.mark.parametrize("backing_format", ["raw", "qcow2"])
 @pytest.mark.parametrize(("size", "found"), [(0, 64 * MiB), (100 * MiB, 100 * MiB)])
-def test_overlay_reads_its_backing_file_and_keeps_writes_to_itself(tmp_path: Path, backing_format: str, size: int, found: int) -> None:
+def test_overlay_reads_its_backing_file_and_keeps_writes_to_itself(
+    tmp_path: Path, backing_format: str, size: int, found: int
+) -> None:
     base, top = tmp_path / "base $(x) 'y'", tmp_path / "top"
     qemu_img.create(str(base), backing_format, 64 * MiB)
     qemu_io(base, backing_format, "write -P 0x11 0 1M")
@@ -53,7 +54,9 @@ def test_raw_image_that_looks_like_qcow2_is_raw_when_we_say_so(tmp_path: Path) -
     assert qemu_img.virtual_size(str(tmp_path / "inner"), "qcow2") == 512 * MiB
 
 
-@pytest.mark.parametrize(("source", "target"), [("raw", "qcow2"), ("qcow2", "raw"), ("vmdk", "raw"), ("vdi", "qcow2"), ("vpc", "raw"), ("vhdx", "raw")])
+@pytest.mark.parametrize(
+    ("source", "target"), [("raw", "qcow2"), ("qcow2", "raw"), ("vmdk", "raw"), ("vdi", "qcow2"), ("vpc", "raw"), ("vhdx", "raw")]
+)
 def test_convert_keeps_the_data_and_holes(tmp_path: Path, source: str, target: str) -> None:
     subprocess.run(["qemu-img", "create", "-q", "-f", source, str(tmp_path / "in"), "64M"], check=True)
     qemu_io(tmp_path / "in", source, "write -P 0x33 10M 64k")
@@ -98,7 +101,15 @@ def dangerous(directory: Path, kind: str) -> Path:
     argv = {
         "qcow2 v2": ["-f", "qcow2", "-o", "compat=0.10", "-F", "raw", "-b", str(secret)],
         "qcow2 v3": ["-f", "qcow2", "-F", "raw", "-b", str(secret)],
-        "qcow2 json": ["-f", "qcow2", "-u", "-F", "raw", "-b", 'json:{"driver":"raw","file":{"driver":"file","filename":"/etc/shadow"}}'],
+        "qcow2 json": [
+            "-f",
+            "qcow2",
+            "-u",
+            "-F",
+            "raw",
+            "-b",
+            'json:{"driver":"raw","file":{"driver":"file","filename":"/etc/shadow"}}',
+        ],
         "qcow2 data file": ["-f", "qcow2", "-o", f"data_file={secret},data_file_raw=on"],
         "vmdk with a parent": ["-f", "vmdk", "-F", "vmdk", "-b", str(directory / "secret.vmdk")],
         "vmdk flat": ["-f", "vmdk", "-o", "subformat=monolithicFlat"],

@@ -65,7 +65,10 @@ def test_killed_program_is_told_from_a_failed_one() -> None:
 
 def test_more_stderr_than_a_pipe_holds_does_not_hang_and_its_end_is_told() -> None:
     with pytest.raises(ToolFailed, match="the end$") as caught:
-        run(["sh", "-c", "head -c 300000 /dev/zero | tr '\\0' x >&2; head -c 300000 /dev/zero; echo the end >&2; exit 1"], timeout_s=20)
+        run(
+            ["sh", "-c", "head -c 300000 /dev/zero | tr '\\0' x >&2; head -c 300000 /dev/zero; echo the end >&2; exit 1"],
+            timeout_s=20,
+        )
     assert len(caught.value.detail) < 2500
 
 

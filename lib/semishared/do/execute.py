@@ -21,7 +21,12 @@ class Execution:
     def __init__(self, planned: float, writer: Writer, next_message: Callable[[], Message]) -> None:
         self.planned = planned
         self._writer = writer
-        self._next = next_message
+        self._inbox = next_message
+
+    def _next(self) -> Message:
+        # The other end may take its time; if it dies, this process is killed (hostside.py).
+        with progress.waiting():
+            return self._inbox()
 
     def step(self, step: s.Step) -> object:
         """Carry out one step; return what it found out (JSON data) or None."""

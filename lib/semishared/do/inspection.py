@@ -11,7 +11,7 @@ import os
 import struct
 from dataclasses import dataclass
 
-from ..errors import MissingImage, UnsafeImage
+from ..errors import MissingImage, ToolFailed, UnsafeImage
 from ..units import human
 from . import qemu_img
 
@@ -88,7 +88,13 @@ def inspect(path: str, max_virtual_size: int, name: str = "") -> Inspected:
     danger = names_other_files(head, format)
     if danger:
         raise UnsafeImage(f"{name} has {danger}")
-    virtual_size = size if format == "raw" else qemu_img.virtual_size(path, format)
+    # A size that is too much is told from the header: qemu-img may refuse to open such an image.
+    virtual_size = size if format == "raw" else size_in_header(head) or 0
+    if format != "raw" and virtual_size <= max_virtual_size:
+        try:
+            virtual_size = qemu_img.virtual_size(path, format)
+        except ToolFailed as e:
+            raise ToolFailed(e.detail.replace(path, name)) from None
     if virtual_size > max_virtual_size:
         raise UnsafeImage(f"{name} claims a size of {human(virtual_size)}, more than the {human(max_virtual_size)} allowed")
     return Inspected(format, virtual_size)

@@ -13,13 +13,15 @@ import shutil
 import signal
 import subprocess
 from contextlib import contextmanager
-from typing import Iterator
+from typing import IO, Iterator
 
-from ..errors import NoSpace, ToolFailed, ToolMissing, ToolTimeout
+from ..errors import NoSpace, SemisharedError, ToolFailed, ToolMissing, ToolTimeout
 from . import progress
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"]
+KEPT = ("HOME", "USER", "SSH_AUTH_SOCK", "TMPDIR", "http_proxy", "https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY")
+"""The proxies are for downloads: DATASTORE_MAD's --proxy arrives as http_proxy."""
 QUICK_S = 120
 """Limit of what reads or writes metadata only."""
 LONG_S = 6 * 3600
@@ -30,7 +32,7 @@ SILENT_S = 600
 
 def environment() -> dict[str, str]:
     """Return the environment of every program we run: ours, plus system directories, in the C locale."""
-    env = {key: os.environ[key] for key in ("HOME", "USER", "SSH_AUTH_SOCK", "TMPDIR") if key in os.environ}
+    env = {key: os.environ[key] for key in KEPT if key in os.environ}
     env["PATH"] = f"{os.environ['PATH']}:{PATH}" if os.environ.get("PATH") else PATH
     env["LC_ALL"] = "C.UTF-8"
     return env
@@ -55,13 +57,9 @@ def run(argv: list[str], *, timeout_s: float = QUICK_S, ok: tuple[int, ...] = (0
             raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s: {shlex.join(argv)}")
         stdout = read_back(out)
         stderr = read_back(err, 1000)
-    if code in ok:
-        return stdout.decode("utf-8", "replace")
-    said = " ".join(stderr.decode("utf-8", "replace").split()) or "said nothing"
-    if "No space left on device" in said or "Disk quota exceeded" in said:
-        raise NoSpace(f"{argv[0]} on {os.uname().nodename}: {said}")
-    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    raise ToolFailed(f"{shlex.join(argv)}: {how}: {said}")
+    if code not in ok:
+        raise _failure(argv, code, stderr)
+    return stdout.decode("utf-8", "replace")
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
@@ -130,5 +128,41 @@ def stream(argv: list[str], *, stdin: bytes = b"", silence_s: float = SILENT_S) 
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
         if code:
-            said = " ".join(read_back(err, 1000).decode("utf-8", "replace").split()) or "said nothing"
-            raise ToolFailed(f"{argv[0]}: exit code {code}: {said}")
+            raise _failure(argv[:1], code, read_back(err, 1000))
+
+
+@contextmanager
+def piped(argv: list[str], *, feed: bool) -> Iterator[IO[bytes]]:
+    """Run `argv` and yield its stdin (if `feed`, else its stdout); when the block ends, wait for its end.
+
+    Raise as `run`. A program that stops reading early is judged by its exit code.
+    """
+    env = environment()
+    with memory() as err:
+        process = subprocess.Popen(
+            [*DIES_WITH_US, *argv], stdin=subprocess.PIPE if feed else subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if feed else subprocess.PIPE, stderr=err, env=env,
+        )  # fmt: skip
+        stream = process.stdin if feed else process.stdout
+        assert stream
+        with process:
+            try:
+                yield stream
+                stream.close()
+            except BrokenPipeError:
+                pass
+            except BaseException:
+                process.kill()
+                raise
+            with progress.waiting():
+                process.wait(LONG_S)
+        if process.returncode:
+            raise _failure(argv, process.returncode, read_back(err, 1000))
+
+
+def _failure(argv: list[str], code: int, stderr: bytes) -> SemisharedError:
+    said = " ".join(stderr.decode("utf-8", "replace").split()) or "said nothing"
+    if "No space left on device" in said or "Disk quota exceeded" in said:
+        return NoSpace(f"{argv[0]} on {os.uname().nodename}: {said}")
+    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    return ToolFailed(f"{shlex.join(argv)}: {how}: {said}")

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 from contextlib import contextmanager
 from typing import Callable, Iterator
 
-from ..errors import ImageChanged, MissingImage, StoreUnavailable, ToolFailed, TransferCorrupt
+from ..errors import ImageChanged, MissingImage, StoreUnavailable, TransferCorrupt
 from ..plan.steps import ImageRef, ReceiveVm, RenameVm
 from . import bases, files, progress, vm_dir
-from .run import DIES_WITH_US, QUICK_S, environment, memory, read_back, run
+from .run import piped, run
 from .trace import point
 
 CHUNK = 1 << 20
@@ -29,21 +28,11 @@ def send(directory: str, write: Callable[[bytes], None]) -> dict[str, object]:
         return {"present": False}
     argv = ["tar", "--create", "--sparse", "--file=-", f"--directory={directory}", "."]
     digest = hashlib.sha256()
-    with memory() as err, subprocess.Popen(
-        [*DIES_WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, env=environment()
-    ) as tar:
-        assert tar.stdout
-        while True:
-            chunk = tar.stdout.read(CHUNK)
-            if not chunk:
-                break
+    with piped(argv, feed=False) as stream:
+        for chunk in iter(lambda: stream.read(CHUNK), b""):
             digest.update(chunk)
             write(chunk)
             progress.count("sent", len(chunk))
-        tar.wait(QUICK_S)
-        said = read_back(err, 4000).decode("utf-8", "replace").strip()
-    if tar.returncode:
-        raise ToolFailed(f"tar of {directory}: {said}")
     return {"present": True, "sha256": digest.hexdigest()}
 
 
@@ -74,25 +63,11 @@ def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
     """Unpack a tar stream into `staging` and return the stream's sha256."""
     digest = hashlib.sha256()
     argv = ["tar", "--extract", "--sparse", "--file=-", f"--directory={staging}", "--no-same-owner"]
-    with memory() as err, subprocess.Popen(
-        [*DIES_WITH_US, *argv], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=err, env=environment()
-    ) as tar:
-        assert tar.stdin
-        try:
-            for chunk in chunks:
-                digest.update(chunk)
-                progress.count("received", len(chunk))
-                tar.stdin.write(chunk)
-            tar.stdin.close()
-        except BrokenPipeError:
-            pass
-        tar.wait(QUICK_S)
-        said = read_back(err, 4000).decode("utf-8", "replace").strip()
-    if tar.returncode:
-        if "No space left" in said:
-            with files.enough_space(staging):
-                raise OSError(28, said)
-        raise ToolFailed(f"tar into {staging}: {said}")
+    with piped(argv, feed=True) as stream:
+        for chunk in chunks:
+            digest.update(chunk)
+            progress.count("received", len(chunk))
+            stream.write(chunk)
     return digest.hexdigest()
 
 
@@ -155,5 +130,5 @@ def rename(step: RenameVm, planned: float) -> None:
     with _removed_on_failure(staging):
         run(["cp", "-a", "--sparse=always", "--reflink=auto", "--", step.source, staging], timeout_s=6 * 3600)
         point("directory copied")
-        _publish(staging, step.vm, step.vm_dir, True, planned)
+        _publish(staging, step.vm, step.vm_dir, step.keep_bases, planned)
     run(["rm", "-rf", "--one-file-system", "--", step.source])

@@ -16,18 +16,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Iterator
 
-from ..errors import BadArguments, ChecksumMismatch, MissingImage, SemisharedError, StoreUnavailable, UnsafeImage
+from ..errors import (
+    BadArguments,
+    ChecksumMismatch,
+    MissingImage,
+    NotSupported,
+    SemisharedError,
+    StoreUnavailable,
+    UnsafeImage,
+)
+from ..units import human
 from . import dir_store, disks, extents, files, inspection, locks, qemu_img
-from .run import LONG_S, run
+from .run import LONG_S, piped, run
 from .trace import point
 
 UPLOADS = ".uploads"
-URL = re.compile(r"(https?|ssh)://[A-Za-z0-9._~:/?#@&+,=%\-]+\Z")
-"""What is accepted as a URL: nothing in it means anything to a shell, since OpenNebula's downloader is one."""
+URL = re.compile(r"https?://[A-Za-z0-9._~:/?#@&+,=%\-]+\Z")
+"""What is accepted as a URL: OpenNebula's downloader puts it between apostrophes before a shell reads it."""
+SSH_URL = re.compile(r"ssh://((?:[A-Za-z0-9_][A-Za-z0-9._\-]*@)?[A-Za-z0-9_][A-Za-z0-9._\-]*):(/[A-Za-z0-9._/:@+,=%\-]+)\Z")
+"""ssh://[user@]host:/path, as the downloader has it. It hands the host to a shell as it is: no character here means anything there."""
 DOWNLOADER = os.path.join(
     os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "datastore", "downloader.sh"
 )
+SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "--"]
 HEAD = 64 << 10
+"""Bytes of a file that tell its size, if any do."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +56,18 @@ class Source:
     def is_url(self) -> bool:
         return "://" in self.path
 
+    @property
+    def ssh(self) -> tuple[str, str] | None:
+        """Destination and path of an ssh:// URL, None for another."""
+        match = SSH_URL.match(self.path)
+        return (match.group(1), match.group(2)) if match and ".." not in self.path.split("/") else None
+
     def check_url(self) -> None:
-        """Raise BadArguments unless the URL is plain."""
-        if not URL.match(self.path):
+        """Raise NotSupported for another scheme than http, https and ssh, BadArguments unless the URL is plain."""
+        scheme = self.path.partition("://")[0]
+        if scheme not in ("http", "https", "ssh"):
+            raise NotSupported(f"uploads from {scheme}://, only local files and http, https and ssh URLs can be")
+        if not (self.ssh if scheme == "ssh" else URL.match(self.path)):
             raise BadArguments(f"not a URL that can be fetched: {self.path!r}")
 
 
@@ -142,7 +164,7 @@ def check_sums(path: str, checksums: dict[str, str], name: str) -> None:
 
 
 def fetch(source: Source, upload: Upload) -> str:
-    """Download a URL and return the file; by OpenNebula's downloader where it is installed, else by curl."""
+    """Download a URL and return the file; by OpenNebula's downloader where it is installed, else by curl or ssh."""
     source.check_url()
     target = upload.file("download")
     if os.path.exists(DOWNLOADER):
@@ -150,8 +172,9 @@ def fetch(source: Source, upload: Upload) -> str:
         if source.limit_rate:
             argv += ["--limit", source.limit_rate]
         run([*argv, source.path, target], timeout_s=LONG_S)
-    elif source.path.startswith("ssh://"):
-        raise MissingImage(f"{source.path} needs OpenNebula's downloader.sh, which is not installed")
+    elif source.ssh:
+        with piped([*SSH, source.ssh[0], f"cat -- '{source.ssh[1]}'"], feed=False) as stream, open(target, "xb") as file:
+            shutil.copyfileobj(stream, file, 1 << 20)
     else:
         limit = ["--limit-rate", source.limit_rate] if source.limit_rate else []
         run(["curl", "-sSfL", "--proto", "=http,https", *limit, "-o", target, "--", source.path], timeout_s=LONG_S)
@@ -185,15 +208,20 @@ def plain(path: str) -> Iterator[IO[bytes]]:
             raise UnsafeImage(f"the {kind} data cannot be decompressed: {e}") from None
 
 
-def decompress(path: str, upload: Upload) -> str:
-    """Return `path`, or a decompressed copy of it if it is compressed."""
+def decompress(path: str, upload: Upload, max_size: int) -> str:
+    """Return `path`, or a decompressed copy of it if it is compressed; raise UnsafeImage beyond `max_size` bytes."""
     with open(path, "rb") as file:
         kind = decompressor(file.read(6))
     if not kind:
         return path
     target = upload.file("decompressed")
+    size = 0
     with plain(path) as file, open(target, "xb") as out:
-        shutil.copyfileobj(file, out, 1 << 20)
+        for chunk in iter(lambda: file.read(1 << 20), b""):
+            size += len(chunk)
+            if size > max_size:
+                raise UnsafeImage(f"the {kind} data is larger than {human(max_size)} when decompressed")
+            out.write(chunk)
     point("decompressed")
     return target
 
@@ -256,10 +284,10 @@ def remove(path: str) -> None:
     point("side directory removed")
 
 
-def size_of(path: str, max_virtual_size: int, name: str) -> int:
-    """Return the size in bytes that the image in the local file `path` will have as a disk, compressed or not."""
+def size_of(path: str, max_virtual_size: int, name: str, unpack: bool = True) -> int:
+    """Return the size in bytes that the image in the local file `path` will have as a disk; `unpack` it if compressed."""
     with open(path, "rb") as file:
-        if not decompressor(file.read(6)):
+        if not unpack or not decompressor(file.read(6)):
             return inspection.inspect(path, max_virtual_size, name).virtual_size
     with plain(path) as file:
         head = file.read(HEAD)
@@ -269,16 +297,3 @@ def size_of(path: str, max_virtual_size: int, name: str) -> int:
             for chunk in iter(lambda: file.read(1 << 20), b""):
                 size += len(chunk)
         return size
-
-
-def remote_size(source: Source) -> int:
-    """Return the size in bytes of the image behind a URL, from its first bytes or what the server says of it."""
-    source.check_url()
-    if source.path.startswith("ssh://"):
-        raise MissingImage(f"the size of {source.path} cannot be asked for; give SIZE")
-    curl = ["curl", "-sSfL", "--proto", "=http,https", "--max-time", "60"]
-    answer = run([*curl, "--head", "--", source.path])
-    lengths = re.findall(r"(?im)^content-length:\s*([0-9]+)", answer)
-    if not lengths:
-        raise MissingImage(f"{source.path} does not tell its size")
-    return int(lengths[-1])

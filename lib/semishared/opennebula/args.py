@@ -126,11 +126,13 @@ class NewDisk:
     @classmethod
     def parse(cls, argv: list[str]) -> NewDisk:
         _count(argv, 5)
+        number(argv[4], "datastore id")
         return cls(number(argv[0], "size") * MiB, argv[1].lower(), DiskPlace.at(Location.parse(argv[2]), argv[3]))
 
     @classmethod
     def parse_swap(cls, argv: list[str]) -> NewDisk:
         _count(argv, 4)
+        number(argv[3], "datastore id")
         return cls(number(argv[0], "size") * MiB, "raw", DiskPlace.at(Location.parse(argv[1]), argv[2]))
 
 
@@ -145,6 +147,7 @@ class Context:
     def parse(cls, argv: list[str]) -> Context:
         if len(argv) < 4:
             raise BadArguments(f"{len(argv)} arguments where at least 4 belong")
+        number(argv[-1], "datastore id")
         return cls(tuple(argv[:-3]), DiskPlace.at(Location.parse(argv[-3]), argv[-2]))
 
 
@@ -159,6 +162,7 @@ class Move:
     @classmethod
     def parse(cls, argv: list[str]) -> Move:
         _count(argv, 4)
+        number(argv[3], "datastore id")
         if is_disk(argv[0]) and is_disk(argv[1]):
             pair = [DiskPlace.at(Location.parse(text), argv[2]).vm_place for text in argv[:2]]
             return cls(pair[0], pair[1], True)
@@ -254,6 +258,7 @@ class Migrate:
     def parse(cls, argv: list[str]) -> Migrate:
         if len(argv) not in (5, 6):
             raise BadArguments(f"{len(argv)} arguments where 5 or 6 belong")
+        number(argv[4], "datastore id")
         for host in argv[:2]:
             if not HOST.match(host):
                 raise BadArguments(f"not a host name: {host!r}")

@@ -132,7 +132,7 @@ def mv(request: Move, lcm_state: int, source_is_frontend: bool, target_is_fronte
     if lcm_state in FAULT_TOLERANCE:
         raise NotSupported(f"host {source.host} is lost and cannot be fenced yet; recreating VM {source.vm} elsewhere")
     if source.host == target.host or (source_is_frontend and target_is_frontend):
-        return (s.RenameVm(source.vm, source.path, target.path), None) if source.path != target.path else None
+        return (s.RenameVm(source.vm, source.path, target.path, not target_is_frontend), None) if source.path != target.path else None
     return (
         s.SendVm(source.vm, source.path),
         s.ReceiveVm(target.vm, target.path, keep_bases=not target_is_frontend),

@@ -27,6 +27,15 @@ def check_allowed(path: str, real_path: str, safe: list[str], restricted: list[s
         raise RestrictedPath(f"{path} may not be read by this datastore")
 
 
+def check_allowed_ssh(url: str, safe: list[str]) -> None:
+    """Raise RestrictedPath unless SAFE_DIRS names the machine and a directory above the path (ssh://host:/dir).
+
+    Nothing less will do: oneadmin's keys open every host, whose files are not for whoever may create an image.
+    """
+    if not any(entry.startswith("ssh://") and _is_below(url, entry.rstrip("/")) for entry in safe):
+        raise RestrictedPath(f"{url} may not be read by this datastore")
+
+
 def stored_format(found: str, image: Image, datastore: Datastore) -> str:
     """Return the format to store an image of format `found` in; raise BadAttribute for an unknown DRIVER.
 

@@ -183,11 +183,12 @@ class ReceiveVm(Step):
 
 @dataclass(frozen=True)
 class RenameVm(Step):
-    """Move a VM directory to another system datastore of the same host."""
+    """Move a VM directory to another system datastore of the same host (`keep_bases` as in ReceiveVm)."""
 
     vm: int
     source: str
     vm_dir: str
+    keep_bases: bool
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class Refused(Exception):
 
 
 class CrashTrap(AssertionError):
-    """A driver printed `SEVERITY: <digits>`, which oned takes for a VM id and can crash on."""
+    """A driver printed what oned takes for something else: `SEVERITY: <digits>`, or more than one line of answer."""
 
 
 @dataclass
@@ -117,7 +117,10 @@ class Drivers:
         """Run a datastore action; its stdout is the answer (one_datastore)."""
         with self._pools["datastore"]:
             directory = f"{self.settings.remotes}/datastore/{driver}"
-            return self._local("datastore", directory, driver, action, [request], stdin)
+            answer = self._local("datastore", directory, driver, action, [request], stdin)
+            if action != "monitor" and "\n" in answer.rstrip("\n"):
+                raise CrashTrap(f"datastore/{driver}/{action} answers with several lines, each one a message to oned: {answer!r}")
+            return answer
 
     def vmm(self, host: str, action: str, argv: Sequence[str], vm_id: int, stdin: str, before: Sequence[Step] = ()) -> str:
         """Run a hypervisor action on a host; vm id and host follow its arguments (one_vmm_exec)."""
