@@ -229,20 +229,23 @@ class Rig:
             and image.exists() and known["mtime_ns"] == image.stat().st_mtime_ns and known["size"] == image.stat().st_size
         )  # fmt: skip
 
+    def _target(self, machine: str, file: Path, name: str) -> Path:
+        """Return where a link or a backing name in `file` leads, seen from outside."""
+        return self.outside(machine, name) if name.startswith("/") else Path(os.path.normpath(file.parent / name))
+
     def guest_sees(self, machine: str, path: str, format: str) -> str:
         """Return the hash of what a guest would read from a disk, through all of its backing files, after a check.
 
         The same bytes over the same backing bytes are looked at only once.
         """
         key = [format]
-        link: Optional[str] = path
-        while link:
-            file = self.outside(machine, link)
+        file: Optional[Path] = self.outside(machine, path)
+        while file:
             while file.is_symlink():
-                target = os.readlink(file)
-                file = self.outside(machine, target) if target.startswith("/") else Path(os.path.normpath(file.parent / target))
+                file = self._target(machine, file, os.readlink(file))
             key.append(file_digest(file))
             link = backing_of(file) if len(key) > 2 or format == "qcow2" else None
+            file = self._target(machine, file, link) if link else None
         known = self._seen.get(tuple(key))
         if known:
             return known
