@@ -19,8 +19,8 @@ import sys
 from typing import NoReturn
 
 from .errors import BadArguments, BadRecord, MissingImage, SemisharedError, ToolMissing
-from .opennebula.report import Report
 from .opennebula.args import absolute
+from .opennebula.report import Report
 from .opennebula.xml import View, decode, parse
 from .plan.domain import (
     AttachMessage,

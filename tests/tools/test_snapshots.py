@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Dict, List
 
 import pytest
-from tools.world import MiB, World, qemu_io
 
 from semishared.do import qemu_img
 from semishared.errors import BadRecord, MissingImage, NotSupported
 from semishared.opennebula import args
 from semishared.plan import snapshots
 from semishared.plan import steps as s
+from tools.world import OVERLAY_OPTIONS, MiB, World, qemu_io
 
 PLACES = ["overlay", "copy", "store-clone", "in-place"]
 CELLS = [(place, format) for place in PLACES for format in ("raw", "qcow2")]
@@ -39,7 +39,7 @@ class Disk:
         image, ref = self.image, self.ref
         prepare = s.PrepareVm(ref.vm, ref.vm_dir)
         self.world.on(*{
-            "overlay": [s.StageBase(str(self.world.root), image), prepare, s.CreateOverlay(ref, image, 0, "extended_l2=on,cluster_size=128k")],
+            "overlay": [s.StageBase(str(self.world.root), image), prepare, s.CreateOverlay(ref, image, 0, OVERLAY_OPTIONS)],
             "copy": [prepare, s.CopyImage(ref, image, 0)],
             "store-clone": [prepare, s.CloneOnStore(ref, image, 0)],
             "in-place": [prepare, s.LinkInPlace(ref, image, False, session=True)],
