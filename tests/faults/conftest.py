@@ -36,6 +36,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("retry and overlap")
         for name, result in figures["retry"].items():
             terminalreporter.line(f"{name:70} {result}")
+    if "freed" in figures:
+        terminalreporter.section("seconds until a black-holed host frees the driver")
+        for name, seconds in figures["freed"].items():
+            terminalreporter.line(f"{name:40} {seconds:6.1f}")
     if "actions" in figures:
         terminalreporter.section("killed at every step")
         terminalreporter.line(f"{'action':34} {'points':>6} {'reruns':>6} {'deletes':>7} {'passed':>6}")
