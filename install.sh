@@ -134,10 +134,12 @@ END
 
 changed=
 conf=etc/$name.conf
+# Where the monitoring of hosts looks for probes, per hypervisor.
+probes="im/kvm-probes.d/host/system im/qemu-probes.d/host/system"
 
 # The package comes first and goes last: the actions need it.
 if [ $mode = uninstall ]; then
-    for part in vmm datastore tm lib; do
+    for part in $probes vmm datastore tm lib; do
         remove "$part/$name"
     done
     if [ -z "$dry" ] && [ -d "$remotes/lib" ]; then
@@ -177,6 +179,19 @@ else
         fi
         own "$stage/$part/$name"
         swap "$part/$name"
+    done
+    for part in $probes; do
+        probe=$remotes/$part/$name
+        if [ -d "$remotes/$part" ] && ! cmp -s "$here/im/$name" "$probe"; then
+            changed=yes
+            say "make $probe"
+            if [ -z "$dry" ]; then
+                cp --preserve=timestamps -- "$here/im/$name" "$stage/probe"
+                chmod 755 "$stage/probe"
+                [ -z "$owner" ] || chown "$owner" "$stage/probe"
+                mv -T -- "$stage/probe" "$probe"
+            fi
+        fi
     done
     if [ -f "$here/$conf" ]; then
         if [ ! -e "$remotes/$conf" ]; then

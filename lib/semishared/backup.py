@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -37,8 +38,10 @@ def _base_path() -> str:
 def before(action: Action, *, live: bool) -> None:
     """Do prebackup or prebackup_live."""
     request = args.Backup.parse(action.argv)
-    vm = Vm.parse(sys.stdin.buffer.read())
-    action.on(request.place.host, plan.prebackup(request, vm, _base_path(), live=live))
+    given = sys.stdin.buffer.read()
+    # In base64: that is how upstream's drivers write and read it.
+    steps = plan.prebackup(request, Vm.parse(given), base64.encodebytes(given).decode("ascii"), _base_path(), live=live)
+    action.on(request.place.host, steps)
 
 
 def after(action: Action, *, live: bool) -> None:

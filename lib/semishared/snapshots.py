@@ -39,7 +39,7 @@ def _change(action: Action, *, live: bool, plan: str) -> None:
         (found,) = session.run([s.DescribeDisk(_ref(place), domain)])
         facts = snapshots.Facts.parse(found)
         if plan == "create":
-            steps = snapshots.create(request, facts, domain, vm.lcm_state)
+            steps = snapshots.create(request, facts, domain)
         elif plan == "delete":
             steps = snapshots.delete(request, facts, domain)
         else:

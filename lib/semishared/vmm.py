@@ -5,10 +5,10 @@ The stock script is exec'ed, not called: its output and its exit code are what O
 
 Why the other actions that see a disk are plain forwarders:
 detach_disk, resize_disk  address the disk by its target (vda), never by its path.
-save, restore             a checkpoint holds the XML that deploy and attach_disk made, so paths and formats are right;
-                          restore replaces `<datastores>/<n>/<vm>/` only, which paths on a shared store never contain.
-                          libvirt leaves the backing chain it found out of that XML, and finds it again on the next host.
-snapshot_*                libvirt keeps system snapshots inside the disks, whatever those are called.
+save                      a checkpoint holds the XML that deploy and attach_disk made, so paths and formats are right.
+                          What snapshots change while the VM is suspended, our restore puts right; the stock one replaces
+                          `<datastores>/<n>/<vm>/` only, which paths on a shared store never contain.
+snapshot_delete, _revert  libvirt keeps system snapshots inside the disks, whatever those are called.
 """
 
 from __future__ import annotations
@@ -19,9 +19,19 @@ import sys
 from typing import NoReturn
 
 from .errors import BadArguments, BadRecord, MissingImage, SemisharedError, ToolMissing
+from .opennebula.args import absolute
 from .opennebula.report import Report
-from .opennebula.xml import decode
-from .plan.domain import AttachMessage, DiskRecord, Domain, Records, disk_number, disks_of_ours
+from .opennebula.xml import View, decode, parse
+from .plan.domain import (
+    AttachMessage,
+    DiskRecord,
+    Domain,
+    Records,
+    check_system_snapshot,
+    disk_number,
+    disks_of_ours,
+    with_active_layers,
+)
 
 RECORDS = ".semishared"
 
@@ -31,7 +41,7 @@ def run(here: str, argv: list[str]) -> int:
 
     Exit codes as in entry.py. That one sets a umask, which what we become must not inherit, so it is not used.
     """
-    actions = {"deploy": deploy, "attach_disk": attach_disk, "migrate": migrate}
+    actions = {"deploy": deploy, "attach_disk": attach_disk, "migrate": migrate, "restore": restore, "snapshot_create": snapshot_create}
     report = Report(argv[0])
     try:
         return actions[argv[0]](here, argv[1:], report)
@@ -91,6 +101,43 @@ def migrate(here: str, argv: list[str], report: Report) -> int:
     from .live import migrate as live_migrate
 
     return live_migrate(here, argv, sys.stdin.buffer.read(), report)
+
+
+def restore(here: str, argv: list[str], _report: Report) -> NoReturn:
+    """Resume the VM from the checkpoint `argv[0]`, with its disks at the layers that are active now."""
+    if not argv:
+        raise BadArguments("no checkpoint")
+    vm_dir = os.path.dirname(argv[0])
+    records = all_records(vm_dir)
+    if os.path.isfile(argv[0]) and any(os.path.basename(os.path.dirname(record.path)).endswith(".snap") for record in records.values()):
+        _bring_up_to_date(here, argv[0], records)
+    become(here, "restore", argv)
+
+
+def _bring_up_to_date(here: str, checkpoint: str, records: Records) -> None:
+    from .do import domain as domains
+
+    uri = domains.Site.read(f"{here}/../../etc/vmm/kvm/kvmrc").uri
+    xml = domains.virsh(uri, "save-image-dumpxml", "--security-info", checkpoint, timeout_s=60).encode()
+    changed = with_active_layers(xml, records)
+    if changed == xml:
+        return
+    name = f"{checkpoint}.layers"
+    try:
+        with open(name, "wb") as file:
+            file.write(changed)
+        domains.virsh(uri, "save-image-define", checkpoint, name, timeout_s=60)
+    finally:
+        os.unlink(name)
+
+
+def snapshot_create(here: str, argv: list[str], _report: Report) -> NoReturn:
+    """Do `snapshot_create DEPLOY_ID SNAPSHOT VM_ID HOST` of the whole VM, unless a disk cannot take part."""
+    stdin = sys.stdin.buffer.read()
+    directory = View(parse(stdin, "VMM_DRIVER_ACTION_DATA")).text("DATASTORE/BASE_PATH")
+    check_system_snapshot(all_records(absolute(f"{directory}/{argv[-2]}", "VM directory")))
+    stdin_is(stdin)
+    become(here, "snapshot_create", argv)
 
 
 def read_records(vm_dir: str, numbers: list[int]) -> dict[int, DiskRecord]:

@@ -36,6 +36,7 @@ OPTIONS = Config().overlays_options
 Environment = Dict[str, Dict[str, str]]
 KERNEL = pattern(MiB, "kernel")
 ISO = pattern(300_000, "iso")
+RESTORED = image_bytes("restored")
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,9 @@ def build(rig: Rig) -> None:
             shutil.rmtree(dir_store.Stored(up.target).side)
     shutil.rmtree(rig.store(".semishared/.uploads"))
     rig.store("kernel").write_bytes(KERNEL)
+    (rig.top / "in/backup.raw").write_bytes(RESTORED)
+    words = ["qemu-img", "convert", "-f", "raw", "-O", "qcow2", str(rig.top / "in/backup.raw"), str(rig.top / "in/backup.qcow2")]
+    subprocess.run(words, check=True)
     (rig.top / "in/image.gz").write_bytes(gzip.compress(RAW.content, 1))
     rig.save("base")
 
@@ -206,6 +210,8 @@ class Case:
     opaque: Sequence[str] = ()
     guest: Dict[str, bytes] = field(default_factory=dict)
     """What the guest must read from `machine/datastore/vm/disk` where it is not the image's content."""
+    restored: bytes = b""
+    """What a disk, or the image of a disk in place, may hold instead of what it did."""
     orphans: int = 0
     """Complete images under a final name that a kill just before the answer may leave, oned never knowing of them."""
 
@@ -297,6 +303,25 @@ def second_datastore(rig: Rig) -> None:
         rig.on(machine, "102").mkdir(exist_ok=True)
 
 
+def back_up(rig: Rig) -> List[s.Step]:
+    place = rig.inside(f"101/{VM}")
+    return [s.BackUp(VM, place, f"{place}/backup", ("0", "1", "2", "4"), "", "NONE", "PFZNPjwvVk0+")]
+
+
+def backed_up(rig: Rig) -> None:
+    whole_vm(rig)
+    plan(rig, "a", back_up(rig), {})
+
+
+def _restore(name: str, disk: int, size: int = 8) -> Case:
+    def act(rig: Rig, env: Environment) -> object:
+        step = s.RestoreDisk(s.DiskRef(VM, disk, rig.inside(f"101/{VM}")), size * MiB)
+        return plan(rig, "a", [step], env, (rig.top / "in/backup.qcow2").read_bytes())
+
+    wanted = grown(RESTORED, size)
+    return Case(name, act, whole_vm, opaque=VOLATILE, guest=ALL_GUEST, restored=wanted)
+
+
 def _cp(name: str, path: str, attributes: str, setup: Setup = nothing) -> Case:
     image = "<ID>9</ID><TYPE>0</TYPE><PATH>{}</PATH><FORMAT></FORMAT>"
     return Case(
@@ -358,6 +383,12 @@ CASES = [
     Case("mv front-end to host", lambda rig, env: move(rig, "fe", "b", env), stopped_vm, ("fe", "b"), VOLATILE, ALL_GUEST),
     _case("mv to another datastore", lambda rig: [s.RenameVm(VM, rig.inside(f"101/{VM}"), rig.inside(f"102/{VM}"), True)],
           second_datastore, opaque=VOLATILE, guest=ALL_GUEST),
+    _case("prebackup", back_up, whole_vm, opaque=VOLATILE, guest=ALL_GUEST),
+    _case("prebackup, an older one there", back_up, backed_up, opaque=VOLATILE, guest=ALL_GUEST),
+    _case("postbackup", lambda rig: [s.EndBackup(VM, rig.inside(f"101/{VM}"), rig.inside(f"101/{VM}/backup"), "")], backed_up,
+          opaque=VOLATILE, guest=ALL_GUEST),
+    _restore("restore overlay", 0), _restore("restore overlay, grown since", 0, 16), _restore("restore in place", 2),
+    _restore("restore clone on the store", 4),
     Case("premigrate", premigrate, in_place_vm, ("a", "b")),
     _cp("datastore cp raw", "image-raw.raw", ""),
     _cp("datastore cp compressed", "image.gz", ""),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Iterator
 
 import pytest
 
@@ -21,8 +21,25 @@ def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:
                 item.add_marker(pytest.mark.skip(reason="needs root: it makes namespaces and mounts"))
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Let fixtures see how their test ended."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.when == "call":
+        item.called = report  # type: ignore[attr-defined]
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print the table of actions killed at every step."""
+    if "retry" in figures:
+        terminalreporter.section("retry and overlap")
+        for name, result in figures["retry"].items():
+            terminalreporter.line(f"{name:70} {result}")
+    if "freed" in figures:
+        terminalreporter.section("seconds until a black-holed host frees the driver")
+        for name, seconds in figures["freed"].items():
+            terminalreporter.line(f"{name:40} {seconds:6.1f}")
     if "actions" in figures:
         terminalreporter.section("killed at every step")
         terminalreporter.line(f"{'action':34} {'points':>6} {'reruns':>6} {'deletes':>7} {'passed':>6}")

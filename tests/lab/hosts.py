@@ -20,7 +20,7 @@ from lab.node import Node, Site
 
 MOST_HOSTS = 16
 TOOLS = ("sshd", "libvirtd", "virsh", "qemu-system-x86_64", "qemu-kvm-one", "ip", "nsenter", "setpriv", "gcc", "rsync")
-PARTS = ("tm", "datastore", "vmm", "etc", "lib", "install.sh")  # of the checkout: what gets installed
+PARTS = ("tm", "datastore", "vmm", "etc", "lib", "bin", "im", "install.sh")  # of the checkout: what gets installed
 REMOTES = "/var/lib/one/remotes"
 SCRIPTS = "/var/tmp/one"
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from lab.cloud import Cloud
+from lab.cloud import DATASTORES, Cloud
 from lab.guest import content
 from lab.oned import ActionFailed
 
@@ -117,35 +117,65 @@ def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(cloud: C
         assert cloud.read(cloud.source(image), format, 64 << 10, 1024 << 10) == content("one", 1024, 64)
 
 
-def test_snapshot_of_a_suspended_guest(cloud: Cloud, os_image: int) -> None:
-    """Own disks are refused: the memory image names their active layer; disks in place can, and deletes are harmless."""
-    cow, mine = cloud.data_image("susp-cow", DATA), cloud.data_image("susp-mine", DATA, persistent=True)
-    vm = cloud.deploy("susp", [{"IMAGE_ID": str(image)} for image in (os_image, cow, mine)])
+def test_snapshots_of_a_suspended_guest(cloud: Cloud, os_image: int) -> None:
+    """The memory image names layers that are frozen, merged and gone when the guest comes back."""
+    cow, full = cloud.data_image("susp-cow", DATA), cloud.data_image("susp-full", DATA, SEMISHARED_LOCAL="copy")
+    beside, mine = cloud.data_image("susp-beside", DATA, SEMISHARED_PLACE="shared"), cloud.data_image("susp-mine", DATA, persistent=True)
+    vm = cloud.deploy("susp", [{"IMAGE_ID": str(image)} for image in (os_image, cow, full, beside, mine)])
     guest = cloud.guest(vm)
-    for target in ("vdb", "vdc"):
+    disks = {"vdb": 1, "vdc": 2, "vdd": 3, "vde": 4}
+    for target in disks:
         guest.write(target, "one", 1024, 64)
     cloud.oned.disk_snapshot_create(vm, 1, "before")
-    guest.write("vdb", "two", 2048, 64)
-    guest.sync()
-    cloud.oned.vm_suspend(vm)
-    with pytest.raises(ActionFailed, match="suspended"):
-        cloud.oned.disk_snapshot_create(vm, 1, "refused")
-    assert cloud.oned.disk_snapshot_create(vm, 2, "kept") == 0
     cloud.oned.disk_snapshot_delete(vm, 1, 0)
+    cloud.oned.disk_snapshot_create(vm, 1, "live")
+    guest.write("vdb", "two", 2048, 64)
+    cloud.oned.vm_suspend(vm)
+    kept = {target: cloud.oned.disk_snapshot_create(vm, disk, "suspended") for target, disk in disks.items()}
+    cloud.oned.disk_snapshot_delete(vm, 1, 1)
     cloud.oned.vm_resume(vm)
     guest = cloud.guest(vm)
-    guest.check("vdb", "one", 1024, 64)
     guest.check("vdb", "two", 2048, 64)
-    guest.check("vdc", "one", 1024, 64)
-    guest.write("vdb", "three", 2048, 64)
-    # The number that the refused snapshot used up.
-    cloud.oned.disk_snapshot_create(vm, 1, "after")
-    guest.write("vdb", "four", 2048, 64)
-    guest.check("vdb", "four", 2048, 64)
-    cloud.oned.vm_poweroff(vm, hard=True)
-    cloud.oned.disk_snapshot_revert(vm, 1, 2)
+    for target in disks:
+        guest.check(target, "one", 1024, 64)
+        guest.write(target, "three", 1024, 64)
+    cloud.oned.vm_stop(vm)
     cloud.oned.vm_resume(vm)
-    cloud.guest(vm).check("vdb", "three", 2048, 64)
+    cloud.oned.vm_deploy(vm, "h2", 101)
+    guest = cloud.guest(vm)
+    for target in disks:
+        guest.check(target, "three", 1024, 64)
+    cloud.oned.vm_poweroff(vm, hard=True)
+    for target, disk in disks.items():
+        cloud.oned.disk_snapshot_revert(vm, disk, kept[target])
+    cloud.oned.vm_resume(vm)
+    guest = cloud.guest(vm)
+    guest.check("vdb", "two", 2048, 64)
+    for target in disks:
+        guest.check(target, "one", 1024, 64)
+    cloud.terminate(vm)
+    assert cloud.leftovers() == []
+
+
+def test_snapshot_of_the_whole_vm_with_a_disk_that_cannot_is_refused_in_one_line(cloud: Cloud, os_image: int) -> None:
+    mine = cloud.data_image("whole-mine", DATA, persistent=True)
+    vm = cloud.deploy("whole", [{"IMAGE_ID": str(image)} for image in (os_image, mine)])
+    cloud.guest(vm)
+    before = layers(cloud, vm, 0)
+    host = cloud.lab.node("h1")
+    message = f"<VMM_DRIVER_ACTION_DATA><DATASTORE><BASE_PATH>{DATASTORES}/101</BASE_PATH></DATASTORE></VMM_DRIVER_ACTION_DATA>"
+    argv = ["/var/tmp/one/vmm/semishared/snapshot_create", f"one-{vm}", "0", str(vm), "h1"]
+    done = host.run(argv, input=message.encode(), check=False)
+    assert done.returncode == 1
+    said = [line for line in done.stderr.decode().splitlines() if line]
+    assert len(said) == 1
+    assert "disk 1 (in-place, raw) cannot take part" in said[0]
+    assert layers(cloud, vm, 0) == before
+    cloud.oned.disk_detach(vm, 1)
+    done = host.run(argv, input=message.encode(), check=False)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(ActionFailed, match="1 system snapshots"):
+        cloud.oned.disk_snapshot_create(vm, 0, "refused")
     cloud.terminate(vm)
     assert cloud.leftovers() == []
 

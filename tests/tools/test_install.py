@@ -53,7 +53,7 @@ def checkout(tmp_path: Path) -> Path:
     """Return a copy of what is installed, to be changed."""
     tree = tmp_path / "checkout"
     tree.mkdir()
-    for name in ("tm", "datastore", "vmm", "lib", "etc", "bin"):
+    for name in ("tm", "datastore", "vmm", "lib", "etc", "bin", "im"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "install.sh", tree)
     return tree

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Dict, List
 
 import pytest
-from tools.world import MiB, World, qemu_io
 
 from semishared.do import qemu_img
 from semishared.errors import BadRecord, MissingImage, NotSupported
 from semishared.opennebula import args
 from semishared.plan import snapshots
 from semishared.plan import steps as s
+from tools.world import OVERLAY_OPTIONS, MiB, World, qemu_io
 
 PLACES = ["overlay", "copy", "store-clone", "in-place"]
 CELLS = [(place, format) for place in PLACES for format in ("raw", "qcow2")]
@@ -39,7 +39,7 @@ class Disk:
         image, ref = self.image, self.ref
         prepare = s.PrepareVm(ref.vm, ref.vm_dir)
         self.world.on(*{
-            "overlay": [s.StageBase(str(self.world.root), image), prepare, s.CreateOverlay(ref, image, 0, "extended_l2=on,cluster_size=128k")],
+            "overlay": [s.StageBase(str(self.world.root), image), prepare, s.CreateOverlay(ref, image, 0, OVERLAY_OPTIONS)],
             "copy": [prepare, s.CopyImage(ref, image, 0)],
             "store-clone": [prepare, s.CloneOnStore(ref, image, 0)],
             "in-place": [prepare, s.LinkInPlace(ref, image, False, session=True)],
@@ -63,7 +63,7 @@ class Disk:
 
     def create(self) -> int:
         number = self.next
-        self.world.on(*snapshots.create(self.request(number), self.facts(), "", 51))
+        self.world.on(*snapshots.create(self.request(number), self.facts(), ""))
         self.kept[number], self.next = dict(self.now), number + 1
         return number
 
@@ -152,7 +152,7 @@ def test_every_action_twice_is_as_good_as_once(world: World, place: str) -> None
     disk = Disk(world, place, "raw")
     disk.write(2, 0x22)
     for _ in range(2):
-        world.on(*snapshots.create(disk.request(0), disk.facts(), "", 51))
+        world.on(*snapshots.create(disk.request(0), disk.facts(), ""))
     disk.kept[0] = dict(disk.now)
     disk.write(3, 0x33)
     for _ in range(2):
@@ -244,13 +244,11 @@ def test_overlay_grows_where_its_base_is_not(world: World) -> None:
 
 def test_refusals_are_one_line_and_change_nothing(world: World) -> None:
     disk = Disk(world, "overlay", "raw")
-    with pytest.raises(NotSupported, match="suspended"):
-        snapshots.create(disk.request(0), disk.facts(), "", 54)
     volatile = world.disk(5, 3)
     world.on(s.CreateVolatile(volatile, MiB, "raw", ""))
     facts = snapshots.Facts.parse(world.on(s.DescribeDisk(volatile, ""))[0])
     with pytest.raises(NotSupported, match="volatile"):
-        snapshots.create(args.SnapshotPlace.parse([f"h:{volatile.path}", "0", "5", "100"]), facts, "", 51)
+        snapshots.create(args.SnapshotPlace.parse([f"h:{volatile.path}", "0", "5", "100"]), facts, "")
     with pytest.raises(BadRecord, match=r"disk 9 .* has no record"):
         world.on(s.DescribeDisk(world.disk(5, 9), ""))
     with pytest.raises(MissingImage):

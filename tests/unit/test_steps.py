@@ -60,7 +60,7 @@ def test_any_json_object_is_a_step_or_bad_arguments(data: dict[str, Any]) -> Non
 
 
 EXAMPLES: dict[str, Any] = {
-    "int": 3, "str": "x", "bool": True, "tuple[str, ...]": ("x",),
+    "int": 3, "str": "x", "bool": True, "tuple[str, ...]": ("x",), "tuple[int, ...]": (3,),
     "ImageRef": s.ImageRef(100, 1, "raw", "/x"), "DiskRef": s.DiskRef(2, 1, "/x"),
 }  # fmt: skip
 

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="say what would be removed, remove nothing")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
     age = parser.add_mutually_exclusive_group()
-    age.add_argument("--older-than", metavar="AGE", default="1h", help="e.g. 90s, 30m, 2h, 7d (default: 1h)")
+    age.add_argument("--older-than", metavar="AGE", help="e.g. 90s, 30m, 2h, 7d (default: 1h)")
     age.add_argument("--now", action="store_true", help="whatever its age; for a cloud where nothing is under way")
 
 
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     if os.geteuid() == 0:
         print(f"{NAME} gc: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
         return 2
-    older_than = 0 if arguments.now else seconds(arguments.older_than)
+    older_than = 0 if arguments.now else seconds(arguments.older_than or "1h")
     config = load()
     survey = survey_cloud(Oned(), config)
     findings = plan.find(survey.machines, survey.known, older_than, not survey.errors)

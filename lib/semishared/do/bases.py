@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Iterator
 
 from ..errors import ImageChanged
 from ..plan.steps import ImageRef
@@ -172,3 +174,36 @@ def release(root: str, vm: int, disk: int | None = None, but: str = "") -> None:
                 files.unlink(f"{base}/leases/{held}")
                 point("lease released")
                 progress.touch()
+
+
+@contextmanager
+def borrowed(root: str, record: dict[str, object] | None, vm: int, disk: int) -> Iterator[None]:
+    """Have, within the block, the base that an overlay lacks where it lies without a lease: on the front-end."""
+    image = record.get("image") if record and record.get("how") == "overlay" else None
+    if not isinstance(image, dict):
+        yield
+        return
+    ref = ImageRef(**image)
+    wanted = _named(root, ref, ref.generation)
+    if os.path.exists(wanted.lease(vm, disk)):
+        yield
+        return
+    was_there = os.path.isdir(wanted.directory)
+    base, _ = lease(root, ref, vm, disk)
+    try:
+        yield
+    finally:
+        files.unlink(base.lease(vm, disk))
+        if not was_there:
+            with locks.exclusive(f"{root}/locks/base-{ref.store}-{ref.id}"):
+                _forget(base)
+
+
+def _forget(base: Base) -> None:
+    """Remove a base that nobody holds a lease on; without its image nobody takes a new one but by staging, under the lock."""
+    files.unlink(base.image)
+    try:
+        os.rmdir(f"{base.directory}/leases")
+    except OSError:
+        return  # somebody was quicker: what is left is an evicted base
+    shutil.rmtree(base.directory, ignore_errors=True)

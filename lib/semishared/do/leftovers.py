@@ -13,7 +13,7 @@ import re
 import time
 from typing import Iterator
 
-from ..errors import BadArguments, SemisharedError, ToolFailed
+from ..errors import SemisharedError, ToolFailed
 from ..plan.steps import Discard, LookAround
 from . import bases, dir_store, files, locks, progress, upload, vm_dir
 from .run import run
@@ -90,7 +90,7 @@ def _domains() -> dict[str, list[str]]:
     """Return names of all domains of this host and the files that they use."""
     virsh = ["virsh", "--quiet", "--connect", "qemu:///system"]
     names = run([*virsh, "list", "--all", "--name"], timeout_s=20).split()
-    stats = run([*virsh, "domstats", "--block", "--list-all"], timeout_s=20) if names else ""
+    stats = run([*virsh, "domstats", "--block"], timeout_s=20) if names else ""
     return {"names": names, "files": re.findall(r"(?m)^\s*block\.[0-9]+\.path=(.*)$", stats)}
 
 
@@ -136,15 +136,20 @@ def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
         match = re.match(r"(\.incoming-|\.outgoing-)?([0-9]+)\Z", name)
         path = f"{directory}/{name}"
         if match and os.path.isdir(path) and not os.path.islink(path):
-            staged = _staged(path) + _staged(f"{path}/{vm_dir.RECORDS}")
+            entries = _names(path)
+            layers = [name for name in entries if name.endswith(".snap")]
+            staged = [item for name in ("", vm_dir.RECORDS, *layers) for item in _staged(f"{path}/{name}".rstrip("/"))]
             kind = (match.group(1) or "dir").strip(".-")
-            yield _seen(path, system=number, vm=int(match.group(2)), kind=kind, entries=_names(path), staged=staged)
+            yield _seen(path, system=number, vm=int(match.group(2)), kind=kind, entries=entries, staged=staged)
 
 
 def _store(path: str) -> dict[str, object]:
     side = f"{path}/{dir_store.SIDE}"
     images = _names(path)
     sides, staged = [], _staged(path) + _staged(side)
+    for name in images:
+        if name.endswith(".snap"):
+            staged += _staged(f"{path}/{name}")
     for name in _names(side):
         if name.startswith("."):
             continue
@@ -154,6 +159,8 @@ def _store(path: str) -> dict[str, object]:
             match = PAIR.match(pair)
             if match:
                 clones.append(_seen(f"{directory}/clones/{pair}", vm=int(match.group(1)), disk=int(match.group(2))))
+                if match.group(3):
+                    staged += _staged(f"{directory}/clones/{pair}")
         staged += _staged(directory) + _staged(f"{directory}/clones")
         entries = _names(directory)
         sides.append(_seen(directory, name=name, clones=clones, entries=entries, image=os.path.lexists(f"{path}/{name}")))
@@ -196,8 +203,6 @@ def _discard(step: Discard) -> bool:
         return _remove_base(step.path)
     if step.kind == "upload" and _is_held(f"{step.path}/lock"):
         return False
-    if step.kind in ("staged", "lock") and not os.path.islink(step.path) and not os.path.isfile(step.path):
-        raise BadArguments(f"{step.path} is no file")
     run(["rm", "-rf", "--one-file-system", "--", step.path])
     if os.path.lexists(step.path):
         raise ToolFailed(f"{step.path} is still there")

@@ -26,7 +26,7 @@ from ..plan.steps import (
     PullLayer,
     SwitchLayer,
 )
-from . import dir_store, domain, files, qemu_img, vm_dir
+from . import dir_store, domain, files, layers, qemu_img, vm_dir
 from .run import LONG_S, run
 from .trace import point
 

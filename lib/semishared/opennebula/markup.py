@@ -105,6 +105,10 @@ class Markup:
         """Put `markup` in front of `element`."""
         self._changes.append((element.start, element.start, markup))
 
+    def remove(self, element: Element) -> None:
+        """Take `element` out."""
+        self._changes.append((element.start, element.end, ""))
+
     def result(self) -> bytes:
         """Return the text with the changes made."""
         parts: list[bytes] = []

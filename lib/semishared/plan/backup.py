@@ -12,8 +12,6 @@
 
 from __future__ import annotations
 
-import base64
-
 from ..errors import BadArguments, NotSupported
 from ..opennebula.args import Backup
 from ..opennebula.xml import Vm
@@ -29,8 +27,8 @@ def directory(request: Backup, base_path: str) -> str:
     return f"{base_path}/{request.place.vm}/{NAME}" if base_path else f"{request.place.path}/{NAME}"
 
 
-def prebackup(request: Backup, vm: Vm, base_path: str, *, live: bool) -> list[s.Step]:
-    """Plan prebackup; raise NotSupported for what would not be the backup that was asked for."""
+def prebackup(request: Backup, vm: Vm, xml: str, base_path: str, *, live: bool) -> list[s.Step]:
+    """Plan prebackup; `xml` is what vm.xml shall hold. Raise NotSupported for what is not the backup that was asked for."""
     if vm.backup_setting("MODE") == "INCREMENT":
         raise NotSupported(f"incremental backup (VM {vm.id}) is not supported yet: set MODE = FULL in its BACKUP_CONFIG")
     if vm.backup_setting("INTERACTIVE") == "YES":
@@ -45,7 +43,6 @@ def prebackup(request: Backup, vm: Vm, base_path: str, *, live: bool) -> list[s.
         if driver not in ("", DRIVER):
             raise NotSupported(f"disk {number} of VM {vm.id} is of driver {driver}: backup of a VM with such disks is not supported yet")
     domain = domain_of(request, live)
-    xml = base64.encodebytes(vm.to_bytes()).decode("ascii")
     ids = tuple(str(number) for number in request.disks)
     place = request.place
     return [

@@ -8,6 +8,7 @@ left of each disk. Everything else in the XML stays as it came, to the byte.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Optional
@@ -36,6 +37,7 @@ class DiskRecord:
     how: str
     format: str
     path: str
+    readonly: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -78,7 +80,7 @@ class DiskRecord:
             raise BadRecord(f"the record of disk {disk}: {e.detail}") from None
         if not path:
             raise BadRecord(f"the record of disk {disk} names no path")
-        return cls(disk, how, data["format"], path)
+        return cls(disk, how, data["format"], path, data.get("readonly") is True)
 
 
 Records = Mapping[int, DiskRecord]
@@ -138,6 +140,43 @@ class Domain:
             else:
                 self.markup.insert_before(source, f"<driver name='qemu' type='{escape(record.format)}'/>")
         return self.markup.result()
+
+
+LAYER = re.compile(r"/disk\.([0-9]{1,9})(\.snap/[0-9]+)\Z")
+
+
+def with_active_layers(domain: bytes, records: Records) -> bytes:
+    """Return a checkpoint's domain XML with each disk at the layer that is active now, in the layer's format.
+
+    Backing chains go: snapshots were made, merged and deleted since, and libvirt finds the chain again by the headers.
+    """
+    markup = Markup(domain, "domain")
+    on_store = {record.path.rpartition("/")[0]: record for record in records.values() if record.how == "store-clone"}
+    for disk in markup.root.find("devices", "disk"):
+        source, driver = disk.first("source"), disk.first("driver")
+        path = source.attributes.get("file", "") if source else ""
+        match = LAYER.search(path)
+        record = records.get(int(match.group(1))) if match else on_store.get(path.rpartition("/")[0])
+        if record is None or source is None or driver is None:
+            continue
+        if match and record.layer:
+            markup.set_attribute(source, "file", path[: match.start(2)] + record.layer)
+        elif not match:
+            markup.set_attribute(source, "file", record.path)
+        markup.set_attribute(driver, "type", record.format)
+        for chain in disk.all("backingStore"):
+            markup.remove(chain)
+    return markup.result()
+
+
+def check_system_snapshot(records: Records) -> None:
+    """Raise NotSupported, naming the disk, if any cannot take part in a snapshot of the whole VM."""
+    for number, record in sorted(records.items()):
+        if record.format != "qcow2" and not record.readonly:
+            raise NotSupported(
+                f"disk {number} ({record.how}, {record.format}) cannot take part in a snapshot of the whole VM, which libvirt "
+                "keeps inside qcow2 files; snapshot its disks one by one"
+            )
 
 
 def disks_of_ours(vm: bytes) -> set[int]:

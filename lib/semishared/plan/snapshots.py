@@ -28,8 +28,6 @@ from ..errors import BadArguments, BadRecord, MissingImage, NotSupported
 from ..opennebula.args import SnapshotPlace
 from . import steps as s
 
-SUSPENDED = (54, 55, 56)
-"""LCM states of a snapshot action on a suspended VM (CONTRACT §2.6)."""
 DELETE_RUNNING = 59
 NO_LAYER = -1
 
@@ -106,15 +104,15 @@ def _check(facts: Facts, request: SnapshotPlace) -> None:
         raise NotSupported(f"the VM has {facts.system_snapshots} system snapshots; delete them before those of disks")
 
 
-def create(request: SnapshotPlace, facts: Facts, domain: str, lcm_state: int) -> list[s.Step]:
-    """Plan snap_create, or snap_create_live of the running `domain`: the present content gets the snapshot's number."""
+def create(request: SnapshotPlace, facts: Facts, domain: str) -> list[s.Step]:
+    """Plan snap_create, or snap_create_live of the running `domain`: the present content gets the snapshot's number.
+
+    A suspended VM is off: its memory image names the layer that is frozen here, and vmm/restore puts that right.
+    """
     _check(facts, request)
     disk, number = _disk(request), request.snapshot
     if facts.how == "in-place":
         return [s.CopyOut(disk, number, domain, facts.target)]
-    if lcm_state in SUSPENDED:
-        # The checkpoint names the layer that would be frozen: a restore would write to the snapshot.
-        raise NotSupported(f"disk {disk.disk} of a suspended VM: its memory image counts on the disk's active layer; resume first")
     tree = facts.tree
     top, new = tree.active, number + 1
     if top == new and tree.layers[top].parent == number:

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plan of gc: what the machines said against what oned knows; libvirt's part, hosts that cannot be asked, and the command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from semishared.cli import gc as command
+from semishared.cli import main
+from semishared.errors import BadArguments
+from semishared.plan import gc
+from semishared.plan import steps as s
+
+LOCATION = "/ds"
+HEX = "0123456789abcdef" * 2
+
+
+def item(path: str, **more: Any) -> dict[str, Any]:
+    return {"path": path, "seen": "1", "age": 9999, "bytes": 10, **more}
+
+
+def vm(number: int, kind: str = "dir", **more: Any) -> dict[str, Any]:
+    name = str(number) if kind == "dir" else f".{kind}-{number}"
+    facts: dict[str, Any] = {"system": 101, "vm": number, "kind": kind, "entries": ["disk.0"], "staged": []}
+    return item(f"{LOCATION}/101/{name}", **{**facts, **more})
+
+
+def store(**more: Any) -> dict[str, Any]:
+    return {"path": f"{LOCATION}/100", "images": [], "sides": [], "staged": [], "uploads": [], **more}
+
+
+def machine(name: str = "h1", **more: Any) -> gc.Machine:
+    facts = {
+        "open": [], "root": {"bases": [], "staging": [], "locks": []}, "vms": [], "staged": [], "stores": [],
+        "domains": {"names": [], "files": []}, **more,
+    }  # fmt: skip
+    return gc.Machine(name, LOCATION, facts)
+
+
+def find(*machines: gc.Machine, older_than: int = 3600, all_seen: bool = True) -> list[gc.Finding]:
+    return gc.find(list(machines), gc.Known({5: "h1"}, frozenset(), frozenset()), older_than, all_seen)
+
+
+def test_vm_that_oned_does_not_know_goes_unless_a_domain_is_it_or_uses_it() -> None:
+    assert find(machine(vms=[vm(5)])) == []
+    (found,) = find(machine(vms=[vm(7)]))
+    assert found.steps() == [s.CheckNotRunning("one-7"), s.RemoveVm(7, "/ds/101/7")] and not found.keep
+    uses = {"names": ["other"], "files": ["/ds/101/7/disk.0"]}
+    for domains in ({"names": ["one-7"], "files": []}, uses, {"error": "no libvirtd"}):
+        (kept,) = find(machine(vms=[vm(7)], domains=domains))
+        assert kept.keep, domains
+    (found,) = find(machine(vms=[vm(7)], domains={"names": ["one-77"], "files": ["/ds/101/77/disk.0"]}))
+    assert not found.keep, "VM 77 is another"
+
+
+def test_what_is_younger_than_the_limit_is_not_even_named() -> None:
+    young = machine(vms=[vm(7, age=3599), vm(8, kind="incoming", age=10)])
+    assert find(young) == []
+    assert len(find(young, older_than=0)) == 2
+
+
+def test_clone_on_the_store_counts_the_domains_of_all_hosts() -> None:
+    clone = item(f"/ds/100/.semishared/{HEX}/clones/7-1", vm=7, disk=1)
+    side = item(f"/ds/100/.semishared/{HEX}", name=HEX, clones=[clone], image=True)
+    front_end = machine("fe", stores=[store(sides=[side])])
+    (found,) = find(front_end, machine("h1"))
+    assert (found.kind, found.keep) == ("clone", "")
+    for host in (
+        machine("h1", domains={"names": ["one-7"], "files": []}), machine("h1", domains={"names": [], "files": [clone["path"]]}),
+        machine("h1", domains={"error": "no libvirtd"}),
+    ):  # fmt: skip
+        assert find(front_end, host)[0].keep
+    assert find(front_end, all_seen=False)[0].keep
+
+
+def test_image_that_is_reserved_or_on_its_way_keeps_its_side() -> None:
+    side = item(f"/ds/100/.semishared/{HEX}", name=HEX, clones=[], image=False)
+    assert [found.kind for found in find(machine(stores=[store(sides=[side])]))] == ["side"]
+    upload = item(f"/ds/100/.semishared/.uploads/{HEX}", name=HEX, held=True)
+    assert find(machine(stores=[store(sides=[side], uploads=[upload])])) == []
+    reserved = gc.Known({}, frozenset(), frozenset({f"/ds/100/{HEX}"}))
+    assert gc.find([machine(stores=[store(sides=[side])])], reserved, 0, True) == []
+    foreign = item("/ds/100/.semishared/notes", name="notes", clones=[], image=False)
+    assert find(machine(stores=[store(sides=[foreign])])) == []
+
+
+def test_set_aside_directory_of_a_known_vm_is_kept_while_it_is_the_only_one() -> None:
+    (kept,) = find(machine(vms=[vm(5, kind="outgoing")]))
+    assert kept.keep
+    (found,) = find(machine(vms=[vm(5, kind="outgoing"), vm(5)]))
+    assert (found.kind, found.keep) == ("outgoing", "")
+
+
+def test_lease_with_its_disk_or_a_staged_one_stays() -> None:
+    lease = {"path": "/ds/.semishared/bases/b/leases/5-0", "vm": 5, "disk": 0, "age": 9999}
+    root = {"bases": [item("/ds/.semishared/bases/b", name="b", leases=[lease], staged=[])], "staging": [], "locks": []}
+    for entries in (["disk.0"], ["disk.0.snap"], [".staged-disk.0.ab12"]):
+        assert find(machine(root=root, vms=[vm(5, entries=entries)])) == []
+    for entries in (["disk.00"], ["disk.1"], [".staged-disk.01.ab12"]):
+        assert [found.kind for found in find(machine(root=root, vms=[vm(5, entries=entries)]))] == ["lease"]
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("90", 90), ("90s", 90), ("30m", 1800), ("2h", 7200), ("7d", 604800)])
+def test_ages(text: str, wanted: int) -> None:
+    assert command.seconds(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["", "h", "-1h", "1w", "1.5h", "9999999999"])
+def test_what_is_no_age_is_refused(text: str) -> None:
+    with pytest.raises(BadArguments):
+        command.seconds(text)
+
+
+def test_command_line_knows_its_subcommands_and_refuses_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.parser("gc").parse_args(["gc", "--dry-run", "--json"]).older_than is None
+    for argv in ([], ["nothing"], ["gc", "--now", "--older-than", "1h"]):
+        with pytest.raises(SystemExit) as end:
+            main.main(argv)
+        assert end.value.code == 2
+        assert capsys.readouterr().err
