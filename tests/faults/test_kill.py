@@ -10,7 +10,7 @@ import threading
 import traceback
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Set
 
@@ -107,7 +107,7 @@ def check_disk(rig: Rig, case: Case, machine: str, vm_dir: Path, path: Path) -> 
     assert seen in (wanted, changed if "new generation" in case.name else wanted), f"the guest of {where} reads something else"
 
 
-@lru_cache(maxsize=None)
+@cache
 def digest_of_iso() -> str:
     from .cases import ISO
 
@@ -198,7 +198,8 @@ class Outcome:
 def difference(wanted: Listing, found: Listing) -> str:
     lines = [f"missing {path}" for path in sorted(wanted.keys() - found.keys())]
     lines += [f"left over {path}: {found[path]}" for path in sorted(found.keys() - wanted.keys())]
-    lines += [f"{path}: {found[path]} instead of {wanted[path]}" for path in sorted(wanted.keys() & found.keys()) if wanted[path] != found[path]]
+    both = sorted(wanted.keys() & found.keys())
+    lines += [f"{path}: {found[path]} instead of {wanted[path]}" for path in both if wanted[path] != found[path]]
     return "; ".join(lines)
 
 
@@ -339,7 +340,8 @@ def _end(_: int) -> int:
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> "Iterator[Dict[str, Future[Outcome]]]":
     """Prove the selected cases, two at a time."""
-    wanted = {item.callspec.params["name"] for item in request.session.items if getattr(item, "callspec", None) and "name" in item.callspec.params}  # type: ignore[attr-defined]
+    specs = [getattr(item, "callspec", None) for item in request.session.items]
+    wanted = {spec.params["name"] for spec in specs if spec and "name" in spec.params}
     pools = [ProcessPoolExecutor(1) for _ in range(2)]
     futures: "Dict[str, Future[Outcome]]" = {}
     # The long ones first; whoever is done takes the next.
