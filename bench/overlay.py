@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
 import block
-from block import Disk, GiB, KiB, TiB
+from block import Disk, GiB, KiB, MiB, TiB
 from figures import Figure, rounds_within
 
 from semishared.config import Config
