@@ -7,6 +7,7 @@ import json
 import os
 import re
 import threading
+import time
 import traceback
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -323,11 +324,20 @@ def _work(index: int) -> Outcome:
     if not _rig:
         own_mounts()
         _rig.append(Rig())
+        threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
         build(_rig[0])
     try:
         return Proof(_rig[0], CASES[index]).run()
     except Exception:  # noqa: BLE001 - told by the test
         return Outcome(failures=[traceback.format_exc()])
+
+
+def _follow(parent: int) -> None:
+    """End this worker, and its rig, when the test run is gone."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    _end(0)
+    os._exit(1)
 
 
 def _end(_: int) -> int:
