@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import base64
+import os
 from typing import Dict, List
 
-import block
-from figures import Figure
+from figures import Figure, rounds_within
 from meter import Meter
 
 from lab.cloud import DATASTORES, STORE, SYSTEM, Cloud
 
 PYTHON = ["/usr/bin/python3", "-I", "-c", "pass"]
-LIMIT_S = 0.05
+LIMIT = 50 / 9.7
+"""The budget of 50 ms was set where the bare interpreter costs 9.7 ms (STYLE); CPUs and their neighbours differ."""
 EXPECTED_MS: Dict[str, float] = {
     "datastore/stat": 45, "datastore/cp": 40, "datastore/mkfs": 40, "datastore/clone": 40, "datastore/rm": 45,
     "datastore/monitor": 45, "tm/monitor": 35,
@@ -26,7 +27,8 @@ ASKS_ONED = ("tm/clone", "tm/ln", "tm/mkimage", "tm/cpds", "tm/mv (directory)")
 def _round(cloud: Cloud, meter: Meter, number: int) -> None:
     oned = cloud.oned
     path = cloud.upload_file("data.img")
-    block.fill(path, 16 << 20)
+    # Small: hashing and copying data is no start-up.
+    path.write_bytes(os.urandom(1 << 20))
     cloud.give(path)
     uploaded = oned.image_create(STORE, f"up-{number}", path="/var/tmp/data.img", type="DATABLOCK", prefix="vd")
     made = oned.image_create(STORE, f"made-{number}", size=64, type="DATABLOCK", format="raw", prefix="vd", persistent=True)
@@ -48,7 +50,7 @@ def _round(cloud: Cloud, meter: Meter, number: int) -> None:
 def _extra(cloud: Cloud, meter: Meter) -> None:
     """Call what no ordinary operation calls, and the baseline."""
     environment = cloud.oned.settings.environment
-    meter.samples["python"].append(meter.measure(PYTHON, None, environment)[1])
+    meter.samples["python"] += [meter.measure(PYTHON, None, environment)[1] for _ in range(4)]
     # It refuses, in one line: SHARED=YES is not for us.
     meter.local([f"{cloud.oned.settings.remotes}/tm/semishared/monitor", str(SYSTEM)], "", environment)
     # Runs on a host; the front-end has the same file and no VM.
@@ -79,8 +81,7 @@ def actions(quick: bool) -> List[Figure]:
     with Cloud.up(hosts=2) as cloud:
         meter = Meter(cloud.lab, cloud.oned.settings.environment)
         cloud.oned.runner = cloud.oned.drivers.runner = meter
-        for number in range(rounds):
-            print(f"  round {number + 1} of {rounds}", flush=True)
+        for number in rounds_within(80, rounds):
             _round(cloud, meter, number)
         print("  live migrations", flush=True)
         _migrations(cloud, meter, rounds)
@@ -96,7 +97,7 @@ def actions(quick: bool) -> List[Figure]:
         found += [
             Figure(
                 f"actions/{name}/first", f"{name}: CPU until its first command", "ms", first, "`python3 -I -c pass`", python,
-                paired=False, expected=expected / 10, because="imports", budget=("value", "<=", LIMIT_S * 1000),
+                paired=False, expected=expected / 10, because="imports", budget=("ratio", "<=", LIMIT),
                 budget_from="DESIGN: CPU until an action's first real command",
             ),
             Figure(

@@ -82,10 +82,13 @@ def exported(folder: Path, disks: Sequence[Disk]) -> Iterator[Dict[str, str]]:
         daemon.wait()
 
 
-def fio(address: str, rw: str, size: int, *, count: int = 0, seconds: float = 0.0, seed: int = 1, flush: int = 0) -> float:
+def fio(
+    address: str, rw: str, size: int, *, count: int = 0, seconds: float = 0.0, seed: int = 1, flush: int = 0, window: int = 0
+) -> float:
     """Return the I/O operations per second of `count` random ones (none twice), or of as many as fit in `seconds`.
 
     With `flush`, one flush per so many writes is part of the time: cached metadata must reach the disk, too.
+    With `window`, only so many bytes from the start are used.
     """
     argv = [
         "fio", "--name=bench", "--output-format=json", "--ioengine=nbd", f"--uri={address}", f"--rw={rw}", f"--bs={size}",
@@ -93,6 +96,8 @@ def fio(address: str, rw: str, size: int, *, count: int = 0, seconds: float = 0.
     ]  # fmt: skip
     if count:
         argv.append(f"--io_size={count * size}")
+    if window:
+        argv.append(f"--size={window}")
     if seconds:
         argv += ["--time_based=1", f"--runtime={int(seconds * 1000)}ms"]
     if flush:
@@ -105,7 +110,7 @@ def fio(address: str, rw: str, size: int, *, count: int = 0, seconds: float = 0.
     part = job["read" if "read" in rw else "write"]
     if count and part["total_ios"] != count:
         raise RuntimeError(f"fio {rw}: {part['total_ios']} operations instead of {count}")
-    return float(part["total_ios"]) / (part["runtime"] / 1000)
+    return float(part["total_ios"] / (part["runtime"] / 1000))
 
 
 def fill(path: Path, size: int) -> None:

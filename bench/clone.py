@@ -14,7 +14,7 @@ from collections import defaultdict
 from typing import Dict, List, Tuple
 
 import block
-from figures import Figure
+from figures import Figure, rounds_within
 from inotify import Watch
 from meter import Meter
 
@@ -114,6 +114,12 @@ def _witness(rig: Rig, image: int, samples: Samples) -> None:
     """Deploy a VM from a warm base for real; who reads the image on the store would be seen by the kernel, too."""
     cloud = rig.cloud
     vm = cloud.create("witness", [{"IMAGE_ID": str(image)}])
+    rig.forget()
+    with Watch(cloud.lab.fe.path(cloud.source(image))) as watch:
+        rig.clone(vm, image)
+        if not watch.count():
+            raise RuntimeError("a first clone was not seen to read the store: the witness is blind")
+    rig.delete(vm)
     with Watch(cloud.lab.fe.path(cloud.source(image))) as watch:
         cloud.oned.vm_deploy(vm, rig.host.name, SYSTEM)
         virsh = ["virsh", "-q", "-c", "qemu:///system"]
@@ -142,8 +148,8 @@ def clone(quick: bool) -> List[Figure]:
         rig = Rig(cloud)
         images = {size: _image(cloud, f"image-{mib}", mib) for size, mib in sizes.items()}
         vms = {size: cloud.create(f"vm-{image}", [{"IMAGE_ID": str(image)}]) for size, image in images.items()}
-        for number in range(cold):
-            print(f"  first clones, round {number + 1} of {cold}", flush=True)
+        print("  first clones and full copies", flush=True)
+        for _ in rounds_within(80, cold):
             rig.forget()
             for size, image in images.items():
                 samples[size, "first"].append(rig.clone(vms[size], image))
@@ -151,8 +157,8 @@ def clone(quick: bool) -> List[Figure]:
                 rig.delete(vms[size])
                 for how in ("tar", "scp"):
                     samples[size, how].append(rig.copy(image, how))
-        for number in range(warm):
-            print(f"  further clones, round {number + 1} of {warm}", flush=True)
+        print("  further clones", flush=True)
+        for _ in rounds_within(70, warm):
             for size, image in images.items():
                 before = rig.front_end_bytes()
                 samples[size, "warm"].append(rig.clone(vms[size], image))

@@ -5,10 +5,22 @@ from __future__ import annotations
 
 import operator
 import statistics
+import time
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 COMPARE = {">=": operator.ge, "<=": operator.le}
+
+
+def rounds_within(seconds: float, most: int) -> Iterator[int]:
+    """Count rounds, at most `most`, and none more that would end after `seconds`; at least one: n says how many it were."""
+    started = time.monotonic()
+    for number in range(most):
+        spent = time.monotonic() - started
+        if number and spent * (number + 1) / number > seconds:
+            return
+        print(f"  round {number + 1} of {most}", flush=True)
+        yield number
 
 
 def median(values: Sequence[float]) -> float:

@@ -50,9 +50,9 @@ def draw(report: Data, folder: Path) -> None:
         groups: Dict[str, List[Data]] = {}
         for found in figures:
             parts = found["name"].split("/")
-            if parts[0] == "overlay-options" and parts[1] == size and parts[3] not in ("create", "allocated"):
+            if parts[0] == "overlay-options" and parts[1] == size and found["ratio"] is not None:
                 groups.setdefault(parts[3], []).append({**found, "label": parts[2]})
-        name = f"bench-overlay-{size.replace(' ', '')}.svg"
+        name = f"bench-overlay-{size.replace(' ', '').replace(',', '-')}.svg"
         _bars(folder / name, f"Overlays against raw, image of {size}", "ratio to raw (dashed: 0.8)", groups, 0.8)
     chosen = [{**f, "label": f["name"].split("/")[1]} for f in figures if f["name"].startswith("overlay-io/")]
     if chosen:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
-    bench/run.py [--quick] [NAME ...]     names: options io clone actions
+    bench/run.py [--quick] [NAME ...]     names: io clone actions options large
     bench/run.py --docs                   write the tables in docs/ from build/bench.json
 
 Times mean nothing on a shared machine: every figure is compared with a baseline of the same run.
@@ -35,6 +35,7 @@ BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "clone": clone.clone,
     "actions": actions.actions,
     "options": overlay.options,
+    "large": overlay.large,
 }
 
 

@@ -22,7 +22,7 @@ from semishared.do import dir_store, ssh, upload
 from semishared.errors import SemisharedError
 from semishared.opennebula import args
 from semishared.opennebula.report import Report
-from semishared.opennebula.xml import Datastore, Disk, Image, Vm
+from semishared.opennebula.xml import Datastore, Disk, Image
 from semishared.plan import disks
 from semishared.plan import steps as s
 
@@ -395,7 +395,8 @@ CASES = [
     _cp("datastore cp convert", "image-qcow2.raw.qcow2", "<DRIVER>raw</DRIVER>"),
     _cp("datastore cp not sparse", "image-raw.raw", "<SPARSE>no</SPARSE>"),
     _mkfs("raw", ""), _mkfs("qcow2", "ext4"),
-    Case("datastore clone", lambda rig, env: datastore(rig, env, "clone", f"<ID>9</ID><PATH>{source(rig, QCOW2)}</PATH><FORMAT>qcow2</FORMAT>"),
+    Case("datastore clone", lambda rig, env: datastore(
+        rig, env, "clone", f"<ID>9</ID><PATH>{source(rig, QCOW2)}</PATH><FORMAT>qcow2</FORMAT>"),
          killed=("fe",), orphans=1),
     Case("datastore rm", lambda rig, env: datastore(rig, env, "rm", f"<ID>1</ID><SOURCE>{source(rig, RAW)}</SOURCE>"), killed=("fe",)),
 ]  # fmt: skip

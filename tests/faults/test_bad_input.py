@@ -312,8 +312,8 @@ def test_wrong_checksum(cloud: Cloud) -> None:
 # -- standard input ----------------------------------------------------------------------------------------------
 
 BOMB = (
-    '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY a "aaaaaaaaaa">'
-    + "".join(f'<!ENTITY a{n} "{"&a" + (str(n - 1) if n > 1 else "") + ";"}{("&a" + (str(n - 1) if n > 1 else "") + ";") * 9}">' for n in range(1, 12))
+    '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY a0 "aaaaaaaaaa">'
+    + "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 12))
     + "]><DS_DRIVER_ACTION_DATA><IMAGE><PATH>&a11;</PATH></IMAGE></DS_DRIVER_ACTION_DATA>"
 )
 EXTERNAL = (
@@ -345,7 +345,10 @@ def test_garbage_on_stdin_of_a_datastore_action(cloud: Cloud, action: str, garba
     one_line(cloud.datastore(action, "", data=garbage))
 
 
-@pytest.mark.parametrize("garbage", [b"", b"%%%", base64.b64encode(b"<VM>"), base64.b64encode(BOMB.replace("DS_DRIVER_ACTION_DATA", "VM").encode()),
+VM_BOMB = BOMB.replace("DS_DRIVER_ACTION_DATA", "VM")
+
+
+@pytest.mark.parametrize("garbage", [b"", b"%%%", base64.b64encode(b"<VM>"), base64.b64encode(VM_BOMB.encode()),
                                      base64.b64encode(b"<OTHER/>")], ids=["empty", "no base64", "cut", "bomb", "other root"])  # fmt: skip
 @pytest.mark.parametrize("action", ["premigrate", "postmigrate", "failmigrate"])
 def test_garbage_on_stdin_of_a_migration(cloud: Cloud, action: str, garbage: bytes) -> None:
@@ -413,8 +416,13 @@ def test_hostile_arguments(cloud: Cloud, action: str) -> None:
     assert not failures, "\n".join(failures)
 
 
-@pytest.mark.parametrize("path", ["/", "/7", f"{SYSTEM}/8/disk.0", f"{SYSTEM}/7/disk.0/disk.0", f"{SYSTEM}/7/.semishared",
-                                  f"{SYSTEM}/7/disk.x", f"{SYSTEM}/../7/disk.0", "/etc/7/disk.0", f"{SYSTEM}/7/disk.99999999999"])  # fmt: skip
+OUTSIDE = [
+    "/", "/7", "/etc/7/disk.0", f"{SYSTEM}/8/disk.0", f"{SYSTEM}/../7/disk.0",
+    *(f"{SYSTEM}/7/{name}" for name in ("disk.0/disk.0", ".semishared", "disk.x", "disk.99999999999")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
 def test_delete_stays_in_the_vm_directory(cloud: Cloud, path: str) -> None:
     one_line(cloud.tm("delete", f"h1:{path}", "7", "101"))
 
@@ -444,7 +452,7 @@ def test_values_that_do_not_go_together(cloud: Cloud, source: str, attributes: s
 
 
 ANSWERS = {
-    "bomb": BOMB.replace("DS_DRIVER_ACTION_DATA", "VM"),
+    "bomb": VM_BOMB,
     "external entity": EXTERNAL.replace("DS_DRIVER_ACTION_DATA", "VM"),
     "no xml": "not xml at all",
     "cut": "<VM><ID>7</ID>",

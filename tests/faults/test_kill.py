@@ -7,10 +7,11 @@ import json
 import os
 import re
 import threading
+import time
 import traceback
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Set
 
@@ -133,7 +134,7 @@ def lowest_backing(rig: Rig, machine: str, path: str) -> str:
         path = f"{os.path.dirname(path)}/{backing}"
 
 
-@lru_cache(maxsize=None)
+@cache
 def digest_of_iso() -> str:
     from .cases import ISO
 
@@ -224,7 +225,8 @@ class Outcome:
 def difference(wanted: Listing, found: Listing) -> str:
     lines = [f"missing {path}" for path in sorted(wanted.keys() - found.keys())]
     lines += [f"left over {path}: {found[path]}" for path in sorted(found.keys() - wanted.keys())]
-    lines += [f"{path}: {found[path]} instead of {wanted[path]}" for path in sorted(wanted.keys() & found.keys()) if wanted[path] != found[path]]
+    both = sorted(wanted.keys() & found.keys())
+    lines += [f"{path}: {found[path]} instead of {wanted[path]}" for path in both if wanted[path] != found[path]]
     return "; ".join(lines)
 
 
@@ -348,11 +350,20 @@ def _work(index: int) -> Outcome:
     if not _rig:
         own_mounts()
         _rig.append(Rig())
+        threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
         build(_rig[0])
     try:
         return Proof(_rig[0], CASES[index]).run()
     except Exception:  # noqa: BLE001 - told by the test
         return Outcome(failures=[traceback.format_exc()])
+
+
+def _follow(parent: int) -> None:
+    """End this worker, and its rig, when the test run is gone."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    _end(0)
+    os._exit(1)
 
 
 def _end(_: int) -> int:
@@ -365,7 +376,8 @@ def _end(_: int) -> int:
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> "Iterator[Dict[str, Future[Outcome]]]":
     """Prove the selected cases, two at a time."""
-    wanted = {item.callspec.params["name"] for item in request.session.items if getattr(item, "callspec", None) and "name" in item.callspec.params}  # type: ignore[attr-defined]
+    specs = [getattr(item, "callspec", None) for item in request.session.items]
+    wanted = {spec.params["name"] for spec in specs if spec and "name" in spec.params}
     pools = [ProcessPoolExecutor(1) for _ in range(2)]
     futures: "Dict[str, Future[Outcome]]" = {}
     # The long ones first; whoever is done takes the next.

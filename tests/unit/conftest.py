@@ -61,7 +61,9 @@ class Watch:
         if isinstance(path, int) or path is None:
             return ""
         name = os.path.abspath(os.fsdecode(path))  # type: ignore[arg-type]
-        if name.startswith(self.temporary) or any(part in name for part in OWN_FILES) or name == "/dev/null":
+        # A checkout may itself lie in a directory for temporary files.
+        in_checkout = name.startswith(f"{CHECKOUT}/")
+        if (name.startswith(self.temporary) and not in_checkout) or any(part in name for part in OWN_FILES) or name == "/dev/null":
             return ""
         if verb == "read" and name.startswith((CHECKOUT, sys.prefix, "/usr/", "/proc/self", "/dev/urandom", "/etc/localtime")):
             return ""

@@ -36,7 +36,10 @@ def place(image: Image, datastore: Datastore, is_persistent: bool) -> str:
     how, how_from = _value(image, datastore, "SEMISHARED_LOCAL", LOCALS, "overlay")
     if is_persistent:
         if where == "local":
-            raise NotSupported(f"SEMISHARED_PLACE = local of {where_from} for an image that is attached in place (persistent, CD-ROM) is not supported yet")
+            raise NotSupported(
+                f"SEMISHARED_PLACE = local of {where_from} for an image that is attached in place (persistent, CD-ROM) "
+                "is not supported yet"
+            )
         return "shared"
     if where == "shared":
         if how_from and how_from == where_from:
