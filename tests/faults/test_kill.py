@@ -98,13 +98,15 @@ def check_disk(rig: Rig, case: Case, machine: str, vm_dir: Path, path: Path) -> 
     if record["how"] == "overlay":
         base = f"{rig.datastores}/.semishared/bases/{image['store']}-{image['id']}-{image['generation']}"
         backing = lowest_backing(rig, machine, record["path"])
-        assert (case.restored and not backing) or backing == f"{base}/leases/{vm_dir.name}-{number}", f"{where} lies over {backing}, its record says {base}"
+        lease = f"{base}/leases/{vm_dir.name}-{number}"
+        assert (case.restored and not backing) or backing == lease, f"{where} lies over {backing}, its record says {base}"
         if machine == "fe":
             return  # DESIGN §5: without a lease there; its base is the image's generation in the store
         rig.run(machine, ["qemu-img", "check", "-q", "-f", "qcow2", record["path"]])
     elif record["how"] == "store-clone":
         backing = lowest_backing(rig, machine, record["path"])
-        assert (case.restored and not backing) or backing == f"{os.path.dirname(image['source'])}/.semishared/{os.path.basename(image['source'])}/image"
+        directory, name = os.path.split(image["source"])
+        assert (case.restored and not backing) or backing == f"{directory}/.semishared/{name}/image"
     wanted = digest(case.guest.get(where, IMAGES[image["id"]].content))
     seen = rig.guest_sees(machine, record["path"], record["format"])
     changed = digest(bytes(changed_image())) if image["id"] == RAW.id else ""

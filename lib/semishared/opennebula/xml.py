@@ -51,7 +51,7 @@ class View:
 
     def to_bytes(self) -> bytes:
         """Return the element as XML."""
-        return ElementTree.tostring(self.element, encoding="utf-8")
+        return bytes(ElementTree.tostring(self.element, encoding="utf-8"))
 
 
 class Disk(View):
