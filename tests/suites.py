@@ -30,7 +30,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "unit": {"paths": ["tests/unit"], "minutes": 2},
     "tools": {"paths": ["tests/tools"], "minutes": 3},
     "replay": {"paths": ["tests/replay"], "minutes": 6},
-    "system": {"paths": ["tests/system"], "minutes": 8},
+    "system": {"paths": ["tests/system"], "minutes": 12},
     "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 5},
     "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 4},
 }
