@@ -109,7 +109,8 @@ def restore(here: str, argv: list[str], _report: Report) -> NoReturn:
         raise BadArguments("no checkpoint")
     vm_dir = os.path.dirname(argv[0])
     records = all_records(vm_dir)
-    if os.path.isfile(argv[0]) and any(os.path.basename(os.path.dirname(record.path)).endswith(".snap") for record in records.values()):
+    layered = any(os.path.dirname(record.path).endswith(".snap") for record in records.values())
+    if layered and os.path.isfile(argv[0]):
         _bring_up_to_date(here, argv[0], records)
     become(here, "restore", argv)
 
