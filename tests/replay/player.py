@@ -168,7 +168,8 @@ class Player:
                 self.images[image] = dict(fresh)
                 check(self.lab.fe, answer[0], recorded[1] if recorded[1:] else self._format(message), self.images[image])
         elif action in ("snap_revert", "snap_delete"):
-            source, number = os.path.normpath(message.findtext("IMAGE/SOURCE") or ""), int(message.findtext("IMAGE/TARGET_SNAPSHOT") or "-1")
+            source = os.path.normpath(message.findtext("IMAGE/SOURCE") or "")
+            number = int(message.findtext("IMAGE/TARGET_SNAPSHOT") or "-1")
             if action == "snap_revert":
                 content = self.images[int(call["argv"][0])]
                 content.clear()
@@ -332,7 +333,8 @@ class Player:
         node, path = self._target(word)
         number = int(path.rsplit(".", 1)[1])
         record = guest.record(node, os.path.dirname(path), number)
-        return node, record, os.path.normpath(record["image"]["source"]) if record["how"] == "in-place" else f"{guest.vm}.{number}"
+        own = f"{guest.vm}.{number}"
+        return node, record, os.path.normpath(record["image"]["source"]) if record["how"] == "in-place" else own
 
     def _after_snap_create(self, guest: Guest, argv: List[str]) -> None:
         node, record, key = self._place(guest, argv[0])
