@@ -33,6 +33,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "system": {"paths": ["tests/system"], "minutes": 12},
     "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 5},
     "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 4},
+    "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 12},
 }
 
 
