@@ -30,9 +30,10 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "unit": {"paths": ["tests/unit"], "minutes": 2},
     "tools": {"paths": ["tests/tools"], "minutes": 4},
     "replay": {"paths": ["tests/replay"], "minutes": 6},
-    "system": {"paths": ["tests/system"], "minutes": 8},
+    "system": {"paths": ["tests/system"], "minutes": 12},
     "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 5},
     "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 7},
+    "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 12},
 }
 
 

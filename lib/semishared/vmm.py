@@ -41,7 +41,8 @@ def run(here: str, argv: list[str]) -> int:
 
     Exit codes as in entry.py. That one sets a umask, which what we become must not inherit, so it is not used.
     """
-    actions = {"deploy": deploy, "attach_disk": attach_disk, "migrate": migrate, "restore": restore, "snapshot_create": snapshot_create}
+    known = (deploy, attach_disk, migrate, restore, snapshot_create)
+    actions = {function.__name__: function for function in known}
     report = Report(argv[0])
     try:
         return actions[argv[0]](here, argv[1:], report)
@@ -109,7 +110,8 @@ def restore(here: str, argv: list[str], _report: Report) -> NoReturn:
         raise BadArguments("no checkpoint")
     vm_dir = os.path.dirname(argv[0])
     records = all_records(vm_dir)
-    if os.path.isfile(argv[0]) and any(os.path.basename(os.path.dirname(record.path)).endswith(".snap") for record in records.values()):
+    layered = any(os.path.dirname(record.path).endswith(".snap") for record in records.values())
+    if layered and os.path.isfile(argv[0]):
         _bring_up_to_date(here, argv[0], records)
     become(here, "restore", argv)
 
@@ -179,7 +181,8 @@ def check_disk(vm_dir: str, record: DiskRecord) -> None:
         raise BadRecord(f"disk {record.disk} is recorded as {record.path} but {link or 'no link'} is there")
     for name in (path, f"{path}{record.layer}" if record.is_local else record.path):
         if not os.path.exists(name):
-            raise MissingImage(f"disk {record.disk}: {name if record.is_local else record.path} is not there on {os.uname().nodename}")
+            shown = name if record.is_local else record.path
+            raise MissingImage(f"disk {record.disk}: {shown} is not there on {os.uname().nodename}")
 
 
 def become(here: str, action: str, argv: list[str]) -> NoReturn:

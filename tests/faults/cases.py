@@ -212,6 +212,8 @@ class Case:
     """What the guest must read from `machine/datastore/vm/disk` where it is not the image's content."""
     restored: bytes = b""
     """What a disk, or the image of a disk in place, may hold instead of what it did."""
+    snapshots: Dict[str, Dict[int, bytes]] = field(default_factory=dict)
+    """What each snapshot of a disk holds, as long as it is there."""
     orphans: int = 0
     """Complete images under a final name that a kill just before the answer may leave, oned never knowing of them."""
 

@@ -17,17 +17,20 @@ from typing import Any, Dict, Iterator, List, Set
 
 import pytest
 
-from semishared.do import extents
+from semishared.do import extents, layers
 from semishared.errors import SemisharedError
 from semishared.plan import steps as s
 
 from . import conftest, driver_kills
-from .cases import CASES, IMAGES, OTHER, PERSISTENT, RAW, VM, Case, build, clone_steps, datastore, delete_steps, ln_steps, plan
+from .cases import CASES as OTHER_CASES
+from .cases import IMAGES, OTHER, PERSISTENT, RAW, VM, Case, build, clone_steps, datastore, delete_steps, ln_steps, plan
 from .cloud import STORE, SYSTEM, Cloud, until
 from .rig import MACHINES, Listing, Rig, file_digest, file_system, own_mounts, points
 from .rig import digest as digest_of
+from .snapshot_cases import SNAPSHOT_CASES
 
 OLD = 3 * 86400
+CASES = [*OTHER_CASES, *SNAPSHOT_CASES]
 
 
 digest = lru_cache(maxsize=None)(digest_of)
@@ -112,6 +115,7 @@ def check_disk(rig: Rig, case: Case, machine: str, vm_dir: Path, path: Path) -> 
     changed = digest(bytes(changed_image())) if image["id"] == RAW.id else ""
     or_else = changed if "new generation" in case.name else digest(case.restored) if case.restored else wanted
     assert seen in (wanted, or_else), f"the guest of {where} reads something else"
+    check_snapshots(rig, machine, record, case.snapshots.get(where, {}))
 
 
 def check_layers(rig: Rig, machine: str, path: Path, record: Dict[str, Any]) -> None:
@@ -125,6 +129,20 @@ def check_layers(rig: Rig, machine: str, path: Path, record: Dict[str, Any]) -> 
         assert folder == f"{rig.datastores}/{path.relative_to(rig.on(machine))}.snap"
     assert os.path.dirname(first) == os.path.basename(folder)
     assert rig.outside(machine, f"{folder}/{os.path.basename(first)}").exists()
+
+
+def check_snapshots(rig: Rig, machine: str, record: Dict[str, Any], wanted: Dict[int, bytes]) -> None:
+    """Each snapshot that is there holds what it did, through whatever layers it has now."""
+    if not wanted:
+        return
+    in_place = record["how"] == "in-place"
+    folder = f"{record['image']['source']}.snap" if in_place else os.path.dirname(record["path"])
+    outside = str(rig.outside(machine, folder))
+    known = {} if in_place else layers.tree(outside, int(os.path.basename(record["path"])), record["format"], record.get("raw_layer"))
+    for number, content in wanted.items():
+        if number in layers.numbered(outside) and f"{folder}/{number}" != record["path"]:
+            format = record["format"] if in_place else str(known[number]["format"])
+            assert rig.guest_sees(machine, f"{folder}/{number}", format) == digest(content), f"snapshot {number} holds something else"
 
 
 def lowest_backing(rig: Rig, machine: str, path: str) -> str:

@@ -51,11 +51,7 @@ def scenarios() -> Dict[str, Status]:
     return dict(sorted(table.items()))
 
 
-_SNAPSHOTS = "disk snapshots and resize come with a later issue"
 _NOT_PLAYED = {
-    "05-disk-snapshot": _SNAPSHOTS,
-    "05b-image-snapshots": _SNAPSHOTS,
-    "06-disk-resize": _SNAPSHOTS,
     **{
         name: "live migration of a VM with local disks comes with a later issue"
         for name in [*_MATCHED, *_OPEN]

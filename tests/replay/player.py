@@ -9,6 +9,7 @@ written and checked through the running QEMU, and by QEMU's block layer where no
 from __future__ import annotations
 
 import base64
+import json
 import os
 import re
 import shutil
@@ -47,6 +48,7 @@ class Player:
         self.sources: Dict[str, str] = {}  # recorded place of an image -> ours
         self.images: Dict[int, Content] = {}  # by image id: what is on it
         self.guests: Dict[int, Guest] = {}
+        self.snapshots: Dict[str, Dict[int, Content]] = {}  # by source of the image, or by vm.disk
         self.backups: Dict[int, List[Dict[int, Content]]] = {}  # by VM: what each fetched backup must hold
         self.recording: Recording = {}
 
@@ -165,6 +167,16 @@ class Player:
             if message.findtext("IMAGE/FORMAT") != "save_as":
                 self.images[image] = dict(fresh)
                 check(self.lab.fe, answer[0], recorded[1] if recorded[1:] else self._format(message), self.images[image])
+        elif action in ("snap_revert", "snap_delete"):
+            source = os.path.normpath(message.findtext("IMAGE/SOURCE") or "")
+            number = int(message.findtext("IMAGE/TARGET_SNAPSHOT") or "-1")
+            if action == "snap_revert":
+                content = self.images[int(call["argv"][0])]
+                content.clear()
+                content.update(self.snapshots[source][number])
+                check(self.lab.fe, source, self._format(message), content)
+            else:
+                assert not self.lab.fe.path(f"{source}.snap/{number}").exists()
         elif action == "rm" and call["rc"] == 0:
             self.images.pop(int(call["argv"][0]), None)
             source = message.findtext("IMAGE/SOURCE") or ""
@@ -226,6 +238,10 @@ class Player:
             guest.targets[number] = argv[2]
             guest.check(node, directory)
             guest.write(node, directory, number)
+        elif action == "resize_disk":
+            record = guest.record(node, directory, int(argv[1]))
+            self._size(node, record, int(argv[2]))
+            guest.check(node, directory)
         elif action == "detach_disk":
             guest.disks.pop(int(argv[1].rsplit(".", 1)[1]), None)
         elif action in ("cancel", "shutdown", "save"):
@@ -311,6 +327,51 @@ class Player:
         assert not os.path.lexists(old.path(source)), f"{old.name}:{source} is still there"
         if new.name != self.lab.fe.name:
             guest.check(new, target)
+
+    def _place(self, guest: Guest, word: str) -> "tuple[Any, Dict[str, Any], str]":
+        """Return the node of a disk, its record, and the key of its snapshots: those of a disk in place are its image's."""
+        node, path = self._target(word)
+        number = int(path.rsplit(".", 1)[1])
+        record = guest.record(node, os.path.dirname(path), number)
+        own = f"{guest.vm}.{number}"
+        return node, record, os.path.normpath(record["image"]["source"]) if record["how"] == "in-place" else own
+
+    def _after_snap_create(self, guest: Guest, argv: List[str]) -> None:
+        node, record, key = self._place(guest, argv[0])
+        content = guest.disks[int(argv[0].rsplit(".", 1)[1])]
+        self.snapshots.setdefault(key, {})[int(argv[1])] = dict(content)
+        guest.check(node, os.path.dirname(self._target(argv[0])[1]))
+        if guest.running:
+            guest.write(node, os.path.dirname(self._target(argv[0])[1]))
+        elif record["how"] == "in-place":
+            check(node, f"{record['image']['source']}.snap/{argv[1]}", record["format"], content)
+
+    _after_snap_create_live = _after_snap_create
+
+    def _after_snap_revert(self, guest: Guest, argv: List[str]) -> None:
+        node, _, key = self._place(guest, argv[0])
+        content = guest.disks[int(argv[0].rsplit(".", 1)[1])]
+        content.clear()
+        content.update(self.snapshots[key][int(argv[1])])
+        guest.check(node, os.path.dirname(self._target(argv[0])[1]))
+
+    def _after_snap_delete(self, guest: Guest, argv: List[str]) -> None:
+        node, record, key = self._place(guest, argv[0])
+        del self.snapshots[key][int(argv[1])]
+        folder = f"{key}.snap" if record["how"] == "in-place" else os.path.dirname(record["path"])
+        assert not os.path.lexists(node.path(f"{folder}/{argv[1]}")), f"{folder}/{argv[1]} is still there"
+        guest.check(node, os.path.dirname(self._target(argv[0])[1]))
+
+    def _after_resize(self, guest: Guest, argv: List[str]) -> None:
+        node, record, _ = self._place(guest, argv[0])
+        if not guest.running:
+            self._size(node, record, int(argv[1]))
+
+    @staticmethod
+    def _size(node: Any, record: Dict[str, Any], mib: int) -> None:
+        words = ["qemu-img", "info", "-U", "--output=json", "-f", record["format"], record["path"]]
+        found = json.loads(node.run(words, user="oneadmin").stdout)["virtual-size"]
+        assert found == mib << 20, f"{record['path']} has {found >> 20} MiB, not {mib}"
 
     def _after_cpds(self, guest: Guest, argv: List[str]) -> None:
         node, path = self._target(argv[0])

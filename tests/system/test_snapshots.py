@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from typing import Callable
 
 import pytest
 
@@ -20,7 +21,12 @@ DISKS = [
     ("vdd", "beside", False, "qcow2", {"SEMISHARED_PLACE": "shared"}),
     ("vde", "mine", True, "raw", {}),
     ("vdf", "mineq", True, "qcow2", {}),
+    ("vdg", "cowq", False, "qcow2", {}),
+    ("vdh", "fullq", False, "qcow2", {"SEMISHARED_LOCAL": "copy"}),
+    ("vdi", "besider", False, "raw", {"SEMISHARED_PLACE": "shared"}),
 ]
+PLACES = ("overlay", "copy", "store-clone", "in-place")
+FORMATS = ("raw", "qcow2")
 NAMES = {target: disk for disk, (target, *_) in enumerate(DISKS, 1)}
 
 
@@ -49,7 +55,9 @@ def layers(cloud: Cloud, vm: int, disk: int) -> list[str]:
     return cloud.files(node, folder)
 
 
-def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(cloud: Cloud, os_image: int) -> None:
+def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(
+    cloud: Cloud, os_image: int, cell: Callable[..., None]
+) -> None:
     """Snapshot, write, delete and revert: what a snapshot holds is what the guest had written, and no write errs."""
     data = images(cloud, "live")
     vm = deployed(cloud, "live-snap", os_image, data)
@@ -76,6 +84,8 @@ def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(cloud: C
     cloud.oned.disk_snapshot_delete(vm, NAMES["vdc"], 1)
     cloud.oned.disk_snapshot_delete(vm, NAMES["vdd"], 1)
     cloud.oned.disk_snapshot_delete(vm, NAMES["vde"], 1)
+    for target in ("vdf", "vdg", "vdh", "vdi"):
+        cloud.oned.disk_snapshot_delete(vm, NAMES[target], 1)
     for target in NAMES:
         guest.check(target, "base", 0, KIB)
         guest.check(target, "two", 1024, 64)
@@ -89,7 +99,10 @@ def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(cloud: C
     assert layers(cloud, vm, 4) == ["0"]
     cloud.oned.vm_poweroff(vm, hard=True)
     for target, disk in NAMES.items():
-        cloud.oned.disk_snapshot_revert(vm, disk, 1 if target == "vdb" else 0)
+        number, seed = (1, "two") if target == "vdb" else (0, "one")
+        saved = cloud.oned.disk_saveas(vm, disk, f"off-{target}", snapshot=number)
+        assert cloud.read(cloud.source(saved), DISKS[disk - 1][3], 64 << 10, 1024 << 10) == content(seed, 1024, 64)
+        cloud.oned.disk_snapshot_revert(vm, disk, number)
     cloud.oned.vm_resume(vm)
     guest = cloud.guest(vm)
     for target in NAMES:
@@ -115,12 +128,15 @@ def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(cloud: C
     assert cloud.leftovers() == []
     for image, format in ((data[3], "raw"), (data[4], "qcow2")):
         assert cloud.read(cloud.source(image), format, 64 << 10, 1024 << 10) == content("one", 1024, 64)
+    cell(("snap_create", "snap_delete", "cpds-snapshot"), PLACES, FORMATS, "live")
+    cell(("snap_revert", "cpds-snapshot"), PLACES, FORMATS, "off")
 
 
 def test_snapshots_of_a_suspended_guest(cloud: Cloud, os_image: int) -> None:
     """The memory image names layers that are frozen, merged and gone when the guest comes back."""
     cow, full = cloud.data_image("susp-cow", DATA), cloud.data_image("susp-full", DATA, SEMISHARED_LOCAL="copy")
-    beside, mine = cloud.data_image("susp-beside", DATA, SEMISHARED_PLACE="shared"), cloud.data_image("susp-mine", DATA, persistent=True)
+    beside = cloud.data_image("susp-beside", DATA, SEMISHARED_PLACE="shared")
+    mine = cloud.data_image("susp-mine", DATA, persistent=True)
     vm = cloud.deploy("susp", [{"IMAGE_ID": str(image)} for image in (os_image, cow, full, beside, mine)])
     guest = cloud.guest(vm)
     disks = {"vdb": 1, "vdc": 2, "vdd": 3, "vde": 4}
@@ -180,30 +196,34 @@ def test_snapshot_of_the_whole_vm_with_a_disk_that_cannot_is_refused_in_one_line
     assert cloud.leftovers() == []
 
 
-def test_disks_grow_running_off_and_undeployed(cloud: Cloud, os_image: int) -> None:
+def test_disks_grow_running_off_and_undeployed(cloud: Cloud, os_image: int, cell: Callable[..., None]) -> None:
     data = images(cloud, "grow")
-    vm = deployed(cloud, "grow", os_image, data)
+    disks = [{"IMAGE_ID": str(image)} for image in (os_image, *data)]
+    disks += [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in FORMATS]
+    vm = cloud.deploy("grow", disks)
     guest = cloud.guest(vm)
-    sizes = {"vdb": 24, "vdc": 32, "vdd": 40, "vde": 48, "vdf": 56}
+    numbers = {**NAMES, "vdj": 9, "vdk": 10}
+    sizes = {target: 16 + 8 * number for target, number in numbers.items()}
     for target, size in sizes.items():
-        cloud.oned.disk_resize(vm, NAMES[target], size)
+        cloud.oned.disk_resize(vm, numbers[target], size)
     assert {name: guest.disks()[name] >> 20 for name in sizes} == sizes
     for target, size in sizes.items():
         guest.write(target, "end", (size << 10) - 64, 64)
     cloud.oned.vm_poweroff(vm, hard=True)
     for target in sizes:
-        cloud.oned.disk_resize(vm, NAMES[target], sizes[target] + 16)
+        cloud.oned.disk_resize(vm, numbers[target], sizes[target] + 16)
     cloud.oned.vm_undeploy(vm)
     for target in sizes:
         sizes[target] += 32
-        cloud.oned.disk_resize(vm, NAMES[target], sizes[target])
+        cloud.oned.disk_resize(vm, numbers[target], sizes[target])
     cloud.oned.vm_deploy(vm, "h2", 101)
     guest = cloud.guest(vm)
     assert {name: guest.disks()[name] >> 20 for name in sizes} == sizes
     for target, size in sizes.items():
-        guest.check(target, "base", 0, KIB)
+        guest.check(target, "base" if target in NAMES else "zero", 0, KIB)
         guest.check(target, "end", ((size - 32) << 10) - 64, 64)
     cloud.terminate(vm)
     info = json.loads(cloud.lab.fe.run(["qemu-img", "info", "--output=json", "-f", "raw", cloud.source(data[3])]).stdout)
     assert info["virtual-size"] == sizes["vde"] << 20
     assert cloud.leftovers() == []
+    cell("resize", (*PLACES, "volatile"), FORMATS, ("off", "live"))

@@ -8,7 +8,7 @@ import os
 import random
 import subprocess
 from pathlib import Path
-from typing import Dict, List
+from typing import Callable, Dict, List
 
 import pytest
 
@@ -101,7 +101,7 @@ class Disk:
 
 
 @pytest.mark.parametrize(("place", "format"), CELLS)
-def test_create_revert_delete(world: World, place: str, format: str) -> None:
+def test_create_revert_delete(world: World, place: str, format: str, cell: Callable[..., None]) -> None:
     disk = Disk(world, place, format)
     disk.write(2, 0x20)
     disk.create()
@@ -127,13 +127,14 @@ def test_create_revert_delete(world: World, place: str, format: str) -> None:
     assert disk.layers() == ([] if place == "in-place" else ["3"])
     world.on(s.RemoveDisk(disk.ref, str(world.store)))
     assert not [path for path in world.top.rglob("*.snap") if "5-1" in path.name or "disk.1" in path.name]
+    cell(("snap_create", "snap_delete", "snap_revert"), place, format, "off")
 
 
-@pytest.mark.parametrize(("place", "format"), CELLS)
+@pytest.mark.parametrize(("place", "format"), [("overlay", "qcow2"), ("copy", "raw"), ("in-place", "qcow2")])
 def test_any_order_leaves_every_remaining_content_as_it_was(world: World, place: str, format: str) -> None:
     disk = Disk(world, place, format)
     dice = random.Random(f"{place} {format}")
-    for step in range(10):
+    for step in range(7):
         disk.write(dice.randrange(0, 15), 1 + step)
         kept = list(disk.kept)
         what = dice.choice(["create", "create", "revert", "delete"] if kept else ["create"])

@@ -13,7 +13,15 @@ import pytest
 
 from semishared.errors import BadArguments, BadRecord, MigrationRefused, NotSupported
 from semishared.opennebula.markup import Markup, escape
-from semishared.plan.domain import AttachMessage, DiskRecord, Domain, disk_number, disks_of_ours
+from semishared.plan.domain import (
+    AttachMessage,
+    DiskRecord,
+    Domain,
+    check_system_snapshot,
+    disk_number,
+    disks_of_ours,
+    with_active_layers,
+)
 from semishared.plan.live_migration import Outcome, is_proved, options, outcome, paths_in_place
 from semishared.plan.steps import State
 
@@ -335,3 +343,41 @@ def test_target_is_touched_only_if_the_vm_is_seen_running_here() -> None:
     assert outcome(State.RUNNING, State.RUNNING) is Outcome.IN_DOUBT
     assert outcome(State.RUNNING, State.UNKNOWN) is Outcome.IN_DOUBT
     assert outcome(State.RUNNING, State.ABSENT) is Outcome.STAYED
+
+
+def test_checkpoint_is_brought_to_the_active_layers() -> None:
+    """Paths keep the directory they were saved with: the stock restore replaces that."""
+    disk = (
+        "<disk type='file'><driver name='qemu' type='{}'/><source file='{}' index='1'/>"
+        "<backingStore type='file'><format type='raw'/><source file='/gone'/><backingStore/></backingStore>"
+        "<target dev='{}'/></disk>"
+    )
+    clone = "/s/100/.semishared/abc/clones/7-3.snap"
+    old = "/var/lib/one//datastores/104/7"
+    text = "<domain><devices>{}</devices></domain>".format(
+        disk.format("raw", f"{old}/disk.0.snap/0", "vda") + disk.format("qcow2", f"{clone}/1", "vdb")
+        + disk.format("qcow2", IN_PLACE, "vdc") + disk.format("qcow2", "/a/disk.9.snap/4", "vdd")
+    )  # fmt: skip
+    records = {
+        0: record(0, "copy", "qcow2", "/var/lib/one/datastores/101/7/disk.0.snap/3"),
+        3: record(3, "store-clone", "qcow2", f"{clone}/2"),
+        2: record(2, "in-place", "qcow2"),
+    }
+    found = ElementTree.fromstring(with_active_layers(text.encode(), records)).findall("devices/disk")
+    assert [_source(disk) for disk in found] == [f"{old}/disk.0.snap/3", f"{clone}/2", IN_PLACE, "/a/disk.9.snap/4"]
+    assert [disk.find("driver").get("type") for disk in found] == ["qcow2"] * 4  # type: ignore[union-attr]
+    assert [disk.find("backingStore") is None for disk in found] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(("how", "format"), [("in-place", "raw"), ("copy", "raw"), ("volatile", "raw")])
+def test_snapshot_of_the_whole_vm_is_refused_by_the_disk_that_cannot(how: str, format: str) -> None:
+    good = {0: record(0), 1: record(1, "in-place"), 2: DiskRecord(2, "in-place", "raw", IN_PLACE, readonly=True)}
+    check_system_snapshot(good)
+    with pytest.raises(NotSupported, match=rf"disk 3 \({how}, {format}\)"):
+        check_system_snapshot({**good, 3: record(3, how, format)})
+
+
+def test_local_disk_with_layers_is_opened_at_the_active_one() -> None:
+    text = f"<domain><devices><disk type='file'><source file='{VM_DIR}/disk.0'/><driver/></disk></devices></domain>".encode()
+    after = Domain(text, VM_DIR).with_records({0: record(0, path="/var/lib/one/datastores/101/7/disk.0.snap/12")})
+    assert f"file='{VM_DIR}/disk.0.snap/12'".encode() in after

@@ -248,7 +248,8 @@ def end(step: EndBackup) -> None:
 def received(step: RestoreDisk, chunks: Iterator[bytes], sha256: Callable[[], str]) -> Iterator[str]:
     """Yield the file that arrived, which is a standalone qcow2 image."""
     disk = step.disk
-    name = f"disk.{disk.disk}.backup"
+    # Not disk.N...: who restores a plain disk removes what is staged for that.
+    name = f"backup.disk.{disk.disk}"
     files.remove_staged(disk.vm_dir, name)
     path = files.staged_name(f"{disk.vm_dir}/{name}")
     try:

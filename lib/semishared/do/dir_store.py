@@ -66,6 +66,7 @@ def _make_side(stored: Stored) -> None:
     try:
         os.makedirs(stored.side, exist_ok=True)
         files.remove_stale(stored.side)
+        files.remove_stale(f"{stored.source}.snap")
     except OSError as e:
         raise StoreUnavailable(f"{stored.side} on {os.uname().nodename}: {e.strerror}") from None
 

@@ -32,9 +32,14 @@ class Execution:
         """Carry out one step; return what it found out (JSON data) or None."""
         return getattr(self, type(step).__name__)(step)
 
+    def _hear(self) -> Message:
+        # The front-end may wait for another host, or for a backup server: it has limits of its own.
+        with progress.waiting():
+            return self._next()
+
     def _chunks(self) -> Iterator[bytes]:
         while True:
-            message = self._next()
+            message = self._hear()
             if not isinstance(message, bytes):
                 break
             yield message
@@ -144,7 +149,7 @@ class Execution:
         self._writer.send(event="sent", **sent)
         point("directory sent")
         if sent["present"]:
-            message = self._next()
+            message = self._hear()
             if not isinstance(message, dict) or message.get("arrived") is not True:
                 raise TransferCorrupt(f"VM {step.vm} did not arrive; {step.vm_dir} stays on {os.uname().nodename}")
         # Also without a directory: a sender that was killed while it let go still holds leases.

@@ -92,8 +92,11 @@ def numbered(folder: str) -> list[int]:
     return sorted(found.values())
 
 
-def tree(folder: str, active: int, active_format: str) -> dict[int, dict[str, object]]:
-    """Return every layer's parent, format and backing name, from the headers of the files."""
+def tree(folder: str, active: int, active_format: str, raw_layer: object = None) -> dict[int, dict[str, object]]:
+    """Return every layer's parent, format and backing name, from the headers of the files.
+
+    The raw layer that a record names is raw though no header may say so any more.
+    """
     numbers = numbered(folder)
     if active not in numbers:
         same = [number for number in numbers if os.path.samefile(f"{folder}/{number}", f"{folder}/{active}")]
@@ -104,7 +107,8 @@ def tree(folder: str, active: int, active_format: str) -> dict[int, dict[str, ob
         raw = number == active and active_format == "raw"
         found[number] = ("", "") if raw else backing_of(f"{folder}/{number}")
     below = {number: int(name) for number, (name, _) in found.items() if name.isdigit() and name.isascii()}
-    raws = {below[number] for number in below if found[number][1] == "raw"}
+    raws: set[object] = {below[number] for number in below if found[number][1] == "raw" and number != raw_layer}
+    raws.add(raw_layer)
     described: dict[int, dict[str, object]] = {}
     for number in numbers:
         format = active_format if number == active else "raw" if number in raws else "qcow2"

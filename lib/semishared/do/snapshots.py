@@ -61,8 +61,8 @@ def describe(step: DescribeDisk) -> dict[str, object]:
     how, image = str(record["how"]), record.get("image")
     source = str(image["source"]) if isinstance(image, dict) else ""
     answer: dict[str, object] = {
-        "how": how, "format": record["format"], "source": source, "layers": {}, "active": layers.NONE, "snapshots": [], "target": "",
-        "system_snapshots": 0,
+        "how": how, "format": record["format"], "source": source, "layers": {}, "active": layers.NONE, "snapshots": [],
+        "aliases": [], "target": "", "system_snapshots": 0,
     }  # fmt: skip
     if how == "volatile":
         return answer
@@ -82,7 +82,9 @@ def describe(step: DescribeDisk) -> dict[str, object]:
         format = layers.backing_of(str(record["path"]))[1] or "qcow2"
     if not os.path.exists(f"{folder}/{active}"):
         raise MissingImage(f"{folder}/{active} is not there on {os.uname().nodename}")
-    answer["layers"], answer["active"] = layers.tree(folder, active, format), active
+    names = [int(name) for name in os.listdir(folder) if name.isdigit() and name.isascii()]
+    answer["aliases"] = sorted(set(names) - set(layers.numbered(folder)))
+    answer["layers"], answer["active"] = layers.tree(folder, active, format, record.get("raw_layer")), active
     return answer
 
 
@@ -142,9 +144,20 @@ def _activate(disk: DiskRef, layer: int, format: str) -> None:
     path = f"{folder_of(record)}/{layer}"
     files.remove_staged(f"{disk.vm_dir}/{vm_dir.RECORDS}", f"disk.{disk.disk}.json")
     if (record["path"], record["format"]) != (path, format):
-        vm_dir.write_record(disk, {**record, "path": path, "format": format})
+        vm_dir.write_record(disk, _over_raw(record, path))
         point("layer recorded")
     _link(record, disk, layer)
+
+
+def _over_raw(record: dict[str, object], path: str) -> dict[str, object]:
+    """Return the record for the qcow2 layer `path`, with the raw layer that it is put over noted.
+
+    The layers above a raw one say so, until it is being deleted and they have let go of it; its own first bytes are its
+    guest's.
+    """
+    below, format = layers.backing_of(path)
+    raw = {"raw_layer": int(below)} if format == "raw" and below.isdigit() else {}
+    return {**record, "path": path, "format": "qcow2", **raw}
 
 
 def _link(record: dict[str, object], disk: DiskRef, layer: int) -> None:
@@ -163,7 +176,7 @@ def switch_layer(step: SwitchLayer, planned: float) -> None:
     others = [f"--diskspec={target},snapshot=no" for target in targets if target != step.target]
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         was = {**before, "path": f"{folder}/{step.layer}", "format": layers.backing_of(f"{folder}/{step.to}")[1] or "qcow2"}
-        vm_dir.write_record(disk, {**before, "path": f"{folder}/{step.to}", "format": "qcow2"})
+        vm_dir.write_record(disk, _over_raw(before, f"{folder}/{step.to}"))
         point("layer recorded")
         try:
             domain.virsh(
@@ -212,6 +225,19 @@ def pull_layer(step: PullLayer) -> None:
                 base.append("--keep-relative")
         domain.virsh(URI, "blockpull", step.domain, step.target, *base, "--wait", timeout_s=LONG_S)
         point("layer pulled")
+    _flush(step.domain)
+
+
+def _flush(name: str) -> None:
+    """Make QEMU write what it knows of a pulled layer, before the file with the data is unlinked.
+
+    It keeps tables of the layer in memory until a flush, and a stopped guest is the one flush libvirt offers.
+    """
+    try:
+        domain.virsh(URI, "suspend", name, timeout_s=60)
+    finally:
+        domain.virsh(URI, "resume", name, timeout_s=60)
+    point("guest flushed")
 
 
 def _index(name: str, target: str, wanted: str) -> int:
@@ -286,12 +312,21 @@ def copy_back(source: str, snapshot: int) -> None:
     dir_store.check(source)
     if not os.path.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
-    files.remove_staged(*os.path.split(source))
-    with files.published(source) as staged:
-        _copy(path, staged)
-        os.chmod(staged, 0o660)
-        files.fsync(staged)
-        dir_store.begin_session(dir_store.Stored(source))
+    files.remove_staged(copies(source))
+    # Not beside the image, where every name is an image's.
+    staged = files.staged_name(f"{copies(source)}/image")
+    try:
+        with files.enough_space(os.path.dirname(source)):
+            _copy(path, staged)
+            os.chmod(staged, 0o660)
+            files.fsync(staged)
+            point("revert staged")
+            dir_store.begin_session(dir_store.Stored(source))
+            os.rename(staged, source)
+    except BaseException:
+        files.unlink(staged)
+        raise
+    files.fsync(os.path.dirname(source))
     point("image reverted")
 
 
@@ -300,8 +335,12 @@ def drop_copy(source: str, snapshot: int) -> None:
     files.remove_staged(copies(source))
     files.unlink(f"{copies(source)}/{snapshot}")
     point("snapshot removed")
+    _remove_if_empty(copies(source))
+
+
+def _remove_if_empty(directory: str) -> None:
     try:
-        os.rmdir(copies(source))
+        os.rmdir(directory)
     except OSError:
         pass
 
@@ -313,6 +352,7 @@ def flatten(source: str, snapshot: int) -> None:
         copy_back(source, snapshot)
     for number in sorted(layers.numbered(copies(source)), key=lambda number: number == snapshot):
         drop_copy(source, number)
+    _remove_if_empty(copies(source))
 
 
 def drop_copy_of(step: DropCopy) -> None:
@@ -348,7 +388,8 @@ def snapshot_file(record: dict[str, object], snapshot: int) -> tuple[str, str]:
         folder = folder_of(record)
         path = f"{folder}/{snapshot}"
         active = int(os.path.basename(str(record["path"])))
-        format = str(layers.tree(folder, active, str(record["format"])).get(snapshot, {}).get("format", "qcow2"))
+        found = layers.tree(folder, active, str(record["format"]), record.get("raw_layer"))
+        format = str(found.get(snapshot, {}).get("format", "qcow2"))
     if not os.path.exists(path):
         raise MissingImage(f"snapshot {snapshot} of disk {record['disk']}: {path} is not there on {os.uname().nodename}")
     return path, format

@@ -51,7 +51,8 @@ class View:
 
     def to_bytes(self) -> bytes:
         """Return the element as XML."""
-        return bytes(ElementTree.tostring(self.element, encoding="utf-8"))
+        data: bytes = ElementTree.tostring(self.element, encoding="utf-8")
+        return data
 
 
 class Disk(View):

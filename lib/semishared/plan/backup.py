@@ -41,7 +41,7 @@ def prebackup(request: Backup, vm: Vm, xml: str, base_path: str, *, live: bool) 
     for number in request.disks:
         driver = vm.disk(number).driver
         if driver not in ("", DRIVER):
-            raise NotSupported(f"disk {number} of VM {vm.id} is of driver {driver}: backup of a VM with such disks is not supported yet")
+            raise NotSupported(f"disk {number} of VM {vm.id} is of driver {driver}: backup together with ours is not supported yet")
     domain = domain_of(request, live)
     ids = tuple(str(number) for number in request.disks)
     place = request.place

@@ -70,6 +70,8 @@ class Facts:
     how: str
     tree: Tree
     snapshots: tuple[int, ...] = ()
+    aliases: tuple[int, ...] = ()
+    """Numbers of layers that have a higher one too."""
     target: str = ""
     system_snapshots: int = 0
     source: str = ""
@@ -82,8 +84,8 @@ class Facts:
             raise BadArguments("not a description of a disk")
         layers = {int(number): Layer(**layer) for number, layer in data["layers"].items()}
         return cls(
-            data["how"], Tree(layers, data["active"]), tuple(data["snapshots"]), data["target"], data["system_snapshots"],
-            data["source"], data["format"],
+            data["how"], Tree(layers, data["active"]), tuple(data["snapshots"]), tuple(data["aliases"]), data["target"],
+            data["system_snapshots"], data["source"], data["format"],
         )  # fmt: skip
 
     @property
@@ -115,8 +117,9 @@ def create(request: SnapshotPlace, facts: Facts, domain: str) -> list[s.Step]:
         return [s.CopyOut(disk, number, domain, facts.target)]
     tree = facts.tree
     top, new = tree.active, number + 1
+    unused = [s.DropLayer(disk, alias) for alias in sorted({top, *facts.aliases} - {number, new}) if not domain]
     if top == new and tree.layers[top].parent == number:
-        return [s.ActivateLayer(disk, new, "qcow2")]  # done before
+        return [s.ActivateLayer(disk, new, "qcow2"), *unused]  # done before
     if top > number:
         raise BadArguments(f"snapshot {number} of disk {disk.disk} is older than its active layer {top}")
     steps: list[s.Step] = [s.NameLayer(disk, top, number)] if top != number else []
@@ -124,7 +127,7 @@ def create(request: SnapshotPlace, facts: Facts, domain: str) -> list[s.Step]:
     if domain:
         # The record first: whatever fails now, both layers hold what the guest has, and only the newer one says so.
         return [*steps[:-1], s.SwitchLayer(disk, top, new, domain, facts.target)]
-    return steps + ([s.DropLayer(disk, top)] if top != number else [])
+    return steps + unused
 
 
 def delete(request: SnapshotPlace, facts: Facts, domain: str) -> list[s.Step]:

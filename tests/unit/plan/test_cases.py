@@ -7,6 +7,8 @@
     image       changes to the recorded image 1 (not persistent); TEMPLATE is an object of attributes
     datastore   changes to the recorded datastore 100
     here        hosts that are this machine (mv)
+    live        the VM runs (prebackup, postbackup)
+    base_path   BACKUP_BASE_PATH of datastore.conf
     records     the records on the source host (premigrate)
     steps       the plan; for mv and premigrate by machine
     error       {"id": ..., "words": [...]} instead
@@ -27,7 +29,7 @@ import pytest
 from semishared.errors import SemisharedError
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
-from semishared.plan import disks, migration
+from semishared.plan import backup, disks, migration
 from semishared.plan.steps import Step, to_data
 
 UNIT = Path(__file__).resolve().parents[1]
@@ -127,8 +129,18 @@ def premigrate(case: Case) -> list[Step]:
     return list(plan.links)
 
 
+def prebackup(case: Case) -> list[Step]:
+    request = args.Backup.parse(case["argv"])
+    return backup.prebackup(request, vm(case), "PFZNPjwvVk0+", case.get("base_path", ""), live=case.get("live", False))
+
+
+def postbackup(case: Case) -> list[Step]:
+    request = args.Backup.parse(case["argv"])
+    return backup.postbackup(request, case.get("base_path", ""), live=case.get("live", False))
+
+
 PLANNERS: dict[str, Callable[[Case], list[Step]]] = {
-    planner.__name__: planner for planner in (clone, ln, mkimage, mkswap, mvds, cpds, delete, mv, premigrate)
+    planner.__name__: planner for planner in (clone, ln, mkimage, mkswap, mvds, cpds, delete, mv, premigrate, prebackup, postbackup)
 }
 
 

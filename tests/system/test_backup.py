@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backups of a running guest that writes: one moment for all disks, and nothing left when it is cut short."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import threading
+import time
+from typing import List
+
+from lab.cloud import Cloud
+from lab.guest import content
+
+KIB = 4
+COPIES = 4
+
+
+def vm_xml(cloud: Cloud, vm: int, freeze: str, mode: str = "FULL") -> bytes:
+    config = f"<BACKUPS><BACKUP_CONFIG><FS_FREEZE>{freeze}</FS_FREEZE><MODE>{mode}</MODE></BACKUP_CONFIG></BACKUPS></VM>"
+    return cloud.oned.vm(vm).to_xml().replace("</VM>", config).encode()
+
+
+def argv(cloud: Cloud, vm: int, action: str, disks: str = "0:1:2") -> List[str]:
+    record = cloud.oned.vm(vm)
+    script = f"/var/lib/one/remotes/tm/semishared/{action}"
+    return [script, f"{record.last.host.name}:{cloud.vm_dir(vm)}", disks, record.deploy_id, "-", str(vm), "101"]
+
+
+def call(cloud: Cloud, vm: int, action: str, freeze: str = "NONE", mode: str = "FULL") -> "subprocess.CompletedProcess[bytes]":
+    words = argv(cloud, vm, action)
+    return cloud.lab.fe.run(words, user="oneadmin", input=vm_xml(cloud, vm, freeze, mode), check=False, timeout=120)
+
+
+def ok(done: "subprocess.CompletedProcess[bytes]") -> None:
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def number(data: bytes, last: int) -> int:
+    """Return which of the guest's writes a block holds."""
+    for candidate in range(last, -1, -1):
+        if data == content(f"n{candidate}", 0, KIB):
+            return candidate
+    raise AssertionError("a block that the guest never wrote")
+
+
+def test_backup_of_a_writing_guest(cloud: Cloud) -> None:
+    os_image = cloud.os_image("backup-os")
+    mine = cloud.data_image("backup-mine", content("n0", 0, KIB), persistent=True)
+    cow = cloud.data_image("backup-cow", content("n0", 0, KIB), format="qcow2")
+    vm = cloud.deploy("backup", [{"IMAGE_ID": str(image)} for image in (os_image, mine, cow)])
+    guest = cloud.guest(vm)
+    written, stop = [0], threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            guest.write("vdb", f"n{written[0] + 1}", 0, KIB)
+            guest.write("vdc", f"n{written[0] + 1}", 0, KIB)
+            written[0] += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    directory = cloud.vm_dir(vm)
+    try:
+        for freeze in ["NONE", "SUSPEND"] * (COPIES // 2):
+            before = written[0]
+            ok(call(cloud, vm, "prebackup_live", freeze))
+            copies = [f"{directory}/backup/disk.{disk}.0" for disk in (1, 2)]
+            first, second = (number(cloud.read(path, "qcow2", KIB << 10, node=guest.node), written[0] + 1) for path in copies)
+            # The guest writes to the first, then to the second: any other pair is two moments.
+            assert second in (first, first - 1), f"{first} on one disk, {second} on the other"
+            assert before <= second + 1
+            ok(call(cloud, vm, "postbackup_live", freeze))
+            assert not [name for name in cloud.files(guest.node, directory) if "backup" in name or "frozen" in name]
+        for _ in range(4):
+            cut_short(cloud, vm, random.uniform(0.2, 1.2))
+            now = written[0]
+            deadline = time.monotonic() + 30
+            while written[0] == now:
+                assert time.monotonic() < deadline, "the guest no longer runs"
+                time.sleep(0.1)
+    finally:
+        stop.set()
+        writer.join(60)
+    last = written[0]
+    for device in ("vdb", "vdc"):
+        guest.check(device, f"n{last}", 0, KIB)
+    refused = call(cloud, vm, "prebackup_live", mode="INCREMENT")
+    assert refused.returncode == 1
+    assert b"MODE = FULL" in refused.stderr
+    ok(call(cloud, vm, "postbackup_live"))
+    cloud.terminate(vm)
+    assert cloud.read(cloud.source(mine), "raw", KIB << 10) == content(f"n{last}", 0, KIB)
+    for image in (os_image, mine, cow):
+        cloud.oned.image_delete(image)
+
+
+def cut_short(cloud: Cloud, vm: int, seconds: float) -> None:
+    """Kill a backup; what oned calls then puts everything right."""
+    driver = cloud.lab.fe.popen(argv(cloud, vm, "prebackup_live"), user="oneadmin", stdin=subprocess.PIPE)
+    assert driver.stdin
+    driver.stdin.write(vm_xml(cloud, vm, "SUSPEND"))
+    driver.stdin.close()
+    time.sleep(seconds)
+    driver.kill()
+    driver.wait()
+    ok(call(cloud, vm, "postbackup_live", "SUSPEND"))
+    ok(call(cloud, vm, "postbackup_live", "SUSPEND"))
+    node = cloud.lab.node(cloud.oned.vm(vm).last.host.name)
+    virsh = ["virsh", "-q", "-c", "qemu:///system"]
+    name = cloud.oned.vm(vm).deploy_id
+    assert node.run([*virsh, "domstate", name], user="oneadmin").stdout.strip() == b"running"
+    assert b"None" in node.run([*virsh, "domjobinfo", name], user="oneadmin").stdout
+    assert not [name for name in cloud.files(node, cloud.vm_dir(vm)) if "backup" in name or "frozen" in name]

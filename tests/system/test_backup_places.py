@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backup of a running and of a switched-off guest, and restore: every place and format, called as OpenNebula calls."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Callable, Dict
+
+import matrix
+from lab.cloud import DATASTORES, Cloud
+from lab.guest import content
+from lab.oned.objects import Datastore, Image
+
+FORMATS = ("raw", "qcow2")
+PLACES: Dict[str, Dict[str, str]] = {
+    "in-place": {}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "store-clone": {"SEMISHARED_PLACE": "shared"}
+}  # fmt: skip
+DATA = content("base", 0, 64)
+REPOSITORY, NAME = 107, "8e4cbd"
+
+
+def call(cloud: Cloud, action: str, vm: int, *words: str) -> None:
+    """Run a transfer action of the VM on the front-end, with the VM on stdin as oned gives it."""
+    host = cloud.oned.vm(vm).last.host.name
+    argv = [f"/var/lib/one/remotes/tm/semishared/{action}", f"{host}:{cloud.vm_dir(vm)}", *words]
+    done = cloud.lab.fe.run(argv, input=cloud.oned.vm(vm).to_xml().encode(), check=False, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def check_copies(cloud: Cloud, vm: int, disks: int, seed: str) -> None:
+    """See that the copies beside the VM hold what the guest had written, and depend on nothing."""
+    node = cloud.lab.node(cloud.oned.vm(vm).last.host.name)
+    for disk in range(1, disks + 1):
+        path = f"{cloud.vm_dir(vm)}/backup/disk.{disk}.0"
+        assert b"backing file" not in node.run(["qemu-img", "info", "-U", "-f", "qcow2", path]).stdout
+        assert cloud.read(path, "qcow2", 64 << 10, 1024 << 10, node=node) == content(seed, 1024, 64)
+
+
+def test_backup_running_and_off_and_restore(cloud: Cloud, cell: Callable[..., None]) -> None:
+    images = [
+        cloud.data_image(f"places-{place}-{format}", DATA, persistent=place == "in-place", format=format, **attributes)
+        for place, attributes in PLACES.items() for format in FORMATS
+    ]  # fmt: skip
+    disks = [{"IMAGE_ID": str(image)} for image in (cloud.os_image("places-os"), *images)]
+    disks += [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in FORMATS]
+    vm = cloud.deploy("places", disks)
+    count = len(disks) - 1
+    targets = [f"vd{letter}" for letter in "bcdefghijk"[:count]]
+    words = (":".join(str(disk) for disk in range(1, count + 1)), f"one-{vm}", "-", str(vm), "101")
+    guest = cloud.guest(vm)
+    for target in targets:
+        guest.write(target, "one", 1024, 64)
+    host = cloud.lab.node("h1")
+    before = cloud.files(host, cloud.vm_dir(vm))
+    call(cloud, "prebackup_live", vm, *words)
+    check_copies(cloud, vm, count, "one")
+    there = f"{DATASTORES}/{REPOSITORY}/{vm}/{NAME}"
+    cloud.lab.fe.run(["mkdir", "-p", there])
+    shutil.copytree(host.path(f"{cloud.vm_dir(vm)}/backup"), cloud.lab.fe.path(there), dirs_exist_ok=True)
+    cloud.lab.fe.run(["chown", "-R", "oneadmin:", there], user="root")
+    call(cloud, "postbackup_live", vm, *words)
+    assert cloud.files(host, cloud.vm_dir(vm)) == before
+
+    for target in targets:
+        guest.write(target, "two", 1024, 64)
+    cloud.oned.vm_poweroff(vm, hard=True)
+    call(cloud, "prebackup", vm, *words)
+    check_copies(cloud, vm, count, "two")
+    call(cloud, "postbackup", vm, *words)
+    assert cloud.files(host, cloud.vm_dir(vm)) == before
+
+    oned = cloud.oned
+    image = max(oned.images) + 1
+    oned.datastores[REPOSITORY] = Datastore(
+        REPOSITORY, "repository", 3, "rsync", "-", f"{DATASTORES}/{REPOSITORY}", {"TYPE": "BACKUP_DS"}
+    )
+    oned.images[image] = Image(image, "backup", 6, False, REPOSITORY, "repository", {}, source=NAME, format="raw", vms=[vm])
+    try:
+        call(cloud, "restore", vm, str(vm), str(image), "-1", "-1")
+    finally:
+        del oned.images[image], oned.datastores[REPOSITORY]
+        shutil.rmtree(cloud.lab.fe.path(f"{DATASTORES}/{REPOSITORY}"))
+    cloud.oned.vm_resume(vm)
+    guest = cloud.guest(vm)
+    for target, place in zip(targets, [place for place in PLACES for _ in FORMATS] + ["volatile"] * 2):
+        guest.check(target, "zero" if place == "volatile" else "base", 0, 64)
+        guest.check(target, "one", 1024, 64)
+    cloud.terminate(vm)
+    assert cloud.leftovers() == []
+    for source, format in zip(images[:2], FORMATS):
+        assert cloud.read(cloud.source(source), format, 64 << 10, 1024 << 10) == content("one", 1024, 64)
+    cell("backup", matrix.PLACES, FORMATS, ("off", "live"))
+    cell("restore", matrix.PLACES, FORMATS, "off")
