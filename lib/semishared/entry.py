@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Callable
 
 from .errors import SemisharedError
 from .opennebula.report import Report
@@ -15,9 +16,9 @@ from .opennebula.report import Report
 
 def run(kind: str, action: str) -> int:
     """Run action `action` of driver `kind` ('tm' or 'datastore') with sys.argv; return the exit code."""
-    report = Report(action)
     os.umask(0o027)
-    try:
+
+    def act_and_answer(report: Report) -> int:
         if kind == "tm":
             from .tm import act
         else:
@@ -27,6 +28,15 @@ def run(kind: str, action: str) -> int:
             sys.stdout.write(answer + "\n")
             sys.stdout.flush()
         return 0
+
+    return caught(action, act_and_answer)
+
+
+def caught(action: str, work: Callable[[Report], int]) -> int:
+    """Do `work` and return its exit code, or after any failure say the one line that oned must get."""
+    report = Report(action)
+    try:
+        return work(report)
     except SemisharedError as e:
         report.fail(e)
         return 1

@@ -18,7 +18,8 @@ import os
 import sys
 from typing import NoReturn
 
-from .errors import BadArguments, BadRecord, MissingImage, SemisharedError, ToolMissing
+from .entry import caught
+from .errors import BadArguments, BadRecord, MissingImage, ToolMissing
 from .opennebula.args import absolute
 from .opennebula.report import Report
 from .opennebula.xml import View, decode, parse
@@ -39,26 +40,11 @@ RECORDS = ".semishared"
 def run(here: str, argv: list[str]) -> int:
     """Do action `argv[0]` with the arguments that follow; `here` is the directory of the vmm scripts.
 
-    Exit codes as in entry.py. That one sets a umask, which what we become must not inherit, so it is not used.
+    What we become must not inherit a umask of ours: so not entry.run.
     """
     known = (deploy, attach_disk, migrate, restore, snapshot_create)
     actions = {function.__name__: function for function in known}
-    report = Report(argv[0])
-    try:
-        return actions[argv[0]](here, argv[1:], report)
-    except SemisharedError as e:
-        report.fail(e)
-        return 1
-    except OSError as e:
-        report.fail(SemisharedError(f"{type(e).__name__}: {e}"))
-        return 1
-    except Exception as e:  # noqa: BLE001 - oned must get its one line whatever happens
-        import traceback
-
-        for line in traceback.format_exc().splitlines():
-            report.error(line)
-        report.fail(SemisharedError(f"{type(e).__name__}: {e}"))
-        return 2
+    return caught(argv[0], lambda report: actions[argv[0]](here, argv[1:], report))
 
 
 def deploy(here: str, argv: list[str], report: Report) -> NoReturn:

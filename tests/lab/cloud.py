@@ -51,34 +51,28 @@ class Cloud:
         """Upload the bootable image with the verifier."""
         path = self.upload_file(f"{name}.img")
         build_guest_image(path)
-        self.give(path)
-        if format == "qcow2":
-            self.lab.fe.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", f"/var/tmp/{name}.img", f"/var/tmp/{name}.q"])
-            path.unlink()
-            path = self.upload_file(f"{name}.q")
-        image = self.oned.image_create(
-            STORE, name, path=f"/var/tmp/{path.name}", persistent=persistent, prefix="vd", attributes=dict(attributes)
-        )
-        path.unlink()
-        return image
+        return self._upload(name, format, "OS", persistent, attributes)
 
     def data_image(
         self, name: str, content: bytes, mib: int = 16, *, persistent: bool = False, format: str = "raw", **attributes: str
     ) -> int:
         """Upload an image of `mib` MiB that begins with `content`."""
-        path = self.upload_file(f"{name}.img")
-        with path.open("wb") as file:
+        with self.upload_file(f"{name}.img").open("wb") as file:
             file.write(content)
             file.truncate(mib << 20)
+        return self._upload(name, format, "DATABLOCK", persistent, attributes)
+
+    def _upload(self, name: str, format: str, type: str, persistent: bool, attributes: Dict[str, str]) -> int:
+        """Upload /var/tmp/NAME.img of the front-end in `format` and remove it."""
+        path = self.upload_file(f"{name}.img")
         self.give(path)
         if format == "qcow2":
             self.lab.fe.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", f"/var/tmp/{name}.img", f"/var/tmp/{name}.q"])
             path.unlink()
             path = self.upload_file(f"{name}.q")
         image = self.oned.image_create(
-            STORE, name, path=f"/var/tmp/{path.name}", type="DATABLOCK", persistent=persistent, prefix="vd",
-            attributes=dict(attributes),
-        )  # fmt: skip
+            STORE, name, path=f"/var/tmp/{path.name}", type=type, persistent=persistent, prefix="vd", attributes=dict(attributes)
+        )
         path.unlink()
         return image
 
