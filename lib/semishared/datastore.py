@@ -187,6 +187,21 @@ def snap_flatten(request: Request) -> str:
     return ""
 
 
+def export(request: Request) -> str:
+    """Print IMPORT_INFO for the marketplace: SOURCE is a path that OpenNebula's downloader reads on the front-end."""
+    from xml.sax.saxutils import escape
+
+    image = request.image
+    source = request.check_inside(image.source)
+    if not os.path.isfile(source):
+        raise MissingImage(f"{source} is not there on {os.uname().nodename}")
+    facts = {
+        "IMPORT_SOURCE": source, "MD5": upload.checksum(source, "md5"), "SIZE": str(image.size // MiB), "FORMAT": image.format or "raw",
+        "DISPOSE": "NO",
+    }  # fmt: skip
+    return f"<IMPORT_INFO>{''.join(f'<{name}>{escape(text)}</{name}>' for name, text in facts.items())}</IMPORT_INFO>"
+
+
 def monitor(request: Request) -> str:
     """Print the capacity of the file system that holds the datastore, in MiB."""
     try:
@@ -200,7 +215,7 @@ def monitor(request: Request) -> str:
 
 
 ACTIONS = {"stat": stat, "cp": cp, "mkfs": mkfs, "clone": clone, "rm": rm, "monitor": monitor,
-           "snap_delete": snap_delete, "snap_revert": snap_revert, "snap_flatten": snap_flatten}  # fmt: skip
+           "snap_delete": snap_delete, "snap_revert": snap_revert, "snap_flatten": snap_flatten, "export": export}  # fmt: skip
 
 
 def act(action: str, argv: list[str], report: Report) -> str:

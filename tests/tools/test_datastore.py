@@ -16,6 +16,7 @@ import subprocess
 import threading
 from pathlib import Path
 from typing import Any, Iterator
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 import pytest
@@ -496,3 +497,13 @@ def test_generation_survives_in_json_with_session_size_and_time(store: Store) ->
     assert (header["size"], header["mtime_ns"]) == (stat.st_size, stat.st_mtime_ns)
     assert header["session"] == (side / "session").read_text().strip() != ""
     assert header["format"] == "raw"
+
+
+def test_export_tells_a_marketplace_where_the_image_is_and_what(store: Store) -> None:
+    source, _ = store.cp(store.image(format="qcow2"))
+    answer = ElementTree.fromstring(store.ok("export", SOURCE=source, SIZE=7, FORMAT="qcow2"))
+    assert {element.tag: element.text for element in answer} == {
+        "IMPORT_SOURCE": str(source), "MD5": hashlib.md5(source.read_bytes()).hexdigest(), "SIZE": "7", "FORMAT": "qcow2", "DISPOSE": "NO",
+    }  # fmt: skip
+    store.fails("export", "SS022", SOURCE="/etc/passwd")
+    store.fails("export", "SS020", SOURCE=source.with_name("gone"))

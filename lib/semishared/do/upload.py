@@ -155,12 +155,18 @@ def real_path(opened_path: str) -> str:
 def check_sums(path: str, checksums: dict[str, str], name: str) -> None:
     """Raise ChecksumMismatch unless `path` has all `checksums` ({"md5": hex, ...})."""
     for kind, wanted in checksums.items():
-        digest = hashlib.new(kind)
-        with open(path, "rb") as file:
-            for chunk in iter(lambda: file.read(1 << 20), b""):
-                digest.update(chunk)
-        if digest.hexdigest() != wanted.strip().lower():
-            raise ChecksumMismatch(f"{name}: {kind} is {digest.hexdigest()}, not {wanted}")
+        found = checksum(path, kind)
+        if found != wanted.strip().lower():
+            raise ChecksumMismatch(f"{name}: {kind} is {found}, not {wanted}")
+
+
+def checksum(path: str, kind: str) -> str:
+    """Return the hex digest of a file; `kind` as hashlib names it."""
+    digest = hashlib.new(kind)
+    with open(path, "rb") as file:
+        for chunk in iter(lambda: file.read(1 << 20), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def fetch(source: Source, upload: Upload) -> str:
