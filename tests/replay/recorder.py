@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 # Hundreds of calls: it starts without site packages and speaks XML-RPC by hand (20 ms instead of 100).
 SCRIPT = r"""#!/usr/bin/python3 -ISB
-import binascii, json, os, re, socket, sys
+import binascii, fcntl, json, os, re, socket, sys
 path, argv = sys.argv[0], sys.argv[1:]
 action, driver, kind = path.split("/")[-1], path.split("/")[-2], path.split("/")[-3]
 data = sys.stdin.read()
@@ -35,6 +35,7 @@ def ask(vm):
 if kind == "tm":
     call["vm_info"] = ask(int(argv[-2]))
 with open(os.environ["RECORDER_LOG"], "a+") as log:
+    fcntl.flock(log, fcntl.LOCK_EX)
     log.seek(0)
     number = sum(json.loads(line)["action"] != "monitor" for line in log)
     log.write(json.dumps(call) + "\n")
