@@ -173,8 +173,19 @@ def creation(report: Data) -> str:
     return _table(["overlay", *sizes], rows)
 
 
+def overlay(report: Data) -> str:
+    """The chosen overlay and one with its file's length set, against raw."""
+    rows = [
+        [f["what"], f"{_spread(f)} {f['unit']}", number(f["baseline"]["median"]), _ratio(f), number(f["expected"]), str(f["n"])]
+        for f in report["figures"]
+        if f["name"].startswith("overlay-io")
+    ]
+    return _table(["what", "measured", "raw", "ratio", "expected", "n"], rows)
+
+
 BLOCKS: Dict[str, Callable[[Data], str]] = {
-    "machine": machine, "budgets": budgets, "clone": clone, "actions": actions, "options": options, "creation": creation,
+    "machine": machine, "budgets": budgets, "clone": clone, "actions": actions, "overlay": overlay, "options": options,
+    "creation": creation,
 }  # fmt: skip
 
 

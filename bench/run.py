@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from pathlib import Path
@@ -65,6 +66,8 @@ def main() -> int:
         return 0
     if os.geteuid():
         parser.error("benchmarks need root: they put up a lab")
+    # A way out through every `finally`: the lab and the images must go.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     BUILD.mkdir(exist_ok=True)
     report: Dict[str, Any] = {"machine": machine(), "runs": {}, "figures": []}
     if arguments.names and out.exists():
