@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 from ..errors import ToolFailed
 from .run import LONG_S, run
@@ -38,6 +39,22 @@ def create_overlay(path: str, backing: str, backing_format: str, size: int, opti
     if options:
         argv += ["-o", options]
     run([*argv, path, *([str(size)] if size else [])])
+    _set_length(path)
+
+
+def _set_length(path: str) -> None:
+    """Give a new overlay's file the length it could grow to, as a hole.
+
+    A guest's first writes then fill a hole instead of extending the file, which the host's file system does one at a time
+    (docs/explanation/overlay-options.md: 0.5 of raw without, 0.7 to 0.8 with). The slack is for QEMU's tables.
+    """
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(32)[24:32], "big")
+        try:
+            os.ftruncate(file.fileno(), size + size // 1024 + (2 << 20))
+        except OSError:
+            # Larger than this file system's files can be: the overlay grows as it is written.
+            pass
 
 
 def convert(source: str, source_format: str, target: str, target_format: str, *, share: bool = False) -> None:
