@@ -27,13 +27,13 @@ BUILD = ROOT / "build"
 SUITES: Dict[str, Dict[str, Any]] = {
     "lint": {"command": ["tests/lint.sh"], "minutes": 2},
     "types": {"command": ["tests/types.sh"], "minutes": 3},
-    "unit": {"paths": ["tests/unit"], "minutes": 2},
-    "tools": {"paths": ["tests/tools"], "minutes": 4},
-    "replay": {"paths": ["tests/replay"], "minutes": 6},
-    "system": {"paths": ["tests/system"], "minutes": 12},
-    "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 5},
-    "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 7},
-    "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 12},
+    "unit": {"paths": ["tests/unit"], "minutes": 3},
+    "tools": {"paths": ["tests/tools"], "minutes": 8},
+    "replay": {"paths": ["tests/replay"], "minutes": 10},
+    "system": {"paths": ["tests/system"], "minutes": 20},
+    "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 10},
+    "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 12},
+    "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 15},
 }
 
 
