@@ -25,7 +25,7 @@ from . import conftest, driver_kills
 from .cases import CASES as OTHER_CASES
 from .cases import IMAGES, OTHER, PERSISTENT, RAW, VM, Case, build, clone_steps, datastore, delete_steps, ln_steps, plan
 from .cloud import STORE, SYSTEM, Cloud, until
-from .rig import MACHINES, Listing, Rig, file_digest, file_system, own_mounts, points
+from .rig import MACHINES, Listing, Rig, backing_of, file_digest, file_system, own_mounts, points
 from .rig import digest as digest_of
 from .snapshot_cases import SNAPSHOT_CASES
 
@@ -148,7 +148,7 @@ def check_snapshots(rig: Rig, machine: str, record: Dict[str, Any], wanted: Dict
 def lowest_backing(rig: Rig, machine: str, path: str) -> str:
     """Return what the lowest layer of a disk names as its backing file."""
     while True:
-        backing = str(rig.info(machine, path).get("backing-filename", ""))
+        backing = backing_of(rig.outside(machine, path)) or ""
         if "/" in backing or not backing:
             return backing
         path = f"{os.path.dirname(path)}/{backing}"
