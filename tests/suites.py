@@ -129,7 +129,7 @@ def main() -> int:
             f" {result['total']:5} total {result['seconds']:7.1f} s"
         )
         (BUILD / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    if set(usual) <= set(report):
+    if set(SUITES) <= set(report):
         report["matrix"] = judge_matrix(report)
         (BUILD / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     print("\n".join(rows))
