@@ -172,8 +172,8 @@ class Cloud:
         for node in (self.fe, self.h1, self.h2):
             for directory in (*(f"{SYSTEM}/{vm}" for vm in vms), BASES):
                 shutil.rmtree(node.path(directory), ignore_errors=True)
-        for clone in self.fe.path(f"{STORE}/.semishared").glob("*/clones/*"):
-            clone.unlink()
+        for clones in self.fe.path(f"{STORE}/.semishared").glob("*/clones"):
+            shutil.rmtree(clones)
 
     # -- what is there --------------------------------------------------------------------------
 
