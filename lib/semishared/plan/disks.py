@@ -11,7 +11,7 @@ from . import steps as s
 
 FORMATS = ("raw", "qcow2")
 SAVEAS_LIVE = 26
-"""LCM state SAVEAS_RUNNING's hotplug twin: the guest writes while cpds reads (CONTRACT §2.6)."""
+"""LCM state of a save-as while the guest runs and writes (CONTRACT §2.6)."""
 SAVEAS_AWAY = (67, 68)
 """LCM states in which cpds comes for an undeployed or stopped VM, whose files are on the front-end."""
 FAULT_TOLERANCE = (60, 61)
