@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .errors import BadAttribute
 
@@ -16,8 +16,7 @@ PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "etc
 OPTIONS = re.compile(r"([a-z0-9_]+=[A-Za-z0-9.]+(,[a-z0-9_]+=[A-Za-z0-9.]+)*)?\Z")
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(NamedTuple):
     """The settings; names are `section_key`."""
 
     hosts_scripts_dir: str = "/var/tmp/one"
@@ -36,7 +35,7 @@ def load(path: str = PATH) -> Config:
         parser.read(path, encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError) as e:
         raise BadAttribute(f"semishared.conf: {e}") from None
-    defaults = vars(Config())
+    defaults = Config()._asdict()
     values: dict[str, object] = {}
     for section in parser.sections():
         for key, text in parser.items(section):

@@ -75,11 +75,11 @@ PARSERS: list[Callable[[list[str]], Any]] = [
 ]
 
 
-def places(value: object) -> list[args.VmPlace]:
+def places(value: Any) -> list[args.VmPlace]:
     """Return all VM directories in a parsed request."""
     if isinstance(value, args.VmPlace):
         return [value]
-    return [place for part in vars(value).values() if hasattr(part, "__dict__") for place in places(part)]
+    return [place for part in value if isinstance(part, tuple) for place in places(part)]
 
 
 def is_plain(text: str) -> bool:

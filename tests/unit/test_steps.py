@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -33,8 +32,13 @@ json_values = st.recursive(
 )
 
 
-def steps_of(cls: type[s.Step]) -> st.SearchStrategy[s.Step]:
-    return st.builds(cls, *[VALUES[str(field.type)] for field in fields(cls)])  # type: ignore[arg-type]
+def kinds(cls: Any) -> list[str]:
+    """Return the types of a step's fields, as they are written."""
+    return [cls.__annotations__[name].__forward_arg__ for name in cls._fields]
+
+
+def steps_of(cls: Any) -> st.SearchStrategy[s.Step]:
+    return st.builds(cls, *[VALUES[kind] for kind in kinds(cls)])
 
 
 every_step = st.tuples(*[steps_of(cls) for cls in s.STEPS.values()])
@@ -43,18 +47,19 @@ every_step = st.tuples(*[steps_of(cls) for cls in s.STEPS.values()])
 @given(every_step)
 def test_every_step_is_the_same_after_its_way_through_json(plan: tuple[s.Step, ...]) -> None:
     for step in plan:
-        assert s.from_data(json.loads(json.dumps(s.to_data(step)))) == step
+        returned = s.from_data(json.loads(json.dumps(s.to_data(step))))
+        assert (type(returned), returned) == (type(step), step)
 
 
 @pytest.mark.parametrize("cls", s.STEPS.values(), ids=s.STEPS)
-def test_every_step_can_be_carried_out(cls: type[s.Step]) -> None:
+def test_every_step_can_be_carried_out(cls: Any) -> None:
     assert callable(getattr(Execution, cls.__name__))
 
 
 @given(st.dictionaries(st.sampled_from(["step", "image", "disk", "vm", "vm_dir", "domain", "x"]), json_values))
 def test_any_json_object_is_a_step_or_bad_arguments(data: dict[str, Any]) -> None:
     try:
-        assert isinstance(s.from_data(data), s.Step)
+        assert type(s.from_data(data)).__name__ in s.STEPS
     except BadArguments:
         pass
 
@@ -66,8 +71,8 @@ EXAMPLES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("cls", s.STEPS.values(), ids=s.STEPS)
-def test_a_step_with_a_part_missing_or_added_is_none(cls: type[s.Step]) -> None:
-    whole = s.to_data(cls(*[EXAMPLES[str(field.type)] for field in fields(cls)]))  # type: ignore[arg-type]
+def test_a_step_with_a_part_missing_or_added_is_none(cls: Any) -> None:
+    whole = s.to_data(cls(*[EXAMPLES[kind] for kind in kinds(cls)]))
     parts = [{**whole, "more": 1}, {**whole, "step": "Nothing"}, {**whole, "step": ["PrepareVm"]}]
     parts += [{key: value for key, value in whole.items() if key != name} for name in whole]
     for name in ("image", "disk"):

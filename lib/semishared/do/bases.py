@@ -18,8 +18,7 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Iterator
+from typing import Iterator, NamedTuple
 
 from ..errors import ImageChanged
 from ..plan.steps import ImageRef
@@ -30,8 +29,7 @@ from .undo import Undo
 NAME = ".semishared"
 
 
-@dataclass(frozen=True)
-class Base:
+class Base(NamedTuple):
     """A published base."""
 
     directory: str

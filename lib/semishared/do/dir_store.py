@@ -19,7 +19,7 @@ publishes one that nobody takes. Nothing here needs a lock across hosts.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import ImageChanged, MissingImage, StoreUnavailable
 from . import extents, files, layers
@@ -29,8 +29,7 @@ SIDE = ".semishared"
 MANIFEST_LIMIT = 256 << 20
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """An image in a store, by the path OpenNebula calls SOURCE."""
 
     source: str
@@ -95,8 +94,7 @@ def make_link(stored: Stored) -> str:
     return stored.link
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """The state of an image at one moment: equal before and after means that nobody began to write in between."""
 
     session: str
@@ -114,7 +112,7 @@ def see(stored: Stored) -> Seen:
 def generation(stored: Stored, seen: Seen) -> str:
     """Return the name of the image's current generation, '' if its content is unknown."""
     header = files.read_json(f"{stored.side}/generation.json")
-    if not header or any(header.get(key) != value for key, value in vars(seen).items()):
+    if not header or any(header.get(key) != value for key, value in seen._asdict().items()):
         return ""
     return str(header.get("generation", ""))
 
@@ -137,7 +135,7 @@ def publish_generation(stored: Stored, found: extents.Manifest, seen: Seen) -> N
     text = found.text()
     files.write(f"{stored.side}/manifest", text)
     files.write_json(
-        f"{stored.side}/generation.json", {"generation": extents.generation_of(text), "format": found.format, **vars(seen)}
+        f"{stored.side}/generation.json", {"generation": extents.generation_of(text), "format": found.format, **seen._asdict()}
     )
     point("generation published")
 

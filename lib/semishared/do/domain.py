@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import SemisharedError
 from .run import run
@@ -26,8 +26,7 @@ STATES = {
 }
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """The settings of kvmrc that concern us, with its defaults."""
 
     uri: str = "qemu:///system"

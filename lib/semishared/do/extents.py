@@ -17,8 +17,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from dataclasses import dataclass
-from typing import Iterator
+from typing import Iterator, NamedTuple
 
 from ..errors import ImageChanged
 from . import progress
@@ -32,8 +31,7 @@ HEADER = "semishared-manifest 1"
 _ZERO = bytes(EXTENT)
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(NamedTuple):
     """Format, file size in bytes, and the hash of each extent that is not a hole."""
 
     format: str

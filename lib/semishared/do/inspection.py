@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import MissingImage, ToolFailed, UnsafeImage
 from ..units import human
@@ -21,8 +21,7 @@ HEAD = 512 + 20 * 512
 READABLE = ("raw", "qcow2", "vmdk", "vdi", "vhdx", "vpc")
 
 
-@dataclass(frozen=True)
-class Inspected:
+class Inspected(NamedTuple):
     """Format and size in bytes that a guest would see."""
 
     format: str

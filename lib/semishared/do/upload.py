@@ -13,8 +13,7 @@ import os
 import re
 import shutil
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import IO, Iterator
+from typing import IO, Iterator, NamedTuple
 
 from ..errors import (
     BadArguments,
@@ -35,16 +34,13 @@ URL = re.compile(r"https?://[A-Za-z0-9._~:/?#@&+,=%\-]+\Z")
 """What is accepted as a URL: OpenNebula's downloader puts it between apostrophes before a shell reads it."""
 SSH_URL = re.compile(r"ssh://((?:[A-Za-z0-9_][A-Za-z0-9._\-]*@)?[A-Za-z0-9_][A-Za-z0-9._\-]*):(/[A-Za-z0-9._/:@+,=%\-]+)\Z")
 """ssh://[user@]host:/path, as the downloader has it. It hands the host to a shell as it is: no character here means anything there."""
-DOWNLOADER = os.path.join(
-    os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "datastore", "downloader.sh"
-)
+DOWNLOADER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "datastore", "downloader.sh")
 SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "--"]
 HEAD = 64 << 10
 """Bytes of a file that tell its size, if any do."""
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """Where an image comes from: a local path or a URL, and how its owner says to recognise it."""
 
     path: str

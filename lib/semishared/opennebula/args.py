@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import BadArguments
 from ..units import MiB
@@ -28,8 +28,7 @@ def absolute(path: str, what: str) -> str:
     return "/" + os.path.normpath(path).lstrip("/")
 
 
-@dataclass(frozen=True)
-class Location:
+class Location(NamedTuple):
     """A `host:path` argument."""
 
     host: str
@@ -44,8 +43,7 @@ class Location:
         return cls(host, absolute(path, what))
 
 
-@dataclass(frozen=True)
-class VmPlace:
+class VmPlace(NamedTuple):
     """A VM directory on a host: <DATASTORE_LOCATION>/<system datastore>/<vm>."""
 
     host: str
@@ -66,8 +64,7 @@ class VmPlace:
         return cls(location.host, location.path, vm_id)
 
 
-@dataclass(frozen=True)
-class DiskPlace:
+class DiskPlace(NamedTuple):
     """A disk of a VM: its directory and `disk.N`, or the name of a kernel or initrd (CONTRACT pitfall 5)."""
 
     vm_place: VmPlace
@@ -99,8 +96,7 @@ def is_disk(text: str) -> bool:
     return bool(DISK.match(name)) or name in ("kernel", "initrd")
 
 
-@dataclass(frozen=True)
-class FromImage:
+class FromImage(NamedTuple):
     """clone, ln: `fe:SOURCE host:VMDIR/disk.N vm image_datastore`."""
 
     source: str
@@ -115,8 +111,7 @@ class FromImage:
                    number(argv[3], "datastore id"))  # fmt: skip
 
 
-@dataclass(frozen=True)
-class NewDisk:
+class NewDisk(NamedTuple):
     """mkimage: `size_mib format host:VMDIR/disk.N vm system_datastore`; mkswap has no format."""
 
     size: int
@@ -136,8 +131,7 @@ class NewDisk:
         return cls(number(argv[0], "size") * MiB, "raw", DiskPlace.at(Location.parse(argv[1]), argv[2]))
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(NamedTuple):
     """context: `context.sh [file[:name] ...] host:VMDIR/disk.N vm system_datastore`; parsed from the end."""
 
     files: tuple[str, ...]
@@ -151,8 +145,7 @@ class Context:
         return cls(tuple(argv[:-3]), DiskPlace.at(Location.parse(argv[-3]), argv[-2]))
 
 
-@dataclass(frozen=True)
-class Move:
+class Move(NamedTuple):
     """mv: `host:VMDIR host:VMDIR vm datastore`; the same with disk.N on both sides (`disk` is then true)."""
 
     source: VmPlace
@@ -170,8 +163,7 @@ class Move:
         return cls(pair[0], pair[1], False)
 
 
-@dataclass(frozen=True)
-class ToImage:
+class ToImage(NamedTuple):
     """mvds: `host:VMDIR/disk.N SOURCE vm image_datastore`; cpds has a snapshot id (or -1) before the VM."""
 
     disk: DiskPlace
@@ -193,8 +185,7 @@ class ToImage:
                    number(argv[4], "datastore id"))  # fmt: skip
 
 
-@dataclass(frozen=True)
-class SnapshotPlace:
+class SnapshotPlace(NamedTuple):
     """snap_create, snap_create_live, snap_delete, snap_revert: `host:VMDIR/disk.N snapshot vm image_datastore`."""
 
     disk: DiskPlace
@@ -210,8 +201,7 @@ class SnapshotPlace:
         return cls(place, number(argv[1], "snapshot id"))
 
 
-@dataclass(frozen=True)
-class Resize:
+class Resize(NamedTuple):
     """resize: `host:VMDIR/disk.N size_mib vm datastore`."""
 
     disk: DiskPlace
@@ -227,8 +217,7 @@ class Resize:
         return cls(place, number(argv[1], "size") * MiB)
 
 
-@dataclass(frozen=True)
-class Delete:
+class Delete(NamedTuple):
     """delete: `host:VMDIR[/disk.N] vm datastore`."""
 
     vm_place: VmPlace
@@ -246,8 +235,7 @@ class Delete:
         return cls(VmPlace.at(location, argv[1]), None, store)
 
 
-@dataclass(frozen=True)
-class Migrate:
+class Migrate(NamedTuple):
     """premigrate, postmigrate, failmigrate: `source_host target_host VMDIR vm system_datastore [calling TM]`."""
 
     source_host: str
@@ -266,8 +254,7 @@ class Migrate:
         return cls(argv[0], target, argv[5] if len(argv) == 6 else "")
 
 
-@dataclass(frozen=True)
-class Backup:
+class Backup(NamedTuple):
     """(pre|post)backup(_live): `host:VMDIR id[:id...] deploy_id backup_job|- vm system_datastore`."""
 
     place: VmPlace
@@ -281,8 +268,7 @@ class Backup:
         return cls(VmPlace.at(Location.parse(argv[0]), argv[4]), disks, argv[2])
 
 
-@dataclass(frozen=True)
-class Restore:
+class Restore(NamedTuple):
     """restore: `host:VMDIR vm image increment|-1 disk|-1`."""
 
     place: VmPlace

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from ..errors import BadArguments, BadRecord, NotSupported
 from ..opennebula.args import DISK, absolute
@@ -29,8 +28,7 @@ FORMATS = ("raw", "qcow2")
 DRIVER = "semishared"
 
 
-@dataclass(frozen=True)
-class DiskRecord:
+class DiskRecord(NamedTuple):
     """What the transfer action made of one disk: `<VMDIR>/.semishared/disk.<N>.json`."""
 
     disk: int

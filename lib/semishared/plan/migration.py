@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Live migration of a VM whose disks are all in place.
 
-                       source                          target
-    premigrate         records are read                VM directory, links, context ISO
-                       every store is probed  ----->   and seen to be the same
-    (vmm/migrate)      libvirt moves the guest; no disk of ours is copied
-    postmigrate        directory removed               -
-    failmigrate        -                               directory removed
-    each removal only where the domain is known not to run.
+                   source                          target
+premigrate         records are read                VM directory, links, context ISO
+                   every store is probed  ----->   and seen to be the same
+(vmm/migrate)      libvirt moves the guest; no disk of ours is copied
+postmigrate        directory removed               -
+failmigrate        -                               directory removed
+each removal only where the domain is known not to run.
 """
 
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import MigrationRefused
 from ..opennebula.args import Migrate
@@ -21,8 +21,7 @@ from ..opennebula.xml import Vm
 from . import steps as s
 
 
-@dataclass(frozen=True)
-class InPlace:
+class InPlace(NamedTuple):
     """What travels with the guest: links to make, stores to probe."""
 
     links: tuple[s.LinkInPlace, ...]

@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from .refs import DiskRef, Step
+from .refs import DiskRef
 
 
-@dataclass(frozen=True)
-class DescribeDisk(Step):
+class DescribeDisk(NamedTuple):
     """Report a disk's record, its layers and who lies over whom, its snapshot copies, and (`domain`) the guest's view."""
 
     disk: DiskRef
     domain: str
 
 
-@dataclass(frozen=True)
-class NameLayer(Step):
+class NameLayer(NamedTuple):
     """Give a layer another number too."""
 
     disk: DiskRef
@@ -25,8 +23,7 @@ class NameLayer(Step):
     name: int
 
 
-@dataclass(frozen=True)
-class AddLayer(Step):
+class AddLayer(NamedTuple):
     """Publish a new empty layer over another one, in place of whatever layer has its number."""
 
     disk: DiskRef
@@ -35,8 +32,7 @@ class AddLayer(Step):
     over_format: str
 
 
-@dataclass(frozen=True)
-class ActivateLayer(Step):
+class ActivateLayer(NamedTuple):
     """Make a layer the one that is written: the record first, then the link."""
 
     disk: DiskRef
@@ -44,8 +40,7 @@ class ActivateLayer(Step):
     format: str
 
 
-@dataclass(frozen=True)
-class SwitchLayer(Step):
+class SwitchLayer(NamedTuple):
     """Make a running guest write to the layer `to` from now on."""
 
     disk: DiskRef
@@ -55,8 +50,7 @@ class SwitchLayer(Step):
     target: str
 
 
-@dataclass(frozen=True)
-class MergeLayer(Step):
+class MergeLayer(NamedTuple):
     """Give a layer what the one below it holds, and put it over `backing` ('' for nothing).
 
     `copy` leaves the file alone that a running guest has open, and replaces its name.
@@ -69,8 +63,7 @@ class MergeLayer(Step):
     copy: bool
 
 
-@dataclass(frozen=True)
-class PullLayer(Step):
+class PullLayer(NamedTuple):
     """Let a running guest do that to the layer it writes to."""
 
     disk: DiskRef
@@ -80,16 +73,14 @@ class PullLayer(Step):
     backing: str
 
 
-@dataclass(frozen=True)
-class DropLayer(Step):
+class DropLayer(NamedTuple):
     """Remove a layer over which nothing lies any more."""
 
     disk: DiskRef
     layer: int
 
 
-@dataclass(frozen=True)
-class CopyOut(Step):
+class CopyOut(NamedTuple):
     """Publish an independent copy of a disk in place as a snapshot beside its image."""
 
     disk: DiskRef
@@ -98,24 +89,21 @@ class CopyOut(Step):
     target: str
 
 
-@dataclass(frozen=True)
-class CopyBack(Step):
+class CopyBack(NamedTuple):
     """Make a snapshot beside the image `source` its content; a new session begins."""
 
     source: str
     snapshot: int
 
 
-@dataclass(frozen=True)
-class DropCopy(Step):
+class DropCopy(NamedTuple):
     """Remove a snapshot beside the image of a disk in place."""
 
     disk: DiskRef
     snapshot: int
 
 
-@dataclass(frozen=True)
-class GrowDisk(Step):
+class GrowDisk(NamedTuple):
     """Grow a disk that nobody has open to `size` bytes, at least."""
 
     disk: DiskRef

@@ -21,8 +21,7 @@ image's own format, whoever asks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Mapping
+from typing import Mapping, NamedTuple
 
 from ..errors import BadArguments, BadRecord, MissingImage, NotSupported
 from ..opennebula.args import SnapshotPlace
@@ -32,8 +31,7 @@ DELETE_RUNNING = 59
 NO_LAYER = -1
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """One layer: the number of the one below (NO_LAYER: none of ours) and how its own header names that."""
 
     parent: int
@@ -42,8 +40,7 @@ class Layer:
     backing_format: str = ""
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(NamedTuple):
     """All layers of a disk, and which one the guest writes to."""
 
     layers: Mapping[int, Layer]
@@ -63,8 +60,7 @@ class Tree:
         return found
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """What DescribeDisk found: how the disk is made, its layers or its snapshot copies, the guest that runs on it."""
 
     how: str

@@ -8,7 +8,7 @@ Sizes are bytes; paths are absolute.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 from ..errors import BadArguments
 from .refs import DiskRef as DiskRef
@@ -38,24 +38,21 @@ class State(enum.Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
-class PrepareVm(Step):
+class PrepareVm(NamedTuple):
     """Make the VM directory and mark its datastore as ours (`.monitor`)."""
 
     vm: int
     vm_dir: str
 
 
-@dataclass(frozen=True)
-class StageBase(Step):
+class StageBase(NamedTuple):
     """Have a verified base of the image in the host's base store `root`."""
 
     root: str
     image: ImageRef
 
 
-@dataclass(frozen=True)
-class CreateOverlay(Step):
+class CreateOverlay(NamedTuple):
     """Publish a qcow2 overlay over the staged base as the VM's disk, with a lease on the base."""
 
     disk: DiskRef
@@ -64,8 +61,7 @@ class CreateOverlay(Step):
     options: str
 
 
-@dataclass(frozen=True)
-class CopyImage(Step):
+class CopyImage(NamedTuple):
     """Publish a verified full copy of the image as the VM's disk."""
 
     disk: DiskRef
@@ -73,8 +69,7 @@ class CopyImage(Step):
     min_size: int
 
 
-@dataclass(frozen=True)
-class CopyFile(Step):
+class CopyFile(NamedTuple):
     """Publish a plain copy of a file (kernel, initrd)."""
 
     source: str
@@ -82,8 +77,7 @@ class CopyFile(Step):
     vm: int
 
 
-@dataclass(frozen=True)
-class CloneOnStore(Step):
+class CloneOnStore(NamedTuple):
     """Publish a copy-on-write clone beside the image on the store, and a link to it as the VM's disk."""
 
     disk: DiskRef
@@ -91,8 +85,7 @@ class CloneOnStore(Step):
     min_size: int
 
 
-@dataclass(frozen=True)
-class LinkInPlace(Step):
+class LinkInPlace(NamedTuple):
     """Link the VM's disk to the image itself; `session` ends the image's generation first."""
 
     disk: DiskRef
@@ -101,8 +94,7 @@ class LinkInPlace(Step):
     session: bool
 
 
-@dataclass(frozen=True)
-class CreateVolatile(Step):
+class CreateVolatile(NamedTuple):
     """Publish an empty disk, with a file system if one is named, or a swap area (`fs` = swap)."""
 
     disk: DiskRef
@@ -111,8 +103,7 @@ class CreateVolatile(Step):
     fs: str
 
 
-@dataclass(frozen=True)
-class ReceiveFile(Step):
+class ReceiveFile(NamedTuple):
     """Publish a file whose bytes follow the plan."""
 
     path: str
@@ -121,38 +112,33 @@ class ReceiveFile(Step):
     sha256: str
 
 
-@dataclass(frozen=True)
-class SendFile(Step):
+class SendFile(NamedTuple):
     """Send a file's bytes."""
 
     path: str
 
 
-@dataclass(frozen=True)
-class EndSession(Step):
+class EndSession(NamedTuple):
     """Take an in-place disk away from the VM; the image stays."""
 
     disk: DiskRef
 
 
-@dataclass(frozen=True)
-class RemoveDisk(Step):
+class RemoveDisk(NamedTuple):
     """Remove a disk of a VM, its lease, and its clone on the store `store_dir` ('' if it has none)."""
 
     disk: DiskRef
     store_dir: str
 
 
-@dataclass(frozen=True)
-class RemoveVm(Step):
+class RemoveVm(NamedTuple):
     """Remove a VM directory and all leases of the VM."""
 
     vm: int
     vm_dir: str
 
 
-@dataclass(frozen=True)
-class SaveDisk(Step):
+class SaveDisk(NamedTuple):
     """Publish an independent copy of a disk on the store; `domain` names the running VM ('' if it is off)."""
 
     disk: DiskRef
@@ -163,16 +149,14 @@ class SaveDisk(Step):
     """The snapshot to save instead of the present content, -1 for none."""
 
 
-@dataclass(frozen=True)
-class SendVm(Step):
+class SendVm(NamedTuple):
     """Send a VM directory, then remove it once told that it arrived."""
 
     vm: int
     vm_dir: str
 
 
-@dataclass(frozen=True)
-class ReceiveVm(Step):
+class ReceiveVm(NamedTuple):
     """Receive a VM directory, give its overlays their bases and leases, and publish it."""
 
     vm: int
@@ -181,8 +165,7 @@ class ReceiveVm(Step):
     """False on the front-end: no bases there, an overlay lies without a lease (DESIGN §5)."""
 
 
-@dataclass(frozen=True)
-class RenameVm(Step):
+class RenameVm(NamedTuple):
     """Move a VM directory to another system datastore of the same host (`keep_bases` as in ReceiveVm)."""
 
     vm: int
@@ -191,16 +174,14 @@ class RenameVm(Step):
     keep_bases: bool
 
 
-@dataclass(frozen=True)
-class DescribeVm(Step):
+class DescribeVm(NamedTuple):
     """Report the records of a VM's disks."""
 
     vm: int
     vm_dir: str
 
 
-@dataclass(frozen=True)
-class WriteProbe(Step):
+class WriteProbe(NamedTuple):
     """Write a small file into a store, to see whether another host reads it."""
 
     store_dir: str
@@ -208,8 +189,7 @@ class WriteProbe(Step):
     text: str
 
 
-@dataclass(frozen=True)
-class AnswerProbe(Step):
+class AnswerProbe(NamedTuple):
     """Read the probe another host wrote, check its text, and append to it."""
 
     store_dir: str
@@ -218,8 +198,7 @@ class AnswerProbe(Step):
     answer: str
 
 
-@dataclass(frozen=True)
-class CheckProbe(Step):
+class CheckProbe(NamedTuple):
     """Check that the other host's answer arrived, and remove the probe."""
 
     store_dir: str
@@ -227,8 +206,7 @@ class CheckProbe(Step):
     text: str
 
 
-@dataclass(frozen=True)
-class AllowMigration(Step):
+class AllowMigration(NamedTuple):
     """Leave the proof, for vmm/migrate, that both hosts see the same stores."""
 
     vm: int
@@ -237,15 +215,13 @@ class AllowMigration(Step):
     stores: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class CheckNotRunning(Step):
+class CheckNotRunning(NamedTuple):
     """Fail if the domain is running on this host."""
 
     domain: str
 
 
-@dataclass(frozen=True)
-class BackUp(Step):
+class BackUp(NamedTuple):
     """Leave a standalone qcow2 copy of each disk, as of one moment, and `xml` as vm.xml, in `directory`."""
 
     vm: int
@@ -258,8 +234,7 @@ class BackUp(Step):
     xml: str
 
 
-@dataclass(frozen=True)
-class EndBackup(Step):
+class EndBackup(NamedTuple):
     """End whatever a backup has begun, and remove `directory`."""
 
     vm: int
@@ -268,16 +243,14 @@ class EndBackup(Step):
     domain: str
 
 
-@dataclass(frozen=True)
-class RestoreDisk(Step):
+class RestoreDisk(NamedTuple):
     """Give a disk the content of the qcow2 image whose bytes follow the plan; `min_size` is what the VM's disk has."""
 
     disk: DiskRef
     min_size: int
 
 
-@dataclass(frozen=True)
-class LookAround(Step):
+class LookAround(NamedTuple):
     """Report all that is ours on the machine, for `semishared gc`; `libvirt`: also what its domains use."""
 
     location: str
@@ -286,8 +259,7 @@ class LookAround(Step):
     libvirt: bool
 
 
-@dataclass(frozen=True)
-class Discard(Step):
+class Discard(NamedTuple):
     """Remove one thing that `semishared gc` has found left over, if its newest time is still `seen`."""
 
     kind: str
@@ -298,15 +270,17 @@ class Discard(Step):
     seen: str
 
 
-STEPS: dict[str, type[Step]] = {cls.__name__: cls for cls in Step.__subclasses__()}
-_NESTED = {"image": ImageRef, "disk": DiskRef}
+_NESTED: dict[str, Any] = {"image": ImageRef, "disk": DiskRef}
+STEPS: dict[str, Any] = {
+    name: cls for name, cls in globals().items() if hasattr(cls, "_fields") and cls not in _NESTED.values()
+}  # fmt: skip
 
 
 def to_data(step: Step) -> dict[str, object]:
     """Return `step` as JSON data."""
     data: dict[str, object] = {"step": type(step).__name__}
-    for name, value in vars(step).items():
-        data[name] = dict(vars(value)) if name in _NESTED else value
+    for name, value in step._asdict().items():  # type: ignore[attr-defined]
+        data[name] = value._asdict() if name in _NESTED else value
     return data
 
 
@@ -314,15 +288,15 @@ def from_data(data: dict[str, object]) -> Step:
     """Return the step in JSON `data`; raise BadArguments."""
     values = dict(data) if isinstance(data, dict) else {}
     cls = STEPS.get(str(values.pop("step", "")))
-    if cls is None or set(values) != {field.name for field in fields(cls)}:  # type: ignore[arg-type]
+    if cls is None or set(values) != set(cls._fields):
         raise BadArguments(f"not a step: {str(data)[:200]}")
     for name, kind in _NESTED.items():
         if name in values:
             nested = values[name]
-            if not isinstance(nested, dict) or set(nested) != {field.name for field in fields(kind)}:
+            if not isinstance(nested, dict) or set(nested) != set(kind._fields):
                 raise BadArguments(f"not a step: {str(data)[:200]}")
             values[name] = kind(**nested)
     for name, value in values.items():
         if isinstance(value, list):
             values[name] = tuple(value)
-    return cls(**values)
+    return cls(**values)  # type: ignore[no-any-return]
