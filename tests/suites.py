@@ -5,7 +5,8 @@
     tests/suites.py [--full] [SUITE ...]
 
 A required suite that did not run, ran no test, or took longer than its minutes counts as failed. So does a cell of the
-matrix (tests/matrix.py) that no test reported, when all suites run.
+matrix (tests/matrix.py) that no test reported, when all suites run. Suites that have labs of their own run two at a time
+(they wait for guests and for ssh more than they compute); what each says is printed when it has ended.
 """
 
 from __future__ import annotations
@@ -17,34 +18,38 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import matrix
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
+AT_ONCE = 2
 SUITES: Dict[str, Dict[str, Any]] = {
-    "lint": {"command": ["tests/lint.sh"], "minutes": 2},
-    "types": {"command": ["tests/types.sh"], "minutes": 3},
-    "unit": {"paths": ["tests/unit"], "minutes": 3},
-    "tools": {"paths": ["tests/tools"], "minutes": 8},
-    "replay": {"paths": ["tests/replay"], "minutes": 10},
+    "lint": {"command": ["tests/lint.sh"], "minutes": 2, "alone": True},
+    "types": {"command": ["tests/types.sh"], "minutes": 3, "alone": True},
+    "unit": {"paths": ["tests/unit"], "minutes": 3, "alone": True},
     "system": {"paths": ["tests/system"], "minutes": 20},
     "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 10},
+    "replay": {"paths": ["tests/replay"], "minutes": 10},
     "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 12},
+    "tools": {"paths": ["tests/tools"], "minutes": 8},
     "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 15, "full": True},
 }
+"""The longest first: two at a time, all others fit beside it."""
 
 
-def run_command(name: str, suite: Dict[str, Any]) -> Dict[str, Any]:
+def run_command(suite: Dict[str, Any], log: Path) -> Dict[str, Any]:
     """Run a suite that is one command: one check, passed or failed."""
-    done = subprocess.run(suite["command"], cwd=ROOT, check=False, timeout=suite["minutes"] * 60)
+    with open(log, "wb") as out:
+        done = subprocess.run(suite["command"], cwd=ROOT, check=False, timeout=suite["minutes"] * 60, stdout=out, stderr=out)
     passed = int(done.returncode == 0)
     return {"passed": passed, "failed": 1 - passed, "skipped": 0, "total": 1}
 
 
-def run_pytest(name: str, suite: Dict[str, Any], full: bool) -> Dict[str, Any]:
+def run_pytest(name: str, suite: Dict[str, Any], full: bool, log: Path) -> Dict[str, Any]:
     """Run a suite of tests and read its result from pytest's own report."""
     xml = BUILD / f"junit-{name}.xml"
     figures = BUILD / "figures" / f"{name}.json"
@@ -56,18 +61,19 @@ def run_pytest(name: str, suite: Dict[str, Any], full: bool) -> Dict[str, Any]:
         env["SEMISHARED_FULL"] = "1"
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5", f"--junitxml={xml}"]
     limit = suite["minutes"] * 60 * (6 if full else 1)
-    process = subprocess.Popen([*words, *suite["paths"]], cwd=ROOT, env=env)
-    late = False
-    try:
-        process.wait(limit)
-    except subprocess.TimeoutExpired:
-        late = True
-        process.terminate()
+    late = ""
+    with open(log, "wb") as out:
+        process = subprocess.Popen([*words, *suite["paths"]], cwd=ROOT, env=env, stdout=out, stderr=out)
         try:
-            process.wait(60)
+            process.wait(limit)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            late = "took longer than its minutes"
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
     counts = {"passed": 0, "failed": 0, "skipped": 0, "total": 0}
     if xml.exists():
         for node in ElementTree.parse(xml).iter("testsuite"):
@@ -76,13 +82,29 @@ def run_pytest(name: str, suite: Dict[str, Any], full: bool) -> Dict[str, Any]:
             counts["skipped"] += values["skipped"]
             counts["total"] += values["tests"]
     counts["passed"] = counts["total"] - counts["failed"] - counts["skipped"]
-    if late or (process.returncode and not counts["failed"]) or not counts["total"]:
-        counts["failed"] += 1
-        counts["total"] += 1
-        print(f"{name}: {'took longer than its minutes' if late else 'did not run'}", flush=True)
     result: Dict[str, Any] = dict(counts)
+    if late or (process.returncode and not counts["failed"]) or not counts["total"]:
+        result["failed"] += 1
+        result["total"] += 1
+        result["why"] = late or "did not run"
     if figures.exists():
         result["figures"] = json.loads(figures.read_text())
+    return result
+
+
+def run_suite(name: str, full: bool) -> Dict[str, Any]:
+    """Run one suite and print what it says, all at once; return its result."""
+    started, log = time.monotonic(), BUILD / f"{name}.log"
+    try:
+        if "command" in SUITES[name]:
+            result = run_command(SUITES[name], log)
+        else:
+            result = run_pytest(name, SUITES[name], full, log)
+    except subprocess.TimeoutExpired:
+        result = {"passed": 0, "failed": 1, "skipped": 0, "total": 1, "why": "took longer than its minutes"}
+    result["seconds"] = round(time.monotonic() - started, 1)
+    said = log.read_text(encoding="utf-8", errors="replace")
+    print(f"== {name}\n{said}{result.get('why', '')}", flush=True)
     return result
 
 
@@ -108,27 +130,22 @@ def main() -> int:
     BUILD.mkdir(exist_ok=True)
     if not arguments.suites or {"lint", "types"} & set(arguments.suites):
         subprocess.run(["make", "-s", "build/venv/ready"], cwd=ROOT, check=False)
-    report: Dict[str, Any] = {}
-    rows: List[str] = []
     # The long rest: only with --full, or when asked for by name.
     usual = [name for name, suite in SUITES.items() if arguments.full or not suite.get("full")]
-    for name in arguments.suites or usual:
-        print(f"== {name}", flush=True)
-        started = time.monotonic()
-        try:
-            if "command" in SUITES[name]:
-                result = run_command(name, SUITES[name])
-            else:
-                result = run_pytest(name, SUITES[name], arguments.full)
-        except subprocess.TimeoutExpired:
-            result = {"passed": 0, "failed": 1, "skipped": 0, "total": 1}
-        result["seconds"] = round(time.monotonic() - started, 1)
-        report[name] = result
-        rows.append(
-            f"{name:8} {result['passed']:5} passed {result['failed']:4} failed {result['skipped']:4} skipped"
-            f" {result['total']:5} total {result['seconds']:7.1f} s"
-        )
-        (BUILD / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    names = arguments.suites or usual
+    report: Dict[str, Any] = {}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        alone = [name for name in names if SUITES[name].get("alone")]
+        for group in (*([name] for name in alone), [name for name in names if name not in alone]):
+            under_way = {pool.submit(run_suite, name, arguments.full): name for name in group}
+            for done in as_completed(under_way):
+                report[under_way[done]] = done.result()
+                (BUILD / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    rows = [
+        f"{name:8} {report[name]['passed']:5} passed {report[name]['failed']:4} failed {report[name]['skipped']:4} skipped"
+        f" {report[name]['total']:5} total {report[name]['seconds']:7.1f} s"
+        for name in names
+    ]
     if set(SUITES) <= set(report):
         report["matrix"] = judge_matrix(report)
         (BUILD / "report.json").write_text(json.dumps(report, indent=1) + "\n")
