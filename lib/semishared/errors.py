@@ -160,6 +160,13 @@ class MigrationRefused(SemisharedError):
     remedy = "power the VM off and migrate it cold, or undeploy it"
 
 
+class Overtaken(SemisharedError):
+    """An action that began when oned had already ended it."""
+
+    id = "SS044"
+    remedy = "nothing: the later action won"
+
+
 class BadRecord(SemisharedError):
     """A record of a disk that is missing, unreadable or of a newer version."""
 

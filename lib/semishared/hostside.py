@@ -51,7 +51,6 @@ class Host:
                 return 0
             if isinstance(message, bytes) or "plan" not in message:
                 continue  # what was under way to a plan that has failed
-            self._busy = True
             try:
                 answer = {"event": "done", **self._carry_out(message["plan"])}
             except SemisharedError as e:
@@ -80,6 +79,9 @@ class Host:
                 message = self._reader.read()
             except (HostFailed, OSError):
                 message = None
+            if isinstance(message, dict) and "plan" in message:
+                # Now, not when it is begun: a plan whose front-end is gone by then must not be carried out.
+                self._busy = True
             if message is None and self._busy:
                 os.killpg(0, signal.SIGKILL)
             self._inbox.put(message)

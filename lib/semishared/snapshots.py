@@ -44,7 +44,7 @@ def _change(action: Action, *, live: bool, plan: str) -> None:
             steps = snapshots.delete(request, facts, domain)
         else:
             steps = snapshots.revert(request, facts)
-        session.run(steps)
+        session.run([*steps, *snapshots.tidy(request, facts, vm.snapshots_of(place.disk or 0), domain)])
         action.tell(place.host, session.moved)
 
 

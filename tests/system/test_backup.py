@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import threading
 import time
 from typing import List
-
-import pytest
 
 from lab.cloud import Cloud
 from lab.guest import content
@@ -47,7 +44,6 @@ def number(data: bytes, last: int) -> int:
     raise AssertionError("a block that the guest never wrote")
 
 
-@pytest.mark.skipif("SEMISHARED_FULL" not in os.environ, reason="a minute of guest and kills: make test-full")
 def test_backup_of_a_writing_guest(cloud: Cloud) -> None:
     os_image = cloud.os_image("backup-os")
     mine = cloud.data_image("backup-mine", content("n0", 0, KIB), persistent=True)

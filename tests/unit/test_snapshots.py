@@ -33,6 +33,8 @@ class Model:
         self.active = 0
         self.open: list[int] = []
         """What a running guest has open."""
+        self.in_memory = False
+        """Its QEMU has pulled data and not written all that it knows of it."""
 
     def facts(self, target: str = "") -> Facts:
         layers = {}
@@ -90,8 +92,13 @@ class Model:
     def PullLayer(self, step: s.PullLayer) -> None:  # noqa: N802
         assert step.layer == self.active
         self._merge(step.layer, step.backing)
+        self.in_memory = True
+
+    def FlushGuest(self, step: s.FlushGuest) -> None:  # noqa: N802
+        self.in_memory = False
 
     def DropLayer(self, step: s.DropLayer) -> None:  # noqa: N802
+        assert not self.in_memory, "what was pulled is not on disk yet"
         if step.layer in self.data and self.data[step.layer] is not self.data.get(step.layer + 1):
             assert str(step.layer) not in self.backing.values(), "somebody lies over it"
         for part in (self.data, self.backing, self.format):
@@ -155,6 +162,25 @@ def test_live_snapshot_records_before_it_switches() -> None:
     """SwitchLayer is the last step: nothing after it can fail and leave the guest on a layer that nobody knows."""
     steps = snapshots.create(request(3), Model(BASE, "qcow2").facts("vda"), "one-5")
     assert [type(step).__name__ for step in steps] == ["NameLayer", "AddLayer", "SwitchLayer"]
+
+
+def test_delete_that_was_killed_before_the_flush_flushes_when_run_again() -> None:
+    """Nothing is left to pull then, and nothing on disk says whether it was flushed."""
+    model = Model(BASE, "qcow2")
+    model.do(snapshots.create(request(0), model.facts("vda"), "one-5"))
+    steps = snapshots.delete(request(0), model.facts("vda"), "one-5")
+    assert [type(step).__name__ for step in steps] == ["PullLayer", "FlushGuest", "DropLayer"]
+    model.do(steps[:1])
+    steps = snapshots.delete(request(0), model.facts("vda"), "one-5")
+    assert [type(step).__name__ for step in steps] == ["FlushGuest", "DropLayer"]
+    model.do(steps)
+
+
+def test_what_failed_snapshots_left_is_looked_for_only_where_opennebula_says_what_there_is() -> None:
+    (step,) = snapshots.tidy(request(3), facts(), (0, 1), "one-5")
+    assert s.to_data(step) == s.to_data(s.DropStrays(s.DiskRef(5, 1, "/var/lib/one/datastores/101/5"), (0, 1, 3), "one-5"))
+    assert snapshots.tidy(request(3), facts(), (), "") == []
+    assert snapshots.tidy(request(3), facts("in-place"), (0,), "") == []
 
 
 def facts(how: str = "overlay", **changes: object) -> Facts:

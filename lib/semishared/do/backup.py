@@ -6,7 +6,7 @@ overwrites before it does: the copies show one moment, the VM's own disks and th
 what a power cut leaves; FS_FREEZE = AGENT makes it what a clean unmount leaves.
 
 What each crash leaves: `.staged-backup` (no backup driver looks there) or `backup`, removed by `end`, by the next
-backup and with the VM; a job in QEMU, ended by `end`; a frozen guest, noted in `frozen.json` before, thawed by `end`.
+backup and with the VM; a job in QEMU, ended by `end`; a frozen guest, noted before, thawed by `end` (running.py).
 """
 
 from __future__ import annotations
@@ -30,22 +30,18 @@ from ..errors import (
     UnsafeImage,
 )
 from ..plan.steps import BackUp, EndBackup, RestoreDisk
-from . import bases, dir_store, domain, files, inspection, progress, qemu_img, vm_dir
+from . import bases, dir_store, domain, files, inspection, progress, qemu_img, running, turns, vm_dir
 from .run import LONG_S, QUICK_S, run
 from .trace import point
 
-URI = "qemu:///system"
 STALLED_S = 300
+END_S = 30
 COPY = "{directory}/disk.{disk}.0"
 """The name that a full backup has for upstream's backup drivers: increment 0."""
 
 
 def _staged(directory: str) -> str:
     return f"{os.path.dirname(directory)}/{files.STAGED}backup"
-
-
-def _remove(directory: str) -> None:
-    run(["rm", "-rf", "--one-file-system", "--", directory])
 
 
 def _recorded(vm: int, directory: str, disk: int) -> tuple[str, str]:
@@ -62,11 +58,12 @@ def _recorded(vm: int, directory: str, disk: int) -> tuple[str, str]:
 def back_up(step: BackUp, planned: float) -> None:
     """Publish the copies."""
     staged = _staged(step.directory)
-    if step.domain:
-        _end_job(step.domain, step.directory)
-    _thaw(step.vm_dir, step.domain)
-    _remove(staged)
-    _remove(step.directory)
+    turns.take(step.vm, step.vm_dir)
+    turns.check_not_ended(step.vm, step.vm_dir, planned)
+    _put_right(step.vm_dir, step.domain, step.directory)
+    files.remove_staged(step.vm_dir, "backup.xml")
+    files.remove_tree(staged)
+    files.remove_tree(step.directory)
     if not os.path.isdir(step.vm_dir):
         raise MissingImage(f"{step.vm_dir} is not there on {os.uname().nodename}")
     disks = {int(disk): _recorded(step.vm, step.vm_dir, int(disk)) for disk in step.disks}
@@ -88,7 +85,7 @@ def back_up(step: BackUp, planned: float) -> None:
         point("backup published")
     except BaseException:
         # It may be what fills the disk.
-        _remove(staged)
+        files.remove_tree(staged)
         raise
 
 
@@ -97,9 +94,8 @@ def _copy_running(step: BackUp, staged: str, disks: dict[int, tuple[str, str]]) 
     parts = []
     for disk, device in devices.items():
         target = COPY.format(directory=staged, disk=disk)
-        words = domain.virsh(URI, "domblkinfo", step.domain, device).split()
         # Made by us, not by libvirt: that would make it as root, and QEMU, which is not, could not open it.
-        qemu_img.create(target, "qcow2", int(words[words.index("Capacity:") + 1]))
+        qemu_img.create(target, "qcow2", running.capacity(step.domain, device))
         os.chmod(target, 0o660)
         parts.append(
             f"<disk name='{_quoted(device)}' backup='yes' type='file'><target file='{_quoted(target)}'/>"
@@ -109,10 +105,12 @@ def _copy_running(step: BackUp, staged: str, disks: dict[int, tuple[str, str]]) 
     try:
         with open(request, "x", encoding="utf-8") as file:
             file.write(f"<domainbackup mode='push'><disks>{''.join(parts)}</disks></domainbackup>")
-        with _frozen(step):
-            domain.virsh(URI, "backup-begin", step.domain, request, "--reuse-external", timeout_s=QUICK_S)
+        point("backup job described")
+        with running.resting(step.vm_dir, step.domain, step.freeze):
+            domain.virsh(running.URI, "backup-begin", step.domain, request, "--reuse-external", timeout_s=QUICK_S)
             point("backup job begun")
         _wait(step)
+        point("backup job done")
     except BaseException:
         _end_job(step.domain, step.directory)
         raise
@@ -128,7 +126,7 @@ def _quoted(text: str) -> str:
 def _devices(step: BackUp, disks: dict[int, tuple[str, str]]) -> dict[int, str]:
     """Return what libvirt calls each disk."""
     known = {}
-    for line in domain.virsh(URI, "--quiet", "domblklist", step.domain).splitlines():
+    for line in domain.virsh(running.URI, "--quiet", "domblklist", step.domain).splitlines():
         name, _, source = line.strip().partition(" ")
         known[os.path.realpath(source.strip())] = name
     found = {}
@@ -145,7 +143,7 @@ def _wait(step: BackUp) -> None:
     seen, since, limit = "", time.monotonic(), time.monotonic() + LONG_S
     pause = 0.05
     while True:
-        said = domain.virsh(URI, "domjobinfo", step.domain)
+        said = domain.virsh(running.URI, "domjobinfo", step.domain)
         if re.search(r"^Job type:\s+None", said, re.MULTILINE):
             break
         done = "".join(re.findall(r"^File (?:processed|remaining):.*", said, re.MULTILINE))
@@ -156,7 +154,7 @@ def _wait(step: BackUp) -> None:
         progress.touch()
         time.sleep(pause)
         pause = min(pause * 2, 1)
-    said = domain.virsh(URI, "domjobinfo", step.domain, "--completed", "--keep-completed", "--anystats")
+    said = domain.virsh(running.URI, "domjobinfo", step.domain, "--completed", "--keep-completed", "--anystats")
     if re.search(r"^Job type:\s+Completed", said, re.MULTILINE) and re.search(r"^Operation:\s+Backup", said, re.MULTILINE):
         return
     reason = re.search(r"^Error message:\s+(.*)$", said, re.MULTILINE)
@@ -168,77 +166,55 @@ def _wait(step: BackUp) -> None:
 
 def _end_job(name: str, directory: str) -> None:
     """End a backup job that writes below our directories; other jobs of the domain are none of ours."""
-    if domain.state(URI, name) not in ("running", "paused"):
-        return
-    try:
-        job = domain.virsh(URI, "backup-dumpxml", name)
-    except SemisharedError:
-        return
-    if _staged(directory) not in job and directory not in job:
-        return
-    try:
-        domain.virsh(URI, "domjobabort", name)
-    except SemisharedError:
-        pass  # it may have ended by itself; the loop knows
-    for _ in range(100):
-        if re.search(r"^Job type:\s+None", domain.virsh(URI, "domjobinfo", name), re.MULTILINE):
+    deadline = time.monotonic() + END_S
+    while domain.state(running.URI, name) in ("running", "paused"):
+        said = domain.virsh(running.URI, "domjobinfo", name)
+        if not re.search(r"^Operation:\s+Backup", said, re.MULTILINE):
             return
-        time.sleep(0.2)
-    raise ToolTimeout(f"the backup job of {name} on {os.uname().nodename} does not end")
+        try:
+            job = domain.virsh(running.URI, "backup-dumpxml", name)
+            if _staged(directory) not in job and directory not in job:
+                return
+            domain.virsh(running.URI, "domjobabort", name)
+        except SemisharedError:
+            pass  # it is just beginning, or has ended by itself: the loop knows
+        if time.monotonic() > deadline:
+            raise ToolTimeout(f"the backup job of {name} on {os.uname().nodename} does not end")
+        progress.touch()
+        time.sleep(0.1)
 
 
-# -- a moment of rest -------------------------------------------------------------------------------
-
-
-def _note(directory: str) -> str:
-    return f"{directory}/{vm_dir.RECORDS}/frozen.json"
-
-
-@contextmanager
-def _frozen(step: BackUp) -> Iterator[None]:
-    """Let the guest rest within the block, as FS_FREEZE says; noted first, so that whoever comes next can end it."""
-    if step.freeze == "NONE" or domain.state(URI, step.domain) != "running":
-        yield
-        return
-    files.write_json(_note(step.vm_dir), {"how": step.freeze})
+def _put_right(vm_dir: str, name: str, directory: str) -> None:
+    """End what an earlier backup, or another action, has left in the guest."""
     try:
-        domain.virsh(URI, "domfsfreeze" if step.freeze == "AGENT" else "suspend", step.domain, timeout_s=60)
-        point("guest frozen")
-        yield
+        running.recover(vm_dir, name)
     finally:
-        _thaw(step.vm_dir, step.domain)
+        if name:
+            _end_job(name, directory)
 
 
-def _thaw(directory: str, name: str) -> None:
-    """End the rest that is noted, if there is one."""
-    note = files.read_json(_note(directory))
-    if note is None:
-        return
-    if name and domain.state(URI, name) in ("running", "paused"):
-        if note.get("how") == "AGENT":
-            domain.virsh(URI, "domfsthaw", name, timeout_s=60)
-        elif domain.state(URI, name) == "paused":
-            domain.virsh(URI, "resume", name)
-    files.unlink(_note(directory))
-    point("guest thawed")
-
-
-def end(step: EndBackup) -> None:
-    """Leave nothing of a backup: no job, no frozen guest, no copies."""
+def end(step: EndBackup, planned: float) -> None:
+    """Leave nothing of a backup: nobody at work on it, no job, no frozen guest, no copies."""
+    turns.take(step.vm, step.vm_dir)
+    turns.note_end(step.vm, step.vm_dir, planned)
+    point("backup ended")
     try:
-        if step.domain:
-            try:
-                _thaw(step.vm_dir, step.domain)
-            finally:
-                _end_job(step.domain, step.directory)
+        _put_right(step.vm_dir, step.domain, step.directory)
     finally:
         for directory in (_staged(step.directory), step.directory):
-            _remove(directory)
+            files.remove_tree(directory)
             point("copies removed")
         files.remove_staged(step.vm_dir, "backup.xml")
         parent = os.path.dirname(step.directory)
-        if parent != step.vm_dir and os.path.isdir(parent):
-            os.rmdir(parent)
+        if parent != step.vm_dir:
+            _remove_if_empty(parent)
+
+
+def _remove_if_empty(directory: str) -> None:
+    try:
+        os.rmdir(directory)
+    except OSError:
+        pass  # below BACKUP_BASE_PATH others may put something there
 
 
 # -- the way back -----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from ..plan.steps import (
     LinkInPlace,
     SaveDisk,
 )
-from . import bases, dir_store, extents, files, layers, progress, qemu_img, snapshots, vm_dir
+from . import bases, dir_store, extents, files, layers, progress, qemu_img, running, snapshots, turns, vm_dir
 from .run import LONG_S, run
 from .trace import point
 from .undo import Undo
@@ -199,11 +199,14 @@ def save_disk(step: SaveDisk) -> None:
         path, source_format = snapshots.snapshot_file(snapshots.record_of(disk), step.snapshot)
     elif not os.path.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
+    if step.domain:
+        turns.take(disk.vm, disk.vm_dir)
+        running.recover(disk.vm_dir, step.domain)
     files.remove_staged(*os.path.split(step.path))
     with files.published(step.path) as staged:
         if step.domain:
-            target, _ = snapshots.running(step.domain, path)
-            snapshots.block_copy(step.domain, target, staged, step.format)
+            target, _ = running.find(step.domain, path)
+            running.copy(disk, step.domain, target, staged, step.format)
         else:
             # A snapshot may lie below what a running guest has open; nobody writes to it.
             qemu_img.convert(path, source_format, staged, step.format, share=step.snapshot != -1)

@@ -95,6 +95,12 @@ class Execution:
     def PullLayer(self, step: s.PullLayer) -> None:
         snapshots.pull_layer(step)
 
+    def FlushGuest(self, step: s.FlushGuest) -> None:
+        snapshots.flush_guest(step)
+
+    def DropStrays(self, step: s.DropStrays) -> None:
+        snapshots.drop_strays(step)
+
     def DropLayer(self, step: s.DropLayer) -> None:
         snapshots.drop_layer(step)
 
@@ -210,7 +216,7 @@ class Execution:
     def EndBackup(self, step: s.EndBackup) -> None:
         from . import backup
 
-        backup.end(step)
+        backup.end(step, self.planned)
 
     def RestoreDisk(self, step: s.RestoreDisk) -> None:
         from . import backup

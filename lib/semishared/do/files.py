@@ -10,7 +10,7 @@ import time
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..errors import NoSpace
+from ..errors import NoSpace, ToolFailed
 from .trace import point
 
 STAGED = ".staged-"
@@ -127,6 +127,24 @@ def remove_stale(directory: str) -> None:
                 unlink(entry.path)
     except FileNotFoundError:
         return
+
+
+def remove_tree(directory: str) -> None:
+    """Remove a directory with all in it, not across mounts; it need not be there.
+
+    Who still makes files in it (of an action that is being ended) may be faster than one removal: again, until it is gone.
+    """
+    # Not above: the host's monitoring probe needs this module, and no programs.
+    from .run import run
+
+    for left in range(9, -1, -1):
+        try:
+            run(["rm", "-rf", "--one-file-system", "--", directory])
+            return
+        except ToolFailed as e:
+            if not left or "Directory not empty" not in e.detail:
+                raise
+            time.sleep(0.05)
 
 
 def allocated(path: str) -> int:

@@ -16,6 +16,22 @@ from ..errors import ToolTimeout
 from . import progress
 
 
+def attempt(path: str) -> IO[str] | None:
+    """Take the lock `path` and return its open file, None if somebody has it."""
+    while True:
+        file = open(path, "a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                return file
+        except BlockingIOError:
+            file.close()
+            return None
+        except FileNotFoundError:
+            pass
+        file.close()
+
+
 @contextmanager
 def exclusive(path: str, timeout_s: float = 6 * 3600) -> Iterator[IO[str]]:
     """Hold the lock `path` and yield its open file; raise ToolTimeout after `timeout_s` seconds of waiting."""
@@ -23,21 +39,14 @@ def exclusive(path: str, timeout_s: float = 6 * 3600) -> Iterator[IO[str]]:
     deadline = time.monotonic() + timeout_s
     pause = 0.002
     while True:
-        file = open(path, "a+", encoding="utf-8")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                break
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                file.close()
-                raise ToolTimeout(f"lock {path} is held by another action for over {timeout_s:.0f} s") from None
-            time.sleep(pause)
-            pause = min(pause * 2, 0.1)
-            progress.touch()
-        except FileNotFoundError:
-            pass
-        file.close()
+        file = attempt(path)
+        if file:
+            break
+        if time.monotonic() > deadline:
+            raise ToolTimeout(f"lock {path} is held by another action for over {timeout_s:.0f} s")
+        time.sleep(pause)
+        pause = min(pause * 2, 0.1)
+        progress.touch()
     try:
         yield file
     finally:

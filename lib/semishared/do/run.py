@@ -28,6 +28,8 @@ LONG_S = 6 * 3600
 """Limit of what copies data."""
 SILENT_S = 600
 """Limit of silence of what produces data: a repository may have to merge a chain of increments first."""
+kept: list[int] = []
+"""Files that what we run keeps open too: a lock is free when the last of us is gone (do/turns.py)."""
 
 
 def environment() -> dict[str, str]:
@@ -50,7 +52,7 @@ def run(argv: list[str], *, timeout_s: float = QUICK_S, ok: tuple[int, ...] = (0
     with memory() as out, memory() as err:
         with progress.waiting():
             process = subprocess.Popen(
-                [*DIES_WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd
+                [*DIES_WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd, pass_fds=kept
             )  # fmt: skip
             code = _wait(process, timeout_s)
         if code is None:
@@ -141,7 +143,7 @@ def piped(argv: list[str], *, feed: bool) -> Iterator[IO[bytes]]:
     with memory() as err:
         process = subprocess.Popen(
             [*DIES_WITH_US, *argv], stdin=subprocess.PIPE if feed else subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL if feed else subprocess.PIPE, stderr=err, env=env,
+            stdout=subprocess.DEVNULL if feed else subprocess.PIPE, stderr=err, env=env, pass_fds=kept,
         )  # fmt: skip
         stream = process.stdin if feed else process.stdout
         assert stream

@@ -20,17 +20,17 @@ from ..plan.steps import (
     DiskRef,
     DropCopy,
     DropLayer,
+    DropStrays,
+    FlushGuest,
     GrowDisk,
     MergeLayer,
     NameLayer,
     PullLayer,
     SwitchLayer,
 )
-from . import dir_store, domain, files, layers, qemu_img, vm_dir
+from . import dir_store, domain, files, layers, qemu_img, running, turns, vm_dir
 from .run import LONG_S, run
 from .trace import point
-
-URI = "qemu:///system"
 
 
 def record_of(disk: DiskRef) -> dict[str, object]:
@@ -55,8 +55,9 @@ def copies(source: str) -> str:
 
 
 def describe(step: DescribeDisk) -> dict[str, object]:
-    """Return what plan/snapshots.py decides on."""
+    """Return what plan/snapshots.py decides on, and hold the turn for what is done about it."""
     disk = step.disk
+    turns.take(disk.vm, disk.vm_dir)
     record = record_of(disk)
     how, image = str(record["how"]), record.get("image")
     source = str(image["source"]) if isinstance(image, dict) else ""
@@ -69,8 +70,9 @@ def describe(step: DescribeDisk) -> dict[str, object]:
     path = str(record["path"])
     active = layers.NONE
     if step.domain:
-        target, path = running(step.domain, path)
-        answer["target"], answer["system_snapshots"] = target, len(domain.snapshots(URI, step.domain))
+        running.recover(disk.vm_dir, step.domain)
+        target, path = running.find(step.domain, path)
+        answer["target"], answer["system_snapshots"] = target, len(domain.snapshots(running.URI, step.domain))
     if how == "in-place":
         dir_store.check(source)
         answer["snapshots"] = layers.numbered(copies(source))
@@ -86,19 +88,6 @@ def describe(step: DescribeDisk) -> dict[str, object]:
     answer["aliases"] = sorted(set(names) - set(layers.numbered(folder)))
     answer["layers"], answer["active"] = layers.tree(folder, active, format, record.get("raw_layer")), active
     return answer
-
-
-def running(name: str, path: str) -> tuple[str, str]:
-    """Return the target of the running guest's disk whose recorded file is `path`, and the file that it writes to."""
-    path = os.path.normpath(path)
-    folder = os.path.dirname(path)
-    for line in domain.virsh(URI, "--quiet", "domblklist", name).splitlines():
-        target, _, source = line.strip().partition(" ")
-        plain = os.path.normpath(source.strip())
-        plain = "/" + plain.lstrip("/")
-        if plain == path or (folder.endswith(".snap") and os.path.dirname(plain) == folder):
-            return target, plain
-    raise MissingImage(f"domain {name} on {os.uname().nodename} has no disk {path}")
 
 
 def _layer(disk: DiskRef, number: int) -> str:
@@ -172,24 +161,19 @@ def switch_layer(step: SwitchLayer, planned: float) -> None:
     """Take the snapshot of a running guest; if it fails, say again that the layer before is the active one."""
     disk, before = step.disk, record_of(step.disk)
     folder = folder_of(before)
-    targets = [line.split()[0] for line in domain.virsh(URI, "--quiet", "domblklist", step.domain).splitlines() if line.split()]
-    others = [f"--diskspec={target},snapshot=no" for target in targets if target != step.target]
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         was = {**before, "path": f"{folder}/{step.layer}", "format": layers.backing_of(f"{folder}/{step.to}")[1] or "qcow2"}
+        files.remove_staged(f"{disk.vm_dir}/{vm_dir.RECORDS}", f"disk.{disk.disk}.json")
         vm_dir.write_record(disk, _over_raw(before, f"{folder}/{step.to}"))
         point("layer recorded")
         try:
-            domain.virsh(
-                URI, "snapshot-create-as", step.domain, "--disk-only", "--atomic", "--no-metadata", "--reuse-external",
-                f"--diskspec={step.target},snapshot=external,file={folder}/{step.to}", *others, timeout_s=120,
-            )  # fmt: skip
+            running.switch(disk, step.domain, step.target, f"{folder}/{step.to}")
         except Exception:
             # Both layers hold the guest's data as long as it writes to the lower one; only then it may be named again.
-            if running(step.domain, str(before["path"]))[1] == f"{folder}/{step.layer}":
+            if running.find(step.domain, str(before["path"]))[1] == f"{folder}/{step.layer}":
                 vm_dir.write_record(disk, was)
                 files.unlink(f"{folder}/{step.to}")
             raise
-        point("guest switched")
         _link(before, disk, step.to)
 
 
@@ -216,44 +200,34 @@ def pull_layer(step: PullLayer) -> None:
     """Let the running guest's QEMU copy into its active layer what that does not share with `backing`."""
     path = _layer(step.disk, step.layer)
     if layers.backing_of(path)[0] != step.backing:
-        base: list[str] = []
-        if step.backing:
-            wanted = os.path.join(os.path.dirname(path), step.backing)
-            base = ["--base", f"{step.target}[{_index(step.domain, step.target, wanted)}]"]
-            if "/" not in step.backing:
-                # Else QEMU writes an absolute name into the header, and the directory could not be moved any more.
-                base.append("--keep-relative")
-        domain.virsh(URI, "blockpull", step.domain, step.target, *base, "--wait", timeout_s=LONG_S)
-        point("layer pulled")
-    _flush(step.domain)
+        running.pull(step.disk, step.domain, step.target, step.backing, os.path.dirname(path))
 
 
-def _flush(name: str) -> None:
-    """Make QEMU write what it knows of a pulled layer, before the file with the data is unlinked.
-
-    It keeps tables of the layer in memory until a flush, and a stopped guest is the one flush libvirt offers.
-    """
-    try:
-        domain.virsh(URI, "suspend", name, timeout_s=60)
-    finally:
-        domain.virsh(URI, "resume", name, timeout_s=60)
-    point("guest flushed")
+def flush_guest(step: FlushGuest) -> None:
+    """Make durable what the running guest's QEMU has pulled, now or before."""
+    running.flush(step.disk.vm_dir, step.domain)
 
 
-def _index(name: str, target: str, wanted: str) -> int:
-    """Return libvirt's index of the file `wanted` in the backing chain of a running guest's disk."""
-    from xml.etree import ElementTree
-
-    for disk in ElementTree.fromstring(domain.dumpxml(URI, name)).iterfind("devices/disk"):
-        element = disk.find("target")
-        if element is None or element.get("dev") != target:
-            continue
-        for below in disk.iter("backingStore"):
-            source = below.find("source")
-            path = source.get("file", "") if source is not None else ""
-            if path and os.path.exists(path) and os.path.samefile(path, wanted):
-                return int(below.get("index", "0"))
-    raise MissingImage(f"{wanted} is not below disk {target} of the running domain {name}")
+def drop_strays(step: DropStrays) -> None:
+    """Remove what snapshots that failed have left; never what the guest writes to, nor what anything lies over."""
+    record = record_of(step.disk)
+    folder = folder_of(record)
+    active = str(record["path"])
+    if step.domain:
+        active = running.find(step.domain, active)[1]
+    keep = {*step.known, int(os.path.basename(active)), int(os.path.basename(str(record["path"])))}
+    if step.domain:
+        # libvirt knows a layer that the guest has open by one of its names, which need not be the one in a header.
+        keep |= running.opened(step.domain, folder)
+    while True:
+        names = {int(name) for name in os.listdir(folder) if name.isdigit() and name.isascii()}
+        raw = {number for number in names if os.path.samefile(f"{folder}/{number}", active)} if record["format"] == "raw" else set()
+        below = {layers.backing_of(f"{folder}/{number}")[0] for number in names - raw}
+        strays = [number for number in sorted(names - keep, reverse=True) if str(number) not in below]
+        if not strays:
+            return
+        files.unlink(f"{folder}/{strays[0]}")
+        point("stray removed")
 
 
 def drop_layer(step: DropLayer) -> None:
@@ -281,7 +255,7 @@ def copy_out(step: CopyOut, planned: float) -> None:
     files.remove_staged(copies(source))
     with files.published(path) as staged:
         if step.domain:
-            block_copy(step.domain, step.target, staged, format)
+            running.copy(step.disk, step.domain, step.target, staged, format)
         else:
             _copy(source, staged)
         os.chmod(staged, 0o660)
@@ -293,17 +267,6 @@ def copy_out(step: CopyOut, planned: float) -> None:
 
 def _copy(source: str, target: str) -> None:
     run(["cp", "--sparse=always", "--reflink=auto", "--", source, target], timeout_s=LONG_S)
-
-
-def block_copy(name: str, target: str, path: str, format: str) -> None:
-    """Copy the disk of a running guest at one moment: blockcopy mirrors until the two are equal, then lets go."""
-    words = domain.virsh(URI, "domblkinfo", name, target).split()
-    # Made by us, not by libvirt: that would make it as root, and QEMU, which is not, could not open it.
-    qemu_img.create(path, format, int(words[words.index("Capacity:") + 1]))
-    domain.virsh(
-        URI, "blockcopy", name, target, "--dest", path, "--format", format, "--reuse-external", "--wait", "--finish",
-        timeout_s=LONG_S,
-    )  # fmt: skip
 
 
 def copy_back(source: str, snapshot: int) -> None:

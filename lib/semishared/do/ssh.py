@@ -57,7 +57,7 @@ class Session:
         # Not a pipe: a connection master that stays behind would hold it open.
         self._stderr = os.memfd_create("stderr")
         env = environment()
-        for name in ("SEMISHARED_KILL_AT", "SEMISHARED_TRACE"):
+        for name in ("SEMISHARED_KILL_AT", "SEMISHARED_STOP_AT", "SEMISHARED_TRACE"):
             if name in os.environ:
                 env[name] = os.environ[name]
         self._process = subprocess.Popen(

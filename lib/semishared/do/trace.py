@@ -3,6 +3,7 @@
 
 Without the environment variables a point costs one comparison. They are not passed through ssh.
 SEMISHARED_KILL_AT=N    SIGKILL to this process at its N-th point
+SEMISHARED_STOP_AT=N    SIGSTOP to this process at its N-th point: at work for ever, until somebody ends it
 SEMISHARED_TRACE=FILE   append the points' names to FILE
 """
 
@@ -12,6 +13,7 @@ import os
 import signal
 
 _kill_at = int(os.environ.get("SEMISHARED_KILL_AT", "0") or 0)
+_stop_at = int(os.environ.get("SEMISHARED_STOP_AT", "0") or 0)
 _file = os.environ.get("SEMISHARED_TRACE", "")
 _count = 0
 
@@ -19,7 +21,7 @@ _count = 0
 def point(name: str) -> None:
     """Mark that the effect called `name` has just happened."""
     global _count
-    if not _kill_at and not _file:
+    if not _kill_at and not _stop_at and not _file:
         return
     _count += 1
     if _file:
@@ -27,3 +29,5 @@ def point(name: str) -> None:
             file.write(f"{_count} {name}\n")
     if _count == _kill_at:
         os.kill(os.getpid(), signal.SIGKILL)
+    if _count == _stop_at:
+        os.kill(os.getpid(), signal.SIGSTOP)

@@ -16,8 +16,7 @@ from typing import IO, Callable, Iterator
 from .. import NAME
 from ..errors import BadRecord, DataInTheWay, SemisharedError, VmGone
 from ..plan.steps import DiskRef
-from . import bases, dir_store, files, layers, locks
-from .run import run
+from . import bases, dir_store, files, layers, locks, turns
 from .trace import point
 
 RECORDS = ".semishared"
@@ -196,12 +195,15 @@ def _is_elsewhere(vm: int, vm_dir: str) -> bool:
 
 def remove(vm: int, vm_dir: str, planned: float) -> None:
     """Remove a VM directory, not across mounts, what a killed move left of it, and all leases of the VM."""
+    if os.path.exists(turns.lock_path(vm, vm_dir)):
+        # A backup that nobody waits for any more would make the directory anew.
+        turns.take(vm, vm_dir)
     with _lock(vm, vm_dir) as file:
         _note_deletion(file, ALL, planned)
         point("deletion noted")
         for directory in (vm_dir, incoming(vm_dir), outgoing(vm_dir)):
             if os.path.lexists(directory):
-                run(["rm", "-rf", "--one-file-system", "--", directory])
+                files.remove_tree(directory)
                 point(f"{os.path.basename(directory)} removed")
         if not _is_elsewhere(vm, vm_dir):
             bases.release(bases.root_of(vm_dir), vm)

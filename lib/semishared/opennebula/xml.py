@@ -143,6 +143,12 @@ class Vm(View):
                 return disk
         raise BadArguments(f"VM {self.id} has no disk {disk_id}")
 
+    def snapshots_of(self, disk_id: int) -> tuple[int, ...]:
+        """Return the ids of the snapshots of a disk."""
+        lists = [View(element) for element in self.element.findall("SNAPSHOTS")]
+        rows = [view.element.findall("SNAPSHOT") for view in lists if view.number("DISK_ID") == disk_id]
+        return tuple(sorted(View(row).number("ID") for found in rows for row in found))
+
     def backup_setting(self, name: str) -> str:
         """Return a setting of BACKUP_CONFIG, in upper case."""
         return self.text(f"BACKUPS/BACKUP_CONFIG/{name}").upper()

@@ -73,6 +73,21 @@ class PullLayer(NamedTuple):
     backing: str
 
 
+class FlushGuest(NamedTuple):
+    """Make what a running guest's QEMU holds of a disk's layers durable."""
+
+    disk: DiskRef
+    domain: str
+
+
+class DropStrays(NamedTuple):
+    """Remove what snapshots that failed have left: names of layers that OpenNebula does not know, with nothing over them."""
+
+    disk: DiskRef
+    known: tuple[int, ...]
+    domain: str
+
+
 class DropLayer(NamedTuple):
     """Remove a layer over which nothing lies any more."""
 

@@ -144,7 +144,17 @@ def delete(request: SnapshotPlace, facts: Facts, domain: str) -> list[s.Step]:
             steps.append(s.PullLayer(disk, child, domain, facts.target, gone.backing))
         else:
             steps.append(s.MergeLayer(disk, child, gone.backing, gone.backing_format, copy=child in open_by_guest))
+    if facts.is_running:
+        # Also where nothing is pulled now: it may have been, by one that was killed before it could flush.
+        steps.append(s.FlushGuest(disk, domain))
     return [*steps, s.DropLayer(disk, number)]
+
+
+def tidy(request: SnapshotPlace, facts: Facts, known: tuple[int, ...], domain: str) -> list[s.Step]:
+    """Plan what follows every change: what failed snapshots have left goes. `known`: what OpenNebula lists of the disk."""
+    if facts.how == "in-place" or not known:
+        return []
+    return [s.DropStrays(_disk(request), tuple(sorted({*known, request.snapshot})), domain)]
 
 
 def revert(request: SnapshotPlace, facts: Facts) -> list[s.Step]:

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The disks of a running guest: what it writes to, and what is done to them through libvirt while it runs.
+
+libvirt goes on when its caller dies: a job stays in QEMU, a guest stays paused. So whatever is begun in a guest is noted
+beside the VM's records before, and `recover` ends what is noted; every action on a running guest's disks begins with
+that, and with the turn (turns.py), so that what it finds noted is nobody's work any more.
+
+    .semishared/frozen.json     the guest rests, by us
+    .semishared/job.N.json      a job for disk N: a snapshot, a copy or a pull
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import contextmanager
+from typing import Iterator
+
+from ..errors import MissingImage, SemisharedError, ToolTimeout
+from ..plan.steps import DiskRef
+from . import domain, files, progress, qemu_img, vm_dir
+from .run import LONG_S
+from .trace import point
+
+URI = "qemu:///system"
+REST = "frozen.json"
+JOB = re.compile(r"job\.[0-9]+\.json\Z")
+END_S = 120
+"""How long a snapshot that libvirt is taking, or a job that was told to end, may take for that."""
+
+
+def find(name: str, path: str) -> tuple[str, str]:
+    """Return the target of the running guest's disk whose recorded file is `path`, and the file that it writes to."""
+    path = os.path.normpath(path)
+    folder = os.path.dirname(path)
+    for line in domain.virsh(URI, "--quiet", "domblklist", name).splitlines():
+        target, _, source = line.strip().partition(" ")
+        plain = os.path.normpath(source.strip())
+        plain = "/" + plain.lstrip("/")
+        if plain == path or (folder.endswith(".snap") and os.path.dirname(plain) == folder):
+            return target, plain
+    raise MissingImage(f"domain {name} on {os.uname().nodename} has no disk {path}")
+
+
+def opened(name: str, folder: str) -> set[int]:
+    """Return the numbers of the layers in `folder` by which libvirt knows what the running guest has open."""
+    from xml.etree import ElementTree
+
+    sources = ElementTree.fromstring(domain.dumpxml(URI, name)).iter("source")
+    paths = [os.path.normpath(source.get("file", "")) for source in sources]
+    return {int(os.path.basename(path)) for path in paths if os.path.dirname(path) == folder and os.path.basename(path).isdigit()}
+
+
+# -- what is noted ----------------------------------------------------------------------------------
+
+
+def recover(directory: str, name: str) -> None:
+    """End what a killed action has left in the guest: a rest, jobs."""
+    wake(directory, name)
+    for note in sorted(filter(JOB.match, _names(f"{directory}/{vm_dir.RECORDS}"))):
+        path = f"{directory}/{vm_dir.RECORDS}/{note}"
+        job = files.read_json(path) or {}
+        if _is_of_this_run(job, name):
+            _wait_for_snapshot(name)
+            _end_job(name, str(job.get("target", "")))
+        files.unlink(path)
+        point("job ended")
+
+
+def _run(name: str) -> str:
+    """Return what tells one run of a domain from the next, on this host."""
+    return domain.virsh(URI, "domid", name).strip()
+
+
+def _is_of_this_run(note: dict[str, object], name: str) -> bool:
+    return bool(name) and domain.state(URI, name) in ("running", "paused") and note.get("run") == _run(name)
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+
+
+def _wait_for_snapshot(name: str) -> None:
+    """Wait until libvirt has finished a snapshot that its dead caller has asked for: only then it says who writes where."""
+    deadline = time.monotonic() + END_S
+    while re.search(r"^Operation:\s+Snapshot", domain.virsh(URI, "domjobinfo", name), re.MULTILINE):
+        if time.monotonic() > deadline:
+            raise ToolTimeout(f"libvirt does not finish a snapshot of {name} on {os.uname().nodename}")
+        progress.touch()
+        time.sleep(0.1)
+
+
+def has_job(name: str, target: str) -> bool:
+    """Tell whether QEMU is at work on a disk."""
+    return bool(re.search(r"^\s*type=", domain.virsh(URI, "blockjob", name, target, "--info", "--raw"), re.MULTILINE))
+
+
+def _end_job(name: str, target: str) -> None:
+    """End a job; a copy is cut short, a pull has pulled less."""
+    deadline = time.monotonic() + END_S
+    while target and has_job(name, target):
+        try:
+            domain.virsh(URI, "blockjob", name, target, "--abort", timeout_s=END_S)
+        except SemisharedError:
+            # It has ended by itself.
+            time.sleep(0.1)
+        if time.monotonic() > deadline:
+            raise ToolTimeout(f"the job on disk {target} of {name} on {os.uname().nodename} does not end")
+
+
+@contextmanager
+def noted(disk: DiskRef, name: str, target: str) -> Iterator[None]:
+    """Do, within the block, what libvirt may go on with when we are dead; end it when the block fails."""
+    path = f"{disk.vm_dir}/{vm_dir.RECORDS}/job.{disk.disk}.json"
+    files.remove_staged(*os.path.split(path))
+    files.write_json(path, {"target": target, "run": _run(name)})
+    point("job noted")
+    try:
+        yield
+    except BaseException:
+        try:
+            _end_job(name, target)
+            files.unlink(path)
+        except SemisharedError:
+            pass  # whoever comes next ends it
+        raise
+    files.unlink(path)
+    point("job done")
+
+
+# -- a moment of rest -------------------------------------------------------------------------------
+
+
+@contextmanager
+def resting(directory: str, name: str, how: str) -> Iterator[None]:
+    """Let the guest rest within the block: NONE, AGENT or SUSPEND; noted first, so that whoever comes next can end it."""
+    if how == "NONE" or domain.state(URI, name) != "running":
+        yield
+        return
+    files.remove_staged(f"{directory}/{vm_dir.RECORDS}", REST)
+    files.write_json(f"{directory}/{vm_dir.RECORDS}/{REST}", {"how": how, "run": _run(name)})
+    point("rest noted")
+    try:
+        domain.virsh(URI, "domfsfreeze" if how == "AGENT" else "suspend", name, timeout_s=60)
+        point("guest frozen")
+        yield
+    finally:
+        wake(directory, name)
+
+
+def wake(directory: str, name: str) -> None:
+    """End the rest that is noted, if there is one."""
+    path = f"{directory}/{vm_dir.RECORDS}/{REST}"
+    note = files.read_json(path)
+    if note is None:
+        return
+    if _is_of_this_run(note, name):
+        if note.get("how") == "AGENT":
+            domain.virsh(URI, "domfsthaw", name, timeout_s=60)
+        else:
+            _resume(name)
+        point("guest awake")
+    files.unlink(path)
+    point("guest thawed")
+
+
+def _resume(name: str) -> None:
+    """Let the guest run, if it was us who stopped it."""
+    try:
+        # Also if it runs: a suspend of a dead caller may just be beginning, and libvirt does one after the other.
+        if "I/O error" not in domain.virsh(URI, "domstate", "--reason", name):
+            domain.virsh(URI, "resume", name, timeout_s=60)
+    except SemisharedError:
+        if domain.state(URI, name) == "paused":
+            raise
+
+
+def flush(directory: str, name: str) -> None:
+    """Make QEMU write what it knows of a pulled layer, before a file with the data is unlinked.
+
+    It keeps tables of the layer in memory until a flush, and a stopped guest is the one flush libvirt offers.
+    """
+    if domain.state(URI, name) == "running":
+        with resting(directory, name, "SUSPEND"):
+            pass
+    else:
+        # libvirt leaves a paused guest alone; QEMU flushes whenever it is told to stop.
+        domain.virsh(URI, "qemu-monitor-command", name, '{"execute":"stop"}', timeout_s=60)
+    point("guest flushed")
+
+
+# -- jobs -------------------------------------------------------------------------------------------
+
+
+def pull(disk: DiskRef, name: str, target: str, backing: str, folder: str) -> None:
+    """Let QEMU copy into a disk's active layer what that does not share with `backing` ('' for nothing)."""
+    base: list[str] = []
+    if backing:
+        base = ["--base", f"{target}[{_index(name, target, os.path.join(folder, backing))}]"]
+        if "/" not in backing:
+            # Else QEMU writes an absolute name into the header, and the directory could not be moved any more.
+            base.append("--keep-relative")
+    with noted(disk, name, target):
+        domain.virsh(URI, "blockpull", name, target, *base, "--wait", timeout_s=LONG_S)
+        point("layer pulled")
+
+
+def _index(name: str, target: str, wanted: str) -> int:
+    """Return libvirt's index of the file `wanted` in the backing chain of a running guest's disk."""
+    from xml.etree import ElementTree
+
+    for disk in ElementTree.fromstring(domain.dumpxml(URI, name)).iterfind("devices/disk"):
+        element = disk.find("target")
+        if element is None or element.get("dev") != target:
+            continue
+        for below in disk.iter("backingStore"):
+            source = below.find("source")
+            path = source.get("file", "") if source is not None else ""
+            if path and os.path.exists(path) and os.path.samefile(path, wanted):
+                return int(below.get("index", "0"))
+    raise MissingImage(f"{wanted} is not below disk {target} of the running domain {name}")
+
+
+def copy(disk: DiskRef, name: str, target: str, path: str, format: str) -> None:
+    """Copy a disk at one moment: blockcopy mirrors until the two are equal, then lets go."""
+    # Made by us, not by libvirt: that would make it as root, and QEMU, which is not, could not open it.
+    qemu_img.create(path, format, capacity(name, target))
+    with noted(disk, name, target):
+        domain.virsh(
+            URI, "blockcopy", name, target, "--dest", path, "--format", format, "--reuse-external", "--wait", "--finish",
+            timeout_s=LONG_S,
+        )  # fmt: skip
+        point("disk copied")
+
+
+def capacity(name: str, target: str) -> int:
+    """Return the size of a disk as the guest sees it."""
+    words = domain.virsh(URI, "domblkinfo", name, target).split()
+    return int(words[words.index("Capacity:") + 1])
+
+
+def switch(disk: DiskRef, name: str, target: str, path: str) -> None:
+    """Let the guest write to `path` from now on, an empty layer over what it writes to."""
+    lines = domain.virsh(URI, "--quiet", "domblklist", name).splitlines()
+    others = [line.split()[0] for line in lines if line.split() and line.split()[0] != target]
+    with noted(disk, name, target):
+        domain.virsh(
+            URI, "snapshot-create-as", name, "--disk-only", "--atomic", "--no-metadata", "--reuse-external",
+            f"--diskspec={target},snapshot=external,file={path}",
+            *(f"--diskspec={other},snapshot=no" for other in others), timeout_s=120,
+        )  # fmt: skip
+        point("guest switched")
+
+
