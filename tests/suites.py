@@ -32,7 +32,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "types": {"command": ["tests/types.sh"], "minutes": 3, "alone": True},
     "unit": {"paths": ["tests/unit"], "minutes": 3, "alone": True},
     "system": {"paths": ["tests/system"], "minutes": 20},
-    "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 10},
+    "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 15},
     "replay": {"paths": ["tests/replay"], "minutes": 10},
     "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 12},
     "tools": {"paths": ["tests/tools"], "minutes": 8},
