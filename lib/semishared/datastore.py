@@ -7,8 +7,9 @@ import os
 import sys
 
 from .config import Config, load
-from .do import dir_store, disks, files, inspection, snapshots, upload
-from .do.upload import Source
+from .do import dir_store, disks, files, image_snapshots, inspection, upload
+from .do import source as sources
+from .do.source import Source
 from .errors import BadArguments, BadAttribute, MissingImage, RestrictedPath, StoreUnavailable
 from .opennebula.args import absolute, number
 from .opennebula.report import Report
@@ -90,9 +91,9 @@ def stat(request: Request) -> str:
         request.check_allowed_url(source)
         size = web.size_of(source)
     else:
-        with upload.opened(source.path) as opened:
-            request.check_allowed(source.path, upload.real_path(opened))
-            size = upload.size_of(opened, request.max_size, source.path, source.decompress)
+        with sources.opened(source.path) as opened:
+            request.check_allowed(source.path, sources.real_path(opened))
+            size = sources.size_of(opened, request.max_size, source.path, source.decompress)
     return str(mib_ceil(size))
 
 
@@ -103,17 +104,17 @@ def cp(request: Request) -> str:
         request.check_allowed_url(source)
     with upload.uploading(request.directory) as up:
         if source.is_url:
-            path = upload.fetch(source, up)
+            path = sources.fetch(source, up.file("download"))
             return _store(request, source, path, up)
-        with upload.opened(source.path) as opened:
-            request.check_allowed(source.path, upload.real_path(opened))
+        with sources.opened(source.path) as opened:
+            request.check_allowed(source.path, sources.real_path(opened))
             return _store(request, source, opened, up)
 
 
 def _store(request: Request, source: Source, path: str, up: upload.Upload) -> str:
-    upload.check_sums(path, source.checksums, source.path)
+    sources.check_sums(path, source.checksums, source.path)
     if source.decompress:
-        path = upload.decompress(path, up, request.max_size)
+        path = sources.decompress(path, up.file("decompressed"), request.max_size)
     if request.datastore.type == images.FILE_DATASTORE or request.image.type == images.CDROM:
         found = "raw"
     else:
@@ -171,19 +172,19 @@ def snap_delete(request: Request) -> str:
     """Remove the image's TARGET_SNAPSHOT; one that is not there is removed already."""
     source, snapshot = _snapshot(request)
     dir_store.check(source)
-    snapshots.drop_copy(source, snapshot)
+    image_snapshots.drop_copy(source, snapshot)
     return ""
 
 
 def snap_revert(request: Request) -> str:
     """Make the image's TARGET_SNAPSHOT its content; all snapshots stay."""
-    snapshots.copy_back(*_snapshot(request))
+    image_snapshots.copy_back(*_snapshot(request))
     return ""
 
 
 def snap_flatten(request: Request) -> str:
     """Make the image's TARGET_SNAPSHOT its content and remove all snapshots; without any it is done already."""
-    snapshots.flatten(*_snapshot(request))
+    image_snapshots.flatten(*_snapshot(request))
     return ""
 
 
@@ -196,7 +197,7 @@ def export(request: Request) -> str:
     if not os.path.isfile(source):
         raise MissingImage(f"{source} is not there on {os.uname().nodename}")
     facts = {
-        "IMPORT_SOURCE": source, "MD5": upload.checksum(source, "md5"), "SIZE": str(image.size // MiB), "FORMAT": image.format or "raw",
+        "IMPORT_SOURCE": source, "MD5": sources.checksum(source, "md5"), "SIZE": str(image.size // MiB), "FORMAT": image.format or "raw",
         "DISPOSE": "NO",
     }  # fmt: skip
     return f"<IMPORT_INFO>{''.join(f'<{name}>{escape(text)}</{name}>' for name, text in facts.items())}</IMPORT_INFO>"

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from semishared.do import inspection
-from semishared.do.upload import decompressor
+from semishared.do.source import decompressor
 from semishared.errors import MissingImage, UnsafeImage
 
 GiB = 1 << 30

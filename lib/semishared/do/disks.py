@@ -196,7 +196,7 @@ def save_disk(step: SaveDisk) -> None:
     source_format = str(record["format"]) if record else step.format
     path = str(record["path"]) if record else disk.path
     if step.snapshot != -1:
-        path, source_format = snapshots.snapshot_file(snapshots.record_of(disk), step.snapshot)
+        path, source_format = snapshots.snapshot_file(vm_dir.record_of(disk), step.snapshot)
     elif not os.path.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
     if step.domain:

@@ -9,7 +9,7 @@ from typing import Callable, Iterator
 
 from ..errors import BadArguments, MigrationRefused, MissingImage, StoreUnavailable, TransferCorrupt
 from ..plan import steps as s
-from . import bases, disks, files, progress, snapshots, transfer, vm_dir
+from . import bases, disks, files, image_snapshots, progress, snapshots, transfer, vm_dir
 from .run import run
 from .stream import Message, Writer
 from .trace import point
@@ -105,13 +105,13 @@ class Execution:
         snapshots.drop_layer(step)
 
     def CopyOut(self, step: s.CopyOut) -> None:
-        snapshots.copy_out(step, self.planned)
+        image_snapshots.copy_out(step, self.planned)
 
     def CopyBack(self, step: s.CopyBack) -> None:
-        snapshots.copy_back_of(step)
+        image_snapshots.copy_back_of(step)
 
     def DropCopy(self, step: s.DropCopy) -> None:
-        snapshots.drop_copy_of(step)
+        image_snapshots.drop_copy_of(step)
 
     def GrowDisk(self, step: s.GrowDisk) -> None:
         snapshots.grow(step)
@@ -219,10 +219,10 @@ class Execution:
         backup.end(step, self.planned)
 
     def RestoreDisk(self, step: s.RestoreDisk) -> None:
-        from . import backup
+        from . import restore
 
-        with backup.received(step, self._chunks(), lambda: str(self._end.get("sha256"))) as path:
-            backup.restore(step, path, self.planned)
+        with restore.received(step, self._chunks(), lambda: str(self._end.get("sha256"))) as path:
+            restore.restore(step, path, self.planned)
 
     def LookAround(self, step: s.LookAround) -> object:
         from . import leftovers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots on a host: what is beside a disk, and the primitive operations on it. Why: plan/snapshots.py.
+"""The layers of a VM's disks on a host: what is there, and the primitive operations on it. Why: plan/snapshots.py.
 
 What each crash leaves: a staged file, removed by the next operation on the disk; a layer nobody lies over and no record
 names, replaced by the next snapshot. The record says which layer is active, and is written when both it and the one
@@ -14,11 +14,8 @@ from ..errors import BadRecord, MissingImage, NotSupported
 from ..plan.steps import (
     ActivateLayer,
     AddLayer,
-    CopyBack,
-    CopyOut,
     DescribeDisk,
     DiskRef,
-    DropCopy,
     DropLayer,
     DropStrays,
     FlushGuest,
@@ -28,17 +25,8 @@ from ..plan.steps import (
     PullLayer,
     SwitchLayer,
 )
-from . import dir_store, domain, files, layers, qemu_img, running, turns, vm_dir
-from .run import LONG_S, run
+from . import dir_store, domain, files, image_snapshots, layers, qemu_img, running, turns, vm_dir
 from .trace import point
-
-
-def record_of(disk: DiskRef) -> dict[str, object]:
-    """Return the record of a disk; raise BadRecord if there is none."""
-    record = vm_dir.read_record(disk.vm_dir, disk.disk)
-    if record is None:
-        raise BadRecord(f"disk {disk.disk} of {disk.vm_dir} has no record on {os.uname().nodename}")
-    return record
 
 
 def folder_of(record: dict[str, object]) -> str:
@@ -49,16 +37,11 @@ def folder_of(record: dict[str, object]) -> str:
     return folder
 
 
-def copies(source: str) -> str:
-    """Return the directory of an image's snapshots."""
-    return f"{source}.snap"
-
-
 def describe(step: DescribeDisk) -> dict[str, object]:
     """Return what plan/snapshots.py decides on, and hold the turn for what is done about it."""
     disk = step.disk
     turns.take(disk.vm, disk.vm_dir)
-    record = record_of(disk)
+    record = vm_dir.record_of(disk)
     how, image = str(record["how"]), record.get("image")
     source = str(image["source"]) if isinstance(image, dict) else ""
     answer: dict[str, object] = {
@@ -75,7 +58,7 @@ def describe(step: DescribeDisk) -> dict[str, object]:
         answer["target"], answer["system_snapshots"] = target, len(domain.snapshots(running.URI, step.domain))
     if how == "in-place":
         dir_store.check(source)
-        answer["snapshots"] = layers.numbered(copies(source))
+        answer["snapshots"] = image_snapshots.numbers(source)
         return answer
     folder, active = folder_of(record), int(os.path.basename(path))
     format = str(record["format"])
@@ -91,7 +74,7 @@ def describe(step: DescribeDisk) -> dict[str, object]:
 
 
 def _layer(disk: DiskRef, number: int) -> str:
-    return f"{folder_of(record_of(disk))}/{number}"
+    return f"{folder_of(vm_dir.record_of(disk))}/{number}"
 
 
 def name_layer(step: NameLayer, planned: float) -> None:
@@ -129,7 +112,7 @@ def activate_layer(step: ActivateLayer, planned: float) -> None:
 
 
 def _activate(disk: DiskRef, layer: int, format: str) -> None:
-    record = record_of(disk)
+    record = vm_dir.record_of(disk)
     path = f"{folder_of(record)}/{layer}"
     files.remove_staged(f"{disk.vm_dir}/{vm_dir.RECORDS}", f"disk.{disk.disk}.json")
     if (record["path"], record["format"]) != (path, format):
@@ -159,7 +142,7 @@ def _link(record: dict[str, object], disk: DiskRef, layer: int) -> None:
 
 def switch_layer(step: SwitchLayer, planned: float) -> None:
     """Take the snapshot of a running guest; if it fails, say again that the layer before is the active one."""
-    disk, before = step.disk, record_of(step.disk)
+    disk, before = step.disk, vm_dir.record_of(step.disk)
     folder = folder_of(before)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         was = {**before, "path": f"{folder}/{step.layer}", "format": layers.backing_of(f"{folder}/{step.to}")[1] or "qcow2"}
@@ -210,7 +193,7 @@ def flush_guest(step: FlushGuest) -> None:
 
 def drop_strays(step: DropStrays) -> None:
     """Remove what snapshots that failed have left; never what the guest writes to, nor what anything lies over."""
-    record = record_of(step.disk)
+    record = vm_dir.record_of(step.disk)
     folder = folder_of(record)
     active = str(record["path"])
     if step.domain:
@@ -232,7 +215,7 @@ def drop_strays(step: DropStrays) -> None:
 
 def drop_layer(step: DropLayer) -> None:
     """Remove a layer; raise BadRecord if anything still lies over it."""
-    record = record_of(step.disk)
+    record = vm_dir.record_of(step.disk)
     folder = folder_of(record)
     for number in layers.numbered(folder):
         is_raw = number == int(os.path.basename(str(record["path"]))) and record["format"] == "raw"
@@ -242,98 +225,9 @@ def drop_layer(step: DropLayer) -> None:
     point("layer removed")
 
 
-def copy_out(step: CopyOut, planned: float) -> None:
-    """Publish a snapshot of a disk in place: a copy beside the image, from the running guest if there is one."""
-    record = record_of(step.disk)
-    image = record["image"]
-    assert isinstance(image, dict)
-    source, format = str(image["source"]), str(record["format"])
-    dir_store.check(source)
-    path = f"{copies(source)}/{step.snapshot}"
-    with files.enough_space(os.path.dirname(source)):
-        os.makedirs(copies(source), exist_ok=True)
-    files.remove_staged(copies(source))
-    with files.published(path) as staged:
-        if step.domain:
-            running.copy(step.disk, step.domain, step.target, staged, format)
-        else:
-            _copy(source, staged)
-        os.chmod(staged, 0o660)
-        files.fsync(staged)
-        with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
-            pass
-    point("snapshot published")
-
-
-def _copy(source: str, target: str) -> None:
-    run(["cp", "--sparse=always", "--reflink=auto", "--", source, target], timeout_s=LONG_S)
-
-
-def copy_back(source: str, snapshot: int) -> None:
-    """Replace an image's content by that of a snapshot beside it; its generation ends."""
-    path = f"{copies(source)}/{snapshot}"
-    dir_store.check(source)
-    if not os.path.exists(path):
-        raise MissingImage(f"{path} is not there on {os.uname().nodename}")
-    files.remove_staged(copies(source))
-    # Not beside the image, where every name is an image's.
-    staged = files.staged_name(f"{copies(source)}/image")
-    try:
-        with files.enough_space(os.path.dirname(source)):
-            _copy(path, staged)
-            os.chmod(staged, 0o660)
-            files.fsync(staged)
-            point("revert staged")
-            dir_store.begin_session(dir_store.Stored(source))
-            os.rename(staged, source)
-    except BaseException:
-        files.unlink(staged)
-        raise
-    files.fsync(os.path.dirname(source))
-    point("image reverted")
-
-
-def drop_copy(source: str, snapshot: int) -> None:
-    """Remove a snapshot beside an image."""
-    files.remove_staged(copies(source))
-    files.unlink(f"{copies(source)}/{snapshot}")
-    point("snapshot removed")
-    _remove_if_empty(copies(source))
-
-
-def _remove_if_empty(directory: str) -> None:
-    try:
-        os.rmdir(directory)
-    except OSError:
-        pass
-
-
-def flatten(source: str, snapshot: int) -> None:
-    """Make a snapshot the image's content and remove all snapshots, that one last: a rerun must find it."""
-    dir_store.check(source)
-    if layers.numbered(copies(source)):
-        copy_back(source, snapshot)
-    for number in sorted(layers.numbered(copies(source)), key=lambda number: number == snapshot):
-        drop_copy(source, number)
-    _remove_if_empty(copies(source))
-
-
-def drop_copy_of(step: DropCopy) -> None:
-    """Remove a snapshot beside the image of a disk in place."""
-    image = record_of(step.disk)["image"]
-    assert isinstance(image, dict)
-    dir_store.check(str(image["source"]))
-    drop_copy(str(image["source"]), step.snapshot)
-
-
-def copy_back_of(step: CopyBack) -> None:
-    """Revert the image of a disk in place."""
-    copy_back(step.source, step.snapshot)
-
-
 def grow(step: GrowDisk) -> None:
     """Grow a disk: its active layer, or the image it is."""
-    record = record_of(step.disk)
+    record = vm_dir.record_of(step.disk)
     path = str(record["path"])
     if not os.path.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
@@ -346,7 +240,7 @@ def snapshot_file(record: dict[str, object], snapshot: int) -> tuple[str, str]:
     if record["how"] == "in-place":
         image = record["image"]
         assert isinstance(image, dict)
-        path, format = f"{copies(str(image['source']))}/{snapshot}", str(record["format"])
+        path, format = f"{image_snapshots.folder(str(image['source']))}/{snapshot}", str(record["format"])
     else:
         folder = folder_of(record)
         path = f"{folder}/{snapshot}"

@@ -136,6 +136,14 @@ def read_record(vm_dir: str, disk: int) -> dict[str, object] | None:
     return record
 
 
+def record_of(disk: DiskRef) -> dict[str, object]:
+    """Return the record of a disk; raise BadRecord if it has none."""
+    record = read_record(disk.vm_dir, disk.disk)
+    if record is None:
+        raise BadRecord(f"disk {disk.disk} of VM {disk.vm} has no record in {disk.vm_dir} on {os.uname().nodename}")
+    return record
+
+
 def records(vm_dir: str) -> list[dict[str, object]]:
     """Return all records of a VM by disk; raise BadRecord."""
     try:

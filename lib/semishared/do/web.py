@@ -12,7 +12,7 @@ import zlib
 from ..errors import MissingImage
 from . import inspection
 from .run import piped, run
-from .upload import HEAD, SSH, Source, decompressor
+from .source import HEAD, SSH, Source, decompressor
 
 
 def size_of(source: Source) -> int:

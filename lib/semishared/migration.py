@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transfer actions around a live migration (vmm/semishared/migrate moves the guest): see plan/migration.py."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from .errors import MigrationRefused, NotSupported
+from .opennebula import args
+from .opennebula.xml import Vm, decode
+from .plan import migration
+from .plan import steps as s
+
+if TYPE_CHECKING:
+    from .tm import Action
+
+
+def _migrating(action: Action) -> tuple[args.Migrate, Vm]:
+    request = args.Migrate.parse(action.argv)
+    if request.caller:
+        raise NotSupported(f"disks of ours in a system datastore of driver {request.caller}")
+    return request, Vm.parse(decode(sys.stdin.buffer.read()))
+
+
+def premigrate(action: Action) -> None:
+    """SOURCE_HOST TARGET_HOST VMDIR VM DATASTORE - make everything ready at the target, or refuse."""
+    from .do.ssh import Session
+
+    request, vm = _migrating(action)
+    place = request.target
+    left = vm.system_datastores[-1] if vm.system_datastores else -1
+    source_dir = f"{place.datastore_location}/{left}/{place.vm}"
+    with Session(request.source_host, action.name, action.config) as source:
+        (found,) = source.run([s.DescribeVm(place.vm, source_dir)])
+        records = found["records"] if isinstance(found, dict) else []
+        plan = migration.check(request, vm, records, left)
+        token = os.urandom(8).hex()
+        name = f".semishared/.staged-probe-{token}"
+        ask, answer = f"{token} {request.source_host}", f"{token} {place.host}"
+        source.run([s.WriteProbe(store, name, ask) for store in plan.stores])
+        with Session(place.host, action.name, action.config) as target:
+            target.run([s.AnswerProbe(store, name, ask, answer) for store in plan.stores])
+            source.run([s.CheckProbe(store, name, answer) for store in plan.stores])
+            target.run([s.PrepareVm(place.vm, place.path), *plan.links])
+            if vm.context_disk >= 0:
+                _carry_file(source, target, f"{source_dir}/disk.{vm.context_disk}", place, vm.context_disk)
+        source.run([s.AllowMigration(place.vm, source_dir, place.host, plan.stores)])
+
+
+def _carry_file(source: object, target: object, path: str, place: args.VmPlace, disk: int) -> None:
+    import hashlib
+
+    source.begin([s.SendFile(path)])  # type: ignore[attr-defined]
+    chunks = []
+    message = source.read()  # type: ignore[attr-defined]
+    while isinstance(message, bytes):
+        chunks.append(message)
+        message = source.read()  # type: ignore[attr-defined]
+    data = b"".join(chunks)
+    digest = hashlib.sha256(data).hexdigest()
+    if message["results"][0] != {"sha256": digest, "size": len(data)}:
+        raise MigrationRefused(f"{path} could not be read whole")
+    step = s.ReceiveFile(f"{place.path}/disk.{disk}", place.vm, len(data), digest)
+    target.run([step], chunks, digest)  # type: ignore[attr-defined]
+
+
+def postmigrate(action: Action) -> None:
+    """SOURCE_HOST TARGET_HOST VMDIR VM DATASTORE - remove what is left at the source."""
+    request, vm = _migrating(action)
+    _clear(action, request.source_host, request.target, vm)
+
+
+def failmigrate(action: Action) -> None:
+    """SOURCE_HOST TARGET_HOST VMDIR VM DATASTORE - remove what was made at the target."""
+    request, vm = _migrating(action)
+    if request.source_host != request.target.host:
+        _clear(action, request.target.host, request.target, vm)
+
+
+def _clear(action: Action, host: str, place: args.VmPlace, vm: Vm) -> None:
+    domain = f"one-{place.vm}"
+    action.on(host, [s.CheckNotRunning(domain), s.RemoveVm(vm.id, place.path)])
