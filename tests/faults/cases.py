@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Sequence, Tuple
 from xml.etree import ElementTree
 
-from semishared import tm
+from semishared import migration, tm
 from semishared.config import Config
 from semishared.do import dir_store, ssh, upload
 from semishared.errors import SemisharedError
@@ -166,7 +166,7 @@ def premigrate(rig: Rig, environment: Environment) -> None:
     stdin, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(base64.b64encode(VM_XML.encode())))
     try:
         with rig.sessions(environment):
-            tm.premigrate(action)
+            migration.premigrate(action)
     finally:
         sys.stdin = stdin
 
