@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put up a lab by hand and look around in it.
 
-    python3 -m lab up [N]            a front-end and N hosts (2) that stay until `down`
+    python3 -m lab up [N] [--ceph]   a front-end and N hosts (2) that stay until `down`, and a Ceph cluster
     python3 -m lab install           the checkout's drivers into it
     python3 -m lab status            what is up, and where its files are
     python3 -m lab exec NODE CMD...  a command in a node, as oneadmin; `root@NODE` as root
@@ -40,7 +40,7 @@ def _one(wanted: str) -> Lab:
 def _status(labs: list[Lab]) -> None:
     for lab in labs:
         print(f"lab {lab.id}  guests: {lab.virt}  shared stores: {' '.join(map(str, lab.stores))}  {lab.folder}")
-        for node in [lab.fe, *lab.hosts]:
+        for node in lab.nodes:
             print(f"  {node.name:4} {node.ip:15} {'up   pid ' + str(node.pid) if node.up else 'down'}")
 
 
@@ -63,6 +63,7 @@ def main() -> int:
     up = commands.add_parser("up", help="put up a lab that stays")
     up.add_argument("hosts", nargs="?", type=int, default=2, metavar="N", help=f"hosts, 1 to {MOST_HOSTS}")
     up.add_argument("--stores", type=int, nargs="+", default=[100], metavar="ID", help="shared image stores")
+    up.add_argument("--ceph", action="store_true", help="a Ceph cluster on a node of its own")
     commands.add_parser("down", help="take down what `up` put up")
     commands.add_parser("status", help="show the standing labs")
     commands.add_parser("install", help="install the checkout's drivers")
@@ -72,7 +73,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.command == "up":
         try:
-            lab = Lab.up(given.hosts, given.stores, stay=True)
+            lab = Lab.up(given.hosts, given.stores, stay=True, ceph=given.ceph)
         except (ValueError, PermissionError, RuntimeError) as error:
             raise SystemExit(f"lab: {error}") from None
         _status([lab])

@@ -12,7 +12,7 @@ from lab import Lab, Node
 from lab.guest import Guest, build_guest_image, serial_path, serial_xml
 from lab.oned import IMAGE_DS, SYSTEM_DS, Oned, Settings
 
-STORE, SYSTEM = 100, 101
+STORE, SYSTEM, RBD_STORE = 100, 101, 110
 DATASTORES = "/var/lib/one/datastores"
 RECORDS = ".semishared"
 
@@ -27,12 +27,14 @@ class Cloud:
 
     @classmethod
     @contextmanager
-    def up(cls, hosts: int = 2, systems: Sequence[int] = (SYSTEM,)) -> Iterator[Cloud]:
-        """Put up lab, drivers and datastores; take all of it down at the end."""
-        with Lab.up(hosts=hosts, stores=(STORE,)) as lab:
+    def up(cls, hosts: int = 2, systems: Sequence[int] = (SYSTEM,), ceph: bool = False) -> Iterator[Cloud]:
+        """Put up lab, drivers and datastores (with `ceph` also RBD_STORE); take all of it down at the end."""
+        with Lab.up(hosts=hosts, stores=(STORE,), ceph=ceph) as lab:
             lab.install()
             with Oned.in_lab(lab, Settings(domain_type=lab.virt, vm_mad=lab.virt)) as oned:
                 oned.datastore_create(IMAGE_DS, STORE)
+                if ceph:
+                    oned.datastore_create(lab.ceph.datastore(), RBD_STORE)
                 for number in systems:
                     oned.datastore_create(SYSTEM_DS.replace("semi_sys", f"semi_sys_{number}"), number)
                 yield cls(lab, oned)

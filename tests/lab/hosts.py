@@ -16,10 +16,12 @@ from types import TracebackType
 from typing import Callable, Optional
 
 from lab import caches, layout, state
+from lab.ceph import Cluster
 from lab.node import Node, Site
 
 MOST_HOSTS = 16
 TOOLS = ("sshd", "libvirtd", "virsh", "qemu-system-x86_64", "qemu-kvm-one", "ip", "nsenter", "setpriv", "gcc", "rsync")
+CEPH_TOOLS = ("ceph-mon", "ceph-mgr", "ceph-osd", "rbd")
 PARTS = ("tm", "datastore", "vmm", "etc", "lib", "bin", "im", "install.sh")  # of the checkout: what gets installed
 REMOTES = "/var/lib/one/remotes"
 SCRIPTS = "/var/tmp/one"
@@ -49,10 +51,20 @@ class Lab:
     @property
     def hosts(self) -> list[Node]:
         """Return the hosts in order."""
-        return [node for name, node in self._nodes.items() if name != "fe"]
+        return [node for name, node in self._nodes.items() if name not in ("fe", "ceph")]
+
+    @property
+    def ceph(self) -> Cluster:
+        """Return the Ceph cluster of a lab put up with one."""
+        return Cluster(self._nodes["ceph"])
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Return all nodes: front-end, cluster if there is one, hosts."""
+        return list(self._nodes.values())
 
     def node(self, name: str) -> Node:
-        """Return the node called `fe`, `h1`, `h2`, ..."""
+        """Return the node called `fe`, `ceph`, `h1`, `h2`, ..."""
         return self._nodes[name]
 
     @classmethod
@@ -68,13 +80,13 @@ class Lab:
     # -- up and down ----------------------------------------------------------------------------------------------
 
     @classmethod
-    def up(cls, hosts: int = 2, stores: Sequence[int] = (100,), stay: bool = False) -> Lab:
-        """Put up a lab; with `stay` it remains when this process ends, until `lab down`."""
+    def up(cls, hosts: int = 2, stores: Sequence[int] = (100,), stay: bool = False, ceph: bool = False) -> Lab:
+        """Put up a lab, with a Ceph cluster if told; with `stay` it remains when this process ends, until `lab down`."""
         if not 1 <= hosts <= MOST_HOSTS:
             raise ValueError(f"a lab has 1 to {MOST_HOSTS} hosts, not {hosts}")
         if os.geteuid():
             raise PermissionError("the lab needs root: it makes namespaces and mounts")
-        missing = [tool for tool in TOOLS if not shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin")]
+        missing = [tool for tool in (*TOOLS, *(CEPH_TOOLS if ceph else ())) if not shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin")]
         if missing:
             raise RuntimeError(f"not on this machine: {' '.join(missing)}; run tests/lab/provision.sh")
         state.sweep()
@@ -93,6 +105,8 @@ class Lab:
             guard = cls._start_guard(folder)
             record = state.read(folder)
             names = {"fe": f"{record['subnet']}.1"}
+            if ceph:
+                names["ceph"] = f"{record['subnet']}.2"
             names.update({f"h{number}": f"{record['subnet']}.{10 + number}" for number in range(1, hosts + 1)})
             record["nodes"] = names
             state.write(folder, record)
@@ -100,6 +114,9 @@ class Lab:
             lab._guard = guard
             lab._prepare(sharedfs, names)
             lab._start_all()
+            if ceph:
+                lab.ceph.create()
+                lab.ceph.serve(lab.fe, lab.hosts)
             if stay:
                 assert guard.stdin
                 os.write(guard.stdin.fileno(), b"stay")
@@ -140,7 +157,7 @@ class Lab:
         def one(node: Node) -> None:
             layout.lay_out(node.folder, keys, node.name, names, self.stores)
             shutil.copy(sharedfs, node.folder / "opt" / (sharedfs.name + ".so"))
-            if seed and node.name != "fe":
+            if seed and node in self.hosts:
                 target = node.folder / "var/cache/libvirt/qemu/capabilities"
                 shutil.copytree(seed, target)
                 for path in (target, *target.iterdir()):

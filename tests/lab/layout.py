@@ -96,7 +96,7 @@ def lay_out(folder: Path, keys: Path, name: str, names: dict[str, str], stores: 
     for part in (*MINE, "rootfs"):  # rootfs is where the node's first process puts its root together
         (folder / part).mkdir(parents=True, exist_ok=True)
     os.chmod(folder / "root", 0o700)
-    state.copy_tree(Path("/etc"), etc, {"one", "libvirt", "hosts", "hostname", "resolv.conf", "mtab"})
+    state.copy_tree(Path("/etc"), etc, {"one", "libvirt", "ceph", "hosts", "hostname", "resolv.conf", "mtab"})
     _users(etc)
     (etc / "hostname").write_text(name + "\n")
     lines = ["127.0.0.1 localhost", *(f"{address} {node}" for node, address in names.items())]

@@ -79,7 +79,7 @@ ip route add default dev eth0
 
 exec 3>&1 </dev/null >>/var/log/node.log 2>&1
 /usr/sbin/sshd -f /etc/ssh/sshd_lab 3>&-
-if [ "$LAB_NAME" != fe ]; then
+if [ "$LAB_NAME" != fe ] && [ "$LAB_NAME" != ceph ]; then
     LD_PRELOAD=$LAB_SHAREDFS /usr/sbin/libvirtd -d 3>&-
 fi
 until [ -e /run/sshd.pid ]; do sleep 0.01; done

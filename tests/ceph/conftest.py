@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One cloud with a real Ceph cluster for the whole suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from lab.ceph import Cluster
+from lab.cloud import Cloud
+
+
+@pytest.fixture(scope="session")
+def cloud() -> Iterator[Cloud]:
+    with Cloud.up(hosts=2, ceph=True) as up:
+        yield up
+
+
+@pytest.fixture(scope="session")
+def ceph(cloud: Cloud) -> Cluster:
+    return cloud.lab.ceph

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lab's cluster itself: who can do what with which key, and that it stops and comes back."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from lab.ceph import BRIDGE, POOL, READER, SECRET, USER, Cluster
+from lab.cloud import Cloud
+from lab.node import Node
+from semishared.plan import ceph_caps
+
+
+def rbd(node: Node, user: str, *words: str) -> int:
+    return node.run(["rbd", "--id", user, *words], check=False, stdout=subprocess.DEVNULL).returncode
+
+
+@pytest.fixture()
+def image(cloud: Cloud, ceph: Cluster):
+    name = "probe"
+    assert rbd(cloud.lab.fe, BRIDGE, "create", f"{POOL}/{name}", "--size", "16M") == 0
+    yield name
+    ceph.rbd("snap", "purge", f"{POOL}/{name}")
+    ceph.rbd("rm", f"{POOL}/{name}")
+
+
+def test_it_is_healthy(ceph: Cluster) -> None:
+    assert ceph.command("health")["status"] == "HEALTH_OK"
+
+
+def test_keys_lie_only_where_their_role_is(cloud: Cloud) -> None:
+    def users(node: Node) -> list[str]:
+        return sorted(path.name.split(".")[2] for path in node.path("/etc/ceph").glob("*.keyring"))
+
+    assert users(cloud.lab.fe) == [BRIDGE]
+    for host in cloud.lab.hosts:
+        assert users(host) == sorted([USER, READER])
+        assert SECRET in host.run(["virsh", "-q", "-c", "qemu:///system", "secret-list"]).stdout.decode()
+
+
+def test_keys_are_made_of_the_printed_capabilities(ceph: Cluster) -> None:
+    for key in ceph_caps.keys(USER, POOL, READER, BRIDGE):
+        there = ceph.command("auth get", entity=f"client.{key.user}")[0]["caps"]
+        assert there == dict(key.caps)
+
+
+def test_a_host_writes_images_but_makes_and_removes_none(cloud: Cloud, image: str) -> None:
+    host = cloud.lab.hosts[0]
+    assert rbd(host, USER, "bench", "--io-type", "write", "--io-total", "1M", f"{POOL}/{image}") == 0
+    assert rbd(host, USER, "resize", "--size", "32M", f"{POOL}/{image}") == 0
+    assert rbd(host, USER, "create", f"{POOL}/other", "--size", "16M") != 0
+    assert rbd(host, USER, "rename", f"{POOL}/{image}", f"{POOL}/other") != 0
+    assert rbd(host, USER, "rm", f"{POOL}/{image}") != 0
+
+
+def test_a_reader_reads_and_cannot_write(cloud: Cloud, image: str) -> None:
+    host = cloud.lab.hosts[0]
+    assert rbd(host, READER, "export", "--no-progress", f"{POOL}/{image}", "-") == 0
+    assert rbd(host, READER, "bench", "--io-type", "write", "--io-total", "1M", f"{POOL}/{image}") != 0
+    assert rbd(host, READER, "snap", "create", f"{POOL}/{image}@s") != 0
+    assert rbd(host, READER, "resize", "--size", "32M", f"{POOL}/{image}") != 0
+
+
+def test_what_is_read_is_counted(cloud: Cloud, ceph: Cluster, image: str) -> None:
+    host = cloud.lab.hosts[0]
+    rbd(host, USER, "bench", "--io-type", "write", "--io-total", "4M", f"{POOL}/{image}")
+    before = ceph.bytes_read()
+    rbd(host, READER, "export", "--no-progress", f"{POOL}/{image}", "-")
+    assert 4 << 20 <= ceph.bytes_read() - before < (4 << 20) + (64 << 10)
+
+
+def test_it_stops_and_comes_back_with_its_data(cloud: Cloud, ceph: Cluster, image: str) -> None:
+    with ceph.stopped("osd"):
+        assert ceph.pids("osd") == []
+        assert ceph.pids("mon") != []
+    assert image in ceph.images()
+    with ceph.stopped():
+        assert [ceph.pids(kind) for kind in ("mon", "mgr", "osd")] == [[], [], []]
+    assert ceph.images()[image]["size"] == 16 << 20

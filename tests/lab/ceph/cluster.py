@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the cluster, start and stop its daemons, look into it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import time
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence
+
+from lab import state
+from lab.ceph import conf
+from lab.node import Node
+
+if TYPE_CHECKING:
+    from semishared.plan.ceph_caps import Key
+
+POOL = "one"
+BRIDGE, USER, READER = "semishared-bridge", "libvirt", "semishared-reader"
+SECRET = "1d2a6b1e-5f0c-4e0b-9a57-6f2f0e7a5c11"
+"""Under which libvirt on every host knows the key of USER (CEPH_SECRET)."""
+OWNER = "ceph"
+DAEMONS = ("mon", "mgr", "osd", "mds")
+ADMIN = "/etc/ceph/ceph.client.admin.keyring"
+SECRET_XML = f"""\
+<secret ephemeral='no' private='yes'>
+  <uuid>{SECRET}</uuid>
+  <usage type='ceph'><name>client.{USER} secret</name></usage>
+</secret>
+"""
+
+
+class Cluster:
+    """The cluster on `node`. Make it with `create()`; take hold of one that is there with the constructor."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    # -- made once ----------------------------------------------------------------------------------------------------
+
+    def create(self, gib: int = 10) -> None:
+        """Make the cluster and its pool, and wait until it serves: about 5 s."""
+        fsid = str(uuid.uuid4())
+        self._write("/etc/ceph/ceph.conf", conf.daemons(fsid, self.node.ip, gib), 0o644)
+        for daemon in ("mon/ceph-a", "mgr/ceph-a", "osd/ceph-0", "mds/ceph-a"):
+            self._run(["install", "-d", "-o", OWNER, "-g", OWNER, f"/var/lib/ceph/{daemon}"], user="root")
+        self._directories()
+        # Every key is in the keyring the monitor is made with: none needs a running monitor.
+        seed = "/var/lib/ceph/seed"
+        self._run(["bash", "-euc", _KEYS, "keys", seed, ADMIN], user="root")
+        osd = str(uuid.uuid4())
+        address = f"[v2:{self.node.ip}:3300,v1:{self.node.ip}:6789]"
+        self._run(["monmaptool", "--create", "--clobber", "--fsid", fsid, "--addv", "a", address, "/var/lib/ceph/monmap"], user="root")
+        self._run(["chown", OWNER, seed, "/var/lib/ceph/monmap"], user="root")
+        make = ["ceph-osd", "--mkfs", "-i", "0", "--osd-uuid", osd, "--no-mon-config", "--monmap", "/var/lib/ceph/monmap"]
+        log = self.node.path("/var/log/ceph/mkfs.log").open("wb")
+        making = self.node.popen(make, user=OWNER, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # beside the monitor's start
+        log.close()
+        self._run(["ceph-mon", "--mkfs", "-i", "a", "--monmap", "/var/lib/ceph/monmap", "--keyring", seed])
+        self._run(["rm", seed], user="root")
+        self.start("mon")
+        key = "mgr/devicehealth/enable_monitoring"  # it would make a pool of its own
+        self.ask(
+            ["command", ["config set"], {"who": "mgr", "name": key, "value": "false", "force": True}],
+            ["command", ["osd new"], {"uuid": osd, "id": 0}],
+        )
+        if making.wait():
+            raise RuntimeError(f"ceph-osd --mkfs: {self.node.path('/var/log/ceph/mkfs.log').read_text()[-2000:]}")
+        self.start("mgr", "osd")
+        self.ask(
+            ["wait", ["osd"], {}],
+            # Clones of snapshots nobody protects (clone v2), as any cluster without clients older than 2018 allows.
+            ["command", ["osd set-require-min-compat-client"], {"version": "mimic"}],
+            ["pool", [POOL], {}],
+            ["wait", ["mgr"], {}],
+        )
+
+    def serve(self, front_end: Node, hosts: Sequence[Node]) -> None:
+        """Give front-end and hosts what an admin gives them: ceph.conf, the keys of their roles, libvirt's secret."""
+        from semishared.plan.ceph_caps import keys  # here: most of the lab does without lib/
+
+        made = {key.user: self.make_key(key) for key in keys(USER, POOL, READER, BRIDGE)}
+        for node in (front_end, *hosts):
+            self.introduce(node)
+        self.give_key(front_end, BRIDGE, made[BRIDGE])
+        for host in hosts:
+            self.give_key(host, USER, made[USER])
+            self.give_key(host, READER, made[READER])
+            self.define_secret(host, SECRET, made[USER])
+
+    def make_key(self, key: Key) -> str:
+        """Make a user with exactly these capabilities and return its key."""
+        caps = [word for cap in key.caps for word in cap]
+        made = self.ask(["command", ["auth get-or-create"], {"entity": f"client.{key.user}", "caps": caps}])[0]
+        return str(made[0]["key"])
+
+    def introduce(self, node: Node) -> None:
+        """Write the clients' ceph.conf on a node."""
+        fsid = [line for line in self._conf().splitlines() if line.startswith("fsid")][0].split()[-1]
+        self._write("/etc/ceph/ceph.conf", conf.clients(fsid, self.node.ip), 0o644, node)
+
+    def give_key(self, node: Node, user: str, key: str) -> None:
+        """Put a user's keyring where oneadmin of a node, and nobody else there, can read it."""
+        self._write(f"/etc/ceph/ceph.client.{user}.keyring", f"[client.{user}]\n\tkey = {key}\n", 0o600, node, node.uid_of("oneadmin"))
+
+    def key(self, user: str) -> str:
+        """Return a user's key."""
+        return str(self.ask(["command", ["auth get-key"], {"entity": f"client.{user}"}])[0]["key"])
+
+    def define_secret(self, host: Node, secret: str, key: str) -> None:
+        """Tell a host's libvirt a key, by a file: it is on no command line."""
+        virsh = ["virsh", "-q", "-c", "qemu:///system"]
+        self._write("/root/secret.xml", SECRET_XML.replace(SECRET, secret), 0o600, host)
+        self._write("/root/secret.key", key, 0o600, host)
+        host.run([*virsh, "secret-define", "/root/secret.xml"], user="root", cwd="/root")
+        host.run([*virsh, "secret-set-value", secret, "--file", "/root/secret.key"], user="root", cwd="/root")
+        host.run(["rm", "/root/secret.xml", "/root/secret.key"], user="root")
+
+    def datastore(self, name: str = "semi_rbd", **attributes: str) -> str:
+        """Return the template of an image datastore on this cluster; `attributes` are added, or replace what is there."""
+        values = {
+            "NAME": name, "TYPE": "IMAGE_DS", "DS_MAD": "semishared", "TM_MAD": "semishared", "DISK_TYPE": "RBD", "RBD_FORMAT": "2",
+            "POOL_NAME": POOL, "CEPH_HOST": self.node.ip, "CEPH_USER": USER, "CEPH_SECRET": SECRET,
+            "SEMISHARED_CEPH_READER": READER, "SEMISHARED_CEPH_BRIDGE_USER": BRIDGE, **attributes,
+        }  # fmt: skip
+        return " ".join(f'{key}="{value}"' for key, value in values.items())
+
+    # -- daemons ------------------------------------------------------------------------------------------------------
+
+    def start(self, *daemons: str) -> None:
+        """Start daemons (default: monitor, manager, OSD); returns once they have started, which is before they serve."""
+        self._directories()
+        for daemon in daemons or ("mon", "mgr", "osd"):
+            # The manager's modules print, and die where there is no stderr: it stays in the foreground of a shell's job.
+            number = "0" if daemon == "osd" else "a"
+            run = 'exec >>/var/log/ceph/$1.out 2>&1 </dev/null; ulimit -n 8192; "ceph-$1" -i "$2"'
+            if daemon == "mgr":
+                run = 'exec >>/var/log/ceph/$1.out 2>&1 </dev/null; setsid "ceph-$1" -f -i "$2" &'
+            self._run(["bash", "-c", run, "start", daemon, number])
+
+    def stop(self, *daemons: str, hard: bool = True) -> None:
+        """End daemons (default: all that run), with SIGKILL, or in order when not `hard`; data is kept."""
+        for daemon in daemons or DAEMONS[::-1]:
+            for pid in self.pids(daemon):
+                begun = state.started(pid)
+                if not hard:
+                    os.kill(pid, signal.SIGTERM)
+                    deadline = time.monotonic() + 15.0
+                    while state.alive(pid, begun) and time.monotonic() < deadline:
+                        time.sleep(0.02)
+                state.kill(pid, begun)
+
+    def wait(self) -> None:
+        """Wait until the cluster serves again after `start()`."""
+        self.ask(["wait", ["osd"], {}], ["answers", [POOL], {}], ["wait", ["mgr"], {}])
+
+    @contextmanager
+    def stopped(self, *daemons: str) -> Iterator[None]:
+        """Have daemons (default: the whole cluster) down inside the block, and serving again after it."""
+        gone = daemons or ("mon", "mgr", "osd")
+        self.stop(*gone)
+        try:
+            yield
+        finally:
+            self.start(*gone)
+            self.wait()
+
+    def pids(self, daemon: str) -> List[int]:
+        """Return the pids, as seen from outside, of this cluster's running daemons of a kind (mon, mgr, osd, mds)."""
+        mine = os.readlink(f"/proc/{self.node.pid}/ns/pid")
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if words[0] == f"ceph-{daemon}".encode() and os.readlink(entry / "ns/pid") == mine and state.started(int(entry.name)):
+                    found.append(int(entry.name))
+            except (OSError, ValueError):
+                continue
+        return found
+
+    # -- what is in it --------------------------------------------------------------------------------------------------
+
+    def ask(self, *requests: Sequence[Any], timeout: float = 90.0) -> List[Any]:
+        """Do things of lab/ceph/session.py as the cluster's admin: [method, arguments, named arguments] each."""
+        source = (Path(__file__).parent / "session.py").read_bytes()
+        lines = "\n".join(json.dumps(request) for request in requests)
+        done = self.node.run(["/usr/bin/python3", "-I", "-", lines], user="root", input=source, timeout=timeout)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def command(self, prefix: str, **words: Any) -> Any:
+        """Run a monitor command as the admin; return its answer."""
+        return self.ask(["command", [prefix], words])[0]
+
+    def images(self, pool: str = POOL) -> Dict[str, Dict[str, Any]]:
+        """Return all images of a pool: size, snaps (name, size, protected), parent, children, watchers, lockers."""
+        answer: Dict[str, Dict[str, Any]] = self.ask(["images", [pool], {}])[0]
+        return answer
+
+    def bytes_read(self) -> int:
+        """Return how many bytes the OSD has given to clients so far: data, and headers of a few hundred bytes per open."""
+        return int(self.osd("perf dump")["osd"]["op_r_out_bytes"])
+
+    def bytes_written(self) -> int:
+        """Return how many bytes the OSD has got from clients so far."""
+        return int(self.osd("perf dump")["osd"]["op_w_in_bytes"])
+
+    def osd(self, command: str) -> Any:
+        """Ask the OSD's admin socket."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(20)
+            connection.connect(str(self.node.path("/run/ceph/ceph-osd.0.asok")))
+            connection.sendall(json.dumps({"prefix": command}).encode() + b"\0")
+            with connection.makefile("rb") as answer:
+                (length,) = struct.unpack(">I", answer.read(4))
+                return json.loads(answer.read(length))
+
+    # -- small things ---------------------------------------------------------------------------------------------------
+
+    def rbd(self, *words: str, timeout: float = 60.0) -> bytes:
+        """Run the rbd program as the admin, on the cluster's own node."""
+        return self.node.run(["rbd", *words], user="root", cwd="/", timeout=timeout).stdout
+
+    def _conf(self) -> str:
+        return self.node.path("/etc/ceph/ceph.conf").read_text()
+
+    def _directories(self) -> None:
+        for folder in ("/run/ceph", "/var/log/ceph"):
+            self._run(["install", "-d", "-o", OWNER, "-g", OWNER, folder], user="root")
+
+    def _run(self, argv: Sequence[str], user: str = OWNER) -> None:
+        # Debian builds Ceph without tcmalloc: with many arenas its daemons grow.
+        self.node.run(argv, user=user, cwd="/", env={"MALLOC_ARENA_MAX": "2", "LC_ALL": "C"})
+
+    def _write(self, path: str, text: str, mode: int, node: Optional[Node] = None, owner: int = 0) -> None:
+        target = (node or self.node).path(path)
+        target.parent.mkdir(exist_ok=True)
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(handle, "w") as out:
+            os.fchmod(handle, mode)
+            os.fchown(handle, owner, owner)
+            out.write(text)
+
+
+_KEYS = """\
+umask 077
+make() { # USER KEYRING CAPS...
+    local user=$1 file=$2
+    shift 2
+    ceph-authtool -C "$file" --gen-key -n "$user" "$@" >/dev/null
+    ceph-authtool "$seed" --import-keyring "$file" >/dev/null
+}
+seed=$1
+ceph-authtool -C "$seed" --gen-key -n mon. --cap mon 'allow *' >/dev/null
+make client.admin "$2" --cap mon 'allow *' --cap osd 'allow *' --cap mds 'allow *' --cap mgr 'allow *'
+make mgr.a /var/lib/ceph/mgr/ceph-a/keyring --cap mon 'allow profile mgr' --cap osd 'allow *' --cap mds 'allow *'
+make osd.0 /var/lib/ceph/osd/ceph-0/keyring --cap mon 'allow profile osd' --cap mgr 'allow profile osd' --cap osd 'allow *'
+make mds.a /var/lib/ceph/mds/ceph-a/keyring --cap mon 'allow profile mds' --cap mgr 'allow profile mds' --cap osd 'allow *' \\
+    --cap mds 'allow *'
+chown ceph /var/lib/ceph/*/ceph-*/keyring
+"""
