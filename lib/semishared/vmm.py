@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 import os
 import sys
-from typing import NoReturn
+from typing import Mapping, NoReturn, Optional
 
 from .entry import caught
 from .errors import BadArguments, BadRecord, MissingImage, ToolMissing
@@ -50,9 +50,12 @@ def run(here: str, argv: list[str]) -> int:
 def deploy(here: str, argv: list[str], report: Report) -> NoReturn:
     """Boot the VM whose domain XML is on stdin, with its disks where and what their records say."""
     vm_dir = os.path.dirname(argv[0])
-    domain = Domain(sys.stdin.buffer.read(), vm_dir)
+    ours = _disks_of_ours(vm_dir, report)
+    domain = Domain(sys.stdin.buffer.read(), vm_dir, ours)
+    if domain.has_unknown:
+        raise BadRecord(f"which disks of {vm_dir} are on Ceph cannot be told without vm.xml")
     records = read_records(vm_dir, domain.disk_numbers)
-    unrecorded = _disks_of_ours(vm_dir, report) & set(domain.disk_numbers) - set(records)
+    unrecorded = set(ours or ()) & set(domain.disk_numbers) - set(records)
     if unrecorded:
         # oned's format may be wrong for it, and a qcow2 overlay taken for raw is destroyed by its guest.
         raise BadRecord(f"disk {min(unrecorded)} of {vm_dir} has no record")
@@ -156,6 +159,8 @@ def all_records(vm_dir: str) -> Records:
 
 def check_disk(vm_dir: str, record: DiskRecord) -> None:
     """Raise unless the disk is what its record says and there: nothing has been started yet."""
+    if record.network:
+        return  # no file of it is on this host; who opens it will see
     path = f"{vm_dir}/disk.{record.disk}"
     link = os.path.normpath(os.path.join(vm_dir, os.readlink(path))) if os.path.islink(path) else ""
     link, inside = "/" + link.lstrip("/") if link else "", os.path.normpath("/" + vm_dir.strip("/"))
@@ -180,16 +185,16 @@ def become(here: str, action: str, argv: list[str]) -> NoReturn:
         raise ToolMissing(f"OpenNebula's own script {os.path.normpath(stock)}: {e.strerror}") from None
 
 
-def _disks_of_ours(vm_dir: str, report: Report) -> set[int]:
-    """Return what vm.xml, written just before deploy, says; without a readable one the records alone count."""
+def _disks_of_ours(vm_dir: str, report: Report) -> Optional[Mapping[int, str]]:
+    """Return what vm.xml, written just before deploy, says; without a readable one (None) the records alone count."""
     try:
         with open(f"{vm_dir}/vm.xml", "rb") as file:
             return disks_of_ours(file.read())
     except FileNotFoundError:
-        return set()
+        return None
     except (OSError, BadArguments) as e:
         report.warn(f"vm.xml is of no use: {e}")
-        return set()
+        return None
 
 
 def stdin_is(data: bytes) -> None:

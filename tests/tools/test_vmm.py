@@ -6,10 +6,12 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import NamedTuple, Optional
+from xml.etree import ElementTree
 
 import pytest
 
@@ -45,6 +47,9 @@ DOMAIN = """<domain type='kvm'>
 </domain>
 
 """
+
+
+SECRET = "00000000-0000-4000-8000-0000000000cc"
 
 
 class Got(NamedTuple):
@@ -87,6 +92,18 @@ class Host:
         record = {"version": 1, "disk": disk, "place": place, "how": how, "format": format, "path": path, "readonly": False}
         (self.vm_dir / ".semishared").mkdir(exist_ok=True)
         (self.vm_dir / ".semishared" / f"disk.{disk}.json").write_text(json.dumps({**record, **changes}))
+
+    def add_on_ceph(self, disk: int, how: str = "in-place", **changes: object) -> None:
+        network = {"protocol": "rbd", "name": "one/one-4", "hosts": ["10.0.0.1:6789"], "user": "guests", "secret": SECRET}
+        self.add_record(disk, "shared", how, "raw", "", network={**network, **changes})
+
+    def write_vm(self, **targets: int) -> None:
+        """Leave the vm.xml that oned writes before deploy."""
+        disks = "".join(
+            f"<DISK><DISK_ID>{number}</DISK_ID><TARGET>{target}</TARGET><TM_MAD>semishared</TM_MAD></DISK>"
+            for target, number in targets.items()
+        )
+        (self.vm_dir / "vm.xml").write_text(f"<VM><TEMPLATE>{disks}</TEMPLATE></VM>")
 
     def call(self, action: str, *argv: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         for name in ("argv", "stdin"):
@@ -224,6 +241,53 @@ def test_deploy_refuses_a_disk_that_is_not_what_its_record_says(host: Host) -> N
     (host.vm_dir / ".semishared" / "disk.0.json").unlink()
     host.add_in_place(0, path="/var/lib/one/datastores/100/.semishared/other/image")
     assert "other/image" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+
+
+def on_ceph(domain: bytes) -> bytes:
+    """Return `domain` with its disk 1 as oned writes one of an RBD datastore."""
+    text, count = re.subn(
+        rb"<disk type='file'( device='disk'>\s*)<source file='[^']*/disk\.1'/>",
+        rb"<disk type='network'\1<source protocol='rbd' name='one/one-4-7-1'><host name='10.0.0.1' port='6789'/></source>"
+        rb"<auth username='guests'><secret type='ceph' uuid='00000000-0000-4000-8000-0000000000cc'/></auth>",
+        domain,
+    )
+    assert count == 1
+    return text
+
+
+def test_deploy_of_a_local_disk_and_one_on_ceph_whatever_oned_takes_them_for(host: Host) -> None:
+    host.add_local(1)
+    host.add_on_ceph(0)
+    host.write_vm(vda=0, vdb=1)
+    got = host.passes("deploy", *host.deploy_argv(), stdin=on_ceph(host.domain))
+    disks = ElementTree.fromstring(got.stdin).findall("devices/disk")
+    assert [disk.get("type") for disk in disks] == ["network", "file", "file"]
+    sources = [disk.find("source").attrib for disk in disks]  # type: ignore[union-attr]
+    assert sources[:2] == [{"protocol": "rbd", "name": "one/one-4"}, {"file": f"{host.spelled}/disk.1"}]
+    assert [disk.find("auth") is not None for disk in disks] == [True, False, False]
+
+
+def test_deploy_refuses_to_guess_which_disk_on_ceph_is_which(host: Host) -> None:
+    host.add_on_ceph(1)
+    assert "without vm.xml" in host.refuses("deploy", *host.deploy_argv(), stdin=on_ceph(host.domain))
+    host.write_vm(vda=0, vdb=2)
+    assert "disk 0 of" in host.refuses("deploy", *host.deploy_argv(), stdin=on_ceph(host.domain))
+
+
+def test_deploy_refuses_a_disk_on_ceph_without_a_key(host: Host) -> None:
+    host.add_on_ceph(1, secret="")
+    host.write_vm(vdb=1)
+    assert "secret" in host.refuses("deploy", *host.deploy_argv(), stdin=on_ceph(host.domain))
+
+
+def test_attach_of_a_disk_on_ceph(host: Host) -> None:
+    host.add_on_ceph(1, how="store-clone", name="one/one-4-7-1")
+    argv = attach_argv(host, 1, "<SOURCE>one/one-4</SOURCE><CLONE>YES</CLONE><CEPH_USER/>")
+    got = host.passes("attach_disk", *argv)
+    assert got.argv[:4] == argv[:4]
+    (disk,) = ElementTree.fromstring(base64.b64decode(got.argv[4])).findall("VM/TEMPLATE/DISK[ATTACH='YES']")
+    wanted = {"SOURCE": "one/one-4-7-1", "CLONE": "NO", "CEPH_USER": "guests", "CEPH_SECRET": SECRET, "TYPE": "RBD"}
+    assert {name: disk.findtext(name) for name in wanted} == wanted
 
 
 @pytest.mark.parametrize("stdin", [b"", b"<domain>", b"<!DOCTYPE domain><domain/>", b"<a/>"])

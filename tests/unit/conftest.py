@@ -20,6 +20,7 @@ STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork", "os.forkpt
 CONNECTS = ("socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
 CHANGES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod", "os.chown")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+REGENERATED = f"{CHECKOUT}/tests/unit/" if os.environ.get("REGENERATE") else ""
 OWN_FILES = ("/.hypothesis", "/.pytest_cache", "/__pycache__")
 """Of the test tools themselves."""
 
@@ -64,6 +65,8 @@ class Watch:
         # A checkout may itself lie in a directory for temporary files.
         in_checkout = name.startswith(f"{CHECKOUT}/")
         if (name.startswith(self.temporary) and not in_checkout) or any(part in name for part in OWN_FILES) or name == "/dev/null":
+            return ""
+        if REGENERATED and name.startswith(REGENERATED):
             return ""
         if verb == "read" and name.startswith((CHECKOUT, sys.prefix, "/usr/", "/proc/self", "/dev/urandom", "/etc/localtime")):
             return ""

@@ -172,10 +172,10 @@ def test_newer_record_says_so() -> None:
 
 def test_disks_of_ours_come_from_vm_xml() -> None:
     disks = "".join(
-        f"<DISK><DISK_ID><![CDATA[{number}]]></DISK_ID><TM_MAD><![CDATA[{tm}]]></TM_MAD></DISK>"
+        f"<DISK><DISK_ID><![CDATA[{number}]]></DISK_ID><TARGET>vd{number}</TARGET><TM_MAD><![CDATA[{tm}]]></TM_MAD></DISK>"
         for number, tm in ((0, "semishared"), (1, "ceph"), (2, "semishared"), ("x", "semishared"))
     )
-    assert disks_of_ours(f"<VM><TEMPLATE>{disks}</TEMPLATE></VM>".encode()) == {0, 2}
+    assert disks_of_ours(f"<VM><TEMPLATE>{disks}</TEMPLATE></VM>".encode()) == {0: "vd0", 2: "vd2"}
 
 
 def message(disk: str) -> bytes:

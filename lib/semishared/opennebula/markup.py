@@ -105,9 +105,23 @@ class Markup:
         """Put `markup` in front of `element`."""
         self._changes.append((element.start, element.start, markup))
 
+    def replace(self, element: Element, *markup: str) -> None:
+        """Put elements in the place of `element`, each on a line of its own if that is how it stands."""
+        self._changes.append((element.start, element.end, self._space_before(element).decode().join(markup)))
+
     def remove(self, element: Element) -> None:
         """Take `element` out."""
         self._changes.append((element.start, element.end, ""))
+
+    def remove_line(self, element: Element) -> None:
+        """Take `element` out with the space in front of it."""
+        self._changes.append((element.start - len(self._space_before(element)), element.end, ""))
+
+    def _space_before(self, element: Element) -> bytes:
+        at = element.start
+        while self.source[at - 1 : at].isspace():
+            at -= 1
+        return self.source[at : element.start]
 
     def result(self) -> bytes:
         """Return the text with the changes made."""

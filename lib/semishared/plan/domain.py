@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What libvirt is told about a VM's disks: the domain XML, and the message of a hot attach.
 
-oned fixes the driver type per image and the path per datastore; here they follow the record that the transfer action
-left of each disk. Everything else in the XML stays as it came, to the byte.
+oned fixes the driver type per image, the path per datastore, and whether a disk is a file or on the network likewise;
+here they follow the record that the transfer action left of each disk. Everything else in the XML stays as it came, to
+the byte.
+
+    for oned a file <VMDIR>/disk.N             known by that path
+    for oned rbd <SOURCE>[-<vm>-<disk>]        known by its target (vda), which vm.xml has for each disk
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import NamedTuple, Optional
 from ..errors import BadArguments, BadRecord, NotSupported
 from ..opennebula.args import DISK, absolute
 from ..opennebula.markup import Element, Markup, escape
+from .network_disk import NetworkDisk
 
 RECORD_VERSION = 1
 PLACES = {
@@ -36,6 +41,8 @@ class DiskRecord(NamedTuple):
     format: str
     path: str
     readonly: bool = False
+    network: Optional[NetworkDisk] = None
+    """Where QEMU opens the disk, if that is no path."""
 
     @property
     def is_local(self) -> bool:
@@ -50,9 +57,9 @@ class DiskRecord(NamedTuple):
     def source(self, named: str) -> str:
         """Return what libvirt is to open for the disk that OpenNebula names `named`.
 
-        A local disk stays where this deployment says that the VM directory is.
+        A local disk stays where this deployment says that the VM directory is; one on the network has no path.
         """
-        return f"{named}{self.layer}" if self.is_local else self.path
+        return f"{named}{self.layer}" if self.is_local else self.path or named
 
     @classmethod
     def parse(cls, disk: int, text: bytes) -> DiskRecord:
@@ -72,13 +79,18 @@ class DiskRecord(NamedTuple):
             raise BadRecord(f"the record of disk {disk} says how={how!r}, place={place!r}")
         if data.get("format") not in FORMATS:
             raise BadRecord(f"the record of disk {disk} says format={data.get('format')!r}")
+        readonly = data.get("readonly") is True
+        if data.get("network") is not None:
+            if place == "local" or path or data["format"] != "raw":
+                raise BadRecord(f"the record of disk {disk} says how={how!r}, path={path!r} of a disk on the network")
+            return cls(disk, how, "raw", "", readonly, NetworkDisk.parse(disk, data["network"]))
         try:
             path = absolute(path, "path") if isinstance(path, str) else ""
         except BadArguments as e:
             raise BadRecord(f"the record of disk {disk}: {e.detail}") from None
         if not path:
             raise BadRecord(f"the record of disk {disk} names no path")
-        return cls(disk, how, data["format"], path, data.get("readonly") is True)
+        return cls(disk, how, data["format"], path, readonly)
 
 
 Records = Mapping[int, DiskRecord]
@@ -97,47 +109,89 @@ def _slashes(path: str) -> str:
     return "/".join(part for part in path.split("/") if part)
 
 
-def _vm_disks(domain: Markup, vm_dir: str) -> Iterator[tuple[int, Element, Element]]:
-    """Yield number, disk and source of each disk that is a file or device `<vm_dir>/disk.N`."""
-    for disk in domain.root.find("devices", "disk"):
-        for source in disk.all("source"):
-            path = source.attributes.get("file") or source.attributes.get("dev") or ""
-            number = disk_number(path, vm_dir)
-            if number is not None:
-                yield number, disk, source
+def target_of(disk: Element) -> str:
+    """Return the device name that a disk has in the guest, '' without one."""
+    target = disk.first("target")
+    return target.attributes.get("dev", "") if target else ""
 
 
 class Domain:
-    """A domain XML on its way to libvirt."""
+    """A domain XML on its way to libvirt; `targets`: the device name of each disk of ours, None if nobody knows."""
 
-    def __init__(self, text: bytes, vm_dir: str) -> None:
+    def __init__(self, text: bytes, vm_dir: str, targets: Optional[Mapping[int, str]] = None) -> None:
         self.markup = Markup(text, "domain")
         self.vm_dir = vm_dir
+        self.targets = targets
+
+    def _disks(self) -> Iterator[tuple[int, Element, Element]]:
+        """Yield number, disk and source of each disk that lies in the VM directory, for oned or for us."""
+        by_target = {target: number for number, target in (self.targets or {}).items() if target}
+        for disk in self.markup.root.find("devices", "disk"):
+            for source in disk.all("source"):
+                path = source.attributes.get("file") or source.attributes.get("dev") or ""
+                number = disk_number(path, self.vm_dir)
+                if number is None and _is_rbd(disk, source):
+                    number = by_target.pop(target_of(disk), None)
+                if number is not None:
+                    yield number, disk, source
 
     @property
     def disk_numbers(self) -> list[int]:
-        """Return the numbers of the disks that lie in the VM directory, as the XML names them."""
-        return sorted({number for number, _, _ in _vm_disks(self.markup, self.vm_dir)})
+        """Return the numbers of the disks that lie in the VM directory, or for whose targets vm.xml says that they are ours."""
+        return sorted({number for number, _, _ in self._disks()})
+
+    @property
+    def has_unknown(self) -> bool:
+        """Tell whether there is a disk on RBD of which nobody can tell whether it is ours."""
+        disks = self.markup.root.find("devices", "disk")
+        return self.targets is None and any(_is_rbd(disk, source) for disk in disks for source in disk.all("source"))
 
     def with_records(self, records: Records) -> bytes:
-        """Return the XML in which each recorded disk has the path and the format of its record."""
-        for number, disk, source in _vm_disks(self.markup, self.vm_dir):
+        """Return the XML in which each recorded disk is what its record says, where that says."""
+        for number, disk, source in self._disks():
             record = records.get(number)
             if record is None:
                 continue
-            if disk.attributes.get("type") != "file" or "file" not in source.attributes:
-                raise NotSupported(f"disk {number} is a {disk.attributes.get('type')} disk for OpenNebula, not a file")
-            drivers = disk.all("driver")
+            kind, drivers = disk.attributes.get("type"), disk.all("driver")
+            if kind not in ("file", "network") or (kind == "file" and "file" not in source.attributes):
+                raise NotSupported(f"disk {number} is a {kind} disk for OpenNebula, not a file")
             if len(disk.all("source")) != 1 or len(drivers) > 1:
                 raise BadArguments(f"disk {number} has more than one source or driver in the domain XML")
-            path = record.source(source.attributes["file"])
-            if path != source.attributes["file"]:
-                self.markup.set_attribute(source, "file", path)
+            driver = ""
             if drivers:
                 self.markup.set_attribute(drivers[0], "type", record.format)
             else:
-                self.markup.insert_before(source, f"<driver name='qemu' type='{escape(record.format)}'/>")
+                driver = f"<driver name='qemu' type='{escape(record.format)}'/>"
+            path = record.source(source.attributes.get("file") or f"{self.vm_dir}/disk.{number}")
+            if record.network or kind == "network":
+                self._replace(disk, source, record, path, driver)
+                continue
+            if path != source.attributes["file"]:
+                self.markup.set_attribute(source, "file", path)
+            if driver:
+                self.markup.insert_before(source, driver)
         return self.markup.result()
+
+    def _replace(self, disk: Element, source: Element, record: DiskRecord, path: str, driver: str) -> None:
+        """Let a disk be on the network, or be a file, whatever oned takes it for."""
+        for name in ("auth", "backingStore"):
+            for child in disk.all(name):
+                self.markup.remove_line(child)
+        parts = [driver] if driver else []
+        if record.network:
+            parts += [record.network.source(), record.network.auth()]
+        else:
+            parts.append(f"<source file='{escape(path)}'/>")
+        if record.format == "raw":
+            # There is nothing below it: libvirt need not look, and as whom it would is not for it to choose. What lies
+            # below an overlay are files on this host, which say so with their formats.
+            parts.append("<backingStore/>")
+        self.markup.set_attribute(disk, "type", "network" if record.network else "file")
+        self.markup.replace(source, *parts)
+
+
+def _is_rbd(disk: Element, source: Element) -> bool:
+    return disk.attributes.get("type") == "network" and source.attributes.get("protocol") == "rbd"
 
 
 LAYER = re.compile(r"/disk\.([0-9]{1,9})(\.snap/[0-9]+)\Z")
@@ -149,7 +203,8 @@ def with_active_layers(domain: bytes, records: Records) -> bytes:
     Backing chains go: snapshots were made, merged and deleted since, and libvirt finds the chain again by the headers.
     """
     markup = Markup(domain, "domain")
-    on_store = {record.path.rpartition("/")[0]: record for record in records.values() if record.how == "store-clone"}
+    clones = [record for record in records.values() if record.how == "store-clone" and record.path]
+    on_store = {record.path.rpartition("/")[0]: record for record in clones}
     for disk in markup.root.find("devices", "disk"):
         source, driver = disk.first("source"), disk.first("driver")
         path = source.attributes.get("file", "") if source else ""
@@ -177,11 +232,11 @@ def check_system_snapshot(records: Records) -> None:
             )
 
 
-def disks_of_ours(vm: bytes) -> set[int]:
-    """Return the numbers of the disks that `vm.xml` says our transfer driver made."""
+def disks_of_ours(vm: bytes) -> dict[int, str]:
+    """Return number and target of each disk that `vm.xml` says our transfer driver made."""
     root = Markup(vm, "VM").root
     return {
-        int(disk.value("DISK_ID"))
+        int(disk.value("DISK_ID")): disk.value("TARGET")
         for disk in root.find("TEMPLATE", "DISK")
         if disk.value("TM_MAD") == DRIVER and disk.value("DISK_ID").isdigit()
     }
@@ -210,15 +265,19 @@ class AttachMessage:
         return self.disk.value("TM_MAD") == DRIVER
 
     def with_record(self, record: DiskRecord) -> bytes:
-        """Return the message that makes the stock script attach a file of the record's format."""
-        for name in ("DRIVER", "FORMAT"):
-            self.markup.set_child(self.disk, name, record.format)
-        kind = self.disk.value("TYPE").upper()
-        if kind.endswith("CDROM"):
-            kind = "CDROM"
-        elif kind not in ("FS", "SWAP"):
-            kind = "FILE"
-        if self.disk.value("TYPE").upper() != kind:
-            self.markup.set_child(self.disk, "TYPE", kind)
-        self.markup.set_child(self.disk, "DISK_TYPE", "FILE")
+        """Return the message that makes the stock script attach what the record says."""
+        changes = {"DRIVER": record.format, "FORMAT": record.format, "DISK_TYPE": "RBD" if record.network else "FILE"}
+        is_cdrom = self.disk.value("TYPE").upper().endswith("CDROM")
+        if record.network:
+            # The stock script takes all of it from here, and appends VM and disk to SOURCE if CLONE is YES.
+            changes["TYPE"] = "RBD_CDROM" if is_cdrom else "RBD"
+            changes.update(SOURCE=record.network.name, CLONE="NO", CEPH_HOST=" ".join(record.network.hosts))
+            changes.update(CEPH_USER=record.network.user, CEPH_SECRET=record.network.secret)
+        elif is_cdrom:
+            changes["TYPE"] = "CDROM"
+        elif self.disk.value("TYPE").upper() not in ("FS", "SWAP"):
+            changes["TYPE"] = "FILE"
+        for name, value in changes.items():
+            if name != "TYPE" or self.disk.value(name).upper() != value:
+                self.markup.set_child(self.disk, name, value)
         return self.markup.result()

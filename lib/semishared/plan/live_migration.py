@@ -25,7 +25,7 @@ def paths_in_place(domain: bytes, vm_dir: str, records: Records, context_disk: i
     for number, record in sorted(records.items()):
         if record.is_local:
             raise MigrationRefused(f"disk {number} ({record.how}) lies on the disk of this host alone")
-    known = {absolute(record.path, "path") for record in records.values()}
+    known = {absolute(record.path, "path") for record in records.values() if record.path}
     found = []
     for disk in Markup(domain, "domain").root.find("devices", "disk"):
         path = _source(disk)
