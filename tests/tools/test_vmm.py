@@ -95,6 +95,7 @@ class Host:
 
     def add_on_ceph(self, disk: int, how: str = "in-place", **changes: object) -> None:
         network = {"protocol": "rbd", "name": "one/one-4", "hosts": ["10.0.0.1:6789"], "user": "guests", "secret": SECRET}
+        network["conf"] = ""
         self.add_record(disk, "shared", how, "raw", "", network={**network, **changes})
 
     def write_vm(self, **targets: int) -> None:

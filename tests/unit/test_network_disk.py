@@ -16,16 +16,15 @@ from xml.etree import ElementTree
 import pytest
 
 import traces
-from semishared.errors import BadArguments, BadRecord, MigrationRefused
+from semishared.errors import BadArguments, BadRecord, MigrationRefused, NotSupported
 from semishared.opennebula.xml import Vm
 from semishared.plan.domain import AttachMessage, DiskRecord, Domain, disks_of_ours, with_active_layers
 from semishared.plan.live_migration import paths_in_place
-from semishared.plan.network_disk import NetworkDisk
 
 GOLDEN = Path(__file__).parent / "golden" / "network"
 CASES = sorted(path.stem for path in GOLDEN.glob("*.json"))
 SECRET = "00000000-0000-4000-8000-0000000000cc"
-IMAGE = {"protocol": "rbd", "name": "one/one-35", "hosts": ["10.77.0.1:6791"], "user": "libvirt", "secret": SECRET}
+IMAGE = {"protocol": "rbd", "name": "one/one-35", "hosts": ["10.77.0.1:6791"], "user": "libvirt", "secret": SECRET, "conf": ""}
 
 
 def network_record(disk: int = 0, how: str = "in-place", **changes: object) -> DiskRecord:
@@ -87,7 +86,8 @@ def test_domain_of_a_recording_becomes_the_golden_file(case: str) -> None:
         assert old is None or attributes == {name: value for name, value in old.attrib.items() if name != "type"}
         if record.network:
             assert (disk.get("type"), source.get("protocol"), source.get("name")) == ("network", "rbd", record.network.name)
-            assert [f"{h.get('name')}:{h.get('port')}".replace(":None", "") for h in source] == list(record.network.hosts)
+            assert [(host.get("name"), host.get("port", "")) for host in source.findall("host")] == record.network.monitors
+            assert [config.get("file") for config in source.findall("config")] == [record.network.conf][: bool(record.network.conf)]
             (auth,) = disk.findall("auth")
             secret = auth.find("secret")
             assert auth.get("username") == record.network.user and secret is not None
@@ -159,15 +159,22 @@ def test_record_that_is_half_a_network_disk_is_refused(text: bytes) -> None:
     ("key", "value"),
     [
         ("protocol", "nbd"), ("protocol", None), ("name", "one"), ("name", ""), ("name", "one/a:id=admin"), ("name", "one/a@snap"),
-        ("name", "one/../x y"), ("name", "a/b/c/d"), ("name", "-p/one"), ("name", "one/a\n"), ("name", ["one/a"]),
+        ("name", "one/../x y"), ("name", "a/b/c"), ("name", "-p/one"), ("name", "one/a\n"), ("name", ["one/a"]),
         ("hosts", "10.0.0.1"), ("hosts", [1]), ("hosts", ["a b"]), ("hosts", ["h:x"]), ("hosts", ["h:1:2"]), ("hosts", ["h'/>"]),
         ("hosts", [""]), ("user", ""), ("user", None), ("user", "a' x='"), ("user", "-n"), ("user", "a b"),
         ("secret", ""), ("secret", "x"), ("secret", SECRET + "0"), ("secret", None),
+        ("conf", "x"), ("conf", "/a b"), ("conf", "/a'/><x"), ("conf", None), ("hosts", ["[::1"]), ("hosts", ["[::x]:1"]),
     ],
 )  # fmt: skip
 def test_hostile_value_of_a_network_disk_is_refused(key: str, value: object) -> None:
     with pytest.raises(BadRecord, match="disk 0"):
-        NetworkDisk.parse(0, {**IMAGE, key: value})
+        DiskRecord.parse(0, record_text(network={**IMAGE, key: value}))
+
+
+@pytest.mark.parametrize("changes", [{"hosts": [], "conf": "/etc/ceph/b.conf"}, {"hosts": ["10.0.0.1", "[fd00::1]:6789"]}])
+def test_monitors_that_the_stock_script_cannot_be_told_are_refused_at_a_hot_attach(changes: dict[str, object]) -> None:
+    with pytest.raises(NotSupported, match="disk 5"):
+        AttachMessage(attach_messages()[0][1].encode()).with_record(network_record(5, **changes))
 
 
 # -- hot attach ---------------------------------------------------------------------------------------

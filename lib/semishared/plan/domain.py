@@ -83,7 +83,10 @@ class DiskRecord(NamedTuple):
         if data.get("network") is not None:
             if place == "local" or path or data["format"] != "raw":
                 raise BadRecord(f"the record of disk {disk} says how={how!r}, path={path!r} of a disk on the network")
-            return cls(disk, how, "raw", "", readonly, NetworkDisk.parse(disk, data["network"]))
+            try:
+                return cls(disk, how, "raw", "", readonly, NetworkDisk.parse(data["network"]))
+            except BadRecord as e:
+                raise BadRecord(f"the record of disk {disk}: {e.detail}") from None
         try:
             path = absolute(path, "path") if isinstance(path, str) else ""
         except BadArguments as e:
@@ -179,7 +182,7 @@ class Domain:
                 self.markup.remove_line(child)
         parts = [driver] if driver else []
         if record.network:
-            parts += [record.network.source(), record.network.auth()]
+            parts += _network_source(record.network)
         else:
             parts.append(f"<source file='{escape(path)}'/>")
         if record.format == "raw":
@@ -188,6 +191,19 @@ class Domain:
             parts.append("<backingStore/>")
         self.markup.set_attribute(disk, "type", "network" if record.network else "file")
         self.markup.replace(source, *parts)
+
+
+def _network_source(network: NetworkDisk) -> list[str]:
+    """Return `<source>` and `<auth>` of a disk."""
+    inside = "".join(
+        f"<host name='{escape(name)}'" + (f" port='{escape(port)}'/>" if port else "/>") for name, port in network.monitors
+    )
+    if network.conf:
+        inside += f"<config file='{escape(network.conf)}'/>"
+    return [
+        f"<source protocol='{escape(network.protocol)}' name='{escape(network.name)}'>{inside}</source>",
+        f"<auth username='{escape(network.user)}'><secret type='ceph' uuid='{escape(network.secret)}'/></auth>",
+    ]
 
 
 def _is_rbd(disk: Element, source: Element) -> bool:
@@ -269,10 +285,15 @@ class AttachMessage:
         changes = {"DRIVER": record.format, "FORMAT": record.format, "DISK_TYPE": "RBD" if record.network else "FILE"}
         is_cdrom = self.disk.value("TYPE").upper().endswith("CDROM")
         if record.network:
-            # The stock script takes all of it from here, and appends VM and disk to SOURCE if CLONE is YES.
+            network = record.network
+            if (network.conf and not network.hosts) or any(host.startswith("[") for host in network.hosts):
+                raise NotSupported(
+                    f"attaching disk {record.disk}: OpenNebula's script takes monitors as address[:port] in CEPH_HOST alone"
+                )
+            # That script takes all of it from here, and appends VM and disk to SOURCE if CLONE is YES.
             changes["TYPE"] = "RBD_CDROM" if is_cdrom else "RBD"
-            changes.update(SOURCE=record.network.name, CLONE="NO", CEPH_HOST=" ".join(record.network.hosts))
-            changes.update(CEPH_USER=record.network.user, CEPH_SECRET=record.network.secret)
+            changes.update(SOURCE=network.name, CLONE="NO", CEPH_HOST=" ".join(network.hosts))
+            changes.update(CEPH_USER=network.user, CEPH_SECRET=network.secret)
         elif is_cdrom:
             changes["TYPE"] = "CDROM"
         elif self.disk.value("TYPE").upper() not in ("FS", "SWAP"):
