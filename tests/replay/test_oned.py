@@ -9,11 +9,15 @@ import time
 import xmlrpc.client
 from pathlib import Path
 from typing import Any, Iterator, List
+from xml.etree import ElementTree
 
 import pytest
 
+import traces
 from lab.oned import IMAGE_DS, SYSTEM_DS, ActionFailed, CrashTrap, Img, Lcm, Oned, Refused, Settings, Step
+from lab.oned.domain import disk_lines
 from lab.oned.drivers import read_stderr
+from lab.oned.objects import Vm
 from lab.oned.runners import stream_script
 from lab.oned.template import parse, render
 from replay import recorder
@@ -169,3 +173,20 @@ def test_stream_to_a_host_stops_at_the_first_failure_and_keeps_stdin_apart(tmp_p
     assert done.returncode == 1
     assert (tmp_path / "one").read_text() == "first\n$HOME `id`\n"
     assert not (tmp_path / "two").exists()
+
+
+@pytest.mark.parametrize("name", [name for name in traces.names() if name.startswith("b-")])
+def test_disks_are_written_as_in_the_recordings_with_ceph(name: str) -> None:
+    """What DISK_TYPE and TYPE make of a disk in the domain XML, in every configuration that was tried."""
+    recording = traces.load(name)
+    step = next(step for step in recording["steps"] if any("/deployment." in path for path in step["files"]))
+    (domain,) = (traces.body(recording, key) for path, key in step["files"].items() if "/deployment." in path)
+    (served,) = (traces.body(recording, key) for what, key in step["info_after"].items() if what.startswith("vm."))
+    element = ElementTree.fromstring(served)
+    vm = Vm(int(element.findtext("ID") or ""), name, {}, {}, 3)
+    wanted = domain[domain.index("\t\t<disk ") : domain.index("\t\t<controller ")].split("\t\t</disk>\n")[:-1]
+    rows = [{child.tag: child.text or "" for child in disk} for disk in element.findall("TEMPLATE/DISK")]
+    assert len(rows) >= 3
+    for row, text in zip(rows, wanted):
+        lines = disk_lines(vm, f"/var/lib/one//datastores/101/{vm.id}", row, True, 0)
+        assert "".join(f"{line}\n" for line in lines) == f"{text}\t\t</disk>\n"

@@ -113,6 +113,12 @@ class CreateOps(Core):
         return next(prefix + name for name in names if prefix + name not in used)
 
 
+def _type(disk_type: str, cdrom: bool) -> str:
+    if not cdrom:
+        return disk_type
+    return "CDROM" if disk_type == "FILE" else f"{disk_type}_CDROM"
+
+
 def _image_attributes(image: Image, ds: Datastore) -> Mapping[str, str]:
     cdrom = image.type == 1
     immutable = scalar(image.template, "PERSISTENT_TYPE") == "IMMUTABLE"
@@ -133,7 +139,7 @@ def _image_attributes(image: Image, ds: Datastore) -> Mapping[str, str]:
         "SIZE": str(image.size),
         "SOURCE": image.source,
         "TM_MAD": ds.tm_mad,
-        "TYPE": "CDROM" if cdrom else scalar(ds.template, "DISK_TYPE", "FILE"),
+        "TYPE": _type(scalar(ds.template, "DISK_TYPE", "FILE"), cdrom),
         "CLONE_TARGET": scalar(ds.template, "CLONE_TARGET", "SYSTEM"),
         "LN_TARGET": scalar(ds.template, "LN_TARGET", "NONE"),
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""deployment.<seq>: the libvirt domain of a VM, as LibVirtDriverKVM writes it for file disks."""
+"""deployment.<seq>: the libvirt domain of a VM, as LibVirtDriverKVM writes it for files and Ceph."""
 
 from __future__ import annotations
 
@@ -19,19 +19,51 @@ def _bus(target: str, q35: bool) -> str:
     return "sata" if q35 and prefix in ("sd", "hd") else _BUSES.get(prefix, "virtio")
 
 
-def _disk(directory: str, disk: Vector, q35: bool, order: int) -> List[str]:
+def _file(vm: Vm, directory: str, disk: Vector) -> List[str]:
     cdrom = disk.get("TYPE", "").upper() == "CDROM"
-    target = disk["TARGET"]
-    driver = "raw" if cdrom else disk.get("DRIVER") or "raw"
-    cache = disk.get("CACHE", "none")
-    extra = "" if cdrom else f" discard='{disk.get('DISCARD', 'unmap')}'"
-    if disk.get("IO"):
-        extra = f" io='{disk['IO']}'" + extra
-    lines = [
+    return [
         f"\t\t<disk type='file' device='{'cdrom' if cdrom else 'disk'}'>",
         f"\t\t\t<source file='{directory}/disk.{disk['DISK_ID']}'/>",
-        f"\t\t\t<target dev='{target}' bus='{_bus(target, q35)}'/>",
     ]
+
+
+def _rbd(vm: Vm, directory: str, disk: Vector) -> List[str]:
+    cdrom = disk["TYPE"].upper() == "RBD_CDROM"
+    source = disk.get("SOURCE", "")
+    name = source or f"{disk.get('POOL_NAME', 'one')}/one-sys"
+    if disk.get("CLONE") == "YES" or not source:
+        name += f"-{vm.id}-{disk['DISK_ID']}"
+    lines = [f"\t\t<disk type='network' device='{'cdrom' if cdrom else 'disk'}'>"]
+    hosts = disk.get("CEPH_HOST", "").split()
+    if hosts:
+        lines.append(f"\t\t\t<source protocol='rbd' name='{name}'>")
+        for host in hosts:
+            address, _, port = host.partition(":")
+            lines.append(f"\t\t\t\t<host name='{address}' port='{port or 6789}'/>")
+        lines.append("\t\t\t</source>")
+    else:
+        lines.append(f"\t\t\t<source protocol='rbd' name='{name}'/>")
+    if disk.get("CEPH_SECRET") and disk.get("CEPH_USER"):
+        lines += [
+            f"\t\t\t<auth username='{disk['CEPH_USER']}'>",
+            f"\t\t\t\t<secret type='ceph' uuid='{disk['CEPH_SECRET']}'/>",
+            "\t\t\t</auth>",
+        ]
+    return lines
+
+
+def disk_lines(vm: Vm, directory: str, disk: Vector, q35: bool, order: int) -> List[str]:
+    """Write one disk; `order` is its place among what the VM boots from, 0 for none."""
+    kind = disk.get("TYPE", "").upper()
+    target = disk["TARGET"]
+    driver = "raw" if kind == "CDROM" else disk.get("DRIVER") or "raw"
+    cache = disk.get("CACHE", "none")
+    extra = "" if kind == "CDROM" else f" discard='{disk.get('DISCARD', 'unmap')}'"
+    if disk.get("IO"):
+        extra = f" io='{disk['IO']}'" + extra
+    is_rbd = kind in ("RBD", "RBD_CDROM") or disk.get("DISK_TYPE") == "RBD"
+    lines = (_rbd if is_rbd else _file)(vm, directory, disk)
+    lines.append(f"\t\t\t<target dev='{target}' bus='{_bus(target, q35)}'/>")
     if disk.get("SERIAL"):
         lines.append(f"\t\t\t<serial>{disk['SERIAL']}</serial>")
     if disk.get("READONLY", "").upper() == "YES":
@@ -105,10 +137,10 @@ def domain_xml(settings: Settings, vm: Vm) -> str:
     lines += ["\t</os>", "\t<devices>", f"\t\t<emulator>{cdata(settings.emulator)}</emulator>"]
     for disk in vm.disks:
         name = f"disk{disk['DISK_ID']}"
-        lines += _disk(directory, disk, q35, boot.index(name) + 1 if name in boot else 0)
+        lines += disk_lines(vm, directory, disk, q35, boot.index(name) + 1 if name in boot else 0)
     context = vm.template.get("CONTEXT")
     if isinstance(context, dict):
-        lines += _disk(directory, dict(context, TYPE="CDROM", READONLY="YES"), q35, 0)
+        lines += disk_lines(vm, directory, dict(context, TYPE="CDROM", READONLY="YES"), q35, 0)
     lines += [*_controllers(q35), "\t</devices>", "\t<features>", "\t\t<acpi/>", "\t</features>"]
     raw = (vectors(vm.template, "RAW") or [{}])[0]
     if raw.get("TYPE", "").lower() == "kvm":

@@ -33,6 +33,9 @@ def _plain(pairs: Sequence[Tuple[str, object]]) -> str:
     return "".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in pairs)
 
 
+_DISK_TYPES = {"FILE": 0, "RBD": 3}
+
+
 @dataclass
 class Datastore:
     """An image or a system datastore; TYPE 0 or 1."""
@@ -55,7 +58,8 @@ class Datastore:
             f"<DATASTORE><ID>{self.id}</ID>{_OWNER}{_plain([('NAME', self.name)])}{_permissions(1)}"
             f"<DS_MAD>{cdata(self.ds_mad)}</DS_MAD><TM_MAD>{cdata(self.tm_mad)}</TM_MAD>"
             f"<BASE_PATH>{cdata(self.base_path)}</BASE_PATH><TYPE>{self.type}</TYPE>"
-            "<DISK_TYPE>0</DISK_TYPE><STATE>0</STATE><CLUSTERS><ID>0</ID></CLUSTERS>"
+            f"<DISK_TYPE>{_DISK_TYPES.get(str(self.template.get('DISK_TYPE')), 0)}</DISK_TYPE>"
+            "<STATE>0</STATE><CLUSTERS><ID>0</ID></CLUSTERS>"
             f"<TOTAL_MB>{self.total_mb}</TOTAL_MB><FREE_MB>{self.free_mb}</FREE_MB>"
             f"<USED_MB>{self.used_mb}</USED_MB>{_ids('IMAGES', self.images)}"
             f"<TEMPLATE>{render(self.template)}</TEMPLATE></DATASTORE>"
@@ -91,6 +95,8 @@ class Image:
     snapshots: Template = field(default_factory=fresh_snapshots)
     regtime: int = field(default_factory=now)
     modtime: int = 0
+    disk_type: str = "FILE"
+    """That of its datastore."""
 
     def __post_init__(self) -> None:
         self.modtime = self.modtime or self.regtime
@@ -101,7 +107,8 @@ class Image:
 
     def to_xml(self) -> str:
         """Return what one.image.info serves."""
-        disk_type = 1 if self.type == 1 else 0
+        kind = _DISK_TYPES.get(self.disk_type, 0)
+        disk_type = {0: 1, 3: 4}[kind] if self.type == 1 else kind
         return (
             f"<IMAGE><ID>{self.id}</ID>{_OWNER}{_plain([('NAME', self.name)])}{_permissions()}"
             f"<TYPE>{self.type}</TYPE><DISK_TYPE>{disk_type}</DISK_TYPE>"

@@ -37,5 +37,8 @@ class Settings:
     tm_drivers: Tuple[str, ...] = ("semishared",)
     live_disk_snapshots: FrozenSet[str] = frozenset({"kvm-semishared", "qemu-semishared"})
     inherit_image: Tuple[str, ...] = ("DISK_TYPE", "SPARSE", "SERIAL")
-    inherit_datastore: Tuple[str, ...] = ("DISK_TYPE", "SPARSE", "ALLOW_ORPHANS", "PERSISTENT_SNAPSHOTS")
+    inherit_datastore: Tuple[str, ...] = (
+        "CEPH_HOST", "CEPH_SECRET", "CEPH_KEY", "CEPH_USER", "CEPH_CONF", "CEPH_TRASH", "POOL_NAME",
+        "DISK_TYPE", "SPARSE", "ALLOW_ORPHANS", "PERSISTENT_SNAPSHOTS",
+    )  # fmt: skip
     environment: Dict[str, str] = field(default_factory=lambda: dict(DRIVER_ENVIRONMENT))
