@@ -22,7 +22,7 @@ from typing import Iterator, NamedTuple
 
 from ..errors import ImageChanged
 from ..plan.steps import ImageRef
-from . import dir_store, extents, files, locks, progress
+from . import extents, files, locks, progress, stores
 from .trace import point
 from .undo import Undo
 
@@ -79,41 +79,41 @@ def stage(root: str, image: ImageRef) -> Base:
         base = _named(root, image, image.generation)
         if _is_published(base):
             return base
-    stored = dir_store.Stored(image.source)
-    seen = dir_store.see(stored)
-    current = dir_store.generation(stored, seen)
+    content = stores.content(image)
+    seen = content.see()
+    current = content.generation(seen)
     if current and not image.generation and _is_published(_named(root, image, current)):
         return _named(root, image, current)
     with locks.exclusive(f"{root}/locks/base-{image.store}-{image.id}"):
-        return _stage_locked(root, image, stored)
+        return _stage_locked(root, image, content)
 
 
-def _stage_locked(root: str, image: ImageRef, stored: dir_store.Stored) -> Base:
-    seen = dir_store.see(stored)
-    current = dir_store.generation(stored, seen)
+def _stage_locked(root: str, image: ImageRef, content: stores.Content) -> Base:
+    seen = content.see()
+    current = content.generation(seen)
     wanted = image.generation or current
     if wanted and _is_published(_named(root, image, wanted)):
         return _named(root, image, wanted)
     staging = f"{root}/staging/{image.store}-{image.id}"
     shutil.rmtree(staging, ignore_errors=True)
-    files.remove_stale(stored.side)
+    content.tidy()
     with Undo() as undo, files.enough_space(root):
         # What a failed copy has written is space that the host lacks.
         undo.add(lambda: shutil.rmtree(staging, ignore_errors=True))
         os.makedirs(f"{staging}/leases")
         point("staging made")
-        found = extents.copy(image.source, f"{staging}/image", image.format, "store_read")
+        found = content.copy(seen, f"{staging}/image", image.format)
         point("base copied")
-        if dir_store.see(stored) != seen:
+        if content.see() != seen:
             raise ImageChanged(f"{image.source} was written to while it was copied")
         if wanted and found.generation != wanted:
-            _explain(image, found, dir_store.manifest(stored, wanted) if current == wanted else None)
+            _explain(image, found, content.expected(wanted) if current == wanted else None)
         os.chmod(f"{staging}/image", 0o440)
         files.write(f"{staging}/manifest", found.text(), 0o440)
         undo.keep()
         point("base staged")
     if not current:
-        dir_store.publish_generation(stored, found, seen)
+        content.publish(found, seen)
     base = _named(root, image, found.generation)
     os.makedirs(f"{root}/bases", exist_ok=True)
     if os.path.isdir(base.directory):
@@ -181,7 +181,7 @@ def borrowed(root: str, record: dict[str, object] | None, vm: int, disk: int) ->
     if not isinstance(image, dict):
         yield
         return
-    ref = ImageRef(**image)
+    ref = ImageRef.from_data(image)
     wanted = _named(root, ref, ref.generation)
     if os.path.exists(wanted.lease(vm, disk)):
         yield

@@ -154,3 +154,34 @@ def remove_clone(store_dir: str, vm: int, disk: int) -> None:
         if layers.remove(f"{directory}/{vm}-{disk}"):
             point("store clone removed")
         files.remove_staged(directory, f"{vm}-{disk}")
+
+
+class Content:
+    """The content of an image, for whoever copies it (stores.Content)."""
+
+    def __init__(self, source: str) -> None:
+        self._stored = Stored(source)
+
+    def see(self) -> Seen:
+        """Return the image's state."""
+        return see(self._stored)
+
+    def generation(self, seen: Seen) -> str:
+        """Return the generation that was seen."""
+        return generation(self._stored, seen)
+
+    def copy(self, seen: Seen, target: str, format: str) -> extents.Manifest:
+        """Copy the image."""
+        return extents.copy(self._stored.source, target, format, "store_read")
+
+    def expected(self, generation_name: str) -> extents.Manifest | None:
+        """Return the manifest of the current generation."""
+        return manifest(self._stored, generation_name)
+
+    def publish(self, found: extents.Manifest, seen: Seen) -> None:
+        """Publish the generation that was found."""
+        publish_generation(self._stored, found, seen)
+
+    def tidy(self) -> None:
+        """Remove stale staged files."""
+        files.remove_stale(self._stored.side)

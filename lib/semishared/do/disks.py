@@ -18,7 +18,7 @@ from ..plan.steps import (
     LinkInPlace,
     SaveDisk,
 )
-from . import bases, dir_store, extents, files, layers, progress, qemu_img, running, snapshots, turns, vm_dir
+from . import bases, dir_store, extents, files, layers, progress, qemu_img, running, snapshots, stores, turns, vm_dir
 from .run import LONG_S, run
 from .trace import point
 from .undo import Undo
@@ -55,7 +55,7 @@ def first_layer(disk: DiskRef) -> str:
 
 
 def _image_record(image: ImageRef, generation: str) -> dict[str, object]:
-    return {"store": image.store, "id": image.id, "format": image.format, "source": image.source, "generation": generation}
+    return image._replace(generation=generation).to_data()
 
 
 def create_overlay(step: CreateOverlay, planned: float) -> None:
@@ -87,9 +87,9 @@ def _grown(path: str, image: ImageRef, min_size: int) -> int:
 def copy_image(step: CopyImage, planned: float) -> None:
     """Publish a full copy, verified against the image's generation where that is known; from the base if it is here."""
     disk, image = step.disk, step.image
-    stored = dir_store.Stored(image.source)
-    seen = dir_store.see(stored)
-    current = dir_store.generation(stored, seen)
+    content = stores.content(image)
+    seen = content.see()
+    current = content.generation(seen)
     record = {
         "place": "local", "how": "copy", "format": image.format, "path": first_layer(disk), "readonly": False,
         "image": _image_record(image, current),
@@ -97,8 +97,11 @@ def copy_image(step: CopyImage, planned: float) -> None:
     with _publishing(disk, planned, record) as staged:
         base = f"{bases.root_of(disk.vm_dir)}/bases/{image.store}-{image.id}-{current}/image"
         local = bool(current) and os.path.exists(base)
-        found = extents.copy(base if local else image.source, staged, image.format, "base_read" if local else "store_read")
-        if dir_store.see(stored) != seen or (current and found.generation != current):
+        if local:
+            found = extents.copy(base, staged, image.format, "base_read")
+        else:
+            found = content.copy(seen, staged, image.format)
+        if content.see() != seen or (current and found.generation != current):
             raise ImageChanged(f"{image.source} was written to while it was copied")
         if step.min_size and qemu_img.virtual_size(staged, image.format) < step.min_size:
             qemu_img.resize(staged, image.format, step.min_size)

@@ -113,7 +113,7 @@ def _adopt(staging: str, directory: str, vm: int, record: dict[str, object], kee
     image = record.get("image")
     if record["how"] == "overlay" and keep_bases and isinstance(image, dict):
         try:
-            bases.lease(bases.root_of(directory), ImageRef(**image), vm, disk)
+            bases.lease(bases.root_of(directory), ImageRef.from_data(image), vm, disk)
         except ImageChanged as e:
             raise ImageChanged(f"disk {disk} of VM {vm} needs the image as it was: {e.detail}") from None
 

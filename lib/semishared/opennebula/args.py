@@ -28,6 +28,15 @@ def absolute(path: str, what: str) -> str:
     return "/" + os.path.normpath(path).lstrip("/")
 
 
+STORED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*/[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
+"""POOL/IMAGE of a store that is reached over the network. Whether the datastore is of that kind, plan/stores.py says."""
+
+
+def image_source(text: str, what: str) -> str:
+    """Return the SOURCE of an image: a path as `absolute` returns it, or POOL/IMAGE; raise BadArguments."""
+    return text if STORED.match(text) else absolute(text, what)
+
+
 class Location(NamedTuple):
     """A `host:path` argument."""
 
@@ -106,8 +115,7 @@ class FromImage(NamedTuple):
     @classmethod
     def parse(cls, argv: list[str]) -> FromImage:
         _count(argv, 4)
-        source = argv[0].partition(":")[2]
-        return cls(absolute(source, "source"), DiskPlace.at(Location.parse(argv[1]), argv[2]),
+        return cls(image_source(argv[0].partition(":")[2], "source"), DiskPlace.at(Location.parse(argv[1]), argv[2]),
                    number(argv[3], "datastore id"))  # fmt: skip
 
 
@@ -174,14 +182,14 @@ class ToImage(NamedTuple):
     @classmethod
     def parse(cls, argv: list[str]) -> ToImage:
         _count(argv, 4)
-        return cls(DiskPlace.at(Location.parse(argv[0]), argv[2]), absolute(argv[1], "image"), -1,
+        return cls(DiskPlace.at(Location.parse(argv[0]), argv[2]), image_source(argv[1], "image"), -1,
                    number(argv[3], "datastore id"))  # fmt: skip
 
     @classmethod
     def parse_copy(cls, argv: list[str]) -> ToImage:
         _count(argv, 5)
         snapshot = -1 if argv[2] == "-1" else number(argv[2], "snapshot id")
-        return cls(DiskPlace.at(Location.parse(argv[0]), argv[3]), absolute(argv[1], "image"), snapshot,
+        return cls(DiskPlace.at(Location.parse(argv[0]), argv[3]), image_source(argv[1], "image"), snapshot,
                    number(argv[4], "datastore id"))  # fmt: skip
 
 

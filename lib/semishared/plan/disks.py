@@ -6,7 +6,7 @@ from __future__ import annotations
 from ..errors import BadArguments, NotSupported
 from ..opennebula.args import Delete, DiskPlace, FromImage, Move, NewDisk, ToImage
 from ..opennebula.xml import Datastore, Disk, Image, Vm
-from . import placement
+from . import placement, stores
 from . import steps as s
 
 FORMATS = ("raw", "qcow2")
@@ -28,11 +28,16 @@ def _prepare(place: DiskPlace) -> s.PrepareVm:
     return s.PrepareVm(place.vm_place.vm, place.vm_place.path)
 
 
-def _image_ref(request: FromImage, disk: Disk, image: Image) -> s.ImageRef:
+def image_ref(request: FromImage, disk: Disk, image: Image, datastore: Datastore) -> s.ImageRef:
+    """Return the image that a disk is made from; raise NotSupported for a format that its store does not have."""
+    access = stores.access(datastore)
+    if not access.can.is_mounted:
+        raise NotSupported(f"datastore {datastore.id} is of kind {access.kind}")
     format = image.format or disk.format
-    if format not in FORMATS:
-        raise NotSupported(f"image {image.id} has format {format!r}, not {' or '.join(FORMATS)}")
-    return s.ImageRef(request.store, image.id, format, request.source)
+    if format not in access.can.formats:
+        raise NotSupported(f"image {image.id} has format {format!r}, not {' or '.join(access.can.formats)}")
+    source = stores.check_source(access, request.source)
+    return s.ImageRef(request.store, image.id, format, source, access=access)
 
 
 def _grown(disk: Disk) -> int:
@@ -43,14 +48,15 @@ def _grown(disk: Disk) -> int:
 def copy_kernel(request: FromImage) -> list[s.Step]:
     """Plan clone of a kernel or initrd, for which the VM has no DISK (CONTRACT pitfall 5)."""
     place = request.target
-    return [_prepare(place), s.CopyFile(request.source, place.path, place.vm_place.vm)]
+    source = stores.check_source(stores.MOUNTED, request.source)
+    return [_prepare(place), s.CopyFile(source, place.path, place.vm_place.vm)]
 
 
 def clone(request: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay_options: str) -> list[s.Step]:
     """Plan clone: a writable disk of its own, gone at shutdown."""
     if image.is_persistent:
         raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
-    ref, target = _image_ref(request, disk, image), _ref(request.target)
+    ref, target = image_ref(request, disk, image, datastore), _ref(request.target)
     where = placement.place(image, datastore, is_persistent=False)
     prepare, min_size = _prepare(request.target), _grown(disk)
     if where == "shared":
@@ -65,7 +71,7 @@ def clone(request: FromImage, disk: Disk, image: Image, datastore: Datastore, ov
 def ln(request: FromImage, disk: Disk, image: Image, datastore: Datastore) -> list[s.Step]:
     """Plan ln: the image itself, in place. CD-ROM and immutable images come read-only and keep their generation."""
     placement.place(image, datastore, is_persistent=True)
-    ref, target = _image_ref(request, disk, image), _ref(request.target)
+    ref, target = image_ref(request, disk, image, datastore), _ref(request.target)
     readonly = disk.is_readonly
     return [_prepare(request.target), s.LinkInPlace(target, ref, readonly, session=not readonly)]
 

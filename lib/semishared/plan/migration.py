@@ -52,6 +52,6 @@ def check(request: Migrate, vm: Vm, records: list[dict[str, object]], datastore:
         if record["how"] != "in-place":
             raise MigrationRefused(f"disk {number} of VM {vm.id} ({record['how']}) cannot migrate live yet")
         ref = s.DiskRef(vm.id, number, request.target.path)
-        links.append(s.LinkInPlace(ref, s.ImageRef(**image), bool(record["readonly"]), session=False))
+        links.append(s.LinkInPlace(ref, s.ImageRef.from_data(image), bool(record["readonly"]), session=False))
     stores = sorted({posixpath.dirname(link.image.source) for link in links})
     return InPlace(tuple(links), tuple(stores))

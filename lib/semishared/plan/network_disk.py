@@ -2,6 +2,7 @@
 """A disk that QEMU opens over the network: what its record says, and what the domain XML is written from.
 
     {"disk": 0, "place": "shared", "how": "in-place", "format": "raw", "path": "", "readonly": false,
+     "image": {..., "source": "one/one-35", "access": {...}},
      "network": {"protocol": "rbd", "name": "one/one-35", "hosts": ["10.77.0.1:6789"], "user": "libvirt",
                  "secret": "00000000-0000-4000-8000-0000000000cc", "conf": ""}}
 
@@ -11,18 +12,10 @@ secret are required: without them QEMU would connect as client.admin wherever it
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple, Tuple
 
-from ..errors import BadRecord
-
-NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
-"""Pools, images, users: nothing that means something to rbd (`@ / :`), to librados (`= ,`) or to a shell."""
-USER = re.compile(NAME + r"\Z")
-STORED = re.compile(rf"({NAME})/({NAME})\Z")
-MONITOR = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.\-]*|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?\Z")
-SECRET = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z")
-CONF = re.compile(r"/[A-Za-z0-9_.\-/]+\Z")
+from ..errors import BadAttribute, BadRecord
+from . import stores
 
 
 class NetworkDisk(NamedTuple):
@@ -38,6 +31,17 @@ class NetworkDisk(NamedTuple):
     protocol: str = "rbd"
 
     @classmethod
+    def of(cls, name: str, access: stores.Access) -> NetworkDisk:
+        """Return how guests open the image `name`; raise BadAttribute without a secret: libvirt would try client.admin."""
+        if not access.secret:
+            raise BadAttribute(f"the datastore of {name} has no CEPH_SECRET, without which libvirt cannot open it as {access.user}")
+        return cls(stores.check_source(access, name), access.hosts, access.user, access.secret, access.conf)
+
+    def to_data(self) -> dict[str, object]:
+        """Return the record's "network"."""
+        return {**self._asdict(), "hosts": list(self.hosts)}
+
+    @classmethod
     def parse(cls, data: object) -> NetworkDisk:
         """Return the disk in a record's "network"; raise BadRecord for anything that could not have been written by us."""
         known = cls("", (), "", "")._asdict()
@@ -47,9 +51,9 @@ class NetworkDisk(NamedTuple):
         if not all(isinstance(text, str) for text in texts):
             raise BadRecord(f"not a network disk: {str(data)[:200]}")
         if (
-            data["protocol"] != "rbd" or not STORED.match(data["name"]) or not USER.match(data["user"])
-            or not SECRET.match(data["secret"]) or (data["conf"] and not CONF.match(data["conf"]))
-            or not all(MONITOR.match(host) for host in data["hosts"])
+            data["protocol"] != "rbd" or not stores.STORED.match(data["name"]) or not stores.POOL.match(data["user"])
+            or not stores.SECRET.match(data["secret"]) or (data["conf"] and not stores.CONF.match(data["conf"]))
+            or not all(stores.MONITOR.match(host) for host in data["hosts"])
         ):  # fmt: skip
             raise BadRecord(f"a network disk that nobody would write: {str(data)[:200]}")
         return cls(**{**data, "hosts": tuple(data["hosts"])})

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Tuple
 
+from ..errors import BadArguments
+from .stores import MOUNTED, Access
+
 Step = Tuple[Any, ...]
 """A step is a named tuple; its class name is its name on the wire. (Named tuples: six times quicker to define than dataclasses.)"""
 
 
 class ImageRef(NamedTuple):
-    """An image in a store of kind `dir`, as a host sees it."""
+    """An image in a store: a path in a mounted one, else POOL/IMAGE and how that is reached."""
 
     store: int
     id: int
@@ -18,6 +21,24 @@ class ImageRef(NamedTuple):
     source: str
     generation: str = ""
     """The generation that must be used; '' means the image's current one."""
+    access: Access = MOUNTED
+
+    def to_data(self) -> dict[str, object]:
+        """Return the image as JSON data; one in a mounted store needs no word about its access."""
+        data: dict[str, object] = {**self._asdict(), "access": {**self.access._asdict(), "hosts": list(self.access.hosts)}}
+        if self.access == MOUNTED:
+            del data["access"]
+        return data
+
+    @classmethod
+    def from_data(cls, data: object) -> ImageRef:
+        """Return the image in JSON data; raise BadArguments."""
+        if not isinstance(data, dict) or set(data) | {"access"} != set(cls._fields):
+            raise BadArguments(f"not an image: {str(data)[:200]}")
+        access = data.get("access", MOUNTED._asdict())
+        if not isinstance(access, dict) or set(access) != set(Access._fields):
+            raise BadArguments(f"not an access: {str(access)[:200]}")
+        return cls(**{**data, "access": Access(**{**access, "hosts": tuple(access["hosts"])})})
 
 
 class DiskRef(NamedTuple):
@@ -30,3 +51,14 @@ class DiskRef(NamedTuple):
     @property
     def path(self) -> str:
         return f"{self.vm_dir}/disk.{self.disk}"
+
+    def to_data(self) -> dict[str, object]:
+        """Return the disk as JSON data."""
+        return self._asdict()
+
+    @classmethod
+    def from_data(cls, data: object) -> DiskRef:
+        """Return the disk in JSON data; raise BadArguments."""
+        if not isinstance(data, dict) or set(data) != set(cls._fields):
+            raise BadArguments(f"not a disk: {str(data)[:200]}")
+        return cls(**data)

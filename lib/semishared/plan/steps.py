@@ -219,7 +219,7 @@ def to_data(step: Step) -> dict[str, object]:
     """Return `step` as JSON data."""
     data: dict[str, object] = {"step": type(step).__name__}
     for name, value in step._asdict().items():  # type: ignore[attr-defined]
-        data[name] = value._asdict() if name in _NESTED else value
+        data[name] = value.to_data() if name in _NESTED else value
     return data
 
 
@@ -231,10 +231,7 @@ def from_data(data: dict[str, object]) -> Step:
         raise BadArguments(f"not a step: {str(data)[:200]}")
     for name, kind in _NESTED.items():
         if name in values:
-            nested = values[name]
-            if not isinstance(nested, dict) or set(nested) != set(kind._fields):
-                raise BadArguments(f"not a step: {str(data)[:200]}")
-            values[name] = kind(**nested)
+            values[name] = kind.from_data(values[name])
     for name, value in values.items():
         if isinstance(value, list):
             values[name] = tuple(value)
