@@ -15,6 +15,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from semishared.do import domain
+
 ROOT = Path(__file__).resolve().parents[2]
 RECORDER = """#!/bin/sh
 here=$(dirname "$0")
@@ -442,3 +444,12 @@ def test_migration_refuses_what_it_cannot_do(host: Host) -> None:
     # All is well up to the other libvirtd, which is not there: nothing was started, and the proof is used up.
     assert "does not answer at qemu+unix://h2/system" in host.refuses("migrate", *MIGRATE_ARGV, stdin=stdin)
     assert not proof.exists()
+
+
+def test_what_kvmrc_does_not_say_has_its_default(tmp_path: Path) -> None:
+    kvmrc = tmp_path / "kvmrc"
+    assert domain.Site.read(str(kvmrc)) == domain.Site()
+    kvmrc.write_text("MIGRATE_OPTIONS='--bandwidth 1'\n")
+    assert domain.Site.read(str(kvmrc)) == domain.Site(migrate_options=("--bandwidth", "1"))
+    kvmrc.write_text("LIBVIRT_URI=qemu:///session\nQEMU_PROTOCOL=qemu+tls\nVIRSH_TRIES=5\nSYNC_TIME=yes\nCLEANUP_MEMORY_ON_STOP=yes\n")
+    assert domain.Site.read(str(kvmrc)) == domain.Site("qemu:///session", "qemu+tls", (), 5, True, True)

@@ -39,18 +39,19 @@ class Site(NamedTuple):
     @classmethod
     def read(cls, path: str) -> Site:
         """Return the settings in the shell file `path`, the defaults if there is none."""
+        default = cls()
         if not os.path.isfile(path):
-            return cls()
+            return default
         # Like the stock scripts, let bash read it; unlike them, look at the result and not at the text.
         program = 'set -a; . "$1" >/dev/null 2>&1 </dev/null; exec env -0'
         pairs = (item.partition("=") for item in run(["bash", "-c", program, "kvmrc", path]).split("\0"))
         env = {name: value for name, _, value in pairs}
         tries = env.get("VIRSH_TRIES", "")
         return cls(
-            uri=env.get("LIBVIRT_URI") or cls.uri,
-            protocol=env.get("QEMU_PROTOCOL") or cls.protocol,
+            uri=env.get("LIBVIRT_URI") or default.uri,
+            protocol=env.get("QEMU_PROTOCOL") or default.protocol,
             migrate_options=tuple(shlex.split(env.get("MIGRATE_OPTIONS", ""))),
-            tries=int(tries) if tries.isdigit() and int(tries) else cls.tries,
+            tries=int(tries) if tries.isdigit() and int(tries) else default.tries,
             sync_time=env.get("SYNC_TIME", "").upper() == "YES",
             compact_memory=env.get("CLEANUP_MEMORY_ON_STOP", "").upper() == "YES",
         )
