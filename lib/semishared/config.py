@@ -24,6 +24,8 @@ class Config(NamedTuple):
     hosts_silence_timeout_s: int = 25
     images_max_virtual_size_gib: int = 65536
     overlays_options: str = "extended_l2=on,cluster_size=128k"
+    bases_size_limit: str = "none"
+    bases_free_floor: str = "5%"
 
 
 def load(path: str = PATH) -> Config:

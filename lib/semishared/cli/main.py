@@ -11,7 +11,10 @@ import sys
 from .. import NAME, VERSION
 from ..errors import SemisharedError
 
-COMMANDS = {"gc": "remove what killed actions left over"}
+COMMANDS = {
+    "base": "list, verify, prune and evict the bases of hosts",
+    "gc": "remove what killed actions left over",
+}
 """Subcommand -> its one line of help. Each is a module here with add_arguments(parser) and run(arguments) -> exit code."""
 
 

@@ -4,6 +4,7 @@
     <root>/bases/<store>-<image>-<generation>/image           the copy, mode 0440
                                              /manifest        its hashes
                                              /leases/VM-DISK  hard links to image: what overlays name as backing file
+                                             /damaged         image, taken out of use because it is not what it was (scrub.py)
     <root>/staging/                                           copies not yet published
     <root>/locks/                                             base-<store>-<image>, vm-<id>
 
@@ -16,17 +17,19 @@ when everything in it is on disk. Eviction unlinks `image`: an overlay keeps its
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from contextlib import contextmanager
 from typing import Iterator, NamedTuple
 
-from ..errors import ImageChanged
+from ..errors import BadArguments, ImageChanged
 from ..plan.steps import ImageRef
 from . import extents, files, locks, progress, stores
 from .trace import point
 from .undo import Undo
 
 NAME = ".semishared"
+BASE = re.compile(r"[0-9]+-[0-9]+-[0-9a-f]{32}\Z")
 
 
 class Base(NamedTuple):
@@ -38,6 +41,10 @@ class Base(NamedTuple):
     @property
     def image(self) -> str:
         return f"{self.directory}/image"
+
+    @property
+    def damaged(self) -> str:
+        return f"{self.directory}/damaged"
 
     def lease(self, vm: int, disk: int) -> str:
         return f"{self.directory}/leases/{vm}-{disk}"
@@ -52,9 +59,24 @@ def _named(root: str, image: ImageRef, generation: str) -> Base:
     return Base(f"{root}/bases/{image.store}-{image.id}-{generation}", generation)
 
 
-def _is_published(base: Base) -> bool:
+def at(root: str, name: str) -> Base:
+    """Return the base called <store>-<image>-<generation>; raise BadArguments if that is no name."""
+    if not BASE.match(name):
+        raise BadArguments(f"not a base: {name!r}")
+    return Base(f"{root}/bases/{name}", name.rpartition("-")[2])
+
+
+def lock_path(root: str, base: Base) -> str:
+    """Return the lock of the base's image: whoever stages, evicts or takes bases of it out of use holds it."""
+    return f"{root}/locks/base-{os.path.basename(base.directory).rpartition('-')[0]}"
+
+
+def is_published(base: Base) -> bool:
+    """Tell whether the base is there to be leased; an evicted one comes back from a lease, unless they are damaged."""
     if os.path.exists(base.image):
         return True
+    if os.path.lexists(base.damaged):
+        return False
     try:
         leases = os.listdir(f"{base.directory}/leases")
     except FileNotFoundError:
@@ -77,12 +99,12 @@ def stage(root: str, image: ImageRef) -> Base:
     """
     if image.generation:
         base = _named(root, image, image.generation)
-        if _is_published(base):
+        if is_published(base):
             return base
     content = stores.content(image)
     seen = content.see()
     current = content.generation(seen)
-    if current and not image.generation and _is_published(_named(root, image, current)):
+    if current and not image.generation and is_published(_named(root, image, current)):
         return _named(root, image, current)
     with locks.exclusive(f"{root}/locks/base-{image.store}-{image.id}"):
         return _stage_locked(root, image, content)
@@ -92,7 +114,7 @@ def _stage_locked(root: str, image: ImageRef, content: stores.Content) -> Base:
     seen = content.see()
     current = content.generation(seen)
     wanted = image.generation or current
-    if wanted and _is_published(_named(root, image, wanted)):
+    if wanted and is_published(_named(root, image, wanted)):
         return _named(root, image, wanted)
     staging = f"{root}/staging/{image.store}-{image.id}"
     shutil.rmtree(staging, ignore_errors=True)
@@ -118,7 +140,10 @@ def _stage_locked(root: str, image: ImageRef, content: stores.Content) -> Base:
     os.makedirs(f"{root}/bases", exist_ok=True)
     if os.path.isdir(base.directory):
         # Known by content: another session of the image came back to what is here already, or only leases are left.
-        if not _is_published(base):
+        if not is_published(base):
+            # An eviction that was killed may have taken these already.
+            os.makedirs(f"{base.directory}/leases", exist_ok=True)
+            os.rename(f"{staging}/manifest", f"{base.directory}/manifest")
             os.rename(f"{staging}/image", base.image)
         shutil.rmtree(staging, ignore_errors=True)
     else:
@@ -142,9 +167,9 @@ def lease(root: str, image: ImageRef, vm: int, disk: int) -> tuple[Base, str]:
         base = stage(root, image)
         path = base.lease(vm, disk)
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
             if os.path.exists(path):
                 return base, path
+            # Fails if the base was evicted meanwhile; its directory must not come back without what belongs into it.
             os.link(base.image, path)
         except FileNotFoundError:
             continue
@@ -194,14 +219,30 @@ def borrowed(root: str, record: dict[str, object] | None, vm: int, disk: int) ->
         files.unlink(base.lease(vm, disk))
         if not was_there:
             with locks.exclusive(f"{root}/locks/base-{ref.store}-{ref.id}"):
-                _forget(base)
+                forget(base)
 
 
-def _forget(base: Base) -> None:
-    """Remove a base that nobody holds a lease on; without its image nobody takes a new one but by staging, under the lock."""
-    files.unlink(base.image)
+def forget(base: Base) -> bool:
+    """Remove a base under its lock unless somebody holds a lease on it; tell whether it is gone.
+
+    Without the image's own name nobody takes a new lease but by staging, which waits for the lock. A lease that was taken
+    before that is seen by rmdir, and then the base is whole again: its image comes back from the lease.
+    """
+    leases = f"{base.directory}/leases"
     try:
-        os.rmdir(f"{base.directory}/leases")
+        if os.listdir(leases):
+            return False
+    except FileNotFoundError:
+        pass
+    files.unlink(base.image)
+    point("base unlinked")
+    try:
+        os.rmdir(leases)
+    except FileNotFoundError:
+        pass
     except OSError:
-        return  # somebody was quicker: what is left is an evicted base
+        is_published(base)
+        return False
+    point("base forgotten")
     shutil.rmtree(base.directory, ignore_errors=True)
+    return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator
 
 from ..errors import BadArguments, MigrationRefused, MissingImage, StoreUnavailable, TransferCorrupt
 from ..plan import steps as s
@@ -233,6 +233,26 @@ class Execution:
         from . import leftovers
 
         return leftovers.discard(step)
+
+    def ListBases(self, step: Any) -> object:
+        from . import scrub
+
+        return scrub.list_bases(step)
+
+    def VerifyBase(self, step: Any) -> object:
+        from . import scrub
+
+        return scrub.verify(step, self._writer.send)
+
+    def MendBase(self, step: Any) -> object:
+        from . import scrub
+
+        return scrub.mend(step)
+
+    def EvictBase(self, step: Any) -> object:
+        from . import scrub
+
+        return scrub.evict(step)
 
 
 def read_plan(data: object) -> tuple[float, list[s.Step]]:

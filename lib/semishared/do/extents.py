@@ -70,8 +70,8 @@ def parse(text: bytes) -> Manifest:
         raise ImageChanged("a manifest cannot be read") from None
 
 
-def _data(fd: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (index, content) of each extent that holds data; holes are skipped where the file system tells them."""
+def offsets(fd: int, size: int) -> Iterator[int]:
+    """Yield the offset of each extent that holds data; holes are skipped where the file system tells them."""
     offset = 0
     while offset < size:
         try:
@@ -81,6 +81,12 @@ def _data(fd: int, size: int) -> Iterator[tuple[int, bytes]]:
                 return
             if e.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                 raise
+        yield offset
+        offset += EXTENT
+
+
+def _data(fd: int, size: int) -> Iterator[tuple[int, bytes]]:
+    for offset in offsets(fd, size):
         content = os.pread(fd, min(EXTENT, size - offset), offset)
         if not content:
             return
@@ -90,10 +96,10 @@ def _data(fd: int, size: int) -> Iterator[tuple[int, bytes]]:
                 break
             content += more
         yield offset // EXTENT, content
-        offset += EXTENT
 
 
-def _is_zero(content: bytes) -> bool:
+def is_zero(content: bytes) -> bool:
+    """Tell whether `content`, of at most an extent, is all zero."""
     # bytes compare by memcmp; memoryviews compare item by item.
     return content == _ZERO[: len(content)]
 
@@ -102,7 +108,7 @@ def _write_blocks(fd: int, offset: int, content: bytes) -> None:
     view = memoryview(content)
     start = None
     for at in range(0, len(view), BLOCK):
-        if _is_zero(content[at : at + BLOCK]):
+        if is_zero(content[at : at + BLOCK]):
             if start is not None:
                 _pwrite(fd, view[start:at], offset + start)
                 start = None
@@ -134,7 +140,7 @@ def copy(source: str, target: str | None, format: str, counted: str) -> Manifest
                 os.ftruncate(target_fd, size)
             for index, content in _data(source_fd, size):
                 progress.count(counted, len(content))
-                if _is_zero(content):
+                if is_zero(content):
                     continue
                 extents[index] = hashlib.sha256(content).hexdigest()
                 if target:

@@ -266,6 +266,17 @@ class Host(View):
         """Tell whether an operator has taken the host out (include/Host.h: OFFLINE)."""
         return self.number("STATE") == 8
 
+    @property
+    def cluster(self) -> str:
+        return self.text("CLUSTER")
+
+    @property
+    def cluster_id(self) -> int:
+        return self.number("CLUSTER_ID")
+
+    def attribute(self, name: str) -> str:
+        return self.text(f"TEMPLATE/{name}")
+
 
 class DriverData:
     """Standard input of a datastore action: DS_DRIVER_ACTION_DATA (CONTRACT §3.1)."""

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look after the base stores of the hosts.
+
+  list     what is there, how large, who has leases on it, when it was last leased
+  verify   read bases from the disk and compare them with their hashes; one that differs is taken out of use, fetched anew,
+           and given to the VMs that have leases on it
+  prune    remove bases without leases, oldest generations and least recently leased first, until each host keeps its
+           size limit and its free-space floor
+  evict    remove the bases of images, where no VM has a lease on them
+
+exit codes: 0 done, all is well; 1 verify: a base was damaged; prune --dry-run: there is something to remove; evict: a base
+is leased; 2 a host could not be asked, or something could not be done there
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any, Callable
+
+from .. import NAME
+from ..config import Config, load
+from ..do.ssh import Session
+from ..errors import BadArguments, ImageChanged, SemisharedError
+from ..opennebula.oned import Oned
+from ..opennebula.xml import Host, Image
+from ..plan import base_steps as b
+from ..plan import eviction, stores
+from ..plan.refs import ImageRef
+from ..units import amount, human
+from . import hosts as on
+
+Row = dict[str, Any]
+VERBS = ("list", "verify", "prune", "evict")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments."""
+    parser.add_argument("verb", choices=VERBS)
+    parser.add_argument("images", nargs="*", metavar="IMAGE", help="only bases of these images (id or name); evict needs one")
+    on.add_arguments(parser)
+    parser.add_argument("--rate", default="0", metavar="R", help="verify: bytes per second and host at most, e.g. 100M")
+    parser.add_argument("--dry-run", action="store_true", help="prune: say what would go")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
+
+
+class Command:
+    """One run: what oned knows, which hosts, and what was found."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.config: Config = load()
+        self.oned = Oned()
+        self.oned.require_admin()
+        self.hosts = on.chosen(self.oned.hosts(), arguments)
+        self.roots = on.roots(self.oned)
+        self.images = {(image.store_id, image.id): image for image in self.oned.images()}
+        self.wanted = {(image.store_id, image.id) for word in arguments.images for image in self._named(word)}
+        self.survey = on.Survey()
+        self.rate = rate(arguments.rate)
+
+    def _named(self, word: str) -> list[Image]:
+        found = [image for image in self.images.values() if word in (str(image.id), image.name)]
+        if not found:
+            raise BadArguments(f"no image {word!r} in OpenNebula")
+        return found
+
+    def about(self, base: Row) -> bool:
+        """Tell whether the command is about this base."""
+        store, image, _ = base["name"].split("-")
+        return not self.arguments.images or (int(store), int(image)) in self.wanted
+
+    def on_hosts(self, work: Callable[[Session, Host, str, Row], list[Row]]) -> list[Row]:
+        """List the bases of each host and do `work` there; return all rows, with their hosts."""
+
+        def one(session: Session, host: Host) -> list[Row]:
+            rows = []
+            for root in self.roots:
+                (listed,) = session.run([b.ListBases(root)])
+                assert isinstance(listed, dict)
+                rows += [{"host": host.name, **row} for row in work(session, host, root, listed)]
+            return rows
+
+        answers = self.survey.ask(self.hosts, "base", self.config, one)
+        return [row for rows in answers.values() for row in rows]
+
+
+def rate(text: str) -> int:
+    """Return bytes per second; raise BadArguments."""
+    try:
+        return amount(text)
+    except ValueError:
+        raise BadArguments(f"not a rate: {text!r}; 40M (bytes per second) is one") from None
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `semishared base`."""
+    if os.geteuid() == 0:
+        print(f"{NAME} base: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
+        return 2
+    if arguments.verb == "evict" and not arguments.images:
+        raise BadArguments("evict needs an image; `semishared base prune` removes what is over the limits")
+    command = Command(arguments)
+    rows, line, code = {"list": listing, "verify": verify, "prune": prune, "evict": evict}[arguments.verb](command)
+    errors = command.survey.errors
+    if arguments.json:
+        print(json.dumps({"bases": rows, "errors": errors}, indent=1))
+    else:
+        for row in rows:
+            print(f"{row['host']}: {title(command, row)}: {line(row)}")
+        for error in errors:
+            print(f"{error['host']}: {error['error']}", file=sys.stderr)
+        print(f"{len(rows)} bases on {len({row['host'] for row in rows})} hosts, {len(errors)} errors")
+    return 2 if errors else code
+
+
+Result = tuple[list[Row], Callable[[Row], str], int]
+
+
+def title(command: Command, row: Row) -> str:
+    """Return a base as an operator knows it."""
+    store, image, generation = row["name"].split("-")
+    known = command.images.get((int(store), int(image)))
+    name = f" ({known.name})" if known else " (not in OpenNebula)"
+    return f"image {image}{name} of store {store}, generation {generation[:8]}"
+
+
+def listing(command: Command) -> Result:
+    """List what is there."""
+
+    def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
+        return [{"root": root, **base} for base in listed["bases"] if command.about(base)]
+
+    def line(row: Row) -> str:
+        leases = f"{len(row['leases'])} leases ({', '.join(row['leases'][:5])})" if row["leases"] else "no lease"
+        state = ", DAMAGED, out of use" if row["damaged"] else ""
+        return f"{human(row['bytes'])}, {leases}, last used {time.strftime('%F %T', time.localtime(row['used']))}{state}"
+
+    return command.on_hosts(work), line, 0
+
+
+def verify(command: Command) -> Result:
+    """Verify, and mend what is damaged."""
+
+    def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
+        rows = []
+        for base in filter(command.about, listed["bases"]):
+            (found,) = session.run([b.VerifyBase(root, base["name"], command.rate)])
+            assert isinstance(found, dict)
+            row = {"name": base["name"], **found, "mended": False, "why": ""}
+            if found["damaged"]:
+                try:
+                    session.run([b.MendBase(root, reference(command, base["name"]))])
+                    row["mended"] = True
+                except SemisharedError as e:
+                    row["why"] = e.line()
+                    command.survey.failed(host.name, e)
+            rows.append(row)
+        return rows
+
+    rows = command.on_hosts(work)
+    return rows, _verified, int(any(row["damaged"] for row in rows))
+
+
+def reference(command: Command, name: str) -> ImageRef:
+    """Return how a host finds the generation of a base in the store; raise ImageChanged if the image is gone."""
+    store, image, generation = name.split("-")
+    known = command.images.get((int(store), int(image)))
+    if known is None or not known.source:
+        raise ImageChanged(f"image {image} is not in OpenNebula any more, its base cannot be fetched anew")
+    access = stores.access(command.oned.datastore(known.store_id))
+    source = stores.check_source(access, known.source, "SOURCE")
+    return ImageRef(int(store), int(image), known.format or "raw", source, generation, access)
+
+
+def _verified(row: Row) -> str:
+    if not row["damaged"]:
+        speed = row["bytes"] / row["seconds"] if row["seconds"] else 0
+        return f"good, {human(row['bytes'])} in {row['seconds']:.1f} s ({human(int(speed))}/s)"
+    where = ", ".join("its manifest" if index < 0 else f"extent {index}" for index in row["bad"][:5]) or "found earlier"
+    vms = sorted({lease.split("-")[0] for lease in row["leases"]}, key=int)
+    who = f"; VMs {', '.join(vms)} have read from it: power them off and on" if vms else ""
+    return f"DAMAGED ({where}), taken out of use, {'fetched anew' if row['mended'] else 'not fetched: ' + row['why']}{who}"
+
+
+def prune(command: Command) -> Result:
+    """Remove what is over the limits of each host."""
+    dry_run = command.arguments.dry_run
+
+    def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
+        limit = on.limits_of(host, command.config, listed["total"])
+        bases = {base["name"]: base for base in listed["bases"]}
+        chosen = eviction.choose(held(listed), limit, listed["free"])
+        rows = []
+        for name in chosen:
+            gone = not dry_run and session.run([b.EvictBase(root, name)])[0]["evicted"]  # type: ignore[index]
+            rows.append({"name": name, "bytes": bases[name]["bytes"], "evicted": gone})
+        return rows
+
+    rows = command.on_hosts(work)
+    verb = "would be removed" if dry_run else "removed"
+    return rows, lambda row: f"{human(row['bytes'])}, {verb if dry_run or row['evicted'] else 'leased meanwhile: stays'}", int(
+        dry_run and bool(rows)
+    )
+
+
+def held(listed: Row) -> list[eviction.Held]:
+    """Return what a host listed as the planner of evictions wants it."""
+    return [eviction.Held(x["name"], x["bytes"], x["staged"], x["used"], len(x["leases"])) for x in listed["bases"]]
+
+
+def evict(command: Command) -> Result:
+    """Remove the bases of the named images where nobody has a lease."""
+
+    def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
+        rows = []
+        for base in filter(command.about, listed["bases"]):
+            (found,) = session.run([b.EvictBase(root, base["name"])])
+            assert isinstance(found, dict)
+            rows.append({"name": base["name"], "leases": base["leases"], "bytes": base["bytes"], "evicted": found["evicted"]})
+        return rows
+
+    rows = command.on_hosts(work)
+    return rows, _evicted, int(not all(row["evicted"] for row in rows))
+
+
+def _evicted(row: Row) -> str:
+    leases = ", ".join(row["leases"][:5])
+    return f"removed, {human(row['bytes'])}" if row["evicted"] else f"stays: leased by disks {leases or 'taken just now'}"

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which hosts a command is about, and asking them all at once; a dead one costs seconds and is reported."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Callable, TypeVar
+
+from .. import NAME
+from ..config import Config
+from ..do.ssh import Session
+from ..errors import BadArguments, SemisharedError
+from ..opennebula.args import absolute
+from ..opennebula.oned import Oned
+from ..opennebula.xml import Host
+from ..plan.eviction import Limits, limits
+
+AT_ONCE = 32
+"""Hosts asked at the same time."""
+Answer = TypeVar("Answer")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe how hosts are named on the command line."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--hosts", metavar="A,B", help="these hosts, by their names in OpenNebula")
+    which.add_argument("--cluster", metavar="C", help="the hosts of a cluster, by its name or id")
+    which.add_argument("--all", action="store_true", help="all hosts (default)")
+
+
+def chosen(hosts: list[Host], arguments: argparse.Namespace) -> list[Host]:
+    """Return the hosts that the arguments name; raise BadArguments for one that OpenNebula does not know."""
+    if arguments.hosts is not None:
+        by_name = {host.name: host for host in hosts}
+        names = [name.strip() for name in arguments.hosts.split(",") if name.strip()]
+        unknown = [name for name in names if name not in by_name]
+        if unknown or not names:
+            raise BadArguments(f"no such host in OpenNebula: {', '.join(unknown) or 'none was named'}")
+        return [by_name[name] for name in dict.fromkeys(names)]
+    if arguments.cluster is not None:
+        found = [host for host in hosts if arguments.cluster in (host.cluster, str(host.cluster_id))]
+        if not found:
+            raise BadArguments(f"no cluster {arguments.cluster!r} with hosts in OpenNebula")
+        return found
+    return hosts
+
+
+def roots(oned: Oned) -> list[str]:
+    """Return where hosts have their base store: one per place of datastores, usually one."""
+    ours = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
+    return sorted({f"{os.path.dirname(absolute(store.base_path, 'BASE_PATH'))}/.semishared" for store in ours})
+
+
+def limits_of(host: Host | None, config: Config, total: int) -> Limits:
+    """Return what the base store of a host may take on a file system of `total` bytes; raise BadAttribute."""
+    limit = host.attribute("SEMISHARED_BASES_LIMIT") if host else ""
+    floor = host.attribute("SEMISHARED_BASES_FLOOR") if host else ""
+    return limits(limit or config.bases_size_limit, floor or config.bases_free_floor, total)
+
+
+@dataclass
+class Survey:
+    """What could not be done where."""
+
+    errors: list[dict[str, str]] = field(default_factory=list)
+
+    def failed(self, host: str, error: SemisharedError) -> None:
+        self.errors.append({"host": host, "error": error.line()})
+
+    def ask(self, hosts: list[Host], action: str, config: Config, work: Callable[[Session, Host], Answer]) -> dict[str, Answer]:
+        """Do `work` over one ssh to each host, all at once; return what it returned, by host. Failures are noted."""
+
+        def one(host: Host) -> Answer | SemisharedError:
+            if host.is_offline:
+                return SemisharedError("is offline in OpenNebula and was not asked")
+            try:
+                with Session(host.name, action, config) as session:
+                    return work(session, host)
+            except SemisharedError as e:
+                return e
+
+        answers = {}
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for host, answer in zip(hosts, pool.map(one, hosts)):
+                if isinstance(answer, SemisharedError):
+                    self.failed(host.name, answer)
+                else:
+                    answers[host.name] = answer
+        return answers

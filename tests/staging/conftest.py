@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One cloud for all tests of staging: a front-end and four hosts, of which some are cut off, slowed down or killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from staging.world import Staging
+
+
+@pytest.fixture(scope="session")
+def staging() -> Iterator[Staging]:
+    with Staging.up(hosts=4) as up:
+        yield up
+
+
+@pytest.fixture(autouse=True)
+def afresh(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Empty the base stores and judge what a test has left: no process, no file."""
+    if "staging" not in request.fixturenames:
+        yield
+        return
+    world: Staging = request.getfixturevalue("staging")
+    world.reset()
+    yield
+    world.reset()

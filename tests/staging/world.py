@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cloud whose base stores are looked at from outside, and the operator's commands run in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Sequence
+
+from lab import Node
+from lab.cloud import DATASTORES, RECORDS, STORE, SYSTEM, Cloud
+from lab.guest import serial_xml
+
+MiB = 1 << 20
+COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
+PAUSED = "<!-- lab: paused -->"
+
+
+class Staging:
+    """The cloud, and what is in the base stores."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        self.cloud = cloud
+        self.lab = cloud.lab
+        self.names = [host.name for host in cloud.lab.hosts]
+
+    @classmethod
+    @contextmanager
+    def up(cls, hosts: int) -> Iterator["Staging"]:
+        with Cloud.up(hosts=hosts) as cloud:
+            yield cls(cloud)
+
+    # -- commands ------------------------------------------------------------------------------------
+
+    def command(self, *words: str, code: int = 0, timeout: float = 120) -> Any:
+        """Run `semishared WORDS --json` as an operator does; return its JSON (a list, where it prints lines)."""
+        done = self.lab.fe.run([COMMAND, *words, "--json"], check=False, timeout=timeout)
+        assert done.returncode == code, (words, done.returncode, done.stdout.decode()[-3000:], done.stderr.decode()[-3000:])
+        text = done.stdout.decode()
+        try:
+            return json.loads(text)
+        except ValueError:
+            return [json.loads(line) for line in text.splitlines()]
+
+    def image(self, name: str, mib: int = 64, data: int = 24, seed: int = 1, format: str = "raw") -> int:
+        """Upload an image with `data` MiB of random content, in pieces, and holes between them."""
+        path = self.cloud.upload_file(f"{name}.img")
+        dice = random.Random(f"{name} {seed}")
+        with path.open("wb") as file:
+            for piece in range(data // 2):
+                file.seek(piece * (mib * MiB // max(data // 2, 1)) // 4096 * 4096)
+                file.write(dice.randbytes(2 * MiB))
+            file.truncate(mib * MiB)
+        return self.cloud._upload(name, format, "OS", False, {})
+
+    def deploy(self, name: str, image: int, host: str) -> int:
+        """Deploy a VM that does not run: what counts is its disk."""
+        more = {"RAW": {"TYPE": "kvm", "DATA": serial_xml(name) + PAUSED}, "MEMORY": "32"}
+        vm = self.cloud.oned.vm_create({**self.cloud.template(name, [{"IMAGE_ID": str(image)}]), **more})
+        self.cloud.oned.vm_deploy(vm, host, SYSTEM)
+        return vm
+
+    # -- what is there -------------------------------------------------------------------------------
+
+    def root(self, host: str) -> Path:
+        """Return a host's base store, seen from outside."""
+        return self.lab.node(host).path(f"{DATASTORES}/{RECORDS}")
+
+    def bases(self, host: str) -> List[Path]:
+        """Return the bases of a host."""
+        root = self.root(host) / "bases"
+        return sorted(root.iterdir()) if root.is_dir() else []
+
+    def digest(self, path: Path) -> str:
+        """Return the hash of a file's whole content."""
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            for chunk in iter(lambda: file.read(4 * MiB), b""):
+                digest.update(chunk)
+        return digest.hexdigest()
+
+    def stored(self, image: int) -> str:
+        """Return the hash of the image on the store."""
+        return self.digest(self.lab.fe.path(self.cloud.source(image)))
+
+    def has(self, host: str, image: int) -> bool:
+        """Tell whether a host has a base of the image that is, to the byte, the image."""
+        found = [path for path in self.bases(host) if path.name.startswith(f"{STORE}-{image}-") and (path / "image").exists()]
+        return bool(found) and self.digest(found[0] / "image") == self.stored(image)
+
+    def processes(self, *words: str) -> List[str]:
+        """Return the command lines on any node that contain one of the words."""
+        found = []
+        for node in [self.lab.fe, *self.lab.hosts]:
+            if not node.up:
+                continue
+            done = node.run(["ps", "-eo", "pid,args", "--no-headers"], user="root")
+            for line in done.stdout.decode().splitlines():
+                if any(word in line for word in words) and " ps " not in line:
+                    found.append(f"{node.name}: {line.strip()}")
+        return found
+
+    def leftovers(self) -> List[str]:
+        """Return what no session may leave: staged files, partial bases, processes."""
+        found = self.processes("udp-sender", "udp-receiver", "hostside.py", "semishared stage", "zstd", "lzop")
+        for node in [self.lab.fe, *self.lab.hosts]:
+            for name in self.cloud.files(node, f"{DATASTORES}/{RECORDS}"):
+                if ".staged-" in name or name.startswith("staging/"):
+                    found.append(f"{node.name}: {name}")
+        return found
+
+    def reset(self) -> None:
+        """Remove all VMs and empty the base stores."""
+        for node in self.lab.hosts:
+            if not node.up:
+                node.start()
+            node.join()
+        for vm in list(self.cloud.oned.vms.values()):
+            if self.cloud.oned.state(vm.id)[0] != "DONE":
+                self.cloud.oned.vm_recover(vm.id, "delete")
+        for node in [self.lab.fe, *self.lab.hosts]:
+            for part in ("bases", "staging", "holders"):
+                shutil.rmtree(node.path(f"{DATASTORES}/{RECORDS}/{part}"), ignore_errors=True)
+
+
+def flip(path: Path, at: int) -> None:
+    """Change one bit at rest, as a failing disk does: neither size nor time change."""
+    stat = path.stat()
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 4]))
+        os.fsync(file.fileno())
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def rows(answer: Dict[str, Any], key: str = "bases") -> Dict[str, Dict[str, Any]]:
+    """Return the rows of a command's answer by host."""
+    return {row["host"]: row for row in answer[key]}
+
+
+def at(node: Node, words: Sequence[str]) -> None:
+    """Run a command as root on a node."""
+    node.run(list(words), user="root")

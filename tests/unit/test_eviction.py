@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What leaves a base store: never a leased base, never more than needed, the least recently leased first."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semishared.do.pace import Pace
+from semishared.errors import BadAttribute
+from semishared.plan.eviction import Held, Limits, choose, limits, missing, superseded
+from semishared.units import GiB, amount
+
+HEX = "0" * 31
+
+
+def base(image: int, generation: int, size: int = 10, used: float = 0, leases: int = 0, staged: float = 0) -> Held:
+    return Held(f"100-{image}-{HEX}{generation}", size, staged, used, leases)
+
+
+BASES = st.lists(
+    st.builds(
+        base, st.integers(1, 4), st.integers(0, 9), st.integers(0, 100), st.integers(0, 50), st.integers(0, 2), st.integers(0, 50)
+    ),
+    max_size=12, unique_by=lambda held: held.name,
+)  # fmt: skip
+
+
+@given(BASES, st.integers(-1, 300), st.integers(0, 300), st.integers(0, 300), st.integers(0, 100))
+def test_what_goes_is_unleased_enough_and_no_more(bases: list[Held], most: int, floor: int, free: int, needed: int) -> None:
+    limit = Limits(most, floor)
+    chosen = choose(bases, limit, free, needed)
+    by_name = {held.name: held for held in bases}
+    assert len(set(chosen)) == len(chosen)
+    assert not any(by_name[name].leases for name in chosen)
+    gone = sum(by_name[name].bytes for name in chosen)
+    left = missing([held for held in bases if held.name not in chosen], limit, free + gone, needed)
+    if left > 0:
+        assert {held.name for held in bases if not held.leases} == set(chosen), "all that may go, and it is not enough"
+    elif chosen:
+        last = by_name[chosen[-1]].bytes
+        kept = [held for held in bases if held.name not in chosen[:-1]]
+        assert missing(kept, limit, free + gone - last, needed) > 0, "the last one was needed"
+    order = [(by_name[name].name not in superseded(bases), by_name[name].used) for name in chosen]
+    assert order == sorted(order)
+    spared = [held for held in bases if not held.leases and held.name not in chosen]
+    for held in spared:
+        assert not order or (held.name not in superseded(bases), held.used) >= order[-1]
+
+
+def test_older_generations_go_first_although_they_were_leased_later() -> None:
+    old, new, other = base(1, 1, used=90, staged=1), base(1, 2, used=10, staged=2), base(2, 1, used=20)
+    assert choose([new, old, other], Limits(25, 0), 1000) == [old.name]
+    assert choose([new, old, other], Limits(15, 0), 1000) == [old.name, new.name]
+    assert choose([new, old, other], Limits(15, 0), 1000, keep=new.name) == [old.name, other.name]
+
+
+def test_limits_in_all_their_spellings() -> None:
+    assert limits("none", "none", 100) == Limits(-1, 0)
+    assert limits("200G", "5%", 1000) == Limits(200 * GiB, 50)
+    assert limits("0", "1.5M", 1000) == Limits(0, 3 << 19)
+    for wrong in ("", "-1", "101%", "-5%", "x", "5 %%", "nan", "1e400", "inf%"):
+        with pytest.raises(BadAttribute):
+            limits(wrong, "none", 100)
+
+
+def test_amounts() -> None:
+    assert [amount(text) for text in ("100", "40M", "40MB", "40mib", "2k", "1T")] == [100, 40 << 20, 40 << 20, 40 << 20, 2048, 1 << 40]
+
+
+@given(st.lists(st.tuples(st.integers(1, 5_000_000), st.floats(0, 2)), min_size=1, max_size=40), st.integers(100_000, 50_000_000))
+def test_pace_is_never_exceeded_by_more_than_the_burst(chunks: list[tuple[int, float]], rate: int) -> None:
+    clock = [0.0]
+    pace = Pace(rate, lambda: clock[0], lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    times: list[tuple[float, int]] = []
+    for size, pause in chunks:
+        clock[0] += pause
+        pace.wait(size)
+        times.append((clock[0], size))
+    for first in range(len(times)):
+        for last in range(first, len(times)):
+            sent = sum(size for _, size in times[first + 1 : last + 1])
+            assert sent <= rate * (times[last][0] - times[first][0] + 0.1) + 1
