@@ -25,6 +25,7 @@ from .. import NAME
 from ..config import Config, load
 from ..do.ssh import Session
 from ..errors import BadArguments, ImageChanged, SemisharedError
+from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host, Image
 from ..plan import base_steps as b
@@ -172,7 +173,7 @@ def reference(command: Command, name: str) -> ImageRef:
     if known is None or not known.source:
         raise ImageChanged(f"image {image} is not in OpenNebula any more, its base cannot be fetched anew")
     access = stores.access(command.oned.datastore(known.store_id))
-    source = stores.check_source(access, known.source, "SOURCE")
+    source = stores.check_source(access, absolute(known.source, "SOURCE") if access.can.is_mounted else known.source, "SOURCE")
     return ImageRef(int(store), int(image), known.format or "raw", source, generation, access)
 
 
