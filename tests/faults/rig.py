@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import stat
 import struct
 import subprocess
@@ -28,18 +29,12 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Type
 
 from semishared.do import ssh
 
+from . import machine
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 MACHINES = ("a", "b", "fe")
 STORE = 100
 Listing = Dict[str, Tuple[object, ...]]
-
-HELD = """
-set -e
-mount --bind "$1" "$2"
-mount --bind "$3" "$2/100"
-echo ready
-exec cat
-"""
 
 
 def own_mounts() -> None:
@@ -58,27 +53,23 @@ class Rig:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g,mode=755", "rig", self.top], check=True)
         self.datastores = self.top / "datastores"
         self._seen: Dict[Tuple[str, ...], str] = {}
-        self._holders: Dict[str, subprocess.Popen[bytes]] = {}
-        for part in ("datastores", "in", "bin", "saved", "live/store"):
+        self._machines: Dict[str, subprocess.Popen[bytes]] = {}
+        self._servers: Dict[str, socket.socket] = {}
+        for part in ("datastores", "in", "saved", "live/store"):
             (self.top / part).mkdir(parents=True)
         for name in MACHINES:
             (self.top / "live" / name / str(STORE)).mkdir(parents=True)
             (self.top / "live" / name / "101").mkdir()
-            self._hold(name)
+            self._power_on(name)
 
-    def _hold(self, name: str) -> None:
+    def _power_on(self, name: str) -> None:
         live = self.top / "live"
-        words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", HELD, "hold"]
-        holder = subprocess.Popen(
-            [*words, str(live / name), str(self.datastores), str(live / "store")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        self._holders[name] = holder
-        assert holder.stdout
-        assert holder.stdout.readline() == b"ready\n"
-        wrapper = self.top / "bin" / name
-        wrapper.write_text(f"#!/bin/sh\nexec nsenter --mount=/proc/{holder.pid}/ns/mnt --wd=/ -- /usr/bin/python3 \"$@\"\n")
-        wrapper.chmod(0o755)
+        words = ["unshare", "--mount", "--propagation", "private", "/usr/bin/python3", "-I", machine.__file__]
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._machines[name] = subprocess.Popen([*words, str(live / name), str(self.datastores), str(live / "store")], stdin=theirs)
+        theirs.close()
+        assert ours.recv(100) == b"ready"
+        self._servers[name] = ours
 
     def __enter__(self) -> "Rig":
         return self
@@ -86,8 +77,9 @@ class Rig:
     def __exit__(
         self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
-        for holder in self._holders.values():
-            holder.communicate()
+        for name, process in self._machines.items():
+            self._servers[name].close()
+            process.wait()
         subprocess.run(["umount", "--lazy", self.top], check=True)
         self.top.rmdir()
 
@@ -114,7 +106,7 @@ class Rig:
 
     def run(self, machine: str, argv: Sequence[str], check: bool = True, **options: object) -> "subprocess.CompletedProcess[bytes]":
         """Run a program as seen by a machine."""
-        words = ["nsenter", f"--mount=/proc/{self._holders[machine].pid}/ns/mnt", "--wd=/", "--", *argv]
+        words = ["nsenter", f"--mount=/proc/{self._machines[machine].pid}/ns/mnt", "--wd=/", "--", *argv]
         done = subprocess.run(words, capture_output=True, check=False, **options)  # type: ignore[call-overload]
         assert not check or done.returncode == 0, f"{argv}: {done.stderr.decode(errors='replace')}"
         return done  # type: ignore[no-any-return]
@@ -141,16 +133,17 @@ class Rig:
     @contextmanager
     def sessions(self, environment: Dict[str, Dict[str, str]]) -> Iterator[None]:
         """Let Session('a'|'b'|'fe') start the host side on that machine, with its extra environment."""
-        rig, real, python = self, ssh.Session, ssh.PYTHON
+        rig, real = self, ssh.Session
 
         class OnRig(real):  # type: ignore[misc, valid-type]
             def __init__(self, host: str, action: str, config: object, *, bulk: bool = False) -> None:
-                ssh.PYTHON = str(rig.top / "bin" / host)
+                ssh.subprocess = machine.Starter(rig._servers[host])  # type: ignore[assignment]
                 extra = environment.get(host, {})
                 os.environ.update(extra)
                 try:
                     super().__init__("localhost", action, config, bulk=bulk)
                 finally:
+                    ssh.subprocess = subprocess
                     for name in extra:
                         del os.environ[name]
                 self.host = host
@@ -159,7 +152,7 @@ class Rig:
         try:
             yield
         finally:
-            ssh.Session, ssh.PYTHON = real, python  # type: ignore[misc]
+            ssh.Session = real  # type: ignore[misc]
 
     def datastore(self, action: str, xml: str, environment: Dict[str, str]) -> "subprocess.CompletedProcess[bytes]":
         """Run a datastore action on the front-end as one_datastore does."""
@@ -294,6 +287,7 @@ def _checked_file_system(path: Path) -> str:
 
 
 BLOCK = 64 << 10
+ZEROS = bytes(BLOCK)
 
 
 def digest(data: bytes) -> str:
@@ -301,7 +295,7 @@ def digest(data: bytes) -> str:
     found = hashlib.sha256(str(len(data)).encode())
     for offset in range(0, len(data), BLOCK):
         block = data[offset : offset + BLOCK]
-        if block.count(0) != len(block):
+        if block != ZEROS[: len(block)]:
             found.update(b"%d:" % offset + block)
     return found.hexdigest()
 
@@ -319,7 +313,7 @@ def file_digest(path: Path) -> str:
             except OSError:
                 break  # no data after here
             block = os.pread(fd, BLOCK, offset)
-            if block.count(0) != len(block):
+            if block != ZEROS[: len(block)]:
                 found.update(b"%d:" % offset + block)
             offset += BLOCK
         return found.hexdigest()
@@ -332,7 +326,7 @@ def pattern(size: int, seed: str) -> bytes:
     return hashlib.shake_256(seed.encode()).digest(size)
 
 
-def image_bytes(seed: str, size: int = 8 << 20, data: int = 1 << 20) -> bytes:
+def image_bytes(seed: str, size: int = 8 << 20, data: int = 256 << 10) -> bytes:
     """Return the content of a small image: data at its start and in its second extent, zeros elsewhere."""
     content = bytearray(size)
     content[:data] = pattern(data, seed)

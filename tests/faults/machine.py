@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A machine of the rig: a process in mounts of its own that starts host sides by forking itself, in milliseconds.
+
+    machine.py DISKS DATASTORES STORE      with a socket as stdin; says "ready"
+
+Each request on the socket is an environment (JSON) with four descriptors: stdin, stdout, stderr, and a socket that is
+told the pid and then the exit code. What runs is the host side as ssh starts it, but for python's own start: everything
+it imports is here before, and nothing of it has run yet.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import IO, Dict, List, Optional, Sequence
+
+LIB = Path(__file__).resolve().parents[2] / "lib"
+PACKAGE = LIB / "semishared"
+
+
+class HostSide:
+    """A host side on a machine, with those parts of subprocess.Popen that do.ssh uses."""
+
+    def __init__(self, server: socket.socket, env: Dict[str, str], stderr: int) -> None:
+        theirs_in, ours_in = os.pipe()
+        ours_out, theirs_out = os.pipe()
+        self._told, told = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        socket.send_fds(server, [json.dumps(env).encode()], [theirs_in, theirs_out, stderr, told.fileno()])
+        for fd in (theirs_in, theirs_out):
+            os.close(fd)
+        told.close()
+        self.stdin: Optional[IO[bytes]] = os.fdopen(ours_in, "wb", buffering=0)
+        self.stdout: Optional[IO[bytes]] = os.fdopen(ours_out, "rb", buffering=0)
+        self.returncode: Optional[int] = None
+        pid, fds, _, _ = socket.recv_fds(self._told, 100, 1)
+        self.pid, self._pidfd = int(pid), fds[0]
+
+    def kill(self) -> None:
+        """Kill it, if it has not ended."""
+        if self.returncode is not None:
+            return
+        try:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def wait(self, timeout: Optional[float] = None) -> int:
+        """Return its exit code; raise TimeoutExpired."""
+        if self.returncode is None:
+            if not select.select([self._told], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("hostside", timeout or 0)
+            self.returncode = int(self._told.recv(100))
+            self._told.close()
+            os.close(self._pidfd)
+        return self.returncode
+
+
+class Starter:
+    """In place of the module subprocess in do.ssh: starts host sides on a machine."""
+
+    PIPE, TimeoutExpired = subprocess.PIPE, subprocess.TimeoutExpired
+
+    def __init__(self, server: socket.socket) -> None:
+        self._server = server
+
+    def Popen(self, argv: Sequence[str], *, env: Dict[str, str], stderr: int, **_: object) -> HostSide:  # noqa: N802
+        """Start a host side, whatever `argv` says."""
+        return HostSide(self._server, env, stderr)
+
+
+# -- the process itself -----------------------------------------------------------------------------
+
+
+def _serve(server: socket.socket) -> None:
+    """Start what is asked for, tell who ended; end with the other end of the socket."""
+    poll = select.poll()
+    poll.register(server, select.POLLIN)
+    running: Dict[int, "tuple[int, socket.socket]"] = {}
+    while True:
+        for fd, _ in poll.poll():
+            if fd in running:
+                pid, told = running.pop(fd)
+                poll.unregister(fd)
+                os.close(fd)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                try:
+                    told.send(str(code).encode())
+                except BrokenPipeError:
+                    pass
+                told.close()
+                continue
+            request, fds, _, _ = socket.recv_fds(server, 1 << 20, 4)
+            if not request:
+                return
+            told = socket.socket(fileno=fds[3])
+            pid = os.fork()
+            if not pid:
+                _become(json.loads(request), fds)
+            for other in fds[:3]:
+                os.close(other)
+            pidfd = os.pidfd_open(pid)
+            socket.send_fds(told, [str(pid).encode()], [pidfd])
+            running[pidfd] = pid, told
+            poll.register(pidfd, select.POLLIN)
+
+
+def _become(env: Dict[str, str], fds: List[int]) -> None:
+    """Be a host side in this (forked) process."""
+    code = 1
+    try:
+        os.setsid()
+        for number, fd in enumerate(fds[:3]):
+            os.dup2(fd, number)
+        os.closerange(3, 1000)
+        os.environ.clear()
+        os.environ.update(env)
+        importlib.reload(sys.modules["semishared.do.trace"])
+        code = sys.modules["semishared.hostside"].main()
+    except BaseException:  # noqa: BLE001 - as the interpreter would tell it
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def main() -> None:
+    disks, datastores, store = sys.argv[1:]
+    server = socket.socket(fileno=os.dup(0))
+    subprocess.run(["mount", "--bind", disks, datastores], check=True)
+    subprocess.run(["mount", "--bind", store, f"{datastores}/100"], check=True)
+    sys.path.insert(0, str(LIB))
+    for path in sorted([PACKAGE / "hostside.py", *PACKAGE.glob("do/*.py")]):
+        importlib.import_module(".".join(path.relative_to(LIB).with_suffix("").parts))
+    server.send(b"ready")
+    os.chdir("/")
+    _serve(server)
+
+
+if __name__ == "__main__":
+    main()
