@@ -71,6 +71,18 @@ def test_what_is_read_is_counted(cloud: Cloud, ceph: Cluster, image: str) -> Non
     assert 4 << 20 <= ceph.bytes_read() - before < (4 << 20) + (64 << 10)
 
 
+def test_images_can_be_looked_into(cloud: Cloud, ceph: Cluster, image: str) -> None:
+    ceph.rbd("snap", "create", f"{POOL}/{image}@s")
+    cloud.lab.fe.run(["rbd", "--id", BRIDGE, "clone", f"{POOL}/{image}@s", f"{POOL}/{image}-clone"])
+    try:
+        there = ceph.images()
+        assert [snap["name"] for snap in there[image]["snaps"]] == ["s"]
+        assert there[f"{image}-clone"]["parent"] == f"{POOL}/{image}@s"
+        assert ceph.read(f"{image}-clone", 4096) == bytes(4096)
+    finally:
+        ceph.rbd("rm", f"{POOL}/{image}-clone")
+
+
 def test_it_stops_and_comes_back_with_its_data(cloud: Cloud, ceph: Cluster, image: str) -> None:
     with ceph.stopped("osd"):
         assert ceph.pids("osd") == []

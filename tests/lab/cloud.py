@@ -49,22 +49,32 @@ class Cloud:
         """Let the drivers' user own a file made by us."""
         os.chown(path, self.lab.uid, self.lab.gid)
 
-    def os_image(self, name: str = "os", *, persistent: bool = False, format: str = "raw", **attributes: str) -> int:
+    def os_image(
+        self, name: str = "os", *, persistent: bool = False, format: str = "raw", store: int = STORE, **attributes: str
+    ) -> int:
         """Upload the bootable image with the verifier."""
         path = self.upload_file(f"{name}.img")
         build_guest_image(path)
-        return self._upload(name, format, "OS", persistent, attributes)
+        return self._upload(name, format, "OS", persistent, attributes, store)
 
     def data_image(
-        self, name: str, content: bytes, mib: int = 16, *, persistent: bool = False, format: str = "raw", **attributes: str
+        self,
+        name: str,
+        content: bytes,
+        mib: int = 16,
+        *,
+        persistent: bool = False,
+        format: str = "raw",
+        store: int = STORE,
+        **attributes: str,
     ) -> int:
         """Upload an image of `mib` MiB that begins with `content`."""
         with self.upload_file(f"{name}.img").open("wb") as file:
             file.write(content)
             file.truncate(mib << 20)
-        return self._upload(name, format, "DATABLOCK", persistent, attributes)
+        return self._upload(name, format, "DATABLOCK", persistent, attributes, store)
 
-    def _upload(self, name: str, format: str, type: str, persistent: bool, attributes: Dict[str, str]) -> int:
+    def _upload(self, name: str, format: str, type: str, persistent: bool, attributes: Dict[str, str], store: int) -> int:
         """Upload /var/tmp/NAME.img of the front-end in `format` and remove it."""
         path = self.upload_file(f"{name}.img")
         self.give(path)
@@ -73,7 +83,7 @@ class Cloud:
             path.unlink()
             path = self.upload_file(f"{name}.q")
         image = self.oned.image_create(
-            STORE, name, path=f"/var/tmp/{path.name}", type=type, persistent=persistent, prefix="vd", attributes=dict(attributes)
+            store, name, path=f"/var/tmp/{path.name}", type=type, persistent=persistent, prefix="vd", attributes=dict(attributes)
         )
         path.unlink()
         return image

@@ -11,20 +11,24 @@ from typing import Any, Dict, List, Optional, Tuple
 from xml.etree import ElementTree
 
 from lab.oned import ActionFailed, Oned, Refused, Settings
+from lab.oned.settings import CEPH
 from lab.oned.states import STATE_NAMES
-from lab.oned.template import Template, from_xml, vectors
+from lab.oned.template import Template, from_xml, scalar, vectors
 from replay import recorder
 from replay.seed import Seed, need, text
 from traces import Recording, body
 
 # oned.conf of the recording machine, as far as it shows.
+DRIVERS = ("semishared", "semirbd")
 SETTINGS = Settings(
+    tm_drivers=DRIVERS,
     vm_mad="qemu",
     vmm_dir="kvm",
     domain_type="qemu",
     device_prefix="sd",
+    guest_agent=True,
     inherit_image=("DISK_TYPE", "SEMI_TEST_IMG"),
-    inherit_datastore=("DISK_TYPE", "ALLOW_ORPHANS", "PERSISTENT_SNAPSHOTS", "SEMI_TEST_DS"),
+    inherit_datastore=(*CEPH, "DISK_TYPE", "ALLOW_ORPHANS", "PERSISTENT_SNAPSHOTS", "SEMI_TEST_DS"),
 )
 RECOVERIES = ("--retry", "--success", "--failure", "--delete", "--recreate", "--force")
 
@@ -43,7 +47,7 @@ class Outcome:
 
 def generate(recording: Recording, root: Path) -> List[Outcome]:
     """Run every command of a recording; return what each did."""
-    recorder.plant(root, ("h1", "h2"))
+    recorder.plant(root, ("h1", "h2"), DRIVERS)
     log = root / "calls.jsonl"
     with Oned.in_tree(root, SETTINGS) as oned:
         assert oned.runner.extra is not None  # type: ignore[attr-defined]
@@ -242,18 +246,23 @@ class _Command:
         element = ElementTree.fromstring(body(self.recording, self._step()["info_after"][created]))
         template: Template = {"NAME": text(element, "NAME"), **from_xml(need(element, "USER_TEMPLATE"))}
         served = from_xml(need(element, "TEMPLATE"))
-        for name in ("CPU", "MEMORY", "FEATURES", "RAW"):
-            template[name] = served[name]
+        for name in ("CPU", "MEMORY", "FEATURES", "RAW", "TM_MAD_SYSTEM"):
+            if name in served:
+                template[name] = served[name]
         template["OS"] = {k: v for k, v in vectors(served, "OS")[0].items() if k != "UUID"}
-        context = vectors(served, "CONTEXT")[0]
-        template["CONTEXT"] = {k: context[k] for k in ("NETWORK", "SET_HOSTNAME")}
+        for context in vectors(served, "CONTEXT"):
+            template["CONTEXT"] = {k: context[k] for k in ("NETWORK", "SET_HOSTNAME")}
         template["DISK"] = [self._disk(disk) for disk in element.findall("TEMPLATE/DISK")]
         return template
 
-    @staticmethod
-    def _disk(element: ElementTree.Element) -> Dict[str, str]:
+    def _disk(self, element: ElementTree.Element) -> Dict[str, str]:
         if element.find("IMAGE_ID") is not None:
             names: Tuple[str, ...] = ("IMAGE_ID", "SEMI_DISK_ATTR")
+            image = self.oned.image(int(text(element, "IMAGE_ID")))
+            holders = image.template, self.oned.datastore(image.datastore_id).template
+            inherited = next((scalar(holder, "DISK_TYPE") for holder in holders if "DISK_TYPE" in holder), "")
+            if text(element, "DISK_TYPE") != inherited and not text(element, "TM_MAD_SYSTEM"):
+                names += ("DISK_TYPE",)  # it can only come from the user
         else:
             names = ("TYPE", "SIZE", "FORMAT", "DEV_PREFIX")
         return {name: text(element, name) for name in names if element.find(name) is not None}

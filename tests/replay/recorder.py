@@ -74,9 +74,10 @@ _DATASTORE = "stat cp mkfs clone rm monitor snap_delete snap_revert snap_flatten
 _VMM = "deploy cancel shutdown save restore reset reboot attach_disk detach_disk migrate resize_disk"
 
 
-def plant(root: Path, hosts: Sequence[str], driver: str = "semishared", vmm: str = "kvm") -> None:
+def plant(root: Path, hosts: Sequence[str], drivers: Sequence[str] = ("semishared",), vmm: str = "kvm") -> None:
     """Fill a tree with recorders, as `<root>/<node>/...`."""
-    places = [("fe/var/lib/one/remotes/tm/" + driver, _TM), ("fe/var/lib/one/remotes/datastore/" + driver, _DATASTORE)]
+    places = [("fe/var/lib/one/remotes/tm/" + driver, _TM) for driver in drivers]
+    places += [("fe/var/lib/one/remotes/datastore/" + driver, _DATASTORE) for driver in drivers]
     places += [(f"{host}/var/tmp/one/vmm/{vmm}", _VMM) for host in hosts]
     for directory, actions in places:
         (root / directory).mkdir(parents=True)

@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterator
 from xml.etree import ElementTree
 
 from lab.oned import Img, Oned
-from lab.oned.objects import Datastore, Image
+from lab.oned.objects import DISK_TYPES, Datastore, Image
 from lab.oned.template import from_xml
 from traces import Recording, body
 
@@ -92,7 +92,7 @@ class Seed:
         self.oned.images[number] = Image(
             number, get("NAME"), int(get("TYPE")), get("PERSISTENT") == "1", int(get("DATASTORE_ID")),
             get("DATASTORE"), from_xml(need(element, "TEMPLATE")), get("PATH"), get("SOURCE"), get("FORMAT"),
-            get("FS"), int(get("SIZE")), Img.READY, Img.READY, snapshots=from_xml(need(element, "SNAPSHOTS")),
+            get("FS"), int(get("DISK_TYPE")), int(get("SIZE")), Img.READY, Img.READY, snapshots=from_xml(need(element, "SNAPSHOTS")),
         )  # fmt: skip
 
     def _image_of_disk(self, element: ElementTree.Element) -> None:
@@ -103,6 +103,7 @@ class Seed:
             return
         self.oned.images[number] = Image(
             number, get("IMAGE"), 2, get("PERSISTENT") == "YES", int(get("DATASTORE_ID")), get("DATASTORE"),
-            {"DEV_PREFIX": get("DEV_PREFIX")}, "", get("SOURCE"), get("FORMAT"), "", int(get("ORIGINAL_SIZE")),
+            {"DEV_PREFIX": get("DEV_PREFIX")}, "", get("SOURCE"), get("FORMAT"), "",
+            DISK_TYPES.index(get("TYPE")), int(get("ORIGINAL_SIZE")),
             Img.READY, Img.READY,
         )  # fmt: skip

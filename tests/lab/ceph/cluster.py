@@ -203,6 +203,18 @@ class Cluster:
         answer: Dict[str, Dict[str, Any]] = self.ask(["images", [pool], {}])[0]
         return answer
 
+    def read(self, image: str, count: int, offset: int = 0, pool: str = POOL) -> bytes:
+        """Return bytes of an image, or of IMAGE@SNAPSHOT, read as the admin."""
+        out = f"/var/tmp/read-{os.urandom(4).hex()}"
+        argv = [
+            "qemu-img", "dd", "-U", "-f", "raw", "-O", "raw", "bs=1024", f"skip={offset >> 10}",
+            f"count={(offset + count) >> 10}", f"if=rbd:{pool}/{image}:id=admin", f"of={out}",
+        ]  # fmt: skip
+        self.node.run(argv, user="root", cwd="/")
+        data = self.node.path(out).read_bytes()
+        self.node.path(out).unlink()
+        return data
+
     def bytes_read(self) -> int:
         """Return how many bytes the OSD has given to clients so far: data, and headers of a few hundred bytes per open."""
         return int(self.osd("perf dump")["osd"]["op_r_out_bytes"])

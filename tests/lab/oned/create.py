@@ -9,7 +9,7 @@ from typing import List, Mapping, Optional
 
 from .core import Core, TemplateLike, as_template
 from .drivers import Refused
-from .objects import Datastore, Image, Vm
+from .objects import DISK_TYPES, Datastore, Image, Vm
 from .states import Img
 from .states import Vm as State
 from .template import Template, Vector, scalar, vectors
@@ -48,11 +48,25 @@ class CreateOps(Core):
             body["AUTOMATIC_REQUIREMENTS"] = "(CLUSTER_ID = 0) & !(PIN_POLICY = PINNED)"
             body["AUTOMATIC_NIC_REQUIREMENTS"] = '("CLUSTERS/ID" @> 0)'
             body["AUTOMATIC_DS_REQUIREMENTS"] = '("CLUSTERS/ID" @> 0)'
+            if scalar(body, "TM_MAD_SYSTEM"):
+                self._set_mode(vm, scalar(body, "TM_MAD_SYSTEM"))
             if hold:
                 body["SUBMIT_ON_HOLD"] = "YES"
             self.next_vm += 1
             self.vms[number] = vm
             return number
+
+    def _set_mode(self, vm: Vm, system: str) -> None:
+        """Give all disks the mode the user chose in the template: unlike the one found at deploy it replaces TYPE too."""
+        vm.template["AUTOMATIC_DS_REQUIREMENTS"] = f'("CLUSTERS/ID" @> 0) & (TM_MAD = "{system}")'
+        for disk in vm.disks:
+            disk["TM_MAD_SYSTEM"] = system
+            if is_volatile(disk):
+                continue
+            template = self.datastore(int(disk["DATASTORE_ID"])).template
+            for name in ("CLONE_TARGET", "LN_TARGET", "DISK_TYPE"):
+                disk[name] = scalar(template, f"{name}_{system.upper()}") or disk[name]
+            disk["TYPE"] = disk["DISK_TYPE"]
 
     def _new_disk(self, vm: Vm, given: Vector, number: int) -> Vector:
         """Complete one DISK vector; an image disk takes its image."""
@@ -83,8 +97,6 @@ class CreateOps(Core):
         ds = self.datastore(image.datastore_id)
         image.vms.append(vm.id)
         image.set_state(Img.USED_PERS if image.persistent else Img.USED)
-        if image.persistent and image.snapshots.get("NEXT_SNAPSHOT") == "0":
-            image.snapshots = {}
         if image.snapshots.get("SNAPSHOT"):
             vm.snapshots[int(disk["DISK_ID"])] = dict(image.snapshots)
         for key, value in _image_attributes(image, ds).items():
@@ -113,12 +125,6 @@ class CreateOps(Core):
         return next(prefix + name for name in names if prefix + name not in used)
 
 
-def _type(disk_type: str, cdrom: bool) -> str:
-    if not cdrom:
-        return disk_type
-    return "CDROM" if disk_type == "FILE" else f"{disk_type}_CDROM"
-
-
 def _image_attributes(image: Image, ds: Datastore) -> Mapping[str, str]:
     cdrom = image.type == 1
     immutable = scalar(image.template, "PERSISTENT_TYPE") == "IMMUTABLE"
@@ -139,7 +145,7 @@ def _image_attributes(image: Image, ds: Datastore) -> Mapping[str, str]:
         "SIZE": str(image.size),
         "SOURCE": image.source,
         "TM_MAD": ds.tm_mad,
-        "TYPE": _type(scalar(ds.template, "DISK_TYPE", "FILE"), cdrom),
+        "TYPE": DISK_TYPES[image.disk_type],
         "CLONE_TARGET": scalar(ds.template, "CLONE_TARGET", "SYSTEM"),
         "LN_TARGET": scalar(ds.template, "LN_TARGET", "NONE"),
     }

@@ -13,6 +13,14 @@ from .template import Vector, cdata, scalar, vectors
 
 _BUSES = {"vd": "virtio", "sd": "scsi", "hd": "ide", "xvd": "xen"}
 
+_AGENT = [
+    "\t<devices>",
+    "\t\t<channel type='unix'>",
+    "\t\t\t<source mode='bind'/><target type='virtio' name='org.qemu.guest_agent.0'/>",
+    "\t\t</channel>",
+    "\t</devices>",
+]
+
 
 def _bus(target: str, q35: bool) -> str:
     prefix = target.rstrip("0123456789")[:-1]
@@ -142,6 +150,9 @@ def domain_xml(settings: Settings, vm: Vm) -> str:
     if isinstance(context, dict):
         lines += disk_lines(vm, directory, dict(context, TYPE="CDROM", READONLY="YES"), q35, 0)
     lines += [*_controllers(q35), "\t</devices>", "\t<features>", "\t\t<acpi/>", "\t</features>"]
+    features = (vectors(vm.template, "FEATURES") or [{}])[0]
+    if features.get("GUEST_AGENT", "YES" if settings.guest_agent else "NO").upper() == "YES":
+        lines += _AGENT
     raw = (vectors(vm.template, "RAW") or [{}])[0]
     if raw.get("TYPE", "").lower() == "kvm":
         lines.append("\t" + raw.get("DATA", ""))

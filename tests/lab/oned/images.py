@@ -181,7 +181,8 @@ class ImageOps(Core):
         with self.data:
             number = self.next_image
             self.next_image += 1
-            disk_type = scalar(ds.template, "DISK_TYPE", "FILE")
+            # A CD-ROM is the next number after the type it is a CD-ROM of: FILE 0, RBD 3.
+            disk_type = ds.disk_type + int(kind == 1)
             image = Image(number, name, kind, persistent, ds.id, ds.name, template, size=size, disk_type=disk_type)
             self.images[number] = image
         # The driver of cp and mkfs does not see the image in the datastore's list yet.

@@ -13,6 +13,9 @@ from .template import Template, Vector, cdata, render, vectors
 
 _OWNER = "<UID>0</UID><GID>0</GID><UNAME>oneadmin</UNAME><GNAME>oneadmin</GNAME>"
 
+DISK_TYPES = ("FILE", "CDROM", "BLOCK", "RBD", "RBD_CDROM")
+"""By number."""
+
 
 def now() -> int:
     """Return the time as oned stamps it."""
@@ -33,9 +36,6 @@ def _plain(pairs: Sequence[Tuple[str, object]]) -> str:
     return "".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in pairs)
 
 
-_DISK_TYPES = {"FILE": 0, "RBD": 3}
-
-
 @dataclass
 class Datastore:
     """An image or a system datastore; TYPE 0 or 1."""
@@ -52,14 +52,19 @@ class Datastore:
     free_mb: int = 0
     used_mb: int = 0
 
+    @property
+    def disk_type(self) -> int:
+        """The number of DISK_TYPE, what oned does not know being a file."""
+        name = self.template.get("DISK_TYPE", "")
+        return DISK_TYPES.index(name) if name in DISK_TYPES else 0
+
     def to_xml(self) -> str:
         """Return what one.datastore.info serves."""
         return (
             f"<DATASTORE><ID>{self.id}</ID>{_OWNER}{_plain([('NAME', self.name)])}{_permissions(1)}"
             f"<DS_MAD>{cdata(self.ds_mad)}</DS_MAD><TM_MAD>{cdata(self.tm_mad)}</TM_MAD>"
             f"<BASE_PATH>{cdata(self.base_path)}</BASE_PATH><TYPE>{self.type}</TYPE>"
-            f"<DISK_TYPE>{_DISK_TYPES.get(str(self.template.get('DISK_TYPE')), 0)}</DISK_TYPE>"
-            "<STATE>0</STATE><CLUSTERS><ID>0</ID></CLUSTERS>"
+            f"<DISK_TYPE>{self.disk_type}</DISK_TYPE><STATE>0</STATE><CLUSTERS><ID>0</ID></CLUSTERS>"
             f"<TOTAL_MB>{self.total_mb}</TOTAL_MB><FREE_MB>{self.free_mb}</FREE_MB>"
             f"<USED_MB>{self.used_mb}</USED_MB>{_ids('IMAGES', self.images)}"
             f"<TEMPLATE>{render(self.template)}</TEMPLATE></DATASTORE>"
@@ -86,6 +91,7 @@ class Image:
     source: str = ""
     format: str = ""
     fs: str = ""
+    disk_type: int = 0  # of the datastore when the image was made; what the datastore says later changes nothing
     size: int = 0
     state: int = Img.LOCKED
     prev_state: int = Img.INIT
@@ -95,8 +101,6 @@ class Image:
     snapshots: Template = field(default_factory=fresh_snapshots)
     regtime: int = field(default_factory=now)
     modtime: int = 0
-    disk_type: str = "FILE"
-    """That of its datastore."""
 
     def __post_init__(self) -> None:
         self.modtime = self.modtime or self.regtime
@@ -107,11 +111,9 @@ class Image:
 
     def to_xml(self) -> str:
         """Return what one.image.info serves."""
-        kind = _DISK_TYPES.get(self.disk_type, 0)
-        disk_type = {0: 1, 3: 4}[kind] if self.type == 1 else kind
         return (
             f"<IMAGE><ID>{self.id}</ID>{_OWNER}{_plain([('NAME', self.name)])}{_permissions()}"
-            f"<TYPE>{self.type}</TYPE><DISK_TYPE>{disk_type}</DISK_TYPE>"
+            f"<TYPE>{self.type}</TYPE><DISK_TYPE>{self.disk_type}</DISK_TYPE>"
             f"<PERSISTENT>{int(self.persistent)}</PERSISTENT>"
             f"<REGTIME>{self.regtime}</REGTIME><MODTIME>{self.modtime}</MODTIME>"
             f"<SOURCE>{cdata(self.source)}</SOURCE><PATH>{cdata(self.path)}</PATH>"

@@ -15,6 +15,9 @@ DRIVER_ENVIRONMENT: Dict[str, str] = {
     "PRIORITY": "19",
 }
 
+# Of a Ceph datastore what a stock oned.conf lets every disk have. RBD_FORMAT and EC_POOL_NAME are not among it.
+CEPH = ("CEPH_HOST", "CEPH_SECRET", "CEPH_KEY", "CEPH_USER", "CEPH_CONF", "CEPH_TRASH", "POOL_NAME")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -32,13 +35,12 @@ class Settings:
     domain_type: str = "kvm"
     emulator: str = "/usr/bin/qemu-kvm-one"
     device_prefix: str = "vd"
+    guest_agent: bool = False
+    """Default of FEATURES/GUEST_AGENT: yes in the stock vmm_exec_kvm.conf, but the lab's guests have no agent."""
     threads: int = 15
     timeout: float = 900.0
     tm_drivers: Tuple[str, ...] = ("semishared",)
     live_disk_snapshots: FrozenSet[str] = frozenset({"kvm-semishared", "qemu-semishared"})
     inherit_image: Tuple[str, ...] = ("DISK_TYPE", "SPARSE", "SERIAL")
-    inherit_datastore: Tuple[str, ...] = (
-        "CEPH_HOST", "CEPH_SECRET", "CEPH_KEY", "CEPH_USER", "CEPH_CONF", "CEPH_TRASH", "POOL_NAME",
-        "DISK_TYPE", "SPARSE", "ALLOW_ORPHANS", "PERSISTENT_SNAPSHOTS",
-    )  # fmt: skip
+    inherit_datastore: Tuple[str, ...] = (*CEPH, "DISK_TYPE", "SPARSE", "ALLOW_ORPHANS", "PERSISTENT_SNAPSHOTS")
     environment: Dict[str, str] = field(default_factory=lambda: dict(DRIVER_ENVIRONMENT))
