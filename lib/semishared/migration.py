@@ -43,7 +43,7 @@ def premigrate(action: Action) -> None:
         with Session(place.host, action.name, action.config) as target:
             target.run([s.AnswerProbe(store, name, ask, answer) for store in plan.stores])
             source.run([s.CheckProbe(store, name, answer) for store in plan.stores])
-            target.run([s.PrepareVm(place.vm, place.path), *plan.links])
+            target.run([s.PrepareVm(place.vm, place.path), *plan.links, *plan.network])
             if vm.context_disk >= 0:
                 _carry_file(source, target, f"{source_dir}/disk.{vm.context_disk}", place, vm.context_disk)
         source.run([s.AllowMigration(place.vm, source_dir, place.host, plan.stores)])

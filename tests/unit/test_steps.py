@@ -16,6 +16,11 @@ from semishared.plan import steps as s
 
 words = st.text(max_size=20)
 numbers = st.integers(0, 2**60)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=6,
+)
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "int": numbers,
     "str": words,
@@ -24,12 +29,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "tuple[str, ...]": st.lists(words, max_size=3).map(tuple),
     "ImageRef": st.builds(s.ImageRef, numbers, numbers, words, words, words),
     "DiskRef": st.builds(s.DiskRef, numbers, numbers, words),
+    "dict[str, Any]": st.dictionaries(words, json_values, max_size=3),
 }
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | words,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
-    max_leaves=6,
-)
 
 
 def kinds(cls: Any) -> list[str]:
@@ -67,6 +68,7 @@ def test_any_json_object_is_a_step_or_bad_arguments(data: dict[str, Any]) -> Non
 EXAMPLES: dict[str, Any] = {
     "int": 3, "str": "x", "bool": True, "tuple[str, ...]": ("x",), "tuple[int, ...]": (3,),
     "ImageRef": s.ImageRef(100, 1, "raw", "/x"), "DiskRef": s.DiskRef(2, 1, "/x"),
+    "dict[str, Any]": {"x": 1},
 }  # fmt: skip
 
 

@@ -196,6 +196,11 @@ class Execution:
             pass
         raise StoreUnavailable(f"{store_dir} on {os.uname().nodename} is not the same as on the other host")
 
+    def TakeNetworkDisk(self, step: s.TakeNetworkDisk) -> None:
+        from . import network_disk
+
+        network_disk.take(step, self.planned)
+
     def AllowMigration(self, step: s.AllowMigration) -> None:
         files.remove_staged(f"{step.vm_dir}/{vm_dir.RECORDS}", "migration.json")
         data = {"version": 1, "to": step.to, "shared_checked": list(step.stores)}

@@ -4,6 +4,7 @@
                    source                          target
 premigrate         records are read                VM directory, links, context ISO
                    every store is probed  ----->   and seen to be the same
+                                                   disks on the network are seen to be within reach
 (vmm/migrate)      libvirt moves the guest; no disk of ours is copied
 postmigrate        directory removed               -
 failmigrate        -                               directory removed
@@ -22,10 +23,11 @@ from . import steps as s
 
 
 class InPlace(NamedTuple):
-    """What travels with the guest: links to make, stores to probe."""
+    """What travels with the guest: links to make, stores to probe, disks that QEMU opens over the network."""
 
     links: tuple[s.LinkInPlace, ...]
     stores: tuple[str, ...]
+    network: tuple[s.TakeNetworkDisk, ...] = ()
 
 
 def check(request: Migrate, vm: Vm, records: list[dict[str, object]], datastore: int) -> InPlace:
@@ -38,7 +40,7 @@ def check(request: Migrate, vm: Vm, records: list[dict[str, object]], datastore:
     if int(request.target.path.split("/")[-2]) != datastore:
         raise MigrationRefused(f"VM {vm.id} cannot change host and system datastore at once")
     known = {int(str(record["disk"])): record for record in records}
-    links = []
+    links, network = [], []
     for disk in vm.disks:
         if disk.id not in known:
             raise MigrationRefused(f"disk {disk.id} of VM {vm.id} is none of ours (driver {disk.driver or 'unknown'})")
@@ -49,9 +51,12 @@ def check(request: Migrate, vm: Vm, records: list[dict[str, object]], datastore:
                 f"disk {number} of VM {vm.id} is local to {request.source_host} ({record['how']}): live migration of local disks "
                 "is not supported yet"
             )
-        if record["how"] != "in-place":
-            raise MigrationRefused(f"disk {number} of VM {vm.id} ({record['how']}) cannot migrate live yet")
         ref = s.DiskRef(vm.id, number, request.target.path)
-        links.append(s.LinkInPlace(ref, s.ImageRef.from_data(image), bool(record["readonly"]), session=False))
+        if record.get("network"):
+            network.append(s.TakeNetworkDisk(ref, record))
+        elif record["how"] != "in-place":
+            raise MigrationRefused(f"disk {number} of VM {vm.id} ({record['how']}) cannot migrate live yet")
+        else:
+            links.append(s.LinkInPlace(ref, s.ImageRef.from_data(image), bool(record["readonly"]), session=False))
     stores = sorted({posixpath.dirname(link.image.source) for link in links})
-    return InPlace(tuple(links), tuple(stores))
+    return InPlace(tuple(links), tuple(stores), tuple(network))

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from .refs import DiskRef
 
 
 class SendVm(NamedTuple):
@@ -61,6 +63,13 @@ class CheckProbe(NamedTuple):
     store_dir: str
     name: str
     text: str
+
+
+class TakeNetworkDisk(NamedTuple):
+    """Give a VM's disk on the network the `record` it has on another host, once this one is seen to reach the disk."""
+
+    disk: DiskRef
+    record: dict[str, Any]
 
 
 class AllowMigration(NamedTuple):

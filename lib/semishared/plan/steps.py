@@ -19,6 +19,7 @@ from .move_steps import DescribeVm as DescribeVm
 from .move_steps import ReceiveVm as ReceiveVm
 from .move_steps import RenameVm as RenameVm
 from .move_steps import SendVm as SendVm
+from .move_steps import TakeNetworkDisk as TakeNetworkDisk
 from .move_steps import WriteProbe as WriteProbe
 from .refs import DiskRef as DiskRef
 from .refs import ImageRef as ImageRef

@@ -126,7 +126,7 @@ def premigrate(case: Case) -> list[Step]:
     plan = migration.check(request, machine, case["records"], machine.system_datastores[-1])
     found = [to_data(link)["image"]["source"] for link in plan.links]  # type: ignore[index]
     assert sorted({os.path.dirname(source) for source in found}) == list(plan.stores)
-    return list(plan.links)
+    return [*plan.links, *plan.network]
 
 
 def prebackup(case: Case) -> list[Step]:

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks that QEMU opens over the network: whether this host could, before a guest that runs elsewhere comes here."""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import MigrationRefused, SemisharedError
+from ..plan.network_disk import NetworkDisk
+from ..plan.steps import ImageRef, TakeNetworkDisk
+from . import domain, running, vm_dir
+from .run import run
+from .trace import point
+
+ANSWER_S = 20
+
+
+def take(step: TakeNetworkDisk, planned: float) -> None:
+    """Record the disk of a VM on its way here; raise MigrationRefused if its QEMU would not find it."""
+    disk = step.disk
+    network, image = NetworkDisk.parse(step.record.get("network")), ImageRef.from_data(step.record.get("image"))
+    host = os.uname().nodename
+    if network.secret not in domain.virsh(running.URI, "secret-list").split():
+        raise MigrationRefused(f"libvirt on {host} does not know the secret {network.secret} for disk {disk.disk} of VM {disk.vm}")
+    try:
+        check(network, image.access.reader)
+    except SemisharedError as e:
+        raise MigrationRefused(f"{host} cannot open {network.name}, disk {disk.disk} of VM {disk.vm}: {e.detail}") from None
+    with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        vm_dir.write_record(disk, {**step.record, "disk": disk.disk})
+    point("record published")
+
+
+def check(network: NetworkDisk, reader: str) -> None:
+    """Open the disk as this host's own user and close it again."""
+    limits = [f"--{name}={ANSWER_S // 2}" for name in ("client_mount_timeout", "rados_mon_op_timeout", "rados_osd_op_timeout")]
+    words = ["rbd", "--id", reader, *limits]
+    if network.conf:
+        words += ["--conf", network.conf]
+    if network.hosts:
+        words += ["-m", ",".join(network.hosts)]
+    run([*words, "info", network.name], timeout_s=ANSWER_S)
