@@ -46,6 +46,19 @@ def test_keys_are_made_of_the_printed_capabilities(ceph: Cluster) -> None:
         assert there == dict(key.caps)
 
 
+def test_the_printed_commands_make_those_keys(cloud: Cloud, ceph: Cluster) -> None:
+    say = ["/var/lib/one/remotes/lib/semishared/semishared", "caps"]
+    env = {"ONE_XMLRPC": cloud.oned.rpc.url} if cloud.oned.rpc else {}
+    assert cloud.lab.fe.run([*say, "semi_rbd"], env=env).stdout == cloud.lab.fe.run(
+        [*say, "--user", USER, "--reader", READER, "--bridge-user", BRIDGE, "--pool", POOL]
+    ).stdout
+    printed = cloud.lab.fe.run([*say, "--user", "a", "--reader", "b", "--bridge-user", "c", "--pool", POOL]).stdout
+    assert cloud.lab.ceph.node.run(["bash", "-eu"], user="root", input=printed, cwd="/").returncode == 0
+    for key in ceph_caps.keys("a", POOL, "b", "c"):
+        assert ceph.command("auth get", entity=f"client.{key.user}")[0]["caps"] == dict(key.caps)
+        ceph.command("auth del", entity=f"client.{key.user}")
+
+
 def test_a_host_writes_images_but_makes_and_removes_none(cloud: Cloud, image: str) -> None:
     host = cloud.lab.hosts[0]
     assert rbd(host, USER, "bench", "--io-type", "write", "--io-total", "1M", f"{POOL}/{image}") == 0

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from semishared.cli.main import main
 from semishared.errors import BadAttribute
 from semishared.plan.ceph_caps import keys
 
@@ -36,6 +39,21 @@ def test_the_command_names_every_capability() -> None:
     assert line == (
         "ceph auth get-or-create client.bridge mon 'profile rbd' mgr 'profile rbd pool=one' osd 'profile rbd pool=one'"
     )
+
+
+@pytest.mark.reads_checkout
+def test_the_how_to_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/how-to/ceph.md").read_text()
+    words = next(line for line in page.splitlines() if "$ semishared caps" in line).split()[2:]
+    assert main(words) == 0
+    for line in capsys.readouterr().out.splitlines():
+        assert f"    {line}\n" in page
+
+
+@pytest.mark.parametrize("words", [["caps"], ["caps", "--user", "admin"], ["caps", "--user", "a", "--pool", "b c"]])
+def test_without_good_names_nothing_is_printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("user", ["", "admin", "a b", "a'b", "client.a,b", "-x", "a\n"])

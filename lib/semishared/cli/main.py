@@ -13,6 +13,7 @@ from ..errors import SemisharedError
 
 COMMANDS = {
     "base": "list, verify, prune and evict the bases of hosts",
+    "caps": "print the Ceph keys a datastore needs, and what each may do",
     "gc": "remove what killed actions left over",
 }
 """Subcommand -> its one line of help. Each is a module here with add_arguments(parser) and run(arguments) -> exit code."""

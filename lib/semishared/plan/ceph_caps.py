@@ -12,13 +12,11 @@ A role without a user of its own is CEPH_USER's, whose key then can what both ro
 
 from __future__ import annotations
 
-import re
 from typing import Dict, List, NamedTuple, Tuple
 
 from ..errors import BadAttribute
+from .stores import ADMIN, POOL
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*\Z")
-"""Names Ceph takes for users and pools, and that need no quoting inside a capability."""
 WRITABLE = ("rbd_data.", "rbd_header.", "rbd_object_map.")
 """Objects of an existing image. Making, renaming or removing one also writes rbd_id.* and rbd_directory."""
 
@@ -59,7 +57,7 @@ def keys(user: str, pool: str, reader: str = "", bridge: str = "", data_pool: st
         ("CEPH_USER", user), ("POOL_NAME", pool), ("SEMISHARED_CEPH_READER", reader or user),
         ("SEMISHARED_CEPH_BRIDGE_USER", bridge or user), ("EC_POOL_NAME", data_pool or pool),
     ):  # fmt: skip
-        if not NAME.match(name) or (name == "admin" and not attribute.endswith("_NAME")):
+        if not POOL.match(name) or (name == ADMIN and not attribute.endswith("_NAME")):
             raise BadAttribute(f"{attribute} is {name!r}, which is no name for it")
     roles: Dict[str, List[str]] = {}
     for role, name in (("bridge", bridge or user), ("hosts", user), ("bases", reader or user)):
