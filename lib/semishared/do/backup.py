@@ -14,10 +14,12 @@ from __future__ import annotations
 import os
 import re
 import time
+from typing import NamedTuple
 
 from ..errors import MissingImage, NoSpace, SemisharedError, ToolFailed, ToolTimeout
+from ..plan.network_disk import NetworkDisk
 from ..plan.steps import BackUp, DiskRef, EndBackup
-from . import domain, files, progress, qemu_img, running, turns, vm_dir
+from . import domain, files, network_disk, progress, qemu_img, running, turns, vm_dir
 from .run import LONG_S, QUICK_S, run
 from .trace import point
 
@@ -31,13 +33,23 @@ def _staged(directory: str) -> str:
     return f"{os.path.dirname(directory)}/{files.STAGED}backup"
 
 
-def _recorded(vm: int, directory: str, disk: int) -> tuple[str, str]:
-    """Return path and format of a disk."""
+class _Disk(NamedTuple):
+    """A disk: what qemu-img opens, its format, and by what libvirt lists it."""
+
+    path: str
+    format: str
+    listed: str
+
+
+def _recorded(vm: int, directory: str, disk: int) -> _Disk:
     record = vm_dir.record_of(DiskRef(vm, disk, directory))
+    if record.get("network"):
+        network = NetworkDisk.parse(record["network"])
+        return _Disk(network_disk.url(network), str(record["format"]), network.name)
     path = str(record["path"])
     if not os.path.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
-    return path, str(record["format"])
+    return _Disk(path, str(record["format"]), os.path.realpath(path))
 
 
 def back_up(step: BackUp, planned: float) -> None:
@@ -59,8 +71,8 @@ def back_up(step: BackUp, planned: float) -> None:
             if step.domain:
                 _copy_running(step, staged, disks)
             else:
-                for disk, (path, format) in disks.items():
-                    qemu_img.convert(path, format, COPY.format(directory=staged, disk=disk), "qcow2")
+                for disk, found in disks.items():
+                    qemu_img.convert(found.path, found.format, COPY.format(directory=staged, disk=disk), "qcow2")
                     point("disk copied")
             files.write(f"{staged}/vm.xml", step.xml.encode())
             run(["sync", "--file-system", staged])
@@ -74,7 +86,7 @@ def back_up(step: BackUp, planned: float) -> None:
         raise
 
 
-def _copy_running(step: BackUp, staged: str, disks: dict[int, tuple[str, str]]) -> None:
+def _copy_running(step: BackUp, staged: str, disks: dict[int, _Disk]) -> None:
     devices = _devices(step, disks)
     parts = []
     for disk, device in devices.items():
@@ -108,17 +120,18 @@ def _quoted(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("'", "&apos;")
 
 
-def _devices(step: BackUp, disks: dict[int, tuple[str, str]]) -> dict[int, str]:
+def _devices(step: BackUp, disks: dict[int, _Disk]) -> dict[int, str]:
     """Return what libvirt calls each disk."""
     known = {}
     for line in domain.virsh(running.URI, "--quiet", "domblklist", step.domain).splitlines():
         name, _, source = line.strip().partition(" ")
-        known[os.path.realpath(source.strip())] = name
+        source = source.strip()
+        known[os.path.realpath(source) if source.startswith("/") else source] = name
     found = {}
-    for disk, (path, _) in disks.items():
-        device = known.get(os.path.realpath(path))
+    for disk, recorded in disks.items():
+        device = known.get(recorded.listed)
         if not device:
-            raise MissingImage(f"domain {step.domain} has no disk {path}")
+            raise MissingImage(f"domain {step.domain} has no disk {recorded.listed}")
         found[disk] = device
     return found
 

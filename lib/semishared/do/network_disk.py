@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that QEMU opens over the network: whether this host could, before a guest that runs elsewhere comes here."""
+"""Disks that QEMU opens over the network: as what its programs know them, and whether this host could open one."""
 
 from __future__ import annotations
 
 import os
+import re
 
 from ..errors import MigrationRefused, SemisharedError
 from ..plan.network_disk import NetworkDisk
@@ -12,7 +13,11 @@ from . import domain, running, vm_dir
 from .run import run
 from .trace import point
 
-ANSWER_S = 20
+ANSWER_S = 10
+LIMITS = {name: ANSWER_S for name in ("client_mount_timeout", "rados_mon_op_timeout", "rados_osd_op_timeout")}
+"""Of Ceph's answers: what it cannot do now it keeps silent about."""
+ESCAPED, ESCAPE = re.compile(r"([:=@\\])"), r"\\\1"
+"""What means something in the address of a disk on RBD (QEMU's block/rbd.c)."""
 
 
 def take(step: TakeNetworkDisk, planned: float) -> None:
@@ -31,12 +36,18 @@ def take(step: TakeNetworkDisk, planned: float) -> None:
     point("record published")
 
 
+def url(network: NetworkDisk) -> str:
+    """Return what qemu-img opens, as the guests' own user, whose keyring is on every host."""
+    options = {"id": network.user, "conf": network.conf, "mon_host": ",".join(network.hosts), **LIMITS}
+    texts = (f"{name}={ESCAPED.sub(ESCAPE, str(value))}" for name, value in options.items() if value)
+    return ":".join([f"{network.protocol}:{network.name}", *texts])
+
+
 def check(network: NetworkDisk, reader: str) -> None:
     """Open the disk as this host's own user and close it again."""
-    limits = [f"--{name}={ANSWER_S // 2}" for name in ("client_mount_timeout", "rados_mon_op_timeout", "rados_osd_op_timeout")]
-    words = ["rbd", "--id", reader, *limits]
+    words = ["rbd", "--id", reader, *(f"--{name}={value}" for name, value in LIMITS.items())]
     if network.conf:
         words += ["--conf", network.conf]
     if network.hosts:
         words += ["-m", ",".join(network.hosts)]
-    run([*words, "info", network.name], timeout_s=ANSWER_S)
+    run([*words, "info", network.name], timeout_s=2 * ANSWER_S)
