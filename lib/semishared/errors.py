@@ -188,6 +188,27 @@ class TransferCorrupt(SemisharedError):
     remedy = "retry; the source was left as it was"
 
 
+class BadConfiguration(SemisharedError):
+    """A configuration file of OpenNebula (oned.conf, vmm_execrc) that cannot be read or edited."""
+
+    id = "SS060"
+    remedy = "correct the named line, then run this again; nothing was changed"
+
+
+class ConfigurationConflict(SemisharedError):
+    """A setting of OpenNebula or of another add-on that semishared cannot work beside."""
+
+    id = "SS061"
+    remedy = "decide which of the two it shall be, change the named setting, then run this again; nothing was changed"
+
+
+class CannotInstall(SemisharedError):
+    """A front-end where semishared cannot be installed or removed: place, rights, version, missing programs."""
+
+    id = "SS062"
+    remedy = "correct this, then run install.sh again; nothing was changed"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

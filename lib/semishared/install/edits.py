@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""oned.conf and vmm_execrc on disk: what has to change, with a backup first, each by one rename."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import time
+from typing import Callable, NamedTuple, Sequence
+
+from .. import NAME
+from ..do.files import published, remove_staged
+from ..do.trace import point
+from ..errors import BadConfiguration, CannotInstall
+from ..plan import configuration as plan
+from ..plan import execrc
+from ..plan.configuration import Changed
+from .front_end import FrontEnd
+
+BACKUP = f".{NAME}-"
+"""Between the name of a file and the time of its backup."""
+
+
+class Edited(NamedTuple):
+    """A file as it is and as it shall be."""
+
+    path: str
+    old: str
+    changed: Changed
+
+    @property
+    def differs(self) -> bool:
+        return self.old != self.changed.text
+
+    def diff(self) -> str:
+        """Return the unified diff."""
+        lines = difflib.unified_diff(
+            self.old.splitlines(True), self.changed.text.splitlines(True), self.path, f"{self.path} (new)"
+        )
+        return "".join(line if line.endswith("\n") else f"{line}\n\\ no newline at the end of the file\n" for line in lines)
+
+
+def read(path: str) -> str:
+    """Return a file's text, every byte of it; raise CannotInstall."""
+    try:
+        with open(path, "rb") as file:
+            return file.read().decode("utf-8", "surrogateescape")
+    except FileNotFoundError:
+        raise CannotInstall(f"there is no {path}") from None
+    except OSError as e:
+        raise CannotInstall(f"cannot read {path}: {e.strerror}; run this as root or as the user of OpenNebula") from None
+
+
+def to_install(place: FrontEnd, own_actions: Sequence[str]) -> list[Edited]:
+    """Return what has to change for an installation: vmm_execrc, then oned.conf."""
+    text = read(place.oned_conf)
+    names = plan.hypervisor_names(text, place.oned_conf)
+    conf = Edited(place.oned_conf, text, plan.configure(text, own_actions, place.oned_conf))
+    rc = read(place.execrc)
+    return [Edited(place.execrc, rc, execrc.configure(rc, names, place.execrc)), conf]
+
+
+def to_uninstall(place: FrontEnd, own_actions: Sequence[str]) -> list[Edited]:
+    """Return what has to change to be rid of us: oned.conf, then vmm_execrc.
+
+    A file that is still what we made of a backup becomes that backup.
+    """
+    text = read(place.oned_conf)
+    names = plan.hypervisor_names(text, place.oned_conf)
+    conf = _undone(place.oned_conf, text, plan.unconfigure, lambda old: plan.configure(old, own_actions))
+    rc = read(place.execrc)
+    live = _undone(place.execrc, rc, execrc.unconfigure, lambda old: execrc.configure(old, names))
+    return [conf, live]
+
+
+def _undone(path: str, text: str, undo: Callable[[str, str], Changed], redo: Callable[[str], Changed]) -> Edited:
+    changed = undo(text, path)
+    for backup in backups(path):
+        old = read(backup)
+        try:
+            if old != text and redo(old).text == text:
+                return Edited(path, text, changed._replace(text=old))
+        except BadConfiguration:
+            continue
+    return Edited(path, text, changed)
+
+
+def backups(path: str) -> list[str]:
+    """Return the backups of a file, oldest first."""
+    directory, name = os.path.split(os.path.realpath(path))
+    return sorted(f"{directory}/{entry}" for entry in os.listdir(directory) if entry.startswith(f"{name}{BACKUP}"))
+
+
+def write(edited: Edited, with_backup: bool) -> str:
+    """Bring the new text in, by one rename; owner, mode, access list and label stay. Return the path of the backup.
+
+    `edited.path` may be a link: its target is what is edited.
+    """
+    path = os.path.realpath(edited.path)
+    remove_staged(*os.path.split(path))
+    backup = next((there for there in backups(path) if read(there) == edited.old), "") if with_backup else ""
+    if with_backup and not backup:
+        backup = f"{path}{BACKUP}{time.strftime('%Y%m%d-%H%M%S')}"
+        _write_like(path, backup, edited.old)
+        point(f"backed up {os.path.basename(path)}")
+    if read(path) != edited.old:
+        raise CannotInstall(f"{path} is being changed by somebody else")
+    _write_like(path, path, edited.changed.text)
+    return backup
+
+
+def forget_backups(edited: Edited) -> list[str]:
+    """Remove the backups that say no more than the file itself says now; return those that stay."""
+    kept = []
+    for backup in backups(edited.path):
+        if read(backup) == edited.changed.text:
+            os.unlink(backup)
+            point(f"removed {os.path.basename(backup)}")
+        else:
+            kept.append(backup)
+    return kept
+
+
+def _write_like(model: str, path: str, text: str) -> None:
+    status = os.stat(model)
+    with published(path) as staged:
+        with open(staged, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(text.encode("utf-8", "surrogateescape"))
+        if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
+            os.chown(staged, status.st_uid, status.st_gid)
+        shutil.copystat(model, staged)
+        os.utime(staged)

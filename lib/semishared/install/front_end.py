@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The front-end that is installed into: where its parts lie, whose they are, which version it is."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from typing import Mapping, NamedTuple, Optional
+
+from ..errors import CannotInstall
+
+ONEADMIN = "oneadmin"
+OLDEST, NEWEST = (6, 10), (7, 4)
+"""OpenNebula versions whose calls are known (CONTRACT §9)."""
+FULL = (7, 0)
+"""From here on everything is there; before, `warnings` says what is not."""
+
+
+class FrontEnd(NamedTuple):
+    """Where OpenNebula's parts lie; absolute paths."""
+
+    remotes: str
+    etc: Optional[str]
+    """Directory of oned.conf; None: no configuration is edited."""
+    self_contained: bool
+
+    @property
+    def oned_conf(self) -> str:
+        return f"{self.etc}/oned.conf"
+
+    @property
+    def execrc(self) -> str:
+        return f"{self.etc}/vmm_exec/vmm_execrc"
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        """User and group that everything gets: of the remotes directory; where that is root's, of oneadmin."""
+        status = os.stat(self.remotes)
+        if status.st_uid == 0:
+            try:
+                user = pwd.getpwnam(ONEADMIN)
+            except KeyError:
+                return 0, 0
+            return user.pw_uid, user.pw_gid
+        return status.st_uid, status.st_gid
+
+    def version(self) -> tuple[int, ...]:
+        """Return OpenNebula's version, () where it does not say."""
+        try:
+            with open(f"{self.remotes}/VERSION", encoding="utf-8") as file:
+                match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", file.read(100).strip())
+        except OSError:
+            return ()
+        return tuple(int(part) for part in match.groups() if part) if match else ()
+
+
+def locate(
+    remotes: Optional[str], etc: Optional[str], root: str, with_config: bool, environment: Mapping[str, str]
+) -> FrontEnd:
+    """Return where things are, from the options, ONE_LOCATION, and the packages' places; raise CannotInstall."""
+    one_location = environment.get("ONE_LOCATION", "").strip("'").rstrip("/")
+    root = os.path.abspath(root) if root else ""
+    is_named = remotes is not None
+    if remotes is None:
+        remotes = f"{root}{one_location}/var/remotes" if one_location else f"{root}/var/lib/one/remotes"
+    remotes = os.path.abspath(remotes)
+    if not os.path.isdir(remotes):
+        raise CannotInstall(f"{remotes} is not a directory: is OpenNebula installed here? (--remotes DIR)")
+    if not os.path.isfile(f"{remotes}/vmm/kvm/deploy"):
+        raise CannotInstall(f"{remotes} is not a remotes directory of OpenNebula: it has no vmm/kvm/deploy")
+    packaged = remotes.endswith("/var/lib/one/remotes")
+    self_contained = not packaged and remotes.endswith("/var/remotes")
+    if not with_config:
+        return FrontEnd(remotes, None, self_contained)
+    if etc is None and packaged:
+        etc = f"{remotes[: -len('/var/lib/one/remotes')]}/etc/one"
+    elif etc is None and self_contained:
+        etc = f"{remotes[: -len('/var/remotes')]}/etc"
+    elif etc is not None:
+        etc = os.path.abspath(etc)
+        is_named = False
+    if etc is None or not os.path.isfile(f"{etc}/oned.conf"):
+        if not is_named:
+            raise CannotInstall(f"there is no {etc}/oned.conf: where is it? (--etc DIR; --no-config edits none)")
+        etc = None
+    return FrontEnd(remotes, etc, self_contained)
+
+
+def check_version(version: tuple[int, ...]) -> list[str]:
+    """Return what to warn of; raise CannotInstall for an OpenNebula that is too old."""
+    text = ".".join(map(str, version))
+    if not version:
+        return [f"the version of OpenNebula is unknown (no remotes/VERSION); {_range()} are supported"]
+    if version[:2] < OLDEST:
+        raise CannotInstall(
+            f"OpenNebula {text} is too old: before {OLDEST[0]}.{OLDEST[1]} oned calls drivers that semishared does not have "
+            f"(vCenter and docker images among them) and was never tried; {_range()} are supported"
+        )
+    if version[:2] < FULL:
+        return [
+            f"OpenNebula {text}: a driver's log lines end in the user's message, snapshots of persistent images are kept "
+            "whatever PERSISTENT_SNAPSHOTS says, raw disks have no incremental backups; all else works as on 7.0"
+        ]
+    if version[:2] > NEWEST:
+        return [f"OpenNebula {text} is newer than what was tried ({_range()}): look at `semishared doctor` afterwards"]
+    return []
+
+
+def _range() -> str:
+    return f"{FULL[0]}.{FULL[1]} to {NEWEST[0]}.{NEWEST[1]}, and with limits {OLDEST[0]}.{OLDEST[1]},"
+
+
+def check_rights(place: FrontEnd, targets: list[str]) -> None:
+    """Raise CannotInstall if this user may not write in each of the directories `targets`."""
+    uid = os.geteuid()
+    try:
+        me = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        me = str(uid)
+    for target in targets:
+        if not os.access(target, os.W_OK | os.X_OK):
+            flags = os.statvfs(target).f_flag
+            if flags & os.ST_RDONLY:
+                raise CannotInstall(f"{target} lies on a file system that is mounted read-only")
+            who = "the user of OpenNebula" if place.self_contained else "root"
+            if target.startswith(place.remotes):
+                who = "root or oneadmin"
+            raise CannotInstall(f"{target} is not writable for {me}: run this as {who}")

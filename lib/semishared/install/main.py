@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""install.sh: put semishared into OpenNebula, or take it out. Nothing is touched before everything has been looked at."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from contextlib import contextmanager
+from typing import Iterator, NoReturn, Optional
+
+if __package__ in (None, ""):
+    sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
+
+from semishared.do.trace import point
+from semishared.errors import CannotInstall, SemisharedError
+from semishared.install import edits, next_steps, prerequisites
+from semishared.install.front_end import FrontEnd, check_rights, check_version, locate
+from semishared.install.tree import CONF, PARTS, PROBES, STAGE, Tree
+from semishared.opennebula import oned_conf
+
+SCRIPTS_DIR = "/var/tmp/one"
+"""Where `onehost sync` puts remotes/, if SCRIPTS_REMOTE_DIR of oned.conf says nothing."""
+
+DESCRIPTION = """Puts semishared into OpenNebula's front-end: the drivers below remotes/, and what oned.conf and vmm_execrc must say.
+A second run changes nothing. It ends by saying the three commands that come next."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: "):
+            message = f"unknown argument '{message.partition(': ')[2]}'"
+        message = message.replace("expected one argument", "needs a value").replace("argument --remotes: needs a value",
+                                                                                    "--remotes needs a directory")  # fmt: skip
+        print(f"install.sh: {message}; --help shows all", file=sys.stderr)
+        sys.exit(1)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of install.sh's options."""
+    top = _Parser(prog="install.sh", description=DESCRIPTION, allow_abbrev=False)
+    mode = top.add_mutually_exclusive_group()
+    mode.add_argument("--uninstall", action="store_true", help="take semishared out again: files, words, settings")
+    mode.add_argument("--apply", action="store_true", help="also sync the hosts and restart oned")
+    top.add_argument("--dry-run", action="store_true", help="say what would change, change nothing")
+    top.add_argument("--diff", action="store_true", help="the same, with the changes of configuration files as a diff")
+    top.add_argument("--yes", action="store_true", help="do not ask (without a terminal nothing is asked anyway)")
+    top.add_argument("--hosts", metavar="A,B", help="look first if these hosts have what they need")
+    top.add_argument("--remotes", metavar="DIR", help="default: $ONE_LOCATION/var/remotes or /var/lib/one/remotes")
+    top.add_argument("--etc", metavar="DIR", help="where oned.conf is (default: $ONE_LOCATION/etc or /etc/one)")
+    top.add_argument("--root", metavar="DIR", default="", help="an OpenNebula below this directory")
+    top.add_argument("--no-config", action="store_true", help="edit no configuration, only put the files in place")
+    return top
+
+
+def main(argv: list[str]) -> int:
+    """Do what install.sh was asked; one line on stderr and 1 if it cannot."""
+    options = parser().parse_args(argv)
+    os.umask(0o022)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda caught, _frame: sys.exit(128 + caught))
+    try:
+        return run(options)
+    except SemisharedError as e:
+        print(f"install.sh: {e.detail if isinstance(e, CannotInstall) else e.line()}", file=sys.stderr)
+        return 1
+    except OSError as e:
+        print(f"install.sh: {e.strerror}: {e.filename}; run it again when that is mended", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("install.sh: interrupted; run it again to end what it began", file=sys.stderr)
+        return 130
+
+
+def run(options: argparse.Namespace) -> int:
+    """Look at everything, then change it."""
+    checkout = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    place = locate(options.remotes, options.etc, options.root, not options.no_config, os.environ)
+    dry = options.dry_run or options.diff
+    warnings = [] if options.uninstall else check_version(place.version())
+    files = look(place, checkout, options.uninstall)
+    for item in files:
+        warnings += item.changed.warnings
+    if not options.uninstall:
+        warnings += check_machines(options.hosts, place)
+    if not dry:
+        check_rights(place, written(place, files))
+    for warning in warnings:
+        print(f"install.sh: warning: {warning}", file=sys.stderr)
+    if not dry and not options.yes and not agreed(place, files, options.uninstall):
+        return 1
+    with staged(place, checkout, files, dry) as tree:
+        changed = change(tree, files, options, dry)
+        kept = tree.is_changed()
+    told(place, options, changed, kept, dry)
+    if options.apply and not dry:
+        next_steps.carry_out(next_steps.commands(place, False))
+    return 0
+
+
+def look(place: FrontEnd, checkout: str, uninstall: bool) -> list[edits.Edited]:
+    """Return how the configuration files shall be."""
+    if place.etc is None:
+        return []
+    own = [name for name in os.listdir(f"{checkout}/vmm") if name != "with_records"] if os.path.isdir(f"{checkout}/vmm") else []
+    return edits.to_uninstall(place, own) if uninstall else edits.to_install(place, own)
+
+
+def check_machines(hosts: Optional[str], place: FrontEnd) -> list[str]:
+    """Return what to warn of; raise CannotInstall if a machine lacks what nothing works without."""
+    found = [prerequisites.on_front_end()]
+    if hosts:
+        user = next_steps.change_user(next_steps.administrator(place))
+        found += prerequisites.on_hosts([host for host in hosts.split(",") if host], user)
+    error = prerequisites.first_error(found)
+    if error:
+        raise CannotInstall(error)
+    return [item.line() for item in found if item.line()]
+
+
+def written(place: FrontEnd, files: list[edits.Edited]) -> list[str]:
+    """Return the directories that are written to."""
+    targets = [place.remotes]
+    for part in (*PARTS, *PROBES, CONF):
+        directory = os.path.dirname(f"{place.remotes}/{part}")
+        if os.path.isdir(directory):
+            targets.append(directory)
+    return targets + [os.path.dirname(os.path.realpath(item.path)) for item in files if item.differs]
+
+
+def agreed(place: FrontEnd, files: list[edits.Edited], uninstall: bool) -> bool:
+    """Ask at a terminal; without one there is nobody to ask."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return True
+    print(f"semishared {'leaves' if uninstall else 'goes into'} {place.remotes}")
+    for item in files:
+        for change in item.changed.changes:
+            print(f"  {item.path}: {change}")
+    return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
+
+
+@contextmanager
+def staged(place: FrontEnd, checkout: str, files: list[edits.Edited], dry: bool) -> Iterator[Tree]:
+    """Yield what is to be installed, staged beside its place; one installer at a time, and no rest of a killed one."""
+    lock = os.open(place.remotes, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if not dry:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CannotInstall(f"another install.sh is at work in {place.remotes}") from None
+            for name in os.listdir(place.remotes):
+                if name.startswith(STAGE):
+                    shutil.rmtree(f"{place.remotes}/{name}")
+        stage = tempfile.mkdtemp(prefix=STAGE, dir=None if dry else place.remotes)
+        try:
+            point("staging")
+            yield Tree(checkout, place, stage, remote_scripts(files))
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def remote_scripts(files: list[edits.Edited]) -> str:
+    """Return where hosts have remotes/, '' for OpenNebula's default."""
+    found = ""
+    for item in files:
+        if item.path.endswith("oned.conf"):
+            for attribute in oned_conf.parse(item.old, item.path):
+                if attribute.name == "SCRIPTS_REMOTE_DIR":
+                    found = attribute.value.text.rstrip("/")
+    return "" if found == SCRIPTS_DIR else found
+
+
+def change(tree: Tree, files: list[edits.Edited], options: argparse.Namespace, dry: bool) -> bool:
+    """Do it, drivers before the configuration that names them, and the other way round; tell whether anything changed."""
+    count = 0
+
+    def say(text: str) -> None:
+        nonlocal count
+        count += 1
+        print(f"{'would ' if dry else ''}{text}", flush=True)
+
+    def configuration() -> None:
+        for item in files:
+            if not item.differs:
+                continue
+            say(f"edit {item.path}: {'; '.join(item.changed.changes) or 'as it was before'}")
+            if options.diff:
+                print(item.diff(), end="")
+            if not dry:
+                backup = edits.write(item, with_backup=not options.uninstall)
+                if backup:
+                    print(f"  as it was: {backup}")
+
+    if options.uninstall:
+        configuration()
+        if not dry:
+            for item in files:
+                for backup in edits.forget_backups(item):
+                    print(f"kept {backup}")
+        tree.uninstall(say, dry)
+    else:
+        tree.build()
+        tree.install(say, dry)
+        configuration()
+    return count > 0
+
+
+def told(place: FrontEnd, options: argparse.Namespace, changed: bool, kept: bool, dry: bool) -> None:
+    """Say how it ended and what comes next."""
+    if kept:
+        print(f"kept {place.remotes}/{CONF}: it was changed (the defaults: {CONF} of this checkout)")
+    if place.etc is None and not options.no_config:
+        print("no oned.conf was found beside this remotes directory, and none was edited (--etc DIR)")
+    if not changed:
+        print(f"nothing to do in {place.remotes}{f' and {place.etc}' if place.etc else ''}")
+    if dry or not changed or options.apply:
+        return
+    print("done; next, in this order:")
+    todo = [command.line() for command in next_steps.commands(place, options.uninstall)]
+    if not options.uninstall:
+        todo.append("create an image and a system datastore: README.md says how")
+    for number, line in enumerate(todo, 1):
+        print(f"  {number}. {line}")
+    if not options.uninstall:
+        print(f"the operator's command: {place.remotes}/lib/semishared/semishared")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

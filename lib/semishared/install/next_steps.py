@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes after the files: hosts, then oned (no host may meet a driver that it does not have), then datastores."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+from typing import NamedTuple
+
+from ..do.run import LONG_S, run
+from ..errors import CannotInstall, SemisharedError
+from .front_end import ONEADMIN, FrontEnd
+
+
+class Command(NamedTuple):
+    """A command and who runs it."""
+
+    user: str
+    argv: tuple[str, ...]
+
+    def line(self) -> str:
+        return f"as {self.user}: {' '.join(self.argv)}"
+
+
+def commands(place: FrontEnd, uninstalled: bool) -> list[Command]:
+    """Return what is to be run next, in its order; without a driver in oned.conf oned must forget it first."""
+    admin = administrator(place)
+    sync = Command(admin, ("onehost", "sync", "--force"))
+    restart = Command(admin, ("one", "restart"))
+    if os.path.isdir("/run/systemd/system") and not place.self_contained:
+        restart = Command("root", ("systemctl", "restart", "opennebula"))
+    if uninstalled:
+        return [restart, sync]
+    return [sync, restart]
+
+
+def administrator(place: FrontEnd) -> str:
+    """Return the name of the user whose OpenNebula it is."""
+    try:
+        return pwd.getpwuid(place.owner[0]).pw_name if place.owner[0] else ONEADMIN
+    except KeyError:
+        return ONEADMIN
+
+
+def change_user(user: str) -> list[str]:
+    """Return the command that runs another as `user`; nothing if we are that user already."""
+    entry = pwd.getpwnam(user)
+    if entry.pw_uid == os.geteuid():
+        return []
+    if os.geteuid() != 0:
+        raise CannotInstall(f"this is to be run as {user}")
+    # The programs of OpenNebula look for their session in $HOME.
+    os.environ.update(HOME=entry.pw_dir, USER=user)
+    return ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--init-groups", "--"]
+
+
+def carry_out(todo: list[Command]) -> None:
+    """Run the commands; raise CannotInstall with the first that fails, and what is left to do."""
+    for number, command in enumerate(todo):
+        print(command.line(), flush=True)
+        try:
+            if shutil.which(command.argv[0]) is None:
+                raise CannotInstall(f"{command.argv[0]} is not installed here")
+            said = run([*change_user(command.user), *command.argv], timeout_s=LONG_S)
+        except (SemisharedError, KeyError) as e:
+            reason = e.detail if isinstance(e, SemisharedError) else f"there is no user {command.user}"
+            left = "; ".join(item.line() for item in todo[number:])
+            raise CannotInstall(f"the files are in place, but {reason}. Still to do: {left}") from None
+        for line in said.splitlines():
+            print(f"  {line}")

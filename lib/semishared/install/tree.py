@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files below remotes/: staged beside, compared, and exchanged part by part, so that each is old or new, never half.
+
+The package comes first and goes last: the actions need it.
+"""
+
+from __future__ import annotations
+
+import compileall
+import ctypes
+import filecmp
+import hashlib
+import os
+import re
+import shutil
+import stat
+from typing import Callable, Iterator
+
+from .. import NAME
+from ..do.files import fsync
+from ..do.trace import point
+from ..errors import CannotInstall
+from .front_end import FrontEnd
+
+STAGE = f".{NAME}-install."
+PARTS = (f"lib/{NAME}", f"tm/{NAME}", f"datastore/{NAME}", f"vmm/{NAME}")
+PROBES = (f"im/kvm-probes.d/host/system/{NAME}", f"im/qemu-probes.d/host/system/{NAME}")
+"""Where the monitoring of hosts looks for probes, per hypervisor."""
+CONF = f"etc/{NAME}.conf"
+ACTION = re.compile(r"[A-Za-z0-9._-]+\Z")
+SCRIPTS = re.compile(r"^scripts_dir = .*$", re.MULTILINE)
+Say = Callable[[str], None]
+
+
+class Tree:
+    """What is to be installed from `checkout` into `place`, staged in `stage` (a directory on the same file system)."""
+
+    def __init__(self, checkout: str, place: FrontEnd, stage: str, scripts_dir: str) -> None:
+        self.checkout = checkout
+        self.place = place
+        self.stage = stage
+        self._scripts_dir = scripts_dir
+        self._old = f"{stage}/old"
+        os.makedirs(self._old)
+
+    def build(self) -> None:
+        """Stage everything; raise CannotInstall if the checkout is incomplete or no Python."""
+        try:
+            for part in PARTS:
+                kind = part.split("/")[0]
+                source = f"{self.checkout}/{part if kind == 'lib' else kind}"
+                shutil.copytree(source, f"{self.stage}/{part}", ignore=shutil.ignore_patterns("__pycache__"))
+            # The operator's command lies in its package, so that it is exchanged and removed with it.
+            command = f"{self.stage}/lib/{NAME}/{NAME}"
+            shutil.copy2(f"{self.checkout}/bin/{NAME}", command)
+            for probe in PROBES:
+                os.makedirs(os.path.dirname(f"{self.stage}/{probe}"))
+                shutil.copy2(f"{self.checkout}/im/{NAME}", f"{self.stage}/{probe}")
+            os.mkdir(f"{self.stage}/etc")
+            self._stage_conf()
+        except (OSError, shutil.Error) as e:
+            raise CannotInstall(f"cannot copy the checkout: {e}") from None
+        self._forward()
+        for path in _below(self.stage):
+            is_package = path.startswith(f"{self.stage}/lib/") and path != command
+            os.chmod(path, 0o755 if os.path.isdir(path) or not (is_package or path.endswith(".conf")) else 0o644)
+        # Saves every action 5 ms; rsync keeps the times that make byte code valid on the hosts too.
+        package = f"{self.stage}/lib/{NAME}"
+        if not compileall.compile_dir(package, quiet=2, ddir=f"{self.place.remotes}/lib/{NAME}"):
+            raise CannotInstall(f"this python cannot compile the package in {self.checkout}/lib")
+        if os.geteuid() == 0:
+            for path in _below(self.stage):
+                os.chown(path, *self.place.owner, follow_symlinks=False)
+
+    def _stage_conf(self) -> None:
+        with open(f"{self.checkout}/{CONF}", encoding="utf-8") as file:
+            text = file.read()
+        if self._scripts_dir:
+            text = SCRIPTS.sub(f"scripts_dir = {self._scripts_dir}", text)
+        with open(f"{self.stage}/{CONF}", "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def _forward(self) -> None:
+        """Make the scripts that hand over to OpenNebula's own beside us, from what this version of it has."""
+        ours = f"{self.stage}/vmm/{NAME}"
+        stock = f"{self.place.remotes}/vmm/kvm"
+        for action in sorted(os.listdir(stock)):
+            path = f"{stock}/{action}"
+            if ACTION.match(action) and os.path.isfile(path) and os.access(path, os.X_OK) and not os.path.exists(f"{ours}/{action}"):
+                with open(f"{ours}/{action}", "w", encoding="utf-8") as file:
+                    file.write(forwarder(action))
+
+    def install(self, say: Say, dry: bool) -> None:
+        """Bring every part in; `say` what is done, or would be."""
+        for part in PARTS:
+            self._swap(part, say, dry)
+        for probe in PROBES:
+            target = f"{self.place.remotes}/{probe}"
+            if os.path.isdir(os.path.dirname(target)) and not _same_file(f"{self.stage}/{probe}", target):
+                say(f"make {target}")
+                if not dry:
+                    self._put(probe)
+        conf = f"{self.place.remotes}/{CONF}"
+        if not os.path.lexists(conf):
+            say(f"make {conf}")
+            if not dry:
+                os.makedirs(os.path.dirname(conf), exist_ok=True)
+                self._put(CONF)
+
+    def uninstall(self, say: Say, dry: bool) -> None:
+        """Take every part out, the package last; a changed configuration stays."""
+        conf = f"{self.place.remotes}/{CONF}"
+        parts = [*PROBES, *reversed(PARTS), *([CONF] if self._is_as_shipped(conf) else [])]
+        for part in parts:
+            path = f"{self.place.remotes}/{part}"
+            if not os.path.lexists(path):
+                continue
+            say(f"remove {path}")
+            if dry:
+                continue
+            gone = f"{self._old}/{part.replace('/', '-')}"
+            os.rename(path, gone)
+            point(f"removed {part}")
+        library = f"{self.place.remotes}/lib"
+        if not dry and os.path.isdir(library) and not os.listdir(library):
+            os.rmdir(library)
+
+    def is_changed(self) -> bool:
+        """Tell whether the installed semishared.conf is another than the one we ship."""
+        conf = f"{self.place.remotes}/{CONF}"
+        return os.path.lexists(conf) and not self._is_as_shipped(conf)
+
+    def _is_as_shipped(self, conf: str) -> bool:
+        if not os.path.isfile(conf):
+            return False
+        with open(conf, encoding="utf-8", errors="replace") as here, open(f"{self.checkout}/{CONF}", encoding="utf-8") as there:
+            return SCRIPTS.sub("", here.read()) == SCRIPTS.sub("", there.read())
+
+    def _swap(self, part: str, say: Say, dry: bool) -> None:
+        new, old = f"{self.stage}/{part}", f"{self.place.remotes}/{part}"
+        is_there = os.path.lexists(old)
+        if is_there and os.path.isdir(old) and not os.path.islink(old):
+            differing = _differing(old, new)
+            if not differing:
+                return
+            say(f"replace {old}")
+            if dry:
+                for name in differing:
+                    print(f"  {old}/{name} differs")
+        else:
+            say(f"{'replace' if is_there else 'make'} {old}")
+        if dry:
+            return
+        parent = os.path.dirname(old)
+        if not os.path.isdir(parent):
+            os.mkdir(parent, 0o755)
+            if os.geteuid() == 0:
+                os.chown(parent, *self.place.owner)
+        # Durable before it is seen: a machine that loses its power has the old part or the new one.
+        for path in _below(new):
+            if os.path.isfile(path):
+                fsync(path)
+        if is_there and not _exchange(new, old):
+            os.rename(old, f"{self._old}/{part.replace('/', '-')}")
+            point(f"away {part}")
+        if os.path.lexists(new) and not os.path.lexists(old):
+            os.rename(new, old)
+        fsync(parent)
+        point(f"swapped {part}")
+
+    def _put(self, part: str) -> None:
+        target = f"{self.place.remotes}/{part}"
+        fsync(f"{self.stage}/{part}")
+        os.replace(f"{self.stage}/{part}", target)
+        fsync(os.path.dirname(target))
+        point(f"put {part}")
+
+
+def forwarder(action: str) -> str:
+    """Return the script that hands `action` over to the stock one beside us."""
+    return f"""#!/bin/sh
+# Made by semishared's install.sh: nothing of ours differs for this action.
+exec "$(dirname -- "$0")/../kvm/{action}" "$@"
+"""
+
+
+def _exchange(new: str, old: str) -> bool:
+    """Let two directories change places in one instant, if this file system can; tell whether it could."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        return int(libc.renameat2(-100, os.fsencode(new), -100, os.fsencode(old), 2)) == 0
+    except AttributeError:
+        return False
+
+
+def _below(directory: str) -> Iterator[str]:
+    for folder, names, files in os.walk(directory):
+        yield folder
+        yield from (os.path.join(folder, name) for name in (*files, *(name for name in names if _is_link(folder, name))))
+
+
+def _is_link(folder: str, name: str) -> bool:
+    return os.path.islink(os.path.join(folder, name))
+
+
+def _same_file(ours: str, there: str) -> bool:
+    return os.path.isfile(there) and filecmp.cmp(ours, there, shallow=False) and os.access(there, os.X_OK)
+
+
+def _described(directory: str) -> dict[str, tuple[object, ...]]:
+    """Return mode, owner and content of every file below; byte code does not count."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in _below(directory):
+        if "__pycache__" in path:
+            continue
+        status = os.lstat(path)
+        content = b""
+        if stat.S_ISLNK(status.st_mode):
+            content = os.fsencode(os.readlink(path))
+        elif stat.S_ISREG(status.st_mode):
+            with open(path, "rb") as file:
+                content = hashlib.sha256(file.read()).digest()
+        found[os.path.relpath(path, directory)] = (status.st_mode, status.st_uid, status.st_gid, content)
+    return found
+
+
+def _differing(old: str, new: str) -> list[str]:
+    there, ours = _described(old), _described(new)
+    return sorted(name for name in {*there, *ours} if there.get(name) != ours.get(name))

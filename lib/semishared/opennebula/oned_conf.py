@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""oned.conf as it is: every attribute with its place in the text, so that an edit changes that place and no other byte.
+
+The syntax is that of OpenNebula's own template files:
+
+    NAME = value                      bare: no blank, no `=`, `#`, `,`, `[` or `]` in it
+    NAME = "value"                    may span lines; \\" is a quote
+    NAME = [ KEY = "value", KEY = value ]
+    NAME =                            empty
+    # comment                         to the end of its line, wherever a name, comma or bracket may stand
+
+Why no augeas: its lens for oned.conf comes with a package that few front-ends have, wants one attribute per line and gives up
+on files that oned itself reads. One path that is always there is one path that is always tested.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, Optional
+
+from ..errors import BadConfiguration
+
+BLANKS = re.compile(r"[ \t\n]*")
+COMMENT = re.compile(r"[ \t]*#[^\n]*(?:\n|\Z)")
+NAME = re.compile(r"[A-Za-z0-9_]+")
+EQUALS = re.compile(r"[ \t]*=[ \t]*")
+QUOTED = re.compile(r'"(?:\\"|[^"])*"')
+BARE = re.compile(r"[^=# \t\n,\[\]]+")
+
+
+class Value(NamedTuple):
+    """A value, and where it stands with its quotes."""
+
+    text: str
+    start: int
+    end: int
+
+
+class Field(NamedTuple):
+    """`NAME = value` inside brackets; the name in capitals, as oned keeps it."""
+
+    name: str
+    value: Value
+
+
+class Attribute(NamedTuple):
+    """One attribute, from its name to the end of its value or bracket."""
+
+    name: str
+    value: Value
+    """The value; of one with fields the whole bracket."""
+    fields: Optional[tuple[Field, ...]]
+    start: int
+    end: int
+
+    def field(self, name: str) -> Optional[Value]:
+        """Return the value of field `name` in force (of several the first, as oned does); None if there is none."""
+        return next((field.value for field in self.fields or () if field.name == name), None)
+
+    def text(self, name: str) -> str:
+        """Return the text of field `name`, '' if there is none."""
+        value = self.field(name)
+        return value.text if value else ""
+
+
+class _Reader:
+    def __init__(self, text: str, path: str) -> None:
+        self.text = text
+        self.path = path
+        self.at = 0
+
+    def fail(self, what: str) -> BadConfiguration:
+        line = self.text.count("\n", 0, self.at) + 1
+        return BadConfiguration(f"{self.path} line {line}: {what}")
+
+    def found(self) -> str:
+        return repr(self.text[self.at]) if self.at < len(self.text) else "the end of the file"
+
+    def skip(self) -> None:
+        while True:
+            match = COMMENT.match(self.text, self.at) or BLANKS.match(self.text, self.at)
+            if not match or match.end() == self.at:
+                return
+            self.at = match.end()
+
+    def name(self) -> str:
+        match = NAME.match(self.text, self.at)
+        if not match:
+            raise self.fail(f"a name belongs where {self.found()} is")
+        self.at = match.end()
+        return match.group()
+
+    def equals(self) -> None:
+        match = EQUALS.match(self.text, self.at)
+        if not match:
+            raise self.fail(f"'=' belongs where {self.found()} is")
+        self.at = match.end()
+
+    def value(self) -> Value:
+        quoted, bare = QUOTED.match(self.text, self.at), BARE.match(self.text, self.at)
+        start = self.at
+        if quoted and (not bare or quoted.end() >= bare.end()):
+            self.at = quoted.end()
+            return Value(quoted.group()[1:-1].replace('\\"', '"'), start, self.at)
+        if not bare or bare.group().startswith('"'):
+            raise self.fail("a value's quotes are not closed" if bare else f"a value belongs where {self.found()} is")
+        self.at = bare.end()
+        return Value(bare.group(), start, self.at)
+
+    def fields(self) -> tuple[Field, ...]:
+        found: list[Field] = []
+        self.at += 1
+        self.skip()
+        while self.text[self.at : self.at + 1] != "]" or found:
+            name = self.name().upper()
+            self.equals()
+            found.append(Field(name, self.value()))
+            self.skip()
+            if self.text[self.at : self.at + 1] == "]":
+                break
+            if self.text[self.at : self.at + 1] != ",":
+                raise self.fail(f"',' or ']' belongs where {self.found()} is")
+            self.at += 1
+            self.skip()
+        self.at += 1
+        return tuple(found)
+
+    def attribute(self) -> Attribute:
+        start = self.at
+        name = self.name().upper()
+        self.equals()
+        begin = self.at
+        if self.text[begin : begin + 1] == "\n":
+            return Attribute(name, Value("", begin, begin), None, start, begin)
+        if self.text[begin : begin + 1] == "[":
+            fields = self.fields()
+            return Attribute(name, Value(self.text[begin : self.at], begin, self.at), fields, start, self.at)
+        value = self.value()
+        return Attribute(name, value, None, start, self.at)
+
+
+def parse(text: str, path: str = "oned.conf") -> list[Attribute]:
+    """Return all attributes in order; raise BadConfiguration naming `path` and the line if it is not this syntax."""
+    if "\r" in text or "\0" in text:
+        raise BadConfiguration(f"{path} has carriage returns or NUL bytes")
+    reader = _Reader(text, path)
+    found = []
+    reader.skip()
+    while reader.at < len(text):
+        found.append(reader.attribute())
+        reader.skip()
+    return found
+
+
+def quoted(text: str) -> str:
+    """Return a value in quotes."""
+    return '"' + text.replace('"', '\\"') + '"'
+
+
+class Edit(NamedTuple):
+    """Put `text` in the place of the characters from `start` to `end`."""
+
+    start: int
+    end: int
+    text: str
+
+
+def apply(text: str, edits: list[Edit]) -> str:
+    """Return `text` with all edits, which must not overlap, done."""
+    for edit in sorted(edits, reverse=True):
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    return text
+
+
+def removal(text: str, attribute: Attribute) -> Edit:
+    """Return the edit that takes an attribute out, with its lines where nothing else stands on them."""
+    start = text.rfind("\n", 0, attribute.start) + 1
+    end = text.find("\n", attribute.end)
+    end = len(text) if end < 0 else end + 1
+    if text[start : attribute.start].strip(" \t") or text[attribute.end : end].strip(" \t\n"):
+        return Edit(attribute.start, attribute.end, "")
+    return Edit(start, end, "")
+
+
+class Word(NamedTuple):
+    """One word of a driver's ARGUMENTS, which oned splits at blanks; `start` and `end` count in that text."""
+
+    text: str
+    start: int
+    end: int
+
+
+class Arguments:
+    """ARGUMENTS of a driver, as GetoptLong reads them: options anywhere, `-d x`, `-dx`, `--long x`, `--long=x`."""
+
+    def __init__(self, text: str, long_names: dict[str, str], flags: str = "") -> None:
+        """Take `text`; `long_names` maps each option's letter to its long name, `flags` are letters without a value."""
+        self.text = text
+        self.values: dict[str, list[Word]] = {}
+        """Option letter -> its values; the last one counts. One without a value has an empty word behind it."""
+        self.whole: dict[str, list[Word]] = {}
+        """Option letter -> the options with their values."""
+        self.words: list[Word] = []
+        """What is no option."""
+        todo = [Word(match.group(), match.start(), match.end()) for match in re.finditer(r"\S+", text)]
+        while todo:
+            word = todo.pop(0)
+            letter, value = self._option(word, long_names)
+            if not letter:
+                self.words.append(word)
+                continue
+            if value is None:
+                value = Word("", word.end, word.end)
+                if letter not in flags and todo and not todo[0].text.startswith("-"):
+                    value = todo.pop(0)
+            self.values.setdefault(letter, []).append(value)
+            self.whole.setdefault(letter, []).append(Word("", word.start, max(word.end, value.end)))
+
+    def _option(self, word: Word, long_names: dict[str, str]) -> tuple[str, Optional[Word]]:
+        """Return the letter of the option that `word` is, '' if it is none, and the value that is part of it."""
+        text = word.text
+        if text.startswith("--") and len(text) > 2:
+            name, equals, value = text[2:].partition("=")
+            letter = next((letter for letter, long in long_names.items() if long.startswith(name)), "")
+            return letter or name, Word(value, word.end - len(value), word.end) if equals else None
+        if text.startswith("-") and len(text) > 1:
+            rest = text[2:]
+            return text[1], Word(rest, word.start + 2, word.end) if rest else None
+        return "", None
+
+    def last(self, letter: str) -> Optional[Word]:
+        """Return the value in force of an option; None if it is not there."""
+        return self.values[letter][-1] if letter in self.values else None

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""install.sh against whole front-ends in a directory: every configuration, twice, interrupted anywhere, and by the wrong user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Dict, Tuple
+
+import pytest
+
+from configurations import REFUSED, SOUND, VERSIONS, oned_conf, oned_reads, vmm_execrc
+from semishared.install import tree
+from semishared.install.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+STOCK = ROOT / "tests" / "lab" / "stock"
+Tree = Dict[str, Tuple[int, int, int, bytes]]
+
+
+class FrontEnd:
+    """An OpenNebula front-end below a directory, as the packages lay it out or self-contained."""
+
+    def __init__(self, root: Path, packaged: bool = True) -> None:
+        self.root = root
+        self.etc = root / ("etc/one" if packaged else "etc")
+        self.remotes = root / ("var/lib/one/remotes" if packaged else "var/remotes")
+        shutil.copytree(STOCK, self.remotes)
+        (self.remotes / "tm/ssh").mkdir(parents=True)
+        (self.etc / "vmm_exec").mkdir(parents=True)
+        self.conf, self.execrc = self.etc / "oned.conf", self.etc / "vmm_exec/vmm_execrc"
+        self.conf.write_text(oned_conf())
+        self.execrc.write_text(vmm_execrc())
+        for path in (self.conf, self.execrc):
+            path.chmod(0o640)
+
+    def run(self, *options: str, code: int = 0, **env: str) -> str:
+        where = ["--root", str(self.root)] if self.etc.name == "one" else []
+        done = subprocess.run(
+            [str(ROOT / "install.sh"), *where, *options],
+            cwd="/", env={"PATH": os.environ["PATH"], **env}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        if code > 0:
+            said = [line for line in done.stderr.splitlines() if ": warning: " not in line]
+            assert len(said) == 1 and said[0].startswith("install.sh: ")
+            return said[0]
+        return done.stdout + done.stderr
+
+    def tree(self) -> Tree:
+        """Return everything there is: mode, owner, content; byte code and times do not count."""
+        found = {}
+        for path in sorted(self.root.rglob("*")):
+            if "__pycache__" in str(path):
+                continue
+            status = path.lstat()
+            content = path.read_bytes() if path.is_file() else os.readlink(path).encode() if path.is_symlink() else b""
+            found[str(path.relative_to(self.root))] = (status.st_mode, status.st_uid, status.st_gid, content)
+        return found
+
+    def without_backups(self) -> Tree:
+        return {name: what for name, what in self.tree().items() if ".semishared-2" not in name}
+
+
+@pytest.fixture
+def front_end(tmp_path: Path) -> FrontEnd:
+    return FrontEnd(tmp_path / "root")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> FrontEnd:
+    """Return a front-end with the drivers in place, for tests that only look at configuration."""
+    front_end = FrontEnd(tmp_path_factory.mktemp("installed") / "root")
+    front_end.run("--no-config")
+    return front_end
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_every_configuration_twice(installed: FrontEnd, name: str) -> None:
+    installed.conf.write_bytes(SOUND[name].encode("utf-8", "surrogateescape"))
+    installed.execrc.write_text(vmm_execrc())
+    said = installed.run()
+    assert "onehost sync --force" in said and "restart" in said and "create an image" in said
+    text = installed.conf.read_bytes().decode("utf-8", "surrogateescape")
+    assert any(value.get("NAME") == "semishared" for key, value in oned_reads(text) if key == "TM_MAD_CONF")  # type: ignore[union-attr]
+    assert "kvm-semishared" in installed.execrc.read_text()
+    after = installed.tree()
+    assert "nothing to do" in installed.run()
+    assert installed.tree() == after
+
+
+@pytest.mark.parametrize("name", ["stock 7.4", "no newline at the end", "another add-on", "migrate and more on the front-end", "not UTF-8"])
+def test_out_again_to_the_byte(front_end: FrontEnd, name: str) -> None:
+    front_end.conf.write_bytes(SOUND[name].encode("utf-8", "surrogateescape"))
+    before = front_end.tree()
+    front_end.run()
+    front_end.run("--uninstall")
+    assert front_end.tree() == before
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_configurations_leave_everything(front_end: FrontEnd, name: str) -> None:
+    front_end.conf.write_bytes(REFUSED[name][0].encode())
+    before = front_end.tree()
+    assert REFUSED[name][1] in front_end.run(code=1)
+    assert front_end.tree() == before
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_versions(front_end: FrontEnd, version: str) -> None:
+    front_end.conf.write_text(oned_conf(version))
+    front_end.execrc.write_text(vmm_execrc(version))
+    (front_end.remotes / "VERSION").write_text(f"{version}.0\n")
+    said = front_end.run()
+    assert ("warning: OpenNebula 6.10.0" in said) == (version == "6.10")
+    assert "semishared" in front_end.conf.read_text()
+
+
+def test_too_old_unknown_and_newer_versions(front_end: FrontEnd) -> None:
+    before = front_end.tree()
+    (front_end.remotes / "VERSION").write_text("6.8.3\n")
+    assert "6.8.3 is too old" in front_end.run(code=1)
+    (front_end.remotes / "VERSION").write_text("7.4.0\n")
+    assert front_end.tree() == before
+    (front_end.remotes / "VERSION").write_text("8.0.0")
+    assert "newer than what was tried" in front_end.run("--dry-run")
+    (front_end.remotes / "VERSION").unlink()
+    assert "version of OpenNebula is unknown" in front_end.run("--dry-run")
+
+
+def test_mode_owner_and_links_of_configuration_stay(front_end: FrontEnd) -> None:
+    real = front_end.root / "managed.conf"
+    front_end.conf.rename(real)
+    front_end.conf.symlink_to(real)
+    if os.geteuid() == 0:
+        os.chown(real, 0, 9869)
+    front_end.execrc.chmod(0o604)
+    before = real.stat()
+    front_end.run()
+    after = real.stat()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert front_end.conf.is_symlink() and "semishared" in real.read_text()
+    assert front_end.execrc.stat().st_mode & 0o777 == 0o604
+    backup = next(front_end.root.glob("managed.conf.semishared-*"))
+    assert backup.read_text() == oned_conf() and backup.stat().st_mode == before.st_mode
+
+
+def test_uninstall_keeps_what_was_changed_since(front_end: FrontEnd) -> None:
+    front_end.run()
+    front_end.conf.write_text(front_end.conf.read_text().replace("PORT = 2633", "PORT = 2634"))
+    said = front_end.run("--uninstall")
+    assert front_end.conf.read_text() == oned_conf().replace("PORT = 2633", "PORT = 2634")
+    backup = next(front_end.etc.glob("oned.conf.semishared-*"))
+    assert backup.read_text() == oned_conf() and f"kept {backup}" in said
+    assert said.index("restart") < said.index("onehost sync")
+
+
+def test_upgrade_of_opennebula_that_brought_its_own_files_again(front_end: FrontEnd) -> None:
+    front_end.run()
+    after = front_end.without_backups()
+    front_end.conf.write_text(oned_conf())
+    front_end.execrc.write_text(vmm_execrc())
+    assert "edit" in front_end.run()
+    assert front_end.without_backups() == after
+
+
+def test_dry_run_and_diff_change_nothing(front_end: FrontEnd) -> None:
+    before = front_end.tree()
+    said = front_end.run("--dry-run")
+    assert f"would edit {front_end.conf}: " in said and "\n+" not in said and "next" not in said
+    said = front_end.run("--diff")
+    assert '+    ARGUMENTS      = "-t 15 -r 0 semishared -p",' in said and "+LIVE_DISK_SNAPSHOTS" in said
+    assert front_end.tree() == before
+    front_end.run()
+    installed = front_end.tree()
+    assert '-    ARGUMENTS      = "-t 15 -r 0 semishared -p",' in front_end.run("--diff", "--uninstall")
+    assert front_end.tree() == installed
+
+
+def test_self_contained(tmp_path: Path) -> None:
+    front_end = FrontEnd(tmp_path / "one", packaged=False)
+    before = front_end.tree()
+    front_end.run(ONE_LOCATION=str(front_end.root))
+    assert "semishared" in front_end.conf.read_text() and (front_end.remotes / "tm/semishared/clone").exists()
+    assert "nothing to do" in front_end.run("--remotes", str(front_end.remotes))
+    front_end.run("--uninstall", ONE_LOCATION=str(front_end.root))
+    assert front_end.tree() == before
+
+
+def test_places_by_name(tmp_path: Path, front_end: FrontEnd) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(front_end.remotes, elsewhere)
+    assert "none was edited" in front_end.run("--remotes", str(elsewhere))
+    front_end.run("--remotes", str(elsewhere), "--etc", str(front_end.etc))
+    assert "semishared" in front_end.conf.read_text() and not (front_end.remotes / "tm/semishared").exists()
+    assert "no /nowhere/oned.conf" in front_end.run("--remotes", str(elsewhere), "--etc", "/nowhere", code=1)
+    shutil.rmtree(front_end.etc)
+    assert "--no-config edits none" in front_end.run(code=1)
+    assert not (front_end.remotes / "tm/semishared").exists()
+    front_end.run("--no-config")
+    assert (front_end.remotes / "tm/semishared").is_dir()
+
+
+def test_remote_scripts_directory_of_oned_reaches_our_configuration(front_end: FrontEnd) -> None:
+    front_end.conf.write_text(oned_conf().replace("/var/tmp/one", '"/srv/one/"'))
+    before = front_end.tree()
+    front_end.run()
+    assert "\nscripts_dir = /srv/one\n" in (front_end.remotes / "etc/semishared.conf").read_text()
+    assert "nothing to do" in front_end.run()
+    front_end.run("--uninstall")
+    assert front_end.tree() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root drops its rights to become somebody else")
+def test_wrong_users(front_end: FrontEnd) -> None:
+    """Nobody may not write below remotes/; oneadmin may, but not in /etc/one."""
+    copy = front_end.root.parent / "checkout"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns("build", ".git", "tests", "__pycache__"))
+    for path in (copy, *copy.parents):
+        if "pytest-" in str(path):
+            path.chmod(0o755)
+    for path in (front_end.remotes, *front_end.remotes.rglob("*")):
+        os.chown(path, 9869, 9869, follow_symlinks=False)
+    os.chown(front_end.conf, 0, 9869)
+    os.chown(front_end.execrc, 0, 9869)
+    before = front_end.tree()
+
+    def as_user(uid: int, *options: str) -> subprocess.CompletedProcess[str]:
+        argv = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", str(copy / "install.sh"), "--root", str(front_end.root)]
+        return subprocess.run([*argv, *options], capture_output=True, text=True, cwd="/")
+
+    done = as_user(65534)
+    assert done.returncode == 1 and "cannot read" in done.stderr and "run this as root" in done.stderr
+    done = as_user(65534, "--no-config")
+    assert done.returncode == 1 and "is not writable for nobody: run this as root or oneadmin" in done.stderr
+    done = as_user(9869)
+    assert done.returncode == 1 and f"{front_end.etc}/vmm_exec is not writable for" in done.stderr and "as root" in done.stderr
+    assert done.stderr.count("\n") == 1 and front_end.tree() == before
+    assert as_user(9869, "--diff").returncode == 0 and front_end.tree() == before
+    # Root installs for the owner of remotes/; configuration stays root's.
+    front_end.run()
+    assert {what[1] for name, what in front_end.tree().items() if "remotes/" in name and "semishared" in name} == {9869}
+    assert front_end.conf.stat().st_uid == 0 and front_end.conf.stat().st_gid == 9869
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root mounts")
+@pytest.mark.parametrize("part", ["etc/one", "var/lib/one/remotes"])
+def test_read_only(front_end: FrontEnd, part: str) -> None:
+    before = front_end.tree()
+    where = front_end.root / part
+    script = f"mount --bind '{where}' '{where}' && mount -o remount,bind,ro '{where}' && exec '{ROOT}/install.sh' --root '{front_end.root}'"
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1 and "mounted read-only" in done.stderr and done.stderr.count("\n") == 1
+    assert front_end.tree() == before
+
+
+def test_two_installers_at_once(front_end: FrontEnd) -> None:
+    env = {**os.environ, "SEMISHARED_STOP_AT": "2"}
+    first = subprocess.Popen([str(ROOT / "install.sh"), "--root", str(front_end.root)], env=env, stdout=subprocess.DEVNULL)
+    try:
+        os.waitpid(first.pid, os.WUNTRACED)
+        assert "another install.sh is at work" in front_end.run(code=1)
+    finally:
+        first.send_signal(signal.SIGCONT)
+    assert first.wait() == 0
+    assert "nothing to do" in front_end.run()
+
+
+def older(front_end: FrontEnd) -> None:
+    """Make what is installed another version's."""
+    (front_end.remotes / "lib/semishared/errors.py").write_text("old = 1\n")
+    (front_end.remotes / "tm/semishared/gone").write_text("")
+    front_end.conf.write_text(oned_conf())
+
+
+@pytest.mark.parametrize("what", ["install", "upgrade", "uninstall"])
+def test_killed_anywhere_the_second_run_converges(tmp_path: Path, what: str) -> None:
+    """After a kill at each step the files are sound, and a second run ends it: as if nobody had been killed."""
+    options = ["--uninstall"] if what == "uninstall" else []
+    model = FrontEnd(tmp_path / "model")
+    if what != "install":
+        model.run()
+    if what == "upgrade":
+        older(model)
+    reference = FrontEnd(tmp_path / "reference")
+    shutil.rmtree(reference.root)
+    shutil.copytree(model.root, reference.root, symlinks=True)
+    reference.run(*options, SEMISHARED_TRACE=str(tmp_path / "trace"))
+    names = (tmp_path / "trace").read_text().splitlines()
+    assert len(names) >= {"install": 14, "upgrade": 5, "uninstall": 11}[what], names
+    for number, name in enumerate(names, 1):
+        front_end = FrontEnd(tmp_path / str(number))
+        shutil.rmtree(front_end.root)
+        shutil.copytree(model.root, front_end.root, symlinks=True)
+        front_end.run(*options, code=-signal.SIGKILL, SEMISHARED_KILL_AT=str(number))
+        sound(front_end)
+        front_end.run(*options)
+        assert front_end.without_backups() == reference.without_backups(), name
+        assert len(list(front_end.root.rglob("*.semishared-2*"))) == (0 if what == "uninstall" else 2), name
+        shutil.rmtree(front_end.root)
+
+
+def test_upgrade_where_directories_cannot_change_places(front_end: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system without RENAME_EXCHANGE."""
+    front_end.run()
+    after = front_end.without_backups()
+    older(front_end)
+    monkeypatch.setattr(tree, "_exchange", lambda new, old: False)
+    with monkeypatch.context() as context:
+        context.setattr(signal, "signal", lambda *_: None)
+        assert main(["--root", str(front_end.root)]) == 0
+    assert front_end.without_backups() == after
+
+
+def sound(front_end: FrontEnd) -> None:
+    """Both files are whole, and no configuration names drivers that are not there."""
+    read = oned_reads(front_end.conf.read_text())
+    assert any(key == "DS_MAD_CONF" for key, _ in read) and "VNMAD_LOCAL_ACTIONS" in front_end.execrc.read_text()
+    if any(value.get("NAME") == "semishared" for key, value in read if key == "TM_MAD_CONF"):  # type: ignore[union-attr]
+        for part in ("lib", "tm", "datastore", "vmm"):
+            assert (front_end.remotes / part / "semishared").is_dir()
+    if (front_end.remotes / "tm/semishared").is_dir():
+        assert (front_end.remotes / "lib/semishared/entry.py").exists()

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What install.sh makes of oned.conf and vmm_execrc, read back the way oned reads it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configurations import REFUSED, SOUND, Value, oned_reads, vmm_execrc
+from semishared.errors import BadConfiguration, ConfigurationConflict
+from semishared.opennebula.oned_conf import parse
+from semishared.plan import configuration as plan
+from semishared.plan import execrc
+
+OWN = ("attach_disk", "deploy", "migrate", "restore", "snapshot_create")
+# What was there by hand is ours: it goes when we go.
+NOT_UNDONE = ("by hand",)
+
+
+def named(read: list[tuple[str, Value]], kind: str, name: str) -> dict[str, str]:
+    return next(value for key, value in read if key == kind and isinstance(value, dict) and value.get("NAME") == name)
+
+
+def drivers(read: list[tuple[str, Value]], kind: str, option: str) -> list[str]:
+    """Return the list behind an option of TM_MAD or DATASTORE_MAD, as the driver's GetoptLong gets it."""
+    arguments = next(value["ARGUMENTS"] for key, value in read if key == kind and isinstance(value, dict))
+    found = re.findall(rf"(?<!\S)(?:{option})[ =]?(\S+)", arguments)
+    return found[-1].split(",") if found else ["semishared"]
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_everything_is_there_as_oned_reads_it(name: str) -> None:
+    done = plan.configure(SOUND[name], OWN)
+    read = oned_reads(done.text)
+    assert "semishared" in drivers(read, "TM_MAD", r"-d|--tm-types")
+    assert "semishared" in drivers(read, "DATASTORE_MAD", r"-d|--ds-types")
+    assert "semishared" in drivers(read, "DATASTORE_MAD", r"-s|--system-ds-types")
+    tm, ds = named(read, "TM_MAD_CONF", "semishared"), named(read, "DS_MAD_CONF", "semishared")
+    assert (tm["SHARED"], tm["LN_TARGET"], tm["CLONE_TARGET"], tm["ALLOW_ORPHANS"]) == ("NO", "NONE", "SYSTEM", "YES")
+    assert ds["PERSISTENT_ONLY"] == "NO"
+    flat = [(key, value) for key, value in read if isinstance(value, str)]
+    assert all(("IMAGE_RESTRICTED_ATTR", attribute) in flat for attribute in plan.RESTRICTED)
+    assert all(("INHERIT_DATASTORE_ATTR", attribute) in flat for attribute in plan.INHERITED)
+    for key, value in read:
+        if key == "VM_MAD" and isinstance(value, dict) and value["NAME"] in ("kvm", "qemu", "kvm-gpu"):
+            words = value["ARGUMENTS"].split()
+            assert "semishared" in words and "kvm" not in words and "migrate=" not in value["ARGUMENTS"]
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_nothing_else_changes(name: str) -> None:
+    """What oned reads differs in our words only; every line that is not of ours stays to the byte."""
+    before, after = SOUND[name], plan.configure(SOUND[name], OWN).text
+    gone = [line for line in before.splitlines() if line not in after.splitlines()]
+    assert all(re.search(r"ARGUMENTS|arguments|semishared|ALLOW_ORPHANS|CLONE_TARGET", line) for line in gone)
+    there = oned_reads(after)
+    for key, value in oned_reads(before):
+        if key not in ("VM_MAD", "TM_MAD", "DATASTORE_MAD", "TM_MAD_CONF", "DS_MAD_CONF"):
+            assert (key, value) in there
+    assert [key for key, _ in there if key.endswith("_MAD")] == [key for key, _ in oned_reads(before) if key.endswith("_MAD")]
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_second_run_changes_nothing_and_uninstall_is_the_inverse(name: str) -> None:
+    done = plan.configure(SOUND[name], OWN)
+    assert done.changes and done.text != SOUND[name]
+    assert plan.configure(done.text, OWN) == plan.Changed(done.text, ())
+    undone = plan.unconfigure(done.text)
+    if name in NOT_UNDONE:
+        assert "semishared" not in undone.text.lower()
+    else:
+        assert undone.text == SOUND[name]
+    assert plan.unconfigure(undone.text).text == undone.text
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_one_line_that_says_why(name: str) -> None:
+    text, why = REFUSED[name]
+    with pytest.raises((BadConfiguration, ConfigurationConflict)) as caught:
+        plan.configure(text, OWN, "/etc/one/oned.conf")
+    assert why in caught.value.detail and "/etc/one/oned.conf" in caught.value.detail
+
+
+def test_what_was_added_later_survives_the_uninstall() -> None:
+    done = plan.configure(SOUND["migrate on the front-end"], OWN).text
+    later = done.replace("PORT = 2633", "PORT = 2634").replace("purefa,semishared\"", 'purefa,semishared,linstor"')
+    later = later.replace(plan.END, 'OURS = "no"  # in the wrong place\n' + plan.END) + "LAST = 1\n"
+    undone = plan.unconfigure(later).text
+    assert "semishared" not in undone.lower() and "migrate=migrate_local" in undone
+    read = oned_reads(undone)
+    assert ("OURS", "no") in read and ("LAST", "1") in read and ("PORT", "2634") in read
+    assert drivers(read, "TM_MAD", "-d")[-1] == "linstor"
+
+
+def test_changed_arguments_lose_our_directory_only() -> None:
+    done = plan.configure(SOUND["migrate on the front-end"], OWN).text.replace("-t 15 -r 0 semishared -p", "-t 99 -r 0 semishared -p")
+    assert '"-t 99 -r 0 kvm -p"' in plan.unconfigure(done).text
+
+
+def test_foreign_migrate_is_named_in_a_warning() -> None:
+    done = plan.configure(SOUND["migrate and more on the front-end"], OWN)
+    assert "migrate_storpool" in done.warnings[0]
+    assert named(oned_reads(done.text), "VM_MAD", "kvm")["ARGUMENTS"] == "-t 15 -l cancel,save=x -r 0 semishared -p"
+
+
+def test_settings_by_hand_are_put_right_and_other_choices_stay() -> None:
+    done = plan.configure(SOUND["by hand"], OWN)
+    conf = named(oned_reads(done.text), "TM_MAD_CONF", "semishared")
+    assert conf["SHARED"] == "NO" and conf["DS_MIGRATE"] == "NO" and conf["DS_MIGRATE_SNAP"] == "YES"
+    assert sum(key == "TM_MAD_CONF" and value["NAME"] == "semishared" for key, value in oned_reads(done.text)) == 1  # type: ignore[index]
+
+
+RC = {
+    "stock 6.10": vmm_execrc("6.10"), "stock 7.0": vmm_execrc("7.0"), "stock 7.4": vmm_execrc(),
+    "single quotes": "LIVE_DISK_SNAPSHOTS='kvm-ssh'\n", "export": 'export LIVE_DISK_SNAPSHOTS="kvm-ssh"  # list\n',
+    "empty": 'LIVE_DISK_SNAPSHOTS=""\n', "blank at the end": 'LIVE_DISK_SNAPSHOTS="kvm-ssh "\n', "none": "# nothing\nA=b",
+    "twice": 'LIVE_DISK_SNAPSHOTS="kvm-a"\nLIVE_DISK_SNAPSHOTS="kvm-b"\n', "two lines": 'LIVE_DISK_SNAPSHOTS="kvm-a\nkvm-b"\n',
+    "commented out": '#LIVE_DISK_SNAPSHOTS="kvm-a"\n', "another add-on": 'LIVE_DISK_SNAPSHOTS="kvm-storpool qemu-storpool"\n',
+}  # fmt: skip
+
+
+def words(text: str) -> list[str]:
+    """Return the list that a shell has after reading `text`."""
+    plain = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    found = re.findall(r"LIVE_DISK_SNAPSHOTS=(?:\"([^\"]*)\"|'([^']*)')", plain)
+    return "".join(found[-1]).split() if found else []
+
+
+@pytest.mark.parametrize("name", RC)
+def test_live_snapshots(name: str) -> None:
+    done = execrc.configure(RC[name], ["kvm", "qemu"])
+    assert words(done.text) == [*words(RC[name]), "kvm-semishared", "qemu-semishared"]
+    assert execrc.configure(done.text, ["kvm", "qemu"]) == plan.Changed(done.text, ())
+    assert execrc.unconfigure(done.text).text == RC[name]
+
+
+def test_live_snapshots_of_what_is_missing_only() -> None:
+    done = execrc.configure('LIVE_DISK_SNAPSHOTS="kvm-semishared a"\n', ["kvm", "qemu"])
+    assert words(done.text) == ["kvm-semishared", "a", "qemu-semishared"]
+    bare = execrc.configure("LIVE_DISK_SNAPSHOTS=kvm-a\n", ["kvm"])
+    assert words(bare.text) == ["kvm-a", "kvm-semishared"]
+
+
+@pytest.mark.parametrize("line", ['LIVE_DISK_SNAPSHOTS="$A b"', 'LIVE_DISK_SNAPSHOTS="a"$(b)', 'LIVE_DISK_SNAPSHOTS="a \\\n b"'])
+def test_shell_that_is_no_plain_list_is_not_edited(line: str) -> None:
+    with pytest.raises(BadConfiguration, match="line 2"):
+        execrc.configure(f"# x\n{line}\n", ["kvm"])
+
+
+TEXT = st.text(st.sampled_from('AB_1 \t\n=[],"#\\x'), max_size=40)
+
+
+@given(TEXT)
+def test_our_reader_and_oned_agree(text: str) -> None:
+    """Where ours reads a file, oned reads the same out of it. (Where oned skips over rubbish, ours refuses.)"""
+    try:
+        ours = parse(text)
+    except BadConfiguration:
+        return
+    flat: list[tuple[str, object]] = []
+    for item in ours:
+        fields: dict[str, str] = {}
+        for field in item.fields or ():
+            fields.setdefault(field.name, field.value.text)
+        flat.append((item.name, item.value.text if item.fields is None else fields))
+    assert flat == oned_reads(text)
