@@ -146,6 +146,12 @@ class Cloud:
         if guest:
             guest.close()
 
+    def tm(self, action: str, vm: int, *words: str) -> None:
+        """Run a transfer action for the VM on the front-end, with the VM on stdin as oned gives it."""
+        argv = [f"/var/lib/one/remotes/tm/semishared/{action}", f"{self.oned.vm(vm).last.host.name}:{self.vm_dir(vm)}", *words]
+        done = self.lab.fe.run(argv, input=self.oned.vm(vm).to_xml().encode(), check=False, timeout=120)
+        assert done.returncode == 0, done.stderr.decode()
+
     # -- what is on disk -----------------------------------------------------------------------------
 
     def files(self, node: Node, directory: str) -> List[str]:

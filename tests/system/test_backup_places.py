@@ -19,14 +19,6 @@ DATA = content("base", 0, 64)
 REPOSITORY, NAME = 107, "8e4cbd"
 
 
-def call(cloud: Cloud, action: str, vm: int, *words: str) -> None:
-    """Run a transfer action of the VM on the front-end, with the VM on stdin as oned gives it."""
-    host = cloud.oned.vm(vm).last.host.name
-    argv = [f"/var/lib/one/remotes/tm/semishared/{action}", f"{host}:{cloud.vm_dir(vm)}", *words]
-    done = cloud.lab.fe.run(argv, input=cloud.oned.vm(vm).to_xml().encode(), check=False, timeout=120)
-    assert done.returncode == 0, done.stderr.decode()
-
-
 def check_copies(cloud: Cloud, vm: int, disks: int, seed: str) -> None:
     """See that the copies beside the VM hold what the guest had written, and depend on nothing."""
     node = cloud.lab.node(cloud.oned.vm(vm).last.host.name)
@@ -52,21 +44,21 @@ def test_backup_running_and_off_and_restore(cloud: Cloud, cell: Callable[..., No
         guest.write(target, "one", 1024, 64)
     host = cloud.lab.node("h1")
     before = cloud.files(host, cloud.vm_dir(vm))
-    call(cloud, "prebackup_live", vm, *words)
+    cloud.tm("prebackup_live", vm, *words)
     check_copies(cloud, vm, count, "one")
     there = f"{DATASTORES}/{REPOSITORY}/{vm}/{NAME}"
     cloud.lab.fe.run(["mkdir", "-p", there])
     shutil.copytree(host.path(f"{cloud.vm_dir(vm)}/backup"), cloud.lab.fe.path(there), dirs_exist_ok=True)
     cloud.lab.fe.run(["chown", "-R", "oneadmin:", there], user="root")
-    call(cloud, "postbackup_live", vm, *words)
+    cloud.tm("postbackup_live", vm, *words)
     assert cloud.files(host, cloud.vm_dir(vm)) == before
 
     for target in targets:
         guest.write(target, "two", 1024, 64)
     cloud.oned.vm_poweroff(vm, hard=True)
-    call(cloud, "prebackup", vm, *words)
+    cloud.tm("prebackup", vm, *words)
     check_copies(cloud, vm, count, "two")
-    call(cloud, "postbackup", vm, *words)
+    cloud.tm("postbackup", vm, *words)
     assert cloud.files(host, cloud.vm_dir(vm)) == before
 
     oned = cloud.oned
@@ -76,7 +68,7 @@ def test_backup_running_and_off_and_restore(cloud: Cloud, cell: Callable[..., No
     )
     oned.images[image] = Image(image, "backup", 6, False, REPOSITORY, "repository", {}, source=NAME, format="raw", vms=[vm])
     try:
-        call(cloud, "restore", vm, str(vm), str(image), "-1", "-1")
+        cloud.tm("restore", vm, str(vm), str(image), "-1", "-1")
     finally:
         del oned.images[image], oned.datastores[REPOSITORY]
         shutil.rmtree(cloud.lab.fe.path(f"{DATASTORES}/{REPOSITORY}"))

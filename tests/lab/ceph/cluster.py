@@ -223,11 +223,22 @@ class Cluster:
         """Return how many bytes the OSD has got from clients so far."""
         return int(self.osd("perf dump")["osd"]["op_w_in_bytes"])
 
+    def sessions(self) -> Dict[str, List[str]]:
+        """Return who is connected to the monitor as what user, and from where."""
+        found: Dict[str, List[str]] = {}
+        for session in self._daemon("mon.a", "sessions"):
+            addresses = session.get("addrs", {}).get("addrvec", []) or [{"addr": session.get("socket_addr", {}).get("addr", "")}]
+            found.setdefault(session["entity_name"], []).append(addresses[0]["addr"].partition(":")[0])
+        return found
+
     def osd(self, command: str) -> Any:
         """Ask the OSD's admin socket."""
+        return self._daemon("osd.0", command)
+
+    def _daemon(self, daemon: str, command: str) -> Any:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(20)
-            connection.connect(str(self.node.path("/run/ceph/ceph-osd.0.asok")))
+            connection.connect(str(self.node.path(f"/run/ceph/ceph-{daemon}.asok")))
             connection.sendall(json.dumps({"prefix": command}).encode() + b"\0")
             with connection.makefile("rb") as answer:
                 (length,) = struct.unpack(">I", answer.read(4))
