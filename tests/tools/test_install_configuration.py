@@ -83,7 +83,7 @@ def test_every_configuration_twice(installed: FrontEnd, name: str) -> None:
     installed.conf.write_bytes(SOUND[name].encode("utf-8", "surrogateescape"))
     installed.execrc.write_text(vmm_execrc())
     said = installed.run()
-    assert "onehost sync --force" in said and "restart" in said and "create an image" in said
+    assert "onehost sync --force" in said and "restart" in said and "setup --apply" in said
     text = installed.conf.read_bytes().decode("utf-8", "surrogateescape")
     assert any(value.get("NAME") == "semishared" for key, value in oned_reads(text) if key == "TM_MAD_CONF")  # type: ignore[union-attr]
     assert "kvm-semishared" in installed.execrc.read_text()

@@ -15,6 +15,7 @@ COMMANDS = {
     "base": "list, verify, prune and evict the bases of hosts",
     "caps": "print the Ceph keys a datastore needs, and what each may do",
     "gc": "remove what killed actions left over",
+    "setup": "make the datastores, or print their templates and what to click",
 }
 """Subcommand -> its one line of help. Each is a module here with add_arguments(parser) and run(arguments) -> exit code."""
 

@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     top = _Parser(prog="install.sh", description=DESCRIPTION, allow_abbrev=False)
     mode = top.add_mutually_exclusive_group()
     mode.add_argument("--uninstall", action="store_true", help="take semishared out again: files, words, settings")
-    mode.add_argument("--apply", action="store_true", help="also sync the hosts and restart oned")
+    mode.add_argument("--apply", action="store_true", help="also sync the hosts, restart oned and create the datastores")
     top.add_argument("--dry-run", action="store_true", help="say what would change, change nothing")
     top.add_argument("--diff", action="store_true", help="the same, with the changes of configuration files as a diff")
     top.add_argument("--yes", action="store_true", help="do not ask (without a terminal nothing is asked anyway)")
@@ -223,11 +223,8 @@ def told(place: FrontEnd, options: argparse.Namespace, changed: bool, kept: bool
     if dry or not changed or options.apply:
         return
     print("done; next, in this order:")
-    todo = [command.line() for command in next_steps.commands(place, options.uninstall)]
-    if not options.uninstall:
-        todo.append("create an image and a system datastore: README.md says how")
-    for number, line in enumerate(todo, 1):
-        print(f"  {number}. {line}")
+    for number, command in enumerate(next_steps.commands(place, options.uninstall), 1):
+        print(f"  {number}. {command.line()}")
     if not options.uninstall:
         print(f"the operator's command: {place.remotes}/lib/semishared/semishared")
 

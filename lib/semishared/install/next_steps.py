@@ -8,6 +8,7 @@ import pwd
 import shutil
 from typing import NamedTuple
 
+from .. import NAME
 from ..do.run import LONG_S, run
 from ..errors import CannotInstall, SemisharedError
 from .front_end import ONEADMIN, FrontEnd
@@ -32,7 +33,7 @@ def commands(place: FrontEnd, uninstalled: bool) -> list[Command]:
         restart = Command("root", ("systemctl", "restart", "opennebula"))
     if uninstalled:
         return [restart, sync]
-    return [sync, restart]
+    return [sync, restart, Command(admin, (f"{place.remotes}/lib/{NAME}/{NAME}", "setup", "--apply"))]
 
 
 def administrator(place: FrontEnd) -> str:

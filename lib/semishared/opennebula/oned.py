@@ -78,20 +78,34 @@ class Oned:
         """Return all hosts; raise OnedUnavailable."""
         return [Host(e) for e in parse(self._call("one.hostpool.info"), "HOST_POOL").findall("HOST")]
 
+    def create_datastore(self, template: str) -> int:
+        """Make a datastore from its template and return its id; raise OnedUnavailable with oned's reason."""
+        return int(self._answer("one.datastore.allocate", template, -1))
+
+    def version(self) -> str:
+        """Return the version of oned; raise OnedUnavailable."""
+        return str(self._answer("one.system.version"))
+
     def _ask(self, method: str, object_id: int) -> bytes:
         return self._call(method, object_id)
 
     def _call(self, method: str, *arguments: int) -> bytes:
-        what = " ".join([method, *map(str, arguments)])
+        answer = self._answer(method, *arguments)
+        if not isinstance(answer, str):
+            raise OnedUnavailable(f"{method}: answer not understood")
+        return answer.encode("utf-8", "surrogatepass")
+
+    def _answer(self, method: str, *arguments: int | str) -> int | str:
+        what = " ".join([method, *(str(word) for word in arguments if isinstance(word, int))])
         try:
             answer = getattr(self._server, method)(self._session, *arguments)
         except self._failures as e:
             raise OnedUnavailable(f"{what} at {self.endpoint}: {type(e).__name__}: {e}") from None
-        if not isinstance(answer, list) or len(answer) < 2 or not isinstance(answer[1], str):
+        if not isinstance(answer, list) or len(answer) < 2 or not isinstance(answer[1], (str, int)):
             raise OnedUnavailable(f"{what}: answer not understood")
         if answer[0] is not True:
             raise OnedUnavailable(f"{what}: {answer[1]}")
-        return answer[1].encode("utf-8", "surrogatepass")
+        return answer[1]
 
 
 def _first_line(path: str) -> str:

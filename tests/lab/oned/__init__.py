@@ -47,6 +47,7 @@ class Oned(MoveOps):
         for host in lab.hosts:
             oned.host_create(host.name)
         oned.rpc = Rpc(oned, lab.fe.pid)
+        oned.rpc.allocate_datastore = oned.datastore_create
         return oned
 
     @classmethod
@@ -55,6 +56,7 @@ class Oned(MoveOps):
         runner = TreeRunner(root, settings.front_end)
         oned = cls(runner, settings)
         oned.rpc = Rpc(oned, None, 0)
+        oned.rpc.allocate_datastore = oned.datastore_create
         runner.extra = {"ONE_XMLRPC": oned.rpc.url}
         return oned
 

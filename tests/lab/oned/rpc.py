@@ -49,6 +49,7 @@ class Rpc:
 
     def __init__(self, core: Core, pid: Optional[int] = None, port: int = 2633) -> None:
         self.core = core
+        self.allocate_datastore: Callable[[str], int] = lambda template: -1
         listener = listen(("127.0.0.1", port), pid)
         self.requests: List[Tuple[str, Tuple[Any, ...]]] = []
         rpc = self
@@ -102,6 +103,8 @@ class Rpc:
         core = self.core
         if method == "one.system.version":
             return [True, core.settings.version, 0]
+        if method == "one.datastore.allocate":
+            return [True, self.allocate_datastore(str(parameters[1])), 0]
         pools: "dict[str, tuple[str, Callable[[], Any]]]" = {
             "one.vm.info": ("virtual machine", lambda: core.vms),
             "one.image.info": ("image", lambda: core.images),

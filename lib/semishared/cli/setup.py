@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the two datastores of semishared: one for images, of kind dir (a mounted tree) or rbd (Ceph), and a system datastore.
+
+Without --apply nothing is made: their templates are printed, for `onedatastore create FILE`, and what to click in Sunstone
+instead. Attributes are checked first; an unknown SEMISHARED_ one is an error. Run again it finds what is there already.
+
+exit codes: 0 printed or made, 1 an attribute is wrong, or another datastore has the name, 2 oned could not be asked
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import NamedTuple
+
+from .. import NAME
+from ..do.files import write
+from ..errors import BadArguments, BadAttribute
+from ..opennebula.oned import Oned
+from ..opennebula.oned_conf import quoted
+from ..plan import attributes as known
+from ..plan import stores
+
+SYSTEM_TYPE, IMAGE_TYPE = "SYSTEM_DS", "IMAGE_DS"
+HOLDER = {IMAGE_TYPE: "image datastore", SYSTEM_TYPE: "system datastore"}
+TYPE_NUMBER = {IMAGE_TYPE: 0, SYSTEM_TYPE: 1}
+
+
+class Template(NamedTuple):
+    """A datastore to be made: its attributes in order."""
+
+    attributes: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        return self.attributes["NAME"]
+
+    @property
+    def type(self) -> str:
+        return self.attributes["TYPE"]
+
+    def text(self) -> str:
+        """Return it as `onedatastore create` reads it."""
+        return "".join(f"{name} = {quoted(value)}\n" for name, value in self.attributes.items())
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments."""
+    parser.add_argument("--kind", choices=sorted(stores.KINDS), default="dir", help="of the image store (%(default)s)")
+    parser.add_argument("--image", metavar="NAME", default="semi_img", help="name of the image datastore (%(default)s)")
+    parser.add_argument("--system", metavar="NAME", default="semi_sys", help="name of the system datastore (%(default)s)")
+    parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="an attribute of the image datastore")
+    parser.add_argument("--set-system", metavar="NAME=VALUE", action="append", default=[], help="one of the system datastore")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--apply", action="store_true", help="make them in OpenNebula")
+    how.add_argument("--out", metavar="DIR", help="write the templates to files in DIR")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `semishared setup`."""
+    try:
+        templates = wanted(arguments)
+        wrong = [text for template in templates for text in found_wrong(template)]
+    except (BadArguments, BadAttribute) as e:
+        wrong, templates = [e.detail], []
+    if wrong:
+        for text in wrong:
+            print(f"{NAME} setup: {text}", file=sys.stderr)
+        return 1
+    made: dict[str, int] = {}
+    if arguments.apply:
+        refused = apply(templates, made)
+        if refused:
+            print(f"{NAME} setup: {refused}", file=sys.stderr)
+            return 1
+    files = {}
+    if arguments.out:
+        os.makedirs(arguments.out, exist_ok=True)
+        for template in templates:
+            files[template.name] = os.path.join(os.path.abspath(arguments.out), f"{template.name}.ds")
+            write(files[template.name], template.text().encode())
+    if arguments.json:
+        rows = [{**template.attributes, "ID": made.get(template.name)} for template in templates]
+        print(json.dumps({"datastores": rows, "files": files}, indent=1))
+    else:
+        show(templates, made, files, arguments.kind)
+    return 0
+
+
+def wanted(arguments: argparse.Namespace) -> list[Template]:
+    """Return the datastores that the arguments describe; raise BadArguments."""
+    if arguments.image == arguments.system:
+        raise BadArguments(f"both datastores are called {arguments.image!r}")
+    image = {"NAME": arguments.image, "TYPE": IMAGE_TYPE, "DS_MAD": NAME, "TM_MAD": NAME}
+    if not stores.KINDS[arguments.kind].is_mounted:
+        image["DISK_TYPE"] = arguments.kind.upper()
+    system = {"NAME": arguments.system, "TYPE": SYSTEM_TYPE, "TM_MAD": NAME}
+    return [Template({**image, **pairs(arguments.set)}), Template({**system, **pairs(arguments.set_system)})]
+
+
+def pairs(words: list[str]) -> dict[str, str]:
+    """Return NAME=VALUE arguments; raise BadArguments."""
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.strip().upper()
+        if not equals or not known.NAME.match(name) or not value.strip() or not value.isprintable():
+            raise BadArguments(f"not NAME=VALUE: {word!r}")
+        if name in ("NAME", "TYPE", "DS_MAD", "TM_MAD"):
+            raise BadArguments(f"{name} is not to be set: it is what makes a datastore one of {NAME}")
+        found[name] = value.strip()
+    return found
+
+
+def found_wrong(template: Template) -> list[str]:
+    """Return what is wrong with a template."""
+    return [f"{template.name}: {text}" for text in known.problems(HOLDER[template.type], template.attributes)]
+
+
+def apply(templates: list[Template], made: dict[str, int]) -> str:
+    """Make what is not there yet, and note its ids in `made`; return why not, '' if all are there now."""
+    oned = Oned()
+    there = {store.name: store for store in oned.datastores()}
+    for template in templates:
+        store = there.get(template.name)
+        if store is None:
+            continue
+        if store.driver != NAME or store.type != TYPE_NUMBER[template.type]:
+            return f"there is a datastore {template.name} (id {store.id}) of another kind: choose another name"
+        other = [name for name, value in template.attributes.items() if name not in ("NAME", "TYPE", "DS_MAD", "TM_MAD")
+                 and store.attribute(name) != value]  # fmt: skip
+        if other:
+            return f"datastore {template.name} (id {store.id}) is there with another {', '.join(other)}: onedatastore update {store.id}"
+        made[template.name] = store.id
+    for template in templates:
+        if template.name not in made:
+            made[template.name] = oned.create_datastore(template.text())
+    return ""
+
+
+def show(templates: list[Template], made: dict[str, int], files: dict[str, str], kind: str) -> None:
+    """Print templates, or what was made, and what is to be done by hand."""
+    for template in templates:
+        if template.name in made:
+            print(f"{HOLDER[template.type]} {template.name}: id {made[template.name]}")
+        else:
+            print(f"# {HOLDER[template.type]}" + (f": {files[template.name]}" if files else ""))
+            print(template.text())
+    if made:
+        print(after(templates, made, kind))
+        return
+    print("As oneadmin, for each: onedatastore create FILE. Or `semishared setup --apply`. Or in Sunstone:\n")
+    for template in templates:
+        print(sunstone(template))
+
+
+def after(templates: list[Template], made: dict[str, int], kind: str) -> str:
+    """Return what remains to be done outside of OpenNebula."""
+    image = made[templates[0].name]
+    if stores.KINDS[kind].is_mounted:
+        return (
+            f"Next: mount the shared tree at <DATASTORE_LOCATION>/{image} (/var/lib/one/datastores/{image}) on the front-end and on "
+            "every host, writable for oneadmin; then `semishared doctor`"
+        )
+    return "Next: keys and libvirt secrets on the hosts (docs/how-to/ceph.md); then `semishared doctor`"
+
+
+def sunstone(template: Template) -> str:
+    """Return what to click for a datastore in Sunstone of OpenNebula 7.x."""
+    is_image = template.type == IMAGE_TYPE
+    lines = [
+        f"{template.name}: Storage > Datastores > Create Datastore",
+        f"  Datastore type: {'IMAGE' if is_image else 'SYSTEM'}   Name: {template.name}",
+        "  Storage backend: Custom",
+    ]
+    if is_image:
+        lines.append(f"  Datastore: Custom   Custom DS_MAD: {NAME}")
+    lines += [f"  Transfer: Custom    Custom TM_MAD: {NAME}", "  Next: choose the clusters. Configuration attributes: leave as they are"]
+    more = [(name, value) for name, value in template.attributes.items() if name not in ("NAME", "TYPE", "DS_MAD", "TM_MAD")]
+    lines.append("  Custom Attributes: " + ("none" if not more else ""))
+    lines += [f"    {name} = {value}" for name, value in more]
+    return "\n".join([*lines, "  Finish", ""])

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`semishared setup --apply` against a simulated oned: made once, found again, never over somebody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from lab.oned import Oned, Settings
+
+COMMAND = Path(__file__).resolve().parents[2] / "bin" / "semishared"
+
+
+class Site:
+    """A simulated oned and a session with it."""
+
+    def __init__(self, oned: Oned, auth: Path) -> None:
+        self.oned, self.auth = oned, auth
+
+    def setup(self, *options: str, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+        assert self.oned.rpc
+        env = {"PATH": os.environ["PATH"], "ONE_XMLRPC": self.oned.rpc.url, "ONE_AUTH": str(self.auth), **env}
+        done = subprocess.run([str(COMMAND), "setup", *options], env=env, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        return done
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    auth = tmp_path / "one_auth"
+    auth.write_text("oneadmin:password\n")
+    # What oned calls as soon as it has an image datastore.
+    monitor = tmp_path / "fe/var/lib/one/remotes/datastore/semishared/monitor"
+    monitor.parent.mkdir(parents=True)
+    monitor.write_text("#!/bin/sh\necho USED_MB=1 TOTAL_MB=3 FREE_MB=2\n")
+    monitor.chmod(0o755)
+    with Oned.in_tree(tmp_path, Settings()) as oned:
+        yield Site(oned, auth)
+
+
+def test_makes_both_and_finds_them_again(site: Site) -> None:
+    said = site.setup("--apply", "--set", "SEMISHARED_PLACE=shared", "--set", "SAFE_DIRS=/srv/a /b").stdout
+    image, system = site.oned.datastores[100], site.oned.datastores[101]
+    assert (image.name, image.type, image.ds_mad, image.tm_mad) == ("semi_img", 0, "semishared", "semishared")
+    assert image.template["SEMISHARED_PLACE"] == "shared" and image.template["SAFE_DIRS"] == "/srv/a /b"
+    assert (system.name, system.type, system.tm_mad) == ("semi_sys", 1, "semishared")
+    assert "semi_img: id 100" in said and "/var/lib/one/datastores/100" in said
+    again = json.loads(site.setup("--apply", "--json", "--set", "SEMISHARED_PLACE=shared").stdout)
+    assert [row["ID"] for row in again["datastores"]] == [100, 101] and len(site.oned.datastores) == 2
+
+
+def test_nothing_is_made_over_what_is_there(site: Site) -> None:
+    site.oned.datastore_create('NAME="semi_sys" TYPE="SYSTEM_DS" TM_MAD="ssh"', 7)
+    assert "semi_sys (id 7) of another kind" in site.setup("--apply", code=1).stderr
+    site.setup("--apply", "--system", "other")
+    assert "with another SEMISHARED_PLACE" in site.setup("--apply", "--system", "other", "--set", "SEMISHARED_PLACE=shared", code=1).stderr
+    assert len(site.oned.datastores) == 3
+
+
+def test_wrong_attributes_never_reach_oned(site: Site) -> None:
+    assert "is SEMISHARED_LOCAL meant?" in site.setup("--apply", "--set", "SEMISHARED_LOCALS=copy", code=1).stderr
+    assert site.oned.rpc and not site.oned.rpc.requests
+
+
+def test_files(site: Site, tmp_path: Path) -> None:
+    said = site.setup("--out", str(tmp_path / "out")).stdout
+    assert str(tmp_path / "out/semi_img.ds") in said
+    site.oned.datastore_create((tmp_path / "out/semi_img.ds").read_text(), 100)
+    assert site.oned.datastores[100].name == "semi_img"
+
+
+def test_no_oned_is_one_line(site: Site) -> None:
+    assert "SS004" in site.setup("--apply", code=2, ONE_XMLRPC="http://127.0.0.1:1/RPC2").stderr

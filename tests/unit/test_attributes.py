@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with attributes is said before an action meets them."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from semishared.cli import setup
+from semishared.plan import attributes
+
+CEPH = {
+    "DISK_TYPE": "RBD", "CEPH_USER": "libvirt", "CEPH_SECRET": "1d2a6b1e-5f0c-4e0b-9a57-6f2f0e7a5c11", "CEPH_HOST": "mon1 mon2:6789"
+}  # fmt: skip
+SOUND = [
+    ("image", {}), ("image", {"SEMISHARED_PLACE": "Shared", "OTHER": "x"}), ("image datastore", {"SEMISHARED_LOCAL": "copy"}),
+    ("image datastore", CEPH), ("image datastore", {**CEPH, "SEMISHARED_CEPH_READER": "r", "SEMISHARED_PLACE": "local"}),
+    ("system datastore", {"SHARED": "no"}), ("host", {"SEMISHARED_BASES_LIMIT": "200G", "SEMISHARED_BASES_FLOOR": "5%"}),
+]  # fmt: skip
+WRONG = [
+    ("image", {"SEMISHARED_PLCE": "shared"}, "is SEMISHARED_PLACE meant?"),
+    ("image", {"SEMISHARED_LOCALE": "copy"}, "is SEMISHARED_LOCAL meant?"),
+    ("image", {"SEMISHARED_XYZZY_QQ": "copy"}, "there is no attribute SEMISHARED_XYZZY_QQ"),
+    ("image", {"SEMISHARED_PLACE": "here"}, "'here', not one of auto, shared, local"),
+    ("image", {"SEMISHARED_PLACE": "shared", "SEMISHARED_LOCAL": "copy"}, "contradicts"),
+    ("image", {"SEMISHARED_LOCAL": "remote-first"}, "not supported yet"),
+    ("image", {"SEMISHARED_CEPH_READER": "r"}, "only in image datastores"),
+    ("image datastore", {"SEMISHARED_BASES_LIMIT": "1G"}, "means nothing in image datastores, only in hosts"),
+    ("image datastore", {"DISK_TYPE": "rbd"}, "in capitals"),
+    ("image datastore", {"DRIVER": "vmdk"}, "'vmdk', not one of raw, qcow2"),
+    ("image datastore", {"DISK_TYPE": "RBD"}, "has no CEPH_USER"),
+    ("image datastore", {**CEPH, "CEPH_USER": "admin"}, "not admin"),
+    ("image datastore", {**CEPH, "CEPH_SECRET": ""}, "no CEPH_SECRET"),
+    ("image datastore", {**CEPH, "CEPH_HOST": "mon1,mon2"}, "no address"),
+    ("image datastore", {**CEPH, "CEPH_KEY": "AQ"}, "keyring"),
+    ("image datastore", {**CEPH, "DRIVER": "qcow2"}, "not one of raw"),
+    ("image datastore", {"BRIDGE_LIST": "h1"}, "mounted store"),
+    ("system datastore", {"SHARED": "YES"}, "SHARED = NO"),
+    ("host", {"SEMISHARED_BASES_LIMIT": "much"}, "much"),
+    ("host", {"SEMISHARED_PLACE": "shared"}, "means nothing in hosts"),
+]
+
+
+@pytest.mark.parametrize("holder, given", SOUND)
+def test_sound(holder: str, given: dict[str, str]) -> None:
+    assert attributes.problems(holder, given) == []
+
+
+@pytest.mark.parametrize("holder, given, why", WRONG)
+def test_wrong(holder: str, given: dict[str, str], why: str) -> None:
+    (said,) = attributes.problems(holder, given)
+    assert why in said and "-1" not in said
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    setup.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+@pytest.mark.parametrize("word", ["A", "=b", "a b=c", "A=", "A=b\nc", "NAME=x", "tm_mad=ssh", "A=\x1b[m"])
+def test_setup_refuses_what_is_no_attribute(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert setup.run(arguments("--set", word)) == 1
+    said = capsys.readouterr()
+    assert not said.out and said.err.count("\n") == 1
+
+
+def test_setup_prints_what_onedatastore_reads_and_what_to_click(capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = [word for name, value in CEPH.items() if name != "DISK_TYPE" for word in ("--set", f"{name}={value}")]
+    assert setup.run(arguments("--kind", "rbd", "--image", "fast", *pairs)) == 0
+    said = capsys.readouterr().out
+    assert 'NAME = "fast"\nTYPE = "IMAGE_DS"\nDS_MAD = "semishared"\nTM_MAD = "semishared"\nDISK_TYPE = "RBD"\n' in said
+    assert "    CEPH_USER = libvirt\n" in said and "Custom TM_MAD: semishared" in said
+
+
+def test_setup_names_everything_that_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert setup.run(arguments("--set", "SEMISHARED_PLCE=shared", "--set", "DRIVER=x", "--set-system", "SHARED=YES")) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 3 and all(line.startswith("semishared setup: semi_") for line in said)
