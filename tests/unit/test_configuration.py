@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from configurations import REFUSED, SOUND, Value, oned_reads, vmm_execrc
 from semishared.errors import BadConfiguration, ConfigurationConflict
 from semishared.opennebula.oned_conf import parse
+from semishared.plan import attributes, execrc
 from semishared.plan import configuration as plan
-from semishared.plan import execrc
 
 OWN = ("attach_disk", "deploy", "migrate", "restore", "snapshot_create")
 # What was there by hand is ours: it goes when we go.
@@ -167,3 +167,7 @@ def test_our_reader_and_oned_agree(text: str) -> None:
             fields.setdefault(field.name, field.value.text)
         flat.append((item.name, item.value.text if item.fields is None else fields))
     assert flat == oned_reads(text)
+
+
+def test_every_attribute_of_images_is_for_administrators_only() -> None:
+    assert set(plan.RESTRICTED) == {name for name, holders in attributes.HOLDERS.items() if "image" in holders}
