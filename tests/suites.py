@@ -33,6 +33,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "unit": {"paths": ["tests/unit"], "minutes": 3, "alone": True},
     "system": {"paths": ["tests/system"], "minutes": 20},
     "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 15},
+    "live": {"paths": ["tests/faults/test_live_kill.py"], "minutes": 15},
     "replay": {"paths": ["tests/replay"], "minutes": 10},
     "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 12},
     "ceph": {"paths": ["tests/ceph"], "minutes": 12},

@@ -59,10 +59,23 @@ def deploy(here: str, argv: list[str], report: Report) -> NoReturn:
     if unrecorded:
         # oned's format may be wrong for it, and a qcow2 overlay taken for raw is destroyed by its guest.
         raise BadRecord(f"disk {min(unrecorded)} of {vm_dir} has no record")
+    _put_right(vm_dir)
     for record in records.values():
         check_disk(vm_dir, record)
     stdin_is(domain.with_records(records))
     become(here, "deploy", argv)
+
+
+def _put_right(vm_dir: str) -> None:
+    """End what actions on the guest's last run, killed with it, have left in its disks."""
+    try:
+        notes = [name for name in os.listdir(f"{vm_dir}/{RECORDS}") if name == "frozen.json" or name.startswith("job.")]
+    except OSError:
+        return
+    if notes:
+        from .do import running
+
+        running.recover(vm_dir, "")
 
 
 def attach_disk(here: str, argv: list[str], _report: Report) -> NoReturn:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A machine of the rig: a process in mounts of its own that starts host sides by forking itself, in milliseconds.
 
-    machine.py DISKS DATASTORES STORE      with a socket as stdin; says "ready"
+    machine.py LIB [DISKS DATASTORES STORE]      with a socket as stdin; says "ready"; with mounts, if they are named
 
 Each request on the socket is an environment (JSON) with four descriptors: stdin, stdout, stderr, and a socket that is
 told the pid and then the exit code. What runs is the host side as ssh starts it, but for python's own start: everything
@@ -21,9 +21,6 @@ import sys
 import traceback
 from pathlib import Path
 from typing import IO, Dict, List, Optional, Sequence
-
-LIB = Path(__file__).resolve().parents[2] / "lib"
-PACKAGE = LIB / "semishared"
 
 
 class HostSide:
@@ -68,12 +65,12 @@ class Starter:
 
     PIPE, TimeoutExpired = subprocess.PIPE, subprocess.TimeoutExpired
 
-    def __init__(self, server: socket.socket) -> None:
-        self._server = server
+    def __init__(self, server: socket.socket, extra: Optional[Dict[str, str]] = None) -> None:
+        self._server, self._extra = server, extra or {}
 
     def Popen(self, argv: Sequence[str], *, env: Dict[str, str], stderr: int, **_: object) -> HostSide:  # noqa: N802
         """Start a host side, whatever `argv` says."""
-        return HostSide(self._server, env, stderr)
+        return HostSide(self._server, {**env, **self._extra}, stderr)
 
 
 # -- the process itself -----------------------------------------------------------------------------
@@ -131,13 +128,15 @@ def _become(env: Dict[str, str], fds: List[int]) -> None:
 
 
 def main() -> None:
-    disks, datastores, store = sys.argv[1:]
+    lib, *mounts = sys.argv[1:]
     server = socket.socket(fileno=os.dup(0))
-    subprocess.run(["mount", "--bind", disks, datastores], check=True)
-    subprocess.run(["mount", "--bind", store, f"{datastores}/100"], check=True)
-    sys.path.insert(0, str(LIB))
-    for path in sorted([PACKAGE / "hostside.py", *PACKAGE.glob("do/*.py")]):
-        importlib.import_module(".".join(path.relative_to(LIB).with_suffix("").parts))
+    if mounts:
+        disks, datastores, store = mounts
+        subprocess.run(["mount", "--bind", disks, datastores], check=True)
+        subprocess.run(["mount", "--bind", store, f"{datastores}/100"], check=True)
+    sys.path.insert(0, lib)
+    for path in sorted([Path(lib, "semishared/hostside.py"), *Path(lib).glob("semishared/do/*.py")]):
+        importlib.import_module(".".join(path.relative_to(lib).with_suffix("").parts))
     server.send(b"ready")
     os.chdir("/")
     _serve(server)

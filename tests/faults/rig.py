@@ -64,7 +64,7 @@ class Rig:
 
     def _power_on(self, name: str) -> None:
         live = self.top / "live"
-        words = ["unshare", "--mount", "--propagation", "private", "/usr/bin/python3", "-I", machine.__file__]
+        words = ["unshare", "--mount", "--propagation", "private", "/usr/bin/python3", "-I", machine.__file__, str(CHECKOUT / "lib")]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._machines[name] = subprocess.Popen([*words, str(live / name), str(self.datastores), str(live / "store")], stdin=theirs)
         theirs.close()

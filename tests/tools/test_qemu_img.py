@@ -136,3 +136,36 @@ def test_huge_virtual_size_is_unsafe(tmp_path: Path) -> None:
     qemu_img.create(str(tmp_path / "image"), "qcow2", 1 << 50)
     with pytest.raises(UnsafeImage, match="claims a size of 1024.0 TiB"):
         inspection.inspect(str(tmp_path / "image"), 64 << 40)
+
+
+@pytest.mark.parametrize("backing", ["", "base"])
+def test_rebased_copy_takes_over_what_lay_between(tmp_path: Path, backing: str) -> None:
+    """base <- middle <- top: without `middle` the copy of `top` reads as before, and `top`, which a guest may have open, is as it was."""
+    base, middle, top, new = (tmp_path / name for name in ("base", "middle", "top", "new"))
+    qemu_img.create(str(base), "raw", 8 * MiB)
+    qemu_io(base, "raw", "write -P 0x11 0 3M")
+    qemu_img.create_overlay(str(middle), "base", "raw", 0, "")
+    for command in ("write -P 0x22 1M 1M", "write -z 2560k 64k"):
+        qemu_io(middle, "qcow2", command)
+    qemu_img.create_overlay(str(top), "middle", "qcow2", 12 * MiB, "")
+    qemu_io(top, "qcow2", "write -P 0x33 2M 64k")
+    before = top.read_bytes()
+    qemu_img.rebased(str(top), str(new), backing, "raw" if backing else "")
+    assert top.read_bytes() == before
+    middle.unlink()
+    if not backing:
+        base.unlink()
+    held = "0x11 0 1M", "0x22 1M 1M", "0x33 2M 64k", "0x11 2112k 448k", "0 2560k 64k", "0x11 2624k 448k", "0 3M 9M"
+    for part in held:
+        qemu_io(new, "qcow2", f"read -P {part}")
+    assert info(new).get("backing-filename", "") == backing
+
+
+def test_layer_is_put_over_another_without_a_change_of_its_data(tmp_path: Path) -> None:
+    base, middle, top = (tmp_path / name for name in ("base", "middle", "top"))
+    qemu_img.create(str(base), "raw", 8 * MiB)
+    qemu_img.create_overlay(str(middle), "base", "raw", 0, "")
+    qemu_io(middle, "qcow2", "write -P 0x22 1M 1M")
+    qemu_img.create_overlay(str(top), "base", "raw", 0, "")
+    qemu_img.lay_over(str(top), "middle", "qcow2")
+    qemu_io(top, "qcow2", "read -P 0x22 1M 1M")

@@ -190,6 +190,24 @@ def test_deploy_with_an_empty_record_directory_changes_nothing(host: Host) -> No
     assert host.passes("deploy", *host.deploy_argv(), stdin=host.domain) == Got(host.deploy_argv(), host.domain)
 
 
+def test_deploy_first_puts_right_what_died_with_the_guests_last_run(host: Host) -> None:
+    """A pull had ended, and QEMU had named the new backing file, but not yet written where the pulled data is."""
+    folder = host.vm_dir / "disk.0.snap"
+    folder.mkdir()
+    for layer, below in ((0, ""), (1, "0"), (2, "0")):
+        words = ["-b", below, "-F", "qcow2"] if below else []
+        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *words, str(layer), "1M"], check=True, cwd=folder)
+    (host.vm_dir / "disk.0").symlink_to("disk.0.snap/2")
+    host.add_record(0, "local", "copy", "qcow2", str(folder / "2"))
+    notes = [host.vm_dir / ".semishared" / name for name in ("job.0.json", "frozen.json")]
+    notes[0].write_text(json.dumps({"target": "vda", "run": "5", "layer": "2", "below": "1", "below_format": "qcow2"}))
+    notes[1].write_text(json.dumps({"how": "SUSPEND", "run": "5"}))
+    host.passes("deploy", *host.deploy_argv(), stdin=host.domain)
+    assert not [note for note in notes if note.exists()]
+    said = subprocess.check_output(["qemu-img", "info", "--output=json", str(folder / "2")])
+    assert json.loads(said)["backing-filename"] == "1"
+
+
 def test_deploy_of_a_large_domain(host: Host) -> None:
     host.add_local(0)
     stdin = host.domain.replace(b"<name>", b"<!--" + b"x" * 3_000_000 + b"--><name>")

@@ -204,6 +204,8 @@ def save_disk(step: SaveDisk) -> None:
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
     if step.domain:
         turns.take(disk.vm, disk.vm_dir)
+    if step.domain or step.snapshot == -1:
+        # Of a snapshot nobody says whether a guest runs, and nothing that could be left concerns it.
         running.recover(disk.vm_dir, step.domain)
     files.remove_staged(*os.path.split(step.path))
     with files.published(step.path) as staged:

@@ -95,9 +95,6 @@ class Execution:
     def PullLayer(self, step: s.PullLayer) -> None:
         snapshots.pull_layer(step)
 
-    def FlushGuest(self, step: s.FlushGuest) -> None:
-        snapshots.flush_guest(step)
-
     def DropStrays(self, step: s.DropStrays) -> None:
         snapshots.drop_strays(step)
 

@@ -79,11 +79,18 @@ def rebase(path: str, backing: str, backing_format: str) -> None:
     run([*argv, *(["-F", backing_format] if backing else []), path], timeout_s=LONG_S)
 
 
-def merged(path: str, target: str, backing: str, backing_format: str, options: str = "") -> None:
-    """Write the new qcow2 `target`: all that `path` and the files below it hold on top of `backing` ('' for none)."""
-    argv = ["qemu-img", "convert", "-q", "--force-share", "-f", "qcow2", "-O", "qcow2"]
-    argv += ["-B", backing, "-F", backing_format] if backing else []
-    run([*argv, *(["-o", options] if options else []), path, target], timeout_s=LONG_S)
+def lay_over(path: str, backing: str, backing_format: str) -> None:
+    """Let the header of the qcow2 `path` name `backing` as what it lies over; nothing else of it changes."""
+    run(["qemu-img", "rebase", "-u", "-q", "-f", "qcow2", "-b", backing, "-F", backing_format, path])
+
+
+def rebased(path: str, target: str, backing: str, backing_format: str) -> None:
+    """Write the new file `target`, beside `path` and with its content, as `rebase` would make it; `path` stays as it is.
+
+    Not by `convert -B`: that takes what `path` itself holds, and leaves out what lies between it and `backing`.
+    """
+    run(["cp", "--sparse=always", "--reflink=auto", "--", path, target], timeout_s=LONG_S)
+    rebase(target, backing, backing_format)
 
 
 def resize(path: str, format: str, size: int) -> None:

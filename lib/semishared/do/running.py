@@ -7,6 +7,11 @@ that, and with the turn (turns.py), so that what it finds noted is nobody's work
 
     .semishared/frozen.json     the guest rests, by us
     .semishared/job.N.json      a job for disk N: a snapshot, a copy or a pull
+
+A pull ends with a new backing name in the layer's header, while QEMU still has in memory where in the layer the pulled
+data is: a QEMU that dies now leaves a layer that lies over the wrong one. So a pull is over when QEMU has been made to
+write all it knows; its note says what the layer lay over, and who finds it without its QEMU puts that name back. All the
+data is there, in the layer that is not removed before.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from typing import Iterator
 
 from ..errors import MissingImage, SemisharedError, ToolTimeout
 from ..plan.steps import DiskRef
-from . import domain, files, progress, qemu_img, vm_dir
+from . import domain, files, layers, progress, qemu_img, vm_dir
 from .run import LONG_S
 from .trace import point
 
@@ -56,16 +61,38 @@ def opened(name: str, folder: str) -> set[int]:
 
 
 def recover(directory: str, name: str) -> None:
-    """End what a killed action has left in the guest: a rest, jobs."""
+    """End what a killed action has left in the guest: a rest, jobs; `name` is '' when no guest runs."""
     wake(directory, name)
     for note in sorted(filter(JOB.match, _names(f"{directory}/{vm_dir.RECORDS}"))):
         path = f"{directory}/{vm_dir.RECORDS}/{note}"
         job = files.read_json(path) or {}
         if _is_of_this_run(job, name):
             _wait_for_snapshot(name)
-            _end_job(name, str(job.get("target", "")))
+            _finish(directory, name, job)
+        else:
+            _put_back(directory, int(note.split(".")[1]), job)
         files.unlink(path)
         point("job ended")
+
+
+def _finish(directory: str, name: str, job: dict[str, object]) -> None:
+    """End a job of a guest that runs; what it has pulled becomes durable."""
+    _end_job(name, str(job.get("target", "")))
+    if job.get("layer"):
+        flush(directory, name)
+
+
+def _put_back(directory: str, disk: int, job: dict[str, object]) -> None:
+    """Put a layer back over what it lay over before a pull that its QEMU did not live to finish."""
+    below, record = str(job.get("below", "")), vm_dir.read_record(directory, disk)
+    if "layer" not in job or not record:
+        return
+    folder = os.path.dirname(str(record["path"]))
+    layer = f"{folder}/{job['layer']}"
+    # The one below is gone only if the pull was over, and the power as well before the note was.
+    if os.path.exists(layer) and os.path.exists(f"{folder}/{below}") and layers.backing_of(layer)[0] != below:
+        qemu_img.lay_over(layer, below, str(job.get("below_format", "")))
+        point("layer put back")
 
 
 def _run(name: str) -> str:
@@ -113,17 +140,21 @@ def _end_job(name: str, target: str) -> None:
 
 
 @contextmanager
-def noted(disk: DiskRef, name: str, target: str) -> Iterator[None]:
-    """Do, within the block, what libvirt may go on with when we are dead; end it when the block fails."""
+def noted(disk: DiskRef, name: str, target: str, **pull: str) -> Iterator[None]:
+    """Do, within the block, what libvirt may go on with when we are dead; end it when the block fails.
+
+    `pull`: the number of the `layer` that is pulled into, and of that which it lies over: `below`, `below_format`.
+    """
     path = f"{disk.vm_dir}/{vm_dir.RECORDS}/job.{disk.disk}.json"
     files.remove_staged(*os.path.split(path))
-    files.write_json(path, {"target": target, "run": _run(name)})
+    job: dict[str, object] = {"target": target, "run": _run(name), **pull}
+    files.write_json(path, job)
     point("job noted")
     try:
         yield
     except BaseException:
         try:
-            _end_job(name, target)
+            _finish(disk.vm_dir, name, job)
             files.unlink(path)
         except SemisharedError:
             pass  # whoever comes next ends it
@@ -180,10 +211,7 @@ def _resume(name: str) -> None:
 
 
 def flush(directory: str, name: str) -> None:
-    """Make QEMU write what it knows of a pulled layer, before a file with the data is unlinked.
-
-    It keeps tables of the layer in memory until a flush, and a stopped guest is the one flush libvirt offers.
-    """
+    """Make QEMU write all it knows of the guest's disks; a stopped guest is the one flush that libvirt offers."""
     if domain.state(URI, name) == "running":
         with resting(directory, name, "SUSPEND"):
             pass
@@ -196,17 +224,19 @@ def flush(directory: str, name: str) -> None:
 # -- jobs -------------------------------------------------------------------------------------------
 
 
-def pull(disk: DiskRef, name: str, target: str, backing: str, folder: str) -> None:
-    """Let QEMU copy into a disk's active layer what that does not share with `backing` ('' for nothing)."""
+def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str) -> None:
+    """Let QEMU copy into a disk's active layer, the file `layer`, what that does not share with `backing` ('' for nothing)."""
     base: list[str] = []
     if backing:
-        base = ["--base", f"{target}[{_index(name, target, os.path.join(folder, backing))}]"]
+        base = ["--base", f"{target}[{_index(name, target, os.path.join(os.path.dirname(layer), backing))}]"]
         if "/" not in backing:
             # Else QEMU writes an absolute name into the header, and the directory could not be moved any more.
             base.append("--keep-relative")
-    with noted(disk, name, target):
+    below, below_format = layers.backing_of(layer)
+    with noted(disk, name, target, layer=os.path.basename(layer), below=below, below_format=below_format):
         domain.virsh(URI, "blockpull", name, target, *base, "--wait", timeout_s=LONG_S)
         point("layer pulled")
+        flush(disk.vm_dir, name)
 
 
 def _index(name: str, target: str, wanted: str) -> int:

@@ -18,7 +18,6 @@ from ..plan.steps import (
     DiskRef,
     DropLayer,
     DropStrays,
-    FlushGuest,
     GrowDisk,
     MergeLayer,
     NameLayer,
@@ -50,10 +49,10 @@ def describe(step: DescribeDisk) -> dict[str, object]:
     }  # fmt: skip
     if how == "volatile":
         return answer
+    running.recover(disk.vm_dir, step.domain)
     path = str(record["path"])
     active = layers.NONE
     if step.domain:
-        running.recover(disk.vm_dir, step.domain)
         target, path = running.find(step.domain, path)
         answer["target"], answer["system_snapshots"] = target, len(domain.snapshots(running.URI, step.domain))
     if how == "in-place":
@@ -174,7 +173,7 @@ def merge_layer(step: MergeLayer) -> None:
         return
     files.remove_staged(folder, str(step.layer))
     with files.published(path) as staged:
-        qemu_img.merged(path, staged, step.backing, step.backing_format)
+        qemu_img.rebased(path, staged, step.backing, step.backing_format)
         os.chmod(staged, 0o660)
     point("layer merged")
 
@@ -183,12 +182,7 @@ def pull_layer(step: PullLayer) -> None:
     """Let the running guest's QEMU copy into its active layer what that does not share with `backing`."""
     path = _layer(step.disk, step.layer)
     if layers.backing_of(path)[0] != step.backing:
-        running.pull(step.disk, step.domain, step.target, step.backing, os.path.dirname(path))
-
-
-def flush_guest(step: FlushGuest) -> None:
-    """Make durable what the running guest's QEMU has pulled, now or before."""
-    running.flush(step.disk.vm_dir, step.domain)
+        running.pull(step.disk, step.domain, step.target, step.backing, path)
 
 
 def drop_strays(step: DropStrays) -> None:

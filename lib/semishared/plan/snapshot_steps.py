@@ -64,20 +64,13 @@ class MergeLayer(NamedTuple):
 
 
 class PullLayer(NamedTuple):
-    """Let a running guest do that to the layer it writes to."""
+    """Let a running guest do that to the layer it writes to, and make it durable."""
 
     disk: DiskRef
     layer: int
     domain: str
     target: str
     backing: str
-
-
-class FlushGuest(NamedTuple):
-    """Make what a running guest's QEMU holds of a disk's layers durable."""
-
-    disk: DiskRef
-    domain: str
 
 
 class DropStrays(NamedTuple):

@@ -144,9 +144,6 @@ def delete(request: SnapshotPlace, facts: Facts, domain: str) -> list[s.Step]:
             steps.append(s.PullLayer(disk, child, domain, facts.target, gone.backing))
         else:
             steps.append(s.MergeLayer(disk, child, gone.backing, gone.backing_format, copy=child in open_by_guest))
-    if facts.is_running:
-        # Also where nothing is pulled now: it may have been, by one that was killed before it could flush.
-        steps.append(s.FlushGuest(disk, domain))
     return [*steps, s.DropLayer(disk, number)]
 
 

@@ -32,7 +32,6 @@ from .snapshot_steps import DescribeDisk as DescribeDisk
 from .snapshot_steps import DropCopy as DropCopy
 from .snapshot_steps import DropLayer as DropLayer
 from .snapshot_steps import DropStrays as DropStrays
-from .snapshot_steps import FlushGuest as FlushGuest
 from .snapshot_steps import GrowDisk as GrowDisk
 from .snapshot_steps import MergeLayer as MergeLayer
 from .snapshot_steps import NameLayer as NameLayer

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A running domain with a disk of each kind, for the kill suite: saved, killed and started again within a second.
+
+It has nothing to boot: no guest writes, so that what every disk must hold is known, and a domain costs 0.3 s. Its QEMU,
+libvirt and disks are real. Guests that write and verify are in tests/system.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+
+from semishared.config import Config
+from semishared.do import layers, ssh
+from semishared.opennebula import args
+from semishared.plan import snapshots
+from semishared.plan import steps as s
+
+from lab import NodeProcess
+
+from . import machine
+from .cloud import STORE, SYSTEM, Cloud, until
+from .rig import digest, file_digest, image_bytes
+
+VM = 7
+DOMAIN = f"one-{VM}"
+VM_DIR = f"{SYSTEM}/{VM}"
+SAVED = f"{STORE}/saved"
+BACKUP = f"{VM_DIR}/backup"
+OVERLAY, COPY, ON_STORE, IN_PLACE = range(4)
+PLACES = ("overlay", "copy", "store-clone", "in-place")
+CONTENT = image_bytes("live")
+MiB = 1 << 20
+VIRSH = ["virsh", "-q", "-c", "qemu:///system"]
+DYING = "/var/tmp/dying"
+TRACE = "/var/tmp/trace"
+Environment = Dict[str, str]
+
+DIES = """#!/bin/bash
+# The real virsh, killed together with whoever called it, soon after it has begun.
+for word; do [ "$word" = {verb} ] && hit=yes; done
+[ "$hit" ] || exec /usr/bin/virsh "$@"
+/usr/bin/virsh "$@" {more} &
+sleep {seconds}
+kill -KILL $! $PPID
+"""
+
+
+def written(*marks: int) -> bytes:
+    """Return the image after writes: mark N is 512 KiB of byte N at N MiB."""
+    changed = bytearray(CONTENT)
+    for mark in marks:
+        changed[mark * MiB : mark * MiB + MiB // 2] = bytes([mark]) * (MiB // 2)
+    return bytes(changed)
+
+
+class Live:
+    """VM 7 on h1: disk 0 an overlay, 1 a copy, 2 a clone on the store, 3 in place."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        self.cloud, self.host = cloud, cloud.h1
+        self.top = Path(tempfile.mkdtemp(prefix="semishared-live-"))
+        self.environment = self.host._command([], "oneadmin", None, "/")[1]
+        self._read: Dict[Tuple[str, ...], str] = {}
+        self._server, self._machine = self._power_on()
+        for number, extra in enumerate(("", "<SEMISHARED_LOCAL>copy</SEMISHARED_LOCAL>", "<SEMISHARED_PLACE>shared</SEMISHARED_PLACE>")):
+            cloud.image(number + 1, attributes=extra)
+        cloud.image(4, persistent=True)
+        cloud.vm(VM, {0: 1, 1: 2, 2: 3, 3: 4})
+        source, self.mine = cloud.upload(CONTENT), cloud.upload(CONTENT)
+        for disk in range(4):
+            words = [f"fe:{self.mine if disk == IN_PLACE else source}", f"h1:{VM_DIR}/disk.{disk}", str(VM), "100"]
+            done = cloud.tm("ln" if disk == IN_PLACE else "clone", *words)
+            assert done.returncode == 0, done.stderr.decode()
+        self.save("new")
+
+    def close(self) -> None:
+        self.end_domain()
+        self._server.close()
+        self._machine.wait()
+        shutil.rmtree(self.top)
+
+    def _power_on(self) -> "Tuple[socket.socket, NodeProcess]":
+        """Start what starts host sides on h1, as the driver's user there."""
+        self.host.path("/var/tmp/machine.py").write_text(Path(machine.__file__).read_text())
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        process = self.host.popen(["/usr/bin/python3", "-I", "/var/tmp/machine.py", "/var/tmp/one/lib"], stdin=theirs)
+        theirs.close()
+        assert ours.recv(100) == b"ready"
+        return ours, process
+
+    # -- its host side ----------------------------------------------------------------------------
+
+    @contextmanager
+    def session(self, env: Environment) -> Iterator[ssh.Session]:
+        """Talk to the host side on h1; `env`: its SEMISHARED_*, or DIE_IN=VERB and DIE_AFTER=SECONDS of its virsh."""
+        if "DIE_IN" in env:
+            more = "--bandwidth 1" if env["DIE_IN"] in ("blockpull", "blockcopy") else ""
+            path = self.host.path(f"{DYING}/virsh")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(DIES.format(verb=env["DIE_IN"], seconds=env["DIE_AFTER"], more=more))
+            path.parent.chmod(0o755)
+            path.chmod(0o755)
+        extra = {**self.environment, **{key: value for key, value in env.items() if key.startswith("SEMISHARED_")}}
+        if "DIE_IN" in env:
+            extra["PATH"] = f"{DYING}:{extra['PATH']}"
+        ssh.subprocess = machine.Starter(self._server, extra)  # type: ignore[assignment]
+        try:
+            session = ssh.Session("localhost", "test", Config())
+        finally:
+            ssh.subprocess = subprocess
+        with session:
+            yield session
+
+    def run(self, env: Environment, *steps: s.Step) -> List[object]:
+        with self.session(env) as session:
+            return session.run(steps)
+
+    @staticmethod
+    def ref(disk: int) -> s.DiskRef:
+        return s.DiskRef(VM, disk, VM_DIR)
+
+    def change(self, env: Environment, what: str, disk: int, number: int, known: Sequence[int] = (), domain: str = DOMAIN) -> None:
+        """Do what tm/snap_* does: ask, plan, do, in one session."""
+        request = args.SnapshotPlace.parse([f"h1:{VM_DIR}/disk.{disk}", str(number), str(VM), "100"])
+        with self.session(env) as session:
+            facts = snapshots.Facts.parse(session.run([s.DescribeDisk(self.ref(disk), domain)])[0])
+            plan = snapshots.create if what == "create" else snapshots.delete
+            steps = plan(request, facts, domain)
+            session.run([*steps, *snapshots.tidy(request, facts, tuple(known), domain)])
+
+    def back_up(self, env: Environment, freeze: str) -> None:
+        self.run(env, s.BackUp(VM, VM_DIR, BACKUP, ("0", "1", "2", "3"), DOMAIN, freeze, "PFZNPjwvVk0+"))
+
+    def end_backup(self, env: Environment) -> None:
+        self.run(env, s.EndBackup(VM, VM_DIR, BACKUP, DOMAIN))
+
+    # -- its domain ---------------------------------------------------------------------------------
+
+    def virsh(self, *argv: str, check: bool = True) -> str:
+        return self.host.run([*VIRSH, *argv], check=check).stdout.decode().strip()
+
+    def start(self) -> None:
+        """Start the domain as its records say."""
+        disks = ""
+        for disk in range(4):
+            record = self.record(disk)
+            disks += (
+                f"<disk type='file' device='disk'><driver name='qemu' type='{record['format']}'/>"
+                f"<source file='{record['path']}'/><target dev='vd{'abcd'[disk]}' bus='virtio'/></disk>"
+            )
+        xml = (
+            f"<domain type='{self.cloud.lab.virt}'><name>{DOMAIN}</name><memory unit='MiB'>16</memory><vcpu>1</vcpu>"
+            f"<os><type arch='x86_64' machine='pc'>hvm</type></os><devices>{disks}<controller type='usb' model='none'/>"
+            "<memballoon model='none'/></devices></domain>"
+        )
+        self.host.path("/var/tmp/domain.xml").write_text(xml)
+        self.virsh("create", "/var/tmp/domain.xml")
+
+    def end_domain(self) -> None:
+        """Pull the plug: what QEMU has not written is lost."""
+        pid_file = self.host.path(f"/run/libvirt/qemu/{DOMAIN}.pid")
+        if pid_file.exists():
+            self.host.run(["kill", "-KILL", pid_file.read_text().strip()], user="root", check=False)
+        until(lambda: DOMAIN not in self.virsh("list", "--all", "--name").split(), 20, "no domain", 0.02)
+
+    # -- its files ------------------------------------------------------------------------------------
+
+    def _parts(self) -> Dict[str, Path]:
+        names = {"vm": SYSTEM, "bases": "/var/lib/one/datastores/.semishared", "store": STORE}
+        return {name: self.host.path(path) for name, path in names.items()}
+
+    def save(self, name: str) -> None:
+        """Keep all files; the domain must be off."""
+        for part, path in self._parts().items():
+            (self.top / name).mkdir(exist_ok=True)
+            subprocess.run(["cp", "-a", "--sparse=always", path, self.top / name / part], check=True)
+
+    def restore(self, name: str) -> None:
+        """Go back to kept files, without a domain."""
+        self.end_domain()
+        for part, path in self._parts().items():
+            for entry in os.scandir(path):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path)
+                else:
+                    os.unlink(entry.path)
+            subprocess.run(["cp", "-a", "--sparse=always", f"{self.top}/{name}/{part}/.", path], check=True)
+
+    def write(self, disk: int, mark: int) -> None:
+        """Write as the guest would, while the domain is off."""
+        record = self.record(disk)
+        self.host.run(["qemu-io", "-f", record["format"], "-c", f"write -q -P {mark} {mark}M 512k", record["path"]])
+
+    def record(self, disk: int) -> Dict[str, str]:
+        found = json.loads(self.host.path(f"{VM_DIR}/.semishared/disk.{disk}.json").read_text())
+        assert isinstance(found, dict)
+        return found
+
+    def listing(self) -> Dict[str, Tuple[str, ...]]:
+        """List what there is of the VM, on host and store, with records, links and who lies over whom."""
+        found: Dict[str, Tuple[str, ...]] = {}
+        for part, top in self._parts().items():
+            for folder, folders, names in os.walk(top):
+                for name in sorted([*folders, *names]):
+                    path = f"{folder}/{name}"
+                    shown = f"{part}/{os.path.relpath(path, top)}"
+                    if "/locks/" in shown:
+                        continue
+                    if os.path.islink(path):
+                        found[shown] = ("link", os.readlink(path))
+                    elif os.path.isdir(path):
+                        found[shown] = ("directory",)
+                    elif name.endswith(".json"):
+                        # What is random by nature: when a session began.
+                        found[shown] = (Path(path).read_text(),) if name.startswith("disk.") else ("file",)
+                    else:
+                        found[shown] = ("file", oct(os.lstat(path).st_mode), *layers.backing_of(path))
+        return found
+
+    def reads(self, path: str, format: str) -> str:
+        """Return the hash of what a guest would read from a file, through all below it; the same bytes are read once."""
+        key, file = [format], path
+        while file:
+            outside = str(self.host.path(file))
+            key.append(file_digest(Path(outside)))
+            below = layers.backing_of(outside)[0] if format == "qcow2" or len(key) > 2 else ""
+            file = os.path.join(os.path.dirname(file), below) if below else ""
+        known = tuple(key)
+        if known not in self._read:
+            self.host.run(["qemu-img", "convert", "-U", "-f", format, "-O", "raw", path, "/tmp/reads"])
+            self._read[known] = file_digest(self.host.path("/tmp/reads"))
+        return self._read[known]
+
+    def check_running(self, disk: int, now: bytes) -> None:
+        """See that the running guest writes to what is recorded, and reads what it must: its QEMU copies the disk out."""
+        self.check_opened(disk)
+        self.run({}, s.SaveDisk(self.ref(disk), f"{STORE}/seen", "raw", DOMAIN))
+        seen = self.host.path(f"{STORE}/seen")
+        assert file_digest(seen) == digest(now), "what the running guest has"
+        seen.unlink()
+
+    def check_opened(self, disk: int) -> None:
+        """See that the running guest writes to what is recorded."""
+        lines = (line.split() for line in self.virsh("domblklist", DOMAIN).splitlines())
+        opened = {line[0]: line[1] for line in lines if line}[f"vd{'abcd'[disk]}"]
+        assert os.path.normpath(opened) == os.path.normpath(self.record(disk)["path"])
+
+    def put_right(self) -> None:
+        """Do what vmm/deploy does before it starts the VM."""
+        self.run({}, s.DescribeDisk(self.ref(OVERLAY), ""))
+
+    def check(self, disk: int, now: bytes, kept: Dict[int, bytes]) -> None:
+        """See that the disk as recorded, and every snapshot, hold what they must; no guest runs."""
+        record = self.record(disk)
+        path = record["path"]
+        assert self.reads(path, record["format"]) == digest(now), "what the next start would open"
+        if record["format"] == "qcow2":
+            self.host.run(["qemu-img", "check", "-q", "-f", "qcow2", path])
+        in_place = disk == IN_PLACE
+        folder = f"{self.mine}.snap" if in_place else os.path.dirname(path)
+        outside = str(self.host.path(folder))
+        tree = {} if in_place else layers.tree(outside, int(os.path.basename(path)), record["format"], record.get("raw_layer"))
+        for number in layers.numbered(outside):
+            if number in kept and f"{folder}/{number}" != path:
+                # One that is not in the tree is the active layer by another name.
+                format = str(tree[number]["format"]) if number in tree else record["format"]
+                assert self.reads(f"{folder}/{number}", format) == digest(kept[number]), f"snapshot {number}"
+
+    def at_rest(self) -> None:
+        """See that the guest runs, and that nothing of ours is under way in it."""
+        assert self.virsh("domstate", DOMAIN) == "running"
+        for target in ("vda", "vdb", "vdc", "vdd"):
+            assert not self.virsh("blockjob", DOMAIN, target, "--info", "--raw"), f"a job on {target}"
+        assert "None" in self.virsh("domjobinfo", DOMAIN)
+        names = os.listdir(self.host.path(f"{VM_DIR}/.semishared"))
+        assert not [name for name in names if not name.startswith("disk.")], names
+
+    def points(self) -> List[str]:
+        text = self.host.path(TRACE).read_text()
+        return [line.partition(" ")[2] for line in text.splitlines()]
+
+    def forget_trace(self) -> None:
+        path = self.host.path(TRACE)
+        if path.exists():
+            path.unlink()

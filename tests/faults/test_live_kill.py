@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Actions on a running guest's disks, killed at every step and in the midst of libvirt's work; then issued again.
+
+Afterwards the guest runs, nothing is left in its QEMU or beside its disks, and after QEMU has been killed too every
+disk and every snapshot holds what it must. The same if QEMU dies with the action: whatever it had in memory only, what
+the next start opens holds all that the guest had written, and the action can be issued again while the VM is off.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+
+import pytest
+
+from semishared.errors import SemisharedError
+
+from . import conftest
+from .cloud import Cloud
+from .live import COPY, DOMAIN, IN_PLACE, ON_STORE, OVERLAY, PLACES, SAVED, TRACE, VM_DIR, Environment, Live, digest, s, written
+
+DELAYS = (0.005, 0.05)
+
+
+@dataclass
+class Case:
+    """One action on one disk: what it starts from, what is there then and afterwards, which calls of virsh die."""
+
+    name: str
+    disk: int
+    start: str
+    act: Callable[[Live, Environment], object]
+    dies_in: Sequence[str] = ()
+    kept: Dict[int, bytes] = field(default_factory=dict)
+    now: bytes = written(1, 2)
+    off: Optional[Callable[[Live], object]] = None
+    """The same action on a VM that is off."""
+
+
+KEPT = {0: written(1, 2), 1: written(1, 2, 3), -1: written(1, 2, 3, 4)}
+
+
+def _create(disk: int, start: str, number: int) -> Case:
+    kept = {number: written(1, 2)} if start == "plain" else {0: KEPT[0], 1: KEPT[1], number: KEPT[-1]}
+    verb = "blockcopy" if disk == IN_PLACE else "snapshot-create-as"
+    return Case(
+        f"snap_create_live {PLACES[disk]}, snapshot {number}", disk, start,
+        lambda live, env: live.change(env, "create", disk, number, tuple(kept)), (verb,), kept,
+        written(1, 2) if start == "plain" else KEPT[-1],
+        lambda live: live.change({}, "create", disk, number, tuple(kept), ""),
+    )  # fmt: skip
+
+
+def _delete(disk: int, number: int, dies_in: Sequence[str]) -> Case:
+    return Case(
+        f"snap_delete running {PLACES[disk]}, snapshot {number}", disk, "tree",
+        lambda live, env: live.change(env, "delete", disk, number, (0, 1)), dies_in, {0: KEPT[0], 1: KEPT[1]}, KEPT[-1],
+        lambda live: live.change({}, "delete", disk, number, (0, 1), ""),
+    )  # fmt: skip
+
+
+def _save(disk: int) -> Case:
+    return Case(
+        f"cpds live {PLACES[disk]}", disk, "tree",
+        lambda live, env: live.run(env, s.SaveDisk(live.ref(disk), SAVED, "raw", DOMAIN)), ("blockcopy",),
+        {0: KEPT[0], 1: KEPT[1]}, KEPT[-1],
+    )  # fmt: skip
+
+
+CASES = [
+    _create(OVERLAY, "plain", 0), _create(COPY, "plain", 0), _create(ON_STORE, "plain", 3), _create(IN_PLACE, "plain", 0),
+    _create(OVERLAY, "tree", 2),
+    _delete(OVERLAY, 1, ("blockpull", "suspend", "resume")), _delete(OVERLAY, 0, ()), _delete(COPY, 1, ("blockpull",)),
+    _delete(ON_STORE, 1, ("blockpull",)), _delete(IN_PLACE, 1, ()),
+    _save(OVERLAY), _save(IN_PLACE),
+    Case("prebackup_live", OVERLAY, "plain", lambda live, env: live.back_up(env, "SUSPEND"), ("suspend", "resume", "backup-begin")),
+    Case("postbackup_live", OVERLAY, "backed up", lambda live, env: live.end_backup(env)),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with Cloud.up() as cloud:
+        live = Live(cloud)
+        try:
+            for disk in range(4):
+                for mark in (1, 2):
+                    live.write(disk, mark)
+            live.save("plain")
+            for number in (0, 1):
+                for disk in range(4):
+                    live.change({}, "create", disk, number, domain="")
+                    live.write(disk, number + 3)
+            live.save("tree")
+            live.restore("plain")
+            live.start()
+            live.back_up({}, "NONE")
+            live.end_domain()
+            live.save("backed up")
+            yield live
+        finally:
+            live.close()
+
+
+class Proof:
+    """One case, killed everywhere."""
+
+    def __init__(self, live: Live, case: Case) -> None:
+        self.live, self.case = live, case
+        self.failures: List[str] = []
+        self.row: Dict[str, Any] = {"points": 0, "reruns": 0, "deletes": 0, "passed": 0}
+
+    def run(self) -> None:
+        live, case = self.live, self.case
+        self.begin()
+        live.forget_trace()
+        case.act(live, {"SEMISHARED_TRACE": TRACE})
+        names = live.points()
+        self.check()
+        self.wanted = live.listing()
+        for number, name in enumerate(names, 1):
+            kill = {"SEMISHARED_KILL_AT": str(number)}
+            self.attempt(f"killed at {number} ({name})", kill, self.rerun)
+            if case.off:
+                self.attempt(f"killed with its QEMU at {number} ({name})", kill, self.power_cut)
+        for verb in case.dies_in:
+            for delay in DELAYS:
+                dies = {"DIE_IN": verb, "DIE_AFTER": str(delay)}
+                self.attempt(f"killed with virsh {verb} after {delay} s", dies, self.rerun)
+
+    def begin(self) -> None:
+        self.live.restore(self.case.start)
+        self.live.start()
+
+    def attempt(self, where: str, env: Environment, then: Callable[[], None]) -> None:
+        self.row["points"] += 1
+        try:
+            self.begin()
+            with pytest.raises(SemisharedError):
+                self.case.act(self.live, env)
+            then()
+            self.row["passed"] += 1
+        except Exception:  # noqa: BLE001 - all points are tried, all failures told
+            self.failures.append(f"{where}: {traceback.format_exc(limit=-3)}")
+
+    def rerun(self) -> None:
+        """Issue the action again, on the guest that still runs."""
+        self.row["reruns"] += 1
+        self.case.act(self.live, {})
+        # To read through QEMU may let it write what it knows, which it need not have done else: so at every other point.
+        self.check(read=self.row["points"] % 2 == 0)
+        assert self.live.listing() == self.wanted
+
+    def power_cut(self) -> None:
+        """See what the next start opens when QEMU is gone as well; then issue the action again."""
+        live, case = self.live, self.case
+        live.end_domain()
+        live.put_right()
+        live.check(case.disk, case.now, case.kept)
+        self.row["reruns"] += 1
+        assert case.off
+        case.off(live)
+        live.check(case.disk, case.now, case.kept)
+
+    def check(self, read: bool = True) -> None:
+        """See that the action is done and the guest whole; then again without its QEMU."""
+        live, case = self.live, self.case
+        live.at_rest()
+        if read:
+            live.check_running(case.disk, case.now)
+        else:
+            live.check_opened(case.disk)
+        live.end_domain()
+        live.check(case.disk, case.now, case.kept)
+        if case.name.startswith("cpds"):
+            assert live.reads(SAVED, "raw") == digest(case.now)
+        if case.name.startswith("prebackup"):
+            for disk in range(4):
+                assert live.reads(f"{VM_DIR}/backup/disk.{disk}.0", "qcow2") == digest(case.now)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_live_action_killed_at_every_step(live: Live, case: Case) -> None:
+    proof = Proof(live, case)
+    proof.run()
+    conftest.figures.setdefault("actions", {})[case.name] = proof.row
+    assert not proof.failures, "\n".join(proof.failures)
+    assert proof.row["passed"] == proof.row["points"] > 0
