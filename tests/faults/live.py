@@ -15,15 +15,14 @@ import subprocess
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Sequence, Tuple
 
+from lab import NodeProcess
 from semishared.config import Config
 from semishared.do import layers, ssh
 from semishared.opennebula import args
 from semishared.plan import snapshots
 from semishared.plan import steps as s
-
-from lab import NodeProcess
 
 from . import machine
 from .cloud import STORE, SYSTEM, Cloud, until
