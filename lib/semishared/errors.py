@@ -118,6 +118,13 @@ class ImageChanged(SemisharedError):
     remedy = "find out who wrote to the image; a new upload or a persistent session makes a new generation"
 
 
+class SourceUnavailable(SemisharedError):
+    """A URL that answers with an error or not at all, or does not say what is asked of it."""
+
+    id = "SS026"
+    remedy = "check the URL, and that the front-end reaches it"
+
+
 class NoSpace(SemisharedError):
     """No space left where data was to be written."""
 

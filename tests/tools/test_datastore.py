@@ -433,19 +433,24 @@ def test_size_of_a_download_is_that_of_the_disk(store: Store, url: str) -> None:
         assert store.ok("stat", PATH=f"{url}/{name}") == size
     (store.uploads / "raw").write_bytes(b"x" * (3 * MiB + 1))
     assert store.ok("stat", PATH=f"{url}/raw") == "4"
-    (store.uploads / "raw.gz").write_bytes(gzip.compress(b"x" * MiB))
-    store.fails("stat", "SS020", "not known", PATH=f"{url}/raw.gz")
+    (store.uploads / "raw.gz").write_bytes(gzip.compress(b"x" * (5 * MiB + 1)))
+    assert store.ok("stat", PATH=f"{url}/raw.gz") == "6"
+    for name, pack in (("raw.xz", lzma.compress), ("raw.bz2", bz2.compress)):
+        (store.uploads / name).write_bytes(pack(b"x" * (7 * MiB)))
+        assert store.ok("stat", PATH=f"{url}/{name}") == "7"
+    (store.uploads / "cut.gz").write_bytes(gzip.compress(os.urandom(MiB))[:-9])
+    store.fails("stat", "SS026", PATH=f"{url}/cut.gz")
     store.template["NO_DECOMPRESS"] = "yes"
     assert store.ok("stat", PATH=f"{url}/raw.gz") == "1"
     (store.uploads / "zeros.gz").write_bytes(gzip.compress(bytes(9 * MiB)))
     assert store.ok("stat", PATH=store.uploads / "zeros.gz") == "1"
     for path_ in (f"{url}/none", f"{url}/to-a-file", "http://127.0.0.1:9/x"):
-        store.fails("stat", "SS020", PATH=path_)
+        store.fails("stat", "SS026", PATH=path_)
 
 
 def test_http_errors_and_redirects_to_files_are_refused(store: Store, url: str) -> None:
     for path in (f"{url}/none", f"{url}/to-a-file", "http://127.0.0.1:9/x"):
-        store.fails("cp", "SS031", "curl", PATH=path)
+        store.fails("cp", "SS026", "could not be downloaded", PATH=path)
 
 
 def test_downloaded_image_is_inspected_too(store: Store, url: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from semishared.do.run import run
+from semishared.do.run import run, stream
 from semishared.errors import NoSpace, ToolFailed, ToolMissing, ToolTimeout
 
 LIB = Path(__file__).resolve().parents[2] / "lib"
@@ -104,16 +104,38 @@ def test_timeout_does_not_wait_for_grandchildren_that_hold_the_pipes(tmp_path: P
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_program_dies_with_us(tmp_path: Path, how: signal.Signals) -> None:
-    code = f"import sys; sys.path.insert(0, {str(LIB)!r}); from semishared.do.run import run; "
-    code += f"run(['sh', '-c', 'echo $$ >{tmp_path}/pid; exec sleep 60'])"
+def test_children_of_a_streamed_program_die_with_us(tmp_path: Path, how: signal.Signals) -> None:
+    """OpenNebula's downloader is a pipe of programs: none of them may go on writing."""
+    script = f"exec 1>/dev/null; sleep 60 & echo $! >{tmp_path}/pid; wait"
+    code = f"import sys; sys.path.insert(0, {str(LIB)!r}); from semishared.do.run import stream; "
+    code += f"list(stream(['sh', '-c', {f'sh -c {script!r} & echo started; wait'!r}]))"
+    assert wait_until_gone(killed_once_it_told(code, tmp_path / "pid", how))
+
+
+def test_streamed_program_reads_what_it_is_given_and_its_exit_code_counts() -> None:
+    assert b"".join(stream(["sh", "-c", "cat; cat </dev/null"], stdin=b"x" * 300_000)) == b"x" * 300_000
+    with pytest.raises(ToolFailed, match="exit code 7: why"):
+        list(stream(["sh", "-c", "echo why >&2; exit 7"]))
+    with pytest.raises(ToolFailed):
+        list(stream(["sh", "-c", "kill -KILL $$"]))
+
+
+def killed_once_it_told(code: str, told: Path, how: signal.Signals) -> int:
+    """Run python code until it has written a pid, then kill it; return that pid."""
     with subprocess.Popen([sys.executable, "-I", "-c", code]) as parent:
         deadline = time.monotonic() + 10
-        while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip()):
+        while not (told.exists() and told.read_text().strip()):
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        child = int((tmp_path / "pid").read_text())
+        child = int(told.read_text())
         assert is_alive(child)
         os.kill(parent.pid, how)
         parent.wait(5)
-    assert wait_until_gone(child)
+    return child
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_program_dies_with_us(tmp_path: Path, how: signal.Signals) -> None:
+    code = f"import sys; sys.path.insert(0, {str(LIB)!r}); from semishared.do.run import run; "
+    code += f"run(['sh', '-c', 'echo $$ >{tmp_path}/pid; exec sleep 60'])"
+    assert wait_until_gone(killed_once_it_told(code, tmp_path / "pid", how))

@@ -22,6 +22,9 @@ PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"]
 KEPT = ("HOME", "USER", "SSH_AUTH_SOCK", "TMPDIR", "http_proxy", "https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY")
 """The proxies are for downloads: DATASTORE_MAD's --proxy arrives as http_proxy."""
+GROUP_DIES_WITH_US = ["setpriv", "--pdeathsig", "TERM", "--", "sh", "-c",
+                      'trap "kill -KILL -$$" TERM; exec 8<&0; "$@" <&8 8<&- & wait $!', "sh"]  # fmt: skip
+"""The same for a program with children of its own; it needs a session of its own (a shell's job has no stdin by itself)."""
 QUICK_S = 120
 """Limit of what reads or writes metadata only."""
 LONG_S = 6 * 3600
@@ -114,7 +117,7 @@ def stream(argv: list[str], *, stdin: bytes = b"", silence_s: float = SILENT_S) 
         os.pwrite(asked, stdin, 0)
         # A group of its own: such scripts have children, which must not outlive them.
         with subprocess.Popen(
-            [*DIES_WITH_US, *argv], stdin=asked, stdout=subprocess.PIPE, stderr=err, env=env, start_new_session=True
+            [*GROUP_DIES_WITH_US, *argv], stdin=asked, stdout=subprocess.PIPE, stderr=err, env=env, start_new_session=True
         ) as process:
             assert process.stdout
             try:

@@ -6,14 +6,22 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 from contextlib import contextmanager
 from typing import IO, Iterator, NamedTuple
 
-from ..errors import BadArguments, ChecksumMismatch, MissingImage, NotSupported, SemisharedError, UnsafeImage
+from ..errors import (
+    BadArguments,
+    ChecksumMismatch,
+    MissingImage,
+    NotSupported,
+    SemisharedError,
+    SourceUnavailable,
+    ToolFailed,
+    UnsafeImage,
+)
 from ..units import human
 from . import inspection
-from .run import LONG_S, piped, run
+from .run import stream
 from .trace import point
 
 URL = re.compile(r"https?://[A-Za-z0-9._~:/?#@&+,=%\-]+\Z")
@@ -90,19 +98,25 @@ def checksum(path: str, kind: str) -> str:
 
 
 def fetch(source: Source, target: str) -> str:
-    """Download a URL to the file `target` and return that; by OpenNebula's downloader where it is installed, else by curl or ssh."""
+    """Download a URL to the file `target` and return that; by OpenNebula's downloader where it is installed, else by curl or ssh.
+
+    Raise SourceUnavailable.
+    """
     source.check_url()
     if os.path.exists(DOWNLOADER):
-        argv = [os.path.normpath(DOWNLOADER), "--nodecomp"]
-        if source.limit_rate:
-            argv += ["--limit", source.limit_rate]
-        run([*argv, source.path, target], timeout_s=LONG_S)
+        limit = ["--limit", source.limit_rate] if source.limit_rate else []
+        argv = [os.path.normpath(DOWNLOADER), "--nodecomp", *limit, source.path, "-"]
     elif source.ssh:
-        with piped([*SSH, source.ssh[0], f"cat -- '{source.ssh[1]}'"], feed=False) as stream, open(target, "xb") as file:
-            shutil.copyfileobj(stream, file, 1 << 20)
+        argv = [*SSH, source.ssh[0], f"cat -- '{source.ssh[1]}'"]
     else:
         limit = ["--limit-rate", source.limit_rate] if source.limit_rate else []
-        run(["curl", "-sSfL", "--proto", "=http,https", *limit, "-o", target, "--", source.path], timeout_s=LONG_S)
+        argv = ["curl", "-sSfL", "--proto", "=http,https", *limit, "--", source.path]
+    try:
+        with open(target, "xb") as file:
+            for chunk in stream(argv):
+                file.write(chunk)
+    except ToolFailed as e:
+        raise SourceUnavailable(f"{source.path} could not be downloaded: {e.detail}") from None
     point("downloaded")
     return target
 
