@@ -14,6 +14,7 @@ from ..errors import SemisharedError
 COMMANDS = {
     "base": "list, verify, prune and evict the bases of hosts",
     "caps": "print the Ceph keys a datastore needs, and what each may do",
+    "doctor": "look at the whole installation: what is wrong, and what mends it",
     "gc": "remove what killed actions left over",
     "setup": "make the datastores, or print their templates and what to click",
 }

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look at the whole installation and say what is wrong, each with the command that mends it.
+
+It looks at oned.conf and vmm_execrc, the forwarders, datastores and attributes in OpenNebula, and asks the front-end and all
+hosts at once: programs and their versions, whether they are synced, libvirt, whether each reaches each store with the
+right rights, the local disk; and what killed actions left over. It changes nothing. A dead host costs seconds.
+
+exit codes: 0 all is well, 1 there are warnings, 2 something is broken
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Iterator
+
+from .. import NAME
+from ..config import Config, load
+from ..do import ask
+from ..do.domain import Site as Libvirt
+from ..do.files import STAGED, unlink
+from ..errors import CannotInstall, HostUnreachable, SemisharedError
+from ..examination import Question, encoded
+from ..install import edits
+from ..install.front_end import FrontEnd, locate
+from ..install.tree import forwarder
+from ..opennebula.args import absolute
+from ..opennebula.oned import Oned
+from ..plan import diagnosis as plan
+from ..plan import stores
+from ..plan.gc import find
+from ..units import human
+from . import gc
+
+AT_ONCE = 32
+"""Hosts asked at the same time."""
+OLD_S = 3600
+"""What is younger may belong to an action that is under way."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments."""
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--root", metavar="DIR", default="", help="an OpenNebula whose files are below this directory")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `semishared doctor`."""
+    place = located(arguments.root)
+    front_end = os.uname().nodename
+    config, wrong = _config()
+    cloud, no_oned = _cloud()
+    site = look_at_site(place, front_end)._replace(conf=wrong, oned=no_oned)
+    if not arguments.json and sys.stderr.isatty():
+        print(f"asking {len(cloud.hosts)} hosts ...", file=sys.stderr)
+    with ThreadPoolExecutor(1) as pool:
+        left = pool.submit(leftovers, config, bool(no_oned))
+        answers = ask_all(place, cloud, front_end, config)
+        count, size = left.result()
+    findings = [
+        *plan.of_site(site),
+        *(plan.of_cloud(cloud, front_end) if not no_oned else []),
+        *plan.of_machines(answers, site, cloud, (config.bases_size_limit, config.bases_free_floor)),
+        *plan.of_leftovers(count, size, front_end),
+    ]
+    findings.sort(key=lambda item: (-item.severity, item.machine != front_end, item.machine))
+    if arguments.json:
+        print(json.dumps(as_json(findings, answers), indent=1))
+    else:
+        show(findings, answers)
+    return max((item.severity for item in findings), default=plan.OK)
+
+
+def located(root: str) -> FrontEnd:
+    """Return where OpenNebula is: around the package that runs, if it is installed."""
+    remotes = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    is_installed = os.path.isfile(f"{remotes}/vmm/kvm/deploy") and not root
+    return locate(remotes if is_installed else None, None, root, True, os.environ)
+
+
+def _config() -> tuple[Config, str]:
+    try:
+        return load(), ""
+    except SemisharedError as e:
+        return Config(), e.detail
+
+
+def _cloud() -> tuple[plan.Cloud, str]:
+    try:
+        oned = Oned()
+        datastores = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
+        numbers = {store.id for store in datastores}
+        images = [image for image in oned.images() if image.store_id in numbers]
+        return plan.Cloud(datastores, images, [host for host in oned.hosts() if not host.is_offline]), ""
+    except SemisharedError as e:
+        return plan.Cloud(), e.detail
+
+
+def look_at_site(place: FrontEnd, front_end: str) -> plan.Site:
+    """Return what the front-end's files say."""
+    site = plan.Site(front_end, forwarders=tuple(_forwarders(place)))
+    if place.etc is None:
+        return site._replace(unreadable="there is no oned.conf beside this remotes directory")
+    ours = f"{place.remotes}/vmm/{NAME}"
+    own = [name for name in _names(ours) if name != "with_records" and not _is_forwarder(ours, name)]
+    try:
+        changes = [f"{item.path}: {change}" for item in edits.to_install(place, own) for change in item.changed.changes]
+    except CannotInstall as e:
+        return site._replace(unreadable=e.detail)
+    except SemisharedError as e:
+        return site._replace(changes=(e.detail,))
+    return site._replace(changes=tuple(changes), restart_due=_restart_due(place))
+
+
+def _restart_due(place: FrontEnd) -> bool:
+    """Tell whether oned.conf is newer than what oned has noted of it at its start."""
+    try:
+        return os.stat(place.oned_conf).st_mtime > os.stat(f"{os.path.dirname(place.remotes)}/config").st_mtime
+    except OSError:
+        return False
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def _is_forwarder(directory: str, name: str) -> bool:
+    try:
+        with open(f"{directory}/{name}", encoding="utf-8", errors="replace") as file:
+            return file.read(4096) == forwarder(name)
+    except OSError:
+        return False
+
+
+def _forwarders(place: FrontEnd) -> Iterator[str]:
+    """Yield what does not fit between our hypervisor directory and OpenNebula's."""
+    ours, stock = f"{place.remotes}/vmm/{NAME}", f"{place.remotes}/vmm/kvm"
+    there = set(_names(ours))
+    for name in _names(stock):
+        if name not in there and os.path.isfile(f"{stock}/{name}") and os.access(f"{stock}/{name}", os.X_OK):
+            yield f"{name} of this OpenNebula is not handed over to"
+    for name in sorted(there - set(_names(stock))):
+        if _is_forwarder(ours, name):
+            yield f"{name} hands over to a script that OpenNebula does not have"
+
+
+def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) -> plan.Answers:
+    """Ask the front-end and all hosts at once."""
+    mounted, ceph = [], []
+    for store in cloud.datastores:
+        try:
+            access = stores.access(store)
+            if store.type != 1 and access.can.is_mounted:
+                mounted.append(absolute(store.base_path, "BASE_PATH"))
+            elif store.type != 1:
+                ceph.append((stores.pool(store), access.reader, access.conf, access.secret))
+        except SemisharedError:
+            # Its attributes are a finding of their own.
+            continue
+    location = next((os.path.dirname(absolute(store.base_path, "BASE_PATH")) for store in cloud.datastores), "")
+    libvirt = Libvirt.read(f"{place.remotes}/etc/vmm/kvm/kvmrc").uri
+    hosts = [host.name for host in cloud.hosts]
+    with tokens(mounted) as token:
+        base = Question(("host",), config.hosts_scripts_dir, location, tuple(mounted), token, libvirt, tuple(ceph))
+
+        def one(machine: str) -> "dict[str, Any] | str":
+            question = base
+            if machine == front_end:
+                roles = ("front-end", "host") if machine in hosts else ("front-end",)
+                question = base._replace(roles=roles, scripts=place.remotes, libvirt=libvirt if machine in hosts else "", ceph=())
+            try:
+                return ask.examine(machine, encoded(question), config.hosts_connect_timeout_s)
+            except HostUnreachable as e:
+                return f"does not answer: {e.detail}"
+            except SemisharedError as e:
+                return e.detail
+
+        machines = list(dict.fromkeys([front_end, *hosts]))
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return dict(zip(machines, pool.map(one, machines)))
+
+
+@contextlib.contextmanager
+def tokens(directories: list[str]) -> Iterator[str]:
+    """Put a file of one new name into each store, to see which hosts have the same store; yield its name."""
+    token = f"{STAGED}doctor.{os.urandom(6).hex()}"
+    made = []
+    for directory in directories:
+        try:
+            os.close(os.open(f"{directory}/{token}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+            made.append(f"{directory}/{token}")
+        except OSError:
+            # The front-end's own examination says what is wrong.
+            continue
+    try:
+        yield token
+    finally:
+        for path in made:
+            unlink(path)
+
+
+def leftovers(config: Config, no_oned: bool) -> tuple[int, str]:
+    """Return how many things gc would remove, and their size."""
+    if no_oned:
+        return 0, ""
+    try:
+        survey = gc.survey_cloud(Oned(), config)
+    except SemisharedError:
+        return 0, ""
+    found = [item for item in find(survey.machines, survey.known, OLD_S, not survey.errors) if not item.keep]
+    return len(found), human(sum(item.bytes for item in found))
+
+
+def machine_row(answer: "dict[str, Any] | str") -> dict[str, str]:
+    """Return the versions of a machine."""
+    if isinstance(answer, str):
+        return {}
+    programs = answer["programs"]
+    return {
+        NAME: answer.get("tree", {}).get("version", ""), "qemu": programs.get("qemu-img") or "",
+        "libvirt": answer.get("libvirt", {}).get("libvirt") or programs.get("virsh") or "",
+        "python3": ".".join(map(str, answer["python"])), "zstd": programs.get("zstd") or "", "lzop": programs.get("lzop") or "",
+        "udpcast": "yes" if programs.get("udp-receiver") is not None else "",
+    }  # fmt: skip
+
+
+def as_json(findings: list[plan.Finding], answers: plan.Answers) -> dict[str, object]:
+    """Return everything as JSON data."""
+    rows = [{**item._asdict(), "severity": plan.WORDS[item.severity]} for item in findings]
+    worst = plan.WORDS[max((item.severity for item in findings), default=plan.OK)]
+    return {"result": worst, "findings": rows, "machines": {machine: machine_row(answer) for machine, answer in answers.items()}}
+
+
+def show(findings: list[plan.Finding], answers: plan.Answers) -> None:
+    """Print a table of versions, and the findings with what mends them."""
+    table = [(machine, machine_row(answer)) for machine, answer in answers.items()]
+    names = list(next((row for _, row in table if row), {}))
+    lines = [["", *names], *([machine, *(row.get(name) or "-" for name in names)] for machine, row in table)]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    for line in lines:
+        print("  ".join(word.ljust(width) for word, width in zip(line, widths)).rstrip())
+    print()
+    for item in findings:
+        print(f"{plan.WORDS[item.severity]:8}{item.machine}: {item.what}\n{'':8}-> {item.mend}")
+    counts = [sum(item.severity == level for item in findings) for level in (plan.BROKEN, plan.WARNING)]
+    print(f"{len(answers)} machines: {counts[0]} broken, {counts[1]} warnings" if findings else f"{len(answers)} machines: all is well")

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look at a machine for install.sh and `semishared doctor`: programs, our files, stores, the local disk, libvirt. Prints JSON.
+
+Nothing of ours is imported: this file itself goes to hosts (`python3 - QUESTION < examination.py`), which need not have
+anything of ours, or not the same. The QUESTION is base64 of JSON, see `Question`. Nothing is changed but a file of our
+own on each store, which is removed again; what hangs costs seconds.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+NAME = "semishared"
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
+ANSWER_S = 5
+"""Seconds that a store, a program or libvirt gets."""
+# a|b: one of them
+NEEDS = {"front-end": ("ssh", "rsync", "qemu-img", "setpriv", "tar"), "host": ("qemu-img", "virsh", "setpriv", "tar", "rsync")}
+"""Programs without which nothing works, by what the machine is."""
+WANTS = {"front-end": ("genisoimage|mkisofs|xorriso", "curl"), "host": ("zstd", "lzop", "udp-sender", "udp-receiver")}
+"""Programs without which some things do not work."""
+VERSIONS = {
+    "qemu-img": ["--version"], "virsh": ["--version"], "zstd": ["--version"], "lzop": ["--version"],
+    "rsync": ["--version"], "rbd": ["--version"], "udp-receiver": [], "udp-sender": [],
+}  # fmt: skip
+"""How to ask for a version; of the rest it says nothing that it is there."""
+STAGED = ".staged-"
+"""As in do/files.py."""
+PARTS = (f"lib/{NAME}", f"tm/{NAME}", f"datastore/{NAME}", f"vmm/{NAME}", f"etc/{NAME}.conf")
+
+
+class Question(NamedTuple):
+    """What to look at besides the programs."""
+
+    roles: Tuple[str, ...] = ("host",)
+    """What the machine is: front-end, host, or both."""
+    scripts: str = ""
+    """Directory with OpenNebula's scripts on this machine: remotes/, or what `onehost sync` made of it."""
+    location: str = ""
+    """DATASTORE_LOCATION; '' : no stores and no local disk are looked at."""
+    stores: Tuple[str, ...] = ()
+    """Directories of the image datastores that are mounted."""
+    token: str = ""
+    """Name of the file that the front-end has put into each store."""
+    libvirt: str = ""
+    """libvirt's URI, '' where no guests run."""
+    ceph: Tuple[Tuple[str, str, str, str], ...] = ()
+    """Per Ceph store: pool, user, configuration file, UUID of libvirt's secret."""
+
+
+def encoded(question: Question) -> str:
+    """Return a question as one word that no shell changes."""
+    return base64.b64encode(json.dumps(question).encode()).decode()
+
+
+def examine(question: Question) -> Dict[str, Any]:
+    """Return everything that was asked; what could not be found out is an error text in its place."""
+    with ThreadPoolExecutor(8) as pool:
+        found: Dict[str, Any] = {"programs": pool.submit(programs)}
+        if question.scripts:
+            found["tree"] = pool.submit(tree, question.scripts)
+        if question.libvirt:
+            found["libvirt"] = pool.submit(libvirt, question)
+        answers = {name: future.result() for name, future in found.items()}
+    answers["lacks"] = {"needed": lacking(NEEDS, question, answers), "wanted": lacking(WANTS, question, answers)}
+    answers["python"] = list(sys.version_info[:3])
+    answers["user"] = pwd.getpwuid(os.geteuid()).pw_name
+    if question.location:
+        answers["local"] = limited(lambda: local(question.location))
+        # In threads that may hang for ever: each store gets its own, and nobody waits for the hung ones.
+        answers["stores"] = {store: limited(partial(store_state, store, question.token)) for store in question.stores}
+    answers["ceph"] = {row[0]: ceph(*row) for row in question.ceph}
+    return answers
+
+
+def limited(work: Callable[[], Any]) -> Any:
+    """Return what `work` returns, or an error text: also if it hangs."""
+    answer: List[Any] = [{"error": f"hangs: no answer within {ANSWER_S} s"}]
+
+    def run() -> None:
+        try:
+            answer[0] = work()
+        except OSError as e:
+            answer[0] = {"error": f"{e.strerror}: {e.filename}"}
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(ANSWER_S)
+    return answer[0]
+
+
+def said(argv: List[str]) -> Tuple[int, str]:
+    """Run a program and return its exit code and what it said; 124 if it hangs, 127 if it is not there."""
+    path = shutil.which(argv[0], path=f"{os.environ.get('PATH', '')}:{PATH}")
+    if path is None:
+        return 127, f"{argv[0]} is not installed"
+    try:
+        done = subprocess.run(
+            [path, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=ANSWER_S,
+            env={**os.environ, "LC_ALL": "C"}, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return 124, f"{argv[0]} hangs"
+    except OSError as e:
+        return 126, f"{argv[0]}: {e.strerror}"
+    return done.returncode, done.stdout.decode("utf-8", "replace").strip()
+
+
+def version(name: str) -> Optional[str]:
+    """Return a program's version, '' if it does not tell, None if it is not there."""
+    if not VERSIONS.get(name):
+        return "" if shutil.which(name, path=f"{os.environ.get('PATH', '')}:{PATH}") else None
+    code, text = said([name, *VERSIONS[name]])
+    match = re.search(r"\d+(?:\.\d+)+", text)
+    return None if code == 127 else match.group() if match else ""
+
+
+def programs() -> Dict[str, Optional[str]]:
+    """Return the versions of all programs."""
+    words = (*(word for table in (NEEDS, WANTS) for row in table.values() for word in row), *VERSIONS)
+    return {name: version(name) for word in words for name in word.split("|")}
+
+
+def lacking(table: Mapping[str, Tuple[str, ...]], question: Question, answers: Dict[str, Any]) -> List[str]:
+    """Return what of a table's programs this machine has not."""
+    words = dict.fromkeys(word for role in question.roles for word in table[role])
+    return [word for word in words if all(answers["programs"][name] is None for name in word.split("|"))]
+
+
+def tree(scripts: str) -> Dict[str, Any]:
+    """Return the version of our package there, and a hash of each part ('' : not there); byte code does not count."""
+    found = ""
+    try:
+        with open(f"{scripts}/lib/{NAME}/__init__.py", encoding="utf-8") as file:
+            match = re.search(r'^VERSION = "([^"]+)"', file.read(), re.MULTILINE)
+            found = match.group(1) if match else ""
+    except OSError:
+        pass
+    return {"version": found, "parts": {part: digest(f"{scripts}/{part}") for part in PARTS}}
+
+
+def digest(directory: str) -> str:
+    """Return a hash of names, contents and executable bits of all files below, or of one file; '' if it is not there."""
+    total = hashlib.sha256()
+    if os.path.isfile(directory):
+        with open(directory, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    for folder, names, files in os.walk(directory):
+        names[:] = sorted(name for name in names if name != "__pycache__")
+        for name in sorted(files):
+            path = os.path.join(folder, name)
+            try:
+                with open(path, "rb") as file:
+                    content = hashlib.sha256(file.read()).hexdigest()
+            except OSError as e:
+                content = str(e.strerror)
+            total.update(f"{os.path.relpath(path, directory)} {os.access(path, os.X_OK)} {content}\n".encode())
+    return total.hexdigest() if os.path.isdir(directory) else ""
+
+
+def local(location: str) -> Dict[str, Any]:
+    """Return space and rights of the disk that has the base store."""
+    base = f"{location}/.{NAME}"
+    where = base if os.path.isdir(base) else location
+    stat = os.statvfs(where)
+    return {
+        "where": where, "free": stat.f_bavail * stat.f_frsize, "total": stat.f_blocks * stat.f_frsize,
+        "inodes": stat.f_favail, "no_inodes": not stat.f_files, "writable": os.access(where, os.W_OK | os.X_OK),
+        "read_only": bool(stat.f_flag & os.ST_RDONLY),
+    }  # fmt: skip
+
+
+def store_state(store: str, token: str) -> Dict[str, Any]:
+    """Return whether a store is there, is the one that the front-end has, and can be written."""
+    answer: Dict[str, Any] = {"empty": not os.listdir(store), "same": os.path.exists(f"{store}/{token}"), "writable": False}
+    # If this is killed in between, `semishared gc` knows the name.
+    path = f"{store}/{STAGED}doctor.{os.uname().nodename}-{os.getpid()}"
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.unlink(path)
+        answer["writable"] = True
+    except OSError as e:
+        answer["reason"] = e.strerror
+    return answer
+
+
+def libvirt(question: Question) -> Dict[str, Any]:
+    """Return libvirt's and QEMU's versions, and which secrets it knows; an error if it does not answer."""
+    code, text = said(["virsh", "-c", question.libvirt, "version"])
+    if code:
+        return {"error": text.splitlines()[-1] if text else f"virsh ended with {code}"}
+    rows = re.findall(r"^(?:Using library: libvirt|Running hypervisor: \w+) ([\d.]+)$", text, re.MULTILINE)
+    secrets = said(["virsh", "-c", question.libvirt, "secret-list"])[1] if question.ceph else ""
+    return {"libvirt": rows[0] if rows else "", "qemu": rows[1] if len(rows) > 1 else "", "secrets": re.findall(r"[0-9a-f-]{36}", secrets)}
+
+
+def ceph(pool: str, user: str, conf: str, _secret: str) -> Dict[str, Any]:
+    """Return why `user` cannot list the pool from here, '' if it can."""
+    options = ["-c", conf] if conf else []
+    # Ceph's own waiting is minutes; said() ends it sooner.
+    code, text = said(["rbd", "--id", user, *options, "ls", pool])
+    return {"error": "" if not code else (text.splitlines()[-1] if text else f"rbd ended with {code}")}
+
+
+if __name__ == "__main__":
+    asked = Question(*json.loads(base64.b64decode(sys.argv[1])))
+    print(json.dumps(examine(asked)), flush=True)
+    # Not sys.exit: threads may hang in a store.
+    os._exit(0)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with an installation, and the command that mends it: from what machines and oned said, nothing is asked here."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
+
+from ..errors import SemisharedError
+from ..opennebula.xml import Datastore, Host, Image
+from . import attributes, eviction, stores
+from .configuration import DRIVER, TM_CONF
+
+OK, WARNING, BROKEN = 0, 1, 2
+WORDS = ("ok", "warning", "broken")
+QEMU_FLOOR = (5, 2)
+"""extended_l2 of qcow2 (docs/explanation/overlay-options.md)."""
+PACKAGES = {
+    "qemu-img": "qemu-utils", "virsh": "libvirt-clients", "setpriv": "util-linux", "tar": "tar", "rsync": "rsync", "zstd": "zstd",
+    "lzop": "lzop", "udp-sender": "udpcast", "udp-receiver": "udpcast", "ssh": "openssh-client", "curl": "curl",
+    "genisoimage|mkisofs|xorriso": "genisoimage",
+}  # fmt: skip
+"""Program -> Debian's package."""
+
+
+class Finding(NamedTuple):
+    """One thing that is not as it should be."""
+
+    severity: int
+    machine: str
+    what: str
+    mend: str
+    """The command that mends it, or what to do."""
+
+
+class Site(NamedTuple):
+    """What the front-end knows of itself."""
+
+    front_end: str
+    changes: tuple[str, ...] = ()
+    """What install.sh would still change in oned.conf and vmm_execrc."""
+    unreadable: str = ""
+    """Why the configuration cannot be judged."""
+    restart_due: bool = False
+    forwarders: tuple[str, ...] = ()
+    """Hypervisor actions of OpenNebula that have no forwarder, and forwarders whose action is gone."""
+    conf: str = ""
+    """What is wrong with semishared.conf."""
+    oned: str = ""
+    """Why oned could not be asked."""
+
+
+class Cloud(NamedTuple):
+    """What oned knows of ours."""
+
+    datastores: Sequence[Datastore] = ()
+    images: Sequence[Image] = ()
+    hosts: Sequence[Host] = ()
+
+
+Answers = Mapping[str, "dict[str, Any] | str"]
+"""Machine -> what it answered, or why it did not."""
+
+
+def of_site(site: Site) -> list[Finding]:
+    """Judge the front-end's own state."""
+    install = "as root: ./install.sh"
+    found = [Finding(BROKEN, site.front_end, f"configuration: {change}: missing", install) for change in site.changes]
+    if site.unreadable:
+        found.append(Finding(WARNING, site.front_end, site.unreadable, "run this as oneadmin, or as root"))
+    if site.restart_due:
+        found.append(Finding(WARNING, site.front_end, "oned.conf is newer than the running oned", "as root: systemctl restart opennebula"))
+    for action in site.forwarders:
+        found.append(Finding(BROKEN, site.front_end, f"vmm/{DRIVER}: {action}", f"{install}; as oneadmin: onehost sync --force"))
+    if site.conf:
+        found.append(Finding(BROKEN, site.front_end, site.conf, f"edit etc/{DRIVER}.conf; as oneadmin: onehost sync --force"))
+    if site.oned:
+        found.append(Finding(BROKEN, site.front_end, site.oned, "as root: systemctl start opennebula"))
+    return found
+
+
+def of_cloud(cloud: Cloud, front_end: str) -> list[Finding]:
+    """Judge datastores, images and hosts by their attributes in OpenNebula."""
+    found = []
+    kinds = {store.type for store in cloud.datastores if store.driver == DRIVER}
+    for number, kind in ((0, "image"), (1, "system")):
+        if number not in kinds:
+            found.append(Finding(WARNING, front_end, f"there is no {kind} datastore of {DRIVER}", f"{DRIVER} setup --apply"))
+    for store in cloud.datastores:
+        update = f"onedatastore update {store.id}"
+        name = f"datastore {store.id} ({store.name})"
+        holder = "system datastore" if store.type == 1 else "image datastore"
+        found += [Finding(BROKEN, front_end, f"{name}: {text}", update) for text in attributes.problems(holder, _template(store))]
+        if store.type != 1 and (store.driver, store.store_driver) != (DRIVER, DRIVER):
+            found.append(Finding(BROKEN, front_end, f"{name}: TM_MAD is {store.driver}, DS_MAD {store.store_driver}, not both {DRIVER}",
+                                 f"{update}: both are {DRIVER}, or none"))  # fmt: skip
+        for key, value, must in TM_CONF:
+            applies = ("SHARED", "DS_LIVE_MIGRATE") if store.type == 1 else ("LN_TARGET", "CLONE_TARGET", "ALLOW_ORPHANS")
+            there = store.attribute(key).upper()
+            if must and key in applies and there not in ("", value) and key != "SHARED":
+                found.append(Finding(WARNING, front_end, f"{name}: {key} is {there}, oned.conf says {value}",
+                                     f"{update}: save it unchanged, and oned copies what oned.conf says"))  # fmt: skip
+    for image in cloud.images:
+        for text in attributes.problems("image", _template(image)):
+            found.append(Finding(BROKEN, front_end, f"image {image.id} ({image.name}): {text}", f"oneimage update {image.id}"))
+    for host in cloud.hosts:
+        for text in attributes.problems("host", _template(host)):
+            found.append(Finding(BROKEN, host.name, text, f"onehost update {host.name}"))
+    return found
+
+
+def of_machines(answers: Answers, site: Site, cloud: Cloud, sizes: tuple[str, str]) -> list[Finding]:
+    """Judge what machines said of themselves; `sizes` are size_limit and free_floor of semishared.conf."""
+    found = []
+    own = answers.get(site.front_end)
+    ours = own["tree"] if isinstance(own, dict) else {}
+    hosts = {host.name: host for host in cloud.hosts}
+    for machine, answer in answers.items():
+        if isinstance(answer, str):
+            found.append(Finding(BROKEN, machine, answer, f"as oneadmin: ssh {machine} true; or onehost offline {machine}"))
+            continue
+        found += _programs(machine, answer)
+        if answer["user"] != "oneadmin" and machine != site.front_end:
+            found.append(Finding(WARNING, machine, f"ssh enters as {answer['user']}, not as oneadmin", "run this as oneadmin"))
+        if machine != site.front_end:
+            found += _synced(machine, answer["tree"], ours)
+        if "libvirt" in answer:
+            found += _libvirt(machine, answer["libvirt"], cloud)
+        found += _stores(machine, answer, machine == site.front_end)
+        host = hosts.get(machine)
+        if host or "local" in answer:
+            found += _local(machine, answer.get("local", {}), host, sizes)
+    return found
+
+
+def of_leftovers(count: int, size: str, front_end: str) -> list[Finding]:
+    """Judge what gc has found."""
+    if not count:
+        return []
+    return [Finding(WARNING, front_end, f"{count} leftovers of killed actions ({size})", f"{DRIVER} gc --dry-run; then {DRIVER} gc")]
+
+
+def _template(view: "Datastore | Image | Host") -> dict[str, str]:
+    element = view.element.find("TEMPLATE")
+    return {} if element is None else {child.tag: (child.text or "").strip() for child in element if len(child) == 0}
+
+
+def _programs(machine: str, answer: Mapping[str, Any]) -> list[Finding]:
+    found = []
+    if answer["python"] < [3, 9]:
+        found.append(Finding(BROKEN, machine, f"python3 is {'.'.join(map(str, answer['python']))}", "install python3 3.9 or newer"))
+    for severity, kind in ((BROKEN, "needed"), (WARNING, "wanted")):
+        for name in answer["lacks"][kind]:
+            found.append(Finding(severity, machine, f"{name} is not installed", f"as root on {machine}: apt-get install {PACKAGES[name]}"))
+    qemu = answer["programs"].get("qemu-img")
+    if qemu and version(qemu) < QEMU_FLOOR:
+        found.append(Finding(BROKEN, machine, f"QEMU {qemu} is older than 5.2: no extended_l2", f"as root on {machine}: update qemu"))
+    return found
+
+
+def version(text: str) -> tuple[int, ...]:
+    """Return a version as numbers."""
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+def _synced(machine: str, there: Mapping[str, Any], ours: Mapping[str, Any]) -> list[Finding]:
+    mend = "as oneadmin: onehost sync --force"
+    if not there["parts"].get(f"lib/{DRIVER}"):
+        return [Finding(BROKEN, machine, f"{DRIVER} is not there", mend)]
+    if ours and there["version"] != ours["version"]:
+        return [Finding(BROKEN, machine, f"{DRIVER} {there['version']} is there, the front-end has {ours['version']}", mend)]
+    differing = [part for part, digest in there["parts"].items() if ours and digest != ours["parts"].get(part)]
+    return [Finding(BROKEN, machine, f"not synced: {', '.join(differing)} is not the front-end's", mend)] if differing else []
+
+
+def _libvirt(machine: str, answer: Mapping[str, Any], cloud: Cloud) -> list[Finding]:
+    if "error" in answer:
+        mend = f"as root on {machine}: systemctl restart libvirtd"
+        return [Finding(BROKEN, machine, f"libvirt does not answer: {answer['error']}", mend)]
+    found = []
+    for access in _ceph(cloud):
+        if access.secret and access.secret not in answer["secrets"]:
+            found.append(Finding(BROKEN, machine, f"libvirt does not know the secret {access.secret}", "docs/how-to/ceph.md, 4. libvirt"))
+    return found
+
+
+def _ceph(cloud: Cloud) -> list[stores.Access]:
+    found = []
+    for store in cloud.datastores:
+        try:
+            access = stores.access(store)
+        except SemisharedError:
+            continue
+        if not access.can.is_mounted:
+            found.append(access)
+    return found
+
+
+def _stores(machine: str, answer: Mapping[str, Any], is_front_end: bool) -> list[Finding]:
+    found = []
+    for path, state in answer.get("stores", {}).items():
+        mount = f"as root on {machine}: mount {path}"
+        if "error" in state:
+            found.append(Finding(BROKEN, machine, f"store {path}: {state['error']}", f"{mount} (docs/how-to/nfs.md)"))
+        elif not state["same"] and not is_front_end:
+            what = "is not mounted" if state["empty"] else "is another file system than on the front-end"
+            found.append(Finding(BROKEN, machine, f"store {path} {what}", mount))
+        elif not state["writable"]:
+            found.append(Finding(BROKEN, machine, f"store {path} cannot be written by {answer['user']}: {state.get('reason')}",
+                                 f"as root where it is exported: chown oneadmin: {path}, and export it read-write"))  # fmt: skip
+    for pool, state in answer.get("ceph", {}).items():
+        if state["error"]:
+            found.append(Finding(BROKEN, machine, f"pool {pool} cannot be listed: {state['error']}", "docs/how-to/ceph.md, 3. Keys"))
+    return found
+
+
+def _local(machine: str, local: Mapping[str, Any], host: Optional[Host], sizes: tuple[str, str]) -> list[Finding]:
+    where = local.get("where", "")
+    if not local or "error" in local:
+        return [Finding(BROKEN, machine, f"local store: {local.get('error', 'was not looked at')}", f"as root on {machine}: mend its disk")]
+    if local["read_only"]:
+        return [Finding(BROKEN, machine, f"{where} is mounted read-only", f"as root on {machine}: dmesg; mount -o remount,rw {where}")]
+    found = []
+    if not local["writable"]:
+        found.append(Finding(BROKEN, machine, f"{where} cannot be written", f"as root on {machine}: chown oneadmin: {where}"))
+    limit = (host.attribute("SEMISHARED_BASES_LIMIT") if host else "") or sizes[0]
+    floor = (host.attribute("SEMISHARED_BASES_FLOOR") if host else "") or sizes[1]
+    try:
+        wanted = eviction.limits(limit, floor, local["total"]).floor
+    except SemisharedError:
+        wanted = 0
+    if host and local["free"] < max(wanted, 1):
+        found.append(Finding(BROKEN if not local["free"] else WARNING, machine,
+                             f"{where} has {local['free'] >> 20} MiB free, {wanted >> 20} MiB are to stay free",
+                             f"{DRIVER} base prune --hosts {machine}; or migrate VMs away"))  # fmt: skip
+    if not local["inodes"] and not local["no_inodes"]:
+        found.append(Finding(BROKEN, machine, f"{where} has no inodes left", f"{DRIVER} gc; {DRIVER} base prune --hosts {machine}"))
+    return found
