@@ -122,13 +122,16 @@ Fault = Tuple[Callable[[Cloud], ContextManager[None]], str, str, str, str]
 FE: Callable[[Cloud], Node] = lambda cloud: cloud.lab.fe  # noqa: E731
 H2: Callable[[Cloud], Node] = lambda cloud: cloud.lab.node("h2")  # noqa: E731
 FULL = f"{DATASTORES}/.semishared"
+OWN_DIR = f"install -d -o oneadmin -g oneadmin {FULL}"
+FILL = f"head -c 2M /dev/zero >{FULL}/fill || true"
 OLD_VM = f"{DATASTORES}/{SYSTEM}/9999"
 FAULTS: Dict[str, Fault] = {
     # name: how to plant it, severity, machine, what is said, what mends it
     "oned.conf of a new package": (lambda c: edited(FE(c), "/etc/one/oned.conf", oned_conf()), "broken", "fe", "TM_MAD", "install.sh"),
     "vmm_execrc of a new package":
         (lambda c: edited(FE(c), "/etc/one/vmm_exec/vmm_execrc", vmm_execrc()), "broken", "fe", "LIVE_DISK_SNAPSHOTS", "install.sh"),
-    "oned.conf that nobody can read": (lambda c: edited(FE(c), "/etc/one/oned.conf", "A = [\n"), "broken", "fe", "oned.conf line", "install.sh"),
+    "oned.conf that nobody can read":
+        (lambda c: edited(FE(c), "/etc/one/oned.conf", "A = [\n"), "broken", "fe", "oned.conf line", "install.sh"),
     "oned not restarted":
         (lambda c: commands(FE(c), "touch -d '1 hour ago' /var/lib/one/config", "touch /var/lib/one/config"),
          "warning", "fe", "newer than the running oned", "restart opennebula"),
@@ -136,11 +139,14 @@ FAULTS: Dict[str, Fault] = {
         (lambda c: commands(FE(c), f"cp {REMOTES}/vmm/kvm/cancel {REMOTES}/vmm/kvm/brandnew", f"rm {REMOTES}/vmm/kvm/brandnew"),
          "broken", "fe", "brandnew of this OpenNebula is not handed over to", "install.sh"),
     "misspelt key":
-        (lambda c: edited(FE(c), f"{REMOTES}/etc/semishared.conf", "[hosts]\nscript_dir = /x\n"), "broken", "fe", "unknown key 'script_dir'", "edit"),
+        (lambda c: edited(FE(c), f"{REMOTES}/etc/semishared.conf", "[hosts]\nscript_dir = /x\n"),
+         "broken", "fe", "unknown key 'script_dir'", "edit"),
     "host not synced":
-        (lambda c: edited(H2(c), f"{SCRIPTS}/tm/semishared/clone", "#!/bin/sh\n"), "broken", "h2", "not synced: tm/semishared", "onehost sync"),
+        (lambda c: edited(H2(c), f"{SCRIPTS}/tm/semishared/clone", "#!/bin/sh\n"),
+         "broken", "h2", "not synced: tm/semishared", "onehost sync"),
     "host of another version":
-        (lambda c: edited(H2(c), f"{SCRIPTS}/lib/semishared/__init__.py", 'VERSION = "0.0.9"\n'), "broken", "h2", "0.0.9 is there", "onehost sync"),
+        (lambda c: edited(H2(c), f"{SCRIPTS}/lib/semishared/__init__.py", 'VERSION = "0.0.9"\n'),
+         "broken", "h2", "0.0.9 is there", "onehost sync"),
     "host never synced":
         (lambda c: commands(H2(c), f"mv {SCRIPTS}/lib/semishared /tmp/away", f"mv /tmp/away {SCRIPTS}/lib/semishared"),
          "broken", "h2", "semishared is not there", "onehost sync"),
@@ -155,22 +161,25 @@ FAULTS: Dict[str, Fault] = {
          "broken", "h2", "cannot be written by oneadmin", "read-write"),
     "misspelt attribute of an image": (wrong_image, "broken", "fe", "is SEMISHARED_PLACE meant?", "oneimage update"),
     "wrong value of a datastore":
-        (lambda c: attribute(c.oned.datastores[STORE].template, "SEMISHARED_LOCAL", "ovrelay"), "broken", "fe", "'ovrelay'", "onedatastore update 100"),
+        (lambda c: attribute(c.oned.datastores[STORE].template, "SEMISHARED_LOCAL", "ovrelay"),
+         "broken", "fe", "'ovrelay'", "onedatastore update 100"),
     "shared system datastore":
-        (lambda c: attribute(c.oned.datastores[SYSTEM].template, "SHARED", "YES"), "broken", "fe", "SHARED = NO", "onedatastore update 101"),
+        (lambda c: attribute(c.oned.datastores[SYSTEM].template, "SHARED", "YES"),
+         "broken", "fe", "SHARED = NO", "onedatastore update 101"),
     "datastore older than a setting":
-        (lambda c: attribute(c.oned.datastores[STORE].template, "LN_TARGET", "SYSTEM"), "warning", "fe", "LN_TARGET is SYSTEM", "onedatastore update 100"),
+        (lambda c: attribute(c.oned.datastores[STORE].template, "LN_TARGET", "SYSTEM"),
+         "warning", "fe", "LN_TARGET is SYSTEM", "onedatastore update 100"),
     "libvirt away":
         (lambda c: commands(H2(c), "mv /run/libvirt/libvirt-sock /run/libvirt/away", "mv /run/libvirt/away /run/libvirt/libvirt-sock"),
          "broken", "h2", "libvirt does not answer", "restart libvirtd"),
     "no lzop": (lambda c: no_program(H2(c), "lzop"), "warning", "h2", "lzop is not installed", "apt-get install lzop"),
     "no qemu-img": (lambda c: no_program(H2(c), "qemu-img"), "broken", "h2", "qemu-img is not installed", "apt-get install qemu-utils"),
     "local disk full":
-        (lambda c: commands(H2(c), f"install -d -o oneadmin -g oneadmin {FULL}; mount -t tmpfs -o size=1m,mode=777 none {FULL}; head -c 2M /dev/zero >{FULL}/fill || true",
-                            f"umount {FULL}"),
+        (lambda c: commands(H2(c), f"{OWN_DIR}; mount -t tmpfs -o size=1m,mode=777 none {FULL}; {FILL}", f"umount {FULL}"),
          "broken", "h2", "0 MiB free", "base prune --hosts h2"),
     "local disk read-only":
-        (lambda c: commands(H2(c), f"install -d -o oneadmin -g oneadmin {FULL}; mount -t tmpfs -o ro none {FULL}", f"umount {FULL}"), "broken", "h2", "mounted read-only", "rw"),
+        (lambda c: commands(H2(c), f"{OWN_DIR}; mount -t tmpfs -o ro none {FULL}", f"umount {FULL}"),
+         "broken", "h2", "mounted read-only", "rw"),
     "leftover of a dead VM":
         (lambda c: commands(H2(c), f"mkdir {OLD_VM}; touch -d '2 hours ago' {OLD_VM}", f"rmdir {OLD_VM}"),
          "warning", "fe", "1 leftovers", "semishared gc"),
