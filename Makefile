@@ -29,10 +29,10 @@ $(VENV)/ready: tests/requirements-lint.txt
 provision: ## install what tests and demo need (Debian 12, root)
 	@tests/lab/provision.sh
 
-test: provision ## all suites but the long rest: at most 25 minutes
+test: provision ## all suites: at most 25 minutes
 	@$(RUN) tests/suites.py
 
-test-full: provision ## everything there is
+test-full: provision ## all suites, the fuzzers at length
 	@$(RUN) tests/suites.py --full
 
 replay: provision ## recordings of a real oned against the simulated one and against the drivers

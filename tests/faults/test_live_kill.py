@@ -8,6 +8,9 @@ the next start opens holds all that the guest had written, and the action can be
 
 from __future__ import annotations
 
+import json
+import threading
+import time
 import traceback
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
@@ -17,7 +20,7 @@ import pytest
 from semishared.errors import SemisharedError
 
 from . import conftest
-from .cloud import Cloud
+from .cloud import Cloud, until
 from .live import COPY, DOMAIN, IN_PLACE, ON_STORE, OVERLAY, PLACES, SAVED, TRACE, VM_DIR, Environment, Live, digest, s, written
 
 DELAYS = (0.005, 0.05)
@@ -178,6 +181,47 @@ class Proof:
         if case.name.startswith("prebackup"):
             for disk in range(4):
                 assert live.reads(f"{VM_DIR}/backup/disk.{disk}.0", "qcow2") == digest(case.now)
+
+
+def test_guest_without_an_agent_is_told_of_and_goes_on(live: Live) -> None:
+    """FS_FREEZE = AGENT: it cannot be frozen, nor thawed; nothing that comes after may fail for that."""
+    live.restore("plain")
+    live.start()
+    before = live.listing()
+    with pytest.raises(SemisharedError, match="agent"):
+        live.back_up({}, "AGENT")
+    live.at_rest()
+    live.end_backup({})
+    assert live.listing() == before
+    note = live.host.path(f"{VM_DIR}/.semishared/frozen.json")
+    note.write_text(json.dumps({"how": "AGENT", "run": live.virsh("domid", DOMAIN)}))
+    with pytest.raises(SemisharedError, match="agent"):
+        live.change({}, "create", OVERLAY, 0)
+    live.change({}, "create", OVERLAY, 0)
+    live.at_rest()
+
+
+def test_action_that_is_stopped_in_its_midst_does_not_hold_up_the_next(live: Live) -> None:
+    """It may be at work for ever (its front-end cut off, its storage hung): whoever comes next ends it, and is then alone."""
+    live.restore("plain")
+    live.start()
+    stuck = threading.Thread(target=_ends, args=(lambda: live.back_up({"SEMISHARED_STOP_AT": "7"}, "SUSPEND"),))
+    stuck.start()
+    until(lambda: live.host.path(f"{VM_DIR}/.semishared/frozen.json").exists(), 20, "a guest at rest", 0.02)
+    started = time.monotonic()
+    live.end_backup({})
+    stuck.join(20)
+    assert not stuck.is_alive()
+    assert time.monotonic() - started < 20
+    live.at_rest()
+    live.back_up({}, "NONE")
+    live.end_backup({})
+    live.at_rest()
+
+
+def _ends(action: Callable[[], object]) -> None:
+    with pytest.raises(SemisharedError):
+        action()
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])

@@ -178,20 +178,31 @@ def resting(directory: str, name: str, how: str) -> Iterator[None]:
     try:
         domain.virsh(URI, "domfsfreeze" if how == "AGENT" else "suspend", name, timeout_s=60)
         point("guest frozen")
+    except SemisharedError:
+        try:
+            wake(directory, name)
+        except SemisharedError:
+            pass  # what it did not do for the same reason
+        raise
+    try:
         yield
     finally:
         wake(directory, name)
 
 
 def wake(directory: str, name: str) -> None:
-    """End the rest that is noted, if there is one."""
+    """End the rest that is noted, if there is one; an agent that does not answer is told of once, not to every action."""
     path = f"{directory}/{vm_dir.RECORDS}/{REST}"
     note = files.read_json(path)
     if note is None:
         return
     if _is_of_this_run(note, name):
         if note.get("how") == "AGENT":
-            domain.virsh(URI, "domfsthaw", name, timeout_s=60)
+            try:
+                domain.virsh(URI, "domfsthaw", name, timeout_s=60)
+            except SemisharedError:
+                files.unlink(path)
+                raise
         else:
             _resume(name)
         point("guest awake")
