@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The datastore actions, kind `dir`: argv is an id, stdin is DS_DRIVER_ACTION_DATA, stdout is the answer (CONTRACT §3)."""
+"""The datastore actions: argv is an id, stdin is DS_DRIVER_ACTION_DATA, stdout is the answer (CONTRACT §3).
+
+Here for mounted stores; what the others do differently is in network_datastore.py.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from .errors import BadArguments, BadAttribute, MissingImage, RestrictedPath, St
 from .opennebula.args import absolute, number
 from .opennebula.report import Report
 from .opennebula.xml import Datastore, DriverData, Image
-from .plan import images
+from .plan import images, stores
 from .units import GiB, MiB, human, mib_ceil
 
 SAVE_AS = "save_as"
@@ -221,4 +224,9 @@ ACTIONS = {"stat": stat, "cp": cp, "mkfs": mkfs, "clone": clone, "rm": rm, "moni
 
 def act(action: str, argv: list[str], report: Report) -> str:
     """Carry out a datastore action and return what goes to stdout."""
-    return ACTIONS[action](Request(argv, report))
+    request = Request(argv, report)
+    if stores.access(request.datastore).can.is_mounted:
+        return ACTIONS[action](request)
+    from . import network_datastore
+
+    return network_datastore.ACTIONS.get(action, ACTIONS[action])(request)

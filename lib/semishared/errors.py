@@ -125,6 +125,27 @@ class SourceUnavailable(SemisharedError):
     remedy = "check the URL, and that the front-end reaches it"
 
 
+class CephUnavailable(SemisharedError):
+    """A Ceph cluster that cannot be reached or does not answer in time."""
+
+    id = "SS027"
+    remedy = "check that the cluster is healthy and not full, and reachable from that machine, then retry"
+
+
+class CephRefused(SemisharedError):
+    """A Ceph user without a key on the machine, or whose key does not allow what is needed."""
+
+    id = "SS028"
+    remedy = "see docs/how-to/ceph.md for the keyring and the capabilities that this user needs there"
+
+
+class ImageInUse(SemisharedError):
+    """An image on the network that somebody still has open, or that clones depend on."""
+
+    id = "SS029"
+    remedy = "end what uses it (a client that died lets go after 30 s), then retry"
+
+
 class NoSpace(SemisharedError):
     """No space left where data was to be written."""
 

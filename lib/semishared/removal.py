@@ -25,20 +25,20 @@ def is_on_front_end(path: str) -> bool:
     return any(os.path.lexists(f"{parent}/{prefix}{name}") for prefix in ("", ".incoming-", ".outgoing-"))
 
 
-def everywhere(action: Action, place: VmPlace, steps: Iterable[s.Step]) -> None:
-    """Carry out removals on the host that was named, and before that here if the VM is here."""
+def everywhere(action: Action, place: VmPlace, steps: Iterable[s.Step]) -> list[object]:
+    """Carry out removals on the host that was named, and before that here if the VM is here; return what they found."""
     from .do.ssh import is_here
 
     steps = list(steps)
     here = not is_here(place.host) and is_on_front_end(place.path)
-    if here:
-        action.on("localhost", steps)
+    found = action.on("localhost", steps) if here else []
     try:
-        action.on(place.host, steps)
+        found += action.on(place.host, steps)
     except HostUnreachable as e:
         if not here:
             raise
         action.report.warn(f"{e.detail}. VM {place.vm} was on the front-end; what that host may still have of it is left")
+    return found
 
 
 def source_of_copy(place: VmPlace, last_host: str) -> str:

@@ -37,6 +37,11 @@ def _change(action: Action, *, live: bool, plan: str) -> None:
     domain = running_domain(vm) if live or vm.lcm_state == snapshots.DELETE_RUNNING else ""
     with Session(place.host, action.name, action.config) as session:
         (found,) = session.run([s.DescribeDisk(_ref(place), domain)])
+        if isinstance(found, dict) and "on_store" in found:
+            from . import network
+
+            network.change(action, plan, request.snapshot, found)
+            return
         facts = snapshots.Facts.parse(found)
         if plan == "create":
             steps = snapshots.create(request, facts, domain)
@@ -79,7 +84,13 @@ def resize(action: Action) -> None:
     if vm.lcm_state == RESIZE_UNDEPLOYED:
         # argv names the last host (CONTRACT §2.3), the directory has moved to the front-end.
         host = _machine_of(action, place)
-    action.on(host, [s.GrowDisk(_ref(place), request.size)])
+    (found,) = action.on(host, [s.GrowDisk(_ref(place), request.size)])
+    if found:
+        from . import network
+
+        image = network.on_store(found)
+        if image:
+            network.grow(action, image, request.size)
 
 
 def _machine_of(action: Action, place: args.DiskPlace) -> str:

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import sys
-from typing import Iterable
+from typing import TYPE_CHECKING, Iterable
 
 from . import migration, snapshots
 from .config import Config, load
 from .errors import BadArguments, NotSupported, SemisharedError
 from .opennebula import args
 from .opennebula.report import Report
-from .plan import disks
+from .plan import disks, stores
 from .plan import steps as s
 from .removal import everywhere, source_of_copy
+
+if TYPE_CHECKING:
+    from .opennebula.xml import Datastore, Disk, Image
 
 
 class Action:
@@ -41,7 +44,7 @@ class Action:
             self.report.info(f"bytes on {host}: {amounts}")
 
 
-def _facts(request: args.FromImage) -> tuple[object, object, object]:
+def _facts(request: args.FromImage) -> tuple[Disk, Image, Datastore]:
     from .opennebula.oned import Oned
 
     oned = Oned()
@@ -56,15 +59,24 @@ def clone(action: Action) -> None:
         action.on(request.target.host, disks.copy_kernel(request))
         return
     disk, image, datastore = _facts(request)
-    steps = disks.clone(request, disk, image, datastore, action.config.overlays_options)  # type: ignore[arg-type]
-    action.on(request.target.host, steps)
+    if not stores.access(datastore).can.is_mounted:
+        from . import network
+
+        network.clone(action, request, disk, image, datastore)
+        return
+    action.on(request.target.host, disks.clone(request, disk, image, datastore, action.config.overlays_options))
 
 
 def ln(action: Action) -> None:
     """FE:SOURCE HOST:VMDIR/disk.N VM DATASTORE - attach an image in place."""
     request = args.FromImage.parse(action.argv)
     disk, image, datastore = _facts(request)
-    action.on(request.target.host, disks.ln(request, disk, image, datastore))  # type: ignore[arg-type]
+    if not stores.access(datastore).can.is_mounted:
+        from . import network
+
+        network.ln(action, request, disk, image, datastore)
+        return
+    action.on(request.target.host, disks.ln(request, disk, image, datastore))
 
 
 def mkimage(action: Action) -> None:
@@ -115,8 +127,14 @@ def cpds(action: Action) -> None:
     from .opennebula.oned import Oned
 
     request = args.ToImage.parse_copy(action.argv)
-    vm = Oned().vm(request.disk.vm_place.vm)
+    oned = Oned()
+    vm = oned.vm(request.disk.vm_place.vm)
     host = source_of_copy(request.disk.vm_place, vm.host) if vm.lcm_state in disks.SAVEAS_AWAY else request.disk.host
+    if not request.image.startswith("/"):
+        from . import network
+
+        network.cpds(action, request, vm, host, oned.datastore(request.store))
+        return
     action.on(host, disks.cpds(request, vm))
 
 
@@ -124,8 +142,13 @@ def delete(action: Action) -> None:
     """HOST:VMDIR[/disk.N] VM DATASTORE - remove a disk or a VM directory."""
     request = args.Delete.parse(action.argv)
     steps = disks.delete(request)
-    if steps:
-        everywhere(action, request.vm_place, steps)
+    if not steps:
+        return
+    found = everywhere(action, request.vm_place, steps)
+    if any(found):
+        from . import network
+
+        network.delete(action, request, found)
 
 
 def mv(action: Action) -> None:

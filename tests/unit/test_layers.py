@@ -20,7 +20,7 @@ PURE = {"__future__", "collections", "dataclasses", "difflib", "enum", "itertool
 RULES = {
     # layer: what of the package it may import
     "plan": {"plan", "opennebula", "errors", "units"},
-    "do": {"do", "plan.steps", "plan.base_steps", "plan.network_disk", "opennebula", "errors", "units", "config", ""},
+    "do": {"do", "plan.steps", "plan.base_steps", "plan.image_steps", "plan.network_disk", "opennebula", "errors", "units", "config", ""},
     "opennebula": {"opennebula", "errors", "units"},
 }
 FORBIDDEN_NAMES = {"util", "utils", "helpers", "helper", "common", "misc", "manager"}

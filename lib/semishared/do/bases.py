@@ -92,7 +92,7 @@ def is_published(base: Base) -> bool:
     return False
 
 
-def stage(root: str, image: ImageRef) -> Base:
+def stage(root: str, image: ImageRef, content: stores.Content | None = None) -> Base:
     """Return the base of the image's current generation (or of `image.generation`), staged from the store if need be.
 
     Raise ImageChanged if the store's content is not that generation, MissingImage, StoreUnavailable, NoSpace.
@@ -101,7 +101,7 @@ def stage(root: str, image: ImageRef) -> Base:
         base = _named(root, image, image.generation)
         if is_published(base):
             return base
-    content = stores.content(image)
+    content = content or stores.content(image)
     seen = content.see()
     current = content.generation(seen)
     if current and not image.generation and is_published(_named(root, image, current)):

@@ -182,6 +182,10 @@ class Content:
         """Publish the generation that was found."""
         publish_generation(self._stored, found, seen)
 
+    def unnamed(self) -> dict[str, object]:
+        """Return nothing: hosts publish generations themselves."""
+        return {}
+
     def tidy(self) -> None:
         """Remove stale staged files."""
         files.remove_stale(self._stored.side)

@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterator
 
 from ..errors import BadArguments, MigrationRefused, MissingImage, StoreUnavailable, TransferCorrupt
 from ..plan import steps as s
-from . import bases, disks, files, image_snapshots, progress, snapshots, transfer, vm_dir
+from . import bases, disks, files, image_snapshots, progress, snapshots, stores, transfer, vm_dir
 from .run import run
 from .stream import Message, Writer
 from .trace import point
@@ -30,7 +30,13 @@ class Execution:
 
     def step(self, step: s.Step) -> object:
         """Carry out one step; return what it found out (JSON data) or None."""
-        return getattr(self, type(step).__name__)(step)
+        name = type(step).__name__
+        if hasattr(self, name):
+            return getattr(self, name)(step)
+        # Of images on the network: loaded where there are such.
+        from .network import OnNetwork
+
+        return getattr(OnNetwork(self.planned, self._next), name)(step)
 
     def _hear(self) -> Message:
         # The front-end may wait for another host, or for a backup server: it has limits of its own.
@@ -49,7 +55,9 @@ class Execution:
         vm_dir.prepare(step.vm, step.vm_dir, self.planned)
 
     def StageBase(self, step: s.StageBase) -> object:
-        return {"generation": bases.stage(step.root, step.image).generation}
+        content = stores.content(step.image)
+        base = bases.stage(step.root, step.image, content)
+        return {"generation": base.generation, **content.unnamed()}
 
     def CreateOverlay(self, step: s.CreateOverlay) -> None:
         disks.create_overlay(step, self.planned)
@@ -110,14 +118,14 @@ class Execution:
     def DropCopy(self, step: s.DropCopy) -> None:
         image_snapshots.drop_copy_of(step)
 
-    def GrowDisk(self, step: s.GrowDisk) -> None:
-        snapshots.grow(step)
+    def GrowDisk(self, step: s.GrowDisk) -> object:
+        return snapshots.grow(step)
 
     def EndSession(self, step: s.EndSession) -> None:
         vm_dir.end_session(step.disk, self.planned)
 
-    def RemoveDisk(self, step: s.RemoveDisk) -> None:
-        vm_dir.remove_disk(step.disk, self.planned, step.store_dir)
+    def RemoveDisk(self, step: s.RemoveDisk) -> object:
+        return vm_dir.remove_disk(step.disk, self.planned, step.store_dir, forget=False)
 
     def RemoveVm(self, step: s.RemoveVm) -> None:
         vm_dir.remove(step.vm, step.vm_dir, self.planned)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from types import TracebackType
 from typing import Iterator, NamedTuple
 
 from ..errors import ImageChanged
@@ -85,7 +86,8 @@ def offsets(fd: int, size: int) -> Iterator[int]:
         offset += EXTENT
 
 
-def _data(fd: int, size: int) -> Iterator[tuple[int, bytes]]:
+def data(fd: int, size: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (index, content) of each extent that holds data."""
     for offset in offsets(fd, size):
         content = os.pread(fd, min(EXTENT, size - offset), offset)
         if not content:
@@ -104,24 +106,63 @@ def is_zero(content: bytes) -> bool:
     return content == _ZERO[: len(content)]
 
 
-def _write_blocks(fd: int, offset: int, content: bytes) -> None:
+def blocks(content: bytes) -> Iterator[tuple[int, memoryview]]:
+    """Yield (offset, data) of what is not zero in an extent, in blocks of 64 KiB."""
     view = memoryview(content)
     start = None
     for at in range(0, len(view), BLOCK):
         if is_zero(content[at : at + BLOCK]):
             if start is not None:
-                _pwrite(fd, view[start:at], offset + start)
+                yield start, view[start:at]
                 start = None
         elif start is None:
             start = at
     if start is not None:
-        _pwrite(fd, view[start:], offset + start)
+        yield start, view[start:]
 
 
 def _pwrite(fd: int, view: memoryview, offset: int) -> None:
     while view:
         done = os.pwrite(fd, view, offset)
         view, offset = view[done:], offset + done
+
+
+class Copy:
+    """A copy in the making: extents in any order into a new sparse file (None: nowhere), and the manifest of them."""
+
+    def __init__(self, target: str | None, size: int) -> None:
+        self.size = size
+        self._extents: dict[int, str] = {}
+        self._fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) if target else -1
+        if target:
+            os.ftruncate(self._fd, size)
+
+    def __enter__(self) -> Copy:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._fd >= 0:
+            try:
+                if error is None:
+                    os.fsync(self._fd)
+            finally:
+                os.close(self._fd)
+
+    def add(self, index: int, content: bytes) -> None:
+        """Take the content of an extent."""
+        if is_zero(content):
+            return
+        self._extents[index] = hashlib.sha256(content).hexdigest()
+        if self._fd < 0:
+            return
+        for offset, data in blocks(content):
+            _pwrite(self._fd, data, index * EXTENT + offset)
+        if len(self._extents) % FLUSH == 0:
+            os.fdatasync(self._fd)
+
+    def manifest(self, format: str) -> Manifest:
+        """Return the manifest of what was added."""
+        return Manifest(format, self.size, self._extents)
 
 
 def copy(source: str, target: str | None, format: str, counted: str) -> Manifest:
@@ -133,25 +174,10 @@ def copy(source: str, target: str | None, format: str, counted: str) -> Manifest
     try:
         os.posix_fadvise(source_fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         size = os.fstat(source_fd).st_size
-        target_fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) if target else -1
-        extents: dict[int, str] = {}
-        try:
-            if target:
-                os.ftruncate(target_fd, size)
-            for index, content in _data(source_fd, size):
+        with Copy(target, size) as made:
+            for index, content in data(source_fd, size):
                 progress.count(counted, len(content))
-                if is_zero(content):
-                    continue
-                extents[index] = hashlib.sha256(content).hexdigest()
-                if target:
-                    _write_blocks(target_fd, index * EXTENT, content)
-                    if len(extents) % FLUSH == 0:
-                        os.fdatasync(target_fd)
-            if target:
-                os.fsync(target_fd)
-        finally:
-            if target:
-                os.close(target_fd)
-        return Manifest(format, size, extents)
+                made.add(index, content)
+        return made.manifest(format)
     finally:
         os.close(source_fd)

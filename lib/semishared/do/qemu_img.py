@@ -63,6 +63,18 @@ def convert(source: str, source_format: str, target: str, target_format: str, *,
     run(["qemu-img", "convert", *shared, "-f", source_format, "-O", target_format, source, target], timeout_s=LONG_S)
 
 
+def rbd_name(source: str, user: str, conf: str) -> str:
+    """Return what QEMU calls the RBD image `source` (POOL/IMAGE) opened as `user`, with limits on what Ceph may take."""
+    options = ["client_mount_timeout=10", "rados_mon_op_timeout=30", "rados_osd_op_timeout=30"]
+    return ":".join([f"rbd:{source}", f"id={user}", *([f"conf={conf}"] if conf else []), *options])
+
+
+def fill(source: str, source_format: str, target: str, *, share: bool = False) -> None:
+    """Write the content of `source`, with all of its backing chain, to the raw image `target`, which is there and empty."""
+    argv = ["qemu-img", "convert", "-n", "--target-is-zero", "-W", "-m", "8", *(["--force-share"] if share else [])]
+    run([*argv, "-f", source_format, "-O", "raw", source, target], timeout_s=LONG_S)
+
+
 def grow(path: str, format: str, size: int) -> None:
     """Grow an image to `size` bytes, unless it is that large; what it lies over need not be there."""
     if virtual_size(path, format) >= size:

@@ -41,6 +41,10 @@ def describe(step: DescribeDisk) -> dict[str, object]:
     disk = step.disk
     turns.take(disk.vm, disk.vm_dir)
     record = vm_dir.record_of(disk)
+    if vm_dir.on_store(record):
+        if step.domain:
+            running.recover(disk.vm_dir, step.domain)
+        return vm_dir.on_store(record)
     how, image = str(record["how"]), record.get("image")
     source = str(image["source"]) if isinstance(image, dict) else ""
     answer: dict[str, object] = {
@@ -219,14 +223,17 @@ def drop_layer(step: DropLayer) -> None:
     point("layer removed")
 
 
-def grow(step: GrowDisk) -> None:
-    """Grow a disk: its active layer, or the image it is."""
+def grow(step: GrowDisk) -> dict[str, object]:
+    """Grow a disk: its active layer, or the image it is; return which that is if it is on the network, and not grown here."""
     record = vm_dir.record_of(step.disk)
+    if vm_dir.on_store(record):
+        return vm_dir.on_store(record)
     path = str(record["path"])
     if not os.path.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
     qemu_img.grow(path, str(record["format"]), step.size)
     point("disk grown")
+    return {}
 
 
 def snapshot_file(record: dict[str, object], snapshot: int) -> tuple[str, str]:

@@ -41,6 +41,8 @@ class Session:
     def __init__(self, host: str, action: str, config: Config, *, bulk: bool = False) -> None:
         self.host = host
         self.moved: dict[str, int] = {}
+        self.planned: float | None = None
+        """The time of all plans of this session, if they are one action; else each has its own."""
         self._action = action
         self._config = config
         if is_here(host):
@@ -99,7 +101,7 @@ class Session:
     def begin(self, steps: Iterable[Step]) -> None:
         """Send a plan."""
         plan = {
-            "version": VERSION, "action": self._action, "planned": time.time(), "steps": [to_data(step) for step in steps]
+            "version": VERSION, "action": self._action, "planned": self.planned or time.time(), "steps": [to_data(step) for step in steps]
         }  # fmt: skip
         self.send(plan=plan)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from ..errors import NotSupported
 from ..plan.steps import ImageRef
 from . import dir_store
 from .extents import Manifest
@@ -32,6 +31,9 @@ class Content(Protocol):
     def publish(self, found: Manifest, seen: Any) -> None:
         """Make `found` known as the content that was seen, if this machine may say so."""
 
+    def unnamed(self) -> dict[str, object]:
+        """Return what somebody else must be told to make known what `publish` could not; nothing if it could."""
+
     def tidy(self) -> None:
         """Remove what writers killed long ago have left beside the image."""
 
@@ -40,4 +42,6 @@ def content(image: ImageRef) -> Content:
     """Return the content of an image."""
     if image.access.can.is_mounted:
         return dir_store.Content(image.source)
-    raise NotSupported(f"images in stores of kind {image.access.kind}")
+    from .rbd_store import RbdContent
+
+    return RbdContent(image)

@@ -100,6 +100,8 @@ def _publish(staging: str, vm: int, directory: str, keep_bases: bool, planned: f
 def _adopt(staging: str, directory: str, vm: int, record: dict[str, object], keep_bases: bool) -> None:
     """Make one disk of a received directory usable here."""
     disk = int(str(record["disk"]))
+    if "network" in record:
+        return  # libvirt opens it, or says why not
     if record["place"] == "shared":
         path = str(record["path"])
         if keep_bases and not os.path.exists(path):

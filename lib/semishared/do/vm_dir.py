@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import contextmanager
-from typing import IO, Callable, Iterator
+from typing import IO, Any, Callable, Iterator
 
 from .. import NAME
 from ..errors import BadRecord, DataInTheWay, SemisharedError, VmGone
@@ -155,16 +155,32 @@ def records(vm_dir: str) -> list[dict[str, object]]:
     return [record for record in found if record]
 
 
-def remove_disk(disk: DiskRef, planned: float, store_dir: str = "") -> None:
-    """Remove a disk's file or link, its clone on `store_dir`, its record and its lease. Never follow a link."""
+def on_store(record: dict[str, Any]) -> dict[str, object]:
+    """Return which image on the network a disk is, for the front-end to go on with on its bridge; {} for any other disk."""
+    if "network" not in record:
+        return {}
+    image = {**record["image"], "source": record["network"]["name"]}
+    return {"on_store": image, "how": record["how"], "readonly": record["readonly"]}
+
+
+def remove_disk(disk: DiskRef, planned: float, store_dir: str = "", *, forget: bool = True) -> dict[str, object]:
+    """Remove a disk's file or link, its clone on `store_dir`, its record and its lease. Never follow a link.
+
+    Without `forget` the record of a clone on the network stays, and is returned: that must be removed first.
+    """
     with _lock(disk.vm, disk.vm_dir) as file:
         _note_deletion(file, str(disk.disk), planned)
         point("deletion noted")
+        if not forget:
+            record = files.read_json(record_path(disk.vm_dir, disk.disk)) or {}
+            if record.get("how") == "store-clone" and on_store(record):
+                return on_store(record)
         _unlink_disk(disk)
         if store_dir:
             dir_store.remove_clone(store_dir, disk.vm, disk.disk)
         if not _is_elsewhere(disk.vm, disk.vm_dir):
             bases.release(bases.root_of(disk.vm_dir), disk.vm, disk.disk)
+    return {}
 
 
 def _unlink_disk(disk: DiskRef) -> None:

@@ -18,7 +18,8 @@ FAULT_TOLERANCE = (60, 61)
 """LCM states of a migration away from a dead host."""
 
 
-def _ref(place: DiskPlace) -> s.DiskRef:
+def disk_ref(place: DiskPlace) -> s.DiskRef:
+    """Return the disk at a place; raise BadArguments for a kernel."""
     if place.disk is None:
         raise BadArguments(f"{place.path} is no disk")
     return s.DiskRef(place.vm_place.vm, place.disk, place.vm_place.path)
@@ -31,8 +32,6 @@ def _prepare(place: DiskPlace) -> s.PrepareVm:
 def image_ref(request: FromImage, disk: Disk, image: Image, datastore: Datastore) -> s.ImageRef:
     """Return the image that a disk is made from; raise NotSupported for a format that its store does not have."""
     access = stores.access(datastore)
-    if not access.can.is_mounted:
-        raise NotSupported(f"datastore {datastore.id} is of kind {access.kind}")
     format = image.format or disk.format
     if format not in access.can.formats:
         raise NotSupported(f"image {image.id} has format {format!r}, not {' or '.join(access.can.formats)}")
@@ -40,7 +39,7 @@ def image_ref(request: FromImage, disk: Disk, image: Image, datastore: Datastore
     return s.ImageRef(request.store, image.id, format, source, access=access)
 
 
-def _grown(disk: Disk) -> int:
+def grown(disk: Disk) -> int:
     """Return the size in bytes that the disk must have at least, 0 if the image's own will do."""
     return disk.size if disk.size > disk.original_size else 0
 
@@ -56,9 +55,9 @@ def clone(request: FromImage, disk: Disk, image: Image, datastore: Datastore, ov
     """Plan clone: a writable disk of its own, gone at shutdown."""
     if image.is_persistent:
         raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
-    ref, target = image_ref(request, disk, image, datastore), _ref(request.target)
+    ref, target = image_ref(request, disk, image, datastore), disk_ref(request.target)
     where = placement.place(image, datastore, is_persistent=False)
-    prepare, min_size = _prepare(request.target), _grown(disk)
+    prepare, min_size = _prepare(request.target), grown(disk)
     if where == "shared":
         return [prepare, s.CloneOnStore(target, ref, min_size)]
     if where == "copy":
@@ -71,7 +70,7 @@ def clone(request: FromImage, disk: Disk, image: Image, datastore: Datastore, ov
 def ln(request: FromImage, disk: Disk, image: Image, datastore: Datastore) -> list[s.Step]:
     """Plan ln: the image itself, in place. CD-ROM and immutable images come read-only and keep their generation."""
     placement.place(image, datastore, is_persistent=True)
-    ref, target = image_ref(request, disk, image, datastore), _ref(request.target)
+    ref, target = image_ref(request, disk, image, datastore), disk_ref(request.target)
     readonly = disk.is_readonly
     return [_prepare(request.target), s.LinkInPlace(target, ref, readonly, session=not readonly)]
 
@@ -92,17 +91,17 @@ def mkswap(request: NewDisk) -> list[s.Step]:
 def _volatile(request: NewDisk, format: str, fs: str) -> list[s.Step]:
     if not request.size:
         raise BadArguments("a disk of size 0")
-    return [_prepare(request.target), s.CreateVolatile(_ref(request.target), request.size, format, fs)]
+    return [_prepare(request.target), s.CreateVolatile(disk_ref(request.target), request.size, format, fs)]
 
 
 def mvds(request: ToImage) -> list[s.Step]:
     """Plan mvds: the session of an in-place disk ends, its data is where it belongs already."""
-    return [s.EndSession(_ref(request.disk))]
+    return [s.EndSession(disk_ref(request.disk))]
 
 
 def cpds(request: ToImage, vm: Vm) -> list[s.Step]:
     """Plan cpds: save a disk as another image, from the running guest if there is one."""
-    disk = _ref(request.disk)
+    disk = disk_ref(request.disk)
     format = vm.disk(disk.disk).format or "raw"
     # A snapshot does not change while the guest runs.
     domain = running_domain(vm) if vm.lcm_state == SAVEAS_LIVE and request.snapshot == -1 else ""
@@ -124,7 +123,7 @@ def delete(request: Delete) -> list[s.Step]:
     if request.disk.disk is None:
         return []
     # The datastore is the image's for an image disk, the system's for a volatile one, which has no clones.
-    return [s.RemoveDisk(_ref(request.disk), f"{request.vm_place.datastore_location}/{request.store}")]
+    return [s.RemoveDisk(disk_ref(request.disk), f"{request.vm_place.datastore_location}/{request.store}")]
 
 
 def mv(request: Move, lcm_state: int, source_is_frontend: bool, target_is_frontend: bool) -> tuple[s.Step, s.Step | None] | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Tuple
 
-from ..errors import BadAttribute, BadRecord
+from ..errors import BadArguments, BadAttribute, BadRecord
 from . import stores
 
 
@@ -57,6 +57,14 @@ class NetworkDisk(NamedTuple):
         ):  # fmt: skip
             raise BadRecord(f"a network disk that nobody would write: {str(data)[:200]}")
         return cls(**{**data, "hosts": tuple(data["hosts"])})
+
+    @classmethod
+    def from_data(cls, data: object) -> NetworkDisk:
+        """Return the disk in a step's JSON data; raise BadArguments."""
+        try:
+            return cls.parse(data)
+        except BadRecord as e:
+            raise BadArguments(e.detail) from None
 
     @property
     def monitors(self) -> list[tuple[str, str]]:

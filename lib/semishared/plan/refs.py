@@ -25,7 +25,7 @@ class ImageRef(NamedTuple):
 
     def to_data(self) -> dict[str, object]:
         """Return the image as JSON data; one in a mounted store needs no word about its access."""
-        data: dict[str, object] = {**self._asdict(), "access": {**self.access._asdict(), "hosts": list(self.access.hosts)}}
+        data: dict[str, object] = {**self._asdict(), "access": self.access.to_data()}
         if self.access == MOUNTED:
             del data["access"]
         return data
@@ -35,10 +35,8 @@ class ImageRef(NamedTuple):
         """Return the image in JSON data; raise BadArguments."""
         if not isinstance(data, dict) or set(data) | {"access"} != set(cls._fields):
             raise BadArguments(f"not an image: {str(data)[:200]}")
-        access = data.get("access", MOUNTED._asdict())
-        if not isinstance(access, dict) or set(access) != set(Access._fields):
-            raise BadArguments(f"not an access: {str(access)[:200]}")
-        return cls(**{**data, "access": Access(**{**access, "hosts": tuple(access["hosts"])})})
+        access = Access.from_data(data["access"]) if "access" in data else MOUNTED
+        return cls(**{**data, "access": access})
 
 
 class DiskRef(NamedTuple):

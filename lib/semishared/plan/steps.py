@@ -37,6 +37,8 @@ from .snapshot_steps import MergeLayer as MergeLayer
 from .snapshot_steps import NameLayer as NameLayer
 from .snapshot_steps import PullLayer as PullLayer
 from .snapshot_steps import SwitchLayer as SwitchLayer
+from .stores import Access as Access
+from .stores import pool_and_name as pool_and_name
 
 
 class State(enum.Enum):
@@ -209,7 +211,7 @@ class Discard(NamedTuple):
     seen: str
 
 
-_NESTED: dict[str, Any] = {"image": ImageRef, "disk": DiskRef}
+_NESTED: dict[str, Any] = {"image": ImageRef, "disk": DiskRef, "access": Access}
 STEPS: dict[str, Any] = {
     name: cls for name, cls in globals().items() if hasattr(cls, "_fields") and cls not in _NESTED.values()
 }  # fmt: skip
@@ -218,9 +220,11 @@ STEPS: dict[str, Any] = {
 def _named(name: str) -> Any:
     if name not in STEPS:
         # What no transfer action plans is not loaded by any.
-        from . import base_steps
+        from . import base_steps, image_steps
 
-        STEPS.update({key: cls for key, cls in vars(base_steps).items() if hasattr(cls, "_fields") and cls not in _NESTED.values()})
+        _NESTED["network"] = image_steps.NetworkDisk
+        for module in (base_steps, image_steps):
+            STEPS.update({key: cls for key, cls in vars(module).items() if hasattr(cls, "_fields") and cls not in _NESTED.values()})
     return STEPS.get(name)
 
 
@@ -228,7 +232,7 @@ def to_data(step: Step) -> dict[str, object]:
     """Return `step` as JSON data."""
     data: dict[str, object] = {"step": type(step).__name__}
     for name, value in step._asdict().items():  # type: ignore[attr-defined]
-        data[name] = value.to_data() if name in _NESTED else value
+        data[name] = value.to_data() if hasattr(value, "to_data") else value
     return data
 
 

@@ -52,6 +52,19 @@ class Access(NamedTuple):
     def can(self) -> Kind:
         return KINDS[self.kind]
 
+    def to_data(self) -> dict[str, object]:
+        """Return the access as JSON data."""
+        return {**self._asdict(), "hosts": list(self.hosts)}
+
+    @classmethod
+    def from_data(cls, data: object) -> Access:
+        """Return the access in JSON data; raise BadArguments."""
+        if not isinstance(data, dict) or set(data) != set(cls._fields) or str(data["kind"]) not in KINDS:
+            raise BadArguments(f"not an access: {str(data)[:200]}")
+        if not isinstance(data["hosts"], (list, tuple)):
+            raise BadArguments(f"not an access: {str(data)[:200]}")
+        return cls(**{**data, "hosts": tuple(data["hosts"])})
+
 
 MOUNTED = Access()
 

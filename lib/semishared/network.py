@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transfer actions for disks whose image is reached over the network: host and bridge take turns (plan/network.py)."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Iterable
+
+from .errors import BadRecord, SemisharedError, VmGone
+from .opennebula import args
+from .plan import disks, image_steps, network, stores
+from .plan import steps as s
+
+if TYPE_CHECKING:
+    from .do.ssh import Session
+    from .opennebula.xml import Datastore, Disk, Image, Vm
+    from .tm import Action
+
+
+class Bridge:
+    """The machine that changes images of a datastore."""
+
+    def __init__(self, action: Action, datastore: Datastore, number: int) -> None:
+        self._action = action
+        self.host = stores.bridge(datastore, number)
+
+    @classmethod
+    def of(cls, action: Action, image: s.ImageRef) -> Bridge:
+        """Return the bridge of the datastore that an image on record is of."""
+        from .opennebula.oned import Oned
+
+        return cls(action, Oned().datastore(image.store), image.id)
+
+    def run(self, steps: Iterable[s.Step]) -> list[Any]:
+        """Carry out steps there."""
+        return self._action.on(self.host, steps)
+
+
+def clone(action: Action, request: args.FromImage, disk: Disk, image: Image, datastore: Datastore) -> None:
+    """Give a VM its own disk."""
+    from .do.ssh import Session
+
+    plan = network.clone(request, disk, image, datastore, action.config.overlays_options)
+    bridge = Bridge(action, datastore, image.id)
+    with Session(request.target.host, action.name, action.config) as session:
+        # All that follows is one action: what is deleted from now on is not made any more.
+        session.planned = time.time()
+        if plan.where == "shared":
+            _on_store(session, bridge, plan)
+        else:
+            _local(session, bridge, plan)
+        action.tell(request.target.host, session.moved)
+
+
+def _on_store(session: Session, bridge: Bridge, plan: network.Clone) -> None:
+    session.run(plan.record())
+    bridge.run(plan.on_store())
+    try:
+        session.run([image_steps.ConfirmDisk(plan.target)])
+    except VmGone:
+        bridge.run([image_steps.RemoveClone(plan.image._replace(source=plan.store_clone))])
+        raise
+
+
+def _local(session: Session, bridge: Bridge, plan: network.Clone) -> None:
+    (seen,) = session.run([image_steps.SeeImage(plan.image)])
+    assert isinstance(seen, dict)
+    if not seen["frozen"]:
+        bridge.run([image_steps.FreezeImage(plan.image)])
+    generation = seen["generation"]
+    if not generation and plan.where == "overlay":
+        generation = _staged(session, bridge, plan)
+    session.run(plan.local(generation))
+
+
+def _staged(session: Session, bridge: Bridge, plan: network.Clone) -> str:
+    """Have a base of a content that nobody has hashed yet; return its generation."""
+    (staged,) = session.run([s.StageBase(plan.root, plan.image)])
+    assert isinstance(staged, dict)
+    if "snapshot" in staged:
+        bridge.run([image_steps.NameGeneration(plan.image, staged["snapshot"], staged["generation"])])
+    return str(staged["generation"])
+
+
+def ln(action: Action, request: args.FromImage, disk: Disk, image: Image, datastore: Datastore) -> None:
+    """Attach an image in place."""
+    on_bridge, on_host = network.ln(request, disk, image, datastore)
+    Bridge(action, datastore, image.id).run(on_bridge)
+    action.on(request.target.host, on_host)
+
+
+def delete(action: Action, request: args.Delete, found: Iterable[object]) -> None:
+    """Remove the clone that a disk turned out to be, then its record."""
+    from .removal import everywhere
+
+    for result in found:
+        image = on_store(result)
+        if image and request.disk is not None:
+            Bridge.of(action, image).run([image_steps.RemoveClone(image)])
+            everywhere(action, request.vm_place, [image_steps.ForgetDisk(disks.disk_ref(request.disk))])
+
+
+def on_store(result: object) -> s.ImageRef | None:
+    """Return which image on the network a disk is, if that is what a host says of it."""
+    return s.ImageRef.from_data(result["on_store"]) if isinstance(result, dict) and "on_store" in result else None
+
+
+def cpds(action: Action, request: args.ToImage, vm: Vm, host: str, datastore: Datastore) -> None:
+    """Save a disk as another image."""
+    from .do.ssh import Session
+
+    access = stores.access(datastore)
+    target = s.ImageRef(request.store, vm.id, "raw", stores.check_source(access, request.image, "image"), access=access)
+    disk = disks.disk_ref(request.disk)
+    bridge = Bridge(action, datastore, vm.id)
+    running = vm.lcm_state == disks.SAVEAS_LIVE and request.snapshot == -1
+    with Session(host, action.name, action.config) as session:
+        record = _record(session, disk)
+        if "network" in record:
+            bridge.run([image_steps.CopyStored(target, str(record["network"]["name"]), request.snapshot, running)])
+            return
+        (staged,) = bridge.run([image_steps.StageImage(target, vm.disk(disk.disk).size)])
+        filled = target._replace(source=staged["staged"])
+        try:
+            session.run([image_steps.FillImage(disk, filled, disks.running_domain(vm) if running else "", request.snapshot)])
+        except SemisharedError:
+            bridge.run([image_steps.RemoveImage(filled)])
+            raise
+        bridge.run([image_steps.PublishImage(target, filled.source)])
+        action.tell(host, session.moved)
+
+
+def _record(session: Session, disk: s.DiskRef) -> dict[str, Any]:
+    (found,) = session.run([s.DescribeVm(disk.vm, disk.vm_dir)])
+    records = found["records"] if isinstance(found, dict) else []
+    for record in records:
+        if record["disk"] == disk.disk:
+            return dict(record)
+    raise BadRecord(f"disk {disk.disk} of VM {disk.vm} has no record on {session.host}")
+
+
+def change(action: Action, what: str, number: int, found: dict[str, Any]) -> None:
+    """Create, delete or revert a snapshot of a disk that turned out to be on the network."""
+    image = s.ImageRef.from_data(found["on_store"])
+    Bridge.of(action, image).run(network.snapshot(what, image, number, bool(found["readonly"])))
+
+
+def grow(action: Action, image: s.ImageRef, size: int) -> None:
+    """Grow a disk that turned out to be on the network."""
+    Bridge.of(action, image).run([image_steps.GrowImage(image, size)])
