@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Iterator
 
 import pytest
 
 from tools.world import World
+
+if TYPE_CHECKING:
+    from tools.ceph_cluster import LocalCluster
+    from tools.ceph_site import Site
 
 
 @pytest.fixture()
@@ -20,3 +27,30 @@ def world(tmp_path: Path) -> World:
 def past() -> float:
     """A time before everything in this test."""
     return time.time() - 100
+
+
+@pytest.fixture(scope="session")
+def ceph() -> Iterator[LocalCluster]:
+    """A Ceph cluster; short paths, since sockets lie in it."""
+    from tools.ceph_cluster import LocalCluster
+
+    top = Path(tempfile.mkdtemp(prefix="ceph-", dir="/var/tmp"))
+    cluster = LocalCluster(top / "c")
+    try:
+        yield cluster
+    finally:
+        cluster.end()
+        shutil.rmtree(top)
+
+
+@pytest.fixture()
+def site(ceph: LocalCluster) -> Iterator[Site]:
+    """An empty pool of it, seen by its admin."""
+    from tools.ceph_site import Site
+
+    site = Site(ceph.conf)
+    site.wipe()
+    try:
+        yield site
+    finally:
+        site.close()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import contextmanager
-from typing import Any, Iterator, NamedTuple
+from typing import Any, ContextManager, Iterator, NamedTuple
 
 from ..errors import CephRefused, CephUnavailable, ImageInUse, MissingImage, NoSpace, SemisharedError, ToolFailed, ToolMissing
 from ..plan.steps import Access, ImageRef, pool_and_name
 from . import progress
+from .run import LONG_S
 
 CONNECT_S = 10
 ANSWER_S = 30
@@ -40,6 +41,11 @@ class Pool(NamedTuple):
         import rbd
 
         return rbd.RBD()
+
+
+def long() -> ContextManager[None]:
+    """Return a context for one call that works through a whole image: no sign of progress comes from it."""
+    return progress.quiet(LONG_S)
 
 
 def _bindings() -> Any:
@@ -97,8 +103,7 @@ def _connected(conf: str, user: str) -> Any:
     for option, seconds in LIMITS.items():
         found.conf_set(option, str(seconds))
     try:
-        with progress.waiting():
-            found.connect(timeout=CONNECT_S)
+        found.connect(timeout=CONNECT_S)
     except rados.ObjectNotFound:
         raise CephRefused(f"client.{user} has no key in the keyrings that {name} names {where}") from None
     except rados.PermissionDeniedError:

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import Any, Iterator, NamedTuple
 
 from ..errors import ImageInUse, MissingImage, SemisharedError
-from . import ceph, progress
+from . import ceph
 from .trace import point
 
 NEW = "semishared-new"
@@ -65,7 +65,7 @@ def is_unchanged(image: Any, snapshot: Snapshot) -> bool:
     if image.size() != snapshot.size:
         return False
     changed: list[int] = []
-    with progress.waiting():
+    with ceph.long():
         image.diff_iterate(0, snapshot.size, snapshot.name, lambda offset, *_: changed.append(offset), whole_object=True)
     return not changed
 
@@ -85,8 +85,7 @@ def create(image: Any, name: str, *, protect: bool = False) -> None:
     """Make the snapshot `name` unless it is there."""
     if find(image, name) is None:
         try:
-            with progress.waiting():
-                image.create_snap(name)
+            image.create_snap(name)
         except Exception as e:
             if abs(getattr(e, "errno", 0) or 0) != errno.EEXIST:
                 raise
@@ -108,8 +107,7 @@ def drop(image: Any, name: str) -> bool:
                 raise
             return False
         point("snapshot unprotected")
-    with progress.waiting():
-        image.remove_snap(name)
+    image.remove_snap(name)
     point("snapshot removed")
     return True
 
@@ -228,7 +226,7 @@ def settle(where: ceph.Pool, name: str) -> None:
 
 def roll_back(image: Any, snapshot: str) -> None:
     """Give an open image the content and the size of a snapshot."""
-    with progress.waiting():
+    with ceph.long():
         image.rollback_to_snap(snapshot)
     point("rolled back")
 

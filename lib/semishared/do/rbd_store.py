@@ -92,7 +92,7 @@ def allocated(image: Any, size: int) -> list[int]:
         if is_there:
             found.update(range(offset // extents.EXTENT, (offset + length - 1) // extents.EXTENT + 1))
 
-    with progress.waiting():
+    with ceph.long():
         image.diff_iterate(0, size, None, note, include_parent=True, whole_object=True)
     return sorted(found)
 
@@ -161,5 +161,4 @@ class Writing:
         """Wait for all writes, and make them durable."""
         while self._pending:
             self._wait()
-        with progress.waiting():
-            self._image.flush()
+        self._image.flush()

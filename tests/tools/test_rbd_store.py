@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images on a real Ceph cluster: bases streamed from them, sessions that end generations, clones, snapshots, and their ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Iterator
+
+import pytest
+
+from semishared.do import extents
+from semishared.errors import CephRefused, CephUnavailable, ImageChanged, ImageInUse, MissingImage, SemisharedError
+from semishared.plan import image_steps as i
+from semishared.plan import steps as s
+from tools.world import MiB, World, allocated, qemu_io
+
+if TYPE_CHECKING:
+    from tools.ceph_cluster import LocalCluster
+    from tools.ceph_site import Site
+
+
+@pytest.fixture(params=["v1", "v2"])
+def clones(request: pytest.FixtureRequest, site: Site) -> Iterator[str]:
+    """Clones of protected snapshots (clients before Mimic are allowed), and of any."""
+    site.command("osd set-require-min-compat-client", version="mimic" if request.param == "v2" else "luminous")
+    yield request.param
+
+
+def overlay(site: Site, world: World, image: s.ImageRef, vm: int) -> tuple[str, Path]:
+    """Do what tm/clone does for a local disk."""
+    generation = site.base(world, image)
+    moved, disk, pinned = site.moved, world.disk(vm), image._replace(generation=generation)
+    site.on(s.StageBase(str(world.root), pinned), s.PrepareVm(disk.vm, disk.vm_dir), s.CreateOverlay(disk, pinned, 0, ""))
+    site.moved = moved
+    return generation, Path(disk.path)
+
+
+# -- bases --------------------------------------------------------------------------------------------
+
+
+def test_first_use_streams_the_data_once_and_the_next_reads_nothing(site: Site, world: World) -> None:
+    image = site.make(size=256 * MiB)
+    generation, path = overlay(site, world, image, 5)
+    assert site.moved == {"store_read": 8 * MiB}, "two extents hold data"
+    qemu_io(path, "qcow2", "read -P 0xa1 1M 64k")
+    qemu_io(path, "qcow2", f"read -P 0xa1 {256 * MiB - 65536} 64k")
+    qemu_io(path, "qcow2", "read -P 0 2M 64k")
+    (base,) = world.bases()
+    assert base.name == f"105-7-{generation}"
+    assert (base / "image").read_bytes() == site.content("one-7")
+    assert allocated(base / "image") < MiB
+    assert extents.copy(str(base / "image"), None, "raw", "x").generation == generation
+    assert (base / "manifest").read_bytes() == extents.copy(str(base / "image"), None, "raw", "x").text()
+    assert site.snapshots("one-7") == [f"semishared-{generation}"]
+    again, _ = overlay(site, world, image, 6)
+    assert again == generation
+    assert site.moved == {}, "a warm clone reads nothing"
+    assert site.busy() == {}
+    assert world.leftovers() == []
+
+
+def test_write_by_whatever_way_ends_the_generation(site: Site, world: World) -> None:
+    image = site.make()
+    first, old = overlay(site, world, image, 5)
+    site.write("one-7", 1 * MiB, b"\xb2" * 65536)
+    second, new = overlay(site, world, image, 6)
+    assert second != first
+    qemu_io(old, "qcow2", "read -P 0xa1 1M 64k")
+    qemu_io(new, "qcow2", "read -P 0xb2 1M 64k")
+    assert site.snapshots("one-7") == [f"semishared-{second}"], "the stale one is gone"
+
+
+def test_growing_the_image_ends_the_generation(site: Site, world: World) -> None:
+    image = site.make()
+    first, _ = overlay(site, world, image, 5)
+    site.on(i.GrowImage(image, 80 * MiB))
+    second, _ = overlay(site, world, image, 6)
+    assert second != first
+
+
+def test_content_that_comes_back_is_the_same_generation_and_the_same_base(site: Site, world: World) -> None:
+    image = site.make()
+    first, _ = overlay(site, world, image, 5)
+    site.write("one-7", 1 * MiB, b"\xb2" * 65536)
+    overlay(site, world, image, 6)
+    site.write("one-7", 1 * MiB, b"\xa1" * 65536)
+    third, _ = overlay(site, world, image, 7)
+    assert third == first
+    assert len(world.bases()) == 2
+
+
+def test_flips_never_lose_a_write_and_never_serve_a_stale_base(site: Site, world: World, clones: str) -> None:
+    """one#6207: persistent, not persistent, persistent again, with a leftover of the stock driver's as well."""
+    image = site.make()
+    for round in range(3):
+        pattern = 0xB0 + round
+        site.on(i.BeginSession(image, readonly=False))
+        assert [name for name in site.snapshots("one-7") if not name.startswith("semishared-old")] == []
+        site.write("one-7", 1 * MiB, bytes([pattern]) * 65536)  # the guest of the persistent session
+        _, path = overlay(site, world, image, 10 + round)
+        qemu_io(path, "qcow2", f"read -P {pattern} 1M 64k")
+        clone = f"one/one-7-{20 + round}-0"
+        site.on(i.CloneStored(image, clone, 0))
+        assert site.read(clone.split("/")[1], MiB, 65536) == bytes([pattern]) * 65536
+        assert site.read("one-7", MiB, 65536) == bytes([pattern]) * 65536
+        site.on(i.RemoveClone(site.ref(7, clone)))
+    assert site.names() == ["one-7"]
+
+
+def test_stock_snapshot_is_no_base_and_goes_with_the_session(site: Site, world: World) -> None:
+    import rbd
+
+    image = site.make()
+    with rbd.Image(site.ioctx, "one-7") as opened:
+        opened.create_snap("snap")
+        opened.protect_snap("snap")
+    site.write("one-7", 1 * MiB, b"\xc3" * 65536)
+    _, path = overlay(site, world, image, 5)
+    qemu_io(path, "qcow2", "read -P 0xc3 1M 64k")
+    site.on(i.BeginSession(image, readonly=False))
+    assert site.snapshots("one-7") == []
+
+
+def test_readonly_session_keeps_the_generation(site: Site, world: World) -> None:
+    image = site.make()
+    generation, _ = overlay(site, world, image, 5)
+    site.on(i.BeginSession(image, readonly=True))
+    assert site.snapshots("one-7") == [f"semishared-{generation}"]
+
+
+def test_base_of_a_named_generation_that_is_gone_is_refused(site: Site, world: World) -> None:
+    image = site.make()
+    with pytest.raises(ImageChanged):
+        site.on(s.StageBase(str(world.root), image._replace(generation="0" * 32)))
+    assert world.leftovers() == []
+
+
+def test_base_of_an_older_generation_is_staged_while_its_snapshot_is_there(site: Site, world: World) -> None:
+    """An undeployed VM's overlay resumes on a host that has no base yet."""
+    image = site.make()
+    generation, _ = overlay(site, world, image, 5)
+    import shutil
+
+    shutil.rmtree(world.root)
+    (staged,) = site.on(s.StageBase(str(world.root), image._replace(generation=generation)))
+    assert staged == {"generation": generation}
+
+
+def test_two_hosts_at_once_agree_on_one_generation(site: Site, world: World, tmp_path: Path) -> None:
+    import threading
+
+    image, worlds = site.make(), [world, World(tmp_path / "other")]
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda w=w: found.append(site.base(w, image))) for w in worlds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2
+    assert found[0] == found[1]
+    assert site.snapshots("one-7") == [f"semishared-{found[0]}"]
+
+
+def test_full_copy_is_verified_and_comes_from_the_base_if_that_is_here(site: Site, world: World) -> None:
+    image = site.make()
+    site.on(i.FreezeImage(image))
+    disk = world.disk(5)
+    site.on(s.PrepareVm(disk.vm, disk.vm_dir), s.CopyImage(disk, image, 0))
+    assert Path(disk.path).read_bytes() == site.content("one-7")
+    assert site.moved["store_read"] == 8 * MiB
+    generation = site.base(world, image)
+    disk = world.disk(6)
+    site.on(s.PrepareVm(disk.vm, disk.vm_dir), s.CopyImage(disk, image._replace(generation=generation), 100 * MiB))
+    assert "store_read" not in site.moved
+    assert Path(disk.path).stat().st_size == 100 * MiB
+
+
+# -- clones and snapshots -----------------------------------------------------------------------------
+
+
+def test_clone_on_the_store_is_named_as_stock_names_it_and_leaves_nothing(site: Site, clones: str) -> None:
+    image = site.make()
+    site.on(i.CloneStored(image, "one/one-7-23-1", 0))
+    assert site.names() == ["one-7", "one-7-23-1"]
+    assert site.parent("one-7-23-1") == "one/one-7@semishared-new"
+    assert site.protected("one-7", "semishared-new") == (clones == "v1")
+    site.write("one-7-23-1", MiB, b"\x55" * 4096)
+    assert site.read("one-7", MiB, 4096) == b"\xa1" * 4096
+    site.on(i.CloneStored(image, "one/one-7-23-1", 128 * MiB))
+    assert site.read("one-7-23-1", MiB, 4096) == b"\xa1" * 4096, "made anew: what was there belonged to an action given up"
+    assert site.size("one-7-23-1") == 128 * MiB
+    site.on(i.RemoveClone(site.ref(7, "one/one-7-23-1")))
+    site.on(i.RemoveClone(site.ref(7, "one/one-7-23-1")))
+    assert site.names() == ["one-7"]
+    site.on(i.BeginSession(image, readonly=False))
+    assert (site.snapshots("one-7"), site.trashed("one-7")) == ([], 0)
+
+
+def test_session_of_an_image_with_an_orphan_clone_still_ends_its_generations(site: Site, world: World, clones: str) -> None:
+    image = site.make()
+    site.on(i.CloneStored(image, "one/one-7-23-1", 0))
+    generation = site.base(world, image)
+    assert site.snapshots("one-7") == [f"semishared-{generation}"]
+    site.on(i.BeginSession(image, readonly=False))
+    assert not any(name in site.snapshots("one-7") for name in (f"semishared-{generation}", "semishared-new"))
+    site.write("one-7", MiB, b"\xee" * 65536)
+    assert site.base(world, image) != generation
+    assert site.read("one-7-23-1", MiB, 4096) == b"\xa1" * 4096
+    site.on(i.RemoveClone(site.ref(7, "one/one-7-23-1")))
+    site.on(i.BeginSession(image, readonly=False))
+    assert (site.snapshots("one-7"), site.trashed("one-7")) == ([], 0)
+
+
+def test_image_with_clones_is_not_removed(site: Site, clones: str) -> None:
+    image = site.make()
+    site.on(i.CloneStored(image, "one/one-7-23-1", 0))
+    with pytest.raises(ImageInUse, match="one-7-23-1"):
+        site.on(i.RemoveImage(image))
+    site.on(i.RemoveClone(site.ref(7, "one/one-7-23-1")))
+    site.on(i.RemoveImage(image))
+    site.on(i.RemoveImage(image))
+    assert site.names() == []
+
+
+@pytest.mark.parametrize("source", ["one/one-7", "one/one-7-23-1"])
+def test_snapshots_are_kept_reverted_and_forgotten(site: Site, clones: str, source: str) -> None:
+    image = site.make()
+    if source != image.source:
+        site.on(i.CloneStored(image, source, 0))
+    disk, name = site.ref(7, source), source.split("/")[1]
+    for number in range(3):
+        site.write(name, 8 * MiB, bytes([number + 1]) * 4096)
+        site.on(i.KeepSnapshot(disk, number))
+    assert [found for found in site.snapshots(name) if found.isdigit()] == ["0", "1", "2"]
+    assert site.protected(name, "1"), "as stock has it"
+    site.on(i.KeepSnapshot(disk, 2))
+    site.on(i.RevertImage(disk, 0))
+    assert site.read(name, 8 * MiB, 4096) == b"\x01" * 4096
+    site.on(i.RevertImage(disk, 2))
+    assert site.read(name, 8 * MiB, 4096) == b"\x03" * 4096
+    site.on(i.ForgetSnapshot(disk, 1))
+    site.on(i.ForgetSnapshot(disk, 1))
+    assert [found for found in site.snapshots(name) if found.isdigit()] == ["0", "2"]
+    with pytest.raises(MissingImage):
+        site.on(i.RevertImage(disk, 1))
+    site.on(i.FlattenImage(disk, 0))
+    site.on(i.FlattenImage(disk, 0))
+    assert [found for found in site.snapshots(name) if found.isdigit()] == []
+    assert site.read(name, 8 * MiB, 4096) == b"\x01" * 4096
+    assert not [found for found in site.names() if "semishared" in found]
+    assert site.busy() == {}
+
+
+def test_revert_makes_another_generation(site: Site, world: World) -> None:
+    image = site.make()
+    first = site.base(world, image)
+    site.on(i.KeepSnapshot(image, 0))
+    site.write("one-7", MiB, b"\xb2" * 65536)
+    second = site.base(world, image)
+    site.on(i.RevertImage(image, 0))
+    third, path = overlay(site, world, image, 5)
+    qemu_io(path, "qcow2", "read -P 0xa1 1M 64k")
+    assert third == first != second
+
+
+def test_killed_revert_is_undone_before_anything_else_happens(site: Site) -> None:
+    image = site.make()
+    site.on(i.KeepSnapshot(image, 0))
+    site.write("one-7", MiB, b"\xb2" * 65536)
+    site.on(i.BeginChange(image, 0))
+    assert site.names() == ["one-7.semishared-changing"], "nobody opens half of it"
+    site.write("one-7.semishared-changing", MiB, b"\xff" * 4096)
+    site.on(i.GrowImage(image, 0))
+    assert site.names() == ["one-7"]
+    assert site.read("one-7", MiB, 65536) == b"\xb2" * 65536
+    assert site.snapshots("one-7") == ["0"]
+
+
+def test_running_image_is_copied_as_of_one_moment(site: Site) -> None:
+    import rbd
+
+    site.make()
+    with rbd.Image(site.ioctx, "one-7") as guest:
+        guest.write(b"\x77" * 4096, 16 * MiB)
+        site.on(i.CopyStored(site.ref(60), "one/one-7", -1, running=True))
+    assert site.read("one-60", 16 * MiB, 4096) == b"\x77" * 4096
+    assert site.snapshots("one-7") == []
+    site.on(i.KeepSnapshot(site.ref(7), 4))
+    site.write("one-7", 16 * MiB, b"\x78" * 4096)
+    site.on(i.CopyStored(site.ref(61), "one/one-7", 4, running=False))
+    assert site.read("one-61", 16 * MiB, 4096) == b"\x77" * 4096
+    with pytest.raises(MissingImage):
+        site.on(i.CopyStored(site.ref(62), "one/one-7", 9, running=False))
+    assert site.names() == ["one-60", "one-61", "one-7"]
+
+
+def test_image_that_is_open_is_neither_reverted_nor_removed_until_it_is_closed(site: Site) -> None:
+    import threading
+
+    import rbd
+
+    image = site.make()
+    site.on(i.KeepSnapshot(image, 0))
+    guest = rbd.Image(site.ioctx, "one-7")
+    try:
+        with pytest.raises(ImageInUse, match="127.0.0.1"):
+            site.on(i.RevertImage(image, 0))
+        assert site.names() == ["one-7"]
+        timer = threading.Timer(3, guest.close)
+        timer.start()
+        site.on(i.RemoveImage(image))
+        assert site.names() == []
+    finally:
+        timer.join()
+
+
+# -- what goes wrong ------------------------------------------------------------------------------------
+
+
+def test_host_with_the_readers_key_alone_can_stage_and_change_nothing(site: Site, world: World) -> None:
+    image = site.make()
+    reader = image._replace(access=image.access._replace(bridge_user=image.access.reader))
+    with pytest.raises(CephRefused, match="client.bases"):
+        site.on(i.FreezeImage(reader))
+    with pytest.raises(CephRefused):
+        site.on(i.RemoveImage(reader))
+    assert site.names() == ["one-7"]
+    site.on(i.FreezeImage(image))
+    others = Path(site.conf).parent
+    hidden = others / "ceph.client.bridge.keyring"
+    hidden.rename(others / "hidden")
+    try:
+        (staged,) = site.on(s.StageBase(str(world.root), image))
+        assert staged["generation"]
+    finally:
+        (others / "hidden").rename(hidden)
+
+
+def test_missing_image_pool_key_and_configuration_are_said(site: Site, world: World) -> None:
+    image = site.make()
+    access = image.access
+    for changed, error, words in (
+        (image._replace(source="one/one-99"), MissingImage, "one/one-99"),
+        (image._replace(source="two/one-7"), MissingImage, "pool two"),
+        (image._replace(access=access._replace(reader="nobody")), CephRefused, "client.nobody"),
+        (image._replace(access=access._replace(conf="/nowhere/ceph.conf")), CephUnavailable, "/nowhere/ceph.conf"),
+    ):
+        with pytest.raises(error, match=words):
+            site.on(i.SeeImage(changed))
+
+
+def test_wrong_key_is_said(site: Site) -> None:
+    image = site.make()
+    keyring = Path(site.conf).parent / "ceph.client.bases.keyring"
+    was = keyring.read_text()
+    keyring.write_text("[client.bases]\n\tkey = AQBRZ2dmAAAAABAAJ5Y1Jv0ZzO1V6oBvFhV0Qw==\n")
+    try:
+        with pytest.raises(CephRefused):
+            site.on(i.SeeImage(image))
+    finally:
+        keyring.write_text(was)
+
+
+def test_cluster_that_is_down_is_an_error_in_bounded_time(ceph: LocalCluster, site: Site, world: World) -> None:
+    import time
+
+    image = site.make()
+    generation = site.base(world, image)
+    ceph.stop()
+    try:
+        began = time.monotonic()
+        for steps in ([i.SeeImage(image)], [i.FreezeImage(image)], [i.MeasurePool(image.access, "one")]):
+            with pytest.raises(CephUnavailable):
+                site.on(*steps)
+        assert time.monotonic() - began < 3 * 40
+        # A base that is here needs no cluster.
+        site.on(s.StageBase(str(world.root), image._replace(generation=generation)))
+    finally:
+        ceph.start()
+        ceph.wait()
+    assert site.base(world, image) == generation
+
+
+def test_osd_that_is_down_is_an_error_in_bounded_time(ceph: LocalCluster, site: Site, world: World) -> None:
+    image = site.make()
+    ceph.stop("osd")
+    try:
+        with pytest.raises(CephUnavailable):
+            site.on(i.SeeImage(image))
+    finally:
+        ceph.start("osd")
+        ceph.wait()
+    assert site.base(world, image)
+
+
+def test_no_secret_is_on_a_command_line_or_in_what_is_said(site: Site, world: World, tmp_path: Path) -> None:
+    image = site.make()
+    keys = [path.read_text().split("key = ")[1].strip() for path in Path(site.conf).parent.glob("ceph.client.*.keyring")]
+    assert len(keys) >= 4
+    said = ""
+    for steps in ([i.SeeImage(image._replace(source="one/none"))], [i.SeeImage(image._replace(access=image.access._replace(reader="x")))]):
+        try:
+            site.on(*steps)
+        except SemisharedError as e:
+            said += e.line()
+    assert said
+    assert not any(key in said for key in keys)
+    written = [path.read_text() for path in world.top.rglob("*.json")]
+    assert not any(key in text for key in keys for text in written)
