@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional
 from xml.sax.saxutils import escape
 
 import rados
 import rbd
+
 from semishared.config import Config
 from semishared.do.ssh import Session
 from semishared.plan import image_steps as i
@@ -20,7 +21,6 @@ from semishared.plan import steps as s
 from semishared.plan import stores
 from semishared.plan.ceph_caps import keys
 from semishared.plan.network_disk import NetworkDisk
-
 from tools.world import MiB, World
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,8 +131,6 @@ class Site:
                     continue
             if not self.names():
                 return
-            import time
-
             time.sleep(1)
         raise AssertionError(f"images that cannot be removed: {self.names()}, {self.busy()}")
 
@@ -188,7 +186,8 @@ class Site:
     ) -> "subprocess.CompletedProcess[bytes]":
         """Run a datastore executable of this checkout as one_datastore does."""
         fields = "".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in {"ID": 7, "TYPE": 0, **image}.items())
-        data = f"<DS_DRIVER_ACTION_DATA><IMAGE>{fields}<TEMPLATE/></IMAGE>{self.datastore_xml(base, **(template or {}))}</DS_DRIVER_ACTION_DATA>"
+        store = self.datastore_xml(base, **(template or {}))
+        data = f"<DS_DRIVER_ACTION_DATA><IMAGE>{fields}<TEMPLATE/></IMAGE>{store}</DS_DRIVER_ACTION_DATA>"
         return subprocess.run(
             [str(ROOT / "datastore" / action), "7"], input=base64.b64encode(data.encode()), capture_output=True, check=False,
             timeout=120, cwd="/", env={"HOME": "/var/lib/no-home", "PATH": "/usr/bin:/bin:/usr/sbin", **(env or {})},

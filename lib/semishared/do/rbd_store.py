@@ -32,13 +32,16 @@ class RbdContent:
 
     def __init__(self, image: ImageRef) -> None:
         self._image = image
-        self._where, self._name = ceph.pool_of(image, image.access.reader)
         self._generations: dict[int, str] = {}
         self._unnamed: dict[str, object] = {}
 
+    def _place(self) -> tuple[ceph.Pool, str]:
+        # Not before it is needed: a named generation whose base is here needs no cluster.
+        return ceph.pool_of(self._image, self._image.access.reader)
+
     def look(self) -> rbd_image.Snapshot | None:
         """Return the snapshot that holds the image's present content (or the generation that it names), None without one."""
-        with ceph.opened(self._where, self._name, read_only=True) as image:
+        with ceph.opened(*self._place(), read_only=True) as image:
             if self._image.generation:
                 found = rbd_image.find(image, f"{rbd_image.OURS}{self._image.generation}")
             else:
@@ -61,7 +64,7 @@ class RbdContent:
 
     def copy(self, seen: Seen, target: str, format: str) -> extents.Manifest:
         """Stream what was seen into a new sparse file."""
-        frozen = ceph.opened(self._where, self._name, snapshot=seen.snapshot, read_only=True)
+        frozen = ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True)
         with frozen as image, extents.Copy(target, seen.size) as made:
             for index, content in stream(image, seen.size):
                 progress.count("store_read", len(content))
