@@ -197,7 +197,7 @@ def _clones_any_snapshot(where: ceph.Pool) -> bool:
         return bool(format == "2")
     code, said, _ = cluster.mon_command(json.dumps({"prefix": "osd get-require-min-compat-client"}), b"", timeout=ceph.ANSWER_S)
     # Releases are named by the alphabet.
-    return code == 0 and said.strip()[:1] >= b"m"
+    return bool(code == 0 and said.strip()[:1] >= b"m")
 
 
 def capacity(where: ceph.Pool) -> tuple[int, int, int]:

@@ -220,9 +220,9 @@ STEPS: dict[str, Any] = {
 def _named(name: str) -> Any:
     if name not in STEPS:
         # What no transfer action plans is not loaded by any.
-        from . import base_steps, image_steps
+        from . import base_steps, image_steps, network_disk
 
-        _NESTED["network"] = image_steps.NetworkDisk
+        _NESTED["network"] = network_disk.NetworkDisk
         for module in (base_steps, image_steps):
             STEPS.update({key: cls for key, cls in vars(module).items() if hasattr(cls, "_fields") and cls not in _NESTED.values()})
     return STEPS.get(name)
