@@ -16,7 +16,6 @@ from xml.etree import ElementTree
 import pytest
 
 import traces
-from semishared.do.network_disk import url
 from semishared.errors import BadArguments, BadRecord, MigrationRefused, NotSupported
 from semishared.opennebula.xml import Vm
 from semishared.plan.domain import AttachMessage, DiskRecord, Domain, disks_of_ours, with_active_layers
@@ -218,14 +217,6 @@ def test_attach_message_of_a_recording_names_what_the_record_says(name: str, tex
     assert attached(AttachMessage(before).with_record(local)) == {**was, **changed}
     assert record.source("/d//101/50/disk.5") == "/d//101/50/disk.5"
     assert len(ElementTree.fromstring(before).findall("VM/TEMPLATE/DISK")) == 5
-
-
-def test_address_for_qemu_img_says_who_and_escapes_what_means_something() -> None:
-    disk = network_record(hosts=["10.0.0.1:6789", "[fd00::1]:6789"], conf="/etc/ceph/b.conf").network
-    assert disk
-    limits = "client_mount_timeout=10:rados_mon_op_timeout=10:rados_osd_op_timeout=10"
-    hosts = r"10.0.0.1\:6789,[fd00\:\:1]\:6789"
-    assert url(disk) == f"rbd:one/one-35:id=libvirt:conf=/etc/ceph/b.conf:mon_host={hosts}:{limits}"
 
 
 # -- suspend and resume, live migration -----------------------------------------------------------------

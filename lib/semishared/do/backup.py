@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ..errors import MissingImage, NoSpace, SemisharedError, ToolFailed, ToolTimeout
 from ..plan.network_disk import NetworkDisk
 from ..plan.steps import BackUp, DiskRef, EndBackup
-from . import domain, files, network_disk, progress, qemu_img, running, turns, vm_dir
+from . import domain, files, progress, qemu_img, running, turns, vm_dir
 from .run import LONG_S, QUICK_S, run
 from .trace import point
 
@@ -45,7 +45,9 @@ def _recorded(vm: int, directory: str, disk: int) -> _Disk:
     record = vm_dir.record_of(DiskRef(vm, disk, directory))
     if record.get("network"):
         network = NetworkDisk.parse(record["network"])
-        return _Disk(network_disk.url(network), str(record["format"]), network.name)
+        # As the guests' own user: QEMU opens no image, not even to read it, with a key that may only read.
+        path = qemu_img.rbd_name(network.name, network.user, network.conf)
+        return _Disk(path, str(record["format"]), network.name)
     path = str(record["path"])
     if not os.path.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
