@@ -38,6 +38,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 12},
     "ceph": {"paths": ["tests/ceph"], "minutes": 12},
     "staging": {"paths": ["tests/staging"], "minutes": 12},
+    "docs": {"paths": ["tests/docs"], "minutes": 6},
     "tools": {"paths": ["tests/tools"], "minutes": 8},
     "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 12},
 }

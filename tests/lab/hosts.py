@@ -202,6 +202,12 @@ class Lab:
 
     def install(self) -> None:
         """Install the checkout's drivers into the front-end's remotes, over the stand-ins for the stock ones."""
+        self.unpack()
+        self.fe.run(["/opt/semishared/install.sh", "--remotes", REMOTES])
+        self.sync()
+
+    def unpack(self) -> None:
+        """Bring the stand-ins for the stock scripts and a copy of the checkout to the front-end; install nothing."""
         uid, gid = self.uid, self.gid
         remotes = self.fe.path(REMOTES)
         stock = caches.HERE / "stock"
@@ -222,8 +228,6 @@ class Lab:
             elif source.exists():
                 shutil.copy2(source, target / part)
         self.fe.run(["chmod", "-R", "a+rX", "/opt/semishared"], user="root")
-        self.fe.run(["/opt/semishared/install.sh", "--remotes", REMOTES])
-        self.sync()
 
     def sync(self) -> None:
         """Bring the front-end's remotes to every host that is up, as `onehost sync --force` does."""

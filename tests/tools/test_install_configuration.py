@@ -170,7 +170,7 @@ def test_upgrade_of_opennebula_that_brought_its_own_files_again(front_end: Front
 def test_dry_run_and_diff_change_nothing(front_end: FrontEnd) -> None:
     before = front_end.tree()
     said = front_end.run("--dry-run")
-    assert f"would edit {front_end.conf}: " in said and "\n+" not in said and "next" not in said
+    assert f"would edit {front_end.conf}\n  TM_MAD: semishared into the list -d\n" in said and "\n+" not in said and "next" not in said
     said = front_end.run("--diff")
     assert '+    ARGUMENTS      = "-t 15 -r 0 semishared -p",' in said and "+LIVE_DISK_SNAPSHOTS" in said
     assert front_end.tree() == before

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Iterator
 
@@ -35,6 +34,7 @@ from ..plan import stores
 from ..plan.gc import find
 from ..units import human
 from . import gc
+from .waiting import Waiting
 
 AT_ONCE = 32
 """Hosts asked at the same time."""
@@ -55,8 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
     config, wrong = _config()
     cloud, no_oned = _cloud()
     site = look_at_site(place, front_end)._replace(conf=wrong, oned=no_oned)
-    if not arguments.json and sys.stderr.isatty():
-        print(f"asking {len(cloud.hosts)} hosts ...", file=sys.stderr)
     with ThreadPoolExecutor(1) as pool:
         left = pool.submit(leftovers, config, bool(no_oned))
         answers = ask_all(place, cloud, front_end, config)
@@ -181,9 +179,11 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
                 return f"does not answer: {e.detail}"
             except SemisharedError as e:
                 return e.detail
+            finally:
+                waiting.done()
 
         machines = list(dict.fromkeys([front_end, *hosts]))
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with Waiting("doctor: machines", len(machines)) as waiting, ThreadPoolExecutor(AT_ONCE) as pool:
             return dict(zip(machines, pool.map(one, machines)))
 
 

@@ -17,6 +17,7 @@ from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host
 from ..plan.eviction import Limits, limits
+from .waiting import Waiting
 
 AT_ONCE = 32
 """Hosts asked at the same time."""
@@ -81,9 +82,11 @@ class Survey:
                     return work(session, host)
             except SemisharedError as e:
                 return e
+            finally:
+                waiting.done()
 
         answers = {}
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with Waiting(f"{action}: hosts", len(hosts)) as waiting, ThreadPoolExecutor(AT_ONCE) as pool:
             for host, answer in zip(hosts, pool.map(one, hosts)):
                 if isinstance(answer, SemisharedError):
                     self.failed(host.name, answer)

@@ -16,7 +16,9 @@ COMMANDS = {
     "caps": "print the Ceph keys a datastore needs, and what each may do",
     "doctor": "look at the whole installation: what is wrong, and what mends it",
     "gc": "remove what killed actions left over",
+    "plan": "say what a transfer action would do, and do nothing",
     "setup": "make the datastores, or print their templates and what to click",
+    "status": "say where each disk lives and why, and what it needs",
 }
 """Subcommand -> its one line of help. Each is a module here with add_arguments(parser) and run(arguments) -> exit code."""
 

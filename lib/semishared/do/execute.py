@@ -264,6 +264,11 @@ class Execution:
 
         return scrub.evict(step)
 
+    def ReportDisks(self, step: Any) -> object:
+        from . import disk_report
+
+        return disk_report.report(step)
+
 
 def read_plan(data: object) -> tuple[float, list[s.Step]]:
     """Return planning time and steps of a plan in JSON data; raise BadArguments."""

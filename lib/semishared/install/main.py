@@ -190,7 +190,9 @@ def change(tree: Tree, files: list[edits.Edited], options: argparse.Namespace, d
         for item in files:
             if not item.differs:
                 continue
-            say(f"edit {item.path}: {'; '.join(item.changed.changes) or 'as it was before'}")
+            say(f"edit {item.path}")
+            for change in item.changed.changes:
+                print(f"  {change}")
             if options.diff:
                 print(item.diff(), end="")
             if not dry:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the vocabulary that concerns the base store of a host.
+"""The part of the vocabulary that concerns the base store of a host, and what the operator's command asks of it.
 
 Not passed on by steps.py, which every action loads: `steps.from_data` finds them here when they are named.
 
@@ -41,3 +41,10 @@ class EvictBase(NamedTuple):
     root: str
     name: str
 
+
+
+class ReportDisks(NamedTuple):
+    """Report the disks of all VMs here that have records of ours, for `semishared status`. Nothing on a store is touched."""
+
+    location: str
+    systems: tuple[int, ...]

@@ -48,3 +48,16 @@ def place(image: Image, datastore: Datastore, is_persistent: bool) -> str:
     if how == "remote-first":
         raise NotSupported(f"SEMISHARED_LOCAL = remote-first of {how_from} is not supported yet")
     return how
+
+
+def reason(image: Image, datastore: Datastore, is_persistent: bool) -> str:
+    """Return, in a few words, why a disk from `image` is where `place` says."""
+    where, where_from = _value(image, datastore, "SEMISHARED_PLACE", PLACES, "auto")
+    how, how_from = _value(image, datastore, "SEMISHARED_LOCAL", LOCALS, "overlay")
+    if is_persistent:
+        return "persistent: attached in place"
+    if where_from and where != "auto":
+        return f"SEMISHARED_PLACE = {where} of {where_from}"
+    if how_from:
+        return f"not persistent, SEMISHARED_LOCAL = {how} of {how_from}"
+    return "not persistent: the default"

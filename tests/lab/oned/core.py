@@ -41,6 +41,8 @@ class Core:
         self.next_image = 0
         self.next_datastore = 100
         self.next_request = 0
+        self.tm_mad_conf: Dict[str, str] = {}
+        """What oned.conf says of the driver, if a test has one; else it is as in the recordings."""
         self._busy: Dict[int, threading.Lock] = {}
 
     def host_create(self, name: str) -> int:

@@ -36,7 +36,9 @@ class ImageOps(Core):
         """Create a datastore; TM_MAD_CONF of the driver fills what the template leaves open."""
         given = as_template(template)
         system = scalar(given, "TYPE") == "SYSTEM_DS"
-        full: Template = {**(_SYSTEM_DS if system else _IMAGE_DS), **given}
+        keys = ("SHARED", "DS_MIGRATE", "DS_LIVE_MIGRATE", "DS_MIGRATE_SNAP") if system else ("LN_TARGET", "CLONE_TARGET")
+        conf = {key: value for key, value in self.tm_mad_conf.items() if key in (*keys, "ALLOW_ORPHANS")}
+        full: Template = {**(_SYSTEM_DS if system else _IMAGE_DS), **conf, **given}
         name = scalar(full, "NAME")
         full.pop("NAME", None)
         if "SAFE_DIRS" not in full and "RESTRICTED_DIRS" not in full:

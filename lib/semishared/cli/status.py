@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Say where each disk lives and why, over which base, and who has leases on that.
+
+  status             all VMs with a disk of ours, and what every host keeps
+  status VM          the disks of a VM (id or name)
+  status HOST        the disks and the bases on a host (name)
+  status IMAGE       the disks that come from an image, and its bases (name); vm:X, host:X, image:X say which of the three
+
+exit codes: 0 said; 1 oned and the machines do not agree: a disk that should have a record has none, or a base none of the
+kind; 2 a machine or oned could not be asked, or nothing is called so
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+from .. import NAME
+from ..config import load
+from ..do.ssh import Session, is_here
+from ..errors import BadArguments, SemisharedError
+from ..opennebula.args import absolute
+from ..opennebula.oned import Oned
+from ..opennebula.xml import Host, Image, Vm
+from ..plan import base_steps as b
+from ..plan.placement import reason
+from ..units import human
+from . import hosts as on
+
+Row = dict[str, Any]
+STATES = {
+    1: "PENDING", 2: "HOLD", 3: "ACTIVE", 4: "STOPPED", 5: "SUSPENDED", 8: "POWEROFF", 9: "UNDEPLOYED", 10: "CLONING",
+    11: "CLONING_FAILURE",
+}  # fmt: skip
+AWAY = (4, 9)
+"""States in which a VM's files are on the front-end."""
+DEPLOYED = (3, 4, 5, 8, 9)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments."""
+    parser.add_argument("what", nargs="?", metavar="VM|HOST|IMAGE", help="one of them; without it everything")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+class Cloud:
+    """What oned knows, and what the machines said."""
+
+    def __init__(self) -> None:
+        self.oned = Oned()
+        self.oned.require_admin()
+        self.front_end = os.uname().nodename
+        self.config = load()
+        self.survey = on.Survey()
+        self.stores = {store.id: store for store in self.oned.datastores()}
+        self.images = {image.id: image for image in self.oned.images()}
+        self.hosts = self.oned.hosts()
+        self.vms = {vm.id: self.oned.vm(vm.id) for vm in self.oned.vms()}
+        self.records: dict[tuple[str, int], Row] = {}
+        """(machine, VM) -> what is there of it."""
+        self.bases: list[Row] = []
+        self.space: dict[str, Row] = {}
+
+    def ask(self, hosts: list[Host]) -> None:
+        """Ask these hosts and the front-end, all at once."""
+        ours = [store for store in self.stores.values() if NAME in (store.driver, store.text("DS_MAD"))]
+        locations = sorted({os.path.dirname(absolute(store.base_path, "BASE_PATH")) for store in ours})
+        systems = tuple(sorted(store.id for store in ours if store.type == 1))
+
+        def look(session: Session, host: Host) -> list[Row]:
+            answers = []
+            for location in locations:
+                disks, bases = session.run([b.ReportDisks(location, systems), b.ListBases(f"{location}/.{NAME}")])
+                assert isinstance(disks, dict) and isinstance(bases, dict)
+                answers.append({**disks, **bases})
+            return answers
+
+        machines = [*hosts, *([] if any(is_here(host.name) for host in hosts) else [self._own_host()])]
+        for machine, answers in self.survey.ask(machines, "status", self.config, look).items():
+            for answer in answers:
+                for vm in answer["vms"]:
+                    self.records[machine, vm["vm"]] = vm
+                self.bases += [{"host": machine, **base} for base in answer["bases"]]
+                self.space[machine] = {"free": answer["free"], "total": answer["total"]}
+
+    def _own_host(self) -> Host:
+        from xml.etree import ElementTree
+
+        element = ElementTree.Element("HOST")
+        ElementTree.SubElement(element, "NAME").text = self.front_end
+        return Host(element)
+
+    def rows(self, vm: Vm) -> list[Row]:
+        """Return a row per disk of ours of a VM."""
+        state = vm.number("STATE")
+        machine = self.front_end if state in AWAY else vm.host
+        there = self.records.get((machine, vm.id), {"disks": [], "error": ""})
+        by_number = {disk["disk"]: disk for disk in there["disks"]}
+        was_asked = machine in self.space
+        found = []
+        for disk in vm.disks:
+            if disk.driver != NAME and disk.id not in by_number:
+                continue
+            record = by_number.get(disk.id)
+            image = self.images.get(disk.image_id)
+            store = self.stores.get(disk.store_id)
+            why = ""
+            if image is not None and store is not None:
+                try:
+                    why = reason(image, store, disk.is_persistent or disk.is_readonly)
+                except SemisharedError as e:
+                    why = e.detail
+            missing = was_asked and record is None and state in DEPLOYED
+            found.append({
+                "vm": vm.id, "name": vm.text("NAME"), "state": STATES.get(state, str(state)), "machine": machine, "disk": disk.id,
+                "image": image.name if image else None, "image_id": disk.image_id if image else None,
+                "place": record["place"] if record else None, "how": record["how"] if record else None,
+                "format": record["format"] if record else None, "bytes": record["bytes"] if record else None,
+                "snapshots": record["snapshots"] if record else None, "path": record["path"] if record else None,
+                "why": why or ("volatile: its VM's own" if not image else ""),
+                "base": self.base_of(machine, vm.id, disk.id), "missing": there["error"] or ("no record" if missing else ""),
+            })  # fmt: skip
+        return found
+
+    def base_of(self, machine: str, vm: int, disk: int) -> "str | None":
+        """Return the base on which a disk has a lease."""
+        lease = f"{vm}-{disk}"
+        return next((base["name"] for base in self.bases if base["host"] == machine and lease in base["leases"]), None)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `semishared status`."""
+    if os.geteuid() == 0:
+        print(f"{NAME} status: run this as oneadmin", file=sys.stderr)
+        return 2
+    cloud = Cloud()
+    kind, thing = find(cloud, arguments.what)
+    cloud.ask([host for host in cloud.hosts if concerns(cloud, host, kind, thing)])
+    rows = [row for vm in cloud.vms.values() for row in cloud.rows(vm)]
+    bases = [base for base in cloud.bases if is_wanted_base(base, rows, kind, thing)]
+    rows = [row for row in rows if is_wanted(row, kind, thing)]
+    if arguments.json:
+        print(json.dumps({"disks": rows, "bases": bases, "space": cloud.space, "errors": cloud.survey.errors}, indent=1))
+    else:
+        show(cloud, rows, bases, kind)
+    if cloud.survey.errors:
+        return 2
+    return int(any(row["missing"] for row in rows))
+
+
+def find(cloud: Cloud, word: "str | None") -> "tuple[str, Vm | Host | Image | None]":
+    """Return what is meant by VM|HOST|IMAGE; raise BadArguments if nothing is called so."""
+    if word is None:
+        return "", None
+    kind, colon, name = word.partition(":")
+    if not colon or kind not in ("vm", "host", "image"):
+        kind, name = "", word
+    candidates: list[tuple[str, Any]] = [
+        *(("vm", vm) for vm in cloud.vms.values() if name in (str(vm.id), vm.text("NAME"))),
+        *(("host", host) for host in cloud.hosts if name == host.name),
+        *(("image", image) for image in cloud.images.values() if name == image.name or (kind and name == str(image.id))),
+    ]
+    for found in candidates:
+        if not kind or kind == found[0]:
+            return found
+    raise BadArguments(f"no {kind or 'VM, host or image'} {name!r} in OpenNebula")
+
+
+def concerns(cloud: Cloud, host: Host, kind: str, thing: Any) -> bool:
+    """Tell whether a host has to be asked."""
+    if kind == "vm":
+        return bool(host.name == thing.host)
+    return kind != "host" or host.name == thing.name
+
+
+def is_wanted(row: Row, kind: str, thing: Any) -> bool:
+    """Tell whether a disk belongs to what was asked for."""
+    key = {"vm": "vm", "host": "machine", "image": "image_id"}.get(kind)
+    return key is None or row[key] == (thing.name if kind == "host" else thing.id)
+
+
+def is_wanted_base(base: Row, rows: list[Row], kind: str, thing: Any) -> bool:
+    """Tell whether a base belongs to what was asked for."""
+    if kind == "vm":
+        return any(lease.split("-")[0] == str(thing.id) for lease in base["leases"])
+    if kind == "image":
+        return bool(base["name"].split("-")[1] == str(thing.id))
+    return kind != "host" or base["host"] == thing.name
+
+
+def short(base: "str | None") -> str:
+    """Return a base's name as people read it: without most of its generation."""
+    if not base:
+        return "-"
+    head, _, generation = base.rpartition("-")
+    return f"{head}-{generation[:8]}"
+
+
+def show(cloud: Cloud, rows: list[Row], bases: list[Row], kind: str) -> None:
+    """Print two tables: disks, and bases (counted per host, if nothing in particular was asked for)."""
+    lines = [["VM", "STATE", "ON", "DISK", "IMAGE", "LIVES", "SIZE", "BASE", "WHY"]]
+    for row in rows:
+        lives = row["missing"] or f"{row['place']}, {row['how']}" + (f", {row['snapshots']} snapshots" if row["snapshots"] else "")
+        lines.append([
+            f"{row['vm']} {row['name']}", row["state"], row["machine"] or "-", str(row["disk"]), row["image"] or "-", lives,
+            human(row["bytes"]) if row["place"] == "local" else "-", short(row["base"]), row["why"],
+        ])  # fmt: skip
+    table(lines)
+    print()
+    if kind:
+        lines = [["ON", "BASE", "SIZE", "LEASES"]]
+        for base in bases:
+            leases = ", ".join(f"VM {lease.replace('-', ' disk ')}" for lease in base["leases"]) or "none"
+            lines.append([base["host"], short(base["name"]), human(base["bytes"]), leases])
+    else:
+        lines = [["ON", "BASES", "SIZE", "LEASES", "FREE"]]
+        for machine, space in cloud.space.items():
+            own = [base for base in bases if base["host"] == machine]
+            count = sum(len(base["leases"]) for base in own)
+            lines.append([machine, str(len(own)), human(sum(base["bytes"] for base in own)), str(count), human(space["free"])])
+    table(lines)
+    for error in cloud.survey.errors:
+        print(f"{error['host']}: {error['error']}", file=sys.stderr)
+
+
+def table(lines: list[list[str]]) -> None:
+    """Print rows as columns."""
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    for line in lines:
+        print("  ".join(word.ljust(width) for word, width in zip(line, widths)).rstrip())
