@@ -219,7 +219,9 @@ VALUE = (("open", r"[ \t]*\[[ \t\n]*"), ("quoted", r'"(?:\\"|[^"])*"'), ("bare",
 
 
 def _tokens(text: str) -> List[Tuple[str, str]]:
-    found, at, rules = [], 0, INITIAL
+    found: List[Tuple[str, str]] = []
+    at = 0
+    rules: Tuple[Tuple[str, str], ...] = INITIAL
     text = text if text.endswith("\n") else text + "\n"
     while at < len(text):
         matches = [(name, match.group()) for name, rule in rules if (match := re.compile(rule).match(text, at))]

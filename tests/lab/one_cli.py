@@ -68,7 +68,7 @@ class Cli:
         disks = [{"IMAGE_ID": str(ids[disk["IMAGE"]])} for disk in vectors(template, "DISK")]
         # A console for the guest's verifier; nobody who follows the tutorial needs one.
         console = {"RAW": {"TYPE": "kvm", "DATA": serial_xml(name)}, "OS": {"ARCH": "x86_64", "MACHINE": "pc"}}
-        vm = self.oned.vm_create({**template, **console, "DISK": disks})  # type: ignore[dict-item]
+        vm = self.oned.vm_create({**template, **console, "DISK": disks})
         system = next(ds.id for ds in self.oned.datastores.values() if ds.type == 1)
         self.oned.vm_deploy(vm, self.host, system, by_scheduler=True)
         return f"ID: {vm}\n"
