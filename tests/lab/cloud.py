@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from lab import Lab, Node
+from lab.ceph import fs
 from lab.guest import Guest, build_guest_image, serial_path, serial_xml
 from lab.oned import IMAGE_DS, SYSTEM_DS, Oned, Settings
 
@@ -27,9 +28,14 @@ class Cloud:
 
     @classmethod
     @contextmanager
-    def up(cls, hosts: int = 2, systems: Sequence[int] = (SYSTEM,), ceph: bool = False) -> Iterator[Cloud]:
-        """Put up lab, drivers and datastores (with `ceph` also RBD_STORE); take all of it down at the end."""
-        with Lab.up(hosts=hosts, stores=(STORE,), ceph=ceph) as lab:
+    def up(cls, hosts: int = 2, systems: Sequence[int] = (SYSTEM,), ceph: bool = False, cephfs: bool = False) -> Iterator[Cloud]:
+        """Put up lab, drivers and datastores (with `ceph` also RBD_STORE); take all of it down at the end.
+
+        With `cephfs` STORE is on CephFS, which each node mounts by itself; else it is a bind mount.
+        """
+        with Lab.up(hosts=hosts, stores=() if cephfs else (STORE,), ceph=ceph or cephfs) as lab:
+            if cephfs:
+                fs.serve(lab.ceph, [lab.fe, *lab.hosts], f"{DATASTORES}/{STORE}")
             lab.install()
             with Oned.in_lab(lab, Settings(domain_type=lab.virt, vm_mad=lab.virt)) as oned:
                 oned.datastore_create(IMAGE_DS, STORE)

@@ -172,7 +172,7 @@ class Content:
 
     def copy(self, seen: Seen, target: str, format: str) -> extents.Manifest:
         """Copy the image."""
-        return extents.copy(self._stored.source, target, format, "store_read")
+        return extents.copy(self._stored.source, target, format, "store_read", direct=True)
 
     def expected(self, generation_name: str) -> extents.Manifest | None:
         """Return the manifest of the current generation."""

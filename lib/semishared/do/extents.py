@@ -29,6 +29,7 @@ FLUSH = 64
 BLOCK = 64 << 10
 """Zero blocks of this size are left out of copies."""
 HEADER = "semishared-manifest 1"
+PAGE = 4096
 _ZERO = bytes(EXTENT)
 
 
@@ -87,17 +88,24 @@ def offsets(fd: int, size: int) -> Iterator[int]:
 
 
 def data(fd: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (index, content) of each extent that holds data."""
-    for offset in offsets(fd, size):
-        content = os.pread(fd, min(EXTENT, size - offset), offset)
-        if not content:
-            return
-        while len(content) < min(EXTENT, size - offset):
-            more = os.pread(fd, min(EXTENT, size - offset) - len(content), offset + len(content))
-            if not more:
-                break
-            content += more
-        yield offset // EXTENT, content
+    """Yield (index, content) of each extent that holds data; `fd` may be open for direct I/O."""
+    import mmap  # here: not all actions read images
+
+    with mmap.mmap(-1, EXTENT) as buffer, memoryview(buffer) as view:  # page-aligned, as direct I/O wants it
+        for offset in offsets(fd, size):
+            wanted = min(EXTENT, size - offset)
+            got = 0
+            while got < wanted:
+                # After a short read a direct one could not go on where it stopped.
+                start = got // PAGE * PAGE
+                with view[start:] as rest:
+                    count = os.preadv(fd, [rest], offset + start)
+                if start + count <= got:
+                    break
+                got = start + count
+            if not got:
+                return
+            yield offset // EXTENT, bytes(view[: min(got, wanted)])
 
 
 def is_zero(content: bytes) -> bool:
@@ -165,14 +173,26 @@ class Copy:
         return Manifest(format, self.size, self._extents)
 
 
-def copy(source: str, target: str | None, format: str, counted: str) -> Manifest:
+def open_direct(path: str) -> int:
+    """Open a file for reading past the page cache, where its file system can do that."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError as e:
+        if e.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        return os.open(path, os.O_RDONLY)
+
+
+def copy(source: str, target: str | None, format: str, counted: str, *, direct: bool = False) -> Manifest:
     """Copy `source` to the new sparse file `target` (None: only read) and return the manifest of what was read.
 
-    The bytes read are counted as `counted` (see progress).
+    The bytes read are counted as `counted` (see progress). `direct`: past this machine's page cache. QEMU writes past it,
+    and on a shared file system (ceph-fuse, seen) what is cached may then be older than what the guest wrote.
     """
-    source_fd = os.open(source, os.O_RDONLY)
+    source_fd = open_direct(source) if direct else os.open(source, os.O_RDONLY)
     try:
-        os.posix_fadvise(source_fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        if not direct:
+            os.posix_fadvise(source_fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         size = os.fstat(source_fd).st_size
         with Copy(target, size) as made:
             for index, content in data(source_fd, size):

@@ -235,11 +235,15 @@ class Cluster:
         """Ask the OSD's admin socket."""
         return self._daemon("osd.0", command)
 
-    def _daemon(self, daemon: str, command: str) -> Any:
+    def mds(self, command: str, **words: Any) -> Any:
+        """Ask the metadata server's admin socket."""
+        return self._daemon("mds.a", command, **words)
+
+    def _daemon(self, daemon: str, command: str, **words: Any) -> Any:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(20)
             connection.connect(str(self.node.path(f"/run/ceph/ceph-{daemon}.asok")))
-            connection.sendall(json.dumps({"prefix": command}).encode() + b"\0")
+            connection.sendall(json.dumps({"prefix": command, **words}).encode() + b"\0")
             with connection.makefile("rb") as answer:
                 (length,) = struct.unpack(">I", answer.read(4))
                 return json.loads(answer.read(length))

@@ -38,13 +38,16 @@ class Session:
             return out.decode()
 
     def wait(self, what: str) -> None:
-        """Wait until the OSD is up, or the manager counts."""
+        """Wait until the OSD is up, the manager counts, or the metadata server serves."""
 
         def there() -> bool:
             if what == "osd":
                 return bool(self.command("osd stat")["num_up_osds"])
             if what == "mgr":
                 return bool(self.command("mgr stat")["available"] and self.command("df")["stats"]["total_bytes"])
+            if what == "mds":
+                maps = self.command("fs dump")["filesystems"]
+                return all(any(i["state"] == "up:active" for i in one["mdsmap"]["info"].values()) for one in maps)
             raise ValueError(what)
 
         while not there():
