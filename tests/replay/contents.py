@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Protocol, Sequence
+from xml.etree import ElementTree
 
 KIB64 = 1 << 16
 # Pattern byte by offset; 64 KiB each. What an uploaded image begins and ends with:
@@ -37,6 +37,12 @@ def upload(path: Path) -> None:
         for offset, pattern in UPLOADED.items():
             file.seek(offset)
             file.write(bytes([pattern]) * KIB64)
+
+
+def place(record: Dict[str, Any]) -> str:
+    """Return what QEMU's programs on a host open to see the disk of a record."""
+    network = record.get("network")
+    return f"rbd:{network['name']}:id={network['user']}" if network else str(record["path"])
 
 
 def check(node: Machine, path: str, format_: str, content: Content) -> None:
@@ -71,22 +77,22 @@ class Guest:
     running: str = ""
     writes: int = 0
 
-    def boot(self, domain: str, xml: str) -> None:
-        """Note the running domain and the devices of its disks."""
+    def boot(self, domain: str, vm: str) -> None:
+        """Note the running domain and the devices of its disks, as the VM's XML has them."""
         self.running = domain
-        self.targets = {
-            int(number): target for number, target in re.findall(r"<source file='[^']*/disk\.(\d+)'/>\s*<target dev='(\w+)'", xml)
-        }
+        disks = ElementTree.fromstring(vm).findall("TEMPLATE/DISK")
+        self.targets = {int(disk.findtext("DISK_ID", "")): disk.findtext("TARGET", "") for disk in disks}
 
     def check(self, node: Machine, directory: str) -> None:
         """Check every disk of the VM where it is now."""
         commands = []
         for number, content in self.disks.items():
             record = self.record(node, directory, number)
-            # What the domain names and what the driver noted must be one file.
-            ends = [f'"$(readlink -e {shlex.quote(path)})"' for path in (f"{directory}/disk.{number}", record["path"])]
-            commands.append(f"[ {ends[0]} = {ends[1]} ]")
-            commands.append(_reader(record["path"], record["format"], content, bool(self.running)))
+            if not record.get("network"):
+                # What the domain names and what the driver noted must be one file.
+                ends = [f'"$(readlink -e {shlex.quote(path)})"' for path in (f"{directory}/disk.{number}", record["path"])]
+                commands.append(f"[ {ends[0]} = {ends[1]} ]")
+            commands.append(_reader(place(record), record["format"], content, bool(self.running)))
         _shell(node, commands)
 
     def write(self, node: Machine, directory: str, *numbers: int) -> None:
@@ -104,7 +110,7 @@ class Guest:
                     commands.append(f"qemu-monitor-command --hmp {self.running} '{asked}'")
             else:
                 record = self.record(node, directory, number)
-                _shell(node, [shlex.join(["qemu-io", "-f", record["format"], "-c", write, record["path"]])])
+                _shell(node, [shlex.join(["qemu-io", "-f", record["format"], "-c", write, place(record)])])
         if commands:
             # What qemu-io prints goes to QEMU's own log.
             said = _shell(node, [shlex.join(["virsh", "-q", "-c", "qemu:///system", "; ".join(commands)])]).strip()

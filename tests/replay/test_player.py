@@ -28,7 +28,7 @@ class Stage:
     def player(self) -> Player:
         """Return a player with the images of the first recording, which all others use."""
         if self._player is None:
-            lab = self._stack.enter_context(Lab.up(hosts=2, stores=(100,)))
+            lab = self._stack.enter_context(Lab.up(hosts=2, stores=(100,), ceph=True))
             lab.install()
             self._player = Player(lab)
             self._stack.callback(self._player.close)
