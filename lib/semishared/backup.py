@@ -9,6 +9,7 @@ import json
 import os
 import re
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .errors import BadArguments, MissingImage, NotSupported, SemisharedError, ToolFailed
@@ -72,9 +73,16 @@ def restore(action: Action) -> None:
         raise MissingImage(f"backup {request.image} has nothing for VM {vm.id} (disk {request.disk})")
     domain = vm.deploy_id or f"one-{vm.id}"
     with Session(place.host, action.name, action.config, bulk=True) as session:
-        session.run([s.CheckNotRunning(domain)])
+        _, found = session.run([s.CheckNotRunning(domain), s.DescribeVm(vm.id, place.path)])
+        records = {record["disk"]: record for record in found["records"]} if isinstance(found, dict) else {}
         for disk, url in sorted(urls.items()):
-            _bring(session, s.RestoreDisk(s.DiskRef(vm.id, disk, place.path), known[disk].size), url)
+            ref, size = s.DiskRef(vm.id, disk, place.path), known[disk].size
+            if "network" in records.get(disk, {}):
+                from . import network
+
+                network.restore(action, ref, records[disk], size, partial(_bring, session, url))
+            else:
+                _bring(session, url, s.RestoreDisk(ref, size))
         action.tell(place.host, session.moved)
 
 
@@ -93,7 +101,8 @@ def _listed(program: str, request: args.Restore, data: bytes) -> dict[int, str]:
     return urls if request.disk == -1 else {disk: url for disk, url in urls.items() if disk == request.disk}
 
 
-def _bring(session: object, step: s.RestoreDisk, url: str) -> None:
+def _bring(session: object, url: str, step: s.Step) -> None:
+    """Let the host carry out a step that the bytes of `url` follow."""
     from .do.run import stream
 
     digest = hashlib.sha256()

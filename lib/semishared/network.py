@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Iterable
+from typing import TYPE_CHECKING, Any, Callable, Iterable
 
-from .errors import BadRecord, SemisharedError, VmGone
+from .errors import BadRecord, NotSupported, SemisharedError, VmGone
 from .opennebula import args
 from .plan import disks, image_steps, network, stores
 from .plan import steps as s
@@ -148,3 +148,18 @@ def change(action: Action, what: str, number: int, found: dict[str, Any]) -> Non
 def grow(action: Action, image: s.ImageRef, size: int) -> None:
     """Grow a disk that turned out to be on the network."""
     Bridge.of(action, image).run([image_steps.GrowImage(image, size)])
+
+
+def restore(action: Action, disk: s.DiskRef, record: dict[str, Any], size: int, bring: Callable[[s.Step], None]) -> None:
+    """Replace the content of a disk on the network; `bring` lets the host carry out a step that a backup follows."""
+    if record["readonly"]:
+        raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is read-only and cannot be restored")
+    image = s.ImageRef.from_data(record["image"])._replace(source=str(record["network"]["name"]))
+    bridge = Bridge.of(action, image)
+    (begun,) = bridge.run([image_steps.BeginChange(image, size)])
+    try:
+        bring(image_steps.RestoreImage(disk, image._replace(source=begun["hidden"])))
+    except SemisharedError:
+        bridge.run([image_steps.EndChange(image, whole=False)])
+        raise
+    bridge.run([image_steps.EndChange(image, whole=True)])

@@ -23,8 +23,8 @@ from .errors import BadArguments, BadRecord, MissingImage, ToolMissing
 from .opennebula.args import absolute
 from .opennebula.report import Report
 from .opennebula.xml import View, decode, parse
+from .plan.attach import AttachMessage
 from .plan.domain import (
-    AttachMessage,
     DiskRecord,
     Domain,
     Records,

@@ -13,8 +13,8 @@ import pytest
 
 from semishared.errors import BadArguments, BadRecord, MigrationRefused, NotSupported
 from semishared.opennebula.markup import Markup, escape
+from semishared.plan.attach import AttachMessage
 from semishared.plan.domain import (
-    AttachMessage,
     DiskRecord,
     Domain,
     check_system_snapshot,

@@ -18,7 +18,8 @@ import pytest
 import traces
 from semishared.errors import BadArguments, BadRecord, MigrationRefused, NotSupported
 from semishared.opennebula.xml import Vm
-from semishared.plan.domain import AttachMessage, DiskRecord, Domain, disks_of_ours, with_active_layers
+from semishared.plan.attach import AttachMessage
+from semishared.plan.domain import DiskRecord, Domain, disks_of_ours, with_active_layers
 from semishared.plan.live_migration import paths_in_place
 
 GOLDEN = Path(__file__).parent / "golden" / "network"

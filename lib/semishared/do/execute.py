@@ -231,7 +231,7 @@ class Execution:
     def RestoreDisk(self, step: s.RestoreDisk) -> None:
         from . import restore
 
-        with restore.received(step, self._chunks(), lambda: str(self._end.get("sha256"))) as path:
+        with restore.received(step.disk, self._chunks(), lambda: str(self._end.get("sha256"))) as path:
             restore.restore(step, path, self.planned)
 
     def LookAround(self, step: s.LookAround) -> object:

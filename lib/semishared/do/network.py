@@ -93,6 +93,26 @@ class OnNetwork:
             raise
         return copy
 
+    def RestoreImage(self, step: i.RestoreImage) -> None:
+        from . import restore
+
+        disk = step.disk
+        with restore.received(disk, self._bytes(), lambda: self._sent) as path:
+            with vm_dir.publishing(disk.vm, disk.vm_dir, self._planned, disk.disk):
+                pass
+            qemu_img.fill(path, "qcow2", qemu_img.rbd_name(step.image.source, step.image.access.user, step.image.access.conf))
+        point("image filled")
+
+    def _bytes(self) -> Iterator[bytes]:
+        """Yield what follows the plan, up to a message with its hash."""
+        while True:
+            with progress.waiting():
+                message = self._next()
+            if not isinstance(message, bytes):
+                self._sent = str(message.get("sha256")) if isinstance(message, dict) else ""
+                return
+            yield message
+
     # -- on the bridge --------------------------------------------------------------------------------
 
     def CreateImage(self, step: i.CreateImage) -> None:
@@ -247,9 +267,12 @@ class OnNetwork:
     def BeginChange(self, step: i.BeginChange) -> object:
         where, name = ceph.bridged(step.image)
         hidden = rbd_image.begin_change(where, name)
-        with ceph.opened(where, hidden) as image:
-            if image.size() < step.min_size:
-                image.resize(step.min_size)
+        with ceph.opened(where, hidden) as image, progress.waiting():
+            size = max(image.size(), step.min_size)
+            # What is written now need not write the zeros; what was is in the snapshot that begin_change has made.
+            image.resize(0)
+            image.resize(size)
+        point("image emptied")
         return {"hidden": f"{where.name}/{hidden}"}
 
     def EndChange(self, step: i.EndChange) -> None:

@@ -13,15 +13,14 @@ from contextlib import contextmanager
 from typing import Callable, Iterator
 
 from ..errors import NotSupported, TransferCorrupt, UnsafeImage
-from ..plan.steps import RestoreDisk
+from ..plan.steps import DiskRef, RestoreDisk
 from . import bases, dir_store, files, inspection, progress, qemu_img, vm_dir
 from .trace import point
 
 
 @contextmanager
-def received(step: RestoreDisk, chunks: Iterator[bytes], sha256: Callable[[], str]) -> Iterator[str]:
+def received(disk: DiskRef, chunks: Iterator[bytes], sha256: Callable[[], str]) -> Iterator[str]:
     """Yield the file that arrived, which is a standalone qcow2 image."""
-    disk = step.disk
     # Not disk.N...: who restores a plain disk removes what is staged for that.
     name = f"backup.disk.{disk.disk}"
     files.remove_staged(disk.vm_dir, name)

@@ -53,6 +53,13 @@ class FillImage(NamedTuple):
     snapshot: int
 
 
+class RestoreImage(NamedTuple):
+    """Give an image that the bridge has hidden and emptied the content of the qcow2 image whose bytes follow the plan."""
+
+    disk: DiskRef
+    image: ImageRef
+
+
 # -- on the bridge ------------------------------------------------------------------------------------
 
 
@@ -186,7 +193,7 @@ class GrowImage(NamedTuple):
 
 
 class BeginChange(NamedTuple):
-    """Hide an image while a host replaces its content; report its name meanwhile."""
+    """Hide and empty an image while a host replaces its content; report its name meanwhile."""
 
     image: ImageRef
     min_size: int
