@@ -74,6 +74,8 @@ class Request:
     def check_allowed_url(self, source: Source) -> None:
         """Raise BadArguments, NotSupported or RestrictedPath unless the datastore may fetch the URL."""
         source.check_url()
+        if source.backup_store != -1 and self.image.attribute("FROM_BACKUP_DS") != str(source.backup_store):
+            raise RestrictedPath(f"{source.path} is in a backup, which only a restore of that backup may read")
         if source.ssh:
             images.check_allowed_ssh(source.path, self.datastore.attribute("SAFE_DIRS").split())
 

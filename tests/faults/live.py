@@ -52,6 +52,16 @@ kill -KILL $! $PPID
 """
 
 
+FAILS = """#!/bin/bash
+# The real virsh, but for one verb, which fails: without doing anything, or having done it.
+for word; do [ "$word" = {verb} ] && hit=yes; done
+[ "$hit" ] || exec /usr/bin/virsh "$@"
+[ {when} = before ] || /usr/bin/virsh "$@"
+echo "error: no mood for {verb}" >&2
+exit 1
+"""
+
+
 def written(*marks: int) -> bytes:
     """Return the image after writes: mark N is 512 KiB of byte N at N MiB."""
     changed = bytearray(CONTENT)
@@ -99,16 +109,24 @@ class Live:
 
     @contextmanager
     def session(self, env: Environment) -> Iterator[ssh.Session]:
-        """Talk to the host side on h1; `env`: its SEMISHARED_*, or DIE_IN=VERB and DIE_AFTER=SECONDS of its virsh."""
+        """Talk to the host side on h1; `env`: its SEMISHARED_*, or what becomes of a VERB of its virsh.
+
+        DIE_IN=VERB and DIE_AFTER=SECONDS, or FAIL_IN=VERB and FAIL=before|after.
+        """
+        script = ""
         if "DIE_IN" in env:
             more = "--bandwidth 1" if env["DIE_IN"] in ("blockpull", "blockcopy") else ""
+            script = DIES.format(verb=env["DIE_IN"], seconds=env["DIE_AFTER"], more=more)
+        elif "FAIL_IN" in env:
+            script = FAILS.format(verb=env["FAIL_IN"], when=env["FAIL"])
+        if script:
             path = self.host.path(f"{DYING}/virsh")
             path.parent.mkdir(exist_ok=True)
-            path.write_text(DIES.format(verb=env["DIE_IN"], seconds=env["DIE_AFTER"], more=more))
+            path.write_text(script)
             path.parent.chmod(0o755)
             path.chmod(0o755)
         extra = {**self.environment, **{key: value for key, value in env.items() if key.startswith("SEMISHARED_")}}
-        if "DIE_IN" in env:
+        if script:
             extra["PATH"] = f"{DYING}:{extra['PATH']}"
         ssh.subprocess = machine.Starter(self._server, extra)  # type: ignore[assignment]
         try:

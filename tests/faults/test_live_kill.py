@@ -12,6 +12,7 @@ import json
 import threading
 import time
 import traceback
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
@@ -199,6 +200,32 @@ def test_guest_without_an_agent_is_told_of_and_goes_on(live: Live) -> None:
         live.change({}, "create", OVERLAY, 0)
     live.change({}, "create", OVERLAY, 0)
     live.at_rest()
+
+
+FAILING = [
+    # case, verb; the snapshot at each place, then what deletes and copies call
+    *((index, "blockcopy" if case.disk == IN_PLACE else "snapshot-create-as") for index, case in enumerate(CASES[:5])),
+    *((index, verb) for index, case in enumerate(CASES) if index >= 5 for verb in case.dies_in),
+]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("index", "verb"), FAILING, ids=[f"{CASES[index].name}, {verb}" for index, verb in FAILING])
+def test_action_that_libvirt_fails(live: Live, index: int, verb: str, when: str) -> None:
+    """One error; the guest goes on; the records name what it writes to; issued again, the action ends as undisturbed."""
+    case = CASES[index]
+    live.restore(case.start)
+    live.start()
+    # A guest that runs has been resumed, whatever virsh says of it.
+    fails = nullcontext() if (verb, when) == ("resume", "after") else pytest.raises(SemisharedError, match="no mood")
+    with fails:
+        case.act(live, {"FAIL_IN": verb, "FAIL": when})
+    live.check_opened(case.disk)
+    case.act(live, {})
+    live.at_rest()
+    live.check_running(case.disk, case.now)
+    live.end_domain()
+    live.check(case.disk, case.now, case.kept)
 
 
 def test_action_that_is_stopped_in_its_midst_does_not_hold_up_the_next(live: Live) -> None:

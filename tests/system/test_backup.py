@@ -85,9 +85,15 @@ def test_backup_of_a_writing_guest(cloud: Cloud) -> None:
     last = written[0]
     for device in ("vdb", "vdc"):
         guest.check(device, f"n{last}", 0, KIB)
-    refused = call(cloud, vm, "prebackup_live", mode="INCREMENT")
-    assert refused.returncode == 1
-    assert b"MODE = FULL" in refused.stderr
+    node = cloud.lab.node(cloud.oned.vm(vm).last.host.name)
+    for action in ("prebackup_live", "prebackup"):
+        here = cloud.files(node, directory)
+        refused = call(cloud, vm, action, mode="INCREMENT")
+        assert refused.returncode == 1
+        (line,) = (line for line in refused.stderr.decode().splitlines() if not line.startswith("ERROR: "))
+        assert f"incremental backup (VM {vm})" in line
+        assert "MODE = FULL" in line
+        assert cloud.files(node, directory) == here
     ok(call(cloud, vm, "postbackup_live"))
     cloud.terminate(vm)
     assert cloud.read(cloud.source(mine), "raw", KIB << 10) == content(f"n{last}", 0, KIB)

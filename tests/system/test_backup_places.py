@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import base64
+import re
 import shutil
+import subprocess
 from typing import Callable, Dict
 
 import matrix
-from lab.cloud import DATASTORES, Cloud
+from lab.cloud import DATASTORES, STORE, Cloud
 from lab.guest import content
 from lab.oned.objects import Datastore, Image
 
@@ -17,6 +20,35 @@ PLACES: Dict[str, Dict[str, str]] = {
 }  # fmt: skip
 DATA = content("base", 0, 64)
 REPOSITORY, NAME = 107, "8e4cbd"
+
+
+def restored_as_an_image(cloud: Cloud, url: str) -> None:
+    """Upload a disk from the backup, as `oneimage restore` lets oned ask (the size is the backup driver's affair)."""
+
+    def upload(path: str, template: str) -> "subprocess.CompletedProcess[bytes]":
+        xml = (
+            f"<DS_DRIVER_ACTION_DATA><IMAGE><ID>999</ID><TYPE>0</TYPE><PATH>{path}</PATH><TEMPLATE>{template}</TEMPLATE></IMAGE>"
+            f"<DATASTORE><ID>{STORE}</ID><TYPE>0</TYPE><BASE_PATH>{DATASTORES}/{STORE}</BASE_PATH><TEMPLATE/></DATASTORE>"
+            "</DS_DRIVER_ACTION_DATA>"
+        )
+        argv = ["/var/lib/one/remotes/datastore/semishared/cp", "999"]
+        return cloud.lab.fe.run(argv, input=base64.b64encode(xml.encode()), check=False)
+
+    mine = f"<FROM_BACKUP_DS>{REPOSITORY}</FROM_BACKUP_DS>"
+    elsewhere = url.replace("/disk.1.0", "/../../../x/disk.1.0")
+    for path, template in ((url, ""), (url, "<FROM_BACKUP_DS>1</FROM_BACKUP_DS>"), (elsewhere, mine)):
+        refused = upload(path, template)
+        assert refused.returncode == 1
+        assert re.search(rb"\[SS0(22|03)\]\n$", refused.stderr), refused.stderr
+    done = upload(url, mine)
+    assert done.returncode == 0, done.stderr.decode()
+    source, format = done.stdout.decode().split()
+    assert format == "qcow2"
+    assert cloud.read(source, format, 64 << 10, 1024 << 10) == content("one", 1024, 64)
+    assert cloud.read(source, format, 64 << 10) == DATA
+    xml = f"<DS_DRIVER_ACTION_DATA><IMAGE><ID>999</ID><SOURCE>{source}</SOURCE></IMAGE><DATASTORE><ID>{STORE}</ID>"
+    xml += f"<BASE_PATH>{DATASTORES}/{STORE}</BASE_PATH></DATASTORE></DS_DRIVER_ACTION_DATA>"
+    cloud.lab.fe.run(["/var/lib/one/remotes/datastore/semishared/rm", "999"], input=base64.b64encode(xml.encode()))
 
 
 def check_copies(cloud: Cloud, vm: int, disks: int, seed: str) -> None:
@@ -69,6 +101,7 @@ def test_backup_running_and_off_and_restore(cloud: Cloud, cell: Callable[..., No
     oned.images[image] = Image(image, "backup", 6, False, REPOSITORY, "repository", {}, source=NAME, format="raw", vms=[vm])
     try:
         cloud.tm("restore", vm, str(vm), str(image), "-1", "-1")
+        restored_as_an_image(cloud, f"rsync://{REPOSITORY}//0:{NAME}{there}/disk.1.0")
     finally:
         del oned.images[image], oned.datastores[REPOSITORY]
         shutil.rmtree(cloud.lab.fe.path(f"{DATASTORES}/{REPOSITORY}"))

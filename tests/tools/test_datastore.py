@@ -272,6 +272,11 @@ def test_ssh_url_is_refused_unless_safe_dirs_names_its_machine(store: Store, act
 
 
 
+def test_backup_without_the_downloader_is_refused(store: Store) -> None:
+    url = "rsync://107//0:8e4cbd/var/lib/one/datastores/107/3/8e4cbd/disk.1.0"
+    store.fails("cp", "SS003", "uploads from rsync://", PATH=url, attributes={"FROM_BACKUP_DS": "107"})
+
+
 def test_hostile_rate_limit_is_refused(store: Store) -> None:
     store.template["LIMIT_TRANSFER_BW"] = "10; reboot"
     store.fails("cp", "SS002", "LIMIT_TRANSFER_BW", PATH=store.image())

@@ -28,6 +28,10 @@ URL = re.compile(r"https?://[A-Za-z0-9._~:/?#@&+,=%\-]+\Z")
 """What is accepted as a URL: OpenNebula's downloader puts it between apostrophes before a shell reads it."""
 SSH_URL = re.compile(r"ssh://((?:[A-Za-z0-9_][A-Za-z0-9._\-]*@)?[A-Za-z0-9_][A-Za-z0-9._\-]*):(/[A-Za-z0-9._/:@+,=%\-]+)\Z")
 """ssh://[user@]host:/path, as the downloader has it. It hands the host to a shell as it is: no character here means anything there."""
+BACKUP_URL = re.compile(
+    r"(?:rsync|restic)://([0-9]+)/[0-9]*/[0-9]+:[0-9a-f]+(?:,[0-9]+:[0-9a-f]+)*/[A-Za-z0-9._/\-]*/disk\.[0-9]+\.[0-9]+\Z"
+)
+"""A disk in a backup datastore, as `oneimage restore` names it: datastore, backup job, increments, file."""
 DOWNLOADER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "datastore", "downloader.sh")
 SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "--"]
 HEAD = 64 << 10
@@ -52,9 +56,17 @@ class Source(NamedTuple):
         match = SSH_URL.match(self.path)
         return (match.group(1), match.group(2)) if match and ".." not in self.path.split("/") else None
 
+    @property
+    def backup_store(self) -> int:
+        """The backup datastore of a disk in a backup, -1 for another URL."""
+        match = BACKUP_URL.match(self.path)
+        return int(match.group(1)) if match and ".." not in self.path.split("/") else -1
+
     def check_url(self) -> None:
-        """Raise NotSupported for another scheme than http, https and ssh, BadArguments unless the URL is plain."""
+        """Raise NotSupported for another scheme than http, https, ssh or a backup's, BadArguments unless the URL is plain."""
         scheme = self.path.partition("://")[0]
+        if self.backup_store != -1 and os.path.exists(DOWNLOADER):
+            return
         if scheme not in ("http", "https", "ssh"):
             raise NotSupported(f"uploads from {scheme}://, only local files and http, https and ssh URLs can be")
         if not (self.ssh if scheme == "ssh" else URL.match(self.path)):
