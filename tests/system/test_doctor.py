@@ -211,6 +211,70 @@ def test_findings_for_people(cloud: Cloud) -> None:
     assert lines[at + 1].strip() == "-> as oneadmin: onehost sync --force" and lines[at + 2].startswith("warning fe: ")
 
 
+def test_root_is_sent_away(cloud: Cloud) -> None:
+    done = cloud.lab.fe.run([COMMAND, "doctor"], user="root", check=False)
+    assert done.returncode == 2 and b"run this as oneadmin" in done.stderr
+
+
+def test_installer_looks_at_hosts_first(cloud: Cloud) -> None:
+    """With --hosts nothing is touched where a host lacks what it needs, or does not answer; what is nice to have is a warning."""
+    front_end, h2 = cloud.lab.fe, cloud.lab.node("h2")
+
+    def install(hosts: str) -> Tuple[int, str]:
+        done = front_end.run(["/opt/semishared/install.sh", "--hosts", hosts], user="root", check=False, timeout=60)
+        return done.returncode, (done.stdout + done.stderr).decode()
+
+    front_end.path(f"{REMOTES}/tm/semishared/gone").write_text("")
+    try:
+        with no_program(h2, "qemu-img"):
+            code, said = install("h1,h2")
+        assert code == 1 and said == "install.sh: h2: qemu-img missing\n"
+        with dead(h2):
+            code, said = install("h1,h2")
+        assert code == 1 and said.startswith("install.sh: h2: an answer") and said.count("\n") == 1
+        assert front_end.path(f"{REMOTES}/tm/semishared/gone").exists()
+        with no_program(h2, "lzop"):
+            code, said = install("h1,h2")
+        assert code == 0 and "warning: h2: without lzop" in said and "replace" in said
+    finally:
+        front_end.path(f"{REMOTES}/tm/semishared/gone").unlink(missing_ok=True)
+
+
+APPLY = {
+    # What the installer runs, as OpenNebula has it: each notes that it ran, and who ran it.
+    "onehost": 'echo "onehost $* as $(id -un) home $HOME" >>/tmp/ran; [ ! -e /tmp/no-sync ] || { echo no answer >&2; exit 255; }',
+    "one": 'echo "one $* as $(id -un)" >>/tmp/ran',
+}
+
+
+def test_apply_does_the_next_steps_in_their_order_and_stops_at_the_first_that_fails(cloud: Cloud) -> None:
+    front_end = cloud.lab.fe
+    front_end.run(["sh", "-c", "mkdir -p /opt/one; chmod 755 /opt/one; : >/tmp/ran; chmod 666 /tmp/ran"], user="root")
+    for name, body in APPLY.items():
+        front_end.path(f"/opt/one/{name}").write_text(f"#!/bin/sh\n{body}\n")
+        front_end.path(f"/opt/one/{name}").chmod(0o755)
+
+    def apply() -> Tuple[int, str, List[str]]:
+        argv, path = ["/opt/semishared/install.sh", "--apply"], "/opt/one:/usr/bin:/bin:/usr/sbin:/sbin"
+        done = front_end.run(argv, user="root", env={"PATH": path}, check=False)
+        ran = front_end.path("/tmp/ran").read_text().splitlines()
+        front_end.path("/tmp/ran").write_text("")
+        return done.returncode, (done.stdout + done.stderr).decode(), ran
+
+    before = len(cloud.oned.datastores)
+    code, said, ran = apply()
+    assert code == 0 and ran == ["onehost sync --force as oneadmin home /var/lib/one", "one restart as oneadmin"]
+    assert f"image datastore semi_img: id {STORE}" in said and len(cloud.oned.datastores) == before + 1
+    assert apply()[0] == 0 and len(cloud.oned.datastores) == before + 1
+    front_end.path("/tmp/no-sync").write_text("")
+    code, said, ran = apply()
+    assert code == 1 and len(ran) == 1 and "no answer" in said
+    assert "Still to do: as oneadmin: onehost sync --force; as oneadmin: one restart; as oneadmin: " in said
+    front_end.path("/tmp/no-sync").unlink()
+    extra = next(ds.id for ds in cloud.oned.datastores.values() if ds.name == "semi_sys")
+    del cloud.oned.datastores[extra]
+
+
 def test_no_oned(cloud: Cloud) -> None:
     done = cloud.lab.fe.run([COMMAND, "doctor", "--json"], check=False, env={"ONE_XMLRPC": "http://127.0.0.1:1/RPC2"})
     (finding,) = json.loads(done.stdout)["findings"]

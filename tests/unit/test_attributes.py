@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +80,9 @@ def test_setup_names_everything_that_is_wrong(capsys: pytest.CaptureFixture[str]
     assert setup.run(arguments("--set", "SEMISHARED_PLCE=shared", "--set", "DRIVER=x", "--set-system", "SHARED=YES")) == 1
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3 and all(line.startswith("semishared setup: semi_") for line in said)
+
+
+@pytest.mark.reads_checkout
+def test_page_names_the_attributes_that_there_are() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "attributes.md").read_text()
+    assert set(re.findall(r"SEMISHARED_[A-Z_]+", page)) == set(attributes.HOLDERS)

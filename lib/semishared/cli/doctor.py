@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Iterator
 
@@ -50,11 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared doctor`."""
+    if os.geteuid() == 0:
+        print(f"{NAME} doctor: run this as oneadmin: what root can reach says nothing of the drivers", file=sys.stderr)
+        return plan.BROKEN
     place = located(arguments.root)
     front_end = os.uname().nodename
     config, wrong = _config()
     cloud, no_oned = _cloud()
-    site = look_at_site(place, front_end)._replace(conf=wrong, oned=no_oned)
+    site = look_at_site(place, front_end)._replace(conf=wrong or _scripts(place, config), oned=no_oned)
     with ThreadPoolExecutor(1) as pool:
         left = pool.submit(leftovers, config, bool(no_oned))
         answers = ask_all(place, cloud, front_end, config)
@@ -85,6 +89,20 @@ def _config() -> tuple[Config, str]:
         return load(), ""
     except SemisharedError as e:
         return Config(), e.detail
+
+
+def _scripts(place: FrontEnd, config: Config) -> str:
+    """Return what is wrong with scripts_dir."""
+    if place.etc is None:
+        return ""
+    try:
+        wanted = edits.scripts_dir(edits.read(place.oned_conf), place.oned_conf)
+    except SemisharedError:
+        # Unreadable: a finding of its own.
+        return ""
+    if wanted == config.hosts_scripts_dir:
+        return ""
+    return f"semishared.conf: scripts_dir = {config.hosts_scripts_dir}, but hosts have OpenNebula's scripts in {wanted} (oned.conf)"
 
 
 def _cloud() -> tuple[plan.Cloud, str]:

@@ -9,7 +9,7 @@ import os
 import sys
 
 from .. import NAME, VERSION
-from ..errors import SemisharedError
+from ..errors import BadArguments, SemisharedError
 
 COMMANDS = {
     "base": "list, verify, prune and evict the bases of hosts",
@@ -46,7 +46,9 @@ def main(argv: list[str]) -> int:
     try:
         return int(importlib.import_module(f".{arguments.command}", __package__).run(arguments))
     except SemisharedError as e:
-        print(f"{NAME} {arguments.command}: {e.line()}", file=sys.stderr)
+        # The remedy for bad arguments is written for those that OpenNebula gives.
+        line = f"{e.detail}; --help says what there is" if isinstance(e, BadArguments) else e.line()
+        print(f"{NAME} {arguments.command}: {line}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -13,11 +13,14 @@ from .. import NAME
 from ..do.files import published, remove_staged
 from ..do.trace import point
 from ..errors import BadConfiguration, CannotInstall
+from ..opennebula.oned_conf import parse
 from ..plan import configuration as plan
 from ..plan import execrc
 from ..plan.configuration import Changed
 from .front_end import FrontEnd
 
+SCRIPTS_DIR = "/var/tmp/one"
+"""Where hosts have remotes/, if SCRIPTS_REMOTE_DIR of oned.conf says nothing."""
 BACKUP = f".{NAME}-"
 """Between the name of a file and the time of its backup."""
 
@@ -50,6 +53,12 @@ def read(path: str) -> str:
         raise CannotInstall(f"there is no {path}") from None
     except OSError as e:
         raise CannotInstall(f"cannot read {path}: {e.strerror}; run this as root or as the user of OpenNebula") from None
+
+
+def scripts_dir(text: str, path: str) -> str:
+    """Return where `onehost sync` puts remotes/ on hosts."""
+    found = [item.value.text.rstrip("/") for item in parse(text, path) if item.name == "SCRIPTS_REMOTE_DIR"]
+    return found[-1] if found and found[-1] else SCRIPTS_DIR
 
 
 def to_install(place: FrontEnd, own_actions: Sequence[str]) -> list[Edited]:

@@ -16,15 +16,13 @@ from typing import Iterator, NoReturn, Optional
 if __package__ in (None, ""):
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
 
+from semishared import NAME
 from semishared.do.trace import point
 from semishared.errors import CannotInstall, SemisharedError
 from semishared.install import edits, next_steps, prerequisites
 from semishared.install.front_end import FrontEnd, check_rights, check_version, locate
 from semishared.install.tree import CONF, PARTS, PROBES, STAGE, Tree
-from semishared.opennebula import oned_conf
-
-SCRIPTS_DIR = "/var/tmp/one"
-"""Where `onehost sync` puts remotes/, if SCRIPTS_REMOTE_DIR of oned.conf says nothing."""
+from semishared.opennebula.oned import Oned
 
 DESCRIPTION = """Puts semishared into OpenNebula's front-end: the drivers below remotes/, and what oned.conf and vmm_execrc must say.
 A second run changes nothing. It ends by saying the three commands that come next."""
@@ -85,7 +83,9 @@ def run(options: argparse.Namespace) -> int:
     files = look(place, checkout, options.uninstall)
     for item in files:
         warnings += item.changed.warnings
-    if not options.uninstall:
+    if options.uninstall:
+        warnings += in_use(place) if not options.root else []
+    else:
         warnings += check_machines(options.hosts, place)
     if not dry:
         check_rights(place, written(place, files))
@@ -120,6 +120,19 @@ def check_machines(hosts: Optional[str], place: FrontEnd) -> list[str]:
     if error:
         raise CannotInstall(error)
     return [item.line() for item in found if item.line()]
+
+
+def in_use(place: FrontEnd) -> list[str]:
+    """Return what to warn of if OpenNebula still has datastores of ours; nothing if it cannot be asked."""
+    session = f"{next_steps.home(place)}/.one/one_auth"
+    if "ONE_AUTH" not in os.environ and os.path.isfile(session):
+        os.environ["ONE_AUTH"] = session
+    try:
+        ours = [store.name for store in Oned().datastores() if NAME in (store.driver, store.text("DS_MAD"))]
+    except SemisharedError:
+        return []
+    text = f"datastores {', '.join(ours)} are left in OpenNebula: nothing in them works any more (docs/how-to/uninstall.md)"
+    return [text] if ours else []
 
 
 def written(place: FrontEnd, files: list[edits.Edited]) -> list[str]:
@@ -168,13 +181,8 @@ def staged(place: FrontEnd, checkout: str, files: list[edits.Edited], dry: bool)
 
 def remote_scripts(files: list[edits.Edited]) -> str:
     """Return where hosts have remotes/, '' for OpenNebula's default."""
-    found = ""
-    for item in files:
-        if item.path.endswith("oned.conf"):
-            for attribute in oned_conf.parse(item.old, item.path):
-                if attribute.name == "SCRIPTS_REMOTE_DIR":
-                    found = attribute.value.text.rstrip("/")
-    return "" if found == SCRIPTS_DIR else found
+    found = [edits.scripts_dir(item.old, item.path) for item in files if item.path.endswith("oned.conf")]
+    return found[0] if found and found[0] != edits.SCRIPTS_DIR else ""
 
 
 def change(tree: Tree, files: list[edits.Edited], options: argparse.Namespace, dry: bool) -> bool:

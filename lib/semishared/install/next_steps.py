@@ -44,6 +44,14 @@ def administrator(place: FrontEnd) -> str:
         return ONEADMIN
 
 
+def home(place: FrontEnd) -> str:
+    """Return the home of the user whose OpenNebula it is."""
+    try:
+        return pwd.getpwnam(administrator(place)).pw_dir
+    except KeyError:
+        return "/var/lib/one"
+
+
 def change_user(user: str) -> list[str]:
     """Return the command that runs another as `user`; nothing if we are that user already."""
     entry = pwd.getpwnam(user)

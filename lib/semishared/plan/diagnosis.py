@@ -119,8 +119,8 @@ def of_machines(answers: Answers, site: Site, cloud: Cloud, sizes: tuple[str, st
             found.append(Finding(BROKEN, machine, answer, f"as oneadmin: ssh {machine} true; or onehost offline {machine}"))
             continue
         found += _programs(machine, answer)
-        if answer["user"] != "oneadmin" and machine != site.front_end:
-            found.append(Finding(WARNING, machine, f"ssh enters as {answer['user']}, not as oneadmin", "run this as oneadmin"))
+        if isinstance(own, dict) and answer["user"] != own["user"]:
+            found.append(Finding(WARNING, machine, f"ssh enters as {answer['user']}, not as {own['user']}", "mend ~/.ssh/config"))
         if machine != site.front_end:
             found += _synced(machine, answer["tree"], ours)
         if "libvirt" in answer:
