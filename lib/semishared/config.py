@@ -15,6 +15,8 @@ from .errors import BadAttribute
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "etc", "semishared.conf")
 OPTIONS = re.compile(r"([a-z0-9_]+=[A-Za-z0-9.]+(,[a-z0-9_]+=[A-Za-z0-9.]+)*)?\Z")
 
+COMPRESSORS = ("auto", "zstd", "lzop", "none")
+
 
 class Config(NamedTuple):
     """The settings; names are `section_key`."""
@@ -26,6 +28,9 @@ class Config(NamedTuple):
     overlays_options: str = "extended_l2=on,cluster_size=128k"
     bases_size_limit: str = "none"
     bases_free_floor: str = "5%"
+    staging_compress: str = "auto"
+    staging_rate: str = "none"
+    staging_portbase: int = 9000
 
 
 def load(path: str = PATH) -> Config:
@@ -55,4 +60,10 @@ def load(path: str = PATH) -> Config:
         raise BadAttribute(f"semishared.conf: options = {config.overlays_options!r} is not key=value,key=value")
     if not re.match(r"/[A-Za-z0-9._/\-]+\Z", config.hosts_scripts_dir):
         raise BadAttribute(f"semishared.conf: scripts_dir = {config.hosts_scripts_dir!r} is not a plain path")
+    if config.staging_compress not in COMPRESSORS:
+        raise BadAttribute(f"semishared.conf: compress = {config.staging_compress!r} is not one of {', '.join(COMPRESSORS)}")
+    if not re.match(r"none\Z|[0-9.]+[KMGkmg]?\Z", config.staging_rate):
+        raise BadAttribute(f"semishared.conf: rate = {config.staging_rate!r} is neither bytes per second (40M) nor none")
+    if config.staging_portbase % 2 or not 1024 <= config.staging_portbase <= 65000:
+        raise BadAttribute(f"semishared.conf: portbase = {config.staging_portbase} is not an even number from 1024 to 65000")
     return config

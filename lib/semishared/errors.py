@@ -146,6 +146,13 @@ class ImageInUse(SemisharedError):
     remedy = "end what uses it (a client that died lets go after 30 s), then retry"
 
 
+class BaseBusy(SemisharedError):
+    """A base that a clone or another staging session is making at this moment."""
+
+    id = "SS052"
+    remedy = "let it finish, or say --wait"
+
+
 class NoSpace(SemisharedError):
     """No space left where data was to be written."""
 
@@ -207,6 +214,13 @@ class DataInTheWay(SemisharedError):
 
     id = "SS043"
     remedy = "look at the named file, save what is needed, and remove it by hand"
+
+
+class StreamFailed(SemisharedError):
+    """A multicast stream that did not come, or not to its end."""
+
+    id = "SS051"
+    remedy = "nothing: what is missing comes from peers or the store; if it never works, see docs/explanation/staging.md"
 
 
 class TransferCorrupt(SemisharedError):

@@ -3,6 +3,7 @@
 
     -> {"plan": {"version", "action", "planned", "steps": [...]}}     then data for steps that receive
     <- {"event": "alive"}  {"event": "sent", ...}  data
+    <- {"event": "ask", ...}   -> {"answer": {...}}                   only if the plan says "answers"
     <- {"event": "done", "results": [...], "moved": {...}}  or  {"event": "error", "id", "detail"}
 
 When stdin ends while a plan runs, this process and all it started are killed: a dead front-end leaves nobody at work.
@@ -59,19 +60,28 @@ class Host:
                 answer = {"event": "error", "id": "SS012", "detail": f"on {os.uname().nodename}: {e}"}
             self._busy = False
             self._writer.send(**answer)
+            if isinstance(message["plan"], dict) and message["plan"].get("last") is True:
+                return 0
 
     def _carry_out(self, plan: object) -> dict[str, object]:
         version = plan.get("version") if isinstance(plan, dict) else None
         if version != VERSION:
             raise HostOutdated(f"{os.uname().nodename} has semishared {VERSION}, the front-end {version}")
         planned, steps = read_plan(plan)
-        execution = Execution(planned, self._writer, self._inbox.get)
+        answers = isinstance(plan, dict) and plan.get("answers") is True
+        execution = Execution(planned, self._writer, self._inbox.get, self._heard, answers)
         progress.moved.clear()
         results = []
         for step in steps:
             progress.touch()
             results.append(execution.step(step))
         return {"results": results, "moved": dict(progress.moved)}
+
+    def _heard(self) -> Message:
+        try:
+            return self._inbox.get_nowait()
+        except queue.Empty:
+            return None
 
     def _listen(self) -> None:
         while True:

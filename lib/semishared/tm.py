@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Iterable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Callable, Dict, Iterable, Iterator
 
 from . import migration, snapshots
 from .config import Config, load
@@ -18,6 +19,9 @@ from .removal import everywhere, source_of_copy
 if TYPE_CHECKING:
     from .opennebula.xml import Datastore, Disk, Image
 
+Answer = Callable[[Dict[str, object]], object]
+"""What is said to a host that asks."""
+
 
 class Action:
     """One transfer action under way."""
@@ -28,12 +32,12 @@ class Action:
         self.report = report
         self.config: Config = load()
 
-    def on(self, host: str, steps: Iterable[s.Step]) -> list[object]:
-        """Carry out `steps` on `host` and return what each found out."""
+    def on(self, host: str, steps: Iterable[s.Step], answer: Answer | None = None) -> list[object]:
+        """Carry out `steps` on `host` and return what each found out; with `answer`, it may ask."""
         from .do.ssh import Session
 
         with Session(host, self.name, self.config) as session:
-            results = session.run(steps)
+            results = session.run(steps, answer=answer)
             self.tell(host, session.moved)
         return results
 
@@ -64,7 +68,31 @@ def clone(action: Action) -> None:
 
         network.clone(action, request, disk, image, datastore)
         return
-    action.on(request.target.host, disks.clone(request, disk, image, datastore, action.config.overlays_options))
+    steps = disks.clone(request, disk, image, datastore, action.config.overlays_options)
+    with _answering(action, request.target) as answer:
+        action.on(request.target.host, steps, answer)
+
+
+@contextmanager
+def _answering(action: Action, target: args.DiskPlace) -> Iterator[Answer]:
+    """Yield what answers a host that lacks the base. Only then is loaded what knows about staging: most clones are warm."""
+    root, asked = f"{target.vm_place.datastore_location}/.semishared", []
+
+    def answer(question: dict[str, object]) -> object:
+        from . import cold
+
+        asked.append(str(question.get("name")))
+        return cold.answer(root, question, target.host, action.config)
+
+    has_it = False
+    try:
+        yield answer
+        has_it = True
+    finally:
+        if asked:
+            from . import cold
+
+            cold.leave(root, asked[0], {target.host: has_it})
 
 
 def ln(action: Action) -> None:

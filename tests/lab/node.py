@@ -158,6 +158,29 @@ class Node:
         """Plug the network cable in again."""
         self._switch(f"link set {self.name} up")
 
+    def limit(self, mbit: Optional[float]) -> None:
+        """Give the cable a speed, both ways, in Mbit/s; None for as fast as it goes."""
+        outside = ["nsenter", "-t", str(self.site.keeper), "-n", "--"]
+        inside = ["nsenter", "-t", str(self.pid), "-n", "--"]
+        for words, device in ((outside, self.name), (inside, "eth0")):
+            change = ["tc", "qdisc", "del", "dev", device, "root"]
+            if mbit is not None:
+                change = ["tc", "qdisc", "replace", "dev", device, "root", "tbf"]
+                change += ["rate", f"{int(mbit * 1000)}kbit", "burst", "256kb", "latency", "100ms"]
+            done = subprocess.run([*words, *change], capture_output=True, check=False)
+            if done.returncode and mbit is not None:
+                raise RuntimeError(f"cannot limit {self.name}: {done.stderr.decode().strip()}")
+
+    def drop(self, rule: str) -> None:
+        """Lose what comes in and fits an nft rule: `udp dport 9000-9300`, `numgen random mod 1000 < 10`; '' loses nothing."""
+        inside = ["nsenter", "-t", str(self.pid), "-n", "--"]
+        text = "table netdev lab { }\ndelete table netdev lab\n"
+        if rule:
+            text += f"table netdev lab {{ chain in {{ type filter hook ingress device eth0 priority 0; {rule} drop; }} }}\n"
+        done = subprocess.run([*inside, "nft", "-f", "-"], input=text.encode(), capture_output=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"cannot drop at {self.name}: {done.stderr.decode().strip()}")
+
     # -- programs and files ---------------------------------------------------------------------------------------
 
     def path(self, inside: Union[str, Path]) -> Path:

@@ -8,9 +8,12 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 from lab import Node
 from lab.cloud import DATASTORES, RECORDS, STORE, SYSTEM, Cloud
@@ -47,16 +50,21 @@ class Staging:
         except ValueError:
             return [json.loads(line) for line in text.splitlines()]
 
+    def begin(self, *words: str) -> "Run":
+        """Start `semishared WORDS --json` and go on."""
+        return Run(self.lab.fe.popen([COMMAND, *words, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+
     def image(self, name: str, mib: int = 64, data: int = 24, seed: int = 1, format: str = "raw") -> int:
-        """Upload an image with `data` MiB of random content, in pieces, and holes between them."""
+        """Upload an image of `mib` MiB with `data` MiB of random content in extents of 4 MiB, and holes between them."""
         path = self.cloud.upload_file(f"{name}.img")
         dice = random.Random(f"{name} {seed}")
+        pieces = data // 4
         with path.open("wb") as file:
-            for piece in range(data // 2):
-                file.seek(piece * (mib * MiB // max(data // 2, 1)) // 4096 * 4096)
-                file.write(dice.randbytes(2 * MiB))
+            for piece in range(pieces):
+                file.seek(piece * (mib // 4 // pieces) * 4 * MiB)
+                file.write(dice.randbytes(4 * MiB))
             file.truncate(mib * MiB)
-        return self.cloud._upload(name, format, "OS", False, {})
+        return self.cloud._upload(name, format, "OS", False, {}, STORE)
 
     def deploy(self, name: str, image: int, host: str) -> int:
         """Deploy a VM that does not run: what counts is its disk."""
@@ -120,12 +128,59 @@ class Staging:
             if not node.up:
                 node.start()
             node.join()
+            node.limit(None)
+            node.drop("")
         for vm in list(self.cloud.oned.vms.values()):
             if self.cloud.oned.state(vm.id)[0] != "DONE":
                 self.cloud.oned.vm_recover(vm.id, "delete")
         for node in [self.lab.fe, *self.lab.hosts]:
             for part in ("bases", "staging", "holders"):
                 shutil.rmtree(node.path(f"{DATASTORES}/{RECORDS}/{part}"), ignore_errors=True)
+
+
+class Run:
+    """A command under way, whose lines are read as they come."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self.process = process
+        self.events: List[Dict[str, Any]] = []
+        self._more = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            with self._more:
+                self.events.append(json.loads(line))
+                self._more.notify_all()
+        with self._more:
+            self.events.append({"event": "end"})
+            self._more.notify_all()
+
+    def wait_for(self, fits: Callable[[Dict[str, Any]], bool], timeout: float = 60) -> Dict[str, Any]:
+        """Return the first event that fits; fail when the command ends without one."""
+        with self._more:
+            deadline, seen = time.monotonic() + timeout, 0
+            while True:
+                for event in self.events[seen:]:
+                    if fits(event):
+                        return event
+                    assert event["event"] != "end", self.events
+                seen = len(self.events)
+                assert self._more.wait(deadline - time.monotonic()), self.events
+
+    def midway(self, source: str = "stream", host: str = "") -> Dict[str, Any]:
+        """Wait until some of the image has come."""
+        return self.wait_for(
+            lambda e: e["event"] == "host" and e.get("source") == source and e["have"] > 1 and host in ("", e["host"])
+        )
+
+    def summary(self, code: int = 0, timeout: float = 120) -> Dict[str, Any]:
+        """Wait for the end and return the summary."""
+        found = self.wait_for(lambda event: event["event"] == "summary", timeout)
+        assert self.process.stderr
+        assert self.process.wait(30) == code, (found, self.process.stderr.read())
+        return found
 
 
 def flip(path: Path, at: int) -> None:

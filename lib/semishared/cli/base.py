@@ -192,9 +192,9 @@ def prune(command: Command) -> Result:
     dry_run = command.arguments.dry_run
 
     def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
-        limit = on.limits_of(host, command.config, listed["total"])
+        limit = eviction.limits_of(host, command.config.bases_size_limit, command.config.bases_free_floor, listed["total"])
         bases = {base["name"]: base for base in listed["bases"]}
-        chosen = eviction.choose(held(listed), limit, listed["free"])
+        chosen = eviction.choose([eviction.Held.of(row) for row in listed["bases"]], limit, listed["free"])
         rows = []
         for name in chosen:
             gone = not dry_run and session.run([b.EvictBase(root, name)])[0]["evicted"]  # type: ignore[index]
@@ -206,11 +206,6 @@ def prune(command: Command) -> Result:
     return rows, lambda row: f"{human(row['bytes'])}, {verb if dry_run or row['evicted'] else 'leased meanwhile: stays'}", int(
         dry_run and bool(rows)
     )
-
-
-def held(listed: Row) -> list[eviction.Held]:
-    """Return what a host listed as the planner of evictions wants it."""
-    return [eviction.Held(x["name"], x["bytes"], x["staged"], x["used"], len(x["leases"])) for x in listed["bases"]]
 
 
 def evict(command: Command) -> Result:

@@ -16,7 +16,6 @@ from ..errors import BadArguments, SemisharedError
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host
-from ..plan.eviction import Limits, limits
 from .waiting import Waiting
 
 AT_ONCE = 32
@@ -53,13 +52,6 @@ def roots(oned: Oned) -> list[str]:
     """Return where hosts have their base store: one per place of datastores, usually one."""
     ours = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
     return sorted({f"{os.path.dirname(absolute(store.base_path, 'BASE_PATH'))}/.semishared" for store in ours})
-
-
-def limits_of(host: Host | None, config: Config, total: int) -> Limits:
-    """Return what the base store of a host may take on a file system of `total` bytes; raise BadAttribute."""
-    limit = host.attribute("SEMISHARED_BASES_LIMIT") if host else ""
-    floor = host.attribute("SEMISHARED_BASES_FLOOR") if host else ""
-    return limits(limit or config.bases_size_limit, floor or config.bases_free_floor, total)
 
 
 @dataclass

@@ -18,6 +18,7 @@ COMMANDS = {
     "gc": "remove what killed actions left over",
     "plan": "say what a transfer action would do, and do nothing",
     "setup": "make the datastores, or print their templates and what to click",
+    "stage": "put an image's base onto hosts before VMs need it there",
     "status": "say where each disk lives and why, and what it needs",
 }
 """Subcommand -> its one line of help. Each is a module here with add_arguments(parser) and run(arguments) -> exit code."""

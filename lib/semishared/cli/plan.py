@@ -59,7 +59,7 @@ class Rehearsal(tm.Action):
         super().__init__(name, argv, Report(name))
         self.noted: list[tuple[str, list[s.Step]]] = []
 
-    def on(self, host: str, steps: Iterable[s.Step]) -> list[object]:
+    def on(self, host: str, steps: Iterable[s.Step], answer: tm.Answer | None = None) -> list[object]:
         """Note `steps`; their answers are nobody's to look at."""
         steps = list(steps)
         self.noted.append((host, steps))

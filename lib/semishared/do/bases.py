@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 from contextlib import contextmanager
-from typing import Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple
 
 from ..errors import BadArguments, ImageChanged
 from ..plan.steps import ImageRef
@@ -92,9 +92,12 @@ def is_published(base: Base) -> bool:
     return False
 
 
-def stage(root: str, image: ImageRef, content: stores.Content | None = None) -> Base:
+def stage(
+    root: str, image: ImageRef, content: stores.Content | None = None, ask: Callable[..., dict[str, object]] | None = None
+) -> Base:
     """Return the base of the image's current generation (or of `image.generation`), staged from the store if need be.
 
+    With `ask`, the front-end is asked first from where a base is to come that is not here (reception.py).
     Raise ImageChanged if the store's content is not that generation, MissingImage, StoreUnavailable, NoSpace.
     """
     if image.generation:
@@ -107,15 +110,23 @@ def stage(root: str, image: ImageRef, content: stores.Content | None = None) -> 
     if current and not image.generation and is_published(_named(root, image, current)):
         return _named(root, image, current)
     with locks.exclusive(f"{root}/locks/base-{image.store}-{image.id}"):
-        return _stage_locked(root, image, content)
+        return _stage_locked(root, image, content, ask)
 
 
-def _stage_locked(root: str, image: ImageRef, content: stores.Content) -> Base:
+def _stage_locked(
+    root: str, image: ImageRef, content: stores.Content, ask: Callable[..., dict[str, object]] | None
+) -> Base:
     seen = content.see()
     current = content.generation(seen)
     wanted = image.generation or current
     if wanted and is_published(_named(root, image, wanted)):
         return _named(root, image, wanted)
+    if wanted and ask:
+        from . import reception
+
+        base = _named(root, image, wanted)
+        reception.clone(root, image._replace(generation=wanted), content, ask)
+        return publish(root, base, f"{root}/staging/{image.store}-{image.id}")
     staging = f"{root}/staging/{image.store}-{image.id}"
     shutil.rmtree(staging, ignore_errors=True)
     content.tidy()
@@ -136,7 +147,11 @@ def _stage_locked(root: str, image: ImageRef, content: stores.Content) -> Base:
         point("base staged")
     if not current:
         content.publish(found, seen)
-    base = _named(root, image, found.generation)
+    return publish(root, _named(root, image, found.generation), staging)
+
+
+def publish(root: str, base: Base, staging: str) -> Base:
+    """Make what is whole in `staging` the base, under its lock."""
     os.makedirs(f"{root}/bases", exist_ok=True)
     if os.path.isdir(base.directory):
         # Known by content: another session of the image came back to what is here already, or only leases are left.

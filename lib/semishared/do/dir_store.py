@@ -19,10 +19,10 @@ publishes one that nobody takes. Nothing here needs a lock across hosts.
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Iterable, Iterator, NamedTuple
 
 from ..errors import ImageChanged, MissingImage, StoreUnavailable
-from . import extents, files, layers
+from . import extents, files, layers, progress
 from .trace import point
 
 SIDE = ".semishared"
@@ -173,6 +173,15 @@ class Content:
     def copy(self, seen: Seen, target: str, format: str) -> extents.Manifest:
         """Copy the image."""
         return extents.copy(self._stored.source, target, format, "store_read", direct=True)
+
+    def read(self, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        """Yield (index, content) of the extents `wanted`."""
+        check(self._stored.source)
+        with open(self._stored.source, "rb", buffering=0) as file:
+            for index in wanted:
+                content = extents.read_at(file.fileno(), index)
+                progress.count("store_read", len(content))
+                yield index, content
 
     def expected(self, generation_name: str) -> extents.Manifest | None:
         """Return the manifest of the current generation."""

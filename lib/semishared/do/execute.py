@@ -16,12 +16,19 @@ from .trace import point
 
 
 class Execution:
-    """One plan: `planned` is the front-end's time of it, `next_message` the rest of the conversation with it."""
+    """One plan: `planned` is the front-end's time of it, `next_message` the rest of the conversation with it.
 
-    def __init__(self, planned: float, writer: Writer, next_message: Callable[[], Message]) -> None:
+    `poll` returns what the front-end has said meanwhile, None if nothing; `answers`: it answers questions.
+    """
+
+    def __init__(
+        self, planned: float, writer: Writer, next_message: Callable[[], Message], poll: Callable[[], Message], answers: bool
+    ) -> None:
         self.planned = planned
         self._writer = writer
         self._inbox = next_message
+        self._poll = poll
+        self._answers = answers
 
     def _next(self) -> Message:
         # The other end may take its time; if it dies, this process is killed (hostside.py).
@@ -56,8 +63,14 @@ class Execution:
 
     def StageBase(self, step: s.StageBase) -> object:
         content = stores.content(step.image)
-        base = bases.stage(step.root, step.image, content)
+        base = bases.stage(step.root, step.image, content, self._ask if self._answers else None)
         return {"generation": base.generation, **content.unnamed()}
+
+    def _ask(self, **question: object) -> dict[str, object]:
+        self._writer.send(event="ask", **question)
+        message = self._hear()
+        answer = message.get("answer") if isinstance(message, dict) else None
+        return answer if isinstance(answer, dict) else {}
 
     def CreateOverlay(self, step: s.CreateOverlay) -> None:
         disks.create_overlay(step, self.planned)
@@ -258,6 +271,26 @@ class Execution:
         from . import scrub
 
         return scrub.mend(step)
+
+    def ServeBase(self, step: Any) -> object:
+        from . import peers
+
+        return peers.serve(step, self._writer.send_data)
+
+    def FetchBase(self, step: Any) -> object:
+        from . import reception
+
+        return reception.receive(step, self._writer.send, self._poll)
+
+    def StreamBase(self, step: Any) -> object:
+        from . import multicast
+
+        return multicast.send(step, self._writer.send, self._poll)
+
+    def DescribeBase(self, step: Any) -> object:
+        from . import reception
+
+        return reception.describe(step)
 
     def EvictBase(self, step: Any) -> object:
         from . import scrub

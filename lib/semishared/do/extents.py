@@ -108,6 +108,18 @@ def data(fd: int, size: int) -> Iterator[tuple[int, bytes]]:
             yield offset // EXTENT, bytes(view[: min(got, wanted)])
 
 
+def read_at(fd: int, index: int) -> bytes:
+    """Return the content of an extent, shorter at the end of the file."""
+    offset, parts, left = index * EXTENT, [], EXTENT
+    while left:
+        part = os.pread(fd, left, offset)
+        if not part:
+            break
+        parts.append(part)
+        offset, left = offset + len(part), left - len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
 def is_zero(content: bytes) -> bool:
     """Tell whether `content`, of at most an extent, is all zero."""
     # bytes compare by memcmp; memoryviews compare item by item.
@@ -129,7 +141,14 @@ def blocks(content: bytes) -> Iterator[tuple[int, memoryview]]:
         yield start, view[start:]
 
 
-def _pwrite(fd: int, view: memoryview, offset: int) -> None:
+def write_blocks(fd: int, offset: int, content: bytes) -> None:
+    """Write an extent, but for its blocks of zeros."""
+    for at, data in blocks(content):
+        pwrite(fd, data, offset + at)
+
+
+def pwrite(fd: int, view: memoryview, offset: int) -> None:
+    """Write all of `view` at `offset`."""
     while view:
         done = os.pwrite(fd, view, offset)
         view, offset = view[done:], offset + done
@@ -164,7 +183,7 @@ class Copy:
         if self._fd < 0:
             return
         for offset, data in blocks(content):
-            _pwrite(self._fd, data, index * EXTENT + offset)
+            pwrite(self._fd, data, index * EXTENT + offset)
         if len(self._extents) % FLUSH == 0:
             os.fdatasync(self._fd)
 

@@ -7,7 +7,6 @@ is still as it was when it was looked at: its newest time is part of what the pl
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import time
@@ -52,18 +51,6 @@ def _seen(path: str, **more: object) -> dict[str, object]:
 
 def _staged(directory: str) -> list[dict[str, object]]:
     return [_seen(f"{directory}/{name}") for name in _names(directory) if name.startswith(files.STAGED)]
-
-
-def _is_held(path: str) -> bool:
-    """Tell whether somebody holds the lock file `path`, without making it."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False
 
 
 def _open_files() -> list[str]:
@@ -123,7 +110,7 @@ def _root(root: str) -> dict[str, object]:
                 owner = {"vm": int(match.group(1)), "disk": int(match.group(2))}
                 leases.append({"path": f"{base}/leases/{pair}", "age": int(time.time() - ctime_ns / 1e9), **owner})
         held.append(_seen(base, name=name, leases=leases, staged=_staged(f"{base}/leases")))
-    staging = [_seen(f"{root}/staging/{name}", held=_is_held(f"{root}/locks/base-{name}")) for name in _names(f"{root}/staging")]
+    staging = [_seen(f"{root}/staging/{name}", held=locks.is_held(f"{root}/locks/base-{name}")) for name in _names(f"{root}/staging")]
     vm_locks = [
         _seen(f"{root}/locks/{name}", vm=int(name[3:]))
         for name in _names(f"{root}/locks") if name[:3] == "vm-" and name[3:].isdigit()
@@ -171,7 +158,7 @@ def _store(path: str) -> dict[str, object]:
         "sides": sides,
         "staged": staged,
         # After the sides: an upload makes its own directory before that of its image.
-        "uploads": [_seen(f"{uploads}/{name}", name=name, held=_is_held(f"{uploads}/{name}/lock")) for name in _names(uploads)],
+        "uploads": [_seen(f"{uploads}/{name}", name=name, held=locks.is_held(f"{uploads}/{name}/lock")) for name in _names(uploads)],
     }  # fmt: skip
 
 
@@ -201,7 +188,7 @@ def _discard(step: Discard) -> bool:
         return False
     if step.kind == "base":
         return _remove_base(step.path)
-    if step.kind == "upload" and _is_held(f"{step.path}/lock"):
+    if step.kind == "upload" and locks.is_held(f"{step.path}/lock"):
         return False
     run(["rm", "-rf", "--one-file-system", "--", step.path])
     if os.path.lexists(step.path):

@@ -32,6 +32,18 @@ def attempt(path: str) -> IO[str] | None:
         file.close()
 
 
+def is_held(path: str) -> bool:
+    """Tell whether somebody holds the lock `path`, without making it."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 @contextmanager
 def exclusive(path: str, timeout_s: float = 6 * 3600) -> Iterator[IO[str]]:
     """Hold the lock `path` and yield its open file; raise ToolTimeout after `timeout_s` seconds of waiting."""

@@ -37,10 +37,13 @@ class Pace:
             progress.touch()
 
 
-def stand_back() -> None:
-    """Give this process, and what it starts, the idle class of I/O and the lowest priority; as far as this host lets it."""
+def stand_back(nice: int = 0) -> None:
+    """Give this process, and what it starts, the idle class of I/O, and `nice` less priority; as far as this host lets it.
+
+    What talks to other hosts stays as nice as it is: who answers late holds them up, or is taken for dead.
+    """
     try:
-        os.nice(19)
+        os.nice(nice)
         run(["ionice", "--class", "3", "--pid", str(os.getpid())])
     except (OSError, SemisharedError):
         pass

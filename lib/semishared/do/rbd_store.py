@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import queue
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterable, Iterator, NamedTuple
 
 from ..errors import CephUnavailable, ImageChanged, NoSpace
 from ..plan.steps import ImageRef
@@ -70,6 +70,16 @@ class RbdContent:
                 progress.count("store_read", len(content))
                 made.add(index, content)
         return made.manifest(format)
+
+    def read(self, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        """Yield (index, content) of the extents `wanted` of the frozen content."""
+        seen = self.see()
+        with ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True) as image:
+            for index in wanted:
+                offset = index * extents.EXTENT
+                content = image.read(offset, min(extents.EXTENT, seen.size - offset))
+                progress.count("store_read", len(content))
+                yield index, content
 
     def expected(self, generation: str) -> extents.Manifest | None:
         """Return None: the name of a generation is its hash, and all that RBD keeps of it."""

@@ -67,7 +67,13 @@ def _describe(base: bases.Base) -> dict[str, object] | None:
 def evict(step: EvictBase) -> dict[str, object]:
     """Remove a base unless somebody has a lease on it."""
     base = bases.at(step.root, step.name)
-    with locks.exclusive(bases.lock_path(step.root, base), 30):
+    lock = bases.lock_path(step.root, base)
+    os.makedirs(os.path.dirname(lock), exist_ok=True)
+    # Without waiting: whoever holds it is about to use the image, and may himself be evicting for room.
+    file = locks.attempt(lock)
+    if not file:
+        return {"evicted": False, "bytes": 0}
+    with file:
         described = _describe(base)
         gone = bases.forget(base)
     return {"evicted": gone, "bytes": described["bytes"] if described and gone else 0}
@@ -80,7 +86,7 @@ def verify(step: VerifyBase, tell: Tell) -> dict[str, object]:
         if os.path.lexists(base.damaged):
             return {"bad": [], "damaged": True, "bytes": 0, "seconds": 0.0, **_held(base)}
         raise MissingImage(f"base {step.name} is not there on {os.uname().nodename}")
-    stand_back()
+    stand_back(19)
     started = time.monotonic()
     inode = os.stat(base.image).st_ino
     bad, size = _compare(base, Pace(step.rate), tell)

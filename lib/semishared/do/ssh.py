@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections import deque
 from types import TracebackType
-from typing import Iterable
+from typing import Callable, Iterable
 
 from .. import VERSION
 from ..config import Config
@@ -69,6 +69,7 @@ class Session:
         self._writer = Writer(self._process.stdin.fileno(), self._wait_to_write)
         self._reader = Reader(self._process.stdout.fileno())
         self._heard: deque[Message] = deque()
+        self._heard_at = time.monotonic()
 
     def __enter__(self) -> Session:
         return self
@@ -89,20 +90,32 @@ class Session:
         self._process.stdout.close()
         os.close(self._stderr)
 
-    def run(self, steps: Iterable[Step], data: Iterable[bytes] = (), sha256: str = "") -> list[object]:
-        """Carry out `steps` and return what each found out; `data` goes to the step that receives."""
-        self.begin(steps)
+    def run(
+        self, steps: Iterable[Step], data: Iterable[bytes] = (), sha256: str = "",
+        answer: Callable[[dict[str, object]], object] | None = None,
+    ) -> list[object]:  # fmt: skip
+        """Carry out `steps` and return what each found out; `data` goes to the step that receives.
+
+        With `answer`, the host may ask ({"event": "ask", ...}), and gets what `answer` returns to that.
+        """
+        self.begin(steps, answers=answer is not None)
         for chunk in data:
             self.send_data(chunk)
         if sha256:
             self.send(end=True, sha256=sha256)
-        return self.finish()
+        return self.finish(answer)
 
-    def begin(self, steps: Iterable[Step]) -> None:
-        """Send a plan."""
+    def begin(self, steps: Iterable[Step], answers: bool = False, last: bool = False) -> None:
+        """Send a plan; `answers` if the host may ask while it is carried out, `last` if no other plan follows.
+
+        A host that was cut off while it carries out its last plan ends all the same, and not only when ssh does.
+        """
         plan = {
-            "version": VERSION, "action": self._action, "planned": self.planned or time.time(), "steps": [to_data(step) for step in steps]
+            "version": VERSION, "action": self._action, "planned": self.planned or time.time(), "steps": [to_data(step) for step in steps],
+            "answers": answers, "last": last,
         }  # fmt: skip
+        # A host without a plan says nothing.
+        self._heard_at = time.monotonic()
         self.send(plan=plan)
 
     def send(self, **message: object) -> None:
@@ -120,18 +133,27 @@ class Session:
             self.finish()
             raise HostFailed(f"{self.host} stopped listening") from None
 
-    def read(self) -> Message:
-        """Return the next chunk or message that is no sign of life; raise the error that the host reports."""
+    def read(self, within_s: float | None = None) -> Message:
+        """Return the next chunk or message that is no sign of life; raise the error that the host reports.
+
+        With `within_s`, return None when there was none in that time.
+        """
+        deadline = None if within_s is None else time.monotonic() + within_s
         while True:
-            message = self._heard.popleft() if self._heard else self._next()
-            if isinstance(message, bytes) or (message and message.get("event") != "alive"):
+            message = self._heard.popleft() if self._heard else self._next(deadline)
+            if message is None or isinstance(message, bytes) or message.get("event") != "alive":
                 return message
 
-    def _next(self) -> Message:
+    def _next(self, deadline: float | None = None) -> Message:
+        silence = self._heard_at + self._config.hosts_silence_timeout_s
+        until = silence if deadline is None else min(deadline, silence)
         try:
-            message = self._reader.read(self._config.hosts_silence_timeout_s)
+            message = self._reader.read(max(until - time.monotonic(), 0.001))
         except Silence:
+            if until < silence:
+                return None
             raise self._silent() from None
+        self._heard_at = time.monotonic()
         if message is None:
             raise self._lost()
         if isinstance(message, dict) and message.get("event") == "error":
@@ -155,10 +177,12 @@ class Session:
             self._heard.append(self._next())
             deadline = time.monotonic() + self._config.hosts_silence_timeout_s
 
-    def finish(self) -> list[object]:
-        """Wait for the end of the plan and return what each step found out."""
+    def finish(self, answer: Callable[[dict[str, object]], object] | None = None) -> list[object]:
+        """Wait for the end of the plan and return what each step found out; what the host asks is answered."""
         while True:
             message = self.read()
+            if answer and isinstance(message, dict) and message.get("event") == "ask":
+                self.send(answer=answer(message))
             if isinstance(message, dict) and message.get("event") == "done":
                 moved, results = message.get("moved"), message.get("results")
                 if isinstance(moved, dict):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Iterable, Iterator, Protocol
 
 from ..plan.steps import ImageRef
 from . import dir_store
@@ -24,6 +24,9 @@ class Content(Protocol):
 
     def copy(self, seen: Any, target: str, format: str) -> Manifest:
         """Copy what was seen to the new sparse file `target` and return the manifest of what was read."""
+
+    def read(self, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        """Yield (index, content) of the extents `wanted` of the image as it is now, for whoever knows their hashes."""
 
     def expected(self, generation: str) -> Manifest | None:
         """Return the manifest of `generation` if the store keeps it, to say where a copy differs."""

@@ -27,6 +27,8 @@ class Reader:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._buffer = bytearray()
+        self._awaited = -1
+        """Size of the chunk that was announced, -1 if none was: a read that was given up is gone on with by the next."""
 
     def _fill(self, deadline: float | None) -> bool:
         if deadline is not None:
@@ -40,6 +42,8 @@ class Reader:
     def read(self, timeout_s: float | None = None) -> Message:
         """Return the next message; raise Silence after `timeout_s` seconds without one, HostFailed if it is garbled."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        if self._awaited >= 0:
+            return self._chunk(deadline)
         while b"\n" not in self._buffer:
             if len(self._buffer) > LONGEST_LINE:
                 raise HostFailed("a message is too long")
@@ -60,9 +64,15 @@ class Reader:
         size = message["data"]
         if not isinstance(size, int) or not 0 <= size <= LONGEST_LINE:
             raise HostFailed("a chunk of data has no sensible size")
+        self._awaited = size
+        return self._chunk(deadline)
+
+    def _chunk(self, deadline: float | None) -> bytes:
+        size = self._awaited
         while len(self._buffer) < size:
             if not self._fill(deadline):
                 raise HostFailed("the stream ended within a chunk of data")
+        self._awaited = -1
         data = bytes(self._buffer[:size])
         del self._buffer[:size]
         return data

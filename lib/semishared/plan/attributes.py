@@ -14,13 +14,14 @@ from xml.etree import ElementTree
 
 from ..errors import BadAttribute, SemisharedError
 from ..opennebula.xml import Datastore, Image
-from . import placement, stores
+from . import placement, staging, stores
 from .eviction import limits
 
 PREFIX = "SEMISHARED_"
 HOLDERS: Mapping[str, tuple[str, ...]] = {
     "SEMISHARED_PLACE": ("image", "image datastore"),
     "SEMISHARED_LOCAL": ("image", "image datastore"),
+    "SEMISHARED_STAGE": ("image", "image datastore"),
     "SEMISHARED_CEPH_READER": ("image datastore",),
     "SEMISHARED_CEPH_BRIDGE_USER": ("image datastore",),
     "SEMISHARED_BASES_LIMIT": ("host",),
@@ -76,6 +77,7 @@ def _with_template(root: ElementTree.Element, attributes: Mapping[str, str]) -> 
 def _image(attributes: Mapping[str, str]) -> None:
     image = Image(_with_template(ElementTree.Element("IMAGE"), attributes))
     placement.place(image, datastore({}), is_persistent=False)
+    staging.when(image, datastore({}))
 
 
 def _image_datastore(attributes: Mapping[str, str]) -> None:

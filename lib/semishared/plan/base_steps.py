@@ -48,3 +48,59 @@ class ReportDisks(NamedTuple):
 
     location: str
     systems: tuple[int, ...]
+
+
+class ServeBase(NamedTuple):
+    """Send the extents `wanted` of a base, or of one that is being made here, to whoever asks; packets follow as data."""
+
+    root: str
+    name: str
+    wanted: tuple[tuple[int, int], ...]
+    """Ranges of extents, (first, last + 1); none: all."""
+    session: str
+    codec: str
+    rate: int
+    """Bytes per second at most, 0 for no limit."""
+
+
+class FetchBase(NamedTuple):
+    """Have the base of `image` (with its generation): from the stream of a session, from peers, or from the store."""
+
+    root: str
+    image: ImageRef
+    sources: tuple[str, ...]
+    """Hosts that have it or are about to, in the order in which they are asked."""
+    from_store: str
+    """'first' (before any peer), 'last', or 'no'."""
+    session: str
+    """ID:KEY of the session whose stream is received."""
+    codec: str
+    rate: int
+    stream: tuple[object, ...]
+    """Where to receive the session's stream: (portbase, the sender's name); empty if there is none."""
+    evict: tuple[str, ...]
+    """Bases to remove first, for room."""
+    wait: bool = True
+    """Wait while a clone or another session is at the same image; else raise BaseBusy."""
+
+
+class StreamBase(NamedTuple):
+    """Send a base, or one that is arriving here, to all receivers of a session at once (udpcast)."""
+
+    root: str
+    name: str
+    session: str
+    codec: str
+    rate: int
+    """Bytes per second at most on the network, 0 for no limit."""
+    portbase: int
+    receivers: int
+    toward: str
+    """A receiver: the route to it says which network the stream goes to."""
+
+
+class DescribeBase(NamedTuple):
+    """Report whether the base of an image's current generation (or `image.generation`) is here, and what staging needs."""
+
+    root: str
+    image: ImageRef

@@ -8,9 +8,10 @@ recently leased.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from ..errors import BadAttribute
+from ..opennebula.xml import Host
 from ..units import amount
 
 
@@ -30,6 +31,11 @@ class Held(NamedTuple):
     def image(self) -> str:
         return self.name.rsplit("-", 1)[0]
 
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Held:
+        """Return a base as a host lists it (do/scrub.py)."""
+        return cls(row["name"], row["bytes"], row["staged"], row["used"], len(row["leases"]))
+
 
 class Limits(NamedTuple):
     """What a host's base store may take, in bytes; `most` -1 for no limit."""
@@ -41,6 +47,12 @@ class Limits(NamedTuple):
 def limits(size_limit: str, free_floor: str, total: int) -> Limits:
     """Return the limits for a file system of `total` bytes; raise BadAttribute."""
     return Limits(_bytes("size_limit", size_limit, total, -1), _bytes("free_floor", free_floor, total, 0))
+
+
+def limits_of(host: Host | None, size_limit: str, free_floor: str, total: int) -> Limits:
+    """Return the limits of a host: its own attributes, or else those that hold for all; raise BadAttribute."""
+    own = (host.attribute("SEMISHARED_BASES_LIMIT"), host.attribute("SEMISHARED_BASES_FLOOR")) if host else ("", "")
+    return limits(own[0] or size_limit, own[1] or free_floor, total)
 
 
 def _bytes(key: str, text: str, total: int, none: int) -> int:

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One stream of packets to many hosts at once: udp-sender and udp-receiver of udpcast.
+
+What is known of it (measured; docs/explanation/staging.md) and what is done about that here:
+
+    its exit codes say nothing about receivers       packets are counted at the receivers
+    a port that is used twice delivers foreign data  every packet has the session's id and MAC (packets.py)
+    a dead receiver stalls all                       --retries-until-drop, and whoever is slow leaves by himself
+    it waits for ever in many ways                   every wait here has a limit; the programs die with their session
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Callable
+
+from ..errors import HostUnreachable, StreamFailed, ToolTimeout
+from ..plan.base_steps import FetchBase, StreamBase
+from . import codec, packets, peers, progress
+from .pace import stand_back
+from .partial import Partial
+from .run import Program, run, started
+from .trace import point
+
+if TYPE_CHECKING:
+    from .reception import Account, Orders
+
+START_S = 20
+"""Until the first packet: seconds that a receiver waits for the sender, and the sender for receivers."""
+SILENT_S = 15
+"""Seconds without data after which a receiver goes on without the stream."""
+MAX_WAIT_S = 3
+"""Seconds that the sender waits for receivers which do not show up, from the first that does."""
+RETRIES = 12
+"""How often a receiver that does not answer is asked before the others go on without it: about three seconds."""
+STALLED_S = 20
+"""Seconds in which udp-sender takes nothing after which it is given up."""
+RECEIVE_BUFFER = 4 << 20
+QUEUE = 96
+"""Pieces of up to 1 MiB between the network and this host's disk. Who falls behind by more leaves the stream."""
+PIECE = 1 << 20
+
+
+def device(host: str) -> str:
+    """Return the network device that leads to `host`; raise HostUnreachable."""
+    try:
+        address = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_DGRAM)[0][4][0]
+    except OSError as e:
+        raise HostUnreachable(f"{host} has no IPv4 address: {e}") from None
+    routes = json.loads(run(["ip", "-json", "route", "get", str(address)]) or "[]")
+    name = str(routes[0].get("dev", "")) if routes else ""
+    if not name or name == "lo":
+        raise HostUnreachable(f"no network leads from {os.uname().nodename} to {host}")
+    return name
+
+
+def _received(name: str) -> int:
+    """Return the bytes that a network device has received so far."""
+    try:
+        with open(f"/sys/class/net/{name}/statistics/rx_bytes", encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 0
+
+
+def send(step: StreamBase, tell: Callable[..., None], poll: Callable[[], object]) -> dict[str, object]:
+    """Send a base to the receivers of its session; return {"codec", "plain", "packed", "wire"} in bytes."""
+    stand_back()
+    argv = [
+        "udp-sender", "--nokbd", "--interface", device(step.toward), "--portbase", str(step.portbase),
+        "--min-receivers", str(step.receivers), "--max-wait", str(MAX_WAIT_S), "--start-timeout", str(START_S),
+        "--retries-until-drop", str(RETRIES), "--nopointopoint",
+    ]  # fmt: skip
+    if step.rate:
+        argv += ["--max-bitrate", str(step.rate * 8)]
+    sealer, name, plain, packed = packets.Sealer(packets.Session.of(step.session), codec.NONE), step.codec, 0, 0
+    with started(argv, feed=True) as program:
+        point("stream sender started")
+        for text, group in peers.groups(step.root, step.name, (), step.rate):
+            if not group:
+                pieces = sealer.manifest(text)
+            else:
+                if not plain:
+                    name = sealer.compressor = codec.choose(step.codec, b"".join(item.content for item in group), step.rate)
+                plain += sum(len(item.content) for item in group)
+                pieces = sealer.extents(group)
+            for piece in pieces:
+                program.write(piece, _given_up(program, poll))
+                packed += len(piece)
+                progress.count("sent", len(piece))
+        program.end_of_input()
+        _wait(program, poll)
+    return {"codec": name, "plain": plain, "packed": packed, **_statistics(program.last)}
+
+
+def _given_up(program: Program, poll: Callable[[], object]) -> Callable[[float], None]:
+    def stalled(seconds: float) -> None:
+        progress.touch()
+        if program.code is not None:
+            raise StreamFailed(f"udp-sender ended with code {program.code}: {program.said(300)}")
+        _check(poll)
+        if seconds > STALLED_S:
+            raise ToolTimeout(f"udp-sender took nothing for {STALLED_S} s: {program.said(300)}")
+
+    return stalled
+
+
+def _check(poll: Callable[[], object]) -> None:
+    message = poll()
+    if isinstance(message, dict) and message.get("end") == "stream":
+        raise StreamFailed("the session was ended")
+
+
+def _wait(program: Program, poll: Callable[[], object]) -> None:
+    """Wait for the last acknowledgements, as long as they come."""
+    seen, since = "", time.monotonic()
+    while program.wait(0.5) is None:
+        progress.touch()
+        _check(poll)
+        said = program.said(200)
+        if said != seen:
+            seen, since = said, time.monotonic()
+        if time.monotonic() - since > STALLED_S:
+            raise ToolTimeout(f"udp-sender does not end: {said}")
+
+
+def _statistics(said: str) -> dict[str, object]:
+    """Return how much udp-sender had to send again, in percent of its packets."""
+    found = re.findall(r"re-xmits=\d+ \( *([0-9.]+)%\)", said)
+    dropped = sorted(set(re.findall(r"[Dd]ropp(?:ing|ed) client #(\d+)", said)))
+    return {"resent_percent": float(found[-1]) if found else 0.0, "dropped": len(dropped)}
+
+
+def receive(step: FetchBase, target: Partial, account: Account, orders: Orders) -> None:
+    """Take the session's stream for as long as it is whole; raise what ended it otherwise."""
+    portbase, sender = step.stream
+    name = device(str(sender))
+    argv = [
+        "udp-receiver", "--nokbd", "--no-progress", "--interface", name, "--portbase", str(portbase),
+        "--rcvbuf", str(RECEIVE_BUFFER), "--start-timeout", str(START_S), "--receive-timeout", str(SILENT_S),
+    ]  # fmt: skip
+    opener = packets.Opener(packets.Session.of(step.session))
+    before = _received(name)
+    with started(argv, feed=False) as program:
+        point("stream receiver started")
+        account.tell("stream", now=True, ready=True, wire=0)
+        pieces = _Pieces(program)
+        had, begun = len(target.have), time.monotonic()
+        while True:
+            chunk = pieces.next(0.25)
+            orders.hear()
+            if orders.stream_ended:
+                raise StreamFailed("left the stream: this host, or the stream, is too slow")
+            if chunk is None:
+                progress.touch()
+                account.tell("stream", wire=_received(name) - before)
+                if not pieces.began and time.monotonic() - begun > START_S + 5:
+                    raise StreamFailed(f"no stream came in {START_S + 5} s")
+                continue
+            if not chunk:
+                break
+            for kind, plain in opener.feed(chunk):
+                peers.take(target, kind, plain)
+            progress.count("received", len(chunk))
+            account.came("stream", had, len(chunk), wire=_received(name) - before)
+            had = len(target.have)
+        code = program.wait(10)
+        if code:
+            raise StreamFailed(f"udp-receiver ended with code {code}: {program.said(300)}")
+        if not target.is_complete:
+            raise StreamFailed("the stream ended before all had come")
+
+
+class _Pieces:
+    """What a program writes, read ahead by a thread so that a slow disk does not slow the sender down."""
+
+    def __init__(self, program: Program) -> None:
+        self._program, self.began = program, False
+        self._error = ""
+        self._queue: queue.Queue[bytes] = queue.Queue(QUEUE)
+        self._fd = os.dup(program.fd)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        with os.fdopen(self._fd, "rb", buffering=0) as file:
+            while True:
+                chunk = file.read(PIECE) or b""
+                try:
+                    self._queue.put(chunk, timeout=3)
+                except queue.Full:
+                    self._error = "left the stream: this host's disk is slower than it"
+                    self._program.kill()
+                    return
+                if not chunk:
+                    return
+
+    def next(self, within_s: float) -> bytes | None:
+        """Return the next piece, empty at the end, None if none came in that time."""
+        try:
+            chunk = self._queue.get(timeout=within_s)
+        except queue.Empty:
+            if self._error:
+                raise StreamFailed(self._error) from None
+            return None
+        self.began = True
+        return chunk

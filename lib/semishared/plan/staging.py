@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A staging session: who sends, who gets it from whom, by which transport, and whom to leave behind on the way.
+
+    multicast  one stream from the sender to all; who misses something, or leaves, goes on as in a chain
+    chain      sender -> first -> second -> ...; each passes on what has come while the rest still comes
+    unicast    each from the sender itself
+
+The sender is a host that has the base; if none has, it is the first of those who lack it, which reads the store and sends
+what has come. So the store is read once, whatever the number of hosts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
+
+from ..errors import BadAttribute, NotSupported
+from ..opennebula.xml import Datastore, Image
+from .sources import MOST
+
+WHEN = ("no", "on-upload")
+"""SEMISHARED_STAGE of an image, or else of its datastore: whether `semishared stage --due` is about it."""
+TRANSPORTS = ("auto", "multicast", "chain", "unicast")
+ROUNDS = 3
+"""How often hosts without the base are tried again; the store serves each of them only in the last."""
+WINDOW_S = 4.0
+"""Over so many seconds the speed of a host is looked at."""
+SLOW = 0.5
+"""A receiver to which less than this share of what others get comes leaves the stream."""
+SLOW_SOURCE = 0.3
+"""A source that is slower than this share of the fastest host is left by those who have caught up with it."""
+FIRST_S = 8.0
+"""Within so many seconds of the stream's begin a receiver must have something of it."""
+
+
+def when(image: Image, datastore: Datastore) -> str:
+    """Return when an image is to be staged without being asked for; raise BadAttribute."""
+    for holder, text in ((f"image {image.id}", image.attribute("SEMISHARED_STAGE")),
+                         (f"datastore {datastore.id}", datastore.attribute("SEMISHARED_STAGE"))):  # fmt: skip
+        if text:
+            value = text.strip().lower()
+            if value not in WHEN:
+                raise BadAttribute(f"SEMISHARED_STAGE of {holder} is {text!r}, not one of {', '.join(WHEN)}")
+            return value
+    return WHEN[0]
+
+
+class Described(NamedTuple):
+    """What a host said of itself."""
+
+    host: str
+    has: bool
+    udpcast: bool
+
+
+class Assignment(NamedTuple):
+    """How one host gets the base."""
+
+    host: str
+    sources: tuple[str, ...]
+    from_store: str
+    stream: bool
+
+
+class Plan(NamedTuple):
+    """One round of a session."""
+
+    transport: str
+    """'store' if only one host lacks the base and nobody has it; '' if there is nothing to do."""
+    sender: str
+    hosts: tuple[Assignment, ...]
+
+
+def plan(described: Sequence[Described], elsewhere: Sequence[str], transport: str, is_last: bool = False) -> Plan:
+    """Return how the hosts that lack the base get it; `elsewhere` are hosts not asked that are said to have it.
+
+    Raise NotSupported if the transport that is wished for is not there.
+    """
+    missing = [item for item in described if not item.has]
+    if not missing:
+        return Plan("", "", ())
+    having = [item for item in described if item.has]
+    # Of equals one that can also stream.
+    having.sort(key=lambda item: not item.udpcast)
+    last = "last" if is_last else "no"
+    found: list[Assignment] = []
+    if having:
+        sender, receivers, can_stream = having[0].host, missing, having[0].udpcast
+    else:
+        first = next((item for item in missing if item.udpcast), missing[0])
+        sender, receivers, can_stream = first.host, [item for item in missing if item is not first], first.udpcast
+        found.append(Assignment(sender, tuple(elsewhere[:MOST]), "last", False))
+    streaming = [item for item in receivers if item.udpcast] if can_stream else []
+    chosen = _transport(transport, receivers, streaming, sender, can_stream)
+    others = [item.host for item in having[1:]]
+    before: list[str] = []
+    for item in receivers:
+        if chosen == "unicast":
+            sources = [sender, *others]
+        else:
+            sources = [*reversed(before[-(MOST - 1) :]), sender]
+        found.append(Assignment(item.host, tuple(sources[:MOST]), last, chosen == "multicast" and item.udpcast))
+        before.append(item.host)
+    return Plan(chosen, sender, tuple(found))
+
+
+def _transport(
+    wish: str, receivers: Sequence[Described], streaming: Sequence[Described], sender: str, can_stream: bool
+) -> str:
+    if not receivers:
+        return "store"
+    if wish == "multicast" and not streaming:
+        lacking = ", ".join([*([] if can_stream else [sender]), *(item.host for item in receivers if not item.udpcast)])
+        raise NotSupported(f"multicast without udpcast on {lacking}")
+    if wish != "auto":
+        return wish
+    if len(receivers) == 1:
+        return "unicast"
+    return "multicast" if len(streaming) > 1 else "chain"
+
+
+class Sample(NamedTuple):
+    """How far a host was at a moment."""
+
+    at: float
+    """Seconds on the front-end's clock."""
+    have: int
+    """Extents."""
+    source: str
+    """From whom they come: 'stream', 'store' or a host."""
+    wire: int
+    """Bytes that its network card has received since the stream began."""
+    came: int = 0
+    """Bytes that came from the source."""
+
+
+History = dict[str, list[Sample]]
+
+
+def _recent(samples: Sequence[Sample], now: float) -> list[Sample]:
+    """Return what a host said within the window, of its present source, if that spans most of the window."""
+    found = [item for item in samples if item.at >= now - WINDOW_S and samples and item.source == samples[-1].source]
+    return found if len(found) > 1 and found[-1].at - found[0].at >= WINDOW_S * 0.6 else []
+
+
+def leave_stream(history: History, now: float, begun: float) -> list[str]:
+    """Return the receivers without which the stream goes on faster, or which it does not reach.
+
+    All get the same from udp-sender, at the pace of the slowest, again and again until that has it. So who holds the
+    others up is who receives less of what is sent: its link drops the rest.
+    """
+    rates, silent = {}, []
+    for host, samples in history.items():
+        if not samples or samples[-1].source != "stream":
+            continue
+        recent = _recent(samples, now)
+        if recent:
+            rates[host] = (recent[-1].wire - recent[0].wire) / (recent[-1].at - recent[0].at)
+        if now - begun > FIRST_S and not samples[-1].came:
+            silent.append(host)
+    reached = [host for host in rates if host not in silent]
+    # Nobody is reached: the others go on without each other.
+    if silent and not reached:
+        return sorted(silent)
+    if len(rates) < 2:
+        return sorted(silent)
+    middle = sorted(rates.values())[len(rates) // 2]
+    # Below that it is nothing but chatter.
+    slow = [host for host, rate in rates.items() if middle > 100_000 and rate < SLOW * middle]
+    return sorted({*silent, *slow})
+
+
+def skips(history: History, now: float) -> list[tuple[str, str]]:
+    """Return (host, source) for hosts that have caught up with a source which is slower than others are."""
+    rates = {}
+    for host, samples in history.items():
+        recent = _recent(samples, now)
+        if recent:
+            rates[host] = (recent[-1].have - recent[0].have) / (recent[-1].at - recent[0].at)
+    if not rates:
+        return []
+    best = max(rates.values())
+    found = []
+    for host in rates:
+        source = history[host][-1].source
+        ahead = history.get(source)
+        if ahead and source in rates and rates[source] < SLOW_SOURCE * best and ahead[-1].have - history[host][-1].have <= 3:
+            found.append((host, source))
+    return sorted(found)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deploys on cold hosts: the base comes from a peer, many at once are one chain, the store is read once, faults cost little."""
+
+from __future__ import annotations
+
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Dict
+
+import pytest
+
+from lab.cloud import DATASTORES, SYSTEM
+from lab.oned.drivers import ActionFailed
+from staging.world import MiB, Staging, flip
+
+
+def moved(staging: Staging, calls: int) -> Dict[str, Dict[str, int]]:
+    """Return, by host, what the clones since then say that they moved."""
+    found: Dict[str, Dict[str, int]] = {}
+    for call in staging.cloud.oned.calls[calls:]:
+        if call.action == "clone":
+            for host, text in re.findall(r"bytes on (\w+): ([^\n]*)", call.stderr):
+                found[host] = {name: int(size) for name, size in re.findall(r"(\w+) (\d+)", text)}
+    return found
+
+
+def right(staging: Staging, host: str, vm: int, image: int) -> None:
+    disk = f"{DATASTORES}/{SYSTEM}/{vm}/disk.0"
+    staging.lab.node(host).run(["qemu-img", "compare", "-U", "-f", "qcow2", "-F", "raw", disk, staging.cloud.source(image)])
+
+
+def test_second_host_takes_the_base_from_the_first_and_the_store_is_read_once(staging: Staging) -> None:
+    image = staging.image("peers")
+    calls = len(staging.cloud.oned.calls)
+    vms = [staging.deploy(f"peers-{host}", image, host) for host in ("h1", "h2")]
+    seen = moved(staging, calls)
+    assert seen["h1"]["store_read"] >= 24 * MiB and "received" not in seen["h1"]
+    assert seen["h2"]["received"] >= 24 * MiB and "store_read" not in seen["h2"]
+    for host, vm in zip(("h1", "h2"), vms):
+        right(staging, host, vm, image)
+        assert staging.has(host, image)
+    assert staging.leftovers() == []
+
+
+def test_many_cold_hosts_at_once_are_one_chain(staging: Staging) -> None:
+    image = staging.image("storm", mib=128, data=64)
+    calls = len(staging.cloud.oned.calls)
+    with ThreadPoolExecutor(8) as pool:
+        places = [(f"storm-{number}", image, staging.names[number % 4]) for number in range(8)]
+        vms = list(pool.map(lambda place: staging.deploy(*place), places))
+    clones = [call.stderr for call in staging.cloud.oned.calls[calls:] if call.action == "clone"]
+    read = sum(int(size) for text in clones for size in re.findall(r"store_read (\d+)", text))
+    assert read == 64 * MiB, "once"
+    for (_, _, host), vm in zip(places, vms):
+        right(staging, host, vm, image)
+    assert staging.leftovers() == []
+
+
+def test_damaged_extent_of_a_peer_comes_from_elsewhere(staging: Staging) -> None:
+    image = staging.image("rotten")
+    staging.deploy("rotten-1", image, "h1")
+    (base,) = staging.bases("h1")
+    flip(base / "image", 5)
+    calls = len(staging.cloud.oned.calls)
+    vm = staging.deploy("rotten-2", image, "h2")
+    seen = moved(staging, calls)["h2"]
+    assert seen["received"] >= 19 * MiB and seen["store_read"] == 4 * MiB, "one extent"
+    right(staging, "h2", vm, image)
+    assert staging.has("h2", image)
+
+
+@pytest.mark.parametrize("fault", ["cut", "killed", "gone"])
+def test_peer_that_fails_costs_seconds_and_the_store_is_the_last_resort(staging: Staging, fault: str) -> None:
+    image = staging.image(f"lost-{fault}")
+    staging.cloud.terminate(staging.deploy(f"lost-{fault}", image, "h1"))
+    host = staging.lab.node("h1")
+    if fault == "cut":
+        host.cut()
+    elif fault == "killed":
+        host.kill()
+    else:
+        staging.command("base", "evict", str(image), "--hosts", "h1")
+    started = time.monotonic()
+    vm = staging.deploy(f"lost-{fault}-2", image, "h2")
+    assert time.monotonic() - started < 60
+    right(staging, "h2", vm, image)
+    assert staging.has("h2", image)
+
+
+def test_full_host_refuses_a_base_and_keeps_its_others(staging: Staging) -> None:
+    first, second = staging.image("fits"), staging.image("fits-not")
+    staging.cloud.terminate(staging.deploy("fits", first, "h1"))
+    conf = staging.lab.fe.path("/var/lib/one/remotes/etc/semishared.conf")
+    text = conf.read_text()
+    try:
+        conf.write_text(text.replace("size_limit = none", "size_limit = 40M"))
+        vm = staging.deploy("evicts", second, "h1")
+        assert [path.name.split("-")[1] for path in staging.bases("h1")] == [str(second)], "room was made"
+        calls = len(staging.cloud.oned.calls)
+        with pytest.raises(ActionFailed, match="does not fit on h1"):
+            staging.deploy("no-room", first, "h1")
+        said = [call.stderr for call in staging.cloud.oned.calls[calls:] if call.action == "clone" and call.rc]
+        assert said and "SS030" in said[-1] and "does not fit on h1" in said[-1]
+        right(staging, "h1", vm, second)
+    finally:
+        conf.write_text(text)
+    assert staging.leftovers() == []

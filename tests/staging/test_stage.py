@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`semishared stage` by every transport: verified bases on all hosts, the store read once, nothing sent twice, exit codes."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Dict, List
+
+import pytest
+
+from staging.world import COMMAND, MiB, Staging, flip
+
+DATA = 24 * MiB
+
+
+def summary(events: List[Dict[str, Any]]) -> Dict[str, Any]:
+    """Return the last line of a run, which sums it up."""
+    assert events[-1]["event"] == "summary", events
+    return events[-1]
+
+
+def check(staging: Staging, image: int, hosts: str) -> None:
+    for host in hosts.split():
+        assert staging.has(host, image), host
+    assert staging.leftovers() == []
+
+
+@pytest.mark.parametrize("compress", ["zstd", "none"])
+@pytest.mark.parametrize("transport", ["multicast", "chain", "unicast"])
+def test_image_comes_to_all_hosts_and_the_store_is_read_once(staging: Staging, transport: str, compress: str) -> None:
+    image = staging.image(f"{transport}-{compress}")
+    events = staging.command("stage", str(image), "--all", "--transport", transport, "--compress", compress)
+    found = summary(events)
+    assert found["complete"] and found["transports"] == [transport]
+    assert found["bytes"]["store"] == DATA, "one host's"
+    assert list(found["hosts"]) == staging.names
+    if transport == "multicast":
+        assert found["bytes"]["stream"] >= 3 * DATA and found["bytes"]["peers"] == 0
+        assert found["stream"]["codec"] == compress
+    else:
+        assert found["bytes"]["peers"] >= 3 * DATA
+    assert any(event["event"] == "host" and event["source"] for event in events), "progress was told"
+    check(staging, image, "h1 h2 h3 h4")
+    again = summary(staging.command("stage", str(image), "--transport", transport))
+    assert again["complete"] and again["transports"] == [] and sum(again["bytes"].values()) == 0
+    assert staging.lab.fe.path("/var/lib/one/datastores/.semishared/holders").is_dir()
+
+
+def test_sender_is_a_host_that_has_it_and_the_store_is_not_read(staging: Staging) -> None:
+    image = staging.image("held")
+    staging.cloud.terminate(staging.deploy("held", image, "h3"))
+    found = summary(staging.command("stage", "held"))
+    assert (found["transports"], found["sender"], found["bytes"]["store"]) == (["multicast"], "h3", 0)
+    assert found["stream"]["codec"] == "none", "random data: nothing pays"
+    check(staging, image, "h1 h2 h3 h4")
+
+
+def test_named_hosts_only_and_what_is_partly_there_is_gone_on_with(staging: Staging) -> None:
+    image = staging.image("partly")
+    summary(staging.command("stage", str(image), "--hosts", "h1"))
+    assert not staging.bases("h2")
+    # What a killed receiver leaves: some extents, and the journal that names them.
+    (base,) = staging.bases("h1")
+    partial = staging.root("h2") / "staging" / base.name.rpartition("-")[0]
+    (partial / "leases").mkdir(parents=True)
+    for name in ("image", "manifest"):
+        (partial / name).write_bytes((base / name).read_bytes())
+    (partial / "generation").write_text(base.name.split("-")[2])
+    indices = [line.split()[0] for line in (base / "manifest").read_text().splitlines()[4:]]
+    (partial / "have").write_text("".join(f"{index}\n" for index in indices[:3]))
+    flip(partial / "image", int(indices[1]) * 4 * MiB + MiB)
+    for path in (partial.parent, partial, *partial.iterdir()):
+        staging.cloud.give(path)
+    found = summary(staging.command("stage", str(image), "--hosts", "h2", "--compress", "none"))
+    assert found["complete"]
+    assert found["hosts"]["h2"]["sources"]["h1"]["extents"] == len(indices) - 2, "the two that were good are not sent again"
+    check(staging, image, "h1 h2")
+
+
+def test_content_without_a_generation_is_read_once_and_staged(staging: Staging) -> None:
+    image = staging.image("unknown")
+    source = staging.lab.fe.path(staging.cloud.source(image))
+    with source.open("r+b") as file:
+        file.write(b"changed by a persistent session")
+    found = summary(staging.command("stage", str(image), "--hosts", "h1,h2,h3"))
+    assert found["complete"]
+    check(staging, image, "h1 h2 h3")
+
+
+def test_dead_host_is_said_and_the_others_have_it(staging: Staging) -> None:
+    image = staging.image("dead")
+    staging.lab.node("h2").cut()
+    started = time.monotonic()
+    found = summary(staging.command("stage", str(image), code=1))
+    assert time.monotonic() - started < 90
+    assert not found["complete"] and [name for name, row in found["hosts"].items() if not row["ok"]] == ["h2"]
+    assert "h2" in found["hosts"]["h2"]["why"]
+    staging.lab.node("h2").join()
+    check(staging, image, "h1 h3 h4")
+
+
+def test_damaged_store_stages_nothing_and_says_why(staging: Staging) -> None:
+    image = staging.image("rotten-store")
+    flip(staging.lab.fe.path(staging.cloud.source(image)), 5)
+    found = summary(staging.command("stage", str(image), "--hosts", "h1,h2,h3", code=1))
+    whys = [row["why"] for row in found["hosts"].values()]
+    assert any("SS025" in why for why in whys), whys
+    assert not any(staging.bases(host) for host in staging.names)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing"], "no image 'nothing'"), ([], "one image is wanted"), (["1", "--due"], "one image is wanted"),
+        (["{image}", "--hosts", "h1,x9"], "no such host in OpenNebula: x9"), (["{image}", "--cluster", "none"], "no cluster"),
+        (["{image}", "--rate", "fast"], "not a rate"), (["{persistent}"], "it is persistent"),
+    ],
+)  # fmt: skip
+def test_bad_wishes_get_one_line_and_exit_code_2(staging: Staging, words: List[str], said: str) -> None:
+    image = staging.image(f"bad-{abs(hash(said))}", mib=1, data=0)
+    persistent = staging.cloud.data_image(f"persistent-{abs(hash(said))}", b"x", 1, persistent=True)
+    argv = [word.format(image=image, persistent=persistent) for word in words]
+    done = staging.lab.fe.run([COMMAND, "stage", *argv], check=False)
+    assert done.returncode == 2 and done.stdout == b""
+    text = done.stderr.decode()
+    assert said in text and len(text.splitlines()) == 1, text
+
+
+def test_images_that_are_due_are_staged_and_no_others(staging: Staging) -> None:
+    due, other = staging.image("due", mib=8, data=4), staging.image("not-due", mib=8, data=4)
+    staging.cloud.oned.images[due].template["SEMISHARED_STAGE"] = "on-upload"
+    try:
+        lines = staging.command("stage", "--due", "--hosts", "h1,h2")
+        assert [line["image"] for line in lines if line["event"] == "summary"] == [due]
+        check(staging, due, "h1 h2")
+        assert not staging.has("h1", other)
+    finally:
+        del staging.cloud.oned.images[due].template["SEMISHARED_STAGE"]
+
+
+def test_stage_and_clones_at_once_share_one_transfer(staging: Staging) -> None:
+    image = staging.image("shared", mib=128, data=64)
+    stage = staging.lab.fe.popen([COMMAND, "stage", str(image), "--json", "--wait"], stdout=-1)
+    time.sleep(0.5)
+    vm = staging.deploy("shared", image, "h2")
+    out, _ = stage.communicate(timeout=90)
+    found = json.loads(out.decode().splitlines()[-1])
+    assert stage.returncode == 0 and found["complete"]
+    assert found["bytes"]["store"] <= 64 * MiB
+    assert staging.cloud.oned.state(vm) == ("ACTIVE", 3)
+    check(staging, image, "h1 h2 h3 h4")

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bases from a peer and from the store, whole and in part: only what the manifest says is taken, and nothing twice."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from semishared.config import Config
+from semishared.do import bases, codec, extents, locks, packets, partial, peers
+from semishared.do.partial import Partial
+from semishared.errors import HostUnreachable, MissingImage, TransferCorrupt
+from semishared.plan import base_steps as b
+from semishared.plan import steps as s
+from tools.test_base_care import flip
+from tools.world import MiB, World, qemu_io
+
+IMAGE = 256 * MiB
+
+
+@pytest.fixture()
+def image(world: World) -> s.ImageRef:
+    """An image with 40 MiB of data in pieces, staged here."""
+    found = world.image(size=IMAGE)
+    with open(found.source, "r+b") as file:
+        for at in (20, 100, 201):
+            file.seek(at * MiB)
+            file.write(os.urandom(8 * MiB) + b"text " * 500_000)
+    generation = bases.stage(str(world.root), found).generation
+    return found._replace(generation=generation)
+
+
+def serve(world: World, image: s.ImageRef, wanted: tuple[tuple[int, int], ...] = (), name: str = "none") -> b.ServeBase:
+    base = f"100-7-{image.generation}"
+    return b.ServeBase(str(world.root), base, wanted, packets.Session.new().text, name, 0)
+
+
+def fetch(step: b.ServeBase, target: Partial, skip: bool = False) -> int:
+    packed: list[int] = []
+    peers.fetch("localhost", step, target, Config(), lambda _, size: packed.append(size), lambda host: skip)
+    return sum(packed)
+
+
+def whole(world: World, target: Partial) -> bool:
+    target.finish()
+    assert target.manifest is not None
+    found = extents.copy(f"{target.directory}/image", None, "raw", "test")
+    return found == target.manifest and found.generation == target.generation
+
+
+@pytest.mark.parametrize("name", ["none", "zstd", "lzop", "auto"])
+def test_base_comes_whole_and_sparse_from_a_peer(world: World, image: s.ImageRef, tmp_path: Path, name: str) -> None:
+    target = Partial(str(tmp_path / "other"), image)
+    packed = fetch(serve(world, image, name=name), target)
+    assert target.is_complete and whole(world, target)
+    data = len(target.manifest.extents) * extents.EXTENT  # type: ignore[union-attr]
+    assert packed < data * (1.01 if name == "none" else 0.9)
+    assert os.stat(f"{target.directory}/image").st_blocks * 512 <= data + 1 * MiB
+
+
+def test_only_what_is_missing_is_sent(world: World, image: s.ImageRef, tmp_path: Path) -> None:
+    target = Partial(str(tmp_path / "other"), image)
+    fetch(serve(world, image, ((0, 30),)), target)
+    first = len(target.have)
+    assert 0 < first < len(target.missing()) + first
+    target.close()
+    again = Partial(str(tmp_path / "other"), image)
+    assert len(again.have) == first, "what was there is gone on with"
+    packed = fetch(serve(world, image, partial.ranges(again.missing())), again)
+    assert packed < (len(again.have) - first) * extents.EXTENT * 1.01 + 100_000
+    assert whole(world, again)
+
+
+def test_what_rotted_in_a_partial_base_is_fetched_again(world: World, image: s.ImageRef, tmp_path: Path) -> None:
+    target = Partial(str(tmp_path / "other"), image)
+    fetch(serve(world, image, ((0, 30),)), target)
+    index = max(target.have)
+    target.close()
+    flip(Path(target.directory) / "image", index * extents.EXTENT + 9)
+    with open(f"{target.directory}/have", "a") as file:
+        file.write("7")
+    again = Partial(str(tmp_path / "other"), image)
+    assert index in again.missing() and len(again.have) == len(target.have) - 1
+    fetch(serve(world, image, partial.ranges(again.missing())), again)
+    assert whole(world, again)
+
+
+def test_extent_that_is_damaged_at_the_peer_is_not_taken(world: World, image: s.ImageRef, tmp_path: Path) -> None:
+    (base,) = world.bases()
+    flip(base / "image", 21 * MiB)
+    target = Partial(str(tmp_path / "other"), image)
+    fetch(serve(world, image), target)
+    assert target.missing() == [5]
+
+
+def test_manifest_of_another_generation_is_not_taken(world: World, image: s.ImageRef, tmp_path: Path) -> None:
+    wrong = image._replace(generation="0" * 32)
+    with pytest.raises(TransferCorrupt):
+        fetch(serve(world, image), Partial(str(tmp_path / "other"), wrong))
+
+
+def test_peer_without_the_base_says_so_soon(world: World, image: s.ImageRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = time.monotonic()
+    wrong = image._replace(generation="0" * 32)
+    with pytest.raises(MissingImage):
+        fetch(serve(world, wrong), Partial(str(tmp_path / "other"), wrong))
+    assert time.monotonic() - started < 12
+
+
+def test_source_is_left_when_the_front_end_says_so(world: World, image: s.ImageRef, tmp_path: Path) -> None:
+    with pytest.raises(HostUnreachable, match="faster"):
+        fetch(serve(world, image), Partial(str(tmp_path / "other"), image), skip=True)
+
+
+def test_base_that_is_still_arriving_is_served_as_it_comes(world: World, image: s.ImageRef, tmp_path: Path) -> None:
+    """The peer gets it from the store, slowly, and we get it from the peer: a chain of two."""
+    root, text = str(world.root), (world.bases()[0] / "manifest").read_bytes()
+    bases.forget(bases.at(root, world.bases()[0].name))
+    target = Partial(str(tmp_path / "other"), image)
+    seen: list[float] = []
+
+    def receive() -> None:
+        peers.fetch(
+            "localhost", serve(world, image), target, Config(), lambda _, __: seen.append(time.monotonic()), lambda host: False
+        )
+
+    with locks.exclusive(f"{root}/locks/base-100-7"):
+        source = Partial(root, image)
+        source.begin(text)
+        puller = threading.Thread(target=receive)
+        puller.start()
+        time.sleep(0.7)
+        with open(image.source, "rb") as file:
+            for index in source.missing():
+                assert source.put(index, extents.read_at(file.fileno(), index))
+                time.sleep(0.1)
+        last = time.monotonic()
+        source.finish()
+        bases.publish(root, bases.at(root, f"100-7-{image.generation}"), source.directory)
+    puller.join(20)
+    assert whole(world, target)
+    assert len([at for at in seen if at < last]) > 3, "most of it came before the peer had all"
+
+
+def test_receiver_has_it_from_the_peer_and_the_store_is_the_last_resort(world: World, image: s.ImageRef) -> None:
+    (base,) = world.bases()
+
+    def have(sources: tuple[str, ...], from_store: str) -> dict[str, object]:
+        bases.forget(bases.at(str(world.root), base.name))
+        step = b.FetchBase(str(world.root), image, sources, from_store, "", "none", 0, (), ())
+        (found,) = world.on(step)
+        assert isinstance(found, dict)
+        assert extents.copy(str(base / "image"), None, "raw", "test").generation == image.generation
+        return found
+
+    found = have((), "last")
+    data = len(extents.parse((base / "manifest").read_bytes()).extents)
+    assert found["sources"] == {"store": {"extents": data, "bytes": data * extents.EXTENT}}
+    with pytest.raises(HostUnreachable):
+        have((), "no")
+    (again,) = world.on(b.FetchBase(str(world.root), image, (), "last", "", "none", 0, (), ()))
+    assert again["sources"] != {}  # type: ignore[index]
+    (there,) = world.on(b.FetchBase(str(world.root), image, ("nowhere",), "no", "", "none", 0, (), ()))
+    assert there == {"name": base.name, "sources": {}, "troubles": []}
+    assert world.leftovers() == []
+
+
+def test_clone_asks_the_front_end_when_it_is_cold_and_only_then(world: World, image: s.ImageRef) -> None:
+    from semishared.do.ssh import Session
+
+    (base,) = world.bases()
+    asked: list[dict[str, object]] = []
+
+    def answer(question: dict[str, object]) -> dict[str, object]:
+        asked.append(question)
+        return {"sources": [], "from_store": "last", "codec": "none", "rate": 0, "evict": []}
+
+    def clone(vm: int) -> None:
+        disk = world.disk(vm)
+        steps = [
+            s.StageBase(str(world.root), image._replace(generation="")), s.PrepareVm(vm, disk.vm_dir),
+            s.CreateOverlay(disk, image, 0, ""),
+        ]  # fmt: skip
+        with Session("localhost", "clone", Config()) as session:
+            session.run(steps, answer=answer)
+        qemu_io(disk.path, "qcow2", "read -P 0xa1 1M 64k")
+
+    clone(5)
+    assert asked == []
+    world.on(s.RemoveDisk(world.disk(5), ""))
+    bases.forget(bases.at(str(world.root), base.name))
+    clone(6)
+    (question,) = asked
+    assert (question["question"], question["name"], question["bases"]) == ("base", base.name, [])
+    assert isinstance(question["needed"], int) and question["needed"] >= 40 * MiB
+    assert world.leftovers() == []
+
+
+def test_compressors_of_this_machine() -> None:
+    assert codec.available() == ["none", "zstd", "lzop"]
+    data = b"text " * 100_000
+    for name in codec.available():
+        assert codec.unpack(name, codec.pack(name, data), len(data)) == data
+    with pytest.raises(TransferCorrupt):
+        codec.unpack("zstd", codec.pack("zstd", data), len(data) + 1)
