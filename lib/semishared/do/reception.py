@@ -237,7 +237,8 @@ def describe(step: DescribeBase) -> dict[str, object]:
     tools = [*codec.available(), *(name for name in ("udp-sender", "udp-receiver") if shutil.which(name, path=PATH))]
     return {
         "generation": wanted, "current": current, "has": bool(wanted) and bases.is_published(bases.at(step.root, name)),
-        "needed": len(expected.extents) * extents.EXTENT if expected else 0, "manifest": expected is not None, "tools": tools, "trouble": trouble,
+        "needed": len(expected.extents) * extents.EXTENT if expected else 0, "manifest": expected is not None,
+        "tools": tools, "trouble": trouble,
         "partial": len(partial.have(f"{step.root}/staging/{image.store}-{image.id}")) if there else 0,
         **scrub.list_bases(ListBases(step.root)),
     }  # fmt: skip
