@@ -58,7 +58,8 @@ def test_base_comes_whole_and_sparse_from_a_peer(world: World, image: s.ImageRef
     packed = fetch(serve(world, image, name=name), target)
     assert target.is_complete and whole(world, target)
     data = len(target.manifest.extents) * extents.EXTENT  # type: ignore[union-attr]
-    assert packed < data * (1.01 if name == "none" else 0.9)
+    # What auto takes depends on how busy the machine is.
+    assert packed < data * (1.01 if name in ("none", "auto") else 0.9)
     assert os.stat(f"{target.directory}/image").st_blocks * 512 <= data + 1 * MiB
 
 
