@@ -10,7 +10,8 @@ Several formats or modes at once: cell("clone", "copy", ("raw", "qcow2"), ("off"
 A cell that nothing has to report needs its reason in `reason` below; a cell without one that no test of `make test`
 reported fails the run (tests/suites.py prints the table). A refused cell is proved too: its refusal is tested.
 
-place    in-place | overlay | copy | store-clone | volatile; format: of the image (of the disk, if volatile)
+place    in-place | overlay | copy | store-clone | volatile
+format   of the image (of the disk, if volatile) in a mounted store: raw | qcow2; rbd: raw, in a store on Ceph
 mode     off: no domain runs (deploy, terminate, POWEROFF, UNDEPLOYED ...); live: the guest runs (attach, detach ...)
 """
 
@@ -36,7 +37,7 @@ ACTIONS: Dict[str, str] = {
     "restore": "restore from a backup",
 }
 PLACES = ("in-place", "overlay", "copy", "store-clone", "volatile")
-FORMATS = ("raw", "qcow2")
+FORMATS = ("raw", "qcow2", "rbd")
 MODES = ("off", "live")
 CELLS: List[Cell] = list(product(ACTIONS, PLACES, FORMATS, MODES))
 
@@ -47,11 +48,13 @@ REFUSED = "refused: "
 def reason(cell: Cell) -> str:
     """Return why a cell is no success: 'refused: ...' (the refusal is tested), or why oned never asks; '' if it works."""
     action, place, format, mode = cell
+    if (place, format) == ("volatile", "rbd"):
+        return "volatile disks are files on the host, whatever the images' store"
     if action == "migrate":
         if mode == "off":
             return "a VM that is off is migrated cold: mv"
-        if place != "in-place":
-            return REFUSED + "live migration of local disks and store clones is not supported yet"
+        if place != "in-place" and (place, format) != ("store-clone", "rbd"):
+            return REFUSED + "live migration of local disks, and of store clones that are files, is not supported yet"
     if action == "mv" and mode == "live":
         return "the VM is saved or shut down first; what runs is moved by migrate"
     if action in ("snap_revert", "restore") and mode == "live":
@@ -106,6 +109,7 @@ def table(reported: Iterable[Cell]) -> str:
     for cell in CELLS:
         if reason(cell):
             word = f"{cell[0]} {cell[3]}" + (f" {cell[1]}" if cell[0] == "migrate" or cell[1] == "volatile" else "")
+            word = "rbd" if cell[1:3] == ("volatile", "rbd") else word
             rows = reasons.setdefault(reason(cell), [])
             if word not in rows:
                 rows.append(word)

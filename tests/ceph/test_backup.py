@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backup of a running and of a switched-off guest with disks on Ceph, and restore, called as OpenNebula calls."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Callable
+
+import pytest
+
+from lab.ceph import POOL, Cluster
+from lab.cloud import DATASTORES, RBD_STORE, Cloud
+from lab.guest import content
+from lab.oned.objects import Datastore, Image
+
+PLACES = {
+    "in-place": {}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "store-clone": {"SEMISHARED_PLACE": "shared"}
+}  # fmt: skip
+TARGETS = ("vdb", "vdc", "vdd", "vde")
+DATA = content("base", 0, 64)
+REPOSITORY, NAME = 107, "8e4cbd"
+
+
+@pytest.fixture(autouse=True)
+def only_this_test(cloud: Cloud):
+    yield
+    for vm in list(cloud.oned.vms.values()):
+        if cloud.oned.state(vm.id)[0] != "DONE":
+            cloud.oned.vm_recover(vm.id, "delete")
+
+
+def test_backup_running_and_off_and_restore(cloud: Cloud, ceph: Cluster, cell: Callable[..., None]) -> None:
+    images = [
+        cloud.data_image(f"backup-{place}", DATA, persistent=place == "in-place", store=RBD_STORE, **attributes)
+        for place, attributes in PLACES.items()
+    ]
+    vm = cloud.deploy("backup", [{"IMAGE_ID": str(image)} for image in (cloud.os_image("backup-os"), *images)])
+    words = ("1:2:3:4", f"one-{vm}", "-", str(vm), "101")
+    host, directory = cloud.lab.node("h1"), cloud.vm_dir(vm)
+    guest = cloud.guest(vm)
+    for target in TARGETS:
+        guest.write(target, "one", 1024, 64)
+
+    def check_copies(seed: str) -> None:
+        for disk in range(1, 5):
+            path = f"{directory}/backup/disk.{disk}.0"
+            assert b"backing file" not in host.run(["qemu-img", "info", "-U", "-f", "qcow2", path]).stdout
+            assert cloud.read(path, "qcow2", 64 << 10, 1024 << 10, node=host) == content(seed, 1024, 64)
+            assert cloud.read(path, "qcow2", 64 << 10, node=host) == DATA
+
+    before = cloud.files(host, directory)
+    cloud.tm("prebackup_live", vm, *words)
+    check_copies("one")
+    there = f"{DATASTORES}/{REPOSITORY}/{vm}/{NAME}"
+    cloud.lab.fe.run(["mkdir", "-p", there])
+    shutil.copytree(host.path(f"{directory}/backup"), cloud.lab.fe.path(there), dirs_exist_ok=True)
+    cloud.lab.fe.run(["chown", "-R", "oneadmin:", there], user="root")
+    cloud.tm("postbackup_live", vm, *words)
+    assert cloud.files(host, directory) == before
+    for target in TARGETS:
+        guest.write(target, "two", 1024, 64)
+    cloud.oned.vm_poweroff(vm, hard=True)
+    cloud.tm("prebackup", vm, *words)
+    check_copies("two")
+    cloud.tm("postbackup", vm, *words)
+    assert cloud.files(host, directory) == before
+    cell("backup", PLACES, "rbd", ("off", "live"))
+
+    oned = cloud.oned
+    image = max(oned.images) + 1
+    base = f"{DATASTORES}/{REPOSITORY}"
+    oned.datastores[REPOSITORY] = Datastore(REPOSITORY, "repository", 3, "rsync", "-", base, {"TYPE": "BACKUP_DS"})
+    oned.images[image] = Image(image, "backup", 6, False, REPOSITORY, "repository", {}, source=NAME, format="raw", vms=[vm])
+    try:
+        cloud.tm("restore", vm, str(vm), str(image), "-1", "-1")
+    finally:
+        del oned.images[image], oned.datastores[REPOSITORY]
+        shutil.rmtree(cloud.lab.fe.path(base))
+    cloud.oned.vm_resume(vm)
+    guest = cloud.guest(vm)
+    for target in TARGETS:
+        guest.check(target, "base", 0, 64)
+        guest.check(target, "one", 1024, 64)
+    cloud.terminate(vm)
+    assert cloud.leftovers() == []
+    assert [image["watchers"] for image in ceph.images().values() if image["watchers"]] == []
+    source = cloud.source(images[0]).removeprefix(f"{POOL}/")
+    assert ceph.read(source, 64 << 10, 1024 << 10) == content("one", 1024, 64)
+    cell("restore", PLACES, "rbd", "off")
