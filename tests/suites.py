@@ -39,6 +39,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "ceph": {"paths": ["tests/ceph"], "minutes": 12},
     "staging": {"paths": ["tests/staging"], "minutes": 12},
     "docs": {"paths": ["tests/docs"], "minutes": 6},
+    "cephfaults": {"paths": ["tests/cephfaults"], "minutes": 12},
     "tools": {"paths": ["tests/tools"], "minutes": 8},
     "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 12},
 }

@@ -66,6 +66,7 @@ bluestore cache size = 67108864
 osd op num shards = 2
 osd op num threads per shard = 1
 osd class update on start = false
+osd client watch timeout = {watch_s}
 osd crush initial weight = 1
 osd max pg log entries = 200
 osd min pg log entries = 100
@@ -74,9 +75,12 @@ bdev aio max queue depth = 256
 
 
 class LocalCluster:
-    """Made by the constructor, which takes about 5 s; `end` stops it and removes nothing."""
+    """Made by the constructor, which takes about 5 s; `end` stops it and removes nothing.
 
-    def __init__(self, top: Path) -> None:
+    `watch_s`: after how many seconds a client that was killed loses the images it had open (30 on real clusters).
+    """
+
+    def __init__(self, top: Path, watch_s: int = 30) -> None:
         self.top = top
         self.conf = f"{top}/ceph.conf"
         self._mgr: "subprocess.Popen[bytes] | None" = None
@@ -86,7 +90,7 @@ class LocalCluster:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         fsid, osd = str(uuid.uuid4()), str(uuid.uuid4())
-        Path(self.conf).write_text(CONF.format(fsid=fsid, port=port, top=top))
+        Path(self.conf).write_text(CONF.format(fsid=fsid, port=port, top=top, watch_s=watch_s))
         self._keys()
         self._run("monmaptool", "--create", "--fsid", fsid, "--addv", "a", f"[v2:127.0.0.1:{port}]", f"{top}/monmap")
         self._run("ceph-mon", "-c", self.conf, "--mkfs", "-i", "a", "--monmap", f"{top}/monmap", "--keyring", f"{top}/seed")

@@ -19,11 +19,12 @@ from __future__ import annotations
 import errno
 import os
 import re
+import time
 from contextlib import contextmanager
 from typing import Any, Iterator, NamedTuple
 
 from ..errors import ImageInUse, MissingImage, SemisharedError
-from . import ceph
+from . import ceph, progress
 from .trace import point
 
 NEW = "semishared-new"
@@ -34,6 +35,8 @@ OURS = "semishared-"
 STOCK_BASE = "snap"
 """What the stock driver clones from, and leaves behind: after a persistent session it is somebody's stale base."""
 CHANGING = ".semishared-changing"
+WATCH_S = 40
+"""A client that was killed lets go of its images after 30 s."""
 
 
 class Snapshot(NamedTuple):
@@ -186,12 +189,25 @@ def check_unused(image: Any, name: str) -> None:
         raise ImageInUse(f"{name} is open on {', '.join(sorted({watcher['addr'].split(':')[0] for watcher in with_us}))}")
 
 
+def wait_unused(image: Any, name: str) -> None:
+    """As check_unused, after the time that a client which was killed stays in sight."""
+    deadline = time.monotonic() + WATCH_S
+    while True:
+        try:
+            return check_unused(image, name)
+        except ImageInUse:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(1)
+        progress.touch()
+
+
 def begin_change(where: ceph.Pool, name: str) -> str:
     """Take an image out of everybody's sight, so that its content can be replaced; return its name meanwhile."""
     settle(where, name)
     hidden = f"{name}{CHANGING}"
     with ceph.opened(where, name) as image:
-        check_unused(image, f"{where.name}/{name}")
+        wait_unused(image, f"{where.name}/{name}")
         end_generations(image)
         drop(image, UNDO)
         create(image, UNDO)
@@ -218,7 +234,7 @@ def settle(where: ceph.Pool, name: str) -> None:
     if exists(where, name):
         raise SemisharedError(f"both {where.name}/{name} and {hidden} are there: look at them, and remove one by hand")
     with ceph.opened(where, hidden) as image:
-        check_unused(image, f"{where.name}/{hidden}")
+        wait_unused(image, f"{where.name}/{hidden}")
         if find(image, UNDO):
             roll_back(image, UNDO)
     end_change(where, name)

@@ -21,8 +21,6 @@ from .trace import point
 STAGED = ".semishared-"
 MADE = "semishared_made"
 """Key of an image's metadata: which image of which datastore we made it for."""
-WATCH_S = 40
-"""A client that was killed lets go of its images after 30 s."""
 
 
 @contextmanager
@@ -110,7 +108,7 @@ def copy(where: ceph.Pool, name: str, snapshot: str, target: str) -> None:
     point("image copied")
 
 
-def remove(where: ceph.Pool, name: str, wait_s: float = WATCH_S) -> bool:
+def remove(where: ceph.Pool, name: str, wait_s: float = rbd_image.WATCH_S) -> bool:
     """Remove an image with its snapshots; tell whether it was there. Raise ImageInUse if it has clones, or stays open."""
     deadline = time.monotonic() + wait_s
     while True:
@@ -158,7 +156,7 @@ def remove_all(where: ceph.Pool, name: str) -> None:
         failed = []
         for found in left:
             try:
-                remove(where, found, wait_s=WATCH_S if len(left) == 1 else 0)
+                remove(where, found, wait_s=rbd_image.WATCH_S if len(left) == 1 else 0)
             except ImageInUse:
                 failed.append(found)
         if len(failed) == len(left):
