@@ -31,6 +31,14 @@ class Bridge:
 
         return cls(action, Oned().datastore(image.store), image.id)
 
+    def as_seen_from(self, host: str, access: s.Access) -> s.Access:
+        """Return how `host` reaches the store: the bridge has the bridge's key alone, also for what hosts do otherwise."""
+        from .do.ssh import is_here
+
+        if host == self.host or (is_here(host) and is_here(self.host)):
+            return access._replace(user=access.bridge_user, reader=access.bridge_user)
+        return access
+
     def run(self, steps: Iterable[s.Step]) -> list[Any]:
         """Carry out steps there."""
         return self._action.on(self.host, steps)
@@ -120,7 +128,7 @@ def cpds(action: Action, request: args.ToImage, vm: Vm, host: str, datastore: Da
             bridge.run([image_steps.CopyStored(target, str(record["network"]["name"]), request.snapshot, running)])
             return
         (staged,) = bridge.run([image_steps.StageImage(target, vm.disk(disk.disk).size)])
-        filled = target._replace(source=staged["staged"])
+        filled = target._replace(source=staged["staged"], access=bridge.as_seen_from(host, access))
         try:
             session.run([image_steps.FillImage(disk, filled, disks.running_domain(vm) if running else "", request.snapshot)])
         except SemisharedError:

@@ -61,6 +61,9 @@ class OnNetwork:
     def FillImage(self, step: i.FillImage) -> None:
         disk = step.disk
         record = vm_dir.record_of(disk)
+        if record.get("image"):
+            # The disk may lie where it is not at home (undeployed, on the front-end): with the keys that are there.
+            record = {**record, "image": {**record["image"], "access": step.image.access.to_data()}}
         target = qemu_img.rbd_name(step.image.source, step.image.access.user, step.image.access.conf)
         path, format = str(record["path"]), str(record["format"])
         with bases.borrowed(bases.root_of(disk.vm_dir), record, disk.vm, disk.disk):

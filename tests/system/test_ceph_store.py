@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An image datastore on a real Ceph cluster, hosts behind real ssh: every action for every place a disk can have there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lab.cloud import RBD_STORE, Cloud
+from lab.guest import content
+from lab.oned import ActionFailed
+
+KIB = 64
+DATA = content("base", 0, KIB)
+PLACES: dict[str, tuple[bool, dict[str, str]]] = {
+    # target in the guest: persistent, attributes
+    "vdb": (True, {}),
+    "vdc": (False, {}),
+    "vdd": (False, {"SEMISHARED_LOCAL": "copy"}),
+    "vde": (False, {"SEMISHARED_PLACE": "shared"}),
+}
+HOW = {"vdb": "in-place", "vdc": "overlay", "vdd": "copy", "vde": "store-clone"}
+NUMBERS = {target: disk for disk, target in enumerate(PLACES, 1)}
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[Cloud]:
+    with Cloud.up(hosts=2, ceph=True) as up:
+        yield up
+
+
+@pytest.fixture(scope="module")
+def os_image(cloud: Cloud) -> int:
+    return cloud.os_image("ceph-os", store=RBD_STORE)
+
+
+def images(cloud: Cloud, prefix: str) -> list[int]:
+    return [
+        cloud.data_image(f"{prefix}-{target}", DATA, persistent=persistent, store=RBD_STORE, **attributes)
+        for target, (persistent, attributes) in PLACES.items()
+    ]
+
+
+def deployed(cloud: Cloud, name: str, os_image: int, data: list[int], host: str = "h1") -> int:
+    return cloud.deploy(name, [{"IMAGE_ID": str(image)} for image in (os_image, *data)], host)
+
+
+def record(cloud: Cloud, vm: int, disk: int) -> dict[str, Any]:
+    node = cloud.lab.node(cloud.oned.vm(vm).last.host.name)
+    found: dict[str, Any] = json.loads(node.path(f"{cloud.vm_dir(vm)}/.semishared/disk.{disk}.json").read_text())
+    return found
+
+
+def stored(cloud: Cloud, source: str, offset: int, count: int) -> bytes:
+    """Return bytes of an image in the pool."""
+    return cloud.lab.ceph.rbd("export", source, "-")[offset : offset + count]
+
+
+def in_pool(cloud: Cloud) -> dict[str, list[str]]:
+    """Return the images of the pool and the snapshots of each, ours by their kind alone."""
+
+    def shown(name: str) -> str:
+        return name if name.isdigit() else "semishared-<hash>" if len(name) == 43 else name
+
+    found = cloud.lab.ceph.images()
+    return {name: sorted(shown(snap["name"]) for snap in image["snaps"]) for name, image in found.items()}
+
+
+def check_nothing_left(cloud: Cloud, *sources: str) -> None:
+    """No directory, lease, clone, staged image, watcher or lock is there; only images, and generations of them."""
+    assert cloud.leftovers() == []
+    pool = cloud.lab.ceph.images()
+    known = {image.source.split("/")[1] for image in cloud.oned.images.values() if image.source.startswith("one/")}
+    assert set(pool) <= known, f"left in the pool: {set(pool) - known}"
+    for name, image in pool.items():
+        assert not image["watchers"], f"{name}: {image['watchers']}"
+        assert not image["lockers"], f"{name}: {image['lockers']}"
+        for snap in image["snaps"]:
+            assert snap["name"].isdigit() or len(snap["name"]) == 43 or snap["name"] == "semishared-new", (name, snap)
+
+
+def test_upload_is_stored_raw_whatever_it_came_as_and_removed_without_a_trace(cloud: Cloud) -> None:
+    raw = cloud.data_image("up-raw", DATA, store=RBD_STORE)
+    qcow2 = cloud.data_image("up-qcow2", DATA, format="qcow2", store=RBD_STORE)
+    blank = cloud.oned.image_create(RBD_STORE, "up-blank", type="DATABLOCK", size=32)
+    copy = cloud.oned.image_clone(raw, "up-copy")
+    for image in (raw, qcow2, copy):
+        assert cloud.source(image) == f"one/one-{image}"
+        assert stored(cloud, cloud.source(image), 0, KIB << 10) == DATA
+        assert cloud.oned.image(image).format == "raw"
+    assert in_pool(cloud)[f"one-{raw}"] == ["semishared-<hash>"]
+    cloud.oned.datastore_monitor(RBD_STORE)
+    for image in (raw, qcow2, blank, copy):
+        cloud.oned.image_delete(image)
+    check_nothing_left(cloud)
+
+
+def test_every_place_through_the_life_of_a_vm(cloud: Cloud, os_image: int) -> None:
+    """Deploy, write, snapshot live, save, power off, revert, resize, stop, undeploy, migrate cold, terminate."""
+    data = images(cloud, "life")
+    sources = dict(zip(PLACES, map(cloud.source, data)))
+    vm = deployed(cloud, "ceph-life", os_image, data)
+    for target, disk in NUMBERS.items():
+        found = record(cloud, vm, disk)
+        assert found["how"] == HOW[target]
+        if target in ("vdb", "vde"):
+            name = sources[target] if target == "vdb" else f"{sources[target]}-{vm}-{disk}"
+            assert found["network"]["name"] == name
+            assert found["path"] == ""
+    guest = cloud.guest(vm)
+    for target in PLACES:
+        guest.check(target, "base", 0, KIB)
+        guest.write(target, "one", 1024, 64)
+    for disk in NUMBERS.values():
+        assert cloud.oned.disk_snapshot_create(vm, disk, "first") == 0
+    for target in PLACES:
+        guest.write(target, "two", 1024, 64)
+    for target, disk in NUMBERS.items():
+        now = cloud.oned.disk_saveas(vm, disk, f"live-{target}")
+        then = cloud.oned.disk_saveas(vm, disk, f"then-{target}", snapshot=0)
+        assert stored(cloud, cloud.source(now), 1024 << 10, 64 << 10) == content("two", 1024, 64)
+        assert stored(cloud, cloud.source(then), 1024 << 10, 64 << 10) == content("one", 1024, 64)
+        assert stored(cloud, cloud.source(then), 0, KIB << 10) == DATA
+        cloud.oned.image_delete(now)
+        cloud.oned.image_delete(then)
+    for disk in NUMBERS.values():
+        assert cloud.oned.disk_snapshot_create(vm, disk, "second") == 1
+        cloud.oned.disk_snapshot_delete(vm, disk, 1)
+    for target, disk in NUMBERS.items():
+        cloud.oned.disk_resize(vm, disk, 24)
+        assert guest.disks()[target] == 24 << 20
+
+    cloud.oned.vm_poweroff(vm, hard=True)
+    for target, disk in NUMBERS.items():
+        saved = cloud.oned.disk_saveas(vm, disk, f"off-{target}")
+        assert stored(cloud, cloud.source(saved), 1024 << 10, 64 << 10) == content("two", 1024, 64)
+        cloud.oned.image_delete(saved)
+        assert cloud.oned.disk_snapshot_create(vm, disk, "third") == 2
+        cloud.oned.disk_snapshot_revert(vm, disk, 0)
+        cloud.oned.disk_snapshot_delete(vm, disk, 2)
+        cloud.oned.disk_resize(vm, disk, 32)
+    cloud.oned.vm_resume(vm)
+    guest = cloud.guest(vm)
+    for target in PLACES:
+        guest.check(target, "base", 0, KIB)
+        guest.check(target, "one", 1024, 64)
+        guest.write(target, "four", 2048, 64)
+        assert guest.disks()[target] == 32 << 20
+
+    for leave, back in ((cloud.oned.vm_undeploy, "h2"), (cloud.oned.vm_stop, "h1")):
+        leave(vm)
+        for target, disk in NUMBERS.items():
+            saved = cloud.oned.disk_saveas(vm, disk, f"away-{target}")
+            assert stored(cloud, cloud.source(saved), 2048 << 10, 64 << 10) == content("four", 2048, 64)
+            cloud.oned.image_delete(saved)
+        cloud.oned.vm_resume(vm)
+        cloud.oned.vm_deploy(vm, back, 101)
+        guest = cloud.guest(vm)
+        for target in PLACES:
+            guest.check(target, "one", 1024, 64)
+            guest.check(target, "four", 2048, 64)
+    cloud.oned.vm_migrate(vm, "h2")
+    guest = cloud.guest(vm)
+    for target in PLACES:
+        guest.check(target, "four", 2048, 64)
+    cloud.terminate(vm)
+    assert stored(cloud, sources["vdb"], 2048 << 10, 64 << 10) == content("four", 2048, 64)
+    for target in ("vdc", "vdd", "vde"):
+        assert stored(cloud, sources[target], 2048 << 10, 64 << 10) == bytes(64 << 10)
+    check_nothing_left(cloud)
+    # The snapshots of the persistent disk are the image's now.
+    assert "0" in in_pool(cloud)[sources["vdb"].split("/")[1]]
+    cloud.oned.image_snapshot(data[0], "revert", 0)
+    assert stored(cloud, sources["vdb"], 1024 << 10, 64 << 10) == content("one", 1024, 64)
+    cloud.oned.image_snapshot(data[0], "flatten", 0)
+    assert in_pool(cloud)[sources["vdb"].split("/")[1]] == []
+    for image in data:
+        cloud.oned.image_delete(image)
+    check_nothing_left(cloud)
+
+
+def test_second_vm_of_an_image_reads_nothing_from_ceph(cloud: Cloud, os_image: int) -> None:
+    image = cloud.data_image("warm", DATA, 64, store=RBD_STORE)
+    first = cloud.create("warm-1", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])
+    cloud.oned.vm_deploy(first, "h1", 101)
+    calls = len(cloud.said("clone"))
+    second = cloud.create("warm-2", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])
+    before = cloud.lab.ceph.bytes_read()
+    cloud.oned.vm_deploy(second, "h1", 101)
+    assert cloud.lab.ceph.bytes_read() - before < 64 << 10, "headers alone"
+    assert not any("store_read" in said for said in cloud.said("clone")[calls:])
+    for vm in (first, second):
+        cloud.guest(vm).check("vdb", "base", 0, KIB)
+        cloud.terminate(vm)
+    cloud.oned.image_delete(image)
+
+
+def test_attached_and_detached_while_it_runs(cloud: Cloud, os_image: int) -> None:
+    data = images(cloud, "hot")
+    vm = cloud.deploy("ceph-hot", [{"IMAGE_ID": str(os_image)}])
+    guest = cloud.guest(vm)
+    for (target, (persistent, _)), image in zip(PLACES.items(), data):
+        disk = cloud.oned.disk_attach(vm, image)
+        guest.wait_disk("vdb")
+        assert record(cloud, vm, disk)["how"] == HOW[target]
+        guest.check("vdb", "base", 0, KIB)
+        guest.write("vdb", "new", 4096, 64)
+        cloud.oned.disk_detach(vm, disk)
+        guest.wait_disk("vdb", present=False)
+        wanted = content("new", 4096, 64) if persistent else bytes(64 << 10)
+        assert stored(cloud, cloud.source(image), 4096 << 10, 64 << 10) == wanted
+        cloud.oned.image_delete(image)
+    cloud.terminate(vm)
+    check_nothing_left(cloud)
+
+
+def test_flips_of_persistent_lose_nothing_and_serve_nothing_stale(cloud: Cloud, os_image: int) -> None:
+    """one#6207, with guests."""
+    image = cloud.data_image("flip", DATA, store=RBD_STORE)
+    for round in range(2):
+        vm = cloud.deploy(f"flip-n-{round}", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])
+        cloud.guest(vm).check("vdb", f"p{round - 1}" if round else "base", 0, KIB)
+        cloud.guest(vm).write("vdb", "gone", 0, KIB)
+        cloud.terminate(vm)
+        cloud.oned.image_persistent(image, True)
+        vm = cloud.deploy(f"flip-p-{round}", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}], host=f"h{round + 1}")
+        cloud.guest(vm).check("vdb", f"p{round - 1}" if round else "base", 0, KIB)
+        cloud.guest(vm).write("vdb", f"p{round}", 0, KIB)
+        cloud.terminate(vm)
+        cloud.oned.image_persistent(image, False)
+    assert stored(cloud, cloud.source(image), 0, KIB << 10) == content("p1", 0, KIB)
+    cloud.oned.image_delete(image)
+    check_nothing_left(cloud)
+
+
+def test_bridge_list_host_does_what_the_front_end_cannot(cloud: Cloud, os_image: int) -> None:
+    """With BRIDGE_LIST the front-end needs no key: uploads cross to the bridge and nothing is staged there."""
+    lab = cloud.lab
+    from lab.ceph import BRIDGE
+
+    key = lab.ceph.key(BRIDGE)
+    lab.ceph.give_key(lab.node("h2"), BRIDGE, key)
+    keyring = lab.fe.path(f"/etc/ceph/ceph.client.{BRIDGE}.keyring")
+    text = keyring.read_text()
+    keyring.unlink()
+    cloud.oned.datastore_update(RBD_STORE, {"BRIDGE_LIST": "h2"})
+    try:
+        image = cloud.data_image("bridged", DATA, store=RBD_STORE, SEMISHARED_PLACE="shared")
+        assert stored(cloud, cloud.source(image), 0, KIB << 10) == DATA
+        vm = cloud.deploy("bridged", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])
+        cloud.guest(vm).check("vdb", "base", 0, KIB)
+        cloud.terminate(vm)
+        cloud.oned.image_delete(image)
+        check_nothing_left(cloud)
+    finally:
+        keyring.write_text(text)
+        keyring.chmod(0o600)
+        lab.fe.run(["chown", "oneadmin:", str("/etc/ceph/" + keyring.name)], user="root")
+        cloud.oned.datastore_update(RBD_STORE, {"BRIDGE_LIST": ""})
+
+
+def test_action_while_ceph_is_down_fails_clearly_and_succeeds_after(cloud: Cloud, os_image: int) -> None:
+    image = cloud.data_image("down", DATA, store=RBD_STORE)
+    vm = cloud.create("down", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])
+    with cloud.lab.ceph.stopped(), pytest.raises(ActionFailed, match="SS027"):
+        cloud.oned.vm_deploy(vm, "h1", 101)
+    cloud.oned.vm_recover(vm, "retry")
+    cloud.guest(vm).check("vdb", "base", 0, KIB)
+    cloud.terminate(vm)
+    cloud.oned.image_delete(image)
+    check_nothing_left(cloud)
