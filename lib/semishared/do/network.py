@@ -61,9 +61,10 @@ class OnNetwork:
     def FillImage(self, step: i.FillImage) -> None:
         disk = step.disk
         record = vm_dir.record_of(disk)
-        if record.get("image"):
+        image = record.get("image")
+        if isinstance(image, dict):
             # The disk may lie where it is not at home (undeployed, on the front-end): with the keys that are there.
-            record = {**record, "image": {**record["image"], "access": step.image.access.to_data()}}
+            record = {**record, "image": {**image, "access": step.image.access.to_data()}}
         target = qemu_img.rbd_name(step.image.source, step.image.access.user, step.image.access.conf)
         path, format = str(record["path"]), str(record["format"])
         with bases.borrowed(bases.root_of(disk.vm_dir), record, disk.vm, disk.disk):
@@ -270,7 +271,7 @@ class OnNetwork:
     def BeginChange(self, step: i.BeginChange) -> object:
         where, name = ceph.bridged(step.image)
         hidden = rbd_image.begin_change(where, name)
-        with ceph.opened(where, hidden) as image, progress.waiting():
+        with ceph.opened(where, hidden) as image, ceph.long():
             size = max(image.size(), step.min_size)
             # What is written now need not write the zeros; what was is in the snapshot that begin_change has made.
             image.resize(0)
