@@ -36,6 +36,17 @@ def from_image(source: str) -> List[str]:
 
 LN: Dict[str, Words] = {"ln": from_image}
 CLONE: Dict[str, Words] = {"clone": from_image}
+
+
+def snapshot(_: str) -> List[str]:
+    return [TARGET, "0", "7", "100"]
+
+
+def backup(_: str) -> List[str]:
+    return [f"h1:{SYSTEM}/7", "0", "one-7", "-", "7", "101"]
+
+
+SNAPSHOT: Dict[str, Words] = {**CLONE, "snap_create": snapshot}
 HELD = {
     "clone overlay": Held("clone", from_image, lock="base-100-1"),
     "clone copy": Held("clone", from_image, 2),
@@ -52,6 +63,11 @@ HELD = {
     "mv, source held": Held("mv", lambda source: [f"h1:{SYSTEM}/7", f"h2:{SYSTEM}/7", "7", "101"], 1, CLONE),
     "premigrate": Held("premigrate", lambda source: ["h1", "h2", f"{SYSTEM}/7", "7", "101"], 4, LN, host="h2",
                        stdin=base64.b64encode(VM_XML.encode())),
+    "snap_create": Held("snap_create", snapshot, 1, CLONE, "vm-7-disks"),
+    "snap_delete": Held("snap_delete", snapshot, 1, SNAPSHOT, "vm-7-disks"),
+    "snap_revert": Held("snap_revert", snapshot, 1, SNAPSHOT, "vm-7-disks"),
+    "prebackup": Held("prebackup", backup, 1, CLONE, "vm-7-disks", stdin=VM_XML.encode()),
+    "postbackup": Held("postbackup", backup, 1, {**CLONE, "prebackup": backup}, "vm-7-disks", stdin=VM_XML.encode()),
 }  # fmt: skip
 IMAGES = {
     1: "",

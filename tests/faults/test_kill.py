@@ -452,7 +452,7 @@ def begin(cloud: Cloud, held: driver_kills.Held, source: str) -> None:
     cloud.forget(7)
     cloud.vm(7, {0: held.image})
     for action, words in held.before.items():
-        done = cloud.tm(action, *words(source))
+        done = cloud.tm(action, *words(source), stdin=held.stdin)
         assert done.returncode == 0, done.stderr.decode()
 
 
