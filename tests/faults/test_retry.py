@@ -27,7 +27,7 @@ WRITTEN = bytearray(CONTENT)
 WRITTEN[64 << 10 : 128 << 10] = b"\x5a" * (64 << 10)
 KERNEL = b"kernel" * 1000
 SAVED = f"{STORE}/saved"
-UNDEPLOYED, RUNNING = 67, 3
+UNDEPLOYED, RESIZE_OFF, RUNNING = 67, 63, 3
 Line = Tuple[str, List[str]]
 State = Dict[str, Tuple[str, ...]]
 
@@ -231,6 +231,34 @@ def test_sequence(site: Site, name: str) -> None:
             site.do(lines[:last])
     site.do(lines)
     assert site.state() == wanted, "again from line 1"
+
+
+def test_each_snapshot_and_resize_twice(site: Site) -> None:
+    """oned sends these once; a driver that was thought dead, or an operator, may send them again."""
+
+    def on(disk: int, action: str, number: int) -> Line:
+        return action, [site.disk("h1", disk), str(number), str(VM), "100" if disk < 2 else "101"]
+
+    def all_of_them(times: int) -> State:
+        deployed(site)
+        for disk in (0, 1):
+            site.do([on(disk, "snap_create", 0)] * times)
+            if disk:
+                site.write()
+            site.do([on(disk, "snap_create", 1)] * times)
+            site.do([on(disk, "snap_revert", 0)] * times)
+            site.do([on(disk, "snap_delete", 1)] * times)
+        for disk in (0, 1, 2):
+            site.do([on(disk, "resize", 16)] * times)
+        found = site.state()
+        site.clean()
+        # The image is the VM's own only as long as that lives.
+        site.cloud.fe.run(["truncate", "-s", str(len(DATA)), site.data])
+        site.cloud.fe.run(["rm", "-r", f"{site.data}.snap"])
+        return found
+
+    site.knows(RESIZE_OFF)
+    assert all_of_them(2) == all_of_them(1)
 
 
 # -- where oned is wrong ------------------------------------------------------------------------------
