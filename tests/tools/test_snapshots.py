@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -128,6 +129,44 @@ def test_create_revert_delete(world: World, place: str, format: str, cell: Calla
     world.on(s.RemoveDisk(disk.ref, str(world.store)))
     assert not [path for path in world.top.rglob("*.snap") if "5-1" in path.name or "disk.1" in path.name]
     cell(("snap_create", "snap_delete", "snap_revert"), place, format, "off")
+
+
+@pytest.mark.parametrize(("place", "format"), CELLS)
+def test_disk_with_snapshots_when_restored_is_new_and_can_have_snapshots_again(
+    world: World, tmp_path: Path, place: str, format: str
+) -> None:
+    """OpenNebula forgets the snapshots of a disk of the VM's own; numbers may begin anew."""
+    backup = tmp_path / "backup"
+    qemu_img.create(str(backup), "qcow2", SIZE)
+    qemu_io(backup, "qcow2", "write -P 0x77 7M 64k")
+    data = backup.read_bytes()
+    disk = Disk(world, place, format)
+    disk.create()
+    disk.write(2, 0x20)
+    disk.create()
+    disk.write(3, 0x30)
+    world.on(s.RestoreDisk(disk.ref, SIZE), data=[data], sha256=hashlib.sha256(data).hexdigest())
+    disk.now = {7: 0x77}
+    if place == "in-place":
+        # The image has changed, its snapshots are its own.
+        disk.check()
+        disk.revert(1)
+        disk.check()
+        return
+    assert disk.layers() == ["0"]
+    disk.kept, disk.next = {}, 0
+    disk.check()
+    disk.create()
+    disk.write(4, 0x40)
+    disk.create()
+    disk.write(7, 0x70)
+    disk.check()
+    disk.revert(0)
+    disk.check()
+    disk.write(5, 0x50)
+    disk.create()
+    disk.delete(0)
+    disk.check()
 
 
 @pytest.mark.parametrize(("place", "format"), [("overlay", "qcow2"), ("copy", "raw"), ("in-place", "qcow2")])

@@ -117,6 +117,8 @@ def _restore_own(step: RestoreDisk, record: dict[str, object], backup: str, plan
                     record = {**record, "how": "copy"}
                 if path == active:
                     record = {**record, "path": first}
+                # Its only layer is what was restored, in the format of the record: a raw one below is no more.
+                record = {key: value for key, value in record.items() if key != "raw_layer"}
                 files.write_json(vm_dir.record_path(disk.vm_dir, disk.disk), record)
                 _drop_other_layers(active, first)
     finally:
