@@ -117,6 +117,28 @@ def clone(report: Data) -> str:
     return _table(head, rows)
 
 
+def stage(report: Data) -> str:
+    """Seconds to N hosts, by way; below, what faults cost."""
+    found = _by_name(report)
+    ways: Dict[str, Dict[int, Data]] = {}
+    for name, figure in found.items():
+        parts = name.split("/")
+        if parts[0] == "stage" and len(parts) == 3 and parts[2].isdigit():
+            ways.setdefault(parts[1], {})[int(parts[2])] = figure
+    counts = sorted({count for way in ways.values() for count in way})
+    rows = []
+    for name, way in ways.items():
+        last = way[max(way)]
+        rows.append([name, *(number(way[n]["median"]) if n in way else "" for n in counts), _ratio(last), number(last["expected"])])
+    text = _table(["way", *(f"N = {n}, s" for n in counts), "last / N = 1", "expected"], rows)
+    others = [
+        [f["what"], f"{number(f['median'])} {f['unit']}", f["baseline"]["what"] if f["baseline"] else "", _ratio(f),
+         number(f["expected"]), _budget(f), _met(f)]
+        for name, f in found.items() if name.startswith("stage/") and not name.rsplit("/", 1)[1].isdigit()
+    ]  # fmt: skip
+    return text + "\n" + _table(["what", "measured", "baseline", "ratio", "expected", "budget", "met"], others)
+
+
 def actions(report: Data) -> str:
     """Every action of tm/ and datastore/."""
     found = _by_name(report)
@@ -185,7 +207,7 @@ def overlay(report: Data) -> str:
 
 BLOCKS: Dict[str, Callable[[Data], str]] = {
     "machine": machine, "budgets": budgets, "clone": clone, "actions": actions, "overlay": overlay, "options": options,
-    "creation": creation,
+    "creation": creation, "stage": stage,
 }  # fmt: skip
 
 

@@ -70,3 +70,33 @@ def draw(report: Data, folder: Path) -> None:
     first = [{**f, "label": f["name"][8:-6]} for f in named]
     if first:
         _bars(folder / "bench-actions.svg", "CPU until the first command", "ms (dashed: 50)", {"": first}, 50.0, "median")
+    stages: Dict[str, List[Any]] = {}
+    for found in figures:
+        parts = found["name"].split("/")
+        if parts[0] == "stage" and len(parts) == 3 and parts[2].isdigit():
+            stages.setdefault(parts[1], []).append((int(parts[2]), found["median"]))
+    if stages:
+        _lines(folder / "bench-stage.svg", "One image onto N hosts, 100 Mbit/s each", "hosts", "s", stages)
+
+
+def _lines(path: Path, title: str, across: str, up: str, lines: Dict[str, List[Any]]) -> None:
+    """Draw a line per group, both axes logarithmic: what grows with N is a slope, what does not is level."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 5))
+    for name, points in lines.items():
+        axes.plot([x for x, _ in points], [y for _, y in points], marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    counts = sorted({x for points in lines.values() for x, _ in points})
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    axes.set_title(title)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)

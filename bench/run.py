@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
-    bench/run.py [--quick] [NAME ...]     names: io clone actions options large
+    bench/run.py [--quick] [NAME ...]     names: io clone actions options large stage interference
     bench/run.py --docs                   write the tables in docs/ from build/bench.json
 
 Times mean nothing on a shared machine: every figure is compared with a baseline of the same run.
@@ -27,6 +27,7 @@ import clone  # noqa: E402
 import overlay  # noqa: E402
 import page  # noqa: E402
 import plots  # noqa: E402
+import stage  # noqa: E402
 from figures import Figure  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,6 +38,8 @@ BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "actions": actions.actions,
     "options": overlay.options,
     "large": overlay.large,
+    "stage": stage.stage,
+    "interference": stage.interference,
 }
 
 

@@ -19,7 +19,7 @@ from lab import caches, layout, state
 from lab.ceph import Cluster
 from lab.node import Node, Site
 
-MOST_HOSTS = 16
+MOST_HOSTS = 17
 TOOLS = ("sshd", "libvirtd", "virsh", "qemu-system-x86_64", "qemu-kvm-one", "ip", "nsenter", "setpriv", "gcc", "rsync")
 CEPH_TOOLS = ("ceph-mon", "ceph-mgr", "ceph-osd", "rbd")
 PARTS = ("tm", "datastore", "vmm", "etc", "lib", "bin", "im", "install.sh")  # of the checkout: what gets installed
