@@ -176,7 +176,7 @@ class Node:
         inside = ["nsenter", "-t", str(self.pid), "-n", "--"]
         text = "table netdev lab { }\ndelete table netdev lab\n"
         if rule:
-            text += f"table netdev lab {{ chain in {{ type filter hook ingress device eth0 priority 0; {rule} drop; }} }}\n"
+            text += f"table netdev lab {{ chain in {{ type filter hook ingress device eth0 priority 0; {rule} drop; }}; }}\n"
         done = subprocess.run([*inside, "nft", "-f", "-"], input=text.encode(), capture_output=True, check=False)
         if done.returncode:
             raise RuntimeError(f"cannot drop at {self.name}: {done.stderr.decode().strip()}")
