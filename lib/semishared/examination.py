@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
 import json
 import os
 import pwd
@@ -82,6 +83,8 @@ def examine(question: Question) -> Dict[str, Any]:
         # In threads that may hang for ever: each store gets its own, and nobody waits for the hung ones.
         answers["stores"] = {store: limited(partial(store_state, store, question.token)) for store in question.stores}
     answers["ceph"] = {row[0]: ceph(*row) for row in question.ceph}
+    if question.ceph and not all(importlib.util.find_spec(name) for name in ("rados", "rbd")):
+        answers["lacks"]["needed"].append("python3-rbd")
     return answers
 
 

@@ -69,7 +69,7 @@ def test_tutorial() -> None:
             data = next(image for image in oned.images.values() if image.name == "data")
             assert cloud.read(data.source, "raw", 4096)[:4096] != bytes(4096), "what the guest wrote is in the image"
     for page, text in pages.items():
-        if os.environ.get("REGENERATE"):
+        if os.environ.get("REGENERATE") and comparable(page.read_text()) != comparable(text):
             page.write_text(text)
         assert comparable(page.read_text()) == comparable(text), f"{page}: REGENERATE=1 writes what was printed"
 

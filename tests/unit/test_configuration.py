@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -171,3 +172,10 @@ def test_our_reader_and_oned_agree(text: str) -> None:
 
 def test_every_attribute_of_images_is_for_administrators_only() -> None:
     assert set(plan.RESTRICTED) == {name for name, holders in attributes.HOLDERS.items() if "image" in holders}
+
+
+@pytest.mark.reads_checkout
+def test_page_shows_the_block_that_is_made() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "configure-oned.md").read_text()
+    made = plan.BLOCK.search(plan.configure(SOUND["stock 7.4"], OWN).text)
+    assert made and "".join(f"    {line}\n" for line in made.group().strip().splitlines()) in page

@@ -169,7 +169,7 @@ def _forwarders(place: FrontEnd) -> Iterator[str]:
 
 def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) -> plan.Answers:
     """Ask the front-end and all hosts at once."""
-    mounted, ceph = [], []
+    mounted, ceph, bridged = [], [], []
     for store in cloud.datastores:
         try:
             access = stores.access(store)
@@ -177,6 +177,8 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
                 mounted.append(absolute(store.base_path, "BASE_PATH"))
             elif store.type != 1:
                 ceph.append((stores.pool(store), access.reader, access.conf, access.secret))
+                if not stores.bridges(store):
+                    bridged.append((stores.pool(store), access.bridge_user, access.conf, ""))
         except SemisharedError:
             # Its attributes are a finding of their own.
             continue
@@ -190,7 +192,9 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
             question = base
             if machine == front_end:
                 roles = ("front-end", "host") if machine in hosts else ("front-end",)
-                question = base._replace(roles=roles, scripts=place.remotes, libvirt=libvirt if machine in hosts else "", ceph=())
+                question = base._replace(roles=roles, scripts=place.remotes, ceph=tuple(bridged))
+                if machine not in hosts:
+                    question = question._replace(libvirt="")
             try:
                 return ask.examine(machine, encoded(question), config.hosts_connect_timeout_s)
             except HostUnreachable as e:

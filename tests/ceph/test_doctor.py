@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`semishared doctor` where a store is on Ceph: keys, secrets and pools as each machine has them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List
+
+import pytest
+
+from configurations import oned_conf, vmm_execrc
+from lab import Node
+from lab.ceph import BRIDGE, READER, SECRET
+from lab.cloud import Cloud
+
+COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed(cloud: Cloud) -> Iterator[None]:
+    etc = cloud.lab.fe.path("/etc/one")
+    (etc / "vmm_exec").mkdir(parents=True)
+    (etc / "oned.conf").write_text(oned_conf())
+    (etc / "vmm_exec/vmm_execrc").write_text(vmm_execrc())
+    cloud.lab.fe.run(["/opt/semishared/install.sh"], user="root")
+    cloud.lab.sync()
+    for store in cloud.oned.datastores.values():
+        if "DS_LIVE_MIGRATE" in store.template:
+            store.template["DS_LIVE_MIGRATE"] = "NO"
+    yield
+    cloud.lab.fe.run(["rm", "-r", "/etc/one"], user="root")
+
+
+def doctor(cloud: Cloud) -> List[Dict[str, Any]]:
+    done = cloud.lab.fe.run([COMMAND, "doctor", "--json"], check=False, timeout=60)
+    return json.loads(done.stdout)["findings"]  # type: ignore[no-any-return]
+
+
+@contextmanager
+def away(node: Node, path: str) -> Iterator[None]:
+    node.run(["mv", path, f"{path}.away"], user="root")
+    try:
+        yield
+    finally:
+        node.run(["mv", f"{path}.away", path], user="root")
+
+
+def test_sound(cloud: Cloud) -> None:
+    assert doctor(cloud) == []
+
+
+def test_missing_keys(cloud: Cloud) -> None:
+    with away(cloud.lab.node("h2"), f"/etc/ceph/ceph.client.{READER}.keyring"):
+        (finding,) = doctor(cloud)
+    assert finding["machine"] == "h2" and "cannot be listed" in finding["what"] and "ceph.md" in finding["mend"]
+    with away(cloud.lab.fe, f"/etc/ceph/ceph.client.{BRIDGE}.keyring"):
+        (finding,) = doctor(cloud)
+    assert finding["machine"] == "fe" and finding["severity"] == "broken"
+
+
+def test_unknown_secret(cloud: Cloud) -> None:
+    store = next(ds for ds in cloud.oned.datastores.values() if ds.template.get("DISK_TYPE") == "RBD")
+    other = SECRET[:-1] + ("0" if SECRET[-1] != "0" else "1")
+    store.template["CEPH_SECRET"] = other
+    try:
+        findings = doctor(cloud)
+    finally:
+        store.template["CEPH_SECRET"] = SECRET
+    assert [(item["machine"], other in item["what"]) for item in findings] == [("h1", True), ("h2", True)]
+
+
+def test_admin_is_refused_by_name(cloud: Cloud) -> None:
+    store = next(ds for ds in cloud.oned.datastores.values() if ds.template.get("DISK_TYPE") == "RBD")
+    before = store.template["CEPH_USER"]
+    store.template["CEPH_USER"] = "admin"
+    try:
+        (finding,) = doctor(cloud)
+    finally:
+        store.template["CEPH_USER"] = before
+    assert "not admin" in finding["what"] and "onedatastore update" in finding["mend"]
