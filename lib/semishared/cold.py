@@ -18,10 +18,13 @@ from typing import Iterator
 from .config import Config
 from .do import files, locks
 from .do.bases import BASE
-from .errors import BadArguments, NoSpace
+from .errors import BadArguments, NoSpace, OnedUnavailable
 from .opennebula.oned import Oned
 from .plan import eviction, sources
 from .units import human
+
+KEEP_S = 30 * 86400
+"""Hints that nobody has touched for so long go: of images that are gone, mostly."""
 
 
 def _path(root: str, name: str) -> str:
@@ -52,11 +55,12 @@ def _list(found: dict[str, object], key: str) -> list[object]:
 
 
 def _forget_older(root: str, name: str) -> None:
-    """Remove the hints about other generations of the image: nobody clones from those any more."""
+    """Remove the hints about other generations of the image, from which nobody clones any more, and those of long ago."""
     image = name.rpartition("-")[0]
-    for other in os.listdir(f"{root}/holders"):
-        if other != name and other.rpartition("-")[0] == image:
-            files.unlink(f"{root}/holders/{other}")
+    for entry in os.scandir(f"{root}/holders"):
+        is_older = entry.name != name and entry.name.rpartition("-")[0] == image
+        if is_older or entry.stat().st_mtime < time.time() - KEEP_S:
+            files.unlink(entry.path)
 
 
 def join(root: str, name: str, host: str) -> list[str]:
@@ -98,7 +102,11 @@ def answer(root: str, question: dict[str, object], host: str, config: Config) ->
 
 def _room(question: dict[str, object], host: str, config: Config) -> list[str]:
     """Return which bases have to go on `host`; raise NoSpace if that is not enough."""
-    known = {item.name: item for item in Oned().hosts()}
+    try:
+        known = {item.name: item for item in Oned().hosts()}
+    except OnedUnavailable:
+        # What a host's own attributes may add is no reason to fail a deploy: what holds for all hosts holds.
+        known = {}
     limit = eviction.limits_of(known.get(host), config.bases_size_limit, config.bases_free_floor, _number(question, "total"))
     return room(question, limit, host, _number(question, "needed"), str(question.get("name")))
 

@@ -41,8 +41,9 @@ class Answers:
 
             def do_POST(self) -> None:  # noqa: N802 - name given by the base class
                 parameters, method = xmlrpc.client.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                text = answers.texts.get((str(method).split(".")[1], int(parameters[1])))  # type: ignore[arg-type]
-                reply = [True, text, 0] if text is not None else [False, f"Error getting {method} {parameters[1]}", 0x400]
+                number = int(parameters[1]) if len(parameters) > 1 else -1  # type: ignore[arg-type]
+                text = answers.texts.get((str(method).split(".")[1], number))
+                reply = [True, text, 0] if text is not None else [False, f"Error getting {method} {number}", 0x400]
                 body = xmlrpc.client.dumps((reply,), methodresponse=True).encode()
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))

@@ -137,7 +137,7 @@ def listing(node: Node, top: str) -> State:
     found: State = {}
     start = node.path(top)
     for folder, folders, names in os.walk(start):
-        if folder.endswith("/locks"):
+        if folder.endswith(("/locks", "/holders")):
             continue
         for name in sorted([*folders, *names]):
             path = f"{folder}/{name}"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -56,6 +57,9 @@ def test_hints_about_older_generations_go_and_damaged_ones_mean_nothing(tmp_path
     root, newer, other = str(tmp_path), f"100-7-{'b' * 32}", f"100-77-{'a' * 32}"
     for name in (NAME, other):
         cold.join(root, name, "h1")
+    old = tmp_path / "holders" / f"100-78-{'a' * 32}"
+    old.write_text("{}")
+    os.utime(old, (0, 0))
     cold.join(root, newer, "h1")
     assert sorted(path.name for path in (tmp_path / "holders").iterdir()) == sorted([newer, other])
     for text in ("{", "[]", '{"holders": 7, "arriving": [[1], "x"]}'):
