@@ -407,6 +407,23 @@ def test_vm_on_ceph_when_migrated_live_loses_nothing(cloud: Cloud, ceph: Cluster
     cell("migrate", PLACES, "rbd", "live")
 
 
+def test_cdrom_on_ceph_is_attached_in_place_and_read_only(cloud: Cloud, ceph: Cluster, os_image: int) -> None:
+    image = cloud.data_image("disc", DATA, store=RBD_STORE, type="CDROM")
+    before = ceph.images()[name(cloud, image)]
+    vm = cloud.deploy("disc", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image), "DEV_PREFIX": "hd"}])
+    guest = cloud.guest(vm)
+    assert guest.context()["SEMI"] == "disc"
+    check_domain(cloud, vm)
+    assert record(cloud, vm, 1)["readonly"] is True
+    disk = running_disks(cloud, vm)["hda"]
+    assert disk.get("device") == "cdrom" and disk.find("readonly") is not None
+    guest.check("sr0", "base", 0, KIB)
+    cloud.terminate(vm)
+    nothing_left(cloud, ceph)
+    # No session began: what is a generation stays one.
+    assert ceph.images()[name(cloud, image)]["snaps"] == before["snaps"]
+
+
 def test_guest_on_ceph_is_nobody_but_its_own_user(cloud: Cloud, ceph: Cluster, os_image: int, secrets_unseen: None) -> None:
     """What connects to the cluster while a mixed VM runs and is changed: no client.admin, and no admin key to be it with."""
     images = on_rbd(cloud, "who")

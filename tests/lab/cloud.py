@@ -72,13 +72,14 @@ class Cloud:
         persistent: bool = False,
         format: str = "raw",
         store: int = STORE,
+        type: str = "DATABLOCK",  # noqa: A002 - the name of the option
         **attributes: str,
     ) -> int:
         """Upload an image of `mib` MiB that begins with `content`."""
         with self.upload_file(f"{name}.img").open("wb") as file:
             file.write(content)
             file.truncate(mib << 20)
-        return self._upload(name, format, "DATABLOCK", persistent, attributes, store)
+        return self._upload(name, format, type, persistent, attributes, store)
 
     def _upload(self, name: str, format: str, type: str, persistent: bool, attributes: Dict[str, str], store: int) -> int:
         """Upload /var/tmp/NAME.img of the front-end in `format` and remove it."""

@@ -44,8 +44,9 @@ def _disk(vm_path: str, record: dict[str, object]) -> dict[str, object]:
         numbers = layers.numbered(folder) if os.path.isdir(folder) else []
         files = [f"{folder}/{number}" for number in numbers] or [f"{vm_path}/disk.{disk}"]
         size, snapshots = sum(map(allocated, files)), max(len(numbers) - 1, 0)
-    image = record.get("image")
+    image, network = record.get("image"), record.get("network")
+    path = network["name"] if isinstance(network, dict) else record["path"]
     return {
-        "disk": disk, "how": how, "place": record["place"], "format": record["format"], "path": record["path"], "bytes": size,
+        "disk": disk, "how": how, "place": record["place"], "format": record["format"], "path": path, "bytes": size,
         "snapshots": snapshots, "image": image if isinstance(image, dict) else None,
     }  # fmt: skip
