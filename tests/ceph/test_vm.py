@@ -214,6 +214,15 @@ def test_disks_attached_and_detached_in_every_order(
     guest.wait_disk("vdb")
     guest.check("vdb", "base", 0, KIB)
     cloud.oned.disk_detach(vm, full)
+    # A host whose libvirt cannot: what was made for the disk goes again.
+    host = cloud.lab.node("h1")
+    host.run(["virsh", "-q", "-c", "qemu:///system", "secret-undefine", SECRET], user="root")
+    before = cloud.files(host, cloud.vm_dir(vm))
+    for place in ON_CEPH:
+        with pytest.raises(ActionFailed):
+            cloud.oned.disk_attach(vm, images[place])
+        assert cloud.files(host, cloud.vm_dir(vm)) == before
+    ceph.define_secret(host, SECRET, ceph.key(USER))
     assert f"{name(cloud, images['store-clone'])}-{vm}" not in " ".join(ceph.images())
     cloud.terminate(vm)
     nothing_left(cloud, ceph)
