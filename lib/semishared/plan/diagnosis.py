@@ -127,8 +127,8 @@ def of_machines(answers: Answers, site: Site, cloud: Cloud, sizes: tuple[str, st
             found += _libvirt(machine, answer["libvirt"], cloud)
         found += _stores(machine, answer, machine == site.front_end)
         host = hosts.get(machine)
-        if host or "local" in answer:
-            found += _local(machine, answer.get("local", {}), host, sizes)
+        if "local" in answer:  # without a system datastore of ours nobody was asked
+            found += _local(machine, answer["local"], host, sizes)
     return found
 
 
@@ -215,8 +215,8 @@ def _stores(machine: str, answer: Mapping[str, Any], is_front_end: bool) -> list
 
 def _local(machine: str, local: Mapping[str, Any], host: Optional[Host], sizes: tuple[str, str]) -> list[Finding]:
     where = local.get("where", "")
-    if not local or "error" in local:
-        return [Finding(BROKEN, machine, f"local store: {local.get('error', 'was not looked at')}", f"as root on {machine}: mend its disk")]
+    if "error" in local:
+        return [Finding(BROKEN, machine, f"local store: {local['error']}", f"as root on {machine}: mend its disk")]
     if local["read_only"]:
         return [Finding(BROKEN, machine, f"{where} is mounted read-only", f"as root on {machine}: dmesg; mount -o remount,rw {where}")]
     found = []
