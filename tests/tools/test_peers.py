@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from semishared.config import Config
 from semishared.do import bases, codec, extents, locks, packets, partial, peers
 from semishared.do.partial import Partial
-from semishared.errors import HostUnreachable, MissingImage, TransferCorrupt
+from semishared.errors import HostFailed, HostUnreachable, MissingImage, TransferCorrupt
 from semishared.plan import base_steps as b
 from semishared.plan import steps as s
 from tools.test_base_care import flip
@@ -208,3 +209,35 @@ def test_compressors_of_this_machine() -> None:
         assert codec.unpack(name, codec.pack(name, data), len(data)) == data
     with pytest.raises(TransferCorrupt):
         codec.unpack("zstd", codec.pack("zstd", data), len(data) + 1)
+
+
+def test_reception_killed_after_each_of_its_effects_is_gone_on_with(world: World, image: s.ImageRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    (base,) = world.bases()
+    peer = Partial(str(world.root), image)  # what a peer has passed on before: three extents of a killed reception
+    peer.begin((base / "manifest").read_bytes())
+    with open(image.source, "rb") as file:
+        for index in peer.missing()[:3]:
+            assert peer.put(index, extents.read_at(file.fileno(), index))
+    peer.close()
+    kept = world.root / "kept"
+    os.rename(peer.directory, kept)
+    step = b.FetchBase(str(world.root), image, (), "last", "", "none", 0, (), ())
+    killed = 0
+    for kill_at in range(1, 60):
+        bases.forget(bases.at(str(world.root), base.name))
+        subprocess.run(["cp", "-a", str(kept), peer.directory], check=True)
+        monkeypatch.setenv("SEMISHARED_KILL_AT", str(kill_at))
+        try:
+            world.on(step)
+            is_killed = False
+        except HostFailed:
+            is_killed = True
+        monkeypatch.delenv("SEMISHARED_KILL_AT")
+        killed += is_killed
+        world.on(step)
+        assert extents.copy(str(base / "image"), None, "raw", "test").generation == image.generation
+        assert (base / "leases").is_dir() and not (base / "have").exists() and not (base / "generation").exists()
+        assert world.leftovers() == []
+        if not is_killed:
+            break
+    assert killed >= 4, "begun, copied, finished, published"
