@@ -211,7 +211,7 @@ def test_compressors_of_this_machine() -> None:
         codec.unpack("zstd", codec.pack("zstd", data), len(data) + 1)
 
 
-def test_reception_killed_after_each_of_its_effects_is_gone_on_with(world: World, image: s.ImageRef, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reception_killed_at_any_step_is_gone_on_with(world: World, image: s.ImageRef, monkeypatch: pytest.MonkeyPatch) -> None:
     (base,) = world.bases()
     peer = Partial(str(world.root), image)  # what a peer has passed on before: three extents of a killed reception
     peer.begin((base / "manifest").read_bytes())
