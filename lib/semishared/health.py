@@ -19,7 +19,7 @@ if __package__ in (None, ""):
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
 from semishared import VERSION
-from semishared.do.bases import NAME
+from semishared.do.bases import NAME, SOURCE
 from semishared.do.files import allocated
 from semishared.do.run import run
 from semishared.errors import SemisharedError, ToolTimeout
@@ -38,8 +38,10 @@ def _names(directory: str) -> list[str]:
 
 
 def stores(location: str) -> set[str]:
-    """Return the directories of the stores that bases and VMs on this host came from; nothing on a store is touched."""
-    found = {f"{location}/{name.split('-')[0]}" for name in _names(f"{location}/{NAME}/bases") if name[:1].isdigit()}
+    """Return the directories of the mounted stores that bases and VMs here came from; nothing on a store is touched."""
+    bases = [name for name in _names(f"{location}/{NAME}/bases") if name[:1].isdigit()]
+    # A base from the network says so: its store is mounted nowhere.
+    found = {f"{location}/{name.split('-')[0]}" for name in bases if not os.path.exists(f"{location}/{NAME}/bases/{name}/{SOURCE}")}
     for system in filter(str.isdigit, _names(location)):
         # It may be a store, and hang: even to ask what it is needs a limit.
         if not _is_ours(f"{location}/{system}"):
@@ -48,7 +50,7 @@ def stores(location: str) -> set[str]:
             records = f"{location}/{system}/{vm}/.semishared"
             for name in _names(records):
                 source = _source(f"{records}/{name}")
-                if source:
+                if source.startswith("/"):
                     found.add(os.path.dirname(source))
     return found
 

@@ -173,9 +173,9 @@ def test_every_place_through_the_life_of_a_vm(cloud: Cloud, os_image: int) -> No
     check_nothing_left(cloud)
     # The snapshots of the persistent disk are the image's now.
     assert "0" in in_pool(cloud)[sources["vdb"].split("/")[1]]
-    cloud.oned.image_snapshot(data[0], "revert", 0)
+    cloud.oned.image_snapshot(data[0], "snap_revert", 0)
     assert stored(cloud, sources["vdb"], 1024 << 10, 64 << 10) == content("one", 1024, 64)
-    cloud.oned.image_snapshot(data[0], "flatten", 0)
+    cloud.oned.image_snapshot(data[0], "snap_flatten", 0)
     assert in_pool(cloud)[sources["vdb"].split("/")[1]] == []
     for image in data:
         cloud.oned.image_delete(image)

@@ -65,7 +65,6 @@ bluestore cache autotune = false
 bluestore cache size = 67108864
 osd op num shards = 2
 osd op num threads per shard = 1
-osd client watch timeout = 4
 osd class update on start = false
 osd client watch timeout = {watch_s}
 osd crush initial weight = 1

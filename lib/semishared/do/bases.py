@@ -29,6 +29,8 @@ from .trace import point
 from .undo import Undo
 
 NAME = ".semishared"
+SOURCE = "source"
+"""File in a base from a store that is reached over the network: POOL/IMAGE."""
 BASE = re.compile(r"[0-9]+-[0-9]+-[0-9a-f]{32}\Z")
 
 
@@ -126,6 +128,7 @@ def _stage_locked(
 
         base = _named(root, image, wanted)
         reception.clone(root, image._replace(generation=wanted), content, ask)
+        _note_source(f"{root}/staging/{image.store}-{image.id}", image)
         return publish(root, base, f"{root}/staging/{image.store}-{image.id}")
     staging = f"{root}/staging/{image.store}-{image.id}"
     shutil.rmtree(staging, ignore_errors=True)
@@ -143,11 +146,18 @@ def _stage_locked(
             _explain(image, found, content.expected(wanted) if current == wanted else None)
         os.chmod(f"{staging}/image", 0o440)
         files.write(f"{staging}/manifest", found.text(), 0o440)
+        _note_source(staging, image)
         undo.keep()
         point("base staged")
     if not current:
         content.publish(found, seen)
     return publish(root, _named(root, image, found.generation), staging)
+
+
+def _note_source(staging: str, image: ImageRef) -> None:
+    """Note where a base is from if its store is mounted nowhere: whoever looks at the host's health need not miss a mount."""
+    if not image.access.can.is_mounted:
+        files.write(f"{staging}/{SOURCE}", f"{image.source}\n".encode(), 0o440)
 
 
 def publish(root: str, base: Base, staging: str) -> Base:
