@@ -407,3 +407,24 @@ def test_no_secret_is_on_a_command_line_or_in_what_is_said(site: Site, world: Wo
     assert not any(key in said for key in keys)
     written = [path.read_text() for path in world.top.rglob("*.json")]
     assert not any(key in text for key in keys for text in written)
+
+
+def test_gc_sees_what_is_left_in_the_pool_and_removes_it(site: Site) -> None:
+    from semishared.plan import gc_pools
+    from semishared.plan.gc import Known
+
+    image = site.make()
+    site.on(i.CloneStored(image, "one/one-7-23-1", 0))
+    site.on(i.StageImage(site.ref(60), 4 * MiB))
+    site.make(8)
+    (names,) = site.on(i.ListPool(image.access, "one"))
+    pool = gc_pools.Pool("localhost", 105, "one", image.access, tuple(names))
+    known = Known({}, frozenset(), frozenset(), frozenset({"one/one-7"}))
+    (looks,) = site.on(i.LookAtImages(image.access, "one", (*gc_pools.suspicious(pool, known), "one-gone")))
+    found = list(gc_pools.find(pool, looks, 0))
+    assert sorted(item.kind for item in found) == ["clone", "staged"], "what somebody else made stays"
+    assert all(0 <= item.age < 600 for item in found)
+    for item in found:
+        assert item.keep == ""
+        site.on(*item.steps())
+    assert site.names() == ["one-7", "one-8"]

@@ -28,7 +28,9 @@ from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore
 from ..plan import gc as plan
 from ..plan import steps as s
+from ..plan.gc_pools import Pool
 from ..units import human
+from . import gc_pools
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 AT_ONCE = 32
@@ -59,6 +61,7 @@ class Survey:
     machines: list[plan.Machine] = field(default_factory=list)
     known: plan.Known = field(default_factory=lambda: plan.Known({}, frozenset(), frozenset()))
     errors: list[dict[str, str]] = field(default_factory=list)
+    pools: list[Pool] = field(default_factory=list)
 
     def failed(self, machine: str, error: SemisharedError) -> None:
         self.errors.append({"machine": machine, "error": error.line()})
@@ -79,6 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = load()
     survey = survey_cloud(Oned(), config)
     findings = plan.find(survey.machines, survey.known, older_than, not survey.errors)
+    findings += gc_pools.left(survey.pools, survey.known, older_than, config, survey)
     results = [""] * len(findings) if arguments.dry_run else remove(findings, config, survey)
     if arguments.json:
         print(json.dumps(as_json(findings, results, survey, arguments.dry_run), indent=1))
@@ -102,11 +106,14 @@ def survey_cloud(oned: Oned, config: Config) -> Survey:
                 survey.machines.append(machine)
                 if "error" in answer["domains"]:
                     survey.failed(question.host, SemisharedError(f"libvirt: {answer['domains']['error']}"))
+    ours = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
+    survey.pools = gc_pools.listed(ours, config, survey)
     images = oned.images()
     survey.known = plan.Known(
         {vm.id: vm.host for vm in oned.vms()},
         frozenset((image.number("DATASTORE_ID"), image.id) for image in images),
         frozenset(absolute(image.source, "SOURCE") for image in images if image.source.startswith("/")),
+        frozenset(image.source for image in images if not image.source.startswith("/")),
     )
     return survey
 

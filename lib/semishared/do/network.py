@@ -224,6 +224,13 @@ class OnNetwork:
         used, total, free = rbd_pool.capacity(ceph.pool(step.access, step.access.bridge_user, step.pool))
         return {"used": used, "total": total, "free": free}
 
+    def ListPool(self, step: i.ListPool) -> object:
+        return rbd_pool.names(ceph.pool(step.access, step.access.bridge_user, step.pool))
+
+    def LookAtImages(self, step: i.LookAtImages) -> object:
+        where = ceph.pool(step.access, step.access.bridge_user, step.pool)
+        return {name: found for name in step.names for found in (rbd_pool.look(where, name),) if found}
+
     def DigestImage(self, step: i.DigestImage) -> object:
         where, name = ceph.bridged(step.image)
         rbd_image.settle(where, name)

@@ -12,7 +12,8 @@ import os
 import re
 import time
 from contextlib import contextmanager
-from typing import Any, Iterator
+from datetime import timezone
+from typing import Iterator
 
 from ..errors import CephUnavailable, DataInTheWay, ImageInUse, MissingImage, NotSupported
 from . import ceph, progress, rbd_image
@@ -225,6 +226,15 @@ def check_supported(where: ceph.Pool, name: str) -> int:
         return size
 
 
-def watchers(image: Any) -> list[str]:
-    """Return the addresses of the clients that have an open image open."""
-    return [watcher["addr"] for watcher in image.watchers_list()]
+def look(where: ceph.Pool, name: str) -> dict[str, object] | None:
+    """Return age, size, maker, watchers and clones of an image, for plan/gc_pools.py; None if it is not there."""
+    try:
+        with ceph.opened(where, name, read_only=True) as image:
+            changed = max(image.create_timestamp(), image.modify_timestamp()).replace(tzinfo=timezone.utc)
+            return {
+                "age": int(time.time() - changed.timestamp()), "size": image.size(),
+                "made": dict(image.metadata_list()).get(MADE, ""),
+                "watchers": [watcher["addr"] for watcher in image.watchers_list()], "clones": _clones(where, name),
+            }  # fmt: skip
+    except MissingImage:
+        return None

@@ -45,6 +45,8 @@ class Known:
     images: frozenset[tuple[int, int]]
     """(store, image)"""
     sources: frozenset[str]
+    stored: frozenset[str] = frozenset()
+    """SOURCEs that are no paths: POOL/IMAGE."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,15 @@ class Finding:
     keep: str = ""
     libvirt: bool = True
     """Its machine runs domains."""
+    image: s.ImageRef | None = None
+    """It is an image in a pool."""
 
     def steps(self) -> list[s.Step]:
         """Return what removes it on its machine."""
+        if self.image:
+            from . import image_steps
+
+            return [image_steps.RemoveImage(self.image)]
         if self.kind == "vm":
             guard: list[s.Step] = [s.CheckNotRunning(f"one-{self.vm}")] if self.libvirt else []
             return [*guard, s.RemoveVm(self.vm, self.path)]

@@ -121,6 +121,21 @@ class MeasurePool(NamedTuple):
     pool: str
 
 
+class ListPool(NamedTuple):
+    """Report the names of all images of a pool."""
+
+    access: Access
+    pool: str
+
+
+class LookAtImages(NamedTuple):
+    """Report, for `semishared gc`, what some images of a pool are."""
+
+    access: Access
+    pool: str
+    names: tuple[str, ...]
+
+
 class DigestImage(NamedTuple):
     """Report the hex digest (`kind` as hashlib names it) of a whole image."""
 

@@ -10,7 +10,7 @@
     live        the VM runs (prebackup, postbackup)
     base_path   BACKUP_BASE_PATH of datastore.conf
     records     the records on the source host (premigrate)
-    steps       the plan; for mv and premigrate by machine
+    steps       the plan; for mv, premigrate and network_* by machine
     error       {"id": ..., "words": [...]} instead
 
 REGENERATE=1 rewrites `steps`; read the difference before it is committed.
@@ -29,7 +29,7 @@ import pytest
 from semishared.errors import SemisharedError
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
-from semishared.plan import backup, disks, migration
+from semishared.plan import backup, disks, migration, network
 from semishared.plan.steps import Step, to_data
 
 UNIT = Path(__file__).resolve().parents[1]
@@ -139,9 +139,33 @@ def postbackup(case: Case) -> list[Step]:
     return backup.postbackup(request, case.get("base_path", ""), live=case.get("live", False))
 
 
-PLANNERS: dict[str, Callable[[Case], list[Step]]] = {
-    planner.__name__: planner for planner in (clone, ln, mkimage, mkswap, mvds, cpds, delete, mv, premigrate, prebackup, postbackup)
-}
+def network_clone(case: Case) -> dict[str, list[Step]]:
+    request = args.FromImage.parse(case["argv"])
+    plan = network.clone(request, disk(case, request.target.disk), image(case), datastore(case), OVERLAY_OPTIONS)
+    if plan.where == "shared":
+        return {"host": plan.record(), "bridge": plan.on_store()}
+    return {"host": plan.local("0123456789abcdef0123456789abcdef")}
+
+
+def network_ln(case: Case) -> dict[str, list[Step]]:
+    request = args.FromImage.parse(case["argv"])
+    on_bridge, on_host = network.ln(request, disk(case, request.target.disk), image(case), datastore(case))
+    return {"bridge": on_bridge, "host": on_host}
+
+
+PLANNERS: dict[str, Callable[[Case], Any]] = {
+    planner.__name__: planner
+    for planner in (
+        clone, ln, mkimage, mkswap, mvds, cpds, delete, mv, premigrate, prebackup, postbackup, network_clone, network_ln
+    )
+}  # fmt: skip
+
+
+def as_data(plan: Any) -> Any:
+    """Return a plan as it travels; those of disks on the network are by machine."""
+    if isinstance(plan, dict):
+        return {machine: as_data(steps) for machine, steps in plan.items()}
+    return [to_data(step) for step in plan]
 
 
 def name_of(path: Path) -> str:
@@ -160,13 +184,13 @@ def test_plan_is_the_one_of_the_case(path: Path) -> None:
             assert word in caught.value.detail
         return
     # Through JSON, as the plan travels.
-    found = json.loads(json.dumps([to_data(step) for step in planner(case)]))
+    found = json.loads(json.dumps(as_data(planner(case))))
     if os.environ.get("REGENERATE"):  # pragma: no cover - by hand
         pytest.skip(regenerate(path, case, found))
     assert found == case["steps"]
 
 
-def regenerate(path: Path, case: Case, found: list[Any]) -> str:
+def regenerate(path: Path, case: Case, found: Any) -> str:
     from conftest import WATCH
 
     WATCH.active = False

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of `semishared gc` that looks into the pools of datastores on Ceph, through their bridges (plan/gc_pools.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Iterable
+
+from ..config import Config
+from ..do.ssh import Session
+from ..errors import SemisharedError
+from ..opennebula.xml import Datastore
+from ..plan import gc_pools, image_steps, stores
+from ..plan import steps as s
+from ..plan.gc import Finding, Known
+
+if TYPE_CHECKING:
+    from .gc import Survey
+
+
+def _ask(host: str, step: s.Step, config: Config) -> Any:
+    with Session(host, "gc", config) as session:
+        (answer,) = session.run([step])
+    return answer
+
+
+def listed(datastores: Iterable[Datastore], config: Config, survey: Survey) -> list[gc_pools.Pool]:
+    """Return the pools of image datastores of ours, with the names in them; to be asked before oned is."""
+    found = []
+    for datastore in datastores:
+        bridge = ""
+        try:
+            access = stores.access(datastore)
+            if datastore.type == 1 or access.can.is_mounted:
+                continue
+            bridge, pool = stores.bridge(datastore, 0), stores.pool(datastore)
+            names = _ask(bridge, image_steps.ListPool(access, pool), config)
+            found.append(gc_pools.Pool(bridge, datastore.id, pool, access, tuple(names)))
+        except SemisharedError as e:
+            survey.failed(bridge or f"datastore {datastore.id}", e)
+    return found
+
+
+def left(pools: Iterable[gc_pools.Pool], known: Known, older_than: int, config: Config, survey: Survey) -> list[Finding]:
+    """Return what is left over in the pools."""
+    found: list[Finding] = []
+    for pool in pools:
+        names = gc_pools.suspicious(pool, known)
+        if not names:
+            continue
+        try:
+            looks = _ask(pool.machine, image_steps.LookAtImages(pool.access, pool.name, tuple(names)), config)
+        except SemisharedError as e:
+            survey.failed(pool.machine, e)
+            continue
+        found += gc_pools.find(pool, looks, older_than)
+    return found

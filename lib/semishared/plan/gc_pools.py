@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is left over in the pools of datastores on Ceph, against what oned knows.
+
+    one-35.semishared-<x>         nobody has it open: a killed action left it
+    one-35.semishared-changing    kept: the next action on one-35 puts its content back
+    one-35-23-1                   oned does not know VM 23, nobody has it open, no clone depends on it, and we made it
+    one-35                        kept: no image of oned has this SOURCE, though we made it
+
+Names are collected before oned is asked, and looked into after that: whatever was there then and is not known to oned will
+not be known to it later. Others may have images in the same pool: what has not our mark on it is not looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Iterator
+
+from . import steps as s
+from .gc import Finding, Known
+
+OF_US = re.compile(r"one-([0-9]+)(?:-([0-9]+)-([0-9]+))?(\.semishared-(?:[0-9a-f]{12}|changing))?\Z")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pool, the datastore whose it is, and the names in it."""
+
+    machine: str
+    store: int
+    name: str
+    access: s.Access
+    images: tuple[str, ...]
+
+    def source(self, name: str) -> str:
+        return f"{self.name}/{name}"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What an image turned out to be (do/rbd_pool.py)."""
+
+    age: int
+    size: int
+    made: str
+    watchers: list[str] = field(hash=False)
+    clones: list[str] = field(hash=False)
+
+
+def suspicious(pool: Pool, known: Known) -> list[str]:
+    """Return the names that need a look: of ours, and of nothing that oned knows."""
+    found = []
+    for name in pool.images:
+        match = OF_US.match(name)
+        if not match:
+            continue
+        vm = int(match.group(2)) if match.group(2) else None
+        is_known = vm in known.vms if vm is not None else pool.source(name) in known.stored
+        if match.group(4) or not is_known:
+            found.append(name)
+    return found
+
+
+def find(pool: Pool, looks: dict[str, Any], older_than: int) -> Iterator[Finding]:
+    """Yield what is left over in a pool, of the names that were looked at."""
+    for name, data in sorted(looks.items()):
+        match, look = OF_US.match(name), Look(**data)
+        if match is None or look.age < older_than:
+            continue
+        image = s.ImageRef(pool.store, int(match.group(1)), "raw", pool.source(name), access=pool.access)
+        in_use = f"{look.watchers[0]} has it open" if look.watchers else f"{look.clones[0]} is a clone of it" if look.clones else ""
+        ours = look.made == f"datastore {pool.store} {pool.source(name)}"
+        if match.group(4) == ".semishared-changing":
+            reason, keep, kind = "a killed change of its content", "the next action on the image undoes it", "changing"
+        elif match.group(4):
+            reason, keep, kind = "a killed action left it", in_use, "staged"
+        elif not ours:
+            continue
+        elif match.group(2):
+            reason, keep, kind = f"VM {match.group(2)} is not known to oned", in_use, "clone"
+        else:
+            reason, kind = "no image of oned has this SOURCE", "image"
+            keep = "it may hold somebody's data: register it again, or remove it by hand"
+        yield Finding(pool.machine, "", kind, image.source, reason, look.size, look.age, keep=keep, image=image)

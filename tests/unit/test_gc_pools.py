@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What gc takes for left over in a pool on Ceph, and what it leaves alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from semishared.plan import gc_pools, image_steps
+from semishared.plan import steps as s
+from semishared.plan.gc import Known
+
+ACCESS = s.Access("rbd", "libvirt", "bases", "bridge")
+KNOWN = Known({5: "h1"}, frozenset(), frozenset(), frozenset({"one/one-7", "one/one-8"}))
+
+
+def pool(*names: str) -> gc_pools.Pool:
+    return gc_pools.Pool("fe", 110, "one", ACCESS, names)
+
+
+def look(name: str, **more: Any) -> dict[str, Any]:
+    return {"age": 7200, "size": 1 << 20, "made": f"datastore 110 one/{name}", "watchers": [], "clones": [], **more}
+
+
+def test_only_ours_that_oned_does_not_know_are_looked_at() -> None:
+    names = (
+        "one-7", "one-9", "one-7-5-0", "one-7-6-0", "one-7.semishared-0123456789ab", "one-7.semishared-changing",
+        "one-7-6-0.semishared-0123456789ab", "one-sys-5-1", "somebody", "one-7-1:2", "one-7.semishared-x", "one-x",
+    )  # fmt: skip
+    assert gc_pools.suspicious(pool(*names), KNOWN) == [
+        "one-9", "one-7-6-0", "one-7.semishared-0123456789ab", "one-7.semishared-changing", "one-7-6-0.semishared-0123456789ab",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "kind", "keep"),
+    [
+        ("one-7-6-0", {}, "clone", ""),
+        ("one-7-6-0", {"watchers": ["10.0.0.1:0/7"]}, "clone", "10.0.0.1"),
+        ("one-7-6-0", {"clones": ["one/x"]}, "clone", "one/x"),
+        ("one-7-6-0", {"made": ""}, "", ""),
+        ("one-7-6-0", {"made": "datastore 110 two/one-7-6-0"}, "", ""),
+        ("one-7.semishared-0123456789ab", {"made": ""}, "staged", ""),
+        ("one-7.semishared-0123456789ab", {"watchers": ["10.0.0.1:0/7"]}, "staged", "10.0.0.1"),
+        ("one-7.semishared-changing", {}, "changing", "undoes"),
+        ("one-9", {}, "image", "somebody's data"),
+        ("one-9", {"made": ""}, "", ""),
+    ],
+)
+def test_what_goes_and_what_stays(name: str, more: dict[str, Any], kind: str, keep: str) -> None:
+    found = list(gc_pools.find(pool(name), {name: look(name, **more)}, 3600))
+    assert [item.kind for item in found] == ([kind] if kind else [])
+    for item in found:
+        assert (keep in item.keep) if keep else not item.keep
+        (step,) = item.steps()
+        assert step == image_steps.RemoveImage(step.image)  # type: ignore[attr-defined]
+        assert step.image.source == f"one/{name}"  # type: ignore[attr-defined]
+
+
+def test_young_ones_are_left_alone() -> None:
+    assert list(gc_pools.find(pool("one-7-6-0"), {"one-7-6-0": look("one-7-6-0", age=60)}, 3600)) == []
