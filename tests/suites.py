@@ -38,6 +38,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 12},
     "ceph": {"paths": ["tests/ceph"], "minutes": 12},
     "staging": {"paths": ["tests/staging"], "minutes": 12},
+    "operate": {"paths": ["tests/operate"], "minutes": 10},
     "docs": {"paths": ["tests/docs"], "minutes": 6},
     "cephfaults": {"paths": ["tests/cephfaults"], "minutes": 12},
     "tools": {"paths": ["tests/tools"], "minutes": 8},

@@ -26,7 +26,9 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tup
 NAME = "semishared"
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 ANSWER_S = 5
-"""Seconds that a store, a program or libvirt gets."""
+"""Seconds that a store or a program gets."""
+LIBVIRT_S = 15
+"""Seconds that libvirt gets: the first who asks it waits until it has looked at all its QEMUs."""
 # a|b: one of them
 NEEDS = {"front-end": ("ssh", "rsync", "qemu-img", "setpriv", "tar"), "host": ("qemu-img", "virsh", "setpriv", "tar", "rsync")}
 """Programs without which nothing works, by what the machine is."""
@@ -104,14 +106,14 @@ def limited(work: Callable[[], Any]) -> Any:
     return answer[0]
 
 
-def said(argv: List[str]) -> Tuple[int, str]:
+def said(argv: List[str], limit_s: float = ANSWER_S) -> Tuple[int, str]:
     """Run a program and return its exit code and what it said; 124 if it hangs, 127 if it is not there."""
     path = shutil.which(argv[0], path=f"{os.environ.get('PATH', '')}:{PATH}")
     if path is None:
         return 127, f"{argv[0]} is not installed"
     try:
         done = subprocess.run(
-            [path, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=ANSWER_S,
+            [path, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit_s,
             env={**os.environ, "LC_ALL": "C"}, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -201,7 +203,7 @@ def store_state(store: str, token: str) -> Dict[str, Any]:
 
 def libvirt(question: Question) -> Dict[str, Any]:
     """Return libvirt's and QEMU's versions, and which secrets it knows; an error if it does not answer."""
-    code, text = said(["virsh", "-c", question.libvirt, "version"])
+    code, text = said(["virsh", "-c", question.libvirt, "version"], LIBVIRT_S)
     if code:
         return {"error": text.splitlines()[-1] if text else f"virsh ended with {code}"}
     rows = re.findall(r"^(?:Using library: libvirt|Running hypervisor: \w+) ([\d.]+)$", text, re.MULTILINE)

@@ -31,6 +31,7 @@ from ..plan import steps as s
 from ..plan.gc_pools import Pool
 from ..units import human
 from . import gc_pools
+from .waiting import Waiting
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 AT_ONCE = 32
@@ -148,8 +149,11 @@ def _ask_all(pool: ThreadPoolExecutor, asked: list[_Question], config: Config) -
                 return session.run([question.step])[0]
         except SemisharedError as e:
             return e
+        finally:
+            waiting.done()
 
-    return asked, list(pool.map(ask, asked))
+    with Waiting("gc: machines", len(asked)) as waiting:
+        return asked, list(pool.map(ask, asked))
 
 
 def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list[str]:
