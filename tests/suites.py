@@ -36,6 +36,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "live": {"paths": ["tests/faults/test_live_kill.py"], "minutes": 15},
     "replay": {"paths": ["tests/replay"], "minutes": 10},
     "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 12},
+    "rbd": {"paths": ["tests/rbd"], "minutes": 20},
     "ceph": {"paths": ["tests/ceph"], "minutes": 12},
     "staging": {"paths": ["tests/staging"], "minutes": 12},
     "operate": {"paths": ["tests/operate"], "minutes": 10},
