@@ -32,8 +32,9 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "types": {"command": ["tests/types.sh"], "minutes": 3, "alone": True},
     "unit": {"paths": ["tests/unit"], "minutes": 3, "alone": True},
     "system": {"paths": ["tests/system"], "minutes": 20},
-    "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 15},
-    "live": {"paths": ["tests/faults/test_live_kill.py"], "minutes": 15},
+    "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 12},
+    "live": {"paths": ["tests/faults/test_live_kill.py"], "minutes": 12},
+    "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 10},
     "replay": {"paths": ["tests/replay"], "minutes": 10},
     "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 12},
     "rbd": {"paths": ["tests/rbd"], "minutes": 20},
@@ -43,7 +44,6 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "docs": {"paths": ["tests/docs"], "minutes": 6},
     "cephfaults": {"paths": ["tests/cephfaults"], "minutes": 12},
     "tools": {"paths": ["tests/tools"], "minutes": 8},
-    "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 12},
 }
 """The longest first: two at a time, all others fit beside it."""
 

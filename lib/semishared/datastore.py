@@ -183,13 +183,13 @@ def snap_delete(request: Request) -> str:
 
 def snap_revert(request: Request) -> str:
     """Make the image's TARGET_SNAPSHOT its content; all snapshots stay."""
-    image_snapshots.copy_back(*_snapshot(request))
+    image_snapshots.copy_back(*_snapshot(request), request.image.format or "raw", request.image.size)
     return ""
 
 
 def snap_flatten(request: Request) -> str:
     """Make the image's TARGET_SNAPSHOT its content and remove all snapshots; without any it is done already."""
-    image_snapshots.flatten(*_snapshot(request))
+    image_snapshots.flatten(*_snapshot(request), request.image.format or "raw", request.image.size)
     return ""
 
 

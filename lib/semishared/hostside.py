@@ -29,6 +29,7 @@ from semishared.do.stream import Message, Reader, Writer
 from semishared.errors import HostFailed, HostOutdated, SemisharedError, ToolTimeout
 
 ALIVE_S = 5
+DYING_S = 5
 STALLED_S = 300
 """Seconds without progress (outside of programs, which have limits of their own) after which a plan is given up."""
 
@@ -93,10 +94,21 @@ class Host:
                 # Now, not when it is begun: a plan whose front-end is gone by then must not be carried out.
                 self._busy = True
             if message is None and self._busy:
-                os.killpg(0, signal.SIGKILL)
+                self._die()
             self._inbox.put(message)
             if message is None:
                 return
+
+    @staticmethod
+    def _die() -> None:
+        """Let go of what must not stay as it is, if that takes seconds; then end, with all children."""
+        threading.Timer(DYING_S, lambda: os.killpg(0, signal.SIGKILL)).start()
+        for do in progress.last_words:
+            try:
+                do()
+            except (SemisharedError, OSError):
+                pass  # the next action does it
+        os.killpg(0, signal.SIGKILL)
 
     def _breathe(self) -> None:
         while True:

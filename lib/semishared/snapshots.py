@@ -48,7 +48,8 @@ def _change(action: Action, *, live: bool, plan: str) -> None:
         elif plan == "delete":
             steps = snapshots.delete(request, facts, domain)
         else:
-            steps = snapshots.revert(request, facts)
+            # oned's SIZE of the disk does not go back with the snapshot.
+            steps = [*snapshots.revert(request, facts), s.GrowDisk(_ref(place), vm.disk(place.disk or 0).size)]
         session.run([*steps, *snapshots.tidy(request, facts, vm.snapshots_of(place.disk or 0), domain)])
         action.tell(place.host, session.moved)
 

@@ -56,6 +56,7 @@ FAILS = """#!/bin/bash
 # The real virsh, but for one verb, which fails: without doing anything, or having done it.
 for word; do [ "$word" = {verb} ] && hit=yes; done
 [ "$hit" ] || exec /usr/bin/virsh "$@"
+[ {when} = never ] && exec sleep 60
 [ {when} = before ] || /usr/bin/virsh "$@"
 echo "error: no mood for {verb}" >&2
 exit 1
@@ -111,7 +112,7 @@ class Live:
     def session(self, env: Environment) -> Iterator[ssh.Session]:
         """Talk to the host side on h1; `env`: its SEMISHARED_*, or what becomes of a VERB of its virsh.
 
-        DIE_IN=VERB and DIE_AFTER=SECONDS, or FAIL_IN=VERB and FAIL=before|after.
+        DIE_IN=VERB and DIE_AFTER=SECONDS, or FAIL_IN=VERB and FAIL=before|after|never (it hangs).
         """
         script = ""
         if "DIE_IN" in env:
@@ -133,6 +134,7 @@ class Live:
             session = ssh.Session("localhost", "test", Config())
         finally:
             ssh.subprocess = subprocess
+        self.talk = session
         with session:
             yield session
 

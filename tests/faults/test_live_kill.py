@@ -246,6 +246,23 @@ def test_action_that_is_stopped_in_its_midst_does_not_hold_up_the_next(live: Liv
     live.at_rest()
 
 
+def test_guest_at_rest_is_woken_when_the_front_end_dies(live: Live) -> None:
+    """Nobody may ever come next: the host side's last act is to let the guest go on."""
+    live.restore("plain")
+    live.start()
+    stuck = threading.Thread(target=_ends, args=(lambda: live.back_up({"FAIL_IN": "backup-begin", "FAIL": "never"}, "SUSPEND"),))
+    stuck.start()
+    until(lambda: live.virsh("domstate", DOMAIN) == "paused", 20, "a guest at rest", 0.05)
+    stdin = live.talk._process.stdin
+    assert stdin
+    stdin.close()
+    until(lambda: live.virsh("domstate", DOMAIN) == "running", 5, "a guest that goes on", 0.05)
+    stuck.join(20)
+    assert not stuck.is_alive()
+    live.end_backup({})
+    live.at_rest()
+
+
 def _ends(action: Callable[[], object]) -> None:
     with pytest.raises(SemisharedError):
         action()

@@ -208,6 +208,9 @@ def test_disks_grow_running_off_and_undeployed(cloud: Cloud, os_image: int, cell
     guest = cloud.guest(vm)
     numbers = {**NAMES, "vdj": 9, "vdk": 10}
     sizes = {target: 16 + 8 * number for target, number in numbers.items()}
+    reverted = ("vdb", "vdc", "vdd", "vde", "vdf")
+    for target in reverted:
+        assert cloud.oned.disk_snapshot_create(vm, numbers[target], "small") == 0
     for target, size in sizes.items():
         cloud.oned.disk_resize(vm, numbers[target], size)
     assert {name: guest.disks()[name] >> 20 for name in sizes} == sizes
@@ -226,6 +229,16 @@ def test_disks_grow_running_off_and_undeployed(cloud: Cloud, os_image: int, cell
     for target, size in sizes.items():
         guest.check(target, "base" if target in NAMES else "zero", 0, KIB)
         guest.check(target, "end", ((size - 32) << 10) - 64, 64)
+    # Back to when they were smaller; the size that OpenNebula knows does not go back.
+    cloud.oned.vm_poweroff(vm, hard=True)
+    for target in reverted:
+        cloud.oned.disk_snapshot_revert(vm, numbers[target], 0)
+    cloud.oned.vm_resume(vm)
+    guest = cloud.guest(vm)
+    assert {name: guest.disks()[name] >> 20 for name in sizes} == sizes
+    for target in reverted:
+        guest.check(target, "base", 0, KIB)
+        guest.check(target, "zero", ((sizes[target] - 32) << 10) - 64, 64)
     cloud.terminate(vm)
     info = json.loads(cloud.lab.fe.run(["qemu-img", "info", "--output=json", "-f", "raw", cloud.source(data[3])]).stdout)
     assert info["virtual-size"] == sizes["vde"] << 20

@@ -482,6 +482,21 @@ def test_killed_uploads_are_swept_by_the_next_and_running_ones_are_not(store: St
     assert not (store.base / ".semishared" / "dead").exists()
 
 
+@pytest.mark.parametrize("action", ["snap_revert", "snap_flatten"])
+@pytest.mark.parametrize("format", ["raw", "qcow2"])
+def test_image_when_reverted_keeps_the_size_that_oned_knows(store: Store, action: str, format: str) -> None:
+    source, _ = store.cp(store.image(format=format, size=8 * MiB))
+    (store.base / f"{source.name}.snap").mkdir()
+    (store.base / f"{source.name}.snap" / "0").write_bytes(source.read_bytes())
+    subprocess.run(["qemu-img", "resize", "-q", "-f", format, str(source), "12M"], check=True)
+    qemu_io(source, format, "write -P 0x11 4M 64k")
+    store.ok(action, SOURCE=source, FORMAT=format, SIZE=12, TARGET_SNAPSHOT=0)
+    qemu_io(source, format, "read -P 0x5a 4M 64k")
+    qemu_io(source, format, "read -P 0 8M 4M")
+    info = json.loads(subprocess.check_output(["qemu-img", "info", "--output=json", "-f", format, str(source)]))
+    assert info["virtual-size"] == 12 * MiB
+
+
 NOTHING = base64.b64encode(b"<DS_DRIVER_ACTION_DATA/>")
 
 

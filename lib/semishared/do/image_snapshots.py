@@ -13,7 +13,7 @@ import os
 
 from ..errors import MissingImage
 from ..plan.steps import CopyBack, CopyOut, DropCopy
-from . import dir_store, files, layers, running, vm_dir
+from . import dir_store, files, layers, qemu_img, running, vm_dir
 from .run import LONG_S, run
 from .trace import point
 
@@ -55,8 +55,8 @@ def _copy(source: str, target: str) -> None:
     run(["cp", "--sparse=always", "--reflink=auto", "--", source, target], timeout_s=LONG_S)
 
 
-def copy_back(source: str, snapshot: int) -> None:
-    """Replace an image's content by that of a snapshot beside it; its generation ends."""
+def copy_back(source: str, snapshot: int, format: str = "raw", min_size: int = 0) -> None:
+    """Replace an image's content by that of a snapshot beside it, of `min_size` bytes at least; its generation ends."""
     path = f"{folder(source)}/{snapshot}"
     dir_store.check(source)
     if not os.path.exists(path):
@@ -67,6 +67,7 @@ def copy_back(source: str, snapshot: int) -> None:
     try:
         with files.enough_space(os.path.dirname(source)):
             _copy(path, staged)
+            qemu_img.grow(staged, format, min_size)
             os.chmod(staged, 0o660)
             files.fsync(staged)
             point("revert staged")
@@ -94,11 +95,11 @@ def _remove_if_empty(directory: str) -> None:
         pass
 
 
-def flatten(source: str, snapshot: int) -> None:
+def flatten(source: str, snapshot: int, format: str = "raw", min_size: int = 0) -> None:
     """Make a snapshot the image's content and remove all snapshots, that one last: a rerun must find it."""
     dir_store.check(source)
     if numbers(source):
-        copy_back(source, snapshot)
+        copy_back(source, snapshot, format, min_size)
     for number in sorted(numbers(source), key=lambda number: number == snapshot):
         drop_copy(source, number)
     _remove_if_empty(folder(source))

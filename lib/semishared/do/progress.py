@@ -6,11 +6,23 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import contextmanager
-from typing import Iterator
+from typing import Callable, Iterator
 
 moved: Counter[str] = Counter()
 """Bytes by what was done with them: `store_read`, `store_written`, `received`, `sent`."""
 last = time.monotonic()
+last_words: list[Callable[[], None]] = []
+"""What is to be done yet if the front-end dies now: a guest that rests for us must not rest for ever."""
+
+
+@contextmanager
+def if_we_die(do: Callable[[], None]) -> Iterator[None]:
+    """Have `do` done by the host side if its front-end dies within the block."""
+    last_words.append(do)
+    try:
+        yield
+    finally:
+        last_words.remove(do)
 
 
 def touch() -> None:

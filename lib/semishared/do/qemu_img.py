@@ -7,6 +7,7 @@ import json
 import os
 
 from ..errors import ToolFailed
+from ..units import MiB, mib_ceil
 from .run import LONG_S, run
 
 
@@ -76,8 +77,8 @@ def fill(source: str, source_format: str, target: str, *, share: bool = False) -
 
 
 def grow(path: str, format: str, size: int) -> None:
-    """Grow an image to `size` bytes, unless it is that large; what it lies over need not be there."""
-    if virtual_size(path, format) >= size:
+    """Grow an image to `size` bytes, unless it is that large in whole MiB; what it lies over need not be there."""
+    if not size or mib_ceil(virtual_size(path, format)) * MiB >= size:
         return
     node: dict[str, object] = {"driver": format, "file": {"driver": "file", "filename": path}}
     if format == "qcow2":

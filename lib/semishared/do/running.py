@@ -175,19 +175,20 @@ def resting(directory: str, name: str, how: str) -> Iterator[None]:
     files.remove_staged(f"{directory}/{vm_dir.RECORDS}", REST)
     files.write_json(f"{directory}/{vm_dir.RECORDS}/{REST}", {"how": how, "run": _run(name)})
     point("rest noted")
-    try:
-        domain.virsh(URI, "domfsfreeze" if how == "AGENT" else "suspend", name, timeout_s=60)
-        point("guest frozen")
-    except SemisharedError:
+    with progress.if_we_die(lambda: wake(directory, name)):
         try:
-            wake(directory, name)
+            domain.virsh(URI, "domfsfreeze" if how == "AGENT" else "suspend", name, timeout_s=60)
+            point("guest frozen")
         except SemisharedError:
-            pass  # what it did not do for the same reason
-        raise
-    try:
-        yield
-    finally:
-        wake(directory, name)
+            try:
+                wake(directory, name)
+            except SemisharedError:
+                pass  # what it did not do for the same reason
+            raise
+        try:
+            yield
+        finally:
+            wake(directory, name)
 
 
 def wake(directory: str, name: str) -> None:
