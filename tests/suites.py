@@ -37,7 +37,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 10},
     "replay": {"paths": ["tests/replay"], "minutes": 10},
     "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 12},
-    "rbd": {"paths": ["tests/rbd"], "minutes": 20},
+    "cephstore": {"paths": ["tests/cephstore"], "minutes": 20},
     "ceph": {"paths": ["tests/ceph"], "minutes": 12},
     "staging": {"paths": ["tests/staging"], "minutes": 12},
     "operate": {"paths": ["tests/operate"], "minutes": 10},
