@@ -16,7 +16,7 @@ import pytest
 
 from lab.ceph import BRIDGE, POOL, READER, SECRET, USER, Cluster
 from lab.cloud import DATASTORES, RBD_STORE, Cloud
-from lab.guest import Guest, content
+from lab.guest import content
 from lab.oned import ActionFailed
 
 KIB = 64
@@ -124,36 +124,38 @@ def secrets_unseen(cloud: Cloud, ceph: Cluster) -> Iterator[None]:
     assert not [key for key in keys if key in said]
 
 
-def test_mixed_vm_through_power_off_stop_undeploy_and_migration(
+def test_mixed_vm_through_suspend_stop_undeploy_and_migration(
     cloud: Cloud, ceph: Cluster, os_image: int, secrets_unseen: None, cell: Callable[..., None]
 ) -> None:
-    """Every byte where it belongs after each way of not running."""
+    """Every byte where it belongs after each way of not running, and nobody but CEPH_USER connected while it runs."""
     images = on_rbd(cloud, "life")
     beside = cloud.data_image("life-mounted", DATA, persistent=True)
+    disc = cloud.data_image("life-disc", DATA, store=RBD_STORE, type="CDROM")
+    generations = ceph.images()[name(cloud, disc)]["snaps"]
     disks = mixed(cloud, os_image, images, {"IMAGE_ID": str(beside)}, {"TYPE": "fs", "SIZE": "16", "FORMAT": "raw"})
+    disks.append({"IMAGE_ID": str(disc), "DEV_PREFIX": "hd"})
     vm = cloud.deploy("life", disks)
     guest = cloud.guest(vm)
     assert guest.context()["SEMI"] == "life"
-    assert [record(cloud, vm, disk)["how"] for disk in range(7)] == ["overlay", *PLACES, "in-place", "volatile"]
+    assert [record(cloud, vm, disk)["how"] for disk in range(8)] == ["overlay", *PLACES, "in-place", "volatile", "in-place"]
     check_domain(cloud, vm)
     seeds = {"vdb": "mine", "vdc": "cow", "vdd": "full", "vde": "beside", "vdf": "mounted", "vdg": "volatile"}
-    for target in [*TARGETS, "vdf"]:
+    for target in [*TARGETS, "vdf", "sr0"]:
         guest.check(target, "base", 0, KIB)
     for target, seed in seeds.items():
         guest.write(target, seed, 4096, 128)
+    disk = running_disks(cloud, vm)["hda"]
+    assert disk.get("device") == "cdrom" and disk.find("readonly") is not None
+    nobody_else(cloud, ceph)
 
-    def verify() -> Guest:
+    def verify() -> None:
         now = cloud.guest(vm)
         for target, seed in seeds.items():
             now.check(target, seed, 4096, 128)
         check_domain(cloud, vm)
-        return now
 
-    cloud.oned.vm_poweroff(vm, hard=True)
-    assert all(image["watchers"] == [] for image in ceph.images().values())
-    cloud.oned.vm_resume(vm)
-    verify()
     cloud.oned.vm_suspend(vm)
+    assert all(image["watchers"] == [] for image in ceph.images().values())
     cloud.oned.vm_resume(vm)
     verify()
     cloud.oned.vm_stop(vm)
@@ -163,6 +165,7 @@ def test_mixed_vm_through_power_off_stop_undeploy_and_migration(
     verify()
     cloud.oned.vm_undeploy(vm, hard=True)
     assert cloud.files(cloud.lab.node("h2"), cloud.vm_dir(vm)) == []
+    assert all(image["watchers"] == [] for image in ceph.images().values())
     cloud.oned.vm_deploy(vm, "h1", 101)
     verify()
     cloud.oned.vm_migrate(vm, "h2", how="poweroff-hard")
@@ -175,10 +178,23 @@ def test_mixed_vm_through_power_off_stop_undeploy_and_migration(
         assert ceph.read(name(cloud, images[place]), 128 << 10, 4096 << 10) == bytes(128 << 10)
         assert ceph.read(name(cloud, images[place]), KIB << 10) == DATA
     assert cloud.read(cloud.source(beside), "raw", 128 << 10, 4096 << 10) == content("mounted", 4096, 128)
-    for image in images.values():
+    # No session began on the CD-ROM: what is a generation stays one.
+    assert ceph.images()[name(cloud, disc)]["snaps"] == generations
+    for image in (*images.values(), disc):
         cloud.oned.image_delete(image)
     assert set(ceph.images()) == {name(cloud, image.id) for image in cloud.oned.images.values() if image.datastore_id == RBD_STORE}
     cell(("clone", "mv", "delete"), PLACES, "rbd", "off")
+
+
+def nobody_else(cloud: Cloud, ceph: Cluster) -> None:
+    """See that hosts and front-end are connected to the cluster as CEPH_USER alone, and could not be as its admin."""
+    there = {node.ip for node in (cloud.lab.fe, *cloud.lab.hosts)}
+    assert {user for user, addresses in ceph.sessions().items() if there & set(addresses)} == {f"client.{USER}"}
+    for node in (cloud.lab.fe, *cloud.lab.hosts):
+        found = node.run(["find", "/etc/ceph", "/var/lib/one", "/root", "-name", "*admin*keyring*"], user="root", check=False).stdout
+        assert found == b""
+        argv = node.run(["ps", "axww", "-o", "args"], user="root").stdout.decode()
+        assert not re.search(r"client\.admin|id=admin|user.{1,4}admin", argv)
 
 
 def test_disks_attached_and_detached_in_every_order(
@@ -234,20 +250,22 @@ def test_image_when_flipped_is_a_new_generation_and_never_an_old_base(cloud: Clo
     """persistent -> non-persistent -> persistent: no write lost, no stale base (one#6207); nor a stale clone on the store."""
     image = cloud.data_image("flip", DATA, store=RBD_STORE)
     clone = cloud.data_image("flip-clone", DATA, store=RBD_STORE, SEMISHARED_PLACE="shared")
-    disks = [{"IMAGE_ID": str(one)} for one in (os_image, image, clone)]
     host = cloud.lab.node("h1")
+    vm = cloud.deploy("flip", [{"IMAGE_ID": str(os_image)}])
+    guest = cloud.guest(vm)
 
     def bases() -> list[str]:
         found = cloud.files(host, f"{DATASTORES}/.semishared/bases")
         return [base for base in found if base.startswith(f"{RBD_STORE}-{image}-") and "/" not in base]
 
     def session(before: str, after: str) -> None:
-        vm = cloud.deploy("flip", disks)
-        guest = cloud.guest(vm)
-        for target in ("vdb", "vdc"):
+        disks = {"vdb": cloud.oned.disk_attach(vm, image), "vdc": cloud.oned.disk_attach(vm, clone)}
+        for target, disk in disks.items():
+            guest.wait_disk(target)
             guest.check(target, before, 0, KIB)
             guest.write(target, after, 0, KIB)
-        cloud.terminate(vm)
+            cloud.oned.disk_detach(vm, disk)
+            guest.wait_disk(target, present=False)
 
     session("base", "lost")
     session("base", "lost")
@@ -267,6 +285,7 @@ def test_image_when_flipped_is_a_new_generation_and_never_an_old_base(cloud: Clo
     session("again", "lost")
     for one in (image, clone):
         assert ceph.read(name(cloud, one), KIB << 10) == content("again", 0, KIB)
+    cloud.terminate(vm)
     nothing_left(cloud, ceph)
 
 
@@ -355,17 +374,15 @@ def test_disks_saved_and_grown_running_off_and_undeployed(
     for target in TARGETS:
         guest.check(target, "two", 1024, KIB)
         guest.check(target, "end", (24 << 10) - KIB, KIB)
+    # A saved image never passed through cp: its first use makes its generation.
+    for image, seed, target in ((saved[1], "one", "vdf"), (saved[8], "two", "vdg")):
+        cloud.oned.disk_attach(vm, image)
+        guest.wait_disk(target)
+        guest.check(target, seed, 1024, KIB)
     cloud.terminate(vm)
     nothing_left(cloud, ceph)
     assert ceph.images()[name(cloud, images["in-place"])]["size"] == 40 << 20
     assert ceph.images()[name(cloud, images["overlay"])]["size"] == 16 << 20
-    # A saved image never passed through cp: its first use makes its generation.
-    vm = cloud.deploy("again", [{"IMAGE_ID": str(image)} for image in (os_image, saved[1], saved[8])])
-    guest = cloud.guest(vm)
-    guest.check("vdb", "one", 1024, KIB)
-    guest.check("vdc", "two", 1024, KIB)
-    cloud.terminate(vm)
-    nothing_left(cloud, ceph)
     cell("cpds", PLACES, "rbd", ("off", "live"))
     cell("resize", PLACES, "rbd", ("off", "live"))
 
@@ -414,38 +431,3 @@ def test_vm_on_ceph_when_migrated_live_loses_nothing(cloud: Cloud, ceph: Cluster
     cloud.terminate(vm)
     nothing_left(cloud, ceph)
     cell("migrate", PLACES, "rbd", "live")
-
-
-def test_cdrom_on_ceph_is_attached_in_place_and_read_only(cloud: Cloud, ceph: Cluster, os_image: int) -> None:
-    image = cloud.data_image("disc", DATA, store=RBD_STORE, type="CDROM")
-    before = ceph.images()[name(cloud, image)]
-    vm = cloud.deploy("disc", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image), "DEV_PREFIX": "hd"}])
-    guest = cloud.guest(vm)
-    assert guest.context()["SEMI"] == "disc"
-    check_domain(cloud, vm)
-    assert record(cloud, vm, 1)["readonly"] is True
-    disk = running_disks(cloud, vm)["hda"]
-    assert disk.get("device") == "cdrom" and disk.find("readonly") is not None
-    guest.check("sr0", "base", 0, KIB)
-    cloud.terminate(vm)
-    nothing_left(cloud, ceph)
-    # No session began: what is a generation stays one.
-    assert ceph.images()[name(cloud, image)]["snaps"] == before["snaps"]
-
-
-def test_guest_on_ceph_is_nobody_but_its_own_user(cloud: Cloud, ceph: Cluster, os_image: int, secrets_unseen: None) -> None:
-    """What connects to the cluster while a mixed VM runs and is changed: no client.admin, and no admin key to be it with."""
-    images = on_rbd(cloud, "who")
-    vm = cloud.deploy("who", mixed(cloud, os_image, images))
-    guest = cloud.guest(vm)
-    guest.write("vdb", "mine", 1024, KIB)
-    there = {node.ip for node in (cloud.lab.fe, *cloud.lab.hosts)}
-    users = {user for user, addresses in ceph.sessions().items() if there & set(addresses)}
-    assert users == {f"client.{USER}"}
-    for node in (cloud.lab.fe, *cloud.lab.hosts):
-        found = node.run(["find", "/etc/ceph", "/var/lib/one", "/root", "-name", "*admin*keyring*"], user="root", check=False).stdout
-        assert found == b""
-    argv = node.run(["ps", "axww", "-o", "args"], user="root").stdout.decode()
-    assert not re.search(r"client\.admin|id=admin|user.{1,4}admin", argv)
-    cloud.terminate(vm)
-    nothing_left(cloud, ceph)
