@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Iterator
 import pytest
 
 from semishared.do import extents
-from semishared.errors import CephRefused, CephUnavailable, ImageChanged, ImageInUse, MissingImage, SemisharedError
+from semishared.errors import CephRefused, CephUnavailable, ImageChanged, ImageInUse, MissingImage, NotSupported, SemisharedError
 from semishared.plan import image_steps as i
 from semishared.plan import steps as s
 from tools.world import MiB, World, allocated, qemu_io
@@ -428,3 +428,23 @@ def test_gc_sees_what_is_left_in_the_pool_and_removes_it(site: Site) -> None:
         assert item.keep == ""
         site.on(*item.steps())
     assert site.names() == ["one-7", "one-8"]
+
+
+def test_snapshot_that_a_stock_revert_has_put_aside_is_named_and_goes_with_the_image(site: Site) -> None:
+    import rbd
+
+    image = site.make()
+    with rbd.Image(site.ioctx, "one-7") as opened:
+        for name in ("1", "2"):
+            opened.create_snap(name)
+            opened.protect_snap(name)
+    # As stock's snap_revert does.
+    site.rbd.rename(site.ioctx, "one-7", "one-7-1:2")
+    site.rbd.clone(site.ioctx, "one-7-1:2", "1", site.ioctx, "one-7")
+    for step in (i.RevertImage(image, 2), i.ForgetSnapshot(image, 1), i.FlattenImage(image, 2)):
+        with pytest.raises(NotSupported, match="one-7-1:2"):
+            site.on(step)
+    assert site.read("one-7", MiB, 4096) == b"\xa1" * 4096
+    site.on(i.KeepSnapshot(image, 3), i.ForgetSnapshot(image, 3), i.ForgetSnapshot(image, 4))
+    site.on(i.RemoveImage(image))
+    assert site.names() == []

@@ -264,13 +264,19 @@ class OnNetwork:
         rbd_image.keep(*ceph.bridged(step.image), step.snapshot)
 
     def ForgetSnapshot(self, step: i.ForgetSnapshot) -> None:
-        rbd_image.forget_of(*ceph.bridged(step.image), step.snapshot)
+        where, name = ceph.bridged(step.image)
+        rbd_pool.check_not_aside(where, name, step.snapshot)
+        rbd_image.forget_of(where, name, step.snapshot)
 
     def RevertImage(self, step: i.RevertImage) -> None:
-        rbd_image.revert(*ceph.bridged(step.image), step.snapshot)
+        where, name = ceph.bridged(step.image)
+        rbd_pool.check_not_aside(where, name, step.snapshot)
+        rbd_image.revert(where, name, step.snapshot)
 
     def FlattenImage(self, step: i.FlattenImage) -> None:
-        rbd_image.flatten(*ceph.bridged(step.image), step.snapshot)
+        where, name = ceph.bridged(step.image)
+        rbd_pool.check_not_aside(where, name, step.snapshot)
+        rbd_image.flatten(where, name, step.snapshot)
 
     def GrowImage(self, step: i.GrowImage) -> None:
         rbd_image.grow(*ceph.bridged(step.image), step.size)

@@ -167,6 +167,20 @@ def remove_all(where: ceph.Pool, name: str) -> None:
     point("all of the image removed")
 
 
+def check_not_aside(where: ceph.Pool, name: str, snapshot: int) -> None:
+    """Raise NotSupported for a snapshot that a revert by OpenNebula's own driver has put aside in another image."""
+    rbd_image.settle(where, name)
+    with ceph.opened(where, name, read_only=True) as image:
+        if rbd_image.find(image, str(snapshot)):
+            return
+    aside = re.compile(rf"{re.escape(name)}-(?:[0-9]+:)*{snapshot}(?::[0-9]+)*\Z")
+    for found in filter(aside.match, names(where)):
+        raise NotSupported(
+            f"snapshot {snapshot} of {where.name}/{name} lies in {found}, where OpenNebula's own ceph driver has put it: go back to "
+            "it or delete it with that driver"
+        )
+
+
 def clone(where: ceph.Pool, name: str, target: str, made_for: str, min_size: int) -> None:
     """Make `target`, a copy-on-write clone of an image's present content, of at least `min_size` bytes."""
     frozen = rbd_image.freeze(where, name)
