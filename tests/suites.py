@@ -39,11 +39,15 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 12},
     "cephstore": {"paths": ["tests/cephstore"], "minutes": 20},
     "ceph": {"paths": ["tests/ceph"], "minutes": 12},
-    "staging": {"paths": ["tests/staging"], "minutes": 12},
+    "staging": {
+        "paths": [f"tests/staging/test_{name}.py" for name in ("base", "peers", "stage", "faults")], "minutes": 12
+    },  # fmt: skip
     "operate": {"paths": ["tests/operate"], "minutes": 10},
     "docs": {"paths": ["tests/docs"], "minutes": 6},
     "cephfaults": {"paths": ["tests/cephfaults"], "minutes": 12},
     "tools": {"paths": ["tests/tools"], "minutes": 8},
+    "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 12},
+    "staging-more": {"paths": ["tests/staging/test_more_faults.py"], "minutes": 10, "full": True},
 }
 """The longest first: two at a time, all others fit beside it."""
 

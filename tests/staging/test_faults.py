@@ -59,8 +59,13 @@ def why(found: Dict[str, Any], host: str) -> str:
     return " ".join([*found["hosts"][host]["troubles"], found["hosts"][host]["why"]])
 
 
-@pytest.mark.parametrize("fault", ["killed", "cut", "stopped", "ended"])
+@pytest.mark.parametrize("fault", ["killed", "stopped", "ended"])
 def test_receiver_that_dies_midway_does_not_hold_the_others(staging: Staging, fault: str) -> None:
+    die_midway(staging, fault)
+
+
+def die_midway(staging: Staging, fault: str) -> None:
+    """Let h3 die in the middle of a stream to h2, h3 and h4."""
     image = prepared(staging, f"receiver-{fault}")
     run = staging.begin("stage", str(image), "--transport", "multicast", *SLOWLY)
     run.midway()
@@ -88,9 +93,9 @@ def test_receiver_that_dies_midway_does_not_hold_the_others(staging: Staging, fa
 
 
 def test_slow_receiver_leaves_the_stream_and_gets_the_rest_from_a_peer(staging: Staging) -> None:
-    image = prepared(staging, "slow", data=32)
-    staging.lab.node("h3").limit(4)
-    run = staging.begin("stage", str(image), "--transport", "multicast", *SLOWLY)
+    image = prepared(staging, "slow")
+    staging.lab.node("h3").limit(8)
+    run = staging.begin("stage", str(image), "--transport", "multicast", "--rate", "8M", "--compress", "none")
     for host in ("h2", "h4"):
         run.wait_for(lambda event, host=host: event["event"] == "host" and event["host"] == host and event["done"])  # type: ignore[misc]
     healthy = time.monotonic()
@@ -101,17 +106,6 @@ def test_slow_receiver_leaves_the_stream_and_gets_the_rest_from_a_peer(staging: 
     good(staging, image, "h1 h2 h3 h4")
     ended(staging)
 
-
-def test_late_receiver_is_repaired(staging: Staging) -> None:
-    image = prepared(staging, "late")
-    staging.lab.node("h4").cut()
-    run = staging.begin("stage", str(image), *SLOWLY)
-    run.midway()
-    staging.lab.node("h4").join()
-    found = run.summary(timeout=150)
-    assert "stream" not in found["hosts"]["h4"]["sources"]
-    good(staging, image, "h1 h2 h3 h4")
-    ended(staging)
 
 
 def test_sender_that_dies_midway_is_replaced_and_the_store_gives_only_the_rest(staging: Staging) -> None:
@@ -157,14 +151,6 @@ def test_network_without_multicast_is_noticed_in_seconds_and_a_chain_takes_over(
     ended(staging)
 
 
-def test_one_host_behind_a_firewall_does_not_hold_the_others(staging: Staging) -> None:
-    image = prepared(staging, "firewall")
-    staging.lab.node("h3").drop("udp dport 9000-9300")
-    found = staging.begin("stage", str(image), *SLOWLY).summary()
-    assert found["complete"]
-    assert "stream" in found["hosts"]["h2"]["sources"] and "stream" not in found["hosts"]["h3"]["sources"]
-    good(staging, image, "h1 h2 h3 h4")
-
 
 def test_loss_of_packets_costs_nothing_but_time(staging: Staging) -> None:
     image = prepared(staging, "loss")
@@ -206,7 +192,8 @@ def test_concurrent_sessions_do_not_meet(staging: Staging) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         for found in pool.map(stage, images):
-            assert found["complete"] and found["bytes"]["stream"] > 3 * 24 * MiB and found["bytes"]["store"] == 0
+            assert found["complete"] and found["bytes"]["stream"] > 24 * MiB and found["bytes"]["store"] == 0
+            assert not any("session" in why(found, host) for host in found["hosts"]), "each has got its own stream"
     for image in images:
         good(staging, image, "h1 h2 h3 h4")
     ended(staging)
@@ -214,7 +201,7 @@ def test_concurrent_sessions_do_not_meet(staging: Staging) -> None:
 
 def test_second_session_for_the_same_image_says_busy_or_waits(staging: Staging) -> None:
     image = prepared(staging, "twice")
-    first = staging.begin("stage", str(image), *SLOWLY)
+    first = staging.begin("stage", str(image), "--rate", "1M", "--compress", "none")
     first.midway()
     busy = staging.begin("stage", str(image), "--hosts", "h2")
     waiting = staging.begin("stage", str(image), "--hosts", "h2,h3", "--wait")
@@ -245,8 +232,12 @@ def test_nothing_outlives_its_session_whoever_is_killed(staging: Staging, who: s
     ended(staging)
 
 
-@pytest.mark.parametrize("transport", ["chain", "unicast"])
-def test_host_that_dies_in_a_chain_is_gone_round(staging: Staging, transport: str) -> None:
+def test_host_that_dies_in_a_chain_is_gone_round(staging: Staging) -> None:
+    die_in(staging, "chain")
+
+
+def die_in(staging: Staging, transport: str) -> None:
+    """Let h2 die while h3 takes from it, or from h1."""
     image = prepared(staging, f"link-{transport}")
     run = staging.begin("stage", str(image), "--transport", transport, *SLOWLY)
     run.midway("h2" if transport == "chain" else "h1", "h3" if transport == "chain" else "h2")
@@ -259,9 +250,9 @@ def test_host_that_dies_in_a_chain_is_gone_round(staging: Staging, transport: st
 
 
 def test_slow_host_in_a_chain_is_gone_round(staging: Staging) -> None:
-    image = prepared(staging, "slow-link", data=32)
-    staging.lab.node("h2").limit(4)
-    run = staging.begin("stage", str(image), "--transport", "chain", "--rate", "6M", "--compress", "none")
+    image = prepared(staging, "slow-link")
+    staging.lab.node("h2").limit(8)
+    run = staging.begin("stage", str(image), "--transport", "chain", "--rate", "8M", "--compress", "none")
     run.wait_for(lambda event: event["event"] == "host" and event["host"] == "h3" and event["done"], 100)
     second = [event for event in run.events if event["event"] == "host" and event["host"] == "h2"][-1]
     assert not second["done"], "h3 comes after h2 in the chain, and had it before"
@@ -269,27 +260,13 @@ def test_slow_host_in_a_chain_is_gone_round(staging: Staging) -> None:
     good(staging, image, "h1 h2 h3 h4")
 
 
-def test_host_with_a_full_disk_is_said_and_the_others_have_it(staging: Staging) -> None:
-    image = prepared(staging, "full")
-    host, place = staging.lab.node("h3"), f"{DATASTORES}/{RECORDS}"
-    host.run(["mkdir", "-p", place])
-    host.run(["mount", "-t", "tmpfs", "-o", f"size=12m,mode=755,uid={staging.lab.uid},gid={staging.lab.gid}", "small", place], user="root")
-    conf = staging.lab.fe.path("/var/lib/one/remotes/etc/semishared.conf")
-    text = conf.read_text()
-    try:
-        # Without a floor, so that it is the disk that says it.
-        conf.write_text(text.replace("free_floor = 5%", "free_floor = none"))
-        found = staging.begin("stage", str(image), *SLOWLY).summary(code=1)
-        assert "SS030" in found["hosts"]["h3"]["why"]
-        assert not list((staging.root("h3") / "staging").glob("*/image")), "what has come does not fill the disk for others"
-    finally:
-        conf.write_text(text)
-        host.run(["umount", "-l", place], user="root")
-    good(staging, image, "h1 h2 h4")
+
+def test_rate_limit_is_kept(staging: Staging) -> None:
+    keeps_rate(staging, "multicast")
 
 
-@pytest.mark.parametrize("transport", ["multicast", "chain"])
-def test_rate_limit_is_kept(staging: Staging, transport: str) -> None:
+def keeps_rate(staging: Staging, transport: str) -> None:
+    """Look at what the sender's network card sends."""
     image = prepared(staging, f"rate-{transport}")
     rate, sent = 4 * MiB, staging.lab.node("h1").path("/sys/class/net/eth0/statistics/tx_bytes")
     run: Run = staging.begin("stage", str(image), "--transport", transport, "--rate", "4M", "--compress", "none")
