@@ -119,9 +119,7 @@ def room(listed: dict[str, object], limit: eviction.Limits, host: str, needed: i
     gone = sum(base.bytes for base in bases if base.name in chosen)
     left = eviction.missing([base for base in bases if base.name not in chosen], limit, free + gone, needed)
     if left > 0:
-        raise NoSpace(
-            f"a base of {human(needed)} does not fit on {host}: {human(left)} too much for its limit and its free-space floor"
-        )
+        raise NoSpace(f"no space for a base of {human(needed)} on {host}: {human(left)} over its size limit or free-space floor")
     return chosen
 
 

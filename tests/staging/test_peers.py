@@ -97,11 +97,8 @@ def test_full_host_refuses_a_base_and_keeps_its_others(staging: Staging) -> None
         conf.write_text(text.replace("size_limit = none", "size_limit = 40M"))
         vm = staging.deploy("evicts", second, "h1")
         assert [path.name.split("-")[1] for path in staging.bases("h1")] == [str(second)], "room was made"
-        calls = len(staging.cloud.oned.calls)
-        with pytest.raises(ActionFailed, match="does not fit on h1"):
+        with pytest.raises(ActionFailed, match=r"no space for a base of .* on h1.*SS030"):
             staging.deploy("no-room", first, "h1")
-        said = [call.stderr for call in staging.cloud.oned.calls[calls:] if call.action == "clone" and call.rc]
-        assert said and "SS030" in said[-1] and "does not fit on h1" in said[-1]
         right(staging, "h1", vm, second)
     finally:
         conf.write_text(text)

@@ -75,7 +75,7 @@ def test_room_is_made_or_refused() -> None:
     assert cold.room(listed, Limits(-1, 50), "h1", 40, f"100-8-{'a' * 32}") == []
     assert cold.room(listed, Limits(-1, 50), "h1", 90, f"100-8-{'a' * 32}") == [NAME]
     assert cold.room(listed, Limits(50, 0), "h1", 10, f"100-8-{'a' * 32}") == [NAME]
-    with pytest.raises(NoSpace, match="does not fit on h1"):
+    with pytest.raises(NoSpace, match="no space for a base of .* on h1"):
         cold.room(listed, Limits(50, 0), "h1", 60, f"100-8-{'a' * 32}")
     with pytest.raises(NoSpace):
         cold.room({**listed, "bases": [{**base, "leases": ["5-1"]}]}, Limits(-1, 50), "h1", 90, f"100-8-{'a' * 32}")

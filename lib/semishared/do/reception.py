@@ -237,17 +237,25 @@ def describe(step: DescribeBase) -> dict[str, object]:
     tools = [*codec.available(), *(name for name in ("udp-sender", "udp-receiver") if shutil.which(name, path=PATH))]
     return {
         "generation": wanted, "current": current, "has": bool(wanted) and bases.is_published(bases.at(step.root, name)),
-        "needed": len(expected.extents) * extents.EXTENT if expected else 0, "manifest": expected is not None,
+        "needed": _needed(image, expected), "manifest": expected is not None,
         "tools": tools, "trouble": trouble,
         "partial": len(partial.have(f"{step.root}/staging/{image.store}-{image.id}")) if there else 0,
         **scrub.list_bases(ListBases(step.root)),
     }  # fmt: skip
 
 
+def _needed(image: ImageRef, expected: extents.Manifest | None) -> int:
+    """Return about how many bytes the base will take: extents are not full where blocks of zeros are."""
+    if expected is None:
+        return 0
+    most = len(expected.extents) * extents.EXTENT
+    return min(most, files.allocated(image.source)) if image.access.can.is_mounted else most
+
+
 def clone(root: str, image: ImageRef, content: stores.Content, ask: Callable[..., dict[str, object]]) -> None:
     """Make the base in staging for a clone, from where the front-end says; it is told what there is and what is needed."""
     expected = content.expected(image.generation) if content.generation(content.see()) == image.generation else None
-    needed = len(expected.extents) * extents.EXTENT if expected else 0
+    needed = _needed(image, expected)
     answer = ask(question="base", name=f"{image.store}-{image.id}-{image.generation}", needed=needed, **scrub.list_bases(ListBases(root)))
     fill(_of_answer(root, image, answer), lambda **_: None, lambda: None)
 
