@@ -121,8 +121,8 @@ def fill(step: FetchBase, tell: Tell, poll: Callable[[], object]) -> Account:
                 target.finish()
             finally:
                 target.close()
-    except NoSpace:
-        # What has come is space that the host lacks.
+    except (NoSpace, ImageChanged):
+        # What has come is space that the host lacks, or of a content that nobody has any more.
         shutil.rmtree(f"{step.root}/staging/{step.image.store}-{step.image.id}", ignore_errors=True)
         raise
     return account
