@@ -46,7 +46,6 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "docs": {"paths": ["tests/docs"], "minutes": 6},
     "cephfaults": {"paths": ["tests/cephfaults"], "minutes": 12},
     "tools": {"paths": ["tests/tools"], "minutes": 8},
-    "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 12},
     "staging-more": {"paths": ["tests/staging/test_more_faults.py"], "minutes": 10, "full": True},
 }
 """The longest first: two at a time, all others fit beside it."""
