@@ -34,7 +34,7 @@ from ..plan import diagnosis as plan
 from ..plan import stores
 from ..plan.gc import find
 from ..units import human
-from . import gc
+from . import gc, gc_pools
 from .waiting import Waiting
 
 AT_ONCE = 32
@@ -236,7 +236,9 @@ def leftovers(config: Config, no_oned: bool) -> tuple[int, str]:
         survey = gc.survey_cloud(Oned(), config)
     except SemisharedError:
         return 0, ""
-    found = [item for item in find(survey.machines, survey.known, OLD_S, not survey.errors) if not item.keep]
+    found = find(survey.machines, survey.known, OLD_S, not survey.errors)
+    found += gc_pools.left(survey.pools, survey.known, OLD_S, config, survey)
+    found = [item for item in found if not item.keep]
     return len(found), human(sum(item.bytes for item in found))
 
 
