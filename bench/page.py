@@ -139,6 +139,27 @@ def stage(report: Data) -> str:
     return text + "\n" + _table(["what", "measured", "baseline", "ratio", "expected", "budget", "met"], others)
 
 
+def ceph(report: Data) -> str:
+    """Disks from RBD images by size."""
+    found = _by_name(report)
+    rows = []
+    for name in found:
+        if not name.startswith("ceph/warm/"):
+            continue
+        size = name.rsplit("/", 1)[1]
+        first, warm = found[f"ceph/first/{size}"], found[name]
+        reads = [number(found[f"ceph/{kind}-read/{size}"]["median"]) for kind in ("export", "first", "warm")]
+        rows.append([
+            size, _spread(warm["baseline"]), _spread(first), _ratio(first), number(first["expected"]), _spread(warm),
+            _ratio(warm), number(warm["expected"]), *reads, number(found[f"ceph/warm-data/{size}"]["median"]),
+        ])  # fmt: skip
+    head = [
+        "image", "stock: `rbd export`, s", "first disk, s", "of an export", "expected", "further disk, s", "of an export",
+        "expected", "MiB read, export", "first", "further (headers)", "data bytes read, further",
+    ]  # fmt: skip
+    return _table(head, rows)
+
+
 def actions(report: Data) -> str:
     """Every action of tm/ and datastore/."""
     found = _by_name(report)
@@ -206,8 +227,8 @@ def overlay(report: Data) -> str:
 
 
 BLOCKS: Dict[str, Callable[[Data], str]] = {
-    "machine": machine, "budgets": budgets, "clone": clone, "actions": actions, "overlay": overlay, "options": options,
-    "creation": creation, "stage": stage,
+    "machine": machine, "budgets": budgets, "clone": clone, "ceph": ceph, "actions": actions, "overlay": overlay,
+    "options": options, "creation": creation, "stage": stage,
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
-    bench/run.py [--quick] [NAME ...]     names: io clone actions options large stage interference
+    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference
     bench/run.py --docs                   write the tables in docs/ from build/bench.json
 
 Times mean nothing on a shared machine: every figure is compared with a baseline of the same run.
@@ -30,11 +30,14 @@ import plots  # noqa: E402
 import stage  # noqa: E402
 from figures import Figure  # noqa: E402
 
+import ceph  # noqa: E402
+
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "io": overlay.io,
     "clone": clone.clone,
+    "ceph": ceph.ceph,
     "actions": actions.actions,
     "options": overlay.options,
     "large": overlay.large,

@@ -118,12 +118,17 @@ def remove_staged(directory: str, name: str = "") -> None:
             unlink(f"{directory}/{entry}")
 
 
+def changed_ns(stat: os.stat_result) -> int:
+    """Return when a file was last written, in ns; when its inode changed if that is not known (ceph-fuse dates what `cp` made to 0)."""
+    return stat.st_mtime_ns or stat.st_ctime_ns
+
+
 def remove_stale(directory: str) -> None:
     """Remove what writers killed long ago left staged in a directory that has no lock."""
     try:
         entries = [entry for entry in os.scandir(directory) if entry.name.startswith(STAGED)]
         for entry in entries:
-            if entry.stat(follow_symlinks=False).st_mtime < time.time() - STALE_S:
+            if changed_ns(entry.stat(follow_symlinks=False)) / 1e9 < time.time() - STALE_S:
                 unlink(entry.path)
     except FileNotFoundError:
         return

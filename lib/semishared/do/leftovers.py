@@ -36,7 +36,7 @@ def newest(path: str) -> tuple[int, int]:
         stat = os.lstat(path)
     except FileNotFoundError:
         return 0, 0
-    time_ns, size = stat.st_mtime_ns, stat.st_blocks * 512
+    time_ns, size = files.changed_ns(stat), stat.st_blocks * 512
     if os.path.isdir(path) and not os.path.islink(path):
         for name in _names(path):
             below, bytes_below = newest(f"{path}/{name}")

@@ -16,7 +16,7 @@ from lab.node import Node
 NAME = "semishared"
 USER = "semishared-fs"
 # Without them ceph-fuse (16.2) goes on serving what it has cached of a file after a direct write through the same mount, and
-# QEMU writes directly: docs/how-to/shared-file-systems.md.
+# QEMU writes directly: docs/reference/support.md.
 OPTIONS = ("--client_oc=false", "--fuse_disable_pagecache=true")
 
 
