@@ -84,7 +84,10 @@ class Staging:
         try:
             for number in range(plan.ROUNDS):
                 if number:
+                    # Also those that did not answer before: who comes late gets it from the others.
                     described = self._describe([host for host in self.hosts if not self.outcomes[host.name].ok])
+                    if not described:
+                        break
                 if not self._round(described, is_last=number == plan.ROUNDS - 1):
                     break
         finally:
@@ -189,7 +192,7 @@ class Staging:
         self.sender = chosen.sender
         self.tell(event="plan", transport=chosen.transport, sender=chosen.sender, hosts=[item.host for item in chosen.hosts])
         Round(self, chosen, evict).run()
-        return not all(self.outcomes[item.host].ok for item in chosen.hosts)
+        return not all(outcome.ok for outcome in self.outcomes.values())
 
 
 def _has_udpcast(answer: dict[str, object]) -> bool:

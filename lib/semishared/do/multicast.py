@@ -151,7 +151,7 @@ def receive(step: FetchBase, target: Partial, account: Account, orders: Orders) 
         point("stream receiver started")
         account.tell("stream", now=True, ready=True, wire=0)
         pieces = _Pieces(program)
-        had, begun = len(target.have), time.monotonic()
+        had, heard = len(target.have), time.monotonic()
         while True:
             chunk = pieces.next(0.25)
             orders.hear()
@@ -160,11 +160,14 @@ def receive(step: FetchBase, target: Partial, account: Account, orders: Orders) 
             if chunk is None:
                 progress.touch()
                 account.tell("stream", wire=_received(name) - before)
-                if not pieces.began and time.monotonic() - begun > START_S + 5:
-                    raise StreamFailed(f"no stream came in {START_S + 5} s")
+                # udp-receiver's own limits come first, if it is still at work.
+                limit = SILENT_S + 5 if pieces.began else START_S + 5
+                if time.monotonic() - heard > limit:
+                    raise StreamFailed(f"nothing of the stream came for {limit} s")
                 continue
             if not chunk:
                 break
+            heard = time.monotonic()
             for kind, plain in opener.feed(chunk):
                 peers.take(target, kind, plain)
             progress.count("received", len(chunk))
