@@ -69,7 +69,7 @@ def test_named_hosts_only_and_what_is_partly_there_is_gone_on_with(staging: Stag
     indices = [line.split()[0] for line in (base / "manifest").read_text().splitlines()[4:]]
     (partial / "have").write_text("".join(f"{index}\n" for index in indices[:3]))
     flip(partial / "image", int(indices[1]) * 4 * MiB + MiB)
-    for path in (partial.parent, partial, *partial.iterdir()):
+    for path in (partial.parent.parent, partial.parent, partial, *partial.iterdir()):
         staging.cloud.give(path)
     found = summary(staging.command("stage", str(image), "--hosts", "h2", "--compress", "none"))
     assert found["complete"]
