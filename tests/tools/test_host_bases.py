@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from semishared.config import Config
+from semishared.do import extents, files
 from semishared.do.ssh import Session
 from semishared.errors import ImageChanged, MissingImage, StoreUnavailable
 from semishared.plan import steps as s
@@ -261,3 +262,24 @@ def test_crashed_stage_is_cleared_by_the_next(world: World) -> None:
     world.clone(image, world.disk())
     assert world.leftovers() == []
     qemu_io(world.disk().path, "qcow2", "read -P 0xa1 1M 64k")
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4097, 4 * MiB, 4 * MiB + 1, 9 * MiB + 12345])
+def test_image_read_past_the_page_cache_is_the_same_whatever_its_size(tmp_path: Path, size: int) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(size))
+    found = extents.copy(str(source), str(tmp_path / "copy"), "raw", "x", direct=True)
+    assert found == extents.copy(str(source), None, "raw", "x")
+    assert (tmp_path / "copy").read_bytes() == source.read_bytes()
+
+
+def test_staged_file_that_a_file_system_dates_1970_is_not_stale(tmp_path: Path) -> None:
+    """ceph-fuse does that with what `cp` makes."""
+    staged = tmp_path / f"{files.STAGED}image.1"
+    staged.write_bytes(b"x")
+    os.utime(staged, ns=(0, 0))
+    files.remove_stale(str(tmp_path))
+    assert staged.exists()
+    os.utime(staged, (1, 1))
+    files.remove_stale(str(tmp_path))
+    assert not staged.exists()
