@@ -44,6 +44,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     },  # fmt: skip
     "operate": {"paths": ["tests/operate"], "minutes": 10},
     "docs": {"paths": ["tests/docs"], "minutes": 6},
+    "cephfs": {"paths": ["tests/cephfs"], "minutes": 15},
     "cephfaults": {"paths": ["tests/cephfaults"], "minutes": 15},
     "tools": {"paths": ["tests/tools"], "minutes": 8},
     "staging-more": {"paths": ["tests/staging/test_more_faults.py"], "minutes": 10, "full": True},
