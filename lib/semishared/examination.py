@@ -79,7 +79,7 @@ def examine(question: Question) -> Dict[str, Any]:
         answers = {name: future.result() for name, future in found.items()}
     answers["lacks"] = {"needed": lacking(NEEDS, question, answers), "wanted": lacking(WANTS, question, answers)}
     answers["python"] = list(sys.version_info[:3])
-    answers["user"] = pwd.getpwuid(os.geteuid()).pw_name
+    answers["user"] = user()
     if question.location:
         answers["local"] = limited(lambda: local(question.location))
         # In threads that may hang for ever: each store gets its own, and nobody waits for the hung ones.
@@ -88,6 +88,14 @@ def examine(question: Question) -> Dict[str, Any]:
     if question.ceph and not all(importlib.util.find_spec(name) for name in ("rados", "rbd")):
         answers["lacks"]["needed"].append("python3-rbd")
     return answers
+
+
+def user() -> str:
+    """Return who we are here."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def limited(work: Callable[[], Any]) -> Any:
