@@ -29,12 +29,14 @@ KIB = 64
 DATA = content("base", 0, KIB)
 STORE_DIR = f"{DATASTORES}/{STORE}"
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
-PLACES = [
-    # (name, persistent, attributes)
-    ("mine", True, {}),
-    ("cow", False, {}),
-    ("full", False, {"SEMISHARED_LOCAL": "copy"}),
-    ("beside", False, {"SEMISHARED_PLACE": "shared"}),
+DISKS = [
+    # (name, format, persistent, attributes); what lies on the shared file system in both formats
+    ("mine", "raw", True, {}),
+    ("mineq", "qcow2", True, {}),
+    ("beside", "raw", False, {"SEMISHARED_PLACE": "shared"}),
+    ("besideq", "qcow2", False, {"SEMISHARED_PLACE": "shared"}),
+    ("cow", "raw", False, {}),
+    ("full", "qcow2", False, {"SEMISHARED_LOCAL": "copy"}),
 ]
 
 
@@ -43,13 +45,6 @@ def left_over(cloud: Cloud, *options: str) -> set[str]:
     done = cloud.lab.fe.run([COMMAND, "gc", "--json", "--now", *options], check=False)
     assert done.returncode in (0, 1), done.stderr
     return {finding["kind"] for finding in json.loads(done.stdout)["findings"]} - {"base"}
-
-
-def images(cloud: Cloud, prefix: str, format: str) -> list[int]:
-    return [
-        cloud.data_image(f"{prefix}-{name}-{format}", DATA, persistent=persistent, format=format, **attributes)
-        for name, persistent, attributes in PLACES
-    ]
 
 
 def opens(node: Node, path: str, format: str = "raw") -> bool:
@@ -96,43 +91,44 @@ def wait_for(condition: Any, seconds: float = 30) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("format", ["raw", "qcow2"])
-def test_every_kind_of_disk_through_snapshots_save_as_undeploy_and_migration(cloud: Cloud, os_image: int, format: str) -> None:
-    data = images(cloud, "life", format)
-    vm = cloud.deploy(f"life-{format}", [{"IMAGE_ID": str(image)} for image in (os_image, *data)])
-    disks = {f"vd{'bcde'[number]}": number + 1 for number in range(len(PLACES))}
-    volatile = cloud.oned.disk_attach(vm, attributes={"TYPE": "fs", "SIZE": "16", "FORMAT": format})
+def test_every_kind_of_disk_through_snapshots_save_as_undeploy_and_migration(cloud: Cloud, os_image: int) -> None:
+    data = [
+        cloud.data_image(name, DATA, persistent=persistent, format=format, **attributes) for name, format, persistent, attributes in DISKS
+    ]
+    vm = cloud.deploy("life", [{"IMAGE_ID": str(image)} for image in (os_image, *data)])
+    disks = {f"vd{'bcdefg'[number]}": number + 1 for number in range(len(DISKS))}
+    volatile = cloud.oned.disk_attach(vm, attributes={"TYPE": "fs", "SIZE": "16", "FORMAT": "qcow2"})
     guest = cloud.guest(vm)
-    guest.wait_disk("vdf")
+    guest.wait_disk("vdh")
     for name in disks:
         guest.check(name, "base", 0, KIB)
         guest.write(name, "one", 1024, 64)
-    guest.write("vdf", "volatile", 0, 64)
+    guest.write("vdh", "volatile", 0, 64)
     for disk in disks.values():
         assert cloud.oned.disk_snapshot_create(vm, disk, "live") == 0
-    saved = []
     for name, disk in disks.items():
         guest.write(name, "two", 1024, 64)
-        saved.append((cloud.oned.disk_saveas(vm, disk, f"saved-{name}-{format}"), "two"))
-        saved.append((cloud.oned.disk_saveas(vm, disk, f"snap-{name}-{format}", snapshot=0), "one"))
-    for image, seed in saved:
-        assert cloud.read(cloud.source(image), format, 64 << 10, 1024 << 10) == content(seed, 1024, 64)
-        cloud.oned.image_delete(image)
+        format = DISKS[disk - 1][1]
+        for image, seed in (
+            (cloud.oned.disk_saveas(vm, disk, f"saved-{name}"), "two"),
+            (cloud.oned.disk_saveas(vm, disk, f"snap-{name}", snapshot=0), "one"),
+        ):
+            assert cloud.read(cloud.source(image), format, 64 << 10, 1024 << 10) == content(seed, 1024, 64)
+            cloud.oned.image_delete(image)
     cloud.oned.vm_poweroff(vm, hard=True)
     for disk in disks.values():
         cloud.oned.disk_snapshot_revert(vm, disk, 0)
         assert cloud.oned.disk_snapshot_create(vm, disk, "off") == 1
         cloud.oned.disk_snapshot_delete(vm, disk, 1)
         cloud.oned.disk_resize(vm, disk, 24)
-    cloud.oned.vm_resume(vm)
-    cloud.oned.vm_undeploy(vm, hard=True)
+    cloud.oned.vm_undeploy(vm)
     cloud.oned.vm_deploy(vm, "h2", 101)
     guest = cloud.guest(vm)
     for name in disks:
         guest.check(name, "base", 0, KIB)
         guest.check(name, "one", 1024, 64)
         assert guest.disks()[name] == 24 << 20
-    guest.check("vdf", "volatile", 0, 64)
+    guest.check("vdh", "volatile", 0, 64)
     cloud.oned.disk_detach(vm, volatile)
     cloud.oned.vm_migrate(vm, "h1", how="poweroff-hard", datastore_id=102)
     guest = cloud.guest(vm)
@@ -140,12 +136,12 @@ def test_every_kind_of_disk_through_snapshots_save_as_undeploy_and_migration(clo
         guest.check(name, "one", 1024, 64)
     cloud.terminate(vm)
     assert cloud.leftovers() == []
-    assert cloud.read(cloud.source(data[0]), format, 64 << 10, 1024 << 10) == content("one", 1024, 64)
-    for image in data[1:]:
-        assert cloud.read(cloud.source(image), format, 64 << 10, 1024 << 10) == bytes(64 << 10)
+    for image, (_, format, persistent, _) in zip(data, DISKS):
+        expected = content("one", 1024, 64) if persistent else bytes(64 << 10)
+        assert cloud.read(cloud.source(image), format, 64 << 10, 1024 << 10) == expected
+        if persistent:
+            cloud.oned.image_snapshot(image, "snap_delete", 0)
         cloud.oned.image_delete(image)
-    cloud.oned.image_snapshot(data[0], "snap_delete", 0)
-    cloud.oned.image_delete(data[0])
     assert left_over(cloud, "--dry-run") == set()
 
 
