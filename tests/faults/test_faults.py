@@ -14,6 +14,8 @@ from .cloud import BASES, STORE, SYSTEM, Cloud, one_line, until
 from .rig import image_bytes
 
 CONTENT = image_bytes("faults")
+MID_WAY = 128 << 10
+"""Free bytes for less than half of the image's data, which is 320 KiB."""
 HOST_LIMIT_S = 30
 """What a dead or silent host may cost."""
 
@@ -55,7 +57,7 @@ def works(cloud: Cloud, source: str, vm: int = 7, host: str = "h1") -> None:
 # -- no space ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("free", [0, 512 << 10], ids=["at 0 %", "mid-way"])
+@pytest.mark.parametrize("free", [0, MID_WAY], ids=["at 0 %", "mid-way"])
 @pytest.mark.parametrize("where", ["base store", "VM directory, copy", "VM directory, volatile"])
 def test_host_disk_full(cloud: Cloud, source: str, where: str, free: int) -> None:
     size = 1 << 20
@@ -76,7 +78,7 @@ def test_host_disk_full(cloud: Cloud, source: str, where: str, free: int) -> Non
     works(cloud, source, vm)
 
 
-@pytest.mark.parametrize("free", [0, 512 << 10], ids=["at 0 %", "mid-way"])
+@pytest.mark.parametrize("free", [0, MID_WAY], ids=["at 0 %", "mid-way"])
 def test_store_full_for_an_upload(cloud: Cloud, free: int) -> None:
     cloud.fe.path("/var/tmp/full.raw").write_bytes(CONTENT)
     cloud.fe.path("/var/tmp/full.raw").chmod(0o644)
@@ -87,7 +89,7 @@ def test_store_full_for_an_upload(cloud: Cloud, free: int) -> None:
     assert cloud.upload(CONTENT, "full.raw")
 
 
-@pytest.mark.parametrize("free", [0, 512 << 10], ids=["at 0 %", "mid-way"])
+@pytest.mark.parametrize("free", [0, MID_WAY], ids=["at 0 %", "mid-way"])
 def test_store_full_for_a_saved_disk(cloud: Cloud, source: str, free: int) -> None:
     works(cloud, source, 8)
     words = [f"h1:{SYSTEM}/8/disk.0", f"{STORE}/saved", "-1", "8", "100"]
