@@ -98,6 +98,7 @@ def test_upload_is_stored_raw_whatever_it_came_as_and_removed_without_a_trace(cl
     check_nothing_left(cloud)
 
 
+@pytest.mark.long  # tests/ceph has the same with more places in one VM
 def test_every_place_through_the_life_of_a_vm(cloud: Cloud, os_image: int) -> None:
     """Deploy, write, snapshot live, save, power off, revert, resize, stop, undeploy, migrate cold, terminate."""
     data = images(cloud, "life")
@@ -198,6 +199,7 @@ def test_second_vm_of_an_image_reads_nothing_from_ceph(cloud: Cloud, os_image: i
     cloud.oned.image_delete(image)
 
 
+@pytest.mark.long  # tests/ceph has the same with more places in one VM
 def test_attached_and_detached_while_it_runs(cloud: Cloud, os_image: int) -> None:
     data = images(cloud, "hot")
     vm = cloud.deploy("ceph-hot", [{"IMAGE_ID": str(os_image)}])
@@ -217,6 +219,7 @@ def test_attached_and_detached_while_it_runs(cloud: Cloud, os_image: int) -> Non
     check_nothing_left(cloud)
 
 
+@pytest.mark.long  # tests/ceph has the same with more places in one VM
 def test_flips_of_persistent_lose_nothing_and_serve_nothing_stale(cloud: Cloud, os_image: int) -> None:
     """one#6207, with guests."""
     image = cloud.data_image("flip", DATA, store=RBD_STORE)

@@ -9,6 +9,7 @@ the next start opens holds all that the guest had written, and the action can be
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 import traceback
@@ -25,6 +26,9 @@ from .cloud import Cloud, until
 from .live import COPY, DOMAIN, IN_PLACE, ON_STORE, OVERLAY, PLACES, SAVED, TRACE, VM_DIR, Environment, Live, digest, s, written
 
 DELAYS = (0.005, 0.05)
+ALL = bool(os.environ.get("SEMISHARED_FULL"))
+EVERY = 3
+"""Without SEMISHARED_FULL every third point of each action, another third for each."""
 
 
 @dataclass
@@ -124,6 +128,8 @@ class Proof:
         self.check()
         self.wanted = live.listing()
         for number, name in enumerate(names, 1):
+            if not ALL and number % EVERY != len(case.name) % EVERY:
+                continue
             kill = {"SEMISHARED_KILL_AT": str(number)}
             self.attempt(f"killed at {number} ({name})", kill, self.rerun)
             if case.off:
