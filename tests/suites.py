@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -81,7 +82,7 @@ def run_pytest(name: str, suite: Dict[str, Any], full: bool, log: Path) -> Dict[
             process.wait(limit)
         except subprocess.TimeoutExpired:
             late = "took longer than its minutes"
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # pytest then says what has failed so far
             try:
                 process.wait(60)
             except subprocess.TimeoutExpired:
