@@ -14,7 +14,7 @@ from .plan import steps as s
 if TYPE_CHECKING:
     from .do.ssh import Session
     from .opennebula.xml import Datastore, Disk, Image, Vm
-    from .tm import Action
+    from .tm import Action, Answer
 
 
 class Bridge:
@@ -44,8 +44,8 @@ class Bridge:
         return self._action.on(self.host, steps)
 
 
-def clone(action: Action, request: args.FromImage, disk: Disk, image: Image, datastore: Datastore) -> None:
-    """Give a VM its own disk."""
+def clone(action: Action, request: args.FromImage, disk: Disk, image: Image, datastore: Datastore, answer: Answer) -> None:
+    """Give a VM its own disk; `answer` says from where a host gets a base that it lacks."""
     from .do.ssh import Session
 
     plan = network.clone(request, disk, image, datastore, action.config.overlays_options)
@@ -56,7 +56,7 @@ def clone(action: Action, request: args.FromImage, disk: Disk, image: Image, dat
         if plan.where == "shared":
             _on_store(session, bridge, plan)
         else:
-            _local(session, bridge, plan)
+            _local(session, bridge, plan, answer)
         action.tell(request.target.host, session.moved)
 
 
@@ -70,7 +70,7 @@ def _on_store(session: Session, bridge: Bridge, plan: network.Clone) -> None:
         raise
 
 
-def _local(session: Session, bridge: Bridge, plan: network.Clone) -> None:
+def _local(session: Session, bridge: Bridge, plan: network.Clone, answer: Answer) -> None:
     (seen,) = session.run([image_steps.SeeImage(plan.image)])
     assert isinstance(seen, dict)
     if not seen["frozen"]:
@@ -78,7 +78,7 @@ def _local(session: Session, bridge: Bridge, plan: network.Clone) -> None:
     generation = seen["generation"]
     if not generation and plan.where == "overlay":
         generation = _staged(session, bridge, plan)
-    session.run(plan.local(generation))
+    session.run(plan.local(generation), answer=answer)
 
 
 def _staged(session: Session, bridge: Bridge, plan: network.Clone) -> str:

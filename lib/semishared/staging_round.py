@@ -65,7 +65,7 @@ class Round:
         s, outcome = self.s, self.s.outcomes[item.host]
         stream = (port, self.plan.sender) if item.stream else ()
         step = b.FetchBase(
-            s.root, s.image, item.sources, item.from_store, self.packets, s.wish.codec, s.wish.rate, stream,
+            s.root, s.image, item.sources, item.from_store, self.packets, s.wish.codec, plan.rate(s.wish.rate, self.plan), stream,
             self._evict.get(item.host, ()), s.wish.wait,
         )  # fmt: skip
         try:
@@ -99,13 +99,13 @@ class Round:
         outcome.ok, outcome.why = True, ""
 
     def _progress(self, host: str, message: dict[str, object]) -> None:
-        have, of, wire, came = (_number(message, key) for key in ("have", "of", "wire", "came"))
+        have, of, speed, came = (_number(message, key) for key in ("have", "of", "speed", "came"))
         source = str(message.get("source"))
         with self._lock:
             if message.get("ready") or source != "stream":
                 self._ready.add(host)
             samples = self._history.setdefault(host, [])
-            samples.append(plan.Sample(time.monotonic(), have, source, wire, came))
+            samples.append(plan.Sample(time.monotonic(), have, source, speed, came))
             del samples[:-40]
         self.s.tell(event="host", host=host, have=have, of=of, source=source, done=False)
 

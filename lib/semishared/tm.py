@@ -66,7 +66,8 @@ def clone(action: Action) -> None:
     if not stores.access(datastore).can.is_mounted:
         from . import network
 
-        network.clone(action, request, disk, image, datastore)
+        with _answering(action, request.target) as answer:
+            network.clone(action, request, disk, image, datastore, answer)
         return
     steps = disks.clone(request, disk, image, datastore, action.config.overlays_options)
     with _answering(action, request.target) as answer:

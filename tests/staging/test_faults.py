@@ -92,7 +92,6 @@ def die_midway(staging: Staging, fault: str) -> None:
     ended(staging, 90)
 
 
-@pytest.mark.xfail(strict=True, reason="a defect: at a tenth of the rate it stays in the stream, and the others wait for it")
 def test_slow_receiver_leaves_the_stream_and_gets_the_rest_from_a_peer(staging: Staging) -> None:
     image = prepared(staging, "slow")
     staging.lab.node("h3").limit(8)

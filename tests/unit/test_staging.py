@@ -74,6 +74,13 @@ def test_chain_has_a_way_round_each_link() -> None:
     ]  # fmt: skip
 
 
+def test_rate_limit_is_the_senders_whatever_the_number_of_hosts_it_serves() -> None:
+    found = plan(described("h0", "h1 h2 h3 h4"), [], "unicast")
+    assert staging.rate(8_000_000, found) == 2_000_000
+    assert staging.rate(0, found) == 0 and staging.rate(3, found) == 1
+    assert staging.rate(8_000_000, plan(described("h0", "h1 h2 h3 h4"), [], "chain")) == 8_000_000, "each link is another host's"
+
+
 def test_wish_for_multicast_that_cannot_be_is_refused_with_who_lacks_it() -> None:
     with pytest.raises(NotSupported, match="udpcast on h2"):
         plan(described("h1", "h2", "h2"), [], "multicast")
@@ -81,28 +88,29 @@ def test_wish_for_multicast_that_cannot_be_is_refused_with_who_lacks_it() -> Non
 
 
 def history(**speeds: tuple[str, float, float]) -> staging.History:
-    """Return 6 s of hosts with (source, extents per second, wire bytes per second)."""
+    """Return 6 s of hosts with (source, extents per second, speed of the stream in bursts)."""
     return {
-        host: [Sample(t / 2, int(100 + have * t / 2), source, int(wire * t / 2), int(have * t) << 22) for t in range(13)]
-        for host, (source, have, wire) in speeds.items()
+        host: [Sample(t / 2, int(100 + have * t / 2), source, int(speed), int(have * t) << 22) for t in range(13)]
+        for host, (source, have, speed) in speeds.items()
     }  # fmt: skip
 
 
-def test_receiver_whose_link_drops_most_of_the_stream_leaves_it() -> None:
+def test_receiver_to_which_the_stream_comes_slowly_leaves_it() -> None:
     fast = ("stream", 0.3, 12e6)
     assert leave_stream(history(h1=fast, h2=fast, h3=fast, h4=("stream", 0.3, 1.2e6)), 6, 0) == ["h4"]
     assert leave_stream(history(h1=fast, h2=("stream", 0.3, 1.2e6)), 6, 0) == ["h2"]
     assert leave_stream(history(h1=fast, h2=fast, h3=("stream", 0.3, 9e6)), 6, 0) == []
+    assert leave_stream(history(h1=fast, h2=fast, h3=("stream", 0.3, 0)), 6, 0) == [], "nothing is known of it"
     assert leave_stream(history(h1=("stream", 0.3, 1e6)), 6, 0) == [], "alone nobody is slow"
     assert leave_stream(history(h1=fast, h2=fast, h3=("h1", 0.3, 0)), 6, 0) == [], "not in the stream any more"
 
 
 def test_receivers_that_the_stream_does_not_reach_leave_it_after_some_seconds() -> None:
-    nothing, fast = ("stream", 0.0, 500.0), ("stream", 3.0, 12e6)
+    nothing, fast = ("stream", 0.0, 0), ("stream", 3.0, 12e6)
     assert leave_stream(history(h1=nothing, h2=nothing), 6, 0) == []
-    late = {host: [*samples, Sample(9.0, 0, "stream", 4000)] for host, samples in history(h1=nothing, h2=nothing).items()}
+    late = {host: [*samples, Sample(9.0, 0, "stream", 0)] for host, samples in history(h1=nothing, h2=nothing).items()}
     assert leave_stream(late, 9, 0) == ["h1", "h2"]
-    some = {**late, "h3": [*history(h3=fast)["h3"], Sample(9.0, 127, "stream", 10**8, 27 << 22)]}
+    some = {**late, "h3": [*history(h3=fast)["h3"], Sample(9.0, 127, "stream", 12 * 10**6, 27 << 22)]}
     assert leave_stream(some, 9, 0) == ["h1", "h2"]
 
 

@@ -170,6 +170,10 @@ class Content:
         """Return the generation that was seen."""
         return generation(self._stored, seen)
 
+    def allocated(self, seen: Seen) -> int:
+        """Return what the image's file takes."""
+        return files.allocated(self._stored.source)
+
     def copy(self, seen: Seen, target: str, format: str) -> extents.Manifest:
         """Copy the image."""
         return extents.copy(self._stored.source, target, format, "store_read", direct=True)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Callable
 from ..errors import HostUnreachable, StreamFailed, ToolTimeout
 from ..plan.base_steps import FetchBase, StreamBase
 from . import codec, packets, peers, progress
+from .arrival import Arrival
 from .pace import stand_back
 from .partial import Partial
 from .run import Program, run, started
@@ -58,15 +59,6 @@ def device(host: str) -> str:
     if not name or name == "lo":
         raise HostUnreachable(f"no network leads from {os.uname().nodename} to {host}")
     return name
-
-
-def _received(name: str) -> int:
-    """Return the bytes that a network device has received so far."""
-    try:
-        with open(f"/sys/class/net/{name}/statistics/rx_bytes", encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return 0
 
 
 def send(step: StreamBase, tell: Callable[..., None], poll: Callable[[], object]) -> dict[str, object]:
@@ -140,16 +132,14 @@ def _statistics(said: str) -> dict[str, object]:
 def receive(step: FetchBase, target: Partial, account: Account, orders: Orders) -> None:
     """Take the session's stream for as long as it is whole; raise what ended it otherwise."""
     portbase, sender = step.stream
-    name = device(str(sender))
     argv = [
-        "udp-receiver", "--nokbd", "--no-progress", "--interface", name, "--portbase", str(portbase),
+        "udp-receiver", "--nokbd", "--no-progress", "--interface", device(str(sender)), "--portbase", str(portbase),
         "--rcvbuf", str(RECEIVE_BUFFER), "--start-timeout", str(START_S), "--receive-timeout", str(SILENT_S),
     ]  # fmt: skip
     opener = packets.Opener(packets.Session.of(step.session))
-    before = _received(name)
-    with started(argv, feed=False) as program:
+    with started(argv, feed=False) as program, Arrival() as arrival:
         point("stream receiver started")
-        account.tell("stream", now=True, ready=True, wire=0)
+        account.tell("stream", now=True, ready=True)
         pieces = _Pieces(program)
         had, heard = len(target.have), time.monotonic()
         while True:
@@ -159,7 +149,7 @@ def receive(step: FetchBase, target: Partial, account: Account, orders: Orders) 
                 raise StreamFailed("left the stream: this host, or the stream, is too slow")
             if chunk is None:
                 progress.touch()
-                account.tell("stream", wire=_received(name) - before)
+                account.tell("stream", speed=arrival.speed())
                 # udp-receiver's own limits come first, if it is still at work.
                 limit = SILENT_S + 5 if pieces.began else START_S + 5
                 if time.monotonic() - heard > limit:
@@ -171,7 +161,7 @@ def receive(step: FetchBase, target: Partial, account: Account, orders: Orders) 
             for kind, plain in opener.feed(chunk):
                 peers.take(target, kind, plain)
             progress.count("received", len(chunk))
-            account.came("stream", had, len(chunk), wire=_received(name) - before)
+            account.came("stream", had, len(chunk), speed=arrival.speed())
             had = len(target.have)
         code = program.wait(10)
         if code:

@@ -62,6 +62,11 @@ class RbdContent:
         """Return the generation of what was seen."""
         return self._generations[seen.snapshot]
 
+    def allocated(self, seen: Seen) -> int:
+        """Return what the extents take that may hold data."""
+        with ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True) as image:
+            return len(allocated(image, seen.size)) * extents.EXTENT
+
     def copy(self, seen: Seen, target: str, format: str) -> extents.Manifest:
         """Stream what was seen into a new sparse file."""
         frozen = ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True)

@@ -224,38 +224,38 @@ def describe(step: DescribeBase) -> dict[str, object]:
     """Return what the front-end plans a session with."""
     image = step.image
     content = stores.content(image)
+    seen, current, expected, trouble = None, "", None, ""
     try:
-        current = content.generation(content.see())
+        seen = content.see()
+        current = content.generation(seen)
         expected = content.expected(current) if current else None
-        trouble = ""
     except SemisharedError as e:
         # A host that does not reach the store can still have the base from a peer.
-        current, expected, trouble = "", None, e.line()
+        trouble = e.line()
     wanted = image.generation or current
-    name = f"{image.store}-{image.id}-{wanted}"
+    has = bool(wanted) and bases.is_published(bases.at(step.root, f"{image.store}-{image.id}-{wanted}"))
     there = partial.generation_in(f"{step.root}/staging/{image.store}-{image.id}") == wanted
     tools = [*codec.available(), *(name for name in ("udp-sender", "udp-receiver") if shutil.which(name, path=PATH))]
     return {
-        "generation": wanted, "current": current, "has": bool(wanted) and bases.is_published(bases.at(step.root, name)),
-        "needed": _needed(image, expected), "manifest": expected is not None,
+        "generation": wanted, "current": current, "has": has, "manifest": expected is not None,
+        "needed": 0 if has or trouble else _needed(content, seen, expected),
         "tools": tools, "trouble": trouble,
         "partial": len(partial.have(f"{step.root}/staging/{image.store}-{image.id}")) if there else 0,
         **scrub.list_bases(ListBases(step.root)),
     }  # fmt: skip
 
 
-def _needed(image: ImageRef, expected: extents.Manifest | None) -> int:
+def _needed(content: stores.Content, seen: object, expected: extents.Manifest | None) -> int:
     """Return about how many bytes the base will take: extents are not full where blocks of zeros are."""
-    if expected is None:
-        return 0
-    most = len(expected.extents) * extents.EXTENT
-    return min(most, files.allocated(image.source)) if image.access.can.is_mounted else most
+    found = content.allocated(seen)
+    return min(found, len(expected.extents) * extents.EXTENT) if expected else found
 
 
 def clone(root: str, image: ImageRef, content: stores.Content, ask: Callable[..., dict[str, object]]) -> None:
     """Make the base in staging for a clone, from where the front-end says; it is told what there is and what is needed."""
-    expected = content.expected(image.generation) if content.generation(content.see()) == image.generation else None
-    needed = _needed(image, expected)
+    seen = content.see()
+    expected = content.expected(image.generation) if content.generation(seen) == image.generation else None
+    needed = _needed(content, seen, expected)
     answer = ask(question="base", name=f"{image.store}-{image.id}-{image.generation}", needed=needed, **scrub.list_bases(ListBases(root)))
     fill(_of_answer(root, image, answer), lambda **_: None, lambda: None)
 

@@ -22,6 +22,9 @@ class Content(Protocol):
     def generation(self, seen: Any) -> str:
         """Return the name of the generation that was seen, '' if its content is unknown."""
 
+    def allocated(self, seen: Any) -> int:
+        """Return about how many bytes a copy of what was seen takes."""
+
     def copy(self, seen: Any, target: str, format: str) -> Manifest:
         """Copy what was seen to the new sparse file `target` and return the manifest of what was read."""
 

@@ -25,7 +25,7 @@ ROUNDS = 3
 WINDOW_S = 4.0
 """Over so many seconds the speed of a host is looked at."""
 SLOW = 0.5
-"""A receiver to which less than this share of what others get comes leaves the stream."""
+"""A receiver to which the stream comes at less than this share of the speed at which it comes to others leaves it."""
 SLOW_SOURCE = 0.3
 """A source that is slower than this share of the fastest host is left by those who have caught up with it."""
 FIRST_S = 8.0
@@ -103,6 +103,12 @@ def plan(described: Sequence[Described], elsewhere: Sequence[str], transport: st
     return Plan(chosen, sender, tuple(found))
 
 
+def rate(wish: int, chosen: Plan) -> int:
+    """Return the limit for each host of the plan, in bytes per second, so that the sender keeps to `wish` (0: no limit)."""
+    served = sum(item.sources[:1] == (chosen.sender,) for item in chosen.hosts)
+    return max(wish // served, 1) if wish and chosen.transport == "unicast" and served else wish
+
+
 def _transport(
     wish: str, receivers: Sequence[Described], streaming: Sequence[Described], sender: str, can_stream: bool
 ) -> str:
@@ -127,8 +133,8 @@ class Sample(NamedTuple):
     """Extents."""
     source: str
     """From whom they come: 'stream', 'store' or a host."""
-    wire: int
-    """Bytes that its network card has received since the stream began."""
+    speed: int
+    """Of the stream: bytes per second while something comes (do/arrival.py); 0 if unknown."""
     came: int = 0
     """Bytes that came from the source."""
 
@@ -145,28 +151,25 @@ def _recent(samples: Sequence[Sample], now: float) -> list[Sample]:
 def leave_stream(history: History, now: float, begun: float) -> list[str]:
     """Return the receivers without which the stream goes on faster, or which it does not reach.
 
-    All get the same from udp-sender, at the pace of the slowest, again and again until that has it. So who holds the
-    others up is who receives less of what is sent: its link drops the rest.
+    All get the same from udp-sender, at the pace of the slowest. Who holds the others up is who takes long for what comes
+    to them in bursts, with pauses in between.
     """
-    rates, silent = {}, []
+    speeds, silent = {}, []
     for host, samples in history.items():
         if not samples or samples[-1].source != "stream":
             continue
-        recent = _recent(samples, now)
-        if recent:
-            rates[host] = (recent[-1].wire - recent[0].wire) / (recent[-1].at - recent[0].at)
+        # At its best: a burst may be cut short by chance, but not a whole window long.
+        best = max((item.speed for item in _recent(samples, now)), default=0)
+        if best:
+            speeds[host] = best
         if now - begun > FIRST_S and not samples[-1].came:
             silent.append(host)
-    reached = [host for host in rates if host not in silent]
+    reached = [host for host in speeds if host not in silent]
     # Nobody is reached: the others go on without each other.
     if silent and not reached:
         return sorted(silent)
-    if len(rates) < 2:
-        return sorted(silent)
-    middle = sorted(rates.values())[len(rates) // 2]
-    # Below that it is nothing but chatter.
-    slow = [host for host, rate in rates.items() if middle > 100_000 and rate < SLOW * middle]
-    return sorted({*silent, *slow})
+    middle = sorted(speeds.values())[len(speeds) // 2] if speeds else 0
+    return sorted({*silent, *(host for host, speed in speeds.items() if speed < SLOW * middle)})
 
 
 def skips(history: History, now: float) -> list[tuple[str, str]]:

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast multicast comes to this host while it comes.
+
+udp-sender gives a slice of packets to all, and waits until all have it. So on average the same comes to everyone, at the
+pace of the slowest: who is fast has each slice at once and then waits, who is slow receives all the time. What tells them
+apart is the speed within the bursts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from types import TracebackType
+
+TICK_S = 0.01
+LATE_S = 0.03
+"""A tick that took longer says more about how busy this host's processors are than about its network."""
+WINDOW = 300
+"""Ticks that are looked at: 3 s."""
+LEAST = 64 << 10
+"""Bytes in the window below which nothing is said: that may be anybody's chatter."""
+NETSTAT = "/proc/net/netstat"
+
+
+def octets(text: str) -> int:
+    """Return how many bytes of multicast and broadcast are in the text of /proc/net/netstat (the kernel's snmp counters)."""
+    lines = [line.split() for line in text.splitlines() if line.startswith("IpExt:")]
+    counts = dict(zip(lines[0], lines[1])) if len(lines) == 2 else {}
+    return int(counts.get("InMcastOctets", 0)) + int(counts.get("InBcastOctets", 0))
+
+
+class Arrival:
+    """Watches, within a `with` block, what comes."""
+
+    def __init__(self) -> None:
+        self._ticks: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Arrival:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        with open(NETSTAT, encoding="ascii") as file:
+            before, at = octets(file.read()), time.monotonic()
+            while not self._ended.wait(TICK_S):
+                file.seek(0)
+                count, now = octets(file.read()), time.monotonic()
+                self.note(count - before, now - at)
+                before, at = count, now
+
+    def note(self, count: int, seconds: float) -> None:
+        """Note that `count` bytes came within the last `seconds`."""
+        if seconds < LATE_S:
+            self._ticks.append((count, seconds))
+
+    def speed(self) -> int:
+        """Return bytes per second, as the average byte of the last seconds came; 0 if too little is known."""
+        ticks = list(self._ticks)
+        total = sum(count for count, _ in ticks)
+        return int(sum(count * count / seconds for count, seconds in ticks) / total) if total >= LEAST else 0
