@@ -195,6 +195,13 @@ def test_second_vm_of_an_image_reads_nothing_from_ceph(cloud: Cloud, os_image: i
     assert not any("store_read" in said for said in cloud.said("clone")[calls:])
     for vm in (first, second):
         cloud.guest(vm).check("vdb", "base", 0, KIB)
+    # A host without the bases has them from the one that has.
+    calls, before = len(cloud.said("clone")), cloud.lab.ceph.bytes_read()
+    third = cloud.deploy("warm-3", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}], host="h2")
+    assert cloud.lab.ceph.bytes_read() - before < 256 << 10, "headers alone"
+    assert any("received" in said for said in cloud.said("clone")[calls:])
+    cloud.guest(third).check("vdb", "base", 0, KIB)
+    for vm in (first, second, third):
         cloud.terminate(vm)
     cloud.oned.image_delete(image)
 
