@@ -16,8 +16,8 @@ from types import TracebackType
 TICK_S = 0.01
 LATE_S = 0.03
 """A tick that took longer says more about how busy this host's processors are than about its network."""
-WINDOW = 300
-"""Ticks that are looked at: 3 s."""
+WINDOW = 150
+"""Ticks that are looked at: 1.5 s."""
 LEAST = 64 << 10
 """Bytes in the window below which nothing is said: that may be anybody's chatter."""
 NETSTAT = "/proc/net/netstat"

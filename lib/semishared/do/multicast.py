@@ -38,8 +38,10 @@ SILENT_S = 15
 """Seconds without data after which a receiver goes on without the stream."""
 MAX_WAIT_S = 3
 """Seconds that the sender waits for receivers which do not show up, from the first that does."""
-RETRIES = 12
-"""How often a receiver that does not answer is asked before the others go on without it: about three seconds."""
+RETRIES = 11
+"""How often a receiver that does not answer is asked before the others go on without it: about two seconds."""
+LEAVE_S = 1.0
+"""For so long a receiver may say good-bye: on SIGINT it does, and then the others do not wait for it."""
 STALLED_S = 20
 """Seconds in which udp-sender takes nothing after which it is given up."""
 RECEIVE_BUFFER = 4 << 20
@@ -140,34 +142,45 @@ def receive(step: FetchBase, target: Partial, account: Account, orders: Orders) 
     with started(argv, feed=False) as program, Arrival() as arrival:
         point("stream receiver started")
         account.tell("stream", now=True, ready=True)
-        pieces = _Pieces(program)
-        had, heard = len(target.have), time.monotonic()
-        while True:
-            chunk = pieces.next(0.25)
-            orders.hear()
-            if orders.stream_ended:
-                raise StreamFailed("left the stream: this host, or the stream, is too slow")
-            if chunk is None:
-                progress.touch()
-                account.tell("stream", speed=arrival.speed())
-                # udp-receiver's own limits come first, if it is still at work.
-                limit = SILENT_S + 5 if pieces.began else START_S + 5
-                if time.monotonic() - heard > limit:
-                    raise StreamFailed(f"nothing of the stream came for {limit} s")
-                continue
-            if not chunk:
-                break
-            heard = time.monotonic()
-            for kind, plain in opener.feed(chunk):
-                peers.take(target, kind, plain)
-            progress.count("received", len(chunk))
-            account.came("stream", had, len(chunk), speed=arrival.speed())
-            had = len(target.have)
+        try:
+            _take(program, arrival, opener, target, account, orders)
+        except BaseException:
+            program.interrupt(LEAVE_S)
+            raise
         code = program.wait(10)
         if code:
             raise StreamFailed(f"udp-receiver ended with code {code}: {program.said(300)}")
         if not target.is_complete:
             raise StreamFailed("the stream ended before all had come")
+
+
+def _take(
+    program: Program, arrival: Arrival, opener: packets.Opener, target: Partial, account: Account, orders: Orders
+) -> None:
+    """Take what comes until the stream ends; raise why it is left."""
+    pieces = _Pieces(program)
+    had, heard = len(target.have), time.monotonic()
+    while True:
+        chunk = pieces.next(0.25)
+        orders.hear()
+        if orders.stream_ended:
+            raise StreamFailed("left the stream: this host, or the stream, is too slow")
+        if chunk is None:
+            progress.touch()
+            account.tell("stream", speed=arrival.speed())
+            # udp-receiver's own limits come first, if it is still at work.
+            limit = SILENT_S + 5 if pieces.began else START_S + 5
+            if time.monotonic() - heard > limit:
+                raise StreamFailed(f"nothing of the stream came for {limit} s")
+            continue
+        if not chunk:
+            return
+        heard = time.monotonic()
+        for kind, plain in opener.feed(chunk):
+            peers.take(target, kind, plain)
+        progress.count("received", len(chunk))
+        account.came("stream", had, len(chunk), speed=arrival.speed())
+        had = len(target.have)
 
 
 class _Pieces:
@@ -188,7 +201,7 @@ class _Pieces:
                     self._queue.put(chunk, timeout=3)
                 except queue.Full:
                     self._error = "left the stream: this host's disk is slower than it"
-                    self._program.kill()
+                    self._program.interrupt(LEAVE_S)
                     return
                 if not chunk:
                     return

@@ -230,9 +230,11 @@ class Program:
         except subprocess.TimeoutExpired:
             return None
 
-    def kill(self) -> None:
-        """End it at once."""
-        self._process.kill()
+    def interrupt(self, within_s: float) -> None:
+        """Ask it to end (SIGINT), for so long, and then end it."""
+        self._process.send_signal(signal.SIGINT)
+        if self.wait(within_s) is None:
+            self._process.kill()
 
 
 @contextmanager

@@ -23,7 +23,9 @@ TRANSPORTS = ("auto", "multicast", "chain", "unicast")
 ROUNDS = 3
 """How often hosts without the base are tried again; the store serves each of them only in the last."""
 WINDOW_S = 4.0
-"""Over so many seconds the speed of a host is looked at."""
+"""Over so many seconds the speed of a host is looked at that takes from another one."""
+STREAM_WINDOW_S = 2.0
+"""The same in a stream, where all wait for one that is slow."""
 SLOW = 0.5
 """A receiver to which the stream comes at less than this share of the speed at which it comes to others leaves it."""
 SLOW_SOURCE = 0.3
@@ -142,10 +144,10 @@ class Sample(NamedTuple):
 History = dict[str, list[Sample]]
 
 
-def _recent(samples: Sequence[Sample], now: float) -> list[Sample]:
+def _recent(samples: Sequence[Sample], now: float, window: float) -> list[Sample]:
     """Return what a host said within the window, of its present source, if that spans most of the window."""
-    found = [item for item in samples if item.at >= now - WINDOW_S and samples and item.source == samples[-1].source]
-    return found if len(found) > 1 and found[-1].at - found[0].at >= WINDOW_S * 0.6 else []
+    found = [item for item in samples if item.at >= now - window and item.source == samples[-1].source]
+    return found if len(found) > 1 and found[-1].at - found[0].at >= window * 0.6 else []
 
 
 def leave_stream(history: History, now: float, begun: float) -> list[str]:
@@ -159,7 +161,7 @@ def leave_stream(history: History, now: float, begun: float) -> list[str]:
         if not samples or samples[-1].source != "stream":
             continue
         # At its best: a burst may be cut short by chance, but not a whole window long.
-        best = max((item.speed for item in _recent(samples, now)), default=0)
+        best = max((item.speed for item in _recent(samples, now, STREAM_WINDOW_S)), default=0)
         if best:
             speeds[host] = best
         if now - begun > FIRST_S and not samples[-1].came:
@@ -176,7 +178,7 @@ def skips(history: History, now: float) -> list[tuple[str, str]]:
     """Return (host, source) for hosts that have caught up with a source which is slower than others are."""
     rates = {}
     for host, samples in history.items():
-        recent = _recent(samples, now)
+        recent = _recent(samples, now, WINDOW_S)
         if recent:
             rates[host] = (recent[-1].have - recent[0].have) / (recent[-1].at - recent[0].at)
     if not rates:
