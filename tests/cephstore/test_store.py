@@ -272,6 +272,7 @@ def test_bridge_list_host_does_what_the_front_end_cannot(cloud: Cloud, os_image:
         cloud.oned.datastore_update(RBD_STORE, {"BRIDGE_LIST": ""})
 
 
+@pytest.mark.long  # tests/cephfaults has every action
 def test_action_while_ceph_is_down_fails_clearly_and_succeeds_after(cloud: Cloud, os_image: int) -> None:
     image = cloud.data_image("down", DATA, store=RBD_STORE)
     vm = cloud.create("down", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])

@@ -208,6 +208,7 @@ def test_mixed_vm_boots_attaches_sleeps_and_stays_where_it_is(lab: Lab) -> None:
     assert no_stock_migration(lab)
 
 
+@pytest.mark.long  # test_vm.py has the same with all other actions around it
 def test_vm_in_place_moves_live_there_and_back(lab: Lab) -> None:
     h1, h2 = lab.hosts
     vm = Vm(lab, 8, h1)

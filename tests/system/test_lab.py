@@ -210,6 +210,7 @@ def test_a_guest_sees_disks_come_and_go_and_reads_its_context(lab: Lab, machine:
     h2.run([*URI, "destroy", name])
 
 
+@pytest.mark.long  # test_vm.py has a VM in place
 def test_a_guest_on_shared_disks_migrates_live_under_load(lab: Lab) -> None:
     h1, h2 = lab.hosts
     make_os(lab, h1, f"{STORE}/os.raw")
@@ -279,6 +280,7 @@ def test_cable_cut_and_joined(lab: Lab) -> None:
 # -- nothing left ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long  # suites run several at a time
 def test_two_labs_at_a_time_and_nothing_left_of_the_second(lab: Lab) -> None:
     with Lab.up(hosts=1, stores=(100, 107)) as other:
         assert other.fe.ip.rpartition(".")[0] != lab.fe.ip.rpartition(".")[0]

