@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import permutations
 from typing import Callable
 from xml.etree import ElementTree
 
@@ -205,9 +206,8 @@ def test_disks_attached_and_detached_in_every_order(
     guest = cloud.guest(vm)
     written: dict[str, int] = {}
     kinds = ["in-place", "overlay", "store-clone"]
-    # Each of them first, in between and last, there and back.
-    orders = [kinds[turn:] + kinds[:turn] for turn in range(3)]
-    for turn, (there, back) in enumerate(zip(orders, (orders[2], orders[1], orders[0][::-1]))):
+    orders = list(permutations(kinds))
+    for turn, (there, back) in enumerate(zip(orders, orders[::-1])):
         disks = {}
         for place in there:
             disks[place] = disk = cloud.oned.disk_attach(vm, images[place])

@@ -168,8 +168,15 @@ CASES = {
     "resize": Case(
         snapped, lambda site, n: [i.GrowImage(site.ref(n), 96 * MiB)], lambda site, n: {f"one-{n}": ["0", "1"]}, remove
     ),
+    "restore": Case(
+        snapped,
+        lambda site, n: [i.BeginChange(site.ref(n), 96 * MiB), i.EndChange(site.ref(n), whole=True)],
+        lambda site, n: {f"one-{n}": ["0", "1"]},
+        remove,
+    ),
 }  # fmt: skip
-MAKES = ("mkfs", "clone of an image", "clone for a disk")
+GIVEN_UP = ("mkfs", "clone of an image", "clone for a disk", "restore")
+"""Which oned does not repeat: it deletes what they were to make, or goes on with what there was."""
 REVERTS = ("snap_revert", "snap_flatten")
 
 
@@ -186,7 +193,7 @@ def points(site: Site, case: Case) -> List[str]:
     return found
 
 
-def killed(site: Site, name: str, at: int, again: bool) -> str:
+def killed(site: Site, name: str, at: int, again: bool, passed: Sequence[str]) -> str:
     """Kill a case at a point, then repeat it or give it up; return what is wrong."""
     case, number = CASES[name], next(numbers)
     case.before(site, number)
@@ -202,6 +209,12 @@ def killed(site: Site, name: str, at: int, again: bool) -> str:
             return f"repeated: {found}, not {expected}"
         if name in REVERTS and site.read(f"one-{number}", MiB, 4096) != b"\xa1" * 4096:
             return "repeated: not the content of the snapshot"
+    elif name == "restore":
+        # The host has not filled it yet: empty is the new content.
+        shown = "image shown" in passed[:at]
+        must([i.BeginSession(site.ref(number), readonly=False)])
+        if site.read(f"one-{number}", MiB, 4096) != (bytes(4096) if shown else b"\x99" * 4096):
+            return "given up: neither what it was nor what was restored"
     done = run(case.over(site, number))
     if done.returncode:
         return f"removed: {done.stderr.decode().strip()}"
@@ -214,9 +227,9 @@ def test_killed_at_every_point_leaves_nothing_and_converges(site: Site, name: st
     first = next(numbers)
     passed = points(site, CASES[name])
     assert passed
-    runs = [(at, again) for at in range(1, len(passed) + 1) for again in ((True, False) if name in MAKES else (True,))]
+    runs = [(at, again) for at in range(1, len(passed) + 1) for again in ((True, False) if name in GIVEN_UP else (True,))]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = list(pool.map(lambda one: killed(site, name, *one), runs))
+        found = list(pool.map(lambda one: killed(site, name, *one, passed), runs))
     wrong = [f"{'repeated' if again else 'given up'} after {at} {passed[at - 1]}: {what}" for (at, again), what in zip(runs, found) if what]
     assert not wrong, "\n".join(wrong)
     deadline = time.monotonic() + WATCH_S + 5

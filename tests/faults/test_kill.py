@@ -236,6 +236,9 @@ def next_actions(rig: Rig) -> None:
     datastore(rig, {}, "cp", f"<ID>99</ID><TYPE>0</TYPE><PATH>{rig.top}/in/image-raw.raw</PATH>")
 
 
+ALL = bool(os.environ.get("SEMISHARED_FULL"))
+
+
 # -- the proof --------------------------------------------------------------------------------------
 
 
@@ -286,7 +289,7 @@ class Proof:
         return self.outcome
 
     def attempt(self, machine: str, number: int, name: str) -> None:
-        """Kill at one point; then rerun, and from the same state delete."""
+        """Kill at one point; then rerun, and from the same state delete (at every other point without SEMISHARED_FULL)."""
         where = f"killed on {machine} at {number} ({name})"
         failed = False
         try:
@@ -301,7 +304,7 @@ class Proof:
                 if kind == "rerun":
                     self.outcome.reruns += 1
                 else:
-                    if self.case.name.startswith("datastore"):
+                    if self.case.name.startswith("datastore") or not (ALL or number % 2):
                         continue
                     self.rig.restore("killed")
                     self.outcome.deletes += 1

@@ -27,8 +27,8 @@ from .live import COPY, DOMAIN, IN_PLACE, ON_STORE, OVERLAY, PLACES, SAVED, TRAC
 
 DELAYS = (0.005, 0.05)
 ALL = bool(os.environ.get("SEMISHARED_FULL"))
-EVERY = 3
-"""Without SEMISHARED_FULL every third point of each action, another third for each."""
+EVERY = 5
+"""Without SEMISHARED_FULL every fifth point of each action, another fifth for each."""
 
 
 @dataclass

@@ -28,7 +28,7 @@ TIMEOUT 0
 LABEL lab
   KERNEL vmlinuz
   INITRD initrd
-  APPEND console=ttyS0 quiet loglevel=0 panic=1 mitigations=off nokaslr random.trust_cpu=on tsc=reliable
+  APPEND console=ttyS0 quiet loglevel=0 panic=1 mitigations=off nokaslr random.trust_cpu=on tsc=reliable cryptomgr.notests audit=0
 """
 
 
