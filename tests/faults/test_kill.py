@@ -33,6 +33,7 @@ OLD = 3 * 86400
 CASES = [*OTHER_CASES, *SNAPSHOT_CASES]
 
 
+ALL = bool(os.environ.get("SEMISHARED_FULL"))
 digest = lru_cache(maxsize=None)(digest_of)
 _generations: Dict[Tuple[str, str], str] = {}
 
@@ -234,9 +235,6 @@ def next_actions(rig: Rig) -> None:
         plan(rig, machine, steps, {})
     plan(rig, "fe", [s.PrepareVm(9, rig.inside("101/9"))], {})
     datastore(rig, {}, "cp", f"<ID>99</ID><TYPE>0</TYPE><PATH>{rig.top}/in/image-raw.raw</PATH>")
-
-
-ALL = bool(os.environ.get("SEMISHARED_FULL"))
 
 
 # -- the proof --------------------------------------------------------------------------------------
