@@ -157,6 +157,7 @@ def no_stock_migration(lab: Lab) -> bool:
     return not any(list(host.path("/var/tmp").glob("stock-migrate-ran*")) for host in lab.hosts)
 
 
+@pytest.mark.long  # test_vm.py does the same through oned
 def test_mixed_vm_boots_attaches_sleeps_and_stays_where_it_is(lab: Lab) -> None:
     h1, h2 = lab.hosts
     vm = Vm(lab, 7, h1)
