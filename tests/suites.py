@@ -34,21 +34,21 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "types": {"command": ["tests/types.sh"], "minutes": 3, "alone": True},
     "unit": {"paths": ["tests/unit"], "minutes": 3, "alone": True},
     "system": {"paths": ["tests/system"], "minutes": 25},
-    "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 20},
-    "live": {"paths": ["tests/faults/test_live_kill.py"], "minutes": 20},
-    "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 15},
-    "replay": {"paths": ["tests/replay"], "minutes": 15},
-    "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 15},
-    "cephstore": {"paths": ["tests/cephstore"], "minutes": 20},
-    "ceph": {"paths": ["tests/ceph"], "minutes": 25},
     "staging": {
         "paths": [f"tests/staging/test_{name}.py" for name in ("base", "peers", "stage", "faults")], "minutes": 20
     },  # fmt: skip
-    "operate": {"paths": ["tests/operate"], "minutes": 15},
-    "docs": {"paths": ["tests/docs"], "minutes": 10},
+    "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 20},
+    "live": {"paths": ["tests/faults/test_live_kill.py"], "minutes": 20},
+    "replay": {"paths": ["tests/replay"], "minutes": 15},
+    "ceph": {"paths": ["tests/ceph"], "minutes": 25},
     "cephfs": {"paths": ["tests/cephfs"], "minutes": 20},
     "cephfaults": {"paths": ["tests/cephfaults"], "minutes": 25},
+    "cephstore": {"paths": ["tests/cephstore"], "minutes": 20},
+    "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 15},
+    "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 15},
     "tools": {"paths": ["tests/tools"], "minutes": 15},
+    "operate": {"paths": ["tests/operate"], "minutes": 15},
+    "docs": {"paths": ["tests/docs"], "minutes": 10},
     "staging-more": {"paths": ["tests/staging/test_more_faults.py"], "minutes": 10, "full": True},
 }
 """The longest first, so that none runs alone at the end. Minutes are where a suite hangs, also on a busy machine."""

@@ -50,7 +50,7 @@ def left_over(cloud: Cloud, *options: str) -> set[str]:
 def opens(node: Node, path: str, format: str = "raw") -> bool:
     """Tell whether a second program on `node` gets the image for writing."""
     words = ["timeout", "-k", "1", "10", "qemu-io", "-f", format, "-c", "read 0 512", path]  # a lock may be waited for
-    done = node.run(words, check=False)
+    done = node.run(words, check=False, timeout=180)  # nor does a program end that waits for a dead client's session to
     return done.returncode == 0 and b"lock" not in done.stderr
 
 

@@ -26,6 +26,8 @@ def create(cluster: Cluster) -> None:
         ["command", ["osd pool create"], {"pool": f"{NAME}.meta", "pg_num": 8, "pgp_num": 8}],
         ["command", ["osd pool create"], {"pool": f"{NAME}.data", "pg_num": 8, "pgp_num": 8}],
         ["command", ["fs new"], {"fs_name": NAME, "metadata": f"{NAME}.meta", "data": f"{NAME}.data"}],
+        # Whoever opens a file of a dead client waits as long as this; 30 s is the least there is.
+        ["command", ["fs set"], {"fs_name": NAME, "var": "session_timeout", "val": "30"}],
     )
     cluster.start("mds")
     cluster.ask(["wait", ["mds"], {}])
