@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections import defaultdict
 from typing import Callable, Dict, List, Sequence, Tuple
@@ -23,7 +24,7 @@ from lab.cloud import DATASTORES, RECORDS, STORE, Cloud
 
 MBIT = 100
 LINK = MBIT * 1_000_000 / 8
-RATE = "11800k"
+RATE, LIMIT = "11800k", 11800 << 10
 """A little below the link: 97 Mbit/s, as LAB measured for udpcast without loss."""
 SECONDS = 20
 COUNTS = (1, 2, 4, 8, 16)
@@ -48,6 +49,7 @@ class Rig:
 
     def __init__(self, cloud: Cloud, mib: int) -> None:
         self.cloud, self.lab, self.bytes = cloud, cloud.lab, mib << 20
+        self.rates: Dict[str, List[float]] = defaultdict(list)
         path = cloud.upload_file("stage.img")
         subprocess.run(["dd", "if=/dev/urandom", f"of={path}", "bs=1M", f"count={mib}", "status=none"], check=True)
         cloud.give(path)
@@ -84,12 +86,26 @@ class Rig:
     def stage(self, transport: str, count: int) -> float:
         """Stage from h1 to `count` hosts; return the seconds."""
         names = ",".join(["h1", *(host.name for host in self.receivers(count))])
-        started = time.monotonic()
-        found = self.command("stage", "--hosts", names, "--transport", transport, "--rate", RATE, "--compress", "none")
+        started, ended = time.monotonic(), threading.Event()
+        watch = threading.Thread(target=self._watch, args=(transport, ended))
+        watch.start()
+        try:
+            found = self.command("stage", "--hosts", names, "--transport", transport, "--rate", RATE, "--compress", "none")
+        finally:
+            ended.set()
+            watch.join()
         seconds = time.monotonic() - started
         if not found.get("complete"):
             raise RuntimeError(f"{transport} to {count} hosts: {found}")
         return seconds
+
+    def _watch(self, transport: str, ended: threading.Event) -> None:
+        """Note at what rate the sender's card sends in the middle of a session."""
+        if ended.wait(SECONDS * 0.3):
+            return
+        before, at = self.sent(self.lab.hosts[0]), time.monotonic()
+        if not ended.wait(SECONDS * 0.4):
+            self.rates[transport].append((self.sent(self.lab.hosts[0]) - before) / (time.monotonic() - at))
 
     def all_at_once(self, count: int, argv: Callable[[Node], Sequence[str]], at: Callable[[Node], Node]) -> float:
         """Run one program per receiver, all at once; return the seconds."""
@@ -211,6 +227,8 @@ def stage(quick: bool) -> List[Figure]:
         amounts = found["bytes"]
         assert isinstance(amounts, dict)
         extra["store"].append(amounts["store"] / rig.bytes)
+        for transport, rates in rig.rates.items():
+            extra[f"rate {transport}"] = [rate / LIMIT for rate in rates]
         extra["front-end"].append((rig.sent(rig.lab.fe) - before["fe"]) / rig.bytes)
     return _figures(list(counts), ways, samples, extra, mib)
 
@@ -247,6 +265,15 @@ def _figures(counts: List[int], ways: Sequence[str], samples: Samples, extra: Di
                 budget=("ratio", "<=", 1.15) if has_budget else None, budget_from="DESIGN: stage to N hosts" if has_budget else "",
             )
         )  # fmt: skip
+    for transport in ("multicast", "chain", "unicast"):
+        if extra.get(f"rate {transport}"):
+            found.append(
+                Figure(
+                    f"stage/rate/{transport}", f"sent by the sender in the middle of {transport}, by the limit", "times",
+                    extra[f"rate {transport}"], expected=1.0, because="udpcast counts raw bits; ssh adds little to what is paced",
+                    budget=("value", "<=", 1.05), budget_from="the rate limit is kept within 5 %",
+                )
+            )  # fmt: skip
     found.append(
         Figure(
             "stage/store-egress", f"read from the store for {most + 1} cold hosts, by the image's size", "times", extra["store"],

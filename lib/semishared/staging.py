@@ -18,8 +18,9 @@ from .opennebula.xml import Host
 from .plan import base_steps as b
 from .plan import eviction
 from .plan import staging as plan
+from .plan.image_steps import FreezeImage, NameGeneration
 from .plan.refs import ImageRef
-from .plan.steps import StageBase
+from .plan.steps import StageBase, Step
 from .staging_round import Round
 
 
@@ -57,9 +58,11 @@ class Staging:
     """The session of one image and its hosts."""
 
     def __init__(
-        self, root: str, image: ImageRef, hosts: list[Host], wish: Wish, config: Config, tell: Callable[..., None]
+        self, root: str, image: ImageRef, bridge: str, hosts: list[Host], wish: Wish, config: Config, tell: Callable[..., None]
     ) -> None:
         self.root, self.image, self.hosts, self.wish, self.config, self.tell = root, image, hosts, wish, config, tell
+        self._bridge = bridge
+        """The machine that changes the image, '' if all that is to be known of it lies beside it in a mounted store."""
         self.outcomes = {host.name: Outcome() for host in hosts}
         self.transports: list[str] = []
         self.sender = ""
@@ -71,7 +74,11 @@ class Staging:
 
     def run(self) -> dict[str, Outcome]:
         """Stage; return how it went on each host."""
-        started, described = time.monotonic(), self._describe(self.hosts)
+        started = time.monotonic()
+        if self._bridge:
+            # Hosts read what is frozen, and may not freeze.
+            self._on_bridge(FreezeImage(self.image))
+        described = self._describe(self.hosts)
         if not self.image.generation:
             self._find_generation(described)
             described = self._describe(self.hosts)
@@ -152,7 +159,16 @@ class Staging:
         with Session(host, "stage", self.config) as session:
             (answer,) = session.run([StageBase(self.root, self.image)])
         self.outcomes[host].add({"store": {"extents": 0, "bytes": session.moved.get("store_read", 0)}})
-        return str(answer["generation"]) if isinstance(answer, dict) else ""
+        if not isinstance(answer, dict):
+            return ""
+        generation = str(answer["generation"])
+        if "snapshot" in answer:
+            self._on_bridge(NameGeneration(self.image, answer["snapshot"], generation))
+        return generation
+
+    def _on_bridge(self, step: Step) -> None:
+        with Session(self._bridge, "stage", self.config) as session:
+            session.run([step])
 
     def _room(self, name: str, answer: dict[str, object]) -> tuple[str, ...]:
         host = next(host for host in self.hosts if host.name == name)

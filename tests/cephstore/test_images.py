@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Iterator
 
 import pytest
 
 from semishared.do import extents
+from semishared.do.partial import Partial
 from semishared.errors import CephRefused, CephUnavailable, ImageChanged, ImageInUse, MissingImage, NotSupported, SemisharedError
+from semishared.plan import base_steps as b
 from semishared.plan import image_steps as i
 from semishared.plan import steps as s
 from tools.world import MiB, World, allocated, qemu_io
@@ -57,6 +60,23 @@ def test_first_use_streams_the_data_once_and_the_next_reads_nothing(site: Site, 
     assert site.moved == {}, "a warm clone reads nothing"
     assert site.busy() == {}
     assert world.leftovers() == []
+
+
+def test_what_lacks_of_a_base_is_read_from_the_frozen_content(site: Site, world: World) -> None:
+    image = site.make(size=256 * MiB)
+    generation = site.base(world, image)
+    (base,) = world.bases()
+    manifest, content = (base / "manifest").read_bytes(), (base / "image").read_bytes()
+    shutil.rmtree(base)
+    pinned = image._replace(generation=generation)
+    arrived = Partial(str(world.root), pinned)
+    arrived.begin(manifest)
+    assert arrived.put(0, content[: extents.EXTENT])
+    arrived.close()
+    site.on(b.FetchBase(str(world.root), pinned, (), "last", "", "none", 0, (), ()))
+    assert site.moved == {"store_read": extents.EXTENT}, "one of two"
+    assert (base / "image").read_bytes() == content
+    assert (base / "source").read_text() == f"{image.source}\n", "no host needs a mount for it"
 
 
 def test_write_by_whatever_way_ends_the_generation(site: Site, world: World) -> None:

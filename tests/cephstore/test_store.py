@@ -11,8 +11,11 @@ import pytest
 
 from lab.cloud import RBD_STORE, Cloud
 from lab.guest import content
+from lab.hosts import SCRIPTS
 from lab.oned import ActionFailed
+from semishared.do.extents import EXTENT
 
+COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 KIB = 64
 DATA = content("base", 0, KIB)
 PLACES: dict[str, tuple[bool, dict[str, str]]] = {
@@ -203,6 +206,24 @@ def test_second_vm_of_an_image_reads_nothing_from_ceph(cloud: Cloud, os_image: i
     cloud.guest(third).check("vdb", "base", 0, KIB)
     for vm in (first, second, third):
         cloud.terminate(vm)
+    cloud.oned.image_delete(image)
+
+
+def test_staged_image_is_read_once_for_all_hosts(cloud: Cloud) -> None:
+    image = cloud.data_image("staged", DATA, 64, store=RBD_STORE)
+    before = cloud.lab.ceph.bytes_read()
+    done = cloud.lab.fe.run([COMMAND, "stage", str(image), "--hosts", "h1,h2", "--json"], timeout=120)
+    found = json.loads(done.stdout.decode().splitlines()[-1])
+    assert found["complete"] and found["bytes"] == {"stream": 0, "peers": found["bytes"]["peers"], "store": EXTENT}
+    assert found["bytes"]["peers"] > 0 and cloud.lab.ceph.bytes_read() - before < EXTENT + (256 << 10)
+    for host in cloud.lab.hosts:
+        health = host.run(["/usr/bin/python3", "-I", f"{SCRIPTS}/lib/semishared/health.py"], input=b"").stdout.decode()
+        assert 'HEALTH = "OK"' in health, "a store that is mounted nowhere is not missed"
+    # Written to behind our back: nobody knows what it is, until one host has read it.
+    cloud.lab.ceph.rbd("bench", "--io-type", "write", "--io-total", "1M", "--io-size", "1M", cloud.source(image))
+    again = cloud.lab.fe.run([COMMAND, "stage", str(image), "--hosts", "h1,h2", "--json"], timeout=120)
+    other = json.loads(again.stdout.decode().splitlines()[-1])
+    assert other["complete"] and other["generation"] != found["generation"] and other["bytes"]["store"] == EXTENT
     cloud.oned.image_delete(image)
 
 

@@ -142,7 +142,7 @@ def test_base_that_is_still_arriving_is_served_as_it_comes(world: World, image: 
                 time.sleep(0.1)
         last = time.monotonic()
         source.finish()
-        bases.publish(root, bases.at(root, f"100-7-{image.generation}"), source.directory)
+        bases.publish(root, bases.at(root, f"100-7-{image.generation}"), image)
     puller.join(20)
     assert whole(world, target)
     assert len([at for at in seen if at < last]) > 3, "most of it came before the peer had all"

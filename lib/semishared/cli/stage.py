@@ -125,7 +125,9 @@ def stage(image: Image, datastore: Datastore, hosts: list[Host], wish: Wish, con
     """Stage one image; return the exit code."""
     root = f"{os.path.dirname(absolute(datastore.base_path, 'BASE_PATH'))}/.semishared"
     view = Bars(sys.stderr) if is_text else Lines(sys.stdout)
-    session = Staging(root, reference(image, datastore), hosts, wish, config, view.tell)
+    found = reference(image, datastore)
+    bridge = "" if found.access.can.is_mounted else stores.bridge(datastore, image.id)
+    session = Staging(root, found, bridge, hosts, wish, config, view.tell)
     try:
         session.run()
     except SemisharedError as e:
@@ -133,12 +135,12 @@ def stage(image: Image, datastore: Datastore, hosts: list[Host], wish: Wish, con
         print(f"{NAME} stage: image {image.id}: {e.line()}", file=sys.stderr)
         return 2
     view.close()
-    found = summary(image, session)
+    outcome = summary(image, session)
     if is_text:
-        show(found)
+        show(outcome)
     else:
-        print(json.dumps({"event": "summary", **found}), flush=True)
-    return 0 if found["complete"] else 1
+        print(json.dumps({"event": "summary", **outcome}), flush=True)
+    return 0 if outcome["complete"] else 1
 
 
 def summary(image: Image, session: Staging) -> dict[str, Any]:

@@ -128,8 +128,7 @@ def _stage_locked(
 
         base = _named(root, image, wanted)
         reception.clone(root, image._replace(generation=wanted), content, ask)
-        _note_source(f"{root}/staging/{image.store}-{image.id}", image)
-        return publish(root, base, f"{root}/staging/{image.store}-{image.id}")
+        return publish(root, base, image)
     staging = f"{root}/staging/{image.store}-{image.id}"
     shutil.rmtree(staging, ignore_errors=True)
     content.tidy()
@@ -146,32 +145,34 @@ def _stage_locked(
             _explain(image, found, content.expected(wanted) if current == wanted else None)
         os.chmod(f"{staging}/image", 0o440)
         files.write(f"{staging}/manifest", found.text(), 0o440)
-        _note_source(staging, image)
         undo.keep()
         point("base staged")
     if not current:
         content.publish(found, seen)
-    return publish(root, _named(root, image, found.generation), staging)
+    return publish(root, _named(root, image, found.generation), image)
 
 
-def _note_source(staging: str, image: ImageRef) -> None:
+def _note_source(directory: str, image: ImageRef) -> None:
     """Note where a base is from if its store is mounted nowhere: whoever looks at the host's health need not miss a mount."""
     if not image.access.can.is_mounted:
-        files.write(f"{staging}/{SOURCE}", f"{image.source}\n".encode(), 0o440)
+        files.write(f"{directory}/{SOURCE}", f"{image.source}\n".encode(), 0o440)
 
 
-def publish(root: str, base: Base, staging: str) -> Base:
-    """Make what is whole in `staging` the base, under its lock."""
+def publish(root: str, base: Base, image: ImageRef) -> Base:
+    """Make what is staged of an image, and whole, the base, under its lock."""
+    staging = f"{root}/staging/{image.store}-{image.id}"
     os.makedirs(f"{root}/bases", exist_ok=True)
     if os.path.isdir(base.directory):
         # Known by content: another session of the image came back to what is here already, or only leases are left.
         if not is_published(base):
             # An eviction that was killed may have taken these already.
             os.makedirs(f"{base.directory}/leases", exist_ok=True)
+            _note_source(base.directory, image)
             os.rename(f"{staging}/manifest", f"{base.directory}/manifest")
             os.rename(f"{staging}/image", base.image)
         shutil.rmtree(staging, ignore_errors=True)
     else:
+        _note_source(staging, image)
         os.rename(staging, base.directory)
     files.fsync(f"{root}/bases")
     point("base published")

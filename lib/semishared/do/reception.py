@@ -102,7 +102,7 @@ def receive(step: FetchBase, tell: Tell, poll: Callable[[], object]) -> dict[str
         if bases.is_published(base):
             return {"name": name, "sources": {}, "troubles": []}
         account = fill(step, tell, poll)
-        bases.publish(step.root, base, f"{step.root}/staging/{image.store}-{image.id}")
+        bases.publish(step.root, base, image)
     return {"name": name, "sources": account.sources, "troubles": account.troubles}
 
 
