@@ -80,7 +80,7 @@ class MissingImage(SemisharedError):
     """An image or file that is not where it should be."""
 
     id = "SS020"
-    remedy = "check the path, and that the datastore is mounted there"
+    remedy = "check the path or the name, and that the datastore is mounted (or its pool is) there"
 
 
 class UnsafeImage(SemisharedError):
