@@ -335,7 +335,7 @@ def test_clone_overlapping_its_own_delete(site: Site) -> None:
         assert not left, f"{held}: {done.stderr.decode()} {left}"
 
 
-@pytest.mark.parametrize("suffix", ["semishared", pytest.param("ceph", marks=pytest.mark.long), pytest.param("ssh", marks=pytest.mark.long)])
+@pytest.mark.parametrize("suffix", ["semishared", *(pytest.param(other, marks=pytest.mark.long) for other in ("ceph", "ssh"))])
 def test_suffix_of_another_disk(site: Site, suffix: str) -> None:
     """oned never clears the suffix between disks: any action may come with ours or a foreign one."""
     settings = Settings(front_end="fe")

@@ -108,23 +108,24 @@ def test_terminated_vm_leaves_nothing_behind(cloud: Cloud, hot: Guest) -> None:
     assert cloud.leftovers() == []
 
 
-@pytest.mark.parametrize("format", ["raw", "qcow2"])
-def test_mixed_vm_through_power_off_stop_undeploy_and_migration(
-    cloud: Cloud, os_image: int, format: str, cell: Callable[..., None]
-) -> None:
-    """One VM, all kinds of disk: every byte where it belongs after each way of not running."""
-    mine = cloud.data_image("mine", DATA, persistent=True, format=format)
-    cow = cloud.data_image("cow", DATA, format=format)
-    full = cloud.data_image("full", DATA, format=format, SEMISHARED_LOCAL="copy")
-    beside = cloud.data_image("beside", DATA, format=format, SEMISHARED_PLACE="shared")
-    disks = [{"IMAGE_ID": str(image)} for image in (os_image, mine, cow, full, beside)]
-    disks.append({"TYPE": "fs", "SIZE": "16", "FORMAT": format})
-    vm = cloud.deploy(f"mixed-{format}", disks)
-    names = {"vdb": "mine", "vdc": "cow", "vdd": "full", "vde": "beside", "vdf": "volatile"}
+def test_mixed_vm_through_power_off_undeploy_and_migration(cloud: Cloud, os_image: int, cell: Callable[..., None]) -> None:
+    """One VM, all kinds of disk in both formats: every byte where it belongs after each way of not running."""
+    formats = ("raw", "qcow2")
+    mine = {format: cloud.data_image(f"mine-{format}", DATA, persistent=True, format=format) for format in formats}
+    others: list[int] = []
+    for format in formats:
+        others.append(cloud.data_image(f"cow-{format}", DATA, format=format))
+        others.append(cloud.data_image(f"full-{format}", DATA, format=format, SEMISHARED_LOCAL="copy"))
+        others.append(cloud.data_image(f"beside-{format}", DATA, format=format, SEMISHARED_PLACE="shared"))
+    disks = [{"IMAGE_ID": str(image)} for image in (os_image, *mine.values(), *others)]
+    disks += [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in formats]
+    vm = cloud.deploy("mixed", disks)
+    # The target of each disk after the first, and what is written there.
+    names = {f"vd{letter}": f"seed-{letter}" for letter in "bcdefghijk"}
     guest = cloud.guest(vm)
-    assert guest.context()["SEMI"] == f"mixed-{format}"
-    assert len([name for name in guest.disks() if name.startswith("vd")]) == 6
-    for name in list(names)[:-1]:
+    assert guest.context()["SEMI"] == "mixed"
+    assert len([name for name in guest.disks() if name.startswith("vd")]) == 11
+    for name in list(names)[:-2]:
         guest.check(name, "base", 0, KIB)
     for name, seed in names.items():
         guest.write(name, seed, 4096, 128)
@@ -147,10 +148,12 @@ def test_mixed_vm_through_power_off_stop_undeploy_and_migration(
     assert cloud.files(cloud.lab.node("h2"), f"{DATASTORES}/101/{vm}") == []
     cloud.terminate(vm)
     assert cloud.leftovers() == []
-    assert cloud.read(cloud.source(mine), format, 128 << 10, 4096 << 10) == content("mine", 4096, 128)
-    for image in (cow, full, beside):
+    for (format, image), seed in zip(mine.items(), ("seed-b", "seed-c")):
+        assert cloud.read(cloud.source(image), format, 128 << 10, 4096 << 10) == content(seed, 4096, 128)
+    for image in others:
+        format = cloud.oned.image(image).format
         assert cloud.read(cloud.source(image), format, 128 << 10, 4096 << 10) == bytes(128 << 10)
-    cell(("clone", "mv", "delete"), matrix.PLACES, format, "off")
+    cell(("clone", "mv", "delete"), matrix.PLACES, formats, "off")
 
 
 def test_stopped_vm_when_resumed_goes_on_where_it_was(cloud: Cloud, os_image: int) -> None:
