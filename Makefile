@@ -32,7 +32,7 @@ provision: ## install what tests and demo need (Debian 12, root)
 test: provision ## all suites: at most 25 minutes
 	@$(RUN) tests/suites.py
 
-test-full: provision ## all suites, the fuzzers at length
+test-full: provision ## all suites with all points and tests, the fuzzers at length
 	@$(RUN) tests/suites.py --full
 
 replay: provision ## recordings of a real oned against the simulated one and against the drivers
