@@ -59,7 +59,7 @@ def why(found: Dict[str, Any], host: str) -> str:
     return " ".join([*found["hosts"][host]["troubles"], found["hosts"][host]["why"]])
 
 
-@pytest.mark.parametrize("fault", ["killed", "stopped", "ended"])
+@pytest.mark.parametrize("fault", ["killed", "stopped", pytest.param("ended", marks=pytest.mark.long)])
 def test_receiver_that_dies_midway_does_not_hold_the_others(staging: Staging, fault: str) -> None:
     die_midway(staging, fault)
 
@@ -135,7 +135,10 @@ def test_lost_sender_is_replaced_by_one_that_reads_only_the_rest_from_the_store(
     ended(staging)
 
 
-@pytest.mark.parametrize("rule", ["udp dport 9000-9300", "ip daddr 224.0.0.0/4"], ids=["ports", "group"])
+BLOCKED = [pytest.param("udp dport 9000-9300", id="ports"), pytest.param("ip daddr 224.0.0.0/4", id="group", marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("rule", BLOCKED)
 def test_network_without_multicast_is_noticed_in_seconds_and_a_chain_takes_over(staging: Staging, rule: str) -> None:
     image = prepared(staging, f"blocked-{len(rule)}")
     for host in ("h2", "h3", "h4"):
@@ -210,7 +213,7 @@ def test_second_session_for_the_same_image_says_busy_or_waits(staging: Staging) 
     assert sum(waiting.summary()["bytes"].values()) == 0, "nothing was sent twice"
 
 
-@pytest.mark.parametrize("who", ["command", "receiver", "sender"])
+@pytest.mark.parametrize("who", ["command", "sender", pytest.param("receiver", marks=pytest.mark.long)])
 def test_nothing_outlives_its_session_whoever_is_killed(staging: Staging, who: str) -> None:
     image = prepared(staging, f"outlives-{who}")
     run = staging.begin("stage", str(image), "--transport", "multicast", "--rate", "1M", "--compress", "none")

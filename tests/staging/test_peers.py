@@ -70,7 +70,7 @@ def test_damaged_extent_of_a_peer_comes_from_elsewhere(staging: Staging) -> None
     assert staging.has("h2", image)
 
 
-@pytest.mark.parametrize("fault", ["cut", "killed", "gone"])
+@pytest.mark.parametrize("fault", ["cut", "gone", pytest.param("killed", marks=pytest.mark.long)])
 def test_peer_that_fails_costs_seconds_and_the_store_is_the_last_resort(staging: Staging, fault: str) -> None:
     image = staging.image(f"lost-{fault}")
     staging.cloud.terminate(staging.deploy(f"lost-{fault}", image, "h1"))
