@@ -401,6 +401,7 @@ def test_cluster_that_is_down_is_an_error_in_bounded_time(ceph: LocalCluster, si
     assert site.base(world, image) == generation
 
 
+@pytest.mark.long  # tests/cephfaults has an OSD that is down, too
 def test_osd_that_is_down_is_an_error_in_bounded_time(ceph: LocalCluster, site: Site, world: World) -> None:
     image = site.make()
     ceph.stop("osd")

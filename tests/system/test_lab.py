@@ -302,7 +302,7 @@ with Lab.up(hosts=1) as lab:
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [*(pytest.param(how, marks=pytest.mark.long) for how in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL])
 def test_nothing_is_left_when_the_owner_is_ended(how: signal.Signals) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env)
@@ -357,7 +357,7 @@ def test_a_lab_from_the_command_line_stays_until_down() -> None:
     assert state.leftovers(lab_id, namespaces) == []
 
 
-@pytest.mark.parametrize("hosts", [1, 4, 16])
+@pytest.mark.parametrize("hosts", [pytest.param(1, marks=pytest.mark.long), pytest.param(4, marks=pytest.mark.long), 16])
 def test_lab_of_any_size_goes_up_and_down(hosts: int, figure: Callable[[str, object], None]) -> None:
     started = time.monotonic()
     lab = Lab.up(hosts=hosts)
