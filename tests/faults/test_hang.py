@@ -73,7 +73,7 @@ def freed(cloud: Cloud, name: str, action: str, words: Sequence[str], within: fl
     assert took < within, f"{took:.1f} s"
 
 
-@pytest.mark.parametrize("kind", ["own connection", "shared connection"])
+@pytest.mark.parametrize("kind", ["own connection", pytest.param("shared connection", marks=pytest.mark.long)])
 def test_host_cut_off_before_the_connection(cloud: Cloud, source: str, kind: str) -> None:
     with ssh_config(cloud, SHARED + SILENT if kind.startswith("shared") else "Host *\n"):
         if kind.startswith("shared"):

@@ -213,7 +213,7 @@ def test_second_session_for_the_same_image_says_busy_or_waits(staging: Staging) 
     assert sum(waiting.summary()["bytes"].values()) == 0, "nothing was sent twice"
 
 
-@pytest.mark.parametrize("who", ["command", "sender", pytest.param("receiver", marks=pytest.mark.long)])
+@pytest.mark.parametrize("who", ["command", *(pytest.param(who, marks=pytest.mark.long) for who in ("receiver", "sender"))])
 def test_nothing_outlives_its_session_whoever_is_killed(staging: Staging, who: str) -> None:
     image = prepared(staging, f"outlives-{who}")
     run = staging.begin("stage", str(image), "--transport", "multicast", "--rate", "1M", "--compress", "none")
