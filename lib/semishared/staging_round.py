@@ -85,6 +85,11 @@ class Round:
         except BaseBusy as e:
             outcome.why = e.line()
             raise
+        except SemisharedError:
+            if item.host == self.plan.sender:
+                # What it lacks nobody has: the others need not wait for it to come.
+                self._order([other.host for other in self.plan.hosts if other.host != item.host], end="round")
+            raise
         finally:
             with self._lock:
                 self._over.add(item.host)
