@@ -232,13 +232,15 @@ BLOCKS: Dict[str, Callable[[Data], str]] = {
 }  # fmt: skip
 
 
-def write(report: Data, docs: Path) -> None:
-    """Put the tables into the pages."""
+def write(report: Data, docs: Path, names: Sequence[str]) -> None:
+    """Put the tables into the pages: those of `names`, all if that is empty."""
     for name in PAGES:
         path = docs / name
         text = path.read_text(encoding="utf-8")
 
         def block(match: "re.Match[str]") -> str:
+            if names and match.group(2) not in names:
+                return match.group(0)
             return match.group(1) + BLOCKS[match.group(2)](report) + match.group(3)
 
         path.write_text(BLOCK.sub(block, text), encoding="utf-8")

@@ -3,7 +3,7 @@
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
     bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference
-    bench/run.py --docs                   write the tables in docs/ from build/bench.json
+    bench/run.py --docs [TABLE ...]       write the tables in docs/ (all, or those) from build/bench.json
 
 Times mean nothing on a shared machine: every figure is compared with a baseline of the same run.
 """
@@ -60,15 +60,15 @@ def main() -> int:
     """Run what was asked for; the exit code says whether all of it ran, not whether budgets were met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few samples: to see that it works, not to believe")
-    parser.add_argument("--docs", action="store_true", help="only write the tables in docs/")
+    parser.add_argument("--docs", action="store_true", help="only write tables in docs/")
     parser.add_argument("names", nargs="*", metavar="NAME", help=" ".join(BENCHMARKS))
     arguments = parser.parse_args()
-    unknown = set(arguments.names) - set(BENCHMARKS)
+    unknown = set(arguments.names) - set(page.BLOCKS if arguments.docs else BENCHMARKS)
     if unknown:
-        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
+        parser.error(f"no such {'table' if arguments.docs else 'benchmark'}: {', '.join(sorted(unknown))}")
     out = BUILD / "bench.json"
     if arguments.docs:
-        page.write(json.loads(out.read_text()), ROOT / "docs")
+        page.write(json.loads(out.read_text()), ROOT / "docs", arguments.names)
         return 0
     if os.geteuid():
         parser.error("benchmarks need root: they put up a lab")

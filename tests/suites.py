@@ -6,7 +6,7 @@
 
 Without --full, tests marked `long` are left out: what they prove for one kind of store or one step, others prove too.
 A required suite that did not run, ran no test, or took longer than its minutes counts as failed. So does a cell of the
-matrix (tests/matrix.py) that no test reported, when all suites run. Suites that have labs of their own run five at a
+matrix (tests/matrix.py) that no test reported, when all suites run. Suites that have labs of their own run four at a
 time, also on two cores (they wait for ssh, for timeouts and for limited links); what each says is printed when it has ended.
 """
 
@@ -28,7 +28,7 @@ import matrix
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
-AT_ONCE = 5
+AT_ONCE = 4
 SUITES: Dict[str, Dict[str, Any]] = {
     "lint": {"command": ["tests/lint.sh"], "minutes": 2, "alone": True},
     "types": {"command": ["tests/types.sh"], "minutes": 3, "alone": True},
