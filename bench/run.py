@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import signal
 import sys
 import time
@@ -69,6 +70,8 @@ def main() -> int:
     out = BUILD / "bench.json"
     if arguments.docs:
         page.write(json.loads(out.read_text()), ROOT / "docs", arguments.names)
+        if not arguments.names or "stage" in arguments.names:
+            shutil.copy(BUILD / "bench-stage.svg", ROOT / "docs/reference")
         return 0
     if os.geteuid():
         parser.error("benchmarks need root: they put up a lab")
