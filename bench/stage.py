@@ -261,7 +261,7 @@ def _figures(counts: List[int], ways: Sequence[str], samples: Samples, extra: Di
             Figure(
                 f"stage/multicast/{name}", f"multicast to {most} hosts, {name}: the healthy ones", "s", extra[name],
                 "to 1 host by multicast", samples["multicast", 1], expected=expected,
-                because="udpcast sends again what was lost; who is slow leaves after 4 s, who is dead is dropped after 3 s",
+                because="udpcast sends again what was lost; who is slow leaves, and who is dead is dropped, each after about 2 s",
                 budget=("ratio", "<=", 1.15) if has_budget else None, budget_from="DESIGN: stage to N hosts" if has_budget else "",
             )
         )  # fmt: skip

@@ -246,7 +246,6 @@ def test_disks_attached_and_detached_in_every_order(
     cell(("clone", "delete"), PLACES, "rbd", "live")
 
 
-@pytest.mark.long  # tests/cephstore flips images, without guests; tests/system with guests, without Ceph
 def test_image_when_flipped_is_a_new_generation_and_never_an_old_base(cloud: Cloud, ceph: Cluster, os_image: int) -> None:
     """persistent -> non-persistent -> persistent: no write lost, no stale base (one#6207); nor a stale clone on the store."""
     image = cloud.data_image("flip", DATA, store=RBD_STORE)

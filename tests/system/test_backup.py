@@ -9,8 +9,6 @@ import threading
 import time
 from typing import List
 
-import pytest
-
 from lab.cloud import Cloud
 from lab.guest import content
 
@@ -46,7 +44,6 @@ def number(data: bytes, last: int) -> int:
     raise AssertionError("a block that the guest never wrote")
 
 
-@pytest.mark.long  # test_backup_places.py backs up each kind of disk of a running guest
 def test_backup_of_a_writing_guest(cloud: Cloud) -> None:
     os_image = cloud.os_image("backup-os")
     mine = cloud.data_image("backup-mine", content("n0", 0, KIB), persistent=True)

@@ -30,7 +30,7 @@ LABEL lab
   INITRD initrd
   APPEND console=ttyS0 quiet loglevel=0 panic=1 mitigations=off nokaslr random.trust_cpu=on tsc=reliable cryptomgr.notests audit=0
 """
-# Half of what a boot costs an emulated processor is the loader's reading of small clusters and the kernel's tests of itself.
+# Larger clusters for the loader, no tests of the kernel by itself: less for an emulated processor to do.
 CLUSTER = 8
 """Sectors."""
 
