@@ -63,6 +63,8 @@ class Staging:
         self.root, self.image, self.hosts, self.wish, self.config, self.tell = root, image, hosts, wish, config, tell
         self._bridge = bridge
         """The machine that changes the image, '' if all that is to be known of it lies beside it in a mounted store."""
+        self._conversations: dict[str, Session] = {}
+        """Those with hosts that were asked, and are not done."""
         self.outcomes = {host.name: Outcome() for host in hosts}
         self.transports: list[str] = []
         self.sender = ""
@@ -75,6 +77,19 @@ class Staging:
     def run(self) -> dict[str, Outcome]:
         """Stage; return how it went on each host."""
         started = time.monotonic()
+        try:
+            self._run()
+        finally:
+            for session in self._conversations.values():
+                session.close(is_over=False)
+        self.seconds = time.monotonic() - started
+        return self.outcomes
+
+    def session(self, host: str) -> Session:
+        """Return the conversation with a host for its next plan: the one that is under way, or a new one."""
+        return self._conversations.pop(host, None) or Session(host, "stage", self.config, bulk=True)
+
+    def _run(self) -> None:
         if self._bridge:
             # Hosts read what is frozen, and may not freeze.
             self._on_bridge(FreezeImage(self.image))
@@ -99,8 +114,6 @@ class Staging:
                     break
         finally:
             cold.leave(self.root, self.name, {name: self.outcomes[name].ok for name in everybody})
-        self.seconds = time.monotonic() - started
-        return self.outcomes
 
     # -- before a round --------------------------------------------------------------------------------
 
@@ -132,10 +145,16 @@ class Staging:
         def ask(name: str) -> None:
             if by_name[name].is_offline:
                 raise NotSupported("the host is offline in OpenNebula")
-            with Session(name, "stage", self.config) as session:
+            session = self.session(name)
+            try:
                 (answer,) = session.run([b.DescribeBase(self.root, self.image)])
+            except BaseException:
+                session.close(is_over=False)
+                raise
             if isinstance(answer, dict):
                 found[name] = answer
+            # What it is to do next goes the same way: an ssh more is half a second of a host's processor.
+            self._conversations[name] = session
 
         self.on(list(by_name), ask)
         return {name: found[name] for name in by_name if name in found}
@@ -156,7 +175,7 @@ class Staging:
             why = next((str(answer["trouble"]) for answer in described.values()), "no host answers")
             raise NotSupported(f"no host that answers reaches image {self.image.id} on its store ({why})")
         self.note(host, "reads the image whole: nobody knows its hashes yet")
-        with Session(host, "stage", self.config) as session:
+        with self.session(host) as session:
             (answer,) = session.run([StageBase(self.root, self.image)])
         self.outcomes[host].add({"store": {"extents": 0, "bytes": session.moved.get("store_read", 0)}})
         if not isinstance(answer, dict):

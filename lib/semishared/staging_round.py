@@ -69,7 +69,7 @@ class Round:
             self._evict.get(item.host, ()), s.wish.wait,
         )  # fmt: skip
         try:
-            with Session(item.host, "stage", s.config, bulk=True) as session:
+            with s.session(item.host) as session:
                 with self._lock:
                     self._sessions[item.host] = session
                 session.begin([step], last=True)
@@ -130,7 +130,7 @@ class Round:
         s = self.s
         step = b.StreamBase(s.root, s.name, self.packets, s.wish.codec, s.wish.rate, port, len(ready), ready[0])
         try:
-            with Session(self.plan.sender, "stage", s.config, bulk=True) as session:
+            with s.session(self.plan.sender) as session:
                 self._stream, self._begun = session, time.monotonic()
                 session.begin([step], last=True)
                 (answer,) = session.finish()

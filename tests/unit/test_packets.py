@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 
 import pytest
 from hypothesis import given
@@ -29,37 +30,59 @@ def stream(groups: list[list[tuple[int, bytes]]], session: packets.Session = SES
     return b"".join(pieces)
 
 
-def opened(data: bytes, cuts: list[int], session: packets.Session = SESSION) -> list[tuple[int, bytes]]:
+def contents(opener: packets.Opener, packet: packets.Packet) -> list[tuple[int, bytes]]:
+    """Return what a receiver takes of a packet: extents that are what the table says; a manifest is number -1."""
+    kind, group, plain = opener.open(packet)
+    if kind == packets.MANIFEST:
+        found = [(-1, bytes(plain))]
+    else:
+        found = [(item.number, bytes(item.content)) for item in group if hashlib.sha256(item.content).hexdigest() == item.sha256]
+    opener.reuse(packet)
+    return found
+
+
+def opened(data: bytes, cuts: list[int], session: packets.Session = SESSION) -> list[list[tuple[int, bytes]]]:
     opener = packets.Opener(session)
     found, start = [], 0
     for end in [*sorted(min(cut, len(data)) for cut in cuts), len(data)]:
-        found += list(opener.feed(data[start:end]))
+        found += [contents(opener, packet) for packet in opener.feed(data[start:end])]
         start = end
     return found
 
 
 @given(st.lists(CONTENTS, max_size=4), st.lists(st.integers(0, 3000), max_size=6))
 def test_what_went_in_comes_out_however_it_is_cut(groups: list[list[tuple[int, bytes]]], cuts: list[int]) -> None:
-    found = opened(stream(groups), cuts)
-    assert found[0] == (packets.MANIFEST, b"manifest")
-    out = [[(item.number, item.content) for item in packets.extents_in(plain)] for _, plain in found[1:]]
-    assert out == groups
+    assert opened(stream(groups), cuts) == [[(-1, b"manifest")], *groups]
 
 
 @given(st.integers(0, 2000), st.integers(1, 255))
-def test_any_changed_byte_ends_the_stream_and_is_never_taken(at: int, change: int) -> None:
+def test_no_changed_byte_is_ever_taken(at: int, change: int) -> None:
     data = bytearray(stream([[(1, b"a" * 100)], [(2, b"b" * 100), (3, b"c" * 50)]]))
     at %= len(data)
-    whole = opened(bytes(data), [])
+    whole = [item for packet in opened(bytes(data), []) for item in packet]
     data[at] ^= change
     found: list[tuple[int, bytes]] = []
     opener = packets.Opener(SESSION)
     try:
-        for item in opener.feed(bytes(data)):
-            found.append(item)
+        for packet in opener.feed(bytes(data)):
+            found += contents(opener, packet)
     except TransferCorrupt:
-        pass
-    assert found == whole[: len(found)] and len(found) < len(whole)
+        # What came before it was right.
+        assert found == whole[: len(found)]
+    assert len(found) < len(whole) and all(item in whole for item in found)
+
+
+def test_buffers_are_used_again_and_only_when_they_were_given_back() -> None:
+    opener = packets.Opener(SESSION)
+    first, second, third = opener.feed(stream([[(1, b"a" * 900)], [(2, b"b" * 900)]]))
+    kept = bytes(second.payload)
+    opener.reuse(third)
+    sealer = packets.Sealer(SESSION, codec.NONE)
+    sealer.manifest(b""), sealer.extents([]), sealer.extents([])
+    (fourth,) = opener.feed(b"".join(sealer.extents([extent(3, b"c" * 800)])))
+    assert fourth.payload.obj is third.payload.obj and bytes(second.payload) == kept
+    assert first.payload.obj is not second.payload.obj
+    assert contents(opener, fourth) == [(3, b"c" * 800)]
 
 
 def test_other_sessions_other_keys_and_repeated_packets_are_refused() -> None:
@@ -83,10 +106,23 @@ def test_sessions_in_text() -> None:
             packets.Session.of(wrong)
 
 
-def test_packets_that_lie_about_their_extents_are_refused() -> None:
-    for plain in (b"", b"\0\0\0\1", b"\0\0\0\2" + b"\0" * 44, b"\xff\xff\xff\xff" + b"\0" * 100):
-        with pytest.raises(TransferCorrupt):
-            list(packets.extents_in(plain))
+class Liar(packets.Sealer):
+    """Has the key, and says more, or less, than it sends."""
+
+    def lie(self, table: bytes, payload: bytes) -> bytes:
+        return b"".join(self._seal(packets.EXTENTS, table, payload))
+
+
+@pytest.mark.parametrize(
+    ("table", "payload"),
+    [
+        (b"x", b""), (struct.pack(">QI32s", 0, 10, b""), b"123456789"), (struct.pack(">QI32s", 0, 10, b""), b"12345678901"), (b"", b"1"),
+        (struct.pack(">QI32s", 0, (4 << 20) + 1, b""), bytes((4 << 20) + 1)), (bytes(44 * 2000), b""),
+    ],
+)  # fmt: skip
+def test_packets_that_lie_about_their_extents_are_refused(table: bytes, payload: bytes) -> None:
+    with pytest.raises(TransferCorrupt):
+        opened(Liar(SESSION, codec.NONE).lie(table, payload), [])
 
 
 MBIT_100 = 12_500_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from typing import NamedTuple, Sequence
+from typing import NamedTuple, Sequence, Union
 
 from ..errors import BadArguments, TransferCorrupt
 from .run import PATH, filtered
@@ -16,6 +16,7 @@ UNPACK = {ZSTD: ["zstd", "-q", "-d", "-c"], LZOP: ["lzop", "-q", "-d", "-c"]}
 NUMBERS = {NONE: 0, ZSTD: 1, LZOP: 2}
 NAMES = {number: name for name, number in NUMBERS.items()}
 AUTO = "auto"
+Bytes = Union[bytes, memoryview]
 UNLIMITED = 117_000_000
 """Bytes per second that are taken for the network's where no rate is given: what 1 Gbit/s carries."""
 
@@ -25,12 +26,12 @@ def available() -> list[str]:
     return [NONE, *(name for name, argv in PACK.items() if shutil.which(argv[0], path=PATH))]
 
 
-def pack(name: str, content: bytes) -> bytes:
+def pack(name: str, content: Bytes) -> Bytes:
     """Return `content` compressed; raise ToolMissing, ToolFailed."""
     return content if name == NONE else filtered(PACK[name], content)
 
 
-def unpack(name: str, packed: bytes, size: int) -> bytes:
+def unpack(name: str, packed: Bytes, size: int) -> Bytes:
     """Return what was packed, `size` bytes; raise TransferCorrupt if it is not that long."""
     content = packed if name == NONE else filtered(UNPACK[name], packed)
     if len(content) != size:

@@ -30,6 +30,7 @@ BLOCK = 64 << 10
 """Zero blocks of this size are left out of copies."""
 HEADER = "semishared-manifest 1"
 PAGE = 4096
+PEEK = 16
 _ZERO = bytes(EXTENT)
 
 
@@ -120,18 +121,20 @@ def read_at(fd: int, index: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def is_zero(content: bytes) -> bool:
+def is_zero(content: bytes | memoryview) -> bool:
     """Tell whether `content`, of at most an extent, is all zero."""
-    # bytes compare by memcmp; memoryviews compare item by item.
-    return content == _ZERO[: len(content)]
+    # bytes compare by memcmp; memoryviews compare item by item. What has data mostly has some at its beginning.
+    if any(content[:PEEK]):
+        return False
+    return bytes(content) == _ZERO[: len(content)]
 
 
-def blocks(content: bytes) -> Iterator[tuple[int, memoryview]]:
+def blocks(content: bytes | memoryview) -> Iterator[tuple[int, memoryview]]:
     """Yield (offset, data) of what is not zero in an extent, in blocks of 64 KiB."""
     view = memoryview(content)
     start = None
     for at in range(0, len(view), BLOCK):
-        if is_zero(content[at : at + BLOCK]):
+        if is_zero(view[at : at + BLOCK]):
             if start is not None:
                 yield start, view[start:at]
                 start = None
@@ -139,12 +142,6 @@ def blocks(content: bytes) -> Iterator[tuple[int, memoryview]]:
             start = at
     if start is not None:
         yield start, view[start:]
-
-
-def write_blocks(fd: int, offset: int, content: bytes) -> None:
-    """Write an extent, but for its blocks of zeros."""
-    for at, data in blocks(content):
-        pwrite(fd, data, offset + at)
 
 
 def pwrite(fd: int, view: memoryview, offset: int) -> None:
@@ -192,14 +189,14 @@ class Copy:
         return Manifest(format, self.size, self._extents)
 
 
-def open_direct(path: str) -> int:
-    """Open a file for reading past the page cache, where its file system can do that."""
+def open_direct(path: str, flags: int = os.O_RDONLY) -> int:
+    """Open a file for reading or writing past the page cache, where its file system can do that."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECT)
+        return os.open(path, flags | os.O_DIRECT)
     except OSError as e:
         if e.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
-        return os.open(path, os.O_RDONLY)
+        return os.open(path, flags)
 
 
 def copy(source: str, target: str | None, format: str, counted: str, *, direct: bool = False) -> Manifest:

@@ -11,6 +11,7 @@ What is known of it (measured; docs/explanation/staging.md) and what is done abo
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import queue
@@ -20,7 +21,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Callable
 
-from ..errors import HostUnreachable, StreamFailed, ToolTimeout
+from ..errors import HostUnreachable, SemisharedError, StreamFailed, ToolTimeout
 from ..plan.base_steps import FetchBase, StreamBase
 from . import codec, packets, peers, progress
 from .arrival import Arrival
@@ -45,9 +46,12 @@ LEAVE_S = 1.0
 STALLED_S = 20
 """Seconds in which udp-sender takes nothing after which it is given up."""
 RECEIVE_BUFFER = 4 << 20
-QUEUE = 96
-"""Pieces of up to 1 MiB between the network and this host's disk. Who falls behind by more leaves the stream."""
-PIECE = 1 << 20
+QUEUE = 12
+"""Packets between the network and this host's disk. Who falls behind by more leaves the stream."""
+PIPE = 1 << 20
+"""Bytes that the pipe from udp-receiver holds: the most that any user may ask for (pipe(7))."""
+SET_PIPE_SIZE = 1031
+"""F_SETPIPE_SZ of fcntl(2), which Python knows from 3.10 on."""
 
 
 def device(host: str) -> str:
@@ -136,7 +140,7 @@ def receive(step: FetchBase, target: Partial, account: Account, orders: Orders) 
     portbase, sender = step.stream
     argv = [
         "udp-receiver", "--nokbd", "--no-progress", "--interface", device(str(sender)), "--portbase", str(portbase),
-        "--rcvbuf", str(RECEIVE_BUFFER), "--start-timeout", str(START_S), "--receive-timeout", str(SILENT_S),
+        "--rcvbuf", str(RECEIVE_BUFFER),
     ]  # fmt: skip
     opener = packets.Opener(packets.Session.of(step.session))
     with started(argv, feed=False) as program, Arrival() as arrival:
@@ -158,61 +162,77 @@ def _take(
     program: Program, arrival: Arrival, opener: packets.Opener, target: Partial, account: Account, orders: Orders
 ) -> None:
     """Take what comes until the stream ends; raise why it is left."""
-    pieces = _Pieces(program)
-    had, heard = len(target.have), time.monotonic()
+    coming = _Packets(program, opener)
+    had, came = len(target.have), 0
     while True:
-        chunk = pieces.next(0.25)
+        packet = coming.next(0.25)
         orders.hear()
         if orders.stream_ended:
             raise StreamFailed("left the stream: this host, or the stream, is too slow")
-        if chunk is None:
-            progress.touch()
-            account.tell("stream", speed=arrival.speed())
-            # udp-receiver's own limits come first, if it is still at work.
-            limit = SILENT_S + 5 if pieces.began else START_S + 5
-            if time.monotonic() - heard > limit:
-                raise StreamFailed(f"nothing of the stream came for {limit} s")
-            continue
-        if not chunk:
-            return
-        heard = time.monotonic()
-        for kind, plain in opener.feed(chunk):
-            peers.take(target, kind, plain)
-        progress.count("received", len(chunk))
-        account.came("stream", had, len(chunk), speed=arrival.speed())
+        if packet:
+            peers.take(target, opener, packet)
+        # Also of a packet that is still coming: at a low rate that takes a while.
+        more, came = coming.came - came, coming.came
+        progress.count("received", more)
+        account.came("stream", had, more, speed=arrival.speed())
         had = len(target.have)
+        if coming.over():
+            return
+        # Its own limits would cost udp-receiver a further system call for each packet.
+        limit = SILENT_S if came else START_S
+        if time.monotonic() - coming.heard > limit:
+            raise StreamFailed(f"nothing of the stream came for {limit} s")
 
 
-class _Pieces:
-    """What a program writes, read ahead by a thread so that a slow disk does not slow the sender down."""
+class _Packets:
+    """The packets that a program writes, read ahead by a thread so that a slow disk does not slow the sender down."""
 
-    def __init__(self, program: Program) -> None:
-        self._program, self.began = program, False
-        self._error = ""
-        self._queue: queue.Queue[bytes] = queue.Queue(QUEUE)
+    def __init__(self, program: Program, opener: packets.Opener) -> None:
+        self._program, self._opener = program, opener
+        self.came, self.heard = 0, time.monotonic()
+        """Bytes so far, and when the last of them came."""
+        self._error: SemisharedError | None = None
+        self._has_ended = False
+        self._queue: queue.Queue[packets.Packet | None] = queue.Queue(QUEUE)
+        try:
+            fcntl.fcntl(program.fd, SET_PIPE_SIZE, PIPE)
+        except OSError:
+            pass  # then it is small
         self._fd = os.dup(program.fd)
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        with os.fdopen(self._fd, "rb", buffering=0) as file:
-            while True:
-                chunk = file.read(PIECE) or b""
-                try:
-                    self._queue.put(chunk, timeout=3)
-                except queue.Full:
-                    self._error = "left the stream: this host's disk is slower than it"
-                    self._program.interrupt(LEAVE_S)
-                    return
-                if not chunk:
-                    return
-
-    def next(self, within_s: float) -> bytes | None:
-        """Return the next piece, empty at the end, None if none came in that time."""
         try:
-            chunk = self._queue.get(timeout=within_s)
+            while True:
+                count = os.readv(self._fd, [self._opener.get_buffer()])
+                if not count:
+                    break
+                self.came, self.heard = self.came + count, time.monotonic()
+                packet = self._opener.buffer_updated(count)
+                if packet:
+                    self._queue.put(packet, timeout=3)
+        except queue.Full:
+            self._error = StreamFailed("left the stream: this host's disk is slower than it")
+            self._program.interrupt(LEAVE_S)
+        except SemisharedError as e:
+            self._error = e
+        finally:
+            os.close(self._fd)
+            self._has_ended = True
+            if not self._queue.full():
+                self._queue.put(None)
+
+    def next(self, within_s: float) -> packets.Packet | None:
+        """Return the next packet, None if none came in that time or no more will."""
+        try:
+            return self._queue.get(timeout=within_s)
         except queue.Empty:
-            if self._error:
-                raise StreamFailed(self._error) from None
             return None
-        self.began = True
-        return chunk
+
+    def over(self) -> bool:
+        """Tell whether all that came was taken; raise what was wrong with what came after it."""
+        if not self._has_ended or not self._queue.empty():
+            return False
+        if self._error:
+            raise self._error
+        return True

@@ -12,6 +12,7 @@ was read and hashed again; one of another generation is removed.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -45,7 +46,7 @@ class Partial:
         self.generation = image.generation
         self.manifest: extents.Manifest | None = None
         self.have: set[int] = set()
-        self._fd = self._journal = -1
+        self._fd = self._direct = self._journal = -1
         self._is_resumed = False
         self._unflushed: list[int] = []
         self._flushed: list[int] = []
@@ -71,6 +72,7 @@ class Partial:
             files.write(f"{self.directory}/manifest", text, 0o440)
         self._fd = os.open(f"{self.directory}/image", os.O_RDWR | os.O_CREAT, 0o600)
         os.ftruncate(self._fd, manifest.size)
+        self._direct = extents.open_direct(f"{self.directory}/image", os.O_WRONLY)
         self.manifest = manifest
         listed = have(self.directory)
         self._is_resumed = bool(listed) or os.stat(self._fd).st_blocks > 0
@@ -93,7 +95,7 @@ class Partial:
         os.write(self._journal, b"%d\n" % index)
         self.have.add(index)
 
-    def put(self, index: int, content: bytes, digest: str = "") -> bool:
+    def put(self, index: int, content: bytes | memoryview, digest: str = "") -> bool:
         """Take an extent if it is what the manifest says; tell whether it is (also if it was there already)."""
         assert self.manifest is not None
         expected = self.manifest.extents.get(index)
@@ -103,17 +105,30 @@ class Partial:
             return True
         if hashlib.sha256(content).hexdigest() != expected:
             return False
-        if self._is_resumed:
-            # Where there may be anything, zeros are data too.
-            extents.pwrite(self._fd, memoryview(content), index * extents.EXTENT)
-        else:
-            extents.write_blocks(self._fd, index * extents.EXTENT, content)
+        self._write(index, memoryview(content))
         self._note(index)
         self._unflushed.append(index)
         progress.touch()
         if len(self._unflushed) >= extents.FLUSH:
             self._flush()
         return True
+
+    def _write(self, index: int, content: memoryview) -> None:
+        """Write an extent past the page cache if its memory fits (open(2): O_DIRECT), and otherwise through it.
+
+        What goes past it is not copied, is written when this process is due by its class of I/O, and takes nothing from
+        the guests' caches.
+        """
+        # Where there may be anything, zeros are data too.
+        parts = [(0, content)] if self._is_resumed else extents.blocks(content)
+        for at, data in parts:
+            offset = index * extents.EXTENT + at
+            try:
+                extents.pwrite(self._direct, data, offset)
+            except OSError as e:
+                if e.errno != errno.EINVAL:
+                    raise
+                extents.pwrite(self._fd, data, offset)
 
     def _flush(self) -> None:
         os.fdatasync(self._fd)
@@ -144,10 +159,10 @@ class Partial:
 
     def close(self) -> None:
         """Close its files; it stays, to be gone on with."""
-        for fd in (self._fd, self._journal):
+        for fd in (self._fd, self._direct, self._journal):
             if fd >= 0:
                 os.close(fd)
-        self._fd = self._journal = -1
+        self._fd = self._direct = self._journal = -1
 
 
 def have(directory: str) -> set[int]:

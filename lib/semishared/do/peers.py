@@ -17,6 +17,7 @@ from ..config import Config
 from ..errors import HostUnreachable, ImageChanged, MissingImage, TransferCorrupt
 from ..plan.base_steps import ServeBase
 from . import bases, codec, extents, locks, packets, partial, progress
+from .codec import Bytes
 from .pace import Pace, stand_back
 from .partial import Partial
 from .ssh import Session
@@ -111,7 +112,7 @@ def groups(root: str, name: str, wanted: tuple[tuple[int, int], ...], rate: int)
         left = [index for index in left or [] if index not in sent]
 
 
-def serve(step: ServeBase, write: Callable[[bytes], None]) -> dict[str, object]:
+def serve(step: ServeBase, write: Callable[[Bytes], None]) -> dict[str, object]:
     """Write a base as packets."""
     stand_back()
     pace = Pace(step.rate)
@@ -132,7 +133,7 @@ def serve(step: ServeBase, write: Callable[[bytes], None]) -> dict[str, object]:
 PIECE = 256 << 10
 
 
-def _send(pieces: list[bytes], write: Callable[[bytes], None], pace: Pace) -> None:
+def _send(pieces: list[Bytes], write: Callable[[Bytes], None], pace: Pace) -> None:
     for piece in pieces:
         for at in range(0, len(piece), PIECE):
             part = piece[at : at + PIECE]
@@ -165,21 +166,20 @@ def fetch(
             if not isinstance(message, bytes):
                 return
             progress.count("received", len(message))
-            for kind, plain in opener.feed(message):
+            for packet in opener.feed(message):
                 last = time.monotonic()
-                take(target, kind, plain)
+                take(target, opener, packet)
             tell(0, len(message))
 
 
-def take(target: Partial, kind: int, plain: bytes) -> int:
-    """Put what is in a packet where it belongs and return how many extents of it were right; raise TransferCorrupt."""
+def take(target: Partial, opener: packets.Opener, packet: packets.Packet) -> None:
+    """Put what is in a packet where it belongs; raise TransferCorrupt."""
+    kind, group, content = opener.open(packet)
     if kind == packets.MANIFEST:
-        target.begin(plain)
-        return 0
-    if target.manifest is None:
+        target.begin(bytes(content))
+    elif target.manifest is None:
         raise TransferCorrupt("extents before their manifest")
-    count = 0
-    for item in packets.extents_in(plain):
-        # One that is damaged where it comes from is asked for elsewhere.
-        count += target.put(item.number, item.content, item.sha256)
-    return count
+    for item in group:
+        # One that is damaged where it comes from, or on the way, is asked for elsewhere.
+        target.put(item.number, item.content, item.sha256)
+    opener.reuse(packet)

@@ -166,7 +166,7 @@ def piped(argv: list[str], *, feed: bool) -> Iterator[IO[bytes]]:
             raise _failure(argv, process.returncode, read_back(err, 1000))
 
 
-def filtered(argv: list[str], data: bytes, *, timeout_s: float = QUICK_S) -> bytes:
+def filtered(argv: list[str], data: bytes | memoryview, *, timeout_s: float = QUICK_S) -> bytes:
     """Return what `argv` makes of `data`; raise as `run` does."""
     env = environment()
     if shutil.which(argv[0], path=env["PATH"]) is None:
@@ -202,7 +202,7 @@ class Program:
         """Return the end of what it has said on stderr."""
         return read_back(self._err, last).decode("utf-8", "replace")
 
-    def write(self, data: bytes, stalled: Callable[[float], None]) -> None:
+    def write(self, data: bytes | memoryview, stalled: Callable[[float], None]) -> None:
         """Write to its stdin; `stalled` is called, with the seconds so far, while it takes nothing. Raise ToolFailed."""
         view, since = memoryview(data), time.monotonic()
         while view:

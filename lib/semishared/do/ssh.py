@@ -75,12 +75,16 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close(is_over=error is None)
+
+    def close(self, *, is_over: bool = True) -> None:
+        """End the conversation; the host is not waited for unless all `is_over`."""
         assert self._process.stdin and self._process.stdout
         try:
             self._process.stdin.close()
         except OSError:
             pass
-        if error is None:
+        if is_over:
             try:
                 self._process.wait(5)
             except subprocess.TimeoutExpired:

@@ -91,7 +91,7 @@ class Writer:
         if wait:
             os.set_blocking(fd, False)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
         while view:
             try:
@@ -106,7 +106,7 @@ class Writer:
         with self._lock:
             self._write(json.dumps(message).encode() + b"\n")
 
-    def send_data(self, data: bytes) -> None:
+    def send_data(self, data: bytes | memoryview) -> None:
         """Send a chunk of at most 4 MiB."""
         with self._lock:
             self._write(b'{"data": %d}\n' % len(data))
