@@ -183,8 +183,8 @@ class Node:
                 if entry.name.isdigit() and os.readlink(f"{entry.path}/ns/net") == network:
                     for task in os.listdir(f"{entry.path}/task"):
                         os.sched_setaffinity(int(task), {core})
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # it has ended meanwhile
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # it has ended meanwhile, or is none of ours
         self.path("/sys/class/net/eth0/queues/rx-0/rps_cpus").write_text(f"{1 << core:x}")
         self._core = core
 
