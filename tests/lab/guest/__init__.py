@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from lab.guest.client import Guest, GuestError, content, serial_path, serial_xml
-from lab.guest.image import build_guest_image
+from lab.guest.image import COMMAND_LINE, build_guest_image, lay_out_boot
 
-__all__ = ["Guest", "GuestError", "build_guest_image", "content", "serial_path", "serial_xml"]
+__all__ = [
+    "COMMAND_LINE", "Guest", "GuestError", "build_guest_image", "content", "lay_out_boot", "serial_path", "serial_xml",
+]  # fmt: skip

@@ -21,14 +21,17 @@ MIB = 32
 BUSYBOX = Path("/bin/busybox")
 # What they need comes by itself. The cloud kernel has no AHCI: see context.c.
 MODULES = ["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "ata_piix", "sr_mod", "evdev", "button"]
-BOOT = """\
+COMMAND_LINE = (
+    "console=ttyS0 quiet loglevel=0 panic=1 mitigations=off nokaslr random.trust_cpu=on tsc=reliable cryptomgr.notests audit=0"
+)
+BOOT = f"""\
 DEFAULT lab
 PROMPT 0
 TIMEOUT 0
 LABEL lab
   KERNEL vmlinuz
   INITRD initrd
-  APPEND console=ttyS0 quiet loglevel=0 panic=1 mitigations=off nokaslr random.trust_cpu=on tsc=reliable cryptomgr.notests audit=0
+  APPEND {COMMAND_LINE}
 """
 # Larger clusters for the loader, no tests of the kernel by itself: less for an emulated processor to do.
 CLUSTER = 8
@@ -79,15 +82,33 @@ def _key(kernel: Path, modules: list[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def build_guest_image(dest: Path) -> Path:
-    """Write the guest's disk image to `dest`; built once per content and kept in the checkout's build directory."""
+def _kept() -> tuple[Path, Path, str]:
+    """Return the kernel, where its initramfs is kept, and under which key."""
     kernel = caches.newest_kernel()
     modules = _modules(kernel.name[len("vmlinuz-") :])
-    kept = caches.CACHE / f"guest-{_key(kernel, modules)}.raw"
+    key = _key(kernel, modules)
+    initramfs = caches.CACHE / f"guest-{key}.initrd"
+    if not initramfs.exists():
+        with tempfile.TemporaryDirectory() as name:
+            caches.put(initramfs, _initramfs(Path(name) / "tree", modules))
+    return kernel, initramfs, key
+
+
+def lay_out_boot(folder: Path) -> None:
+    """Put what a guest boots from without its disk into `folder`: `vmlinuz` and `initrd`."""
+    kernel, initramfs, _ = _kept()
+    for source, name in ((kernel, "vmlinuz"), (initramfs, "initrd")):
+        subprocess.run(["cp", "--reflink=auto", str(source), str(folder / name)], check=True)
+
+
+def build_guest_image(dest: Path) -> Path:
+    """Write the guest's disk image to `dest`; built once per content and kept in the checkout's build directory."""
+    kernel, initramfs, key = _kept()
+    kept = caches.CACHE / f"guest-{key}.raw"
     if not kept.exists():
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            (folder / "initrd").write_bytes(_initramfs(folder / "tree", modules))
+            shutil.copy(initramfs, folder / "initrd")
             (folder / "syslinux.cfg").write_text(BOOT)
             image = folder / "image"
             sectors = str(MIB * 2048)
