@@ -23,6 +23,9 @@ from ..plan.steps import ImageRef
 from . import extents, files, progress
 from .trace import point
 
+AT_ONCE = 256 << 10
+"""Bytes of one write past the page cache: for so much a guest's own write may have to wait."""
+
 
 def directory_of(root: str, name: str) -> str:
     """Return where the base called <store>-<image>-<generation> is made."""
@@ -124,7 +127,8 @@ class Partial:
         for at, data in parts:
             offset = index * extents.EXTENT + at
             try:
-                extents.pwrite(self._direct, data, offset)
+                for start in range(0, len(data), AT_ONCE):
+                    extents.pwrite(self._direct, data[start : start + AT_ONCE], offset + start)
             except OSError as e:
                 if e.errno != errno.EINVAL:
                     raise
