@@ -77,6 +77,21 @@ def test_only_what_is_missing_is_sent(world: World, image: s.ImageRef, tmp_path:
     assert whole(world, again)
 
 
+def test_what_comes_takes_nothing_of_the_page_cache(world: World, image: s.ImageRef, tmp_path: Path) -> None:
+    target = Partial(str(tmp_path / "other"), image)
+    fetch(serve(world, image), target)
+    argv = ["fincore", "--bytes", "--noheadings", "--output", "RES", f"{target.directory}/image"]
+    resident = int(subprocess.run(argv, capture_output=True, check=True).stdout)
+    assert target.is_complete and resident == 0, "guests lose their caches (does the file system below have O_DIRECT?)"
+    # Memory that does not begin at a page goes through it, and is right all the same.
+    assert target.manifest is not None
+    target.have.clear()
+    for index in target.manifest.extents:
+        with open(f"{target.directory}/image", "rb") as file:
+            assert target.put(index, memoryview(b"x" + os.pread(file.fileno(), extents.EXTENT, index * extents.EXTENT))[1:])
+    assert whole(world, target)
+
+
 def test_what_rotted_in_a_partial_base_is_fetched_again(world: World, image: s.ImageRef, tmp_path: Path) -> None:
     target = Partial(str(tmp_path / "other"), image)
     fetch(serve(world, image, ((0, 30),)), target)
