@@ -253,12 +253,13 @@ def die_in(staging: Staging, transport: str) -> None:
 
 
 def test_slow_host_in_a_chain_is_gone_round(staging: Staging) -> None:
-    image = prepared(staging, "slow-link")
-    staging.lab.node("h2").limit(8)
+    # Not the first one: by what the host before it gets it is known to be slow.
+    image = prepared(staging, "slow-link", data=40)
+    staging.lab.node("h3").limit(8)
     run = staging.begin("stage", str(image), "--transport", "chain", "--rate", "8M", "--compress", "none")
-    run.wait_for(lambda event: event["event"] == "host" and event["host"] == "h3" and event["done"], 100)
-    second = [event for event in run.events if event["event"] == "host" and event["host"] == "h2"][-1]
-    assert not second["done"], "h3 comes after h2 in the chain, and had it before"
+    run.wait_for(lambda event: event["event"] == "host" and event["host"] == "h4" and event["done"], 100)
+    third = [event for event in run.events if event["event"] == "host" and event["host"] == "h3"][-1]
+    assert not third["done"], "h4 comes after h3 in the chain, and had it before"
     run.summary(timeout=150)
     good(staging, image, "h1 h2 h3 h4")
 
