@@ -252,10 +252,12 @@ def stage(quick: bool) -> List[Figure]:
         for transport, rates in rig.rates.items():
             extra[f"rate {transport}"] = [rate / LIMIT for rate in rates]
         extra["front-end"].append((rig.sent(rig.lab.fe) - before["fe"]) / rig.bytes)
-    return _figures(list(counts), ways, samples, extra, mib)
+    return _figures(list(counts), ways, samples, extra, mib, rig.bytes >> 20)
 
 
-def _figures(counts: List[int], ways: Sequence[str], samples: Samples, extra: Dict[str, List[float]], mib: int) -> List[Figure]:
+def _figures(
+    counts: List[int], ways: Sequence[str], samples: Samples, extra: Dict[str, List[float]], mib: int, large: int
+) -> List[Figure]:  # fmt: skip
     most = max(counts)
     found: List[Figure] = []
     for method in ways:
@@ -284,7 +286,6 @@ def _figures(counts: List[int], ways: Sequence[str], samples: Samples, extra: Di
                 "to 1 host without loss", samples["multicast", 1], expected=expected, because="udpcast sends again what was lost",
             )
         )  # fmt: skip
-    large = int(FAULTS_SECONDS * LINK) >> 20
     for name, text in (("large to all", "all healthy"), ("slow and killed", "one slow, one killed: the healthy ones")):
         found.append(
             Figure(
