@@ -16,6 +16,7 @@ import matrix
 MARKERS = {
     "reads_checkout": "looks at the files of this checkout, as a linter does",
     "runs_python": "starts python, the one thing a unit test may start, and says why",
+    "fault(number, claim)": "proves a row of docs/reference/faults.md: tests/against.py says what an older version does",
 }
 # HYPOTHESIS_EXAMPLES=2000 for a long look; no deadline, since the machine is shared with labs.
 TOLERATED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.function_scoped_fixture]

@@ -1,0 +1,72 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Run the tests marked `fault` against the package of an older commit: what did that version do?
+
+    tests/against.py COMMIT [PYTEST-WORDS ...]
+
+The older commit's files are laid out in build/against/COMMIT with the tests of this checkout in place of its own. What each
+test said there is merged into docs/faults/COMMIT.json, from which `make docs` writes docs/reference/faults.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def lay_out(commit: str) -> Path:
+    """Make the tree of `commit` with the tests of today; return it."""
+    tree = ROOT / "build/against" / commit
+    shutil.rmtree(tree, ignore_errors=True)
+    tree.mkdir(parents=True)
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+    subprocess.run(["tar", "--extract", "--file=-"], cwd=tree, check=True, input=archive)
+    shutil.rmtree(tree / "tests")
+    shutil.copytree(ROOT / "tests", tree / "tests", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    return tree
+
+
+def outcome(case: ElementTree.Element) -> str:
+    """Return 'passed', 'skipped', or 'failed: ' and what was said first."""
+    for child in case:
+        if child.tag in ("failure", "error"):
+            said = (child.get("message") or child.tag).strip().splitlines()
+            return f"failed: {said[0][:300] if said else child.tag}"
+        if child.tag == "skipped":
+            return "skipped"
+    return "passed"
+
+
+def main() -> int:
+    """Run the tests there and note what they said."""
+    if len(sys.argv) < 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    commit, words = sys.argv[1], sys.argv[2:]
+    tree = lay_out(commit)
+    xml = tree / "junit.xml"
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "SEMISHARED_FULL": "1"}
+    argv = ["/usr/bin/python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "fault", "-o", "junit_family=xunit1", f"--junitxml={xml}"]
+    subprocess.run([*argv, *(words or ["tests"])], cwd=tree, env=env, check=False)
+    notes = ROOT / "docs/faults" / f"{commit}.json"
+    found: Dict[str, str] = json.loads(notes.read_text()) if notes.exists() else {}
+    for case in ElementTree.parse(xml).iter("testcase"):
+        # A file that cannot even be collected there has no name of a test.
+        found[f"{case.get('file')}::{case.get('name')}"] = outcome(case)
+    notes.parent.mkdir(exist_ok=True)
+    notes.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n")
+    print(f"{notes.relative_to(ROOT)}: {len(found)} tests")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
