@@ -188,8 +188,16 @@ def _discard(step: Discard) -> bool:
         return False
     if step.kind == "base":
         return _remove_base(step.path)
-    if step.kind == "upload" and locks.is_held(f"{step.path}/lock"):
-        return False
+    if step.kind == "upload" and os.path.isdir(step.path):
+        lock = locks.attempt(f"{step.path}/lock")
+        if not lock:
+            return False
+        with lock:
+            return _removed(step)
+    return _removed(step)
+
+
+def _removed(step: Discard) -> bool:
     run(["rm", "-rf", "--one-file-system", "--", step.path])
     if os.path.lexists(step.path):
         raise ToolFailed(f"{step.path} is still there")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Locks of one machine: flock on files we own, released by the kernel when the holder dies.
 
-A lock file may be removed by its holder; whoever waited on the removed file notices and takes the new one.
+A lock file may be removed by its holder, and by nobody else however old it is: an action that holds a removed lock is
+alone no more. Whoever waited on the removed file notices and takes the new one.
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ def attempt(path: str) -> IO[str] | None:
         except FileNotFoundError:
             pass
         file.close()
+
+
+def forget(path: str) -> bool:
+    """Remove the lock file `path` unless somebody holds it; tell whether it was removed."""
+    file = attempt(path)
+    if not file:
+        return False
+    with file:
+        os.unlink(path)
+    return True
 
 
 def is_held(path: str) -> bool:

@@ -235,7 +235,13 @@ def remove(vm: int, vm_dir: str, planned: float) -> None:
 
 
 def forget_old_locks(directory: str, now: float, keep_s: float = 2 * 86400) -> None:
-    """Remove lock files of VMs that nobody has used for two days: no action runs that long."""
+    """Remove lock files of VMs that nobody has written to for two days, except those that are held: by other VMs' actions."""
     for entry in os.scandir(directory):
-        if entry.name.startswith("vm-") and entry.stat().st_mtime < now - keep_s:
-            files.unlink(entry.path)
+        if not entry.name.startswith("vm-"):
+            continue
+        try:
+            is_old = entry.stat().st_mtime < now - keep_s
+        except FileNotFoundError:
+            continue
+        if is_old:
+            locks.forget(entry.path)
