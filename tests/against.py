@@ -55,7 +55,8 @@ def main() -> int:
     tree = lay_out(commit)
     xml = tree / "junit.xml"
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "SEMISHARED_FULL": "1"}
-    argv = ["/usr/bin/python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "fault", "-o", "junit_family=xunit1", f"--junitxml={xml}"]
+    pytest = ["/usr/bin/python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "fault"]
+    argv = [*pytest, "-o", "junit_family=xunit1", f"--junitxml={xml}"]
     subprocess.run([*argv, *(words or ["tests"])], cwd=tree, env=env, check=False)
     notes = ROOT / "docs/faults" / f"{commit}.json"
     found: Dict[str, str] = json.loads(notes.read_text()) if notes.exists() else {}
