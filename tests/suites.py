@@ -49,9 +49,13 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "faults": {"paths": ["tests/faults/test_faults.py", "tests/faults/test_bad_input.py"], "minutes": 15},
     "operate": {"paths": ["tests/operate"], "minutes": 15},
     "docs": {"paths": ["tests/docs"], "minutes": 10},
+    "nfs": {"paths": ["tests/nfs"], "minutes": 12, "last": True},
     "staging-more": {"paths": ["tests/staging/test_more_faults.py"], "minutes": 10, "full": True},
 }
-"""The longest first, so that none runs alone at the end. Minutes are where a suite hangs, also on a busy machine."""
+"""The longest first, so that none runs alone at the end. Minutes are where a suite hangs, also on a busy machine.
+
+`alone`: by itself before the others. `last`: by itself after them; emulated machines, which need the processors.
+"""
 
 
 def run_command(suite: Dict[str, Any], log: Path) -> Dict[str, Any]:
@@ -148,7 +152,9 @@ def main() -> int:
     report: Dict[str, Any] = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         alone = [name for name in names if SUITES[name].get("alone")]
-        for group in (*([name] for name in alone), [name for name in names if name not in alone]):
+        last = [name for name in names if SUITES[name].get("last")]
+        together = [name for name in names if name not in (*alone, *last)]
+        for group in (*([name] for name in alone), together, *([name] for name in last)):
             under_way = {pool.submit(run_suite, name, arguments.full): name for name in group}
             for done in as_completed(under_way):
                 report[under_way[done]] = done.result()

@@ -6,7 +6,6 @@ The image is one FAT file system without a partition table, made by mtools and s
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import shutil
@@ -14,11 +13,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from lab import caches
+from lab import caches, initramfs
+from lab.initramfs import BUSYBOX
 
 HERE = Path(__file__).resolve().parent
 MIB = 32
-BUSYBOX = Path("/bin/busybox")
 # What they need comes by itself. The cloud kernel has no AHCI: see context.c.
 MODULES = ["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "ata_piix", "sr_mod", "evdev", "button"]
 COMMAND_LINE = (
@@ -38,22 +37,6 @@ CLUSTER = 8
 """Sectors."""
 
 
-def _modules(release: str) -> list[Path]:
-    top = Path("/lib/modules", release)
-    needs: dict[str, list[str]] = {}
-    for line in (top / "modules.dep").read_text().splitlines():
-        path, _, others = line.partition(":")
-        needs[path] = others.split()
-    files = {Path(path).stem: path for path in needs}
-    order: list[str] = []
-    for name in MODULES:
-        if name not in files:
-            continue  # built in, or unknown to this kernel version
-        # modules.dep lists the nearest need first, so the reverse is the order to load in
-        order += [path for path in [*reversed(needs[files[name]]), files[name]] if path not in order]
-    return [top / path for path in order]
-
-
 def _initramfs(tree: Path, modules: list[Path]) -> bytes:
     (tree / "bin").mkdir(parents=True)
     (tree / "modules").mkdir()
@@ -64,20 +47,12 @@ def _initramfs(tree: Path, modules: list[Path]) -> bytes:
     for module in modules:
         shutil.copy(module, tree / "modules")
     (tree / "modules/order").write_text("".join(module.stem + "\n" for module in modules))
-    names = "\n".join(sorted(str(path.relative_to(tree)) for path in tree.rglob("*")))
-    packed = subprocess.run(
-        ["cpio", "-o", "-H", "newc", "--quiet", "-R", "0:0"],
-        input=names.encode(),
-        cwd=tree,
-        check=True,
-        capture_output=True,
-    )
-    return gzip.compress(packed.stdout, 6)
+    return initramfs.pack(tree)
 
 
 def _key(kernel: Path, modules: list[Path]) -> str:
     digest = hashlib.sha256(f"{MIB} {CLUSTER} {BOOT} {MODULES} {kernel.stat().st_mtime_ns}".encode())
-    for path in [Path(__file__), HERE / "agent.c", HERE / "context.c", HERE / "init.sh", BUSYBOX, *modules]:
+    for path in [Path(__file__), HERE / "agent.c", HERE / "context.c", HERE / "init.sh", Path(initramfs.__file__), BUSYBOX, *modules]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -85,30 +60,30 @@ def _key(kernel: Path, modules: list[Path]) -> str:
 def _kept() -> tuple[Path, Path, str]:
     """Return the kernel, where its initramfs is kept, and under which key."""
     kernel = caches.newest_kernel()
-    modules = _modules(kernel.name[len("vmlinuz-") :])
+    modules = initramfs.modules(kernel.name[len("vmlinuz-") :], MODULES)
     key = _key(kernel, modules)
-    initramfs = caches.CACHE / f"guest-{key}.initrd"
-    if not initramfs.exists():
+    kept = caches.CACHE / f"guest-{key}.initrd"
+    if not kept.exists():
         with tempfile.TemporaryDirectory() as name:
-            caches.put(initramfs, _initramfs(Path(name) / "tree", modules))
-    return kernel, initramfs, key
+            caches.put(kept, _initramfs(Path(name) / "tree", modules))
+    return kernel, kept, key
 
 
 def lay_out_boot(folder: Path) -> None:
     """Put what a guest boots from without its disk into `folder`: `vmlinuz` and `initrd`."""
-    kernel, initramfs, _ = _kept()
-    for source, name in ((kernel, "vmlinuz"), (initramfs, "initrd")):
+    kernel, packed, _ = _kept()
+    for source, name in ((kernel, "vmlinuz"), (packed, "initrd")):
         subprocess.run(["cp", "--reflink=auto", str(source), str(folder / name)], check=True)
 
 
 def build_guest_image(dest: Path) -> Path:
     """Write the guest's disk image to `dest`; built once per content and kept in the checkout's build directory."""
-    kernel, initramfs, key = _kept()
+    kernel, packed, key = _kept()
     kept = caches.CACHE / f"guest-{key}.raw"
     if not kept.exists():
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            shutil.copy(initramfs, folder / "initrd")
+            shutil.copy(packed, folder / "initrd")
             (folder / "syslinux.cfg").write_text(BOOT)
             image = folder / "image"
             sectors = str(MIB * 2048)

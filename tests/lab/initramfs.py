@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make an initramfs for Debian's kernel: which of its modules are needed, in which order, and the archive itself."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+BUSYBOX = Path("/bin/busybox")
+
+
+def modules(release: str, wanted: Sequence[str]) -> list[Path]:
+    """Return the files of the modules `wanted` and of what they need, in the order to load them."""
+    top = Path("/lib/modules", release)
+    needs: dict[str, list[str]] = {}
+    for line in (top / "modules.dep").read_text().splitlines():
+        path, _, others = line.partition(":")
+        needs[path] = others.split()
+    files = {Path(path).stem: path for path in needs}
+    order: list[str] = []
+    for name in wanted:
+        if name not in files:
+            continue  # built in, or unknown to this kernel version
+        # modules.dep lists the nearest need first, so the reverse is the order to load in
+        order += [path for path in [*reversed(needs[files[name]]), files[name]] if path not in order]
+    return [top / path for path in order]
+
+
+def pack(tree: Path) -> bytes:
+    """Return a directory as initramfs."""
+    names = "\n".join(sorted(str(path.relative_to(tree)) for path in tree.rglob("*")))
+    packed = subprocess.run(
+        ["cpio", "-o", "-H", "newc", "--quiet", "-R", "0:0"],
+        input=names.encode(),
+        cwd=tree,
+        check=True,
+        capture_output=True,
+    )
+    return gzip.compress(packed.stdout, 6)

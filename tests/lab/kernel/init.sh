@@ -1,0 +1,47 @@
+#!/bin/busybox sh
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=dash disable=SC2154
+# First process of a kernel host: the machine's own root file system (virtiofs, read-only) below a tmpfs, then the agent.
+# What it needs to know is on the kernel's command line: kh_checkout, kh_address, kh_uid, kh_gid, kh_name.
+/bin/busybox mkdir -p /proc /sys /dev /machine /upper /root
+/bin/busybox --install -s /bin
+export PATH=/bin
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+while read -r name; do
+    insmod "/modules/$name.ko"
+done </modules/order
+for word in $(cat /proc/cmdline); do
+    case $word in kh_*=*) eval "${word%%=*}='${word#*=}'" ;; esac
+done
+fail() {
+    echo "kernel host: $*"
+    poweroff -f
+}
+mount -t virtiofs -o ro machine /machine || fail "the machine's files are not there"
+mount -t tmpfs -o size=70%,mode=755 upper /upper
+mkdir /upper/files /upper/work
+mount -t overlay -o lowerdir=/machine,upperdir=/upper/files,workdir=/upper/work overlay /root || fail "no overlay"
+for name in proc sys dev; do mount --move "/$name" "/root/$name"; done
+mount --bind /machine/"$kh_checkout" /root/"$kh_checkout" || fail "the checkout is not there"
+for name in run tmp dev/shm; do
+    mkdir -p "/root/$name"
+    mount -t tmpfs -o mode=1777 tmpfs "/root/$name"
+done
+chmod 755 /root/run
+mkdir -p /root/dev/pts
+mount -t devpts -o mode=620,ptmxmode=666 devpts /root/dev/pts
+rm -f /root/etc/mtab
+ln -s /proc/self/mounts /root/etc/mtab
+grep -q '^oneadmin:' /root/etc/passwd || echo "oneadmin:x:$kh_uid:$kh_gid::/var/lib/one:/bin/bash" >>/root/etc/passwd
+grep -q '^oneadmin:' /root/etc/group || echo "oneadmin:x:$kh_gid:" >>/root/etc/group
+mkdir -p /root/var/lib/one/datastores
+chown "$kh_uid:$kh_gid" /root/var/lib/one /root/var/lib/one/datastores
+hostname "$kh_name"
+echo "$kh_name" >/root/etc/hostname
+ip link set lo up
+if [ -n "$kh_address" ] && ip link set eth0 up; then
+    ip addr add "$kh_address/24" brd + dev eth0
+fi
+exec switch_root /root /bin/sh -c 'while :; do /usr/bin/python3 -I "$0"/tests/lab/kernel/agent.py || sleep 1; done' "$kh_checkout"
