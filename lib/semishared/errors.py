@@ -251,6 +251,20 @@ class CannotInstall(SemisharedError):
     remedy = "correct this, then run install.sh again; nothing was changed"
 
 
+class UnexpectedLink(SemisharedError):
+    """A symbolic link below one of our directories where there is none in our layout, or one that leads elsewhere than there."""
+
+    id = "SS070"
+    remedy = "nothing was followed; find out who can write there (a host that was broken into?), then remove it"
+
+
+class UnexpectedFile(SemisharedError):
+    """Something below one of our directories, or in what a host sent, that is neither a plain file nor a directory of ours."""
+
+    id = "SS071"
+    remedy = "nothing of it was used; find out who made it (a host that was broken into?), then remove it"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from semishared.config import Config
 from semishared.do.ssh import Session
-from semishared.errors import ImageChanged, MissingImage, StoreUnavailable, TransferCorrupt
+from semishared.errors import ImageChanged, MissingImage, SemisharedError, StoreUnavailable, TransferCorrupt
 from semishared.plan import steps as s
 from tools.world import MiB, World, allocated, qemu_io
 
@@ -52,7 +55,6 @@ def prepared(world: World) -> tuple[s.ImageRef, str, str]:
     source = Path(world.disk(5).vm_dir)
     (source / "deployment.0").write_text("<domain/>")
     (source / "a 'b' $(c)\nd").write_text("odd")
-    os.symlink("/no/such/place", source / "dangling")
     return image, str(source), str(world.location / "103" / "5")
 
 
@@ -66,7 +68,6 @@ def check_arrived(directory: str) -> None:
     qemu_io(f"{directory}/disk.0", "raw", "read -P 0xa1 1M 64k")
     assert Path(directory, "deployment.0").read_text() == "<domain/>"
     assert Path(directory, "a 'b' $(c)\nd").read_text() == "odd"
-    assert os.readlink(f"{directory}/dangling") == "/no/such/place"
     assert os.readlink(f"{directory}/disk.1") == "disk.1.snap/0"
     for disk, path in ((1, f"{directory}/disk.1.snap/0"), (2, f"{directory}/disk.2")):
         assert json.loads(Path(directory, ".semishared", f"disk.{disk}.json").read_text())["path"] == path
@@ -179,3 +180,32 @@ def test_rename_to_another_system_datastore_of_the_host(world: World) -> None:
     check_arrived(target)
     with pytest.raises(MissingImage):
         world.on(s.RenameVm(6, source.replace("/5", "/6"), target.replace("/5", "/6"), True))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda source, secret: (os.unlink(source / "disk.1.snap/0"), os.symlink(secret, source / "disk.1.snap/0")),
+        lambda source, secret: (os.unlink(source / "disk.2"), os.symlink(secret, source / "disk.2")),
+        lambda source, secret: (os.unlink(source / "disk.0"), os.symlink(secret, source / "disk.0")),
+        lambda source, secret: os.symlink(secret.parent, source / "disk.3.snap"),
+        lambda source, secret: os.mknod(source / "disk.9", 0o600 | stat.S_IFCHR, os.makedev(1, 3)),
+        lambda source, secret: subprocess.run(
+            ["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", source / "disk.1.snap/0"], check=True
+        ),
+    ],
+    ids=["layer", "disk", "other place", "folder", "device", "backing file"],
+)
+@pytest.mark.fault(7, "a VM directory that arrives holds no link, device or backing name that leads out of it")
+def test_directory_with_a_way_out_is_refused_where_it_arrives(world: World, tmp_path: Path, spoil: Any) -> None:
+    _, source, target = prepared(world)
+    secret = tmp_path / "outside" / "secret"
+    secret.parent.mkdir()
+    secret.write_bytes(b"private" * 1000)
+    spoil(Path(source), secret)
+    with pytest.raises(SemisharedError) as refused:
+        carry(source, target, 5)
+    assert refused.value.id in ("SS070", "SS071"), refused.value.detail
+    assert not os.path.lexists(f"{target}/deployment.0")
+    assert world.leftovers() == []
+    assert os.path.isdir(source), "what was refused stays where it is"

@@ -22,6 +22,8 @@ from .trace import point
 MAGIC = b"QFI\xfb"
 BACKING_FORMAT = 0xE2792ACA
 """Type of the header extension with the backing format (QEMU's docs/interop/qcow2.txt)."""
+DATA_FILE = 1 << 2
+"""Bit of the incompatible features: the data is in another file."""
 NONE = -1
 """In place of a layer's number."""
 
@@ -78,6 +80,20 @@ def backing_of(path: str) -> tuple[str, str]:
             format = head[at + 8 : at + 8 + length].decode("ascii", "replace")
         at += 8 + -(-length // 8) * 8
     return head[offset : offset + size].decode("utf-8", "surrogateescape"), format
+
+
+def reaches_out(path: str) -> str:
+    """Return what the header of a layer names beside other layers of its directory, '' for nothing."""
+    with open(path, "rb") as file:
+        head = file.read(104)
+    if head[:4] != MAGIC:
+        return ""
+    if struct.unpack_from(">I", head, 4)[0] >= 3 and struct.unpack_from(">Q", head, 72)[0] & DATA_FILE:
+        return "a data file of its own"
+    name = backing_of(path)[0]
+    if not name and struct.unpack_from(">Q", head, 8)[0]:
+        return "a backing file that cannot be told"
+    return "" if not name or (name.isdigit() and name.isascii()) else f"the backing file {name}"
 
 
 def numbered(folder: str) -> list[int]:

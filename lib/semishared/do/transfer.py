@@ -15,7 +15,7 @@ from typing import Callable, Iterator
 
 from ..errors import ImageChanged, MissingImage, StoreUnavailable, TransferCorrupt
 from ..plan.steps import ImageRef, ReceiveVm, RenameVm
-from . import bases, files, progress, vm_dir
+from . import bases, beneath, files, layout, progress, vm_dir
 from .run import piped, run
 from .trace import point
 
@@ -24,6 +24,7 @@ CHUNK = 1 << 20
 
 def send(directory: str, write: Callable[[bytes], None]) -> dict[str, object]:
     """Write the directory as a tar stream; return {"present": bool, "sha256": ...}."""
+    beneath.refuse_link(directory)
     if not os.path.isdir(directory):
         return {"present": False}
     argv = ["tar", "--create", "--sparse", "--file=-", f"--directory={directory}", "."]
@@ -55,6 +56,7 @@ def receive(step: ReceiveVm, chunks: Iterator[bytes]) -> str:
     point("incoming made")
     with _removed_on_failure(staging):
         received = _unpack(staging, chunks)
+        layout.check_received(staging, step.vm, step.vm_dir)
     point("incoming unpacked")
     return received
 
@@ -122,6 +124,7 @@ def _adopt(staging: str, directory: str, vm: int, record: dict[str, object], kee
 
 def rename(step: RenameVm, planned: float) -> None:
     """Move a VM directory to another system datastore of this host; by rename where that is one file system."""
+    beneath.refuse_link(step.source)
     if not os.path.isdir(step.source):
         if os.path.isdir(step.vm_dir):
             return
@@ -132,5 +135,6 @@ def rename(step: RenameVm, planned: float) -> None:
     with _removed_on_failure(staging):
         run(["cp", "-a", "--sparse=always", "--reflink=auto", "--", step.source, staging], timeout_s=6 * 3600)
         point("directory copied")
+        layout.check_received(staging, step.vm, step.vm_dir)
         _publish(staging, step.vm, step.vm_dir, step.keep_bases, planned)
     run(["rm", "-rf", "--one-file-system", "--", step.source])
