@@ -265,6 +265,13 @@ class UnexpectedFile(SemisharedError):
     remedy = "nothing of it was used; find out who made it (a host that was broken into?), then remove it"
 
 
+class AnotherWriter(SemisharedError):
+    """An image that somebody writes to, where it is to be given to a guest or its content replaced."""
+
+    id = "SS079"
+    remedy = "end whoever writes, then retry: docs/how-to/two-writers.md"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

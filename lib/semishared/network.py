@@ -93,7 +93,9 @@ def _staged(session: Session, bridge: Bridge, plan: network.Clone) -> str:
 def ln(action: Action, request: args.FromImage, disk: Disk, image: Image, datastore: Datastore) -> None:
     """Attach an image in place."""
     on_bridge, on_host = network.ln(request, disk, image, datastore)
-    Bridge(action, datastore, image.id).run(on_bridge)
+    (begun,) = Bridge(action, datastore, image.id).run(on_bridge)
+    if begun["open_by"]:
+        action.report.warn(f"{request.source} is open by {', '.join(begun['open_by'])}; without its exclusive lock nobody sees who writes")
     action.on(request.target.host, on_host)
 
 

@@ -18,7 +18,7 @@ from ..plan.steps import (
     LinkInPlace,
     SaveDisk,
 )
-from . import bases, dir_store, extents, files, layers, progress, qemu_img, running, snapshots, stores, turns, vm_dir
+from . import bases, dir_store, extents, files, layers, progress, qemu_img, running, snapshots, stores, turns, vm_dir, writers
 from .run import LONG_S, run
 from .trace import point
 from .undo import Undo
@@ -152,6 +152,9 @@ def link_in_place(step: LinkInPlace, planned: float) -> None:
     disk, image = step.disk, step.image
     stored = dir_store.Stored(image.source)
     dir_store.check(image.source)
+    if step.session and not step.shareable:
+        # Before anything says that a session of this VM has begun: whoever writes goes on undisturbed.
+        writers.check_file(image.source)
     link = dir_store.make_link(stored)
     if step.session:
         dir_store.begin_session(stored)

@@ -13,7 +13,7 @@ import os
 
 from ..errors import MissingImage
 from ..plan.steps import CopyBack, CopyOut, DropCopy
-from . import dir_store, files, layers, qemu_img, running, vm_dir
+from . import dir_store, files, layers, qemu_img, running, vm_dir, writers
 from .run import LONG_S, run
 from .trace import point
 
@@ -56,11 +56,16 @@ def _copy(source: str, target: str) -> None:
 
 
 def copy_back(source: str, snapshot: int, format: str = "raw", min_size: int = 0) -> None:
-    """Replace an image's content by that of a snapshot beside it, of `min_size` bytes at least; its generation ends."""
+    """Replace an image's content by that of a snapshot beside it, of `min_size` bytes at least; its generation ends.
+
+    Raise AnotherWriter if somebody writes to the image.
+    """
     path = f"{folder(source)}/{snapshot}"
     dir_store.check(source)
     if not os.path.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
+    # A guest would go on writing to a file without a name.
+    writers.check_file(source)
     files.remove_staged(folder(source))
     # Not beside the image, where every name is an image's.
     staged = files.staged_name(f"{folder(source)}/image")
@@ -71,6 +76,7 @@ def copy_back(source: str, snapshot: int, format: str = "raw", min_size: int = 0
             os.chmod(staged, 0o660)
             files.fsync(staged)
             point("revert staged")
+            writers.check_file(source)
             dir_store.begin_session(dir_store.Stored(source))
             os.rename(staged, source)
     except BaseException:

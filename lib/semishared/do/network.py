@@ -251,9 +251,12 @@ class OnNetwork:
 
     def BeginSession(self, step: i.BeginSession) -> object:
         where, name = ceph.bridged(step.image)
+        others: list[str] = []
         if not step.readonly:
+            if not step.shareable:
+                others = rbd_image.check_not_written(where, name)
             rbd_image.begin_session(where, name)
-        return {"size": rbd_pool.check_supported(where, name)}
+        return {"size": rbd_pool.check_supported(where, name), "open_by": others}
 
     def CloneStored(self, step: i.CloneStored) -> None:
         where, name = ceph.bridged(step.image)

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import Any, Iterator, NamedTuple
 
 from ..errors import ImageInUse, MissingImage, SemisharedError
-from . import ceph, progress
+from . import ceph, progress, writers
 from .trace import point
 
 NEW = "semishared-new"
@@ -159,6 +159,14 @@ def end_generations(image: Any) -> None:
     for found in snapshots(image):
         if found.name.startswith(OLD):
             drop(image, found.name)
+
+
+def check_not_written(where: ceph.Pool, name: str) -> list[str]:
+    """Return who has an image open without being seen to write; raise AnotherWriter if somebody writes to it."""
+    settle(where, name)
+    # Read-only: this way we are no watcher ourselves, and take nobody's lock.
+    with ceph.opened(where, name, read_only=True) as image:
+        return writers.check_image(where.ioctx, image, f"{where.name}/{name}")
 
 
 def begin_session(where: ceph.Pool, name: str) -> None:

@@ -14,7 +14,7 @@ from typing import Callable, Iterator
 
 from ..errors import NotSupported, TransferCorrupt, UnsafeImage
 from ..plan.steps import DiskRef, RestoreDisk
-from . import bases, dir_store, files, inspection, progress, qemu_img, vm_dir
+from . import bases, dir_store, files, inspection, progress, qemu_img, vm_dir, writers
 from .trace import point
 
 
@@ -75,6 +75,8 @@ def _restore_image(step: RestoreDisk, stored: dir_store.Stored, format: str, bac
     """Write a persistent image anew: another content, so another session; its old generation ends before."""
     disk = step.disk
     mode = dir_store.check(stored.source).st_mode & 0o777
+    # CheckNotRunning has seen this host alone.
+    writers.check_file(stored.source)
     # Only the VM that has the image restores it (oned gives it to nobody else), and every session tidies up there.
     files.remove_staged(stored.side, "restored")
     staged = files.staged_name(f"{stored.side}/restored")

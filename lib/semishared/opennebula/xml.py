@@ -100,6 +100,11 @@ class Disk(View):
         return self.text("READONLY").upper() == "YES"
 
     @property
+    def is_shareable(self) -> bool:
+        """Several guests may write to the image at once (PERSISTENT_TYPE = SHAREABLE)."""
+        return self.text("SHAREABLE").upper() == "YES"
+
+    @property
     def driver(self) -> str:
         return self.text("TM_MAD")
 

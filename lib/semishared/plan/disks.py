@@ -72,7 +72,7 @@ def ln(request: FromImage, disk: Disk, image: Image, datastore: Datastore) -> li
     placement.place(image, datastore, is_persistent=True)
     ref, target = image_ref(request, disk, image, datastore), disk_ref(request.target)
     readonly = disk.is_readonly
-    return [_prepare(request.target), s.LinkInPlace(target, ref, readonly, session=not readonly)]
+    return [_prepare(request.target), s.LinkInPlace(target, ref, readonly, session=not readonly, shareable=disk.is_shareable)]
 
 
 def mkimage(request: NewDisk, disk: Disk) -> list[s.Step]:

@@ -158,10 +158,15 @@ class NameGeneration(NamedTuple):
 
 
 class BeginSession(NamedTuple):
-    """End the generations of an image, before a guest writes to it (unless it is `readonly`)."""
+    """End the generations of an image, before a guest writes to it (unless it is `readonly`), unless somebody writes to it.
+
+    Report its size, and who has it open without being seen to write.
+    """
 
     image: ImageRef
     readonly: bool
+    shareable: bool = False
+    """Others may write to it too."""
 
 
 class CloneStored(NamedTuple):

@@ -2,7 +2,7 @@
 """Plans for disks whose image is reached over the network: host and bridge take turns.
 
                  host                                   bridge
-    ln                                                  the image's generations end
+    ln                                                  nobody writes to the image? its generations end
                  record
     clone, shared
                  record (so that delete knows)
@@ -91,7 +91,7 @@ def ln(request: FromImage, disk: Disk, image: Image, datastore: Datastore) -> tu
         s.PrepareVm(target.vm, target.vm_dir),
         image_steps.RecordNetwork(target, ref, network, "in-place", disk.is_readonly),
     ]
-    return [image_steps.BeginSession(ref, disk.is_readonly)], on_host
+    return [image_steps.BeginSession(ref, disk.is_readonly, disk.is_shareable)], on_host
 
 
 def snapshot(what: str, image: s.ImageRef, number: int, readonly: bool) -> list[s.Step]:

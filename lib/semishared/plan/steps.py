@@ -99,12 +99,14 @@ class CloneOnStore(NamedTuple):
 
 
 class LinkInPlace(NamedTuple):
-    """Link the VM's disk to the image itself; `session` ends the image's generation first."""
+    """Link the VM's disk to the image itself; `session` ends the image's generation first, unless somebody writes to it."""
 
     disk: DiskRef
     image: ImageRef
     readonly: bool
     session: bool
+    shareable: bool = False
+    """Others may write to it too."""
 
 
 class CreateVolatile(NamedTuple):

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two writers of one image: refused where the first can be seen, by QEMU's own locks and by Ceph's; nobody else is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Iterator
+
+import pytest
+
+from semishared.errors import SemisharedError
+from semishared.plan import image_steps as i
+from semishared.plan import steps as s
+from tools.world import World, qemu_io
+
+if TYPE_CHECKING:
+    from tools.ceph_site import Site
+
+
+@contextmanager
+def exported(path: str, format: str, *, writable: bool = True) -> Iterator[int]:
+    """Have a QEMU hold an image open as a guest's would."""
+    with tempfile.TemporaryDirectory() as top:
+        argv = [
+            "qemu-storage-daemon", "--blockdev", f"driver=file,node-name=file,filename={path}",
+            "--blockdev", f"driver={format},node-name=disk,file=file,read-only={'off' if writable else 'on'}",
+            "--nbd-server", f"addr.type=unix,addr.path={top}/nbd", "--pidfile", f"{top}/pid",
+            "--export", f"type=nbd,id=export,node-name=disk,writable={'on' if writable else 'off'}",
+        ]  # fmt: skip
+        with subprocess.Popen(argv) as process:
+            try:
+                deadline = time.monotonic() + 20
+                # Written when all the rest has been done.
+                while not os.path.exists(f"{top}/pid"):
+                    assert time.monotonic() < deadline and process.poll() is None
+                    time.sleep(0.01)
+                yield process.pid
+            finally:
+                process.kill()
+
+
+@pytest.mark.fault(12, "an image that a QEMU writes to is attached to no other guest")
+@pytest.mark.parametrize("format", ["raw", "qcow2"])
+def test_file_that_somebody_writes_to_is_not_attached(world: World, format: str) -> None:
+    image, disk = world.image(format=format), world.disk()
+    world.link(image, world.disk(vm=4))
+    session = world.store / ".semishared/image/session"
+    before = session.read_text()
+    with exported(image.source, format) as pid:
+        with pytest.raises(SemisharedError) as caught:
+            world.link(image, disk)
+        assert caught.value.id == "SS079"
+        assert f"process {pid} on {os.uname().nodename}" in caught.value.detail
+        assert session.read_text() == before, "the writer's session goes on"
+        assert not os.path.lexists(disk.path)
+    world.link(image, disk)
+    qemu_io(disk.path, format, "read -P 0xa1 1M 64k")
+    assert session.read_text() != before
+
+
+def test_the_domain_of_a_writer_is_named(world: World) -> None:
+    """By what libvirt starts QEMU with."""
+    image = world.image()
+    argv = ["qemu-system-x86_64", "-name", "guest=one-77,debug-threads=on", "-machine", "pc", "-accel", "tcg", "-m", "32", "-nodefaults",
+            "-display", "none", "-S", "-pidfile", f"{world.top}/pid", "-drive", f"if=virtio,format=raw,file={image.source}"]  # fmt: skip
+    with subprocess.Popen(argv) as process:
+        try:
+            deadline = time.monotonic() + 20
+            while not (world.top / "pid").exists():
+                assert time.monotonic() < deadline and process.poll() is None
+                time.sleep(0.02)
+            with pytest.raises(SemisharedError, match="domain one-77: `virsh destroy one-77` ends it"):
+                world.link(image, world.disk())
+        finally:
+            process.kill()
+
+
+def test_readers_shareable_and_readonly_disks_are_not_refused(world: World) -> None:
+    image = world.image(format="qcow2")
+    with exported(image.source, "qcow2", writable=False):
+        world.link(image, world.disk(vm=4))
+    with exported(image.source, "qcow2"):
+        world.link(image, world.disk(vm=5), readonly=True)
+        disk = world.disk(vm=6)
+        world.on(s.PrepareVm(6, disk.vm_dir), s.LinkInPlace(disk, image, False, session=True, shareable=True))
+        # As premigrate: the guest runs, and writes, where it comes from.
+        disk = world.disk(vm=7)
+        world.on(s.PrepareVm(7, disk.vm_dir), s.LinkInPlace(disk, image, False, session=False))
+
+
+@pytest.mark.fault(12, "an image that a QEMU writes to is not reverted under it")
+def test_image_that_somebody_writes_to_is_not_reverted(world: World) -> None:
+    image, disk = world.image(), world.disk()
+    world.link(image, disk)
+    world.on(s.CopyOut(disk, 0, "", ""))
+    inode = os.stat(image.source).st_ino
+    with exported(image.source, "raw"):
+        with pytest.raises(SemisharedError) as caught:
+            world.on(s.CopyBack(image.source, 0))
+        assert caught.value.id == "SS079"
+        assert os.stat(image.source).st_ino == inode
+    world.on(s.CopyBack(image.source, 0))
+    assert os.stat(image.source).st_ino != inode
+    assert world.leftovers() == []
+
+
+# -- on a real Ceph cluster -------------------------------------------------------------------------
+
+CLIENT = """
+import sys, rados, rbd
+cluster = rados.Rados(conffile=sys.argv[1], rados_id="libvirt")
+cluster.connect(timeout=20)
+how = sys.argv[3]
+image = rbd.Image(cluster.open_ioctx("one"), sys.argv[2], read_only=how == "read")
+if how == "write":
+    image.write(b"x" * 512, 0)
+    image.flush()
+image.read(0, 512)
+print("open", flush=True)
+sys.stdin.read()
+image.close()
+"""
+
+
+@contextmanager
+def client(site: Site, name: str, how: str) -> "Iterator[subprocess.Popen[bytes]]":
+    """Have an image open as guests do: `write` has written, `open` could, `read` may not."""
+    process = subprocess.Popen([sys.executable, "-c", CLIENT, site.conf, name, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout and process.stdout.readline().startswith(b"open")
+        yield process
+    finally:
+        process.communicate(timeout=20)
+
+
+@pytest.mark.fault(12, "an RBD image whose exclusive lock somebody holds is attached to no other guest")
+def test_image_whose_lock_somebody_holds_is_not_attached(site: Site) -> None:
+    image = site.make()
+    began = time.monotonic()
+    with client(site, "one-7", "write"):
+        with pytest.raises(SemisharedError) as caught:
+            site.on(i.BeginSession(image, readonly=False))
+        assert caught.value.id == "SS079"
+        assert time.monotonic() - began < 15, "it answers, so nobody waits for its end"
+        (watcher,) = site.busy()["one-7"]
+        assert f"at {watcher}" in caught.value.detail and "client." in caught.value.detail
+        assert f"ceph osd blocklist add {watcher}" in caught.value.detail
+        site.on(i.BeginSession(image, readonly=True))
+
+
+def test_clients_that_only_watch_or_read_are_not_refused_but_named(site: Site) -> None:
+    image = site.make()
+    with client(site, "one-7", "read"):
+        (begun,) = site.on(i.BeginSession(image, readonly=False))
+        assert begun["open_by"] == []
+    with client(site, "one-7", "open"):
+        (begun,) = site.on(i.BeginSession(image, readonly=False))
+        assert [who.rpartition(" ")[2] for who in begun["open_by"]] == site.busy()["one-7"]
+
+
+@pytest.mark.long
+def test_lock_of_a_dead_client_holds_nobody_up_for_longer_than_its_watch(site: Site) -> None:
+    image = site.make()
+    with client(site, "one-7", "write") as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    began = time.monotonic()
+    site.on(i.BeginSession(image, readonly=False))
+    assert time.monotonic() - began < 45
+    site.write("one-7", 0, b"y")
+
+
+def test_lock_that_was_taken_by_hand_is_not_overlooked(site: Site) -> None:
+    image = site.make()
+    subprocess.run(["rbd", "-c", site.conf, "--id", "admin", "lock", "add", "one/one-7", "mine"], check=True)
+    with pytest.raises(SemisharedError, match="locked by hand, by client"):
+        site.on(i.BeginSession(image, readonly=False))
