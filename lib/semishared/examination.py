@@ -195,9 +195,26 @@ def local(location: str) -> Dict[str, Any]:
     }  # fmt: skip
 
 
+def mount_of(path: str, mountinfo: str) -> Dict[str, Any]:
+    """Return type and options of the mount that `path`, without links, lies on; `mountinfo` as /proc/self/mountinfo says it."""
+    found: Dict[str, Any] = {}
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        row, rest = before.split(), after.split()
+        if len(row) < 6 or len(rest) < 3:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), row[4])
+        # Of two on one point the later one covers the other.
+        if (path == point or path.startswith(f"{point.rstrip('/')}/")) and len(point) >= len(found.get("point", "")):
+            found = {"point": point, "type": rest[0], "options": list(dict.fromkeys((*row[5].split(","), *rest[2].split(","))))}
+    return found
+
+
 def store_state(store: str, token: str) -> Dict[str, Any]:
-    """Return whether a store is there, is the one that the front-end has, and can be written."""
+    """Return whether a store is there, is the one that the front-end has, and can be written; and how it is mounted."""
     answer: Dict[str, Any] = {"empty": not os.listdir(store), "same": os.path.exists(f"{store}/{token}"), "writable": False}
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        answer["mount"] = mount_of(os.path.realpath(store), file.read())
     # If this is killed in between, `semishared gc` knows the name.
     path = f"{store}/{STAGED}doctor.{os.uname().nodename}-{os.getpid()}"
     try:

@@ -49,7 +49,7 @@ def _recorded(vm: int, directory: str, disk: int) -> _Disk:
         path = qemu_img.rbd_name(network.name, network.user, network.conf)
         return _Disk(path, str(record["format"]), network.name)
     path = str(record["path"])
-    if not os.path.exists(path):
+    if not files.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
     return _Disk(path, str(record["format"]), os.path.realpath(path))
 

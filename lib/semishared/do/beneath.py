@@ -68,6 +68,14 @@ def _enter(fd: int, name: str) -> int:
         raise OSError(e.errno, e.strerror, readable(f"{path_of(fd)}/{name}")) from None
 
 
+def _refresh(fd: int) -> None:
+    """Let names in a directory be looked up anew (files.refresh): what is opened by O_PATH alone is not asked for again."""
+    try:
+        os.close(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd))
+    except PermissionError:
+        pass
+
+
 def open_directory(root: str, relative: str = "", *, make: bool = False) -> int:
     """Open the directory `relative` (without links or `..`) below `root`, with `make` made where it is missing.
 
@@ -76,6 +84,7 @@ def open_directory(root: str, relative: str = "", *, make: bool = False) -> int:
     names = _names(relative)
     fd = os.open(root, _DIRECTORY)
     try:
+        _refresh(fd)
         for name in names:
             try:
                 below = _enter(fd, name)
@@ -89,6 +98,7 @@ def open_directory(root: str, relative: str = "", *, make: bool = False) -> int:
                 below = _enter(fd, name)
             os.close(fd)
             fd = below
+            _refresh(fd)
     except BaseException:
         os.close(fd)
         raise

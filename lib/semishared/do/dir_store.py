@@ -14,6 +14,9 @@ Beside the images of a datastore lies one directory of ours per image:
 A generation is current only while its token is the session's and size and time are the image's own. So the end of a
 generation is one rename (a new token), before a guest can write; and whoever publishes a generation too late
 publishes one that nobody takes. Nothing here needs a lock across hosts.
+
+On NFS, what is known of a name is old: absent for up to 30 s after it was made elsewhere, size and time of a file as they
+were. So names are looked up in directories that have just been opened, and an image is opened to see what it is.
 """
 
 from __future__ import annotations
@@ -51,14 +54,29 @@ def check(source: str) -> os.stat_result:
     """Return the stat of image `source`; raise StoreUnavailable or MissingImage, saying on which machine."""
     node = os.uname().nodename
     directory = os.path.dirname(source)
+    files.refresh(directory)
     try:
-        return os.stat(source)
+        # Not stat(): its answer may be 30 s old. A pipe in an image's place must not hold us up.
+        fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         if not os.path.isdir(directory) or not os.listdir(directory):
             raise StoreUnavailable(f"{directory} is not mounted on {node}") from None
         raise MissingImage(f"image {source} is not there on {node}") from None
+    except PermissionError:
+        # While a guest has it, libvirt may have given it to that guest's user.
+        return os.stat(source)
     except OSError as e:
         raise StoreUnavailable(f"{source} on {node}: {e.strerror}") from None
+    try:
+        return os.fstat(fd)
+    finally:
+        os.close(fd)
+
+
+def refresh(stored: Stored) -> None:
+    """Let what is beside an image be looked up anew."""
+    directory = os.path.dirname(stored.source)
+    files.refresh(directory, f"{directory}/{SIDE}", stored.side)
 
 
 def _make_side(stored: Stored) -> None:
@@ -72,6 +90,7 @@ def _make_side(stored: Stored) -> None:
 
 def session(stored: Stored) -> str:
     """Return the token of the last session, '' if the image never had one."""
+    refresh(stored)
     try:
         with open(f"{stored.side}/session", encoding="ascii") as file:
             return file.read(100).strip()
@@ -83,6 +102,7 @@ def begin_session(stored: Stored) -> None:
     """End the image's generation: from here on its content is unknown."""
     _make_side(stored)
     files.write(f"{stored.side}/session", os.urandom(8).hex().encode() + b"\n")
+    refresh(stored)
     files.unlink(f"{stored.side}/generation.json")
     point("generation ended")
 
@@ -111,6 +131,7 @@ def see(stored: Stored) -> Seen:
 
 def generation(stored: Stored, seen: Seen) -> str:
     """Return the name of the image's current generation, '' if its content is unknown."""
+    refresh(stored)
     header = files.read_json(f"{stored.side}/generation.json")
     if not header or any(header.get(key) != value for key, value in seen._asdict().items()):
         return ""
@@ -119,6 +140,7 @@ def generation(stored: Stored, seen: Seen) -> str:
 
 def manifest(stored: Stored, generation_name: str) -> extents.Manifest:
     """Return the manifest of `generation_name`; raise ImageChanged if the store does not hold it."""
+    refresh(stored)
     try:
         with open(f"{stored.side}/manifest", "rb") as file:
             text = file.read(MANIFEST_LIMIT)
@@ -143,6 +165,7 @@ def publish_generation(stored: Stored, found: extents.Manifest, seen: Seen) -> N
 def remove_clone(store_dir: str, vm: int, disk: int) -> None:
     """Remove the store clone of a disk, wherever in the store it is."""
     side = f"{store_dir}/{SIDE}"
+    files.refresh(store_dir)
     try:
         images = os.listdir(side)
     except (FileNotFoundError, NotADirectoryError):
@@ -151,6 +174,7 @@ def remove_clone(store_dir: str, vm: int, disk: int) -> None:
         if image.startswith("."):
             continue
         directory = f"{side}/{image}/clones"
+        files.refresh(f"{side}/{image}")
         if layers.remove(f"{directory}/{vm}-{disk}"):
             point("store clone removed")
         files.remove_staged(directory, f"{vm}-{disk}")

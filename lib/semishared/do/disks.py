@@ -203,7 +203,7 @@ def save_disk(step: SaveDisk) -> None:
     path = str(record["path"]) if record else disk.path
     if step.snapshot != -1:
         path, source_format = snapshots.snapshot_file(vm_dir.record_of(disk), step.snapshot)
-    elif not os.path.exists(path):
+    elif not files.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
     if step.domain:
         turns.take(disk.vm, disk.vm_dir)

@@ -95,6 +95,30 @@ def read_json(path: str) -> dict[str, object] | None:
     return data if isinstance(data, dict) else None
 
 
+def refresh(*directories: str) -> None:
+    """Let names in `directories`, each inside the one before it, be looked up anew; one that is not there is no error.
+
+    A client of NFS that once saw a name absent goes on saying so for 30 s, also to open(), unless it is mounted with
+    lookupcache=positive; opening the directory asks the server whether it has changed. Elsewhere this costs nothing.
+    """
+    for directory in directories:
+        try:
+            os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        except OSError:
+            return  # what is to be found in it says why
+
+
+def exists(path: str) -> bool:
+    """Tell whether a file, or what a link leads to, is there now: on a store too."""
+    refresh(os.path.dirname(path))
+    try:
+        link = os.readlink(path)
+    except OSError:
+        return os.path.exists(path)
+    refresh(os.path.dirname(os.path.join(os.path.dirname(path), link)))
+    return os.path.exists(path)
+
+
 def symlink(target: str, path: str) -> None:
     """Make `path` a link to `target`, in place of whatever file or link is there."""
     try:

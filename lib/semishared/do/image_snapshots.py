@@ -62,7 +62,7 @@ def copy_back(source: str, snapshot: int, format: str = "raw", min_size: int = 0
     """
     path = f"{folder(source)}/{snapshot}"
     dir_store.check(source)
-    if not os.path.exists(path):
+    if not files.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
     # A guest would go on writing to a file without a name.
     writers.check_file(source)
@@ -88,6 +88,7 @@ def copy_back(source: str, snapshot: int, format: str = "raw", min_size: int = 0
 
 def drop_copy(source: str, snapshot: int) -> None:
     """Remove a snapshot beside an image."""
+    files.refresh(os.path.dirname(source), folder(source))
     files.remove_staged(folder(source))
     files.unlink(f"{folder(source)}/{snapshot}")
     point("snapshot removed")

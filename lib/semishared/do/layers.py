@@ -36,6 +36,7 @@ def folder(path: str) -> str:
 def publish_first(path: str, staged: str) -> None:
     """Make the file `staged` the only layer of the disk `path`; the caller holds whatever lock there is."""
     directory = folder(path)
+    files.refresh(os.path.dirname(path))
     try:
         older = [name for name in os.listdir(directory) if name != "0"]
     except FileNotFoundError:
@@ -54,6 +55,7 @@ def publish_first(path: str, staged: str) -> None:
 
 def remove(path: str) -> bool:
     """Remove the disk `path` with all of its layers; tell whether anything was there."""
+    files.refresh(os.path.dirname(path))
     found = files.unlink(path)
     if os.path.isdir(folder(path)):
         point("disk unlinked")
@@ -99,6 +101,7 @@ def reaches_out(path: str) -> str:
 def numbered(folder: str) -> list[int]:
     """Return the numbers of the files in a directory; two names of one file count as the higher."""
     found: dict[int, int] = {}
+    files.refresh(os.path.dirname(folder))
     try:
         names = os.listdir(folder)
     except FileNotFoundError:

@@ -90,7 +90,7 @@ def _put_back(directory: str, disk: int, job: dict[str, object]) -> None:
     folder = os.path.dirname(str(record["path"]))
     layer = f"{folder}/{job['layer']}"
     # The one below is gone only if the pull was over, and the power as well before the note was.
-    if os.path.exists(layer) and os.path.exists(f"{folder}/{below}") and layers.backing_of(layer)[0] != below:
+    if files.exists(layer) and os.path.exists(f"{folder}/{below}") and layers.backing_of(layer)[0] != below:
         qemu_img.lay_over(layer, below, str(job.get("below_format", "")))
         point("layer put back")
 

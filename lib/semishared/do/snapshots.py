@@ -68,7 +68,7 @@ def describe(step: DescribeDisk) -> dict[str, object]:
     if path != record["path"]:
         # A snapshot of the running guest that failed half-way: the newer, empty layer lies over what the guest writes.
         format = layers.backing_of(str(record["path"]))[1] or "qcow2"
-    if not os.path.exists(f"{folder}/{active}"):
+    if not files.exists(f"{folder}/{active}"):
         raise MissingImage(f"{folder}/{active} is not there on {os.uname().nodename}")
     names = [int(name) for name in os.listdir(folder) if name.isdigit() and name.isascii()]
     answer["aliases"] = sorted(set(names) - set(layers.numbered(folder)))
@@ -229,7 +229,7 @@ def grow(step: GrowDisk) -> dict[str, object]:
     if vm_dir.on_store(record):
         return vm_dir.on_store(record)
     path = str(record["path"])
-    if not os.path.exists(path):
+    if not files.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
     qemu_img.grow(path, str(record["format"]), step.size)
     point("disk grown")
@@ -248,6 +248,6 @@ def snapshot_file(record: dict[str, object], snapshot: int) -> tuple[str, str]:
         active = int(os.path.basename(str(record["path"])))
         found = layers.tree(folder, active, str(record["format"]), record.get("raw_layer"))
         format = str(found.get(snapshot, {}).get("format", "qcow2"))
-    if not os.path.exists(path):
+    if not files.exists(path):
         raise MissingImage(f"snapshot {snapshot} of disk {record['disk']}: {path} is not there on {os.uname().nodename}")
     return path, format

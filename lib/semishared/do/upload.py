@@ -70,6 +70,7 @@ def uploading(datastore_dir: str) -> Iterator[Upload]:
 def sweep(datastore_dir: str) -> None:
     """Remove what killed uploads left."""
     uploads = f"{datastore_dir}/{dir_store.SIDE}/{UPLOADS}"
+    files.refresh(datastore_dir)
     for name in os.listdir(uploads):
         try:
             lock = _hold(f"{uploads}/{name}/lock")
@@ -132,6 +133,7 @@ def create(format: str, size: int, fs: str, upload: Upload) -> str:
 def remove(path: str) -> None:
     """Remove an image, its snapshots and all of ours beside it; nothing of it need be there."""
     stored = dir_store.Stored(path)
+    dir_store.refresh(stored)
     files.unlink(path)
     point("image removed")
     files.remove_staged(*os.path.split(path))

@@ -7,7 +7,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from ..errors import SemisharedError
 from ..opennebula.xml import Datastore, Host, Image
-from . import attributes, eviction, stores
+from . import attributes, eviction, mounts, stores
 from .configuration import DRIVER, TM_CONF
 
 OK, WARNING, BROKEN = 0, 1, 2
@@ -207,6 +207,9 @@ def _stores(machine: str, answer: Mapping[str, Any], is_front_end: bool) -> list
         elif not state["writable"]:
             found.append(Finding(BROKEN, machine, f"store {path} cannot be written by {answer['user']}: {state.get('reason')}",
                                  f"as root where it is exported: chown oneadmin: {path}, and export it read-write"))  # fmt: skip
+        for is_broken, what in mounts.problems(state.get("mount", {})):
+            mend = f"as root on {machine}: mend its line in /etc/fstab (docs/how-to/nfs.md), then umount and mount {path}"
+            found.append(Finding(BROKEN if is_broken else WARNING, machine, f"store {path}: {what}", mend))
     for pool, state in answer.get("ceph", {}).items():
         if state["error"]:
             found.append(Finding(BROKEN, machine, f"pool {pool} cannot be listed: {state['error']}", "docs/how-to/ceph.md, 3. Keys"))
