@@ -10,7 +10,7 @@ import os
 import sys
 
 from .config import Config, load
-from .do import dir_store, disks, files, image_snapshots, inspection, upload
+from .do import dir_store, disks, files, image_snapshots, inspection, marker, upload
 from .do import source as sources
 from .do.source import Source
 from .errors import BadArguments, BadAttribute, MissingImage, RestrictedPath, StoreUnavailable
@@ -211,7 +211,8 @@ def export(request: Request) -> str:
 def monitor(request: Request) -> str:
     """Print the capacity of the file system that holds the datastore, in MiB."""
     try:
-        os.makedirs(request.directory, exist_ok=True)
+        if not stores.access(request.datastore).marker:
+            os.makedirs(request.directory, exist_ok=True)
         stat = os.statvfs(request.directory)
     except OSError as e:
         raise StoreUnavailable(f"{request.directory}: {e.strerror}") from None
@@ -227,7 +228,13 @@ ACTIONS = {"stat": stat, "cp": cp, "mkfs": mkfs, "clone": clone, "rm": rm, "moni
 def act(action: str, argv: list[str], report: Report) -> str:
     """Carry out a datastore action and return what goes to stdout."""
     request = Request(argv, report)
-    if stores.access(request.datastore).can.is_mounted:
+    access = stores.access(request.datastore)
+    if access.can.is_mounted:
+        if action != "stat":
+            # First of all: below a mount point that is not mounted nothing is made, counted or found to be gone.
+            marker.check(request.directory, access.marker)
+            if not access.marker:
+                report.warn(stores.unmarked(request.datastore))
         return ACTIONS[action](request)
     from . import network_datastore
 

@@ -272,6 +272,27 @@ class AnotherWriter(SemisharedError):
     remedy = "end whoever writes, then retry: docs/how-to/two-writers.md"
 
 
+class StoreAbsent(SemisharedError):
+    """The directory of a datastore without the marker of its store: what belongs there is not mounted."""
+
+    id = "SS084"
+    remedy = "mount the store there; one that is there has lost its marker, which `semishared setup --apply` writes again"
+
+
+class OtherStore(SemisharedError):
+    """A directory that holds the store of another datastore, or of another cloud."""
+
+    id = "SS085"
+    remedy = "mount the right store there, or correct SEMISHARED_STORE of the datastore"
+
+
+class StockImage(SemisharedError):
+    """An image with snapshots in the layout of OpenNebula's own drivers: what it holds is not in the file that SOURCE names."""
+
+    id = "SS086"
+    remedy = "make one file of its layers first: docs/how-to/stock-images.md"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

@@ -210,9 +210,21 @@ def mount_of(path: str, mountinfo: str) -> Dict[str, Any]:
     return found
 
 
+def marker(store: str) -> str:
+    """Return the id that the store's marker says (do/marker.py), '' if there is none that can be understood."""
+    try:
+        with open(f"{store}/.{NAME}/store", "rb") as file:
+            found = json.loads(file.read(4096))["id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return found if isinstance(found, str) else ""
+
+
 def store_state(store: str, token: str) -> Dict[str, Any]:
     """Return whether a store is there, is the one that the front-end has, and can be written; and how it is mounted."""
-    answer: Dict[str, Any] = {"empty": not os.listdir(store), "same": os.path.exists(f"{store}/{token}"), "writable": False}
+    answer: Dict[str, Any] = {
+        "empty": not os.listdir(store), "same": os.path.exists(f"{store}/{token}"), "writable": False, "marker": marker(store)
+    }  # fmt: skip
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         answer["mount"] = mount_of(os.path.realpath(store), file.read())
     # If this is killed in between, `semishared gc` knows the name.

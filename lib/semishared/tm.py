@@ -48,21 +48,31 @@ class Action:
             self.report.info(f"bytes on {host}: {amounts}")
 
 
-def _facts(request: args.FromImage) -> tuple[Disk, Image, Datastore]:
+def _facts(action: Action, request: args.FromImage) -> tuple[Disk, Image, Datastore]:
     from .opennebula.oned import Oned
 
     oned = Oned()
     disk = oned.vm(request.target.vm_place.vm).disk(request.target.disk or 0)
-    return disk, oned.image(disk.image_id), oned.datastore(disk.store_id)
+    return disk, oned.image(disk.image_id), _marked(action, oned.datastore(disk.store_id))
+
+
+def _marked(action: Action, datastore: Datastore) -> Datastore:
+    """Return the datastore; say it if nobody could tell its store from the place where that is to be mounted."""
+    access = stores.access(datastore)
+    if access.can.is_mounted and not access.marker:
+        action.report.warn(stores.unmarked(datastore))
+    return datastore
 
 
 def clone(action: Action) -> None:
     """FE:SOURCE HOST:VMDIR/disk.N VM DATASTORE - give a VM its own disk from an image."""
     request = args.FromImage.parse(action.argv)
     if request.target.disk is None:
-        action.on(request.target.host, disks.copy_kernel(request))
+        from .opennebula.oned import Oned
+
+        action.on(request.target.host, disks.copy_kernel(request, _marked(action, Oned().datastore(request.store))))
         return
-    disk, image, datastore = _facts(request)
+    disk, image, datastore = _facts(action, request)
     if not stores.access(datastore).can.is_mounted:
         from . import network
 
@@ -99,7 +109,7 @@ def _answering(action: Action, target: args.DiskPlace) -> Iterator[Answer]:
 def ln(action: Action) -> None:
     """FE:SOURCE HOST:VMDIR/disk.N VM DATASTORE - attach an image in place."""
     request = args.FromImage.parse(action.argv)
-    disk, image, datastore = _facts(request)
+    disk, image, datastore = _facts(action, request)
     if not stores.access(datastore).can.is_mounted:
         from . import network
 
@@ -164,7 +174,7 @@ def cpds(action: Action) -> None:
 
         network.cpds(action, request, vm, host, oned.datastore(request.store))
         return
-    action.on(host, disks.cpds(request, vm))
+    action.on(host, disks.cpds(request, vm, _marked(action, oned.datastore(request.store))))
 
 
 def delete(action: Action) -> None:

@@ -360,7 +360,7 @@ CASES = [
     _case("clone on store", lambda rig: clone_steps(rig, RAW, SEMISHARED_PLACE="shared")),
     _case("clone on store grown", lambda rig: clone_steps(rig, QCOW2, size=16, SEMISHARED_PLACE="shared"),
           guest={f"a/101/{VM}/disk.0": grown(QCOW2.content, 16)}),
-    _case("clone kernel", lambda rig: disks.copy_kernel(from_image(rig, rig.inside("100/kernel"), VM, "kernel"))),
+    _case("clone kernel", lambda rig: disks.copy_kernel(from_image(rig, rig.inside("100/kernel"), VM, "kernel"), facts(RAW)[2])),
     _case("ln", lambda rig: ln_steps(rig, PERSISTENT)),
     _case("ln read-only", lambda rig: ln_steps(rig, PERSISTENT, readonly=True)),
     _case("mkimage raw", lambda rig: new_disk(rig, 8, "raw")),

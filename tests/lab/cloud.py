@@ -47,6 +47,8 @@ class Cloud:
                     oned.datastore_create(lab.ceph.datastore(), RBD_STORE)
                 for number in systems:
                     oned.datastore_create(SYSTEM_DS.replace("semi_sys", f"semi_sys_{number}"), number)
+                setup = ["/var/lib/one/remotes/lib/semishared/semishared", "setup", "--apply", "--system", f"semi_sys_{systems[0]}"]
+                lab.fe.run(setup)
                 yield cls(lab, oned)
 
     # -- images ------------------------------------------------------------------------------------

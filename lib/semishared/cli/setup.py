@@ -4,6 +4,9 @@
 Without --apply nothing is made: their templates are printed, for `onedatastore create FILE`, and what to click in Sunstone
 instead. Attributes are checked first; an unknown SEMISHARED_ one is an error. Run again it finds what is there already.
 
+With --apply a mounted store is marked too, once it is in its place: from then on every action refuses a directory without
+that marker. It is in its place if oned's images are in it; without any, if something is mounted there (or --is-store).
+
 exit codes: 0 printed or made, 1 an attribute is wrong, or another datastore has the name, 2 oned could not be asked
 """
 
@@ -17,11 +20,12 @@ from typing import NamedTuple
 
 from .. import NAME
 from ..do.files import write
-from ..errors import BadArguments, BadAttribute
+from ..errors import BadArguments, BadAttribute, OnedUnavailable, SemisharedError
 from ..opennebula.oned import Oned
 from ..opennebula.oned_conf import quoted
 from ..plan import attributes as known
 from ..plan import stores
+from .marking import Marked, mark
 
 SYSTEM_TYPE, IMAGE_TYPE = "SYSTEM_DS", "IMAGE_DS"
 HOLDER = {IMAGE_TYPE: "image datastore", SYSTEM_TYPE: "system datastore"}
@@ -55,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set-system", metavar="NAME=VALUE", action="append", default=[], help="one of the system datastore")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--apply", action="store_true", help="make them in OpenNebula")
+    parser.add_argument("--is-store", action="store_true",
+                        help="mark the store though nothing is mounted there: this machine exports it, or is the only one")
     how.add_argument("--out", metavar="DIR", help="write the templates to files in DIR")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
@@ -71,8 +77,16 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{NAME} setup: {text}", file=sys.stderr)
         return 1
     made: dict[str, int] = {}
+    marked = Marked()
     if arguments.apply:
         refused = apply(templates, made)
+        if not refused:
+            try:
+                marked = mark_store(made[templates[0].name], arguments.is_store)
+            except OnedUnavailable:
+                raise
+            except SemisharedError as e:
+                refused = e.detail
         if refused:
             print(f"{NAME} setup: {refused}", file=sys.stderr)
             return 1
@@ -84,9 +98,9 @@ def run(arguments: argparse.Namespace) -> int:
             write(files[template.name], template.text().encode())
     if arguments.json:
         rows = [{**template.attributes, "ID": made.get(template.name)} for template in templates]
-        print(json.dumps({"datastores": rows, "files": files}, indent=1))
+        print(json.dumps({"datastores": rows, "files": files, "store": marked.store, "not_marked": marked.why_not}, indent=1))
     else:
-        show(templates, made, files, arguments.kind)
+        show(templates, made, files, arguments.kind, marked)
     return 0
 
 
@@ -141,7 +155,15 @@ def apply(templates: list[Template], made: dict[str, int]) -> str:
     return ""
 
 
-def show(templates: list[Template], made: dict[str, int], files: dict[str, str], kind: str) -> None:
+def mark_store(number: int, is_store: bool) -> Marked:
+    """Mark the store of datastore `number` if it is mounted and in its place; raise SemisharedError if it is another's."""
+    oned = Oned()
+    ours = [store for store in oned.datastores() if store.driver == NAME and store.type != TYPE_NUMBER[SYSTEM_TYPE]]
+    (datastore,) = [store for store in ours if store.id == number]
+    return mark(oned, datastore, [store for store in ours if store.id != number], oned.images(), is_store)
+
+
+def show(templates: list[Template], made: dict[str, int], files: dict[str, str], kind: str, marked: Marked) -> None:
     """Print templates, or what was made, and what is to be done by hand."""
     for template in templates:
         if template.name in made:
@@ -150,20 +172,28 @@ def show(templates: list[Template], made: dict[str, int], files: dict[str, str],
             print(f"# {HOLDER[template.type]}" + (f": {files[template.name]}" if files else ""))
             print(template.text())
     if made:
-        print(after(templates, made, kind))
+        print(after(templates, made, kind, marked))
         return
     print("As oneadmin, for each: onedatastore create FILE. Or `semishared setup --apply`. Or in Sunstone:\n")
     for template in templates:
         print(sunstone(template))
 
 
-def after(templates: list[Template], made: dict[str, int], kind: str) -> str:
+def after(templates: list[Template], made: dict[str, int], kind: str, marked: Marked) -> str:
     """Return what remains to be done outside of OpenNebula."""
     image = made[templates[0].name]
+    if marked.why_not and marked.store:
+        return f"The store has lost its marker, and none was written: {marked.why_not}. Until then every action on it is refused"
+    if marked.why_not:
+        return (
+            f"The store is not marked yet: {marked.why_not}.\n"
+            f"Next: mount the shared tree at <DATASTORE_LOCATION>/{image} (/var/lib/one/datastores/{image}) on the front-end and on "
+            "every host, writable for oneadmin; then this again (--is-store where this machine exports the tree itself)"
+        )
     if stores.KINDS[kind].is_mounted:
         return (
-            f"Next: mount the shared tree at <DATASTORE_LOCATION>/{image} (/var/lib/one/datastores/{image}) on the front-end and on "
-            "every host, writable for oneadmin; then `semishared doctor`"
+            f"The store is marked. Next: the same tree at <DATASTORE_LOCATION>/{image} "
+            f"(/var/lib/one/datastores/{image}) on every host, writable for oneadmin; then `semishared doctor`"
         )
     return "Next: keys and libvirt secrets on the hosts (docs/how-to/ceph.md); then `semishared doctor`"
 

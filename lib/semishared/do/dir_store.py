@@ -4,6 +4,7 @@
 Beside the images of a datastore lies one directory of ours per image:
 
     <datastore>/9b6635f6                              the image, as OpenNebula names it
+    <datastore>/.semishared/store                     says whose store this is (marker.py)
     <datastore>/.semishared/9b6635f6/image            -> ../../9b6635f6   what in-place disks link to
                                     /session          who may have written last: a new token at each upload or
                                                       persistent session
@@ -22,10 +23,10 @@ were. So names are looked up in directories that have just been opened, and an i
 from __future__ import annotations
 
 import os
-from typing import Iterable, Iterator, NamedTuple
+from typing import Any, Iterable, Iterator, NamedTuple
 
 from ..errors import ImageChanged, MissingImage, StoreUnavailable
-from . import extents, files, layers, progress
+from . import extents, files, layers, marker, progress
 from .trace import point
 
 SIDE = ".semishared"
@@ -50,11 +51,15 @@ class Stored(NamedTuple):
         return f"{self.side}/clones/{vm}-{disk}"
 
 
-def check(source: str) -> os.stat_result:
-    """Return the stat of image `source`; raise StoreUnavailable or MissingImage, saying on which machine."""
+def check(source: str, marker_id: str = "") -> os.stat_result:
+    """Return the stat of image `source` in the store with the id `marker_id` ('' : one that was never marked).
+
+    Raise StoreAbsent, OtherStore, StoreUnavailable or MissingImage, saying on which machine.
+    """
     node = os.uname().nodename
     directory = os.path.dirname(source)
     files.refresh(directory)
+    marker.check(directory, marker_id)
     try:
         # Not stat(): its answer may be 30 s old. A pipe in an image's place must not hold us up.
         fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -77,6 +82,20 @@ def refresh(stored: Stored) -> None:
     """Let what is beside an image be looked up anew."""
     directory = os.path.dirname(stored.source)
     files.refresh(directory, f"{directory}/{SIDE}", stored.side)
+
+
+def check_store(record: dict[str, Any]) -> None:
+    """Raise StoreAbsent or OtherStore unless the store of a disk in place, or of a clone on the store, is there."""
+    image = record["image"]
+    access = image.get("access")
+    if isinstance(access, dict):
+        marker.check(os.path.dirname(str(image["source"])), str(access.get("marker", "")))
+
+
+def check_record(record: dict[str, Any]) -> os.stat_result:
+    """Return the stat of the image of a disk in place, or of a clone on the store; raise as `check`."""
+    check_store(record)
+    return check(str(record["image"]["source"]))
 
 
 def _make_side(stored: Stored) -> None:
@@ -122,10 +141,10 @@ class Seen(NamedTuple):
     mtime_ns: int
 
 
-def see(stored: Stored) -> Seen:
+def see(stored: Stored, marker_id: str = "") -> Seen:
     """Return the image's state; raise as `check`."""
     token = session(stored)
-    stat = check(stored.source)
+    stat = check(stored.source, marker_id)
     return Seen(token, stat.st_size, stat.st_mtime_ns)
 
 
@@ -171,7 +190,7 @@ def remove_clone(store_dir: str, vm: int, disk: int) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     for image in images:
-        if image.startswith("."):
+        if image.startswith(".") or image == marker.NAME:
             continue
         directory = f"{side}/{image}/clones"
         files.refresh(f"{side}/{image}")
@@ -183,12 +202,13 @@ def remove_clone(store_dir: str, vm: int, disk: int) -> None:
 class Content:
     """The content of an image, for whoever copies it (stores.Content)."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, marker_id: str = "") -> None:
         self._stored = Stored(source)
+        self._marker = marker_id
 
     def see(self) -> Seen:
         """Return the image's state."""
-        return see(self._stored)
+        return see(self._stored, self._marker)
 
     def generation(self, seen: Seen) -> str:
         """Return the generation that was seen."""
@@ -204,7 +224,7 @@ class Content:
 
     def read(self, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
         """Yield (index, content) of the extents `wanted`."""
-        check(self._stored.source)
+        check(self._stored.source, self._marker)
         with open(self._stored.source, "rb", buffering=0) as file:
             for index in wanted:
                 content = extents.read_at(file.fileno(), index)

@@ -122,7 +122,7 @@ def clone_on_store(step: CloneOnStore, planned: float) -> None:
     disk, image = step.disk, step.image
     stored = dir_store.Stored(image.source)
     # First of all: nothing may be written below a mount point that is not mounted.
-    dir_store.check(image.source)
+    dir_store.check(image.source, image.access.marker)
     dir_store.make_link(stored)
     clone = stored.clone(disk.vm, disk.disk)
     files.remove_staged(os.path.dirname(clone), os.path.basename(clone))
@@ -151,7 +151,7 @@ def link_in_place(step: LinkInPlace, planned: float) -> None:
     """Link the disk to the image (disk.N -> .semishared/NAME/image -> ../../NAME); a session ends the generation first."""
     disk, image = step.disk, step.image
     stored = dir_store.Stored(image.source)
-    dir_store.check(image.source)
+    dir_store.check(image.source, image.access.marker)
     if step.session and not step.shareable:
         # Before anything says that a session of this VM has begun: whoever writes goes on undisturbed.
         writers.check_file(image.source)

@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterator
 
 from ..errors import BadArguments, MigrationRefused, MissingImage, StoreUnavailable, TransferCorrupt
 from ..plan import steps as s
-from . import bases, disks, files, image_snapshots, progress, snapshots, stores, transfer, vm_dir
+from . import bases, disks, files, image_snapshots, marker, progress, snapshots, stores, transfer, vm_dir
 from .run import run
 from .stream import Message, Writer
 from .trace import point
@@ -60,6 +60,9 @@ class Execution:
 
     def PrepareVm(self, step: s.PrepareVm) -> None:
         vm_dir.prepare(step.vm, step.vm_dir, self.planned)
+
+    def CheckStore(self, step: s.CheckStore) -> None:
+        marker.check(step.store_dir, step.marker)
 
     def StageBase(self, step: s.StageBase) -> object:
         content = stores.content(step.image)

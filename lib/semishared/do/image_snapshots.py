@@ -34,7 +34,7 @@ def copy_out(step: CopyOut, planned: float) -> None:
     image = record["image"]
     assert isinstance(image, dict)
     source, format = str(image["source"]), str(record["format"])
-    dir_store.check(source)
+    dir_store.check_record(record)
     path = f"{folder(source)}/{step.snapshot}"
     with files.enough_space(os.path.dirname(source)):
         os.makedirs(folder(source), exist_ok=True)
@@ -114,9 +114,10 @@ def flatten(source: str, snapshot: int, format: str = "raw", min_size: int = 0) 
 
 def drop_copy_of(step: DropCopy) -> None:
     """Remove a snapshot beside the image of a disk in place."""
-    image = vm_dir.record_of(step.disk)["image"]
+    record = vm_dir.record_of(step.disk)
+    image = record["image"]
     assert isinstance(image, dict)
-    dir_store.check(str(image["source"]))
+    dir_store.check_record(record)
     drop_copy(str(image["source"]), step.snapshot)
 
 

@@ -14,7 +14,7 @@ from typing import Iterator
 
 from ..errors import SemisharedError, ToolFailed
 from ..plan.steps import Discard, LookAround
-from . import bases, dir_store, files, locks, progress, upload, vm_dir
+from . import bases, dir_store, files, locks, marker, progress, upload, vm_dir
 from .run import run
 from .trace import point
 
@@ -138,7 +138,7 @@ def _store(path: str) -> dict[str, object]:
         if name.endswith(".snap"):
             staged += _staged(f"{path}/{name}")
     for name in _names(side):
-        if name.startswith("."):
+        if name.startswith(".") or name == marker.NAME:
             continue
         directory = f"{side}/{name}"
         clones = []

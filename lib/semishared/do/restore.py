@@ -56,7 +56,7 @@ def restore(step: RestoreDisk, backup: str, planned: float) -> None:
         raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is read-only and cannot be restored")
     image = record.get("image")
     if record["how"] == "in-place" and isinstance(image, dict):
-        _restore_image(step, dir_store.Stored(str(image["source"])), str(record["format"]), backup, planned)
+        _restore_image(step, record, dir_store.Stored(str(image["source"])), backup, planned)
     else:
         _restore_own(step, record, backup, planned)
 
@@ -71,10 +71,12 @@ def _write(backup: str, target: str, format: str, min_size: int) -> None:
     point("content made")
 
 
-def _restore_image(step: RestoreDisk, stored: dir_store.Stored, format: str, backup: str, planned: float) -> None:
+def _restore_image(
+    step: RestoreDisk, record: dict[str, object], stored: dir_store.Stored, backup: str, planned: float
+) -> None:
     """Write a persistent image anew: another content, so another session; its old generation ends before."""
     disk = step.disk
-    mode = dir_store.check(stored.source).st_mode & 0o777
+    mode = dir_store.check_record(record).st_mode & 0o777
     # CheckNotRunning has seen this host alone.
     writers.check_file(stored.source)
     # Only the VM that has the image restores it (oned gives it to nobody else), and every session tidies up there.
@@ -82,7 +84,7 @@ def _restore_image(step: RestoreDisk, stored: dir_store.Stored, format: str, bac
     staged = files.staged_name(f"{stored.side}/restored")
     try:
         with files.enough_space(stored.side):
-            _write(backup, staged, format, step.min_size)
+            _write(backup, staged, str(record["format"]), step.min_size)
             os.chmod(staged, mode)
             progress.count("store_written", files.allocated(staged))
             with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):

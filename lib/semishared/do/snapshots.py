@@ -60,7 +60,7 @@ def describe(step: DescribeDisk) -> dict[str, object]:
         target, path = running.find(step.domain, path)
         answer["target"], answer["system_snapshots"] = target, len(domain.snapshots(running.URI, step.domain))
     if how == "in-place":
-        dir_store.check(source)
+        dir_store.check_record(record)
         answer["snapshots"] = image_snapshots.numbers(source)
         return answer
     folder, active = folder_of(record), int(os.path.basename(path))
@@ -229,6 +229,8 @@ def grow(step: GrowDisk) -> dict[str, object]:
     if vm_dir.on_store(record):
         return vm_dir.on_store(record)
     path = str(record["path"])
+    if record["place"] == "shared":
+        dir_store.check_record(record)
     if not files.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
     qemu_img.grow(path, str(record["format"]), step.size)

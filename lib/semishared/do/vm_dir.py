@@ -171,10 +171,12 @@ def remove_disk(disk: DiskRef, planned: float, store_dir: str = "", *, forget: b
     with _lock(disk.vm, disk.vm_dir) as file:
         _note_deletion(file, str(disk.disk), planned)
         point("deletion noted")
-        if not forget:
-            record = files.read_json(record_path(disk.vm_dir, disk.disk)) or {}
-            if record.get("how") == "store-clone" and on_store(record):
+        record = files.read_json(record_path(disk.vm_dir, disk.disk)) or {}
+        if not forget and record.get("how") == "store-clone":
+            if on_store(record):
                 return on_store(record)
+            # A clone that cannot be reached would be said to be gone, and stay.
+            dir_store.check_store(record)
         _unlink_disk(disk)
         if store_dir:
             dir_store.remove_clone(store_dir, disk.vm, disk.disk)

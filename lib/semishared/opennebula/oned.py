@@ -82,6 +82,10 @@ class Oned:
         """Make a datastore from its template and return its id; raise OnedUnavailable with oned's reason."""
         return int(self._answer("one.datastore.allocate", template, -1))
 
+    def update_datastore(self, datastore_id: int, attributes: str) -> None:
+        """Add attributes to a datastore's template; raise OnedUnavailable with oned's reason."""
+        self._answer("one.datastore.update", datastore_id, attributes, 1)
+
     def version(self) -> str:
         """Return the version of oned; raise OnedUnavailable."""
         return str(self._answer("one.system.version"))

@@ -24,6 +24,8 @@ HOLDERS: Mapping[str, tuple[str, ...]] = {
     "SEMISHARED_STAGE": ("image", "image datastore"),
     "SEMISHARED_CEPH_READER": ("image datastore",),
     "SEMISHARED_CEPH_BRIDGE_USER": ("image datastore",),
+    "SEMISHARED_STORE": ("image datastore",),
+    "SEMISHARED_CLOUD": ("image datastore",),
     "SEMISHARED_BASES_LIMIT": ("host",),
     "SEMISHARED_BASES_FLOOR": ("host",),
 }

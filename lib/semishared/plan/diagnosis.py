@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from ..errors import SemisharedError
+from ..opennebula.args import absolute
 from ..opennebula.xml import Datastore, Host, Image
 from . import attributes, eviction, mounts, stores
 from .configuration import DRIVER, TM_CONF
@@ -125,7 +127,7 @@ def of_machines(answers: Answers, site: Site, cloud: Cloud, sizes: tuple[str, st
             found += _synced(machine, answer["tree"], ours)
         if "libvirt" in answer:
             found += _libvirt(machine, answer["libvirt"], cloud)
-        found += _stores(machine, answer, machine == site.front_end)
+        found += _stores(machine, answer, machine == site.front_end, cloud)
         host = hosts.get(machine)
         if "local" in answer:  # without a system datastore of ours nobody was asked
             found += _local(machine, answer["local"], host, sizes)
@@ -195,8 +197,9 @@ def _ceph(cloud: Cloud) -> list[stores.Access]:
     return found
 
 
-def _stores(machine: str, answer: Mapping[str, Any], is_front_end: bool) -> list[Finding]:
+def _stores(machine: str, answer: Mapping[str, Any], is_front_end: bool, cloud: Cloud) -> list[Finding]:
     found = []
+    wanted = {_path(store): store.attribute("SEMISHARED_STORE") for store in cloud.datastores}
     for path, state in answer.get("stores", {}).items():
         mount = f"as root on {machine}: mount {path}"
         if "error" in state:
@@ -204,9 +207,18 @@ def _stores(machine: str, answer: Mapping[str, Any], is_front_end: bool) -> list
         elif not state["same"] and not is_front_end:
             what = "is not mounted" if state["empty"] else "is another file system than on the front-end"
             found.append(Finding(BROKEN, machine, f"store {path} {what}", mount))
+        elif wanted.get(path) and not state.get("marker"):
+            what = f"store {path} is not there, or has lost its marker"
+            found.append(Finding(BROKEN, machine, what, f"{mount}; or {_setup(cloud, path)}"))
+        elif wanted.get(path) and state["marker"] != wanted[path]:
+            what = f"store {path} is another datastore's: its marker says {state['marker']}"
+            found.append(Finding(BROKEN, machine, what, mount))
         elif not state["writable"]:
             found.append(Finding(BROKEN, machine, f"store {path} cannot be written by {answer['user']}: {state.get('reason')}",
                                  f"as root where it is exported: chown oneadmin: {path}, and export it read-write"))  # fmt: skip
+        if "error" not in state and path in wanted and not wanted[path] and is_front_end:
+            found.append(Finding(WARNING, machine, f"store {path} is not marked: that it is not mounted would not be noticed",
+                                 _setup(cloud, path)))  # fmt: skip
         for is_broken, what in mounts.problems(state.get("mount", {})):
             mend = f"as root on {machine}: mend its line in /etc/fstab (docs/how-to/nfs.md), then umount and mount {path}"
             found.append(Finding(BROKEN if is_broken else WARNING, machine, f"store {path}: {what}", mend))
@@ -214,6 +226,21 @@ def _stores(machine: str, answer: Mapping[str, Any], is_front_end: bool) -> list
         if state["error"]:
             found.append(Finding(BROKEN, machine, f"pool {pool} cannot be listed: {state['error']}", "docs/how-to/ceph.md, 3. Keys"))
     return found
+
+
+def _path(store: Datastore) -> str:
+    try:
+        return absolute(store.base_path, "BASE_PATH")
+    except SemisharedError:
+        return ""
+
+
+def _setup(cloud: Cloud, path: str) -> str:
+    """Return the command that marks a store."""
+    image = next((store.name for store in cloud.datastores if _path(store) == path), "")
+    system = next((store.name for store in cloud.datastores if store.type == 1), "")
+    names = [f"--image {quote(image)}", *([f"--system {quote(system)}"] if system else [])]
+    return f"{DRIVER} setup --apply {' '.join(names)}"
 
 
 def _local(machine: str, local: Mapping[str, Any], host: Optional[Host], sizes: tuple[str, str]) -> list[Finding]:

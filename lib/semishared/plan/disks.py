@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import posixpath
+
 from ..errors import BadArguments, NotSupported
 from ..opennebula.args import Delete, DiskPlace, FromImage, Move, NewDisk, ToImage
 from ..opennebula.xml import Datastore, Disk, Image, Vm
@@ -44,11 +46,16 @@ def grown(disk: Disk) -> int:
     return disk.size if disk.size > disk.original_size else 0
 
 
-def copy_kernel(request: FromImage) -> list[s.Step]:
+def check_store(access: stores.Access, path: str) -> list[s.Step]:
+    """Plan to look whether the store is there, before something is read from or written to `path` in it."""
+    return [s.CheckStore(posixpath.dirname(path), access.marker)] if access.marker else []
+
+
+def copy_kernel(request: FromImage, datastore: Datastore) -> list[s.Step]:
     """Plan clone of a kernel or initrd, for which the VM has no DISK (CONTRACT pitfall 5)."""
     place = request.target
     source = stores.check_source(stores.MOUNTED, request.source)
-    return [_prepare(place), s.CopyFile(source, place.path, place.vm_place.vm)]
+    return [*check_store(stores.access(datastore), source), _prepare(place), s.CopyFile(source, place.path, place.vm_place.vm)]
 
 
 def clone(request: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay_options: str) -> list[s.Step]:
@@ -99,13 +106,14 @@ def mvds(request: ToImage) -> list[s.Step]:
     return [s.EndSession(disk_ref(request.disk))]
 
 
-def cpds(request: ToImage, vm: Vm) -> list[s.Step]:
+def cpds(request: ToImage, vm: Vm, datastore: Datastore) -> list[s.Step]:
     """Plan cpds: save a disk as another image, from the running guest if there is one."""
     disk = disk_ref(request.disk)
     format = vm.disk(disk.disk).format or "raw"
     # A snapshot does not change while the guest runs.
     domain = running_domain(vm) if vm.lcm_state == SAVEAS_LIVE and request.snapshot == -1 else ""
-    return [s.SaveDisk(disk, request.image, format, domain, request.snapshot)]
+    check = check_store(stores.access(datastore), request.image)
+    return [*check, s.SaveDisk(disk, request.image, format, domain, request.snapshot)]
 
 
 def running_domain(vm: Vm) -> str:

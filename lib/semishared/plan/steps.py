@@ -58,6 +58,13 @@ class PrepareVm(NamedTuple):
     vm_dir: str
 
 
+class CheckStore(NamedTuple):
+    """Fail unless the directory of a datastore holds the store with the id `marker`."""
+
+    store_dir: str
+    marker: str
+
+
 class StageBase(NamedTuple):
     """Have a verified base of the image in the host's base store `root`."""
 

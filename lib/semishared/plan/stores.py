@@ -34,6 +34,10 @@ KINDS = {
 }
 
 
+NEWER = ("marker", "cloud")
+"""Fields that records of older disks do not have."""
+
+
 class Access(NamedTuple):
     """How a store is reached: `user` by guests, `reader` by hosts that copy bases, `bridge_user` by who changes images."""
 
@@ -47,6 +51,10 @@ class Access(NamedTuple):
     secret: str = ""
     """UUID of the libvirt secret with the key of `user`."""
     data_pool: str = ""
+    marker: str = ""
+    """Id of a mounted store, as its marker says it (do/marker.py); '' for one that was never marked."""
+    cloud: str = ""
+    """Id of the OpenNebula whose datastore this is; '' if it has none. What is made beside images carries it."""
 
     @property
     def can(self) -> Kind:
@@ -54,16 +62,17 @@ class Access(NamedTuple):
 
     def to_data(self) -> dict[str, object]:
         """Return the access as JSON data."""
-        return {**self._asdict(), "hosts": list(self.hosts)}
+        data = {**self._asdict(), "hosts": list(self.hosts)}
+        return {name: value for name, value in data.items() if value or name not in NEWER}
 
     @classmethod
     def from_data(cls, data: object) -> Access:
         """Return the access in JSON data; raise BadArguments."""
-        if not isinstance(data, dict) or set(data) != set(cls._fields) or str(data["kind"]) not in KINDS:
+        if not isinstance(data, dict) or set(data) | set(NEWER) != set(cls._fields) or str(data["kind"]) not in KINDS:
             raise BadArguments(f"not an access: {str(data)[:200]}")
         if not isinstance(data["hosts"], (list, tuple)):
             raise BadArguments(f"not an access: {str(data)[:200]}")
-        return cls(**{**data, "hosts": tuple(data["hosts"])})
+        return cls(**{**data, "hosts": tuple(data["hosts"]), **{name: str(data.get(name, "")) for name in NEWER}})
 
 
 MOUNTED = Access()
@@ -76,6 +85,7 @@ MONITOR = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.\-]*|\[[0-9a-fA-F:]+\])(:[0-9]{1
 SECRET = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z")
 CONF = re.compile(r"/[A-Za-z0-9_.\-/]+\Z")
 HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
+MARKER = re.compile(r"[0-9a-f]{32}\Z")
 DEFAULT_POOL = "one"
 """What the stock driver's configuration has (etc/datastore/ceph/ceph.conf)."""
 ADMIN = "admin"
@@ -83,8 +93,9 @@ ADMIN = "admin"
 
 def access(datastore: Datastore) -> Access:
     """Return how the store of `datastore` is reached; raise BadAttribute."""
+    cloud = _checked(datastore, "SEMISHARED_CLOUD", MARKER, "the id of a cloud (32 hex digits)")
     if datastore.attribute("DISK_TYPE").upper() != "RBD":
-        return MOUNTED
+        return MOUNTED._replace(marker=_checked(datastore, "SEMISHARED_STORE", MARKER, "the id of a store (32 hex digits)"), cloud=cloud)
     user = _user(datastore, "CEPH_USER", "")
     if not user:
         raise BadAttribute(f"datastore {datastore.id} has no CEPH_USER: without one Ceph takes client.admin, which nothing here runs as")
@@ -98,8 +109,16 @@ def access(datastore: Datastore) -> Access:
         "rbd", user, _user(datastore, "SEMISHARED_CEPH_READER", user), _user(datastore, "SEMISHARED_CEPH_BRIDGE_USER", user),
         _checked(datastore, "CEPH_CONF", CONF, "a plain absolute path"), hosts,
         _checked(datastore, "CEPH_SECRET", SECRET, "the UUID of a libvirt secret"),
-        _checked(datastore, "EC_POOL_NAME", POOL, "the name of a pool"),
+        _checked(datastore, "EC_POOL_NAME", POOL, "the name of a pool"), cloud=cloud,
     )  # fmt: skip
+
+
+def unmarked(datastore: Datastore) -> str:
+    """Return what to say of a mounted datastore whose store has no marker."""
+    return (
+        f"datastore {datastore.id} has no SEMISHARED_STORE: that its store is not mounted would not be noticed; "
+        "`semishared setup --apply` marks it"
+    )
 
 
 def _checked(datastore: Datastore, name: str, pattern: re.Pattern[str], what: str, default: str = "") -> str:

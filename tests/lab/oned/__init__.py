@@ -48,6 +48,7 @@ class Oned(MoveOps):
             oned.host_create(host.name)
         oned.rpc = Rpc(oned, lab.fe.pid)
         oned.rpc.allocate_datastore = oned.datastore_create
+        oned.rpc.update_datastore = oned.datastore_update
         return oned
 
     @classmethod
@@ -57,6 +58,7 @@ class Oned(MoveOps):
         oned = cls(runner, settings)
         oned.rpc = Rpc(oned, None, 0)
         oned.rpc.allocate_datastore = oned.datastore_create
+        oned.rpc.update_datastore = oned.datastore_update
         runner.extra = {"ONE_XMLRPC": oned.rpc.url}
         return oned
 

@@ -50,6 +50,7 @@ class Rpc:
     def __init__(self, core: Core, pid: Optional[int] = None, port: int = 2633) -> None:
         self.core = core
         self.allocate_datastore: Callable[[str], int] = lambda template: -1
+        self.update_datastore: Callable[[int, str], None] = lambda number, attributes: None
         listener = listen(("127.0.0.1", port), pid)
         self.requests: List[Tuple[str, Tuple[Any, ...]]] = []
         rpc = self
@@ -105,6 +106,12 @@ class Rpc:
             return [True, core.settings.version, 0]
         if method == "one.datastore.allocate":
             return [True, self.allocate_datastore(str(parameters[1])), 0]
+        if method == "one.datastore.update":
+            number, attributes, append = parameters[1:]
+            if number not in core.datastores or append != 1:
+                return [False, f"[{method}] Error getting datastore [{number}].", _NO_EXISTS]
+            self.update_datastore(number, attributes)
+            return [True, number, 0]
         pools: "dict[str, tuple[str, Callable[[], Any]]]" = {
             "one.vm.info": ("virtual machine", lambda: core.vms),
             "one.image.info": ("image", lambda: core.images),

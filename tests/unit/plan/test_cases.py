@@ -84,7 +84,7 @@ def datastore(case: Case) -> Datastore:
 def clone(case: Case) -> list[Step]:
     request = args.FromImage.parse(case["argv"])
     if request.target.disk is None:
-        return disks.copy_kernel(request)
+        return disks.copy_kernel(request, datastore(case))
     return disks.clone(request, disk(case, request.target.disk), image(case), datastore(case), OVERLAY_OPTIONS)
 
 
@@ -107,7 +107,7 @@ def mvds(case: Case) -> list[Step]:
 
 
 def cpds(case: Case) -> list[Step]:
-    return disks.cpds(args.ToImage.parse_copy(case["argv"]), vm(case))
+    return disks.cpds(args.ToImage.parse_copy(case["argv"]), vm(case), datastore(case))
 
 
 def delete(case: Case) -> list[Step]:
