@@ -286,13 +286,6 @@ class OtherStore(SemisharedError):
     remedy = "mount the right store there, or correct SEMISHARED_STORE of the datastore"
 
 
-class StockImage(SemisharedError):
-    """An image with snapshots in the layout of OpenNebula's own drivers: what it holds is not in the file that SOURCE names."""
-
-    id = "SS086"
-    remedy = "make one file of its layers first: docs/how-to/stock-images.md"
-
-
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

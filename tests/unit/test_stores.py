@@ -59,7 +59,7 @@ def test_every_role_may_have_its_own_user_and_bridges_take_turns() -> None:
 @pytest.mark.parametrize("kind", ["FILE", "", None, "BLOCK"])
 def test_any_other_disk_type_is_a_mounted_store(kind: str | None) -> None:
     # Without a look at Ceph's attributes, which may be anything there.
-    assert stores.access(datastore(DISK_TYPE=kind, CEPH_USER="admin", CEPH_HOST="; reboot")) is stores.MOUNTED
+    assert stores.access(datastore(DISK_TYPE=kind, CEPH_USER="admin", CEPH_HOST="; reboot")) == stores.MOUNTED
 
 
 @pytest.mark.parametrize(

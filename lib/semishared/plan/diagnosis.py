@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from shlex import quote
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from ..errors import SemisharedError
@@ -235,11 +234,15 @@ def _path(store: Datastore) -> str:
         return ""
 
 
+def _quoted(name: str) -> str:
+    return name if name and all(c.isalnum() or c in "-_." for c in name) else "'" + name.replace("'", "'\\''") + "'"
+
+
 def _setup(cloud: Cloud, path: str) -> str:
     """Return the command that marks a store."""
     image = next((store.name for store in cloud.datastores if _path(store) == path), "")
     system = next((store.name for store in cloud.datastores if store.type == 1), "")
-    names = [f"--image {quote(image)}", *([f"--system {quote(system)}"] if system else [])]
+    names = [f"--image {_quoted(image)}", *([f"--system {_quoted(system)}"] if system else [])]
     return f"{DRIVER} setup --apply {' '.join(names)}"
 
 
