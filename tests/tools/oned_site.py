@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
-from lab.oned import ActionFailed, IMAGE_DS, SYSTEM_DS, Oned, Settings
+from lab.oned import IMAGE_DS, SYSTEM_DS, ActionFailed, Oned, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE, SYSTEM = 100, 101
