@@ -286,6 +286,13 @@ class OtherStore(SemisharedError):
     remedy = "mount the right store there, or correct SEMISHARED_STORE of the datastore"
 
 
+class BrokenChain(SemisharedError):
+    """A disk whose header does not plainly name the file that the disk lies over, and its format."""
+
+    id = "SS082"
+    remedy = "look at the named file with qemu-img info; what is below it was changed by hand, or it is damaged"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

@@ -6,7 +6,8 @@ The stock script is exec'ed, not called: its output and its exit code are what O
 Why the other actions that see a disk are plain forwarders:
 detach_disk, resize_disk  address the disk by its target (vda), never by its path.
 save                      a checkpoint holds the XML that deploy and attach_disk made, so paths and formats are right.
-                          What snapshots change while the VM is suspended, our restore puts right; the stock one replaces
+                          What snapshots change while the VM is suspended, and what an attached disk lies over (libvirt
+                          does not keep what it has found by itself), our restore puts right; the stock one replaces
                           `<datastores>/<n>/<vm>/` only, which paths on a shared store never contain.
 snapshot_delete, _revert  libvirt keeps system snapshots inside the disks, whatever those are called.
 """
@@ -19,7 +20,7 @@ import sys
 from typing import Mapping, NoReturn, Optional
 
 from .entry import caught
-from .errors import BadArguments, BadRecord, MissingImage, ToolMissing
+from .errors import BadArguments, BadRecord, MissingImage, SemisharedError, ToolMissing, UnsafeImage
 from .opennebula.args import absolute
 from .opennebula.report import Report
 from .opennebula.xml import View, decode, parse
@@ -31,7 +32,6 @@ from .plan.domain import (
     check_system_snapshot,
     disk_number,
     disks_of_ours,
-    with_active_layers,
 )
 
 RECORDS = ".semishared"
@@ -62,7 +62,7 @@ def deploy(here: str, argv: list[str], report: Report) -> NoReturn:
     _put_right(vm_dir)
     for record in records.values():
         check_disk(vm_dir, record)
-    stdin_is(domain.with_records(records))
+    stdin_is(domain.with_records(records, read_chains(domain.sources(records), records)))
     become(here, "deploy", argv)
 
 
@@ -93,6 +93,8 @@ def attach_disk(here: str, argv: list[str], _report: Report) -> NoReturn:
             raise BadRecord(f"disk {number} of {vm_dir} has no record")
         become(here, "attach_disk", argv)
     check_disk(vm_dir, record)
+    # What it lies over libvirt finds by itself, and tells AppArmor; the stock script has no words for it.
+    read_chains({number: record.source(argv[1])}, {number: record})
     changed = list(argv)
     changed[1] = record.source(argv[1])
     changed[4] = base64.b64encode(message.with_record(record)).decode()
@@ -107,23 +109,26 @@ def migrate(here: str, argv: list[str], report: Report) -> int:
 
 
 def restore(here: str, argv: list[str], _report: Report) -> NoReturn:
-    """Resume the VM from the checkpoint `argv[0]`, with its disks at the layers that are active now."""
+    """Resume the VM from the checkpoint `argv[0]`, with its disks at the layers that are active now, over what those lie."""
     if not argv:
         raise BadArguments("no checkpoint")
     vm_dir = os.path.dirname(argv[0])
     records = all_records(vm_dir)
-    layered = any(os.path.dirname(record.path).endswith(".snap") for record in records.values())
-    if layered and os.path.isfile(argv[0]):
-        _bring_up_to_date(here, argv[0], records)
+    changeable = any(record.format == "qcow2" or record.layer for record in records.values())
+    if changeable and os.path.isfile(argv[0]):
+        _bring_up_to_date(here, argv[0], vm_dir, records)
     become(here, "restore", argv)
 
 
-def _bring_up_to_date(here: str, checkpoint: str, records: Records) -> None:
+def _bring_up_to_date(here: str, checkpoint: str, vm_dir: str, records: Records) -> None:
     from .do import domain as domains
+    from .plan.checkpoint import with_active_layers
 
+    named = {number: record.source(f"{vm_dir}/disk.{number}") for number, record in records.items() if not record.network}
+    chains = read_chains(named, records)
     uri = domains.Site.read(f"{here}/../../etc/vmm/kvm/kvmrc").uri
     xml = domains.virsh(uri, "save-image-dumpxml", "--security-info", checkpoint, timeout_s=60).encode()
-    changed = with_active_layers(xml, records)
+    changed = with_active_layers(xml, records, chains)
     if changed == xml:
         return
     name = f"{checkpoint}.layers"
@@ -168,6 +173,23 @@ def all_records(vm_dir: str) -> Records:
         if number is not None:
             numbers.append(number)
     return read_records(vm_dir, sorted(numbers))
+
+
+def read_chains(sources: Mapping[int, str], records: Records) -> dict[int, list[tuple[str, str]]]:
+    """Return what each of the qcow2 files `sources` lies over, as its headers say it now; raise if that is not plain."""
+    found = {}
+    for number, path in sources.items():
+        if records[number].format != "qcow2":
+            continue
+        from .do import layers
+
+        try:
+            found[number] = layers.below(path, "qcow2")
+        except SemisharedError as e:
+            raise type(e)(f"disk {number}: {e.detail}") from None
+        if records[number].how == "in-place" and found[number]:
+            raise UnsafeImage(f"disk {number}: image {path} has a backing file")
+    return found
 
 
 def check_disk(vm_dir: str, record: DiskRecord) -> None:

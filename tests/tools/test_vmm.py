@@ -181,6 +181,7 @@ def test_deploy_writes_what_the_records_say(host: Host) -> None:
     got = host.passes("deploy", *host.deploy_argv(), stdin=host.domain)
     wanted = host.domain.decode().replace(f"{host.spelled}/disk.0", str(host.image))
     first, second = wanted.split("<target dev='vdb'", 1)
+    first += "<backingStore/>\n\t\t\t"
     wanted = first + "<target dev='vdb'" + second.replace("type='raw'", "type='qcow2'", 1)
     assert got == Got(host.deploy_argv(), wanted.encode())
 
@@ -212,7 +213,7 @@ def test_deploy_of_a_large_domain(host: Host) -> None:
     host.add_local(0)
     stdin = host.domain.replace(b"<name>", b"<!--" + b"x" * 3_000_000 + b"--><name>")
     got = host.passes("deploy", *host.deploy_argv(), stdin=stdin)
-    assert len(got.stdin) == len(stdin) + len("qcow2") - len("raw")
+    assert len(got.stdin) == len(stdin) + len("qcow2") - len("raw") + len("\n\t\t\t<backingStore/>")
 
 
 def test_deploy_refuses_a_record_that_cannot_be_believed(host: Host) -> None:
@@ -320,7 +321,8 @@ def test_deploy_refuses_what_is_no_domain(host: Host, stdin: bytes) -> None:
 def test_deploy_of_a_moved_vm_names_the_new_directory(host: Host) -> None:
     host.add_local(0, path="/var/lib/one/datastores/103/7/disk.0")
     got = host.passes("deploy", *host.deploy_argv(), stdin=host.domain)
-    assert got.stdin == host.domain.replace(b"type='raw'", b"type='qcow2'", 1)
+    wanted = host.domain.replace(b"type='raw'", b"type='qcow2'", 1)
+    assert got.stdin == wanted.replace(b"disk.0'/>\n\t\t\t", b"disk.0'/>\n\t\t\t<backingStore/>\n\t\t\t", 1)
 
 
 def test_failing_stock_script_is_named(host: Host) -> None:

@@ -14,13 +14,13 @@ import pytest
 from semishared.errors import BadArguments, BadRecord, MigrationRefused, NotSupported
 from semishared.opennebula.markup import Markup, escape
 from semishared.plan.attach import AttachMessage
+from semishared.plan.checkpoint import with_active_layers
 from semishared.plan.domain import (
     DiskRecord,
     Domain,
     check_system_snapshot,
     disk_number,
     disks_of_ours,
-    with_active_layers,
 )
 from semishared.plan.live_migration import Outcome, is_proved, options, outcome, paths_in_place
 from semishared.plan.steps import State
@@ -49,7 +49,9 @@ def test_domain_is_rewritten_as_in_the_golden_file(case: str) -> None:
     before = (GOLDEN / f"{case}.in.xml").read_bytes()
     listed = json.loads((GOLDEN / f"{case}.records.json").read_bytes())
     records = {item["disk"]: DiskRecord.parse(item["disk"], json.dumps(item).encode()) for item in listed}
-    after = Domain(before, VM_DIR).with_records(records)
+    chains = {item["disk"]: [(path, format) for path, format in item["chain"]] for item in listed if "chain" in item}
+    after = Domain(before, VM_DIR).with_records(records, chains)
+    assert Domain(after, VM_DIR).with_records(records, chains) == after
     golden = GOLDEN / f"{case}.out.xml"
     if os.environ.get("REGENERATE"):
         golden.write_bytes(after)
@@ -61,6 +63,20 @@ def test_domain_is_rewritten_as_in_the_golden_file(case: str) -> None:
         found = [disk for disk in disks if _source(disk) in (wanted, wanted.replace("//", "/"))]
         types = {driver.get("type") for disk in found for driver in disk.findall("driver")}
         assert types == {item.format}
+        if item.disk in chains:
+            assert [chain_in(disk) for disk in found] == [chains[item.disk]] * len(found)
+
+
+def chain_in(disk: ElementTree.Element) -> list[tuple[str, str]]:
+    """Return the files that a disk lies over; it says of the last that nothing is below."""
+    found, below = [], disk.find("backingStore")
+    while below is not None and below.get("type") == "file":
+        format = below.find("format")
+        assert format is not None
+        found.append((_source(below), format.get("type", "")))
+        below = below.find("backingStore")
+    assert below is not None and len(below) == 0 and not below.attrib
+    return found
 
 
 def _source(disk: ElementTree.Element) -> str:
@@ -113,7 +129,7 @@ def test_disk_number(path: str, vm_dir: str, number: object) -> None:
     "text",
     [
         b"", b"<domain>", b"<other/>", b"\0<domain/>", b"\xff\xfe<\0d\0", b"<domain>\xff</domain>",
-        b'<!DOCTYPE domain [<!ENTITY x "y">]><domain>&x;</domain>', b"<domain/><domain/>", b"<a>" * 200 + b"</a>" * 200,
+        b'<!DOCTYPE domain [<!ENTITY x "y">]><domain>&x;</domain>', b"<domain/><domain/>", b"<a>" * 300 + b"</a>" * 300,
     ],
 )  # fmt: skip
 def test_markup_refuses_what_oned_never_sends(text: bytes) -> None:
@@ -363,10 +379,16 @@ def test_checkpoint_is_brought_to_the_active_layers() -> None:
         3: record(3, "store-clone", "qcow2", f"{clone}/2"),
         2: record(2, "in-place", "qcow2"),
     }
-    found = ElementTree.fromstring(with_active_layers(text.encode(), records)).findall("devices/disk")
+    lease = "/var/lib/one/datastores/.semishared/bases/100-1-ab/leases/7-3"
+    here = "/var/lib/one/datastores/101/7/disk.0.snap"
+    chains = {0: [(f"{here}/2", "qcow2"), (f"{here}/0", "raw")], 3: [(f"{clone}/1", "qcow2"), (lease, "raw")], 2: []}
+    after = with_active_layers(text.encode(), records, chains)
+    assert with_active_layers(after, records, chains) == after
+    found = ElementTree.fromstring(after).findall("devices/disk")
     assert [_source(disk) for disk in found] == [f"{old}/disk.0.snap/3", f"{clone}/2", IN_PLACE, "/a/disk.9.snap/4"]
     assert [disk.find("driver").get("type") for disk in found] == ["qcow2"] * 4  # type: ignore[union-attr]
-    assert [disk.find("backingStore") is None for disk in found] == [True, True, False, False]
+    wanted = [[(f"{old}/disk.0.snap/2", "qcow2"), (f"{old}/disk.0.snap/0", "raw")], chains[3], [], [("/gone", "raw")]]
+    assert [chain_in(disk) for disk in found] == wanted
 
 
 @pytest.mark.parametrize(("how", "format"), [("in-place", "raw"), ("copy", "raw"), ("volatile", "raw")])

@@ -19,7 +19,8 @@ import traces
 from semishared.errors import BadArguments, BadRecord, MigrationRefused, NotSupported
 from semishared.opennebula.xml import Vm
 from semishared.plan.attach import AttachMessage
-from semishared.plan.domain import DiskRecord, Domain, disks_of_ours, with_active_layers
+from semishared.plan.checkpoint import with_active_layers
+from semishared.plan.domain import DiskRecord, Domain, disks_of_ours
 from semishared.plan.live_migration import paths_in_place
 
 GOLDEN = Path(__file__).parent / "golden" / "network"
@@ -51,6 +52,11 @@ def recorded(name: str) -> tuple[bytes, dict[int, str]]:
     raise AssertionError(f"no deployment in {name}")
 
 
+def chains_of(case: str) -> dict[int, list[tuple[str, str]]]:
+    listed = json.loads((GOLDEN / f"{case}.json").read_bytes())["records"]
+    return {item["disk"]: [(path, format) for path, format in item["chain"]] for item in listed if "chain" in item}
+
+
 def load(case: str) -> tuple[bytes, str, dict[int, str], dict[int, DiskRecord]]:
     described = json.loads((GOLDEN / f"{case}.json").read_bytes())
     before, targets = recorded(described["recording"])
@@ -63,12 +69,13 @@ def load(case: str) -> tuple[bytes, str, dict[int, str], dict[int, DiskRecord]]:
 @pytest.mark.parametrize("case", CASES)
 def test_domain_of_a_recording_becomes_the_golden_file(case: str) -> None:
     before, vm_dir, targets, records = load(case)
-    after = Domain(before, vm_dir, targets).with_records(records)
+    chains = chains_of(case)
+    after = Domain(before, vm_dir, targets).with_records(records, chains)
     golden = GOLDEN / f"{case}.out.xml"
     if os.environ.get("REGENERATE"):
         golden.write_bytes(after)
     assert after == golden.read_bytes()
-    assert Domain(after, vm_dir, targets).with_records(records) == after
+    assert Domain(after, vm_dir, targets).with_records(records, chains) == after
 
     # What the golden files cannot show to the eye: each disk is what its record says, and nothing else has changed.
     was, found = disks_by_target(before), disks_by_target(after)
@@ -97,10 +104,16 @@ def test_domain_of_a_recording_becomes_the_golden_file(case: str) -> None:
             assert disk.get("type") == "file" and disk.find("auth") is None and len(source) == 0
             wanted = record.path if not record.is_local else f"{vm_dir}/disk.{record.disk}{record.layer}"
             assert source.attrib == {"file": wanted}
-        if record.network or was[target].get("type") == "network":
-            assert [len(b) for b in disk.findall("backingStore")] == ([0] if record.format == "raw" else [])
+        if record.network or was[target].get("type") == "network" or record.format == "qcow2":
+            below = [(_file(layer), format.get("type")) for layer in disk.iter("backingStore") for format in layer.findall("format")]
+            assert below == chains.get(record.disk, []) and len(list(disk.iter("backingStore"))) == len(below) + 1
         kept = [child.tag for child in was[target] if child.tag not in ("source", "auth", "driver")]
         assert [c.tag for c in disk if c.tag not in ("source", "auth", "driver", "backingStore")] == kept
+
+
+def _file(layer: ElementTree.Element) -> str | None:
+    source = layer.find("source")
+    return None if source is None else source.get("file")
 
 
 def disks_by_target(text: bytes) -> dict[str, ElementTree.Element]:

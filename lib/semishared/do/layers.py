@@ -13,9 +13,11 @@ live snapshot libvirt must never hold a name that means another layer than befor
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import struct
 
+from ..errors import BrokenChain, MissingImage
 from . import files
 from .trace import point
 
@@ -24,8 +26,13 @@ BACKING_FORMAT = 0xE2792ACA
 """Type of the header extension with the backing format (QEMU's docs/interop/qcow2.txt)."""
 DATA_FILE = 1 << 2
 """Bit of the incompatible features: the data is in another file."""
+FORMATS = ("raw", "qcow2")
 NONE = -1
 """In place of a layer's number."""
+PROTOCOL = re.compile(r"[^/]*:")
+"""What QEMU does not take for a file name (`json:`, `nbd://`), see path_has_protocol in its block.c."""
+DEEPEST = 200
+"""Layers below a disk; QEMU itself opens that many, slowly."""
 
 
 def folder(path: str) -> str:
@@ -96,6 +103,48 @@ def reaches_out(path: str) -> str:
     if not name and struct.unpack_from(">Q", head, 8)[0]:
         return "a backing file that cannot be told"
     return "" if not name or (name.isdigit() and name.isascii()) else f"the backing file {name}"
+
+
+def below(path: str, format: str) -> list[tuple[str, str]]:
+    """Return path and format of each file below a disk's active layer `path`, from the headers, the topmost first.
+
+    Raise MissingImage if one is not there, BrokenChain if a header does not tell plainly what is below it: a chain that is
+    cut short would show the guest zeros in the place of its data.
+    """
+    found: list[tuple[str, str]] = []
+    while format == "qcow2":
+        name, format = _named(path)
+        if not name:
+            break
+        path = os.path.join(os.path.dirname(path), name)
+        if not os.path.exists(path):
+            raise MissingImage(f"{path}, which a disk lies over, is not there on {os.uname().nodename}")
+        if len(found) == DEEPEST:
+            raise BrokenChain(f"{found[0][0]} lies over more than {DEEPEST} files, or over itself")
+        found.append((path, format))
+    return found
+
+
+def _named(path: str) -> tuple[str, str]:
+    """Return what a qcow2 header names as the file below and its format, ('', '') for nothing; raise BrokenChain."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(80)
+    except OSError as e:
+        raise BrokenChain(f"{path} on {os.uname().nodename}: {e.strerror}") from None
+    if head[:4] != MAGIC or len(head) < 80:
+        return "", ""
+    version, offset = struct.unpack_from(">IQ", head, 4)
+    if version >= 3 and struct.unpack_from(">Q", head, 72)[0] & DATA_FILE:
+        raise BrokenChain(f"{path} has a data file of its own")
+    if not offset:
+        return "", ""
+    name, format = backing_of(path)
+    if not name or PROTOCOL.match(name) or "\0" in name:
+        raise BrokenChain(f"{path} does not lie over a file: its header names {name!r}")
+    if format not in FORMATS:
+        raise BrokenChain(f"{path} lies over {name}, but does not name a known format of that ({format or 'none'})")
+    return name, format
 
 
 def numbered(folder: str) -> list[int]:

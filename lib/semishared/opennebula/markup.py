@@ -15,8 +15,8 @@ from xml.parsers import expat
 from ..errors import BadArguments
 
 ATTRIBUTE = re.compile(rb"""([^\s=<>"'/]+)\s*=\s*("[^"]*"|'[^']*')""")
-DEEPEST = 100
-"""oned nests 8 deep; more is an attack on whoever reads it."""
+DEEPEST = 250
+"""oned nests 8 deep, libvirt 200 layers of a disk at most; more is an attack on whoever reads it."""
 
 
 class Element:
@@ -104,6 +104,10 @@ class Markup:
     def insert_before(self, element: Element, markup: str) -> None:
         """Put `markup` in front of `element`."""
         self._changes.append((element.start, element.start, markup))
+
+    def insert_after(self, element: Element, markup: str) -> None:
+        """Put `markup` behind `element`, on a line of its own if that is how it stands."""
+        self._changes.append((element.end, element.end, self._space_before(element).decode() + markup))
 
     def replace(self, element: Element, *markup: str) -> None:
         """Put elements in the place of `element`, each on a line of its own if that is how it stands."""

@@ -12,13 +12,13 @@ the byte.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Optional
 
 from ..errors import BadArguments, BadRecord, NotSupported
 from ..opennebula.args import DISK, absolute
 from ..opennebula.markup import Element, Markup, escape
+from .backing import NO_CHAINS, Chain, Chains, backing, lay_over
 from .network_disk import NetworkDisk
 
 RECORD_VERSION = 1
@@ -98,7 +98,6 @@ class DiskRecord(NamedTuple):
 
 Records = Mapping[int, DiskRecord]
 
-
 def disk_number(path: str, vm_dir: str) -> Optional[int]:
     """Return N if `path` is `<vm_dir>/disk.N`, however many slashes there are."""
     directory, _, name = path.rpartition("/")
@@ -149,8 +148,24 @@ class Domain:
         disks = self.markup.root.find("devices", "disk")
         return self.targets is None and any(_is_rbd(disk, source) for disk in disks for source in disk.all("source"))
 
-    def with_records(self, records: Records) -> bytes:
-        """Return the XML in which each recorded disk is what its record says, where that says."""
+    def sources(self, records: Records) -> dict[int, str]:
+        """Return the file that libvirt is to open for each recorded disk that is one."""
+        found = {}
+        for number, _, source in self._disks():
+            record = records.get(number)
+            if record and not record.network:
+                found[number] = record.source(self._named(number, source))
+        return found
+
+    def _named(self, number: int, source: Element) -> str:
+        return source.attributes.get("file") or f"{self.vm_dir}/disk.{number}"
+
+    def with_records(self, records: Records, chains: Chains = NO_CHAINS) -> bytes:
+        """Return the XML in which each recorded disk is what its record says, where that says, over what `chains` says.
+
+        Whatever makes AppArmor's rules of the XML (virt-aa-helper) may not read our layers: what is below a disk and is not
+        in the XML, QEMU is not allowed to open.
+        """
         for number, disk, source in self._disks():
             record = records.get(number)
             if record is None:
@@ -165,17 +180,21 @@ class Domain:
                 self.markup.set_attribute(drivers[0], "type", record.format)
             else:
                 driver = f"<driver name='qemu' type='{escape(record.format)}'/>"
-            path = record.source(source.attributes.get("file") or f"{self.vm_dir}/disk.{number}")
+            path = record.source(self._named(number, source))
             if record.network or kind == "network":
-                self._replace(disk, source, record, path, driver)
+                self._replace(disk, source, record, path, driver, chains.get(number))
                 continue
             if path != source.attributes["file"]:
                 self.markup.set_attribute(source, "file", path)
             if driver:
                 self.markup.insert_before(source, driver)
+            if number in chains:
+                lay_over(self.markup, disk, source, chains[number])
         return self.markup.result()
 
-    def _replace(self, disk: Element, source: Element, record: DiskRecord, path: str, driver: str) -> None:
+    def _replace(
+        self, disk: Element, source: Element, record: DiskRecord, path: str, driver: str, chain: Optional[Chain]
+    ) -> None:
         """Let a disk be on the network, or be a file, whatever oned takes it for."""
         for name in ("auth", "backingStore"):
             for child in disk.all(name):
@@ -186,9 +205,10 @@ class Domain:
         else:
             parts.append(f"<source file='{escape(path)}'/>")
         if record.format == "raw":
-            # There is nothing below it: libvirt need not look, and as whom it would is not for it to choose. What lies
-            # below an overlay are files on this host, which say so with their formats.
-            parts.append("<backingStore/>")
+            # There is nothing below it: libvirt need not look, and as whom it would is not for it to choose.
+            parts.append(backing(()))
+        elif chain is not None:
+            parts.append(backing(chain))
         self.markup.set_attribute(disk, "type", "network" if record.network else "file")
         self.markup.replace(source, *parts)
 
@@ -208,34 +228,6 @@ def _network_source(network: NetworkDisk) -> list[str]:
 
 def _is_rbd(disk: Element, source: Element) -> bool:
     return disk.attributes.get("type") == "network" and source.attributes.get("protocol") == "rbd"
-
-
-LAYER = re.compile(r"/disk\.([0-9]{1,9})(\.snap/[0-9]+)\Z")
-
-
-def with_active_layers(domain: bytes, records: Records) -> bytes:
-    """Return a checkpoint's domain XML with each disk at the layer that is active now, in the layer's format.
-
-    Backing chains go: snapshots were made, merged and deleted since, and libvirt finds the chain again by the headers.
-    """
-    markup = Markup(domain, "domain")
-    clones = [record for record in records.values() if record.how == "store-clone" and record.path]
-    on_store = {record.path.rpartition("/")[0]: record for record in clones}
-    for disk in markup.root.find("devices", "disk"):
-        source, driver = disk.first("source"), disk.first("driver")
-        path = source.attributes.get("file", "") if source else ""
-        match = LAYER.search(path)
-        record = records.get(int(match.group(1))) if match else on_store.get(path.rpartition("/")[0])
-        if record is None or source is None or driver is None:
-            continue
-        if match and record.layer:
-            markup.set_attribute(source, "file", path[: match.start(2)] + record.layer)
-        elif not match:
-            markup.set_attribute(source, "file", record.path)
-        markup.set_attribute(driver, "type", record.format)
-        for chain in disk.all("backingStore"):
-            markup.remove(chain)
-    return markup.result()
 
 
 def check_system_snapshot(records: Records) -> None:
