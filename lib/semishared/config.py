@@ -24,6 +24,7 @@ class Config(NamedTuple):
     hosts_scripts_dir: str = "/var/tmp/one"
     hosts_connect_timeout_s: int = 10
     hosts_silence_timeout_s: int = 25
+    hosts_standstill_timeout_s: int = 1800
     images_max_virtual_size_gib: int = 65536
     overlays_options: str = "extended_l2=on,cluster_size=128k"
     bases_size_limit: str = "none"

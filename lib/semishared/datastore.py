@@ -10,7 +10,7 @@ import os
 import sys
 
 from .config import Config, load
-from .do import dir_store, disks, files, image_snapshots, inspection, marker, upload
+from .do import dir_store, disks, files, image_snapshots, inspection, marker, standstill, upload
 from .do import source as sources
 from .do.source import Source
 from .errors import BadArguments, BadAttribute, MissingImage, RestrictedPath, StoreUnavailable
@@ -32,6 +32,7 @@ class Request:
             raise BadArguments("no id")
         self.report = report
         self.config: Config = load()
+        standstill.limit_s = self.config.hosts_standstill_timeout_s
         data = DriverData(sys.stdin.buffer.read())
         self.image: Image = data.image
         self.datastore: Datastore = data.datastore

@@ -23,15 +23,13 @@ if __package__ in (None, ""):
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
 from semishared import VERSION
-from semishared.do import progress
+from semishared.do import progress, standstill
 from semishared.do.execute import Execution, read_plan
 from semishared.do.stream import Message, Reader, Writer
 from semishared.errors import HostFailed, HostOutdated, SemisharedError, ToolTimeout
 
 ALIVE_S = 5
 DYING_S = 5
-STALLED_S = 300
-"""Seconds without progress (outside of programs, which have limits of their own) after which a plan is given up."""
 
 
 class Host:
@@ -69,6 +67,9 @@ class Host:
         if version != VERSION:
             raise HostOutdated(f"{os.uname().nodename} has semishared {VERSION}, the front-end {version}")
         planned, steps = read_plan(plan)
+        limit_s = plan.get("standstill_s") if isinstance(plan, dict) else None
+        if isinstance(limit_s, (int, float)) and limit_s > 0:
+            standstill.limit_s = limit_s
         answers = isinstance(plan, dict) and plan.get("answers") is True
         execution = Execution(planned, self._writer, self._inbox.get, self._heard, answers)
         progress.moved.clear()
@@ -115,8 +116,9 @@ class Host:
             time.sleep(ALIVE_S)
             if not self._busy:
                 continue
-            if time.monotonic() - progress.last > STALLED_S:
-                error = ToolTimeout(f"no progress on {os.uname().nodename} for {STALLED_S} s: is its storage hung?")
+            idle_s = standstill.of_plan_s()
+            if idle_s > standstill.limit_s and idle_s > standstill.patience_s():
+                error = ToolTimeout(f"no progress on {os.uname().nodename} for {idle_s:.0f} s: is its storage hung?")
                 self._writer.send(event="error", id=error.id, detail=error.detail)
                 os.killpg(0, signal.SIGKILL)
             try:

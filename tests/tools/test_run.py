@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from semishared.do.run import run, stream
+from semishared.do import standstill
+from semishared.do.run import run, stream, work
 from semishared.errors import NoSpace, ToolFailed, ToolMissing, ToolTimeout
 
 LIB = Path(__file__).resolve().parents[2] / "lib"
@@ -139,3 +140,45 @@ def test_program_dies_with_us(tmp_path: Path, how: signal.Signals) -> None:
     code = f"import sys; sys.path.insert(0, {str(LIB)!r}); from semishared.do.run import run; "
     code += f"run(['sh', '-c', 'echo $$ >{tmp_path}/pid; exec sleep 60'])"
     assert wait_until_gone(killed_once_it_told(code, tmp_path / "pid", how))
+
+
+WRITES = "import sys, time\nfor i in range(int(sys.argv[1])):\n    open('/dev/null', 'wb').write(b'x' * 9000)\n    time.sleep(0.1)\n"
+
+
+def test_who_works_may_take_as_long_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standstill, "limit_s", 1.0)
+    began = time.monotonic()
+    work(["/usr/bin/python3", "-c", WRITES, "25"])
+    assert time.monotonic() - began > 2.5
+
+
+def test_who_only_computes_works_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standstill, "limit_s", 1.0)
+    work(["/usr/bin/python3", "-c", "import time\nend = time.monotonic() + 2.5\nwhile time.monotonic() < end: pass"])
+
+
+def test_who_stands_still_is_ended_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standstill, "limit_s", 0.5)
+    monkeypatch.setattr(standstill, "FLOOR", 1 << 40)
+    with pytest.raises(ToolTimeout, match="sleep has done nothing for . s on .*: is its storage hung"):
+        work(["sleep", "60"])
+
+
+def test_signs_count_in_place_of_the_program_s_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standstill, "limit_s", 0.5)
+    monkeypatch.setattr(standstill, "FLOOR", 1 << 40)
+    with pytest.raises(ToolTimeout, match="has done nothing"):
+        work(["/usr/bin/python3", "-c", WRITES, "600"], signs=lambda: "always the same")
+    changing = iter(range(1000))
+    work(["sleep", "1.5"], signs=lambda: next(changing))
+
+
+def test_what_is_still_to_be_written_out_gives_longer_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standstill, "FLOOR", 1)
+    Path("/var/tmp").joinpath(f"semishared-dirty-{os.getpid()}").write_bytes(b"x" * (1 << 20))
+    try:
+        assert standstill.limit_s <= standstill.patience_s() <= standstill.LONGEST * standstill.limit_s
+        monkeypatch.setattr(standstill, "limit_s", 1.0)
+        assert standstill.patience_s() == standstill.LONGEST
+    finally:
+        Path("/var/tmp").joinpath(f"semishared-dirty-{os.getpid()}").unlink()

@@ -19,11 +19,10 @@ from typing import NamedTuple
 from ..errors import MissingImage, NoSpace, SemisharedError, ToolFailed, ToolTimeout
 from ..plan.network_disk import NetworkDisk
 from ..plan.steps import BackUp, DiskRef, EndBackup
-from . import domain, files, progress, qemu_img, running, turns, vm_dir
-from .run import LONG_S, QUICK_S, run
+from . import domain, files, progress, qemu_img, running, standstill, turns, vm_dir
+from .run import QUICK_S
 from .trace import point
 
-STALLED_S = 300
 END_S = 30
 COPY = "{directory}/disk.{disk}.0"
 """The name that a full backup has for upstream's backup drivers: increment 0."""
@@ -77,7 +76,7 @@ def back_up(step: BackUp, planned: float) -> None:
                     qemu_img.convert(found.path, found.format, COPY.format(directory=staged, disk=disk), "qcow2")
                     point("disk copied")
             files.write(f"{staged}/vm.xml", step.xml.encode())
-            run(["sync", "--file-system", staged])
+            files.fsync_tree(staged)
             progress.count("backed_up", sum(files.allocated(f"{staged}/{name}") for name in os.listdir(staged)))
             with vm_dir.publishing(step.vm, step.vm_dir, planned):
                 os.rename(staged, step.directory)
@@ -140,7 +139,7 @@ def _devices(step: BackUp, disks: dict[int, _Disk]) -> dict[int, str]:
 
 def _wait(step: BackUp) -> None:
     """Wait for the end of the job; raise unless all of it was copied."""
-    seen, since, limit = "", time.monotonic(), time.monotonic() + LONG_S
+    seen, since = "", time.monotonic()
     pause = 0.05
     while True:
         said = domain.virsh(running.URI, "domjobinfo", step.domain)
@@ -149,7 +148,7 @@ def _wait(step: BackUp) -> None:
         done = "".join(re.findall(r"^File (?:processed|remaining):.*", said, re.MULTILINE))
         if done != seen:
             seen, since = done, time.monotonic()
-        if time.monotonic() > limit or time.monotonic() - since > STALLED_S:
+        if time.monotonic() - since > standstill.patience_s():
             raise ToolTimeout(f"the backup of {step.domain} on {os.uname().nodename} makes no progress")
         progress.touch()
         time.sleep(pause)

@@ -14,7 +14,6 @@ from typing import Any, ContextManager, Iterator, NamedTuple
 from ..errors import CephRefused, CephUnavailable, ImageInUse, MissingImage, NoSpace, SemisharedError, ToolFailed, ToolMissing
 from ..plan.steps import Access, ImageRef, pool_and_name
 from . import progress
-from .run import LONG_S
 
 CONNECT_S = 10
 ANSWER_S = 30
@@ -44,8 +43,8 @@ class Pool(NamedTuple):
 
 
 def long() -> ContextManager[None]:
-    """Return a context for one call that works through a whole image: no sign of progress comes from it."""
-    return progress.quiet(LONG_S)
+    """Return a context for one call that works through a whole image: each request it makes has a limit (LIMITS)."""
+    return progress.waiting()
 
 
 def _bindings() -> Any:

@@ -19,7 +19,7 @@ from ..plan.steps import (
     SaveDisk,
 )
 from . import bases, dir_store, extents, files, layers, progress, qemu_img, running, snapshots, stores, turns, vm_dir, writers
-from .run import LONG_S, run
+from .run import work
 from .trace import point
 from .undo import Undo
 
@@ -187,7 +187,7 @@ def make_empty(path: str, format: str, size: int, fs: str) -> None:
     raw = path if format == "raw" else files.staged_name(path)
     try:
         qemu_img.create(raw, "raw", size)
-        run([*MKFS[fs], raw], timeout_s=LONG_S)
+        work([*MKFS[fs], raw])
         if raw != path:
             qemu_img.convert(raw, "raw", path, format)
     finally:

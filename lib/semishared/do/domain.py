@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 from ..errors import SemisharedError
-from .run import run
+from .run import run, work
 
 NO_TIME_LIMIT_S = 7 * 24 * 3600
 """A live migration takes as long as the guest keeps writing; whoever wants a limit has virsh's --timeout."""
@@ -64,6 +64,11 @@ class Site(NamedTuple):
 def virsh(uri: str, *argv: str, timeout_s: float = ANSWER_S) -> str:
     """Run one virsh command."""
     return run(["virsh", "--connect", uri, *argv], timeout_s=timeout_s)
+
+
+def virsh_while(signs: Callable[[], object], uri: str, *argv: str) -> str:
+    """Run one virsh command that waits for a job, as long as `signs` change."""
+    return work(["virsh", "--connect", uri, *argv], signs=signs)
 
 
 def dumpxml(uri: str, domain: str) -> bytes:

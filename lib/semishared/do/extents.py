@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Iterator, NamedTuple
 
 from ..errors import ImageChanged
-from . import progress
+from . import files, progress
 
 EXTENT = 4 << 20
 FLUSH = 64
@@ -168,7 +168,7 @@ class Copy:
         if self._fd >= 0:
             try:
                 if error is None:
-                    os.fsync(self._fd)
+                    files.fsync_open(self._fd)
             finally:
                 os.close(self._fd)
 
@@ -182,7 +182,7 @@ class Copy:
         for offset, data in blocks(content):
             pwrite(self._fd, data, index * EXTENT + offset)
         if len(self._extents) % FLUSH == 0:
-            os.fdatasync(self._fd)
+            files.fsync_open(self._fd)
 
     def manifest(self, format: str) -> Manifest:
         """Return the manifest of what was added."""

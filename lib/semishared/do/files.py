@@ -6,15 +6,21 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import time
 from contextlib import contextmanager
 from typing import Iterator
 
 from ..errors import NoSpace, ToolFailed
+from . import progress
 from .trace import point
 
 STAGED = ".staged-"
 """Prefix of unpublished files; whoever holds the directory's lock may remove them."""
+WINDOW = 16 << 20
+"""Bytes that are written out between two signs of progress."""
+WAIT_WRITE_WAIT = 7
+"""sync_file_range: what is being written, what is yet to be, and the end of both."""
 STALE_S = 86400
 """Age at which a staged small file in a directory without a lock belongs to nobody who is still alive."""
 
@@ -29,9 +35,46 @@ def fsync(path: str) -> None:
     """Make a file's content, or a directory's entries, survive a power cut."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        fsync_open(fd)
     finally:
         os.close(fd)
+
+
+def fsync_open(fd: int) -> None:
+    """Make an open file survive a power cut."""
+    _write_out(fd)
+    os.fsync(fd)
+
+
+def _write_out(fd: int) -> None:
+    """Have the content of a large file written, piece by piece: one fsync of all of it would give no sign of life for hours."""
+    found = os.fstat(fd)
+    if found.st_blocks * 512 <= WINDOW or not stat.S_ISREG(found.st_mode):
+        return
+    try:
+        import ctypes
+
+        sync_file_range = ctypes.CDLL(None, use_errno=True).sync_file_range
+    except (ImportError, AttributeError, OSError):
+        return  # not there: fsync does it at once
+    for offset in range(0, found.st_size, WINDOW):
+        if sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(WINDOW), WAIT_WRITE_WAIT):
+            number = ctypes.get_errno()
+            if number in (errno.ENOSYS, errno.EINVAL, errno.ESPIPE):
+                return
+            # Now, not by fsync: a write that has failed is told of once.
+            raise OSError(number, os.strerror(number))
+        progress.touch()
+
+
+def fsync_tree(directory: str) -> None:
+    """Make all files and directories below `directory`, and itself, survive a power cut; no link is followed."""
+    for entry in os.scandir(directory):
+        if entry.is_dir(follow_symlinks=False):
+            fsync_tree(entry.path)
+        elif entry.is_file(follow_symlinks=False):
+            fsync(entry.path)
+    fsync(directory)
 
 
 @contextmanager
@@ -142,9 +185,9 @@ def remove_staged(directory: str, name: str = "") -> None:
             unlink(f"{directory}/{entry}")
 
 
-def changed_ns(stat: os.stat_result) -> int:
+def changed_ns(found: os.stat_result) -> int:
     """Return when a file was last written, in ns; when its inode changed if that is not known (ceph-fuse dates what `cp` made to 0)."""
-    return stat.st_mtime_ns or stat.st_ctime_ns
+    return found.st_mtime_ns or found.st_ctime_ns
 
 
 def remove_stale(directory: str) -> None:
@@ -164,11 +207,11 @@ def remove_tree(directory: str) -> None:
     Who still makes files in it (of an action that is being ended) may be faster than one removal: again, until it is gone.
     """
     # Not above: the host's monitoring probe needs this module, and no programs.
-    from .run import run
+    from .run import work
 
     for left in range(9, -1, -1):
         try:
-            run(["rm", "-rf", "--one-file-system", "--", directory])
+            work(["rm", "-rf", "--one-file-system", "--", directory])
             return
         except ToolFailed as e:
             if not left or "Directory not empty" not in e.detail:

@@ -14,7 +14,7 @@ import os
 from ..errors import MissingImage
 from ..plan.steps import CopyBack, CopyOut, DropCopy
 from . import dir_store, files, layers, qemu_img, running, vm_dir, writers
-from .run import LONG_S, run
+from .run import work
 from .trace import point
 
 
@@ -52,7 +52,7 @@ def copy_out(step: CopyOut, planned: float) -> None:
 
 
 def _copy(source: str, target: str) -> None:
-    run(["cp", "--sparse=always", "--reflink=auto", "--", source, target], timeout_s=LONG_S)
+    work(["cp", "--sparse=always", "--reflink=auto", "--", source, target])
 
 
 def copy_back(source: str, snapshot: int, format: str = "raw", min_size: int = 0) -> None:

@@ -15,7 +15,7 @@ from typing import Iterator
 from ..errors import SemisharedError, ToolFailed
 from ..plan.steps import Discard, LookAround
 from . import bases, dir_store, files, locks, marker, progress, upload, vm_dir
-from .run import run
+from .run import run, work
 from .trace import point
 
 OPEN = re.compile(r"/(\.staged-|\.incoming-|\.outgoing-|\.uploads/)")
@@ -198,7 +198,7 @@ def _discard(step: Discard) -> bool:
 
 
 def _removed(step: Discard) -> bool:
-    run(["rm", "-rf", "--one-file-system", "--", step.path])
+    work(["rm", "-rf", "--one-file-system", "--", step.path])
     if os.path.lexists(step.path):
         raise ToolFailed(f"{step.path} is still there")
     point(f"{step.kind} removed")
@@ -213,7 +213,7 @@ def _remove_base(path: str) -> bool:
         pass
     except OSError:
         return False
-    run(["rm", "-rf", "--one-file-system", "--", path])
+    work(["rm", "-rf", "--one-file-system", "--", path])
     return True
 
 

@@ -16,6 +16,11 @@ from typing import IO, Iterator
 from ..errors import ToolTimeout
 from . import progress
 
+LIMIT_S = 2 * 86400.0
+"""Limit of waiting for who stages an image: it works, or it has come to its own limit (standstill.py)."""
+VM_LIMIT_S = 1800.0
+"""Limit of waiting for a VM: its holder may be removing a directory of large disks."""
+
 
 def attempt(path: str) -> IO[str] | None:
     """Take the lock `path` and return its open file, None if somebody has it."""
@@ -56,7 +61,7 @@ def is_held(path: str) -> bool:
 
 
 @contextmanager
-def exclusive(path: str, timeout_s: float = 6 * 3600) -> Iterator[IO[str]]:
+def exclusive(path: str, timeout_s: float = LIMIT_S) -> Iterator[IO[str]]:
     """Hold the lock `path` and yield its open file; raise ToolTimeout after `timeout_s` seconds of waiting."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     deadline = time.monotonic() + timeout_s

@@ -46,14 +46,3 @@ def waiting() -> Iterator[None]:
         yield
     finally:
         touch()
-
-
-@contextmanager
-def quiet(limit_s: float) -> Iterator[None]:
-    """Do, within the block, what gives no sign of life for at most `limit_s` seconds: only then it is a standstill."""
-    global last
-    last = time.monotonic() + limit_s
-    try:
-        yield
-    finally:
-        touch()

@@ -8,7 +8,7 @@ import os
 
 from ..errors import ToolFailed
 from ..units import MiB, mib_ceil
-from .run import LONG_S, run
+from .run import run, work
 
 
 def info(path: str, format: str) -> dict[str, object]:
@@ -31,7 +31,7 @@ def virtual_size(path: str, format: str) -> int:
 
 def create(path: str, format: str, size: int) -> None:
     """Create an empty image of `size` bytes."""
-    run(["qemu-img", "create", "-q", "-f", format, path, str(size)])
+    work(["qemu-img", "create", "-q", "-f", format, path, str(size)])
 
 
 def create_overlay(path: str, backing: str, backing_format: str, size: int, options: str) -> None:
@@ -39,7 +39,7 @@ def create_overlay(path: str, backing: str, backing_format: str, size: int, opti
     argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", backing_format, "-b", backing]
     if options:
         argv += ["-o", options]
-    run([*argv, path, *([str(size)] if size else [])])
+    work([*argv, path, *([str(size)] if size else [])])
     _set_length(path)
 
 
@@ -61,7 +61,7 @@ def _set_length(path: str) -> None:
 def convert(source: str, source_format: str, target: str, target_format: str, *, share: bool = False) -> None:
     """Write an independent sparse copy of `source`, with all of its backing chain, to the new file `target`."""
     shared = ["--force-share"] if share else []
-    run(["qemu-img", "convert", *shared, "-f", source_format, "-O", target_format, source, target], timeout_s=LONG_S)
+    work(["qemu-img", "convert", *shared, "-f", source_format, "-O", target_format, source, target])
 
 
 def rbd_name(source: str, user: str, conf: str) -> str:
@@ -73,7 +73,7 @@ def rbd_name(source: str, user: str, conf: str) -> str:
 def fill(source: str, source_format: str, target: str, *, share: bool = False) -> None:
     """Write the content of `source`, with all of its backing chain, to the raw image `target`, which is there and empty."""
     argv = ["qemu-img", "convert", "-n", "--target-is-zero", "-W", "-m", "8", *(["--force-share"] if share else [])]
-    run([*argv, "-f", source_format, "-O", "raw", source, target], timeout_s=LONG_S)
+    work([*argv, "-f", source_format, "-O", "raw", source, target])
 
 
 def grow(path: str, format: str, size: int) -> None:
@@ -83,18 +83,18 @@ def grow(path: str, format: str, size: int) -> None:
     node: dict[str, object] = {"driver": format, "file": {"driver": "file", "filename": path}}
     if format == "qcow2":
         node["backing"] = None
-    run(["qemu-img", "resize", "-q", f"json:{json.dumps(node)}", str(size)])
+    work(["qemu-img", "resize", "-q", f"json:{json.dumps(node)}", str(size)])
 
 
 def rebase(path: str, backing: str, backing_format: str) -> None:
     """Copy into the qcow2 `path` what it has from below itself, but not from `backing` ('' for none); lay it over that."""
     argv = ["qemu-img", "rebase", "-q", "-f", "qcow2", "-b", backing]
-    run([*argv, *(["-F", backing_format] if backing else []), path], timeout_s=LONG_S)
+    work([*argv, *(["-F", backing_format] if backing else []), path])
 
 
 def lay_over(path: str, backing: str, backing_format: str) -> None:
     """Let the header of the qcow2 `path` name `backing` as what it lies over; nothing else of it changes."""
-    run(["qemu-img", "rebase", "-u", "-q", "-f", "qcow2", "-b", backing, "-F", backing_format, path])
+    work(["qemu-img", "rebase", "-u", "-q", "-f", "qcow2", "-b", backing, "-F", backing_format, path])
 
 
 def rebased(path: str, target: str, backing: str, backing_format: str) -> None:
@@ -102,10 +102,10 @@ def rebased(path: str, target: str, backing: str, backing_format: str) -> None:
 
     Not by `convert -B`: that takes what `path` itself holds, and leaves out what lies between it and `backing`.
     """
-    run(["cp", "--sparse=always", "--reflink=auto", "--", path, target], timeout_s=LONG_S)
+    work(["cp", "--sparse=always", "--reflink=auto", "--", path, target])
     rebase(target, backing, backing_format)
 
 
 def resize(path: str, format: str, size: int) -> None:
     """Grow an image to `size` bytes."""
-    run(["qemu-img", "resize", "-q", "-f", format, path, str(size)])
+    work(["qemu-img", "resize", "-q", "-f", format, path, str(size)])

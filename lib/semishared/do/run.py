@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import IO, Callable, Iterator
 
 from ..errors import NoSpace, SemisharedError, ToolFailed, ToolMissing, ToolTimeout
-from . import progress
+from . import progress, standstill
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"]
@@ -28,8 +28,6 @@ GROUP_DIES_WITH_US = ["setpriv", "--pdeathsig", "TERM", "--", "sh", "-c",
 """The same for a program with children of its own; it needs a session of its own (a shell's job has no stdin by itself)."""
 QUICK_S = 120
 """Limit of what reads or writes metadata only."""
-LONG_S = 6 * 3600
-"""Limit of what copies data."""
 SILENT_S = 600
 """Limit of silence of what produces data: a repository may have to merge a chain of increments first."""
 kept: list[int] = []
@@ -49,6 +47,43 @@ def run(argv: list[str], *, timeout_s: float = QUICK_S, ok: tuple[int, ...] = (0
 
     Raise ToolMissing, ToolTimeout (after `timeout_s` seconds), NoSpace, or ToolFailed for an exit code not in `ok`.
     """
+
+    def wait(process: subprocess.Popen[bytes]) -> int:
+        code = _wait(process, timeout_s)
+        if code is None:
+            raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s: {shlex.join(argv)}")
+        return code
+
+    return _run(argv, wait, ok, cwd)
+
+
+def work(argv: list[str], *, signs: Callable[[], object] | None = None) -> str:
+    """Run what copies, removes or writes out as much as there is: as `run`, but with no limit but that of a standstill.
+
+    With `signs`, what that returns is the sign of progress (standstill.py).
+    """
+    return _run(argv, lambda process: _worked(process, argv, signs), (0,), None)
+
+
+def _worked(process: subprocess.Popen[bytes], argv: list[str], signs: Callable[[], object] | None = None) -> int:
+    """Return the exit code of a program that may take as long as it works; raise ToolTimeout if it stands still."""
+    with standstill.watched(process.pid, signs) as watched:
+        while True:
+            try:
+                return process.wait(min(1.0, standstill.limit_s / 4))
+            except subprocess.TimeoutExpired:
+                idle_s = watched.idle_s()
+                if idle_s < standstill.limit_s or idle_s < standstill.patience_s():
+                    continue
+            except BaseException:
+                process.kill()
+                raise
+            _end(process)
+            where = os.uname().nodename
+            raise ToolTimeout(f"{argv[0]} has done nothing for {idle_s:.0f} s on {where}: is its storage hung? {shlex.join(argv)}")
+
+
+def _run(argv: list[str], wait: Callable[[subprocess.Popen[bytes]], int], ok: tuple[int, ...], cwd: str | None) -> str:
     env = environment()
     if shutil.which(argv[0], path=env["PATH"]) is None:
         raise ToolMissing(f"{argv[0]} is not installed on {os.uname().nodename}")
@@ -58,9 +93,7 @@ def run(argv: list[str], *, timeout_s: float = QUICK_S, ok: tuple[int, ...] = (0
             process = subprocess.Popen(
                 [*DIES_WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd, pass_fds=kept
             )  # fmt: skip
-            code = _wait(process, timeout_s)
-        if code is None:
-            raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s: {shlex.join(argv)}")
+            code = wait(process)
         stdout = read_back(out)
         stderr = read_back(err, 1000)
     if code not in ok:
@@ -73,15 +106,19 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
     try:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
-        process.kill()
+        _end(process)
     except BaseException:
         process.kill()
         raise
+    return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
     try:
         process.wait(5)
     except subprocess.TimeoutExpired:
         pass
-    return None
 
 
 @contextmanager
@@ -151,19 +188,25 @@ def piped(argv: list[str], *, feed: bool) -> Iterator[IO[bytes]]:
         )  # fmt: skip
         stream = process.stdin if feed else process.stdout
         assert stream
-        with process:
-            try:
+        try:
+            # It may look through a disk of terabytes before it says a word.
+            with standstill.watched(process.pid):
                 yield stream
+            stream.close()
+        except BrokenPipeError:
+            pass
+        except BaseException:
+            _end(process)
+            raise
+        finally:
+            try:
                 stream.close()
-            except BrokenPipeError:
+            except OSError:
                 pass
-            except BaseException:
-                process.kill()
-                raise
-            with progress.waiting():
-                process.wait(LONG_S)
-        if process.returncode:
-            raise _failure(argv, process.returncode, read_back(err, 1000))
+        with progress.waiting():
+            code = _worked(process, argv)
+        if code:
+            raise _failure(argv, code, read_back(err, 1000))
 
 
 def filtered(argv: list[str], data: bytes | memoryview, *, timeout_s: float = QUICK_S) -> bytes:

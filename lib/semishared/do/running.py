@@ -25,7 +25,6 @@ from typing import Iterator
 from ..errors import MissingImage, SemisharedError, ToolTimeout
 from ..plan.steps import DiskRef
 from . import domain, files, layers, progress, qemu_img, vm_dir
-from .run import LONG_S
 from .trace import point
 
 URI = "qemu:///system"
@@ -121,9 +120,14 @@ def _wait_for_snapshot(name: str) -> None:
         time.sleep(0.1)
 
 
+def job_info(name: str, target: str) -> str:
+    """Return what libvirt says of QEMU's job on a disk: how far it has come, among other things."""
+    return domain.virsh(URI, "blockjob", name, target, "--info", "--raw")
+
+
 def has_job(name: str, target: str) -> bool:
     """Tell whether QEMU is at work on a disk."""
-    return bool(re.search(r"^\s*type=", domain.virsh(URI, "blockjob", name, target, "--info", "--raw"), re.MULTILINE))
+    return bool(re.search(r"^\s*type=", job_info(name, target), re.MULTILINE))
 
 
 def _end_job(name: str, target: str) -> None:
@@ -246,7 +250,7 @@ def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str) -> Non
             base.append("--keep-relative")
     below, below_format = layers.backing_of(layer)
     with noted(disk, name, target, layer=os.path.basename(layer), below=below, below_format=below_format):
-        domain.virsh(URI, "blockpull", name, target, *base, "--wait", timeout_s=LONG_S)
+        domain.virsh_while(lambda: job_info(name, target), URI, "blockpull", name, target, *base, "--wait")
         point("layer pulled")
         flush(disk.vm_dir, name)
 
@@ -272,9 +276,9 @@ def copy(disk: DiskRef, name: str, target: str, path: str, format: str) -> None:
     # Made by us, not by libvirt: that would make it as root, and QEMU, which is not, could not open it.
     qemu_img.create(path, format, capacity(name, target))
     with noted(disk, name, target):
-        domain.virsh(
+        domain.virsh_while(
+            lambda: job_info(name, target),
             URI, "blockcopy", name, target, "--dest", path, "--format", format, "--reuse-external", "--wait", "--finish",
-            timeout_s=LONG_S,
         )  # fmt: skip
         point("disk copied")
 

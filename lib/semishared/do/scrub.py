@@ -205,7 +205,7 @@ def mend(step: MendBase) -> dict[str, object]:
         if not (vm.isdigit() and disk.isdigit()):
             continue
         # Who releases a lease holds the VM's lock: one that is gone must not come back.
-        with locks.exclusive(f"{step.root}/locks/vm-{vm}", 300):
+        with locks.exclusive(f"{step.root}/locks/vm-{vm}", locks.VM_LIMIT_S):
             try:
                 if os.stat(f"{leases}/{name}").st_ino == inode:
                     continue

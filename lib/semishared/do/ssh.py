@@ -90,7 +90,10 @@ class Session:
             except subprocess.TimeoutExpired:
                 pass
         self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            pass  # this machine's own host side, in a system call that its hung storage does not end
         self._process.stdout.close()
         os.close(self._stderr)
 
@@ -116,7 +119,7 @@ class Session:
         """
         plan = {
             "version": VERSION, "action": self._action, "planned": self.planned or time.time(), "steps": [to_data(step) for step in steps],
-            "answers": answers, "last": last,
+            "answers": answers, "last": last, "standstill_s": self._config.hosts_standstill_timeout_s,
         }  # fmt: skip
         # A host without a plan says nothing.
         self._heard_at = time.monotonic()

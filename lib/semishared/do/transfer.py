@@ -16,7 +16,7 @@ from typing import Callable, Iterator
 from ..errors import ImageChanged, MissingImage, StoreUnavailable, TransferCorrupt
 from ..plan.steps import ImageRef, ReceiveVm, RenameVm
 from . import bases, beneath, files, layout, progress, vm_dir
-from .run import piped, run
+from .run import piped, work
 from .trace import point
 
 CHUNK = 1 << 20
@@ -43,14 +43,14 @@ def _removed_on_failure(staging: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        run(["rm", "-rf", "--one-file-system", "--", staging])
+        work(["rm", "-rf", "--one-file-system", "--", staging])
         raise
 
 
 def receive(step: ReceiveVm, chunks: Iterator[bytes]) -> str:
     """Unpack the stream beside the VM directory and return the stream's sha256."""
     staging = vm_dir.incoming(step.vm_dir)
-    run(["rm", "-rf", "--one-file-system", "--", staging])
+    work(["rm", "-rf", "--one-file-system", "--", staging])
     with files.enough_space(staging):
         os.makedirs(staging)
     point("incoming made")
@@ -85,18 +85,18 @@ def publish(step: ReceiveVm, sent_sha256: str, received_sha256: str, planned: fl
 def _publish(staging: str, vm: int, directory: str, keep_bases: bool, planned: float) -> None:
     for record in vm_dir.records(staging):
         _adopt(staging, directory, vm, record, keep_bases)
-    run(["sync", "--file-system", staging])
+    files.fsync_tree(staging)
     point("incoming adopted")
     old = vm_dir.outgoing(directory)
     with vm_dir.publishing(vm, directory, planned):
-        run(["rm", "-rf", "--one-file-system", "--", old])
+        work(["rm", "-rf", "--one-file-system", "--", old])
         if os.path.lexists(directory):
             os.rename(directory, old)
             point("older directory set aside")
         os.rename(staging, directory)
         files.fsync(os.path.dirname(directory))
         point("vm directory published")
-        run(["rm", "-rf", "--one-file-system", "--", old])
+        work(["rm", "-rf", "--one-file-system", "--", old])
 
 
 def _adopt(staging: str, directory: str, vm: int, record: dict[str, object], keep_bases: bool) -> None:
@@ -131,10 +131,10 @@ def rename(step: RenameVm, planned: float) -> None:
         raise MissingImage(f"{step.source} is not there on {os.uname().nodename}")
     vm_dir.prepare(step.vm, step.vm_dir, planned)
     staging = vm_dir.incoming(step.vm_dir)
-    run(["rm", "-rf", "--one-file-system", "--", staging])
+    work(["rm", "-rf", "--one-file-system", "--", staging])
     with _removed_on_failure(staging):
-        run(["cp", "-a", "--sparse=always", "--reflink=auto", "--", step.source, staging], timeout_s=6 * 3600)
+        work(["cp", "-a", "--sparse=always", "--reflink=auto", "--", step.source, staging])
         point("directory copied")
         layout.check_received(staging, step.vm, step.vm_dir)
         _publish(staging, step.vm, step.vm_dir, step.keep_bases, planned)
-    run(["rm", "-rf", "--one-file-system", "--", step.source])
+    work(["rm", "-rf", "--one-file-system", "--", step.source])

@@ -27,7 +27,7 @@ ALL = ""
 
 @contextmanager
 def _lock(vm: int, vm_dir: str) -> Iterator[IO[str]]:
-    with locks.exclusive(f"{bases.root_of(vm_dir)}/locks/vm-{vm}", 300) as file:
+    with locks.exclusive(f"{bases.root_of(vm_dir)}/locks/vm-{vm}", locks.VM_LIMIT_S) as file:
         yield file
 
 

@@ -9,9 +9,12 @@ import shutil
 from typing import NamedTuple
 
 from .. import NAME
-from ..do.run import LONG_S, run
+from ..do.run import run
 from ..errors import CannotInstall, SemisharedError
 from .front_end import ONEADMIN, FrontEnd
+
+LIMIT_S = 6 * 3600
+"""Limit of one command: a cloud may have many hosts, and slow ones."""
 
 
 class Command(NamedTuple):
@@ -71,7 +74,7 @@ def carry_out(todo: list[Command]) -> None:
         try:
             if shutil.which(command.argv[0]) is None:
                 raise CannotInstall(f"{command.argv[0]} is not installed here")
-            said = run([*change_user(command.user), *command.argv], timeout_s=LONG_S)
+            said = run([*change_user(command.user), *command.argv], timeout_s=LIMIT_S)
         except (SemisharedError, KeyError) as e:
             reason = e.detail if isinstance(e, SemisharedError) else f"there is no user {command.user}"
             left = "; ".join(item.line() for item in todo[number:])

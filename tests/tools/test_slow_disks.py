@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks that are slow and disks that hang: the host side, its limits scaled down, on file systems that are really slow."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from semishared.config import Config
+from semishared.do import ssh
+from semishared.errors import SemisharedError, ToolTimeout
+from semishared.plan import steps as s
+from tools.slow_disk import SlowDisk
+from tools.world import MiB, World
+
+LIB = Path(__file__).resolve().parents[2] / "lib"
+LIMIT_S = 2
+"""In place of each limit there is, or was: half an hour without progress, two minutes, five minutes, six hours."""
+SCALED = """
+import sys
+sys.path.insert(0, {lib!r})
+from semishared import hostside
+from semishared.do import disks, files, image_snapshots, qemu_img, run
+for module in (run, disks, image_snapshots, qemu_img):
+    module.LONG_S = {limit}
+run.run.__kwdefaults__["timeout_s"] = {limit}
+hostside.STALLED_S, hostside.ALIVE_S = {limit}, 0.2
+files.WINDOW = 1 << 20
+try:
+    from semishared.do import standstill
+    standstill.FLOOR = 1 << 30
+except ImportError:
+    pass
+sys.exit(hostside.main())
+"""
+RATE = 6 * MiB
+SIZE = 4 * LIMIT_S * RATE // 2
+"""Takes twice the limit at that rate."""
+
+
+class SlowWorld(World):
+    """A machine whose disk is slow, and whose limits are scaled down."""
+
+    def __init__(self, disk: SlowDisk) -> None:
+        super().__init__(disk.mount)
+        self.disk_below = disk
+
+    def on(self, *steps: s.Step, **more: object) -> list[object]:
+        limit = {"hosts_standstill_timeout_s": LIMIT_S} if "hosts_standstill_timeout_s" in Config._fields else {}
+        with ssh.Session("localhost", "test", Config(**limit)) as session:
+            return session.run(steps, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture()
+def scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the host sides that are started here patient for LIMIT_S."""
+    script = tmp_path / "hostside.py"
+    script.write_text(SCALED.format(lib=str(LIB), limit=LIMIT_S))
+    monkeypatch.setattr(ssh, "HERE", str(script))
+
+
+@pytest.fixture()
+def slow_to_write(tmp_path: Path, scaled: None) -> Iterator[SlowWorld]:
+    disk = SlowDisk(tmp_path, 400 * MiB, {"x-bps-write": RATE})
+    try:
+        yield SlowWorld(disk)
+    finally:
+        disk.end()
+
+
+def data(size: int) -> bytes:
+    return os.urandom(MiB) * (size // MiB)
+
+
+def chunks(content: bytes) -> list[bytes]:
+    return [content[at : at + MiB] for at in range(0, len(content), MiB)]
+
+
+@pytest.mark.fault(5, "a move between datastores takes as long as its disks need to be written out")
+def test_a_move_may_take_as_long_as_its_bytes_need(slow_to_write: SlowWorld) -> None:
+    world = slow_to_write
+    source, target = world.system / "5", world.location / "103" / "5"
+    target.parent.mkdir()
+    world.on(s.PrepareVm(5, str(source)))
+    content = data(SIZE)
+    (source / "disk.0").write_bytes(content)
+    os.sync()
+    began = time.monotonic()
+    world.on(s.RenameVm(5, str(source), str(target), True))
+    assert time.monotonic() - began > LIMIT_S, "that was not slow"
+    assert (target / "disk.0").read_bytes() == content
+    assert not source.exists()
+    assert world.leftovers() == []
+
+
+@pytest.mark.fault(5, "an fsync that takes long is no standstill")
+def test_a_long_fsync_is_no_standstill(slow_to_write: SlowWorld) -> None:
+    world, content = slow_to_write, data(SIZE)
+    path, digest = world.system / "5" / "disk.0", hashlib.sha256(content).hexdigest()
+    began = time.monotonic()
+    world.on(
+        s.PrepareVm(5, str(path.parent)), s.ReceiveFile(str(path), 5, len(content), digest),
+        data=chunks(content), sha256=digest,
+    )  # fmt: skip
+    assert time.monotonic() - began > LIMIT_S, "that was not slow"
+    assert path.read_bytes() == content
+
+
+@pytest.mark.long
+@pytest.mark.fault(5, "a save-as may take as long as it makes progress")
+def test_a_save_as_may_take_as_long_as_it_reads(tmp_path: Path, scaled: None) -> None:
+    disk = SlowDisk(tmp_path, 400 * MiB, {"x-bps-read": RATE})
+    try:
+        world = SlowWorld(disk)
+        ref = world.disk(5, 0)
+        world.on(s.PrepareVm(5, ref.vm_dir), s.CreateVolatile(ref, SIZE, "raw", ""))
+        content = data(SIZE)
+        Path(ref.path).write_bytes(content)
+        disk.forget_cached()
+        began = time.monotonic()
+        world.on(s.SaveDisk(ref, str(world.store / "saved"), "raw", ""))
+        assert time.monotonic() - began > LIMIT_S, "that was not slow"
+        assert (world.store / "saved").read_bytes() == content
+    finally:
+        disk.end()
+
+
+@pytest.mark.long
+@pytest.mark.fault(5, "the removal of a VM may take as long as it makes progress")
+def test_a_removal_may_take_as_long_as_it_goes_on(tmp_path: Path, scaled: None) -> None:
+    # Without extents, the blocks of a file are found block by block.
+    disk = SlowDisk(tmp_path, 200 * MiB, {"x-iops-read": 30}, "-b", "1024", "-O", "^extent,^64bit,^has_journal")
+    try:
+        world = SlowWorld(disk)
+        world.on(s.PrepareVm(5, str(world.system / "5")))
+        (world.system / "5" / "disk.0").write_bytes(data(100 * MiB))
+        disk.forget_cached()
+        began = time.monotonic()
+        world.on(s.RemoveVm(5, str(world.system / "5")))
+        assert time.monotonic() - began > LIMIT_S, "that was not slow"
+        assert not (world.system / "5").exists()
+    finally:
+        disk.end()
+
+
+def test_a_hung_disk_ends_a_copy_with_one_clear_line(tmp_path: Path, scaled: None) -> None:
+    disk = SlowDisk(tmp_path, 200 * MiB, {"x-bps-read": 4 * MiB})
+    try:
+        world = SlowWorld(disk)
+        ref = world.disk(5, 0)
+        world.on(s.PrepareVm(5, ref.vm_dir), s.CreateVolatile(ref, SIZE, "raw", ""))
+        Path(ref.path).write_bytes(data(SIZE))
+        disk.forget_cached()
+        threading.Timer(1.5, disk.hang).start()
+        began = time.monotonic()
+        with pytest.raises(ToolTimeout, match="has done nothing for .* is its storage hung|no progress on .* is its storage hung"):
+            world.on(s.SaveDisk(ref, str(world.store / "saved"), "raw", ""))
+        assert time.monotonic() - began < 40
+    finally:
+        disk.end()
+
+
+@pytest.mark.long
+def test_a_hung_fsync_ends_too(slow_to_write: SlowWorld) -> None:
+    world, content = slow_to_write, data(SIZE)
+    path, digest = world.system / "5" / "disk.0", hashlib.sha256(content).hexdigest()
+    world.on(s.PrepareVm(5, str(path.parent)))
+    threading.Timer(1.0, world.disk_below.hang).start()
+    began = time.monotonic()
+    with pytest.raises(SemisharedError, match="is its storage hung"):
+        world.on(s.ReceiveFile(str(path), 5, len(content), digest), data=chunks(content), sha256=digest)
+    assert time.monotonic() - began < 60
+    world.disk_below.go_on()
+    assert subprocess.run(["ls", str(path)], check=False, stderr=subprocess.DEVNULL).returncode != 0
