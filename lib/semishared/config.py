@@ -26,6 +26,9 @@ class Config(NamedTuple):
     hosts_silence_timeout_s: int = 25
     hosts_standstill_timeout_s: int = 1800
     images_max_virtual_size_gib: int = 65536
+    uploads_stat_limit_s: int = 60
+    uploads_least_rate: int = 32 << 10
+    uploads_least_rate_s: int = 120
     overlays_options: str = "extended_l2=on,cluster_size=128k"
     bases_size_limit: str = "none"
     bases_free_floor: str = "5%"
@@ -50,7 +53,9 @@ def load(path: str = PATH) -> Config:
             name = f"{section}_{key}"
             if name not in defaults:
                 raise BadAttribute(f"semishared.conf: unknown key {key!r} in [{section}]")
-            if isinstance(defaults[name], int):
+            if name == "uploads_least_rate":
+                values[name] = _rate(text)
+            elif isinstance(defaults[name], int):
                 if not text.isascii() or not text.isdigit() or int(text) < 1:
                     raise BadAttribute(f"semishared.conf: {key} = {text!r} is not a positive number")
                 values[name] = int(text)
@@ -68,3 +73,11 @@ def load(path: str = PATH) -> Config:
     if config.staging_portbase % 2 or not 1024 <= config.staging_portbase <= 65000:
         raise BadAttribute(f"semishared.conf: portbase = {config.staging_portbase} is not an even number from 1024 to 65000")
     return config
+
+
+def _rate(text: str) -> int:
+    """Return bytes per second, 0 for none; raise BadAttribute."""
+    match = re.match(r"([0-9]{1,9})([KMG]?)\Z", text.upper(), re.ASCII)
+    if text != "none" and not match:
+        raise BadAttribute(f"semishared.conf: least_rate = {text!r} is neither bytes per second (32K) nor none")
+    return int(match.group(1)) << {"": 0, "K": 10, "M": 20, "G": 30}[match.group(2)] if match else 0

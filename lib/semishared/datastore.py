@@ -10,9 +10,10 @@ import os
 import sys
 
 from .config import Config, load
-from .do import dir_store, disks, files, image_snapshots, inspection, marker, standstill, upload
+from .do import dir_store, disks, files, image_snapshots, inspection, intake, marker, standstill, upload
 from .do import source as sources
 from .do.source import Source
+from .do.trace import point
 from .errors import BadArguments, BadAttribute, MissingImage, RestrictedPath, StoreUnavailable
 from .opennebula.args import absolute, number
 from .opennebula.report import Report
@@ -44,6 +45,11 @@ class Request:
     @property
     def max_size(self) -> int:
         return self.config.images_max_virtual_size_gib * GiB
+
+    @property
+    def bound(self) -> intake.Bound:
+        """How large the image may be. SIZE is what `stat` said, or a backup or a marketplace; oned has asked the quota for that."""
+        return intake.Bound(self.image.size, self.max_size)
 
     @property
     def source(self) -> Source:
@@ -90,16 +96,17 @@ class Request:
 
 def stat(request: Request) -> str:
     """Print the size in MiB that the image at PATH will have."""
-    source = request.source
+    source, limit_s = request.source, request.config.uploads_stat_limit_s
     if source.is_url:
         from .do import web
 
         request.check_allowed_url(source)
-        size = web.size_of(source)
+        with intake.within(limit_s, source.path):
+            size = web.size_of(source, request.max_size, limit_s)
     else:
-        with sources.opened(source.path) as opened:
+        with intake.within(limit_s, source.path), sources.opened(source.path) as opened:
             request.check_allowed(source.path, sources.real_path(opened))
-            size = sources.size_of(opened, request.max_size, source.path, source.decompress)
+            size = sources.size_of(opened, request.max_size, source.path, source.decompress, limit_s)
     return str(mib_ceil(size))
 
 
@@ -109,27 +116,41 @@ def cp(request: Request) -> str:
     if source.is_url:
         request.check_allowed_url(source)
     with upload.uploading(request.directory) as up:
-        if source.is_url:
-            path = sources.fetch(source, up.file("download"))
-            return _store(request, source, path, up)
-        with sources.opened(source.path) as opened:
-            request.check_allowed(source.path, sources.real_path(opened))
-            return _store(request, source, opened, up)
-
-
-def _store(request: Request, source: Source, path: str, up: upload.Upload) -> str:
-    sources.check_sums(path, source.checksums, source.path)
-    if source.decompress:
-        path = sources.decompress(path, up.file("decompressed"), request.max_size)
-    if request.datastore.type == images.FILE_DATASTORE or request.image.type == images.CDROM:
-        found = "raw"
-    else:
-        found = inspection.inspect(path, request.max_size, source.path).format
-    wanted = images.stored_format(found, request.image, request.datastore)
-    path = upload.convert(path, found, wanted, up)
-    stored = upload.publish(path, wanted, up, sparse=request.datastore.attribute("SPARSE").lower() != "no")
+        kept = bring(request, source, up)
+        found = judge(request, source, kept)
+        wanted = images.stored_format(found, request.image, request.datastore)
+        path = upload.convert(kept.path, found, wanted, up)
+        known = kept.manifest if found == wanted else None
+        stored = upload.publish(path, wanted, up, known, sparse=request.datastore.attribute("SPARSE").lower() != "no")
     request.report.info(f"{source.path} stored as {stored} ({human(files.allocated(stored))} on disk)")
     return f"{stored} {wanted}"
+
+
+def bring(request: Request, source: Source, up: upload.Upload) -> intake.Kept:
+    """Return a private copy of what is at PATH, decompressed, with the checksums it should have. Nothing is read from there again."""
+    bound, config = request.bound, request.config
+    if source.is_url:
+        kept = sources.fetch(source, up.file("download"), bound, config.uploads_least_rate, config.uploads_least_rate_s)
+    else:
+        with sources.opened(source.path) as opened:
+            request.check_allowed(source.path, sources.real_path(opened))
+            kept = intake.copy(opened, up.file("copy"), bound, source.path)
+        point("copied in")
+    sources.check_sums(kept.path, source.checksums, source.path)
+    return sources.decompress(kept, up.file("decompressed"), bound, source.path) if source.decompress else kept
+
+
+def judge(request: Request, source: Source, kept: intake.Kept) -> str:
+    """Return the format of a private copy; raise UnsafeImage, UploadTooLarge."""
+    bound = request.bound
+    if request.datastore.type == images.FILE_DATASTORE or request.image.type == images.CDROM:
+        bound.check_data(kept, "raw", source.path)
+        return "raw"
+    found = inspection.inspect(kept.path, request.max_size, source.path)
+    bound.check_disk(found.virtual_size, source.path)
+    if found.format in images.STORED:
+        bound.check_data(kept, found.format, source.path)
+    return found.format
 
 
 def mkfs(request: Request) -> str:
@@ -155,11 +176,15 @@ def clone(request: Request) -> str:
     format = request.image.format or "raw"
     if not os.path.isfile(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
-    # The format is oned's word: a raw image may look like anything, that is its guest's affair.
-    if format != "raw":
-        inspection.inspect(path, request.max_size)
     with upload.uploading(request.directory) as up:
-        return f"{upload.publish(path, format, up)} {format}"
+        # A disk may have grown since oned heard of its size.
+        kept = intake.copy(path, up.file("copy"), intake.Bound(0, request.max_size), path)
+        point("copied in")
+        # The format is oned's word: a raw image may look like anything, that is its guest's affair.
+        inspection.check(kept.path, format, path)
+        if format != "raw":
+            inspection.inspect(kept.path, request.max_size, path)
+        return f"{upload.publish(kept.path, format, up, kept.manifest)} {format}"
 
 
 def rm(request: Request) -> str:

@@ -230,6 +230,27 @@ class TransferCorrupt(SemisharedError):
     remedy = "retry; the source was left as it was"
 
 
+class UploadTooLarge(SemisharedError):
+    """An upload that is larger than what OpenNebula has approved for it: a server or file that changed, or that lied."""
+
+    id = "SS072"
+    remedy = "find out what the source really holds, then register the image anew: its size is asked again"
+
+
+class SourceTooSlow(SemisharedError):
+    """A source that takes longer than an upload, or the question for its size, may take."""
+
+    id = "SS073"
+    remedy = "get the file by other means, not compressed or as qcow2, and upload it from a directory of the front-end"
+
+
+class WrongFormat(SemisharedError):
+    """An image whose header is not that of the format which OpenNebula has for it."""
+
+    id = "SS075"
+    remedy = "find out who wrote to the image; if only OpenNebula's word is wrong, correct its FORMAT or register the image anew"
+
+
 class BadConfiguration(SemisharedError):
     """A configuration file of OpenNebula (oned.conf, vmm_execrc) that cannot be read or edited."""
 

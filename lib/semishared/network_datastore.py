@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Iterable
 
-from .do import disks, extents, inspection, upload
-from .do import source as sources
+from .do import disks, extents, upload
 from .errors import BadAttribute, RestrictedPath
 from .opennebula.args import number
 from .plan import image_steps as i
-from .plan import images, stores
 from .plan import steps as s
+from .plan import stores
 from .units import MiB, human
 
 if TYPE_CHECKING:
@@ -45,26 +44,15 @@ def _on_bridge(request: Request, steps: Iterable[s.Step]) -> list[Any]:
 
 def cp(request: Request) -> str:
     """Bring the image at PATH into the datastore; print SOURCE and FORMAT."""
+    from .datastore import bring, judge
+
     source, image = request.source, _image(request)
     if source.is_url:
         request.check_allowed_url(source)
     with upload.uploading(request.directory) as up:
-        if source.is_url:
-            return _store(request, source, sources.fetch(source, up.file("download")), up, image)
-        with sources.opened(source.path) as opened:
-            request.check_allowed(source.path, sources.real_path(opened))
-            return _store(request, source, opened, up, image)
-
-
-def _store(request: Request, source: sources.Source, path: str, up: upload.Upload, image: s.ImageRef) -> str:
-    sources.check_sums(path, source.checksums, source.path)
-    if source.decompress:
-        path = sources.decompress(path, up.file("decompressed"), request.max_size)
-    found = FORMAT
-    if request.image.type != images.CDROM:
-        found = inspection.inspect(path, request.max_size, source.path).format
-    path = upload.convert(path, found, FORMAT, up)
-    sent = send(request, path, image)
+        kept = bring(request, source, up)
+        found = judge(request, source, kept)
+        sent = send(request, upload.convert(kept.path, found, FORMAT, up), image)
     request.report.info(f"{source.path} stored as {image.source} ({human(sent)} of data)")
     return f"{image.source} {FORMAT}"
 

@@ -30,6 +30,10 @@ ROOT = Path(__file__).resolve().parents[2]
 class Store:
     """Datastore 100, and files to upload beside it."""
 
+    executables = ROOT / "datastore"
+    path = "/usr/bin:/bin"
+    timeout_s = 60
+
     def __init__(self, top: Path) -> None:
         self.base, self.uploads = top / "100", top / "uploads"
         self.base.mkdir()
@@ -46,8 +50,8 @@ class Store:
             f"<BASE_PATH>{escape(str(self.base))}</BASE_PATH><TEMPLATE>{template}</TEMPLATE></DATASTORE></DS_DRIVER_ACTION_DATA>"
         )
         return subprocess.run(
-            [str(ROOT / "datastore" / action), "7"], input=base64.b64encode(data.encode()), capture_output=True, check=False,
-            timeout=60, cwd="/", env={"HOME": "/var/lib/no-home", "PATH": "/usr/bin:/bin"},
+            [str(self.executables / action), "7"], input=base64.b64encode(data.encode()), capture_output=True, check=False,
+            timeout=self.timeout_s, cwd="/", env={"HOME": "/var/lib/no-home", "PATH": self.path},
         )  # fmt: skip
 
     def ok(self, action: str, **image: Any) -> str:

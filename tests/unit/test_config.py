@@ -39,6 +39,8 @@ def test_shipped_file_holds_every_key_with_its_default() -> None:
 def test_values_replace_defaults(tmp_path: Path) -> None:
     found = load(written(tmp_path, "[hosts]\nconnect_timeout_s = 3\nscripts_dir = /opt/one-1\n[overlays]\noptions =\n"))
     assert found == Config(hosts_connect_timeout_s=3, hosts_scripts_dir="/opt/one-1", overlays_options="")
+    assert load(written(tmp_path, "[uploads]\nleast_rate = 2M\n")).uploads_least_rate == 2 << 20
+    assert load(written(tmp_path, "[uploads]\nleast_rate = none\n")).uploads_least_rate == 0
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,9 @@ def test_values_replace_defaults(tmp_path: Path) -> None:
         ("[overlays]\noptions = extended_l2\n", "not key=value"),
         ("[overlays]\noptions = backing_file=/etc/passwd\n", "not key=value"),
         ("[overlays]\noptions = a=b, c=d\n", "not key=value"),
+        ("[uploads]\nleast_rate = 32 KB\n", "least_rate = '32 KB'"),
+        ("[uploads]\nleast_rate = -1\n", "neither bytes per second"),
+        ("[uploads]\nstat_limit_s = none\n", "not a positive number"),
         ("connect_timeout_s = 3\n", "semishared.conf"),
         ("[hosts\n", "semishared.conf"),
         ("[hosts]\n[hosts]\n", "semishared.conf"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from semishared.do import inspection
 from semishared.do.source import decompressor
-from semishared.errors import MissingImage, UnsafeImage
+from semishared.errors import MissingImage, NotSupported, UnsafeImage, WrongFormat
 
 GiB = 1 << 30
 
@@ -32,7 +32,9 @@ def vmdk(capacity: int = 2048, descriptor: bytes = b"# Disk DescriptorFile\nvers
 VMDK_TEXT = (
     b'# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType="monolithicFlat"\nRW 2048 FLAT "/etc/shadow" 0\n'
 )
-VDI = b"<<< Oracle VM VirtualBox Disk Image >>>\n".ljust(64, b"\0") + b"\x7f\x10\xda\xbe" + bytes(444)
+VDI = (b"<<< Oracle VM VirtualBox Disk Image >>>\n".ljust(64, b"\0") + b"\x7f\x10\xda\xbe").ljust(368, b"\0")
+VDI += struct.pack("<Q", 3 * GiB) + bytes(136)
+VPC = b"conectix".ljust(48, b"\0") + struct.pack(">QHBB", 2 * GiB, 4000, 16, 63) + bytes(452)
 DANGEROUS = {
     "qcow2 v2 with a backing file": (qcow2(2, backing=400), "backing file"),
     "qcow2 v3 with a backing file": (qcow2(3, backing=400), "backing file"),
@@ -116,10 +118,24 @@ def test_what_is_no_file_is_a_missing_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "size"), [(qcow2(size=5 * GiB), 5 * GiB), (vmdk(2048), 1 << 20), (bytes(512), None), (VDI, None)]
+    ("head", "size"), [(qcow2(size=5 * GiB), 5 * GiB), (vmdk(2048), 1 << 20), (bytes(512), None), (VDI, 3 * GiB), (VPC, 2 * GiB)]
 )
 def test_size_in_header(head: bytes, size: object) -> None:
     assert inspection.size_in_header(head) == size
+
+
+def test_vhdx_does_not_tell_its_size_at_its_beginning() -> None:
+    with pytest.raises(NotSupported, match="my-upload"):
+        inspection.size_in_header(b"vhdxfile" + bytes(504), "my-upload")
+
+
+@pytest.mark.parametrize("name", DANGEROUS)
+def test_header_is_looked_at_again_but_not_that_of_a_raw_image(name: str) -> None:
+    content, word = DANGEROUS[name]
+    inspection.check_header(content, "raw", "image")
+    with pytest.raises((UnsafeImage, WrongFormat)) as caught:
+        inspection.check_header(content, "qcow2", "image")
+    assert word in caught.value.detail or caught.value.id == "SS075"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from ..errors import MissingImage, NoSpace, SemisharedError, ToolFailed, ToolTim
 from ..plan.network_disk import NetworkDisk
 from ..plan.steps import BackUp, DiskRef, EndBackup
 from . import domain, files, progress, qemu_img, running, standstill, turns, vm_dir
+from .disks import opened
 from .run import QUICK_S
 from .trace import point
 
@@ -33,11 +34,12 @@ def _staged(directory: str) -> str:
 
 
 class _Disk(NamedTuple):
-    """A disk: what qemu-img opens, its format, and by what libvirt lists it."""
+    """A disk: what qemu-img opens, its format, by what libvirt lists it, and its record."""
 
     path: str
     format: str
     listed: str
+    record: dict[str, object]
 
 
 def _recorded(vm: int, directory: str, disk: int) -> _Disk:
@@ -46,11 +48,11 @@ def _recorded(vm: int, directory: str, disk: int) -> _Disk:
         network = NetworkDisk.parse(record["network"])
         # As the guests' own user: QEMU opens no image, not even to read it, with a key that may only read.
         path = qemu_img.rbd_name(network.name, network.user, network.conf)
-        return _Disk(path, str(record["format"]), network.name)
+        return _Disk(path, str(record["format"]), network.name, {**record, "how": "network"})
     path = str(record["path"])
     if not files.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
-    return _Disk(path, str(record["format"]), os.path.realpath(path))
+    return _Disk(path, str(record["format"]), os.path.realpath(path), record)
 
 
 def back_up(step: BackUp, planned: float) -> None:
@@ -73,7 +75,9 @@ def back_up(step: BackUp, planned: float) -> None:
                 _copy_running(step, staged, disks)
             else:
                 for disk, found in disks.items():
-                    qemu_img.convert(found.path, found.format, COPY.format(directory=staged, disk=disk), "qcow2")
+                    target = COPY.format(directory=staged, disk=disk)
+                    with opened(found.record, found.path, found.format) as source:
+                        qemu_img.convert(source, found.format, target, "qcow2")
                     point("disk copied")
             files.write(f"{staged}/vm.xml", step.xml.encode())
             files.fsync_tree(staged)

@@ -24,7 +24,7 @@ from typing import Callable, Iterator, NamedTuple
 
 from ..errors import BadArguments, ImageChanged
 from ..plan.steps import ImageRef
-from . import extents, files, locks, progress, stores
+from . import extents, files, inspection, locks, progress, stores
 from .trace import point
 from .undo import Undo
 
@@ -141,6 +141,7 @@ def _stage_locked(
         point("base copied")
         if content.see() != seen:
             raise ImageChanged(f"{image.source} was written to while it was copied")
+        inspection.check(f"{staging}/image", image.format, image.source)
         if wanted and found.generation != wanted:
             _explain(image, found, content.expected(wanted) if current == wanted else None)
         os.chmod(f"{staging}/image", 0o440)

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import os
-from typing import ContextManager
+from contextlib import contextmanager
+from typing import ContextManager, Iterator
 
 from ..errors import ImageChanged, MissingImage, NotSupported
 from ..plan.steps import (
@@ -18,7 +19,7 @@ from ..plan.steps import (
     LinkInPlace,
     SaveDisk,
 )
-from . import bases, dir_store, extents, files, layers, progress, qemu_img, running, snapshots, stores, turns, vm_dir, writers
+from . import bases, dir_store, extents, files, inspection, layers, progress, qemu_img, running, snapshots, stores, turns, vm_dir, writers
 from .run import work
 from .trace import point
 from .undo import Undo
@@ -103,6 +104,7 @@ def copy_image(step: CopyImage, planned: float) -> None:
             found = content.copy(seen, staged, image.format)
         if content.see() != seen or (current and found.generation != current):
             raise ImageChanged(f"{image.source} was written to while it was copied")
+        inspection.check(staged, image.format, image.source)
         if step.min_size and qemu_img.virtual_size(staged, image.format) < step.min_size:
             qemu_img.resize(staged, image.format, step.min_size)
         os.chmod(staged, 0o660)
@@ -123,6 +125,7 @@ def clone_on_store(step: CloneOnStore, planned: float) -> None:
     stored = dir_store.Stored(image.source)
     # First of all: nothing may be written below a mount point that is not mounted.
     dir_store.check(image.source, image.access.marker)
+    inspection.check(image.source, image.format)
     dir_store.make_link(stored)
     clone = stored.clone(disk.vm, disk.disk)
     files.remove_staged(os.path.dirname(clone), os.path.basename(clone))
@@ -152,6 +155,7 @@ def link_in_place(step: LinkInPlace, planned: float) -> None:
     disk, image = step.disk, step.image
     stored = dir_store.Stored(image.source)
     dir_store.check(image.source, image.access.marker)
+    inspection.check(image.source, image.format)
     if step.session and not step.shareable:
         # Before anything says that a session of this VM has begun: whoever writes goes on undisturbed.
         writers.check_file(image.source)
@@ -195,6 +199,17 @@ def make_empty(path: str, format: str, size: int, fs: str) -> None:
             files.unlink(raw)
 
 
+@contextmanager
+def opened(record: dict[str, object] | None, path: str, format: str) -> Iterator[str]:
+    """Yield what a program is to open to read a disk; an image in place is looked at again, on the store others write too."""
+    if not record or record["how"] != "in-place":
+        # What lies below the layers of our own is named by names that are relative to them.
+        yield path
+        return
+    with inspection.checked(path, format) as found:
+        yield found
+
+
 def save_disk(step: SaveDisk) -> None:
     """Publish an independent copy of a disk at `step.path` on the store (cpds)."""
     disk = step.disk
@@ -217,6 +232,7 @@ def save_disk(step: SaveDisk) -> None:
             running.copy(disk, step.domain, target, staged, step.format)
         else:
             # A snapshot may lie below what a running guest has open; nobody writes to it.
-            qemu_img.convert(path, source_format, staged, step.format, share=step.snapshot != -1)
+            with opened(record, path, source_format) as source:
+                qemu_img.convert(source, source_format, staged, step.format, share=step.snapshot != -1)
         progress.count("store_written", files.allocated(staged))
         os.chmod(staged, 0o660)

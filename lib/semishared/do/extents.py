@@ -156,6 +156,8 @@ class Copy:
 
     def __init__(self, target: str | None, size: int) -> None:
         self.size = size
+        self.written = 0
+        """Bytes that are not in holes."""
         self._extents: dict[int, str] = {}
         self._fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) if target else -1
         if target:
@@ -181,8 +183,14 @@ class Copy:
             return
         for offset, data in blocks(content):
             pwrite(self._fd, data, index * EXTENT + offset)
+            self.written += len(data)
         if len(self._extents) % FLUSH == 0:
             files.fsync_open(self._fd)
+
+    def end_at(self, size: int) -> None:
+        """Say how long the file is, if that was not known at its beginning."""
+        self.size = size
+        os.ftruncate(self._fd, size)
 
     def manifest(self, format: str) -> Manifest:
         """Return the manifest of what was added."""

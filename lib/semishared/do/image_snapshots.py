@@ -13,7 +13,7 @@ import os
 
 from ..errors import MissingImage
 from ..plan.steps import CopyBack, CopyOut, DropCopy
-from . import dir_store, files, layers, qemu_img, running, vm_dir, writers
+from . import dir_store, files, inspection, layers, qemu_img, running, vm_dir, writers
 from .run import work
 from .trace import point
 
@@ -72,6 +72,7 @@ def copy_back(source: str, snapshot: int, format: str = "raw", min_size: int = 0
     try:
         with files.enough_space(os.path.dirname(source)):
             _copy(path, staged)
+            inspection.check(staged, format, path)
             qemu_img.grow(staged, format, min_size)
             os.chmod(staged, 0o660)
             files.fsync(staged)
@@ -123,4 +124,4 @@ def drop_copy_of(step: DropCopy) -> None:
 
 def copy_back_of(step: CopyBack) -> None:
     """Revert the image of a disk in place."""
-    copy_back(step.source, step.snapshot)
+    copy_back(step.source, step.snapshot, step.format)

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import NamedTuple
+from contextlib import contextmanager
+from typing import Iterator, NamedTuple
 
-from ..errors import MissingImage, ToolFailed, UnsafeImage
+from ..errors import MissingImage, NotSupported, ToolFailed, UnsafeImage, WrongFormat
 from ..units import human
 from . import qemu_img
 
 INCOMPATIBLE_DATA_FILE = 1 << 2
 HEAD = 512 + 20 * 512
 """Bytes to look at: QEMU reads the descriptor of a sparse VMDK behind its first sector, and the parent's name from it."""
-READABLE = ("raw", "qcow2", "vmdk", "vdi", "vhdx", "vpc")
+AGAIN = 64 << 10
+"""Bytes to look at when a file is about to be opened: all that a qcow2 header can have."""
+LUKS = b"LUKS\xba\xbe"
 
 
 class Inspected(NamedTuple):
@@ -88,10 +91,10 @@ def inspect(path: str, max_virtual_size: int, name: str = "") -> Inspected:
     if danger:
         raise UnsafeImage(f"{name} has {danger}")
     # A size that is too much is told from the header: qemu-img may refuse to open such an image.
-    virtual_size = size if format == "raw" else size_in_header(head) or 0
+    virtual_size = size if format == "raw" else 0 if format == "vhdx" else size_in_header(head) or 0
     if format != "raw" and virtual_size <= max_virtual_size:
         try:
-            virtual_size = qemu_img.virtual_size(path, format)
+            virtual_size = qemu_img.virtual_size(path, format, foreign=True)
         except ToolFailed as e:
             raise ToolFailed(e.detail.replace(path, name)) from None
     if virtual_size > max_virtual_size:
@@ -99,12 +102,62 @@ def inspect(path: str, max_virtual_size: int, name: str = "") -> Inspected:
     return Inspected(format, virtual_size)
 
 
-def size_in_header(head: bytes) -> int | None:
-    """Return the virtual size that a qcow2 or VMDK header names, None for other formats."""
+def size_in_header(head: bytes, name: str = "") -> int | None:
+    """Return the virtual size that a qcow2, VMDK, VDI or dynamic VHD header names, None for a raw image.
+
+    Raise NotSupported for a VHDX, whose size is too far behind its beginning.
+    """
     head = head.ljust(512, b"\0")
     format = detect(head)
     if format == "qcow2":
         return int(struct.unpack(">Q", head[24:32])[0])
     if format == "vmdk" and head.startswith(b"KDMV"):
         return int(struct.unpack("<Q", head[12:20])[0]) * 512
+    if format == "vdi":
+        return int(struct.unpack("<Q", head[368:376])[0])
+    if format == "vpc":
+        # QEMU goes by the geometry or by the size, depending on who made it.
+        size, cylinders, heads, sectors = struct.unpack(">QHBB", head[48:60])
+        return max(int(size), int(cylinders * heads * sectors) * 512)
+    if format == "vhdx":
+        raise NotSupported(f"{name or 'a VHDX image'} does not tell its size at its beginning: convert it to qcow2 (qemu-img convert)")
     return None
+
+
+def check_header(head: bytes, format: str, name: str) -> None:
+    """Raise WrongFormat or UnsafeImage if what begins with `head` is not to be opened as `format`.
+
+    The content of a raw image is its guest's affair, and is never looked at.
+    """
+    if format == "raw":
+        return
+    found = detect(head)
+    if found != format:
+        raise WrongFormat(f"{name} is {format} for OpenNebula, but its header is that of {found}")
+    danger = names_other_files(head, format)
+    if danger:
+        raise UnsafeImage(f"{name} has {danger}")
+
+
+@contextmanager
+def checked(path: str, format: str, name: str = "") -> Iterator[str]:
+    """Look again at an image that is about to be opened, and yield a path to the very file that was looked at (for our children too).
+
+    Images come not only by uploads: other hosts, stock datastores and an admin's SOURCE put them into a store as well.
+    Raise as `check_header`, or MissingImage. No byte of a raw image is read.
+    """
+    name = name or path
+    try:
+        file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
+    except OSError as e:
+        raise MissingImage(f"{name} on {os.uname().nodename}: {e.strerror}") from None
+    with file:
+        if format != "raw":
+            check_header(file.read(AGAIN) or b"", format, name)
+        yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
+
+
+def check(path: str, format: str, name: str = "") -> None:
+    """Look again at an image that is about to be opened by its name, or by somebody else; raise as `checked`."""
+    with checked(path, format, name):
+        pass

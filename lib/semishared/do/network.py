@@ -11,7 +11,7 @@ from ..errors import MissingImage, TransferCorrupt, VmGone
 from ..plan import image_steps as i
 from ..plan.steps import DiskRef, ImageRef
 from . import bases, ceph, extents, layers, progress, qemu_img, rbd_image, rbd_pool, rbd_store, running, snapshots, turns, vm_dir
-from .disks import make_empty
+from .disks import make_empty, opened
 from .stream import Message
 from .trace import point
 
@@ -75,7 +75,8 @@ class OnNetwork:
             if step.domain:
                 path, format = self._copied(disk, step.domain, path), "raw"
             try:
-                qemu_img.fill(path, format, target, share=step.snapshot != -1)
+                with opened(None if step.domain else record, path, format) as source:
+                    qemu_img.fill(source, format, target, share=step.snapshot != -1)
             finally:
                 if step.domain:
                     os.unlink(path)

@@ -10,10 +10,16 @@ from ..errors import ToolFailed
 from ..units import MiB, mib_ceil
 from .run import run, work
 
+FOREIGN = ["prlimit", f"--as={1 << 30}"]
+"""Limits for images that strangers have made: tables may be as large as their headers say (OpenStack has the same limit)."""
+INFO_CPU = "--cpu=30"
+"""Seconds; reading a header takes none. A conversion may take as long as the image is large."""
 
-def info(path: str, format: str) -> dict[str, object]:
+
+def info(path: str, format: str, *, foreign: bool = False) -> dict[str, object]:
     """Return what `qemu-img info` says of `path`, opened as `format`; works on images in use."""
-    text = run(["qemu-img", "info", "--force-share", "--output=json", "-f", format, path])
+    limits = [*FOREIGN, INFO_CPU, "--"] if foreign else []
+    text = run([*limits, "qemu-img", "info", "--force-share", "--output=json", "-f", format, path])
     try:
         data = json.loads(text)
     except ValueError:
@@ -21,9 +27,9 @@ def info(path: str, format: str) -> dict[str, object]:
     return data if isinstance(data, dict) else {}
 
 
-def virtual_size(path: str, format: str) -> int:
+def virtual_size(path: str, format: str, *, foreign: bool = False) -> int:
     """Return the size in bytes that a guest sees."""
-    size = info(path, format).get("virtual-size")
+    size = info(path, format, foreign=foreign).get("virtual-size")
     if not isinstance(size, int):
         raise ToolFailed(f"qemu-img info {path}: no virtual size")
     return size
@@ -58,10 +64,12 @@ def _set_length(path: str) -> None:
             pass
 
 
-def convert(source: str, source_format: str, target: str, target_format: str, *, share: bool = False) -> None:
+def convert(
+    source: str, source_format: str, target: str, target_format: str, *, share: bool = False, foreign: bool = False
+) -> None:
     """Write an independent sparse copy of `source`, with all of its backing chain, to the new file `target`."""
-    shared = ["--force-share"] if share else []
-    work(["qemu-img", "convert", *shared, "-f", source_format, "-O", target_format, source, target])
+    shared, limits = ["--force-share"] if share else [], [*FOREIGN, "--"] if foreign else []
+    work([*limits, "qemu-img", "convert", *shared, "-f", source_format, "-O", target_format, source, target])
 
 
 def rbd_name(source: str, user: str, conf: str) -> str:

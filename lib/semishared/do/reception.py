@@ -13,10 +13,10 @@ import time
 from typing import Any, Callable
 
 from ..config import Config, load
-from ..errors import BaseBusy, HostUnreachable, ImageChanged, NoSpace, SemisharedError, TransferCorrupt
+from ..errors import BaseBusy, HostUnreachable, ImageChanged, NoSpace, SemisharedError, TransferCorrupt, UnsafeImage, WrongFormat
 from ..plan.base_steps import DescribeBase, EvictBase, FetchBase, ListBases, ServeBase
 from ..plan.steps import ImageRef
-from . import bases, codec, extents, files, locks, packets, partial, peers, scrub, stores
+from . import bases, codec, extents, files, inspection, locks, packets, partial, peers, scrub, stores
 from .pace import Pace, stand_back
 from .partial import Partial, ranges
 from .run import PATH
@@ -121,7 +121,8 @@ def fill(step: FetchBase, tell: Tell, poll: Callable[[], object]) -> Account:
                 target.finish()
             finally:
                 target.close()
-    except (NoSpace, ImageChanged):
+            inspection.check(f"{target.directory}/image", step.image.format, step.image.source)
+    except (NoSpace, ImageChanged, UnsafeImage, WrongFormat):
         # What has come is space that the host lacks, or of a content that nobody has any more.
         shutil.rmtree(f"{step.root}/staging/{step.image.store}-{step.image.id}", ignore_errors=True)
         raise

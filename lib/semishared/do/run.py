@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
-from typing import IO, Callable, Iterator
+from typing import IO, Callable, Generator, Iterator
 
 from ..errors import NoSpace, SemisharedError, ToolFailed, ToolMissing, ToolTimeout
 from . import progress, standstill
@@ -145,7 +145,7 @@ def read_back(fd: int, last: int = 0) -> bytes:
     return b"".join(parts)
 
 
-def stream(argv: list[str], *, stdin: bytes = b"", silence_s: float = SILENT_S) -> Iterator[bytes]:
+def stream(argv: list[str], *, stdin: bytes = b"", silence_s: float = SILENT_S) -> Generator[bytes, None, None]:
     """Run `argv` and yield its stdout in chunks; raise as `run` does, ToolTimeout after `silence_s` seconds without any."""
     # OpenNebula's own scripts are run by this: they get what oned gave us, whole.
     env = {**os.environ, "PATH": environment()["PATH"]}

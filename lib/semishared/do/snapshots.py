@@ -24,7 +24,7 @@ from ..plan.steps import (
     PullLayer,
     SwitchLayer,
 )
-from . import dir_store, domain, files, image_snapshots, layers, qemu_img, running, turns, vm_dir
+from . import dir_store, domain, files, image_snapshots, inspection, layers, qemu_img, running, turns, vm_dir
 from .trace import point
 
 
@@ -233,6 +233,8 @@ def grow(step: GrowDisk) -> dict[str, object]:
         dir_store.check_record(record)
     if not files.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
+    if record["how"] == "in-place":
+        inspection.check(path, str(record["format"]))
     qemu_img.grow(path, str(record["format"]), step.size)
     point("disk grown")
     return {}

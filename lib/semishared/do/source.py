@@ -6,22 +6,25 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from contextlib import contextmanager
-from typing import IO, Iterator, NamedTuple
+from contextlib import closing, contextmanager
+from typing import Iterator, NamedTuple
 
 from ..errors import (
     BadArguments,
     ChecksumMismatch,
     MissingImage,
     NotSupported,
-    SemisharedError,
+    SourceTooSlow,
     SourceUnavailable,
     ToolFailed,
+    ToolTimeout,
     UnsafeImage,
 )
-from ..units import human
-from . import inspection
-from .run import stream
+from ..units import amount
+from . import inspection, intake
+from .intake import Bound, Kept
+from .packed import Spoiled, Work, decompressor, unpacked
+from .run import SILENT_S, stream
 from .trace import point
 
 URL = re.compile(r"https?://[A-Za-z0-9._~:/?#@&+,=%\-]+\Z")
@@ -109,10 +112,11 @@ def checksum(path: str, kind: str) -> str:
     return digest.hexdigest()
 
 
-def fetch(source: Source, target: str) -> str:
-    """Download a URL to the file `target` and return that; by OpenNebula's downloader where it is installed, else by curl or ssh.
+def fetch(source: Source, target: str, bound: Bound, least_rate: float, window_s: float) -> Kept:
+    """Download a URL to the file `target`; by OpenNebula's downloader where it is installed, else by curl or ssh.
 
-    Raise SourceUnavailable.
+    Raise SourceUnavailable, UploadTooLarge, or SourceTooSlow if less than `least_rate` bytes per second come in `window_s`
+    seconds. A repository of backups may be silent for long: there it is only asked that something comes.
     """
     source.check_url()
     if os.path.exists(DOWNLOADER):
@@ -123,69 +127,70 @@ def fetch(source: Source, target: str) -> str:
     else:
         limit = ["--limit-rate", source.limit_rate] if source.limit_rate else []
         argv = ["curl", "-sSfL", "--proto", "=http,https", *limit, "--", source.path]
+    if source.limit_rate:
+        least_rate = min(least_rate, amount(source.limit_rate) / 2)
+    judged = bool(least_rate) and source.backup_store == -1
     try:
-        with open(target, "xb") as file:
-            for chunk in stream(argv):
-                file.write(chunk)
+        with closing(stream(argv, silence_s=window_s if judged else SILENT_S)) as chunks:
+            kept = intake.keep(intake.paced(chunks, least_rate, window_s, source.path) if judged else chunks, target, bound, source.path)
     except ToolFailed as e:
         raise SourceUnavailable(f"{source.path} could not be downloaded: {e.detail}") from None
+    except ToolTimeout:
+        raise SourceTooSlow(f"{source.path} has sent nothing for {window_s if judged else SILENT_S:.0f} s") from None
     point("downloaded")
-    return target
+    return kept
 
 
-def decompressor(head: bytes) -> str:
-    """Return 'gzip', 'bz2', 'lzma' or '' for what the first bytes announce."""
-    for magic, kind in ((b"\x1f\x8b", "gzip"), (b"BZh", "bz2"), (b"\xfd7zXZ\0", "lzma")):
-        if head.startswith(magic):
-            return kind
-    return ""
+def decompress(kept: Kept, target: str, bound: Bound, name: str) -> Kept:
+    """Return `kept`, or `target` with its decompressed content if it is compressed; raise UnsafeImage, UploadTooLarge."""
+    with open(kept.path, "rb") as file:
+        kind = decompressor(file.read(6))
+        if not kind:
+            return kept
+        file.seek(0)
+        with _whole(name), closing(unpacked(file, kind)) as pieces:
+            plain = intake.keep(pieces, target, bound, f"{name}, decompressed,")
+    os.unlink(kept.path)
+    point("decompressed")
+    return plain
 
 
 @contextmanager
-def plain(path: str) -> Iterator[IO[bytes]]:
-    """Open `path` and yield its content, decompressed if it is compressed."""
-    import importlib
+def _whole(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Spoiled as e:
+        raise UnsafeImage(f"{name}: {e}") from None
 
+
+def size_of(path: str, max_virtual_size: int, name: str, unpack: bool, most_s: float) -> int:
+    """Return the size in bytes that the image in the local file `path` will have as a disk; `unpack` it if compressed.
+
+    Raise as `inspection.inspect`, SourceTooSlow if unpacking costs more than is reasonable.
+    """
     with open(path, "rb") as file:
-        kind = decompressor(file.read(6))
-    opener = importlib.import_module(kind).open if kind else open
-    with opener(path, "rb") as file:
-        try:
-            yield file
-        except Exception as e:
-            # Each library has its own errors, some are OSErrors without a number; a full disk is none of them.
-            if not kind or getattr(e, "errno", None) is not None or isinstance(e, SemisharedError):
-                raise
-            raise UnsafeImage(f"the {kind} data cannot be decompressed: {e}") from None
-
-
-def decompress(path: str, target: str, max_size: int) -> str:
-    """Return `path`, or `target` with its decompressed content if it is compressed; raise UnsafeImage beyond `max_size` bytes."""
-    with open(path, "rb") as file:
-        kind = decompressor(file.read(6))
-    if not kind:
-        return path
-    size = 0
-    with plain(path) as file, open(target, "xb") as out:
-        for chunk in iter(lambda: file.read(1 << 20), b""):
-            size += len(chunk)
-            if size > max_size:
-                raise UnsafeImage(f"the {kind} data is larger than {human(max_size)} when decompressed")
-            out.write(chunk)
-    point("decompressed")
-    return target
-
-
-def size_of(path: str, max_virtual_size: int, name: str, unpack: bool = True) -> int:
-    """Return the size in bytes that the image in the local file `path` will have as a disk; `unpack` it if compressed."""
-    with open(path, "rb") as file:
-        if not unpack or not decompressor(file.read(6)):
+        kind = decompressor(file.read(6)) if unpack else ""
+        if not kind:
             return inspection.inspect(path, max_virtual_size, name).virtual_size
-    with plain(path) as file:
-        head = file.read(HEAD)
-        size = inspection.size_in_header(head)
-        if size is None:
-            size = len(head)
-            for chunk in iter(lambda: file.read(1 << 20), b""):
-                size += len(chunk)
-        return size
+        file.seek(0)
+        with _whole(name), closing(unpacked(file, kind, Work(most_s))) as pieces:
+            return unpacked_size(pieces, max_virtual_size, name)
+
+
+def unpacked_size(pieces: Iterator[bytes], max_virtual_size: int, name: str) -> int:
+    """Return the size as a disk of the image that comes in `pieces`, by its header if that has one; raise UnsafeImage."""
+    head, size = b"", 0
+    for piece in pieces:
+        size += len(piece)
+        if len(head) < HEAD:
+            head += piece
+            if len(head) < HEAD:
+                continue
+            told = inspection.size_in_header(head, name)
+            if told is not None:
+                break
+        intake.check_claim(size, max_virtual_size, name)
+    told = inspection.size_in_header(head, name)
+    size = size if told is None else told
+    intake.check_claim(size, max_virtual_size, name)
+    return size

@@ -88,18 +88,20 @@ def convert(path: str, found: str, wanted: str, upload: Upload) -> str:
     if found == wanted:
         return path
     target = upload.file("converted")
-    qemu_img.convert(path, found, target, wanted)
+    qemu_img.convert(path, found, target, wanted, foreign=True)
     point("converted")
+    os.unlink(path)
     return target
 
 
-def publish(path: str, format: str, upload: Upload, *, sparse: bool = True) -> str:
-    """Publish a copy of `path` as a new image with its generation; return the image's path (SOURCE)."""
+def publish(path: str, format: str, upload: Upload, known: extents.Manifest | None = None, *, sparse: bool = True) -> str:
+    """Publish the file `path` of this upload as a new image with its generation; return the image's path (SOURCE).
+
+    `known`: what is in it, if that was hashed when it was written.
+    """
     staged = upload.file("image")
-    if path != staged:
-        manifest = extents.copy(path, staged, format, "store_written")
-    else:
-        manifest = extents.copy(path, None, format, "store_read")
+    os.rename(path, staged)
+    manifest = known._replace(format=format) if known else extents.copy(staged, None, format, "store_read")
     if not sparse and manifest.size:
         with open(staged, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, manifest.size)

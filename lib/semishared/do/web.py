@@ -6,55 +6,62 @@ But for a compressed raw image, whose size nothing tells: that is read through, 
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import http.client
-import lzma
-import time
+import io
 import urllib.request
-import zlib
-from typing import IO, Callable, ContextManager
+from contextlib import closing
+from typing import IO, ContextManager
 
 from ..errors import NotSupported, SourceUnavailable, ToolFailed
-from . import inspection
+from . import inspection, intake
+from .packed import Spoiled, Work, decompressor, unpacked
 from .run import piped, run
-from .source import HEAD, SSH, Source, decompressor
-
-READ_S = 45
-"""oned gives up after 90 s."""
-OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
-    "gzip": lambda file: gzip.GzipFile(fileobj=file),  # type: ignore[dict-item, return-value]
-    "bz2": lambda file: bz2.BZ2File(file),
-    "lzma": lambda file: lzma.LZMAFile(file),
-}
+from .source import HEAD, SSH, Source, unpacked_size
 
 
-def size_of(source: Source) -> int:
-    """Return the size in bytes, as a disk, of the image behind a URL: what its header or else the server says."""
+def size_of(source: Source, max_virtual_size: int, most_s: float) -> int:
+    """Return the size in bytes, as a disk, of the image behind a URL: what its header or else the server says.
+
+    The caller limits the time of all of it (intake.within). Raise UnsafeImage beyond `max_virtual_size`, SourceUnavailable,
+    NotSupported if nothing tells the size, SourceTooSlow if unpacking costs more than is reasonable.
+    """
     source.check_url()
     head, length = _first_bytes_by_ssh(*source.ssh) if source.ssh else _first_bytes(source.path)
     kind = decompressor(head) if source.decompress else ""
-    size = inspection.size_in_header(_unpacked(head, kind))
-    if size is None and kind:
-        return _size_unpacked(source, kind)
+    if kind:
+        told = inspection.size_in_header(_unpacked(head, kind), source.path)
+        if told is None:
+            return _size_unpacked(source, kind, max_virtual_size, most_s)
+        intake.check_claim(told, max_virtual_size, source.path)
+        return told
+    size = inspection.size_in_header(head, source.path)
     size = length if size is None else size
     if size is None:
         raise NotSupported(f"{source.path} does not tell its size: upload it from a file")
+    intake.check_claim(size, max_virtual_size, source.path)
     return size
 
 
-def _size_unpacked(source: Source, kind: str) -> int:
-    """Return the size of what the compressed file unpacks to."""
-    deadline, size = time.monotonic() + READ_S, 0
+def _size_unpacked(source: Source, kind: str, max_virtual_size: int, most_s: float) -> int:
+    """Return the size as a disk of what the compressed file unpacks to; only what has no header is read to its end."""
     try:
-        with _opened(source) as packed, OPENERS[kind](packed) as file:
-            for chunk in iter(lambda: file.read(1 << 20), b""):
-                size += len(chunk)
-                if time.monotonic() > deadline:
-                    raise NotSupported(f"the size of the {kind} data at {source.path} is not known in {READ_S} s: upload a file")
-    except (EOFError, OSError, http.client.HTTPException, zlib.error, lzma.LZMAError) as e:
+        with _opened(source) as packed, closing(unpacked(packed, kind, Work(most_s))) as pieces:
+            return unpacked_size(pieces, max_virtual_size, source.path)
+    except (OSError, http.client.HTTPException, Spoiled) as e:
         raise SourceUnavailable(f"{source.path}: {getattr(e, 'reason', None) or e}") from None
-    return size
+
+
+def _unpacked(head: bytes, kind: str) -> bytes:
+    """Return the beginning of what a file unpacks to that begins with `head`."""
+    found = b""
+    try:
+        for piece in unpacked(io.BytesIO(head), kind):
+            found += piece
+            if len(found) >= HEAD:
+                break
+    except Spoiled:
+        pass
+    return found
 
 
 def _opened(source: Source) -> ContextManager[IO[bytes]]:
@@ -82,16 +89,3 @@ def _first_bytes_by_ssh(destination: str, path: str) -> tuple[bytes, int | None]
         return head, int(run([*SSH, destination, f"stat -L -c %s -- '{path}'"]))
     except ToolFailed as e:
         raise SourceUnavailable(f"{path} on {destination}: {e.detail}") from None
-
-
-def _unpacked(head: bytes, kind: str) -> bytes:
-    """Return the beginning of a file that begins with `head`, compressed by `kind` or not."""
-    try:
-        if kind == "gzip":
-            return zlib.decompressobj(31).decompress(head, HEAD)
-        if kind:
-            unpacker = bz2.BZ2Decompressor() if kind == "bz2" else lzma.LZMADecompressor(memlimit=256 << 20)
-            return unpacker.decompress(head, HEAD)
-    except (OSError, ValueError, zlib.error, lzma.LZMAError):
-        return b""
-    return head

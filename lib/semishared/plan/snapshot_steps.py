@@ -98,10 +98,11 @@ class CopyOut(NamedTuple):
 
 
 class CopyBack(NamedTuple):
-    """Make a snapshot beside the image `source` its content; a new session begins."""
+    """Make a snapshot beside the image `source`, which has format `format`, its content; a new session begins."""
 
     source: str
     snapshot: int
+    format: str
 
 
 class DropCopy(NamedTuple):

@@ -161,7 +161,7 @@ def revert(request: SnapshotPlace, facts: Facts) -> list[s.Step]:
     if facts.how == "in-place":
         if number not in facts.snapshots:
             raise MissingImage(f"snapshot {number} of disk {disk.disk} is not there")
-        return [s.CopyBack(facts.source, number)]
+        return [s.CopyBack(facts.source, number, facts.format)]
     if number not in tree.layers or number == tree.active:
         raise MissingImage(f"snapshot {number} of disk {disk.disk} is not there")
     over = tree.layers[number]
