@@ -10,7 +10,7 @@ import os
 import sys
 
 from .config import Config, load
-from .do import dir_store, disks, files, image_snapshots, inspection, intake, marker, standstill, upload
+from .do import dir_store, disks, files, image_snapshots, inspection, intake, marker, standstill, stock_layout, upload
 from .do import source as sources
 from .do.source import Source
 from .do.trace import point
@@ -176,6 +176,7 @@ def clone(request: Request) -> str:
     format = request.image.format or "raw"
     if not os.path.isfile(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
+    stock_layout.refuse(path, format)
     with upload.uploading(request.directory) as up:
         # A disk may have grown since oned heard of its size.
         kept = intake.copy(path, up.file("copy"), intake.Bound(0, request.max_size), path)
@@ -196,6 +197,7 @@ def rm(request: Request) -> str:
 
 def _snapshot(request: Request) -> tuple[str, int]:
     source = request.check_inside(request.image.source)
+    stock_layout.refuse(source, request.image.format or "raw")
     return source, number(request.image.text("TARGET_SNAPSHOT"), "TARGET_SNAPSHOT")
 
 
@@ -227,6 +229,7 @@ def export(request: Request) -> str:
     source = request.check_inside(image.source)
     if not os.path.isfile(source):
         raise MissingImage(f"{source} is not there on {os.uname().nodename}")
+    stock_layout.refuse(source, image.format or "raw")
     facts = {
         "IMPORT_SOURCE": source, "MD5": sources.checksum(source, "md5"), "SIZE": str(image.size // MiB), "FORMAT": image.format or "raw",
         "DISPOSE": "NO",

@@ -314,6 +314,13 @@ class BrokenChain(SemisharedError):
     remedy = "look at the named file with qemu-img info; what is below it was changed by hand, or it is damaged"
 
 
+class StockImage(SemisharedError):
+    """An image with snapshots in the layout of OpenNebula's own drivers: what it holds is not in the file that SOURCE names."""
+
+    id = "SS086"
+    remedy = "make one file of its layers first: docs/how-to/stock-images.md"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

@@ -20,16 +20,17 @@ from typing import Any, Iterator
 
 from .. import NAME
 from ..config import Config, load
-from ..do import ask
+from ..do import ask, stock_layout
 from ..do.domain import Site as Libvirt
 from ..do.files import STAGED, unlink
 from ..errors import CannotInstall, HostUnreachable, SemisharedError
-from ..examination import Question, encoded
+from ..examination import Question, encoded, limited
 from ..install import edits
 from ..install.front_end import FrontEnd, locate
 from ..install.tree import forwarder
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
+from ..opennebula.xml import Image
 from ..plan import diagnosis as plan
 from ..plan import stores
 from ..plan.gc import find
@@ -67,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         *plan.of_site(site),
         *(plan.of_cloud(cloud, front_end) if not no_oned else []),
         *plan.of_machines(answers, site, cloud, (config.bases_size_limit, config.bases_free_floor)),
+        *plan.of_stock_images(stock_images(cloud), front_end),
         *plan.of_leftovers(count, size, front_end),
     ]
     findings.sort(key=lambda item: (-item.severity, item.machine != front_end, item.machine))
@@ -240,6 +242,19 @@ def leftovers(config: Config, no_oned: bool) -> tuple[int, str]:
     found += gc_pools.left(survey.pools, survey.known, OLD_S, config, survey)
     found = [item for item in found if not item.keep]
     return len(found), human(sum(item.bytes for item in found))
+
+
+def stock_images(cloud: plan.Cloud) -> list[Image]:
+    """Return the images in mounted stores whose content is in layers of a stock driver; none if the store hangs."""
+    found: list[Image] = []
+
+    def look() -> None:
+        for image in cloud.images:
+            if image.source.startswith("/") and stock_layout.is_layered(image.source, image.format):
+                found.append(image)
+
+    limited(look)
+    return list(found)
 
 
 def machine_row(answer: "dict[str, Any] | str") -> dict[str, str]:

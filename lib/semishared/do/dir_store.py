@@ -26,7 +26,7 @@ import os
 from typing import Any, Iterable, Iterator, NamedTuple
 
 from ..errors import ImageChanged, MissingImage, StoreUnavailable
-from . import extents, files, layers, marker, progress
+from . import extents, files, layers, marker, progress, stock_layout
 from .trace import point
 
 SIDE = ".semishared"
@@ -202,13 +202,16 @@ def remove_clone(store_dir: str, vm: int, disk: int) -> None:
 class Content:
     """The content of an image, for whoever copies it (stores.Content)."""
 
-    def __init__(self, source: str, marker_id: str = "") -> None:
+    def __init__(self, source: str, marker_id: str = "", format: str = "raw") -> None:
         self._stored = Stored(source)
         self._marker = marker_id
+        self._format = format
 
     def see(self) -> Seen:
         """Return the image's state."""
-        return see(self._stored, self._marker)
+        found = see(self._stored, self._marker)
+        stock_layout.refuse(self._stored.source, self._format)
+        return found
 
     def generation(self, seen: Seen) -> str:
         """Return the generation that was seen."""

@@ -19,7 +19,23 @@ from ..plan.steps import (
     LinkInPlace,
     SaveDisk,
 )
-from . import bases, dir_store, extents, files, inspection, layers, progress, qemu_img, running, snapshots, stores, turns, vm_dir, writers
+from . import (
+    bases,
+    dir_store,
+    extents,
+    files,
+    inspection,
+    layers,
+    progress,
+    qemu_img,
+    running,
+    snapshots,
+    stock_layout,
+    stores,
+    turns,
+    vm_dir,
+    writers,
+)
 from .run import work
 from .trace import point
 from .undo import Undo
@@ -126,6 +142,7 @@ def clone_on_store(step: CloneOnStore, planned: float) -> None:
     # First of all: nothing may be written below a mount point that is not mounted.
     dir_store.check(image.source, image.access.marker)
     inspection.check(image.source, image.format)
+    stock_layout.refuse(image.source, image.format)
     dir_store.make_link(stored)
     clone = stored.clone(disk.vm, disk.disk)
     files.remove_staged(os.path.dirname(clone), os.path.basename(clone))
@@ -156,6 +173,7 @@ def link_in_place(step: LinkInPlace, planned: float) -> None:
     stored = dir_store.Stored(image.source)
     dir_store.check(image.source, image.access.marker)
     inspection.check(image.source, image.format)
+    stock_layout.refuse(image.source, image.format)
     if step.session and not step.shareable:
         # Before anything says that a session of this VM has begun: whoever writes goes on undisturbed.
         writers.check_file(image.source)

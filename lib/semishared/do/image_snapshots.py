@@ -13,7 +13,7 @@ import os
 
 from ..errors import MissingImage
 from ..plan.steps import CopyBack, CopyOut, DropCopy
-from . import dir_store, files, inspection, layers, qemu_img, running, vm_dir, writers
+from . import dir_store, files, inspection, layers, qemu_img, running, stock_layout, vm_dir, writers
 from .run import work
 from .trace import point
 
@@ -39,6 +39,7 @@ def copy_out(step: CopyOut, planned: float) -> None:
     with files.enough_space(os.path.dirname(source)):
         os.makedirs(folder(source), exist_ok=True)
     files.remove_staged(folder(source))
+    stock_layout.forget_links(folder(source))
     with files.published(path) as staged:
         if step.domain:
             running.copy(step.disk, step.domain, step.target, staged, format)

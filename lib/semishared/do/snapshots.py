@@ -24,7 +24,7 @@ from ..plan.steps import (
     PullLayer,
     SwitchLayer,
 )
-from . import dir_store, domain, files, image_snapshots, inspection, layers, qemu_img, running, turns, vm_dir
+from . import dir_store, domain, files, image_snapshots, inspection, layers, qemu_img, running, stock_layout, turns, vm_dir
 from .trace import point
 
 
@@ -61,6 +61,7 @@ def describe(step: DescribeDisk) -> dict[str, object]:
         answer["target"], answer["system_snapshots"] = target, len(domain.snapshots(running.URI, step.domain))
     if how == "in-place":
         dir_store.check_record(record)
+        stock_layout.refuse(source, str(record["format"]))
         answer["snapshots"] = image_snapshots.numbers(source)
         return answer
     folder, active = folder_of(record), int(os.path.basename(path))

@@ -47,7 +47,7 @@ class Content(Protocol):
 def content(image: ImageRef) -> Content:
     """Return the content of an image."""
     if image.access.can.is_mounted:
-        return dir_store.Content(image.source, image.access.marker)
+        return dir_store.Content(image.source, image.access.marker, image.format)
     from .rbd_store import RbdContent
 
     return RbdContent(image)

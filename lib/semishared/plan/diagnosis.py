@@ -133,6 +133,15 @@ def of_machines(answers: Answers, site: Site, cloud: Cloud, sizes: tuple[str, st
     return found
 
 
+def of_stock_images(found: Sequence[Image], front_end: str) -> list[Finding]:
+    """Judge images whose content is in layers of a stock driver."""
+    mend = "docs/how-to/stock-images.md"
+    return [
+        Finding(BROKEN, front_end, f"image {image.id} ({image.name}) has snapshots of OpenNebula's own drivers, and cannot be used", mend)
+        for image in found
+    ]
+
+
 def of_leftovers(count: int, size: str, front_end: str) -> list[Finding]:
     """Judge what gc has found."""
     if not count:
