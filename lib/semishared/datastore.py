@@ -14,7 +14,7 @@ from .do import dir_store, disks, files, image_snapshots, inspection, intake, ma
 from .do import source as sources
 from .do.source import Source
 from .do.trace import point
-from .errors import BadArguments, BadAttribute, MissingImage, RestrictedPath, StoreUnavailable
+from .errors import BadArguments, BadAttribute, RestrictedPath, StoreUnavailable
 from .opennebula.args import absolute, number
 from .opennebula.report import Report
 from .opennebula.xml import Datastore, DriverData, Image
@@ -174,12 +174,10 @@ def clone(request: Request) -> str:
     """Copy another image (PATH is its SOURCE) into the datastore; print SOURCE and FORMAT."""
     path = absolute(request.image.path, "PATH")
     format = request.image.format or "raw"
-    if not os.path.isfile(path):
-        raise MissingImage(f"{path} is not there on {os.uname().nodename}")
-    stock_layout.refuse(path, format)
-    with upload.uploading(request.directory) as up:
+    with dir_store.opened(path) as opened, upload.uploading(request.directory) as up:
+        stock_layout.refuse(path, format)
         # A disk may have grown since oned heard of its size.
-        kept = intake.copy(path, up.file("copy"), intake.Bound(0, request.max_size), path)
+        kept = intake.copy(opened, up.file("copy"), intake.Bound(0, request.max_size), path)
         point("copied in")
         # The format is oned's word: a raw image may look like anything, that is its guest's affair.
         inspection.check(kept.path, format, path)
@@ -227,11 +225,11 @@ def export(request: Request) -> str:
 
     image = request.image
     source = request.check_inside(image.source)
-    if not os.path.isfile(source):
-        raise MissingImage(f"{source} is not there on {os.uname().nodename}")
-    stock_layout.refuse(source, image.format or "raw")
+    with dir_store.opened(source) as opened:
+        stock_layout.refuse(source, image.format or "raw")
+        digest = sources.checksum(opened, "md5")
     facts = {
-        "IMPORT_SOURCE": source, "MD5": sources.checksum(source, "md5"), "SIZE": str(image.size // MiB), "FORMAT": image.format or "raw",
+        "IMPORT_SOURCE": source, "MD5": digest, "SIZE": str(image.size // MiB), "FORMAT": image.format or "raw",
         "DISPOSE": "NO",
     }  # fmt: skip
     return f"<IMPORT_INFO>{''.join(f'<{name}>{escape(text)}</{name}>' for name, text in facts.items())}</IMPORT_INFO>"

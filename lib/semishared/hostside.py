@@ -24,6 +24,7 @@ if __package__ in (None, ""):
 
 from semishared import VERSION
 from semishared.do import progress, standstill
+from semishared.do.beneath import readable
 from semishared.do.execute import Execution, read_plan
 from semishared.do.stream import Message, Reader, Writer
 from semishared.errors import HostFailed, HostOutdated, SemisharedError, ToolTimeout
@@ -56,7 +57,7 @@ class Host:
             except SemisharedError as e:
                 answer = {"event": "error", "id": e.id, "detail": e.detail}
             except OSError as e:
-                answer = {"event": "error", "id": "SS012", "detail": f"on {os.uname().nodename}: {e}"}
+                answer = {"event": "error", "id": "SS012", "detail": f"on {os.uname().nodename}: {readable(str(e))}"}
             self._busy = False
             self._writer.send(**answer)
             if isinstance(message["plan"], dict) and message["plan"].get("last") is True:

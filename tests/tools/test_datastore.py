@@ -349,7 +349,7 @@ def test_clone_is_an_image_of_its_own(store: Store, format: str) -> None:
 
 
 def test_clone_of_what_is_not_there(store: Store) -> None:
-    store.fails("clone", "SS020", PATH=store.base / "none", FORMAT="raw")
+    store.fails("clone", "SS024", PATH=store.base / "none", FORMAT="raw")
 
 
 def test_raw_image_whose_guest_made_it_look_like_qcow2_is_cloned_as_raw(store: Store) -> None:
@@ -474,16 +474,16 @@ def test_killed_uploads_are_swept_by_the_next_and_running_ones_are_not(store: St
     import fcntl
 
     uploads = store.base / ".semishared" / ".uploads"
-    for name in ("dead", "alive"):
+    for name in (("d" * 32), ("a" * 32)):
         (uploads / name).mkdir(parents=True)
         (uploads / name / "image").write_bytes(b"x")
         (uploads / name / "lock").touch()
-    (store.base / ".semishared" / "dead").mkdir()
-    with open(uploads / "alive" / "lock") as lock:
+    (store.base / ".semishared" / ("d" * 32)).mkdir()
+    with open(uploads / ("a" * 32) / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         store.cp(store.image())
-    assert os.listdir(uploads) == ["alive"]
-    assert not (store.base / ".semishared" / "dead").exists()
+    assert os.listdir(uploads) == [("a" * 32)]
+    assert not (store.base / ".semishared" / ("d" * 32)).exists()
 
 
 @pytest.mark.parametrize("action", ["snap_revert", "snap_flatten"])

@@ -18,15 +18,19 @@ publishes one that nobody takes. Nothing here needs a lock across hosts.
 
 On NFS, what is known of a name is old: absent for up to 30 s after it was made elsewhere, size and time of a file as they
 were. So names are looked up in directories that have just been opened, and an image is opened to see what it is.
+
+Every host can write here, also one that was broken into: everything is opened beneath the datastore's directory, and what
+is done is done in what was opened (beneath.py).
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from typing import Any, Iterable, Iterator, NamedTuple
 
-from ..errors import ImageChanged, MissingImage, StoreUnavailable
-from . import extents, files, layers, marker, progress, stock_layout
+from ..errors import ImageChanged, MissingImage, StoreUnavailable, UnexpectedLink
+from . import beneath, extents, files, layers, marker, progress, stock_layout
 from .trace import point
 
 SIDE = ".semishared"
@@ -39,9 +43,21 @@ class Stored(NamedTuple):
     source: str
 
     @property
+    def datastore(self) -> str:
+        return os.path.dirname(self.source)
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.source)
+
+    @property
+    def below(self) -> str:
+        """Its directory of ours, seen from the datastore's."""
+        return f"{SIDE}/{self.name}"
+
+    @property
     def side(self) -> str:
-        directory, name = os.path.split(self.source)
-        return f"{directory}/{SIDE}/{name}"
+        return f"{self.datastore}/{self.below}"
 
     @property
     def link(self) -> str:
@@ -52,36 +68,46 @@ class Stored(NamedTuple):
 
 
 def check(source: str, marker_id: str = "") -> os.stat_result:
-    """Return the stat of image `source` in the store with the id `marker_id` ('' : one that was never marked).
+    """Return the status of image `source` in the store with the id `marker_id` ('' : one that was never marked).
 
-    Raise StoreAbsent, OtherStore, StoreUnavailable or MissingImage, saying on which machine.
+    Raise StoreAbsent, OtherStore, StoreUnavailable, MissingImage, UnexpectedLink or UnexpectedFile, saying on which machine.
     """
-    node = os.uname().nodename
-    directory = os.path.dirname(source)
-    files.refresh(directory)
+    directory, name = os.path.split(source)
     marker.check(directory, marker_id)
+    with _explained(source):
+        return beneath.status(directory, name)
+
+
+@contextmanager
+def _explained(source: str) -> Iterator[None]:
+    """Turn what the system says when `source` cannot be opened into what there is to do."""
+    node, directory = os.uname().nodename, os.path.dirname(source)
     try:
-        # Not stat(): its answer may be 30 s old. A pipe in an image's place must not hold us up.
-        fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        yield
     except FileNotFoundError:
         if not os.path.isdir(directory) or not os.listdir(directory):
             raise StoreUnavailable(f"{directory} is not mounted on {node}") from None
         raise MissingImage(f"image {source} is not there on {node}") from None
-    except PermissionError:
-        # While a guest has it, libvirt may have given it to that guest's user.
-        return os.stat(source)
     except OSError as e:
         raise StoreUnavailable(f"{source} on {node}: {e.strerror}") from None
+
+@contextmanager
+def opened(source: str) -> Iterator[str]:
+    """Yield a path to the image (or another file of a datastore) `source`, open for reading; raise as `check`."""
+    directory, name = os.path.split(source)
+    with _explained(source):
+        fd = beneath.open_file(directory, name)
     try:
-        return os.fstat(fd)
+        yield beneath.path_of(fd)
     finally:
         os.close(fd)
 
 
-def refresh(stored: Stored) -> None:
-    """Let what is beside an image be looked up anew."""
-    directory = os.path.dirname(stored.source)
-    files.refresh(directory, f"{directory}/{SIDE}", stored.side)
+@contextmanager
+def side(stored: Stored, below: str = "", *, make: bool = False) -> Iterator[str]:
+    """Yield a path to the image's directory of ours, or the directory `below` it, that stays where it is now."""
+    with beneath.directory(stored.datastore, f"{stored.below}/{below}" if below else stored.below, make=make) as path:
+        yield path
 
 
 def check_store(record: dict[str, Any]) -> None:
@@ -98,39 +124,56 @@ def check_record(record: dict[str, Any]) -> os.stat_result:
     return check(str(record["image"]["source"]))
 
 
-def _make_side(stored: Stored) -> None:
+@contextmanager
+def _made(stored: Stored) -> Iterator[str]:
     try:
-        os.makedirs(stored.side, exist_ok=True)
-        files.remove_stale(stored.side)
-        files.remove_stale(f"{stored.source}.snap")
+        fd = beneath.open_directory(stored.datastore, stored.below, make=True)
     except OSError as e:
         raise StoreUnavailable(f"{stored.side} on {os.uname().nodename}: {e.strerror}") from None
+    try:
+        path = beneath.path_of(fd)
+        files.remove_stale(path)
+        try:
+            with beneath.directory(stored.datastore, f"{stored.name}.snap") as snapshots:
+                files.remove_stale(snapshots)
+        except FileNotFoundError:
+            pass
+        yield path
+    finally:
+        os.close(fd)
 
 
 def session(stored: Stored) -> str:
     """Return the token of the last session, '' if the image never had one."""
-    refresh(stored)
     try:
-        with open(f"{stored.side}/session", encoding="ascii") as file:
-            return file.read(100).strip()
+        with side(stored) as path:
+            return files.read(f"{path}/session", 100).decode("ascii", "replace").strip()
     except FileNotFoundError:
         return ""
 
 
 def begin_session(stored: Stored) -> None:
     """End the image's generation: from here on its content is unknown."""
-    _make_side(stored)
-    files.write(f"{stored.side}/session", os.urandom(8).hex().encode() + b"\n")
-    refresh(stored)
-    files.unlink(f"{stored.side}/generation.json")
+    with _made(stored) as path:
+        files.write(f"{path}/session", os.urandom(8).hex().encode() + b"\n")
+        files.refresh(path)
+        files.unlink(f"{path}/generation.json")
     point("generation ended")
 
 
 def make_link(stored: Stored) -> str:
     """Return the link that in-place disks point to, made if need be (ONED §2c: a link to a link is left alone)."""
-    _make_side(stored)
-    files.symlink(f"../../{os.path.basename(stored.source)}", stored.link)
+    with _made(stored) as path:
+        files.symlink(f"../../{stored.name}", f"{path}/image")
     return stored.link
+
+
+def check_link(stored: Stored) -> None:
+    """Raise unless the image's link leads to the image, and that is a file."""
+    check(stored.source)
+    with _explained(stored.link), side(stored) as path:
+        if os.readlink(f"{path}/image") != f"../../{stored.name}":
+            raise UnexpectedLink(f"{stored.link} on {os.uname().nodename} leads to {os.readlink(f'{path}/image')}")
 
 
 class Seen(NamedTuple):
@@ -150,8 +193,11 @@ def see(stored: Stored, marker_id: str = "") -> Seen:
 
 def generation(stored: Stored, seen: Seen) -> str:
     """Return the name of the image's current generation, '' if its content is unknown."""
-    refresh(stored)
-    header = files.read_json(f"{stored.side}/generation.json")
+    try:
+        with side(stored) as path:
+            header = files.read_json(f"{path}/generation.json")
+    except FileNotFoundError:
+        return ""
     if not header or any(header.get(key) != value for key, value in seen._asdict().items()):
         return ""
     return str(header.get("generation", ""))
@@ -159,10 +205,9 @@ def generation(stored: Stored, seen: Seen) -> str:
 
 def manifest(stored: Stored, generation_name: str) -> extents.Manifest:
     """Return the manifest of `generation_name`; raise ImageChanged if the store does not hold it."""
-    refresh(stored)
     try:
-        with open(f"{stored.side}/manifest", "rb") as file:
-            text = file.read(MANIFEST_LIMIT)
+        with side(stored) as path:
+            text = files.read(f"{path}/manifest", MANIFEST_LIMIT)
     except FileNotFoundError:
         text = b""
     if extents.generation_of(text) != generation_name:
@@ -172,31 +217,30 @@ def manifest(stored: Stored, generation_name: str) -> extents.Manifest:
 
 def publish_generation(stored: Stored, found: extents.Manifest, seen: Seen) -> None:
     """Make `found` the image's current generation, if the image still is as `seen`."""
-    _make_side(stored)
     text = found.text()
-    files.write(f"{stored.side}/manifest", text)
-    files.write_json(
-        f"{stored.side}/generation.json", {"generation": extents.generation_of(text), "format": found.format, **seen._asdict()}
-    )
+    with _made(stored) as path:
+        files.write(f"{path}/manifest", text)
+        files.write_json(
+            f"{path}/generation.json", {"generation": extents.generation_of(text), "format": found.format, **seen._asdict()}
+        )
     point("generation published")
 
 
 def remove_clone(store_dir: str, vm: int, disk: int) -> None:
     """Remove the store clone of a disk, wherever in the store it is."""
-    side = f"{store_dir}/{SIDE}"
-    files.refresh(store_dir)
     try:
-        images = os.listdir(side)
+        with beneath.directory(store_dir, SIDE) as path:
+            images = [name for name in os.listdir(path) if not name.startswith(".") and name != marker.NAME]
     except (FileNotFoundError, NotADirectoryError):
         return
     for image in images:
-        if image.startswith(".") or image == marker.NAME:
-            continue
-        directory = f"{side}/{image}/clones"
-        files.refresh(f"{side}/{image}")
-        if layers.remove(f"{directory}/{vm}-{disk}"):
-            point("store clone removed")
-        files.remove_staged(directory, f"{vm}-{disk}")
+        try:
+            with beneath.directory(store_dir, f"{SIDE}/{image}/clones") as path:
+                if layers.remove(f"{path}/{vm}-{disk}"):
+                    point("store clone removed")
+                files.remove_staged(path, f"{vm}-{disk}")
+        except (FileNotFoundError, NotADirectoryError, UnexpectedLink):
+            continue  # none of ours: what a link leads to is nobody's clone
 
 
 class Content:
@@ -223,12 +267,13 @@ class Content:
 
     def copy(self, seen: Seen, target: str, format: str) -> extents.Manifest:
         """Copy the image."""
-        return extents.copy(self._stored.source, target, format, "store_read", direct=True)
+        with opened(self._stored.source) as path:
+            return extents.copy(path, target, format, "store_read", direct=True)
 
     def read(self, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
         """Yield (index, content) of the extents `wanted`."""
-        check(self._stored.source, self._marker)
-        with open(self._stored.source, "rb", buffering=0) as file:
+        marker.check(self._stored.datastore, self._marker)
+        with opened(self._stored.source) as path, open(path, "rb", buffering=0) as file:
             for index in wanted:
                 content = extents.read_at(file.fileno(), index)
                 progress.count("store_read", len(content))
@@ -248,4 +293,8 @@ class Content:
 
     def tidy(self) -> None:
         """Remove stale staged files."""
-        files.remove_stale(self._stored.side)
+        try:
+            with side(self._stored) as path:
+                files.remove_stale(path)
+        except FileNotFoundError:
+            pass

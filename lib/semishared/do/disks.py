@@ -128,10 +128,9 @@ def copy_image(step: CopyImage, planned: float) -> None:
 
 def copy_file(step: CopyFile, planned: float) -> None:
     """Publish a plain copy of a kernel or initrd."""
-    dir_store.check(step.source)
     directory, name = os.path.split(step.path)
-    with vm_dir.published(step.vm, directory, name, planned) as staged:
-        extents.copy(step.source, staged, "raw", "store_read")
+    with dir_store.opened(step.source) as source, vm_dir.published(step.vm, directory, name, planned) as staged:
+        extents.copy(source, staged, "raw", "store_read")
         os.chmod(staged, 0o644)
 
 
@@ -145,24 +144,27 @@ def clone_on_store(step: CloneOnStore, planned: float) -> None:
     stock_layout.refuse(image.source, image.format)
     dir_store.make_link(stored)
     clone = stored.clone(disk.vm, disk.disk)
-    files.remove_staged(os.path.dirname(clone), os.path.basename(clone))
-    first, staged_clone = f"{layers.folder(clone)}/0", files.staged_name(clone)
+    first = f"{layers.folder(clone)}/0"
     record = {
         "place": "shared", "how": "store-clone", "format": "qcow2", "path": first, "readonly": False,
         "image": _image_record(image, ""),
     }  # fmt: skip
-    os.makedirs(os.path.dirname(clone), exist_ok=True)
-    with Undo() as undo:
-        undo.add(lambda: layers.remove(clone))
+    with dir_store.side(stored, "clones", make=True) as clones, Undo() as undo:
+        here = f"{clones}/{os.path.basename(clone)}"
+        staged_clone = files.staged_name(here)
+        files.remove_staged(clones, os.path.basename(clone))
+        undo.add(lambda: layers.remove(here))
         undo.add(lambda: files.unlink(staged_clone))
         with _publishing(disk, planned, record) as staged:
             with files.enough_space(os.path.dirname(clone)):
-                size = _grown(stored.link, image, step.min_size)
-                qemu_img.create_overlay(staged_clone, stored.link, image.format, size, "")
-                os.chmod(staged_clone, 0o660)
-                files.fsync(staged_clone)
+                with dir_store.opened(image.source) as path:
+                    # Once more: of the very file whose size is asked for.
+                    inspection.check(path, image.format, image.source)
+                    size = max(step.min_size, qemu_img.virtual_size(path, image.format))
+                with files.made(staged_clone) as path:
+                    qemu_img.create_overlay(path, stored.link, image.format, size, "", look=False)
                 point("store clone staged")
-                layers.publish_first(clone, staged_clone)
+                layers.publish_first(here, staged_clone)
             os.symlink(clone, staged)
         undo.keep()
 
@@ -178,6 +180,7 @@ def link_in_place(step: LinkInPlace, planned: float) -> None:
         # Before anything says that a session of this VM has begun: whoever writes goes on undisturbed.
         writers.check_file(image.source)
     link = dir_store.make_link(stored)
+    dir_store.check_link(stored)
     if step.session:
         dir_store.begin_session(stored)
     record = {
@@ -201,12 +204,15 @@ def create_volatile(step: CreateVolatile, planned: float) -> None:
         os.chmod(staged, 0o660)
 
 
-def make_empty(path: str, format: str, size: int, fs: str) -> None:
-    """Create an empty image at `path` of `size` bytes, holding file system `fs` unless that is ''."""
+def make_empty(path: str, format: str, size: int, fs: str, directory: str = "") -> None:
+    """Create an empty image at `path` of `size` bytes, holding file system `fs` unless that is ''.
+
+    What is made on the way lies in `directory`, else beside it.
+    """
     if not fs:
         qemu_img.create(path, format, size)
         return
-    raw = path if format == "raw" else files.staged_name(path)
+    raw = path if format == "raw" else files.staged_name(f"{directory or os.path.dirname(path)}/raw")
     try:
         qemu_img.create(raw, "raw", size)
         work([*MKFS[fs], raw])

@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..errors import NoSpace, ToolFailed
+from ..errors import NoSpace, ToolFailed, UnexpectedLink
 from . import progress
 from .trace import point
 
@@ -33,7 +33,7 @@ def staged_name(path: str) -> str:
 
 def fsync(path: str) -> None:
     """Make a file's content, or a directory's entries, survive a power cut."""
-    fd = os.open(path, os.O_RDONLY)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         fsync_open(fd)
     finally:
@@ -85,6 +85,10 @@ def enough_space(where: str) -> Iterator[None]:
     except OSError as e:
         if e.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
+        if where.startswith("/proc/"):
+            from .beneath import readable
+
+            where = readable(where)
         raise NoSpace(f"no space left on {os.uname().nodename} in {where}") from None
 
 
@@ -120,7 +124,45 @@ def write(path: str, data: bytes, mode: int = 0o644) -> None:
     with published(path) as staged:
         with open(staged, "xb") as file:
             file.write(data)
-        os.chmod(staged, mode)
+            os.fchmod(file.fileno(), mode)
+
+
+def read(path: str, limit: int) -> bytes:
+    """Return up to `limit` bytes of a small file of ours; raise UnexpectedLink, or OSError as open(2)."""
+    with open(_itself(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        return file.read(limit)
+
+
+def _itself(path: str, flags: int) -> int:
+    """Open `path`, which is no symbolic link."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as e:
+        if e.errno == errno.ELOOP:
+            raise UnexpectedLink(f"{path} on {os.uname().nodename} is a symbolic link") from None
+        raise
+
+
+@contextmanager
+def made(path: str, mode: int = 0o660) -> Iterator[str]:
+    """Make the new file `path` and yield a path to the open file, for our children too, that leads to it whatever becomes of
+    its name; when the block ends well it is durable and has its mode."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        yield f"/proc/{os.getpid()}/fd/{fd}"
+        os.fchmod(fd, mode)
+        fsync_open(fd)
+    finally:
+        os.close(fd)
+
+
+def set_mode(path: str, mode: int) -> None:
+    """Give a file of ours its mode; raise UnexpectedLink where it is a symbolic link."""
+    fd = _itself(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
 
 
 def write_json(path: str, data: object) -> None:
@@ -131,9 +173,8 @@ def write_json(path: str, data: object) -> None:
 def read_json(path: str) -> dict[str, object] | None:
     """Return the JSON object in a small file; None if it is not there or not such an object."""
     try:
-        with open(path, "rb") as file:
-            data = json.loads(file.read(1 << 20))
-    except (OSError, ValueError):
+        data = json.loads(read(path, 1 << 20))
+    except (OSError, ValueError, UnexpectedLink):
         return None
     return data if isinstance(data, dict) else None
 

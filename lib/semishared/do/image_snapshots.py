@@ -10,10 +10,12 @@ What each crash leaves: a staged file in SOURCE.snap, removed by the next operat
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
+from typing import Iterator
 
 from ..errors import MissingImage
 from ..plan.steps import CopyBack, CopyOut, DropCopy
-from . import dir_store, files, inspection, layers, qemu_img, running, stock_layout, vm_dir, writers
+from . import beneath, dir_store, files, inspection, layers, qemu_img, running, stock_layout, vm_dir, writers
 from .run import work
 from .trace import point
 
@@ -23,9 +25,20 @@ def folder(source: str) -> str:
     return f"{source}.snap"
 
 
+@contextmanager
+def _opened(source: str, *, make: bool = False) -> Iterator[str]:
+    """Yield a path to the directory of an image's snapshots that stays where it is now."""
+    with beneath.directory(os.path.dirname(source), os.path.basename(folder(source)), make=make) as path:
+        yield path
+
+
 def numbers(source: str) -> list[int]:
     """Return the numbers of an image's snapshots."""
-    return layers.numbered(folder(source))
+    try:
+        with _opened(source) as path:
+            return layers.numbered(path)
+    except FileNotFoundError:
+        return []
 
 
 def copy_out(step: CopyOut, planned: float) -> None:
@@ -35,25 +48,26 @@ def copy_out(step: CopyOut, planned: float) -> None:
     assert isinstance(image, dict)
     source, format = str(image["source"]), str(record["format"])
     dir_store.check_record(record)
-    path = f"{folder(source)}/{step.snapshot}"
-    with files.enough_space(os.path.dirname(source)):
-        os.makedirs(folder(source), exist_ok=True)
-    files.remove_staged(folder(source))
-    stock_layout.forget_links(folder(source))
-    with files.published(path) as staged:
-        if step.domain:
-            running.copy(step.disk, step.domain, step.target, staged, format)
-        else:
-            _copy(source, staged)
-        os.chmod(staged, 0o660)
-        files.fsync(staged)
-        with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
-            pass
+    with files.enough_space(os.path.dirname(source)), _opened(source, make=True) as snapshots:
+        files.remove_staged(snapshots)
+        stock_layout.forget_links(snapshots)
+        with files.published(f"{snapshots}/{step.snapshot}") as staged:
+            if step.domain:
+                # libvirt opens it by its name: as another user, through no file of ours.
+                running.copy(step.disk, step.domain, step.target, beneath.readable(staged), format)
+                files.set_mode(staged, 0o660)
+            else:
+                with dir_store.opened(source) as path:
+                    _copy(path, staged)
+            files.fsync(staged)
+            with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
+                pass
     point("snapshot published")
 
 
 def _copy(source: str, target: str) -> None:
-    work(["cp", "--sparse=always", "--reflink=auto", "--", source, target])
+    with files.made(target) as made:
+        work(["cp", "--sparse=always", "--reflink=auto", "--", source, made])
 
 
 def copy_back(source: str, snapshot: int, format: str = "raw", min_size: int = 0) -> None:
@@ -61,22 +75,32 @@ def copy_back(source: str, snapshot: int, format: str = "raw", min_size: int = 0
 
     Raise AnotherWriter if somebody writes to the image.
     """
-    path = f"{folder(source)}/{snapshot}"
     dir_store.check(source)
-    if not files.exists(path):
-        raise MissingImage(f"{path} is not there on {os.uname().nodename}")
-    # A guest would go on writing to a file without a name.
-    writers.check_file(source)
-    files.remove_staged(folder(source))
+    with _opened(source) as snapshots:
+        try:
+            fd = beneath.open_file(snapshots, str(snapshot))
+        except FileNotFoundError:
+            raise MissingImage(f"{folder(source)}/{snapshot} is not there on {os.uname().nodename}") from None
+        try:
+            # A guest would go on writing to a file without a name.
+            writers.check_file(source)
+            _put_back(source, beneath.path_of(fd), snapshots, format, min_size)
+        finally:
+            os.close(fd)
+    files.fsync(os.path.dirname(source))
+    point("image reverted")
+
+
+def _put_back(source: str, path: str, snapshots: str, format: str, min_size: int) -> None:
+    files.remove_staged(snapshots)
     # Not beside the image, where every name is an image's.
-    staged = files.staged_name(f"{folder(source)}/image")
+    staged = files.staged_name(f"{snapshots}/image")
     try:
         with files.enough_space(os.path.dirname(source)):
-            _copy(path, staged)
-            inspection.check(staged, format, path)
-            qemu_img.grow(staged, format, min_size)
-            os.chmod(staged, 0o660)
-            files.fsync(staged)
+            with files.made(staged) as made:
+                work(["cp", "--sparse=always", "--reflink=auto", "--", path, made])
+                inspection.check(made, format, beneath.readable(path))
+                qemu_img.grow(made, format, min_size)
             point("revert staged")
             writers.check_file(source)
             dir_store.begin_session(dir_store.Stored(source))
@@ -84,15 +108,16 @@ def copy_back(source: str, snapshot: int, format: str = "raw", min_size: int = 0
     except BaseException:
         files.unlink(staged)
         raise
-    files.fsync(os.path.dirname(source))
-    point("image reverted")
 
 
 def drop_copy(source: str, snapshot: int) -> None:
     """Remove a snapshot beside an image."""
-    files.refresh(os.path.dirname(source), folder(source))
-    files.remove_staged(folder(source))
-    files.unlink(f"{folder(source)}/{snapshot}")
+    try:
+        with _opened(source) as snapshots:
+            files.remove_staged(snapshots)
+            files.unlink(f"{snapshots}/{snapshot}")
+    except FileNotFoundError:
+        pass
     point("snapshot removed")
     _remove_if_empty(folder(source))
 

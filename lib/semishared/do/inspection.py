@@ -14,7 +14,7 @@ from typing import Iterator, NamedTuple
 
 from ..errors import MissingImage, NotSupported, ToolFailed, UnsafeImage, WrongFormat
 from ..units import human
-from . import qemu_img
+from . import beneath, qemu_img
 
 INCOMPATIBLE_DATA_FILE = 1 << 2
 HEAD = 512 + 20 * 512
@@ -148,7 +148,9 @@ def checked(path: str, format: str, name: str = "") -> Iterator[str]:
     """
     name = name or path
     try:
-        file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
+        beneath.refuse_link(path)
+        itself = 0 if beneath.OPENED.fullmatch(path) else os.O_NOFOLLOW
+        file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | itself), "rb", buffering=0)
     except OSError as e:
         raise MissingImage(f"{name} on {os.uname().nodename}: {e.strerror}") from None
     with file:

@@ -18,7 +18,7 @@ import shutil
 import struct
 
 from ..errors import BrokenChain, MissingImage
-from . import files
+from . import beneath, files
 from .trace import point
 
 MAGIC = b"QFI\xfb"
@@ -42,30 +42,34 @@ def folder(path: str) -> str:
 
 def publish_first(path: str, staged: str) -> None:
     """Make the file `staged` the only layer of the disk `path`; the caller holds whatever lock there is."""
-    directory = folder(path)
-    files.refresh(os.path.dirname(path))
-    try:
-        older = [name for name in os.listdir(directory) if name != "0"]
-    except FileNotFoundError:
-        os.mkdir(directory)
-        older = []
-    if older:
-        # A disk made anew: its predecessor's active layer is another one, and goes before what it lies over.
-        files.unlink(path)
-        for name in older:
-            files.unlink(f"{directory}/{name}")
-    os.rename(staged, f"{directory}/0")
-    point(f"{os.path.basename(path)} layer renamed")
-    files.fsync(directory)
-    files.symlink(f"{os.path.basename(directory)}/0", path)
+    where, name = os.path.split(path)
+    with beneath.directory(where, folder(name), make=True) as directory:
+        older = [entry for entry in os.listdir(directory) if entry != "0" and is_ours(entry)]
+        if older:
+            # A disk made anew: its predecessor's active layer is another one, and goes before what it lies over.
+            files.unlink(path)
+            for entry in older:
+                files.unlink(f"{directory}/{entry}")
+        os.rename(staged, f"{directory}/0")
+        point(f"{name} layer renamed")
+        files.fsync(directory)
+    files.symlink(f"{folder(name)}/0", path)
+
+
+def is_ours(name: str) -> bool:
+    """Tell whether a name in a directory of layers is one that we give: a layer's, or a staged file's."""
+    return (name.isdigit() and name.isascii()) or name.startswith(files.STAGED)
 
 
 def remove(path: str) -> bool:
     """Remove the disk `path` with all of its layers; tell whether anything was there."""
     files.refresh(os.path.dirname(path))
     found = files.unlink(path)
+    if os.path.islink(folder(path)):
+        return files.unlink(folder(path))  # whose link that is does not matter, nor where it leads
     if os.path.isdir(folder(path)):
         point("disk unlinked")
+        # Follows no link: it opens each directory beneath the one before.
         shutil.rmtree(folder(path))
         found = True
     return found
@@ -73,8 +77,7 @@ def remove(path: str) -> bool:
 
 def backing_of(path: str) -> tuple[str, str]:
     """Return backing name and format in the header of a qcow2 file of ours, ('', '') for none or for another file."""
-    with open(path, "rb") as file:
-        head = file.read(64 << 10)
+    head = files.read(path, 64 << 10)
     if head[:4] != MAGIC or len(head) < 104:
         return "", ""
     version, offset, size = struct.unpack_from(">IQI", head, 4)
@@ -93,8 +96,7 @@ def backing_of(path: str) -> tuple[str, str]:
 
 def reaches_out(path: str) -> str:
     """Return what the header of a layer names beside other layers of its directory, '' for nothing."""
-    with open(path, "rb") as file:
-        head = file.read(104)
+    head = files.read(path, 104)
     if head[:4] != MAGIC:
         return ""
     if struct.unpack_from(">I", head, 4)[0] >= 3 and struct.unpack_from(">Q", head, 72)[0] & DATA_FILE:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import IO, Iterator
 
 from ..errors import ToolTimeout
-from . import progress
+from . import beneath, progress
 
 LIMIT_S = 2 * 86400.0
 """Limit of waiting for who stages an image: it works, or it has come to its own limit (standstill.py)."""
@@ -25,10 +25,16 @@ VM_LIMIT_S = 1800.0
 def attempt(path: str) -> IO[str] | None:
     """Take the lock `path` and return its open file, None if somebody has it."""
     while True:
-        file = open(path, "a+", encoding="utf-8")
+        beneath.refuse_link(os.path.dirname(path))
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except OSError:
+            beneath.refuse_link(path)
+            raise
+        file = os.fdopen(fd, "a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            if os.path.samestat(os.fstat(file.fileno()), os.lstat(path)):
                 return file
         except BlockingIOError:
             file.close()
@@ -51,7 +57,7 @@ def forget(path: str) -> bool:
 def is_held(path: str) -> bool:
     """Tell whether somebody holds the lock `path`, without making it."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -13,7 +13,7 @@ import json
 import os
 
 from ..errors import OtherStore, StoreAbsent, StoreUnavailable
-from . import files
+from . import beneath, files
 
 SIDE = ".semishared"
 NAME = "store"
@@ -29,9 +29,8 @@ def read(store_dir: str) -> str:
     """Return the id that the marker says, '' if there is none; raise StoreUnavailable if it cannot be read or understood."""
     path = path_in(store_dir)
     node = os.uname().nodename
-    files.refresh(store_dir, os.path.dirname(path))
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = beneath.open_file(store_dir, f"{SIDE}/{NAME}")
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except OSError as e:
@@ -66,11 +65,11 @@ def check(store_dir: str, wanted: str) -> None:
 
 def write(store_dir: str, store: str) -> None:
     """Mark `store_dir` as the store with the id `store`; what is made belongs to whoever has the directory."""
-    side = f"{store_dir}/{SIDE}"
-    made = not os.path.isdir(side)
-    os.makedirs(side, exist_ok=True)
-    files.write_json(path_in(store_dir), {"version": VERSION, "id": store})
-    if os.geteuid() == 0:
-        owner = os.stat(store_dir)
-        for path in [*([side] if made else []), path_in(store_dir)]:
-            os.chown(path, owner.st_uid, owner.st_gid)
+    made = not os.path.isdir(f"{store_dir}/{SIDE}")
+    with beneath.directory(store_dir, SIDE, make=True) as side:
+        files.write_json(f"{side}/{NAME}", {"version": VERSION, "id": store})
+        if os.geteuid() == 0:
+            owner = os.stat(store_dir)
+            if made:
+                os.chown(side, owner.st_uid, owner.st_gid)
+            os.chown(f"{side}/{NAME}", owner.st_uid, owner.st_gid, follow_symlinks=False)

@@ -40,9 +40,12 @@ def create(path: str, format: str, size: int) -> None:
     work(["qemu-img", "create", "-q", "-f", format, path, str(size)])
 
 
-def create_overlay(path: str, backing: str, backing_format: str, size: int, options: str) -> None:
-    """Create a qcow2 overlay over `backing`; `size` in bytes, 0 for that of the backing image."""
-    argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", backing_format, "-b", backing]
+def create_overlay(path: str, backing: str, backing_format: str, size: int, options: str, *, look: bool = True) -> None:
+    """Create a qcow2 overlay over `backing`; `size` in bytes, 0 for that of the backing image.
+
+    Without `look` only the name goes into the header, and nobody opens what it leads to.
+    """
+    argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", backing_format, "-b", backing, *([] if look else ["-u"])]
     if options:
         argv += ["-o", options]
     work([*argv, path, *([str(size)] if size else [])])

@@ -66,8 +66,6 @@ def _write(backup: str, target: str, format: str, min_size: int) -> None:
     qemu_img.convert(backup, "qcow2", target, format)
     if qemu_img.virtual_size(target, format) < min_size:
         qemu_img.resize(target, format, min_size)
-    os.chmod(target, 0o660)
-    files.fsync(target)
     point("content made")
 
 
@@ -80,18 +78,26 @@ def _restore_image(
     # CheckNotRunning has seen this host alone.
     writers.check_file(stored.source)
     # Only the VM that has the image restores it (oned gives it to nobody else), and every session tidies up there.
-    files.remove_staged(stored.side, "restored")
-    staged = files.staged_name(f"{stored.side}/restored")
+    with dir_store.side(stored, make=True) as side:
+        _replace_image(step, stored, side, str(record["format"]), mode, backup, planned)
+    files.fsync(stored.datastore)
+
+
+def _replace_image(
+    step: RestoreDisk, stored: dir_store.Stored, side: str, format: str, mode: int, backup: str, planned: float
+) -> None:
+    disk = step.disk
+    files.remove_staged(side, "restored")
+    staged = files.staged_name(f"{side}/restored")
     try:
-        with files.enough_space(stored.side):
-            _write(backup, staged, str(record["format"]), step.min_size)
-            os.chmod(staged, mode)
+        with files.enough_space(side):
+            with files.made(staged, mode) as path:
+                _write(backup, path, format, step.min_size)
             progress.count("store_written", files.allocated(staged))
             with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
                 dir_store.begin_session(stored)
                 os.rename(staged, stored.source)
                 point("image replaced")
-        files.fsync(os.path.dirname(stored.source))
     finally:
         files.unlink(staged)
 
@@ -110,7 +116,8 @@ def _restore_own(step: RestoreDisk, record: dict[str, object], backup: str, plan
     staged = files.staged_name(active)
     try:
         with files.enough_space(os.path.dirname(active)):
-            _write(backup, staged, str(record["format"]), step.min_size)
+            with files.made(staged) as made:
+                _write(backup, made, str(record["format"]), step.min_size)
             with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
                 os.rename(staged, active)
                 point("disk replaced")

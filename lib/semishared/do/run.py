@@ -80,7 +80,7 @@ def _worked(process: subprocess.Popen[bytes], argv: list[str], signs: Callable[[
                 raise
             _end(process)
             where = os.uname().nodename
-            raise ToolTimeout(f"{argv[0]} has done nothing for {idle_s:.0f} s on {where}: is its storage hung? {shlex.join(argv)}")
+            raise ToolTimeout(f"{argv[0]} has done nothing for {idle_s:.0f} s on {where}: is its storage hung? {shlex.join(argv[:2])}")
 
 
 def _run(argv: list[str], wait: Callable[[subprocess.Popen[bytes]], int], ok: tuple[int, ...], cwd: str | None) -> str:
@@ -308,7 +308,10 @@ def started(argv: list[str], *, feed: bool) -> Iterator[Program]:
 
 
 def _failure(argv: list[str], code: int, stderr: bytes) -> SemisharedError:
-    said = " ".join(stderr.decode("utf-8", "replace").split()) or "said nothing"
+    from .beneath import readable
+
+    argv = [readable(word) for word in argv]
+    said = readable(" ".join(stderr.decode("utf-8", "replace").split())) or "said nothing"
     if "No space left on device" in said or "Disk quota exceeded" in said:
         return NoSpace(f"{argv[0]} on {os.uname().nodename}: {said}")
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"

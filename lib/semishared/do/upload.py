@@ -9,31 +9,34 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from contextlib import contextmanager
 from typing import IO, Iterator
 
-from ..errors import StoreUnavailable
-from . import dir_store, disks, extents, files, locks, qemu_img
+from ..errors import StoreUnavailable, UnexpectedLink
+from . import beneath, dir_store, disks, extents, files, locks, qemu_img
 from .trace import point
 
 UPLOADS = ".uploads"
+NAME = re.compile(r"[0-9a-f]{32}\Z")
 
 
 class Upload:
     """The working directory of one upload into `datastore_dir`."""
 
-    def __init__(self, datastore_dir: str, name: str) -> None:
+    def __init__(self, datastore_dir: str, name: str, directory: str = "") -> None:
         self.datastore_dir = datastore_dir
         self.target = f"{datastore_dir}/{name}"
-        self.directory = f"{datastore_dir}/{dir_store.SIDE}/{UPLOADS}/{name}"
+        self.directory = directory or f"{datastore_dir}/{dir_store.SIDE}/{UPLOADS}/{name}"
+        """While the upload is under way a path to the opened directory, which leads there whatever becomes of its name."""
 
     def file(self, name: str) -> str:
         return f"{self.directory}/{name}"
 
 
 def _hold(path: str) -> IO[str] | None:
-    file = open(path, "a", encoding="ascii")
+    file = open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "a", encoding="ascii")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -46,40 +49,54 @@ def _hold(path: str) -> IO[str] | None:
 def uploading(datastore_dir: str) -> Iterator[Upload]:
     """Yield the place of a new upload; whatever happens, nothing but a published image stays."""
     try:
-        os.makedirs(f"{datastore_dir}/{dir_store.SIDE}/{UPLOADS}", exist_ok=True)
+        side = beneath.open_directory(datastore_dir, dir_store.SIDE, make=True)
     except OSError as e:
         raise StoreUnavailable(f"{datastore_dir}: {e.strerror}") from None
-    upload = Upload(datastore_dir, os.urandom(16).hex())
+    try:
+        with beneath.directory(beneath.path_of(side), UPLOADS, make=True) as uploads:
+            with _begun(datastore_dir, beneath.path_of(side), uploads) as upload:
+                yield upload
+    finally:
+        os.close(side)
+
+
+@contextmanager
+def _begun(datastore_dir: str, side: str, uploads: str) -> Iterator[Upload]:
+    name = os.urandom(16).hex()
+    lock = None
     with files.enough_space(datastore_dir):
         # One at a time: between its directory and its lock, a new upload looks like a killed one.
-        with locks.exclusive(f"{datastore_dir}/{dir_store.SIDE}/{UPLOADS}.lock", 300):
-            sweep(datastore_dir)
+        with locks.exclusive(f"{side}/{UPLOADS}.lock", 300):
+            sweep(datastore_dir, side, uploads)
             files.remove_stale(datastore_dir)
-            files.remove_stale(f"{datastore_dir}/{dir_store.SIDE}")
-            os.mkdir(upload.directory)
-            lock = _hold(upload.file("lock"))
-        point("upload begun")
+            files.remove_stale(side)
+            os.mkdir(f"{uploads}/{name}")
+            directory = beneath.open_directory(uploads, name)
         try:
+            upload = Upload(datastore_dir, name, beneath.path_of(directory))
+            lock = _hold(upload.file("lock"))
+            point("upload begun")
             yield upload
         finally:
-            shutil.rmtree(upload.directory, ignore_errors=True)
+            os.close(directory)
+            shutil.rmtree(f"{uploads}/{name}", ignore_errors=True)
             if lock:
                 lock.close()
 
 
-def sweep(datastore_dir: str) -> None:
-    """Remove what killed uploads left."""
-    uploads = f"{datastore_dir}/{dir_store.SIDE}/{UPLOADS}"
-    files.refresh(datastore_dir)
-    for name in os.listdir(uploads):
+def sweep(datastore_dir: str, side: str, uploads: str) -> None:
+    """Remove what killed uploads left: directories with names such as we give, and what is in them."""
+    for name in filter(NAME.match, os.listdir(uploads)):
         try:
-            lock = _hold(f"{uploads}/{name}/lock")
-        except FileNotFoundError:
-            continue
+            with beneath.directory(uploads, name) as directory:
+                lock = _hold(f"{directory}/lock")
+        except (OSError, UnexpectedLink):
+            continue  # gone, or nothing that an upload has made
         if lock:
+            # Follows no link: neither at its top nor below.
             shutil.rmtree(f"{uploads}/{name}", ignore_errors=True)
-            if os.path.isdir(f"{datastore_dir}/{dir_store.SIDE}/{name}") and not os.path.lexists(f"{datastore_dir}/{name}"):
-                shutil.rmtree(f"{datastore_dir}/{dir_store.SIDE}/{name}", ignore_errors=True)
+            if os.path.isdir(f"{side}/{name}") and not os.path.lexists(f"{datastore_dir}/{name}"):
+                shutil.rmtree(f"{side}/{name}", ignore_errors=True)
             lock.close()
 
 
@@ -101,16 +118,17 @@ def publish(path: str, format: str, upload: Upload, known: extents.Manifest | No
     """
     staged = upload.file("image")
     os.rename(path, staged)
-    manifest = known._replace(format=format) if known else extents.copy(staged, None, format, "store_read")
-    if not sparse and manifest.size:
-        with open(staged, "r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, manifest.size)
-    os.chmod(staged, 0o660)
-    files.fsync(staged)
-    point("image staged")
-    stored = dir_store.Stored(upload.target)
-    dir_store.begin_session(stored)
-    stat = os.stat(staged)
+    fd = beneath.open_file(upload.directory, "image", os.O_RDWR)
+    with open(fd, "r+b") as file:
+        manifest = known._replace(format=format) if known else extents.copy(beneath.path_of(fd), None, format, "store_read")
+        if not sparse and manifest.size:
+            os.posix_fallocate(fd, 0, manifest.size)
+        os.fchmod(fd, 0o660)
+        files.fsync_open(fd)
+        point("image staged")
+        stored = dir_store.Stored(upload.target)
+        dir_store.begin_session(stored)
+        stat = os.fstat(file.fileno())
     seen = dir_store.Seen(dir_store.session(stored), stat.st_size, stat.st_mtime_ns)
     dir_store.publish_generation(stored, manifest, seen)
     os.rename(staged, upload.target)
@@ -122,9 +140,8 @@ def publish(path: str, format: str, upload: Upload, known: extents.Manifest | No
 def create(format: str, size: int, fs: str, upload: Upload) -> str:
     """Publish a new empty image, its content unknown until its first base copy; return its path."""
     staged = upload.file("image")
-    disks.make_empty(staged, format, size, fs)
-    os.chmod(staged, 0o660)
-    files.fsync(staged)
+    with files.made(staged) as path:
+        disks.make_empty(path, format, size, fs, upload.directory)
     point("image staged")
     os.rename(staged, upload.target)
     files.fsync(upload.datastore_dir)
@@ -135,12 +152,20 @@ def create(format: str, size: int, fs: str, upload: Upload) -> str:
 def remove(path: str) -> None:
     """Remove an image, its snapshots and all of ours beside it; nothing of it need be there."""
     stored = dir_store.Stored(path)
-    dir_store.refresh(stored)
     files.unlink(path)
     point("image removed")
     files.remove_staged(*os.path.split(path))
-    shutil.rmtree(f"{path}.snap", ignore_errors=True)
-    shutil.rmtree(stored.side, ignore_errors=True)
+    _remove_tree(stored.datastore, f"{stored.name}.snap")
+    try:
+        with beneath.directory(stored.datastore, dir_store.SIDE) as side:
+            _remove_tree(side, stored.name)
+    except FileNotFoundError:
+        pass
     point("side directory removed")
 
 
+def _remove_tree(where: str, name: str) -> None:
+    """Remove a directory with all in it, or the link that is in its place; no link is followed."""
+    if os.path.islink(f"{where}/{name}"):
+        files.unlink(f"{where}/{name}")
+    shutil.rmtree(f"{where}/{name}", ignore_errors=True)

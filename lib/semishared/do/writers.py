@@ -43,7 +43,7 @@ AUTO = "auto "
 
 def check_file(path: str) -> None:
     """Raise AnotherWriter if some QEMU, here or on another client of the file system, may write to the image `path`."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
         if any(_is_locked(fd, LOCK_PERM_BASE + bit) for bit in (WRITE, RESIZE)):
             raise AnotherWriter(f"{path} is written to by {_holder(fd)}")
