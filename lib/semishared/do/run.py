@@ -80,7 +80,7 @@ def _worked(process: subprocess.Popen[bytes], argv: list[str], signs: Callable[[
                 raise
             _end(process)
             where = os.uname().nodename
-            raise ToolTimeout(f"{argv[0]} has done nothing for {idle_s:.0f} s on {where}: is its storage hung? {shlex.join(argv[:2])}")
+            raise ToolTimeout(f"{argv[0]} has done nothing for {idle_s:.0f} s on {where}: is its storage hung? {shlex.join(argv)}")
 
 
 def _run(argv: list[str], wait: Callable[[subprocess.Popen[bytes]], int], ok: tuple[int, ...], cwd: str | None) -> str:
