@@ -121,10 +121,9 @@ def published(path: str) -> Iterator[str]:
 
 def write(path: str, data: bytes, mode: int = 0o644) -> None:
     """Write a small file, wholly or not at all."""
-    with published(path) as staged:
-        with open(staged, "xb") as file:
-            file.write(data)
-            os.fchmod(file.fileno(), mode)
+    with published(path) as staged, open(staged, "xb") as file:
+        file.write(data)
+        os.fchmod(file.fileno(), mode)
 
 
 def read(path: str, limit: int) -> bytes:

@@ -73,7 +73,6 @@ def _restore_image(
     step: RestoreDisk, record: dict[str, object], stored: dir_store.Stored, backup: str, planned: float
 ) -> None:
     """Write a persistent image anew: another content, so another session; its old generation ends before."""
-    disk = step.disk
     mode = dir_store.check_record(record).st_mode & 0o777
     # CheckNotRunning has seen this host alone.
     writers.check_file(stored.source)

@@ -53,9 +53,9 @@ def uploading(datastore_dir: str) -> Iterator[Upload]:
     except OSError as e:
         raise StoreUnavailable(f"{datastore_dir}: {e.strerror}") from None
     try:
-        with beneath.directory(beneath.path_of(side), UPLOADS, make=True) as uploads:
-            with _begun(datastore_dir, beneath.path_of(side), uploads) as upload:
-                yield upload
+        path = beneath.path_of(side)
+        with beneath.directory(path, UPLOADS, make=True) as uploads, _begun(datastore_dir, path, uploads) as upload:
+            yield upload
     finally:
         os.close(side)
 
