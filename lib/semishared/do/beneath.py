@@ -76,8 +76,22 @@ def _refresh(fd: int) -> None:
         pass
 
 
+def _let_through(fd: int) -> None:
+    """Let everybody go through a directory, to what they can name; reading and writing there stay as they are.
+
+    Where an export squashes root, libvirt's root is nobody. It opens no image, but looks whether one is there and where our
+    links lead: AppArmor's rules are for that file (docs/how-to/apparmor.md).
+    """
+    mode = stat.S_IMODE(os.fstat(fd).st_mode)
+    if not mode & stat.S_IXOTH:
+        try:
+            os.chmod(path_of(fd), mode | stat.S_IXOTH)
+        except OSError:
+            pass  # it is somebody else's
+
+
 def open_directory(root: str, relative: str = "", *, make: bool = False) -> int:
-    """Open the directory `relative` (without links or `..`) below `root`, with `make` made where it is missing.
+    """Open the directory `relative` (without links or `..`) below `root`, with `make` made where it is missing, for all to go through.
 
     Raise UnexpectedLink, or OSError as open(2).
     """
@@ -98,6 +112,8 @@ def open_directory(root: str, relative: str = "", *, make: bool = False) -> int:
                 below = _enter(fd, name)
             os.close(fd)
             fd = below
+            if make:
+                _let_through(fd)
             _refresh(fd)
     except BaseException:
         os.close(fd)
