@@ -223,7 +223,8 @@ def marker(store: str) -> str:
 def store_state(store: str, token: str) -> Dict[str, Any]:
     """Return whether a store is there, is the one that the front-end has, and can be written; and how it is mounted."""
     answer: Dict[str, Any] = {
-        "empty": not os.listdir(store), "same": os.path.exists(f"{store}/{token}"), "writable": False, "marker": marker(store)
+        "empty": not os.listdir(store), "same": os.path.exists(f"{store}/{token}"), "writable": False, "marker": marker(store),
+        "passable": bool(os.stat(store).st_mode & 0o001),
     }  # fmt: skip
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         answer["mount"] = mount_of(os.path.realpath(store), file.read())
@@ -239,13 +240,22 @@ def store_state(store: str, token: str) -> Dict[str, Any]:
 
 
 def libvirt(question: Question) -> Dict[str, Any]:
-    """Return libvirt's and QEMU's versions, and which secrets it knows; an error if it does not answer."""
+    """Return libvirt's and QEMU's versions, by what it confines QEMU, and which secrets it knows; an error if it does not answer."""
     code, text = said(["virsh", "-c", question.libvirt, "version"], LIBVIRT_S)
     if code:
         return {"error": text.splitlines()[-1] if text else f"virsh ended with {code}"}
     rows = re.findall(r"^(?:Using library: libvirt|Running hypervisor: \w+) ([\d.]+)$", text, re.MULTILINE)
     secrets = said(["virsh", "-c", question.libvirt, "secret-list"])[1] if question.ceph else ""
-    return {"libvirt": rows[0] if rows else "", "qemu": rows[1] if len(rows) > 1 else "", "secrets": re.findall(r"[0-9a-f-]{36}", secrets)}
+    return {
+        "libvirt": rows[0] if rows else "", "qemu": rows[1] if len(rows) > 1 else "", "secrets": re.findall(r"[0-9a-f-]{36}", secrets),
+        "confines": confines(said(["virsh", "-c", question.libvirt, "capabilities"], LIBVIRT_S)[1]),
+    }  # fmt: skip
+
+
+def confines(capabilities: str) -> List[str]:
+    """Return by what libvirt confines QEMU (apparmor, selinux) besides users and groups, from what it says of its host."""
+    host = capabilities.partition("<guest>")[0]
+    return [model for model in re.findall(r"<secmodel>\s*<model>(\w+)</model>", host) if model not in ("dac", "none")]
 
 
 def ceph(pool: str, user: str, conf: str, _secret: str) -> Dict[str, Any]:

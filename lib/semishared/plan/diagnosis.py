@@ -190,6 +190,9 @@ def _libvirt(machine: str, answer: Mapping[str, Any], cloud: Cloud) -> list[Find
     for access in _ceph(cloud):
         if access.secret and access.secret not in answer["secrets"]:
             found.append(Finding(BROKEN, machine, f"libvirt does not know the secret {access.secret}", "docs/how-to/ceph.md, 4. libvirt"))
+    if "selinux" in answer.get("confines", ()):
+        what = "libvirt confines QEMU by SELinux: nobody has tried that with semishared"
+        found.append(Finding(WARNING, machine, what, "docs/how-to/apparmor.md, SELinux"))
     return found
 
 
@@ -227,6 +230,10 @@ def _stores(machine: str, answer: Mapping[str, Any], is_front_end: bool, cloud: 
         if "error" not in state and path in wanted and not wanted[path] and is_front_end:
             found.append(Finding(WARNING, machine, f"store {path} is not marked: that it is not mounted would not be noticed",
                                  _setup(cloud, path)))  # fmt: skip
+        confined = "apparmor" in answer.get("libvirt", {}).get("confines", ())
+        if "error" not in state and confined and state.get("mount", {}).get("type") in mounts.NFS and not state.get("passable"):
+            what = f"store {path} is closed to others: where the export squashes root, libvirt cannot tell AppArmor what QEMU may open"
+            found.append(Finding(WARNING, machine, what, f"as oneadmin: chmod o+x {path} (docs/how-to/apparmor.md)"))
         for is_broken, what in mounts.problems(state.get("mount", {})):
             mend = f"as root on {machine}: mend its line in /etc/fstab (docs/how-to/nfs.md), then umount and mount {path}"
             found.append(Finding(BROKEN if is_broken else WARNING, machine, f"store {path}: {what}", mend))
