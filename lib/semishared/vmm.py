@@ -184,11 +184,12 @@ def read_chains(sources: Mapping[int, str], records: Records) -> dict[int, list[
         from .do import layers
 
         try:
-            found[number] = layers.below(path, "qcow2")
+            in_place = records[number].how == "in-place"
+            found[number] = layers.below(os.path.realpath(path) if in_place else path, "qcow2")
+            if in_place and found[number]:
+                raise UnsafeImage(f"image {path} has a backing file")
         except SemisharedError as e:
             raise type(e)(f"disk {number}: {e.detail}") from None
-        if records[number].how == "in-place" and found[number]:
-            raise UnsafeImage(f"disk {number}: image {path} has a backing file")
     return found
 
 
