@@ -293,6 +293,13 @@ class AnotherWriter(SemisharedError):
     remedy = "end whoever writes, then retry: docs/how-to/two-writers.md"
 
 
+class WouldChange(SemisharedError):
+    """A dry run, or a plan, was about to send a machine a step that changes something; it was not sent."""
+
+    id = "SS067"
+    remedy = "nothing was changed; what comes after that step cannot be foreseen"
+
+
 class StoreAbsent(SemisharedError):
     """The directory of a datastore without the marker of its store: what belongs there is not mounted."""
 

@@ -46,11 +46,9 @@ class Bridge:
 
 def clone(action: Action, request: args.FromImage, disk: Disk, image: Image, datastore: Datastore, answer: Answer) -> None:
     """Give a VM its own disk; `answer` says from where a host gets a base that it lacks."""
-    from .do.ssh import Session
-
     plan = network.clone(request, disk, image, datastore, action.config.overlays_options)
     bridge = Bridge(action, datastore, image.id)
-    with Session(request.target.host, action.name, action.config) as session:
+    with action.session(request.target.host) as session:
         # All that follows is one action: what is deleted from now on is not made any more.
         session.planned = time.time()
         if plan.where == "shared":
@@ -117,14 +115,12 @@ def on_store(result: object) -> s.ImageRef | None:
 
 def cpds(action: Action, request: args.ToImage, vm: Vm, host: str, datastore: Datastore) -> None:
     """Save a disk as another image."""
-    from .do.ssh import Session
-
     access = stores.access(datastore)
     target = s.ImageRef(request.store, vm.id, "raw", stores.check_source(access, request.image, "image"), access=access)
     disk = disks.disk_ref(request.disk)
     bridge = Bridge(action, datastore, vm.id)
     running = vm.lcm_state == disks.SAVEAS_LIVE and request.snapshot == -1
-    with Session(host, action.name, action.config) as session:
+    with action.session(host) as session:
         record = _record(session, disk)
         if "network" in record:
             bridge.run([image_steps.CopyStored(target, str(record["network"]["name"]), request.snapshot, running)])

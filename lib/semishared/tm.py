@@ -17,6 +17,7 @@ from .plan import steps as s
 from .removal import everywhere, source_of_copy
 
 if TYPE_CHECKING:
+    from .do.ssh import Session
     from .opennebula.xml import Datastore, Disk, Image
 
 Answer = Callable[[Dict[str, object]], object]
@@ -32,11 +33,15 @@ class Action:
         self.report = report
         self.config: Config = load()
 
-    def on(self, host: str, steps: Iterable[s.Step], answer: Answer | None = None) -> list[object]:
-        """Carry out `steps` on `host` and return what each found out; with `answer`, it may ask."""
+    def session(self, host: str) -> Session:
+        """Return a conversation with `host`, for plans that depend on what it answers."""
         from .do.ssh import Session
 
-        with Session(host, self.name, self.config) as session:
+        return Session(host, self.name, self.config)
+
+    def on(self, host: str, steps: Iterable[s.Step], answer: Answer | None = None) -> list[object]:
+        """Carry out `steps` on `host` and return what each found out; with `answer`, it may ask."""
+        with self.session(host) as session:
             results = session.run(steps, answer=answer)
             self.tell(host, session.moved)
         return results

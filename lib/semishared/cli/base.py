@@ -8,6 +8,8 @@
            size limit and its free-space floor
   evict    remove the bases of images, where no VM has a lease on them
 
+With --dry-run verify compares and says, prune and evict say what would go; nothing is changed on any host.
+
 exit codes: 0 done, all is well; 1 verify: a base was damaged; prune --dry-run: there is something to remove; evict: a base
 is leased; 2 a host could not be asked, or something could not be done there
 """
@@ -19,6 +21,7 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from typing import Any, Callable
 
 from .. import NAME
@@ -43,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("verb", choices=VERBS)
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="only bases of these images (id or name); evict needs one")
     on.add_arguments(parser)
-    parser.add_argument("--rate", default="0", metavar="R", help="verify: bytes per second and host at most, e.g. 100M")
-    parser.add_argument("--dry-run", action="store_true", help="prune: say what would go")
+    parser.add_argument("--rate", metavar="R", help="verify: bytes per second and host at most, e.g. 100M")
+    parser.add_argument("--dry-run", action="store_true", help="verify, prune, evict: change nothing, say what would be done")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
 
 
@@ -61,7 +64,7 @@ class Command:
         self.images = {(image.store_id, image.id): image for image in self.oned.images()}
         self.wanted = {(image.store_id, image.id) for word in arguments.images for image in self._named(word)}
         self.survey = on.Survey()
-        self.rate = rate(arguments.rate)
+        self.rate = rate(arguments.rate or "0")
 
     def _named(self, word: str) -> list[Image]:
         found = [image for image in self.images.values() if word in (str(image.id), image.name)]
@@ -97,13 +100,25 @@ def rate(text: str) -> int:
         raise BadArguments(f"not a rate: {text!r}; 40M (bytes per second) is one") from None
 
 
+def check(arguments: argparse.Namespace) -> None:
+    """Raise BadArguments for what a verb cannot do: an option without effect would be taken for one that has."""
+    verb = arguments.verb
+    if verb == "evict" and not arguments.images:
+        raise BadArguments("evict needs an image; `semishared base prune` removes what is over the limits")
+    if verb == "prune" and arguments.images:
+        raise BadArguments("prune takes no images: it is about the limits of hosts; `semishared base evict` removes those of an image")
+    if arguments.rate is not None and verb != "verify":
+        raise BadArguments(f"{verb} has no --rate: only verify reads bases")
+    if arguments.dry_run and verb == "list":
+        raise BadArguments("list has no --dry-run: it changes nothing")
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared base`."""
     if os.geteuid() == 0:
         print(f"{NAME} base: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
         return 2
-    if arguments.verb == "evict" and not arguments.images:
-        raise BadArguments("evict needs an image; `semishared base prune` removes what is over the limits")
+    check(arguments)
     command = Command(arguments)
     rows, line, code = {"list": listing, "verify": verify, "prune": prune, "evict": evict}[arguments.verb](command)
     errors = command.survey.errors
@@ -145,14 +160,15 @@ def listing(command: Command) -> Result:
 
 def verify(command: Command) -> Result:
     """Verify, and mend what is damaged."""
+    dry_run = command.arguments.dry_run
 
     def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
         rows = []
         for base in filter(command.about, listed["bases"]):
-            (found,) = session.run([b.VerifyBase(root, base["name"], command.rate)])
+            (found,) = session.run([(b.ReadBase if dry_run else b.VerifyBase)(root, base["name"], command.rate)])
             assert isinstance(found, dict)
             row = {"name": base["name"], **found, "mended": False, "why": ""}
-            if found["damaged"]:
+            if found["damaged"] and not dry_run:
                 try:
                     session.run([b.MendBase(root, reference(command, base["name"]))])
                     row["mended"] = True
@@ -163,7 +179,7 @@ def verify(command: Command) -> Result:
         return rows
 
     rows = command.on_hosts(work)
-    return rows, _verified, int(any(row["damaged"] for row in rows))
+    return rows, partial(_verified, dry_run), int(any(row["damaged"] for row in rows))
 
 
 def reference(command: Command, name: str) -> ImageRef:
@@ -177,13 +193,15 @@ def reference(command: Command, name: str) -> ImageRef:
     return ImageRef(int(store), int(image), known.format or "raw", source, generation, access)
 
 
-def _verified(row: Row) -> str:
+def _verified(dry_run: bool, row: Row) -> str:
     if not row["damaged"]:
         speed = row["bytes"] / row["seconds"] if row["seconds"] else 0
         return f"good, {human(row['bytes'])} in {row['seconds']:.1f} s ({human(int(speed))}/s)"
     where = ", ".join("its manifest" if index < 0 else f"extent {index}" for index in row["bad"][:5]) or "found earlier"
     vms = sorted({lease.split("-")[0] for lease in row["leases"]}, key=int)
     who = f"; VMs {', '.join(vms)} have read from it: power them off and on" if vms else ""
+    if dry_run:
+        return f"DAMAGED ({where}), would be taken out of use and fetched anew{who}"
     return f"DAMAGED ({where}), taken out of use, {'fetched anew' if row['mended'] else 'not fetched: ' + row['why']}{who}"
 
 
@@ -210,19 +228,22 @@ def prune(command: Command) -> Result:
 
 def evict(command: Command) -> Result:
     """Remove the bases of the named images where nobody has a lease."""
+    dry_run = command.arguments.dry_run
 
     def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
         rows = []
         for base in filter(command.about, listed["bases"]):
-            (found,) = session.run([b.EvictBase(root, base["name"])])
-            assert isinstance(found, dict)
-            rows.append({"name": base["name"], "leases": base["leases"], "bytes": base["bytes"], "evicted": found["evicted"]})
+            gone = not dry_run and session.run([b.EvictBase(root, base["name"])])[0]["evicted"]  # type: ignore[index]
+            rows.append({"name": base["name"], "leases": base["leases"], "bytes": base["bytes"], "evicted": gone})
         return rows
 
     rows = command.on_hosts(work)
-    return rows, _evicted, int(not all(row["evicted"] for row in rows))
+    stays = [row for row in rows if (row["leases"] if dry_run else not row["evicted"])]
+    return rows, partial(_evicted, dry_run), int(bool(stays))
 
 
-def _evicted(row: Row) -> str:
+def _evicted(dry_run: bool, row: Row) -> str:
     leases = ", ".join(row["leases"][:5])
+    if dry_run and not leases:
+        return f"would be removed, {human(row['bytes'])}"
     return f"removed, {human(row['bytes'])}" if row["evicted"] else f"stays: leased by disks {leases or 'taken just now'}"

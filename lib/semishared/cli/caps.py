@@ -29,13 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--user", default="", metavar="NAME", help="CEPH_USER, without `client.`")
     parser.add_argument("--reader", default="", metavar="NAME", help="SEMISHARED_CEPH_READER; default: CEPH_USER")
     parser.add_argument("--bridge-user", default="", metavar="NAME", help="SEMISHARED_CEPH_BRIDGE_USER; default: CEPH_USER")
-    parser.add_argument("--pool", default=stores.DEFAULT_POOL, metavar="NAME", help="POOL_NAME (%(default)s)")
+    parser.add_argument("--pool", default="", metavar="NAME", help=f"POOL_NAME ({stores.DEFAULT_POOL})")
     parser.add_argument("--data-pool", default="", metavar="NAME", help="EC_POOL_NAME, if images keep their data there")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of commands")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is needed."""
+    if arguments.datastore and any(getattr(arguments, name) for name in ("user", "reader", "bridge_user", "pool", "data_pool")):
+        raise BadArguments("a datastore's own attributes name its users and pools: options are for one that is still to be made")
     wanted = _of_datastore(arguments.datastore) if arguments.datastore else _of_options(arguments)
     if arguments.json:
         print(json.dumps({"keys": [{"user": key.user, "roles": key.roles, "caps": dict(key.caps)} for key in wanted]}))
@@ -50,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _of_options(arguments: argparse.Namespace) -> list[Key]:
     if not arguments.user:
         raise BadArguments("name a datastore, or a user with --user")
-    return keys(arguments.user, arguments.pool, arguments.reader, arguments.bridge_user, arguments.data_pool)
+    return keys(arguments.user, arguments.pool or stores.DEFAULT_POOL, arguments.reader, arguments.bridge_user, arguments.data_pool)
 
 
 def _of_datastore(word: str) -> list[Key]:

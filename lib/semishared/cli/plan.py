@@ -15,12 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Iterable
+from typing import TYPE_CHECKING, Iterable
 
 from .. import NAME, tm
 from ..errors import OnedUnavailable, SemisharedError
 from ..opennebula.report import Report
 from ..plan import steps as s
+
+if TYPE_CHECKING:
+    from ..do.ssh import Session
 
 ACTIONS = ("clone", "ln", "mkimage", "mkswap", "mv", "mvds", "cpds", "delete")
 
@@ -52,12 +55,34 @@ class _Open(Exception):
     """The rest depends on an answer."""
 
 
+class _Noting:
+    """A session whose steps are noted and not sent; what a machine would say to them is nobody's to look at."""
+
+    def __init__(self, rehearsal: Rehearsal, host: str) -> None:
+        self.host, self._rehearsal = host, rehearsal
+        self.planned: float | None = None
+        self.moved: dict[str, int] = {}
+
+    def __enter__(self) -> _Noting:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def run(self, steps: Iterable[s.Step], **_more: object) -> list[object]:
+        return self._rehearsal.on(self.host, steps)
+
+
 class Rehearsal(tm.Action):
     """An action whose steps are noted and not done."""
 
     def __init__(self, name: str, argv: list[str]) -> None:
         super().__init__(name, argv, Report(name))
         self.noted: list[tuple[str, list[s.Step]]] = []
+
+    def session(self, host: str) -> Session:
+        """Return a conversation in which nobody is at the other end."""
+        return _Noting(self, host)  # type: ignore[return-value]
 
     def on(self, host: str, steps: Iterable[s.Step], answer: tm.Answer | None = None) -> list[object]:
         """Note `steps`; their answers are nobody's to look at."""

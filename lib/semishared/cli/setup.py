@@ -67,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared setup`."""
+    if arguments.is_store and not (arguments.apply and stores.KINDS[arguments.kind].is_mounted):
+        raise BadArguments("--is-store is for --apply, and for a store that is mounted")
     try:
         templates = wanted(arguments)
         wrong = [text for template in templates for text in found_wrong(template)]

@@ -270,6 +270,11 @@ class Execution:
 
         return scrub.verify(step, self._writer.send)
 
+    def ReadBase(self, step: Any) -> object:
+        from . import scrub
+
+        return scrub.read(step, self._writer.send)
+
     def MendBase(self, step: Any) -> object:
         from . import scrub
 

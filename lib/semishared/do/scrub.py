@@ -17,7 +17,7 @@ import time
 from typing import Callable, Iterator
 
 from ..errors import ImageChanged, MissingImage
-from ..plan.base_steps import EvictBase, ListBases, MendBase, VerifyBase
+from ..plan.base_steps import EvictBase, ListBases, MendBase, ReadBase, VerifyBase
 from . import bases, extents, files, locks, progress
 from .pace import Pace, stand_back
 from .trace import point
@@ -36,8 +36,10 @@ def list_bases(step: ListBases) -> dict[str, object]:
             described = _describe(bases.at(step.root, name))
             if described:
                 found.append(described)
-    os.makedirs(step.root, exist_ok=True)
-    stat = os.statvfs(step.root)
+    place = step.root
+    while not os.path.isdir(place):
+        place = os.path.dirname(place)
+    stat = os.statvfs(place)
     return {"bases": found, "total": stat.f_blocks * stat.f_frsize, "free": stat.f_bavail * stat.f_frsize}
 
 
@@ -89,9 +91,25 @@ def verify(step: VerifyBase, tell: Tell) -> dict[str, object]:
     stand_back(19)
     started = time.monotonic()
     inode = os.stat(base.image).st_ino
-    bad, size = _compare(base, Pace(step.rate), tell)
+    bad, size = _compare(base, base.image, Pace(step.rate), tell)
     if bad:
         _take_out(step.root, base, inode)
+    return {"bad": bad, "damaged": bool(bad), "bytes": size, "seconds": time.monotonic() - started, **_held(base)}
+
+
+def read(step: ReadBase, tell: Tell) -> dict[str, object]:
+    """Compare a base with its manifest as `verify` does, and change nothing."""
+    base = bases.at(step.root, step.name)
+    if os.path.lexists(base.damaged) and not os.path.lexists(base.image):
+        return {"bad": [], "damaged": True, "bytes": 0, "seconds": 0.0, **_held(base)}
+    # An evicted one that is still leased is what its leases are.
+    names = [base.image, *(f"{base.directory}/leases/{name}" for name in _names(f"{base.directory}/leases"))]
+    path = next((name for name in names if os.path.exists(name)), "")
+    if not path:
+        raise MissingImage(f"base {step.name} is not there on {os.uname().nodename}")
+    stand_back(19)
+    started = time.monotonic()
+    bad, size = _compare(base, path, Pace(step.rate), tell)
     return {"bad": bad, "damaged": bool(bad), "bytes": size, "seconds": time.monotonic() - started, **_held(base)}
 
 
@@ -114,7 +132,7 @@ def _take_out(root: str, base: bases.Base, inode: int) -> None:
                 break
 
 
-def _compare(base: bases.Base, pace: Pace, tell: Tell) -> tuple[list[int], int]:
+def _compare(base: bases.Base, path: str, pace: Pace, tell: Tell) -> tuple[list[int], int]:
     """Return the indices of extents that are wrong (-1: the manifest, or the size) and the bytes that were read."""
     try:
         with open(f"{base.directory}/manifest", "rb") as file:
@@ -126,10 +144,10 @@ def _compare(base: bases.Base, pace: Pace, tell: Tell) -> tuple[list[int], int]:
         return [-1], 0
     bad, read, last = [], 0, time.monotonic()
     left = dict(manifest.extents)
-    size = os.stat(base.image).st_size
+    size = os.stat(path).st_size
     if size != manifest.size:
         return [-1], 0
-    for index, content in _from_disk(base.image, size):
+    for index, content in _from_disk(path, size):
         pace.wait(len(content) if content else extents.EXTENT)
         expected = left.pop(index, None)
         if content is None:

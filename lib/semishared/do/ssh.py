@@ -13,18 +13,33 @@ import select
 import subprocess
 import time
 from collections import deque
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Callable, Iterable
+from typing import Callable, Iterable, Iterator
 
 from .. import VERSION
 from ..config import Config
-from ..errors import HostFailed, HostOutdated, HostUnreachable, SemisharedError, from_id
-from ..plan.steps import Step, to_data
+from ..errors import HostFailed, HostOutdated, HostUnreachable, SemisharedError, WouldChange, from_id
+from ..plan.steps import LOOKS, Step, to_data
 from .run import environment
 from .stream import Message, Reader, Silence, Writer
 
 PYTHON = "/usr/bin/python3"
 HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "hostside.py")
+
+
+_looks_only = False
+
+
+@contextmanager
+def looking_only() -> Iterator[None]:
+    """Let no session of this process send a step, within the block, that changes anything: begin() raises WouldChange."""
+    global _looks_only
+    was, _looks_only = _looks_only, True
+    try:
+        yield
+    finally:
+        _looks_only = was
 
 
 def is_here(host: str) -> bool:
@@ -117,6 +132,10 @@ class Session:
 
         A host that was cut off while it carries out its last plan ends all the same, and not only when ssh does.
         """
+        steps = list(steps)
+        changing = [name for name in (type(step).__name__ for step in steps) if name not in LOOKS]
+        if _looks_only and changing:
+            raise WouldChange(f"{changing[0]} on {self.host} was not sent: this is to change nothing")
         plan = {
             "version": VERSION, "action": self._action, "planned": self.planned or time.time(), "steps": [to_data(step) for step in steps],
             "answers": answers, "last": last, "standstill_s": self._config.hosts_standstill_timeout_s,

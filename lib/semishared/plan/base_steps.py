@@ -28,6 +28,15 @@ class VerifyBase(NamedTuple):
     """Bytes per second at most, 0 for no limit."""
 
 
+class ReadBase(NamedTuple):
+    """Compare a base as VerifyBase does, and change nothing: one that is wrong stays in use."""
+
+    root: str
+    name: str
+    rate: int
+    """Bytes per second at most, 0 for no limit."""
+
+
 class MendBase(NamedTuple):
     """Have the base `image` anew in place of the one that was taken out of use, and give its leases the new content."""
 

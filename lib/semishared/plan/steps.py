@@ -220,6 +220,10 @@ class Discard(NamedTuple):
     seen: str
 
 
+LOOKS = frozenset({"DescribeVm", "ListBases", "ListPool", "LookAround", "LookAtImages", "ReadBase", "ReportDisks"})
+"""Steps that change nothing wherever they are carried out: all that a dry run may send."""
+
+
 _NESTED: dict[str, Any] = {"image": ImageRef, "disk": DiskRef, "access": Access}
 STEPS: dict[str, Any] = {
     name: cls for name, cls in globals().items() if hasattr(cls, "_fields") and cls not in _NESTED.values()
