@@ -44,14 +44,14 @@ def main(argv: list[str]) -> int:
     command = next((word for word in argv if not word.startswith("-")), "")
     arguments = parser(command).parse_args(argv)
     os.umask(0o027)
-    command = importlib.import_module(f".{arguments.command}", __package__)
+    module = importlib.import_module(f".{arguments.command}", __package__)
     try:
         if getattr(arguments, "dry_run", False) or arguments.command == "plan":
             from ..do.ssh import looking_only
 
             with looking_only():
-                return int(command.run(arguments))
-        return int(command.run(arguments))
+                return int(module.run(arguments))
+        return int(module.run(arguments))
     except SemisharedError as e:
         # The remedy for bad arguments is written for those that OpenNebula gives.
         line = f"{e.detail}; --help says what there is" if isinstance(e, BadArguments) else e.line()
