@@ -250,8 +250,9 @@ def stock_images(cloud: plan.Cloud) -> list[Image]:
 
     def look() -> None:
         for image in cloud.images:
-            if image.source.startswith("/") and stock_layout.is_layered(image.source, image.format):
-                found.append(image)
+            with contextlib.suppress(OSError, SemisharedError):  # of what is not readable others speak
+                if image.source.startswith("/") and stock_layout.is_layered(image.source, image.format):
+                    found.append(image)
 
     limited(look)
     return list(found)

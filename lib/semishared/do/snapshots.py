@@ -235,6 +235,8 @@ def grow(step: GrowDisk) -> dict[str, object]:
     if not files.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
     if record["how"] == "in-place":
+        # Not by the link that the guest has: what it leads to is what is looked at.
+        path = str(record["image"]["source"])  # type: ignore[index]
         inspection.check(path, str(record["format"]))
     qemu_img.grow(path, str(record["format"]), step.size)
     point("disk grown")

@@ -16,7 +16,7 @@ import os
 import stat
 
 from ..errors import StockImage
-from . import files, layers
+from . import beneath, files, layers
 
 
 def is_layered(source: str, format: str) -> bool:
@@ -24,14 +24,16 @@ def is_layered(source: str, format: str) -> bool:
 
     In doubt it is: a directory that has both their links and files with numbers.
     """
-    folder = f"{source}.snap"
-    files.refresh(os.path.dirname(source), folder)
     try:
-        names = os.listdir(folder)
+        with beneath.directory(os.path.dirname(source), f"{os.path.basename(source)}.snap") as folder:
+            return _is_layered(folder, format)
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def _is_layered(folder: str, format: str) -> bool:
     numbered, signs = [], False
-    for name in names:
+    for name in os.listdir(folder):
         try:
             mode = os.lstat(f"{folder}/{name}").st_mode
         except FileNotFoundError:
