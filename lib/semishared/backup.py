@@ -41,7 +41,9 @@ def before(action: Action, *, live: bool) -> None:
     request = args.Backup.parse(action.argv)
     given = sys.stdin.buffer.read()
     # In base64: that is how upstream's drivers write and read it.
-    steps = plan.prebackup(request, Vm.parse(given), base64.encodebytes(given).decode("ascii"), _base_path(), live=live)
+    vm = Vm.parse(given)
+    action.seq = vm.seq
+    steps = plan.prebackup(request, vm, base64.encodebytes(given).decode("ascii"), _base_path(), live=live)
     action.on(request.place.host, steps)
 
 
@@ -53,7 +55,6 @@ def after(action: Action, *, live: bool) -> None:
 
 def restore(action: Action) -> None:
     """Do restore."""
-    from .do.ssh import Session
     from .opennebula.oned import Oned
 
     request = args.Restore.parse(action.argv)
@@ -72,7 +73,8 @@ def restore(action: Action) -> None:
     if not urls:
         raise MissingImage(f"backup {request.image} has nothing for VM {vm.id} (disk {request.disk})")
     domain = vm.deploy_id or f"one-{vm.id}"
-    with Session(place.host, action.name, action.config, bulk=True) as session:
+    action.seq = vm.seq
+    with action.session(place.host, bulk=True) as session:
         _, found = session.run([s.CheckNotRunning(domain), s.DescribeVm(vm.id, place.path)])
         records = {record["disk"]: record for record in found["records"]} if isinstance(found, dict) else {}
         for disk, url in sorted(urls.items()):

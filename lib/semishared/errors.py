@@ -265,6 +265,27 @@ class ConfigurationConflict(SemisharedError):
     remedy = "decide which of the two it shall be, change the named setting, then run this again; nothing was changed"
 
 
+class WholeDirectoryThere(SemisharedError):
+    """A move of a VM directory that has less than the one in its place at the target: what is left of one, perhaps."""
+
+    id = "SS063"
+    remedy = "look at both directories: remove the one that is not the VM's by hand, then retry; nothing was removed"
+
+
+class LateAction(SemisharedError):
+    """An action on a VM that was planned before a later one, by oned's own count of the VM's history, has been done."""
+
+    id = "SS064"
+    remedy = "nothing: the later action won. If oned's database was restored from a backup: remove the named file on that host"
+
+
+class SameDirectory(SemisharedError):
+    """A move of a VM between two paths, or two machines, that are one directory under two names."""
+
+    id = "SS065"
+    remedy = "give each system datastore and each host a directory of its own; nothing was moved or removed"
+
+
 class CannotInstall(SemisharedError):
     """A front-end where semishared cannot be installed or removed: place, rights, version, missing programs."""
 

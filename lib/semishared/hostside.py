@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ssh starts on a host: read plans from stdin, carry them out, say so on stdout (messages: do/stream.py).
 
-    -> {"plan": {"version", "action", "planned", "steps": [...]}}     then data for steps that receive
+    -> {"plan": {"version", "action", "seq", "steps": [...]}}         then data for steps that receive
     <- {"event": "alive"}  {"event": "sent", ...}  data
     <- {"event": "ask", ...}   -> {"answer": {...}}                   only if the plan says "answers"
     <- {"event": "done", "results": [...], "moved": {...}}  or  {"event": "error", "id", "detail"}
@@ -23,7 +23,7 @@ if __package__ in (None, ""):
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
 from semishared import VERSION
-from semishared.do import progress, standstill
+from semishared.do import epochs, progress, standstill
 from semishared.do.beneath import readable
 from semishared.do.execute import Execution, read_plan
 from semishared.do.stream import Message, Reader, Writer
@@ -41,6 +41,8 @@ class Host:
         self._writer = Writer(stdout)
         self._inbox: queue.Queue[Message] = queue.Queue(maxsize=16)
         self._busy = False
+        self._known: dict[str, epochs.Noted] = {}
+        """What was counted on this machine when its plans arrived: they are one action."""
 
     def serve(self) -> int:
         """Carry out plans until stdin ends; return the exit code."""
@@ -67,7 +69,8 @@ class Host:
         version = plan.get("version") if isinstance(plan, dict) else None
         if version != VERSION:
             raise HostOutdated(f"{os.uname().nodename} has semishared {VERSION}, the front-end {version}")
-        planned, steps = read_plan(plan)
+        seq, steps = read_plan(plan)
+        planned = epochs.arrived(seq, steps, self._known)
         limit_s = plan.get("standstill_s") if isinstance(plan, dict) else None
         if isinstance(limit_s, (int, float)) and limit_s > 0:
             standstill.limit_s = limit_s

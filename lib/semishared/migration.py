@@ -21,28 +21,28 @@ def _migrating(action: Action) -> tuple[args.Migrate, Vm]:
     request = args.Migrate.parse(action.argv)
     if request.caller:
         raise NotSupported(f"disks of ours in a system datastore of driver {request.caller}")
-    return request, Vm.parse(decode(sys.stdin.buffer.read()))
+    vm = Vm.parse(decode(sys.stdin.buffer.read()))
+    action.seq = vm.seq
+    return request, vm
 
 
 def premigrate(action: Action) -> None:
     """SOURCE_HOST TARGET_HOST VMDIR VM DATASTORE - make everything ready at the target, or refuse."""
-    from .do.ssh import Session
-
     request, vm = _migrating(action)
     place = request.target
     left = vm.system_datastores[-1] if vm.system_datastores else -1
     source_dir = f"{place.datastore_location}/{left}/{place.vm}"
-    with Session(request.source_host, action.name, action.config) as source:
+    with action.session(request.source_host) as source:
         (found,) = source.run([s.DescribeVm(place.vm, source_dir)])
         records = found["records"] if isinstance(found, dict) else []
         plan = migration.check(request, vm, records, left)
         token = os.urandom(8).hex()
-        name = f".semishared/.staged-probe-{token}"
         ask, answer = f"{token} {request.source_host}", f"{token} {place.host}"
-        source.run([s.WriteProbe(store, name, ask) for store in plan.stores])
-        with Session(place.host, action.name, action.config) as target:
-            target.run([s.AnswerProbe(store, name, ask, answer) for store in plan.stores])
-            source.run([s.CheckProbe(store, name, answer) for store in plan.stores])
+        written = source.run([s.WriteProbe(store, ask) for store in plan.stores])
+        probes = [(store, str(found["name"])) for store, found in zip(plan.stores, written) if isinstance(found, dict)]
+        with action.session(place.host) as target:
+            target.run([s.AnswerProbe(store, name, ask, answer) for store, name in probes])
+            source.run([s.CheckProbe(store, name, answer) for store, name in probes])
             target.run([s.PrepareVm(place.vm, place.path), *plan.links, *plan.network])
             if vm.context_disk >= 0:
                 _carry_file(source, target, f"{source_dir}/disk.{vm.context_disk}", place, vm.context_disk)
@@ -69,16 +69,29 @@ def _carry_file(source: object, target: object, path: str, place: args.VmPlace, 
 def postmigrate(action: Action) -> None:
     """SOURCE_HOST TARGET_HOST VMDIR VM DATASTORE - remove what is left at the source."""
     request, vm = _migrating(action)
-    _clear(action, request.source_host, request.target, vm)
+    _clear(action, request.source_host, request.target.host, request.target, vm)
 
 
 def failmigrate(action: Action) -> None:
     """SOURCE_HOST TARGET_HOST VMDIR VM DATASTORE - remove what was made at the target."""
     request, vm = _migrating(action)
     if request.source_host != request.target.host:
-        _clear(action, request.target.host, request.target, vm)
+        _clear(action, request.target.host, request.source_host, request.target, vm)
 
 
-def _clear(action: Action, host: str, place: args.VmPlace, vm: Vm) -> None:
-    domain = f"one-{place.vm}"
-    action.on(host, [s.CheckNotRunning(domain), s.RemoveVm(vm.id, place.path)])
+def _clear(action: Action, host: str, other: str, place: args.VmPlace, vm: Vm) -> None:
+    """Remove the VM's directory on `host`, unless the VM runs there, or has that very directory on the `other` host."""
+    from .plan import disks
+
+    domain = disks.running_domain(vm)
+    with action.session(host) as session:
+        _, found = session.run([s.CheckNotRunning(domain), s.MarkVm(vm.id, place.path)])
+        assert isinstance(found, dict)
+        token, seen = str(found["token"]), str(found["seen"])
+        if found["present"] and host != other:
+            (looked,) = action.on(other, [s.LookForVm(vm.id, place.path, token, seen)])
+            if isinstance(looked, dict) and looked["same"]:
+                session.run([s.UnmarkVm(vm.id, place.path, token)])
+                action.report.warn(f"{place.path} is one directory on {host} and {other}: nothing was removed")
+                return
+        session.run([s.UnmarkVm(vm.id, place.path, token), s.CheckNotRunning(domain), s.RemoveVm(vm.id, place.path)])

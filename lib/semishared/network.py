@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Callable, Iterable
 
 from .errors import BadRecord, NotSupported, SemisharedError, VmGone
@@ -49,8 +48,6 @@ def clone(action: Action, request: args.FromImage, disk: Disk, image: Image, dat
     plan = network.clone(request, disk, image, datastore, action.config.overlays_options)
     bridge = Bridge(action, datastore, image.id)
     with action.session(request.target.host) as session:
-        # All that follows is one action: what is deleted from now on is not made any more.
-        session.planned = time.time()
         if plan.where == "shared":
             _on_store(session, bridge, plan)
         else:

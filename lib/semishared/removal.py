@@ -9,6 +9,7 @@ here, a host that is not there any more holds nothing up.
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Iterable
 
 from .errors import HostUnreachable
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 
 
 def is_on_front_end(path: str) -> bool:
-    """Tell whether this machine has the VM directory `path`, or what a killed move left of it (do/vm_dir.py)."""
-    parent, name = os.path.split(path)
-    return any(os.path.lexists(f"{parent}/{prefix}{name}") for prefix in ("", ".incoming-", ".outgoing-"))
+    """Tell whether this machine has the VM directory `path`, or what a killed move left of it (do/beside.py)."""
+    parent, vm = os.path.split(path)
+    left = re.compile(rf"\.(incoming|outgoing|removed)-{vm}(-|\Z)")
+    return os.path.lexists(path) or (os.path.isdir(parent) and any(map(left.match, os.listdir(parent))))
 
 
 def everywhere(action: Action, place: VmPlace, steps: Iterable[s.Step]) -> list[object]:

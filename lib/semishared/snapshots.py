@@ -22,20 +22,20 @@ def _ref(place: args.DiskPlace) -> s.DiskRef:
     return s.DiskRef(place.vm_place.vm, place.disk or 0, place.vm_place.path)
 
 
-def _vm(place: args.DiskPlace) -> Vm:
+def _vm(action: Action, place: args.DiskPlace) -> Vm:
     from .opennebula.oned import Oned
 
-    return Oned().vm(place.vm_place.vm)
+    vm = Oned().vm(place.vm_place.vm)
+    action.seq = vm.seq
+    return vm
 
 
 def _change(action: Action, *, live: bool, plan: str) -> None:
-    from .do.ssh import Session
-
     request = args.SnapshotPlace.parse(action.argv)
     place = request.disk
-    vm = _vm(place)
+    vm = _vm(action, place)
     domain = running_domain(vm) if live or vm.lcm_state == snapshots.DELETE_RUNNING else ""
-    with Session(place.host, action.name, action.config) as session:
+    with action.session(place.host) as session:
         (found,) = session.run([s.DescribeDisk(_ref(place), domain)])
         if isinstance(found, dict) and "on_store" in found:
             from . import network
@@ -78,7 +78,7 @@ def resize(action: Action) -> None:
     """HOST:VMDIR/disk.N SIZE_MIB VM DATASTORE - grow a disk; that of a running guest is left to its hypervisor."""
     request = args.Resize.parse(action.argv)
     place = request.disk
-    vm = _vm(place)
+    vm = _vm(action, place)
     if vm.lcm_state == RESIZE_RUNNING:
         return
     host = place.host

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Callable, Dict, Iterable, Iterator
 
 from . import migration, snapshots
 from .config import Config, load
-from .errors import BadArguments, NotSupported, SemisharedError
+from .errors import BadArguments, NotSupported
 from .opennebula import args
 from .opennebula.report import Report
 from .plan import disks, stores
@@ -32,12 +32,16 @@ class Action:
         self.argv = argv
         self.report = report
         self.config: Config = load()
+        self.seq = -1
+        """SEQ of the VM's last history record, -1 if it is not known: every plan carries it (do/epochs.py)."""
 
-    def session(self, host: str) -> Session:
-        """Return a conversation with `host`, for plans that depend on what it answers."""
+    def session(self, host: str, *, bulk: bool = False) -> Session:
+        """Return a conversation with a host."""
         from .do.ssh import Session
 
-        return Session(host, self.name, self.config)
+        session = Session(host, self.name, self.config, bulk=bulk)
+        session.seq = self.seq
+        return session
 
     def on(self, host: str, steps: Iterable[s.Step], answer: Answer | None = None) -> list[object]:
         """Carry out `steps` on `host` and return what each found out; with `answer`, it may ask."""
@@ -57,7 +61,9 @@ def _facts(action: Action, request: args.FromImage) -> tuple[Disk, Image, Datast
     from .opennebula.oned import Oned
 
     oned = Oned()
-    disk = oned.vm(request.target.vm_place.vm).disk(request.target.disk or 0)
+    vm = oned.vm(request.target.vm_place.vm)
+    action.seq = vm.seq
+    disk = vm.disk(request.target.disk or 0)
     return disk, oned.image(disk.image_id), _marked(action, oned.datastore(disk.store_id))
 
 
@@ -128,7 +134,9 @@ def mkimage(action: Action) -> None:
     from .opennebula.oned import Oned
 
     request = args.NewDisk.parse(action.argv)
-    disk = Oned().vm(request.target.vm_place.vm).disk(request.target.disk or 0)
+    vm = Oned().vm(request.target.vm_place.vm)
+    action.seq = vm.seq
+    disk = vm.disk(request.target.disk or 0)
     action.on(request.target.host, disks.mkimage(request, disk))
 
 
@@ -143,7 +151,6 @@ def context(action: Action) -> None:
     import hashlib
 
     from .do import iso
-    from .do.ssh import Session
 
     request = args.Context.parse(action.argv)
     place = request.target
@@ -155,7 +162,7 @@ def context(action: Action) -> None:
             s.PrepareVm(place.vm_place.vm, place.vm_place.path),
             s.ReceiveFile(place.path, place.vm_place.vm, len(data), digest),
         ]
-        with Session(place.host, action.name, action.config) as session:
+        with action.session(place.host) as session:
             chunks = (data[at : at + (1 << 20)] for at in range(0, len(data), 1 << 20))
             session.run(steps, chunks, digest)
 
@@ -173,6 +180,7 @@ def cpds(action: Action) -> None:
     request = args.ToImage.parse_copy(action.argv)
     oned = Oned()
     vm = oned.vm(request.disk.vm_place.vm)
+    action.seq = vm.seq
     host = source_of_copy(request.disk.vm_place, vm.host) if vm.lcm_state in disks.SAVEAS_AWAY else request.disk.host
     if not request.image.startswith("/"):
         from . import network
@@ -188,6 +196,7 @@ def delete(action: Action) -> None:
     steps = disks.delete(request)
     if not steps:
         return
+    action.seq = _seq(request.vm_place.vm)
     found = everywhere(action, request.vm_place, steps)
     if any(found):
         from . import network
@@ -195,54 +204,24 @@ def delete(action: Action) -> None:
         network.delete(action, request, found)
 
 
-def mv(action: Action) -> None:
-    """HOST:VMDIR[/disk.N] HOST:VMDIR[/disk.N] VM DATASTORE - move a VM directory; its disks travel with it."""
-    from .do.ssh import is_here
+def _seq(vm: int) -> int:
+    """Return the SEQ of a VM that oned may not know any more, or of an oned that does not answer: -1 then."""
+    from .errors import OnedUnavailable
     from .opennebula.oned import Oned
 
+    try:
+        return Oned().vm(vm).seq
+    except OnedUnavailable:
+        return -1
+
+
+def mv(action: Action) -> None:
+    """HOST:VMDIR[/disk.N] HOST:VMDIR[/disk.N] VM DATASTORE - move a VM directory; its disks travel with it."""
     request = args.Move.parse(action.argv)
-    if request.disk:
-        return
-    vm = Oned().vm(request.source.vm)
-    pair = disks.mv(request, vm.lcm_state, is_here(request.source.host), is_here(request.target.host))
-    if pair is None:
-        return
-    source_step, target_step = pair
-    if target_step is None:
-        action.on(request.source.host, [source_step])
-    else:
-        _carry(action, request, source_step, target_step)
+    if not request.disk:
+        from . import move
 
-
-def _carry(action: Action, request: args.Move, source_step: s.Step, target_step: s.Step) -> None:
-    """Relay a VM directory between two hosts; the source lets go only when the target has it."""
-    from .do.ssh import Session
-
-    with Session(request.source.host, action.name, action.config, bulk=True) as source:
-        source.begin([source_step])
-        first = source.read()
-        if isinstance(first, dict) and first.get("present") is False:
-            source.finish()
-            _check_arrived_before(action, request)
-            return
-        with Session(request.target.host, action.name, action.config, bulk=True) as target:
-            target.begin([target_step])
-            while isinstance(first, bytes):
-                target.send_data(first)
-                first = source.read()
-            target.send(end=True, sha256=(first or {}).get("sha256"))
-            target.finish()
-            action.tell(request.target.host, target.moved)
-        source.send(arrived=True)
-        source.finish()
-
-
-def _check_arrived_before(action: Action, request: args.Move) -> None:
-    """Accept a rerun after a success: the source has nothing left and the target has the directory."""
-    target = request.target
-    (found,) = action.on(target.host, [s.DescribeVm(target.vm, target.path)])
-    if not (isinstance(found, dict) and found.get("present")):
-        raise SemisharedError(f"VM {target.vm} is neither on {request.source.host} nor on {target.host}")
+        move.move(action, request)
 
 
 def prebackup(action: Action) -> None:

@@ -17,12 +17,13 @@ from typing import Callable, Dict, Iterable, List, Sequence, Tuple
 from xml.etree import ElementTree
 
 from semishared import migration, tm
+from semishared import move as mover
 from semishared.config import Config
 from semishared.do import dir_store, ssh, upload
 from semishared.errors import SemisharedError
 from semishared.opennebula import args
 from semishared.opennebula.report import Report
-from semishared.opennebula.xml import Datastore, Disk, Image
+from semishared.opennebula.xml import Datastore, Disk, Image, Vm
 from semishared.plan import disks
 from semishared.plan import steps as s
 
@@ -144,15 +145,24 @@ def plan(rig: Rig, machine: str, steps: Iterable[s.Step], environment: Environme
         return session.run(steps, chunks, hashlib.sha256(data).hexdigest() if data else "")
 
 
-def move(rig: Rig, machine: str, target: str, environment: Environment, path: str = f"101/{VM}") -> None:
-    """Carry the VM directory as tm/mv does."""
-    inside = rig.inside(path)
-    request = args.Move.parse([f"{machine}:{inside}", f"{target}:{inside}", str(VM), "101"])
-    planned = disks.mv(request, 3, machine == "fe", target == "fe")
+MOVED = Vm.parse(f"<VM><ID>{VM}</ID><LCM_STATE>8</LCM_STATE><HISTORY_RECORDS><HISTORY><SEQ>1</SEQ></HISTORY></HISTORY_RECORDS></VM>")
+
+
+def move(rig: Rig, machine: str, target: str, environment: Environment, path: str = f"101/{VM}", to: str = "") -> None:
+    """Move the VM directory as tm/mv does, on machines without libvirt."""
+    request = args.Move.parse([f"{machine}:{rig.inside(path)}", f"{target}:{rig.inside(to or path)}", str(VM), "101"])
+    planned = disks.mv(request, MOVED, machine == "fe", target == "fe")
     assert planned
-    assert planned[1]
+    action = tm.Action("mv", [], Report("mv"))
+    action.seq = MOVED.seq
+    first, second = planned
     with rig.sessions(environment):
-        tm._carry(tm.Action("mv", [], Report("mv")), request, planned[0], planned[1])
+        if second is None:
+            step = first._replace(domain="")  # type: ignore[attr-defined]
+            mover.rename(action, machine, step, MOVED, lambda: MOVED, "")
+        else:
+            step = second._replace(domain="")  # type: ignore[attr-defined]
+            mover.carry(action, request, first, step, MOVED, lambda: MOVED, "")
 
 
 VM_XML = """<VM><ID>7</ID><LCM_STATE>3</LCM_STATE><TEMPLATE><DISK><DISK_ID>2</DISK_ID><IMAGE_ID>4</IMAGE_ID>
@@ -341,7 +351,7 @@ def _mkfs(format: str, fs: str) -> Case:
 
 
 ALL_GUEST = {f"{machine}/{ds}/{VM}/disk.0": bytes(DIRTY) for machine in ("a", "b", "fe") for ds in (101, 102)}
-VOLATILE = (f"/{VM}/disk.1$", f"incoming-{VM}/disk.1$")
+VOLATILE = (f"/{VM}/disk.1$", rf"(incoming|outgoing|removed)-{VM}-[0-9a-f]+/disk.1$")
 
 CASES = [
     _case("clone overlay cold", lambda rig: clone_steps(rig, RAW)),
@@ -383,8 +393,8 @@ CASES = [
     Case("mv host to host, older copy there", lambda rig, env: move(rig, "a", "b", env), moved_before, ("a", "b"), VOLATILE, ALL_GUEST),
     Case("mv host to front-end", lambda rig, env: move(rig, "a", "fe", env), whole_vm, ("a", "fe"), VOLATILE, ALL_GUEST),
     Case("mv front-end to host", lambda rig, env: move(rig, "fe", "b", env), stopped_vm, ("fe", "b"), VOLATILE, ALL_GUEST),
-    _case("mv to another datastore", lambda rig: [s.RenameVm(VM, rig.inside(f"101/{VM}"), rig.inside(f"102/{VM}"), True)],
-          second_datastore, opaque=VOLATILE, guest=ALL_GUEST),
+    Case("mv to another datastore", lambda rig, env: move(rig, "a", "a", env, to=f"102/{VM}"), second_datastore, ("a",), VOLATILE,
+         ALL_GUEST),
     _case("prebackup", back_up, whole_vm, opaque=VOLATILE, guest=ALL_GUEST),
     _case("prebackup, an older one there", back_up, backed_up, opaque=VOLATILE, guest=ALL_GUEST),
     _case("postbackup", lambda rig: [s.EndBackup(VM, rig.inside(f"101/{VM}"), rig.inside(f"101/{VM}/backup"), "")], backed_up,

@@ -74,6 +74,7 @@ class Cloud:
         self.h1, self.h2 = lab.hosts
         lab.install()
         self.answers = Answers(lab.fe.pid)
+        self.answers.texts["hostpool", -1] = "<HOST_POOL><HOST><NAME>h1</NAME></HOST><HOST><NAME>h2</NAME></HOST></HOST_POOL>"
         self.answers.texts["datastore", 100] = "<DATASTORE><ID>100</ID><TEMPLATE/></DATASTORE>"
 
     @classmethod
@@ -95,14 +96,14 @@ class Cloud:
             f"<TEMPLATE>{attributes}</TEMPLATE></IMAGE>"
         )
 
-    def vm(self, number: int, disks: Dict[int, int], fs: str = "", lcm_state: int = 3) -> None:
+    def vm(self, number: int, disks: Dict[int, int], fs: str = "", lcm_state: int = 3, seq: int = 0) -> None:
         """Let oned know a VM; `disks` maps disk ids to image ids (-1: volatile)."""
         text = "".join(
             f"<DISK><DISK_ID>{disk}</DISK_ID><IMAGE_ID>{image}</IMAGE_ID><DATASTORE_ID>100</DATASTORE_ID>"
             f"<SIZE>8</SIZE><ORIGINAL_SIZE>8</ORIGINAL_SIZE><TM_MAD>semishared</TM_MAD><FS>{fs}</FS></DISK>"
             for disk, image in disks.items()
         )
-        history = "<HISTORY_RECORDS><HISTORY><DS_ID>101</DS_ID></HISTORY></HISTORY_RECORDS>"
+        history = f"<HISTORY_RECORDS><HISTORY><SEQ>{seq}</SEQ><DS_ID>101</DS_ID></HISTORY></HISTORY_RECORDS>"
         self.answers.texts["vm", number] = (
             f"<VM><ID>{number}</ID><LCM_STATE>{lcm_state}</LCM_STATE><TEMPLATE>{text}</TEMPLATE>{history}</VM>"
         )
@@ -180,7 +181,7 @@ class Cloud:
 
     def left_of(self, vm: int, *nodes: Node) -> List[str]:
         """Return what there is of a VM, or staged, on nodes and in the store."""
-        mine = re.compile(rf"/101/{vm}(/|$)|/(leases|clones)/{vm}-|/\.staged-|\.(incoming|outgoing)-{vm}(/|$)")
+        mine = re.compile(rf"/101/{vm}(/|$)|/(leases|clones)/{vm}-|/\.staged-|\.(incoming|outgoing|removed)-{vm}(-|/|$)")
         found: List[str] = []
         for node in nodes or (self.h1, self.h2, self.fe):
             for top in (SYSTEM, BASES, STORE):

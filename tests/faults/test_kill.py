@@ -176,6 +176,18 @@ def changed_image() -> bytes:
     return bytes(CHANGED)
 
 
+def check_whole(rig: Rig, case: Case) -> None:
+    """A VM directory that is moved or removed is whole wherever it is, and one that is moved is somewhere."""
+    if not case.name.startswith(("mv ", "delete vm")):
+        return
+    wanted = {f"disk.{number}" for number in range(5)} | {f".semishared/disk.{number}.json" for number in (0, 1, 2, 4)}
+    found = [vm_dir for machine in MACHINES for vm_dir in rig.on(machine).glob(f"10[12]/{VM}")]
+    assert found or case.name == "delete vm", "the VM is nowhere"
+    for vm_dir in found:
+        names = {str(path.relative_to(vm_dir)) for path in (*vm_dir.glob("disk.*"), *vm_dir.glob(".semishared/*"))}
+        assert wanted <= names, f"{vm_dir} lacks {sorted(wanted - names)}"
+
+
 def check(rig: Rig, case: Case, before: Dict[str, str]) -> None:
     """Assert everything that must be true at any moment."""
     check_store(rig, case, before)
@@ -191,7 +203,7 @@ def check(rig: Rig, case: Case, before: Dict[str, str]) -> None:
 # -- leftovers --------------------------------------------------------------------------------------
 
 
-STAGED = re.compile(r"/\.staged-|/\.probe-|/\.uploads/|/\.semishared/staging/|/\.(incoming|outgoing)-")
+STAGED = re.compile(r"/\.staged-|/\.probe-|/\.uploads/|/\.semishared/staging/|/\.(incoming|outgoing|removed)-")
 
 
 def split(listing: Listing) -> "tuple[Listing, Set[str]]":
@@ -208,7 +220,7 @@ def tidy(listing: Listing) -> Listing:
 
 def of_the_vm(listing: Listing) -> List[str]:
     """Return what belongs to the VM."""
-    mine = re.compile(rf"/10[12]/{VM}(/|$)|/\.(incoming|outgoing)-{VM}(/|$)|/(leases|clones)/(\.staged-)?{VM}-")
+    mine = re.compile(rf"/10[12]/{VM}(/|$)|/\.(incoming|outgoing|removed)-{VM}(-|/|$)|/(leases|clones)/(\.staged-)?{VM}-")
     return [path for path in listing if mine.search(path)]
 
 
@@ -293,6 +305,7 @@ class Proof:
         try:
             self.kill(machine, number)
             check(self.rig, self.case, self.before)
+            check_whole(self.rig, self.case)
         except Exception:  # noqa: BLE001 - all points are tried, all failures told
             self.outcome.failures.append(f"{where}: {traceback.format_exc(limit=-3)}")
             failed = True
@@ -324,6 +337,7 @@ class Proof:
         """Issue the action again: the end state is that of an undisturbed run."""
         self.case.act(self.rig, {})
         check(self.rig, self.case, self.before)
+        check_whole(self.rig, self.case)
         self.remove_orphans()
         found, staged = split(self.rig.listing(self.case.opaque))
         problem = difference(self.wanted, found)
@@ -451,7 +465,7 @@ def source(cloud: Cloud) -> str:
 
 def begin(cloud: Cloud, held: driver_kills.Held, source: str) -> None:
     cloud.forget(7)
-    cloud.vm(7, {0: held.image})
+    cloud.vm(7, {0: held.image}, lcm_state=8 if held.action == "mv" else 3)
     for action, words in held.before.items():
         done = cloud.tm(action, *words(source), stdin=held.stdin)
         assert done.returncode == 0, done.stderr.decode()

@@ -27,7 +27,7 @@ WRITTEN = bytearray(CONTENT)
 WRITTEN[64 << 10 : 128 << 10] = b"\x5a" * (64 << 10)
 KERNEL = b"kernel" * 1000
 SAVED = f"{STORE}/saved"
-UNDEPLOYED, RESIZE_OFF, RUNNING = 67, 63, 3
+UNDEPLOYED, RESIZE_OFF, RUNNING, PROLOG_MIGRATE = 67, 63, 3, 8
 Line = Tuple[str, List[str]]
 State = Dict[str, Tuple[str, ...]]
 
@@ -51,6 +51,7 @@ class Site:
 
     def knows(self, lcm_state: int) -> None:
         """Let oned know VM 7: a disk in place, an overlay, two volatile disks."""
+        self.lcm_state = lcm_state
         self.cloud.vm(VM, {0: 4, 1: 1, 2: -1, 3: -1, 5: 1}, lcm_state=lcm_state)
 
     # -- sequences, as in the recordings ------------------------------------------------------------
@@ -95,7 +96,11 @@ class Site:
     def do(self, lines: Sequence[Line]) -> None:
         """Run lines as one_tm does; each must succeed."""
         for action, words in lines:
+            state = self.lcm_state
+            if action == "mv":
+                self.knows(PROLOG_MIGRATE)
             done = self.cloud.tm(action, *words)
+            self.knows(state)
             assert done.returncode == 0, f"{action} {' '.join(words)}: {done.stderr.decode()}"
 
     def write(self, host: str = "h1") -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Iterator
 
@@ -21,12 +20,6 @@ if TYPE_CHECKING:
 @pytest.fixture()
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
-
-
-@pytest.fixture()
-def past() -> float:
-    """A time before everything in this test."""
-    return time.time() - 100
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from semishared.config import Config
-from semishared.do import extents, files
+from semishared.do import extents
 from semishared.do.ssh import Session
 from semishared.errors import ImageChanged, MissingImage, StoreUnavailable
 from semishared.plan import steps as s
@@ -271,15 +271,3 @@ def test_image_read_past_the_page_cache_is_the_same_whatever_its_size(tmp_path: 
     found = extents.copy(str(source), str(tmp_path / "copy"), "raw", "x", direct=True)
     assert found == extents.copy(str(source), None, "raw", "x")
     assert (tmp_path / "copy").read_bytes() == source.read_bytes()
-
-
-def test_staged_file_that_a_file_system_dates_1970_is_not_stale(tmp_path: Path) -> None:
-    """ceph-fuse does that with what `cp` makes."""
-    staged = tmp_path / f"{files.STAGED}image.1"
-    staged.write_bytes(b"x")
-    os.utime(staged, ns=(0, 0))
-    files.remove_stale(str(tmp_path))
-    assert staged.exists()
-    os.utime(staged, (1, 1))
-    files.remove_stale(str(tmp_path))
-    assert not staged.exists()

@@ -16,6 +16,7 @@ from semishared.do import qemu_img
 from semishared.errors import (
     BadRecord,
     DataInTheWay,
+    LateAction,
     MissingImage,
     NotSupported,
     SemisharedError,
@@ -161,13 +162,14 @@ STEPS = {
 
 @pytest.mark.parametrize("how", STEPS)
 @pytest.mark.parametrize("directory", ["gone", "made again"])
-def test_a_disk_planned_before_the_delete_of_its_vm_is_not_published(world: World, past: float, how: str, directory: str) -> None:
+def test_a_disk_begun_before_the_delete_of_its_vm_is_not_published(world: World, how: str, directory: str) -> None:
     image, disk = world.image(), world.disk()
-    world.on(s.RemoveVm(5, disk.vm_dir))
-    if directory == "made again":
-        world.on(s.PrepareVm(5, disk.vm_dir))
-    with pytest.raises(VmGone, match="VM 5 was deleted"):
-        world.on(STEPS[how](world, image, disk), planned=past)
+    with world.begun(disk) as late:
+        world.on(s.RemoveVm(5, disk.vm_dir))
+        if directory == "made again":
+            world.on(s.PrepareVm(5, disk.vm_dir))
+        with pytest.raises(VmGone, match="VM 5 was deleted"):
+            late(STEPS[how](world, image, disk))
     names = sorted(os.listdir(disk.vm_dir)) if os.path.isdir(disk.vm_dir) else []
     assert names == ([".semishared"] if directory == "made again" else [])
     assert world.leases() == []
@@ -176,25 +178,54 @@ def test_a_disk_planned_before_the_delete_of_its_vm_is_not_published(world: Worl
     qemu_io(image.source, "raw", "read -P 0xa1 1M 64k")
 
 
-def test_a_disk_planned_before_its_own_delete_is_not_published_and_others_are(world: World, past: float) -> None:
+def test_a_disk_begun_before_its_own_delete_is_not_published_and_others_are(world: World) -> None:
     image = world.image()
-    world.on(s.PrepareVm(5, world.disk().vm_dir), planned=past)
-    world.on(s.RemoveDisk(world.disk(5, 1), ""))
-    with pytest.raises(VmGone):
-        world.on(s.CreateOverlay(world.disk(5, 1), image, 0, ""), planned=past)
-    world.on(s.CreateOverlay(world.disk(5, 2), image, 0, ""), planned=past)
+    world.on(s.PrepareVm(5, world.disk().vm_dir))
+    with world.begun(world.disk()) as late:
+        world.on(s.RemoveDisk(world.disk(5, 1), ""))
+        with pytest.raises(VmGone):
+            late(s.CreateOverlay(world.disk(5, 1), image, 0, ""))
+        late(s.CreateOverlay(world.disk(5, 2), image, 0, ""))
     qemu_io(world.disk(5, 2).path, "qcow2", "read -P 0xa1 1M 64k")
+    # Detached and attached again: the next plan is another one, also within the same SEQ.
+    world.on(s.RemoveDisk(world.disk(5, 2), ""), seq=3)
+    world.on(s.CreateOverlay(world.disk(5, 2), image, 0, ""), seq=3)
 
 
-def test_the_late_plan_does_not_make_the_vm_directory_again(world: World, past: float) -> None:
-    world.on(s.RemoveVm(5, world.disk().vm_dir))
-    with pytest.raises(VmGone):
-        world.clone(world.image(), world.disk(), planned=past)
-    assert not os.path.lexists(world.disk().vm_dir)
+def test_the_late_action_does_not_make_the_vm_directory_again(world: World) -> None:
+    disk = world.disk()
+    with world.begun(disk) as late:
+        world.on(s.RemoveVm(5, disk.vm_dir))
+        with pytest.raises(VmGone):
+            late(*world.cloning(world.image(), disk))
+    assert not os.path.lexists(disk.vm_dir)
+
+
+def test_an_action_of_an_older_seq_than_a_deletion_is_late_whenever_it_arrives(world: World) -> None:
+    image, disk = world.image(), world.disk()
+    world.on(s.RemoveVm(5, disk.vm_dir), seq=7)
+    with pytest.raises(LateAction, match="at SEQ 7 of its history, and this is of SEQ 6"):
+        world.on(*world.cloning(image, disk), seq=6)
+    assert not os.path.lexists(disk.vm_dir)
+    for seq in (7, 8, -1):
+        world.on(*world.cloning(image, disk), seq=seq)
+    qemu_io(disk.path, "qcow2", "read -P 0xa1 1M 64k")
+
+
+def test_lock_files_of_0_1_0_hold_times_and_stop_nothing(world: World) -> None:
+    lock = world.root / "locks" / "vm-5"
+    lock.parent.mkdir(parents=True)
+    lock.write_text(json.dumps({"": time.time() + 86400, "1": time.time() + 86400}))
+    disk = world.disk()
+    with world.begun(disk) as late:
+        world.clone(world.image(), disk)
+        world.on(s.RemoveDisk(disk, ""))
+        with pytest.raises(VmGone):
+            late(s.CreateVolatile(disk, MiB, "raw", ""))
 
 
 def test_a_redeployed_vm_gets_its_disk_after_an_older_delete(world: World) -> None:
-    world.on(s.RemoveVm(5, world.disk().vm_dir), planned=time.time() - 1)
+    world.on(s.RemoveVm(5, world.disk().vm_dir))
     qemu_io(world.clone(world.image(), world.disk()), "qcow2", "read -P 0xa1 1M 64k")
 
 
@@ -230,11 +261,14 @@ def test_record_that_cannot_be_understood_is_an_error(world: World, text: str) -
 
 
 def test_probe_of_a_store_passes_only_where_both_see_the_same(world: World) -> None:
-    store, name = str(world.store), ".semishared/.probe-x"
+    store = str(world.store)
     (world.store / ".semishared").mkdir()
-    world.on(s.WriteProbe(store, name, "ask"), s.AnswerProbe(store, name, "ask", "answer"), s.CheckProbe(store, name, "answer"))
+    (found,) = world.on(s.WriteProbe(store, "ask"))
+    name = found["name"]  # type: ignore[index]
+    world.on(s.AnswerProbe(store, name, "ask", "answer"), s.CheckProbe(store, name, "answer"))
     assert os.listdir(world.store / ".semishared") == []
-    world.on(s.WriteProbe(store, name, "ask"))
+    (found,) = world.on(s.WriteProbe(store, "ask"))
+    name = found["name"]  # type: ignore[index]
     with pytest.raises(StoreUnavailable, match="not the same"):
         world.on(s.AnswerProbe(store, name, "other", "answer"))
     with pytest.raises(StoreUnavailable, match="not the same"):
@@ -258,7 +292,7 @@ def test_plan_of_another_version_is_refused(world: World) -> None:
     from semishared.errors import HostOutdated
 
     with Session("localhost", "test", Config()) as session:
-        session.send(plan={"version": "0.0.1", "planned": 0, "steps": []})
+        session.send(plan={"version": "0.0.1", "seq": 0, "steps": []})
         with pytest.raises(HostOutdated, match=r"0\.0\.1"):
             session.finish()
 
@@ -267,7 +301,8 @@ def test_plan_that_is_none_is_a_clear_error() -> None:
     from semishared.config import Config
     from semishared.do.ssh import Session
 
-    for plan in (None, 3, {"version": "0.1.0"}, {"version": "0.1.0", "planned": 1, "steps": [{"step": "Reboot"}]}):
+    late, unknown = {"seq": "1", "steps": []}, {"seq": 1, "steps": [{"step": "Reboot"}]}
+    for plan in (None, 3, {"version": "0.1.0"}, {"version": "0.1.0", **late}, {"version": "0.1.0", **unknown}):
         with Session("localhost", "test", Config()) as session:
             session.send(plan=plan)
             with pytest.raises(SemisharedError):

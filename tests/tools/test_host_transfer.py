@@ -14,21 +14,36 @@ import pytest
 
 from semishared.config import Config
 from semishared.do.ssh import Session
-from semishared.errors import ImageChanged, MissingImage, SemisharedError, StoreUnavailable, TransferCorrupt
+from semishared.errors import (
+    ImageChanged,
+    LateAction,
+    MissingImage,
+    Overtaken,
+    SameDirectory,
+    SemisharedError,
+    StoreUnavailable,
+    ToolFailed,
+    TransferCorrupt,
+    WholeDirectoryThere,
+)
 from semishared.plan import steps as s
 from tools.world import MiB, World, allocated, qemu_io
 
 
-def carry(source_dir: str, target_dir: str, vm: int, *, keep_bases: bool = True, spoil: str = "", arrived: bool = True) -> object:
+def carry(
+    source_dir: str, target_dir: str, vm: int, *, keep_bases: bool = True, spoil: str = "", arrived: bool = True, seq: int = -1
+) -> object:
     """Relay a VM directory as `tm/mv` does, each end with its own session; `spoil` a chunk or the hash on the way."""
     with Session("localhost", "mv", Config()) as source, Session("localhost", "mv", Config()) as target:
-        source.begin([s.SendVm(vm, source_dir)])
-        first = source.read()
-        if isinstance(first, dict) and first.get("present") is False:
-            source.finish()
+        source.seq = target.seq = seq
+        (found,) = source.run([s.MarkVm(vm, source_dir)])
+        assert isinstance(found, dict)
+        if not found["present"]:
             return None
-        target.begin([s.ReceiveVm(vm, target_dir, keep_bases)])
+        source.begin([s.SendVm(vm, source_dir, found["token"])])
+        target.begin([s.ReceiveVm(vm, target_dir, keep_bases, "")])
         count = 0
+        first = source.read()
         while isinstance(first, bytes):
             if spoil == "chunk" and count == 0:
                 first = first[:3000] + bytes([first[3000] ^ 1]) + first[3001:]
@@ -36,11 +51,12 @@ def carry(source_dir: str, target_dir: str, vm: int, *, keep_bases: bool = True,
             target.send_data(first)
             first = source.read()
         assert isinstance(first, dict)
+        source.finish()
         target.send(end=True, sha256="0" * 64 if spoil == "hash" else first["sha256"])
         target.finish()
         moved = dict(target.moved)
-        source.send(arrived=arrived)
-        source.finish()
+        if arrived:
+            assert source.run([s.ReleaseVm(vm, source_dir, "", first["seen"])]) == [{"kept": ""}]
         return moved
 
 
@@ -146,8 +162,7 @@ def test_stream_that_was_spoiled_is_not_published_and_a_retry_works(world: World
 
 def test_source_keeps_the_directory_until_it_is_told_of_the_arrival(world: World) -> None:
     _, source, target = prepared(world)
-    with pytest.raises(TransferCorrupt, match="VM 5 did not arrive"):
-        carry(source, target, 5, arrived=False)
+    carry(source, target, 5, arrived=False)
     check_arrived(target)
     qemu_io(f"{source}/disk.2", "raw", "read -P 0x32 300M 64k")
     carry(source, target, 5)
@@ -157,11 +172,122 @@ def test_source_keeps_the_directory_until_it_is_told_of_the_arrival(world: World
 
 def test_older_directory_at_the_target_is_replaced_not_merged(world: World) -> None:
     _, source, target = prepared(world)
-    Path(target).mkdir(parents=True)
+    Path(target, ".semishared").mkdir(parents=True)
     Path(target, "disk.9").write_bytes(b"old")
-    carry(source, target, 5)
+    Path(target, ".semishared/vm.json").write_text('{"version": 1, "seq": 3}')
+    carry(source, target, 5, seq=4)
     check_arrived(target)
     assert not os.path.lexists(f"{target}/disk.9")
+    assert json.loads(Path(target, ".semishared/vm.json").read_text())["seq"] == 4
+    assert world.leftovers() == []
+
+
+@pytest.mark.parametrize(("noted", "seq"), [(None, 4), (None, -1), (4, 4), (3, -1)])
+def test_whole_directory_is_never_replaced_by_one_that_has_less(world: World, noted: int | None, seq: int) -> None:
+    _, source, target = prepared(world)
+    carry(source, target, 5, arrived=False, seq=-1)
+    if noted is not None:
+        Path(target, ".semishared/vm.json").write_text(json.dumps({"version": 1, "seq": noted}))
+    for name in ("disk.2", ".semishared/disk.2.json"):
+        os.unlink(f"{source}/{name}")
+    with pytest.raises(WholeDirectoryThere, match=r"has what did not arrive: \.semishared/disk\.2\.json, disk\.2"):
+        carry(source, target, 5, seq=seq)
+    with pytest.raises(WholeDirectoryThere):
+        rename(world, 5, source, target, seq=seq)
+    check_arrived(target)
+    assert os.path.lexists(f"{source}/disk.1")
+    assert world.leftovers() == []
+
+
+def test_directory_of_a_later_seq_is_not_replaced(world: World) -> None:
+    _, source, target = prepared(world)
+    carry(source, target, 5, arrived=False, seq=6)
+    with pytest.raises(LateAction, match="is of SEQ 6 of the VM's history, and this move of SEQ 5"):
+        carry(source, target, 5, seq=5)
+    check_arrived(target)
+    assert world.leftovers() == []
+
+
+def test_source_that_was_written_to_since_it_was_sent_is_kept(world: World) -> None:
+    _, source, target = prepared(world)
+    (found,) = world.on(s.RenameVm(5, source, target, True, ""))
+    qemu_io(world.disk(5, 2).path, "raw", "write -P 0x77 10M 64k")
+    (done,) = world.on(s.ReleaseVm(5, source, "", found["seen"]))  # type: ignore[index]
+    assert done == {"kept": "it has changed since it was read"}
+    qemu_io(world.disk(5, 2).path, "raw", "read -P 0x77 10M 64k")
+
+
+def test_of_two_moves_at_once_the_one_that_began_last_publishes_and_each_cleans_up_its_own(world: World) -> None:
+    _, source, target = prepared(world)
+    with Session("localhost", "mv", Config()) as one, Session("localhost", "mv", Config()) as other:
+        sent = {}
+        for session in (one, other):
+            session.begin([s.ReceiveVm(5, target, True, "")])
+            with Session("localhost", "mv", Config()) as sender:
+                sender.begin([s.SendVm(5, source)])
+                message = sender.read()
+                while isinstance(message, bytes):
+                    session.send_data(message)
+                    message = sender.read()
+                sent = message if isinstance(message, dict) else {}
+                sender.finish()
+        incoming = [path for path in Path(target).parent.iterdir() if path.name.startswith(".incoming-5-")]
+        assert len(incoming) == 2, "each has its own"
+        one.send(end=True, sha256=sent["sha256"])
+        with pytest.raises(Overtaken, match="another move of VM 5"):
+            one.finish()
+        assert not os.path.lexists(target)
+        other.send(end=True, sha256=sent["sha256"])
+        other.finish()
+    check_arrived(target)
+    assert world.leftovers() == []
+    assert not list((world.root / "locks").glob("incoming-*"))
+
+
+def test_directory_that_is_removed_while_it_is_sent_is_not_taken_for_whole(world: World) -> None:
+    _, source, _ = prepared(world)
+    # More than fits on the way: it waits for us.
+    Path(source, "large").write_bytes(os.urandom(20 * MiB))
+    with Session("localhost", "mv", Config()) as session:
+        session.begin([s.SendVm(5, source)])
+        session.read()
+        world.on(s.RemoveVm(5, source))
+        with pytest.raises((Overtaken, ToolFailed)):
+            while isinstance(session.read(), bytes):
+                pass
+            session.finish()
+
+
+def test_one_directory_is_known_again_under_another_name(world: World, tmp_path: Path) -> None:
+    _, source, target = prepared(world)
+    other = tmp_path / "other"
+    other.symlink_to(world.location)
+    (found,) = world.on(s.MarkVm(5, source))
+    assert isinstance(found, dict)
+    token, seen = found["token"], found["seen"]
+    again = f"{other}/101/5"
+    for words in ((token, ""), ("", seen)):
+        assert [answer["same"] for answer in world.on(s.LookForVm(5, again, *words), s.LookForVm(5, target, *words))] == [True, False]  # type: ignore[index]
+    world.on(s.UnmarkVm(5, source, token))
+    assert world.leftovers() == []
+    (looked,) = world.on(s.LookForVm(5, again, token, ""))
+    assert looked["same"] is False  # type: ignore[index]
+
+
+def test_rename_to_the_same_directory_under_another_name_is_refused(world: World) -> None:
+    _, source, _ = prepared(world)
+    (world.location / "104").symlink_to("101")
+    with pytest.raises(SameDirectory, match="are one directory"):
+        rename(world, 5, source, str(world.location / "104" / "5"))
+    check_arrived(source)
+    assert world.leftovers() == []
+
+
+def rename(world: World, vm: int, source: str, target: str, *, seq: int = -1) -> None:
+    """Move a VM directory on one host, as `tm/mv` does."""
+    (found,) = world.on(s.RenameVm(vm, source, target, True, ""), seq=seq)
+    assert isinstance(found, dict)
+    assert world.on(s.ReleaseVm(vm, source, "", found["seen"]), seq=seq) == [{"kept": ""}]
 
 
 def test_nothing_to_send_says_so(world: World) -> None:
@@ -171,15 +297,16 @@ def test_nothing_to_send_says_so(world: World) -> None:
 
 def test_rename_to_another_system_datastore_of_the_host(world: World) -> None:
     _, source, target = prepared(world)
-    world.on(s.RenameVm(5, source, target, True))
+    rename(world, 5, source, target)
     check_arrived(target)
     assert not os.path.lexists(source)
     assert len(world.leases()) == 1
     assert (world.location / "103" / ".monitor").read_text() == "semishared\n"
-    world.on(s.RenameVm(5, source, target, True))
+    rename(world, 5, source, target)
     check_arrived(target)
+    assert world.leftovers() == []
     with pytest.raises(MissingImage):
-        world.on(s.RenameVm(6, source.replace("/5", "/6"), target.replace("/5", "/6"), True))
+        rename(world, 6, source.replace("/5", "/6"), target.replace("/5", "/6"))
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,8 @@ def test_layers_travel_with_the_directory(world: World) -> None:
     disk.write(3, 0x33)
     source, target = disk.ref.vm_dir, str(world.location / "103" / "5")
     (world.location / "103").mkdir()
-    world.on(s.RenameVm(5, source, target, True))
+    (found,) = world.on(s.RenameVm(5, source, target, True, ""))
+    world.on(s.ReleaseVm(5, source, "", found["seen"]))  # type: ignore[index]
     disk.ref = world.disk(system=103)
     disk.check()
     disk.revert(0)

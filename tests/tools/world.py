@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterable, Optional
+from typing import Callable, Iterable, Iterator
 
-from semishared import VERSION
 from semishared.config import Config
 from semishared.do import extents
 from semishared.do.ssh import Session
@@ -55,24 +55,31 @@ class World:
     def disk(self, vm: int = 5, number: int = 1, system: int = 101) -> s.DiskRef:
         return s.DiskRef(vm, number, str(self.location / str(system) / str(vm)))
 
-    def on(self, *steps: s.Step, planned: Optional[float] = None, data: Iterable[bytes] = (), sha256: str = "") -> list[object]:
-        """Carry out steps through the host side of this machine, as planned now or at another time."""
+    def on(self, *steps: s.Step, seq: int = -1, data: Iterable[bytes] = (), sha256: str = "") -> list[object]:
+        """Carry out steps through the host side of this machine, as planned at a SEQ of the VM's history."""
         with Session("localhost", "test", Config()) as session:
-            if planned is None:
-                results = session.run(steps, data, sha256)
-            else:
-                plan = {"version": VERSION, "action": "test", "planned": planned, "steps": [s.to_data(step) for step in steps]}
-                session.send(plan=plan)
-                results = session.finish()
+            session.seq = seq
+            results = session.run(steps, data, sha256)
             self.moved = session.moved
         return results
 
-    def clone(self, image: s.ImageRef, disk: s.DiskRef, min_size: int = 0, planned: Optional[float] = None) -> Path:
-        """Clone as `tm/clone` plans it; return the overlay."""
-        self.on(
+    @contextmanager
+    def begun(self, disk: s.DiskRef) -> Iterator[Callable[..., list[object]]]:
+        """Yield what carries out steps that are part of an action on the VM of `disk` which has begun now."""
+        with Session("localhost", "test", Config()) as session:
+            session.run([s.DescribeVm(disk.vm, disk.vm_dir)])
+            yield lambda *steps: session.run(steps)
+
+    def cloning(self, image: s.ImageRef, disk: s.DiskRef, min_size: int = 0) -> list[s.Step]:
+        """Return the steps of `tm/clone`."""
+        return [
             s.StageBase(str(self.root), image), s.PrepareVm(disk.vm, disk.vm_dir),
-            s.CreateOverlay(disk, image, min_size, OVERLAY_OPTIONS), planned=planned,
-        )  # fmt: skip
+            s.CreateOverlay(disk, image, min_size, OVERLAY_OPTIONS),
+        ]  # fmt: skip
+
+    def clone(self, image: s.ImageRef, disk: s.DiskRef, min_size: int = 0) -> Path:
+        """Clone as `tm/clone` plans it; return the overlay."""
+        self.on(*self.cloning(image, disk, min_size))
         return Path(disk.path)
 
     def link(self, image: s.ImageRef, disk: s.DiskRef, *, readonly: bool = False) -> Path:
@@ -88,7 +95,8 @@ class World:
 
     def leftovers(self) -> list[str]:
         """Return what no finished action may leave: staged files and staging directories."""
-        found = [str(path) for path in self.top.rglob("*") if ".staged-" in path.name or ".incoming-" in path.name]
+        beside = (".incoming-", ".outgoing-", ".removed-")
+        found = [str(path) for path in self.top.rglob("*") if ".staged-" in path.name or path.name.startswith(beside)]
         return found + [str(path) for path in (self.root / "staging").glob("*")]
 
     def content(self, path: object) -> extents.Manifest:

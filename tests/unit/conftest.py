@@ -21,6 +21,7 @@ CONNECTS = ("socket.connect", "socket.bind", "socket.getaddrinfo", "socket.getho
 CHANGES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod", "os.chown")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 REGENERATED = f"{CHECKOUT}/tests/unit/" if os.environ.get("REGENERATE") else ""
+READ = ("/usr/", "/proc/self", "/proc/sys/kernel/random/boot_id", "/dev/urandom", "/etc/localtime")
 OWN_FILES = ("/.hypothesis", "/.pytest_cache", "/__pycache__")
 """Of the test tools themselves."""
 
@@ -68,7 +69,7 @@ class Watch:
             return ""
         if REGENERATED and name.startswith(REGENERATED):
             return ""
-        if verb == "read" and name.startswith((CHECKOUT, sys.prefix, "/usr/", "/proc/self", "/dev/urandom", "/etc/localtime")):
+        if verb == "read" and name.startswith((CHECKOUT, sys.prefix, *READ)):
             return ""
         return f"{verb} {name}"
 

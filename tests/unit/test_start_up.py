@@ -36,7 +36,7 @@ run({kind!r}, {action!r})
 """
 OF_OTHERS = ("encodings", "msvcrt", "org")
 """Tried by the standard library itself, for other systems."""
-ASKING = {"clone", "ln", "mkimage", "cpds", "mv", "resize", "snap_create", "snap_create_live", "snap_delete", "snap_revert"}
+ASKING = {"clone", "delete", "ln", "mkimage", "cpds", "mv", "resize", "snap_create", "snap_create_live", "snap_delete", "snap_revert"}
 pytestmark = [
     # Only python itself can say what it imports.
     pytest.mark.runs_python,

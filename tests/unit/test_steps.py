@@ -100,7 +100,7 @@ def test_a_step_with_a_part_missing_or_added_is_none(cls: Any) -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [None, [], {}, {"steps": {}}, {"steps": [3], "planned": 1}, {"steps": []}, {"steps": [], "planned": "soon"}, {"planned": 1}],
+    [None, [], {}, {"steps": {}}, {"steps": [3], "seq": 1}, {"steps": []}, {"steps": [], "seq": "soon"}, {"seq": 1}],
 )
 def test_what_is_no_plan_is_bad_arguments(plan: object) -> None:
     with pytest.raises(BadArguments):

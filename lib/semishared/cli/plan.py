@@ -60,7 +60,7 @@ class _Noting:
 
     def __init__(self, rehearsal: Rehearsal, host: str) -> None:
         self.host, self._rehearsal = host, rehearsal
-        self.planned: float | None = None
+        self.seq = -1
         self.moved: dict[str, int] = {}
 
     def __enter__(self) -> _Noting:
@@ -80,7 +80,7 @@ class Rehearsal(tm.Action):
         super().__init__(name, argv, Report(name))
         self.noted: list[tuple[str, list[s.Step]]] = []
 
-    def session(self, host: str) -> Session:
+    def session(self, host: str, *, bulk: bool = False) -> Session:
         """Return a conversation in which nobody is at the other end."""
         return _Noting(self, host)  # type: ignore[return-value]
 
@@ -122,13 +122,17 @@ def run(arguments: argparse.Namespace) -> int:
 def _move(rehearsal: Rehearsal) -> None:
     """Plan mv, whose two halves speak to each other."""
     from ..do.ssh import is_here
+    from ..move import front_end_runs_vms
     from ..opennebula import args
     from ..opennebula.oned import Oned
     from ..plan import disks
 
     request = args.Move.parse(rehearsal.argv)
-    state = -1 if request.disk else Oned().vm(request.source.vm).lcm_state
-    pair = disks.mv(request, state, is_here(request.source.host), is_here(request.target.host))
+    if request.disk:
+        return
+    oned, here = Oned(), (is_here(request.source.host), is_here(request.target.host))
+    runs_vms = any(here) and front_end_runs_vms(oned)
+    pair = disks.mv(request, oned.vm(request.source.vm), *here, runs_vms)
     if pair is not None:
         rehearsal.on(request.source.host, [pair[0]])
         if pair[1] is not None:

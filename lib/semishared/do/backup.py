@@ -21,6 +21,7 @@ from ..plan.network_disk import NetworkDisk
 from ..plan.steps import BackUp, DiskRef, EndBackup
 from . import domain, files, progress, qemu_img, running, standstill, turns, vm_dir
 from .disks import opened
+from .epochs import Planned
 from .run import QUICK_S
 from .trace import point
 
@@ -55,7 +56,7 @@ def _recorded(vm: int, directory: str, disk: int) -> _Disk:
     return _Disk(path, str(record["format"]), os.path.realpath(path), record)
 
 
-def back_up(step: BackUp, planned: float) -> None:
+def back_up(step: BackUp, planned: Planned) -> None:
     """Publish the copies."""
     staged = _staged(step.directory)
     turns.take(step.vm, step.vm_dir)
@@ -196,10 +197,10 @@ def _put_right(vm_dir: str, name: str, directory: str) -> None:
             _end_job(name, directory)
 
 
-def end(step: EndBackup, planned: float) -> None:
+def end(step: EndBackup) -> None:
     """Leave nothing of a backup: nobody at work on it, no job, no frozen guest, no copies."""
     turns.take(step.vm, step.vm_dir)
-    turns.note_end(step.vm, step.vm_dir, planned)
+    turns.note_end(step.vm, step.vm_dir)
     point("backup ended")
     try:
         _put_right(step.vm_dir, step.domain, step.directory)

@@ -36,6 +36,7 @@ from . import (
     vm_dir,
     writers,
 )
+from .epochs import Planned
 from .run import work
 from .trace import point
 from .undo import Undo
@@ -53,7 +54,7 @@ LAYERED = ("overlay", "copy")
 """How a local disk is made that can have snapshots."""
 
 
-def _publishing(disk: DiskRef, planned: float, record: dict[str, object]) -> ContextManager[str]:
+def _publishing(disk: DiskRef, planned: Planned, record: dict[str, object]) -> ContextManager[str]:
     """Return a context that yields a staged name for the disk; when it ends well, the disk is recorded and published."""
 
     def write() -> None:
@@ -75,7 +76,7 @@ def _image_record(image: ImageRef, generation: str) -> dict[str, object]:
     return image._replace(generation=generation).to_data()
 
 
-def create_overlay(step: CreateOverlay, planned: float) -> None:
+def create_overlay(step: CreateOverlay, planned: Planned) -> None:
     """Publish an overlay over a leased base (map: disk.N -> disk.N.snap/0 over leases/VM-N == bases/.../image)."""
     disk, image = step.disk, step.image
     root = bases.root_of(disk.vm_dir)
@@ -101,7 +102,7 @@ def _grown(path: str, image: ImageRef, min_size: int) -> int:
     return min_size if min_size and qemu_img.virtual_size(path, image.format) < min_size else 0
 
 
-def copy_image(step: CopyImage, planned: float) -> None:
+def copy_image(step: CopyImage, planned: Planned) -> None:
     """Publish a full copy, verified against the image's generation where that is known; from the base if it is here."""
     disk, image = step.disk, step.image
     content = stores.content(image)
@@ -126,7 +127,7 @@ def copy_image(step: CopyImage, planned: float) -> None:
         os.chmod(staged, 0o660)
 
 
-def copy_file(step: CopyFile, planned: float) -> None:
+def copy_file(step: CopyFile, planned: Planned) -> None:
     """Publish a plain copy of a kernel or initrd."""
     directory, name = os.path.split(step.path)
     with dir_store.opened(step.source) as source, vm_dir.published(step.vm, directory, name, planned) as staged:
@@ -134,7 +135,7 @@ def copy_file(step: CopyFile, planned: float) -> None:
         os.chmod(staged, 0o644)
 
 
-def clone_on_store(step: CloneOnStore, planned: float) -> None:
+def clone_on_store(step: CloneOnStore, planned: Planned) -> None:
     """Publish a clone on the store (disk.N -> clones/VM-N -> VM-N.snap/0 over the image itself, which oned keeps in use)."""
     disk, image = step.disk, step.image
     stored = dir_store.Stored(image.source)
@@ -169,7 +170,7 @@ def clone_on_store(step: CloneOnStore, planned: float) -> None:
         undo.keep()
 
 
-def link_in_place(step: LinkInPlace, planned: float) -> None:
+def link_in_place(step: LinkInPlace, planned: Planned) -> None:
     """Link the disk to the image (disk.N -> .semishared/NAME/image -> ../../NAME); a session ends the generation first."""
     disk, image = step.disk, step.image
     stored = dir_store.Stored(image.source)
@@ -191,7 +192,7 @@ def link_in_place(step: LinkInPlace, planned: float) -> None:
         os.symlink(link, staged)
 
 
-def create_volatile(step: CreateVolatile, planned: float) -> None:
+def create_volatile(step: CreateVolatile, planned: Planned) -> None:
     """Publish an empty disk; with a file system (or swap) it is made raw first, then converted."""
     disk = step.disk
     if step.fs and step.fs not in MKFS:

@@ -61,9 +61,38 @@ class Site(NamedTuple):
         return f"{self.protocol}://{host}/system"
 
 
+HERE = ""
+"""In place of a URI: this host's own libvirt."""
+_here = ""
+
+
+def here() -> str:
+    """Return the URI of this host's libvirt: LIBVIRT_URI of the kvmrc that lies beside our package on every host."""
+    global _here
+    if not _here:
+        top = os.path.abspath(__file__).rsplit("/", 4)[0]
+        _here = Site.read(f"{top}/etc/vmm/kvm/kvmrc").uri
+    return _here
+
+
 def virsh(uri: str, *argv: str, timeout_s: float = ANSWER_S) -> str:
-    """Run one virsh command."""
-    return run(["virsh", "--connect", uri, *argv], timeout_s=timeout_s)
+    """Run one virsh command; `uri` is an address or HERE."""
+    return run(["virsh", "--connect", uri or here(), *argv], timeout_s=timeout_s)
+
+
+def active() -> set[str]:
+    """Return names and UUIDs of the domains that run on this host, paused ones too."""
+    return {word for kind in ("--name", "--uuid") for word in virsh(HERE, "--quiet", "list", kind).split()}
+
+
+def why_in_use(name: str) -> str:
+    """Return why the domain may run on this host, '' if it is known not to; '' as a name is a machine that runs none."""
+    if not name:
+        return ""
+    try:
+        return f"domain {name} runs there" if name in active() else ""
+    except SemisharedError as e:
+        return f"libvirt cannot be asked: {e.detail}"
 
 
 def virsh_while(signs: Callable[[], object], uri: str, *argv: str) -> str:

@@ -9,20 +9,20 @@ from typing import Any, Callable, Iterator
 
 from ..errors import BadArguments, MigrationRefused, MissingImage, StoreUnavailable, TransferCorrupt
 from ..plan import steps as s
-from . import bases, disks, files, image_snapshots, marker, progress, snapshots, stores, transfer, vm_dir
-from .run import run
+from . import bases, disks, domain, files, image_snapshots, marker, progress, snapshots, stores, transfer, vm_dir, whereabouts
+from .epochs import Planned
 from .stream import Message, Writer
 from .trace import point
 
 
 class Execution:
-    """One plan: `planned` is the front-end's time of it, `next_message` the rest of the conversation with it.
+    """One plan: `planned` is what was so when it arrived, `next_message` the rest of the conversation with the front-end.
 
     `poll` returns what the front-end has said meanwhile, None if nothing; `answers`: it answers questions.
     """
 
     def __init__(
-        self, planned: float, writer: Writer, next_message: Callable[[], Message], poll: Callable[[], Message], answers: bool
+        self, planned: Planned, writer: Writer, next_message: Callable[[], Message], poll: Callable[[], Message], answers: bool
     ) -> None:
         self.planned = planned
         self._writer = writer
@@ -171,32 +171,40 @@ class Execution:
             raise MissingImage(f"{step.path} is not there on {os.uname().nodename}") from None
         return {"sha256": digest.hexdigest(), "size": size}
 
+    def MarkVm(self, step: s.MarkVm) -> object:
+        return whereabouts.mark(step.vm, step.vm_dir)
+
+    def LookForVm(self, step: s.LookForVm) -> object:
+        return whereabouts.look(step.vm_dir, step.token, step.seen)
+
+    def UnmarkVm(self, step: s.UnmarkVm) -> None:
+        whereabouts.unmark(step.vm_dir, step.token)
+
     def SendVm(self, step: s.SendVm) -> object:
+        whereabouts.unmark(step.vm_dir, step.token)
         sent = transfer.send(step.vm_dir, self._writer.send_data)
         self._writer.send(event="sent", **sent)
         point("directory sent")
-        if sent["present"]:
-            message = self._hear()
-            if not isinstance(message, dict) or message.get("arrived") is not True:
-                raise TransferCorrupt(f"VM {step.vm} did not arrive; {step.vm_dir} stays on {os.uname().nodename}")
-        # Also without a directory: a sender that was killed while it let go still holds leases.
-        vm_dir.remove(step.vm, step.vm_dir, self.planned)
         return sent
 
     def ReceiveVm(self, step: s.ReceiveVm) -> None:
-        vm_dir.prepare(step.vm, step.vm_dir, self.planned)
-        received = transfer.receive(step, self._chunks())
-        transfer.publish(step, str(self._end.get("sha256")), received, self.planned)
+        transfer.receive(step, self._chunks(), lambda: str(self._end.get("sha256")), self.planned)
 
-    def RenameVm(self, step: s.RenameVm) -> None:
-        transfer.rename(step, self.planned)
+    def RenameVm(self, step: s.RenameVm) -> object:
+        return transfer.rename(step, self.planned)
+
+    def ReleaseVm(self, step: s.ReleaseVm) -> object:
+        return transfer.release(step, self.planned)
 
     def DescribeVm(self, step: s.DescribeVm) -> object:
         return {"present": os.path.isdir(step.vm_dir), "records": vm_dir.records(step.vm_dir)}
 
-    def WriteProbe(self, step: s.WriteProbe) -> None:
-        files.remove_stale(os.path.dirname(f"{step.store_dir}/{step.name}"))
-        files.write(f"{step.store_dir}/{step.name}", step.text.encode())
+    def WriteProbe(self, step: s.WriteProbe) -> object:
+        directory = f"{step.store_dir}/{bases.NAME}"
+        files.remove_stale(directory)
+        path = files.staged_name(f"{directory}/probe")
+        files.write(path, step.text.encode())
+        return {"name": os.path.relpath(path, step.store_dir)}
 
     def AnswerProbe(self, step: s.AnswerProbe) -> None:
         self._expect(step.store_dir, step.name, step.text)
@@ -228,10 +236,7 @@ class Execution:
         files.write_json(f"{step.vm_dir}/{vm_dir.RECORDS}/migration.json", data)
 
     def CheckNotRunning(self, step: s.CheckNotRunning) -> None:
-        virsh = ["virsh", "--quiet", "--connect", "qemu:///system"]
-        names = run([*virsh, "list", "--name"]).split()
-        ids = run([*virsh, "list", "--uuid"]).split()
-        if step.domain in names or step.domain in ids:
+        if step.domain in domain.active():
             raise MigrationRefused(f"domain {step.domain} still runs on {os.uname().nodename}, nothing was removed")
 
     def BackUp(self, step: s.BackUp) -> None:
@@ -242,7 +247,7 @@ class Execution:
     def EndBackup(self, step: s.EndBackup) -> None:
         from . import backup
 
-        backup.end(step, self.planned)
+        backup.end(step)
 
     def RestoreDisk(self, step: s.RestoreDisk) -> None:
         from . import restore
@@ -311,8 +316,8 @@ class Execution:
         return disk_report.report(step)
 
 
-def read_plan(data: object) -> tuple[float, list[s.Step]]:
-    """Return planning time and steps of a plan in JSON data; raise BadArguments."""
-    if not isinstance(data, dict) or not isinstance(data.get("steps"), list) or not isinstance(data.get("planned"), (int, float)):
+def read_plan(data: object) -> tuple[int, list[s.Step]]:
+    """Return SEQ (-1: not known) and steps of a plan in JSON data; raise BadArguments."""
+    if not isinstance(data, dict) or not isinstance(data.get("steps"), list) or not isinstance(data.get("seq"), int):
         raise BadArguments("not a plan")
-    return float(data["planned"]), [s.from_data(step) for step in data["steps"]]
+    return data["seq"], [s.from_data(step) for step in data["steps"]]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Iterator
 
 from ..errors import NoSpace, ToolFailed, UnexpectedLink
-from . import progress
+from . import progress, trace
 from .trace import point
 
 STAGED = ".staged-"
@@ -21,14 +21,14 @@ WINDOW = 16 << 20
 """Bytes that are written out between two signs of progress."""
 WAIT_WRITE_WAIT = 7
 """sync_file_range: what is being written, what is yet to be, and the end of both."""
-STALE_S = 86400
-"""Age at which a staged small file in a directory without a lock belongs to nobody who is still alive."""
 
 
 def staged_name(path: str) -> str:
     """Return a name beside `path` that no other process on any host uses."""
+    from . import owner
+
     directory, name = os.path.split(path)
-    return f"{directory}/{STAGED}{name}.{os.urandom(6).hex()}"
+    return f"{directory}/{STAGED}{name}.{owner.suffix()}"
 
 
 def fsync(path: str) -> None:
@@ -231,24 +231,28 @@ def changed_ns(found: os.stat_result) -> int:
 
 
 def remove_stale(directory: str) -> None:
-    """Remove what writers killed long ago left staged in a directory that has no lock."""
+    """Remove what writers of this machine that are no more left staged in a directory that has no lock."""
+    from . import owner
+
     try:
-        entries = [entry for entry in os.scandir(directory) if entry.name.startswith(STAGED)]
-        for entry in entries:
-            if changed_ns(entry.stat(follow_symlinks=False)) / 1e9 < time.time() - STALE_S:
-                unlink(entry.path)
+        names = [name for name in os.listdir(directory) if name.startswith(STAGED)]
     except FileNotFoundError:
         return
+    for name in names:
+        if owner.is_gone(name):
+            unlink(f"{directory}/{name}")
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a directory with all in it, not across mounts; it need not be there.
+    """Remove a directory with all in it, or what is in its place, not across mounts; it need not be there.
 
     Who still makes files in it (of an action that is being ended) may be faster than one removal: again, until it is gone.
     """
     # Not above: the host's monitoring probe needs this module, and no programs.
     from .run import work
 
+    if trace.is_on():
+        _remove_some(directory)
     for left in range(9, -1, -1):
         try:
             work(["rm", "-rf", "--one-file-system", "--", directory])
@@ -257,6 +261,14 @@ def remove_tree(directory: str) -> None:
             if not left or "Directory not empty" not in e.detail:
                 raise
             time.sleep(0.05)
+
+
+def _remove_some(directory: str) -> None:
+    """Remove the first three files one by one, so that tests can kill within the removal: after these no other is different."""
+    found = (os.path.join(folder, name) for folder, _, names in os.walk(directory) for name in sorted(names))
+    for path in [path for path, _ in zip(found, range(3))]:
+        os.unlink(path)
+        point(f"{os.path.basename(path)} removed")
 
 
 def allocated(path: str) -> int:

@@ -16,6 +16,7 @@ from typing import Iterator
 from ..errors import MissingImage
 from ..plan.steps import CopyBack, CopyOut, DropCopy
 from . import beneath, dir_store, files, inspection, layers, qemu_img, running, stock_layout, vm_dir, writers
+from .epochs import Planned
 from .run import work
 from .trace import point
 
@@ -41,7 +42,7 @@ def numbers(source: str) -> list[int]:
         return []
 
 
-def copy_out(step: CopyOut, planned: float) -> None:
+def copy_out(step: CopyOut, planned: Planned) -> None:
     """Publish a snapshot of a disk in place: a copy beside the image, from the running guest if there is one."""
     record = vm_dir.record_of(step.disk)
     image = record["image"]

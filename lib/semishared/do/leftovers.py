@@ -14,11 +14,11 @@ from typing import Iterator
 
 from ..errors import SemisharedError, ToolFailed
 from ..plan.steps import Discard, LookAround
-from . import bases, dir_store, files, locks, marker, progress, upload, vm_dir
-from .run import run, work
+from . import bases, beside, dir_store, domain, files, locks, marker, progress, upload, vm_dir
 from .trace import point
 
 OPEN = re.compile(r"/(\.staged-|\.incoming-|\.outgoing-|\.uploads/)")
+LOCK = re.compile(r"(?:vm|incoming)-([0-9]+)(?:-[0-9a-f]+)?\Z")
 PAIR = re.compile(r"([0-9]+)-([0-9]+)(\.snap)?\Z")
 
 
@@ -75,9 +75,8 @@ def _open_files() -> list[str]:
 
 def _domains() -> dict[str, list[str]]:
     """Return names of all domains of this host and the files that they use."""
-    virsh = ["virsh", "--quiet", "--connect", "qemu:///system"]
-    names = run([*virsh, "list", "--all", "--name"], timeout_s=20).split()
-    stats = run([*virsh, "domstats", "--block"], timeout_s=20) if names else ""
+    names = domain.virsh(domain.HERE, "--quiet", "list", "--all", "--name").split()
+    stats = domain.virsh(domain.HERE, "--quiet", "domstats", "--block") if names else ""
     return {"names": names, "files": re.findall(r"(?m)^\s*block\.[0-9]+\.path=(.*)$", stats)}
 
 
@@ -112,22 +111,22 @@ def _root(root: str) -> dict[str, object]:
         held.append(_seen(base, name=name, leases=leases, staged=_staged(f"{base}/leases")))
     staging = [_seen(f"{root}/staging/{name}", held=locks.is_held(f"{root}/locks/base-{name}")) for name in _names(f"{root}/staging")]
     vm_locks = [
-        _seen(f"{root}/locks/{name}", vm=int(name[3:]))
-        for name in _names(f"{root}/locks") if name[:3] == "vm-" and name[3:].isdigit()
+        _seen(f"{root}/locks/{name}", vm=int(match.group(1)))
+        for name in _names(f"{root}/locks") for match in (LOCK.match(name),) if match
     ]  # fmt: skip
     return {"bases": held, "staging": staging, "locks": vm_locks}
 
 
 def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
     for name in _names(directory):
-        match = re.match(r"(\.incoming-|\.outgoing-)?([0-9]+)\Z", name)
-        path = f"{directory}/{name}"
-        if match and os.path.isdir(path) and not os.path.islink(path):
+        match, path = beside.NAME.match(name), f"{directory}/{name}"
+        if (match or (name.isdigit() and name.isascii())) and os.path.isdir(path) and not os.path.islink(path):
+            kind, vm = (match.group(1), int(match.group(2))) if match else ("dir", int(name))
             entries = _names(path)
             layers = [name for name in entries if name.endswith(".snap")]
             staged = [item for name in ("", vm_dir.RECORDS, *layers) for item in _staged(f"{path}/{name}".rstrip("/"))]
-            kind = (match.group(1) or "dir").strip(".-")
-            yield _seen(path, system=number, vm=int(match.group(2)), kind=kind, entries=entries, staged=staged)
+            seq = vm_dir.seq_of(path)
+            yield _seen(path, system=number, vm=vm, kind=kind, entries=entries, staged=staged, seq=seq)
 
 
 def _store(path: str) -> dict[str, object]:
@@ -198,7 +197,11 @@ def _discard(step: Discard) -> bool:
 
 
 def _removed(step: Discard) -> bool:
-    work(["rm", "-rf", "--one-file-system", "--", step.path])
+    match = beside.NAME.match(os.path.basename(step.path))
+    if match and match.group(1) == "incoming" and locks.is_held(beside.lock_of(step.path, f"{step.location}/{bases.NAME}")):
+        return False
+    # What might be taken for a VM's directory is so no more, however far its removal comes.
+    files.remove_tree(beside.bury(step.path, int(match.group(2))) if match and match.group(1) != "removed" else step.path)
     if os.path.lexists(step.path):
         raise ToolFailed(f"{step.path} is still there")
     point(f"{step.kind} removed")
@@ -213,7 +216,7 @@ def _remove_base(path: str) -> bool:
         pass
     except OSError:
         return False
-    work(["rm", "-rf", "--one-file-system", "--", path])
+    files.remove_tree(path)
     return True
 
 
@@ -224,8 +227,11 @@ def uses_lease(step: Discard) -> bool:
         return True
     disk = f"disk.{pair.group(2)}"
     for system in _names(step.location):
-        for directory in (pair.group(1), f".incoming-{pair.group(1)}", f".outgoing-{pair.group(1)}"):
-            for name in _names(f"{step.location}/{system}/{directory}") if system.isdigit() else []:
+        if not system.isdigit():
+            continue
+        own = f"{step.location}/{system}/{pair.group(1)}"
+        for directory in (own, *beside.listed(own, "incoming", "outgoing")):
+            for name in _names(directory):
                 if name == disk or name.startswith((f"{disk}.", f"{files.STAGED}{disk}.")):
                     return True
     return False

@@ -26,12 +26,13 @@ def attempt(path: str) -> IO[str] | None:
     """Take the lock `path` and return its open file, None if somebody has it."""
     while True:
         beneath.refuse_link(os.path.dirname(path))
+        # Not to append: what is noted in it is written over what was (epochs.py).
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except OSError:
             beneath.refuse_link(path)
             raise
-        file = os.fdopen(fd, "a+", encoding="utf-8")
+        file = os.fdopen(fd, "r+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(file.fileno()), os.lstat(path)):

@@ -12,6 +12,7 @@ from ..plan import image_steps as i
 from ..plan.steps import DiskRef, ImageRef
 from . import bases, ceph, extents, layers, progress, qemu_img, rbd_image, rbd_pool, rbd_store, running, snapshots, turns, vm_dir
 from .disks import make_empty, opened
+from .epochs import Planned
 from .stream import Message
 from .trace import point
 
@@ -24,9 +25,9 @@ def made_for(image: ImageRef) -> str:
 
 
 class OnNetwork:
-    """Steps of one plan: `planned` is the front-end's time of it, `next_message` the rest of the conversation with it."""
+    """Steps of one plan: `planned` is what was so when it arrived, `next_message` the rest of the conversation with it."""
 
-    def __init__(self, planned: float, next_message: Callable[[], Message]) -> None:
+    def __init__(self, planned: Planned, next_message: Callable[[], Message]) -> None:
         self._planned = planned
         self._next = next_message
 

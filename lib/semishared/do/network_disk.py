@@ -9,10 +9,11 @@ from ..errors import MigrationRefused, SemisharedError
 from ..plan.network_disk import NetworkDisk
 from ..plan.steps import ImageRef, TakeNetworkDisk
 from . import ceph, domain, running, vm_dir
+from .epochs import Planned
 from .trace import point
 
 
-def take(step: TakeNetworkDisk, planned: float) -> None:
+def take(step: TakeNetworkDisk, planned: Planned) -> None:
     """Record the disk of a VM on its way here; raise MigrationRefused if its QEMU would not find it."""
     disk = step.disk
     network, image = NetworkDisk.parse(step.record.get("network")), ImageRef.from_data(step.record.get("image"))

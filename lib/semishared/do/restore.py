@@ -15,6 +15,7 @@ from typing import Callable, Iterator
 from ..errors import NotSupported, TransferCorrupt, UnsafeImage
 from ..plan.steps import DiskRef, RestoreDisk
 from . import bases, dir_store, files, inspection, progress, qemu_img, vm_dir, writers
+from .epochs import Planned
 from .trace import point
 
 
@@ -48,7 +49,7 @@ def received(disk: DiskRef, chunks: Iterator[bytes], sha256: Callable[[], str]) 
         files.unlink(path)
 
 
-def restore(step: RestoreDisk, backup: str, planned: float) -> None:
+def restore(step: RestoreDisk, backup: str, planned: Planned) -> None:
     """Replace a disk's content; an in-place disk's where it lies, on the store: the link stays (CONTRACT pitfall 27)."""
     disk = step.disk
     record = vm_dir.record_of(disk)
@@ -70,7 +71,7 @@ def _write(backup: str, target: str, format: str, min_size: int) -> None:
 
 
 def _restore_image(
-    step: RestoreDisk, record: dict[str, object], stored: dir_store.Stored, backup: str, planned: float
+    step: RestoreDisk, record: dict[str, object], stored: dir_store.Stored, backup: str, planned: Planned
 ) -> None:
     """Write a persistent image anew: another content, so another session; its old generation ends before."""
     mode = dir_store.check_record(record).st_mode & 0o777
@@ -83,7 +84,7 @@ def _restore_image(
 
 
 def _replace_image(
-    step: RestoreDisk, stored: dir_store.Stored, side: str, format: str, mode: int, backup: str, planned: float
+    step: RestoreDisk, stored: dir_store.Stored, side: str, format: str, mode: int, backup: str, planned: Planned
 ) -> None:
     disk = step.disk
     files.remove_staged(side, "restored")
@@ -101,7 +102,7 @@ def _replace_image(
         files.unlink(staged)
 
 
-def _restore_own(step: RestoreDisk, record: dict[str, object], backup: str, planned: float) -> None:
+def _restore_own(step: RestoreDisk, record: dict[str, object], backup: str, planned: Planned) -> None:
     """Replace a disk of the VM's own by a standalone one of the same format.
 
     Its snapshots go: oned forgets those of non-persistent disks. Killed in between, the disk is the old one or the new.

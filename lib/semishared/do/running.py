@@ -27,7 +27,7 @@ from ..plan.steps import DiskRef
 from . import domain, files, layers, progress, qemu_img, vm_dir
 from .trace import point
 
-URI = "qemu:///system"
+URI = domain.HERE
 REST = "frozen.json"
 JOB = re.compile(r"job\.[0-9]+\.json\Z")
 END_S = 120

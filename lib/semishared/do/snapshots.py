@@ -25,6 +25,7 @@ from ..plan.steps import (
     SwitchLayer,
 )
 from . import dir_store, domain, files, image_snapshots, inspection, layers, qemu_img, running, stock_layout, turns, vm_dir
+from .epochs import Planned
 from .trace import point
 
 
@@ -81,7 +82,7 @@ def _layer(disk: DiskRef, number: int) -> str:
     return f"{folder_of(vm_dir.record_of(disk))}/{number}"
 
 
-def name_layer(step: NameLayer, planned: float) -> None:
+def name_layer(step: NameLayer, planned: Planned) -> None:
     """Give a layer a second name, over an unused layer that may have it."""
     path = _layer(step.disk, step.layer)
     target = f"{os.path.dirname(path)}/{step.name}"
@@ -97,7 +98,7 @@ def name_layer(step: NameLayer, planned: float) -> None:
     point("layer named")
 
 
-def add_layer(step: AddLayer, planned: float) -> None:
+def add_layer(step: AddLayer, planned: Planned) -> None:
     """Publish an empty layer over another."""
     path = _layer(step.disk, step.layer)
     with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
@@ -108,7 +109,7 @@ def add_layer(step: AddLayer, planned: float) -> None:
     point("layer added")
 
 
-def activate_layer(step: ActivateLayer, planned: float) -> None:
+def activate_layer(step: ActivateLayer, planned: Planned) -> None:
     """Make a layer the active one."""
     disk = step.disk
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
@@ -144,7 +145,7 @@ def _link(record: dict[str, object], disk: DiskRef, layer: int) -> None:
     point("layer active")
 
 
-def switch_layer(step: SwitchLayer, planned: float) -> None:
+def switch_layer(step: SwitchLayer, planned: Planned) -> None:
     """Take the snapshot of a running guest; if it fails, say again that the layer before is the active one."""
     disk, before = step.disk, vm_dir.record_of(step.disk)
     folder = folder_of(before)

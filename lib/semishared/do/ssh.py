@@ -56,8 +56,8 @@ class Session:
     def __init__(self, host: str, action: str, config: Config, *, bulk: bool = False) -> None:
         self.host = host
         self.moved: dict[str, int] = {}
-        self.planned: float | None = None
-        """The time of all plans of this session, if they are one action; else each has its own."""
+        self.seq = -1
+        """SEQ of the last history record of the VM that the plans are about, -1 if it is not known."""
         self._action = action
         self._config = config
         if is_here(host):
@@ -137,7 +137,7 @@ class Session:
         if _looks_only and changing:
             raise WouldChange(f"{changing[0]} on {self.host} was not sent: this is to change nothing")
         plan = {
-            "version": VERSION, "action": self._action, "planned": self.planned or time.time(), "steps": [to_data(step) for step in steps],
+            "version": VERSION, "action": self._action, "seq": self.seq, "steps": [to_data(step) for step in steps],
             "answers": answers, "last": last, "standstill_s": self._config.hosts_standstill_timeout_s,
         }  # fmt: skip
         # A host without a plan says nothing.

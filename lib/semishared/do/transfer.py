@@ -1,21 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carry a VM directory from machine to machine: tar at both ends, the stream's hash in the middle.
 
-The source is removed only after the target has published (CONTRACT §7, defect 14: wipe-then-copy loses data).
-What each crash leaves: at the target `.incoming-VM`, removed by the next run; at both ends a whole directory, of
-which the source's is the one that counts, and the next run replaces the target's by it.
+The source is removed only after the target has published (CONTRACT §7, defect 14: wipe-then-copy loses data), by a step of
+its own: whoever plans it has asked in between whether the move is still wanted. What each crash leaves: at the target
+`.incoming-VM-*`, removed by the next run; at both ends a whole directory, of which the source's is the one that counts,
+and the next run replaces the target's by it. A remainder is never sent as a whole: removals begin with a rename
+(beside.py). Nor does one of 0.1.0, which removed in place, replace what is more than itself.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import contextmanager
 from typing import Callable, Iterator
 
-from ..errors import ImageChanged, MissingImage, StoreUnavailable, TransferCorrupt
-from ..plan.steps import ImageRef, ReceiveVm, RenameVm
-from . import bases, beneath, files, layout, progress, vm_dir
+from ..errors import (
+    ImageChanged,
+    LateAction,
+    MigrationRefused,
+    MissingImage,
+    Overtaken,
+    SameDirectory,
+    StoreUnavailable,
+    TransferCorrupt,
+    WholeDirectoryThere,
+)  # fmt: skip
+from ..plan.steps import ImageRef, ReceiveVm, ReleaseVm, RenameVm, has_arrived
+from . import bases, beneath, beside, domain, epochs, files, layout, progress, vm_dir, whereabouts
+from .epochs import Planned
 from .run import piped, work
 from .trace import point
 
@@ -23,10 +35,12 @@ CHUNK = 1 << 20
 
 
 def send(directory: str, write: Callable[[bytes], None]) -> dict[str, object]:
-    """Write the directory as a tar stream; return {"present": bool, "sha256": ...}."""
+    """Write the directory as a tar stream; return the hash of the stream, and the fingerprint of what was sent."""
     beneath.refuse_link(directory)
-    if not os.path.isdir(directory):
-        return {"present": False}
+    try:
+        before, seen = os.stat(directory), whereabouts.fingerprint(directory)
+    except FileNotFoundError:
+        raise MissingImage(f"{directory} is not there on {os.uname().nodename}") from None
     argv = ["tar", "--create", "--sparse", "--file=-", f"--directory={directory}", "."]
     digest = hashlib.sha256()
     with piped(argv, feed=False) as stream:
@@ -34,31 +48,41 @@ def send(directory: str, write: Callable[[bytes], None]) -> dict[str, object]:
             digest.update(chunk)
             write(chunk)
             progress.count("sent", len(chunk))
-    return {"present": True, "sha256": digest.hexdigest()}
+    _check_still(directory, before)
+    return {"sha256": digest.hexdigest(), "seen": seen}
 
 
-@contextmanager
-def _removed_on_failure(staging: str) -> Iterator[None]:
-    """Remove what was received if it cannot be published: it may be what fills the disk."""
+def _check_still(directory: str, before: os.stat_result) -> None:
+    """Raise Overtaken if the directory was taken out of its place, and perhaps emptied, while it was read."""
     try:
-        yield
-    except BaseException:
-        work(["rm", "-rf", "--one-file-system", "--", staging])
-        raise
+        if os.path.samestat(before, os.stat(directory)):
+            return
+    except FileNotFoundError:
+        pass
+    raise Overtaken(f"{directory} on {os.uname().nodename} was removed while it was being moved")
 
 
-def receive(step: ReceiveVm, chunks: Iterator[bytes]) -> str:
-    """Unpack the stream beside the VM directory and return the stream's sha256."""
-    staging = vm_dir.incoming(step.vm_dir)
-    work(["rm", "-rf", "--one-file-system", "--", staging])
-    with files.enough_space(staging):
-        os.makedirs(staging)
-    point("incoming made")
-    with _removed_on_failure(staging):
+def _begun(vm: int, directory: str, planned: Planned) -> int:
+    """Count one more move of the VM to here; of several, only the one that began last publishes."""
+    with files.enough_space(directory):
+        vm_dir.mark_system(directory)
+    with vm_dir.publishing(vm, directory, planned) as file:
+        number = epochs.begin_move(file)
+    beside.sweep(directory, bases.root_of(directory), vm)
+    return number
+
+
+def receive(step: ReceiveVm, chunks: Iterator[bytes], sent_sha256: Callable[[], str], planned: Planned) -> None:
+    """Unpack the stream beside the VM directory, and publish it if it is what was sent."""
+    number = _begun(step.vm, step.vm_dir, planned)
+    with beside.receiving(step.vm, step.vm_dir, bases.root_of(step.vm_dir)) as staging:
         received = _unpack(staging, chunks)
+        point("incoming unpacked")
+        if sent_sha256() != received:
+            raise TransferCorrupt(f"VM {step.vm}: what arrived on {os.uname().nodename} is not what was sent")
         layout.check_received(staging, step.vm, step.vm_dir)
-    point("incoming unpacked")
-    return received
+        _publish(staging, step, number, planned)
+    beside.sweep(step.vm_dir, bases.root_of(step.vm_dir), step.vm)
 
 
 def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
@@ -73,30 +97,45 @@ def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
     return digest.hexdigest()
 
 
-def publish(step: ReceiveVm, sent_sha256: str, received_sha256: str, planned: float) -> None:
+def _publish(staging: str, step: ReceiveVm | RenameVm, number: int, planned: Planned) -> None:
     """Give the received directory its bases and leases and rename it to the VM directory."""
-    staging = vm_dir.incoming(step.vm_dir)
-    with _removed_on_failure(staging):
-        if sent_sha256 != received_sha256:
-            raise TransferCorrupt(f"VM {step.vm}: what arrived on {os.uname().nodename} is not what was sent")
-        _publish(staging, step.vm, step.vm_dir, step.keep_bases, planned)
-
-
-def _publish(staging: str, vm: int, directory: str, keep_bases: bool, planned: float) -> None:
+    vm, directory = step.vm, step.vm_dir
     for record in vm_dir.records(staging):
-        _adopt(staging, directory, vm, record, keep_bases)
+        _adopt(staging, directory, vm, record, step.keep_bases)
+    os.makedirs(f"{staging}/{vm_dir.RECORDS}", exist_ok=True)
+    vm_dir.note_seq(staging, planned.seq)
     files.fsync_tree(staging)
     point("incoming adopted")
-    old = vm_dir.outgoing(directory)
-    with vm_dir.publishing(vm, directory, planned):
-        work(["rm", "-rf", "--one-file-system", "--", old])
+    with vm_dir.publishing(vm, directory, planned) as file:
+        if not epochs.is_latest_move(file, number):
+            raise Overtaken(f"another move of VM {vm} to {os.uname().nodename} has begun since this one")
         if os.path.lexists(directory):
-            os.rename(directory, old)
+            _check_may_replace(staging, step, planned)
+            os.rename(directory, beside.new_name("outgoing", directory))
             point("older directory set aside")
         os.rename(staging, directory)
+        point("vm directory renamed")
         files.fsync(os.path.dirname(directory))
         point("vm directory published")
-        work(["rm", "-rf", "--one-file-system", "--", old])
+        for older in beside.listed(directory, "outgoing"):
+            beside.bury(older, vm)
+
+
+def _check_may_replace(staging: str, step: ReceiveVm | RenameVm, planned: Planned) -> None:
+    """Raise unless what arrived may take the place of the VM directory that is there: never less than that, never under a guest."""
+    directory, here = step.vm_dir, os.uname().nodename
+    there = whereabouts.inventory(directory)
+    if not there:
+        return
+    seq = vm_dir.seq_of(directory)
+    if 0 <= planned.seq < seq:
+        raise LateAction(f"{directory} on {here} is of SEQ {seq} of the VM's history, and this move of SEQ {planned.seq} ({directory})")
+    less = sorted(there - whereabouts.inventory(staging))
+    if less and not 0 <= seq < planned.seq:
+        raise WholeDirectoryThere(f"{directory} on {here} has what did not arrive: {', '.join(less[:5])}")
+    why = domain.why_in_use(step.domain)
+    if why:
+        raise MigrationRefused(f"{directory} on {here} is not replaced: {why}")
 
 
 def _adopt(staging: str, directory: str, vm: int, record: dict[str, object], keep_bases: bool) -> None:
@@ -122,19 +161,36 @@ def _adopt(staging: str, directory: str, vm: int, record: dict[str, object], kee
             raise ImageChanged(f"disk {disk} of VM {vm} needs the image as it was: {e.detail}") from None
 
 
-def rename(step: RenameVm, planned: float) -> None:
-    """Move a VM directory to another system datastore of this host; by rename where that is one file system."""
+def rename(step: RenameVm, planned: Planned) -> dict[str, object]:
+    """Copy a VM directory to another system datastore of this host; return the fingerprint of the source, to be released."""
     beneath.refuse_link(step.source)
-    if not os.path.isdir(step.source):
-        if os.path.isdir(step.vm_dir):
-            return
+    source, target = whereabouts.describe(step.source), whereabouts.describe(step.vm_dir)
+    if has_arrived(source, target, planned.seq):
+        return {"seen": whereabouts.fingerprint(step.source)}
+    if not source["present"]:
         raise MissingImage(f"{step.source} is not there on {os.uname().nodename}")
-    vm_dir.prepare(step.vm, step.vm_dir, planned)
-    staging = vm_dir.incoming(step.vm_dir)
-    work(["rm", "-rf", "--one-file-system", "--", staging])
-    with _removed_on_failure(staging):
-        work(["cp", "-a", "--sparse=always", "--reflink=auto", "--", step.source, staging])
+    for one, other in ((step.source, step.vm_dir), (os.path.dirname(step.source), os.path.dirname(step.vm_dir))):
+        if os.path.exists(other) and os.path.samefile(one, other):
+            raise SameDirectory(f"{step.source} and {step.vm_dir} on {os.uname().nodename} are one directory")
+    number = _begun(step.vm, step.vm_dir, planned)
+    with beside.receiving(step.vm, step.vm_dir, bases.root_of(step.vm_dir)) as staging:
+        before, seen = os.stat(step.source), whereabouts.fingerprint(step.source)
+        work(["cp", "-a", "--sparse=always", "--reflink=auto", "--", f"{step.source}/.", staging])
+        _check_still(step.source, before)
         point("directory copied")
         layout.check_received(staging, step.vm, step.vm_dir)
-        _publish(staging, step.vm, step.vm_dir, step.keep_bases, planned)
-    work(["rm", "-rf", "--one-file-system", "--", step.source])
+        _publish(staging, step, number, planned)
+    beside.sweep(step.vm_dir, bases.root_of(step.vm_dir), step.vm)
+    return {"seen": seen}
+
+
+def release(step: ReleaseVm, planned: Planned) -> dict[str, object]:
+    """Remove a VM directory that is elsewhere now; return {"kept": why it was not}."""
+    if os.path.isdir(step.vm_dir) and whereabouts.fingerprint(step.vm_dir) != step.seen:
+        return {"kept": "it has changed since it was read"}
+    why = domain.why_in_use(step.domain)
+    if why:
+        return {"kept": why}
+    # Also without a directory: whoever was killed while it let go still holds leases.
+    vm_dir.remove(step.vm, step.vm_dir, planned)
+    return {"kept": ""}

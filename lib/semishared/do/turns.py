@@ -16,7 +16,8 @@ import time
 from typing import IO
 
 from ..errors import Overtaken, ToolTimeout
-from . import bases, locks, progress, run
+from . import bases, locks, owner, progress, run
+from .epochs import Planned, write_locked
 
 GRACE_S = 2.0
 """How long the host side of a dead driver may take to notice: it sees the end of its stdin at once, if nobody is cut off."""
@@ -37,20 +38,27 @@ def take(vm: int, vm_dir: str) -> None:
     file = _opened(path)
     _mine[path] = file
     run.kept.append(file.fileno())
-    _write(file, {**_read(file), "pid": os.getpid(), "start": _started(os.getpid())})
+    write_locked(file, {**_read(file), "pid": os.getpid(), "start": owner.started(os.getpid())})
 
 
-def note_end(vm: int, vm_dir: str, planned: float) -> None:
-    """Note that what was begun before `planned` is ended; the caller has the turn."""
+def note_end(vm: int, vm_dir: str) -> None:
+    """Note that what has arrived until now is ended; the caller has the turn."""
     file = _mine[lock_path(vm, vm_dir)]
-    _write(file, {**_read(file), "ended": planned})
+    noted = _read(file)
+    write_locked(file, {**noted, "ended": _ended(noted) + 1})
 
 
-def check_not_ended(vm: int, vm_dir: str, planned: float) -> None:
-    """Raise Overtaken if what was planned at `planned` was ended before it could begin; the caller has the turn."""
-    ended = _read(_mine[lock_path(vm, vm_dir)]).get("ended", 0.0)
-    if isinstance(ended, float) and ended >= planned:
+def check_not_ended(vm: int, vm_dir: str, planned: Planned) -> None:
+    """Raise Overtaken if a plan was ended between its arrival and its turn, which the caller has."""
+    path = lock_path(vm, vm_dir)
+    if _ended(_read(_mine[path])) != _ended(planned.known.get(path, {})):
         raise Overtaken(f"what was to be done for VM {vm} on {os.uname().nodename} was ended before it began")
+
+
+def _ended(noted: dict[str, object]) -> int:
+    """Return how often something was ended; 0.1.0 noted a time there."""
+    count = noted.get("ended")
+    return count if isinstance(count, int) else 0
 
 
 def _opened(path: str) -> IO[str]:
@@ -77,20 +85,11 @@ def _end_holder(path: str) -> None:
     except OSError:
         return
     pid, start = noted.get("pid"), noted.get("start")
-    if isinstance(pid, int) and pid != os.getpid() and start and start == _started(pid) and os.getpgid(pid) == pid:
+    if isinstance(pid, int) and pid != os.getpid() and start and start == owner.started(pid) and os.getpgid(pid) == pid:
         try:
             os.killpg(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-
-
-def _started(pid: int) -> str:
-    """Return when a process began, '' if there is none: no other process ever has both the id and the time."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
 
 
 def _read(file: IO[str]) -> dict[str, object]:
@@ -100,10 +99,3 @@ def _read(file: IO[str]) -> dict[str, object]:
     except ValueError:
         return {}
     return data if isinstance(data, dict) else {}
-
-
-def _write(file: IO[str], data: dict[str, object]) -> None:
-    file.seek(0)
-    file.truncate()
-    file.write(json.dumps(data))
-    file.flush()

@@ -1,83 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory of a VM on a machine: its disks, our records of them, and who may publish into it.
+"""The directory of a VM on a machine: its disks, our records of them, and who may publish into it (epochs.py).
 
-A clone may run on after oned has given it up, while the delete of the same VM starts (CONTRACT §1.5). So deletions
-leave the time of their plan in the VM's lock file, and nothing that was planned earlier is published any more. Both
-times are the front-end's.
+`.semishared/vm.json` holds the SEQ of the VM's history at which the directory was made, or published by a move, as oned
+said it: of two directories of one VM the lower is the older. Directories of 0.1.0 have none.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import time
 from contextlib import contextmanager
 from typing import IO, Any, Callable, Iterator
 
 from .. import NAME
 from ..errors import BadRecord, DataInTheWay, SemisharedError, VmGone
 from ..plan.steps import DiskRef
-from . import bases, dir_store, files, layers, locks, turns
+from . import bases, beside, dir_store, epochs, files, layers, locks, turns
+from .epochs import Planned
 from .trace import point
 
 RECORDS = ".semishared"
 VERSION = 1
-ALL = ""
-"""Key of a whole VM's deletion time in its lock file; a disk's key is its id."""
 
 
 @contextmanager
 def _lock(vm: int, vm_dir: str) -> Iterator[IO[str]]:
-    with locks.exclusive(f"{bases.root_of(vm_dir)}/locks/vm-{vm}", locks.VM_LIMIT_S) as file:
+    with locks.exclusive(epochs.lock_path(vm, vm_dir), locks.VM_LIMIT_S) as file:
         yield file
 
 
-def _deletions(file: IO[str]) -> dict[str, float]:
-    file.seek(0)
-    try:
-        data = json.loads(file.read() or "{}")
-        return {str(key): float(value) for key, value in data.items()}
-    except (ValueError, AttributeError):
-        return {}
-
-
-def _note_deletion(file: IO[str], key: str, planned: float) -> None:
-    noted = {} if key == ALL else _deletions(file)
-    noted[key] = planned
-    file.seek(0)
-    file.truncate()
-    file.write(json.dumps(noted))
-    file.flush()
-
-
 @contextmanager
-def publishing(vm: int, vm_dir: str, planned: float, disk: int | None = None) -> Iterator[None]:
-    """Hold the VM while something is published into it; raise VmGone if it was deleted after `planned`."""
+def publishing(vm: int, vm_dir: str, planned: Planned, disk: int | None = None) -> Iterator[IO[str]]:
+    """Hold the VM, as its lock file, while something is published into it.
+
+    Raise VmGone or LateAction if it was deleted since that was planned.
+    """
+    keys = (epochs.ALL,) if disk is None else (epochs.ALL, str(disk))
     with _lock(vm, vm_dir) as file:
-        noted = _deletions(file)
-        if max(noted.get(ALL, 0.0), noted.get(str(disk), 0.0)) >= planned:
-            raise VmGone(f"VM {vm} was deleted on {os.uname().nodename} while its disk was being made")
-        yield
+        epochs.check(file, epochs.lock_path(vm, vm_dir), vm, keys, planned)
+        yield file
 
 
-def prepare(vm: int, vm_dir: str, planned: float) -> None:
-    """Make the VM directory, and `.monitor` beside it so that the host's probe asks our driver (CONTRACT §2.7)."""
+def seq_of(vm_dir: str) -> int:
+    """Return the SEQ that is noted in a VM directory, -1 if none is."""
+    found = (files.read_json(f"{vm_dir}/{RECORDS}/vm.json") or {}).get("seq")
+    return found if isinstance(found, int) else epochs.UNKNOWN
+
+
+def note_seq(vm_dir: str, seq: int) -> None:
+    """Note the SEQ in a VM directory, unless it is not known."""
+    if seq > seq_of(vm_dir):
+        files.write_json(f"{vm_dir}/{RECORDS}/vm.json", {"version": VERSION, "seq": seq})
+
+
+def mark_system(vm_dir: str) -> None:
+    """Make the system datastore, with `.monitor` so that the host's probe asks our driver (CONTRACT §2.7)."""
+    system = os.path.dirname(vm_dir)
+    os.makedirs(system, exist_ok=True)
+    files.remove_stale(system)
+    try:
+        with open(f"{system}/.monitor", encoding="utf-8") as file:
+            marked = file.read(100) == f"{NAME}\n"
+    except OSError:
+        marked = False
+    if not marked:
+        files.write(f"{system}/.monitor", f"{NAME}\n".encode())
+
+
+def prepare(vm: int, vm_dir: str, planned: Planned) -> None:
+    """Make the VM directory; remove what was left of an older one of the VM."""
     with publishing(vm, vm_dir, planned), files.enough_space(vm_dir):
         os.makedirs(f"{vm_dir}/{RECORDS}", exist_ok=True)
         point("vm directory made")
-        files.remove_stale(os.path.dirname(vm_dir))
-        monitor = f"{os.path.dirname(vm_dir)}/.monitor"
-        try:
-            with open(monitor, encoding="utf-8") as file:
-                marked = file.read(100) == f"{NAME}\n"
-        except OSError:
-            marked = False
-        if not marked:
-            files.write(monitor, f"{NAME}\n".encode())
+        note_seq(vm_dir, planned.seq)
+        mark_system(vm_dir)
+    if beside.listed(vm_dir, "removed"):
+        beside.sweep(vm_dir, bases.root_of(vm_dir), vm)
 
 
 @contextmanager
 def published(
-    vm: int, vm_dir: str, name: str, planned: float, record: Callable[[], object] | None = None, *, layered: bool = False
+    vm: int, vm_dir: str, name: str, planned: Planned, record: Callable[[], object] | None = None, *, layered: bool = False
 ) -> Iterator[str]:
     """Yield a staged name for a file or link of the VM; when the block ends well, publish it under the VM's lock.
 
@@ -163,13 +166,13 @@ def on_store(record: dict[str, Any]) -> dict[str, object]:
     return {"on_store": image, "how": record["how"], "readonly": record["readonly"]}
 
 
-def remove_disk(disk: DiskRef, planned: float, store_dir: str = "", *, forget: bool = True) -> dict[str, object]:
+def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget: bool = True) -> dict[str, object]:
     """Remove a disk's file or link, its clone on `store_dir`, its record and its lease. Never follow a link.
 
     Without `forget` the record of a clone on the network stays, and is returned: that must be removed first.
     """
     with _lock(disk.vm, disk.vm_dir) as file:
-        _note_deletion(file, str(disk.disk), planned)
+        epochs.note_deletion(file, epochs.lock_path(disk.vm, disk.vm_dir), str(disk.disk), planned)
         point("deletion noted")
         record = files.read_json(record_path(disk.vm_dir, disk.disk)) or {}
         if not forget and record.get("how") == "store-clone":
@@ -193,23 +196,11 @@ def _unlink_disk(disk: DiskRef) -> None:
     point("record removed")
 
 
-def end_session(disk: DiskRef, planned: float) -> None:
+def end_session(disk: DiskRef, planned: Planned) -> None:
     """Take an in-place disk away; raise DataInTheWay if it is a file, which might be the only copy of its data."""
     if os.path.lexists(disk.path) and not os.path.islink(disk.path):
         raise DataInTheWay(f"{disk.path} on {os.uname().nodename} is to be saved but is no link to a shared image")
     remove_disk(disk, planned)
-
-
-def incoming(vm_dir: str) -> str:
-    """Return where a VM directory is received before it is published."""
-    parent, name = os.path.split(vm_dir)
-    return f"{parent}/.incoming-{name}"
-
-
-def outgoing(vm_dir: str) -> str:
-    """Return where a VM directory is set aside while another takes its place."""
-    parent, name = os.path.split(vm_dir)
-    return f"{parent}/.outgoing-{name}"
 
 
 def _is_elsewhere(vm: int, vm_dir: str) -> bool:
@@ -219,21 +210,25 @@ def _is_elsewhere(vm: int, vm_dir: str) -> bool:
     return any(os.path.isdir(f"{location}/{name}/{vm}/{RECORDS}") for name in others)
 
 
-def remove(vm: int, vm_dir: str, planned: float) -> None:
-    """Remove a VM directory, not across mounts, what a killed move left of it, and all leases of the VM."""
+def remove(vm: int, vm_dir: str, planned: Planned) -> None:
+    """Remove a VM directory, not across mounts, what killed moves left of it, and all leases of the VM.
+
+    It is taken out of its place by one rename first: however far the removal comes, nobody takes the rest for the VM.
+    """
     if os.path.exists(turns.lock_path(vm, vm_dir)):
         # A backup that nobody waits for any more would make the directory anew.
         turns.take(vm, vm_dir)
+    root = bases.root_of(vm_dir)
     with _lock(vm, vm_dir) as file:
-        _note_deletion(file, ALL, planned)
+        epochs.note_deletion(file, epochs.lock_path(vm, vm_dir), epochs.ALL, planned)
         point("deletion noted")
-        for directory in (vm_dir, incoming(vm_dir), outgoing(vm_dir)):
+        for directory in (vm_dir, *beside.listed(vm_dir, "outgoing")):
             if os.path.lexists(directory):
-                files.remove_tree(directory)
-                point(f"{os.path.basename(directory)} removed")
+                beside.bury(directory, vm)
         if not _is_elsewhere(vm, vm_dir):
-            bases.release(bases.root_of(vm_dir), vm)
-        forget_old_locks(f"{bases.root_of(vm_dir)}/locks", planned)
+            bases.release(root, vm)
+        forget_old_locks(f"{root}/locks", time.time())
+    beside.sweep(vm_dir, root, vm)
 
 
 def forget_old_locks(directory: str, now: float, keep_s: float = 2 * 86400) -> None:

@@ -129,6 +129,11 @@ class Vm(View):
         return self.number("LCM_STATE")
 
     @property
+    def seq(self) -> int:
+        """SEQ of the last history record, -1 without one: the one counter that never goes back."""
+        return self.number("HISTORY_RECORDS/HISTORY[last()]/SEQ")
+
+    @property
     def host(self) -> str:
         """Name of the host of the last history record, '' before the first deployment."""
         return self.text("HISTORY_RECORDS/HISTORY[last()]/HOSTNAME")

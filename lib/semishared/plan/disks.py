@@ -16,6 +16,8 @@ SAVEAS_LIVE = 26
 """LCM state of a save-as while the guest runs and writes (CONTRACT §2.6)."""
 SAVEAS_AWAY = (67, 68)
 """LCM states in which cpds comes for an undeployed or stopped VM, whose files are on the front-end."""
+MOVING = (8, 9, 10, 30, 31, 43, 45)
+"""LCM states in which oned has a VM's files moved: prologs of migrations and resumes, epilogs of stop and undeploy."""
 FAULT_TOLERANCE = (60, 61)
 """LCM states of a migration away from a dead host."""
 
@@ -134,7 +136,9 @@ def delete(request: Delete) -> list[s.Step]:
     return [s.RemoveDisk(disk_ref(request.disk), f"{request.vm_place.datastore_location}/{request.store}")]
 
 
-def mv(request: Move, lcm_state: int, source_is_frontend: bool, target_is_frontend: bool) -> tuple[s.Step, s.Step | None] | None:
+def mv(
+    request: Move, vm: Vm, source_is_frontend: bool, target_is_frontend: bool, front_end_runs_vms: bool = False
+) -> tuple[s.Step, s.Step | None] | None:
     """Plan mv of a VM directory: (step at the source, step at the target); None if there is nothing to do.
 
     Disks travel with their directory, so mv of a disk is nothing. On one host it is a single step.
@@ -142,11 +146,31 @@ def mv(request: Move, lcm_state: int, source_is_frontend: bool, target_is_fronte
     source, target = request.source, request.target
     if request.disk or (source.host, source.path) == (target.host, target.path):
         return None
-    if lcm_state in FAULT_TOLERANCE:
+    if vm.lcm_state in FAULT_TOLERANCE:
         raise NotSupported(f"host {source.host} is lost and cannot be fenced yet; recreating VM {source.vm} elsewhere")
+    guest = domain_at(vm, target_is_frontend, front_end_runs_vms)
     if source.host == target.host or (source_is_frontend and target_is_frontend):
-        return (s.RenameVm(source.vm, source.path, target.path, not target_is_frontend), None) if source.path != target.path else None
+        step = s.RenameVm(source.vm, source.path, target.path, not target_is_frontend, guest)
+        return (step, None) if source.path != target.path else None
     return (
         s.SendVm(source.vm, source.path),
-        s.ReceiveVm(target.vm, target.path, keep_bases=not target_is_frontend),
+        s.ReceiveVm(target.vm, target.path, keep_bases=not target_is_frontend, domain=guest),
     )
+
+
+def domain_at(vm: Vm, is_frontend: bool, front_end_runs_vms: bool) -> str:
+    """Return what libvirt calls the VM on a machine, '' where there are no domains."""
+    return "" if is_frontend and not front_end_runs_vms else running_domain(vm)
+
+
+def why_over(then: Vm, now: Vm) -> str:
+    """Return why a move that began when the VM was as `then` is not under way any more, '' if it is."""
+    if (then.seq, then.lcm_state) != (now.seq, now.lcm_state):
+        return f"VM {now.id} was in state {then.lcm_state} of SEQ {then.seq} and is in {now.lcm_state} of SEQ {now.seq}"
+    return ""
+
+
+def why_doubted(then: Vm, now: Vm) -> str:
+    """Return why the source of a move may still be wanted though the target has it, '' if it is not."""
+    state = f"VM {now.id} is in state {now.lcm_state}, in which oned moves no files"
+    return why_over(then, now) or ("" if now.lcm_state in MOVING else state)

@@ -3,16 +3,54 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Mapping, NamedTuple
 
 from .refs import DiskRef
 
 
-class SendVm(NamedTuple):
-    """Send a VM directory, then remove it once told that it arrived."""
+def has_arrived(source: Mapping[str, Any], target: Mapping[str, Any], seq: int) -> bool:
+    """Tell whether what is (left) at the source of a move need not be sent, since the target has the whole already.
+
+    Both are what a machine says of its directory; `seq` is the move's, -1 if not known. An older directory has not arrived:
+    it was left there by an earlier life of the VM.
+    """
+    older = 0 <= target["seq"] < seq
+    return not source["whole"] and target["whole"] and not older and bool(target["disks"] or not source["present"])
+
+
+class MarkVm(NamedTuple):
+    """Report what there is of a VM directory, and mark it with a token by which it is known again under any name."""
 
     vm: int
     vm_dir: str
+
+
+class LookForVm(NamedTuple):
+    """Report what there is of a VM directory, and whether it is the one that another machine has marked with `token`.
+
+    `seen` is that machine's fingerprint of it, for where no token could be written.
+    """
+
+    vm: int
+    vm_dir: str
+    token: str
+    seen: str
+
+
+class UnmarkVm(NamedTuple):
+    """Take the token away again."""
+
+    vm: int
+    vm_dir: str
+    token: str
+
+
+class SendVm(NamedTuple):
+    """Send a VM directory, without the `token` in it."""
+
+    vm: int
+    vm_dir: str
+    token: str = ""
 
 
 class ReceiveVm(NamedTuple):
@@ -22,15 +60,28 @@ class ReceiveVm(NamedTuple):
     vm_dir: str
     keep_bases: bool
     """False on the front-end: no bases there, an overlay lies without a lease (DESIGN §5)."""
+    domain: str
+    """What libvirt calls the VM; '' on a machine that runs no domains."""
 
 
 class RenameVm(NamedTuple):
-    """Move a VM directory to another system datastore of the same host (`keep_bases` as in ReceiveVm)."""
+    """Copy a VM directory to another system datastore of the same host (the rest as in ReceiveVm)."""
 
     vm: int
     source: str
     vm_dir: str
     keep_bases: bool
+    domain: str
+
+
+class ReleaseVm(NamedTuple):
+    """Remove a VM directory that is elsewhere now and all leases of the VM, unless it is in use or is not as it was `seen`."""
+
+    vm: int
+    vm_dir: str
+    domain: str
+    seen: str = ""
+    """'' if there was none."""
 
 
 class DescribeVm(NamedTuple):
@@ -41,10 +92,9 @@ class DescribeVm(NamedTuple):
 
 
 class WriteProbe(NamedTuple):
-    """Write a small file into a store, to see whether another host reads it."""
+    """Write a small file into a store, to see whether another host reads it; report its name."""
 
     store_dir: str
-    name: str
     text: str
 
 

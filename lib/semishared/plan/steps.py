@@ -16,11 +16,16 @@ from .move_steps import AnswerProbe as AnswerProbe
 from .move_steps import CheckNotRunning as CheckNotRunning
 from .move_steps import CheckProbe as CheckProbe
 from .move_steps import DescribeVm as DescribeVm
+from .move_steps import LookForVm as LookForVm
+from .move_steps import MarkVm as MarkVm
 from .move_steps import ReceiveVm as ReceiveVm
+from .move_steps import ReleaseVm as ReleaseVm
 from .move_steps import RenameVm as RenameVm
 from .move_steps import SendVm as SendVm
 from .move_steps import TakeNetworkDisk as TakeNetworkDisk
+from .move_steps import UnmarkVm as UnmarkVm
 from .move_steps import WriteProbe as WriteProbe
+from .move_steps import has_arrived as has_arrived
 from .refs import DiskRef as DiskRef
 from .refs import ImageRef as ImageRef
 from .refs import Step as Step

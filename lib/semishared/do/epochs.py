@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which came first, a deletion or what would publish into the deleted VM: told by counters, and by no clock.
+
+A clone may run on after oned has given it up, while the delete of the same VM starts (CONTRACT §1.5). The VM's lock file
+on the host counts its deletions, and those of each of its disks. A plan notes the counters when it arrives; what it makes
+is published only while they are what they were. oned's own counter, the SEQ of a VM's last history record, is noted with
+each deletion: a plan of an older SEQ is late, whenever it arrives.
+
+    locks/vm-N          {"epochs": {"": 3, "1": 1}, "seqs": {"": 7}, "moves": 2}     '' is the whole VM, else a disk
+    locks/vm-N-disks    {"ended": 4, ...}                                            what turns.py has ended
+
+Files of 0.1.0 hold times: nothing is noted in them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import IO, Any, Iterable, NamedTuple
+
+from ..errors import LateAction, VmGone
+
+ALL = ""
+"""Key of a whole VM; a disk's key is its id."""
+UNKNOWN = -1
+"""In place of a SEQ."""
+Noted = dict[str, Any]
+
+
+class Planned(NamedTuple):
+    """What was so when a plan arrived on this machine."""
+
+    seq: int = UNKNOWN
+    """SEQ of the VM's last history record when it was planned."""
+    known: dict[str, Noted] = {}
+    """By lock file, what it held."""
+
+    def counted(self, path: str, name: str, key: str) -> int:
+        """Return a counter as it was."""
+        return _number(self.known.get(path, {}), name, key)
+
+
+def _number(noted: Noted, name: str, key: str, default: int = 0) -> int:
+    numbers = noted.get(name)
+    found = numbers.get(key) if isinstance(numbers, dict) else None
+    return found if isinstance(found, int) else default
+
+
+def _parsed(text: str) -> Noted:
+    try:
+        data = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _read(path: str) -> Noted:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return _parsed(file.read(1 << 16))
+    except OSError:
+        return {}
+
+
+def read_locked(file: IO[str]) -> Noted:
+    """Return what a lock file holds; the caller has the lock."""
+    file.seek(0)
+    return _parsed(file.read(1 << 16))
+
+
+def write_locked(file: IO[str], noted: Noted) -> None:
+    """Write it, never shorter than it was: who reads without the lock finds one state or the other."""
+    text = json.dumps(noted)
+    os.pwrite(file.fileno(), text.ljust(os.fstat(file.fileno()).st_size).encode(), 0)
+
+
+def places(steps: Iterable[object]) -> set[tuple[int, str]]:
+    """Return VM and directory of all that `steps` are about."""
+    found = set()
+    for step in steps:
+        disk = getattr(step, "disk", step)
+        vm, directory = getattr(disk, "vm", None), getattr(disk, "vm_dir", None)
+        if directory is None and isinstance(vm, int) and hasattr(step, "path"):
+            directory = os.path.dirname(step.path)
+        if isinstance(vm, int) and isinstance(directory, str):
+            found.add((vm, directory))
+    return found
+
+
+def arrived(seq: int, steps: Iterable[object], known: dict[str, Noted]) -> Planned:
+    """Return a plan's Planned; `known` is what was noted for earlier plans of this conversation, which holds for this one too."""
+    for vm, directory in places(steps):
+        path = lock_path(vm, directory)
+        for name in (path, f"{path}-disks"):
+            if name not in known:
+                known[name] = _read(name)
+    return Planned(seq, known)
+
+
+def lock_path(vm: int, vm_dir: str) -> str:
+    """Return the lock file of a VM on the machine where its directory is `vm_dir`."""
+    return f"{os.path.dirname(os.path.dirname(vm_dir))}/.semishared/locks/vm-{vm}"
+
+
+def note_deletion(file: IO[str], path: str, key: str, planned: Planned) -> None:
+    """Count a deletion in the VM's lock file; what was planned before it does not publish any more."""
+    noted = read_locked(file)
+    epochs, seqs = ({k: _number(noted, name, k) for k in noted.get(name) or {}} for name in ("epochs", "seqs"))
+    epochs[key] = epochs.get(key, 0) + 1
+    if planned.seq >= 0:
+        seqs[key] = max(seqs.get(key, 0), planned.seq)
+    write_locked(file, {**_counters(noted), "epochs": epochs, "seqs": seqs})
+    # Whoever deletes knows of it.
+    planned.known.setdefault(path, {}).setdefault("epochs", {})[key] = epochs[key]
+
+
+def _counters(noted: Noted) -> Noted:
+    """Return what belongs into a lock file: not what 0.1.0 wrote."""
+    return {name: noted[name] for name in ("epochs", "seqs", "moves") if name in noted}
+
+
+def check(file: IO[str], path: str, vm: int, keys: Iterable[str], planned: Planned) -> None:
+    """Raise VmGone if what `keys` name was deleted since the plan arrived, LateAction if by an action of a later SEQ."""
+    noted = read_locked(file)
+    here = os.uname().nodename
+    for key in keys:
+        # Less than it was is a lock file that was old and removed: no deletion.
+        if _number(noted, "epochs", key) > planned.counted(path, "epochs", key):
+            raise VmGone(f"VM {vm} was deleted on {here} while its disk was being made")
+        seq = _number(noted, "seqs", key, UNKNOWN)
+        if 0 <= planned.seq < seq:
+            raise LateAction(f"VM {vm} was deleted on {here} at SEQ {seq} of its history, and this is of SEQ {planned.seq} ({path})")
+
+
+def begin_move(file: IO[str]) -> int:
+    """Count one more move of the VM to this machine and return its number."""
+    noted = read_locked(file)
+    number = (noted["moves"] if isinstance(noted.get("moves"), int) else 0) + 1
+    write_locked(file, {**_counters(noted), "moves": number})
+    return number
+
+
+def is_latest_move(file: IO[str], number: int) -> bool:
+    """Tell whether no other move of the VM has begun since."""
+    return read_locked(file).get("moves") == number

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose a staged name is: told by the name itself, so that no clock need be asked whether its writer lives.
+
+    .staged-NAME.<host><boot>-<pid>-<start>-<random>      host and boot in 8 hex digits each
+
+Of the names of another machine, or of another boot, nothing is known here: they are left to that machine, and to
+`semishared gc`, which asks all of them. A name without an owner (of 0.1.0) is left to gc too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+NAME = re.compile(r"\.([0-9a-f]{8})([0-9a-f]{8})-([0-9]+)-([0-9]+)-[0-9a-f]{12}\Z")
+_mine: dict[int, str] = {}
+
+
+def started(pid: int) -> str:
+    """Return when a process began, '' if there is none: no other process of this boot ever has both the id and the time."""
+    try:
+        with open(f"/proc/{pid if pid != os.getpid() else 'self'}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _boot() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii", errors="replace") as file:
+            return file.read(100).strip()
+    except OSError:
+        return ""
+
+
+def _machine() -> str:
+    """Return 8 hex digits for this machine (name, machine id, process ids' namespace) and 8 for its boot."""
+    import hashlib
+
+    try:
+        pids = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        pids = ""
+    words = (f"{os.uname().nodename} {pids}", _boot())
+    return "".join(hashlib.sha256(word.encode()).hexdigest()[:8] for word in words)
+
+
+def suffix() -> str:
+    """Return the end of a name that this process alone uses, on any machine."""
+    pid = os.getpid()
+    if pid not in _mine:
+        _mine.clear()
+        _mine[pid] = f"{_machine()}-{pid}-{started(pid)}"
+    return f"{_mine[pid]}-{os.urandom(6).hex()}"
+
+
+def is_gone(name: str) -> bool:
+    """Tell whether `name` was made by a process of this machine that has ended; False where that is not known."""
+    match = NAME.search(name)
+    if not match:
+        return False
+    host, boot, pid, start = match.groups()
+    return f"{host}{boot}" == _machine() and started(int(pid)) != start
