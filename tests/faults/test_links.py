@@ -42,7 +42,9 @@ BAIT = (
     "vm.xml", "disk.0.0",
 )  # fmt: skip
 """Names in the directory outside: files, one as old as what is swept."""
-FOLDERS = ("leases", "clones", "0123456789abcdef0123456789abcdef", "image-raw", f"{VM}", "disk.0.snap", f"{VM}-4.snap", ".semishared", "101")
+FOLDERS = (
+    "leases", "clones", "0123456789abcdef0123456789abcdef", "image-raw", f"{VM}", "disk.0.snap", f"{VM}-4.snap", ".semishared", "101"
+)  # fmt: skip
 
 
 class Trial(NamedTuple):
@@ -192,6 +194,8 @@ CORE = [
     Trial("premigrate", "store/.semishared", "directory"),
     Trial("restore in place", f"store/.semishared/{PERSISTENT.name}", "directory"),
     Trial("restore overlay", f"{AT}/disk.0.snap", "directory"),
+    Trial("prebackup", "a/.semishared/bases/*/leases/7-0", "private"),
+    Trial("cpds overlay", "a/.semishared/bases/*/leases/7-0", "private"),
 ]
 
 
@@ -236,7 +240,7 @@ def names(rig: Rig) -> Iterator[str]:
 
 def replace(rig: Rig, trial: Trial) -> bool:
     """Put the link in the place of what is there; tell whether there is one to try."""
-    path = rig.top / "live" / trial.name
+    path = next((rig.top / "live").glob(trial.name), rig.top / "live" / trial.name)
     there = path.is_symlink()
     target = {"directory": f"{rig.top}/outside/directory", "private": f"{rig.top}/outside/private"}.get(trial.kind)
     if trial.kind == "wrong":

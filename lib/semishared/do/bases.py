@@ -24,7 +24,7 @@ from typing import Callable, Iterator, NamedTuple
 
 from ..errors import BadArguments, ImageChanged
 from ..plan.steps import ImageRef
-from . import extents, files, inspection, locks, progress, stores
+from . import beneath, extents, files, inspection, locks, progress, stores
 from .trace import point
 from .undo import Undo
 
@@ -74,7 +74,12 @@ def lock_path(root: str, base: Base) -> str:
 
 
 def is_published(base: Base) -> bool:
-    """Tell whether the base is there to be leased; an evicted one comes back from a lease, unless they are damaged."""
+    """Tell whether the base is there to be leased; an evicted one comes back from a lease, unless they are damaged.
+
+    Raise UnexpectedLink if any of it is a symbolic link.
+    """
+    for path in (base.directory, base.image, f"{base.directory}/manifest", f"{base.directory}/leases"):
+        beneath.refuse_link(path)
     if os.path.exists(base.image):
         return True
     if os.path.lexists(base.damaged):
@@ -193,6 +198,7 @@ def lease(root: str, image: ImageRef, vm: int, disk: int) -> tuple[Base, str]:
     while True:
         base = stage(root, image)
         path = base.lease(vm, disk)
+        beneath.refuse_link(path)
         try:
             if os.path.exists(path):
                 return base, path
@@ -208,12 +214,13 @@ def lease(root: str, image: ImageRef, vm: int, disk: int) -> tuple[Base, str]:
 def release(root: str, vm: int, disk: int | None = None, but: str = "") -> None:
     """Give up the leases of a disk (of all disks of the VM if None), except one in the base directory `but`."""
     try:
+        beneath.refuse_link(f"{root}/bases")
         directories = os.listdir(f"{root}/bases")
     except FileNotFoundError:
         return
     for name in directories:
         base = f"{root}/bases/{name}"
-        if base == but:
+        if base == but or beneath.is_link(base) or beneath.is_link(f"{base}/leases"):
             continue
         try:
             leases = os.listdir(f"{base}/leases")
@@ -256,6 +263,8 @@ def forget(base: Base) -> bool:
     before that is seen by rmdir, and then the base is whole again: its image comes back from the lease.
     """
     leases = f"{base.directory}/leases"
+    for path in (base.directory, leases):
+        beneath.refuse_link(path)
     try:
         if os.listdir(leases):
             return False

@@ -5,11 +5,27 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import contextmanager
 from typing import Any, Callable, Iterator
 
 from ..errors import BadArguments, MigrationRefused, MissingImage, StoreUnavailable, TransferCorrupt
 from ..plan import steps as s
-from . import bases, disks, domain, files, image_snapshots, marker, progress, snapshots, stores, transfer, vm_dir, whereabouts
+from . import (
+    bases,
+    beneath,
+    disks,
+    domain,
+    files,
+    image_snapshots,
+    layout,
+    marker,
+    progress,
+    snapshots,
+    stores,
+    transfer,
+    vm_dir,
+    whereabouts,
+)
 from .epochs import Planned
 from .stream import Message, Writer
 from .trace import point
@@ -38,6 +54,7 @@ class Execution:
     def step(self, step: s.Step) -> object:
         """Carry out one step; return what it found out (JSON data) or None."""
         name = type(step).__name__
+        layout.guard(step)
         if hasattr(self, name):
             return getattr(self, name)(step)
         # Of images on the network: loaded where there are such.
@@ -200,27 +217,38 @@ class Execution:
         return {"present": os.path.isdir(step.vm_dir), "records": vm_dir.records(step.vm_dir)}
 
     def WriteProbe(self, step: s.WriteProbe) -> object:
-        directory = f"{step.store_dir}/{bases.NAME}"
-        files.remove_stale(directory)
-        path = files.staged_name(f"{directory}/probe")
-        files.write(path, step.text.encode())
-        return {"name": os.path.relpath(path, step.store_dir)}
+        with beneath.directory(step.store_dir, bases.NAME) as directory:
+            files.remove_stale(directory)
+            path = files.staged_name(f"{directory}/probe")
+            files.write(path, step.text.encode())
+        return {"name": f"{bases.NAME}/{os.path.basename(path)}"}
 
     def AnswerProbe(self, step: s.AnswerProbe) -> None:
-        self._expect(step.store_dir, step.name, step.text)
-        files.write(f"{step.store_dir}/{step.name}", step.answer.encode())
+        with self._beside(step) as path:
+            self._expect(step.store_dir, path, step.text)
+            files.write(path, step.answer.encode())
 
     def CheckProbe(self, step: s.CheckProbe) -> None:
-        try:
-            self._expect(step.store_dir, step.name, step.text)
-        finally:
-            files.unlink(f"{step.store_dir}/{step.name}")
+        with self._beside(step) as path:
+            try:
+                self._expect(step.store_dir, path, step.text)
+            finally:
+                files.unlink(path)
 
-    def _expect(self, store_dir: str, name: str, text: str) -> None:
+    @contextmanager
+    def _beside(self, step: s.AnswerProbe | s.CheckProbe) -> Iterator[str]:
+        """Yield the path of a probe in its directory, opened beneath the store's."""
+        directory, name = os.path.split(step.name)
         try:
-            with open(f"{store_dir}/{name}", encoding="ascii") as file:
-                if file.read(1000) == text:
-                    return
+            with beneath.directory(step.store_dir, directory) as where:
+                yield f"{where}/{name}"
+        except FileNotFoundError as e:
+            raise StoreUnavailable(f"{step.store_dir} on {os.uname().nodename}: {e.strerror}") from None
+
+    def _expect(self, store_dir: str, path: str, text: str) -> None:
+        try:
+            if files.read(path, 1000).decode("ascii", "replace") == text:
+                return
         except OSError:
             pass
         raise StoreUnavailable(f"{store_dir} on {os.uname().nodename} is not the same as on the other host")

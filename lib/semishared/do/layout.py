@@ -15,9 +15,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import Mapping
+from typing import Any, Mapping, Tuple
 
 from ..errors import BadRecord, UnexpectedFile, UnexpectedLink
+from ..plan.steps import DiskRef
 from . import beneath, files, layers
 
 RECORDS = ".semishared"
@@ -81,6 +82,72 @@ def check_place(path: str) -> None:
     """Raise UnexpectedLink if the VM directory `path` or its records' is a link: for removals, which follow nothing inside."""
     beneath.refuse_link(path)
     beneath.refuse_link(f"{path}/{RECORDS}")
+
+
+REMOVALS = ("RemoveVm", "RemoveDisk", "EndSession", "EndBackup", "ForgetDisk", "ReleaseVm", "UnmarkVm", "LookForVm")
+"""Steps that clean up whatever lies there; they follow nothing."""
+OWN_STORE = ("bases", "staging", "locks", "holders")
+
+
+def guard(step: Tuple[Any, ...]) -> None:
+    """Look at the VM directories and the base store that a step works in, before it does; raise as `check_vm_dir`."""
+    name, disk = type(step).__name__, getattr(step, "disk", None)
+    places: list[tuple[str, int]] = []
+    if isinstance(disk, DiskRef):
+        places.append((disk.vm_dir, disk.vm))
+    vm = getattr(step, "vm", -1)
+    for field in ("vm_dir", "source" if name == "RenameVm" else "vm_dir"):
+        if isinstance(getattr(step, field, None), str):
+            places.append((getattr(step, field), vm))
+    if name in ("CopyFile", "ReceiveFile", "SendFile"):
+        path = os.path.dirname(step.path)  # type: ignore[attr-defined]
+        places.append((path, int(os.path.basename(path)) if os.path.basename(path).isdigit() else vm))
+    for path, owner in places:
+        if name not in REMOVALS:
+            check_vm_dir(path, owner)
+            numbers = [int(number) for number in getattr(step, "disks", ())] if name == "BackUp" else [disk.disk] if disk else []
+            for number in numbers:
+                check_below(path, owner, number)
+        elif name != "RemoveVm":
+            check_place(path)
+    location = [getattr(step, "root", ""), *(f"{os.path.dirname(os.path.dirname(path))}/{RECORDS}" for path, _ in places)]
+    for root in {root for root in location if root}:
+        for part in OWN_STORE:
+            beneath.refuse_link(f"{root}/{part}")
+
+
+def check_below(path: str, vm: int, disk: int) -> None:
+    """Raise UnexpectedLink if a link is in the place of what a disk lies over, or is: its lease, its image, its clone there."""
+    record = files.read_json(f"{path}/{RECORDS}/disk.{disk}.json")
+    if record is None or "network" in record:
+        return
+    check_record(record, vm, disk)
+    image = record.get("image")
+    if record.get("how") == "overlay" and isinstance(image, dict):
+        root = f"{os.path.dirname(os.path.dirname(path))}/{RECORDS}"
+        beneath.check(root, f"bases/{image.get('store')}-{image.get('id')}-{image.get('generation')}/leases/{vm}-{disk}")
+    if record.get("place") != "shared":
+        return
+    datastore, name = os.path.split(str(record["image"]["source"]))  # type: ignore[index]
+    side = f"{RECORDS}/{name}"
+    beneath.check(datastore, name)
+    beneath.check(datastore, f"{name}.snap")
+    beneath.check(datastore, side)
+    _check_target(f"{datastore}/{side}/image", f"../../{name}")
+    if record.get("how") == "store-clone":
+        clone = f"{vm}-{disk}"
+        beneath.check(datastore, f"{side}/clones/{clone}.snap")
+        folder = f"{datastore}/{side}/clones/{clone}.snap"
+        for entry in os.scandir(folder) if os.path.isdir(folder) else ():
+            beneath.refuse_link(entry.path)
+        link = f"{datastore}/{side}/clones/{clone}"
+        if os.path.islink(link) and not re.match(re.escape(f"{clone}.snap/") + r"[0-9]+\Z", os.readlink(link)):
+            beneath.refuse_link(link)
+
+
+def _check_target(link: str, target: str) -> None:
+    if os.path.islink(link) and os.readlink(link) != target:
+        beneath.refuse_link(link)
 
 
 def _look(top: str, below: str, links: list[tuple[str, str]], names: int = 0) -> int:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import re
 import time
+from contextlib import contextmanager
 from typing import Iterator
 
 from ..errors import SemisharedError, ToolFailed
 from ..plan.steps import Discard, LookAround
-from . import bases, beside, dir_store, domain, files, locks, marker, progress, upload, vm_dir
+from . import bases, beneath, beside, dir_store, domain, files, locks, marker, progress, upload, vm_dir
 from .trace import point
 
 OPEN = re.compile(r"/(\.staged-|\.incoming-|\.outgoing-|\.uploads/)")
@@ -22,7 +23,10 @@ LOCK = re.compile(r"(?:vm|incoming)-([0-9]+)(?:-[0-9a-f]+)?\Z")
 PAIR = re.compile(r"([0-9]+)-([0-9]+)(\.snap)?\Z")
 
 
-def _names(directory: str) -> list[str]:
+def _names(directory: str, *, root: bool = False) -> list[str]:
+    """Return what is in a directory; nothing if a link is in its place, unless it is a root."""
+    if not root and beneath.is_link(directory):
+        return []
     try:
         return sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
@@ -100,6 +104,8 @@ def _root(root: str) -> dict[str, object]:
     held = []
     for name in _names(f"{root}/bases"):
         base = f"{root}/bases/{name}"
+        if beneath.is_link(base):
+            continue
         leases = []
         for pair in _names(f"{base}/leases"):
             match = PAIR.match(pair)
@@ -118,7 +124,7 @@ def _root(root: str) -> dict[str, object]:
 
 
 def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
-    for name in _names(directory):
+    for name in _names(directory, root=True):
         match, path = beside.NAME.match(name), f"{directory}/{name}"
         if (match or (name.isdigit() and name.isascii())) and os.path.isdir(path) and not os.path.islink(path):
             kind, vm = (match.group(1), int(match.group(2))) if match else ("dir", int(name))
@@ -131,8 +137,10 @@ def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
 
 def _store(path: str) -> dict[str, object]:
     side = f"{path}/{dir_store.SIDE}"
-    images = _names(path)
+    images = _names(path, root=True)
     sides, staged = [], _staged(path) + _staged(side)
+    if beneath.is_link(side):
+        return {"path": path, "images": [], "sides": [], "staged": [], "uploads": []}
     for name in images:
         if name.endswith(".snap"):
             staged += _staged(f"{path}/{name}")
@@ -162,7 +170,29 @@ def _store(path: str) -> dict[str, object]:
 
 
 def discard(step: Discard) -> dict[str, object]:
-    """Remove one thing, if it is still as it was seen; return {"removed": bool}."""
+    """Remove one thing, if it is still as it was seen; return {"removed": bool}. Raise UnexpectedLink."""
+    try:
+        with _opened(step) as path:
+            return _discard_locked(step._replace(path=path))
+    except (FileNotFoundError, NotADirectoryError):
+        return {"removed": True}
+
+
+@contextmanager
+def _opened(step: Discard) -> Iterator[str]:
+    """Yield the path of what is to be removed in its directory, opened beneath its root."""
+    directory, name = os.path.split(step.path)
+    if step.path.startswith(f"{step.location}/"):
+        root = f"{step.location}/{step.path[len(step.location) + 1 :].split('/')[0]}"
+    elif f"/{dir_store.SIDE}/" in step.path:
+        root = step.path[: step.path.index(f"/{dir_store.SIDE}/")]
+    else:
+        root = os.path.dirname(directory) if directory.endswith(".snap") else directory
+    with beneath.directory(root, directory[len(root) + 1 :]) as where:
+        yield f"{where}/{name}"
+
+
+def _discard_locked(step: Discard) -> dict[str, object]:
     root = f"{step.location}/{bases.NAME}"
     name = os.path.basename(step.path)
     if step.kind == "staging":
@@ -203,7 +233,7 @@ def _removed(step: Discard) -> bool:
     # What might be taken for a VM's directory is so no more, however far its removal comes.
     files.remove_tree(beside.bury(step.path, int(match.group(2))) if match and match.group(1) != "removed" else step.path)
     if os.path.lexists(step.path):
-        raise ToolFailed(f"{step.path} is still there")
+        raise ToolFailed(f"{beneath.readable(step.path)} is still there")
     point(f"{step.kind} removed")
     return True
 
@@ -226,7 +256,7 @@ def uses_lease(step: Discard) -> bool:
     if not pair:
         return True
     disk = f"disk.{pair.group(2)}"
-    for system in _names(step.location):
+    for system in _names(step.location, root=True):
         if not system.isdigit():
             continue
         own = f"{step.location}/{system}/{pair.group(1)}"

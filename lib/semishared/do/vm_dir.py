@@ -8,6 +8,7 @@ said it: of two directories of one VM the lower is the older. Directories of 0.1
 from __future__ import annotations
 
 import os
+import re
 import time
 from contextlib import contextmanager
 from typing import IO, Any, Callable, Iterator
@@ -15,7 +16,7 @@ from typing import IO, Any, Callable, Iterator
 from .. import NAME
 from ..errors import BadRecord, DataInTheWay, SemisharedError, VmGone
 from ..plan.steps import DiskRef
-from . import bases, beside, dir_store, epochs, files, layers, locks, turns
+from . import bases, beside, dir_store, epochs, files, layers, layout, locks, turns
 from .epochs import Planned
 from .trace import point
 
@@ -136,6 +137,9 @@ def read_record(vm_dir: str, disk: int) -> dict[str, object] | None:
     record = files.read_json(path)
     if record is None or record.get("version") != VERSION:
         raise BadRecord(f"{path} on {os.uname().nodename} cannot be understood")
+    # Also of a directory on its way (beside.py).
+    owner = re.search(r"(?:\A|-)([0-9]+)(?:-[0-9a-f]+)?\Z", os.path.basename(vm_dir))
+    layout.check_record(record, int(owner.group(1)) if owner else -1, disk)
     return record
 
 
