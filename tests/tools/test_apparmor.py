@@ -159,6 +159,9 @@ def test_a_disk_whose_chain_is_not_plain_is_refused_before_anything_starts(site:
         file.write((1 << 20).to_bytes(4, "big"))
     # A name that cannot be read is not no name: the guest would see zeros where its data is.
     assert "[SS082]" in refused()
+    words = ["-o", f"data_file={world.top}/elsewhere", layer, "1M"]
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *words], check=True)
+    assert "data file of its own" in refused()
 
 
 def test_image_in_place_that_lies_over_a_file_is_refused(site: Site) -> None:
