@@ -15,6 +15,7 @@ from .errors import BadAttribute
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "etc", "semishared.conf")
 OPTIONS = re.compile(r"([a-z0-9_]+=[A-Za-z0-9.]+(,[a-z0-9_]+=[A-Za-z0-9.]+)*)?\Z")
 
+FREEZES = ("agent-or-suspend", "agent", "suspend", "none")
 COMPRESSORS = ("auto", "zstd", "lzop", "none")
 
 
@@ -35,6 +36,12 @@ class Config(NamedTuple):
     staging_compress: str = "auto"
     staging_rate: str = "none"
     staging_portbase: int = 9000
+    snapshots_freeze: str = "agent-or-suspend"
+
+    @property
+    def freeze(self) -> str:
+        """How a guest rests while a snapshot of its disk is taken, as steps say it."""
+        return self.snapshots_freeze.upper()
 
 
 def load(path: str = PATH) -> Config:
@@ -70,6 +77,8 @@ def load(path: str = PATH) -> Config:
         raise BadAttribute(f"semishared.conf: compress = {config.staging_compress!r} is not one of {', '.join(COMPRESSORS)}")
     if not re.match(r"none\Z|[0-9.]+[KMGkmg]?\Z", config.staging_rate):
         raise BadAttribute(f"semishared.conf: rate = {config.staging_rate!r} is neither bytes per second (40M) nor none")
+    if config.snapshots_freeze not in FREEZES:
+        raise BadAttribute(f"semishared.conf: freeze = {config.snapshots_freeze!r} is not one of {', '.join(FREEZES)}")
     if config.staging_portbase % 2 or not 1024 <= config.staging_portbase <= 65000:
         raise BadAttribute(f"semishared.conf: portbase = {config.staging_portbase} is not an even number from 1024 to 65000")
     return config

@@ -349,6 +349,20 @@ class StockImage(SemisharedError):
     remedy = "make one file of its layers first: docs/how-to/stock-images.md"
 
 
+class GuestNotFrozen(SemisharedError):
+    """A running guest that could not rest as asked for while its disks were copied."""
+
+    id = "SS080"
+    remedy = "install or start the agent in the guest, or ask for less ([snapshots] freeze in semishared.conf, FS_FREEZE of a backup)"
+
+
+class GuestStillFrozen(SemisharedError):
+    """A guest whose agent has frozen its file systems, or may have, and does not answer."""
+
+    id = "SS081"
+    remedy = "it is tried again for 15 minutes and by every next action; by hand: `virsh domfsthaw` on that host, or restart the guest"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

@@ -9,6 +9,7 @@ from .errors import BadRecord, NotSupported, SemisharedError, VmGone
 from .opennebula import args
 from .plan import disks, image_steps, network, stores
 from .plan import steps as s
+from .snapshots import tell_rest
 
 if TYPE_CHECKING:
     from .do.ssh import Session
@@ -89,7 +90,7 @@ def ln(action: Action, request: args.FromImage, disk: Disk, image: Image, datast
     """Attach an image in place."""
     on_bridge, on_host = network.ln(request, disk, image, datastore)
     (begun,) = Bridge(action, datastore, image.id).run(on_bridge)
-    if begun["open_by"]:
+    if type(begun) is dict and begun["open_by"]:  # not what `semishared plan` has in place of an answer
         action.report.warn(f"{request.source} is open by {', '.join(begun['open_by'])}; without its exclusive lock nobody sees who writes")
     action.on(request.target.host, on_host)
 
@@ -120,12 +121,17 @@ def cpds(action: Action, request: args.ToImage, vm: Vm, host: str, datastore: Da
     with action.session(host) as session:
         record = _record(session, disk)
         if "network" in record:
-            bridge.run([image_steps.CopyStored(target, str(record["network"]["name"]), request.snapshot, running)])
+            source = str(record["network"]["name"])
+            if running:
+                hold = [image_steps.HoldMoment(target, source)]
+                _while_resting(action, session, disk, disks.running_domain(vm), lambda: bridge.run(hold))
+            bridge.run([image_steps.CopyStored(target, source, request.snapshot, running)])
             return
         (staged,) = bridge.run([image_steps.StageImage(target, vm.disk(disk.disk).size)])
         filled = target._replace(source=staged["staged"], access=bridge.as_seen_from(host, access))
         try:
-            session.run([image_steps.FillImage(disk, filled, disks.running_domain(vm) if running else "", request.snapshot)])
+            domain, freeze = (disks.running_domain(vm), action.config.freeze) if running else ("", "NONE")
+            tell_rest(action, session.run([image_steps.FillImage(disk, filled, domain, request.snapshot, freeze)]))
         except SemisharedError:
             bridge.run([image_steps.RemoveImage(filled)])
             raise
@@ -142,10 +148,27 @@ def _record(session: Session, disk: s.DiskRef) -> dict[str, Any]:
     raise BadRecord(f"disk {disk.disk} of VM {disk.vm} has no record on {session.host}")
 
 
-def change(action: Action, what: str, number: int, found: dict[str, Any]) -> None:
-    """Create, delete or revert a snapshot of a disk that turned out to be on the network."""
+def change(action: Action, session: Session, what: str, request: args.SnapshotPlace, found: dict[str, Any], domain: str) -> None:
+    """Create, delete or revert a snapshot of a disk that turned out to be on the network; `domain`: the guest that rests for it."""
     image = s.ImageRef.from_data(found["on_store"])
-    Bridge.of(action, image).run(network.snapshot(what, image, number, bool(found["readonly"])))
+    bridge, steps = Bridge.of(action, image), network.snapshot(what, image, request.snapshot, bool(found["readonly"]))
+    if domain:
+        _while_resting(action, session, disks.disk_ref(request.disk), domain, lambda: bridge.run(steps))
+    else:
+        bridge.run(steps)
+
+
+def _while_resting(action: Action, session: Session, disk: s.DiskRef, domain: str, do: Callable[[], object]) -> None:
+    """Have `do` done while a guest rests; its host wakes it also if that fails, or if we die."""
+
+    def answer(_: dict[str, object]) -> object:
+        do()
+        return {}
+
+    if action.config.freeze == "NONE":
+        do()
+    else:
+        tell_rest(action, session.run([s.RestGuest(disk.vm, disk.vm_dir, domain, action.config.freeze)], answer=answer))
 
 
 def grow(action: Action, image: s.ImageRef, size: int) -> None:

@@ -40,18 +40,31 @@ def _change(action: Action, *, live: bool, plan: str) -> None:
         if isinstance(found, dict) and "on_store" in found:
             from . import network
 
-            network.change(action, plan, request.snapshot, found)
+            network.change(action, session, plan, request, found, domain if live else "")
             return
         facts = snapshots.Facts.parse(found)
         if plan == "create":
-            steps = snapshots.create(request, facts, domain)
+            steps = snapshots.create(request, facts, domain, action.config.freeze)
         elif plan == "delete":
             steps = snapshots.delete(request, facts, domain)
         else:
             # oned's SIZE of the disk does not go back with the snapshot.
             steps = [*snapshots.revert(request, facts), s.GrowDisk(_ref(place), vm.disk(place.disk or 0).size)]
-        session.run([*steps, *snapshots.tidy(request, facts, vm.snapshots_of(place.disk or 0), domain)])
+        tell_rest(action, session.run([*steps, *snapshots.tidy(request, facts, vm.snapshots_of(place.disk or 0), domain)]))
         action.tell(place.host, session.moved)
+
+
+def tell_rest(action: Action, results: list[object]) -> None:
+    """Log how a guest rested while its disk was copied, or a snapshot taken."""
+    for found in results:
+        # Nothing else, not even a look: `semishared plan` has no answers.
+        how, why = (found.get("rest"), found.get("why")) if type(found) is dict else (None, "")
+        if how == "AGENT":
+            action.report.info("the guest's agent froze its file systems for the moment that was kept")
+        elif how == "SUSPEND":
+            action.report.info(f"the guest was suspended for the moment that was kept{f' ({why})' if why else ''}")
+        elif how == "NONE" and why:
+            action.report.warn(f"the guest could neither be frozen nor suspended ({why}): what was kept is what a power cut leaves")
 
 
 def snap_create(action: Action) -> None:

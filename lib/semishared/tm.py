@@ -187,7 +187,8 @@ def cpds(action: Action) -> None:
 
         network.cpds(action, request, vm, host, oned.datastore(request.store))
         return
-    action.on(host, disks.cpds(request, vm, _marked(action, oned.datastore(request.store))))
+    steps = disks.cpds(request, vm, _marked(action, oned.datastore(request.store)), action.config.freeze)
+    snapshots.tell_rest(action, action.on(host, steps))
 
 
 def delete(action: Action) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import permutations
 from typing import Callable
 from xml.etree import ElementTree
@@ -289,6 +291,23 @@ def test_image_when_flipped_is_a_new_generation_and_never_an_old_base(cloud: Clo
     nothing_left(cloud, ceph)
 
 
+@contextmanager
+def rests(cloud: Cloud, vm: int, times: int) -> Iterator[None]:
+    """See that the guest is suspended so many times within the block, and goes on each time."""
+    node = cloud.lab.node(cloud.oned.vm(vm).last.host.name)
+    script = f"exec virsh -c qemu:///system event --domain one-{vm} --event lifecycle --loop >/var/tmp/events 2>&1"
+    with node.popen(["bash", "-c", script]) as listening:
+        try:
+            time.sleep(1)
+            yield
+            time.sleep(0.5)
+        finally:
+            listening.kill()
+    said = node.path("/var/tmp/events").read_text()
+    assert [word for word in said.split() if word in ("Suspended", "Resumed")] == ["Suspended", "Resumed"] * times, said
+
+
+@pytest.mark.fault(16, "a running guest rests while Ceph takes a snapshot of its disk")
 def test_snapshots_of_a_running_guest_and_of_one_that_is_off(
     cloud: Cloud, ceph: Cluster, os_image: int, cell: Callable[..., None]
 ) -> None:
@@ -303,8 +322,9 @@ def test_snapshots_of_a_running_guest_and_of_one_that_is_off(
         assert cloud.oned.disk_snapshot_create(vm, disk, "first") == 0
     for target in TARGETS:
         guest.write(target, "two", 1024, KIB)
-    for disk in numbers.values():
-        assert cloud.oned.disk_snapshot_create(vm, disk, "second") == 1
+    with rests(cloud, vm, 4):
+        for disk in numbers.values():
+            assert cloud.oned.disk_snapshot_create(vm, disk, "second") == 1
     for target, disk in numbers.items():
         saved = cloud.oned.disk_saveas(vm, disk, f"snap-0-{target}", snapshot=0)
         assert ceph.read(name(cloud, saved), KIB << 10, 1024 << 10) == content("one", 1024, KIB)
@@ -340,6 +360,7 @@ def test_snapshots_of_a_running_guest_and_of_one_that_is_off(
     cell(("snap_create", "snap_delete", "snap_revert", "cpds-snapshot"), PLACES, "rbd", "off")
 
 
+@pytest.mark.fault(16, "a running guest rests for the moment of its disk on Ceph that is saved")
 def test_disks_saved_and_grown_running_off_and_undeployed(
     cloud: Cloud, ceph: Cluster, os_image: int, cell: Callable[..., None]
 ) -> None:
@@ -349,7 +370,8 @@ def test_disks_saved_and_grown_running_off_and_undeployed(
     numbers = dict(zip(TARGETS, range(1, 5)))
     for target in TARGETS:
         guest.write(target, "one", 1024, KIB)
-    saved = [cloud.oned.disk_saveas(vm, disk, f"live-{disk}") for disk in numbers.values()]
+    with rests(cloud, vm, 4):
+        saved = [cloud.oned.disk_saveas(vm, disk, f"live-{disk}") for disk in numbers.values()]
     for target, disk in numbers.items():
         guest.write(target, "two", 1024, KIB)
         cloud.oned.disk_resize(vm, disk, 24)

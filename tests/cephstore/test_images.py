@@ -302,13 +302,15 @@ def test_running_image_is_copied_as_of_one_moment(site: Site) -> None:
     site.make()
     with rbd.Image(site.ioctx, "one-7") as guest:
         guest.write(b"\x77" * 4096, 16 * MiB)
+        site.on(i.HoldMoment(site.ref(60), "one/one-7"))
+        guest.write(b"\x79" * 4096, 16 * MiB)
         site.on(i.CopyStored(site.ref(60), "one/one-7", -1, running=True))
     assert site.read("one-60", 16 * MiB, 4096) == b"\x77" * 4096
     assert site.snapshots("one-7") == []
     site.on(i.KeepSnapshot(site.ref(7), 4))
     site.write("one-7", 16 * MiB, b"\x78" * 4096)
     site.on(i.CopyStored(site.ref(61), "one/one-7", 4, running=False))
-    assert site.read("one-61", 16 * MiB, 4096) == b"\x77" * 4096
+    assert site.read("one-61", 16 * MiB, 4096) == b"\x79" * 4096
     with pytest.raises(MissingImage):
         site.on(i.CopyStored(site.ref(62), "one/one-7", 9, running=False))
     assert site.names() == ["one-60", "one-61", "one-7"]

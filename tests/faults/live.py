@@ -151,8 +151,10 @@ class Live:
         request = args.SnapshotPlace.parse([f"h1:{VM_DIR}/disk.{disk}", str(number), str(VM), "100"])
         with self.session(env) as session:
             facts = snapshots.Facts.parse(session.run([s.DescribeDisk(self.ref(disk), domain)])[0])
-            plan = snapshots.create if what == "create" else snapshots.delete
-            steps = plan(request, facts, domain)
+            if what == "create":
+                steps = snapshots.create(request, facts, domain, *(["SUSPEND"] if domain else []))
+            else:
+                steps = snapshots.delete(request, facts, domain)
             session.run([*steps, *snapshots.tidy(request, facts, tuple(known), domain)])
 
     def back_up(self, env: Environment, freeze: str) -> None:
@@ -166,8 +168,8 @@ class Live:
     def virsh(self, *argv: str, check: bool = True) -> str:
         return self.host.run([*VIRSH, *argv], check=check).stdout.decode().strip()
 
-    def start(self) -> None:
-        """Start the domain as its records say."""
+    def start(self, boot: str = "", devices: str = "", memory_mib: int = 16) -> None:
+        """Start the domain as its records say; `boot`, `devices`: XML of what it boots, and of what it has beside the disks."""
         disks = ""
         for disk in range(4):
             record = self.record(disk)
@@ -176,9 +178,9 @@ class Live:
                 f"<source file='{record['path']}'/><target dev='vd{'abcd'[disk]}' bus='virtio'/></disk>"
             )
         xml = (
-            f"<domain type='{self.cloud.lab.virt}'><name>{DOMAIN}</name><memory unit='MiB'>16</memory><vcpu>1</vcpu>"
-            f"<os><type arch='x86_64' machine='pc'>hvm</type></os><devices>{disks}<controller type='usb' model='none'/>"
-            "<memballoon model='none'/></devices></domain>"
+            f"<domain type='{self.cloud.lab.virt}'><name>{DOMAIN}</name><memory unit='MiB'>{memory_mib}</memory><vcpu>1</vcpu>"
+            f"<os><type arch='x86_64' machine='pc'>hvm</type>{boot}</os><devices>{disks}{devices}"
+            "<controller type='usb' model='none'/><memballoon model='none'/></devices></domain>"
         )
         self.host.path("/var/tmp/domain.xml").write_text(xml)
         self.virsh("create", "/var/tmp/domain.xml")

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 import time
 import traceback
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
@@ -21,9 +22,9 @@ import pytest
 
 from semishared.errors import SemisharedError
 
-from . import conftest
+from . import agent_guest, conftest
 from .cloud import Cloud, until
-from .live import COPY, DOMAIN, IN_PLACE, ON_STORE, OVERLAY, PLACES, SAVED, TRACE, VM_DIR, Environment, Live, digest, s, written
+from .live import COPY, DOMAIN, IN_PLACE, ON_STORE, OVERLAY, PLACES, SAVED, TRACE, VM, VM_DIR, Environment, Live, digest, s, written
 
 ALL = bool(os.environ.get("SEMISHARED_FULL"))
 DELAYS = (0.005, 0.05) if ALL else (0.05,)
@@ -72,7 +73,7 @@ def _delete(disk: int, number: int, dies_in: Sequence[str]) -> Case:
 def _save(disk: int) -> Case:
     return Case(
         f"cpds live {PLACES[disk]}", disk, "tree",
-        lambda live, env: live.run(env, s.SaveDisk(live.ref(disk), SAVED, "raw", DOMAIN)), ("blockcopy",),
+        lambda live, env: live.run(env, s.SaveDisk(live.ref(disk), SAVED, "raw", DOMAIN, freeze="SUSPEND")), ("blockcopy",),
         {0: KEPT[0], 1: KEPT[1]}, KEPT[-1],
     )  # fmt: skip
 
@@ -267,6 +268,156 @@ def test_guest_at_rest_is_woken_when_the_front_end_dies(live: Live) -> None:
     stuck.join(20)
     assert not stuck.is_alive()
     live.end_backup({})
+    live.at_rest()
+
+
+@contextmanager
+def events(live: Live) -> Iterator[Callable[[], str]]:
+    """Yield what returns what libvirt has said of the domain since."""
+    path = live.host.path("/var/tmp/events")
+    script = "exec virsh -c qemu:///system event --domain one-7 --event lifecycle --loop --timestamp >/var/tmp/events"
+    listening = live.host.popen(["bash", "-c", f"{script} 2>&1"])
+    try:
+        until(lambda: path.exists() and "qemu" not in path.read_text() and live.virsh("domstate", DOMAIN) != "", 10, "a listener", 0.05)
+        time.sleep(0.3)
+        yield path.read_text
+    finally:
+        listening.kill()
+        listening.wait()
+
+
+LIVE_ACTIONS = [
+    ("snap_create_live", 3, OVERLAY, ["0"]), ("snap_create_live", 3, ON_STORE, ["0"]), ("snap_create_live", 3, IN_PLACE, ["0"]),
+    ("cpds", 26, OVERLAY, [SAVED, "-1"]),
+]  # fmt: skip
+
+
+@pytest.mark.fault(16, "a running guest rests while a snapshot of its disk is taken, or the disk saved")
+@pytest.mark.parametrize(("action", "lcm_state", "disk", "words"), LIVE_ACTIONS, ids=[f"{a[0]} {PLACES[a[2]]}" for a in LIVE_ACTIONS])
+def test_guest_without_an_agent_is_suspended_for_the_moment(live: Live, action: str, lcm_state: int, disk: int, words: List[str]) -> None:
+    live.restore("plain")
+    live.start()
+    live.cloud.vm(VM, {0: 1, 1: 2, 2: 3, 3: 4}, lcm_state=lcm_state)
+    place = f"h1:{VM_DIR}/disk.{disk}"
+    with events(live) as said:
+        done = live.cloud.tm(action, place, *words, str(VM), "100")
+        assert done.returncode == 0, done.stderr.decode()
+        until(lambda: "Resumed" in said(), 3, "a guest that was suspended and goes on", 0.05)
+    assert said().index("Suspended") < said().index("Resumed")
+    assert "INFO" in done.stderr.decode() and "suspended for the moment" in done.stderr.decode()
+    live.at_rest()
+    live.check_opened(disk)
+
+
+@pytest.mark.fault(16, "a guest goes on, by itself, when the host side was killed while it rested")
+def test_guest_goes_on_though_its_host_side_was_killed_while_it_rested(live: Live) -> None:
+    live.restore("plain")
+    live.start()
+    live.forget_trace()
+    live.back_up({"SEMISHARED_TRACE": TRACE}, "SUSPEND")
+    live.end_backup({})
+    number = live.points().index("guest frozen") + 1
+    with pytest.raises(SemisharedError):
+        live.back_up({"SEMISHARED_KILL_AT": str(number)}, "SUSPEND")
+    until(lambda: live.virsh("domstate", DOMAIN) == "running", 5, "a guest that goes on", 0.05)
+    until(lambda: not live.host.path(f"{VM_DIR}/.semishared/frozen.json").exists(), 3, "no note of a rest", 0.05)
+    live.end_backup({})
+    live.at_rest()
+
+
+def boot_with_agent(live: Live) -> None:
+    """Start the domain with a guest that has QEMU's agent and writes nothing out by itself."""
+    for path, name in zip(agent_guest.build(), ("vmlinuz", "initrd")):
+        shutil.copy(path, live.host.path(f"/var/tmp/{name}"))
+    boot = f"<kernel>/var/tmp/vmlinuz</kernel><initrd>/var/tmp/initrd</initrd><cmdline>{agent_guest.COMMAND_LINE}</cmdline>"
+    live.start(boot, agent_guest.DEVICES, memory_mib=192)
+    until(lambda: count(live) > 2, 90, "a guest that writes", 0.1)
+    until(lambda: "{}" in live.virsh("qemu-agent-command", DOMAIN, '{"execute":"guest-ping"}', check=False), 30, "its agent", 0.2)
+
+
+def count(live: Live) -> int:
+    """Return how often the guest has written to its file system."""
+    said = live.host.path("/var/tmp/guest.log").read_text(errors="replace")
+    numbers = [line.split()[1] for line in said.splitlines() if line.startswith("alive ") and len(line.split()) == 2]
+    return int(numbers[-1]) if numbers else 0
+
+
+def goes_on(live: Live) -> None:
+    before = count(live)
+    until(lambda: count(live) > before + 2, 10, "a guest whose file system is thawed", 0.1)
+
+
+@pytest.mark.fault(16, "what a guest with an agent has written is in the live snapshot, though it has not written it out")
+def test_agent_freezes_the_file_systems_for_a_live_snapshot(live: Live) -> None:
+    live.restore("plain")
+    boot_with_agent(live)
+    live.cloud.vm(VM, {0: 1, 1: 2, 2: 3, 3: 4}, lcm_state=3)
+    with events(live) as said:
+        done = live.cloud.tm("snap_create_live", f"h1:{VM_DIR}/disk.0", "0", str(VM), "100")
+        assert done.returncode == 0, done.stderr.decode()
+        goes_on(live)
+        assert "Suspended" not in said()
+    snapshot = f"{VM_DIR}/disk.0.snap/0"
+    live.host.run(["qemu-img", "convert", "-U", "-f", "qcow2", "-O", "raw", snapshot, "/tmp/reads"])
+    assert agent_guest.MARK in live.host.path("/tmp/reads").read_bytes(), "what the guest had not written out"
+    assert "agent froze" in done.stderr.decode()
+    live.at_rest()
+    # Killed while it is frozen: thawed by who watches, with nobody coming after.
+    live.forget_trace()
+    live.back_up({"SEMISHARED_TRACE": TRACE}, "AGENT")
+    live.end_backup({})
+    with pytest.raises(SemisharedError):
+        live.back_up({"SEMISHARED_KILL_AT": str(live.points().index("guest frozen") + 1)}, "AGENT")
+    goes_on(live)
+    live.end_backup({})
+    live.at_rest()
+    # It froze, and nobody heard so: thawed, then suspended.
+    save = s.SaveDisk(live.ref(OVERLAY), SAVED, "raw", DOMAIN, freeze="AGENT-OR-SUSPEND")
+    (found,) = live.run({"FAIL_IN": "domfsfreeze", "FAIL": "after"}, save)
+    assert found == {"rest": "SUSPEND", "why": "no mood for domfsfreeze"}
+    goes_on(live)
+    live.at_rest()
+    # It does not thaw: told once; the next action thaws it.
+    with pytest.raises(SemisharedError, match="no mood for domfsthaw"):
+        live.run({"FAIL_IN": "domfsthaw", "FAIL": "before"}, save._replace(freeze="AGENT"))
+    before = count(live)
+    time.sleep(1)
+    assert count(live) <= before + 1, "its file system is frozen"
+    live.run({}, s.DescribeDisk(live.ref(OVERLAY), DOMAIN))
+    goes_on(live)
+    live.at_rest()
+
+
+def test_rest_for_what_is_done_elsewhere_ends_with_its_front_end(live: Live) -> None:
+    """As on Ceph, where the bridge takes the snapshot meanwhile."""
+    live.restore("plain")
+    live.start()
+    rest = s.RestGuest(VM, VM_DIR, DOMAIN, "AGENT-OR-SUSPEND")
+    with live.session({}) as session:
+        found = session.run([rest], answer=lambda question: {"seen": live.virsh("domstate", DOMAIN)})
+        assert found[0]["rest"] == "SUSPEND" and "agent is not configured" in found[0]["why"]  # type: ignore[index]
+        live.at_rest()
+        session.begin([rest], answers=True)
+        assert session.read() == {"event": "ask", "rests": DOMAIN}
+        assert live.virsh("domstate", DOMAIN) == "paused"
+        assert session._process.stdin
+        session._process.stdin.close()
+        until(lambda: live.virsh("domstate", DOMAIN) == "running", 5, "a guest that goes on", 0.05)
+    until(lambda: not live.host.path(f"{VM_DIR}/.semishared/frozen.json").exists(), 3, "no note of a rest", 0.05)
+    live.at_rest()
+
+
+@pytest.mark.long
+def test_no_guest_rests_for_longer_than_a_minute(live: Live) -> None:
+    live.restore("plain")
+    live.start()
+
+    def late(_: Dict[str, object]) -> object:
+        until(lambda: live.virsh("domstate", DOMAIN) == "running", 70, "a guest that goes on", 1)
+        return {}
+
+    with live.session({}) as session, pytest.raises(SemisharedError, match="was woken after 60 s"):
+        session.run([s.RestGuest(VM, VM_DIR, DOMAIN, "SUSPEND")], answer=late)
     live.at_rest()
 
 

@@ -56,6 +56,7 @@ def test_values_replace_defaults(tmp_path: Path) -> None:
         ("[hosts]\nconnect_timeout_s = \u0663\n", "not a positive number"),
         ("[hosts]\nconnect_timeout_s =\n", "not a positive number"),
         ("[hosts]\nscripts_dir = /x; reboot\n", "not a plain path"),
+        ("[snapshots]\nfreeze = maybe\n", "freeze = 'maybe' is not one of agent-or-suspend, agent, suspend, none"),
         ("[hosts]\nscripts_dir = remotes\n", "not a plain path"),
         ("[hosts]\nscripts_dir =\n", "not a plain path"),
         ("[overlays]\noptions = extended_l2\n", "not key=value"),

@@ -206,3 +206,20 @@ def test_what_is_not_there_or_still_written() -> None:
 def test_what_is_no_description(data: Optional[object]) -> None:
     with pytest.raises(BadArguments):
         Facts.parse(data)
+
+
+def test_the_log_says_how_the_guest_rested(capsys: pytest.CaptureFixture[str]) -> None:
+    from types import SimpleNamespace
+
+    from semishared.opennebula.report import Report
+    from semishared.snapshots import tell_rest
+
+    action = SimpleNamespace(report=Report("snap_create_live"))
+    tell_rest(action, [None, {}, {"generation": "x"}, {"rest": "NONE", "why": ""}])  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ""
+    tell_rest(action, [{"rest": "AGENT", "why": ""}])  # type: ignore[arg-type]
+    assert "INFO: snap_create_live: the guest's agent froze" in capsys.readouterr().err
+    tell_rest(action, [{"rest": "SUSPEND", "why": "no agent"}])  # type: ignore[arg-type]
+    assert "INFO: snap_create_live: the guest was suspended for the moment that was kept (no agent)" in capsys.readouterr().err
+    tell_rest(action, [{"rest": "NONE", "why": "no agent; no power"}])  # type: ignore[arg-type]
+    assert "WARN: snap_create_live: the guest could neither be frozen nor suspended (no agent; no power)" in capsys.readouterr().err

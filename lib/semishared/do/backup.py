@@ -6,7 +6,7 @@ overwrites before it does: the copies show one moment, the VM's own disks and th
 what a power cut leaves; FS_FREEZE = AGENT makes it what a clean unmount leaves.
 
 What each crash leaves: `.staged-backup` (no backup driver looks there) or `backup`, removed by `end`, by the next
-backup and with the VM; a job in QEMU, ended by `end`; a frozen guest, noted before, thawed by `end` (running.py).
+backup and with the VM; a job in QEMU, ended by `end`; a frozen guest, noted before, thawed by `end` (rest.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ..errors import MissingImage, NoSpace, SemisharedError, ToolFailed, ToolTimeout
 from ..plan.network_disk import NetworkDisk
 from ..plan.steps import BackUp, DiskRef, EndBackup
-from . import domain, files, progress, qemu_img, running, standstill, turns, vm_dir
+from . import domain, files, progress, qemu_img, rest, running, standstill, turns, vm_dir
 from .disks import opened
 from .epochs import Planned
 from .run import QUICK_S
@@ -109,7 +109,7 @@ def _copy_running(step: BackUp, staged: str, disks: dict[int, _Disk]) -> None:
         with open(request, "x", encoding="utf-8") as file:
             file.write(f"<domainbackup mode='push'><disks>{''.join(parts)}</disks></domainbackup>")
         point("backup job described")
-        with running.resting(step.vm_dir, step.domain, step.freeze):
+        with rest.resting(step.vm_dir, step.domain, step.freeze):
             domain.virsh(running.URI, "backup-begin", step.domain, request, "--reuse-external", timeout_s=QUICK_S)
             point("backup job begun")
         _wait(step)

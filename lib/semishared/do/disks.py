@@ -235,7 +235,7 @@ def opened(record: dict[str, object] | None, path: str, format: str) -> Iterator
         yield found
 
 
-def save_disk(step: SaveDisk) -> None:
+def save_disk(step: SaveDisk) -> dict[str, object]:
     """Publish an independent copy of a disk at `step.path` on the store (cpds)."""
     disk = step.disk
     record = vm_dir.read_record(disk.vm_dir, disk.disk)
@@ -251,13 +251,15 @@ def save_disk(step: SaveDisk) -> None:
         # Of a snapshot nobody says whether a guest runs, and nothing that could be left concerns it.
         running.recover(disk.vm_dir, step.domain)
     files.remove_staged(*os.path.split(step.path))
+    found: dict[str, object] = {}
     with files.published(step.path) as staged:
         if step.domain:
             target, _ = running.find(step.domain, path)
-            running.copy(disk, step.domain, target, staged, step.format)
+            found = running.copy(disk, step.domain, target, staged, step.format, step.freeze).to_data()
         else:
             # A snapshot may lie below what a running guest has open; nobody writes to it.
             with opened(record, path, source_format) as source:
                 qemu_img.convert(source, source_format, staged, step.format, share=step.snapshot != -1)
         progress.count("store_written", files.allocated(staged))
         os.chmod(staged, 0o660)
+    return found

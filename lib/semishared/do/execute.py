@@ -110,10 +110,10 @@ class Execution:
     def CreateVolatile(self, step: s.CreateVolatile) -> None:
         disks.create_volatile(step, self.planned)
 
-    def SaveDisk(self, step: s.SaveDisk) -> None:
+    def SaveDisk(self, step: s.SaveDisk) -> object:
         disk = step.disk
         with bases.borrowed(bases.root_of(disk.vm_dir), vm_dir.read_record(disk.vm_dir, disk.disk), disk.vm, disk.disk):
-            disks.save_disk(step)
+            return disks.save_disk(step)
 
     def DescribeDisk(self, step: s.DescribeDisk) -> object:
         return snapshots.describe(step)
@@ -127,8 +127,11 @@ class Execution:
     def ActivateLayer(self, step: s.ActivateLayer) -> None:
         snapshots.activate_layer(step, self.planned)
 
-    def SwitchLayer(self, step: s.SwitchLayer) -> None:
-        snapshots.switch_layer(step, self.planned)
+    def SwitchLayer(self, step: s.SwitchLayer) -> object:
+        return snapshots.switch_layer(step, self.planned)
+
+    def RestGuest(self, step: s.RestGuest) -> object:
+        return snapshots.rest_for(step, lambda: self._ask(rests=step.domain))
 
     def MergeLayer(self, step: s.MergeLayer) -> None:
         snapshots.merge_layer(step)
@@ -142,8 +145,8 @@ class Execution:
     def DropLayer(self, step: s.DropLayer) -> None:
         snapshots.drop_layer(step)
 
-    def CopyOut(self, step: s.CopyOut) -> None:
-        image_snapshots.copy_out(step, self.planned)
+    def CopyOut(self, step: s.CopyOut) -> object:
+        return image_snapshots.copy_out(step, self.planned)
 
     def CopyBack(self, step: s.CopyBack) -> None:
         image_snapshots.copy_back_of(step)

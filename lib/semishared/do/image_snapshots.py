@@ -42,20 +42,21 @@ def numbers(source: str) -> list[int]:
         return []
 
 
-def copy_out(step: CopyOut, planned: Planned) -> None:
+def copy_out(step: CopyOut, planned: Planned) -> dict[str, object]:
     """Publish a snapshot of a disk in place: a copy beside the image, from the running guest if there is one."""
     record = vm_dir.record_of(step.disk)
     image = record["image"]
     assert isinstance(image, dict)
     source, format = str(image["source"]), str(record["format"])
     dir_store.check_record(record)
+    found: dict[str, object] = {}
     with files.enough_space(os.path.dirname(source)), _opened(source, make=True) as snapshots:
         files.remove_staged(snapshots)
         stock_layout.forget_links(snapshots)
         with files.published(f"{snapshots}/{step.snapshot}") as staged:
             if step.domain:
                 # libvirt opens it by its name: as another user, through no file of ours.
-                running.copy(step.disk, step.domain, step.target, beneath.readable(staged), format)
+                found = running.copy(step.disk, step.domain, step.target, beneath.readable(staged), format, step.freeze).to_data()
                 files.set_mode(staged, 0o660)
             else:
                 with dir_store.opened(source) as path:
@@ -64,6 +65,7 @@ def copy_out(step: CopyOut, planned: Planned) -> None:
             with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
                 pass
     point("snapshot published")
+    return found
 
 
 def _copy(source: str, target: str) -> None:

@@ -59,7 +59,8 @@ class OnNetwork:
     def ForgetDisk(self, step: i.ForgetDisk) -> None:
         vm_dir.remove_disk(step.disk, self._planned)
 
-    def FillImage(self, step: i.FillImage) -> None:
+    def FillImage(self, step: i.FillImage) -> object:
+        found: dict[str, object] = {}
         disk = step.disk
         record = vm_dir.record_of(disk)
         image = record.get("image")
@@ -74,7 +75,8 @@ class OnNetwork:
             elif not os.path.exists(path):
                 raise MissingImage(f"{path} is not there on {os.uname().nodename}")
             if step.domain:
-                path, format = self._copied(disk, step.domain, path), "raw"
+                path, found = self._copied(disk, step.domain, path, step.freeze)
+                format = "raw"
             try:
                 with opened(None if step.domain else record, path, format) as source:
                     qemu_img.fill(source, format, target, share=step.snapshot != -1)
@@ -82,9 +84,10 @@ class OnNetwork:
                 if step.domain:
                     os.unlink(path)
         point("image filled")
+        return found
 
-    def _copied(self, disk: DiskRef, domain: str, path: str) -> str:
-        """Return a local copy of one moment of a running guest's disk."""
+    def _copied(self, disk: DiskRef, domain: str, path: str, freeze: str) -> tuple[str, dict[str, object]]:
+        """Return a local copy of one moment of a running guest's disk, and how the guest rested."""
         turns.take(disk.vm, disk.vm_dir)
         running.recover(disk.vm_dir, domain)
         copy = f"{disk.vm_dir}/.staged-saved.disk.{disk.disk}"
@@ -92,12 +95,12 @@ class OnNetwork:
             os.unlink(copy)
         target, _ = running.find(domain, path)
         try:
-            running.copy(disk, domain, target, copy, "raw")
+            rested = running.copy(disk, domain, target, copy, "raw", freeze)
         except BaseException:
             if os.path.lexists(copy):
                 os.unlink(copy)
             raise
-        return copy
+        return copy, rested.to_data()
 
     def RestoreImage(self, step: i.RestoreImage) -> None:
         from . import restore
@@ -188,11 +191,16 @@ class OnNetwork:
             with ceph.opened(where, staged) as image:
                 rbd_image.create(image, rbd_image.NEW)
 
-    def _copy_moment(self, where: ceph.Pool, source: str, staged: str) -> None:
-        """Copy a snapshot of what a guest writes to; its own Ceph client writes out what it holds before."""
+    def HoldMoment(self, step: i.HoldMoment) -> None:
+        where, source = ceph.bridged(step.image._replace(source=step.source))
         with ceph.opened(where, source) as image:
             rbd_image.drop(image, SAVED)
+            # The guest's own Ceph client writes out what it holds before.
             rbd_image.create(image, SAVED)
+        point("moment held")
+
+    def _copy_moment(self, where: ceph.Pool, source: str, staged: str) -> None:
+        """Copy a snapshot of what a guest writes to."""
         try:
             rbd_pool.copy(where, source, SAVED, staged)
         finally:

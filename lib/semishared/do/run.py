@@ -307,6 +307,22 @@ def started(argv: list[str], *, feed: bool) -> Iterator[Program]:
                 pass
 
 
+@contextmanager
+def beside(argv: list[str]) -> Iterator[None]:
+    """Have `argv` run beside us: it may outlive us; its stdin ends with the block, or with us."""
+    # Not in our group, which is killed with us.
+    process = subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(), cwd="/",
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdin
+    try:
+        yield
+    finally:
+        process.stdin.close()
+        process.poll()
+
+
 def _failure(argv: list[str], code: int, stderr: bytes) -> SemisharedError:
     from .beneath import readable
 

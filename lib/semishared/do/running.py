@@ -5,7 +5,7 @@ libvirt goes on when its caller dies: a job stays in QEMU, a guest stays paused.
 beside the VM's records before, and `recover` ends what is noted; every action on a running guest's disks begins with
 that, and with the turn (turns.py), so that what it finds noted is nobody's work any more.
 
-    .semishared/frozen.json     the guest rests, by us
+    .semishared/frozen.json     the guest rests, by us (rest.py)
     .semishared/job.N.json      a job for disk N: a snapshot, a copy or a pull
 
 A pull ends with a new backing name in the layer's header, while QEMU still has in memory where in the layer the pulled
@@ -24,12 +24,12 @@ from typing import Iterator
 
 from ..errors import MissingImage, SemisharedError, ToolTimeout
 from ..plan.steps import DiskRef
-from . import domain, files, layers, progress, qemu_img, vm_dir
+from . import domain, files, layers, progress, qemu_img, rest, vm_dir
 from .trace import point
 
 URI = domain.HERE
-REST = "frozen.json"
 JOB = re.compile(r"job\.[0-9]+\.json\Z")
+EQUAL_S = 30
 END_S = 120
 """How long a snapshot that libvirt is taking, or a job that was told to end, may take for that."""
 
@@ -61,11 +61,11 @@ def opened(name: str, folder: str) -> set[int]:
 
 def recover(directory: str, name: str) -> None:
     """End what a killed action has left in the guest: a rest, jobs; `name` is '' when no guest runs."""
-    wake(directory, name)
+    rest.wake(directory, name)
     for note in sorted(filter(JOB.match, _names(f"{directory}/{vm_dir.RECORDS}"))):
         path = f"{directory}/{vm_dir.RECORDS}/{note}"
         job = files.read_json(path) or {}
-        if _is_of_this_run(job, name):
+        if rest.is_of_this_run(job, name):
             _wait_for_snapshot(name)
             _finish(directory, name, job)
         else:
@@ -92,15 +92,6 @@ def _put_back(directory: str, disk: int, job: dict[str, object]) -> None:
     if files.exists(layer) and os.path.exists(f"{folder}/{below}") and layers.backing_of(layer)[0] != below:
         qemu_img.lay_over(layer, below, str(job.get("below_format", "")))
         point("layer put back")
-
-
-def _run(name: str) -> str:
-    """Return what tells one run of a domain from the next, on this host."""
-    return domain.virsh(URI, "domid", name).strip()
-
-
-def _is_of_this_run(note: dict[str, object], name: str) -> bool:
-    return bool(name) and domain.state(URI, name) in ("running", "paused") and note.get("run") == _run(name)
 
 
 def _names(directory: str) -> list[str]:
@@ -151,7 +142,7 @@ def noted(disk: DiskRef, name: str, target: str, **pull: str) -> Iterator[None]:
     """
     path = f"{disk.vm_dir}/{vm_dir.RECORDS}/job.{disk.disk}.json"
     files.remove_staged(*os.path.split(path))
-    job: dict[str, object] = {"target": target, "run": _run(name), **pull}
+    job: dict[str, object] = {"target": target, "run": rest.run_of(name), **pull}
     files.write_json(path, job)
     point("job noted")
     try:
@@ -167,69 +158,10 @@ def noted(disk: DiskRef, name: str, target: str, **pull: str) -> Iterator[None]:
     point("job done")
 
 
-# -- a moment of rest -------------------------------------------------------------------------------
-
-
-@contextmanager
-def resting(directory: str, name: str, how: str) -> Iterator[None]:
-    """Let the guest rest within the block: NONE, AGENT or SUSPEND; noted first, so that whoever comes next can end it."""
-    if how == "NONE" or domain.state(URI, name) != "running":
-        yield
-        return
-    files.remove_staged(f"{directory}/{vm_dir.RECORDS}", REST)
-    files.write_json(f"{directory}/{vm_dir.RECORDS}/{REST}", {"how": how, "run": _run(name)})
-    point("rest noted")
-    with progress.if_we_die(lambda: wake(directory, name)):
-        try:
-            domain.virsh(URI, "domfsfreeze" if how == "AGENT" else "suspend", name, timeout_s=60)
-            point("guest frozen")
-        except SemisharedError:
-            try:
-                wake(directory, name)
-            except SemisharedError:
-                pass  # what it did not do for the same reason
-            raise
-        try:
-            yield
-        finally:
-            wake(directory, name)
-
-
-def wake(directory: str, name: str) -> None:
-    """End the rest that is noted, if there is one; an agent that does not answer is told of once, not to every action."""
-    path = f"{directory}/{vm_dir.RECORDS}/{REST}"
-    note = files.read_json(path)
-    if note is None:
-        return
-    if _is_of_this_run(note, name):
-        if note.get("how") == "AGENT":
-            try:
-                domain.virsh(URI, "domfsthaw", name, timeout_s=60)
-            except SemisharedError:
-                files.unlink(path)
-                raise
-        else:
-            _resume(name)
-        point("guest awake")
-    files.unlink(path)
-    point("guest thawed")
-
-
-def _resume(name: str) -> None:
-    """Let the guest run, if it was us who stopped it."""
-    try:
-        # Also if it runs: a suspend of a dead caller may just be beginning, and libvirt does one after the other.
-        if "I/O error" not in domain.virsh(URI, "domstate", "--reason", name):
-            domain.virsh(URI, "resume", name, timeout_s=60)
-    except SemisharedError:
-        if domain.state(URI, name) == "paused":
-            raise
-
-
 def flush(directory: str, name: str) -> None:
     """Make QEMU write all it knows of the guest's disks; a stopped guest is the one flush that libvirt offers."""
     if domain.state(URI, name) == "running":
-        with resting(directory, name, "SUSPEND"):
+        with rest.resting(directory, name, "SUSPEND"):
             pass
     else:
         # libvirt leaves a paused guest alone; QEMU flushes whenever it is told to stop.
@@ -271,16 +203,35 @@ def _index(name: str, target: str, wanted: str) -> int:
     raise MissingImage(f"{wanted} is not below disk {target} of the running domain {name}")
 
 
-def copy(disk: DiskRef, name: str, target: str, path: str, format: str) -> None:
-    """Copy a disk at one moment: blockcopy mirrors until the two are equal, then lets go."""
+def copy(disk: DiskRef, name: str, target: str, path: str, format: str, freeze: str) -> rest.Rest:
+    """Copy a disk at one moment: blockcopy mirrors until the two are equal; the guest rests (`freeze`) while that lets go."""
     # Made by us, not by libvirt: that would make it as root, and QEMU, which is not, could not open it.
     qemu_img.create(path, format, capacity(name, target))
     with noted(disk, name, target):
         domain.virsh_while(
             lambda: job_info(name, target),
-            URI, "blockcopy", name, target, "--dest", path, "--format", format, "--reuse-external", "--wait", "--finish",
+            URI, "blockcopy", name, target, "--dest", path, "--format", format, "--reuse-external", "--wait",
         )  # fmt: skip
-        point("disk copied")
+        point("disk mirrored")
+        with rest.resting(disk.vm_dir, name, freeze) as rested:
+            if rested.how != "NONE":
+                _wait_for_equal(name, target)
+            domain.virsh(URI, "blockjob", name, target, "--abort", timeout_s=END_S)
+            point("disk copied")
+    return rested
+
+
+def _wait_for_equal(name: str, target: str) -> None:
+    """Wait until a mirror holds all that a guest which rests has written."""
+    deadline = time.monotonic() + EQUAL_S
+    while True:
+        at = dict(re.findall(r"^\s*(cur|end)=([0-9]+)$", job_info(name, target), re.MULTILINE))
+        if not at or at.get("cur") == at.get("end"):
+            return
+        if time.monotonic() > deadline:
+            raise ToolTimeout(f"the copy of disk {target} of {name} on {os.uname().nodename} does not catch up while the guest rests")
+        progress.touch()
+        time.sleep(0.05)
 
 
 def capacity(name: str, target: str) -> int:
@@ -289,16 +240,17 @@ def capacity(name: str, target: str) -> int:
     return int(words[words.index("Capacity:") + 1])
 
 
-def switch(disk: DiskRef, name: str, target: str, path: str) -> None:
-    """Let the guest write to `path` from now on, an empty layer over what it writes to."""
+def switch(disk: DiskRef, name: str, target: str, path: str, freeze: str) -> rest.Rest:
+    """Let the guest write to `path` from now on, an empty layer over what it writes to; it rests (`freeze`) meanwhile."""
     lines = domain.virsh(URI, "--quiet", "domblklist", name).splitlines()
     others = [line.split()[0] for line in lines if line.split() and line.split()[0] != target]
-    with noted(disk, name, target):
+    with noted(disk, name, target), rest.resting(disk.vm_dir, name, freeze) as rested:
         domain.virsh(
             URI, "snapshot-create-as", name, "--disk-only", "--atomic", "--no-metadata", "--reuse-external",
             f"--diskspec={target},snapshot=external,file={path}",
             *(f"--diskspec={other},snapshot=no" for other in others), timeout_s=120,
         )  # fmt: skip
         point("guest switched")
+    return rested
 
 

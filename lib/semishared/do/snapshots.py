@@ -9,6 +9,7 @@ before hold the guest's data; the link follows.
 from __future__ import annotations
 
 import os
+from typing import Callable
 
 from ..errors import BadRecord, MissingImage, NotSupported
 from ..plan.steps import (
@@ -22,9 +23,10 @@ from ..plan.steps import (
     MergeLayer,
     NameLayer,
     PullLayer,
+    RestGuest,
     SwitchLayer,
 )
-from . import dir_store, domain, files, image_snapshots, inspection, layers, qemu_img, running, stock_layout, turns, vm_dir
+from . import dir_store, domain, files, image_snapshots, inspection, layers, qemu_img, rest, running, stock_layout, turns, vm_dir
 from .epochs import Planned
 from .trace import point
 
@@ -145,7 +147,7 @@ def _link(record: dict[str, object], disk: DiskRef, layer: int) -> None:
     point("layer active")
 
 
-def switch_layer(step: SwitchLayer, planned: Planned) -> None:
+def switch_layer(step: SwitchLayer, planned: Planned) -> dict[str, object]:
     """Take the snapshot of a running guest; if it fails, say again that the layer before is the active one."""
     disk, before = step.disk, vm_dir.record_of(step.disk)
     folder = folder_of(before)
@@ -155,7 +157,7 @@ def switch_layer(step: SwitchLayer, planned: Planned) -> None:
         vm_dir.write_record(disk, _over_raw(before, f"{folder}/{step.to}"))
         point("layer recorded")
         try:
-            running.switch(disk, step.domain, step.target, f"{folder}/{step.to}")
+            rested = running.switch(disk, step.domain, step.target, f"{folder}/{step.to}", step.freeze)
         except Exception:
             # Both layers hold the guest's data as long as it writes to the lower one; only then it may be named again.
             if running.find(step.domain, str(before["path"]))[1] == f"{folder}/{step.layer}":
@@ -163,6 +165,17 @@ def switch_layer(step: SwitchLayer, planned: Planned) -> None:
                 files.unlink(f"{folder}/{step.to}")
             raise
         _link(before, disk, step.to)
+    return rested.to_data()
+
+
+def rest_for(step: RestGuest, do: Callable[[], object]) -> dict[str, object]:
+    """Let a running guest rest while `do` is done."""
+    turns.take(step.vm, step.vm_dir)
+    running.recover(step.vm_dir, step.domain)
+    with rest.resting(step.vm_dir, step.domain, step.freeze) as rested:
+        do()
+        point("moment over")
+    return rested.to_data()
 
 
 def merge_layer(step: MergeLayer) -> None:

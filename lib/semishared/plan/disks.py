@@ -108,14 +108,14 @@ def mvds(request: ToImage) -> list[s.Step]:
     return [s.EndSession(disk_ref(request.disk))]
 
 
-def cpds(request: ToImage, vm: Vm, datastore: Datastore) -> list[s.Step]:
-    """Plan cpds: save a disk as another image, from the running guest if there is one."""
+def cpds(request: ToImage, vm: Vm, datastore: Datastore, freeze: str = "NONE") -> list[s.Step]:
+    """Plan cpds: save a disk as another image, from the running guest if there is one, which rests (`freeze`) for a moment."""
     disk = disk_ref(request.disk)
     format = vm.disk(disk.disk).format or "raw"
     # A snapshot does not change while the guest runs.
     domain = running_domain(vm) if vm.lcm_state == SAVEAS_LIVE and request.snapshot == -1 else ""
     check = check_store(stores.access(datastore), request.image)
-    return [*check, s.SaveDisk(disk, request.image, format, domain, request.snapshot)]
+    return [*check, s.SaveDisk(disk, request.image, format, domain, request.snapshot, freeze if domain else "NONE")]
 
 
 def running_domain(vm: Vm) -> str:

@@ -51,6 +51,7 @@ class FillImage(NamedTuple):
     image: ImageRef
     domain: str
     snapshot: int
+    freeze: str = "NONE"
 
 
 class RestoreImage(NamedTuple):
@@ -78,6 +79,13 @@ class ReceiveImage(NamedTuple):
     size: int
 
 
+class HoldMoment(NamedTuple):
+    """Keep the present content of `source`, which a guest writes to, for the CopyStored of that moment which follows."""
+
+    image: ImageRef
+    source: str
+
+
 class CopyStored(NamedTuple):
     """Publish `image`, an independent copy of the image `source`, at snapshot `snapshot` (-1: as it is now)."""
 
@@ -85,7 +93,7 @@ class CopyStored(NamedTuple):
     source: str
     snapshot: int
     running: bool
-    """A guest writes to `source`: copy one moment of it."""
+    """A guest writes to `source`: copy the moment that HoldMoment has kept."""
 
 
 class StageImage(NamedTuple):

@@ -41,13 +41,14 @@ class ActivateLayer(NamedTuple):
 
 
 class SwitchLayer(NamedTuple):
-    """Make a running guest write to the layer `to` from now on."""
+    """Make a running guest write to the layer `to` from now on; it rests (`freeze`, do/rest.py) meanwhile."""
 
     disk: DiskRef
     layer: int
     to: int
     domain: str
     target: str
+    freeze: str = "NONE"
 
 
 class MergeLayer(NamedTuple):
@@ -95,6 +96,16 @@ class CopyOut(NamedTuple):
     snapshot: int
     domain: str
     target: str
+    freeze: str = "NONE"
+
+
+class RestGuest(NamedTuple):
+    """Let a running guest rest (`freeze`) while the front-end has something done elsewhere: it is asked, and says when."""
+
+    vm: int
+    vm_dir: str
+    domain: str
+    freeze: str
 
 
 class CopyBack(NamedTuple):

@@ -102,15 +102,17 @@ def _check(facts: Facts, request: SnapshotPlace) -> None:
         raise NotSupported(f"the VM has {facts.system_snapshots} system snapshots; delete them before those of disks")
 
 
-def create(request: SnapshotPlace, facts: Facts, domain: str) -> list[s.Step]:
+def create(request: SnapshotPlace, facts: Facts, domain: str, freeze: str = "NONE") -> list[s.Step]:
     """Plan snap_create, or snap_create_live of the running `domain`: the present content gets the snapshot's number.
+
+    `freeze`: how the guest rests meanwhile.
 
     A suspended VM is off: its memory image names the layer that is frozen here, and vmm/restore puts that right.
     """
     _check(facts, request)
     disk, number = _disk(request), request.snapshot
     if facts.how == "in-place":
-        return [s.CopyOut(disk, number, domain, facts.target)]
+        return [s.CopyOut(disk, number, domain, facts.target, freeze if domain else "NONE")]
     tree = facts.tree
     top, new = tree.active, number + 1
     unused = [s.DropLayer(disk, alias) for alias in sorted({top, *facts.aliases} - {number, new}) if not domain]
@@ -122,7 +124,7 @@ def create(request: SnapshotPlace, facts: Facts, domain: str) -> list[s.Step]:
     steps += [s.AddLayer(disk, new, number, tree.layers[top].format), s.ActivateLayer(disk, new, "qcow2")]
     if domain:
         # The record first: whatever fails now, both layers hold what the guest has, and only the newer one says so.
-        return [*steps[:-1], s.SwitchLayer(disk, top, new, domain, facts.target)]
+        return [*steps[:-1], s.SwitchLayer(disk, top, new, domain, facts.target, freeze)]
     return steps + unused
 
 

@@ -41,6 +41,7 @@ from .snapshot_steps import GrowDisk as GrowDisk
 from .snapshot_steps import MergeLayer as MergeLayer
 from .snapshot_steps import NameLayer as NameLayer
 from .snapshot_steps import PullLayer as PullLayer
+from .snapshot_steps import RestGuest as RestGuest
 from .snapshot_steps import SwitchLayer as SwitchLayer
 from .stores import Access as Access
 from .stores import pool_and_name as pool_and_name
@@ -174,6 +175,8 @@ class SaveDisk(NamedTuple):
     domain: str
     snapshot: int = -1
     """The snapshot to save instead of the present content, -1 for none."""
+    freeze: str = "NONE"
+    """How the guest rests for the moment that is saved (do/rest.py)."""
 
 
 class BackUp(NamedTuple):

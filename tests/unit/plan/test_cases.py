@@ -107,7 +107,7 @@ def mvds(case: Case) -> list[Step]:
 
 
 def cpds(case: Case) -> list[Step]:
-    return disks.cpds(args.ToImage.parse_copy(case["argv"]), vm(case), datastore(case))
+    return disks.cpds(args.ToImage.parse_copy(case["argv"]), vm(case), datastore(case), "AGENT-OR-SUSPEND")
 
 
 def delete(case: Case) -> list[Step]:
