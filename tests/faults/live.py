@@ -302,7 +302,7 @@ class Live:
             assert not self.virsh("blockjob", DOMAIN, target, "--info", "--raw"), f"a job on {target}"
         assert "None" in self.virsh("domjobinfo", DOMAIN)
         names = os.listdir(self.host.path(f"{VM_DIR}/.semishared"))
-        assert not [name for name in names if not name.startswith("disk.")], names
+        assert not [name for name in names if not name.startswith(("disk.", "vm."))], names
 
     def points(self) -> List[str]:
         text = self.host.path(TRACE).read_text()
