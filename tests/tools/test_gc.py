@@ -87,9 +87,13 @@ def plant(world: World, kind: str, vm: int) -> None:
         os.link(base / "image", base / "leases" / "5-9")
     elif kind == "staging":
         (world.root / "staging" / f"100-{vm}" / "leases").mkdir(parents=True)
-    elif kind in ("incoming", "outgoing"):
-        (world.system / f".{kind}-{vm}" / ".semishared").mkdir(parents=True)
+    elif kind in ("incoming", "outgoing", "removed"):
+        (world.system / f".{kind}-{vm}-0123456789ab" / ".semishared").mkdir(parents=True)
     elif kind == "incoming of a known VM":
+        (world.system / ".incoming-6-0123456789ab").mkdir()
+    elif kind == "removed of a known VM":
+        (world.system / ".removed-6-0123456789ab" / "disk.0.snap").mkdir(parents=True)
+    elif kind == "incoming of a known VM, as of 0.1.0":
         (world.system / ".incoming-6").mkdir()
     elif kind == "outgoing of a known VM":
         (world.system / ".outgoing-6").mkdir()
@@ -117,6 +121,7 @@ def plant(world: World, kind: str, vm: int) -> None:
 
 KINDS = [
     "vm", "lease", "lease of a known VM", "staging", "incoming", "outgoing", "incoming of a known VM", "outgoing of a known VM",
+    "removed", "removed of a known VM", "incoming of a known VM, as of 0.1.0",
     "clone", "side", "upload", "snapshots", "base", "staged in a VM", "staged record", "staged in a system datastore",
     "staged on the store", "staged beside an image", "staged clone", "staged lease", "staged layer",
     "staged layer of a clone",
@@ -162,7 +167,7 @@ def test_what_is_in_use_is_left_alone(busy: World) -> None:
     (busy.root / "locks" / "base-100-77").touch()
     with (
         open(uploaded / "lock", "w") as one, open(busy.root / "locks" / "base-100-77") as two,
-        open(busy.store / ".staged-thing.77", "rb"), open(busy.system / ".incoming-77" / "disk.0", "w"),
+        open(busy.store / ".staged-thing.77", "rb"), open(busy.system / ".incoming-77-0123456789ab" / "disk.0", "w"),
     ):  # fmt: skip
         fcntl.flock(one, fcntl.LOCK_EX)
         fcntl.flock(two, fcntl.LOCK_EX)
@@ -178,7 +183,7 @@ def test_what_changed_after_the_look_is_left_alone(busy: World) -> None:
     assert {item.kind for item in found} == {"clone", "incoming", "lease", "side"}
     with open(busy.store / ".semishared" / HEX / "clones" / "77-2", "ab") as file:
         file.write(b"alive")
-    (busy.system / ".incoming-77" / "disk.1").write_bytes(b"alive")
+    (busy.system / ".incoming-77-0123456789ab" / "disk.1").write_bytes(b"alive")
     (busy.store / ".semishared" / f"{77:032x}" / "session").write_text("alive")
     (busy.system / "77").mkdir()
     (busy.system / "77" / ".staged-disk.8.abc").write_bytes(b"alive")

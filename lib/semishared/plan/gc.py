@@ -2,13 +2,14 @@
 """What is left over: everything of ours on the machines against what oned knows.
 
     on a machine (hosts and front-end)                    left over if
-      <system>/<vm>/ .incoming-<vm> .outgoing-<vm>        oned does not know the VM, no domain here is it or uses a file of it
-      <system>/.incoming-<vm> of a known VM               nobody writes it any more
+      <system>/<vm>/ .incoming-<vm>-* .outgoing-<vm>-*    oned does not know the VM, no domain here is it or uses a file of it
+      <system>/.incoming-<vm>-* of a known VM             nobody writes it any more
+      <system>/.removed-<vm>-*                            always: the removal of the VM's directory had begun
       bases/*/leases/VM-DISK                              neither the VM's disk nor a staged one is in any system datastore here
       bases/<store>-<image>-<generation>                  oned does not know the image, and nobody has a lease
       staging/*                                           nobody holds its lock
       .staged-*                                           no process here has it open
-      locks/vm-<vm>                                       two days old, VM unknown: it keeps the time of the VM's deletion
+      locks/vm-<vm>, locks/incoming-<vm>-*                two days old, VM unknown: it keeps the time of the VM's deletion
     on a store
       .semishared/NAME/clones/VM-DISK[.snap]              oned does not know the VM
       .semishared/NAME/                                   NAME is not there, no image of oned has that SOURCE, no clone in it
@@ -156,6 +157,9 @@ class _OnMachine:
         published = {(item["system"], item["vm"]) for item in facts["vms"] if item["kind"] == "dir"}
         for item in facts["vms"]:
             vm, kind = item["vm"], item["kind"]
+            if kind == "removed":
+                yield self._finding(kind, item, f"a killed removal of VM {vm} left it", vm)
+                continue
             if vm not in self.known.vms:
                 keep = self._runs_here(vm, item["path"]) or ("" if self._is_idle(item) else "somebody writes to it")
                 reason = f"VM {vm} is not known to oned"
