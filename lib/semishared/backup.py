@@ -8,11 +8,13 @@ import hashlib
 import json
 import os
 import re
+import signal
 import sys
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Iterator
 
-from .errors import BadArguments, MissingImage, NotSupported, SemisharedError, ToolFailed
+from .errors import BackupCancelled, BadArguments, MissingImage, NotSupported, SemisharedError, ToolFailed
 from .opennebula import args
 from .opennebula.xml import Vm
 from .plan import backup as plan
@@ -36,8 +38,41 @@ def _base_path() -> str:
     return args.absolute(found[-1].strip(), "BACKUP_BASE_PATH") if found else ""
 
 
+@contextmanager
+def cancellable() -> Iterator[None]:
+    """Let OpenNebula's `backup_cancel` find and end this process within the block.
+
+    The one of each backup driver looks, on the front-end, for processes called `ruby` with the words of a prebackup of the
+    VM, and sends them TERM. Our words are those; so is the name, from here on.
+    """
+
+    def cancelled(_number: int, _frame: object) -> None:
+        raise BackupCancelled("the backup was cancelled")
+
+    before = signal.signal(signal.SIGTERM, cancelled)
+    name = _called("ruby")
+    try:
+        yield
+    finally:
+        _called(name)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _called(name: str) -> str:
+    """Give this process another name; return the one it had."""
+    with open("/proc/self/comm", "r+", encoding="utf-8") as file:
+        had = file.read().strip()
+        file.write(name)
+    return had
+
+
 def before(action: Action, *, live: bool) -> None:
     """Do prebackup or prebackup_live."""
+    with cancellable():
+        _before(action, live)
+
+
+def _before(action: Action, live: bool) -> None:
     request = args.Backup.parse(action.argv)
     given = sys.stdin.buffer.read()
     # In base64: that is how upstream's drivers write and read it.

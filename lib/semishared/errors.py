@@ -321,6 +321,13 @@ class WouldChange(SemisharedError):
     remedy = "nothing was changed; what comes after that step cannot be foreseen"
 
 
+class BackupCancelled(SemisharedError):
+    """A backup that was cancelled while the disks were copied."""
+
+    id = "SS068"
+    remedy = "nothing is left of it, back up again when you like"
+
+
 class StoreAbsent(SemisharedError):
     """The directory of a datastore without the marker of its store: what belongs there is not mounted."""
 

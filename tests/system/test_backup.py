@@ -72,8 +72,8 @@ def test_backup_of_a_writing_guest(cloud: Cloud) -> None:
             assert before <= second + 1
             ok(call(cloud, vm, "postbackup_live", freeze))
             assert not [name for name in cloud.files(guest.node, directory) if "backup" in name or "frozen" in name]
-        for _ in range(4):
-            cut_short(cloud, vm, random.uniform(0.2, 1.2))
+        for how in ("killed", "cancelled") * 2:
+            cut_short(cloud, vm, random.uniform(0.2, 1.2), how)
             now = written[0]
             deadline = time.monotonic() + 30
             while written[0] == now:
@@ -101,15 +101,22 @@ def test_backup_of_a_writing_guest(cloud: Cloud) -> None:
         cloud.oned.image_delete(image)
 
 
-def cut_short(cloud: Cloud, vm: int, seconds: float) -> None:
-    """Kill a backup; what oned calls then puts everything right."""
+def cut_short(cloud: Cloud, vm: int, seconds: float, how: str) -> None:
+    """Kill a backup, or cancel it as OpenNebula does; what oned calls then puts everything right."""
     driver = cloud.lab.fe.popen(argv(cloud, vm, "prebackup_live"), user="oneadmin", stdin=subprocess.PIPE)
     assert driver.stdin
     driver.stdin.write(vm_xml(cloud, vm, "SUSPEND"))
     driver.stdin.close()
     time.sleep(seconds)
-    driver.kill()
-    driver.wait()
+    if how == "killed":
+        driver.kill()
+        driver.wait()
+    else:
+        words = argv(cloud, vm, "prebackup_live")
+        cancel = ["/var/lib/one/remotes/datastore/rsync/backup_cancel", words[1], words[3]]
+        ended = driver.poll() is not None
+        cloud.lab.fe.run(cancel, user="oneadmin", input=vm_xml(cloud, vm, "SUSPEND"))
+        assert driver.wait(5) or ended or seconds < 0.5, "a backup that was cancelled is no success"
     ok(call(cloud, vm, "postbackup_live", "SUSPEND"))
     ok(call(cloud, vm, "postbackup_live", "SUSPEND"))
     node = cloud.lab.node(cloud.oned.vm(vm).last.host.name)

@@ -35,6 +35,13 @@ def prebackup(request: Backup, vm: Vm, xml: str, base_path: str, *, live: bool) 
         raise NotSupported(f"interactive backup (VM {vm.id}) is not supported yet")
     if vm.text("TEMPLATE/TPM/MODEL"):
         raise NotSupported(f"VM {vm.id} has a TPM: backup of its state is not supported yet")
+    bridge = vm.text("BACKUPS/BACKUP_CONFIG/LAST_BRIDGE")
+    if bridge and bridge != request.place.host:
+        store = vm.text("BACKUPS/BACKUP_CONFIG/LAST_DATASTORE_ID")
+        raise NotSupported(
+            f"backup datastore {store} has a BRIDGE_LIST: its driver would fetch the disks of VM {vm.id} from {bridge}, and they are on "
+            f"{request.place.host}. Use a backup datastore without BRIDGE_LIST, or with that host alone in it"
+        )
     freeze = vm.backup_setting("FS_FREEZE") or "NONE"
     if freeze not in FREEZE:
         raise NotSupported(f"FS_FREEZE = {freeze} of VM {vm.id} is not one of {', '.join(FREEZE)}")

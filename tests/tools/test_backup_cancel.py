@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A backup that is cancelled or refused: the real prebackup and host side, and a stand-in for OpenNebula's backup_cancel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from semishared.plan import steps as s
+from tools.slow_disk import SlowDisk
+from tools.world import MiB, World
+
+ROOT = Path(__file__).resolve().parents[2]
+CANCEL = Path(__file__).resolve().parents[1] / "lab/stock/datastore/rsync/backup_cancel"
+VM = 5
+
+
+def vm_xml(bridge: str = "") -> bytes:
+    config = f"<MODE>FULL</MODE><LAST_DATASTORE_ID>110</LAST_DATASTORE_ID>{bridge}"
+    disk = "<DISK><DISK_ID>0</DISK_ID><TM_MAD>semishared</TM_MAD></DISK>"
+    return f"<VM><ID>{VM}</ID><TEMPLATE>{disk}</TEMPLATE><BACKUPS><BACKUP_CONFIG>{config}</BACKUP_CONFIG></BACKUPS></VM>".encode()
+
+
+def told(said: bytes) -> list[bytes]:
+    """Return what the user is told: all lines but those for the log."""
+    return [line for line in said.splitlines() if not line.startswith((b"INFO:", b"WARN:", b"DEBUG:", b"ERROR:"))]
+
+
+class Backup:
+    """A VM that is off, and the actions of its backup as OpenNebula calls them."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        ref = world.disk(VM, 0)
+        self.directory = Path(ref.vm_dir)
+        world.on(s.PrepareVm(VM, ref.vm_dir), s.CreateVolatile(ref, 64 * MiB, "raw", ""))
+        Path(ref.path).write_bytes(os.urandom(MiB) * 64)
+
+    def begin(self, action: str, bridge: str = "") -> subprocess.Popen[bytes]:
+        argv = [str(ROOT / "tm" / action), f"localhost:{self.directory}", "0", f"one-{VM}", "-", str(VM), "101"]
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdin
+        process.stdin.write(vm_xml(bridge))
+        process.stdin.close()
+        process.stdin = None
+        return process
+
+    def copying(self) -> list[int]:
+        """Return the programs that copy its disks."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and b"qemu-img\0convert" in (line := (entry / "cmdline").read_bytes()):
+                    found += [int(entry.name)] if str(self.directory).encode() in line else []
+            except OSError:
+                continue
+        return found
+
+    def wait_until_copying(self) -> None:
+        deadline = time.monotonic() + 20
+        while not self.copying():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[Backup]:
+    """A disk that takes 32 s to read."""
+    disk = SlowDisk(tmp_path, 300 * MiB, {"x-bps-read": 2 * MiB})
+    try:
+        backup = Backup(World(disk.mount))
+        disk.forget_cached()
+        yield backup
+    finally:
+        disk.end()
+
+
+@pytest.mark.fault(17, "backup_cancel ends the copying within 5 s, leaves nothing, and the next backup works")
+def test_a_cancelled_backup_ends_and_the_next_one_works(slow: Backup) -> None:
+    process = slow.begin("prebackup")
+    slow.wait_until_copying()
+    began = time.monotonic()
+    argv = [str(CANCEL), f"localhost:{slow.directory}", f"one-{VM + 50}"]
+    assert subprocess.run(argv, input=vm_xml(), check=False).returncode == 0
+    time.sleep(0.2)
+    assert slow.copying() and process.poll() is None, "another VM's backup is none of theirs"
+    assert subprocess.run([*argv[:2], f"one-{VM}"], input=vm_xml(), check=False).returncode == 0
+    try:
+        _, said = process.communicate(timeout=5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise AssertionError("the backup goes on after it was cancelled") from None
+    (line,) = told(said)
+    assert process.returncode == 1 and b"the backup was cancelled" in line, said
+    # What oned's driver does after a prebackup that failed.
+    after = slow.begin("postbackup")
+    assert told(after.communicate(timeout=20)[1]) == [] and after.returncode == 0
+    assert time.monotonic() - began < 5 + 2
+    assert not slow.copying()
+    assert not (slow.directory / "backup").exists() and slow.world.leftovers() == []
+    (slow.directory / "disk.0").write_bytes(b"x" * MiB)
+    again = slow.begin("prebackup")
+    assert told(again.communicate(timeout=60)[1]) == [] and again.returncode == 0
+    assert (slow.directory / "backup" / "disk.0.0").exists()
+
+
+@pytest.mark.fault(17, "a backup datastore with BRIDGE_LIST is refused before anything is copied")
+def test_a_bridge_that_has_not_the_disks_is_refused(world: World) -> None:
+    backup = Backup(world)
+    process = backup.begin("prebackup", "<LAST_BRIDGE>other</LAST_BRIDGE>")
+    said = process.communicate(timeout=30)[1]
+    assert process.returncode == 1
+    assert b"backup datastore 110 has a BRIDGE_LIST" in said and b"from other" in said
+    assert not (backup.directory / "backup").exists()
+    # The VM's own host as the bridge is where the disks are.
+    process = backup.begin("prebackup", "<LAST_BRIDGE>localhost</LAST_BRIDGE>")
+    assert told(process.communicate(timeout=60)[1]) == [] and process.returncode == 0
+
+
+def test_a_backup_is_called_as_it_was_when_it_is_over() -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from semishared.backup import cancellable\n"
+        "name = lambda: open('/proc/self/comm').read().strip()\n"
+        "was = name()\n"
+        "with cancellable(): print(name())\n"
+        "print(name() == was)"
+    )
+    done = subprocess.run(["/usr/bin/python3", "-c", code, str(ROOT / "lib")], check=True, stdout=subprocess.PIPE)
+    assert done.stdout == b"ruby\nTrue\n"
