@@ -20,7 +20,7 @@ import sys
 from typing import Mapping, NoReturn, Optional
 
 from .entry import caught
-from .errors import BadArguments, BadRecord, MissingImage, SemisharedError, ToolMissing, UnsafeImage
+from .errors import BadArguments, BadRecord, MissingImage, SemisharedError, ToolMissing, UnexpectedLink, UnsafeImage
 from .opennebula.args import absolute
 from .opennebula.report import Report
 from .opennebula.xml import View, decode, parse
@@ -206,10 +206,30 @@ def check_disk(vm_dir: str, record: DiskRecord) -> None:
     leads = record.path.startswith(f"{link}.snap/") if record.how == "store-clone" else link == record.path
     if not record.is_local and not leads:
         raise BadRecord(f"disk {record.disk} is recorded as {record.path} but {link or 'no link'} is there")
+    if not record.is_local:
+        _check_on_store(record)
     for name in (path, f"{path}{record.layer}" if record.is_local else record.path):
         if not os.path.exists(name):
             shown = name if record.is_local else record.path
             raise MissingImage(f"disk {record.disk}: {shown} is not there on {os.uname().nodename}")
+
+
+def _check_on_store(record: DiskRecord) -> None:
+    """Raise UnexpectedLink if a link on the store is none of the layout's: libvirt, which follows all, is to open it next.
+
+    Whoever can write the store can do that a moment later still: what QEMU may open is for its confinement to say.
+    """
+    side = record.path.partition("/clones/")[0] if record.how == "store-clone" else os.path.dirname(record.path)
+    name, own = os.path.basename(side), os.path.dirname(side)
+    suspects = [own, side, f"{os.path.dirname(own)}/{name}"]
+    if record.how == "store-clone":
+        suspects += [f"{side}/clones", os.path.dirname(record.path), record.path]
+    link = f"{side}/image"
+    if os.path.islink(link) and os.readlink(link) != f"../../{name}":
+        suspects.append(link)
+    for path in suspects:
+        if os.path.islink(path):
+            raise UnexpectedLink(f"{path} on {os.uname().nodename} is a symbolic link to {os.readlink(path)}")
 
 
 def become(here: str, action: str, argv: list[str]) -> NoReturn:

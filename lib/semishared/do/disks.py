@@ -21,6 +21,7 @@ from ..plan.steps import (
 )
 from . import (
     bases,
+    beneath,
     dir_store,
     extents,
     files,
@@ -31,6 +32,7 @@ from . import (
     running,
     snapshots,
     stock_layout,
+    store_chain,
     stores,
     turns,
     vm_dir,
@@ -226,12 +228,24 @@ def make_empty(path: str, format: str, size: int, fs: str, directory: str = "") 
 
 @contextmanager
 def opened(record: dict[str, object] | None, path: str, format: str) -> Iterator[str]:
-    """Yield what a program is to open to read a disk; an image in place is looked at again, on the store others write too."""
-    if not record or record["how"] != "in-place":
+    """Yield what qemu-img is to open to read a disk. What is on a store is opened here, and looked at again: others write there.
+
+    No name in a header and no link on the store then says what is read.
+    """
+    image = record.get("image") if record and record.get("place") == "shared" else None
+    if not record or not isinstance(image, dict) or record["how"] not in ("in-place", "store-clone"):
         # What lies below the layers of our own is named by names that are relative to them.
         yield path
         return
-    with inspection.checked(path, format) as found:
+    stored = dir_store.Stored(str(image["source"]))
+    if record["how"] == "store-clone":
+        with store_chain.opened(stored, path, format, str(image["format"]), record.get("raw_layer")) as chain:
+            yield chain
+        return
+    # A snapshot beside the image, or what the link leads to.
+    below = f"{stored.name}.snap/{os.path.basename(path)}" if path.startswith(f"{stored.source}.snap/") else stored.name
+    with dir_store.opened(stored.source) if below == stored.name else beneath.file(stored.datastore, below) as found:
+        inspection.check(found, format, path)
         yield found
 
 
@@ -255,11 +269,12 @@ def save_disk(step: SaveDisk) -> dict[str, object]:
     with files.published(step.path) as staged:
         if step.domain:
             target, _ = running.find(step.domain, path)
+            # libvirt opens it by its name: as another user, through no file of ours.
             found = running.copy(disk, step.domain, target, staged, step.format, step.freeze).to_data()
+            files.set_mode(staged, 0o660)
         else:
             # A snapshot may lie below what a running guest has open; nobody writes to it.
-            with opened(record, path, source_format) as source:
-                qemu_img.convert(source, source_format, staged, step.format, share=step.snapshot != -1)
+            with opened(record, path, source_format) as source, files.made(staged) as made:
+                qemu_img.convert(source, source_format, made, step.format, share=step.snapshot != -1)
         progress.count("store_written", files.allocated(staged))
-        os.chmod(staged, 0o660)
     return found

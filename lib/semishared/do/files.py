@@ -134,8 +134,10 @@ def read(path: str, limit: int) -> bytes:
 
 def _itself(path: str, flags: int) -> int:
     """Open `path`, which is no symbolic link."""
+    # A path to an open file (beneath.py) is what it says.
+    itself = 0 if os.path.dirname(path) == f"/proc/{os.getpid()}/fd" else os.O_NOFOLLOW
     try:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return os.open(path, flags | itself | os.O_CLOEXEC)
     except OSError as e:
         if e.errno == errno.ELOOP:
             raise UnexpectedLink(f"{path} on {os.uname().nodename} is a symbolic link") from None

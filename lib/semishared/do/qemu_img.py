@@ -72,7 +72,12 @@ def convert(
 ) -> None:
     """Write an independent sparse copy of `source`, with all of its backing chain, to the new file `target`."""
     shared, limits = ["--force-share"] if share else [], [*FOREIGN, "--"] if foreign else []
-    work([*limits, "qemu-img", "convert", *shared, "-f", source_format, "-O", target_format, source, target])
+    work([*limits, "qemu-img", "convert", *shared, *_format(source, source_format), "-O", target_format, source, target])
+
+
+def _format(source: str, format: str) -> list[str]:
+    """Return how qemu-img is told the format of `source`: a `json:` name says it itself."""
+    return [] if source.startswith("json:") else ["-f", format]
 
 
 def rbd_name(source: str, user: str, conf: str) -> str:
@@ -84,7 +89,7 @@ def rbd_name(source: str, user: str, conf: str) -> str:
 def fill(source: str, source_format: str, target: str, *, share: bool = False) -> None:
     """Write the content of `source`, with all of its backing chain, to the raw image `target`, which is there and empty."""
     argv = ["qemu-img", "convert", "-n", "--target-is-zero", "-W", "-m", "8", *(["--force-share"] if share else [])]
-    work([*argv, "-f", source_format, "-O", "raw", source, target])
+    work([*argv, *_format(source, source_format), "-O", "raw", source, target])
 
 
 def grow(path: str, format: str, size: int) -> None:

@@ -26,7 +26,21 @@ from ..plan.steps import (
     RestGuest,
     SwitchLayer,
 )
-from . import dir_store, domain, files, image_snapshots, inspection, layers, qemu_img, rest, running, stock_layout, turns, vm_dir
+from . import (
+    beneath,
+    dir_store,
+    domain,
+    files,
+    image_snapshots,
+    inspection,
+    layers,
+    qemu_img,
+    rest,
+    running,
+    stock_layout,
+    turns,
+    vm_dir,
+)
 from .epochs import Planned
 from .trace import point
 
@@ -252,7 +266,15 @@ def grow(step: GrowDisk) -> dict[str, object]:
         # Not by the link that the guest has: what it leads to is what is looked at.
         path = str(record["image"]["source"])  # type: ignore[index]
         inspection.check(path, str(record["format"]))
-    qemu_img.grow(path, str(record["format"]), step.size)
+    if record["place"] == "shared":
+        datastore = os.path.dirname(str(record["image"]["source"]))  # type: ignore[index]
+        fd = beneath.open_file(datastore, path[len(datastore) + 1 :], os.O_RDWR)
+        try:
+            qemu_img.grow(beneath.path_of(fd), str(record["format"]), step.size)
+        finally:
+            os.close(fd)
+    else:
+        qemu_img.grow(path, str(record["format"]), step.size)
     point("disk grown")
     return {}
 
