@@ -96,8 +96,8 @@ def why_in_use(name: str) -> str:
 
 
 def virsh_while(signs: Callable[[], object], uri: str, *argv: str) -> str:
-    """Run one virsh command that waits for a job, as long as `signs` change."""
-    return work(["virsh", "--connect", uri, *argv], signs=signs)
+    """Run one virsh command that waits for a job, as long as `signs` change; `uri` as for virsh."""
+    return work(["virsh", "--connect", uri or here(), *argv], signs=signs)
 
 
 def dumpxml(uri: str, domain: str) -> bytes:
