@@ -139,7 +139,7 @@ class Program:
         code = -1 if self._code is None else self._code
         return Done(code, *(self._said[key].decode("utf-8", "replace") for key in ("out", "err")))
 
-    def wait(self, timeout: float = 60) -> Done:
+    def wait(self, timeout: float = 180) -> Done:
         """Wait for its end; a KernelHostError if that does not come."""
         deadline = time.monotonic() + timeout
         while self._code is None:
@@ -314,7 +314,7 @@ class KernelHost:
 
     def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", user: Optional[tuple[int, int]] = ROOT, env: Mapping[str, str] | None = None,
-        cwd: str = "/", timeout: float = 60, check: bool = True,
+        cwd: str = "/", timeout: float = 180, check: bool = True,
     ) -> Done:  # fmt: skip
         """Run a program there to its end; with `check`, another exit code than 0 is a KernelHostError."""
         program = self.start_program(argv, user=user, env=env, cwd=cwd)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `dir` store on real NFS, version 4.2 with root_squash: what one machine does and another sees, at once."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+
+from lab import caches
+from lab.kernel_host import ONEADMIN
+from nfs.site import LOCATION, STORE, Guest, HostSide, Site
+from semishared.errors import ImageChanged, MissingImage
+from semishared.plan import diagnosis
+from semishared.plan import steps as s
+
+EXAMINE = f"{caches.CHECKOUT}/lib/semishared/examination.py"
+
+
+def test_oneadmin_owns_the_store_and_root_does_not(site: Site) -> None:
+    for host in (site.fe, *site.hosts):
+        assert host.run(["stat", "-f", "-c", "%T", STORE]).out.strip() == "nfs"
+        assert host.run(["touch", f"{STORE}/root"], check=False).code
+        host.run(["touch", f"{STORE}/{host.name}"], user=ONEADMIN)
+        host.run(["rm", f"{STORE}/{host.name}"], user=ONEADMIN)
+
+
+def test_a_generation_is_what_all_hosts_take_and_a_session_ends_it_for_all(site: Site) -> None:
+    h1, h2 = site.hosts
+    image = site.image()
+    first = h1.stage(image)
+    assert h2.stage(image) == first
+    h1.link(image)
+    guest = Guest(h1, image.source)
+    guest.do("write -P 0xb2 1M 64k")
+    # Still open there, written past its cache a moment ago.
+    second = h2.stage(image)
+    assert second != first and h2.holds(h2.base(image, second), 0xB2) and h2.holds(h2.base(image, first), 0xA1)
+    guest.do("write -P 0xc3 1M 64k")
+    third = h2.stage(image)
+    assert third not in (first, second) and h2.holds(h2.base(image, third), 0xC3)
+    guest.end()
+    assert h1.stage(image) == third
+
+
+@pytest.mark.fault(18, "a session that began while another host copied ends the generation on NFS too, whatever that host had seen absent")
+def test_a_session_that_began_while_another_host_copied_is_seen(site: Site) -> None:
+    h1, h2 = site.hosts
+    image = site.image()
+    late = HostSide(h2, {"SEMISHARED_STOP_AT": "2", "SEMISHARED_TRACE": "/tmp/late"})
+    # It has seen that there is no session, and stops when it has copied the image.
+    late.begin(s.StageBase(f"{LOCATION}/.semishared", image))
+    h2.script("until grep -qs '^2 base copied' /tmp/late; do sleep .2; done")
+    h1.link(image)
+    late.go_on()
+    try:
+        late.finish()
+    except ImageChanged:
+        pass  # it has seen the session
+    late.end()
+    guest = Guest(h1, image.source)
+    guest.do("write -P 0xd4 1M 64k")
+    guest.end()
+    generation = h2.stage(image)
+    assert h2.holds(h2.base(image, generation), 0xD4), "the base is what was there before the guest wrote"
+
+
+@pytest.mark.fault(18, "a snapshot that a host has just made of an image is what the front-end flattens to")
+def test_a_snapshot_made_elsewhere_a_moment_ago_is_flattened_to(site: Site) -> None:
+    (h1, _), fe = site.hosts, site.fe
+    image = site.image()
+    flatten = "import sys; from semishared.do import image_snapshots; image_snapshots.flatten(sys.argv[1], 0)"
+    # As one without snapshots; now this machine knows that there are none.
+    fe.python(flatten, image.source, user=ONEADMIN)
+    disk = h1.link(image)
+    h1.on(s.CopyOut(disk, 0, "", ""))
+    guest = Guest(h1, image.source)
+    guest.do("write -P 0xe5 1M 64k")
+    guest.end()
+    fe.python(flatten, image.source, user=ONEADMIN)
+    assert fe.holds(image.source, 0xA1), "nothing was reverted, and it was called a success"
+    assert fe.run(["ls", f"{image.source}.snap"], check=False).code
+
+
+def test_what_another_machine_made_or_removed_is_seen_at_once(site: Site) -> None:
+    h1, h2 = site.hosts
+    image = site.image()
+    with pytest.raises(MissingImage):
+        h2.stage(image._replace(source=f"{STORE}/later"))
+    h1.run(["cp", "--", image.source, f"{STORE}/later"], user=ONEADMIN)
+    assert h2.stage(image._replace(source=f"{STORE}/later")) == h1.stage(image)
+    disk = h2.disk(31)
+    h2.on(s.PrepareVm(31, disk.vm_dir), s.CloneOnStore(disk, image, 0))
+    # h1 has never seen it, and looks where it is not yet; as for a VM that is made anew on another host.
+    h1.on(s.PrepareVm(31, disk.vm_dir), s.RemoveDisk(h1.disk(31), STORE))
+    assert h2.run(["ls", "-A", f"{STORE}/.semishared/{image.source.rpartition('/')[2]}/clones"], user=ONEADMIN).out == ""
+
+
+def test_link_and_rename_are_atomic_between_hosts(site: Site) -> None:
+    h1, h2 = site.hosts
+    race = """
+import os, sys
+sys.path.insert(0, sys.argv[3])
+from semishared.do import files
+store, me = sys.argv[1:3]
+open(f"{store}/race-{me}", "w").close()
+print("ready", flush=True)
+sys.stdin.readline()
+won, torn = 0, 0
+for i in range(40):
+    try:
+        os.link(f"{store}/race-{me}", f"{store}/race.{i}")
+        won += 1
+    except FileExistsError:
+        pass
+    files.write(f"{store}/race.text", (me * 5000).encode())
+    with open(f"{store}/race.text") as file:
+        text = file.read()
+    torn += text not in ("1" * 5000, "2" * 5000)
+print("won", won, "torn", torn)
+"""
+    racers = [
+        host.start_program(["/usr/bin/python3", "-I", "-c", race, STORE, str(number), f"{caches.CHECKOUT}/lib"], user=ONEADMIN)
+        for number, host in enumerate(site.hosts, 1)
+    ]
+    for racer in racers:
+        racer.wait_for("ready")
+    for racer in racers:
+        racer.write(b"\n")
+    said = [racer.wait(120) for racer in racers]
+    words = [done.out.split() for done in said]
+    assert all(done.code == 0 for done in said), said
+    assert sum(int(row[2]) for row in words) == 40 and [row[4] for row in words] == ["0", "0"], said
+    assert min(int(row[2]) for row in words) > 0, "they did not run at the same time"
+    h1.script(f"rm {STORE}/race*", user=ONEADMIN)
+    assert h2.script(f"ls {STORE}").out.count("race") == 0
+
+
+def test_a_base_is_not_taken_from_a_torn_image(site: Site) -> None:
+    (h1, h2), fe = site.hosts, site.fe
+    image = site.image()
+    h1.stage(image)
+    # Behind the clients' back, with size and time kept: only the hash tells.
+    path = image.source.replace(STORE, "/srv/one-images")
+    fe.script(
+        f"stamp=$(stat -c %y {path}); printf x | dd of={path} bs=1 seek=2000000 conv=notrunc status=none; touch -d \"$stamp\" {path}; sync"
+    )
+    with pytest.raises(ImageChanged):
+        h2.stage(image)
+    assert h2.script(f"ls {LOCATION}/.semishared/staging").out == ""
+
+
+def test_qemus_locks_hold_between_clients_of_version_4(site: Site) -> None:
+    h1, h2 = site.hosts
+    image = site.image("qcow2")
+    guest = Guest(h1, image.source, "qcow2")
+    guest.do("write -P 1 0 4k")
+    assert h2.has_lock_refused(image.source) and h1.has_lock_refused(image.source)
+    guest.end()
+    assert not h2.has_lock_refused(image.source)
+
+
+@pytest.mark.fault(12, "ln refuses an image that a guest on another client of NFS writes to")
+def test_ln_sees_the_writer_on_another_client(site: Site) -> None:
+    h1, h2 = site.hosts
+    image = site.image("qcow2")
+    h1.link(image)
+    guest = Guest(h1, image.source, "qcow2")
+    guest.do("write -P 1 0 4k")
+    with pytest.raises(Exception, match="written to by another client of the nfs4 file system"):
+        h2.link(image)
+    guest.end()
+    h2.link(image)
+
+
+def examined(site: Site) -> "list[diagnosis.Finding]":
+    """Have doctor's examination run on h2, and judge what it says as doctor does."""
+    question = [["host"], "/var/tmp/one", LOCATION, [STORE], "none", "", []]
+    word = base64.b64encode(json.dumps(question).encode()).decode()
+    answer = json.loads(site.hosts[1].script(f"/usr/bin/python3 -I - {word} <{EXAMINE}", user=ONEADMIN).out)
+    answer["stores"][STORE]["same"] = True
+    found = diagnosis.of_machines({"h2": answer}, diagnosis.Site("fe"), diagnosis.Cloud(), ("none", "none"))
+    return [item for item in found if STORE in item.what]
+
+
+@pytest.mark.fault(18, "doctor warns of an NFS mount that remembers what it saw absent")
+def test_doctor_reads_the_real_mount(site: Site) -> None:
+    (found,) = examined(site)
+    assert found.severity == diagnosis.WARNING and "lookupcache=positive" in found.what
+    h2 = site.hosts[1]
+    h2.mount(site.fe.address, STORE, "vers=4.2,hard,lookupcache=positive,nosharecache")
+    try:
+        assert examined(site) == []
+    finally:
+        h2.run(["umount", STORE])
