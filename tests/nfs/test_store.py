@@ -10,8 +10,8 @@ import pytest
 
 from lab import caches
 from lab.kernel_host import ONEADMIN
-from nfs.site import LOCATION, STORE, Guest, HostSide, Site
-from semishared.errors import ImageChanged, MissingImage
+from nfs.site import LOCATION, SIZE, STORE, Guest, HostSide, Site
+from semishared.errors import ImageChanged, MissingImage, SemisharedError
 from semishared.plan import diagnosis
 from semishared.plan import steps as s
 
@@ -194,3 +194,28 @@ def test_doctor_reads_the_real_mount(site: Site) -> None:
         assert examined(site) == []
     finally:
         h2.run(["umount", STORE])
+
+
+@pytest.mark.fault(9, "what lies below the mount point of an NFS store that is not mounted is no image")
+def test_a_store_that_is_not_mounted_is_no_store(site: Site) -> None:
+    h2, fe = site.hosts[1], site.fe
+    image = site.image()
+    if hasattr(image.access, "marker"):
+        word = "0123456789abcdef" * 2
+        fe.python("import sys; from semishared.do import marker; marker.write(*sys.argv[1:])", STORE, word, user=ONEADMIN)
+        image = image._replace(access=image.access._replace(marker=word))
+    h2.stage(image)
+    h2.run(["umount", "-l", STORE])
+    try:
+        # What somebody has put there when it was not mounted either.
+        h2.script(f"mkdir -p {STORE}; head -c {SIZE} /dev/zero >{image.source}; chown -R {ONEADMIN[0]} {STORE}")
+        disk = h2.disk(51)
+        with pytest.raises(SemisharedError, match="h2.*marker"):
+            h2.stage(image)
+        with pytest.raises(SemisharedError, match="h2.*marker"):
+            h2.on(s.PrepareVm(51, disk.vm_dir), s.LinkInPlace(disk, image, False, True))
+        assert h2.run(["ls", "-A", STORE]).out.split() == [image.source.rpartition("/")[2]]
+    finally:
+        h2.run(["rm", "-rf", "--one-file-system", STORE], check=False)
+        h2.mount(fe.address)
+    h2.stage(image)
