@@ -43,8 +43,11 @@ class HostSide:
         self.moved: dict[str, int] = {}
 
     def begin(self, *steps: s.Step) -> None:
-        """Send a plan."""
-        plan = {"version": VERSION, "action": "test", "planned": time.time() + 3600, "steps": [s.to_data(step) for step in steps]}
+        """Send a plan; `planned` is for the version before SEQs."""
+        plan = {
+            "version": VERSION, "action": "test", "seq": -1, "answers": False, "last": False, "standstill_s": PATIENCE_S,
+            "planned": time.time() + 3600, "steps": [s.to_data(step) for step in steps],
+        }  # fmt: skip
         self._program.write(json.dumps({"plan": plan}).encode() + b"\n")
 
     def finish(self, timeout: float = PATIENCE_S) -> list[Any]:

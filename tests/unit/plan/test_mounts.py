@@ -46,6 +46,7 @@ def findings(mount: dict[str, Any]) -> list[diagnosis.Finding]:
         ("nfs", V3.format("lookupcache=pos,nolock,", "all"), [(diagnosis.BROKEN, "NFS version 3"), (diagnosis.BROKEN, "nolock")]),
         ("nfs", V3.format("lookupcache=pos,", "flock"), [(diagnosis.BROKEN, "NFS version 3"), (diagnosis.BROKEN, "local_lock=flock")]),
     ],
+    ids=["lookupcache", "soft", "softreval", "local_lock", "version 3", "nolock", "version 3 with flock"],
 )
 def test_a_store_that_others_cannot_trust_is_found(type: str, options: str, wanted: list[tuple[int, str]]) -> None:
     found = findings({"type": type, "options": options.split(",")})
