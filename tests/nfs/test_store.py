@@ -108,7 +108,11 @@ open(f"{store}/race-{me}", "w").close()
 print("ready", flush=True)
 sys.stdin.readline()
 won, torn = 0, 0
-for i in range(40):
+for i in range(20):
+    # Both at the same time, each time.
+    open(f"{store}/race-{me}.{i}", "w").close()
+    while f"race-{3 - int(me)}.{i}" not in os.listdir(store):
+        pass
     try:
         os.link(f"{store}/race-{me}", f"{store}/race.{i}")
         won += 1
@@ -131,8 +135,7 @@ print("won", won, "torn", torn)
     said = [racer.wait(120) for racer in racers]
     words = [done.out.split() for done in said]
     assert all(done.code == 0 for done in said), said
-    assert sum(int(row[2]) for row in words) == 40 and [row[4] for row in words] == ["0", "0"], said
-    assert min(int(row[2]) for row in words) > 0, "they did not run at the same time"
+    assert sum(int(row[2]) for row in words) == 20 and [row[4] for row in words] == ["0", "0"], said
     h1.script(f"rm {STORE}/race*", user=ONEADMIN)
     assert h2.script(f"ls {STORE}").out.count("race") == 0
 
