@@ -30,7 +30,7 @@ from ..plan import gc as plan
 from ..plan import steps as s
 from ..plan.gc_pools import Pool
 from ..units import human
-from . import gc_pools
+from . import gc_known, gc_pools, gc_strays
 from .waiting import Waiting
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -109,13 +109,7 @@ def survey_cloud(oned: Oned, config: Config) -> Survey:
                     survey.failed(question.host, SemisharedError(f"libvirt: {answer['domains']['error']}"))
     ours = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
     survey.pools = gc_pools.listed(ours, config, survey)
-    images = oned.images()
-    survey.known = plan.Known(
-        {vm.id: vm.host for vm in oned.vms()},
-        frozenset((image.number("DATASTORE_ID"), image.id) for image in images),
-        frozenset(absolute(image.source, "SOURCE") for image in images if image.source.startswith("/")),
-        frozenset(image.source for image in images if not image.source.startswith("/")),
-    )
+    survey.known = gc_known.known(oned, ours, survey.machines, survey.pools)
     return survey
 
 
@@ -166,6 +160,9 @@ def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list
                 if item.machine != machine or item.keep:
                     continue
                 try:
+                    if item.kind == "stray":
+                        done[number] = gc_strays.remove(session, item, survey.known.places[item.vm], config) or "removed"
+                        continue
                     answer = session.run(item.steps())[-1]
                     is_gone = not isinstance(answer, dict) or answer.get("removed") is True
                     done[number] = "removed" if is_gone else "it has changed meanwhile"

@@ -52,5 +52,5 @@ def left(pools: Iterable[gc_pools.Pool], known: Known, older_than: int, config: 
         except SemisharedError as e:
             survey.failed(pool.machine, e)
             continue
-        found += gc_pools.find(pool, looks, older_than)
+        found += gc_pools.find(pool, looks, older_than, known)
     return found

@@ -10,7 +10,7 @@ Beside the images of a datastore lies one directory of ours per image:
                                                       persistent session
                                     /generation.json  {generation, session, format, size, mtime_ns} of a known content
                                     /manifest         the hashes of that content (extents.py)
-                                    /clones/VM-DISK   non-persistent disks whose place is shared (layers.py)
+                                    /clones/VM-DISK-CLOUD    non-persistent disks whose place is shared (layers.py)
 
 A generation is current only while its token is the session's and size and time are the image's own. So the end of a
 generation is one rename (a new token), before a guest can write; and whoever publishes a generation too late
@@ -63,8 +63,8 @@ class Stored(NamedTuple):
     def link(self) -> str:
         return f"{self.side}/image"
 
-    def clone(self, vm: int, disk: int) -> str:
-        return f"{self.side}/clones/{vm}-{disk}"
+    def clone(self, vm: int, disk: int, cloud: str = "") -> str:
+        return f"{self.side}/clones/{vm}-{disk}" + (f"-{cloud}" if cloud else "")
 
 
 def check(source: str, marker_id: str = "") -> os.stat_result:
@@ -226,21 +226,37 @@ def publish_generation(stored: Stored, found: extents.Manifest, seen: Seen) -> N
     point("generation published")
 
 
+def clone_of(record: dict[str, Any]) -> str:
+    """Return the store clone that a record names, '' if it is of another disk."""
+    return os.path.dirname(str(record["path"]))[: -len(".snap")] if record.get("how") == "store-clone" else ""
+
+
+def remove_one_clone(path: str) -> None:
+    """Remove the store clone `path`: DATASTORE/.semishared/IMAGE/clones/NAME."""
+    clones, name = os.path.split(path)
+    side_dir = os.path.dirname(clones)
+    _remove_clone(os.path.dirname(os.path.dirname(side_dir)), os.path.basename(side_dir), name)
+
+
 def remove_clone(store_dir: str, vm: int, disk: int) -> None:
-    """Remove the store clone of a disk, wherever in the store it is."""
+    """Remove the store clone of a disk that says nothing of its cloud, wherever in the store it is."""
     try:
         with beneath.directory(store_dir, SIDE) as path:
             images = [name for name in os.listdir(path) if not name.startswith(".") and name != marker.NAME]
     except (FileNotFoundError, NotADirectoryError):
         return
     for image in images:
-        try:
-            with beneath.directory(store_dir, f"{SIDE}/{image}/clones") as path:
-                if layers.remove(f"{path}/{vm}-{disk}"):
-                    point("store clone removed")
-                files.remove_staged(path, f"{vm}-{disk}")
-        except (FileNotFoundError, NotADirectoryError, UnexpectedLink):
-            continue  # none of ours: what a link leads to is nobody's clone
+        _remove_clone(store_dir, image, f"{vm}-{disk}")
+
+
+def _remove_clone(store_dir: str, image: str, name: str) -> None:
+    try:
+        with beneath.directory(store_dir, f"{SIDE}/{image}/clones") as path:
+            if layers.remove(f"{path}/{name}"):
+                point("store clone removed")
+            files.remove_staged(path, name)
+    except (FileNotFoundError, NotADirectoryError, UnexpectedLink):
+        pass  # none of ours: what a link leads to is nobody's clone
 
 
 class Content:

@@ -146,7 +146,7 @@ def clone_on_store(step: CloneOnStore, planned: Planned) -> None:
     inspection.check(image.source, image.format)
     stock_layout.refuse(image.source, image.format)
     dir_store.make_link(stored)
-    clone = stored.clone(disk.vm, disk.disk)
+    clone = stored.clone(disk.vm, disk.disk, image.access.cloud)
     first = f"{layers.folder(clone)}/0"
     record = {
         "place": "shared", "how": "store-clone", "format": "qcow2", "path": first, "readonly": False,
@@ -158,7 +158,10 @@ def clone_on_store(step: CloneOnStore, planned: Planned) -> None:
         files.remove_staged(clones, os.path.basename(clone))
         undo.add(lambda: layers.remove(here))
         undo.add(lambda: files.unlink(staged_clone))
+        undo.add(lambda: files.unlink(vm_dir.intended(disk)))
         with _publishing(disk, planned, record) as staged:
+            # Killed before there is a record, what removes the disk finds the clone by this.
+            files.write_json(vm_dir.intended(disk), {"clone": clone})
             with files.enough_space(os.path.dirname(clone)):
                 with dir_store.opened(image.source) as path:
                     # Once more: of the very file whose size is asked for.

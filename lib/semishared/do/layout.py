@@ -2,9 +2,9 @@
 """What may lie in a VM directory, and which symbolic links there are (docs/reference/names.md).
 
     disk.N                                  -> disk.N.snap/K               the active layer of an own disk
-    disk.N                                  -> <store>/.semishared/NAME/image | clones/VM-N
+    disk.N                                  -> <store>/.semishared/NAME/image | clones/VM-N-CLOUD
     <store>/.semishared/NAME/image          -> ../../NAME
-    <store>/.semishared/NAME/clones/VM-N    -> VM-N.snap/K
+    <store>/.semishared/NAME/clones/VM-N-CLOUD   -> VM-N-CLOUD.snap/K
 
 A VM directory is written by one machine alone, but comes from another when the VM moves. So it is looked at whole before an
 action works in it: a handful of names. Everything else that is a link is refused, whoever made it.
@@ -57,7 +57,8 @@ def _on_store(source: str, vm: int, disk: int, path: str) -> tuple[str, ...]:
     """Return the places on a store that a disk from the image `source` can have; of a clone's layers the one that is `path`."""
     directory, name = os.path.split(source)
     side = f"{directory}/{RECORDS}/{name}"
-    clone, layer = f"{side}/clones/{vm}-{disk}", path.rpartition("/")[2]
+    own = re.match(rf"{re.escape(f'{side}/clones/{vm}-{disk}')}(?:-[0-9a-f]{{32}})?(?=\.snap/|\Z)", path)
+    clone, layer = own.group() if own else f"{side}/clones/{vm}-{disk}", path.rpartition("/")[2]
     return (f"{side}/image", clone, *((f"{clone}.snap/{layer}",) if layer.isdigit() and layer.isascii() else ()))
 
 

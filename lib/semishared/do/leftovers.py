@@ -20,7 +20,7 @@ from .trace import point
 
 OPEN = re.compile(r"/(\.staged-|\.incoming-|\.outgoing-|\.uploads/)")
 LOCK = re.compile(r"(?:vm|incoming)-([0-9]+)(?:-[0-9a-f]+)?\Z")
-PAIR = re.compile(r"([0-9]+)-([0-9]+)(\.snap)?\Z")
+PAIR = re.compile(r"(?P<vm>[0-9]+)-(?P<disk>[0-9]+)(?:-(?P<cloud>[0-9a-f]{32}))?(?P<snap>\.snap)?\Z")
 
 
 def _names(directory: str, *, root: bool = False) -> list[str]:
@@ -109,10 +109,10 @@ def _root(root: str) -> dict[str, object]:
         leases = []
         for pair in _names(f"{base}/leases"):
             match = PAIR.match(pair)
-            if match and not match.group(3):
+            if match and not match.group("snap") and not match.group("cloud"):
                 # A hard link has the times of the image: only the change time tells when it was made.
                 ctime_ns = os.lstat(f"{base}/leases/{pair}").st_ctime_ns
-                owner = {"vm": int(match.group(1)), "disk": int(match.group(2))}
+                owner = {"vm": int(match.group("vm")), "disk": int(match.group("disk"))}
                 leases.append({"path": f"{base}/leases/{pair}", "age": int(time.time() - ctime_ns / 1e9), **owner})
         held.append(_seen(base, name=name, leases=leases, staged=_staged(f"{base}/leases")))
     staging = [_seen(f"{root}/staging/{name}", held=locks.is_held(f"{root}/locks/base-{name}")) for name in _names(f"{root}/staging")]
@@ -152,8 +152,9 @@ def _store(path: str) -> dict[str, object]:
         for pair in _names(f"{directory}/clones"):
             match = PAIR.match(pair)
             if match:
-                clones.append(_seen(f"{directory}/clones/{pair}", vm=int(match.group(1)), disk=int(match.group(2))))
-                if match.group(3):
+                owner = {"vm": int(match.group("vm")), "disk": int(match.group("disk")), "cloud": match.group("cloud") or ""}
+                clones.append(_seen(f"{directory}/clones/{pair}", **owner))
+                if match.group("snap"):
                     staged += _staged(f"{directory}/clones/{pair}")
         staged += _staged(directory) + _staged(f"{directory}/clones")
         entries = _names(directory)
@@ -255,7 +256,7 @@ def uses_lease(step: Discard) -> bool:
     pair = PAIR.match(os.path.basename(step.path))
     if not pair:
         return True
-    disk = f"disk.{pair.group(2)}"
+    disk = f"disk.{pair.group('disk')}"
     for system in _names(step.location, root=True):
         if not system.isdigit():
             continue

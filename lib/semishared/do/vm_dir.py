@@ -184,12 +184,29 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
                 return on_store(record)
             # A clone that cannot be reached would be said to be gone, and stay.
             dir_store.check_store(record)
+        clones = _clones(disk, record)
         _unlink_disk(disk)
-        if store_dir:
+        for clone in clones:
+            dir_store.remove_one_clone(clone)
+        if store_dir and not record and not clones:
             dir_store.remove_clone(store_dir, disk.vm, disk.disk)
+        files.unlink(intended(disk))
         if not _is_elsewhere(disk.vm, disk.vm_dir):
             bases.release(bases.root_of(disk.vm_dir), disk.vm, disk.disk)
     return {}
+
+
+def intended(disk: DiskRef) -> str:
+    """Return the file that names the store clone of a disk before there is one."""
+    return f"{disk.vm_dir}/{RECORDS}/clone.{disk.disk}.json"
+
+
+def _clones(disk: DiskRef, record: dict[str, Any]) -> list[str]:
+    """Return the store clones of a disk, by its record and by what was intended; others' are none of them."""
+    noted = files.read_json(intended(disk)) or {}
+    found = {dir_store.clone_of(record), str(noted.get("clone", ""))}
+    own = re.compile(rf"/.+/{dir_store.SIDE}/[^/]+/clones/{disk.vm}-{disk.disk}(-[0-9a-f]{{32}})?\Z")
+    return sorted(path for path in found if own.match(path) and ".." not in path.split("/"))
 
 
 def _unlink_disk(disk: DiskRef) -> None:

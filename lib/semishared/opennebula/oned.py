@@ -66,6 +66,11 @@ class Oned:
         pool = parse(self._call("one.vmpool.info", -2, -1, -1, -1), "VM_POOL")
         return [Vm(element) for element in pool.findall("VM")]
 
+    def newest_vm(self, from_id: int) -> int:
+        """Return the highest id that any VM has had, DONE or not, -1 if none with `from_id` or above is remembered; raise OnedUnavailable."""
+        pool = parse(self._call("one.vmpool.info", -2, max(from_id, 0), -1, -2), "VM_POOL")
+        return max((View(element).number("ID") for element in pool.findall("VM")), default=-1)
+
     def images(self) -> list[Image]:
         """Return all images; raise OnedUnavailable."""
         return [Image(e) for e in parse(self._call("one.imagepool.info", -2, -1, -1), "IMAGE_POOL").findall("IMAGE")]

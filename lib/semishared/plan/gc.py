@@ -3,6 +3,7 @@
 
     on a machine (hosts and front-end)                    left over if
       <system>/<vm>/ .incoming-<vm>-* .outgoing-<vm>-*    oned does not know the VM, no domain here is it or uses a file of it
+      <system>/<vm>/ of a known VM                        oned has it elsewhere, it is there, and nothing is under way (gc_places.py)
       <system>/.incoming-<vm>-* of a known VM             nobody writes it any more
       <system>/.removed-<vm>-*                            always: the removal of the VM's directory had begun
       bases/*/leases/VM-DISK                              neither the VM's disk nor a staged one is in any system datastore here
@@ -11,10 +12,14 @@
       .staged-*                                           no process here has it open
       locks/vm-<vm>, locks/incoming-<vm>-*                two days old, VM unknown: it keeps the time of the VM's deletion
     on a store
-      .semishared/NAME/clones/VM-DISK[.snap]              oned does not know the VM
+      .semishared/NAME/clones/VM-DISK-CLOUD[.snap]        oned does not know the VM, and it is this cloud's
       .semishared/NAME/                                   NAME is not there, no image of oned has that SOURCE, no clone in it
+                                                          that is another cloud's, or might be
       .semishared/.uploads/NAME/                          nobody holds its lock
       .staged-*, NAME.snap                                as above; no process of any machine has it open
+
+A clone without CLOUD, of 0.1.0 or of a store on Ceph, is this cloud's if oned remembers the VM, and that its disk was made from
+that image. What is of a VM newer than any that oned has ever had is kept: an older state of oned's database was restored.
 
 All of it only when older than `older_than` seconds. The facts were collected before oned was asked, so whatever was
 there then, and is not known to oned, will not be known to it later: ids are not used twice.
@@ -25,8 +30,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Iterator
+from typing import Any, Iterator, Mapping
 
+from . import gc_places
 from . import steps as s
 
 HOUR = 3600
@@ -48,6 +54,24 @@ class Known:
     sources: frozenset[str]
     stored: frozenset[str] = frozenset()
     """SOURCEs that are no paths: POOL/IMAGE."""
+    cloud: str = ""
+    """This cloud's id, '' if it has none yet."""
+    newest_vm: int = 1 << 62
+    """The highest id that any VM of oned has had."""
+    past: frozenset[tuple[int, int, str]] = frozenset()
+    """(vm, disk, SOURCE) of VMs that are DONE, as far as somebody has asked."""
+    places: Mapping[int, gc_places.Place] = field(default_factory=dict)
+    """Where the files of VMs are, as far as somebody has asked."""
+
+    def why_not(self, vm: int) -> str:
+        """Return why a VM that oned does not know might be one all the same, '' if it is not."""
+        return "" if vm <= self.newest_vm else f"VM {vm} is newer than any that oned has had: was an older database restored?"
+
+    def whose(self, vm: int, disk: int, source: str, cloud: str) -> str:
+        """Return why a clone on a store might be another cloud's, '' if it is this one's."""
+        if cloud:
+            return "" if cloud == self.cloud else f"it is cloud {cloud}'s"
+        return "" if (vm, disk, source) in self.past else "it might be another cloud's: oned does not remember that disk"
 
 
 @dataclass(frozen=True)
@@ -100,6 +124,10 @@ class _Everywhere:
         self.all_seen = all_seen and not any("error" in found for found in domains)
         self.domains = {name for found in domains for name in found.get("names", ())}
         self.files = {path for found in domains for path in found.get("files", ())}
+        self.directories = {
+            (machine.name, item["system"], item["vm"]): item
+            for machine in machines for item in machine.facts["vms"] if item["kind"] == "dir"
+        }  # fmt: skip
 
 
 def find(machines: list[Machine], known: Known, older_than: int, all_seen: bool) -> list[Finding]:
@@ -161,11 +189,19 @@ class _OnMachine:
                 yield self._finding(kind, item, f"a killed removal of VM {vm} left it", vm)
                 continue
             if vm not in self.known.vms:
-                keep = self._runs_here(vm, item["path"]) or ("" if self._is_idle(item) else "somebody writes to it")
+                keep = self.known.why_not(vm) or self._runs_here(vm, item["path"])
+                keep = keep or ("" if self._is_idle(item) else "somebody writes to it")
                 reason = f"VM {vm} is not known to oned"
                 # The directory's removal takes the two others and the leases with it.
                 if kind == "dir" or (item["system"], vm) not in published:
                     yield self._finding("vm" if kind == "dir" else kind, item, reason, vm, keep)
+                continue
+            place = self.known.places.get(vm)
+            if kind == "dir" and place and (self.machine.name, item["system"]) != (place.machine, place.system):
+                home = self.everywhere.directories.get((place.machine, place.system, vm))
+                keep = gc_places.why_kept(item, home, place) or self._runs_here(vm, item["path"])
+                keep = keep or ("" if self._is_idle(item) else "somebody writes to it")
+                yield self._finding("stray", item, f"oned has VM {vm} on {place.machine}", vm, keep)
                 continue
             if kind == "incoming" and self._is_idle(item):
                 yield self._finding(kind, item, f"a killed move of VM {vm} left it", vm)
@@ -206,18 +242,26 @@ class _OnMachine:
                 return True
         return False
 
+    def _foreign(self, store: str, side: dict[str, Any], clone: dict[str, Any]) -> str:
+        return self.known.whose(clone["vm"], clone["disk"], f"{store}/{side['name']}", clone["cloud"])
+
     def _store(self, store: dict[str, Any]) -> Iterator[Finding]:
         path = store["path"]
         uploads = {item["name"] for item in store["uploads"] if item["held"]}
         unseen = "" if self.everywhere.all_seen else "a host that cannot be asked may be writing it"
         for side in store["sides"]:
             for clone in side["clones"]:
-                if clone["vm"] not in self.known.vms:
-                    keep = self._runs_anywhere(clone)
-                    yield self._finding("clone", clone, f"VM {clone['vm']} is not known to oned", -1, keep)
+                if clone["vm"] in self.known.vms:
+                    continue
+                foreign = self._foreign(path, side, clone)
+                if foreign and clone["cloud"]:
+                    continue  # nothing of ours, whatever it is
+                keep = foreign or self.known.why_not(clone["vm"]) or self._runs_anywhere(clone)
+                yield self._finding("clone", clone, f"VM {clone['vm']} is not known to oned", -1, keep)
             is_gone = not side["image"] and f"{path}/{side['name']}" not in self.known.sources
             if is_gone and IMAGE.match(side["name"]) and side["name"] not in uploads:
-                keep = "it holds clones of VMs" if any(c["vm"] in self.known.vms for c in side["clones"]) else ""
+                held = [c for c in side["clones"] if c["vm"] in self.known.vms or self._foreign(path, side, c) or self.known.why_not(c["vm"])]
+                keep = "it holds clones of VMs" if held else ""
                 yield self._finding("side", side, f"image {side['name']} is not there and not known to oned", -1, keep)
         for item in store["uploads"]:
             if not item["held"]:

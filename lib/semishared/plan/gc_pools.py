@@ -3,7 +3,8 @@
 
     one-35.semishared-<x>         nobody has it open: a killed action left it
     one-35.semishared-changing    kept: the next action on one-35 puts its content back
-    one-35-23-1                   oned does not know VM 23, nobody has it open, no clone depends on it, and we made it
+    one-35-23-1                   oned has VM 23 among those that are DONE, with that disk; nobody has it open, no clone depends
+                                  on it, and we made it
     one-35                        kept: no image of oned has this SOURCE, though we made it
 
 Names are collected before oned is asked, and looked into after that: whatever was there then and is not known to oned will
@@ -61,7 +62,7 @@ def suspicious(pool: Pool, known: Known) -> list[str]:
     return found
 
 
-def find(pool: Pool, looks: dict[str, Any], older_than: int) -> Iterator[Finding]:
+def find(pool: Pool, looks: dict[str, Any], older_than: int, known: Known) -> Iterator[Finding]:
     """Yield what is left over in a pool, of the names that were looked at."""
     for name, data in sorted(looks.items()):
         match, look = OF_US.match(name), Look(**data)
@@ -77,7 +78,9 @@ def find(pool: Pool, looks: dict[str, Any], older_than: int) -> Iterator[Finding
         elif not ours:
             continue
         elif match.group(2):
-            reason, keep, kind = f"VM {match.group(2)} is not known to oned", in_use, "clone"
+            vm, disk = int(match.group(2)), int(match.group(3))
+            foreign = known.why_not(vm) or known.whose(vm, disk, pool.source(f"one-{match.group(1)}"), "")
+            reason, keep, kind = f"VM {vm} is not known to oned", foreign or in_use, "clone"
         else:
             reason, kind = "no image of oned has this SOURCE", "image"
             keep = "it may hold somebody's data: register it again, or remove it by hand"

@@ -129,8 +129,9 @@ class Rpc:
             if method == "one.user.info":
                 return [True, "<USER><ID>0</ID><GID>0</GID><NAME>oneadmin</NAME></USER>", 0]
             if method == "one.vmpool.info":
-                alive = [vm.to_xml(only_last=True) for vm in core.vms.values() if vm.state != 6]
-                return [True, f"<VM_POOL>{''.join(alive)}</VM_POOL>", 0]
+                first, _, state = (*parameters[2:5], -1, -1, -1)[:3]
+                found_vms = [vm for vm in core.vms.values() if vm.id >= first and (state == -2 or vm.state != 6)]
+                return [True, f"<VM_POOL>{''.join(vm.to_xml(only_last=True) for vm in found_vms)}</VM_POOL>", 0]
             if method in ("one.datastorepool.info", "one.hostpool.info", "one.imagepool.info"):
                 kind = method.split(".")[1][: -len("pool")]
                 pool_of = {"datastore": core.datastores, "host": core.hosts, "image": core.images}[kind]

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of `semishared gc` that asks oned what there is, after the machines have been asked (plan/gc.py says why then)."""
+
+from __future__ import annotations
+
+import os
+from typing import Iterator, Optional, Sequence
+
+from ..do.ssh import is_here
+from ..errors import OnedUnavailable
+from ..opennebula.args import absolute
+from ..opennebula.oned import Oned
+from ..opennebula.xml import Datastore, Vm
+from ..plan import gc, gc_places, gc_pools
+
+
+def known(oned: Oned, datastores: Sequence[Datastore], machines: Sequence[gc.Machine], pools: Sequence[gc_pools.Pool]) -> gc.Known:
+    """Return what oned knows of what the machines and pools hold; raise OnedUnavailable."""
+    images = oned.images()
+    hosts = {vm.id: vm.host for vm in oned.vms()}
+    items = [(machine.name, item) for machine in machines for item in machine.facts["vms"]]
+    places = {vm: place(oned, vm) for vm in sorted(gc_places.in_question(items, hosts))}
+    return gc.Known(
+        hosts,
+        frozenset((image.number("DATASTORE_ID"), image.id) for image in images),
+        frozenset(absolute(image.source, "SOURCE") for image in images if image.source.startswith("/")),
+        frozenset(image.source for image in images if not image.source.startswith("/")),
+        min({store.attribute("SEMISHARED_CLOUD") for store in datastores} - {""}, default=""),
+        max(oned.newest_vm(max(hosts, default=0)), max(hosts, default=-1)),
+        frozenset(row for vm in sorted(set(_strangers(machines, pools)) - set(hosts)) for row in _disks(_past(oned, vm))),
+        {vm: found for vm, found in places.items() if found},
+    )  # fmt: skip
+
+
+def place(oned: Oned, vm: int) -> Optional[gc_places.Place]:
+    """Return where the files of a VM are, None if that is not certain."""
+    try:
+        return gc_places.place_of(oned.vm(vm), os.uname().nodename, is_here)
+    except OnedUnavailable:
+        return None
+
+
+def _strangers(machines: Sequence[gc.Machine], pools: Sequence[gc_pools.Pool]) -> Iterator[int]:
+    """Yield the VMs of clones that do not say whose they are."""
+    for machine in machines:
+        for store in machine.facts["stores"]:
+            for side in store.get("sides", ()):
+                yield from (clone["vm"] for clone in side["clones"] if not clone["cloud"])
+    for pool in pools:
+        matches = [gc_pools.OF_US.match(name) for name in pool.images]
+        yield from (int(match.group(2)) for match in matches if match and match.group(2))
+
+
+def _past(oned: Oned, vm: int) -> Optional[Vm]:
+    try:
+        return oned.vm(vm)
+    except OnedUnavailable:
+        return None  # never there, or purged
+
+
+def _disks(vm: Optional[Vm]) -> Iterator[tuple[int, int, str]]:
+    for disk in vm.disks if vm else ():
+        source = disk.source
+        yield vm.id, disk.id, absolute(source, "SOURCE") if source.startswith("/") else source  # type: ignore[union-attr]

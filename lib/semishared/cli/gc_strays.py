@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of `semishared gc` that removes directories of VMs from machines where they do not belong."""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..do.ssh import Session
+from ..opennebula.oned import Oned
+from ..plan import gc, gc_places
+from ..plan import steps as s
+from ..plan.disks import running_domain
+from . import gc_known
+
+
+def remove(session: Session, item: gc.Finding, place: gc_places.Place, config: Config) -> str:
+    """Remove a stray directory on the machine of `session`; return why it is kept, '' if it is gone.
+
+    Looked at once more: whether it is another directory than the one where the VM belongs, whether that is whole, and whether
+    oned still has the VM there and is not at work on it. The removal itself looks for the domain and for changes.
+    """
+    location = item.path.rsplit("/", 2)[0]
+    home = f"{location}/{place.system}/{item.vm}"
+    (found,) = session.run([s.MarkVm(item.vm, item.path)])
+    assert isinstance(found, dict)
+    token, seen = str(found["token"]), str(found["seen"])
+    try:
+        with Session(place.machine, "gc", config) as other:
+            (looked,) = other.run([s.LookForVm(item.vm, home, token, seen)])
+    finally:
+        session.run([s.UnmarkVm(item.vm, item.path, token)])
+    assert isinstance(looked, dict)
+    if looked["same"]:
+        return f"it is the directory of {place.machine}: the system datastore is shared, which none of ours may be"
+    if not looked["whole"] or (found["disks"] and not looked["disks"]):
+        return f"there is no whole directory of VM {item.vm} on {place.machine}"
+    oned = Oned()
+    now = gc_known.place(oned, item.vm)
+    if now is None or (now.machine, now.system) != (place.machine, place.system):
+        return "oned is at work on the VM"
+    domain = running_domain(oned.vm(item.vm)) if item.libvirt else ""
+    (done,) = session.run([s.ReleaseVm(item.vm, item.path, domain, seen)])
+    return str(done.get("kept", "")) if isinstance(done, dict) else ""

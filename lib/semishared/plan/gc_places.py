@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the directory of a VM belongs, from what oned says of it; and which others of it may go.
+
+    ACTIVE and RUNNING, POWEROFF, SUSPENDED    the host of the last history record, in its system datastore
+    STOPPED, UNDEPLOYED                        the front-end
+    anything else                              something is under way, or has failed half-way: nobody says where
+
+One that is elsewhere goes only if the whole VM is where it belongs: that is looked at again, by the machines and by oned, just
+before it goes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, NamedTuple, Optional
+
+if TYPE_CHECKING:
+    from ..opennebula.xml import Vm
+
+ACTIVE, STOPPED, SUSPENDED, POWEROFF, UNDEPLOYED = 3, 4, 5, 8, 9
+"""States of a VM (include/VirtualMachine.h)."""
+RUNNING = 3
+"""LCM state of a VM with which nothing is under way."""
+DISK = re.compile(r"disk\.[0-9]+\Z")
+
+
+class Place(NamedTuple):
+    """A machine, as `gc` calls it, and a system datastore; and the disks that the VM has."""
+
+    machine: str
+    system: int
+    disks: frozenset[int] = frozenset()
+
+
+def place_of(vm: Vm, front_end: str, is_here: Callable[[str], bool]) -> Optional[Place]:
+    """Return where the files of a VM are, None if oned is at work on it or is not sure."""
+    state, host = vm.number("STATE"), vm.host
+    systems = vm.system_datastores
+    if not host or not systems:
+        return None
+    disks = frozenset(disk.id for disk in vm.disks)
+    if state in (STOPPED, UNDEPLOYED):
+        return Place(front_end, systems[-1], disks)
+    if state in (SUSPENDED, POWEROFF) or (state, vm.lcm_state) == (ACTIVE, RUNNING):
+        return Place(front_end if is_here(host) else host, systems[-1], disks)
+    return None
+
+
+def in_question(found: Iterable[tuple[str, Mapping[str, Any]]], hosts: Mapping[int, str]) -> set[int]:
+    """Return the VMs that oned knows of which some machine (name, what it has) has a directory elsewhere than on their host."""
+    seen: dict[int, list[str]] = {}
+    for machine, item in found:
+        if item["kind"] == "dir" and item["vm"] in hosts:
+            seen.setdefault(item["vm"], []).append(machine)
+    return {vm for vm, machines in seen.items() if machines != [hosts[vm]]}
+
+
+def why_kept(item: Mapping[str, Any], home: Optional[Mapping[str, Any]], place: Place) -> str:
+    """Return why a directory that is not where it belongs may be the only one, '' if it is not; `home` is what is there."""
+    if home is None:
+        return f"it may be the only directory of VM {item['vm']}: {place.machine} has none, or was not asked"
+    ours = {name for name in item["entries"] if DISK.match(name) and int(name[5:]) in place.disks}
+    missing = sorted(ours - set(home["entries"]))
+    if missing:
+        return f"{missing[0]} of VM {item['vm']} is not on {place.machine}"
+    return ""
