@@ -12,7 +12,9 @@ from semishared.plan import steps as s
 from semishared.plan.gc import Known
 
 ACCESS = s.Access("rbd", "libvirt", "bases", "bridge")
-KNOWN = Known({5: "h1"}, frozenset(), frozenset(), frozenset({"one/one-7", "one/one-8"}))
+KNOWN = Known(
+    {5: "h1"}, frozenset(), frozenset(), frozenset({"one/one-7", "one/one-8"}), newest_vm=8, past=frozenset({(6, 0, "one/one-7")})
+)  # fmt: skip
 
 
 def pool(*names: str) -> gc_pools.Pool:
@@ -37,6 +39,9 @@ def test_only_ours_that_oned_does_not_know_are_looked_at() -> None:
     ("name", "more", "kind", "keep"),
     [
         ("one-7-6-0", {}, "clone", ""),
+        ("one-7-9-0", {}, "clone", "newer"),
+        ("one-7-8-0", {}, "clone", "another cloud's"),
+        ("one-7-6-1", {}, "clone", "another cloud's"),
         ("one-7-6-0", {"watchers": ["10.0.0.1:0/7"]}, "clone", "10.0.0.1"),
         ("one-7-6-0", {"clones": ["one/x"]}, "clone", "one/x"),
         ("one-7-6-0", {"made": ""}, "", ""),
@@ -49,7 +54,7 @@ def test_only_ours_that_oned_does_not_know_are_looked_at() -> None:
     ],
 )
 def test_what_goes_and_what_stays(name: str, more: dict[str, Any], kind: str, keep: str) -> None:
-    found = list(gc_pools.find(pool(name), {name: look(name, **more)}, 3600))
+    found = list(gc_pools.find(pool(name), {name: look(name, **more)}, 3600, KNOWN))
     assert [item.kind for item in found] == ([kind] if kind else [])
     for item in found:
         assert (keep in item.keep) if keep else not item.keep
@@ -59,4 +64,4 @@ def test_what_goes_and_what_stays(name: str, more: dict[str, Any], kind: str, ke
 
 
 def test_young_ones_are_left_alone() -> None:
-    assert list(gc_pools.find(pool("one-7-6-0"), {"one-7-6-0": look("one-7-6-0", age=60)}, 3600)) == []
+    assert list(gc_pools.find(pool("one-7-6-0"), {"one-7-6-0": look("one-7-6-0", age=60)}, 3600, KNOWN)) == []
