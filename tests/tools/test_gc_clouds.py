@@ -12,7 +12,7 @@ from typing import Iterator
 
 import pytest
 
-from lab.oned.objects import Host, History
+from lab.oned.objects import History, Host
 from semishared.cli import gc as command
 from semishared.config import Config
 from semishared.opennebula.oned import Oned
@@ -149,6 +149,15 @@ def test_clone_that_was_never_recorded_is_removed_with_its_disk(site: ActionSite
     (site.system / str(vm) / ".semishared/disk.0.json").unlink()
     site.tm("delete", f"{HERE}:{site.disk(vm)}", vm, STORE)
     assert clones(site) == [] and not list((site.system / str(vm) / ".semishared").glob("*.0.json"))
+
+
+def test_store_that_is_not_there_is_not_looked_through(site: ActionSite, capsys: pytest.CaptureFixture[str]) -> None:
+    site.oned.datastore_update(STORE, {"SEMISHARED_STORE": "e" * 32})
+    upload = site.store / ".semishared/.uploads" / ("0" * 32)
+    upload.mkdir(parents=True)
+    survey = command.survey_cloud(Oned(), Config())
+    assert ["SS084" in error["error"] for error in survey.errors] == [True]
+    assert gc.find(survey.machines, survey.known, 0, False) == [] and upload.exists()
 
 
 # -- a VM that is twice -----------------------------------------------------------------------------

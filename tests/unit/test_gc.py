@@ -10,7 +10,8 @@ import pytest
 from semishared.cli import gc as command
 from semishared.cli import main
 from semishared.errors import BadArguments
-from semishared.plan import gc
+from semishared.opennebula.xml import Vm
+from semishared.plan import gc, gc_places
 from semishared.plan import steps as s
 
 LOCATION = "/ds"
@@ -87,6 +88,50 @@ def test_image_that_is_reserved_or_on_its_way_keeps_its_side() -> None:
     assert gc.find([machine(stores=[store(sides=[side])])], reserved, 0, True) == []
     foreign = item("/ds/100/.semishared/notes", name="notes", clones=[], image=False)
     assert find(machine(stores=[store(sides=[foreign])])) == []
+
+
+def place(number: int, machine_name: str, *disks: int) -> dict[int, gc_places.Place]:
+    return {number: gc_places.Place(machine_name, 101, frozenset(disks))}
+
+
+@pytest.mark.parametrize(
+    ("home", "stray", "keep"),
+    [
+        (vm(5), vm(5), ""),
+        (None, vm(5), "it may be the only directory of VM 5"),
+        (vm(5, entries=[]), vm(5), "disk.0 of VM 5 is not on h1"),
+        # The third disk is none of the VM's any more.
+        (vm(5), vm(5, entries=["disk.0", "disk.2"]), ""),
+        (vm(5, system=103), vm(5), "it may be the only directory of VM 5"),
+    ],
+)
+def test_directory_of_a_vm_that_oned_has_elsewhere_goes_if_it_is_whole_there(
+    home: dict[str, Any] | None, stray: dict[str, Any], keep: str
+) -> None:
+    known = gc.Known({5: "h1"}, frozenset(), frozenset(), places=place(5, "h1", 0, 1))
+    h1, h2 = machine("h1", vms=[home] if home else []), machine("h2", vms=[stray])
+    found = [item for item in gc.find([h1, h2], known, 0, True) if item.machine == "h2"]
+    assert [(item.kind, item.keep.startswith(keep) if keep else item.keep) for item in found] == [("stray", True if keep else "")]
+    runs = machine("h2", vms=[stray], domains={"names": ["one-5"], "files": []})
+    assert [item.keep for item in gc.find([h1, runs], known, 0, True) if item.machine == "h2"] != [""]
+    # Nobody was asked, or oned is at work on it.
+    assert gc.find([machine("h1", vms=[vm(5)]), h2], gc.Known({5: "h1"}, frozenset(), frozenset()), 0, True) == []
+
+
+def test_which_vms_oned_is_asked_about_and_what_it_says() -> None:
+    found = [("h1", vm(5)), ("h2", vm(5)), ("h2", vm(6)), ("h1", vm(7)), ("fe", vm(8)), ("h1", vm(9, kind="incoming"))]
+    assert gc_places.in_question(found, {5: "h1", 6: "h1", 7: "h1", 9: "h2"}) == {5, 6}
+    history = "<HISTORY_RECORDS><HISTORY><HOSTNAME>h1</HOSTNAME><DS_ID>101</DS_ID></HISTORY></HISTORY_RECORDS>"
+
+    def said(state: int, lcm: int = 0, records: str = history) -> gc_places.Place | None:
+        text = f"<VM><ID>5</ID><STATE>{state}</STATE><LCM_STATE>{lcm}</LCM_STATE><TEMPLATE><DISK><DISK_ID>3</DISK_ID></DISK></TEMPLATE>"
+        return gc_places.place_of(Vm.parse(f"{text}{records}</VM>"), "fe", lambda host: False)
+
+    assert said(3, 3) == said(8) == said(5) == gc_places.Place("h1", 101, frozenset({3}))
+    assert said(4) == said(9) == gc_places.Place("fe", 101, frozenset({3}))
+    # PENDING, DONE, cloning, and all that is under way, unknown or has failed.
+    assert {said(state) for state in (0, 1, 2, 6, 10, 11)} == {None} == {said(3, lcm) for lcm in range(70) if lcm != 3}
+    assert said(8, records="") is None
 
 
 def test_set_aside_directory_of_a_known_vm_is_kept_while_it_is_the_only_one() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from .. import NAME
 from ..config import Config, load
 from ..do.ssh import Session, is_here
-from ..errors import BadArguments, HostUnreachable, SemisharedError
+from ..errors import BadArguments, HostUnreachable, SemisharedError, from_id
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore
@@ -105,6 +105,8 @@ def survey_cloud(oned: Oned, config: Config) -> Survey:
             else:
                 machine = plan.Machine(question.host, question.step.location, answer, question.step.libvirt)
                 survey.machines.append(machine)
+                for refused in answer["refused"]:
+                    survey.failed(question.host, from_id(refused["id"], refused["detail"]))
                 if "error" in answer["domains"]:
                     survey.failed(question.host, SemisharedError(f"libvirt: {answer['domains']['error']}"))
     ours = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
@@ -129,9 +131,10 @@ def questions(oned: Oned, survey: Survey) -> list[_Question]:
     found = []
     for location, stores in sorted(places.items()):
         systems = tuple(sorted(store.id for store in stores if store.type == 1))
-        shared = tuple(sorted(absolute(store.base_path, "BASE_PATH") for store in stores if store.type != 1))
+        marked = sorted((absolute(store.base_path, "BASE_PATH"), store.attribute("SEMISHARED_STORE")) for store in stores if store.type != 1)
+        shared, markers = tuple(path for path, _ in marked), tuple(store for _, store in marked)
         here = [name for name in hosts if is_here(name)]
-        found.append(_Question(front_end, s.LookAround(location, systems, shared, bool(here))))
+        found.append(_Question(front_end, s.LookAround(location, systems, shared, bool(here), markers)))
         found += [_Question(name, s.LookAround(location, systems, (), True)) for name in hosts if not is_here(name)]
     return found
 

@@ -96,8 +96,15 @@ def look_around(step: LookAround) -> dict[str, object]:
         found["domains"] = _domains() if step.libvirt else {"names": [], "files": []}
     except SemisharedError as e:
         found["domains"] = {"error": e.detail}
-    found["stores"] = [_store(path) for path in step.stores]
-    return found
+    stores, refused = [], []
+    for number, path in enumerate(step.stores):
+        try:
+            marker.check(path, step.markers[number] if step.markers else "")
+        except SemisharedError as e:
+            refused.append({"id": e.id, "detail": e.detail})
+        else:
+            stores.append(_store(path))
+    return {**found, "stores": stores, "refused": refused}
 
 
 def _root(root: str) -> dict[str, object]:

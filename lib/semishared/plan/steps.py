@@ -215,6 +215,8 @@ class LookAround(NamedTuple):
     systems: tuple[int, ...]
     stores: tuple[str, ...]
     libvirt: bool
+    markers: tuple[str, ...] = ()
+    """The id that each of `stores` must have, '' for one that has none."""
 
 
 class Discard(NamedTuple):
