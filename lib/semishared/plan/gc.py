@@ -260,7 +260,7 @@ class _OnMachine:
                 yield self._finding("clone", clone, f"VM {clone['vm']} is not known to oned", -1, keep)
             is_gone = not side["image"] and f"{path}/{side['name']}" not in self.known.sources
             if is_gone and IMAGE.match(side["name"]) and side["name"] not in uploads:
-                held = [c for c in side["clones"] if c["vm"] in self.known.vms or self._foreign(path, side, c) or self.known.why_not(c["vm"])]
+                held = any(c["vm"] in self.known.vms or self._foreign(path, side, c) or self.known.why_not(c["vm"]) for c in side["clones"])
                 keep = "it holds clones of VMs" if held else ""
                 yield self._finding("side", side, f"image {side['name']} is not there and not known to oned", -1, keep)
         for item in store["uploads"]:
