@@ -67,7 +67,7 @@ class Oned:
         return [Vm(element) for element in pool.findall("VM")]
 
     def newest_vm(self, from_id: int) -> int:
-        """Return the highest id that any VM has had, DONE or not, -1 if none with `from_id` or above is remembered; raise OnedUnavailable."""
+        """Return the highest id that any VM has had, DONE or not, -1 if none from `from_id` on is remembered; raise OnedUnavailable."""
         pool = parse(self._call("one.vmpool.info", -2, max(from_id, 0), -1, -2), "VM_POOL")
         return max((View(element).number("ID") for element in pool.findall("VM")), default=-1)
 
