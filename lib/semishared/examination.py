@@ -3,7 +3,8 @@
 
 Nothing of ours is imported: this file itself goes to hosts (`python3 - QUESTION < examination.py`), which need not have
 anything of ours, or not the same. The QUESTION is base64 of JSON, see `Question`. Nothing is changed but a file of our
-own on each store, which is removed again; what hangs costs seconds.
+own on each store, which is removed again, and this machine's signature in what is to be its own (`sign`); what hangs
+costs seconds.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ VERSIONS = {
 """How to ask for a version; of the rest it says nothing that it is there."""
 STAGED = ".staged-"
 """As in do/files.py."""
+SIGNATURE = ".machine-"
+"""Prefix of the files by which machines sign directories that are to be each machine's own."""
+SIGNED = re.compile(r"\.machine-([0-9a-f]{16})\Z")
+FORGOTTEN = 1000
+"""After so many rounds without a change the signature of another machine goes: one of before its last start, mostly."""
 PARTS = (f"lib/{NAME}", f"tm/{NAME}", f"datastore/{NAME}", f"vmm/{NAME}", f"etc/{NAME}.conf")
 
 
@@ -48,7 +54,7 @@ class Question(NamedTuple):
     """What to look at besides the programs."""
 
     roles: Tuple[str, ...] = ("host",)
-    """What the machine is: front-end, host, or both."""
+    """What the machine is: front-end, host, or both; nothing: no programs are looked at."""
     scripts: str = ""
     """Directory with OpenNebula's scripts on this machine: remotes/, or what `onehost sync` made of it."""
     location: str = ""
@@ -61,6 +67,8 @@ class Question(NamedTuple):
     """libvirt's URI, '' where no guests run."""
     ceph: Tuple[Tuple[str, str, str, str], ...] = ()
     """Per Ceph store: pool, user, configuration file, UUID of libvirt's secret."""
+    systems: Tuple[str, ...] = ()
+    """Directories of the system datastores."""
 
 
 def encoded(question: Question) -> str:
@@ -71,18 +79,22 @@ def encoded(question: Question) -> str:
 def examine(question: Question) -> Dict[str, Any]:
     """Return everything that was asked; what could not be found out is an error text in its place."""
     with ThreadPoolExecutor(8) as pool:
-        found: Dict[str, Any] = {"programs": pool.submit(programs)}
+        found: Dict[str, Any] = {"programs": pool.submit(programs)} if question.roles else {}
         if question.scripts:
             found["tree"] = pool.submit(tree, question.scripts)
         if question.libvirt:
             found["libvirt"] = pool.submit(libvirt, question)
         answers = {name: future.result() for name, future in found.items()}
+    answers.setdefault("programs", {})
     answers["lacks"] = {"needed": lacking(NEEDS, question, answers), "wanted": lacking(WANTS, question, answers)}
     answers["python"] = list(sys.version_info[:3])
     answers["user"] = user()
     if question.location:
         answers["local"] = limited(lambda: local(question.location))
         # In threads that may hang for ever: each store gets its own, and nobody waits for the hung ones.
+        # What is not there yet will be made in the directory of all datastores.
+        own = {path: path if os.path.isdir(path) else question.location for path in (f"{question.location}/.{NAME}", *question.systems)}
+        answers["signed"] = {path: limited(partial(sign, place)) for path, place in own.items()} if question.systems else {}
         answers["stores"] = {store: limited(partial(store_state, store, question.token)) for store in question.stores}
     answers["ceph"] = {row[0]: ceph(*row) for row in question.ceph}
     if question.ceph and not all(importlib.util.find_spec(name) for name in ("rados", "rbd")):
@@ -237,6 +249,68 @@ def store_state(store: str, token: str) -> Dict[str, Any]:
     except OSError as e:
         answer["reason"] = e.strerror
     return answer
+
+
+def machine() -> str:
+    """Return what no other running machine is called: the kernel draws it at each start (namespaces of one kernel have names)."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        drawn = file.read().strip()
+    return hashlib.sha256(f"{drawn} {os.uname().nodename}".encode()).hexdigest()[:16]
+
+
+def sign(directory: str, remember: bool = False) -> Dict[str, Any]:
+    """Sign a directory as this machine, once more, and return who else has: {machine: how often}.
+
+    `alive` are those that have signed since this machine did so with `remember`: they have the same directory, now. No clock
+    and no name of a host is asked. Signed first, then looked: of two that come at once, one sees the other.
+    """
+    own = machine()
+    mine = signature(directory, own)
+    known: Dict[str, Any] = mine["seen"]
+    mine["count"] += 1
+    _write_signature(directory, own, mine)
+    seen, alive = {}, []
+    for name in sorted(os.listdir(directory)):
+        match = SIGNED.match(name)
+        if not match or match.group(1) == own:
+            continue
+        other = match.group(1)
+        count = signature(directory, other)["count"]
+        was, rounds = known.get(other, (-1, 0))
+        if was == count and rounds >= FORGOTTEN and remember:
+            os.unlink(f"{directory}/{name}")
+            continue
+        seen[other] = (count, rounds + 1 if was == count else 0)
+        if was != count and mine["since"]:
+            alive.append(other)
+    if remember:
+        _write_signature(directory, own, {**mine, "seen": seen, "since": 1})
+    counts = {name: row[0] for name, row in seen.items()}
+    return {"place": directory, "machine": own, "count": mine["count"], "seen": counts, "alive": alive}
+
+
+def signature(directory: str, name: str) -> Dict[str, Any]:
+    """Return the signature of a machine; an empty one if there is none that can be understood."""
+    try:
+        fd = os.open(f"{directory}/{SIGNATURE}{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            found = json.loads(file.read(1 << 20))
+        seen = {str(key): (int(row[0]), int(row[1])) for key, row in found["seen"].items()}
+        return {"count": int(found["count"]), "seen": seen, "since": int(found["since"])}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return {"count": 0, "seen": {}, "since": 0}
+
+
+def _write_signature(directory: str, name: str, data: Dict[str, Any]) -> None:
+    staged = f"{directory}/{STAGED}{name}.{os.urandom(6).hex()}"
+    fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+    try:
+        with open(fd, "w", encoding="ascii") as file:
+            json.dump(data, file)
+        os.rename(staged, f"{directory}/{SIGNATURE}{name}")
+    except OSError:
+        os.unlink(staged)
+        raise
 
 
 def libvirt(question: Question) -> Dict[str, Any]:

@@ -4,8 +4,9 @@
     SEMISHARED = [ VERSION = "0.1.0", HEALTH = "store 100 is not mounted", STORES = "100 102", BASES = "3", LEASES = "17",
                    BASES_MB = "2048", FREE_MB = "51200", TOTAL_MB = "102400" ]
 
-HEALTH is OK if every store that a VM's disk or a base here came from is mounted and answers. Run by im/semishared, which
-is what OpenNebula's monitoring calls every 10 minutes with its settings as XML on stdin.
+HEALTH is OK if every store that a VM's disk or a base here came from is mounted and answers, and no other machine has the
+system datastores or the base store of this one. Run by im/semishared, which is what OpenNebula's monitoring calls every 10
+minutes with its settings as XML on stdin.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from semishared.do.bases import NAME, SOURCE
 from semishared.do.files import allocated
 from semishared.do.run import run
 from semishared.errors import SemisharedError, ToolTimeout
+from semishared.examination import sign
 from semishared.units import MiB
 
 LOCATION = "/var/lib/one/datastores"
@@ -42,16 +44,32 @@ def stores(location: str) -> set[str]:
     bases = [name for name in _names(f"{location}/{NAME}/bases") if name[:1].isdigit()]
     # A base from the network says so: its store is mounted nowhere.
     found = {f"{location}/{name.split('-')[0]}" for name in bases if not os.path.exists(f"{location}/{NAME}/bases/{name}/{SOURCE}")}
-    for system in filter(str.isdigit, _names(location)):
-        # It may be a store, and hang: even to ask what it is needs a limit.
-        if not _is_ours(f"{location}/{system}"):
-            continue
+    for system in systems(location):
         for vm in filter(str.isdigit, _names(f"{location}/{system}")):
             records = f"{location}/{system}/{vm}/.semishared"
             for name in _names(records):
                 source = _source(f"{records}/{name}")
                 if source.startswith("/"):
                     found.add(os.path.dirname(source))
+    return found
+
+
+def systems(location: str) -> list[str]:
+    """Return the numbers of our system datastores here."""
+    # It may be a store, and hang: even to ask what it is needs a limit.
+    return [name for name in _names(location) if name.isdigit() and _is_ours(f"{location}/{name}")]
+
+
+def shared(location: str) -> list[str]:
+    """Return what of this machine's own another machine has as well."""
+    own = {f"{location}/{NAME}": "the base store", **{f"{location}/{name}": f"system datastore {name}" for name in systems(location)}}
+    found = []
+    for directory, name in own.items():
+        try:
+            if os.path.isdir(directory) and sign(directory, remember=True)["alive"]:
+                found.append(f"{name} is shared with another machine")
+        except OSError:
+            continue  # a full or read-only disk is told of elsewhere
     return found
 
 
@@ -91,7 +109,7 @@ def report(location: str) -> str:
     stat = os.statvfs(location)
     values = {
         "VERSION": VERSION,
-        "HEALTH": ", ".join(filter(None, map(trouble, found))) or "OK",
+        "HEALTH": ", ".join([*shared(location), *filter(None, map(trouble, found))]) or "OK",
         "STORES": " ".join(map(os.path.basename, found)),
         "BASES": len(bases),
         "LEASES": sum(len(_names(f"{base}/leases")) for base in bases),

@@ -184,11 +184,12 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
         except SemisharedError:
             # Its attributes are a finding of their own.
             continue
+    systems = tuple(path for path in map(plan.path_of, (store for store in cloud.datastores if store.type == 1)) if path)
     location = next((os.path.dirname(absolute(store.base_path, "BASE_PATH")) for store in cloud.datastores), "")
     libvirt = Libvirt.read(f"{place.remotes}/etc/vmm/kvm/kvmrc").uri
     hosts = [host.name for host in cloud.hosts]
     with tokens(mounted) as token:
-        base = Question(("host",), config.hosts_scripts_dir, location, tuple(mounted), token, libvirt, tuple(ceph))
+        base = Question(("host",), config.hosts_scripts_dir, location, tuple(mounted), token, libvirt, tuple(ceph), systems)
 
         def one(machine: str) -> "dict[str, Any] | str":
             question = base

@@ -7,7 +7,10 @@ instead. Attributes are checked first; an unknown SEMISHARED_ one is an error. R
 With --apply a mounted store is marked too, once it is in its place: from then on every action refuses a directory without
 that marker. It is in its place if oned's images are in it; without any, if something is mounted there (or --is-store).
 
-exit codes: 0 printed or made, 1 an attribute is wrong, or another datastore has the name, 2 oned could not be asked
+It asks all hosts that oned knows then, whether the system datastore is a directory of each machine's own.
+
+exit codes: 0 printed or made, 1 an attribute is wrong, or another datastore has the name, or what was made lies in one
+directory on several machines, 2 oned could not be asked
 """
 
 from __future__ import annotations
@@ -16,15 +19,21 @@ import argparse
 import json
 import os
 import sys
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 from .. import NAME
+from ..do import ask
 from ..do.files import write
+from ..do.ssh import is_here
 from ..errors import BadArguments, BadAttribute, OnedUnavailable, SemisharedError
+from ..examination import Question, encoded
 from ..opennebula.oned import Oned
 from ..opennebula.oned_conf import quoted
 from ..plan import attributes as known
 from ..plan import stores
+from ..plan.diagnosis import Finding, of_shared, path_of
+from .hosts import AT_ONCE
 from .marking import Marked, mark
 
 SYSTEM_TYPE, IMAGE_TYPE = "SYSTEM_DS", "IMAGE_DS"
@@ -92,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         if refused:
             print(f"{NAME} setup: {refused}", file=sys.stderr)
             return 1
+    found = shared(made[templates[1].name]) if arguments.apply else []
     files = {}
     if arguments.out:
         os.makedirs(arguments.out, exist_ok=True)
@@ -100,10 +110,13 @@ def run(arguments: argparse.Namespace) -> int:
             write(files[template.name], template.text().encode())
     if arguments.json:
         rows = [{**template.attributes, "ID": made.get(template.name)} for template in templates]
-        print(json.dumps({"datastores": rows, "files": files, "store": marked.store, "not_marked": marked.why_not}, indent=1))
+        answer = {"datastores": rows, "files": files, "store": marked.store, "not_marked": marked.why_not}
+        print(json.dumps({**answer, "shared": [item.what for item in found]}, indent=1))
     else:
         show(templates, made, files, arguments.kind, marked)
-    return 0
+    for item in found:
+        print(f"{NAME} setup: {item.what}\n-> {item.mend}", file=sys.stderr)
+    return int(bool(found))
 
 
 def wanted(arguments: argparse.Namespace) -> list[Template]:
@@ -155,6 +168,27 @@ def apply(templates: list[Template], made: dict[str, int]) -> str:
         if template.name not in made:
             made[template.name] = oned.create_datastore(template.text())
     return ""
+
+
+def shared(system: int) -> list[Finding]:
+    """Return what is wrong with the system datastore's place on the machines that answer, as `doctor` says it."""
+    oned = Oned()
+    hosts = [host.name for host in oned.hosts() if not host.is_offline]
+    path = next((path_of(store) for store in oned.datastores() if store.id == system), "")
+    front_end = os.uname().nodename
+    machines = list(dict.fromkeys([front_end, *(name for name in hosts if not is_here(name))]))
+    if not path or len(machines) < 2:
+        return []
+    question = encoded(Question(roles=(), location=os.path.dirname(path), systems=(path,)))
+
+    def one(machine: str) -> "dict[str, Any] | str":
+        try:
+            return ask.examine(machine, question)
+        except SemisharedError as e:
+            return e.detail  # `doctor` says it
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return of_shared(dict(zip(machines, pool.map(one, machines))), front_end)
 
 
 def mark_store(number: int, is_store: bool) -> Marked:

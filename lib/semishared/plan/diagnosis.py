@@ -130,7 +130,38 @@ def of_machines(answers: Answers, site: Site, cloud: Cloud, sizes: tuple[str, st
         host = hosts.get(machine)
         if "local" in answer:  # without a system datastore of ours nobody was asked
             found += _local(machine, answer["local"], host, sizes)
+    return found + of_shared(answers, site.front_end)
+
+
+def of_shared(answers: Answers, front_end: str) -> list[Finding]:
+    """Judge whether what is to be each machine's own is: by the signatures that machines found there (examination.sign)."""
+    found = []
+    for place, (machines, directories) in shared(answers).items():
+        names = sorted(machines, key=lambda name: (name != front_end, name))
+        what = f"{place} is one directory on {', '.join(names)}: what is in {', '.join(directories)} has to be each machine's own"
+        mend = "as root on each: mount a disk of its own there (docs/how-to/nfs.md)"
+        found.append(Finding(BROKEN, names[0], what, mend))
     return found
+
+
+def shared(answers: Answers) -> dict[str, tuple[set[str], list[str]]]:
+    """Return the places that several machines have: which machines, and what of ours is or will be there."""
+    signed = {machine: answer.get("signed", {}) for machine, answer in answers.items() if isinstance(answer, dict)}
+    found: dict[str, tuple[set[str], list[str]]] = {}
+    for machine, places in signed.items():
+        for directory, own in places.items():
+            others = {other for other in signed if other != machine and any(_has_signed(own, its) for its in signed[other].values())}
+            if others:
+                machines, directories = found.setdefault(own["place"], (set(), []))
+                machines |= {machine, *others}
+                if directory not in directories:
+                    directories.append(directory)
+    return found
+
+
+def _has_signed(own: Mapping[str, Any], its: Mapping[str, Any]) -> bool:
+    """Tell whether another machine signs there now; an older count of it is a copy, or the other was there before."""
+    return "seen" in own and "machine" in its and int(own["seen"].get(its["machine"], -3)) >= int(its["count"]) - 2
 
 
 def of_stock_images(found: Sequence[Image], front_end: str) -> list[Finding]:
@@ -210,7 +241,7 @@ def _ceph(cloud: Cloud) -> list[stores.Access]:
 
 def _stores(machine: str, answer: Mapping[str, Any], is_front_end: bool, cloud: Cloud) -> list[Finding]:
     found = []
-    wanted = {_path(store): store.attribute("SEMISHARED_STORE") for store in cloud.datastores}
+    wanted = {path_of(store): store.attribute("SEMISHARED_STORE") for store in cloud.datastores}
     for path, state in answer.get("stores", {}).items():
         mount = f"as root on {machine}: mount {path}"
         if "error" in state:
@@ -243,7 +274,8 @@ def _stores(machine: str, answer: Mapping[str, Any], is_front_end: bool, cloud: 
     return found
 
 
-def _path(store: Datastore) -> str:
+def path_of(store: Datastore) -> str:
+    """Return the directory of a datastore, '' if it is none."""
     try:
         return absolute(store.base_path, "BASE_PATH")
     except SemisharedError:
@@ -256,7 +288,7 @@ def _quoted(name: str) -> str:
 
 def _setup(cloud: Cloud, path: str) -> str:
     """Return the command that marks a store."""
-    image = next((store.name for store in cloud.datastores if _path(store) == path), "")
+    image = next((store.name for store in cloud.datastores if path_of(store) == path), "")
     system = next((store.name for store in cloud.datastores if store.type == 1), "")
     names = [f"--image {_quoted(image)}", *([f"--system {_quoted(system)}"] if system else [])]
     return f"{DRIVER} setup --apply {' '.join(names)}"
