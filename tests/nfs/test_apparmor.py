@@ -89,7 +89,7 @@ class Confined:
         known, owned = caches.capabilities(), "/var/lib/libvirt/qemu /var/cache/libvirt/qemu /var/log/libvirt/qemu"
         host.script(
             "mount -t securityfs s /sys/kernel/security; mount -t cgroup2 c /sys/fs/cgroup\n"
-            "sysctl -qw kernel.printk_ratelimit=0\n"
+            "sysctl -qw kernel.printk_ratelimit=0; ln -sfn /proc/self/fd /dev/fd\n"
             "apparmor_parser -r /etc/apparmor.d/usr.sbin.libvirtd /etc/apparmor.d/usr.lib.libvirt.virt-aa-helper\n"
             f"mkdir -p {owned}; {f'cp -r {known} /var/cache/libvirt/qemu/capabilities' if known else ''}\n"
             f"chown -R {ONEADMIN[0]}:{ONEADMIN[1]} {owned}; libvirtd -d",
