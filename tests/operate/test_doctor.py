@@ -118,6 +118,16 @@ def no_program(node: Node, name: str) -> ContextManager[None]:
     return commands(node, f"touch /tmp/no; mount --bind /tmp/no /usr/bin/{name}", f"umount /usr/bin/{name}")
 
 
+@contextmanager
+def one_directory(cloud: Cloud) -> Iterator[None]:
+    """Give both hosts one directory for their system datastore, as an export of all of the datastores directory does."""
+    place, own = f"{STORE_DIR}/.one", f"{DATASTORES}/{SYSTEM}"
+    begin = f"install -d -o oneadmin -g oneadmin {place} {own}; mount --bind {place} {own}"
+    with commands(cloud.lab.node("h1"), begin, f"umount {own}"), commands(H2(cloud), begin, f"umount {own}"):
+        yield
+    cloud.lab.fe.run(["rm", "-r", place], user="root")
+
+
 Fault = Tuple[Callable[[Cloud], ContextManager[None]], str, str, str, str]
 FE: Callable[[Cloud], Node] = lambda cloud: cloud.lab.fe  # noqa: E731
 H2: Callable[[Cloud], Node] = lambda cloud: cloud.lab.node("h2")  # noqa: E731
@@ -172,6 +182,8 @@ FAULTS: Dict[str, Fault] = {
     "libvirt away":
         (lambda c: commands(H2(c), "mv /run/libvirt/libvirt-sock /run/libvirt/away", "mv /run/libvirt/away /run/libvirt/libvirt-sock"),
          "broken", "h2", "libvirt does not answer", "restart libvirtd"),
+    "system datastore of two hosts":
+        (one_directory, "broken", "h1", f"{DATASTORES}/{SYSTEM} is one directory on h1, h2", "mount a disk of its own"),
     "no lzop": (lambda c: no_program(H2(c), "lzop"), "warning", "h2", "lzop is not installed", "apt-get install lzop"),
     "no qemu-img": (lambda c: no_program(H2(c), "qemu-img"), "broken", "h2", "qemu-img is not installed", "apt-get install qemu-utils"),
     "local disk full":
@@ -200,6 +212,14 @@ def test_fault_is_found(cloud: Cloud, name: str) -> None:
     # One fault is no reason to complain of anything else, but for what follows from it.
     follows = {"misspelt key": 3, "no qemu-img": 2, "oned.conf of a new package": 20}.get(name, 1)
     assert len(answer["findings"]) <= follows, answer["findings"]
+
+
+def test_setup_says_too_that_two_hosts_have_one_system_datastore(cloud: Cloud) -> None:
+    words = [COMMAND, "setup", "--apply", "--system", f"semi_sys_{SYSTEM}"]
+    with one_directory(cloud):
+        done = cloud.lab.fe.run(words, check=False)
+    assert done.returncode == 1 and f"{DATASTORES}/{SYSTEM} is one directory on h1, h2" in done.stderr.decode(), done.stderr
+    assert cloud.lab.fe.run(words).stderr == b""
 
 
 def test_findings_for_people(cloud: Cloud) -> None:
