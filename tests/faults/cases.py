@@ -75,6 +75,7 @@ def build(rig: Rig) -> None:
         if image.format == "qcow2":
             path = f"{raw}.qcow2"
             subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, path], check=True)
+        path = shutil.copy(path, up.file("private"))  # what is published is given away
         upload.publish(path, image.format, up)
         shutil.rmtree(up.directory)
         if not image.has_manifest:

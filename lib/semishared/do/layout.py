@@ -24,7 +24,6 @@ from . import beneath, files, layers
 RECORDS = ".semishared"
 DEEPEST = 4
 DISK = re.compile(r"disk\.([0-9]{1,9})\Z")
-STAGED = re.compile(re.escape(files.STAGED) + r"(.+)\.[0-9a-f]{12}\Z")
 OWN = re.compile(r"(?P<vm_dir>/.+)(?P<tail>/disk\.(?P<disk>[0-9]{1,9})(?P<layer>\.snap/[0-9]+)?)\Z")
 STOCK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
 LEASE = re.compile(r"bases/[0-9]+-[0-9]+-[0-9a-f]{32}/leases/[0-9]+-[0-9]+\Z")
@@ -178,8 +177,9 @@ def _is_foreign_socket(name: str, entry: os.DirEntry[str]) -> bool:
 
 def _check_link(path: str, vm: int, name: str, target: str) -> None:
     folder, _, last = name.rpartition("/")
-    staged = STAGED.match(last)
-    disk = DISK.match(staged.group(1) if staged else last) if not folder else None
+    if last.startswith(files.STAGED):
+        return  # left by somebody who was killed; nobody follows what is not published, and the next to publish unlinks it
+    disk = DISK.match(last) if not folder else None
     if disk and _is_own_layer(disk.group(0), target):
         return
     # What the stock drivers have: a directory of layers that contains itself, and the second name of a disk.
