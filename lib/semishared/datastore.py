@@ -118,7 +118,7 @@ def cp(request: Request) -> str:
     with upload.uploading(request.directory) as up:
         kept = bring(request, source, up)
         found = judge(request, source, kept)
-        wanted = images.stored_format(found, request.image, request.datastore)
+        wanted = images.stored_format(found, request.image, request.datastore, encrypted=_is_encrypted(request, kept, found))
         path = upload.convert(kept.path, found, wanted, up)
         known = kept.manifest if found == wanted else None
         stored = upload.publish(path, wanted, up, known, sparse=request.datastore.attribute("SPARSE").lower() != "no")
@@ -151,6 +151,17 @@ def judge(request: Request, source: Source, kept: intake.Kept) -> str:
     if found.format in images.STORED:
         bound.check_data(kept, found.format, source.path)
     return found.format
+
+
+def _is_encrypted(request: Request, kept: intake.Kept, found: str) -> bool:
+    """Tell whether a raw image begins with a LUKS header, and say if that does not go with its attributes."""
+    has_header = found == "raw" and inspection.is_luks(kept.path)
+    secret = request.image.luks_secret
+    if has_header and not secret:
+        request.report.info(f"image {request.image.id} has a LUKS header but no LUKS_SECRET: its guest has to decrypt it itself")
+    if secret and not has_header:
+        request.report.warn(f"image {request.image.id} has a LUKS_SECRET but no LUKS header: with that no VM will start from it")
+    return has_header
 
 
 def mkfs(request: Request) -> str:

@@ -244,6 +244,13 @@ class SourceTooSlow(SemisharedError):
     remedy = "get the file by other means, not compressed or as qcow2, and upload it from a directory of the front-end"
 
 
+class EncryptedDisk(SemisharedError):
+    """An encrypted disk (LUKS_SECRET) that would be copied decrypted, or made into one that cannot be opened."""
+
+    id = "SS074"
+    remedy = "power the VM off first, or see docs/how-to/luks.md for what encrypted images can do"
+
+
 class WrongFormat(SemisharedError):
     """An image whose header is not that of the format which OpenNebula has for it."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable
 
 from .errors import BadRecord, NotSupported, SemisharedError, VmGone
 from .opennebula import args
-from .plan import disks, image_steps, network, stores
+from .plan import disks, encryption, image_steps, network, stores
 from .plan import steps as s
 from .snapshots import tell_rest
 
@@ -127,6 +127,9 @@ def cpds(action: Action, request: args.ToImage, vm: Vm, host: str, datastore: Da
                 _while_resting(action, session, disk, disks.running_domain(vm), lambda: bridge.run(hold))
             bridge.run([image_steps.CopyStored(target, source, request.snapshot, running)])
             return
+        if running:
+            # An image on the network is copied by Ceph, which knows no secret; a file of a running guest by QEMU.
+            encryption.check_running(vm, [disk.disk], "copy")
         (staged,) = bridge.run([image_steps.StageImage(target, vm.disk(disk.disk).size)])
         filled = target._replace(source=staged["staged"], access=bridge.as_seen_from(host, access))
         try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .errors import SemisharedError
 from .opennebula import args
-from .plan import snapshots
+from .plan import encryption, snapshots
 from .plan import steps as s
 from .plan.disks import running_domain
 
@@ -35,6 +35,9 @@ def _change(action: Action, *, live: bool, plan: str) -> None:
     place = request.disk
     vm = _vm(action, place)
     domain = running_domain(vm) if live or vm.lcm_state == snapshots.DELETE_RUNNING else ""
+    if live and vm.disk(place.disk or 0).source.startswith("/"):
+        # Before anything is asked of the guest. What is on the network is copied there, below QEMU; a local copy of it is not.
+        encryption.check_running(vm, [place.disk or 0], "snapshot")
     with action.session(place.host) as session:
         (found,) = session.run([s.DescribeDisk(_ref(place), domain)])
         if isinstance(found, dict) and "on_store" in found:
@@ -44,6 +47,7 @@ def _change(action: Action, *, live: bool, plan: str) -> None:
             return
         facts = snapshots.Facts.parse(found)
         if plan == "create":
+            encryption.check_snapshot(vm, place.disk or 0, facts.how == "in-place", bool(domain))
             steps = snapshots.create(request, facts, domain, action.config.freeze)
         elif plan == "delete":
             steps = snapshots.delete(request, facts, domain)

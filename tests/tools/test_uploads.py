@@ -155,8 +155,9 @@ def test_image_is_not_reverted_to_what_names_other_files(store: Store, tmp_path:
     source, _ = store.cp(store.image(format="qcow2", size=MiB * 8))
     before = source.read_bytes()
     (store.base / f"{source.name}.snap").mkdir()
-    qcow2_over(store.base / f"{source.name}.snap" / "0", tmp_path / "secret")
-    store.fails(action, "SS021", "a backing file", SOURCE=source, FORMAT="qcow2", SIZE=8, TARGET_SNAPSHOT=0)
+    words = ["-o", f"data_file={tmp_path}/secret,data_file_raw=on", str(store.base / f"{source.name}.snap" / "0"), str(MiB)]
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *words], check=True)
+    store.fails(action, "SS021", "a data file", SOURCE=source, FORMAT="qcow2", SIZE=8, TARGET_SNAPSHOT=0)
     assert source.read_bytes() == before
 
 
@@ -371,7 +372,7 @@ def test_giant_tables_are_refused_quickly(store: Store, at: int, value: int, for
     if done.returncode == 0:
         assert at in (40, 48), done.stdout
     else:
-        assert len([line for line in done.stderr.decode().splitlines() if not line.startswith("ERROR: ")]) == 1
+        assert len([line for line in done.stderr.decode().splitlines() if not line.startswith(("ERROR: ", "WARN: "))]) == 1
 
 
 @pytest.mark.parametrize("format", ["vdi", "vpc", "vmdk"])

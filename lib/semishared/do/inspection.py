@@ -124,6 +124,12 @@ def size_in_header(head: bytes, name: str = "") -> int | None:
     return None
 
 
+def is_luks(path: str) -> bool:
+    """Tell whether a raw image begins with a LUKS header."""
+    with open(path, "rb") as file:
+        return file.read(len(LUKS)) == LUKS
+
+
 def check_header(head: bytes, format: str, name: str) -> None:
     """Raise WrongFormat or UnsafeImage if what begins with `head` is not to be opened as `format`.
 

@@ -112,6 +112,11 @@ class Disk(View):
     def file_system(self) -> str:
         return self.text("FS").lower()
 
+    @property
+    def luks_secret(self) -> str:
+        """What libvirt is told to decrypt the disk with, '' for nothing (plan/encryption.py)."""
+        return self.text("LUKS_SECRET")
+
 
 class Vm(View):
     """/VM as one.vm.info serves it."""
@@ -222,6 +227,10 @@ class Image(View):
     @property
     def file_system(self) -> str:
         return self.text("FS").lower()
+
+    @property
+    def luks_secret(self) -> str:
+        return self.attribute("LUKS_SECRET")
 
     def attribute(self, name: str) -> str:
         return self.text(f"TEMPLATE/{name}")

@@ -15,6 +15,7 @@ from __future__ import annotations
 from ..errors import BadArguments, NotSupported
 from ..opennebula.args import Backup
 from ..opennebula.xml import Vm
+from . import encryption
 from . import steps as s
 
 DRIVER = "semishared"
@@ -50,6 +51,8 @@ def prebackup(request: Backup, vm: Vm, xml: str, base_path: str, *, live: bool) 
         if driver not in ("", DRIVER):
             raise NotSupported(f"disk {number} of VM {vm.id} is of driver {driver}: backup together with ours is not supported yet")
     domain = domain_of(request, live)
+    if domain:
+        encryption.check_running(vm, request.disks, "backup")
     ids = tuple(str(number) for number in request.disks)
     place = request.place
     return [

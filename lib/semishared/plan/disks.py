@@ -8,7 +8,7 @@ import posixpath
 from ..errors import BadArguments, NotSupported
 from ..opennebula.args import Delete, DiskPlace, FromImage, Move, NewDisk, ToImage
 from ..opennebula.xml import Datastore, Disk, Image, Vm
-from . import placement, stores
+from . import encryption, placement, stores
 from . import steps as s
 
 FORMATS = ("raw", "qcow2")
@@ -66,6 +66,7 @@ def clone(request: FromImage, disk: Disk, image: Image, datastore: Datastore, ov
         raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
     ref, target = image_ref(request, disk, image, datastore), disk_ref(request.target)
     where = placement.place(image, datastore, is_persistent=False)
+    encryption.check_clone(disk, image, where, is_mounted=True)
     prepare, min_size = _prepare(request.target), grown(disk)
     if where == "shared":
         return [prepare, s.CloneOnStore(target, ref, min_size)]
@@ -79,6 +80,7 @@ def clone(request: FromImage, disk: Disk, image: Image, datastore: Datastore, ov
 def ln(request: FromImage, disk: Disk, image: Image, datastore: Datastore) -> list[s.Step]:
     """Plan ln: the image itself, in place. CD-ROM and immutable images come read-only and keep their generation."""
     placement.place(image, datastore, is_persistent=True)
+    encryption.secret(disk, image)
     ref, target = image_ref(request, disk, image, datastore), disk_ref(request.target)
     readonly = disk.is_readonly
     return [_prepare(request.target), s.LinkInPlace(target, ref, readonly, session=not readonly, shareable=disk.is_shareable)]
@@ -89,6 +91,7 @@ def mkimage(request: NewDisk, disk: Disk) -> list[s.Step]:
     format = request.format or "raw"
     if format not in FORMATS:
         raise NotSupported(f"format {format!r} of disk {disk.id} is not {' or '.join(FORMATS)}")
+    encryption.check_volatile(disk)
     return _volatile(request, format, disk.file_system)
 
 
@@ -114,6 +117,8 @@ def cpds(request: ToImage, vm: Vm, datastore: Datastore, freeze: str = "NONE") -
     format = vm.disk(disk.disk).format or "raw"
     # A snapshot does not change while the guest runs.
     domain = running_domain(vm) if vm.lcm_state == SAVEAS_LIVE and request.snapshot == -1 else ""
+    if domain:
+        encryption.check_running(vm, [disk.disk], "copy")
     check = check_store(stores.access(datastore), request.image)
     return [*check, s.SaveDisk(disk, request.image, format, domain, request.snapshot, freeze if domain else "NONE")]
 

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Optional
 
-from ..errors import BadArguments, BadRecord, NotSupported
+from ..errors import BadArguments, BadRecord, EncryptedDisk, NotSupported
 from ..opennebula.args import DISK, absolute
 from ..opennebula.markup import Element, Markup, escape
 from .backing import NO_CHAINS, Chain, Chains, backing, lay_over
@@ -30,6 +30,7 @@ PLACES = {
     "store-clone": "shared",
 }
 FORMATS = ("raw", "qcow2")
+OVERLAYS = ("overlay", "store-clone")
 DRIVER = "semishared"
 
 
@@ -175,6 +176,10 @@ class Domain:
                 raise NotSupported(f"disk {number} is a {kind} disk for OpenNebula, not a file")
             if len(disk.all("source")) != 1 or len(drivers) > 1:
                 raise BadArguments(f"disk {number} has more than one source or driver in the domain XML")
+            if record.how in OVERLAYS and not record.network and disk.first("encryption"):
+                raise EncryptedDisk(
+                    f"disk {number} is a qcow2 overlay ({record.how}) and has a LUKS_SECRET: QEMU would take the overlay for encrypted"
+                )
             driver = ""
             if drivers:
                 self.markup.set_attribute(drivers[0], "type", record.format)

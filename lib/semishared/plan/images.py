@@ -36,11 +36,14 @@ def check_allowed_ssh(url: str, safe: list[str]) -> None:
         raise RestrictedPath(f"{url} may not be read by this datastore")
 
 
-def stored_format(found: str, image: Image, datastore: Datastore) -> str:
+def stored_format(found: str, image: Image, datastore: Datastore, *, encrypted: bool = False) -> str:
     """Return the format to store an image of format `found` in; raise BadAttribute for an unknown DRIVER.
 
-    CD-ROMs and files (kernels, scripts) are stored as they are, whatever they look like.
+    CD-ROMs and files (kernels, scripts) are stored as they are, whatever they look like; and so are `encrypted` raw images:
+    libvirt decrypts what is raw.
     """
+    if encrypted and found == "raw":
+        return found
     if image.type == CDROM or datastore.type == FILE_DATASTORE:
         return found
     wanted = datastore.attribute("DRIVER").lower()

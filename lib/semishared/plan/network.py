@@ -30,7 +30,7 @@ from typing import NamedTuple
 from ..errors import BadArguments, NotSupported
 from ..opennebula.args import FromImage
 from ..opennebula.xml import Datastore, Disk, Image
-from . import disks, image_steps, placement
+from . import disks, encryption, image_steps, placement
 from . import steps as s
 from .network_disk import NetworkDisk
 
@@ -78,6 +78,7 @@ def clone(request: FromImage, disk: Disk, image: Image, datastore: Datastore, op
         raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
     ref = disks.image_ref(request, disk, image, datastore)
     where = placement.place(image, datastore, is_persistent=False)
+    encryption.check_clone(disk, image, where, is_mounted=False)
     root = f"{request.target.vm_place.datastore_location}/.semishared"
     return Clone(where, ref, disks.disk_ref(request.target), root, disks.grown(disk), options)
 
@@ -85,6 +86,7 @@ def clone(request: FromImage, disk: Disk, image: Image, datastore: Datastore, op
 def ln(request: FromImage, disk: Disk, image: Image, datastore: Datastore) -> tuple[list[s.Step], list[s.Step]]:
     """Plan ln: (steps on the bridge, then those on the host)."""
     placement.place(image, datastore, is_persistent=True)
+    encryption.secret(disk, image)
     ref, target = disks.image_ref(request, disk, image, datastore), disks.disk_ref(request.target)
     network = NetworkDisk.of(ref.source, ref.access)
     on_host = [

@@ -72,6 +72,11 @@ def disk_lines(vm: Vm, directory: str, disk: Vector, q35: bool, order: int) -> L
     is_rbd = kind in ("RBD", "RBD_CDROM") or disk.get("DISK_TYPE") == "RBD"
     lines = (_rbd if is_rbd else _file)(vm, directory, disk)
     lines.append(f"\t\t\t<target dev='{target}' bus='{_bus(target, q35)}'/>")
+    if disk.get("LUKS_SECRET"):
+        # Whatever the disk is made of (LibVirtDriverKVM.cc:1576).
+        lines.append("\t\t\t<encryption format='luks'>")
+        lines.append(f"\t\t\t\t<secret type='passphrase' uuid='{disk['LUKS_SECRET']}'/>")
+        lines.append("\t\t\t</encryption>")
     if disk.get("SERIAL"):
         lines.append(f"\t\t\t<serial>{disk['SERIAL']}</serial>")
     if disk.get("READONLY", "").upper() == "YES":

@@ -41,6 +41,6 @@ class Settings:
     timeout: float = 900.0
     tm_drivers: Tuple[str, ...] = ("semishared",)
     live_disk_snapshots: FrozenSet[str] = frozenset({"kvm-semishared", "qemu-semishared"})
-    inherit_image: Tuple[str, ...] = ("DISK_TYPE", "SPARSE", "SERIAL")
+    inherit_image: Tuple[str, ...] = ("DISK_TYPE", "SPARSE", "SERIAL", "LUKS_SECRET")
     inherit_datastore: Tuple[str, ...] = (*CEPH, "DISK_TYPE", "SPARSE", "ALLOW_ORPHANS", "PERSISTENT_SNAPSHOTS")
     environment: Dict[str, str] = field(default_factory=lambda: dict(DRIVER_ENVIRONMENT))
