@@ -32,13 +32,12 @@ LIBVIRTD_CONF = b'unix_sock_rw_perms = "0777"\nauth_unix_ro = "none"\nauth_unix_
 # A tmpfs of that kernel has no O_DIRECT.
 CACHE = "writeback"
 ON_HOST = """
-import json, sys, time
-from semishared import VERSION
+import json, sys
 from semishared.config import Config
 from semishared.do.ssh import Session
+from semishared.plan.steps import from_data
 with Session("localhost", "test", Config()) as session:
-    session.send(plan={"version": VERSION, "action": "test", "planned": time.time(), "steps": json.load(sys.stdin)})
-    print(json.dumps(session.finish()))
+    print(json.dumps(session.run([from_data(step) for step in json.load(sys.stdin)])))
 """
 DISK = """
 		<disk type='file' device='disk'>
