@@ -49,6 +49,8 @@ def cp(request: Request) -> str:
     source, image = request.source, _image(request)
     if source.is_url:
         request.check_allowed_url(source)
+    # No store: where the front-end works on uploads, which nobody else has made.
+    os.makedirs(request.directory, exist_ok=True)
     with upload.uploading(request.directory) as up:
         kept = bring(request, source, up)
         found = judge(request, source, kept)
