@@ -15,6 +15,7 @@ import pytest
 from lab.oned.objects import History, Host
 from semishared.cli import gc as command
 from semishared.config import Config
+from semishared.do import files
 from semishared.opennebula.oned import Oned
 from semishared.plan import gc
 from tools.oned_site import HERE, STORE, ActionSite
@@ -213,3 +214,14 @@ def test_oned_is_asked_again_before_a_stray_goes(site: ActionSite) -> None:
     site.oned.vm(vm).state, site.oned.vm(vm).lcm = RUNNING, 9
     assert [text for text in command.remove(found, Config(), survey) if text] == ["oned is at work on the VM"]
     assert (site.location / f"103/{vm}").exists()
+
+
+def test_link_that_a_killed_action_left_staged_is_no_reason_to_refuse_the_next(site: ActionSite) -> None:
+    image = site.image(persistent=True)
+    vm = site.vm(image)
+    link = site.store / ".semishared" / site.source(image).name / "image"
+    (site.disk(vm).parent / ".semishared").mkdir(parents=True)
+    staged = Path(files.staged_name(str(site.disk(vm))))
+    staged.symlink_to(link)
+    staged.with_name(".staged-disk.0.0123456789ab").symlink_to(site.source(image))
+    assert site.make("ln", vm).exists()

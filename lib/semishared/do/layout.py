@@ -206,6 +206,11 @@ def _leads_to_its_place(path: str, vm: int, disk: int, target: str) -> bool:
     if record is None:
         location = os.path.dirname(os.path.dirname(path))
         below = target[len(location) + 1 :].split("/") if target.startswith(f"{location}/") else []
+        if len(below) > 3 and below[0].isdigit() and below[1] == RECORDS and STOCK.match(below[2]):
+            # One of ours that a killed action left staged: the record comes after it.
+            return below[3:] == ["image"] or (
+                len(below) == 5 and below[3] == "clones" and bool(re.match(rf"{vm}-{disk}(-[0-9a-f]{{32}})?\Z", below[4]))
+            )
         if len(below) == 3 and below[1].endswith(".snap") and below[2].isdigit():
             del below[2]  # a snapshot of the stock drivers
         # Two names: what is deeper is another VM's.
