@@ -252,3 +252,16 @@ def test_shell_is_clean() -> None:
         shell += [path for path in directory.iterdir() if "python" not in path.read_text().splitlines()[0]]
     subprocess.run(["shellcheck", "-x", "-P", str(STOCK / "vmm/kvm"), *map(str, shell)], check=True)
     subprocess.run(["shfmt", "-i", "4", "-d", *map(str, shell)], check=True)
+
+
+@pytest.mark.fault(7, "install.sh puts nothing where a link below remotes/ leads out of it")
+@pytest.mark.parametrize("name", ["lib", "datastore", "tm", "etc"])
+def test_link_out_of_remotes_is_not_followed(remotes: Path, tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    if (remotes / name).exists():
+        (remotes / name).rename(remotes / f"{name}.was")
+    (remotes / name).symlink_to(outside)
+    said = install(remotes, code=1)
+    assert "leads out of" in said
+    assert not list(outside.iterdir())

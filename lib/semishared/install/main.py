@@ -17,6 +17,7 @@ if __package__ in (None, ""):
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
 
 from semishared import NAME
+from semishared.do import beneath
 from semishared.do.trace import point
 from semishared.errors import CannotInstall, SemisharedError
 from semishared.install import edits, next_steps, prerequisites
@@ -168,12 +169,18 @@ def staged(place: FrontEnd, checkout: str, files: list[edits.Edited], dry: bool)
                 raise CannotInstall(f"another install.sh is at work in {place.remotes}") from None
             for name in os.listdir(place.remotes):
                 if name.startswith(STAGE):
-                    shutil.rmtree(f"{place.remotes}/{name}")
+                    path = f"{place.remotes}/{name}"
+                    os.unlink(path) if os.path.islink(path) else shutil.rmtree(path)
         stage = tempfile.mkdtemp(prefix=STAGE, dir=None if dry else place.remotes)
+        # By what was opened: remotes/ is oneadmin's, who may put another directory, or a link, in its place.
+        opened = beneath.open_directory(os.path.dirname(stage), os.path.basename(stage))
         try:
+            if os.stat(opened).st_uid != os.geteuid():
+                raise CannotInstall(f"{stage} was exchanged")
             point("staging")
-            yield Tree(checkout, place, stage, remote_scripts(files))
+            yield Tree(checkout, place, beneath.path_of(opened), remote_scripts(files))
         finally:
+            os.close(opened)
             shutil.rmtree(stage, ignore_errors=True)
     finally:
         os.close(lock)

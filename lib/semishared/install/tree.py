@@ -14,12 +14,14 @@ import os
 import re
 import shutil
 import stat
+from contextlib import contextmanager
 from typing import Callable, Iterator
 
 from .. import NAME
+from ..do import beneath
 from ..do.files import fsync
 from ..do.trace import point
-from ..errors import CannotInstall
+from ..errors import CannotInstall, UnexpectedLink
 from .front_end import FrontEnd
 
 STAGE = f".{NAME}-install."
@@ -69,7 +71,8 @@ class Tree:
         if not compileall.compile_dir(package, quiet=2, ddir=f"{self.place.remotes}/lib/{NAME}"):
             raise CannotInstall(f"this python cannot compile the package in {self.checkout}/lib")
         if os.geteuid() == 0:
-            for path in _below(self.stage):
+            # From below: in a directory that is not root's any more, what the next path leads to is not for us to say.
+            for path in reversed(list(_below(self.stage))):
                 os.chown(path, *self.place.owner, follow_symlinks=False)
 
     def _stage_conf(self) -> None:
@@ -104,7 +107,6 @@ class Tree:
         if not os.path.lexists(conf):
             say(f"make {conf}")
             if not dry:
-                os.makedirs(os.path.dirname(conf), exist_ok=True)
                 self._put(CONF)
 
     def uninstall(self, say: Say, dry: bool) -> None:
@@ -119,7 +121,8 @@ class Tree:
             if dry:
                 continue
             gone = f"{self._old}/{part.replace('/', '-')}"
-            os.rename(path, gone)
+            with self._parent(part) as parent:
+                os.rename(f"{parent}/{os.path.basename(part)}", gone)
             point(f"removed {part}")
         library = f"{self.place.remotes}/lib"
         if not dry and os.path.isdir(library) and not os.listdir(library):
@@ -151,29 +154,49 @@ class Tree:
             say(f"{'replace' if is_there else 'make'} {old}")
         if dry:
             return
-        parent = os.path.dirname(old)
-        if not os.path.isdir(parent):
-            os.mkdir(parent, 0o755)
-            if os.geteuid() == 0:
-                os.chown(parent, *self.place.owner)
         # Durable before it is seen: a machine that loses its power has the old part or the new one.
         for path in _below(new):
             if os.path.isfile(path):
                 fsync(path)
-        if is_there and not _exchange(new, old):
-            os.rename(old, f"{self._old}/{part.replace('/', '-')}")
-            point(f"away {part}")
-        if os.path.lexists(new) and not os.path.lexists(old):
-            os.rename(new, old)
-        fsync(parent)
+        with self._parent(part) as parent:
+            old = f"{parent}/{os.path.basename(part)}"
+            if is_there and not _exchange(new, old):
+                os.rename(old, f"{self._old}/{part.replace('/', '-')}")
+                point(f"away {part}")
+            if os.path.lexists(new) and not os.path.lexists(old):
+                os.rename(new, old)
+            fsync(parent)
         point(f"swapped {part}")
 
     def _put(self, part: str) -> None:
-        target = f"{self.place.remotes}/{part}"
         fsync(f"{self.stage}/{part}")
-        os.replace(f"{self.stage}/{part}", target)
-        fsync(os.path.dirname(target))
+        with self._parent(part) as parent:
+            os.replace(f"{self.stage}/{part}", f"{parent}/{os.path.basename(part)}")
+            fsync(parent)
         point(f"put {part}")
+
+    @contextmanager
+    def _parent(self, part: str) -> Iterator[str]:
+        """Yield a path to the directory of a part below remotes/, made if need be; raise CannotInstall if it is elsewhere.
+
+        remotes/ is oneadmin's, and we may be root: a link in it (OpenNebula has some, `qemu-probes.d`) leads to somewhere in
+        it, or is not followed, also if it is put there at this moment.
+        """
+        root = os.path.realpath(self.place.remotes)
+        parent = os.path.realpath(f"{root}/{os.path.dirname(part)}")
+        if not parent.startswith(f"{root}/"):
+            raise CannotInstall(f"{self.place.remotes}/{os.path.dirname(part)} leads out of {self.place.remotes}, to {parent}")
+        is_new = not os.path.isdir(parent)
+        try:
+            fd = beneath.open_directory(root, parent[len(root) + 1 :], make=True)
+        except UnexpectedLink as e:
+            raise CannotInstall(e.detail) from None
+        try:
+            if is_new and os.geteuid() == 0:
+                os.chown(beneath.path_of(fd), *self.place.owner)
+            yield beneath.path_of(fd)
+        finally:
+            os.close(fd)
 
 
 def forwarder(action: str) -> str:
