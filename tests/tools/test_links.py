@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Dict, Tuple
@@ -28,6 +29,8 @@ def outside(tmp_path: Path) -> Path:
             (folder / name).write_bytes(PRIVATE[:100])
             os.utime(folder / name, (1_600_000_000, 1_600_000_000))
     (top / "private").write_bytes(PRIVATE)
+    shutil.copytree(top / "keys", top / "homes" / "alice")
+    shutil.copytree(top / "keys", top / "homes" / ("e" * 32))
     return top
 
 
@@ -45,11 +48,11 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.mark.fault(7, "an upload removes nothing where .uploads leads")
-@pytest.mark.parametrize("name", [".semishared/.uploads", ".semishared", ".semishared/.uploads/" + "d" * 32])
+@pytest.mark.parametrize("name", [".semishared/.uploads", ".semishared"])
 def test_upload_sweeps_nothing_outside(store: Store, outside: Path, name: str) -> None:
     link = store.base / name
     link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(outside)
+    link.symlink_to(outside / "homes")
     before = state(outside)
     store.run("cp", PATH=store.image())
     assert state(outside) == before
@@ -61,10 +64,10 @@ def test_clone_removes_nothing_outside(world: World, outside: Path) -> None:
     os.makedirs(disk.vm_dir)
     os.symlink(outside, f"{disk.path}.snap")
     before = state(outside)
-    with pytest.raises(SemisharedError, match="symbolic link") as refused:
+    with pytest.raises(SemisharedError) as refused:
         world.clone(image, disk)
-    assert refused.value.id == "SS070"
     assert state(outside) == before
+    assert refused.value.id == "SS070"
 
 
 @pytest.mark.fault(7, "an image that is a link is not published")
