@@ -161,6 +161,7 @@ def clone_on_store(step: CloneOnStore, planned: Planned) -> None:
         undo.add(lambda: files.unlink(vm_dir.intended(disk)))
         with _publishing(disk, planned, record) as staged:
             # Killed before there is a record, what removes the disk finds the clone by this.
+            files.remove_staged(*os.path.split(vm_dir.intended(disk)))
             files.write_json(vm_dir.intended(disk), {"clone": clone})
             with files.enough_space(os.path.dirname(clone)):
                 with dir_store.opened(image.source) as path:

@@ -190,6 +190,7 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
             dir_store.remove_one_clone(clone)
         if store_dir and not record and not clones:
             dir_store.remove_clone(store_dir, disk.vm, disk.disk)
+        files.remove_staged(*os.path.split(intended(disk)))
         files.unlink(intended(disk))
         if not _is_elsewhere(disk.vm, disk.vm_dir):
             bases.release(bases.root_of(disk.vm_dir), disk.vm, disk.disk)
