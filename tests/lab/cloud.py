@@ -189,7 +189,7 @@ class Cloud:
         for node in [self.lab.fe, *self.lab.hosts]:
             for system in (ds.id for ds in self.oned.datastores.values() if ds.type == 1):
                 names = self.files(node, f"{DATASTORES}/{system}")
-                found += [f"{node.name}:{system}/{name}" for name in names if name != ".monitor"]
+                found += [f"{node.name}:{system}/{name}" for name in names if name != ".monitor" and not name.startswith(".machine-")]
             for name in self.files(node, f"{DATASTORES}/{RECORDS}"):
                 if "/leases/" in name or name.startswith("staging/") or ".staged-" in name:
                     found.append(f"{node.name}:{RECORDS}/{name}")
