@@ -202,3 +202,14 @@ def test_record_that_names_another_place_is_refused(world: World, outside: Path)
     assert not (world.store / "saved").exists()
 
 
+
+
+def test_staged_link_of_a_killed_action_is_in_nobodys_way(world: World) -> None:
+    from semishared.do import files
+
+    image, disk = world.image(), world.disk()
+    world.link(image, disk)
+    os.symlink(os.readlink(disk.path), files.staged_name(disk.path))
+    os.symlink(os.readlink(disk.path), f"{disk.vm_dir}/.staged-disk.{disk.disk}.0123456789ab")
+    world.link(image, disk)
+    assert world.leftovers() == []
