@@ -55,7 +55,7 @@ def main() -> int:
     tree = lay_out(commit)
     xml = tree / "junit.xml"
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "SEMISHARED_FULL": "1"}
-    pytest = ["/usr/bin/python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "fault"]
+    pytest = ["/usr/bin/python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "fault", "--continue-on-collection-errors"]
     argv = [*pytest, "-o", "junit_family=xunit1", f"--junitxml={xml}"]
     subprocess.run([*argv, *(words or ["tests"])], cwd=tree, env=env, check=False)
     notes = ROOT / "docs/faults" / f"{commit}.json"

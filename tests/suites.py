@@ -46,7 +46,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "cephfaults": {"paths": ["tests/cephfaults"], "minutes": 25},
     "cephstore": {"paths": ["tests/cephstore"], "minutes": 20},
     "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 15},
-    "faults": {"paths": [f"tests/faults/test_{name}.py" for name in ("faults", "bad_input", "links")], "minutes": 15},
+    "faults": {"paths": [f"tests/faults/test_{name}.py" for name in ("faults", "bad_input", "links", "moves")], "minutes": 15},
     "operate": {"paths": ["tests/operate"], "minutes": 15},
     "docs": {"paths": ["tests/docs"], "minutes": 10},
     "nfs": {"paths": ["tests/nfs"], "minutes": 12, "last": True},
