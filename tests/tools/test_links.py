@@ -213,3 +213,15 @@ def test_staged_link_of_a_killed_action_is_in_nobodys_way(world: World) -> None:
     os.symlink(os.readlink(disk.path), f"{disk.vm_dir}/.staged-disk.{disk.disk}.0123456789ab")
     world.link(image, disk)
     assert world.leftovers() == []
+
+
+def test_disk_of_another_driver_may_lead_to_a_device(world: World) -> None:
+    image, disk = world.image(), world.disk()
+    world.clone(image, disk)
+    foreign = world.disk(number=4)
+    os.symlink("/dev/null", foreign.path)
+    world.on(s.PrepareVm(disk.vm, disk.vm_dir), s.AddLayer(disk, 1, 0, "qcow2"))
+    with pytest.raises(SemisharedError, match="disk.4"):
+        world.on(s.SaveDisk(foreign, str(world.store / "saved"), "raw", ""))
+    world.on(s.RemoveVm(disk.vm, disk.vm_dir))
+    assert os.path.exists("/dev/null")

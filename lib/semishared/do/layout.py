@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import Any, Mapping, Tuple
+from typing import Any, Container, Mapping, Optional, Tuple
 
 from ..errors import BadRecord, UnexpectedFile, UnexpectedLink
 from ..plan.steps import DiskRef
@@ -61,10 +61,12 @@ def _on_store(source: str, vm: int, disk: int, path: str) -> tuple[str, ...]:
     return (f"{side}/image", clone, *((f"{clone}.snap/{layer}",) if layer.isdigit() and layer.isascii() else ()))
 
 
-def check_vm_dir(path: str, vm: int) -> None:
+def check_vm_dir(path: str, vm: int, at_work: Optional[Container[int]] = None) -> None:
     """Raise UnexpectedLink or UnexpectedFile if the VM directory `path`, or anything in it, is what the layout has not.
 
-    It need not be there. Disks without a record of ours are another driver's: their links may lead to any datastore.
+    It need not be there. Disks without a record of ours are another driver's: their links may lead to any datastore, and
+    where nobody is `at_work` on the disk, and so nobody follows it, anywhere (to a device, as the drivers of LVM have it).
+    None: on all of them.
     """
     beneath.refuse_link(path)
     try:
@@ -75,7 +77,7 @@ def check_vm_dir(path: str, vm: int) -> None:
     links: list[tuple[str, str]] = []
     _look(path, "", links)
     for name, target in links:
-        _check_link(path, vm, name, target)
+        _check_link(path, vm, name, target, at_work)
 
 
 def check_place(path: str) -> None:
@@ -91,7 +93,7 @@ OWN_STORE = ("bases", "staging", "locks", "holders")
 
 def guard(step: Tuple[Any, ...]) -> None:
     """Look at the VM directories and the base store that a step works in, before it does; raise as `check_vm_dir`."""
-    name, disk = type(step).__name__, getattr(step, "disk", None)
+    name, disk, sent = type(step).__name__, getattr(step, "disk", None), None
     places: list[tuple[str, int]] = []
     if isinstance(disk, DiskRef):
         places.append((disk.vm_dir, disk.vm))
@@ -100,12 +102,14 @@ def guard(step: Tuple[Any, ...]) -> None:
         if isinstance(getattr(step, field, None), str):
             places.append((getattr(step, field), vm))
     if name in ("CopyFile", "ReceiveFile", "SendFile"):
-        path = os.path.dirname(step.path)  # type: ignore[attr-defined]
+        path, file = os.path.split(step.path)  # type: ignore[attr-defined]
+        sent = DISK.match(file)
         places.append((path, int(os.path.basename(path)) if os.path.basename(path).isdigit() else vm))
     for path, owner in places:
         if name not in REMOVALS:
-            check_vm_dir(path, owner)
             numbers = [int(number) for number in getattr(step, "disks", ())] if name == "BackUp" else [disk.disk] if disk else []
+            numbers += [int(sent.group(1))] if sent else []
+            check_vm_dir(path, owner, numbers)
             for number in numbers:
                 check_below(path, owner, number)
         elif name != "RemoveVm":
@@ -175,7 +179,7 @@ def _is_foreign_socket(name: str, entry: os.DirEntry[str]) -> bool:
     return not name.startswith(("disk.", ".")) and stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
 
 
-def _check_link(path: str, vm: int, name: str, target: str) -> None:
+def _check_link(path: str, vm: int, name: str, target: str, at_work: Optional[Container[int]]) -> None:
     folder, _, last = name.rpartition("/")
     if last.startswith(files.STAGED):
         return  # left by somebody who was killed; nobody follows what is not published, and the next to publish unlinks it
@@ -187,7 +191,7 @@ def _check_link(path: str, vm: int, name: str, target: str) -> None:
         return
     if not folder and not last.startswith(".") and re.match(r"disk\.[0-9]+[A-Za-z0-9._-]*\Z", target) and not disk:
         return
-    if disk and _leads_to_its_place(path, vm, int(disk.group(1)), target):
+    if disk and _leads_to_its_place(path, vm, int(disk.group(1)), target, at_work):
         return
     raise UnexpectedLink(f"{beneath.readable(path)}/{name} on {_here()} is a symbolic link to {target}, where no disk of VM {vm} is")
 
@@ -197,20 +201,17 @@ def _is_own_layer(disk: str, target: str) -> bool:
     return folder == layers.folder(disk) and layer.isdigit() and layer.isascii()
 
 
-def _leads_to_its_place(path: str, vm: int, disk: int, target: str) -> bool:
-    """Tell whether a link out of the VM directory leads where the disk's record says; without a record, to some datastore."""
+def _leads_to_its_place(path: str, vm: int, disk: int, target: str, at_work: Optional[Container[int]]) -> bool:
+    """Tell whether a link out of the VM directory leads where the disk's record says; without a record, as `check_vm_dir` has it."""
     record_path = f"{path}/{RECORDS}/disk.{disk}.json"
     if os.path.islink(f"{path}/{RECORDS}") or os.path.islink(record_path):
         return False
     record = files.read_json(record_path)
+    if record is None and at_work is not None and disk not in at_work:
+        return True
     if record is None:
         location = os.path.dirname(os.path.dirname(path))
         below = target[len(location) + 1 :].split("/") if target.startswith(f"{location}/") else []
-        if len(below) > 3 and below[0].isdigit() and below[1] == RECORDS and STOCK.match(below[2]):
-            # One of ours that a killed action left staged: the record comes after it.
-            return below[3:] == ["image"] or (
-                len(below) == 5 and below[3] == "clones" and bool(re.match(rf"{vm}-{disk}(-[0-9a-f]{{32}})?\Z", below[4]))
-            )
         if len(below) == 3 and below[1].endswith(".snap") and below[2].isdigit():
             del below[2]  # a snapshot of the stock drivers
         # Two names: what is deeper is another VM's.
