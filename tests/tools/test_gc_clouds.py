@@ -208,6 +208,15 @@ def test_stray_that_may_be_the_only_one_is_kept(site: ActionSite) -> None:
     assert site.disk(vm).exists()
 
 
+def test_stray_that_is_newer_than_what_is_where_oned_has_the_vm_is_kept(site: ActionSite) -> None:
+    """The move that was to bring it there never came, and oned was told that it had succeeded."""
+    vm = doubled(site)
+    noted = site.location / f"103/{vm}/.semishared/vm.json"
+    noted.write_text('{"version": 1, "seq": 99}')
+    assert [text for kind, _, text in collect() if kind == "stray"][0].startswith("it is of SEQ 99 of the VM's history")
+    assert (site.location / f"103/{vm}/disk.0").exists()
+
+
 def test_oned_is_asked_again_before_a_stray_goes(site: ActionSite) -> None:
     vm = doubled(site)
     found, survey = find()

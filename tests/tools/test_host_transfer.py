@@ -7,12 +7,14 @@ import json
 import os
 import stat
 import subprocess
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 import pytest
 
 from semishared.config import Config
+from semishared.do import epochs, locks
 from semishared.do.ssh import Session
 from semishared.errors import (
     ImageChanged,
@@ -336,3 +338,116 @@ def test_directory_with_a_way_out_is_refused_where_it_arrives(world: World, tmp_
     assert not os.path.lexists(f"{target}/deployment.0")
     assert world.leftovers() == []
     assert os.path.isdir(source), "what was refused stays where it is"
+
+
+@pytest.mark.fault(1, "the whole VM that a move made is not replaced by what was made anew where its source had gone")
+def test_last_copy_is_not_replaced_because_it_is_older(world: World) -> None:
+    """The move succeeded, oned was told that it had failed, and the VM was tried, and given its CONTEXT, where it had been."""
+    _, source, target = prepared(world)
+    rename(world, 5, source, target, seq=1)
+    world.on(s.PrepareVm(5, source), s.CreateVolatile(s.DiskRef(5, 3, source), MiB, "raw", ""), seq=2)
+    step = s.RenameVm(5, source, target, True, "")
+    with pytest.raises(SemisharedError) as refused:
+        world.on(step._replace(disks=(0, 1, 2)) if "disks" in step._fields else step, seq=3)
+    check_arrived(target)
+    assert isinstance(refused.value, WholeDirectoryThere)
+    assert world.leftovers() == []
+
+
+@pytest.mark.fault(3, "what is published while the removal of an older source waits is not removed in its place")
+def test_source_that_is_replaced_while_its_removal_waits_is_kept(world: World) -> None:
+    _, source, target = prepared(world)
+    (found,) = world.on(s.RenameVm(5, source, target, True, ""), seq=1)
+    with Session("localhost", "mv", Config()) as session:
+        with locks.exclusive(str(world.root / "locks" / "vm-5"), 10):
+            session.begin([s.ReleaseVm(5, source, "", found["seen"])])  # type: ignore[index]
+            time.sleep(0.5)
+            # What a move back publishes, which holds the lock.
+            os.rename(source, f"{source}-older")
+            subprocess.run(["cp", "-a", target, source], check=True)
+            Path(source, "new").write_text("the only one")
+        assert session.finish() == [{"kept": "it has changed since it was read"}]
+    assert Path(source, "new").read_text() == "the only one"
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_move_goes_on_though_the_lock_file_was_old_and_removed(world: World, noted: bool) -> None:
+    _, source, target = prepared(world)
+    lock = world.root / "locks" / "vm-5"
+    with Session("localhost", "mv", Config()) as sender, Session("localhost", "mv", Config()) as session:
+        sender.begin([s.SendVm(5, source)])
+        session.begin([s.ReceiveVm(5, target, True, "")])
+        message = sender.read()
+        while isinstance(message, bytes):
+            session.send_data(message)
+            message = sender.read()
+        assert isinstance(message, dict)
+        while not list((world.location / "103").glob(".incoming-5-*")):
+            time.sleep(0.01)
+        lock.unlink()
+        if noted:
+            # Another one has begun since: whatever the files say of the first, it does not publish.
+            with locks.exclusive(str(lock), 10) as file:
+                epochs.begin_move(file)
+        session.send(end=True, sha256=message["sha256"])
+        if noted:
+            with pytest.raises(Overtaken):
+                session.finish()
+        else:
+            session.finish()
+            check_arrived(target)
+
+
+@pytest.fixture
+def stuck(world: World) -> Iterator[Path]:
+    """What a removal could not remove: a file system is mounted in it."""
+    mount = world.system / ".removed-5-0123456789ab" / "mounted"
+    mount.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(mount)], check=True)
+    (mount / "file").touch()
+    yield mount
+    subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_removal_that_cannot_end_holds_no_later_action_up(world: World, stuck: Path) -> None:
+    _, source, target = prepared(world)
+    (found,) = world.on(s.RenameVm(5, source, target, True, ""), seq=1)
+    (done,) = world.on(s.ReleaseVm(5, source, "", found["seen"]), seq=1)  # type: ignore[index]
+    assert "different device" in done["kept"]  # type: ignore[index]
+    assert not os.path.lexists(source)
+    world.on(s.RenameVm(5, target, source, True, ""), seq=2)
+    check_arrived(source)
+    with pytest.raises(ToolFailed, match="different device"):
+        world.on(s.RemoveVm(5, source))
+    assert stuck.exists()
+
+
+@pytest.fixture
+def full(world: World) -> Iterator[Path]:
+    """A file that takes up all that is left of the file system of the datastores, when it is filled."""
+    location = world.location
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(location)], check=True)
+    for directory in (world.store, world.system):
+        directory.mkdir()
+    yield world.system / "other"
+    subprocess.run(["umount", str(location)], check=True)
+
+
+def fill(path: Path) -> None:
+    with pytest.raises(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+
+
+@pytest.mark.parametrize("what", ["disk", "vm"])
+def test_what_fills_the_disk_can_be_removed(world: World, full: Path, what: str) -> None:
+    disk = world.disk(5, 2)
+    world.on(s.PrepareVm(5, disk.vm_dir), s.CreateVolatile(disk, MiB, "raw", ""))
+    lock = world.root / "locks" / "vm-5"
+    lock.unlink()  # it was old
+    fill(Path(disk.path))
+    fill(full)
+    world.on(s.RemoveDisk(disk, "") if what == "disk" else s.RemoveVm(5, disk.vm_dir), seq=3)
+    assert not os.path.lexists(disk.path)
+    assert json.loads(lock.read_text())["seqs"] == {"2" if what == "disk" else "": 3}
+    assert world.leftovers() == []

@@ -103,6 +103,11 @@ def place(number: int, machine_name: str, *disks: int) -> dict[int, gc_places.Pl
         # The third disk is none of the VM's any more.
         (vm(5), vm(5, entries=["disk.0", "disk.2"]), ""),
         (vm(5, system=103), vm(5), "it may be the only directory of VM 5"),
+        (vm(5, seq=4), vm(5, seq=3), ""),
+        (vm(5, seq=3), vm(5, seq=4), "it is of SEQ 4 of the VM's history"),
+        # 0.1.0 noted none.
+        (vm(5, seq=-1), vm(5, seq=4), "it is of SEQ 4 of the VM's history"),
+        (vm(5, seq=-1), vm(5, seq=-1), ""),
     ],
 )
 def test_directory_of_a_vm_that_oned_has_elsewhere_goes_if_it_is_whole_there(

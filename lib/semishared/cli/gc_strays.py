@@ -33,6 +33,8 @@ def remove(session: Session, item: gc.Finding, place: gc_places.Place, config: C
         return f"it is the directory of {place.machine}: the system datastore is shared, which none of ours may be"
     if not looked["whole"] or (found["disks"] and not looked["disks"]):
         return f"there is no whole directory of VM {item.vm} on {place.machine}"
+    if found["seq"] > looked["seq"]:
+        return f"it is of SEQ {found['seq']} of the VM's history, what is on {place.machine} is older"
     oned = Oned()
     now = gc_known.place(oned, item.vm)
     if now is None or (now.machine, now.system) != (place.machine, place.system):

@@ -6,7 +6,7 @@ on the host counts its deletions, and those of each of its disks. A plan notes t
 is published only while they are what they were. oned's own counter, the SEQ of a VM's last history record, is noted with
 each deletion: a plan of an older SEQ is late, whenever it arrives.
 
-    locks/vm-N          {"epochs": {"": 3, "1": 1}, "seqs": {"": 7}, "moves": 2}     '' is the whole VM, else a disk
+    locks/vm-N          {"epochs": {"": 3, "1": 1}, "seqs": {"": 7}, "move": "9f..."}     '' is the whole VM, else a disk
     locks/vm-N-disks    {"ended": 4, ...}                                            what turns.py has ended
 
 Files of 0.1.0 hold times: nothing is noted in them.
@@ -116,7 +116,7 @@ def note_deletion(file: IO[str], path: str, key: str, planned: Planned) -> None:
 
 def _counters(noted: Noted) -> Noted:
     """Return what belongs into a lock file: not what 0.1.0 wrote."""
-    return {name: noted[name] for name in ("epochs", "seqs", "moves") if name in noted}
+    return {name: noted[name] for name in ("epochs", "seqs", "move") if name in noted}
 
 
 def check(file: IO[str], path: str, vm: int, keys: Iterable[str], planned: Planned) -> None:
@@ -132,14 +132,13 @@ def check(file: IO[str], path: str, vm: int, keys: Iterable[str], planned: Plann
             raise LateAction(f"VM {vm} was deleted on {here} at SEQ {seq} of its history, and this is of SEQ {planned.seq} ({path})")
 
 
-def begin_move(file: IO[str]) -> int:
-    """Count one more move of the VM to this machine and return its number."""
-    noted = read_locked(file)
-    number = (noted["moves"] if isinstance(noted.get("moves"), int) else 0) + 1
-    write_locked(file, {**_counters(noted), "moves": number})
-    return number
+def begin_move(file: IO[str]) -> str:
+    """Note that one more move of the VM to this machine has begun, and return what it is called."""
+    move = os.urandom(8).hex()
+    write_locked(file, {**_counters(read_locked(file)), "move": move})
+    return move
 
 
-def is_latest_move(file: IO[str], number: int) -> bool:
-    """Tell whether no other move of the VM has begun since."""
-    return read_locked(file).get("moves") == number
+def is_latest_move(file: IO[str], move: str) -> bool:
+    """Tell whether no other move of the VM has begun since. None has if the lock file was old, and removed."""
+    return bool(read_locked(file).get("move", move) == move)

@@ -22,6 +22,7 @@ from ..errors import (
     Overtaken,
     SameDirectory,
     StoreUnavailable,
+    ToolFailed,
     TransferCorrupt,
     WholeDirectoryThere,
 )  # fmt: skip
@@ -62,27 +63,27 @@ def _check_still(directory: str, before: os.stat_result) -> None:
     raise Overtaken(f"{directory} on {os.uname().nodename} was removed while it was being moved")
 
 
-def _begun(vm: int, directory: str, planned: Planned) -> int:
-    """Count one more move of the VM to here; of several, only the one that began last publishes."""
+def _begun(vm: int, directory: str, planned: Planned) -> str:
+    """Begin one more move of the VM to here; of several, only the one that began last publishes."""
     with files.enough_space(directory):
         vm_dir.mark_system(directory)
     with vm_dir.publishing(vm, directory, planned) as file:
-        number = epochs.begin_move(file)
-    beside.sweep(directory, bases.root_of(directory), vm)
-    return number
+        move = epochs.begin_move(file)
+    beside.tidy(directory, bases.root_of(directory), vm)
+    return move
 
 
 def receive(step: ReceiveVm, chunks: Iterator[bytes], sent_sha256: Callable[[], str], planned: Planned) -> None:
     """Unpack the stream beside the VM directory, and publish it if it is what was sent."""
-    number = _begun(step.vm, step.vm_dir, planned)
+    move = _begun(step.vm, step.vm_dir, planned)
     with beside.receiving(step.vm, step.vm_dir, bases.root_of(step.vm_dir)) as staging:
         received = _unpack(staging, chunks)
         point("incoming unpacked")
         if sent_sha256() != received:
             raise TransferCorrupt(f"VM {step.vm}: what arrived on {os.uname().nodename} is not what was sent")
         layout.check_received(staging, step.vm, step.vm_dir)
-        _publish(staging, step, number, planned)
-    beside.sweep(step.vm_dir, bases.root_of(step.vm_dir), step.vm)
+        _publish(staging, step, move, planned)
+    beside.tidy(step.vm_dir, bases.root_of(step.vm_dir), step.vm)
 
 
 def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
@@ -97,7 +98,7 @@ def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _publish(staging: str, step: ReceiveVm | RenameVm, number: int, planned: Planned) -> None:
+def _publish(staging: str, step: ReceiveVm | RenameVm, move: str, planned: Planned) -> None:
     """Give the received directory its bases and leases and rename it to the VM directory."""
     vm, directory = step.vm, step.vm_dir
     for record in vm_dir.records(staging):
@@ -107,7 +108,7 @@ def _publish(staging: str, step: ReceiveVm | RenameVm, number: int, planned: Pla
     files.fsync_tree(staging)
     point("incoming adopted")
     with vm_dir.publishing(vm, directory, planned) as file:
-        if not epochs.is_latest_move(file, number):
+        if not epochs.is_latest_move(file, move):
             raise Overtaken(f"another move of VM {vm} to {os.uname().nodename} has begun since this one")
         if os.path.lexists(directory):
             _check_may_replace(staging, step, planned)
@@ -130,8 +131,11 @@ def _check_may_replace(staging: str, step: ReceiveVm | RenameVm, planned: Planne
     seq = vm_dir.seq_of(directory)
     if 0 <= planned.seq < seq:
         raise LateAction(f"{directory} on {here} is of SEQ {seq} of the VM's history, and this move of SEQ {planned.seq} ({directory})")
-    less = sorted(there - whereabouts.inventory(staging))
-    if less and not 0 <= seq < planned.seq:
+    arrived = whereabouts.inventory(staging)
+    less = sorted(there - arrived)
+    # Also of an older one: it may be what a move made whose source is gone, though oned was told that it had failed.
+    lost = [disk for disk in step.disks if f"disk.{disk}" in there and not arrived & {f"disk.{disk}", f"{vm_dir.RECORDS}/disk.{disk}.json"}]
+    if less and (lost or not 0 <= seq < planned.seq):
         raise WholeDirectoryThere(f"{directory} on {here} has what did not arrive: {', '.join(less[:5])}")
     why = domain.why_in_use(step.domain)
     if why:
@@ -172,25 +176,32 @@ def rename(step: RenameVm, planned: Planned) -> dict[str, object]:
     for one, other in ((step.source, step.vm_dir), (os.path.dirname(step.source), os.path.dirname(step.vm_dir))):
         if os.path.exists(other) and os.path.samefile(one, other):
             raise SameDirectory(f"{step.source} and {step.vm_dir} on {os.uname().nodename} are one directory")
-    number = _begun(step.vm, step.vm_dir, planned)
+    move = _begun(step.vm, step.vm_dir, planned)
     with beside.receiving(step.vm, step.vm_dir, bases.root_of(step.vm_dir)) as staging:
         before, seen = os.stat(step.source), whereabouts.fingerprint(step.source)
         work(["cp", "-a", "--sparse=always", "--reflink=auto", "--", f"{step.source}/.", staging])
         _check_still(step.source, before)
         point("directory copied")
         layout.check_received(staging, step.vm, step.vm_dir)
-        _publish(staging, step, number, planned)
-    beside.sweep(step.vm_dir, bases.root_of(step.vm_dir), step.vm)
+        _publish(staging, step, move, planned)
+    beside.tidy(step.vm_dir, bases.root_of(step.vm_dir), step.vm)
     return {"seen": seen}
 
 
 def release(step: ReleaseVm, planned: Planned) -> dict[str, object]:
     """Remove a VM directory that is elsewhere now; return {"kept": why it was not}."""
-    if os.path.isdir(step.vm_dir) and whereabouts.fingerprint(step.vm_dir) != step.seen:
-        return {"kept": "it has changed since it was read"}
-    why = domain.why_in_use(step.domain)
+
+    def why_not() -> str:
+        if os.path.isdir(step.vm_dir) and whereabouts.fingerprint(step.vm_dir) != step.seen:
+            return "it has changed since it was read"
+        return ""
+
+    why = why_not() or domain.why_in_use(step.domain)
     if why:
         return {"kept": why}
-    # Also without a directory: whoever was killed while it let go still holds leases.
-    vm_dir.remove(step.vm, step.vm_dir, planned)
-    return {"kept": ""}
+    try:
+        # Also without a directory: whoever was killed while it let go still holds leases.
+        return {"kept": vm_dir.remove(step.vm, step.vm_dir, planned, why_not)}
+    except ToolFailed as e:
+        # The VM is elsewhere: that is no reason to fail its move for ever.
+        return {"kept": e.detail}

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import IO, Any, Callable, Iterator
 
 from .. import NAME
-from ..errors import BadRecord, DataInTheWay, SemisharedError, VmGone
+from ..errors import BadRecord, DataInTheWay, NoSpace, SemisharedError, VmGone
 from ..plan.steps import DiskRef
 from . import bases, beside, dir_store, epochs, files, layers, layout, locks, turns
 from .epochs import Planned
@@ -76,7 +76,7 @@ def prepare(vm: int, vm_dir: str, planned: Planned) -> None:
         note_seq(vm_dir, planned.seq)
         mark_system(vm_dir)
     if beside.listed(vm_dir, "removed"):
-        beside.sweep(vm_dir, bases.root_of(vm_dir), vm)
+        beside.tidy(vm_dir, bases.root_of(vm_dir), vm)
 
 
 @contextmanager
@@ -176,8 +176,7 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
     Without `forget` the record of a clone on the network stays, and is returned: that must be removed first.
     """
     with _lock(disk.vm, disk.vm_dir) as file:
-        epochs.note_deletion(file, epochs.lock_path(disk.vm, disk.vm_dir), str(disk.disk), planned)
-        point("deletion noted")
+        noted = _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned)
         record = files.read_json(record_path(disk.vm_dir, disk.disk)) or {}
         if not forget and record.get("how") == "store-clone":
             if on_store(record):
@@ -186,6 +185,8 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
             dir_store.check_store(record)
         clones = _clones(disk, record)
         _unlink_disk(disk)
+        if not noted:
+            _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned, must=True)
         for clone in clones:
             dir_store.remove_one_clone(clone)
         if store_dir and not record and not clones:
@@ -232,25 +233,45 @@ def _is_elsewhere(vm: int, vm_dir: str) -> bool:
     return any(os.path.isdir(f"{location}/{name}/{vm}/{RECORDS}") for name in others)
 
 
-def remove(vm: int, vm_dir: str, planned: Planned) -> None:
+def _note(file: IO[str], vm: int, vm_dir: str, key: str, planned: Planned, *, must: bool = False) -> bool:
+    """Note a deletion before it begins; tell whether there was space for that: what is to go may be what fills the disk."""
+    try:
+        with files.enough_space(vm_dir):
+            epochs.note_deletion(file, epochs.lock_path(vm, vm_dir), key, planned)
+    except NoSpace:
+        if must:
+            raise
+        return False
+    point("deletion noted")
+    return True
+
+
+def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = str) -> str:
     """Remove a VM directory, not across mounts, what killed moves left of it, and all leases of the VM.
 
     It is taken out of its place by one rename first: however far the removal comes, nobody takes the rest for the VM.
+    `why_not` is asked when nobody else can publish the VM any more: return what it says; nothing is removed unless that is ''.
     """
     if os.path.exists(turns.lock_path(vm, vm_dir)):
         # A backup that nobody waits for any more would make the directory anew.
         turns.take(vm, vm_dir)
     root = bases.root_of(vm_dir)
     with _lock(vm, vm_dir) as file:
-        epochs.note_deletion(file, epochs.lock_path(vm, vm_dir), epochs.ALL, planned)
-        point("deletion noted")
+        why = why_not()
+        if why:
+            return why
+        noted = _note(file, vm, vm_dir, epochs.ALL, planned)
         for directory in (vm_dir, *beside.listed(vm_dir, "outgoing")):
             if os.path.lexists(directory):
                 beside.bury(directory, vm)
+        if not noted:
+            beside.sweep(vm_dir, root, vm)
+            _note(file, vm, vm_dir, epochs.ALL, planned, must=True)
         if not _is_elsewhere(vm, vm_dir):
             bases.release(root, vm)
         forget_old_locks(f"{root}/locks", time.time())
     beside.sweep(vm_dir, root, vm)
+    return ""
 
 
 def forget_old_locks(directory: str, now: float, keep_s: float = 2 * 86400) -> None:

@@ -153,13 +153,13 @@ def mv(
         return None
     if vm.lcm_state in FAULT_TOLERANCE:
         raise NotSupported(f"host {source.host} is lost and cannot be fenced yet; recreating VM {source.vm} elsewhere")
-    guest = domain_at(vm, target_is_frontend, front_end_runs_vms)
+    guest, ids = domain_at(vm, target_is_frontend, front_end_runs_vms), tuple(sorted(disk.id for disk in vm.disks))
     if source.host == target.host or (source_is_frontend and target_is_frontend):
-        step = s.RenameVm(source.vm, source.path, target.path, not target_is_frontend, guest)
+        step = s.RenameVm(source.vm, source.path, target.path, not target_is_frontend, guest, ids)
         return (step, None) if source.path != target.path else None
     return (
         s.SendVm(source.vm, source.path),
-        s.ReceiveVm(target.vm, target.path, keep_bases=not target_is_frontend, domain=guest),
+        s.ReceiveVm(target.vm, target.path, keep_bases=not target_is_frontend, domain=guest, disks=ids),
     )
 
 

@@ -59,6 +59,9 @@ def why_kept(item: Mapping[str, Any], home: Optional[Mapping[str, Any]], place: 
     """Return why a directory that is not where it belongs may be the only one, '' if it is not; `home` is what is there."""
     if home is None:
         return f"it may be the only directory of VM {item['vm']}: {place.machine} has none, or was not asked"
+    if item.get("seq", -1) > home.get("seq", -1):
+        # A directory of an earlier stay was left where the VM belongs, and the move that was to replace it never came.
+        return f"it is of SEQ {item['seq']} of the VM's history, what is on {place.machine} is older"
     ours = {name for name in item["entries"] if DISK.match(name) and int(name[5:]) in place.disks}
     missing = sorted(ours - set(home["entries"]))
     if missing:

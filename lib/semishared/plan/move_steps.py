@@ -62,6 +62,8 @@ class ReceiveVm(NamedTuple):
     """False on the front-end: no bases there, an overlay lies without a lease (DESIGN §5)."""
     domain: str
     """What libvirt calls the VM; '' on a machine that runs no domains."""
+    disks: tuple[int, ...] = ()
+    """The disks that oned says the VM has: a directory that has one of them is not replaced by one that has it not."""
 
 
 class RenameVm(NamedTuple):
@@ -72,6 +74,7 @@ class RenameVm(NamedTuple):
     vm_dir: str
     keep_bases: bool
     domain: str
+    disks: tuple[int, ...] = ()
 
 
 class ReleaseVm(NamedTuple):
