@@ -204,5 +204,5 @@ def portbase(root: str, first: int) -> Iterator[int]:
         yield port
     finally:
         if file:
-            os.unlink(file.name)
+            os.unlink(f"{root}/locks/port-{port}")
             file.close()

@@ -252,6 +252,8 @@ class Live:
         while file:
             outside = str(self.host.path(file))
             key.append(file_digest(Path(outside)))
+            if os.path.islink(outside):
+                outside = os.path.join(os.path.dirname(outside), os.readlink(outside))
             below = layers.backing_of(outside)[0] if format == "qcow2" or len(key) > 2 else ""
             file = os.path.join(os.path.dirname(file), below) if below else ""
         known = tuple(key)
@@ -302,7 +304,7 @@ class Live:
             assert not self.virsh("blockjob", DOMAIN, target, "--info", "--raw"), f"a job on {target}"
         assert "None" in self.virsh("domjobinfo", DOMAIN)
         names = os.listdir(self.host.path(f"{VM_DIR}/.semishared"))
-        assert not [name for name in names if not name.startswith(("disk.", "vm."))], names
+        assert not [name for name in names if not name.startswith(("disk.", "clone.", "vm."))], names
 
     def points(self) -> List[str]:
         text = self.host.path(TRACE).read_text()
