@@ -253,7 +253,7 @@ def test_store_that_is_not_mounted_on_one_host_is_named(cloud: Cloud) -> None:
     image = cloud.data_image("unmounted", DATA)
     cloud.lab.hosts[1].run(["umount", STORE_DIR], user="root")
     vm = cloud.create("unmounted", [{"IMAGE_ID": str(image)}])
-    with pytest.raises(ActionFailed, match="is not mounted on h2"):
+    with pytest.raises(ActionFailed, match="on h2 is not the datastore's store"):
         cloud.oned.vm_deploy(vm, "h2", 101)
     fs.mount(cloud.lab.hosts[1], STORE_DIR)
     cloud.oned.vm_recover(vm, "retry")
