@@ -225,7 +225,7 @@ def mount_of(path: str, mountinfo: str) -> Dict[str, Any]:
 def marker(store: str) -> str:
     """Return the id that the store's marker says (do/marker.py), '' if there is none that can be understood."""
     try:
-        with open(f"{store}/.{NAME}/store", "rb") as file:
+        with open(os.open(f"{store}/.{NAME}/store", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             found = json.loads(file.read(4096))["id"]
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -188,9 +188,26 @@ def read_chains(sources: Mapping[int, str], records: Records) -> dict[int, list[
             found[number] = layers.below(os.path.realpath(path) if in_place else path, "qcow2")
             if in_place and found[number]:
                 raise UnsafeImage(f"image {path} has a backing file")
+            if records[number].how == "store-clone":
+                _check_chain(path, found[number])
         except SemisharedError as e:
             raise type(e)(f"disk {number}: {e.detail}") from None
     return found
+
+
+def _check_chain(path: str, chain: list[tuple[str, str]]) -> None:
+    """Raise UnsafeImage if the layer `path` of a clone on the store lies over anything but layers beside it and, last, its image.
+
+    Every host can write those headers, and what is in the chain QEMU is let open.
+    """
+    folder, image = os.path.dirname(path), f"{path.partition('/clones/')[0]}/image"
+    above = path
+    for below, _ in chain:
+        name = below[len(folder) + 1 :] if below.startswith(f"{folder}/") else ""
+        is_layer = name.isdigit() and name.isascii()
+        above, earlier = below, above
+        if earlier == image or not (is_layer or below == image):
+            raise UnsafeImage(f"the clone {path} lies over {below}, which is neither a layer of it nor its image")
 
 
 def check_disk(vm_dir: str, record: DiskRecord) -> None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Dict, Tuple
+from typing import Callable, Dict, Iterator, List, Tuple
 
 import pytest
 
@@ -56,6 +56,64 @@ def test_upload_sweeps_nothing_outside(store: Store, outside: Path, name: str) -
     before = state(outside)
     store.run("cp", PATH=store.image())
     assert state(outside) == before
+
+
+@pytest.fixture()
+def nested() -> Iterator[Callable[[Path], None]]:
+    """Make directories in one another, deeper than Python's own functions can go, pytest's neither."""
+    made: List[Path] = []
+
+    def make(top: Path) -> None:
+        made.append(top)
+        make_nested(top)
+
+    yield make
+    subprocess.run(["rm", "-rf", "--", *made], check=True)
+
+
+def make_nested(top: Path, depth: int = 1500) -> None:
+    top.mkdir(parents=True)
+    fd = os.open(top, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=fd)
+        below = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+
+
+@pytest.mark.fault(7, "no FIFO and no endless directory planted beside images holds up an upload")
+@pytest.mark.parametrize("what", ["fifo", "nested"])
+def test_what_is_planted_among_uploads_holds_up_none(store: Store, nested: Callable[[Path], None], what: str) -> None:
+    store.timeout_s = 20
+    planted = store.base / ".semishared" / ".uploads" / ("a" * 32)
+    if what == "fifo":
+        planted.mkdir(parents=True)
+        os.mkfifo(planted / "lock")
+    else:
+        nested(planted)
+    store.cp(store.image())
+    assert what == "fifo" or not planted.exists()
+
+
+def test_fifo_in_the_place_of_a_lock_is_named(store: Store) -> None:
+    path = store.image()
+    (store.base / ".semishared").mkdir()
+    os.mkfifo(store.base / ".semishared" / ".uploads.lock")
+    store.fails("cp", "SS071", ".uploads.lock", PATH=path)
+
+
+def test_image_and_clone_with_endless_directories_are_removed(
+    store: Store, world: World, clone: s.DiskRef, nested: Callable[[Path], None]
+) -> None:
+    source, _ = store.cp(store.image())
+    nested(store.base / ".semishared" / source.name / "clones")
+    store.ok("rm", SOURCE=source)
+    assert store.files() == []
+    folder = Path(os.path.realpath(clone.path)).parent
+    nested(folder / "planted")
+    world.on(s.RemoveDisk(clone, str(world.store)))
+    assert not folder.exists()
 
 
 @pytest.mark.fault(7, "a clone unlinks nothing where disk.N.snap leads")

@@ -254,6 +254,59 @@ def test_deploy_refuses_a_missing_file(host: Host) -> None:
     assert "no link is there" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
 
 
+@pytest.fixture()
+def clone(host: Host) -> Path:
+    """A clone on the store as disk 1, with one snapshot below what the guest writes to; the path of that."""
+    side = host.image.parent
+    snap = side / "clones" / "7-1.snap"
+    snap.mkdir(parents=True)
+    (side / "clones" / "7-1").symlink_to("7-1.snap/1")
+    (host.vm_dir / "disk.1").symlink_to(side / "clones" / "7-1")
+    host.add_record(1, "shared", "store-clone", "qcow2", str(snap / "1"))
+    lay_over(snap / "0", str(host.image))
+    lay_over(snap / "1", "0")
+    return snap / "1"
+
+
+def lay_over(path: Path, backing: str, format: str = "") -> None:
+    argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", format or ("qcow2" if backing.isdigit() else "raw"), "-b", backing]
+    subprocess.run([*argv, str(path), "1M"], check=True)
+
+
+def test_deploy_says_all_that_a_clone_on_the_store_lies_over(host: Host, clone: Path) -> None:
+    got = host.passes("deploy", *host.deploy_argv(), stdin=host.domain).stdin.decode()
+    assert f"<source file='{clone.parent}/0'/>" in got
+    assert f"<source file='{host.image}'/>" in got
+
+
+@pytest.mark.fault(6, "what a clone on the store lies over is a layer of it or its image, or no guest gets it")
+@pytest.mark.parametrize("layer", ["0", "1"])
+def test_deploy_refuses_a_clone_on_the_store_over_anything_else(host: Host, clone: Path, layer: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"secret" * 1000)
+    for name in (str(tmp_path / "secret"), "../../../../abc"):
+        (clone.parent / layer).unlink()
+        lay_over(clone.parent / layer, name)
+        said = host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+        assert f"lies over {name}" in said or f"lies over {clone.parent}/{name}" in said
+
+
+def test_deploy_refuses_a_clone_on_the_store_whose_image_lies_over_a_file(host: Host, clone: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"secret" * 1000)
+    lay_over(host.stores / "100" / "abc", str(tmp_path / "secret"))
+    for name, below in (("0", str(host.image)), ("1", "0")):
+        (clone.parent / name).unlink()
+        lay_over(clone.parent / name, below, "qcow2")
+    assert f"lies over {tmp_path}/secret, which is neither" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+
+
+def test_deploy_does_not_wait_for_a_fifo_in_a_chain(host: Host, clone: Path) -> None:
+    (clone.parent / "0").unlink()
+    os.mkfifo(clone.parent / "0")
+    lay_over(clone.parent / "2", "0")
+    (clone.parent / "2").replace(clone)
+    assert "no regular file" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+
+
 def test_deploy_refuses_a_disk_that_is_not_what_its_record_says(host: Host) -> None:
     host.add_local(0)
     (host.vm_dir / "disk.0").unlink()

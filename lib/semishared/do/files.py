@@ -265,6 +265,21 @@ def remove_tree(directory: str) -> None:
             time.sleep(0.05)
 
 
+def remove_folder(directory: str, *, ignore_errors: bool = False) -> None:
+    """Remove a directory that others can write to, however deep; no link is followed. Raise OSError or ToolFailed."""
+    import shutil
+
+    try:
+        shutil.rmtree(directory, ignore_errors=ignore_errors)
+    except RecursionError:
+        # Deeper than anybody's disks are; with what is left of it nothing could be removed any more.
+        try:
+            remove_tree(directory)
+        except ToolFailed:
+            if not ignore_errors:
+                raise
+
+
 def _remove_some(directory: str) -> None:
     """Remove the first three files one by one, so that tests can kill within the removal: after these no other is different."""
     found = (os.path.join(folder, name) for folder, _, names in os.walk(directory) for name in sorted(names))

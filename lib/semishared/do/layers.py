@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
+import stat
 import struct
 
 from ..errors import BrokenChain, MissingImage
@@ -70,7 +70,7 @@ def remove(path: str) -> bool:
     if os.path.isdir(folder(path)):
         point("disk unlinked")
         # Follows no link: it opens each directory beneath the one before.
-        shutil.rmtree(folder(path))
+        files.remove_folder(folder(path))
         found = True
     return found
 
@@ -130,10 +130,14 @@ def below(path: str, format: str) -> list[tuple[str, str]]:
 def _named(path: str) -> tuple[str, str]:
     """Return what a qcow2 header names as the file below and its format, ('', '') for nothing; raise BrokenChain."""
     try:
-        with open(path, "rb") as file:
-            head = file.read(80)
+        # Not to wait for the other end of a FIFO.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            head = file.read(80) if is_file else b""
     except OSError as e:
         raise BrokenChain(f"{path} on {os.uname().nodename}: {e.strerror}") from None
+    if not is_file:
+        raise BrokenChain(f"{path} on {os.uname().nodename} is no regular file")
     if head[:4] != MAGIC or len(head) < 80:
         return "", ""
     version, offset = struct.unpack_from(">IQ", head, 4)
@@ -141,7 +145,7 @@ def _named(path: str) -> tuple[str, str]:
         raise BrokenChain(f"{path} has a data file of its own")
     if not offset:
         return "", ""
-    name, format = backing_of(path)
+    name, format = backing_of(os.path.realpath(path))
     if not name or PROTOCOL.match(name) or "\0" in name:
         raise BrokenChain(f"{path} does not lie over a file: its header names {name!r}")
     if format not in FORMATS:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import time
 from contextlib import contextmanager
 from typing import IO, Iterator
 
-from ..errors import ToolTimeout
+from ..errors import ToolTimeout, UnexpectedFile
 from . import beneath, progress
 
 LIMIT_S = 2 * 86400.0
@@ -28,10 +29,13 @@ def attempt(path: str) -> IO[str] | None:
         beneath.refuse_link(os.path.dirname(path))
         # Not to append: what is noted in it is written over what was (epochs.py).
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         except OSError:
             beneath.refuse_link(path)
             raise
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise UnexpectedFile(f"{beneath.readable(path)} on {os.uname().nodename} is no lock file")
         file = os.fdopen(fd, "r+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

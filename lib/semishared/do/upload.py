@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import shutil
+import stat
 from contextlib import contextmanager
 from typing import IO, Iterator
 
@@ -36,7 +36,12 @@ class Upload:
 
 
 def _hold(path: str) -> IO[str] | None:
-    file = open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "a", encoding="ascii")
+    # Others can write there too: not to wait for the other end of a FIFO.
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        return None
+    file = os.fdopen(fd, "w", encoding="ascii")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -79,7 +84,7 @@ def _begun(datastore_dir: str, side: str, uploads: str) -> Iterator[Upload]:
             yield upload
         finally:
             os.close(directory)
-            shutil.rmtree(f"{uploads}/{name}", ignore_errors=True)
+            files.remove_folder(f"{uploads}/{name}", ignore_errors=True)
             if lock:
                 lock.close()
 
@@ -94,9 +99,9 @@ def sweep(datastore_dir: str, side: str, uploads: str) -> None:
             continue  # gone, or nothing that an upload has made
         if lock:
             # Follows no link: neither at its top nor below.
-            shutil.rmtree(f"{uploads}/{name}", ignore_errors=True)
+            files.remove_folder(f"{uploads}/{name}", ignore_errors=True)
             if os.path.isdir(f"{side}/{name}") and not os.path.lexists(f"{datastore_dir}/{name}"):
-                shutil.rmtree(f"{side}/{name}", ignore_errors=True)
+                files.remove_folder(f"{side}/{name}", ignore_errors=True)
             lock.close()
 
 
@@ -168,4 +173,4 @@ def _remove_tree(where: str, name: str) -> None:
     """Remove a directory with all in it, or the link that is in its place; no link is followed."""
     if os.path.islink(f"{where}/{name}"):
         files.unlink(f"{where}/{name}")
-    shutil.rmtree(f"{where}/{name}", ignore_errors=True)
+    files.remove_folder(f"{where}/{name}", ignore_errors=True)
