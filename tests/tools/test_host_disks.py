@@ -192,6 +192,23 @@ def test_a_disk_begun_before_its_own_delete_is_not_published_and_others_are(worl
     world.on(s.CreateOverlay(world.disk(5, 2), image, 0, ""), seq=3)
 
 
+@pytest.mark.fault(13, "a deletion is told of also after the file that counts them was old, and removed")
+@pytest.mark.parametrize("key", ["disk", "vm"])
+def test_a_disk_begun_before_its_delete_is_not_published_though_the_count_began_anew(world: World, key: str) -> None:
+    image, disk = world.image(), world.disk(5, 2)
+    delete = s.RemoveDisk(disk, "") if key == "disk" else s.RemoveVm(5, disk.vm_dir)
+    world.on(s.PrepareVm(5, disk.vm_dir), delete)
+    with world.begun(disk) as late:
+        (world.root / "locks" / "vm-5").unlink()
+        world.on(delete)
+        world.on(s.PrepareVm(5, disk.vm_dir))
+        with pytest.raises(VmGone):
+            late(s.CreateOverlay(disk, image, 0, ""))
+    with world.begun(disk) as current:
+        (world.root / "locks" / "vm-5").unlink()
+        current(s.CreateOverlay(disk, image, 0, ""))
+
+
 def test_the_late_action_does_not_make_the_vm_directory_again(world: World) -> None:
     disk = world.disk()
     with world.begun(disk) as late:

@@ -106,7 +106,8 @@ def note_deletion(file: IO[str], path: str, key: str, planned: Planned) -> None:
     """Count a deletion in the VM's lock file; what was planned before it does not publish any more."""
     noted = read_locked(file)
     epochs, seqs = ({k: _number(noted, name, k) for k in noted.get(name) or {}} for name in ("epochs", "seqs"))
-    epochs[key] = epochs.get(key, 0) + 1
+    # It begins anywhere: in a lock file that was old, removed and made again, no count comes again.
+    epochs[key] = (epochs.get(key) or int.from_bytes(os.urandom(4), "big")) + 1
     if planned.seq >= 0:
         seqs[key] = max(seqs.get(key, 0), planned.seq)
     write_locked(file, {**_counters(noted), "epochs": epochs, "seqs": seqs})
@@ -124,8 +125,8 @@ def check(file: IO[str], path: str, vm: int, keys: Iterable[str], planned: Plann
     noted = read_locked(file)
     here = os.uname().nodename
     for key in keys:
-        # Less than it was is a lock file that was old and removed: no deletion.
-        if _number(noted, "epochs", key) > planned.counted(path, "epochs", key):
+        # None is a lock file that was old and removed: no deletion.
+        if _number(noted, "epochs", key) not in (0, planned.counted(path, "epochs", key)):
             raise VmGone(f"VM {vm} was deleted on {here} while its disk was being made")
         seq = _number(noted, "seqs", key, UNKNOWN)
         if 0 <= planned.seq < seq:

@@ -18,6 +18,8 @@ SAVEAS_AWAY = (67, 68)
 """LCM states in which cpds comes for an undeployed or stopped VM, whose files are on the front-end."""
 MOVING = (8, 9, 10, 30, 31, 43, 45)
 """LCM states in which oned has a VM's files moved: prologs of migrations and resumes, epilogs of stop and undeploy."""
+COMING = (8, 9, 31, 43, 45)
+"""Those of them in which the target is a host, where the VM is to run."""
 FAULT_TOLERANCE = (60, 61)
 """LCM states of a migration away from a dead host."""
 
@@ -154,12 +156,14 @@ def mv(
     if vm.lcm_state in FAULT_TOLERANCE:
         raise NotSupported(f"host {source.host} is lost and cannot be fenced yet; recreating VM {source.vm} elsewhere")
     guest, ids = domain_at(vm, target_is_frontend, front_end_runs_vms), tuple(sorted(disk.id for disk in vm.disks))
+    # A VM at rest on the front-end has no leases there (DESIGN §5); one that comes to it as a host needs them.
+    runs = not target_is_frontend or (front_end_runs_vms and vm.lcm_state in COMING)
     if source.host == target.host or (source_is_frontend and target_is_frontend):
-        step = s.RenameVm(source.vm, source.path, target.path, not target_is_frontend, guest, ids)
+        step = s.RenameVm(source.vm, source.path, target.path, runs, guest, ids)
         return (step, None) if source.path != target.path else None
     return (
         s.SendVm(source.vm, source.path),
-        s.ReceiveVm(target.vm, target.path, keep_bases=not target_is_frontend, domain=guest, disks=ids),
+        s.ReceiveVm(target.vm, target.path, keep_bases=runs, domain=guest, disks=ids),
     )
 
 

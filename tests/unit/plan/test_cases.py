@@ -117,7 +117,7 @@ def delete(case: Case) -> list[Step]:
 def mv(case: Case) -> list[Step]:
     request = args.Move.parse(case["argv"])
     here = case.get("here", ["fe"])
-    pair = disks.mv(request, vm(case), request.source.host in here, request.target.host in here)
+    pair = disks.mv(request, vm(case), request.source.host in here, request.target.host in here, case.get("front_end_runs_vms", False))
     return [step for step in pair or () if step is not None]
 
 
