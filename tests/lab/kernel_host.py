@@ -55,9 +55,11 @@ class Done(NamedTuple):
 
 
 class Wire:
-    """An Ethernet segment for kernel hosts: a multicast group on the loopback of this machine."""
+    """An Ethernet segment for kernel hosts: a multicast group on the loopback of this machine. To reach a lab: lab/switch.py."""
 
     def __init__(self) -> None:
+        self.enter: list[str] = []
+        """The words to run QEMU by, in another network namespace."""
         # Groups of other tests on the same machine are others with near certainty; a MAC address says whose a packet is.
         self._tag = secrets.token_bytes(3)
         self._group = f"239.{self._tag[0]}.{self._tag[1]}.{self._tag[2]}:{20000 + secrets.randbelow(20000)}"
@@ -215,7 +217,7 @@ class KernelHost:
         try:
             self._spawn([VIRTIOFSD, f"--socket-path={self._folder}/files", "-o", "source=/,cache=auto,sandbox=chroot,xattr"], "virtiofsd")
             self._wait_for("files", "virtiofsd")
-            self._spawn([*words, *self._qemu_arguments], "qemu")
+            self._spawn([*(self._wire.enter if self._wire else ()), *words, *self._qemu_arguments], "qemu")
             self._wait_for("agent", "qemu")
             self._line = socket.socket(socket.AF_UNIX)
             self._line.connect(f"{self._folder}/agent")

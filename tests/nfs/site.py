@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A front-end that exports an image store by Debian's nfsd, and two hosts that mount it, each with a kernel of its own.
+"""A front-end and two hosts that mount one image store, each with a kernel of its own; for NFS the front-end is the server too.
 
 What is tested is the real host side (hostside.py) as oneadmin there, under root_squash, and the real qemu-io as guests.
 """
@@ -30,6 +30,7 @@ LEASE_S = 10
 """The shortest that nfsd allows, for leases and for grace."""
 OPTIONS = "vers=4.2,hard"
 """Without lookupcache=positive: what is published must be found by who has looked for it before, too."""
+TEAR = 'at=$(stat -c %y "$FILE"); printf x | dd of="$FILE" bs=1 seek=2000000 conv=notrunc status=none; touch -d "$at" "$FILE"; sync'
 HOSTSIDE = f"{caches.CHECKOUT}/lib/semishared/hostside.py"
 
 
@@ -125,8 +126,8 @@ class Guest:
 class Host(KernelHost):
     """A kernel host that mounts the store."""
 
-    def __init__(self, name: str, wire: Wire) -> None:
-        super().__init__(name, wire, disks={"local": 400} if name != "fe" else {"export": 500, "local": 400})
+    def __init__(self, name: str, wire: Wire, *, serves: bool = False) -> None:
+        super().__init__(name, wire, disks={"export": 500, "local": 400} if serves else {"local": 400})
         self._side: HostSide | None = None
 
     def mount(self, server: str, path: str = STORE, options: str = OPTIONS) -> None:
@@ -184,7 +185,10 @@ class Host(KernelHost):
 
 
 class Site:
-    """Front-end `fe`, which is the server too, and hosts `h1` and `h2`."""
+    """Front-end `fe` and hosts `h1` and `h2`, which all mount one store."""
+
+    kind = ""
+    """The type of the file system, as the kernel names it."""
 
     def __init__(self, fe: Host, hosts: Sequence[Host]) -> None:
         self.fe = fe
@@ -192,17 +196,59 @@ class Site:
         self._images = 0
 
     def prepare(self) -> None:
-        """Export the store and mount it."""
+        """Have the store and mount it."""
+        machines = (self.fe, *self.hosts)
+        self.provide()
         with ThreadPoolExecutor(3) as pool:
-            for begun in [pool.submit(self._prepare, host) for host in (self.fe, *self.hosts)]:
+            for begun in [pool.submit(self.prepare_host, host) for host in machines]:
                 begun.result()
-            self.serve(grace=False)
-            for begun in [pool.submit(host.mount, self.fe.address) for host in (self.fe, *self.hosts)]:
+            self.begin()
+            for begun in [pool.submit(self.mount, host) for host in machines]:
                 begun.result()
 
-    def _prepare(self, host: Host) -> None:
+    def provide(self) -> None:
+        """Make ready what does not run on a machine of ours."""
+
+    def prepare_host(self, host: Host) -> None:
+        """Make a machine ready, but for the store itself."""
         host.mount_disk("local", LOCATION)
         host.run(["install", "-d", "-o", str(ONEADMIN[0]), "-g", str(ONEADMIN[1]), f"{LOCATION}/101"])
+
+    def begin(self) -> None:
+        """Let the store be served, once the machines are ready."""
+
+    def mount(self, host: Host) -> None:
+        """Mount the store on a host."""
+        raise NotImplementedError
+
+    def tear(self, image: s.ImageRef) -> None:
+        """Change a byte of an image by other means than a client's writes where there are any; its size and time stay."""
+        self.fe.script(TEAR, env={"FILE": self.origin(image)})
+
+    def origin(self, image: s.ImageRef) -> str:
+        """Return the path of an image on the front-end, past the client where that can be."""
+        return image.source
+
+    def image(self, format: str = "raw", pattern: int = 0xA1) -> s.ImageRef:
+        """Make an image without a session; a raw one has a pattern in the 64 KiB at 1 MiB."""
+        self._images += 1
+        path = f"{STORE}/image{self._images}"
+        if format == "raw":
+            fill = f"head -c 64k /dev/zero | tr '\\0' '\\{pattern:03o}' | dd of={path} bs=64k seek=16 iflag=fullblock status=none"
+            self.fe.script(f"{fill}; truncate -s {SIZE} {path}; chmod 660 {path}", user=ONEADMIN)
+        else:
+            self.fe.script(f"qemu-img create -q -f {format} {path} {SIZE}; chmod 660 {path}", user=ONEADMIN)
+        return s.ImageRef(100, self._images, format, path)
+
+
+class NfsSite(Site):
+    """A front-end that is the server too."""
+
+    kind = "nfs4"
+
+    def prepare_host(self, host: Host) -> None:
+        """Make a machine ready; the front-end to export."""
+        super().prepare_host(host)
         if host != self.fe:
             host.run(["modprobe", "nfsv4"])
             return
@@ -216,6 +262,14 @@ class Site:
             "exportfs -ra; rpc.mountd -N 3"
         )
 
+    def begin(self) -> None:
+        """Start the server."""
+        self.serve(grace=False)
+
+    def mount(self, host: Host) -> None:
+        """Mount the export where the store is."""
+        host.mount(self.fe.address)
+
     def serve(self, *, grace: bool = True) -> None:
         """Start the server; after a restart clients have `LEASE_S` to reclaim what they hold."""
         self.fe.script("rpc.nfsd -N 3 4" + ("" if grace else "; echo Y >/proc/fs/nfsd/v4_end_grace"))
@@ -224,13 +278,6 @@ class Site:
         """Stop the server; it forgets who holds what."""
         self.fe.script("rpc.nfsd 0")
 
-    def image(self, format: str = "raw", pattern: int = 0xA1) -> s.ImageRef:
-        """Make an image without a session; a raw one has a pattern in the 64 KiB at 1 MiB."""
-        self._images += 1
-        path = f"{STORE}/image{self._images}"
-        if format == "raw":
-            fill = f"head -c 64k /dev/zero | tr '\\0' '\\{pattern:03o}' | dd of={path} bs=64k seek=16 iflag=fullblock status=none"
-            self.fe.script(f"{fill}; truncate -s {SIZE} {path}; chmod 660 {path}", user=ONEADMIN)
-        else:
-            self.fe.script(f"qemu-img create -q -f {format} {path} {SIZE}; chmod 660 {path}", user=ONEADMIN)
-        return s.ImageRef(100, self._images, format, path)
+    def origin(self, image: s.ImageRef) -> str:
+        """Return the path of an image on the server."""
+        return image.source.replace(STORE, EXPORT)

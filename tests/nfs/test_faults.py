@@ -9,7 +9,7 @@ import pytest
 
 from lab import caches
 from lab.kernel_host import ONEADMIN, KernelHost
-from nfs.site import EXPORT, LEASE_S, LOCATION, SIZE, STORE, Guest, Site
+from nfs.site import EXPORT, LEASE_S, LOCATION, SIZE, STORE, Guest, NfsSite
 from semishared.errors import MissingImage
 from semishared.plan import steps as s
 
@@ -29,20 +29,20 @@ def health(host: KernelHost) -> str:
     return host.run(["/usr/bin/python3", "-I", "-B", HEALTH], stdin=said, user=ONEADMIN).out
 
 
-def test_a_server_that_restarts_gives_its_locks_back_to_who_had_them(site: Site) -> None:
-    h1, h2 = site.hosts
-    image = site.image("qcow2")
+def test_a_server_that_restarts_gives_its_locks_back_to_who_had_them(nfs_site: NfsSite) -> None:
+    h1, h2 = nfs_site.hosts
+    image = nfs_site.image("qcow2")
     guest = Guest(h1, image.source, "qcow2")
     guest.do("write -P 1 0 4k")
-    gone = site.image()
+    gone = nfs_site.image()
     loser = Guest(h1, gone.source)
     loser.do("write -P 1 1M 64k")
-    site.stop_serving()
-    site.fe.run(["rm", gone.source.replace(STORE, EXPORT)])
+    nfs_site.stop_serving()
+    nfs_site.fe.run(["rm", gone.source.replace(STORE, EXPORT)])
     guest.begin("write -P 2 0 64k")
     time.sleep(2)
     assert guest.is_waiting()
-    site.serve()
+    nfs_site.serve()
     assert "wrote 65536/65536" in guest.finish()
     assert h2.has_lock_refused(image.source), "the lock was lost in the restart"
     assert "verification failed" not in guest.do("read -P 2 0 64k")
@@ -57,28 +57,28 @@ def test_a_server_that_restarts_gives_its_locks_back_to_who_had_them(site: Site)
     assert raised.value.detail == f"image {gone.source} is not there on h1"
 
 
-def test_a_server_that_hangs_is_waited_for_and_the_monitoring_says_so(site: Site) -> None:
-    h1, _ = site.hosts
-    image = site.image()
+def test_a_server_that_hangs_is_waited_for_and_the_monitoring_says_so(nfs_site: NfsSite) -> None:
+    h1, _ = nfs_site.hosts
+    image = nfs_site.image()
     h1.link(image, vm=41)
     guest = Guest(h1, image.source)
     guest.do("write -P 1 1M 64k")
-    site.fe.freeze()
+    nfs_site.fe.freeze()
     try:
         guest.begin("write -P 7 1M 64k")
         assert "store 100 hangs" in health(h1)
         assert guest.is_waiting()
     finally:
-        site.fe.thaw()
+        nfs_site.fe.thaw()
     assert "wrote 65536/65536" in guest.finish()
     guest.end()
     assert h1.holds(image.source, 7) and 'HEALTH = "OK"' in health(h1)
     h1.on(s.EndSession(h1.disk(41)))
 
 
-def test_a_host_that_was_cut_off_cannot_write_when_it_is_back(site: Site) -> None:
-    h1, h2 = site.hosts
-    image = site.image("qcow2")
+def test_a_host_that_was_cut_off_cannot_write_when_it_is_back(nfs_site: NfsSite) -> None:
+    h1, h2 = nfs_site.hosts
+    image = nfs_site.image("qcow2")
     guest = Guest(h1, image.source, "qcow2")
     guest.do("write -P 1 1M 64k")
     h1.cut()
@@ -97,9 +97,9 @@ def test_a_host_that_was_cut_off_cannot_write_when_it_is_back(site: Site) -> Non
     guest.kill()
 
 
-def test_an_image_that_was_replaced_on_the_server_is_read_anew(site: Site) -> None:
-    h1, fe = site.hosts[0], site.fe
-    image = site.image()
+def test_an_image_that_was_replaced_on_the_server_is_read_anew(nfs_site: NfsSite) -> None:
+    h1, fe = nfs_site.hosts[0], nfs_site.fe
+    image = nfs_site.image()
     before = h1.stage(image)
     path = image.source.replace(STORE, EXPORT)
     # The file that h1 knows is gone for good: its handle is stale.
