@@ -218,7 +218,7 @@ def test_a_disk_in_use_is_locked_for_other_hosts_until_its_qemu_or_its_host_is_g
     cloud.guest(vm).write("vdb", "last", 2048, 64)
     here.kill()
     assert not opens(there, cloud.source(image))
-    fs.fence(cloud.lab.ceph, here.name)
+    fs.fence(cloud.lab.ceph, here)
     here.start()
     fs.mount(here, STORE_DIR)
     cloud.oned.vm_recover(vm, "delete")

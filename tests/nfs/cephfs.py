@@ -42,7 +42,3 @@ class CephSite(Site):
         """Mount the store on a host."""
         options = f"name={fs.USER},secretfile={SECRET},fs={fs.NAME}"
         host.script(f"mkdir -p {STORE}; mount -t ceph {self.cluster.node.ip}:6789:/ {STORE} -o {options}", timeout=PATIENCE_S)
-
-    def fence(self, host: Host) -> None:
-        """Shut a host's client out, as an admin does with a host that is known dead."""
-        fs.fence(self.cluster, host.name)

@@ -57,8 +57,8 @@ def serve(cluster: Cluster, nodes: Sequence[Node], path: str) -> None:
     os.chown(nodes[0].path(path), uid, uid)
 
 
-def fence(cluster: Cluster, hostname: str) -> None:
-    """Shut a host's client out, as the admin of a cloud does with a host that is known dead: its locks are free at once."""
+def fence(cluster: Cluster, node: Node) -> None:
+    """Shut a node's client out, as the admin of a cloud does with a host that is known dead: its locks are free at once."""
     for client in cluster.mds("session ls"):
-        if client["client_metadata"]["hostname"] == hostname:
+        if client["client_metadata"]["hostname"] == node.name:
             cluster.mds("session evict", id=client["id"])
