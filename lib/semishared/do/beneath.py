@@ -90,8 +90,10 @@ def _let_through(fd: int) -> None:
             pass  # it is somebody else's
 
 
-def open_directory(root: str, relative: str = "", *, make: bool = False) -> int:
-    """Open the directory `relative` (without links or `..`) below `root`, with `make` made where it is missing, for all to go through.
+def open_directory(root: str, relative: str = "", *, make: bool = False, for_all: bool = True) -> int:
+    """Open the directory `relative` (without links or `..`) below `root`, with `make` made where it is missing.
+
+    What is made, or was made before, is `for_all` to go through.
 
     Raise UnexpectedLink, or OSError as open(2).
     """
@@ -112,7 +114,7 @@ def open_directory(root: str, relative: str = "", *, make: bool = False) -> int:
                 below = _enter(fd, name)
             os.close(fd)
             fd = below
-            if make:
+            if make and for_all:
                 _let_through(fd)
             _refresh(fd)
     except BaseException:

@@ -188,7 +188,7 @@ class Tree:
             raise CannotInstall(f"{self.place.remotes}/{os.path.dirname(part)} leads out of {self.place.remotes}, to {parent}")
         is_new = not os.path.isdir(parent)
         try:
-            fd = beneath.open_directory(root, parent[len(root) + 1 :], make=True)
+            fd = beneath.open_directory(root, parent[len(root) + 1 :], make=True, for_all=False)
         except UnexpectedLink as e:
             raise CannotInstall(e.detail) from None
         try:
