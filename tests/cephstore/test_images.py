@@ -442,9 +442,9 @@ def test_gc_sees_what_is_left_in_the_pool_and_removes_it(site: Site) -> None:
     site.make(8)
     (names,) = site.on(i.ListPool(image.access, "one"))
     pool = gc_pools.Pool("localhost", 105, "one", image.access, tuple(names))
-    known = Known({}, frozenset(), frozenset(), frozenset({"one/one-7"}))
+    known = Known({}, frozenset(), frozenset(), frozenset({"one/one-7"}), past=frozenset({(23, 1, "one/one-7")}))
     (looks,) = site.on(i.LookAtImages(image.access, "one", (*gc_pools.suspicious(pool, known), "one-gone")))
-    found = list(gc_pools.find(pool, looks, 0))
+    found = list(gc_pools.find(pool, looks, 0, known))
     assert sorted(item.kind for item in found) == ["clone", "staged"], "what somebody else made stays"
     assert all(0 <= item.age < 600 for item in found)
     for item in found:
