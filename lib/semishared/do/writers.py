@@ -147,7 +147,7 @@ def check_image(ioctx: Any, opened: Any, shown: str) -> list[str]:
     """
     deadline = time.monotonic() + WATCH_S
     while True:
-        watchers = {(f"client.{found['id']}", str(found["addr"])) for found in opened.watchers_list()}
+        watchers = _watchers(opened)
         holders = [Locker(*map(str, found)) for found in (opened.list_lockers() or {}).get("lockers", [])]
         if not holders:
             return sorted(f"{client} at {address}" for client, address in watchers)
@@ -157,10 +157,16 @@ def check_image(ioctx: Any, opened: Any, shown: str) -> list[str]:
         seen = [holder for holder in holders if (holder.client, holder.address) in watchers]
         if not seen:
             return []  # whoever writes next breaks that lock, and keeps its dead holder out
-        if _all_answer(ioctx, opened) or time.monotonic() > deadline:
+        # What does not answer may go out of sight while it is waited for: then all that are left have answered.
+        if (_all_answer(ioctx, opened) or time.monotonic() > deadline) and (seen[0].client, seen[0].address) in _watchers(opened):
             raise AnotherWriter(_locked(seen[0], shown))
         time.sleep(1)
         progress.touch()
+
+
+def _watchers(opened: Any) -> set[tuple[str, str]]:
+    """Return client and address of all who watch an image: read-only, we do not."""
+    return {(f"client.{found['id']}", str(found["addr"])) for found in opened.watchers_list()}
 
 
 def _all_answer(ioctx: Any, opened: Any) -> bool:
