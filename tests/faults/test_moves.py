@@ -210,6 +210,7 @@ def test_source_is_kept_while_the_vm_may_run_there(site: Site, libvirt: str) -> 
 def test_source_is_kept_when_oned_has_moved_on(site: Site) -> None:
     """recover --failure stops no driver: what it was moving is the VM's again."""
     h1, h2 = site.cloud.h1, site.cloud.h2
+    site.cloud.wait_for_no_hostside(h2)
     with site.cloud.held(h2, "vm-7"):
         driver = site.cloud.start("mv", *site.words())
         site.cloud.wait_for_hostside(h2)
@@ -224,6 +225,7 @@ def test_source_is_kept_when_oned_has_moved_on(site: Site) -> None:
 @pytest.mark.fault(3, "oned cannot be asked whether the move is still wanted: both are kept, and it is no failure")
 def test_source_is_kept_when_oned_does_not_answer(site: Site) -> None:
     h1, h2 = site.cloud.h1, site.cloud.h2
+    site.cloud.wait_for_no_hostside(h2)
     with site.cloud.held(h2, "vm-7"):
         driver = site.cloud.start("mv", *site.words())
         site.cloud.wait_for_hostside(h2)
