@@ -340,6 +340,16 @@ def test_directory_with_a_way_out_is_refused_where_it_arrives(world: World, tmp_
     assert os.path.isdir(source), "what was refused stays where it is"
 
 
+def test_disk_of_another_driver_leads_where_it_does(world: World) -> None:
+    _, source, target = prepared(world)
+    os.symlink("/dev/null", f"{source}/disk.4")
+    step = s.RenameVm(5, source, target, True, "")
+    with pytest.raises(SemisharedError, match=r"disk\.4"):
+        world.on(step)
+    world.on(step._replace(foreign=(4,)))
+    assert os.readlink(f"{target}/disk.4") == "/dev/null"
+
+
 @pytest.mark.fault(1, "the whole VM that a move made is not replaced by what was made anew where its source had gone")
 def test_last_copy_is_not_replaced_because_it_is_older(world: World) -> None:
     """The move succeeded, oned was told that it had failed, and the VM was tried, and given its CONTEXT, where it had been."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import Any, Container, Mapping, Optional, Tuple
+from typing import Any, Callable, Mapping, Tuple
 
 from ..errors import BadRecord, UnexpectedFile, UnexpectedLink
 from ..plan.steps import DiskRef
@@ -61,12 +61,11 @@ def _on_store(source: str, vm: int, disk: int, path: str) -> tuple[str, ...]:
     return (f"{side}/image", clone, *((f"{clone}.snap/{layer}",) if layer.isdigit() and layer.isascii() else ()))
 
 
-def check_vm_dir(path: str, vm: int, at_work: Optional[Container[int]] = None) -> None:
+def check_vm_dir(path: str, vm: int, is_followed: Callable[[int], bool] = lambda disk: True) -> None:
     """Raise UnexpectedLink or UnexpectedFile if the VM directory `path`, or anything in it, is what the layout has not.
 
     It need not be there. Disks without a record of ours are another driver's: their links may lead to any datastore, and
-    where nobody is `at_work` on the disk, and so nobody follows it, anywhere (to a device, as the drivers of LVM have it).
-    None: on all of them.
+    where nobody here follows the link of a disk, anywhere (to a device, as the drivers of LVM have it).
     """
     beneath.refuse_link(path)
     try:
@@ -77,7 +76,7 @@ def check_vm_dir(path: str, vm: int, at_work: Optional[Container[int]] = None) -
     links: list[tuple[str, str]] = []
     _look(path, "", links)
     for name, target in links:
-        _check_link(path, vm, name, target, at_work)
+        _check_link(path, vm, name, target, is_followed)
 
 
 def check_place(path: str) -> None:
@@ -109,7 +108,7 @@ def guard(step: Tuple[Any, ...]) -> None:
         if name not in REMOVALS:
             numbers = [int(number) for number in getattr(step, "disks", ())] if name == "BackUp" else [disk.disk] if disk else []
             numbers += [int(sent.group(1))] if sent else []
-            check_vm_dir(path, owner, numbers)
+            check_vm_dir(path, owner, numbers.__contains__)
             for number in numbers:
                 check_below(path, owner, number)
         elif name != "RemoveVm":
@@ -179,7 +178,7 @@ def _is_foreign_socket(name: str, entry: os.DirEntry[str]) -> bool:
     return not name.startswith(("disk.", ".")) and stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
 
 
-def _check_link(path: str, vm: int, name: str, target: str, at_work: Optional[Container[int]]) -> None:
+def _check_link(path: str, vm: int, name: str, target: str, is_followed: Callable[[int], bool]) -> None:
     folder, _, last = name.rpartition("/")
     if last.startswith(files.STAGED):
         return  # left by somebody who was killed; nobody follows what is not published, and the next to publish unlinks it
@@ -191,7 +190,7 @@ def _check_link(path: str, vm: int, name: str, target: str, at_work: Optional[Co
         return
     if not folder and not last.startswith(".") and re.match(r"disk\.[0-9]+[A-Za-z0-9._-]*\Z", target) and not disk:
         return
-    if disk and _leads_to_its_place(path, vm, int(disk.group(1)), target, at_work):
+    if disk and _leads_to_its_place(path, vm, int(disk.group(1)), target, is_followed):
         return
     raise UnexpectedLink(f"{beneath.readable(path)}/{name} on {_here()} is a symbolic link to {target}, where no disk of VM {vm} is")
 
@@ -201,13 +200,13 @@ def _is_own_layer(disk: str, target: str) -> bool:
     return folder == layers.folder(disk) and layer.isdigit() and layer.isascii()
 
 
-def _leads_to_its_place(path: str, vm: int, disk: int, target: str, at_work: Optional[Container[int]]) -> bool:
+def _leads_to_its_place(path: str, vm: int, disk: int, target: str, is_followed: Callable[[int], bool]) -> bool:
     """Tell whether a link out of the VM directory leads where the disk's record says; without a record, as `check_vm_dir` has it."""
     record_path = f"{path}/{RECORDS}/disk.{disk}.json"
     if os.path.islink(f"{path}/{RECORDS}") or os.path.islink(record_path):
         return False
     record = files.read_json(record_path)
-    if record is None and at_work is not None and disk not in at_work:
+    if record is None and not is_followed(disk):
         return True
     if record is None:
         location = os.path.dirname(os.path.dirname(path))
@@ -223,13 +222,14 @@ def _leads_to_its_place(path: str, vm: int, disk: int, target: str, at_work: Opt
     return target == (wanted if record.get("how") == "in-place" else re.sub(r"\.snap/[0-9]+\Z", "", wanted))
 
 
-def check_received(staging: str, vm: int, vm_dir: str) -> None:
+def check_received(staging: str, vm: int, vm_dir: str, foreign: Tuple[int, ...]) -> None:
     """Raise unless what was unpacked in `staging`, to become `vm_dir`, is a VM directory and nothing else.
 
     What another host sends is a tar stream of its making: links, devices, set-user-id programs, second names of files
     outside. Permissions are made plain; layers must lie over one another, or over the lease that they will have here.
+    Where the disks lead that oned says are another driver's (`foreign`) is that driver's affair.
     """
-    check_vm_dir(staging, vm)
+    check_vm_dir(staging, vm, lambda disk: disk not in foreign)
     names: dict[tuple[int, int], int] = {}
     counts: dict[tuple[int, int], tuple[int, str]] = {}
     for folder, folders, entries in os.walk(staging):

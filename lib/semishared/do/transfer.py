@@ -81,7 +81,7 @@ def receive(step: ReceiveVm, chunks: Iterator[bytes], sent_sha256: Callable[[], 
         point("incoming unpacked")
         if sent_sha256() != received:
             raise TransferCorrupt(f"VM {step.vm}: what arrived on {os.uname().nodename} is not what was sent")
-        layout.check_received(staging, step.vm, step.vm_dir)
+        layout.check_received(staging, step.vm, step.vm_dir, step.foreign)
         _publish(staging, step, move, planned)
     beside.tidy(step.vm_dir, bases.root_of(step.vm_dir), step.vm)
 
@@ -182,7 +182,7 @@ def rename(step: RenameVm, planned: Planned) -> dict[str, object]:
         work(["cp", "-a", "--sparse=always", "--reflink=auto", "--", f"{step.source}/.", staging])
         _check_still(step.source, before)
         point("directory copied")
-        layout.check_received(staging, step.vm, step.vm_dir)
+        layout.check_received(staging, step.vm, step.vm_dir, step.foreign)
         _publish(staging, step, move, planned)
     beside.tidy(step.vm_dir, bases.root_of(step.vm_dir), step.vm)
     return {"seen": seen}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import posixpath
 
+from .. import NAME
 from ..errors import BadArguments, NotSupported
 from ..opennebula.args import Delete, DiskPlace, FromImage, Move, NewDisk, ToImage
 from ..opennebula.xml import Datastore, Disk, Image, Vm
@@ -156,14 +157,15 @@ def mv(
     if vm.lcm_state in FAULT_TOLERANCE:
         raise NotSupported(f"host {source.host} is lost and cannot be fenced yet; recreating VM {source.vm} elsewhere")
     guest, ids = domain_at(vm, target_is_frontend, front_end_runs_vms), tuple(sorted(disk.id for disk in vm.disks))
+    foreign = tuple(sorted(disk.id for disk in vm.disks if disk.driver not in ("", NAME)))
     # A VM at rest on the front-end has no leases there (DESIGN §5); one that comes to it as a host needs them.
     runs = not target_is_frontend or (front_end_runs_vms and vm.lcm_state in COMING)
     if source.host == target.host or (source_is_frontend and target_is_frontend):
-        step = s.RenameVm(source.vm, source.path, target.path, runs, guest, ids)
+        step = s.RenameVm(source.vm, source.path, target.path, runs, guest, ids, foreign)
         return (step, None) if source.path != target.path else None
     return (
         s.SendVm(source.vm, source.path),
-        s.ReceiveVm(target.vm, target.path, keep_bases=runs, domain=guest, disks=ids),
+        s.ReceiveVm(target.vm, target.path, keep_bases=runs, domain=guest, disks=ids, foreign=foreign),
     )
 
 

@@ -64,6 +64,8 @@ class ReceiveVm(NamedTuple):
     """What libvirt calls the VM; '' on a machine that runs no domains."""
     disks: tuple[int, ...] = ()
     """The disks that oned says the VM has: a directory that has one of them is not replaced by one that has it not."""
+    foreign: tuple[int, ...] = ()
+    """Those of them that are another driver's."""
 
 
 class RenameVm(NamedTuple):
@@ -75,6 +77,7 @@ class RenameVm(NamedTuple):
     keep_bases: bool
     domain: str
     disks: tuple[int, ...] = ()
+    foreign: tuple[int, ...] = ()
 
 
 class ReleaseVm(NamedTuple):
