@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
-sys.path.insert(0, str(DOCS.parent / "lib"))
+sys.path[0:0] = [str(DOCS.parent / "lib"), str(DOCS)]
+
+import fault_table  # noqa: E402
 
 from semishared.errors import SemisharedError, catalogue  # noqa: E402
 
@@ -42,7 +44,7 @@ def errors() -> str:
     return ERRORS + "\n".join(rows).replace("SEMISHARED_*", "SEMISHARED_\\*") + "\n"
 
 
-PAGES = {"reference/errors.md": errors}
+PAGES = {"reference/errors.md": errors, "reference/faults.md": fault_table.page}
 
 
 def main(argv: list[str]) -> int:
