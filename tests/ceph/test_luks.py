@@ -38,7 +38,7 @@ def test_guest_on_encrypted_disks_of_ceph(cloud: Cloud, ceph: Cluster, host: Nod
     cloud.oned.vm_deploy(vm, host.name, SYSTEM)
     guest = cloud.guest(vm)
     for name in PLACES:
-        guest.check(name, "base", 0, KIB)
+        guest.check(name, "luks", 0, KIB)
         guest.write(name, "old", 0, KIB)
     # Below QEMU: Ceph copies ciphertext, so a running guest's disk may be snapshotted and saved; a copy on the host may not.
     snapshots = [cloud.oned.disk_snapshot_create(vm, disk, "live") for disk in (0, 1)]
@@ -53,7 +53,7 @@ def test_guest_on_encrypted_disks_of_ceph(cloud: Cloud, ceph: Cluster, host: Nod
     later = upload(cloud, path, "luks-later", True, {})
     cloud.oned.image(saved).template["LUKS_SECRET"] = SECRET
     cloud.oned.image_persistent(saved, True)
-    for image, name, seed in ((later, "vdd", "base"), (saved, "vde", "old")):
+    for image, name, seed in ((later, "vdd", "luks"), (saved, "vde", "old")):
         cloud.oned.disk_attach(vm, image)
         guest.wait_disk(name)
         guest.check(name, seed, 0, KIB)

@@ -122,9 +122,9 @@ def test_qemu_opens_encrypted_disks_and_nobody_else_has_plaintext(cloud: Cloud, 
     assert len(seen) == 4
     assert set(seen) == {DATA}
     check_refused(cloud, vm, 1, attached[0])
-    check_ciphertext(cloud, "base")
+    check_ciphertext(cloud, "luks")
     cloud.terminate(vm)
-    check_ciphertext(cloud, "base")
+    check_ciphertext(cloud, "luks")
     for image in (mine, full, later):
         cloud.oned.image_delete(image)
 
@@ -153,12 +153,12 @@ def test_guest_reads_and_writes_encrypted_disks(cloud: Cloud, hosts: List[Node],
         guest.wait_disk({3: "vdc", 4: "vdd"}[disk])
     for name in ("vda", "vdb", "vdc", "vdd"):
         assert guest.disks()[name] == 16 << 20
-        guest.check(name, "base", 0, KIB)
-        guest.write(name, "new", 0, KIB)
+        guest.check(name, "luks", 0, KIB)
+        guest.write(name, "luks-new", 0, KIB)
     check_refused(cloud, vm, 0, 1, 3, 4)
-    check_ciphertext(cloud, "base", "new")
+    check_ciphertext(cloud, "luks", "luks-new")
     for name in ("vda", "vdb", "vdc", "vdd"):
-        guest.check(name, "new", 0, KIB)
+        guest.check(name, "luks-new", 0, KIB)
 
     cloud.oned.disk_detach(vm, 3)
     guest.wait_disk("vdc", present=False)
@@ -167,14 +167,14 @@ def test_guest_reads_and_writes_encrypted_disks(cloud: Cloud, hosts: List[Node],
     cloud.oned.vm_resume(vm)
     guest = cloud.guest(vm)
     for name in ("vda", "vdb"):
-        guest.check(name, "new", 0, KIB)
+        guest.check(name, "luks-new", 0, KIB)
     cloud.oned.image(saved).template["LUKS_SECRET"] = SECRET
     cloud.oned.image_persistent(saved, True)
     cloud.oned.disk_attach(vm, saved)
     guest.wait_disk("vdc")
-    guest.check("vdc", "new", 0, KIB)
+    guest.check("vdc", "luks-new", 0, KIB)
     cloud.terminate(vm)
-    check_ciphertext(cloud, "base", "new")
+    check_ciphertext(cloud, "luks", "luks-new")
     for image in (mine, full, later, saved):
         cloud.oned.image_delete(image)
 
@@ -189,7 +189,7 @@ def test_live_migration_of_an_encrypted_disk(cloud: Cloud, hosts: List[Node], en
     vm = cloud.oned.vm_create(cloud.template("luks-moving", [{"IMAGE_ID": str(mine)}], OS=DIRECT))
     cloud.oned.vm_deploy(vm, hosts[0].name, SYSTEM)
     guest = cloud.guest(vm)
-    guest.loop("vda", "loop", 4096, 2048)
+    guest.loop("vda", "luks-loop", 4096, 2048)
     if known:
         cloud.oned.vm_migrate(vm, hosts[1].name, how="live")
     else:
@@ -197,9 +197,9 @@ def test_live_migration_of_an_encrypted_disk(cloud: Cloud, hosts: List[Node], en
             cloud.oned.vm_migrate(vm, hosts[1].name, how="live")
     assert cloud.oned.vm(vm).last.host.name == hosts[int(known)].name
     guest = cloud.guest(vm)
-    guest.check("vda", "base", 0, KIB)
+    guest.check("vda", "luks", 0, KIB)
     stat = guest.loop_stop("vda")
     assert stat["writes"] and not stat["errors"] + stat["mismatches"], stat
-    check_ciphertext(cloud, "base", "loop")
+    check_ciphertext(cloud, "luks", "luks-loop")
     cloud.terminate(vm)
     cloud.oned.image_delete(mine)
