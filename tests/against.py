@@ -21,7 +21,7 @@ from typing import Dict
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
-TEMPORARY = re.compile(r"/tmp/pytest-of-[a-z]+/pytest-[0-9]+/")
+TEMPORARY = re.compile(r"/tmp/pytest-of-[a-z]+/pytest-[0-9]+/|/[^ ']*/build/against/[0-9a-f]+/")
 
 
 def lay_out(commit: str) -> Path:
