@@ -33,6 +33,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "lint": {"command": ["tests/lint.sh"], "minutes": 2, "alone": True},
     "types": {"command": ["tests/types.sh"], "minutes": 3, "alone": True},
     "unit": {"paths": ["tests/unit"], "minutes": 3, "alone": True},
+    "tools": {"paths": ["tests/tools"], "minutes": 30},
     "system": {"paths": ["tests/system"], "minutes": 25},
     "staging": {
         "paths": [f"tests/staging/test_{name}.py" for name in ("base", "peers", "stage", "faults")], "minutes": 20
@@ -40,7 +41,6 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 20},
     "live": {"paths": ["tests/faults/test_live_kill.py"], "minutes": 20},
     "replay": {"paths": ["tests/replay"], "minutes": 15},
-    "tools": {"paths": ["tests/tools"], "minutes": 30},
     "ceph": {"paths": ["tests/ceph"], "minutes": 25},
     "cephfs": {"paths": ["tests/cephfs"], "minutes": 20},
     "cephfaults": {"paths": ["tests/cephfaults"], "minutes": 25},
