@@ -34,6 +34,8 @@ TITLES = {
     20: "AppArmor",
     21: "`--dry-run` changes nothing",
 }
+LONGEST = 120
+"""Characters of what a failed test said."""
 HEAD = """<!-- Generated from the tests marked `fault` by `make docs`. -->
 # Faults
 
@@ -96,7 +98,8 @@ def _outcome(claim: Claim, outcomes: Dict[str, str]) -> str:
     if not failed:
         return next((text for text in cases if text != "passed"), "passed")
     share = f"{len(failed)} of {len(cases)} cases failed" if len(cases) > 1 else "failed"
-    return f"{share}: {_cell(failed[0].partition(': ')[2][:120])}"
+    said = failed[0].partition(": ")[2]
+    return f"{share}: {_cell(said if len(said) <= LONGEST else said[:LONGEST].rpartition(' ')[0] + ' ...')}"
 
 
 def _cell(text: str) -> str:
