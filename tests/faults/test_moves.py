@@ -217,9 +217,13 @@ def test_source_is_kept_when_oned_has_moved_on(site: Site) -> None:
         site.knows(RUNNING, 2)
     _, err = driver.communicate(timeout=60)
     assert site.is_whole(h1)
-    assert driver.returncode == 1, err.decode()
-    assert b"not under way any more" in err
-    assert not h2.path(f"{SYSTEM}/{VM}").exists()
+    # oned is asked before what arrived is published, and again before the source goes.
+    if driver.returncode:
+        assert b"not under way any more" in err
+        assert not h2.path(f"{SYSTEM}/{VM}").exists()
+    else:
+        assert b"is kept: VM 7 was in state 8" in err
+        assert site.is_whole(h2)
 
 
 @pytest.mark.fault(3, "oned cannot be asked whether the move is still wanted: both are kept, and it is no failure")

@@ -128,13 +128,23 @@ def one_directory(cloud: Cloud) -> Iterator[None]:
     cloud.lab.fe.run(["rm", "-r", place], user="root")
 
 
+@contextmanager
+def leftover(cloud: Cloud) -> Iterator[None]:
+    """Leave the directory of a VM that oned has had, and knows no more."""
+    gone, later = (cloud.oned.vm_create(cloud.template(name, [])) for name in ("gone", "later"))
+    cloud.oned.vms.pop(gone)
+    path = f"{DATASTORES}/{SYSTEM}/{gone}"
+    with commands(H2(cloud), f"mkdir {path}; touch -d '2 hours ago' {path}", f"rmdir {path}"):
+        yield
+    cloud.oned.vms.pop(later)
+
+
 Fault = Tuple[Callable[[Cloud], ContextManager[None]], str, str, str, str]
 FE: Callable[[Cloud], Node] = lambda cloud: cloud.lab.fe  # noqa: E731
 H2: Callable[[Cloud], Node] = lambda cloud: cloud.lab.node("h2")  # noqa: E731
 FULL = f"{DATASTORES}/.semishared"
 OWN_DIR = f"install -d -o oneadmin -g oneadmin {FULL}"
 FILL = f"head -c 2M /dev/zero >{FULL}/fill || true"
-OLD_VM = f"{DATASTORES}/{SYSTEM}/9999"
 FAULTS: Dict[str, Fault] = {
     # name: how to plant it, severity, machine, what is said, what mends it
     "oned.conf of a new package": (lambda c: edited(FE(c), "/etc/one/oned.conf", oned_conf()), "broken", "fe", "TM_MAD", "install.sh"),
@@ -193,8 +203,7 @@ FAULTS: Dict[str, Fault] = {
         (lambda c: commands(H2(c), f"{OWN_DIR}; mount -t tmpfs -o ro none {FULL}", f"umount {FULL}"),
          "broken", "h2", "mounted read-only", "rw"),
     "leftover of a dead VM":
-        (lambda c: commands(H2(c), f"mkdir {OLD_VM}; touch -d '2 hours ago' {OLD_VM}", f"rmdir {OLD_VM}"),
-         "warning", "fe", "1 leftovers", "semishared gc"),
+        (leftover, "warning", "fe", "1 leftovers", "semishared gc"),
 }  # fmt: skip
 
 

@@ -96,7 +96,7 @@ def inspect(path: str, max_virtual_size: int, name: str = "") -> Inspected:
         try:
             virtual_size = qemu_img.virtual_size(path, format, foreign=True)
         except ToolFailed as e:
-            raise ToolFailed(e.detail.replace(path, name)) from None
+            raise ToolFailed(e.detail.replace(path, name).replace(beneath.readable(path), name)) from None
     if virtual_size > max_virtual_size:
         raise UnsafeImage(f"{name} claims a size of {human(virtual_size)}, more than the {human(max_virtual_size)} allowed")
     return Inspected(format, virtual_size)
