@@ -219,9 +219,6 @@ def test_wrong_users(front_end: FrontEnd) -> None:
     """Nobody may not write below remotes/; oneadmin may, but not in /etc/one."""
     copy = front_end.root.parent / "checkout"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns("build", ".git", "tests", "__pycache__"))
-    for path in (copy, *copy.parents):
-        if "pytest-" in str(path):
-            path.chmod(0o755)
     for path in (front_end.remotes, *front_end.remotes.rglob("*")):
         os.chown(path, 9869, 9869, follow_symlinks=False)
     os.chown(front_end.conf, 0, 9869)
@@ -229,6 +226,9 @@ def test_wrong_users(front_end: FrontEnd) -> None:
     before = front_end.tree()
 
     def as_user(uid: int, *options: str) -> subprocess.CompletedProcess[str]:
+        for path in (copy, *copy.parents):
+            if "pytest-" in str(path):
+                path.chmod(0o755)  # at each call: every pytest that starts beside this one closes its directory again
         argv = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", str(copy / "install.sh"), "--root", str(front_end.root)]
         return subprocess.run([*argv, *options], capture_output=True, text=True, cwd="/")
 
