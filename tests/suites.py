@@ -33,7 +33,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "lint": {"command": ["tests/lint.sh"], "minutes": 2, "alone": True},
     "types": {"command": ["tests/types.sh"], "minutes": 3, "alone": True},
     "unit": {"paths": ["tests/unit"], "minutes": 3, "alone": True},
-    "tools": {"paths": ["tests/tools"], "minutes": 30},
+    "tools": {"paths": ["tests/tools"], "minutes": 25},
     "system": {"paths": ["tests/system"], "minutes": 25},
     "staging": {
         "paths": [f"tests/staging/test_{name}.py" for name in ("base", "peers", "stage", "faults")], "minutes": 20
@@ -45,7 +45,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "cephfs": {"paths": ["tests/cephfs"], "minutes": 20},
     "cephfaults": {"paths": ["tests/cephfaults"], "minutes": 25},
     "cephstore": {"paths": ["tests/cephstore"], "minutes": 20},
-    "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 20},
+    "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 15},
     "faults": {"paths": [f"tests/faults/test_{name}.py" for name in ("faults", "bad_input", "links", "moves")], "minutes": 15},
     "operate": {"paths": ["tests/operate"], "minutes": 15},
     "docs": {"paths": ["tests/docs"], "minutes": 10},

@@ -190,7 +190,7 @@ def test_sparse_raw_image_beyond_the_limit(cloud: Cloud) -> None:
     path.chmod(0o644)
     try:
         for action in ("cp", "stat"):
-            one_line(cloud.datastore(action, "<ID>9</ID><TYPE>0</TYPE><PATH>/var/tmp/huge.raw</PATH>"), "1.0 GiB")
+            one_line(cloud.datastore(action, "<ID>9</ID><TYPE>0</TYPE><PATH>/var/tmp/huge.raw</PATH>"), "2.0 GiB")
     finally:
         conf.write_text(text)
         path.unlink()

@@ -93,7 +93,7 @@ def copy(source: str, target: str, bound: Bound, name: str) -> Kept:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         size = os.fstat(fd).st_size
         if size > bound.file:
-            raise UploadTooLarge(f"{name} is longer than {human(bound.file)}, and a disk of {human(bound.disk)} was approved")
+            raise UploadTooLarge(f"{name} has {human(size)}, and a disk of {human(bound.disk)} was approved")
         with extents.Copy(target, size) as made:
             for index, content in extents.data(fd, size):
                 made.add(index, content)
