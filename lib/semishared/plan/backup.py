@@ -17,8 +17,8 @@ from ..opennebula.args import Backup
 from ..opennebula.xml import Vm
 from . import encryption
 from . import steps as s
+from .disks import DRIVER
 
-DRIVER = "semishared"
 FREEZE = ("NONE", "AGENT", "SUSPEND")
 NAME = "backup"
 

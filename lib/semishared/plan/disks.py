@@ -12,7 +12,7 @@ from . import encryption, placement, stores
 from . import steps as s
 
 FORMATS = ("raw", "qcow2")
-OURS = "semishared"
+DRIVER = "semishared"
 """TM_MAD of the disks that are ours."""
 SAVEAS_LIVE = 26
 """LCM state of a save-as while the guest runs and writes (CONTRACT §2.6)."""
@@ -158,7 +158,7 @@ def mv(
     if vm.lcm_state in FAULT_TOLERANCE:
         raise NotSupported(f"host {source.host} is lost and cannot be fenced yet; recreating VM {source.vm} elsewhere")
     guest, ids = domain_at(vm, target_is_frontend, front_end_runs_vms), tuple(sorted(disk.id for disk in vm.disks))
-    foreign = tuple(sorted(disk.id for disk in vm.disks if disk.driver not in ("", OURS)))
+    foreign = tuple(sorted(disk.id for disk in vm.disks if disk.driver not in ("", DRIVER)))
     # A VM at rest on the front-end has no leases there (DESIGN §5); one that comes to it as a host needs them.
     runs = not target_is_frontend or (front_end_runs_vms and vm.lcm_state in COMING)
     if source.host == target.host or (source_is_frontend and target_is_frontend):
