@@ -215,9 +215,9 @@ def test_remote_scripts_directory_of_oned_reaches_our_configuration(front_end: F
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root drops its rights to become somebody else")
-def test_wrong_users(front_end: FrontEnd) -> None:
+def test_wrong_users(open_path: Path) -> None:
     """Nobody may not write below remotes/; oneadmin may, but not in /etc/one."""
-    copy = front_end.root.parent / "checkout"
+    front_end, copy = FrontEnd(open_path / "root"), open_path / "checkout"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns("build", ".git", "tests", "__pycache__"))
     for path in (front_end.remotes, *front_end.remotes.rglob("*")):
         os.chown(path, 9869, 9869, follow_symlinks=False)
@@ -226,9 +226,6 @@ def test_wrong_users(front_end: FrontEnd) -> None:
     before = front_end.tree()
 
     def as_user(uid: int, *options: str) -> subprocess.CompletedProcess[str]:
-        for path in (copy, *copy.parents):
-            if "pytest-" in str(path):
-                path.chmod(0o755)  # at each call: every pytest that starts beside this one closes its directory again
         argv = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", str(copy / "install.sh"), "--root", str(front_end.root)]
         return subprocess.run([*argv, *options], capture_output=True, text=True, cwd="/")
 
