@@ -129,7 +129,7 @@ def sparse(path: Path, size: int) -> None:
 
 
 def create_overlay(path: Path, base: Path, options: str) -> float:
-    """Create an overlay as do/qemu_img.py does; return the seconds it took."""
+    """Create an overlay as tools/qemu_img.py does; return the seconds it took."""
     argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(base)]
     if options:
         argv += ["-o", options]

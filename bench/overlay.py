@@ -21,7 +21,7 @@ from block import Disk, GiB, KiB, MiB, TiB
 from figures import Figure, rounds_within
 
 from semishared.config import Config
-from semishared.do import qemu_img
+from semishared.tools import qemu_img
 
 SMALL = 2 * GiB
 WINDOW = 640 * MiB

@@ -6,6 +6,8 @@
 
 The older commit's files are laid out in build/against/COMMIT with the tests of this checkout in place of its own. What each
 test said there is merged into docs/faults/COMMIT.json, from which `make docs` writes docs/reference/faults.md.
+Tests import modules by their names of today: of a commit that had others (before lib/semishared/do/ became folders) only those
+that speak to entry scripts and host sides can run; what the rest said there was recorded with the tests of 76ea865.
 """
 
 from __future__ import annotations

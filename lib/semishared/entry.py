@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run one action: the only place that catches everything.
+"""Run one action.
 
 Exit codes: 0 done, 1 refused or failed with one line on stderr, 2 a defect of ours (its traceback in the log lines).
 """
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Callable
 
-from .errors import SemisharedError
-from .opennebula.report import Report
+from .opennebula.report import Report, caught
 
 
 def run(kind: str, action: str) -> int:
@@ -20,9 +18,9 @@ def run(kind: str, action: str) -> int:
 
     def act_and_answer(report: Report) -> int:
         if kind == "tm":
-            from .tm import act
+            from .front.transfer import act
         else:
-            from .datastore import act
+            from .front.datastore import act
         answer = act(action, sys.argv[1:], report)
         if answer:
             sys.stdout.write(answer + "\n")
@@ -30,26 +28,3 @@ def run(kind: str, action: str) -> int:
         return 0
 
     return caught(action, act_and_answer)
-
-
-def caught(action: str, work: Callable[[Report], int]) -> int:
-    """Do `work` and return its exit code, or after any failure say the one line that oned must get."""
-    report = Report(action)
-    try:
-        return work(report)
-    except SemisharedError as e:
-        report.fail(e)
-        return 1
-    except KeyboardInterrupt:
-        report.fail(SemisharedError("interrupted"))
-        return 1
-    except OSError as e:
-        report.fail(SemisharedError(f"{type(e).__name__}: {e}"))
-        return 1
-    except Exception as e:  # noqa: BLE001 - oned must get its one line whatever happens
-        import traceback
-
-        for line in traceback.format_exc().splitlines():
-            report.error(line)
-        report.fail(SemisharedError(f"{type(e).__name__}: {e}"))
-        return 2

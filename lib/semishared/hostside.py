@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ssh starts on a host: read plans from stdin, carry them out, say so on stdout (messages: do/stream.py).
+"""What ssh starts on a host: read plans from stdin, carry them out, say so on stdout (messages: wire/messages.py).
 
     -> {"plan": {"version", "action", "seq", "steps": [...]}}         then data for steps that receive
     <- {"event": "alive"}  {"event": "sent", ...}  data
@@ -23,11 +23,12 @@ if __package__ in (None, ""):
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
 from semishared import VERSION
-from semishared.do import epochs, progress, standstill
-from semishared.do.beneath import readable
-from semishared.do.execute import Execution, read_plan
-from semishared.do.stream import Message, Reader, Writer
+from semishared.disk import epochs
 from semishared.errors import HostFailed, HostOutdated, SemisharedError, ToolTimeout
+from semishared.host.execute import Execution, read_plan
+from semishared.tools import progress, standstill
+from semishared.tools.beneath import readable
+from semishared.wire.messages import Message, Reader, Writer
 
 ALIVE_S = 5
 DYING_S = 5

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from semishared.config import Config
-from semishared.do.ssh import Session
 from semishared.errors import SemisharedError
+from semishared.wire.session import Session
 
 if __name__ == "__main__":
     try:

@@ -21,8 +21,8 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence
 
 import pytest
 
-from semishared.plan import image_steps as i
-from semishared.plan import steps as s
+from semishared.model import steps as s
+from semishared.model import steps_image as i
 from tools.ceph_cluster import LocalCluster
 from tools.ceph_site import Site
 from tools.world import MiB

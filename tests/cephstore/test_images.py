@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Iterator
 
 import pytest
 
-from semishared.do import extents
-from semishared.do.partial import Partial
+from semishared.base.partial import Partial
 from semishared.errors import CephRefused, CephUnavailable, ImageChanged, ImageInUse, MissingImage, NotSupported, SemisharedError
-from semishared.plan import base_steps as b
-from semishared.plan import image_steps as i
-from semishared.plan import steps as s
+from semishared.model import steps as s
+from semishared.model import steps_base as b
+from semishared.model import steps_image as i
+from semishared.tools import extents
 from tools.world import MiB, World, allocated, qemu_io
 
 if TYPE_CHECKING:

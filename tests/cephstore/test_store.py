@@ -13,7 +13,7 @@ from lab.cloud import RBD_STORE, Cloud
 from lab.guest import content
 from lab.hosts import SCRIPTS
 from lab.oned import ActionFailed
-from semishared.do.extents import EXTENT
+from semishared.tools.extents import EXTENT
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 KIB = 64
@@ -217,7 +217,7 @@ def test_staged_image_is_read_once_for_all_hosts(cloud: Cloud) -> None:
     assert found["complete"] and found["bytes"] == {"stream": 0, "peers": found["bytes"]["peers"], "store": EXTENT}
     assert found["bytes"]["peers"] > 0 and cloud.lab.ceph.bytes_read() - before < EXTENT + (256 << 10)
     for host in cloud.lab.hosts:
-        health = host.run(["/usr/bin/python3", "-I", f"{SCRIPTS}/lib/semishared/health.py"], input=b"").stdout.decode()
+        health = host.run(["/usr/bin/python3", "-I", f"{SCRIPTS}/lib/semishared/host/host_probe.py"], input=b"").stdout.decode()
         assert 'HEALTH = "OK"' in health, "a store that is mounted nowhere is not missed"
     # Written to behind our back: nobody knows what it is, until one host has read it.
     cloud.lab.ceph.rbd("bench", "--io-type", "write", "--io-total", "1M", "--io-size", "1M", cloud.source(image))

@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Sequence, Tuple
 from xml.etree import ElementTree
 
-from semishared import migration, tm
-from semishared import move as mover
 from semishared.config import Config
-from semishared.do import dir_store, ssh, upload
 from semishared.errors import SemisharedError
+from semishared.front import migration, transfer
+from semishared.front import move as mover
+from semishared.model import steps as s
 from semishared.opennebula import args
 from semishared.opennebula.report import Report
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
 from semishared.plan import disks
-from semishared.plan import steps as s
+from semishared.store import dir_store, dir_upload
+from semishared.wire import session as ssh
 
 from .rig import Rig, image_bytes, pattern
 
@@ -69,14 +70,14 @@ def build(rig: Rig) -> None:
         raw = rig.top / "in" / f"{image.name}.raw"
         raw.write_bytes(image.content)
         subprocess.run(["fallocate", "--dig-holes", raw], check=True)
-        up = upload.Upload(store, image.name)
+        up = dir_upload.Upload(store, image.name)
         os.makedirs(up.directory)
         path = str(raw)
         if image.format == "qcow2":
             path = f"{raw}.qcow2"
             subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, path], check=True)
         path = shutil.copy(path, up.file("private"))  # what is published is given away
-        upload.publish(path, image.format, up)
+        dir_upload.publish(path, image.format, up)
         shutil.rmtree(up.directory)
         if not image.has_manifest:
             shutil.rmtree(dir_store.Stored(up.target).side)
@@ -154,7 +155,7 @@ def move(rig: Rig, machine: str, target: str, environment: Environment, path: st
     request = args.Move.parse([f"{machine}:{rig.inside(path)}", f"{target}:{rig.inside(to or path)}", str(VM), "101"])
     planned = disks.mv(request, MOVED, machine == "fe", target == "fe")
     assert planned
-    action = tm.Action("mv", [], Report("mv"))
+    action = transfer.Action("mv", [], Report("mv"))
     action.seq = MOVED.seq
     first, second = planned
     with rig.sessions(environment):
@@ -173,7 +174,7 @@ VM_XML = """<VM><ID>7</ID><LCM_STATE>3</LCM_STATE><TEMPLATE><DISK><DISK_ID>2</DI
 
 def premigrate(rig: Rig, environment: Environment) -> None:
     """Run tm/premigrate from a to b."""
-    action = tm.Action("premigrate", ["a", "b", rig.inside(f"101/{VM}"), str(VM), "101"], Report("premigrate"))
+    action = transfer.Action("premigrate", ["a", "b", rig.inside(f"101/{VM}"), str(VM), "101"], Report("premigrate"))
     stdin, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(base64.b64encode(VM_XML.encode())))
     try:
         with rig.sessions(environment):

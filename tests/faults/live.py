@@ -19,10 +19,11 @@ from typing import Dict, Iterator, List, Sequence, Tuple
 
 from lab import NodeProcess
 from semishared.config import Config
-from semishared.do import layers, ssh
+from semishared.disk import layers
+from semishared.model import steps as s
 from semishared.opennebula import args
 from semishared.plan import snapshots
-from semishared.plan import steps as s
+from semishared.wire import session as ssh
 
 from . import machine
 from .cloud import STORE, SYSTEM, Cloud, until

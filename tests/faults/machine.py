@@ -24,7 +24,7 @@ from typing import IO, Dict, List, Optional, Sequence
 
 
 class HostSide:
-    """A host side on a machine, with those parts of subprocess.Popen that do.ssh uses."""
+    """A host side on a machine, with those parts of subprocess.Popen that wire.session uses."""
 
     def __init__(self, server: socket.socket, env: Dict[str, str], stderr: int) -> None:
         theirs_in, ours_in = os.pipe()
@@ -61,7 +61,7 @@ class HostSide:
 
 
 class Starter:
-    """In place of the module subprocess in do.ssh: starts host sides on a machine."""
+    """In place of the module subprocess in wire.session: starts host sides on a machine."""
 
     PIPE, TimeoutExpired = subprocess.PIPE, subprocess.TimeoutExpired
 
@@ -119,12 +119,21 @@ def _become(env: Dict[str, str], fds: List[int]) -> None:
         os.closerange(3, 1000)
         os.environ.clear()
         os.environ.update(env)
-        importlib.reload(sys.modules["semishared.do.trace"])
+        importlib.reload(sys.modules["semishared.tools.crash_points"])
         code = sys.modules["semishared.hostside"].main()
     except BaseException:  # noqa: BLE001 - as the interpreter would tell it
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+HOST = ("tools", "wire", "store", "intake", "base", "guest", "disk", "host")
+"""The parts of the package that a host side may load."""
+RUN_BY_PATH = ("watch.py", "host_probe.py")
+
+
+def _host_modules(lib: str) -> List[Path]:
+    return [path for part in HOST for path in Path(lib, "semishared", part).glob("*.py") if path.name not in RUN_BY_PATH]
 
 
 def main() -> None:
@@ -135,7 +144,7 @@ def main() -> None:
         subprocess.run(["mount", "--bind", disks, datastores], check=True)
         subprocess.run(["mount", "--bind", store, f"{datastores}/100"], check=True)
     sys.path.insert(0, lib)
-    for path in sorted([Path(lib, "semishared/hostside.py"), *Path(lib).glob("semishared/do/*.py")]):
+    for path in sorted([Path(lib, "semishared/hostside.py"), *_host_modules(lib)]):
         importlib.import_module(".".join(path.relative_to(lib).with_suffix("").parts))
     server.send(b"ready")
     os.chdir("/")

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Type
 
-from semishared.do import ssh
+from semishared.wire import session as ssh
 
 from . import machine
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Callable, Dict, List, Tuple
 
 from semishared.config import Config
-from semishared.do import ssh
+from semishared.model import steps as s
 from semishared.opennebula import args
 from semishared.plan import snapshots
-from semishared.plan import steps as s
+from semishared.wire import session as ssh
 
 from .cases import PERSISTENT, RAW, VM, Case, Environment, MiB, Stored, clone_steps, datastore, ln_steps, plan, source
 from .rig import Rig

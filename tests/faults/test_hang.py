@@ -14,9 +14,9 @@ from typing import Iterator, Sequence
 
 import pytest
 
-from semishared.do import transfer
-from semishared.do.run import run, stream
+from semishared.disk import transfer
 from semishared.errors import ToolFailed, ToolTimeout
+from semishared.tools.run import run, stream
 
 from . import conftest
 from .cloud import STORE, SYSTEM, Cloud, one_line

@@ -17,9 +17,10 @@ from typing import Any, Dict, Iterator, List, Set, Tuple
 
 import pytest
 
-from semishared.do import extents, layers
+from semishared.disk import layers
 from semishared.errors import SemisharedError
-from semishared.plan import steps as s
+from semishared.model import steps as s
+from semishared.tools import extents
 
 from . import conftest, driver_kills
 from .cases import CASES as OTHER_CASES

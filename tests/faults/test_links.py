@@ -19,9 +19,9 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Tuple
 import pytest
 
 from semishared.errors import SemisharedError
-from semishared.plan import base_steps as b
+from semishared.model import steps as s
+from semishared.model import steps_base as b
 from semishared.plan import gc
-from semishared.plan import steps as s
 
 from .cases import CASES as OTHER_CASES
 from .cases import OTHER, PERSISTENT, RAW, VM, Case, MiB, build, clone_steps, datastore, ln_steps, nothing, plan, whole_vm

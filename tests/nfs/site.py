@@ -16,7 +16,7 @@ from lab import caches
 from lab.kernel_host import ONEADMIN, KernelHost, KernelHostError, Program, Wire
 from semishared import VERSION
 from semishared.errors import from_id
-from semishared.plan import steps as s
+from semishared.model import steps as s
 
 MiB = 1 << 20
 LOCATION = "/var/lib/one/datastores"
@@ -74,7 +74,7 @@ class HostSide:
         return self.finish(timeout)
 
     def go_on(self) -> None:
-        """Let it go on after it has stopped at a point (do/trace.py)."""
+        """Let it go on after it has stopped at a point (tools/crash_points.py)."""
         self._program.signal(18)
 
     def end(self) -> None:

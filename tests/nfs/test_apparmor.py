@@ -22,7 +22,7 @@ import pytest
 
 from lab import caches
 from lab.kernel_host import ONEADMIN, KernelHost
-from semishared.plan import steps as s
+from semishared.model import steps as s
 from tools.world import World
 
 LONG_S = 900
@@ -34,8 +34,8 @@ CACHE = "writeback"
 ON_HOST = """
 import json, sys
 from semishared.config import Config
-from semishared.do.ssh import Session
-from semishared.plan.steps import from_data
+from semishared.wire.session import Session
+from semishared.model.steps import from_data
 with Session("localhost", "test", Config()) as session:
     print(json.dumps(session.run([from_data(step) for step in json.load(sys.stdin)])))
 """

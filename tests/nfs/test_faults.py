@@ -11,9 +11,9 @@ from lab import caches
 from lab.kernel_host import ONEADMIN, KernelHost
 from nfs.site import EXPORT, LEASE_S, LOCATION, SIZE, STORE, Guest, NfsSite
 from semishared.errors import MissingImage
-from semishared.plan import steps as s
+from semishared.model import steps as s
 
-HEALTH = f"{caches.CHECKOUT}/lib/semishared/health.py"
+HEALTH = f"{caches.CHECKOUT}/lib/semishared/host/host_probe.py"
 
 
 def wait_for(what: str, is_so: object, timeout: float) -> None:

@@ -15,10 +15,10 @@ from lab import caches
 from lab.kernel_host import ONEADMIN
 from nfs.site import LOCATION, SIZE, STORE, Guest, HostSide, NfsSite, Site
 from semishared.errors import ImageChanged, MissingImage, SemisharedError
+from semishared.model import steps as s
 from semishared.plan import diagnosis
-from semishared.plan import steps as s
 
-EXAMINE = f"{caches.CHECKOUT}/lib/semishared/examination.py"
+EXAMINE = f"{caches.CHECKOUT}/lib/semishared/install/preflight.py"
 
 
 def test_oneadmin_owns_the_store_and_root_does_not(nfs_site: NfsSite) -> None:

@@ -15,12 +15,12 @@ import rados
 import rbd
 
 from semishared.config import Config
-from semishared.do.ssh import Session
-from semishared.plan import image_steps as i
-from semishared.plan import steps as s
-from semishared.plan import stores
+from semishared.model import steps as s
+from semishared.model import steps_image as i
+from semishared.model import stores
+from semishared.model.network_disk import NetworkDisk
 from semishared.plan.ceph_caps import keys
-from semishared.plan.network_disk import NetworkDisk
+from semishared.wire.session import Session
 from tools.world import MiB, World
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from semishared.plan import steps as s
+from semishared.model import steps as s
 from tools.test_vmm import Host
 from tools.world import World
 

@@ -11,7 +11,7 @@ from typing import Iterator
 
 import pytest
 
-from semishared.plan import steps as s
+from semishared.model import steps as s
 from tools.slow_disk import SlowDisk
 from tools.world import MiB, World
 
@@ -126,7 +126,7 @@ def test_a_bridge_that_has_not_the_disks_is_refused(world: World) -> None:
 def test_a_backup_is_called_as_it_was_when_it_is_over() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from semishared.backup import cancellable\n"
+        "from semishared.front.backup import cancellable\n"
         "name = lambda: open('/proc/self/comm').read().strip()\n"
         "was = name()\n"
         "with cancellable(): print(name())\n"

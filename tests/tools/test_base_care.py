@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from semishared.do import bases, extents, files, scrub
+from semishared.base import cache, scrub
 from semishared.errors import BadArguments, ImageChanged, MissingImage
-from semishared.plan import base_steps as b
-from semishared.plan import steps as s
+from semishared.model import steps as s
+from semishared.model import steps_base as b
+from semishared.tools import extents, files
 from tools.world import MiB, World, qemu_io
 
 IMAGE = 64 * MiB
@@ -93,25 +94,25 @@ def test_only_bases_can_be_named(world: World, name: str) -> None:
 
 def test_lease_taken_while_its_base_is_being_evicted_brings_it_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     image = world.image()
-    base = bases.stage(root(world), image)
+    base = cache.stage(root(world), image)
     real = files.unlink
 
     def unlink(path: str) -> bool:
         # The moment between the look at the leases and the first effect.
         if path == base.image:
-            bases.lease(root(world), image, 5, 1)
+            cache.lease(root(world), image, 5, 1)
         return real(path)
 
     monkeypatch.setattr(files, "unlink", unlink)
-    assert not bases.forget(base)
+    assert not cache.forget(base)
     assert os.path.samefile(base.image, base.lease(5, 1))
 
 
 def test_clone_that_comes_to_an_evicted_base_waits_and_stages_it_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     image = world.image()
-    base = bases.stage(root(world), image)
+    base = cache.stage(root(world), image)
     leased: list[str] = []
-    clone = threading.Thread(target=lambda: leased.append(bases.lease(root(world), image, 5, 1)[1]))
+    clone = threading.Thread(target=lambda: leased.append(cache.lease(root(world), image, 5, 1)[1]))
     seen = []
 
     def point(name: str) -> None:
@@ -121,7 +122,7 @@ def test_clone_that_comes_to_an_evicted_base_waits_and_stages_it_again(world: Wo
             clone.join(0.3)
             assert not leased, "a base that is being evicted gives no lease"
 
-    monkeypatch.setattr(bases, "point", point)
+    monkeypatch.setattr(cache, "point", point)
     assert scrub.evict(b.EvictBase(root(world), os.path.basename(base.directory)))["evicted"]
     clone.join(20)
     assert leased == [base.lease(5, 1)]
@@ -131,19 +132,19 @@ def test_clone_that_comes_to_an_evicted_base_waits_and_stages_it_again(world: Wo
 
 def test_clones_and_evictions_at_random_never_meet(world: World) -> None:
     image = world.image()
-    name = os.path.basename(bases.stage(root(world), image).directory)
+    name = os.path.basename(cache.stage(root(world), image).directory)
     stop, errors = threading.Event(), []
 
     def clones(first: int) -> None:
         try:
             for vm in range(first, first + 60):
-                base, path = bases.lease(root(world), image, vm, 0)
+                base, path = cache.lease(root(world), image, vm, 0)
                 # What a clone does next: it opens the lease.
                 with open(path, "rb") as file:
                     file.seek(1 * MiB)
                     assert file.read(16) == b"\xa1" * 16
                 assert extents.copy(path, None, "raw", "test").generation == base.generation
-                bases.release(root(world), vm, 0)
+                cache.release(root(world), vm, 0)
         except BaseException as e:
             errors.append(e)
             raise

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from semishared.do import files
-from semishared.plan import steps as s
+from semishared.model import steps as s
+from semishared.tools import files
 from tools.world import World, qemu_io
 
 
 def staged_by_another_process(world: World, *through: str) -> str:
     """Return the name under which a process that has ended would have staged an image."""
-    program = "import sys; sys.path.insert(0, sys.argv[1]); from semishared.do import files; print(files.staged_name(sys.argv[2]))"
+    program = "import sys; sys.path.insert(0, sys.argv[1]); from semishared.tools import files; print(files.staged_name(sys.argv[2]))"
     lib = str(Path(files.__file__).parents[2])
     argv = [*through, sys.executable, "-I", "-c", program, lib, str(world.store / "image")]
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()

@@ -21,7 +21,8 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from semishared.do import dir_store, extents
+from semishared.store import dir_store
+from semishared.tools import extents
 from tools.world import MiB, allocated, qemu_io
 
 ROOT = Path(__file__).resolve().parents[2]

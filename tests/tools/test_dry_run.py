@@ -17,9 +17,9 @@ from lab.oned import IMAGE_DS, SYSTEM_DS, Oned, Settings
 from semishared.cli import base
 from semishared.cli.main import COMMANDS, main, parser
 from semishared.config import Config
-from semishared.do import ssh
 from semishared.errors import SemisharedError
-from semishared.plan import steps as s
+from semishared.model import steps as s
+from semishared.wire import session
 from tools.world import MiB, World
 
 RUNS = {
@@ -138,7 +138,7 @@ def test_a_dry_run_says_which_base_is_damaged_and_exits_with_1(site: Site, capsy
 
 def test_no_step_that_changes_anything_is_sent_by_a_session_that_only_looks(world: World) -> None:
     before = things(world.top)
-    with ssh.looking_only():
+    with session.looking_only():
         with pytest.raises(SemisharedError, match="PrepareVm on localhost was not sent"):
             world.on(s.DescribeVm(5, str(world.system / "5")), s.PrepareVm(5, str(world.system / "5")))
         assert world.on(s.DescribeVm(5, str(world.system / "5"))) == [{"present": False, "records": []}]

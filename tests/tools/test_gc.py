@@ -17,8 +17,8 @@ from typing import Iterable
 
 import pytest
 
+from semishared.model import steps as s
 from semishared.plan import gc
-from semishared.plan import steps as s
 from tools.world import World
 
 HEX = "0123456789abcdef" * 2

@@ -15,9 +15,9 @@ import pytest
 from lab.oned.objects import History, Host
 from semishared.cli import gc as command
 from semishared.config import Config
-from semishared.do import files
 from semishared.opennebula.oned import Oned
 from semishared.plan import gc
+from semishared.tools import files
 from tools.oned_site import HERE, STORE, ActionSite
 
 RUNNING, DONE, UNDEPLOYED = 3, 6, 9

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from semishared.config import Config
-from semishared.do import extents
-from semishared.do.ssh import Session
 from semishared.errors import ImageChanged, MissingImage, StoreUnavailable
-from semishared.plan import steps as s
+from semishared.model import steps as s
+from semishared.tools import extents
+from semishared.wire.session import Session
 from tools.world import MiB, World, allocated, qemu_io
 
 
@@ -50,7 +50,7 @@ def test_record_says_what_the_disk_is(world: World) -> None:
 
 
 def test_size_of_a_grown_disk_and_of_one_that_is_not(world: World) -> None:
-    from semishared.do import qemu_img
+    from semishared.tools import qemu_img
 
     image = world.image()
     assert qemu_img.virtual_size(str(world.clone(image, world.disk(1), 100 * MiB)), "qcow2") == 100 * MiB
@@ -238,7 +238,7 @@ def test_full_copy_is_its_own_and_sparse(world: World) -> None:
     qemu_io(disk.path, "qcow2", "write -P 0x66 2M 64k")
     qemu_io(disk.path, "qcow2", "read -P 0xa1 1M 64k")
     qemu_io(image.source, "qcow2", "read -P 0 2M 64k")
-    from semishared.do import qemu_img
+    from semishared.tools import qemu_img
 
     assert qemu_img.virtual_size(disk.path, "qcow2") == 100 * MiB
     assert allocated(disk.path) < 4 * MiB

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from semishared.do import qemu_img
 from semishared.errors import (
     BadRecord,
     DataInTheWay,
@@ -24,7 +23,8 @@ from semishared.errors import (
     TransferCorrupt,
     VmGone,
 )
-from semishared.plan import steps as s
+from semishared.model import steps as s
+from semishared.tools import qemu_img
 from tools.world import MiB, World, qemu_io
 
 
@@ -295,7 +295,7 @@ def test_probe_of_a_store_passes_only_where_both_see_the_same(world: World) -> N
 
 def test_error_of_the_host_keeps_its_kind_and_the_session_goes_on(world: World) -> None:
     from semishared.config import Config
-    from semishared.do.ssh import Session
+    from semishared.wire.session import Session
 
     with Session("localhost", "test", Config()) as session:
         with pytest.raises(MissingImage):
@@ -305,8 +305,8 @@ def test_error_of_the_host_keeps_its_kind_and_the_session_goes_on(world: World) 
 
 def test_plan_of_another_version_is_refused(world: World) -> None:
     from semishared.config import Config
-    from semishared.do.ssh import Session
     from semishared.errors import HostOutdated
+    from semishared.wire.session import Session
 
     with Session("localhost", "test", Config()) as session:
         session.send(plan={"version": "0.0.1", "seq": 0, "steps": []})
@@ -316,7 +316,7 @@ def test_plan_of_another_version_is_refused(world: World) -> None:
 
 def test_plan_that_is_none_is_a_clear_error() -> None:
     from semishared.config import Config
-    from semishared.do.ssh import Session
+    from semishared.wire.session import Session
 
     late, unknown = {"seq": "1", "steps": []}, {"seq": 1, "steps": [{"step": "Reboot"}]}
     for plan in (None, 3, {"version": "0.1.0"}, {"version": "0.1.0", **late}, {"version": "0.1.0", **unknown}):

@@ -14,8 +14,7 @@ from typing import Any, Iterator
 import pytest
 
 from semishared.config import Config
-from semishared.do import epochs, locks
-from semishared.do.ssh import Session
+from semishared.disk import epochs
 from semishared.errors import (
     ImageChanged,
     LateAction,
@@ -28,7 +27,9 @@ from semishared.errors import (
     TransferCorrupt,
     WholeDirectoryThere,
 )
-from semishared.plan import steps as s
+from semishared.model import steps as s
+from semishared.tools import locks
+from semishared.wire.session import Session
 from tools.world import MiB, World, allocated, qemu_io
 
 

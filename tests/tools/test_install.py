@@ -236,7 +236,7 @@ def test_failing_half_way_leaves_the_old_version(remotes: Path, checkout: Path) 
     script = checkout / "install.sh"
     install(remotes, script=script)
     before = snapshot(remotes)
-    (checkout / "lib/semishared/datastore.py").write_text("not python at all (")
+    (checkout / "lib/semishared/front/datastore.py").write_text("not python at all (")
     done = subprocess.run([str(script), "--remotes", str(remotes)], capture_output=True, text=True)
     assert done.returncode == 1 and "cannot compile" in done.stderr
     assert snapshot(remotes) == before

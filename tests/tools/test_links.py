@@ -12,7 +12,7 @@ from typing import Callable, Dict, Iterator, List, Tuple
 import pytest
 
 from semishared.errors import SemisharedError
-from semishared.plan import steps as s
+from semishared.model import steps as s
 from tools.test_datastore import Store
 from tools.world import World, qemu_io
 
@@ -263,7 +263,7 @@ def test_record_that_names_another_place_is_refused(world: World, outside: Path)
 
 
 def test_staged_link_of_a_killed_action_is_in_nobodys_way(world: World) -> None:
-    from semishared.do import files
+    from semishared.tools import files
 
     image, disk = world.image(), world.disk()
     world.link(image, disk)

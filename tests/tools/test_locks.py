@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from semishared.do import locks
-from semishared.plan import steps as s
+from semishared.model import steps as s
+from semishared.tools import locks
 from tools.world import World
 
 LONG_AGO_S = 3 * 86400
@@ -54,7 +54,7 @@ def test_who_waited_on_a_forgotten_lock_takes_the_new_file(world: World) -> None
     assert holder
     with holder:
         waiting = subprocess.Popen(
-            ["/usr/bin/python3", "-c", "import sys; from semishared.do import locks\n"
+            ["/usr/bin/python3", "-c", "import sys; from semishared.tools import locks\n"
              "with locks.exclusive(sys.argv[1]) as f: print('held', locks.is_held(sys.argv[1]))", path],
             env={**os.environ, "PYTHONPATH": "lib"}, stdout=subprocess.PIPE,
         )  # fmt: skip

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from semishared.base import cache, partial, peers
+from semishared.base.partial import Partial
 from semishared.config import Config
-from semishared.do import bases, codec, extents, locks, packets, partial, peers
-from semishared.do.partial import Partial
 from semishared.errors import HostFailed, HostUnreachable, MissingImage, TransferCorrupt
-from semishared.plan import base_steps as b
-from semishared.plan import steps as s
+from semishared.model import steps as s
+from semishared.model import steps_base as b
+from semishared.tools import compress, extents, locks
+from semishared.wire import packets
 from tools.test_base_care import flip
 from tools.world import MiB, World, qemu_io
 
@@ -31,7 +33,7 @@ def image(world: World) -> s.ImageRef:
         for at in (20, 100, 201):
             file.seek(at * MiB)
             file.write(os.urandom(8 * MiB) + b"text " * 500_000)
-    generation = bases.stage(str(world.root), found).generation
+    generation = cache.stage(str(world.root), found).generation
     return found._replace(generation=generation)
 
 
@@ -136,7 +138,7 @@ def test_source_is_left_when_the_front_end_says_so(world: World, image: s.ImageR
 def test_base_that_is_still_arriving_is_served_as_it_comes(world: World, image: s.ImageRef, tmp_path: Path) -> None:
     """The peer gets it from the store, slowly, and we get it from the peer: a chain of two."""
     root, text = str(world.root), (world.bases()[0] / "manifest").read_bytes()
-    bases.forget(bases.at(root, world.bases()[0].name))
+    cache.forget(cache.at(root, world.bases()[0].name))
     target = Partial(str(tmp_path / "other"), image)
     seen: list[float] = []
 
@@ -157,7 +159,7 @@ def test_base_that_is_still_arriving_is_served_as_it_comes(world: World, image: 
                 time.sleep(0.1)
         last = time.monotonic()
         source.finish()
-        bases.publish(root, bases.at(root, f"100-7-{image.generation}"), image)
+        cache.publish(root, cache.at(root, f"100-7-{image.generation}"), image)
     puller.join(20)
     assert whole(world, target)
     assert len([at for at in seen if at < last]) > 3, "most of it came before the peer had all"
@@ -167,7 +169,7 @@ def test_receiver_has_it_from_the_peer_and_the_store_is_the_last_resort(world: W
     (base,) = world.bases()
 
     def have(sources: tuple[str, ...], from_store: str) -> dict[str, object]:
-        bases.forget(bases.at(str(world.root), base.name))
+        cache.forget(cache.at(str(world.root), base.name))
         step = b.FetchBase(str(world.root), image, sources, from_store, "", "none", 0, (), ())
         (found,) = world.on(step)
         assert isinstance(found, dict)
@@ -187,7 +189,7 @@ def test_receiver_has_it_from_the_peer_and_the_store_is_the_last_resort(world: W
 
 
 def test_clone_asks_the_front_end_when_it_is_cold_and_only_then(world: World, image: s.ImageRef) -> None:
-    from semishared.do.ssh import Session
+    from semishared.wire.session import Session
 
     (base,) = world.bases()
     asked: list[dict[str, object]] = []
@@ -209,7 +211,7 @@ def test_clone_asks_the_front_end_when_it_is_cold_and_only_then(world: World, im
     clone(5)
     assert asked == []
     world.on(s.RemoveDisk(world.disk(5), ""))
-    bases.forget(bases.at(str(world.root), base.name))
+    cache.forget(cache.at(str(world.root), base.name))
     clone(6)
     (question,) = asked
     assert (question["question"], question["name"], question["bases"]) == ("base", base.name, [])
@@ -218,12 +220,12 @@ def test_clone_asks_the_front_end_when_it_is_cold_and_only_then(world: World, im
 
 
 def test_compressors_of_this_machine() -> None:
-    assert codec.available() == ["none", "zstd", "lzop"]
+    assert compress.available() == ["none", "zstd", "lzop"]
     data = b"text " * 100_000
-    for name in codec.available():
-        assert codec.unpack(name, codec.pack(name, data), len(data)) == data
+    for name in compress.available():
+        assert compress.unpack(name, compress.pack(name, data), len(data)) == data
     with pytest.raises(TransferCorrupt):
-        codec.unpack("zstd", codec.pack("zstd", data), len(data) + 1)
+        compress.unpack("zstd", compress.pack("zstd", data), len(data) + 1)
 
 
 def test_reception_killed_at_any_step_is_gone_on_with(world: World, image: s.ImageRef, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +241,7 @@ def test_reception_killed_at_any_step_is_gone_on_with(world: World, image: s.Ima
     step = b.FetchBase(str(world.root), image, (), "last", "", "none", 0, (), ())
     killed = 0
     for kill_at in range(1, 60):
-        bases.forget(bases.at(str(world.root), base.name))
+        cache.forget(cache.at(str(world.root), base.name))
         subprocess.run(["cp", "-a", str(kept), peer.directory], check=True)
         monkeypatch.setenv("SEMISHARED_KILL_AT", str(kill_at))
         try:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from semishared.do import inspection, qemu_img
 from semishared.errors import ToolFailed, UnsafeImage
+from semishared.intake import inspection
+from semishared.tools import qemu_img
 from tools.world import MiB, allocated, qemu_io
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from semishared.do import standstill
-from semishared.do.run import run, stream, work
 from semishared.errors import NoSpace, ToolFailed, ToolMissing, ToolTimeout
+from semishared.tools import standstill
+from semishared.tools.run import run, stream, work
 
 LIB = Path(__file__).resolve().parents[2] / "lib"
 
@@ -108,7 +108,7 @@ def test_timeout_does_not_wait_for_grandchildren_that_hold_the_pipes(tmp_path: P
 def test_children_of_a_streamed_program_die_with_us(tmp_path: Path, how: signal.Signals) -> None:
     """OpenNebula's downloader is a pipe of programs: none of them may go on writing."""
     script = f"exec 1>/dev/null; sleep 60 & echo $! >{tmp_path}/pid; wait"
-    code = f"import sys; sys.path.insert(0, {str(LIB)!r}); from semishared.do.run import stream; "
+    code = f"import sys; sys.path.insert(0, {str(LIB)!r}); from semishared.tools.run import stream; "
     code += f"list(stream(['sh', '-c', {f'sh -c {script!r} & echo started; wait'!r}]))"
     assert wait_until_gone(killed_once_it_told(code, tmp_path / "pid", how))
 
@@ -137,7 +137,7 @@ def killed_once_it_told(code: str, told: Path, how: signal.Signals) -> int:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_program_dies_with_us(tmp_path: Path, how: signal.Signals) -> None:
-    code = f"import sys; sys.path.insert(0, {str(LIB)!r}); from semishared.do.run import run; "
+    code = f"import sys; sys.path.insert(0, {str(LIB)!r}); from semishared.tools.run import run; "
     code += f"run(['sh', '-c', 'echo $$ >{tmp_path}/pid; exec sleep 60'])"
     assert wait_until_gone(killed_once_it_told(code, tmp_path / "pid", how))
 

@@ -25,7 +25,7 @@ def on(machine: str, argv: list[str], data: bytes) -> str:
 
 def probe(machine: str, location: Path) -> str:
     """Run what OpenNebula's monitoring runs on a host; return HEALTH."""
-    said = on(machine, ["/usr/bin/python3", "-I", str(ROOT / "lib/semishared/health.py")], INPUT.format(location).encode())
+    said = on(machine, ["/usr/bin/python3", "-I", str(ROOT / "lib/semishared/host/host_probe.py")], INPUT.format(location).encode())
     return said.split('HEALTH = "')[1].split('"')[0]
 
 
@@ -33,11 +33,11 @@ def examine(machine: str, location: Path) -> dict[str, Any]:
     """Run what doctor runs on a machine."""
     import base64
 
-    from semishared.examination import Question
+    from semishared.install.preflight import Question
 
     question = Question(roles=(), location=str(location), systems=(str(location / "101"),))
     word = base64.b64encode(json.dumps(question).encode()).decode()
-    program = (ROOT / "lib/semishared/examination.py").read_bytes()
+    program = (ROOT / "lib/semishared/install/preflight.py").read_bytes()
     answer: dict[str, Any] = json.loads(on(machine, ["/usr/bin/python3", "-I", "-", word], program))
     return answer
 

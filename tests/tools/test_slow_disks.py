@@ -14,9 +14,9 @@ from typing import Iterator
 import pytest
 
 from semishared.config import Config
-from semishared.do import ssh
 from semishared.errors import SemisharedError, ToolTimeout
-from semishared.plan import steps as s
+from semishared.model import steps as s
+from semishared.wire import session as ssh
 from tools.slow_disk import SlowDisk
 from tools.world import MiB, World
 
@@ -27,17 +27,15 @@ SCALED = """
 import sys
 sys.path.insert(0, {lib!r})
 from semishared import hostside
-from semishared.do import disks, files, image_snapshots, qemu_img, run
-for module in (run, disks, image_snapshots, qemu_img):
+from semishared.disk import create
+from semishared.store import dir_snapshots
+from semishared.tools import files, qemu_img, run, standstill
+for module in (run, create, dir_snapshots, qemu_img):
     module.LONG_S = {limit}
 run.run.__kwdefaults__["timeout_s"] = {limit}
 hostside.STALLED_S, hostside.ALIVE_S = {limit}, 0.2
 files.WINDOW = 1 << 20
-try:
-    from semishared.do import standstill
-    standstill.FLOOR = 1 << 30
-except ImportError:
-    pass
+standstill.FLOOR = 1 << 30
 sys.exit(hostside.main())
 """
 RATE = 6 * MiB

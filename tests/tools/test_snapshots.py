@@ -13,11 +13,11 @@ from typing import Callable, Dict, List
 
 import pytest
 
-from semishared.do import qemu_img
 from semishared.errors import BadRecord, MissingImage, NotSupported
+from semishared.model import steps as s
 from semishared.opennebula import args
 from semishared.plan import snapshots
-from semishared.plan import steps as s
+from semishared.tools import qemu_img
 from tools.world import OVERLAY_OPTIONS, MiB, World, qemu_io
 
 PLACES = ["overlay", "copy", "store-clone", "in-place"]

@@ -23,7 +23,7 @@ from typing import Any, Callable, Iterator
 import pytest
 
 from semishared.errors import SemisharedError
-from semishared.plan import steps as s
+from semishared.model import steps as s
 from tools.test_datastore import ROOT, Store
 from tools.world import MiB, World, allocated, qemu_io
 

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from semishared.do import domain
+from semishared.guest import domain
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDER = """#!/bin/sh

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Iterator
 import pytest
 
 from semishared.errors import SemisharedError
-from semishared.plan import image_steps as i
-from semishared.plan import steps as s
+from semishared.model import steps as s
+from semishared.model import steps_image as i
 from tools.test_datastore import Store
 from tools.world import World, qemu_io
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Callable, Iterable, Iterator
 
 from semishared.config import Config
-from semishared.do import extents
-from semishared.do.ssh import Session
-from semishared.plan import steps as s
+from semishared.model import steps as s
+from semishared.tools import extents
+from semishared.wire.session import Session
 
 MiB = 1 << 20
 OVERLAY_OPTIONS = "extended_l2=on,cluster_size=128k"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from semishared.do.arrival import Arrival, octets
+from semishared.base.arrival import Arrival, octets
 
 MiB = 1 << 20
 BURST = MiB // 5

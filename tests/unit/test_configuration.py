@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from configurations import REFUSED, SOUND, Value, oned_reads, vmm_execrc
 from semishared.errors import BadConfiguration, ConfigurationConflict
-from semishared.opennebula.oned_conf import parse
-from semishared.plan import attributes, execrc
-from semishared.plan import configuration as plan
+from semishared.install import configuration as plan
+from semishared.install import execrc
+from semishared.install.oned_conf import parse
+from semishared.plan import attributes
 
 OWN = ("attach_disk", "deploy", "migrate", "restore", "snapshot_create")
 # What was there by hand is ours: it goes when we go.

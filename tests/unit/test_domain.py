@@ -12,18 +12,12 @@ from xml.etree import ElementTree
 import pytest
 
 from semishared.errors import BadArguments, BadRecord, MigrationRefused, NotSupported
-from semishared.opennebula.markup import Markup, escape
-from semishared.plan.attach import AttachMessage
+from semishared.model.steps import State
+from semishared.opennebula.xml_edit import Markup, escape
+from semishared.plan.attach_xml import AttachMessage
 from semishared.plan.checkpoint import with_active_layers
-from semishared.plan.domain import (
-    DiskRecord,
-    Domain,
-    check_system_snapshot,
-    disk_number,
-    disks_of_ours,
-)
+from semishared.plan.domain_xml import DiskRecord, Domain, check_system_snapshot, disk_number, disks_of_ours
 from semishared.plan.live_migration import Outcome, is_proved, options, outcome, paths_in_place
-from semishared.plan.steps import State
 
 GOLDEN = Path(__file__).parent / "golden" / "domain"
 CASES = sorted(path.name[: -len(".in.xml")] for path in GOLDEN.glob("*.in.xml"))

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semishared.do.pace import Pace
 from semishared.errors import BadAttribute
 from semishared.plan.eviction import Held, Limits, choose, limits, missing, superseded
+from semishared.tools.rate_limit import Pace
 from semishared.units import GiB, amount
 
 HEX = "0" * 31

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semishared.do import extents, progress
 from semishared.errors import ImageChanged
+from semishared.tools import extents, progress
 
 EXTENT = 64 << 10
 """Smaller than the real one, so that small files have many."""

@@ -10,9 +10,9 @@ import pytest
 from semishared.cli import gc as command
 from semishared.cli import main
 from semishared.errors import BadArguments
+from semishared.model import steps as s
 from semishared.opennebula.xml import Vm
 from semishared.plan import gc, gc_places
-from semishared.plan import steps as s
 
 LOCATION = "/ds"
 HEX = "0123456789abcdef" * 2

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from semishared.plan import gc_pools, image_steps
-from semishared.plan import steps as s
+from semishared.model import steps as s
+from semishared.model import steps_image
+from semishared.plan import gc_pools
 from semishared.plan.gc import Known
 
 ACCESS = s.Access("rbd", "libvirt", "bases", "bridge")
@@ -59,7 +60,7 @@ def test_what_goes_and_what_stays(name: str, more: dict[str, Any], kind: str, ke
     for item in found:
         assert (keep in item.keep) if keep else not item.keep
         (step,) = item.steps()
-        assert step == image_steps.RemoveImage(step.image)  # type: ignore[attr-defined]
+        assert step == steps_image.RemoveImage(step.image)  # type: ignore[attr-defined]
         assert step.image.source == f"one/{name}"  # type: ignore[attr-defined]
 
 

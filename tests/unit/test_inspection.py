@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from semishared.do import inspection
-from semishared.do.source import decompressor
 from semishared.errors import MissingImage, NotSupported, UnsafeImage, WrongFormat
+from semishared.intake import inspection
+from semishared.intake.source import decompressor
 
 GiB = 1 << 30
 

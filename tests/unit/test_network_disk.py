@@ -18,9 +18,9 @@ import pytest
 import traces
 from semishared.errors import BadArguments, BadRecord, MigrationRefused, NotSupported
 from semishared.opennebula.xml import Vm
-from semishared.plan.attach import AttachMessage
+from semishared.plan.attach_xml import AttachMessage
 from semishared.plan.checkpoint import with_active_layers
-from semishared.plan.domain import DiskRecord, Domain, disks_of_ours
+from semishared.plan.domain_xml import DiskRecord, Domain, disks_of_ours
 from semishared.plan.live_migration import paths_in_place
 
 GOLDEN = Path(__file__).parent / "golden" / "network"

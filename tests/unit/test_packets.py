@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semishared.do import codec, packets
-from semishared.do.codec import Sample
 from semishared.errors import BadArguments, TransferCorrupt
+from semishared.tools import compress
+from semishared.tools.compress import Sample
+from semishared.wire import packets
 
 SESSION = packets.Session(b"s" * 16, b"k" * 32)
 CONTENTS = st.lists(st.tuples(st.integers(0, 1 << 40), st.binary(max_size=300)), max_size=5)
@@ -23,7 +24,7 @@ def extent(number: int, content: bytes) -> packets.Extent:
 
 
 def stream(groups: list[list[tuple[int, bytes]]], session: packets.Session = SESSION) -> bytes:
-    sealer = packets.Sealer(session, codec.NONE)
+    sealer = packets.Sealer(session, compress.NONE)
     pieces = sealer.manifest(b"manifest")
     for group in groups:
         pieces += sealer.extents([extent(*item) for item in group])
@@ -77,7 +78,7 @@ def test_buffers_are_used_again_and_only_when_they_were_given_back() -> None:
     first, second, third = opener.feed(stream([[(1, b"a" * 900)], [(2, b"b" * 900)]]))
     kept = bytes(second.payload)
     opener.reuse(third)
-    sealer = packets.Sealer(SESSION, codec.NONE)
+    sealer = packets.Sealer(SESSION, compress.NONE)
     sealer.manifest(b""), sealer.extents([]), sealer.extents([])
     (fourth,) = opener.feed(b"".join(sealer.extents([extent(3, b"c" * 800)])))
     assert fourth.payload.obj is third.payload.obj and bytes(second.payload) == kept
@@ -90,7 +91,7 @@ def test_other_sessions_other_keys_and_repeated_packets_are_refused() -> None:
     for other in (packets.Session(b"t" * 16, SESSION.key), packets.Session(SESSION.id, b"l" * 32)):
         with pytest.raises(TransferCorrupt):
             opened(stream([[(1, b"a")]], other), [])
-    sealer = packets.Sealer(SESSION, codec.NONE)
+    sealer = packets.Sealer(SESSION, compress.NONE)
     first = b"".join(sealer.manifest(b"x"))
     for again in (first + first, b"".join(sealer.extents([extent(1, b"a")])), b"GET / HTTP/1.0\r\n" * 20, b"\0" * 200):
         with pytest.raises(TransferCorrupt):
@@ -122,7 +123,7 @@ class Liar(packets.Sealer):
 )  # fmt: skip
 def test_packets_that_lie_about_their_extents_are_refused(table: bytes, payload: bytes) -> None:
     with pytest.raises(TransferCorrupt):
-        opened(Liar(SESSION, codec.NONE).lie(table, payload), [])
+        opened(Liar(SESSION, compress.NONE).lie(table, payload), [])
 
 
 MBIT_100 = 12_500_000
@@ -141,9 +142,9 @@ MBIT_100 = 12_500_000
 )
 def test_compressor_that_pays_is_chosen(ratios: dict[str, float], rate: float, wanted: str) -> None:
     samples = [Sample("none", 1.0, float("inf")), *(Sample(name, ratio, 900e6) for name, ratio in ratios.items())]
-    assert codec.best(samples, rate) == wanted
+    assert compress.best(samples, rate) == wanted
 
 
 def test_slow_compressor_does_not_pay_although_it_is_the_better_one() -> None:
     samples = [Sample("none", 1.0, float("inf")), Sample("zstd", 0.2, 30e6), Sample("lzop", 0.4, 900e6)]
-    assert codec.best(samples, 117e6) == "lzop"
+    assert compress.best(samples, 117e6) == "lzop"

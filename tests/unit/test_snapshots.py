@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semishared.errors import BadArguments, BadRecord, MissingImage, NotSupported
+from semishared.model import steps as s
 from semishared.opennebula import args
 from semishared.plan import snapshots
-from semishared.plan import steps as s
 from semishared.plan.snapshots import NO_LAYER, Facts, Layer, Tree
 
 BASE = {0: "base", 1: "base"}
@@ -211,8 +211,8 @@ def test_what_is_no_description(data: Optional[object]) -> None:
 def test_the_log_says_how_the_guest_rested(capsys: pytest.CaptureFixture[str]) -> None:
     from types import SimpleNamespace
 
+    from semishared.front.snapshots import tell_rest
     from semishared.opennebula.report import Report
-    from semishared.snapshots import tell_rest
 
     action = SimpleNamespace(report=Report("snap_create_live"))
     tell_rest(action, [None, {}, {"generation": "x"}, {"rest": "NONE", "why": ""}])  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semishared import cold
 from semishared.errors import BadArguments, NoSpace
+from semishared.front import base_tracker
 from semishared.plan import sources
 from semishared.plan.eviction import Limits
 from semishared.plan.sources import Arriving, for_host
@@ -34,48 +34,48 @@ def test_sources_are_others_few_and_end_with_one_that_has_it(holders: list[str],
 
 def test_simultaneous_hosts_are_one_chain_that_ends_in_holders(tmp_path: Path) -> None:
     root = str(tmp_path)
-    assert [cold.join(root, NAME, host) for host in ("h1", "h2", "h3")] == [[], ["h1"], ["h2", "h1"]]
-    assert cold.join(root, NAME, "h2") == ["h3", "h1"], "again: not from itself"
-    cold.leave(root, NAME, {"h1": True, "h2": False})
-    assert cold.holders_of(root, NAME) == ["h1"]
-    assert cold.join(root, NAME, "h4") == ["h3", "h1"]
-    cold.leave(root, NAME, {"h3": True, "h4": True})
-    assert cold.join(root, NAME, "h5") == ["h4", "h3", "h1"]
-    cold.leave(root, NAME, {"h1": False, "h5": False})
-    assert cold.holders_of(root, NAME) == ["h3", "h4"]
+    assert [base_tracker.join(root, NAME, host) for host in ("h1", "h2", "h3")] == [[], ["h1"], ["h2", "h1"]]
+    assert base_tracker.join(root, NAME, "h2") == ["h3", "h1"], "again: not from itself"
+    base_tracker.leave(root, NAME, {"h1": True, "h2": False})
+    assert base_tracker.holders_of(root, NAME) == ["h1"]
+    assert base_tracker.join(root, NAME, "h4") == ["h3", "h1"]
+    base_tracker.leave(root, NAME, {"h3": True, "h4": True})
+    assert base_tracker.join(root, NAME, "h5") == ["h4", "h3", "h1"]
+    base_tracker.leave(root, NAME, {"h1": False, "h5": False})
+    assert base_tracker.holders_of(root, NAME) == ["h3", "h4"]
 
 
 def test_host_that_never_said_how_it_went_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cold.join(str(tmp_path), NAME, "h1") == []
-    assert cold.join(str(tmp_path), NAME, "h2") == ["h1"]
+    assert base_tracker.join(str(tmp_path), NAME, "h1") == []
+    assert base_tracker.join(str(tmp_path), NAME, "h2") == ["h1"]
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + sources.ARRIVES_S + 1)
-    assert cold.join(str(tmp_path), NAME, "h3") == []
+    assert base_tracker.join(str(tmp_path), NAME, "h3") == []
 
 
 def test_hints_about_older_generations_go_and_damaged_ones_mean_nothing(tmp_path: Path) -> None:
     root, newer, other = str(tmp_path), f"100-7-{'b' * 32}", f"100-77-{'a' * 32}"
     for name in (NAME, other):
-        cold.join(root, name, "h1")
+        base_tracker.join(root, name, "h1")
     old = tmp_path / "holders" / f"100-78-{'a' * 32}"
     old.write_text("{}")
     os.utime(old, (0, 0))
-    cold.join(root, newer, "h1")
+    base_tracker.join(root, newer, "h1")
     assert sorted(path.name for path in (tmp_path / "holders").iterdir()) == sorted([newer, other])
     for text in ("{", "[]", '{"holders": 7, "arriving": [[1], "x"]}'):
         (tmp_path / "holders" / newer).write_text(text)
-        assert cold.join(root, newer, "h2") == []
+        assert base_tracker.join(root, newer, "h2") == []
     with pytest.raises(BadArguments):
-        cold.join(root, "../x", "h1")
+        base_tracker.join(root, "../x", "h1")
 
 
 def test_room_is_made_or_refused() -> None:
     base = {"name": NAME, "bytes": 60, "staged": 1.0, "used": 1.0, "leases": []}
     listed: dict[str, object] = {"bases": [base], "free": 100, "total": 1000}
-    assert cold.room(listed, Limits(-1, 50), "h1", 40, f"100-8-{'a' * 32}") == []
-    assert cold.room(listed, Limits(-1, 50), "h1", 90, f"100-8-{'a' * 32}") == [NAME]
-    assert cold.room(listed, Limits(50, 0), "h1", 10, f"100-8-{'a' * 32}") == [NAME]
+    assert base_tracker.room(listed, Limits(-1, 50), "h1", 40, f"100-8-{'a' * 32}") == []
+    assert base_tracker.room(listed, Limits(-1, 50), "h1", 90, f"100-8-{'a' * 32}") == [NAME]
+    assert base_tracker.room(listed, Limits(50, 0), "h1", 10, f"100-8-{'a' * 32}") == [NAME]
     with pytest.raises(NoSpace, match="no space for a base of .* on h1"):
-        cold.room(listed, Limits(50, 0), "h1", 60, f"100-8-{'a' * 32}")
+        base_tracker.room(listed, Limits(50, 0), "h1", 60, f"100-8-{'a' * 32}")
     with pytest.raises(NoSpace):
-        cold.room({**listed, "bases": [{**base, "leases": ["5-1"]}]}, Limits(-1, 50), "h1", 90, f"100-8-{'a' * 32}")
+        base_tracker.room({**listed, "bases": [{**base, "leases": ["5-1"]}]}, Limits(-1, 50), "h1", 90, f"100-8-{'a' * 32}")

@@ -140,8 +140,8 @@ def test_action_imports_only_what_is_permitted(name: str, tmp_path: Path, baseli
     found, said = imported(code, tmp_path, standard_input(name, tmp_path))
     assert "Traceback" not in said, said
     assert "SS001" not in said, said
-    assert f"semishared.{kind}" in found
-    assert "semishared.do.ssh" in found or kind == "datastore" or action in ("monitor", "monitor_ds"), said
+    assert {"tm": "semishared.front.transfer", "datastore": "semishared.front.datastore"}[kind] in found
+    assert "semishared.wire.session" in found or kind == "datastore" or action in ("monitor", "monitor_ds"), said
     judge(name, found - baseline)
 
 

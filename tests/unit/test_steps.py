@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semishared.do.execute import Execution, read_plan
-from semishared.do.network import OnNetwork
 from semishared.errors import BadArguments
-from semishared.plan import image_steps
-from semishared.plan import steps as s
-from semishared.plan.network_disk import NetworkDisk
+from semishared.host.execute import Execution, read_plan
+from semishared.host.rbd_steps import OnNetwork
+from semishared.model import steps as s
+from semishared.model import steps_image
+from semishared.model.network_disk import NetworkDisk
 
 SECRET = "00000000-0000-4000-8000-0000000000cc"
 OF_IMAGES = {
-    name: cls for name, cls in vars(image_steps).items()
+    name: cls for name, cls in vars(steps_image).items()
     if hasattr(cls, "_fields") and cls not in (s.ImageRef, s.DiskRef, s.Access, NetworkDisk)
 }  # fmt: skip
 STEPS = {**s.STEPS, **OF_IMAGES}

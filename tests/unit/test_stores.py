@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import BadArguments, BadAttribute, BadRecord
+from semishared.model import steps as s
+from semishared.model import stores
+from semishared.model.network_disk import NetworkDisk
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore
-from semishared.plan import steps as s
-from semishared.plan import stores
-from semishared.plan.network_disk import NetworkDisk
 
 SECRET = "00000000-0000-4000-8000-0000000000cc"
 # As recorded: datastore 105 of b-r2, whose CEPH_HOST has a port, and the bridges of 102 of b-v1.

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semishared.do.stream import LONGEST_LINE, Reader, Silence, Writer
 from semishared.errors import HostFailed
+from semishared.wire.messages import LONGEST_LINE, Reader, Silence, Writer
 
 
 class Pipe:

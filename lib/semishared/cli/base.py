@@ -26,15 +26,16 @@ from typing import Any, Callable
 
 from .. import NAME
 from ..config import Config, load
-from ..do.ssh import Session
 from ..errors import BadArguments, ImageChanged, SemisharedError
+from ..model import steps_base as b
+from ..model import stores
+from ..model.refs import ImageRef
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host, Image
-from ..plan import base_steps as b
-from ..plan import eviction, stores
-from ..plan.refs import ImageRef
+from ..plan import eviction
 from ..units import amount, human
+from ..wire.session import Session
 from . import hosts as on
 
 Row = dict[str, Any]

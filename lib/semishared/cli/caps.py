@@ -13,7 +13,7 @@ import argparse
 import json
 
 from ..errors import BadArguments
-from ..plan import stores
+from ..model import stores
 from ..plan.ceph_caps import Key, keys
 
 WHERE = {

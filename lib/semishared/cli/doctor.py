@@ -20,20 +20,20 @@ from typing import Any, Iterator
 
 from .. import NAME
 from ..config import Config, load
-from ..do import ask, stock_layout
-from ..do.domain import Site as Libvirt
-from ..do.files import STAGED, unlink
 from ..errors import CannotInstall, HostUnreachable, SemisharedError
-from ..examination import Question, encoded, limited
-from ..install import edits
+from ..guest.domain import Site as Libvirt
+from ..install import edits, examine
 from ..install.front_end import FrontEnd, locate
+from ..install.preflight import Question, encoded, limited
 from ..install.tree import forwarder
+from ..model import stores
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Image
 from ..plan import diagnosis as plan
-from ..plan import stores
 from ..plan.gc import find
+from ..store import stock_layout
+from ..tools.files import STAGED, unlink
 from ..units import human
 from . import gc, gc_pools
 from .waiting import Waiting
@@ -199,7 +199,7 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
                 if machine not in hosts:
                     question = question._replace(libvirt="")
             try:
-                return ask.examine(machine, encoded(question), config.hosts_connect_timeout_s)
+                return examine.examine(machine, encoded(question), config.hosts_connect_timeout_s)
             except HostUnreachable as e:
                 return f"does not answer: {e.detail}"
             except SemisharedError as e:

@@ -21,15 +21,15 @@ from typing import Any
 
 from .. import NAME
 from ..config import Config, load
-from ..do.ssh import Session, is_here
 from ..errors import BadArguments, HostUnreachable, SemisharedError, from_id
+from ..model import steps as s
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore
 from ..plan import gc as plan
-from ..plan import steps as s
 from ..plan.gc_pools import Pool
 from ..units import human
+from ..wire.session import Session, is_here
 from . import gc_known, gc_pools, gc_strays
 from .waiting import Waiting
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 import os
 from typing import Iterator, Optional, Sequence
 
-from ..do.ssh import is_here
 from ..errors import OnedUnavailable
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Vm
 from ..plan import gc, gc_places, gc_pools
+from ..wire.session import is_here
 
 
 def known(oned: Oned, datastores: Sequence[Datastore], machines: Sequence[gc.Machine], pools: Sequence[gc_pools.Pool]) -> gc.Known:

@@ -6,12 +6,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Iterable
 
 from ..config import Config
-from ..do.ssh import Session
 from ..errors import SemisharedError
+from ..model import steps as s
+from ..model import steps_image, stores
 from ..opennebula.xml import Datastore
-from ..plan import gc_pools, image_steps, stores
-from ..plan import steps as s
+from ..plan import gc_pools
 from ..plan.gc import Finding, Known
+from ..wire.session import Session
 
 if TYPE_CHECKING:
     from .gc import Survey
@@ -33,7 +34,7 @@ def listed(datastores: Iterable[Datastore], config: Config, survey: Survey) -> l
             if datastore.type == 1 or access.can.is_mounted:
                 continue
             bridge, pool = stores.bridge(datastore, 0), stores.pool(datastore)
-            names = _ask(bridge, image_steps.ListPool(access, pool), config)
+            names = _ask(bridge, steps_image.ListPool(access, pool), config)
             found.append(gc_pools.Pool(bridge, datastore.id, pool, access, tuple(names)))
         except SemisharedError as e:
             survey.failed(bridge or f"datastore {datastore.id}", e)
@@ -48,7 +49,7 @@ def left(pools: Iterable[gc_pools.Pool], known: Known, older_than: int, config: 
         if not names:
             continue
         try:
-            looks = _ask(pool.machine, image_steps.LookAtImages(pool.access, pool.name, tuple(names)), config)
+            looks = _ask(pool.machine, steps_image.LookAtImages(pool.access, pool.name, tuple(names)), config)
         except SemisharedError as e:
             survey.failed(pool.machine, e)
             continue

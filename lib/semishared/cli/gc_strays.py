@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from ..config import Config
-from ..do.ssh import Session
+from ..model import steps as s
 from ..opennebula.oned import Oned
 from ..plan import gc, gc_places
-from ..plan import steps as s
 from ..plan.disks import running_domain
+from ..wire.session import Session
 from . import gc_known
 
 

@@ -11,11 +11,11 @@ from typing import Callable, TypeVar
 
 from .. import NAME
 from ..config import Config
-from ..do.ssh import Session
 from ..errors import BadArguments, SemisharedError
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host
+from ..wire.session import Session
 from .waiting import Waiting
 
 AT_ONCE = 32

@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     module = importlib.import_module(f".{arguments.command}", __package__)
     try:
         if getattr(arguments, "dry_run", False) or arguments.command == "plan":
-            from ..do.ssh import looking_only
+            from ..wire.session import looking_only
 
             with looking_only():
                 return int(module.run(arguments))

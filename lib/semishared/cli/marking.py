@@ -11,13 +11,13 @@ import os
 import re
 from typing import Iterable, NamedTuple, Sequence
 
-from ..do import marker
 from ..errors import SemisharedError
-from ..examination import mount_of
+from ..install.preflight import mount_of
+from ..model import stores
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Image
-from ..plan import stores
+from ..store import marker
 
 SETTLED = (1, 2, 3, 6, 8)
 """States in which an image is in its store: READY, USED, DISABLED, CLONE, USED_PERS (include/Image.h)."""

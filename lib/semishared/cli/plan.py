@@ -17,13 +17,14 @@ import json
 import sys
 from typing import TYPE_CHECKING, Iterable
 
-from .. import NAME, tm
+from .. import NAME
 from ..errors import OnedUnavailable, SemisharedError
+from ..front import transfer
+from ..model import steps as s
 from ..opennebula.report import Report
-from ..plan import steps as s
 
 if TYPE_CHECKING:
-    from ..do.ssh import Session
+    from ..wire.session import Session
 
 ACTIONS = ("clone", "ln", "mkimage", "mkswap", "mv", "mvds", "cpds", "delete")
 
@@ -73,7 +74,7 @@ class _Noting:
         return self._rehearsal.on(self.host, steps)
 
 
-class Rehearsal(tm.Action):
+class Rehearsal(transfer.Action):
     """An action whose steps are noted and not done."""
 
     def __init__(self, name: str, argv: list[str]) -> None:
@@ -84,7 +85,7 @@ class Rehearsal(tm.Action):
         """Return a conversation in which nobody is at the other end."""
         return _Noting(self, host)  # type: ignore[return-value]
 
-    def on(self, host: str, steps: Iterable[s.Step], answer: tm.Answer | None = None) -> list[object]:
+    def on(self, host: str, steps: Iterable[s.Step], answer: transfer.Answer | None = None) -> list[object]:
         """Note `steps`; their answers are nobody's to look at."""
         steps = list(steps)
         self.noted.append((host, steps))
@@ -94,7 +95,7 @@ class Rehearsal(tm.Action):
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared plan`."""
     if arguments.action not in ACTIONS:
-        known = "begins with a look at the machine" if arguments.action in tm.ACTIONS else "is no transfer action"
+        known = "begins with a look at the machine" if arguments.action in transfer.ACTIONS else "is no transfer action"
         print(f"{NAME} plan: {arguments.action} {known}; {', '.join(ACTIONS)} can be planned", file=sys.stderr)
         return 1
     rehearsal = Rehearsal(arguments.action, arguments.words)
@@ -103,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.action == "mv":
             _move(rehearsal)
         else:
-            tm.ACTIONS[arguments.action](rehearsal)
+            transfer.ACTIONS[arguments.action](rehearsal)
     except _Open:
         is_open = True
     except OnedUnavailable:
@@ -121,11 +122,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _move(rehearsal: Rehearsal) -> None:
     """Plan mv, whose two halves speak to each other."""
-    from ..do.ssh import is_here
-    from ..move import front_end_runs_vms
+    from ..front.move import front_end_runs_vms
     from ..opennebula import args
     from ..opennebula.oned import Oned
     from ..plan import disks
+    from ..wire.session import is_here
 
     request = args.Move.parse(rehearsal.argv)
     if request.disk:

@@ -23,16 +23,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from .. import NAME
-from ..do import ask
-from ..do.files import write
-from ..do.ssh import is_here
 from ..errors import BadArguments, BadAttribute, OnedUnavailable, SemisharedError
-from ..examination import Question, encoded
+from ..install import examine
+from ..install.oned_conf import quoted
+from ..install.preflight import Question, encoded
+from ..model import stores
 from ..opennebula.oned import Oned
-from ..opennebula.oned_conf import quoted
 from ..plan import attributes as known
-from ..plan import stores
 from ..plan.diagnosis import Finding, of_shared, path_of
+from ..tools.files import write
+from ..wire.session import is_here
 from .hosts import AT_ONCE
 from .marking import Marked, mark
 
@@ -183,7 +183,7 @@ def shared(system: int) -> list[Finding]:
 
     def one(machine: str) -> "dict[str, Any] | str":
         try:
-            return ask.examine(machine, question)
+            return examine.examine(machine, question)
         except SemisharedError as e:
             return e.detail  # `doctor` says it
 

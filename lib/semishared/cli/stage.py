@@ -19,13 +19,13 @@ from typing import Any
 from .. import NAME
 from ..config import COMPRESSORS, Config, load
 from ..errors import BadArguments, BadAttribute, NotSupported, SemisharedError
+from ..front.staging import Staging, Wish
+from ..model import stores
+from ..model.refs import ImageRef
 from ..opennebula.args import absolute, image_source
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host, Image
-from ..plan import stores
-from ..plan.refs import ImageRef
 from ..plan.staging import TRANSPORTS, when
-from ..staging import Staging, Wish
 from ..units import human
 from . import hosts as on
 from .base import rate

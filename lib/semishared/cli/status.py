@@ -20,14 +20,14 @@ from typing import Any
 
 from .. import NAME
 from ..config import load
-from ..do.ssh import Session, is_here
 from ..errors import BadArguments, SemisharedError
+from ..model import steps_base as b
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host, Image, Vm
-from ..plan import base_steps as b
 from ..plan.placement import reason
 from ..units import human
+from ..wire.session import Session, is_here
 from . import hosts as on
 
 Row = dict[str, Any]

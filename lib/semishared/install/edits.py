@@ -10,14 +10,14 @@ import time
 from typing import Callable, NamedTuple, Sequence
 
 from .. import NAME
-from ..do.files import published, remove_staged
-from ..do.trace import point
 from ..errors import BadConfiguration, CannotInstall
-from ..opennebula.oned_conf import parse
-from ..plan import configuration as plan
-from ..plan import execrc
-from ..plan.configuration import Changed
+from ..tools.crash_points import point
+from ..tools.files import published, remove_staged
+from . import configuration as plan
+from . import execrc
+from .configuration import Changed
 from .front_end import FrontEnd
+from .oned_conf import parse
 
 SCRIPTS_DIR = "/var/tmp/one"
 """Where hosts have remotes/, if SCRIPTS_REMOTE_DIR of oned.conf says nothing."""

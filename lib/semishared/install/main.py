@@ -17,13 +17,13 @@ if __package__ in (None, ""):
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
 
 from semishared import NAME
-from semishared.do import beneath
-from semishared.do.trace import point
 from semishared.errors import CannotInstall, SemisharedError
 from semishared.install import edits, next_steps, prerequisites
 from semishared.install.front_end import FrontEnd, check_rights, check_version, locate
 from semishared.install.tree import CONF, PARTS, PROBES, STAGE, Tree
 from semishared.opennebula.oned import Oned
+from semishared.tools import beneath
+from semishared.tools.crash_points import point
 
 DESCRIPTION = """Puts semishared into OpenNebula's front-end: the drivers below remotes/, and what oned.conf and vmm_execrc must say.
 A second run changes nothing. It ends by saying the three commands that come next."""

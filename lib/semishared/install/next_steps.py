@@ -9,8 +9,8 @@ import shutil
 from typing import NamedTuple
 
 from .. import NAME
-from ..do.run import run
 from ..errors import CannotInstall, SemisharedError
+from ..tools.run import run
 from .front_end import ONEADMIN, FrontEnd
 
 LIMIT_S = 6 * 3600

@@ -7,10 +7,9 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
-from .. import examination
-from ..do import ask
-from ..do.ssh import PYTHON
 from ..errors import SemisharedError
+from ..wire.session import PYTHON
+from . import examine, preflight
 
 OLDEST_PYTHON = [3, 9]
 
@@ -31,7 +30,7 @@ class Missing(NamedTuple):
 
 def on_front_end() -> Missing:
     """Return what this machine lacks."""
-    return lacking(os.uname().nodename, examination.examine(examination.Question(("front-end",))))
+    return lacking(os.uname().nodename, preflight.examine(preflight.Question(("front-end",))))
 
 
 def on_hosts(hosts: Sequence[str], user: Sequence[str] = ()) -> list[Missing]:
@@ -39,7 +38,7 @@ def on_hosts(hosts: Sequence[str], user: Sequence[str] = ()) -> list[Missing]:
 
     def one(host: str) -> Missing:
         try:
-            seen = ask.examine(host, examination.encoded(examination.Question()), user=user)
+            seen = examine.examine(host, preflight.encoded(preflight.Question()), user=user)
         except SemisharedError as e:
             return Missing(host, (f"an answer ({e.detail})",), ())
         return lacking(host, seen)

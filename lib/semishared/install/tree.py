@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from typing import Callable, Iterator
 
 from .. import NAME
-from ..do import beneath
-from ..do.files import fsync
-from ..do.trace import point
 from ..errors import CannotInstall, UnexpectedLink
+from ..tools import beneath
+from ..tools.crash_points import point
+from ..tools.files import fsync
 from .front_end import FrontEnd
 
 STAGE = f".{NAME}-install."

@@ -29,7 +29,7 @@ def absolute(path: str, what: str) -> str:
 
 
 STORED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*/[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
-"""POOL/IMAGE of a store that is reached over the network. Whether the datastore is of that kind, plan/stores.py says."""
+"""POOL/IMAGE of a store that is reached over the network. Whether the datastore is of that kind, model/stores.py says."""
 
 
 def image_source(text: str, what: str) -> str:

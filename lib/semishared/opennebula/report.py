@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stderr protocol of OpenNebula's drivers (CONTRACT §1.3).
+"""The stderr protocol of OpenNebula's drivers (CONTRACT §1.3), and the only place that catches everything.
 
 Lines `SEV: text` become log lines, every other line is glued into the message the user sees. A text that begins
 with a number is taken for a VM id and can crash oned, so every text begins with the action's name.
@@ -8,6 +8,7 @@ with a number is taken for a VM id and can crash oned, so every text begins with
 from __future__ import annotations
 
 import sys
+from typing import Callable
 
 from ..errors import SemisharedError
 
@@ -51,3 +52,26 @@ class Report:
     def fail(self, error: SemisharedError) -> None:
         """Say the one unprefixed line that becomes the VM's or image's ERROR attribute."""
         self._write(f"{self.action}: {printable(error.line())}")
+
+
+def caught(action: str, work: Callable[[Report], int]) -> int:
+    """Do `work` and return its exit code, or after any failure say the one line that oned must get."""
+    report = Report(action)
+    try:
+        return work(report)
+    except SemisharedError as e:
+        report.fail(e)
+        return 1
+    except KeyboardInterrupt:
+        report.fail(SemisharedError("interrupted"))
+        return 1
+    except OSError as e:
+        report.fail(SemisharedError(f"{type(e).__name__}: {e}"))
+        return 1
+    except Exception as e:  # noqa: BLE001 - oned must get its one line whatever happens
+        import traceback
+
+        for line in traceback.format_exc().splitlines():
+            report.error(line)
+        report.fail(SemisharedError(f"{type(e).__name__}: {e}"))
+        return 2

@@ -13,8 +13,9 @@ from typing import Mapping, Sequence
 from xml.etree import ElementTree
 
 from ..errors import BadAttribute, SemisharedError
+from ..model import stores
 from ..opennebula.xml import Datastore, Image
-from . import placement, staging, stores
+from . import placement, staging
 from .eviction import limits
 
 PREFIX = "SEMISHARED_"

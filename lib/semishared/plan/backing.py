@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Optional
 
-from ..opennebula.markup import Element, Markup, escape
+from ..opennebula.xml_edit import Element, Markup, escape
 
 Chain = Sequence["tuple[str, str]"]
 """Path and format of each file below a disk's active layer, the topmost first."""

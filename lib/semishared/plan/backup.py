@@ -13,10 +13,10 @@
 from __future__ import annotations
 
 from ..errors import BadArguments, NotSupported
+from ..model import steps as s
 from ..opennebula.args import Backup
 from ..opennebula.xml import Vm
 from . import encryption
-from . import steps as s
 from .disks import DRIVER
 
 FREEZE = ("NONE", "AGENT", "SUSPEND")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple, Tuple
 
 from ..errors import BadAttribute
-from .stores import ADMIN, POOL
+from ..model.stores import ADMIN, POOL
 
 WRITABLE = ("rbd_data.", "rbd_header.", "rbd_object_map.")
 """Objects of an existing image. Making, renaming or removing one also writes rbd_id.* and rbd_directory."""

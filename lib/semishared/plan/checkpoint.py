@@ -6,9 +6,9 @@ from __future__ import annotations
 import re
 from typing import Optional
 
-from ..opennebula.markup import Markup
+from ..opennebula.xml_edit import Markup
 from .backing import NO_CHAINS, Chains, lay_over
-from .domain import DiskRecord, Records
+from .domain_xml import DiskRecord, Records
 
 LOCAL = re.compile(r"/([0-9]+)/disk\.([0-9]{1,9})(\.snap/[0-9]+)?\Z")
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 import posixpath
 
 from ..errors import BadArguments, NotSupported
+from ..model import steps as s
+from ..model import stores
 from ..opennebula.args import Delete, DiskPlace, FromImage, Move, NewDisk, ToImage
 from ..opennebula.xml import Datastore, Disk, Image, Vm
-from . import encryption, placement, stores
-from . import steps as s
+from . import encryption, placement
 
 FORMATS = ("raw", "qcow2")
 DRIVER = "semishared"

@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import Iterable
 
 from ..errors import BadAttribute, EncryptedDisk
+from ..model.stores import SECRET
 from ..opennebula.xml import Disk, Image, Vm
-from .stores import SECRET
 
 
 def secret(disk: Disk, image: Image | None = None) -> str:

@@ -33,7 +33,7 @@ class Held(NamedTuple):
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Held:
-        """Return a base as a host lists it (do/scrub.py)."""
+        """Return a base as a host lists it (base/scrub.py)."""
         return cls(row["name"], row["bytes"], row["staged"], row["used"], len(row["leases"]))
 
 

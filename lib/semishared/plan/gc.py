@@ -32,12 +32,12 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Iterator, Mapping
 
+from ..model import steps as s
 from . import gc_places
-from . import steps as s
 
 HOUR = 3600
 LOCK_S = 2 * 86400
-"""No action runs that long (do/vm_dir.py); not shortened by --now, as a lock says what must not be published any more."""
+"""No action runs that long (disk/vm_dir.py); not shortened by --now, as a lock says what must not be published any more."""
 IMAGE = re.compile(r"[0-9a-f]{32}\Z")
 """Names that our datastore driver gives."""
 BASE = re.compile(r"([0-9]+)-([0-9]+)-[0-9a-f]{32}\Z")
@@ -76,7 +76,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine and what it reported (do/leftovers.py)."""
+    """A machine and what it reported (host/leftovers.py)."""
 
     name: str
     location: str
@@ -106,9 +106,9 @@ class Finding:
     def steps(self) -> list[s.Step]:
         """Return what removes it on its machine."""
         if self.image:
-            from . import image_steps
+            from ..model import steps_image
 
-            return [image_steps.RemoveImage(self.image)]
+            return [steps_image.RemoveImage(self.image)]
         if self.kind == "vm":
             guard: list[s.Step] = [s.CheckNotRunning(f"one-{self.vm}")] if self.libvirt else []
             return [*guard, s.RemoveVm(self.vm, self.path)]

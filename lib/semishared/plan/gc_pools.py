@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Iterator
 
-from . import steps as s
+from ..model import steps as s
 from .gc import Finding, Known
 
 OF_US = re.compile(r"one-([0-9]+)(?:-([0-9]+)-([0-9]+))?(\.semishared-(?:[0-9a-f]{12}|changing))?\Z")
@@ -39,7 +39,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Look:
-    """What an image turned out to be (do/rbd_pool.py)."""
+    """What an image turned out to be (store/rbd_pool.py)."""
 
     age: int
     size: int

@@ -11,10 +11,10 @@ import enum
 from collections.abc import Iterable
 
 from ..errors import BadArguments, MigrationRefused, NotSupported
+from ..model.steps import State
 from ..opennebula.args import absolute
-from ..opennebula.markup import Element, Markup
-from .domain import Records, disk_number
-from .steps import State
+from ..opennebula.xml_edit import Element, Markup
+from .domain_xml import Records, disk_number
 
 COPIES = ("--copy-storage", "--migrate-disks")
 """Options that would make QEMU write a disk onto itself through the shared store."""

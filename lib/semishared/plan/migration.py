@@ -17,9 +17,9 @@ import posixpath
 from typing import NamedTuple
 
 from ..errors import MigrationRefused
+from ..model import steps as s
 from ..opennebula.args import Migrate
 from ..opennebula.xml import Vm
-from . import steps as s
 
 
 class InPlace(NamedTuple):

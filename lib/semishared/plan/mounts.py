@@ -9,7 +9,7 @@ NFS = ("nfs", "nfs4")
 
 
 def problems(mount: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
-    """Yield (is it broken, what) of a mount as examination.mount_of returns it; docs/how-to/nfs.md says why."""
+    """Yield (is it broken, what) of a mount as install/preflight.mount_of returns it; docs/how-to/nfs.md says why."""
     if mount.get("type") not in NFS:
         return
     options: dict[str, str] = {}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots of one disk: what the host found beside it, what is asked, which steps follow.
 
-Own disks are trees of layers (do/layers.py); a layer holds what differs from the layer below it.
+Own disks are trees of layers (disk/layers.py); a layer holds what differs from the layer below it.
 
     create 1:   base <- 0 <- (1)           ->   base <- 0 <- 1 <- (2)
                 the active layer is frozen under the snapshot's number, a new one is put over it
@@ -24,8 +24,8 @@ from __future__ import annotations
 from typing import Mapping, NamedTuple
 
 from ..errors import BadArguments, BadRecord, MissingImage, NotSupported
+from ..model import steps as s
 from ..opennebula.args import SnapshotPlace
-from . import steps as s
 
 DELETE_RUNNING = 59
 NO_LAYER = -1

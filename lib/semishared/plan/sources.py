@@ -6,7 +6,7 @@
 
 The first one reads the store, if nobody has the base. Each later one follows the one that came just before it; should that
 fail, the ones before, then the holders, and in the end the store. So the store is read once, a holder sends once, and a
-host that dies or stalls costs those behind it a bounded time (do/peers.py), not the session.
+host that dies or stalls costs those behind it a bounded time (base/peers.py), not the session.
 """
 
 from __future__ import annotations

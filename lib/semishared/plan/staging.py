@@ -136,7 +136,7 @@ class Sample(NamedTuple):
     source: str
     """From whom they come: 'stream', 'store' or a host."""
     speed: int
-    """Of the stream: bytes per second while something comes (do/arrival.py); 0 if unknown."""
+    """Of the stream: bytes per second while something comes (base/arrival.py); 0 if unknown."""
     came: int = 0
     """Bytes that came from the source."""
 

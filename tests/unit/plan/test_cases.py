@@ -27,10 +27,10 @@ from xml.etree import ElementTree
 import pytest
 
 from semishared.errors import SemisharedError
+from semishared.model.steps import Step, to_data
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
-from semishared.plan import backup, disks, migration, network
-from semishared.plan.steps import Step, to_data
+from semishared.plan import backup, disks, migration, rbd
 
 UNIT = Path(__file__).resolve().parents[1]
 CASES = sorted((UNIT / "plan" / "cases").glob("*/*.json"))
@@ -141,7 +141,7 @@ def postbackup(case: Case) -> list[Step]:
 
 def network_clone(case: Case) -> dict[str, list[Step]]:
     request = args.FromImage.parse(case["argv"])
-    plan = network.clone(request, disk(case, request.target.disk), image(case), datastore(case), OVERLAY_OPTIONS)
+    plan = rbd.clone(request, disk(case, request.target.disk), image(case), datastore(case), OVERLAY_OPTIONS)
     if plan.where == "shared":
         return {"host": plan.record(), "bridge": plan.on_store()}
     return {"host": plan.local("0123456789abcdef0123456789abcdef")}
@@ -149,7 +149,7 @@ def network_clone(case: Case) -> dict[str, list[Step]]:
 
 def network_ln(case: Case) -> dict[str, list[Step]]:
     request = args.FromImage.parse(case["argv"])
-    on_bridge, on_host = network.ln(request, disk(case, request.target.disk), image(case), datastore(case))
+    on_bridge, on_host = rbd.ln(request, disk(case, request.target.disk), image(case), datastore(case))
     return {"bridge": on_bridge, "host": on_host}
 
 

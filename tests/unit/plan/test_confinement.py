@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semishared import examination
+from semishared.install import preflight
 from semishared.plan import diagnosis
 
 STORE = "/var/lib/one/datastores/100"
@@ -30,11 +30,11 @@ MODEL = "<secmodel>\n      <model>{}</model>\n      <doi>0</doi>\n    </secmodel
 
 @pytest.mark.parametrize(("model", "wanted"), [("apparmor", ["apparmor"]), ("selinux", ["selinux"]), ("none", []), ("", [])])
 def test_what_libvirt_confines_qemu_by(model: str, wanted: list[str]) -> None:
-    assert examination.confines(CAPABILITIES.format(MODEL.format(model) if model else "")) == wanted
+    assert preflight.confines(CAPABILITIES.format(MODEL.format(model) if model else "")) == wanted
 
 
 def test_libvirt_that_says_nothing_confines_by_nothing() -> None:
-    assert examination.confines("error: failed to connect to the hypervisor") == []
+    assert preflight.confines("error: failed to connect to the hypervisor") == []
 
 
 def findings(confines: list[str], type: str, passable: bool) -> list[diagnosis.Finding]:

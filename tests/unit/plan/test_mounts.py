@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semishared import examination
+from semishared.install import preflight
 from semishared.plan import diagnosis
 
 HEAD = """\
@@ -71,7 +71,7 @@ def test_a_store_that_is_as_it_should_be_is_no_finding(type: str, options: str) 
 
 
 def test_the_mount_of_a_path_is_the_innermost_and_the_last() -> None:
-    mount_of = examination.mount_of
+    mount_of = preflight.mount_of
     text = mountinfo("nfs4", V4.format(""))
     assert mount_of(STORE, text)["type"] == mount_of(f"{STORE}/x/y", text)["type"] == "nfs4"
     assert "vers=4.2" in mount_of(STORE, text)["options"] and "relatime" in mount_of(STORE, text)["options"]

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A base on its way, extent by extent, in whatever order and from wherever they come.
+
+    staging/<store>-<image>/generation    which one it is to become
+                           /manifest      its hashes: what an extent must be to be taken
+                           /image         sparse, of its full size; what has not come is a hole
+                           /have          a line per extent that is in image: what others may be served (peers.py)
+
+It is made under the lock of the image's bases. One that was left by a killed action is gone on with, after what it has
+was read and hashed again; one of another generation is removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from typing import Iterable
+
+from ..errors import ImageChanged, TransferCorrupt
+from ..model.steps import ImageRef
+from ..tools import extents, files, progress
+from ..tools.crash_points import point
+
+AT_ONCE = 256 << 10
+"""Bytes of one write past the page cache: for so much a guest's own write may have to wait."""
+
+
+def directory_of(root: str, name: str) -> str:
+    """Return where the base called <store>-<image>-<generation> is made."""
+    return f"{root}/staging/{name.rpartition('-')[0]}"
+
+
+def generation_in(directory: str) -> str:
+    """Return what generation is being made in `directory`, '' if none."""
+    try:
+        with open(f"{directory}/generation", encoding="ascii") as file:
+            return file.read(100).strip()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return ""
+
+
+class Partial:
+    """A base that is being made; use under its lock. `close` when done."""
+
+    def __init__(self, root: str, image: ImageRef) -> None:
+        self.directory = f"{root}/staging/{image.store}-{image.id}"
+        self.generation = image.generation
+        self.manifest: extents.Manifest | None = None
+        self.have: set[int] = set()
+        self._fd = self._direct = self._journal = -1
+        self._is_resumed = False
+        self._unflushed: list[int] = []
+        self._flushed: list[int] = []
+        if generation_in(self.directory) != image.generation:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            os.makedirs(f"{self.directory}/leases")
+            files.write(f"{self.directory}/generation", image.generation.encode())
+            point("partial made")
+        try:
+            with open(f"{self.directory}/manifest", "rb") as file:
+                self.begin(file.read())
+        except (FileNotFoundError, ImageChanged, TransferCorrupt):
+            pass
+
+    def begin(self, text: bytes) -> None:
+        """Take the manifest, and what was there before of it; raise TransferCorrupt if it is that of another generation."""
+        if self.manifest is not None:
+            return
+        if extents.generation_of(text) != self.generation:
+            raise TransferCorrupt("a manifest of another generation")
+        manifest = extents.parse(text)
+        if not os.path.exists(f"{self.directory}/manifest"):
+            files.write(f"{self.directory}/manifest", text, 0o440)
+        self._fd = os.open(f"{self.directory}/image", os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(self._fd, manifest.size)
+        self._direct = extents.open_direct(f"{self.directory}/image", os.O_WRONLY)
+        self.manifest = manifest
+        listed = have(self.directory)
+        self._is_resumed = bool(listed) or os.stat(self._fd).st_blocks > 0
+        self._journal = os.open(f"{self.directory}/have", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        for index in sorted(listed & manifest.extents.keys()):
+            progress.touch()
+            content = os.pread(self._fd, extents.EXTENT, index * extents.EXTENT)
+            if hashlib.sha256(content).hexdigest() == manifest.extents[index]:
+                self._note(index)
+        point("partial begun")
+
+    def adopt(self, manifest: extents.Manifest) -> None:
+        """Take the file `image`, which was made whole and verified meanwhile."""
+        files.write(f"{self.directory}/manifest", manifest.text(), 0o440)
+        self.close()
+        self._fd = os.open(f"{self.directory}/image", os.O_RDWR)
+        self.manifest, self.have = manifest, set(manifest.extents)
+
+    def _note(self, index: int) -> None:
+        os.write(self._journal, b"%d\n" % index)
+        self.have.add(index)
+
+    def put(self, index: int, content: bytes | memoryview, digest: str = "") -> bool:
+        """Take an extent if it is what the manifest says; tell whether it is (also if it was there already)."""
+        assert self.manifest is not None
+        expected = self.manifest.extents.get(index)
+        if expected is None or (digest and digest != expected):
+            return False
+        if index in self.have:
+            return True
+        if hashlib.sha256(content).hexdigest() != expected:
+            return False
+        self._write(index, memoryview(content))
+        self._note(index)
+        self._unflushed.append(index)
+        progress.touch()
+        if len(self._unflushed) >= extents.FLUSH:
+            self._flush()
+        return True
+
+    def _write(self, index: int, content: memoryview) -> None:
+        """Write an extent past the page cache if its memory fits (open(2): O_DIRECT), and otherwise through it.
+
+        What goes past it is not copied, is written when this process is due by its class of I/O, and takes nothing from
+        the guests' caches.
+        """
+        # Where there may be anything, zeros are data too.
+        parts = [(0, content)] if self._is_resumed else extents.blocks(content)
+        for at, data in parts:
+            offset = index * extents.EXTENT + at
+            try:
+                for start in range(0, len(data), AT_ONCE):
+                    extents.pwrite(self._direct, data[start : start + AT_ONCE], offset + start)
+            except OSError as e:
+                if e.errno != errno.EINVAL:
+                    raise
+                extents.pwrite(self._fd, data, offset)
+
+    def _flush(self) -> None:
+        os.fdatasync(self._fd)
+        # Those before: the last ones are what the next host in a chain is about to ask for.
+        for index in self._flushed:
+            os.posix_fadvise(self._fd, index * extents.EXTENT, extents.EXTENT, os.POSIX_FADV_DONTNEED)
+        self._flushed, self._unflushed = self._unflushed, []
+
+    def missing(self) -> list[int]:
+        """Return the extents that have not come, in order."""
+        return sorted(self.manifest.extents.keys() - self.have) if self.manifest else []
+
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether all is there."""
+        return self.manifest is not None and len(self.have) == len(self.manifest.extents)
+
+    def finish(self) -> None:
+        """Make all of it durable, ready to be published."""
+        os.fsync(self._fd)
+        self.close()
+        os.chmod(f"{self.directory}/image", 0o440)
+        os.chmod(f"{self.directory}/manifest", 0o440)
+        files.unlink(f"{self.directory}/have")
+        files.unlink(f"{self.directory}/generation")
+        files.fsync(self.directory)
+        point("partial finished")
+
+    def close(self) -> None:
+        """Close its files; it stays, to be gone on with."""
+        for fd in (self._fd, self._direct, self._journal):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._direct = self._journal = -1
+
+
+def have(directory: str) -> set[int]:
+    """Return the extents that the journal in `directory` names; a line that is not whole names none."""
+    try:
+        with open(f"{directory}/have", encoding="ascii", errors="replace") as file:
+            lines = file.read().split("\n")[:-1]
+    except FileNotFoundError:
+        return set()
+    return {int(line) for line in lines if line.isdigit()}
+
+
+def ranges(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return sorted indices as ranges (first, last + 1)."""
+    found: list[list[int]] = []
+    for index in indices:
+        if found and found[-1][1] == index:
+            found[-1][1] = index + 1
+        else:
+            found.append([index, index + 1])
+    return tuple((first, last) for first, last in found)

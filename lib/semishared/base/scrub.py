@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bases at rest: what there is, whether it still is what it was, and what becomes of one that is not.
+
+A damaged base is taken out of use by one rename, image -> damaged, under its lock: nobody takes a new lease from there on,
+and no lease (they are the same file) brings it back. Mending stages the base anew and puts links to the new file in the
+place of the old leases, so that a VM finds good content when it next opens its disk; `damaged` goes last. Each crash leaves
+either the damaged base out of use or the new one in use, and the next mending goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import time
+from typing import Callable, Iterator
+
+from ..errors import ImageChanged, MissingImage
+from ..model.steps_base import EvictBase, ListBases, MendBase, ReadBase, VerifyBase
+from ..tools import extents, files, locks, progress
+from ..tools.crash_points import point
+from ..tools.rate_limit import Pace, stand_back
+from . import cache
+
+Tell = Callable[..., None]
+"""Send an event to the front-end."""
+TELL_S = 1.0
+
+
+def list_bases(step: ListBases) -> dict[str, object]:
+    """Return all bases of this host and the capacity of their file system."""
+    directory = f"{step.root}/bases"
+    found = []
+    for name in sorted(_names(directory)):
+        if cache.BASE.match(name):
+            described = _describe(cache.at(step.root, name))
+            if described:
+                found.append(described)
+    place = step.root
+    while not os.path.isdir(place):
+        place = os.path.dirname(place)
+    stat = os.statvfs(place)
+    return {"bases": found, "total": stat.f_blocks * stat.f_frsize, "free": stat.f_bavail * stat.f_frsize}
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _describe(base: cache.Base) -> dict[str, object] | None:
+    leases = sorted(name for name in _names(f"{base.directory}/leases") if not name.startswith(files.STAGED))
+    damaged = os.path.lexists(base.damaged)
+    for path in (base.image, base.damaged, *(f"{base.directory}/leases/{name}" for name in leases)):
+        try:
+            stat = os.stat(path)
+            used = os.stat(f"{base.directory}/leases").st_mtime
+        except FileNotFoundError:
+            continue
+        return {
+            "name": os.path.basename(base.directory), "leases": leases, "bytes": stat.st_blocks * 512, "size": stat.st_size,
+            "staged": stat.st_mtime, "used": max(used, stat.st_mtime), "damaged": damaged,
+        }  # fmt: skip
+    return None
+
+
+def evict(step: EvictBase) -> dict[str, object]:
+    """Remove a base unless somebody has a lease on it."""
+    base = cache.at(step.root, step.name)
+    lock = cache.lock_path(step.root, base)
+    os.makedirs(os.path.dirname(lock), exist_ok=True)
+    # Without waiting: whoever holds it is about to use the image, and may himself be evicting for room.
+    file = locks.attempt(lock)
+    if not file:
+        return {"evicted": False, "bytes": 0}
+    with file:
+        described = _describe(base)
+        gone = cache.forget(base)
+    return {"evicted": gone, "bytes": described["bytes"] if described and gone else 0}
+
+
+def verify(step: VerifyBase, tell: Tell) -> dict[str, object]:
+    """Compare a base with its manifest, reading from the disk and not from memory; take it out of use if it differs."""
+    base = cache.at(step.root, step.name)
+    if not cache.is_published(base):
+        if os.path.lexists(base.damaged):
+            return {"bad": [], "damaged": True, "bytes": 0, "seconds": 0.0, **_held(base)}
+        raise MissingImage(f"base {step.name} is not there on {os.uname().nodename}")
+    stand_back(19)
+    started = time.monotonic()
+    inode = os.stat(base.image).st_ino
+    bad, size = _compare(base, base.image, Pace(step.rate), tell)
+    if bad:
+        _take_out(step.root, base, inode)
+    return {"bad": bad, "damaged": bool(bad), "bytes": size, "seconds": time.monotonic() - started, **_held(base)}
+
+
+def read(step: ReadBase, tell: Tell) -> dict[str, object]:
+    """Compare a base with its manifest as `verify` does, and change nothing."""
+    base = cache.at(step.root, step.name)
+    if os.path.lexists(base.damaged) and not os.path.lexists(base.image):
+        return {"bad": [], "damaged": True, "bytes": 0, "seconds": 0.0, **_held(base)}
+    # An evicted one that is still leased is what its leases are.
+    names = [base.image, *(f"{base.directory}/leases/{name}" for name in _names(f"{base.directory}/leases"))]
+    path = next((name for name in names if os.path.exists(name)), "")
+    if not path:
+        raise MissingImage(f"base {step.name} is not there on {os.uname().nodename}")
+    stand_back(19)
+    started = time.monotonic()
+    bad, size = _compare(base, path, Pace(step.rate), tell)
+    return {"bad": bad, "damaged": bool(bad), "bytes": size, "seconds": time.monotonic() - started, **_held(base)}
+
+
+def _held(base: cache.Base) -> dict[str, object]:
+    described = _describe(base)
+    return {"leases": described["leases"] if described else []}
+
+
+def _take_out(root: str, base: cache.Base, inode: int) -> None:
+    with locks.exclusive(cache.lock_path(root, base)):
+        try:
+            if os.stat(base.image).st_ino == inode:
+                os.rename(base.image, base.damaged)
+                files.fsync(base.directory)
+                point("base taken out of use")
+        except FileNotFoundError:
+            # Evicted meanwhile; what leases hold of it must not come back.
+            for name in _names(f"{base.directory}/leases"):
+                os.link(f"{base.directory}/leases/{name}", base.damaged)
+                break
+
+
+def _compare(base: cache.Base, path: str, pace: Pace, tell: Tell) -> tuple[list[int], int]:
+    """Return the indices of extents that are wrong (-1: the manifest, or the size) and the bytes that were read."""
+    try:
+        with open(f"{base.directory}/manifest", "rb") as file:
+            text = file.read()
+        if extents.generation_of(text) != base.generation:
+            return [-1], 0
+        manifest = extents.parse(text)
+    except (FileNotFoundError, ImageChanged):
+        return [-1], 0
+    bad, read, last = [], 0, time.monotonic()
+    left = dict(manifest.extents)
+    size = os.stat(path).st_size
+    if size != manifest.size:
+        return [-1], 0
+    for index, content in _from_disk(path, size):
+        pace.wait(len(content) if content else extents.EXTENT)
+        expected = left.pop(index, None)
+        if content is None:
+            bad.append(index)
+        elif expected is None:
+            if not extents.is_zero(content):
+                bad.append(index)
+        elif hashlib.sha256(content).hexdigest() != expected:
+            bad.append(index)
+        read += len(content or b"")
+        progress.touch()
+        if time.monotonic() - last > TELL_S:
+            last = time.monotonic()
+            tell(event="progress", done=len(manifest.extents) - len(left), of=len(manifest.extents))
+    return sorted(bad + list(left)), read
+
+
+def _from_disk(path: str, size: int) -> Iterator[tuple[int, bytes | None]]:
+    """Yield (index, content) of each extent with data, past the page cache where that is possible; None if unreadable."""
+    fd = _open_direct(path)
+    with mmap.mmap(-1, extents.EXTENT) as buffer:
+        try:
+            for offset in extents.offsets(fd, size):
+                wanted = min(extents.EXTENT, size - offset)
+                done = 0
+                try:
+                    while done < wanted:
+                        got = os.preadv(fd, [memoryview(buffer)[done:]], offset + done)
+                        if not got:
+                            break
+                        done += got
+                        if got % 4096 and done < wanted:
+                            break
+                    yield offset // extents.EXTENT, buffer[:done]
+                except OSError as e:
+                    if e.errno != errno.EIO:
+                        raise
+                    yield offset // extents.EXTENT, None
+        finally:
+            os.close(fd)
+
+
+def _open_direct(path: str) -> int:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        return _open_through_cache(path)
+    try:
+        with mmap.mmap(-1, 4096) as probe:
+            os.preadv(fd, [probe], 0)
+    except OSError as e:
+        if e.errno == errno.EINVAL:
+            os.close(fd)
+            return _open_through_cache(path)
+    return fd
+
+
+def _open_through_cache(path: str) -> int:
+    fd = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    return fd
+
+
+def mend(step: MendBase) -> dict[str, object]:
+    """Stage a base that was taken out of use anew, and give its leases the new content; return the VMs that had them."""
+    base = cache.stage(step.root, step.image)
+    leases = f"{base.directory}/leases"
+    inode = os.stat(base.image).st_ino
+    relinked = []
+    for name in sorted(_names(leases)):
+        vm, _, disk = name.partition("-")
+        if not (vm.isdigit() and disk.isdigit()):
+            continue
+        # Who releases a lease holds the VM's lock: one that is gone must not come back.
+        with locks.exclusive(f"{step.root}/locks/vm-{vm}", locks.VM_LIMIT_S):
+            try:
+                if os.stat(f"{leases}/{name}").st_ino == inode:
+                    continue
+            except FileNotFoundError:
+                continue
+            with files.published(f"{leases}/{name}") as staged:
+                os.link(base.image, staged)
+            relinked.append(name)
+    with locks.exclusive(cache.lock_path(step.root, base)):
+        files.unlink(base.damaged)
+    point("base mended")
+    return {"relinked": relinked}

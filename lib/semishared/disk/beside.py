@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies beside a VM directory: VM directories that are on their way to be one, or are one no more.
+
+    .incoming-VM-RANDOM     received by one action, which holds locks/incoming-VM-RANDOM while it lives
+    .outgoing-VM-RANDOM     set aside by a move whose own directory takes the place
+    .removed-VM-RANDOM      removed: a removal begins with this one rename, and a remainder is never taken for a VM
+
+0.1.0 had `.incoming-VM` and `.outgoing-VM`. Whoever removes or makes the VM's directory sweeps what nobody is at work on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import contextmanager
+from typing import Iterator
+
+from ..errors import SemisharedError, ToolFailed
+from ..tools import files, locks, run
+from ..tools.crash_points import point
+
+NAME = re.compile(r"\.(incoming|outgoing|removed)-([0-9]+)(?:-([0-9a-f]+))?\Z")
+LOCK = re.compile(r"incoming-([0-9]+)-[0-9a-f]+\Z")
+
+
+def new_name(kind: str, vm_dir: str) -> str:
+    """Return a name of this kind that no other process uses."""
+    parent, name = os.path.split(vm_dir)
+    return f"{parent}/.{kind}-{name}-{os.urandom(6).hex()}"
+
+
+def listed(vm_dir: str, *kinds: str) -> list[str]:
+    """Return what there is of these kinds beside a VM directory."""
+    parent, vm = os.path.split(vm_dir)
+    try:
+        names = os.listdir(parent)
+    except FileNotFoundError:
+        return []
+    matches = [(name, NAME.match(name)) for name in names if name.startswith(".")]
+    return sorted(f"{parent}/{name}" for name, match in matches if match and match.group(2) == vm and match.group(1) in kinds)
+
+
+def lock_of(incoming: str, root: str) -> str:
+    """Return the lock that the receiver of `incoming` holds; `root` is the host's base store."""
+    return f"{root}/locks/{os.path.basename(incoming)[1:]}"
+
+
+def bury(path: str, vm: int) -> str:
+    """Take a directory out of its place by one rename that is on disk when this returns; return what it is called now."""
+    removed = new_name("removed", f"{os.path.dirname(path)}/{vm}")
+    try:
+        os.rename(path, removed)
+    except FileNotFoundError:
+        return removed
+    except OSError as e:
+        raise ToolFailed(f"{path} on {os.uname().nodename} cannot be removed: {e.strerror}") from None
+    point(f"{os.path.basename(path)} set aside")
+    files.fsync(os.path.dirname(path))
+    return removed
+
+
+def sweep(vm_dir: str, root: str, vm: int) -> None:
+    """Remove what removals have set aside, and what receivers that died have left."""
+    for path in listed(vm_dir, "incoming"):
+        if not locks.is_held(lock_of(path, root)):
+            bury(path, vm)
+    for path in listed(vm_dir, "removed"):
+        files.remove_tree(path)
+        point("removed directory gone")
+    try:
+        left = [name for name in os.listdir(f"{root}/locks") if name.startswith(f"incoming-{vm}-")]
+    except FileNotFoundError:
+        return
+    for name in left:
+        # Its holder makes the lock before the directory and removes it after it.
+        if not os.path.lexists(f"{os.path.dirname(vm_dir)}/.{name}"):
+            locks.forget(f"{root}/locks/{name}")
+
+
+def tidy(vm_dir: str, root: str, vm: int) -> None:
+    """Sweep as far as that goes: what cannot be removed is nobody's disk, and holds no action up; gc says why it stays."""
+    try:
+        sweep(vm_dir, root, vm)
+    except (SemisharedError, OSError):
+        pass
+
+
+@contextmanager
+def receiving(vm: int, vm_dir: str, root: str) -> Iterator[str]:
+    """Yield a directory of this process alone, to be filled and renamed; it is gone when the block ends in an error."""
+    staging = new_name("incoming", vm_dir)
+    lock = lock_of(staging, root)
+    os.makedirs(f"{root}/locks", exist_ok=True)
+    with locks.exclusive(lock, 30) as file:
+        # What we run dies a moment after us, and may still write.
+        run.kept.append(file.fileno())
+        try:
+            with files.enough_space(staging):
+                os.makedirs(staging)
+            point("incoming made")
+            yield staging
+        except BaseException:
+            # It may be what fills the disk.
+            files.remove_tree(staging)
+            raise
+        finally:
+            run.kept.remove(file.fileno())
+            files.unlink(lock)

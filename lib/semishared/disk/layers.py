@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers of a disk that can have snapshots: files beside it, and a link to the one that is written.
+
+    disk.N      -> disk.N.snap/2
+    disk.N.snap/0  a snapshot; over the base, or (a raw copy) over nothing
+               /1  a snapshot, over 0
+               /2  the active layer, over 1; every backing name inside is relative, so the directory may move
+
+The same on the store: clones/VM-DISK -> VM-DISK.snap/2. A disk is laid out like this from its first moment: after a
+live snapshot libvirt must never hold a name that means another layer than before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import struct
+
+from ..errors import BrokenChain, MissingImage
+from ..tools import beneath, files
+from ..tools.crash_points import point
+
+MAGIC = b"QFI\xfb"
+BACKING_FORMAT = 0xE2792ACA
+"""Type of the header extension with the backing format (QEMU's docs/interop/qcow2.txt)."""
+DATA_FILE = 1 << 2
+"""Bit of the incompatible features: the data is in another file."""
+FORMATS = ("raw", "qcow2")
+NONE = -1
+"""In place of a layer's number."""
+PROTOCOL = re.compile(r"[^/]*:")
+"""What QEMU does not take for a file name (`json:`, `nbd://`), see path_has_protocol in its block.c."""
+DEEPEST = 200
+"""Layers below a disk; QEMU itself opens that many, slowly."""
+
+
+def folder(path: str) -> str:
+    """Return the directory that holds the layers of the disk `path`."""
+    return f"{path}.snap"
+
+
+def publish_first(path: str, staged: str) -> None:
+    """Make the file `staged` the only layer of the disk `path`; the caller holds whatever lock there is."""
+    where, name = os.path.split(path)
+    with beneath.directory(where, folder(name), make=True) as directory:
+        older = [entry for entry in os.listdir(directory) if entry != "0" and is_ours(entry)]
+        if older:
+            # A disk made anew: its predecessor's active layer is another one, and goes before what it lies over.
+            files.unlink(path)
+            for entry in older:
+                files.unlink(f"{directory}/{entry}")
+        os.rename(staged, f"{directory}/0")
+        point(f"{name} layer renamed")
+        files.fsync(directory)
+    files.symlink(f"{folder(name)}/0", path)
+
+
+def is_ours(name: str) -> bool:
+    """Tell whether a name in a directory of layers is one that we give: a layer's, or a staged file's."""
+    return (name.isdigit() and name.isascii()) or name.startswith(files.STAGED)
+
+
+def remove(path: str) -> bool:
+    """Remove the disk `path` with all of its layers; tell whether anything was there."""
+    files.refresh(os.path.dirname(path))
+    found = files.unlink(path)
+    if os.path.islink(folder(path)):
+        return files.unlink(folder(path))  # whose link that is does not matter, nor where it leads
+    if os.path.isdir(folder(path)):
+        point("disk unlinked")
+        # Follows no link: it opens each directory beneath the one before.
+        files.remove_folder(folder(path))
+        found = True
+    return found
+
+
+def backing_of(path: str) -> tuple[str, str]:
+    """Return backing name and format in the header of a qcow2 file of ours, ('', '') for none or for another file."""
+    head = files.read(path, 64 << 10)
+    if head[:4] != MAGIC or len(head) < 104:
+        return "", ""
+    version, offset, size = struct.unpack_from(">IQI", head, 4)
+    if not offset or offset + size > len(head):
+        return "", ""
+    at, format = (struct.unpack_from(">I", head, 100)[0] if version >= 3 else 72), ""
+    while at + 8 <= offset:
+        kind, length = struct.unpack_from(">II", head, at)
+        if not kind:
+            break
+        if kind == BACKING_FORMAT:
+            format = head[at + 8 : at + 8 + length].decode("ascii", "replace")
+        at += 8 + -(-length // 8) * 8
+    return head[offset : offset + size].decode("utf-8", "surrogateescape"), format
+
+
+def reaches_out(path: str) -> str:
+    """Return what the header of a layer names beside other layers of its directory, '' for nothing."""
+    head = files.read(path, 104)
+    if head[:4] != MAGIC:
+        return ""
+    if struct.unpack_from(">I", head, 4)[0] >= 3 and struct.unpack_from(">Q", head, 72)[0] & DATA_FILE:
+        return "a data file of its own"
+    name = backing_of(path)[0]
+    if not name and struct.unpack_from(">Q", head, 8)[0]:
+        return "a backing file that cannot be told"
+    return "" if not name or (name.isdigit() and name.isascii()) else f"the backing file {name}"
+
+
+def below(path: str, format: str) -> list[tuple[str, str]]:
+    """Return path and format of each file below a disk's active layer `path`, from the headers, the topmost first.
+
+    Raise MissingImage if one is not there, BrokenChain if a header does not tell plainly what is below it: a chain that is
+    cut short would show the guest zeros in the place of its data.
+    """
+    found: list[tuple[str, str]] = []
+    while format == "qcow2":
+        name, format = _named(path)
+        if not name:
+            break
+        path = os.path.join(os.path.dirname(path), name)
+        if not os.path.exists(path):
+            raise MissingImage(f"{path}, which a disk lies over, is not there on {os.uname().nodename}")
+        if len(found) == DEEPEST:
+            raise BrokenChain(f"{found[0][0]} lies over more than {DEEPEST} files, or over itself")
+        found.append((path, format))
+    return found
+
+
+def _named(path: str) -> tuple[str, str]:
+    """Return what a qcow2 header names as the file below and its format, ('', '') for nothing; raise BrokenChain."""
+    try:
+        # Not to wait for the other end of a FIFO.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            head = file.read(80) if is_file else b""
+    except OSError as e:
+        raise BrokenChain(f"{path} on {os.uname().nodename}: {e.strerror}") from None
+    if not is_file:
+        raise BrokenChain(f"{path} on {os.uname().nodename} is no regular file")
+    if head[:4] != MAGIC or len(head) < 80:
+        return "", ""
+    version, offset = struct.unpack_from(">IQ", head, 4)
+    if version >= 3 and struct.unpack_from(">Q", head, 72)[0] & DATA_FILE:
+        raise BrokenChain(f"{path} has a data file of its own")
+    if not offset:
+        return "", ""
+    name, format = backing_of(os.path.realpath(path))
+    if not name or PROTOCOL.match(name) or "\0" in name:
+        raise BrokenChain(f"{path} does not lie over a file: its header names {name!r}")
+    if format not in FORMATS:
+        raise BrokenChain(f"{path} lies over {name}, but does not name a known format of that ({format or 'none'})")
+    return name, format
+
+
+def numbered(folder: str) -> list[int]:
+    """Return the numbers of the files in a directory; two names of one file count as the higher."""
+    found: dict[int, int] = {}
+    files.refresh(os.path.dirname(folder))
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    for number in sorted(int(name) for name in names if name.isdigit() and name.isascii()):
+        found[os.lstat(f"{folder}/{number}").st_ino] = number
+    return sorted(found.values())
+
+
+def tree(folder: str, active: int, active_format: str, raw_layer: object = None) -> dict[int, dict[str, object]]:
+    """Return every layer's parent, format and backing name, from the headers of the files.
+
+    The raw layer that a record names is raw though no header may say so any more.
+    """
+    numbers = numbered(folder)
+    if active not in numbers:
+        same = [number for number in numbers if os.path.samefile(f"{folder}/{number}", f"{folder}/{active}")]
+        numbers = sorted({*numbers, active} - set(same))
+    found = {}
+    for number in numbers:
+        # A raw layer's first bytes are its guest's, to be believed in nothing: it has no backing file.
+        raw = number == active and active_format == "raw"
+        found[number] = ("", "") if raw else backing_of(f"{folder}/{number}")
+    below = {number: int(name) for number, (name, _) in found.items() if name.isdigit() and name.isascii()}
+    raws: set[object] = {below[number] for number in below if found[number][1] == "raw" and number != raw_layer}
+    raws.add(raw_layer)
+    described: dict[int, dict[str, object]] = {}
+    for number in numbers:
+        format = active_format if number == active else "raw" if number in raws else "qcow2"
+        name, name_format = ("", "") if format == "raw" else found[number]
+        described[number] = {
+            "parent": below.get(number, NONE) if name else NONE, "format": format, "backing": name, "backing_format": name_format
+        }  # fmt: skip
+    return described

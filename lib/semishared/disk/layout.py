@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may lie in a VM directory, and which symbolic links there are (docs/reference/names.md).
+
+    disk.N                                  -> disk.N.snap/K               the active layer of an own disk
+    disk.N                                  -> <store>/.semishared/NAME/image | clones/VM-N-CLOUD
+    <store>/.semishared/NAME/image          -> ../../NAME
+    <store>/.semishared/NAME/clones/VM-N-CLOUD   -> VM-N-CLOUD.snap/K
+
+A VM directory is written by one machine alone, but comes from another when the VM moves. So it is looked at whole before an
+action works in it: a handful of names. Everything else that is a link is refused, whoever made it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from typing import Any, Callable, Mapping, Tuple
+
+from ..errors import BadRecord, UnexpectedFile, UnexpectedLink
+from ..model.steps import DiskRef
+from ..tools import beneath, files
+from . import layers
+
+RECORDS = ".semishared"
+DEEPEST = 4
+DISK = re.compile(r"disk\.([0-9]{1,9})\Z")
+OWN = re.compile(r"(?P<vm_dir>/.+)(?P<tail>/disk\.(?P<disk>[0-9]{1,9})(?P<layer>\.snap/[0-9]+)?)\Z")
+STOCK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
+LEASE = re.compile(r"bases/[0-9]+-[0-9]+-[0-9a-f]{32}/leases/[0-9]+-[0-9]+\Z")
+MANY = 10_000
+"""Names in one VM directory beyond which somebody plays games."""
+
+
+def _here() -> str:
+    return os.uname().nodename
+
+
+def check_record(record: Mapping[str, object], vm: int, disk: int) -> None:
+    """Raise BadRecord unless the path in a disk's record is one that the layout has for the disk."""
+    path, image = str(record.get("path", "")), record.get("image")
+    if record.get("disk") != disk:
+        raise BadRecord(f"the record of disk {disk} of VM {vm} is that of disk {record.get('disk')!r}")
+    if "network" in record:
+        return
+    if record.get("place") == "local":
+        own = OWN.match(path)
+        good = bool(own) and own.group("disk") == str(disk) and ".." not in path.split("/") if own else False
+    else:
+        source = str(image.get("source", "")) if isinstance(image, dict) else ""
+        good = source.startswith("/") and ".." not in source.split("/") and path in _on_store(source, vm, disk, path)
+    if not good:
+        raise BadRecord(f"the record of disk {disk} of VM {vm} on {_here()} names {path!r}, which is none of its places")
+
+
+def _on_store(source: str, vm: int, disk: int, path: str) -> tuple[str, ...]:
+    """Return the places on a store that a disk from the image `source` can have; of a clone's layers the one that is `path`."""
+    directory, name = os.path.split(source)
+    side = f"{directory}/{RECORDS}/{name}"
+    own = re.match(rf"{re.escape(f'{side}/clones/{vm}-{disk}')}(?:-[0-9a-f]{{32}})?(?=\.snap/|\Z)", path)
+    clone, layer = own.group() if own else f"{side}/clones/{vm}-{disk}", path.rpartition("/")[2]
+    return (f"{side}/image", clone, *((f"{clone}.snap/{layer}",) if layer.isdigit() and layer.isascii() else ()))
+
+
+def check_vm_dir(path: str, vm: int, is_followed: Callable[[int], bool] = lambda disk: True) -> None:
+    """Raise UnexpectedLink or UnexpectedFile if the VM directory `path`, or anything in it, is what the layout has not.
+
+    It need not be there. Disks without a record of ours are another driver's: their links may lead to any datastore, and
+    where nobody here follows the link of a disk, anywhere (to a device, as the drivers of LVM have it).
+    """
+    beneath.refuse_link(path)
+    try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise UnexpectedFile(f"{beneath.readable(path)} on {_here()} is no directory")
+    except FileNotFoundError:
+        return
+    links: list[tuple[str, str]] = []
+    _look(path, "", links)
+    for name, target in links:
+        _check_link(path, vm, name, target, is_followed)
+
+
+def check_place(path: str) -> None:
+    """Raise UnexpectedLink if the VM directory `path` or its records' is a link: for removals, which follow nothing inside."""
+    beneath.refuse_link(path)
+    beneath.refuse_link(f"{path}/{RECORDS}")
+
+
+REMOVALS = ("RemoveVm", "RemoveDisk", "EndSession", "EndBackup", "ForgetDisk", "ReleaseVm", "UnmarkVm", "LookForVm")
+"""Steps that clean up whatever lies there; they follow nothing."""
+OWN_STORE = ("bases", "staging", "locks", "holders")
+
+
+def guard(step: Tuple[Any, ...]) -> None:
+    """Look at the VM directories and the base store that a step works in, before it does; raise as `check_vm_dir`."""
+    name, disk, sent = type(step).__name__, getattr(step, "disk", None), None
+    places: list[tuple[str, int]] = []
+    if isinstance(disk, DiskRef):
+        places.append((disk.vm_dir, disk.vm))
+    vm = getattr(step, "vm", -1)
+    for field in ("vm_dir", "source" if name == "RenameVm" else "vm_dir"):
+        if isinstance(getattr(step, field, None), str):
+            places.append((getattr(step, field), vm))
+    if name in ("CopyFile", "ReceiveFile", "SendFile"):
+        path, file = os.path.split(step.path)  # type: ignore[attr-defined]
+        sent = DISK.match(file)
+        places.append((path, int(os.path.basename(path)) if os.path.basename(path).isdigit() else vm))
+    for path, owner in places:
+        if name not in REMOVALS:
+            numbers = [int(number) for number in getattr(step, "disks", ())] if name == "BackUp" else [disk.disk] if disk else []
+            numbers += [int(sent.group(1))] if sent else []
+            check_vm_dir(path, owner, numbers.__contains__)
+            for number in numbers:
+                check_below(path, owner, number)
+        elif name != "RemoveVm":
+            check_place(path)
+    location = [getattr(step, "root", ""), *(f"{os.path.dirname(os.path.dirname(path))}/{RECORDS}" for path, _ in places)]
+    for root in {root for root in location if root}:
+        for part in OWN_STORE:
+            beneath.refuse_link(f"{root}/{part}")
+
+
+def check_below(path: str, vm: int, disk: int) -> None:
+    """Raise UnexpectedLink if a link is in the place of what a disk lies over, or is: its lease, its image, its clone there."""
+    record = files.read_json(f"{path}/{RECORDS}/disk.{disk}.json")
+    if record is None or "network" in record:
+        return
+    check_record(record, vm, disk)
+    image = record.get("image")
+    if record.get("how") == "overlay" and isinstance(image, dict):
+        root = f"{os.path.dirname(os.path.dirname(path))}/{RECORDS}"
+        beneath.check(root, f"bases/{image.get('store')}-{image.get('id')}-{image.get('generation')}/leases/{vm}-{disk}")
+    if record.get("place") != "shared":
+        return
+    datastore, name = os.path.split(str(record["image"]["source"]))  # type: ignore[index]
+    side = f"{RECORDS}/{name}"
+    beneath.check(datastore, name)
+    beneath.check(datastore, f"{name}.snap")
+    beneath.check(datastore, side)
+    _check_target(f"{datastore}/{side}/image", f"../../{name}")
+    if record.get("how") == "store-clone":
+        clone = f"{vm}-{disk}"
+        beneath.check(datastore, f"{side}/clones/{clone}.snap")
+        folder = f"{datastore}/{side}/clones/{clone}.snap"
+        for entry in os.scandir(folder) if os.path.isdir(folder) else ():
+            beneath.refuse_link(entry.path)
+        link = f"{datastore}/{side}/clones/{clone}"
+        if os.path.islink(link) and not re.match(re.escape(f"{clone}.snap/") + r"[0-9]+\Z", os.readlink(link)):
+            beneath.refuse_link(link)
+
+
+def _check_target(link: str, target: str) -> None:
+    if os.path.islink(link) and os.readlink(link) != target:
+        beneath.refuse_link(link)
+
+
+def _look(top: str, below: str, links: list[tuple[str, str]], names: int = 0) -> int:
+    """Find the links below a directory; raise UnexpectedFile for what is neither that nor a plain file or directory."""
+    try:
+        found = list(os.scandir(f"{top}/{below}" if below else top))
+    except PermissionError:
+        return names  # whatever is in there, nothing of ours goes there
+    for entry in found:
+        name = f"{below}/{entry.name}" if below else entry.name
+        names += 1
+        if names > MANY or name.count("/") >= DEEPEST:
+            raise UnexpectedFile(f"{beneath.readable(top)} on {_here()} holds more than a VM has: {name}")
+        if entry.is_symlink():
+            links.append((name, os.readlink(entry.path)))
+        elif entry.is_dir(follow_symlinks=False):
+            names = _look(top, name, links, names)
+        elif not entry.is_file(follow_symlinks=False) and not _is_foreign_socket(name, entry):
+            raise UnexpectedFile(f"{beneath.readable(top)}/{name} on {_here()} is no plain file")
+    return names
+
+
+def _is_foreign_socket(name: str, entry: os.DirEntry[str]) -> bool:
+    """Tell whether an entry is a socket that somebody else listens on in the VM directory."""
+    return not name.startswith(("disk.", ".")) and stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
+
+
+def _check_link(path: str, vm: int, name: str, target: str, is_followed: Callable[[int], bool]) -> None:
+    folder, _, last = name.rpartition("/")
+    if last.startswith(files.STAGED):
+        return  # left by somebody who was killed; nobody follows what is not published, and the next to publish unlinks it
+    disk = DISK.match(last) if not folder else None
+    if disk and _is_own_layer(disk.group(0), target):
+        return
+    # What the stock drivers have: a directory of layers that contains itself, and the second name of a disk.
+    if target == "." and folder == last and folder.endswith(".snap"):
+        return
+    if not folder and not last.startswith(".") and re.match(r"disk\.[0-9]+[A-Za-z0-9._-]*\Z", target) and not disk:
+        return
+    if disk and _leads_to_its_place(path, vm, int(disk.group(1)), target, is_followed):
+        return
+    raise UnexpectedLink(f"{beneath.readable(path)}/{name} on {_here()} is a symbolic link to {target}, where no disk of VM {vm} is")
+
+
+def _is_own_layer(disk: str, target: str) -> bool:
+    folder, _, layer = target.partition("/")
+    return folder == layers.folder(disk) and layer.isdigit() and layer.isascii()
+
+
+def _leads_to_its_place(path: str, vm: int, disk: int, target: str, is_followed: Callable[[int], bool]) -> bool:
+    """Tell whether a link out of the VM directory leads where the disk's record says; without a record, as `check_vm_dir` has it."""
+    record_path = f"{path}/{RECORDS}/disk.{disk}.json"
+    if os.path.islink(f"{path}/{RECORDS}") or os.path.islink(record_path):
+        return False
+    record = files.read_json(record_path)
+    if record is None and not is_followed(disk):
+        return True
+    if record is None:
+        location = os.path.dirname(os.path.dirname(path))
+        below = target[len(location) + 1 :].split("/") if target.startswith(f"{location}/") else []
+        if len(below) == 3 and below[1].endswith(".snap") and below[2].isdigit():
+            del below[2]  # a snapshot of the stock drivers
+        # Two names: what is deeper is another VM's.
+        return len(below) == 2 and below[0].isdigit() and bool(STOCK.match(below[1]))
+    if "network" in record or record.get("place") != "shared":
+        return False
+    check_record(record, vm, disk)
+    wanted = str(record["path"])
+    return target == (wanted if record.get("how") == "in-place" else re.sub(r"\.snap/[0-9]+\Z", "", wanted))
+
+
+def check_received(staging: str, vm: int, vm_dir: str, foreign: Tuple[int, ...]) -> None:
+    """Raise unless what was unpacked in `staging`, to become `vm_dir`, is a VM directory and nothing else.
+
+    What another host sends is a tar stream of its making: links, devices, set-user-id programs, second names of files
+    outside. Permissions are made plain; layers must lie over one another, or over the lease that they will have here.
+    Where the disks lead that oned says are another driver's (`foreign`) is that driver's affair.
+    """
+    check_vm_dir(staging, vm, lambda disk: disk not in foreign)
+    names: dict[tuple[int, int], int] = {}
+    counts: dict[tuple[int, int], tuple[int, str]] = {}
+    for folder, folders, entries in os.walk(staging):
+        for name in (*folders, *entries):
+            path = os.path.join(folder, name)
+            status = os.lstat(path)
+            if stat.S_ISLNK(status.st_mode):
+                continue
+            if status.st_mode & (stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX | stat.S_IWOTH):
+                os.chmod(path, stat.S_IMODE(status.st_mode) & 0o775)
+            if stat.S_ISREG(status.st_mode):
+                key = status.st_dev, status.st_ino
+                names[key] = names.get(key, 0) + 1
+                counts[key] = status.st_nlink, path
+    for key, (count, path) in counts.items():
+        if names[key] != count:
+            raise UnexpectedFile(f"{path} on {_here()} has a name outside of what was received")
+    for name in os.listdir(f"{staging}/{RECORDS}") if os.path.isdir(f"{staging}/{RECORDS}") else []:
+        if name.endswith(".json") and DISK.match(name[:-5]):
+            _check_layers(staging, int(name[5:-5]), vm, vm_dir)
+
+
+def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
+    """Raise UnexpectedFile if a received layer of ours lies over any other file than a layer beside it or its own lease."""
+    record = files.read_json(f"{staging}/{RECORDS}/disk.{disk}.json")
+    if record is None or "network" in record:
+        return
+    check_record(record, vm, disk)
+    if record.get("place") != "local":
+        return
+    plain, folder = f"{staging}/disk.{disk}", f"{staging}/disk.{disk}.snap"
+    format, layer = str(record.get("format")), str(record["path"]).rpartition("/")[2]
+    found = {plain: format} if os.path.isfile(plain) and not os.path.islink(plain) else {}
+    if layer.isdigit() and os.path.lexists(f"{folder}/{layer}"):
+        tree = layers.tree(folder, int(layer), format, record.get("raw_layer"))
+        found.update({f"{folder}/{number}": str(described["format"]) for number, described in tree.items()})
+    for path, kind in found.items():
+        # A raw one's first bytes are its guest's, to be believed in nothing.
+        trouble = layers.reaches_out(path) if kind != "raw" else ""
+        if trouble and not _lay_over_lease(path, record, vm, vm_dir):
+            raise UnexpectedFile(f"{os.path.basename(path)} of disk {disk} of VM {vm}, as it came to {_here()}, has {trouble}")
+
+
+def _lay_over_lease(path: str, record: Mapping[str, object], vm: int, vm_dir: str) -> bool:
+    """Let an overlay lie over the lease that it has here, if it lay over its lease where it was; tell whether it does."""
+    image = record.get("image")
+    if record.get("how") != "overlay" or not isinstance(image, dict):
+        return False
+    lease = f"bases/{image.get('store')}-{image.get('id')}-{image.get('generation')}/leases/{vm}-{record['disk']}"
+    here = f"{os.path.dirname(os.path.dirname(vm_dir))}/{RECORDS}/{lease}"
+    name, format = layers.backing_of(path)
+    if name == here:
+        return True
+    if not LEASE.match(lease) or not name.endswith(f"/{RECORDS}/{lease}") or format not in ("raw", "qcow2"):
+        return False
+    from ..tools import qemu_img
+
+    qemu_img.lay_over(path, here, format)
+    return True

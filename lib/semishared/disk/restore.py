@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way back from a backup: a disk gets the content of the qcow2 image that arrives.
+
+What each crash leaves: what arrived or was made so far, staged, removed by the next restore; the disk is the old one or
+the restored one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import contextmanager
+from typing import Callable, Iterator
+
+from ..base import cache
+from ..errors import NotSupported, TransferCorrupt, UnsafeImage
+from ..intake import inspection
+from ..model.steps import DiskRef, RestoreDisk
+from ..store import dir_store, writers
+from ..tools import files, progress, qemu_img
+from ..tools.crash_points import point
+from . import vm_dir
+from .epochs import Planned
+
+
+@contextmanager
+def received(disk: DiskRef, chunks: Iterator[bytes], sha256: Callable[[], str]) -> Iterator[str]:
+    """Yield the file that arrived, which is a standalone qcow2 image."""
+    # Not disk.N...: who restores a plain disk removes what is staged for that.
+    name = f"backup.disk.{disk.disk}"
+    files.remove_staged(disk.vm_dir, name)
+    path = files.staged_name(f"{disk.vm_dir}/{name}")
+    try:
+        digest = hashlib.sha256()
+        with files.enough_space(disk.vm_dir), open(path, "xb") as file:
+            for chunk in chunks:
+                digest.update(chunk)
+                file.write(chunk)
+                progress.count("received", len(chunk))
+        point("backup received")
+        if digest.hexdigest() != sha256():
+            raise TransferCorrupt(f"the backup of disk {disk.disk} did not arrive whole on {os.uname().nodename}")
+        with open(path, "rb") as file:
+            head = file.read(inspection.HEAD)
+        format = inspection.detect(head)
+        if format != "qcow2":
+            raise NotSupported(f"the backup of disk {disk.disk} is no qcow2 image but {format}")
+        danger = inspection.names_other_files(head, format)
+        if danger:
+            raise UnsafeImage(f"the backup of disk {disk.disk} has {danger}")
+        yield path
+    finally:
+        files.unlink(path)
+
+
+def restore(step: RestoreDisk, backup: str, planned: Planned) -> None:
+    """Replace a disk's content; an in-place disk's where it lies, on the store: the link stays (CONTRACT pitfall 27)."""
+    disk = step.disk
+    record = vm_dir.record_of(disk)
+    if record["readonly"]:
+        raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is read-only and cannot be restored")
+    image = record.get("image")
+    if record["how"] == "in-place" and isinstance(image, dict):
+        _restore_image(step, record, dir_store.Stored(str(image["source"])), backup, planned)
+    else:
+        _restore_own(step, record, backup, planned)
+
+
+def _write(backup: str, target: str, format: str, min_size: int) -> None:
+    """Make the new content, ready to be renamed into its place."""
+    qemu_img.convert(backup, "qcow2", target, format)
+    if qemu_img.virtual_size(target, format) < min_size:
+        qemu_img.resize(target, format, min_size)
+    point("content made")
+
+
+def _restore_image(
+    step: RestoreDisk, record: dict[str, object], stored: dir_store.Stored, backup: str, planned: Planned
+) -> None:
+    """Write a persistent image anew: another content, so another session; its old generation ends before."""
+    mode = dir_store.check_record(record).st_mode & 0o777
+    # CheckNotRunning has seen this host alone.
+    writers.check_file(stored.source)
+    # Only the VM that has the image restores it (oned gives it to nobody else), and every session tidies up there.
+    with dir_store.side(stored, make=True) as side:
+        _replace_image(step, stored, side, str(record["format"]), mode, backup, planned)
+    files.fsync(stored.datastore)
+
+
+def _replace_image(
+    step: RestoreDisk, stored: dir_store.Stored, side: str, format: str, mode: int, backup: str, planned: Planned
+) -> None:
+    disk = step.disk
+    files.remove_staged(side, "restored")
+    staged = files.staged_name(f"{side}/restored")
+    try:
+        with files.enough_space(side):
+            with files.made(staged, mode) as path:
+                _write(backup, path, format, step.min_size)
+            progress.count("store_written", files.allocated(staged))
+            with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+                dir_store.begin_session(stored)
+                os.rename(staged, stored.source)
+                point("image replaced")
+    finally:
+        files.unlink(staged)
+
+
+def _restore_own(step: RestoreDisk, record: dict[str, object], backup: str, planned: Planned) -> None:
+    """Replace a disk of the VM's own by a standalone one of the same format.
+
+    Its snapshots go: oned forgets those of non-persistent disks. Killed in between, the disk is the old one or the new.
+    """
+    disk = step.disk
+    path = str(record["path"])
+    active = os.path.join(os.path.dirname(path), os.readlink(path)) if os.path.islink(path) else path
+    # What a killed restore left.
+    files.remove_staged(*os.path.split(active))
+    files.remove_staged(f"{disk.vm_dir}/{vm_dir.RECORDS}", f"disk.{disk.disk}.json")
+    staged = files.staged_name(active)
+    try:
+        with files.enough_space(os.path.dirname(active)):
+            with files.made(staged) as made:
+                _write(backup, made, str(record["format"]), step.min_size)
+            with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+                os.rename(staged, active)
+                point("disk replaced")
+                files.fsync(os.path.dirname(active))
+                first = _only_layer(active)
+                if record["how"] == "overlay":
+                    # After the content: the record may claim a lease that is not needed, never miss one that is.
+                    record = {**record, "how": "copy"}
+                if path == active:
+                    record = {**record, "path": first}
+                # Its only layer is what was restored, in the format of the record: a raw one below is no more.
+                record = {key: value for key, value in record.items() if key != "raw_layer"}
+                files.write_json(vm_dir.record_path(disk.vm_dir, disk.disk), record)
+                _drop_other_layers(active, first)
+    finally:
+        files.unlink(staged)
+    if record["place"] == "local":
+        cache.release(cache.root_of(disk.vm_dir), disk.vm, disk.disk)
+
+
+def _only_layer(active: str) -> str:
+    """Make the active layer of a disk with snapshots its first one; return its path."""
+    directory, name = os.path.split(active)
+    if not directory.endswith(".snap") or name == "0":
+        return active
+    first = f"{directory}/0"
+    files.unlink(first)
+    os.link(active, first)
+    link = directory[: -len(".snap")]
+    files.symlink(f"{os.path.basename(directory)}/0", link)
+    return first
+
+
+def _drop_other_layers(active: str, first: str) -> None:
+    """Remove the snapshots that the restored disk does not have."""
+    directory = os.path.dirname(active)
+    if not directory.endswith(".snap"):
+        return
+    for name in os.listdir(directory):
+        if name != os.path.basename(first) and not os.path.isdir(f"{directory}/{name}"):
+            files.unlink(f"{directory}/{name}")
+            point("snapshot removed")

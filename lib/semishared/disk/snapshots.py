@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers of a VM's disks on a host: what is there, and the primitive operations on it. Why: plan/snapshots.py.
+
+What each crash leaves: a staged file, removed by the next operation on the disk; a layer nobody lies over and no record
+names, replaced by the next snapshot. The record says which layer is active, and is written when both it and the one
+before hold the guest's data; the link follows.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Callable
+
+from ..errors import BadRecord, MissingImage, NotSupported
+from ..guest import block_jobs, domain, job_lock, rest
+from ..intake import inspection
+from ..model.steps import (
+    ActivateLayer,
+    AddLayer,
+    DescribeDisk,
+    DiskRef,
+    DropLayer,
+    DropStrays,
+    GrowDisk,
+    MergeLayer,
+    NameLayer,
+    PullLayer,
+    RestGuest,
+    SwitchLayer,
+)
+from ..store import dir_snapshots, dir_store, stock_layout
+from ..tools import beneath, files, qemu_img
+from ..tools.crash_points import point
+from . import layers, vm_dir
+from .epochs import Planned
+
+
+def folder_of(record: dict[str, object]) -> str:
+    """Return the directory of a disk's layers; raise NotSupported for a disk that was made without any."""
+    folder, layer = os.path.split(str(record["path"]))
+    if not folder.endswith(".snap") or not layer.isdigit():
+        raise NotSupported(f"disk {record['disk']} is a plain file, it cannot have snapshots")
+    return folder
+
+
+def describe(step: DescribeDisk) -> dict[str, object]:
+    """Return what plan/snapshots.py decides on, and hold the turn for what is done about it."""
+    disk = step.disk
+    job_lock.take(disk.vm, disk.vm_dir)
+    record = vm_dir.record_of(disk)
+    if vm_dir.on_store(record):
+        if step.domain:
+            block_jobs.recover(disk.vm_dir, step.domain)
+        return vm_dir.on_store(record)
+    how, image = str(record["how"]), record.get("image")
+    source = str(image["source"]) if isinstance(image, dict) else ""
+    answer: dict[str, object] = {
+        "how": how, "format": record["format"], "source": source, "layers": {}, "active": layers.NONE, "snapshots": [],
+        "aliases": [], "target": "", "system_snapshots": 0,
+    }  # fmt: skip
+    if how == "volatile":
+        return answer
+    block_jobs.recover(disk.vm_dir, step.domain)
+    path = str(record["path"])
+    active = layers.NONE
+    if step.domain:
+        target, path = block_jobs.find(step.domain, path)
+        answer["target"], answer["system_snapshots"] = target, len(domain.snapshots(block_jobs.URI, step.domain))
+    if how == "in-place":
+        dir_store.check_record(record)
+        stock_layout.refuse(source, str(record["format"]))
+        answer["snapshots"] = dir_snapshots.numbers(source)
+        return answer
+    folder, active = folder_of(record), int(os.path.basename(path))
+    format = str(record["format"])
+    if path != record["path"]:
+        # A snapshot of the running guest that failed half-way: the newer, empty layer lies over what the guest writes.
+        format = layers.backing_of(str(record["path"]))[1] or "qcow2"
+    if not files.exists(f"{folder}/{active}"):
+        raise MissingImage(f"{folder}/{active} is not there on {os.uname().nodename}")
+    names = [int(name) for name in os.listdir(folder) if name.isdigit() and name.isascii()]
+    answer["aliases"] = sorted(set(names) - set(layers.numbered(folder)))
+    answer["layers"], answer["active"] = layers.tree(folder, active, format, record.get("raw_layer")), active
+    return answer
+
+
+def _layer(disk: DiskRef, number: int) -> str:
+    return f"{folder_of(vm_dir.record_of(disk))}/{number}"
+
+
+def name_layer(step: NameLayer, planned: Planned) -> None:
+    """Give a layer a second name, over an unused layer that may have it."""
+    path = _layer(step.disk, step.layer)
+    target = f"{os.path.dirname(path)}/{step.name}"
+    with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
+        files.remove_staged(os.path.dirname(path))
+        if os.path.exists(target) and os.path.samefile(path, target):
+            return
+        staged = files.staged_name(target)
+        os.link(path, staged)
+        point("layer linked")
+        os.rename(staged, target)
+        files.fsync(os.path.dirname(path))
+    point("layer named")
+
+
+def add_layer(step: AddLayer, planned: Planned) -> None:
+    """Publish an empty layer over another."""
+    path = _layer(step.disk, step.layer)
+    with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
+        files.remove_staged(os.path.dirname(path))
+        with files.published(path) as staged:
+            qemu_img.create_overlay(staged, str(step.over), step.over_format, 0, "")
+            os.chmod(staged, 0o660)
+    point("layer added")
+
+
+def activate_layer(step: ActivateLayer, planned: Planned) -> None:
+    """Make a layer the active one."""
+    disk = step.disk
+    with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        _activate(disk, step.layer, step.format)
+
+
+def _activate(disk: DiskRef, layer: int, format: str) -> None:
+    record = vm_dir.record_of(disk)
+    path = f"{folder_of(record)}/{layer}"
+    files.remove_staged(f"{disk.vm_dir}/{vm_dir.RECORDS}", f"disk.{disk.disk}.json")
+    if (record["path"], record["format"]) != (path, format):
+        vm_dir.write_record(disk, _over_raw(record, path))
+        point("layer recorded")
+    _link(record, disk, layer)
+
+
+def _over_raw(record: dict[str, object], path: str) -> dict[str, object]:
+    """Return the record for the qcow2 layer `path`, with the raw layer that it is put over noted.
+
+    The layers above a raw one say so, until it is being deleted and they have let go of it; its own first bytes are its
+    guest's.
+    """
+    below, format = layers.backing_of(path)
+    raw = {"raw_layer": int(below)} if format == "raw" and below.isdigit() else {}
+    return {**record, "path": path, "format": "qcow2", **raw}
+
+
+def _link(record: dict[str, object], disk: DiskRef, layer: int) -> None:
+    folder = folder_of(record)
+    link = folder[: -len(".snap")]
+    files.remove_staged(*os.path.split(link))
+    files.symlink(f"{os.path.basename(folder)}/{layer}", link)
+    point("layer active")
+
+
+def switch_layer(step: SwitchLayer, planned: Planned) -> dict[str, object]:
+    """Take the snapshot of a running guest; if it fails, say again that the layer before is the active one."""
+    disk, before = step.disk, vm_dir.record_of(step.disk)
+    folder = folder_of(before)
+    with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        was = {**before, "path": f"{folder}/{step.layer}", "format": layers.backing_of(f"{folder}/{step.to}")[1] or "qcow2"}
+        files.remove_staged(f"{disk.vm_dir}/{vm_dir.RECORDS}", f"disk.{disk.disk}.json")
+        vm_dir.write_record(disk, _over_raw(before, f"{folder}/{step.to}"))
+        point("layer recorded")
+        try:
+            rested = block_jobs.switch(disk, step.domain, step.target, f"{folder}/{step.to}", step.freeze)
+        except Exception:
+            # Both layers hold the guest's data as long as it writes to the lower one; only then it may be named again.
+            if block_jobs.find(step.domain, str(before["path"]))[1] == f"{folder}/{step.layer}":
+                vm_dir.write_record(disk, was)
+                files.unlink(f"{folder}/{step.to}")
+            raise
+        _link(before, disk, step.to)
+    return rested.to_data()
+
+
+def rest_for(step: RestGuest, do: Callable[[], object]) -> dict[str, object]:
+    """Let a running guest rest while `do` is done."""
+    job_lock.take(step.vm, step.vm_dir)
+    block_jobs.recover(step.vm_dir, step.domain)
+    with rest.resting(step.vm_dir, step.domain, step.freeze) as rested:
+        do()
+        point("moment over")
+    return rested.to_data()
+
+
+def merge_layer(step: MergeLayer) -> None:
+    """Give a layer the data of the one below."""
+    path = _layer(step.disk, step.layer)
+    folder = os.path.dirname(path)
+    if layers.backing_of(path)[0] == step.backing:
+        return
+    if qemu_img.info(path, "qcow2").get("snapshots"):
+        raise NotSupported(f"{path} holds system snapshots, which count on what it lies over")
+    if not step.copy:
+        qemu_img.rebase(path, step.backing, step.backing_format)
+        point("layer rebased")
+        return
+    files.remove_staged(folder, str(step.layer))
+    with files.published(path) as staged:
+        qemu_img.rebased(path, staged, step.backing, step.backing_format)
+        os.chmod(staged, 0o660)
+    point("layer merged")
+
+
+def pull_layer(step: PullLayer) -> None:
+    """Let the running guest's QEMU copy into its active layer what that does not share with `backing`."""
+    path = _layer(step.disk, step.layer)
+    if layers.backing_of(path)[0] != step.backing:
+        block_jobs.pull(step.disk, step.domain, step.target, step.backing, path)
+
+
+def drop_strays(step: DropStrays) -> None:
+    """Remove what snapshots that failed have left; never what the guest writes to, nor what anything lies over."""
+    record = vm_dir.record_of(step.disk)
+    folder = folder_of(record)
+    active = str(record["path"])
+    if step.domain:
+        active = block_jobs.find(step.domain, active)[1]
+    keep = {*step.known, int(os.path.basename(active)), int(os.path.basename(str(record["path"])))}
+    if step.domain:
+        # libvirt knows a layer that the guest has open by one of its names, which need not be the one in a header.
+        keep |= block_jobs.opened(step.domain, folder)
+    while True:
+        names = {int(name) for name in os.listdir(folder) if name.isdigit() and name.isascii()}
+        raw = {number for number in names if os.path.samefile(f"{folder}/{number}", active)} if record["format"] == "raw" else set()
+        below = {layers.backing_of(f"{folder}/{number}")[0] for number in names - raw}
+        strays = [number for number in sorted(names - keep, reverse=True) if str(number) not in below]
+        if not strays:
+            return
+        files.unlink(f"{folder}/{strays[0]}")
+        point("stray removed")
+
+
+def drop_layer(step: DropLayer) -> None:
+    """Remove a layer; raise BadRecord if anything still lies over it."""
+    record = vm_dir.record_of(step.disk)
+    folder = folder_of(record)
+    for number in layers.numbered(folder):
+        is_raw = number == int(os.path.basename(str(record["path"]))) and record["format"] == "raw"
+        if not is_raw and number != step.layer and layers.backing_of(f"{folder}/{number}")[0] == str(step.layer):
+            raise BadRecord(f"layer {number} in {folder} still lies over {step.layer}")
+    files.unlink(f"{folder}/{step.layer}")
+    point("layer removed")
+
+
+def grow(step: GrowDisk) -> dict[str, object]:
+    """Grow a disk: its active layer, or the image it is; return which that is if it is on the network, and not grown here."""
+    record = vm_dir.record_of(step.disk)
+    if vm_dir.on_store(record):
+        return vm_dir.on_store(record)
+    path = str(record["path"])
+    if record["place"] == "shared":
+        dir_store.check_record(record)
+    if not files.exists(path):
+        raise MissingImage(f"{path} is not there on {os.uname().nodename}")
+    if record["how"] == "in-place":
+        # Not by the link that the guest has: what it leads to is what is looked at.
+        path = str(record["image"]["source"])  # type: ignore[index]
+        inspection.check(path, str(record["format"]))
+    if record["place"] == "shared":
+        datastore = os.path.dirname(str(record["image"]["source"]))  # type: ignore[index]
+        fd = beneath.open_file(datastore, path[len(datastore) + 1 :], os.O_RDWR)
+        try:
+            qemu_img.grow(beneath.path_of(fd), str(record["format"]), step.size)
+        finally:
+            os.close(fd)
+    else:
+        qemu_img.grow(path, str(record["format"]), step.size)
+    point("disk grown")
+    return {}
+
+
+def snapshot_file(record: dict[str, object], snapshot: int) -> tuple[str, str]:
+    """Return path and format of a snapshot; raise MissingImage."""
+    if record["how"] == "in-place":
+        image = record["image"]
+        assert isinstance(image, dict)
+        path, format = f"{dir_snapshots.folder(str(image['source']))}/{snapshot}", str(record["format"])
+    else:
+        folder = folder_of(record)
+        path = f"{folder}/{snapshot}"
+        active = int(os.path.basename(str(record["path"])))
+        found = layers.tree(folder, active, str(record["format"]), record.get("raw_layer"))
+        format = str(found.get(snapshot, {}).get("format", "qcow2"))
+    if not files.exists(path):
+        raise MissingImage(f"snapshot {snapshot} of disk {record['disk']}: {path} is not there on {os.uname().nodename}")
+    return path, format

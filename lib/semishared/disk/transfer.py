@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carry a VM directory from machine to machine: tar at both ends, the stream's hash in the middle.
+
+The source is removed only after the target has published (CONTRACT §7, defect 14: wipe-then-copy loses data), by a step of
+its own: whoever plans it has asked in between whether the move is still wanted. What each crash leaves: at the target
+`.incoming-VM-*`, removed by the next run; at both ends a whole directory, of which the source's is the one that counts,
+and the next run replaces the target's by it. A remainder is never sent as a whole: removals begin with a rename
+(beside.py). Nor does one of 0.1.0, which removed in place, replace what is more than itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Callable, Iterator
+
+from ..base import cache
+from ..errors import (
+    ImageChanged,
+    LateAction,
+    MigrationRefused,
+    MissingImage,
+    Overtaken,
+    SameDirectory,
+    StoreUnavailable,
+    ToolFailed,
+    TransferCorrupt,
+    WholeDirectoryThere,
+)  # fmt: skip
+from ..guest import domain
+from ..model.steps import ImageRef, ReceiveVm, ReleaseVm, RenameVm, has_arrived
+from ..tools import beneath, files, progress
+from ..tools.crash_points import point
+from ..tools.run import piped, work
+from . import beside, epochs, layout, vm_dir, whereabouts
+from .epochs import Planned
+
+CHUNK = 1 << 20
+
+
+def send(directory: str, write: Callable[[bytes], None]) -> dict[str, object]:
+    """Write the directory as a tar stream; return the hash of the stream, and the fingerprint of what was sent."""
+    beneath.refuse_link(directory)
+    try:
+        before, seen = os.stat(directory), whereabouts.fingerprint(directory)
+    except FileNotFoundError:
+        raise MissingImage(f"{directory} is not there on {os.uname().nodename}") from None
+    argv = ["tar", "--create", "--sparse", "--file=-", f"--directory={directory}", "."]
+    digest = hashlib.sha256()
+    with piped(argv, feed=False) as stream:
+        for chunk in iter(lambda: stream.read(CHUNK), b""):
+            digest.update(chunk)
+            write(chunk)
+            progress.count("sent", len(chunk))
+    _check_still(directory, before)
+    return {"sha256": digest.hexdigest(), "seen": seen}
+
+
+def _check_still(directory: str, before: os.stat_result) -> None:
+    """Raise Overtaken if the directory was taken out of its place, and perhaps emptied, while it was read."""
+    try:
+        if os.path.samestat(before, os.stat(directory)):
+            return
+    except FileNotFoundError:
+        pass
+    raise Overtaken(f"{directory} on {os.uname().nodename} was removed while it was being moved")
+
+
+def _begun(vm: int, directory: str, planned: Planned) -> str:
+    """Begin one more move of the VM to here; of several, only the one that began last publishes."""
+    with files.enough_space(directory):
+        vm_dir.mark_system(directory)
+    with vm_dir.publishing(vm, directory, planned) as file:
+        move = epochs.begin_move(file)
+    beside.tidy(directory, cache.root_of(directory), vm)
+    return move
+
+
+def receive(step: ReceiveVm, chunks: Iterator[bytes], sent_sha256: Callable[[], str], planned: Planned) -> None:
+    """Unpack the stream beside the VM directory, and publish it if it is what was sent."""
+    move = _begun(step.vm, step.vm_dir, planned)
+    with beside.receiving(step.vm, step.vm_dir, cache.root_of(step.vm_dir)) as staging:
+        received = _unpack(staging, chunks)
+        point("incoming unpacked")
+        if sent_sha256() != received:
+            raise TransferCorrupt(f"VM {step.vm}: what arrived on {os.uname().nodename} is not what was sent")
+        layout.check_received(staging, step.vm, step.vm_dir, step.foreign)
+        _publish(staging, step, move, planned)
+    beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
+
+
+def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
+    """Unpack a tar stream into `staging` and return the stream's sha256."""
+    digest = hashlib.sha256()
+    argv = ["tar", "--extract", "--sparse", "--file=-", f"--directory={staging}", "--no-same-owner"]
+    with piped(argv, feed=True) as stream:
+        for chunk in chunks:
+            digest.update(chunk)
+            progress.count("received", len(chunk))
+            stream.write(chunk)
+    return digest.hexdigest()
+
+
+def _publish(staging: str, step: ReceiveVm | RenameVm, move: str, planned: Planned) -> None:
+    """Give the received directory its bases and leases and rename it to the VM directory."""
+    vm, directory = step.vm, step.vm_dir
+    for record in vm_dir.records(staging):
+        _adopt(staging, directory, vm, record, step.keep_bases)
+    os.makedirs(f"{staging}/{vm_dir.RECORDS}", exist_ok=True)
+    vm_dir.note_seq(staging, planned.seq)
+    files.fsync_tree(staging)
+    point("incoming adopted")
+    with vm_dir.publishing(vm, directory, planned) as file:
+        if not epochs.is_latest_move(file, move):
+            raise Overtaken(f"another move of VM {vm} to {os.uname().nodename} has begun since this one")
+        if os.path.lexists(directory):
+            _check_may_replace(staging, step, planned)
+            os.rename(directory, beside.new_name("outgoing", directory))
+            point("older directory set aside")
+        os.rename(staging, directory)
+        point("vm directory renamed")
+        files.fsync(os.path.dirname(directory))
+        point("vm directory published")
+        for older in beside.listed(directory, "outgoing"):
+            beside.bury(older, vm)
+
+
+def _check_may_replace(staging: str, step: ReceiveVm | RenameVm, planned: Planned) -> None:
+    """Raise unless what arrived may take the place of the VM directory that is there: never less than that, never under a guest."""
+    directory, here = step.vm_dir, os.uname().nodename
+    there = whereabouts.inventory(directory)
+    if not there:
+        return
+    seq = vm_dir.seq_of(directory)
+    if 0 <= planned.seq < seq:
+        raise LateAction(f"{directory} on {here} is of SEQ {seq} of the VM's history, and this move of SEQ {planned.seq} ({directory})")
+    arrived = whereabouts.inventory(staging)
+    less = sorted(there - arrived)
+    # Also of an older one: it may be what a move made whose source is gone, though oned was told that it had failed.
+    lost = [disk for disk in step.disks if f"disk.{disk}" in there and not arrived & {f"disk.{disk}", f"{vm_dir.RECORDS}/disk.{disk}.json"}]
+    if less and (lost or not 0 <= seq < planned.seq):
+        raise WholeDirectoryThere(f"{directory} on {here} has what did not arrive: {', '.join(less[:5])}")
+    why = domain.why_in_use(step.domain)
+    if why:
+        raise MigrationRefused(f"{directory} on {here} is not replaced: {why}")
+
+
+def _adopt(staging: str, directory: str, vm: int, record: dict[str, object], keep_bases: bool) -> None:
+    """Make one disk of a received directory usable here."""
+    disk = int(str(record["disk"]))
+    if "network" in record:
+        return  # libvirt opens it, or says why not
+    if record["place"] == "shared":
+        path = str(record["path"])
+        if keep_bases and not os.path.exists(path):
+            raise StoreUnavailable(f"{path} of disk {disk} is not there on {os.uname().nodename}")
+        return
+    path = str(record["path"])
+    # disk.N itself, or its active layer disk.N.snap/K; backing names among layers are relative.
+    here = directory + path[path.rindex(f"/disk.{disk}") :]
+    if path != here:
+        files.write_json(vm_dir.record_path(staging, disk), {**record, "path": here})
+    image = record.get("image")
+    if record["how"] == "overlay" and keep_bases and isinstance(image, dict):
+        try:
+            cache.lease(cache.root_of(directory), ImageRef.from_data(image), vm, disk)
+        except ImageChanged as e:
+            raise ImageChanged(f"disk {disk} of VM {vm} needs the image as it was: {e.detail}") from None
+
+
+def rename(step: RenameVm, planned: Planned) -> dict[str, object]:
+    """Copy a VM directory to another system datastore of this host; return the fingerprint of the source, to be released."""
+    beneath.refuse_link(step.source)
+    source, target = whereabouts.describe(step.source), whereabouts.describe(step.vm_dir)
+    if has_arrived(source, target, planned.seq):
+        return {"seen": whereabouts.fingerprint(step.source)}
+    if not source["present"]:
+        raise MissingImage(f"{step.source} is not there on {os.uname().nodename}")
+    for one, other in ((step.source, step.vm_dir), (os.path.dirname(step.source), os.path.dirname(step.vm_dir))):
+        if os.path.exists(other) and os.path.samefile(one, other):
+            raise SameDirectory(f"{step.source} and {step.vm_dir} on {os.uname().nodename} are one directory")
+    move = _begun(step.vm, step.vm_dir, planned)
+    with beside.receiving(step.vm, step.vm_dir, cache.root_of(step.vm_dir)) as staging:
+        before, seen = os.stat(step.source), whereabouts.fingerprint(step.source)
+        work(["cp", "-a", "--sparse=always", "--reflink=auto", "--", f"{step.source}/.", staging])
+        _check_still(step.source, before)
+        point("directory copied")
+        layout.check_received(staging, step.vm, step.vm_dir, step.foreign)
+        _publish(staging, step, move, planned)
+    beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
+    return {"seen": seen}
+
+
+def release(step: ReleaseVm, planned: Planned) -> dict[str, object]:
+    """Remove a VM directory that is elsewhere now; return {"kept": why it was not}."""
+
+    def why_not() -> str:
+        if os.path.isdir(step.vm_dir) and whereabouts.fingerprint(step.vm_dir) != step.seen:
+            return "it has changed since it was read"
+        return ""
+
+    why = why_not() or domain.why_in_use(step.domain)
+    if why:
+        return {"kept": why}
+    try:
+        # Also without a directory: whoever was killed while it let go still holds leases.
+        return {"kept": vm_dir.remove(step.vm, step.vm_dir, planned, why_not)}
+    except ToolFailed as e:
+        # The VM is elsewhere: that is no reason to fail its move for ever.
+        return {"kept": e.detail}

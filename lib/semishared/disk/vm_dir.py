@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory of a VM on a machine: its disks, our records of them, and who may publish into it (epochs.py).
+
+`.semishared/vm.json` holds the SEQ of the VM's history at which the directory was made, or published by a move, as oned
+said it: of two directories of one VM the lower is the older. Directories of 0.1.0 have none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import contextmanager
+from typing import IO, Any, Callable, Iterator
+
+from .. import NAME
+from ..base import cache
+from ..errors import BadRecord, DataInTheWay, NoSpace, SemisharedError, VmGone
+from ..guest import job_lock
+from ..model.steps import DiskRef
+from ..store import dir_store
+from ..tools import files, locks
+from ..tools.crash_points import point
+from . import beside, epochs, layers, layout
+from .epochs import Planned
+
+RECORDS = ".semishared"
+VERSION = 1
+
+
+@contextmanager
+def _lock(vm: int, vm_dir: str) -> Iterator[IO[str]]:
+    with locks.exclusive(epochs.lock_path(vm, vm_dir), locks.VM_LIMIT_S) as file:
+        yield file
+
+
+@contextmanager
+def publishing(vm: int, vm_dir: str, planned: Planned, disk: int | None = None) -> Iterator[IO[str]]:
+    """Hold the VM, as its lock file, while something is published into it.
+
+    Raise VmGone or LateAction if it was deleted since that was planned.
+    """
+    keys = (epochs.ALL,) if disk is None else (epochs.ALL, str(disk))
+    with _lock(vm, vm_dir) as file:
+        epochs.check(file, epochs.lock_path(vm, vm_dir), vm, keys, planned)
+        yield file
+
+
+def seq_of(vm_dir: str) -> int:
+    """Return the SEQ that is noted in a VM directory, -1 if none is."""
+    found = (files.read_json(f"{vm_dir}/{RECORDS}/vm.json") or {}).get("seq")
+    return found if isinstance(found, int) else epochs.UNKNOWN
+
+
+def note_seq(vm_dir: str, seq: int) -> None:
+    """Note the SEQ in a VM directory, unless it is not known."""
+    if seq > seq_of(vm_dir):
+        files.write_json(f"{vm_dir}/{RECORDS}/vm.json", {"version": VERSION, "seq": seq})
+
+
+def mark_system(vm_dir: str) -> None:
+    """Make the system datastore, with `.monitor` so that the host's probe asks our driver (CONTRACT §2.7)."""
+    system = os.path.dirname(vm_dir)
+    os.makedirs(system, exist_ok=True)
+    files.remove_stale(system)
+    try:
+        with open(f"{system}/.monitor", encoding="utf-8") as file:
+            marked = file.read(100) == f"{NAME}\n"
+    except OSError:
+        marked = False
+    if not marked:
+        files.write(f"{system}/.monitor", f"{NAME}\n".encode())
+
+
+def prepare(vm: int, vm_dir: str, planned: Planned) -> None:
+    """Make the VM directory; remove what was left of an older one of the VM."""
+    with publishing(vm, vm_dir, planned), files.enough_space(vm_dir):
+        os.makedirs(f"{vm_dir}/{RECORDS}", exist_ok=True)
+        point("vm directory made")
+        note_seq(vm_dir, planned.seq)
+        mark_system(vm_dir)
+    if beside.listed(vm_dir, "removed"):
+        beside.tidy(vm_dir, cache.root_of(vm_dir), vm)
+
+
+@contextmanager
+def published(
+    vm: int, vm_dir: str, name: str, planned: Planned, record: Callable[[], object] | None = None, *, layered: bool = False
+) -> Iterator[str]:
+    """Yield a staged name for a file or link of the VM; when the block ends well, publish it under the VM's lock.
+
+    `record` is called under that lock, just before. A `layered` disk is published as its first layer (layers.py).
+    """
+    path = f"{vm_dir}/{name}"
+    staged = files.staged_name(path)
+    disk = int(name[5:]) if name.startswith("disk.") else None
+    try:
+        with files.enough_space(vm_dir):
+            yield staged
+            point(f"{name} staged")
+            if not os.path.islink(staged):
+                files.fsync(staged)
+            with publishing(vm, vm_dir, planned, disk):
+                if record:
+                    record()
+                if layered:
+                    layers.publish_first(path, staged)
+                else:
+                    os.rename(staged, path)
+                point(f"{name} renamed")
+                files.fsync(vm_dir)
+                files.remove_staged(vm_dir, name)
+                files.remove_staged(f"{vm_dir}/{RECORDS}", f"{name}.json")
+        point(f"{name} published")
+    except BaseException as e:
+        files.unlink(staged)
+        if isinstance(e, (OSError, SemisharedError)) and not os.path.isdir(vm_dir):
+            raise VmGone(f"VM {vm} was deleted on {os.uname().nodename} while {name} was being made") from e
+        raise
+
+
+def record_path(vm_dir: str, disk: int) -> str:
+    return f"{vm_dir}/{RECORDS}/disk.{disk}.json"
+
+
+def with_version(disk: DiskRef, record: dict[str, object]) -> dict[str, object]:
+    """Return the whole record, as it is written."""
+    return {"version": VERSION, "disk": disk.disk, **record}
+
+
+def write_record(disk: DiskRef, record: dict[str, object]) -> None:
+    """Write what the disk is, for vmm/ and for every later action."""
+    files.write_json(record_path(disk.vm_dir, disk.disk), with_version(disk, record))
+
+
+def read_record(vm_dir: str, disk: int) -> dict[str, object] | None:
+    """Return the record of a disk, None if it has none; raise BadRecord if it cannot be understood."""
+    path = record_path(vm_dir, disk)
+    if not os.path.lexists(path):
+        return None
+    record = files.read_json(path)
+    if record is None or record.get("version") != VERSION:
+        raise BadRecord(f"{path} on {os.uname().nodename} cannot be understood")
+    # Also of a directory on its way (beside.py).
+    owner = re.search(r"(?:\A|-)([0-9]+)(?:-[0-9a-f]+)?\Z", os.path.basename(vm_dir))
+    layout.check_record(record, int(owner.group(1)) if owner else -1, disk)
+    return record
+
+
+def record_of(disk: DiskRef) -> dict[str, object]:
+    """Return the record of a disk; raise BadRecord if it has none."""
+    record = read_record(disk.vm_dir, disk.disk)
+    if record is None:
+        raise BadRecord(f"disk {disk.disk} of VM {disk.vm} has no record in {disk.vm_dir} on {os.uname().nodename}")
+    return record
+
+
+def records(vm_dir: str) -> list[dict[str, object]]:
+    """Return all records of a VM by disk; raise BadRecord."""
+    try:
+        names = os.listdir(f"{vm_dir}/{RECORDS}")
+    except FileNotFoundError:
+        return []
+    ids = sorted(int(name[5:-5]) for name in names if name.startswith("disk.") and name[5:-5].isdigit())
+    found = [read_record(vm_dir, disk) for disk in ids]
+    return [record for record in found if record]
+
+
+def on_store(record: dict[str, Any]) -> dict[str, object]:
+    """Return which image on the network a disk is, for the front-end to go on with on its bridge; {} for any other disk."""
+    if "network" not in record:
+        return {}
+    image = {**record["image"], "source": record["network"]["name"]}
+    return {"on_store": image, "how": record["how"], "readonly": record["readonly"]}
+
+
+def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget: bool = True) -> dict[str, object]:
+    """Remove a disk's file or link, its clone on `store_dir`, its record and its lease. Never follow a link.
+
+    Without `forget` the record of a clone on the network stays, and is returned: that must be removed first.
+    """
+    with _lock(disk.vm, disk.vm_dir) as file:
+        noted = _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned)
+        record = files.read_json(record_path(disk.vm_dir, disk.disk)) or {}
+        if not forget and record.get("how") == "store-clone":
+            if on_store(record):
+                return on_store(record)
+            # A clone that cannot be reached would be said to be gone, and stay.
+            dir_store.check_store(record)
+        clones = _clones(disk, record)
+        _unlink_disk(disk)
+        if not noted:
+            _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned, must=True)
+        for clone in clones:
+            dir_store.remove_one_clone(clone)
+        if store_dir and not record and not clones:
+            dir_store.remove_clone(store_dir, disk.vm, disk.disk)
+        files.remove_staged(*os.path.split(intended(disk)))
+        files.unlink(intended(disk))
+        if not _is_elsewhere(disk.vm, disk.vm_dir):
+            cache.release(cache.root_of(disk.vm_dir), disk.vm, disk.disk)
+    return {}
+
+
+def intended(disk: DiskRef) -> str:
+    """Return the file that names the store clone of a disk before there is one."""
+    return f"{disk.vm_dir}/{RECORDS}/clone.{disk.disk}.json"
+
+
+def _clones(disk: DiskRef, record: dict[str, Any]) -> list[str]:
+    """Return the store clones of a disk, by its record and by what was intended; others' are none of them."""
+    noted = files.read_json(intended(disk)) or {}
+    found = {dir_store.clone_of(record), str(noted.get("clone", ""))}
+    own = re.compile(rf"/.+/{dir_store.SIDE}/[^/]+/clones/{disk.vm}-{disk.disk}(-[0-9a-f]{{32}})?\Z")
+    return sorted(path for path in found if own.match(path) and ".." not in path.split("/"))
+
+
+def _unlink_disk(disk: DiskRef) -> None:
+    layers.remove(disk.path)
+    point("disk removed")
+    files.remove_staged(disk.vm_dir, f"disk.{disk.disk}")
+    files.unlink(record_path(disk.vm_dir, disk.disk))
+    point("record removed")
+
+
+def end_session(disk: DiskRef, planned: Planned) -> None:
+    """Take an in-place disk away; raise DataInTheWay if it is a file, which might be the only copy of its data."""
+    if os.path.lexists(disk.path) and not os.path.islink(disk.path):
+        raise DataInTheWay(f"{disk.path} on {os.uname().nodename} is to be saved but is no link to a shared image")
+    remove_disk(disk, planned)
+
+
+def _is_elsewhere(vm: int, vm_dir: str) -> bool:
+    """Tell whether this machine has the VM in another system datastore too: its overlays share the VM's leases."""
+    location, own = os.path.split(os.path.dirname(vm_dir))
+    others = (name for name in os.listdir(location) if name.isdigit() and name != own)
+    return any(os.path.isdir(f"{location}/{name}/{vm}/{RECORDS}") for name in others)
+
+
+def _note(file: IO[str], vm: int, vm_dir: str, key: str, planned: Planned, *, must: bool = False) -> bool:
+    """Note a deletion before it begins; tell whether there was space for that: what is to go may be what fills the disk."""
+    try:
+        with files.enough_space(vm_dir):
+            epochs.note_deletion(file, epochs.lock_path(vm, vm_dir), key, planned)
+    except NoSpace:
+        if must:
+            raise
+        return False
+    point("deletion noted")
+    return True
+
+
+def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = str) -> str:
+    """Remove a VM directory, not across mounts, what killed moves left of it, and all leases of the VM.
+
+    It is taken out of its place by one rename first: however far the removal comes, nobody takes the rest for the VM.
+    `why_not` is asked when nobody else can publish the VM any more: return what it says; nothing is removed unless that is ''.
+    """
+    if os.path.exists(job_lock.lock_path(vm, vm_dir)):
+        # A backup that nobody waits for any more would make the directory anew.
+        job_lock.take(vm, vm_dir)
+    root = cache.root_of(vm_dir)
+    with _lock(vm, vm_dir) as file:
+        why = why_not()
+        if why:
+            return why
+        noted = _note(file, vm, vm_dir, epochs.ALL, planned)
+        for directory in (vm_dir, *beside.listed(vm_dir, "outgoing")):
+            if os.path.lexists(directory):
+                beside.bury(directory, vm)
+        if not noted:
+            beside.sweep(vm_dir, root, vm)
+            _note(file, vm, vm_dir, epochs.ALL, planned, must=True)
+        if not _is_elsewhere(vm, vm_dir):
+            cache.release(root, vm)
+        forget_old_locks(f"{root}/locks", time.time())
+    beside.sweep(vm_dir, root, vm)
+    return ""
+
+
+def forget_old_locks(directory: str, now: float, keep_s: float = 2 * 86400) -> None:
+    """Remove lock files of VMs that nobody has written to for two days, except those that are held: by other VMs' actions."""
+    for entry in os.scandir(directory):
+        if not entry.name.startswith("vm-"):
+            continue
+        try:
+            is_old = entry.stat().st_mtime < now - keep_s
+        except FileNotFoundError:
+            continue
+        if is_old:
+            locks.forget(entry.path)

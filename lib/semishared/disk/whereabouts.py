@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What there is of a VM on a machine, and whether what another machine has is the very same directory.
+
+Host names do not tell: an export may be mounted by many, under any path. So a token in the directory, of a name that was
+never looked for before, is looked for on the other machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from ..tools import files
+from ..tools.crash_points import point
+from . import vm_dir
+
+HERE = "here"
+"""What a directory's mark is called, as a staged file."""
+
+
+def inventory(directory: str) -> set[str]:
+    """Return the names of a VM directory's records, disks and layers."""
+    found = set()
+    for folder, prefix in ((directory, ""), (f"{directory}/{vm_dir.RECORDS}", f"{vm_dir.RECORDS}/")):
+        for name in _listed(folder):
+            if name.startswith("disk."):
+                found.add(f"{prefix}{name}")
+                if name.endswith(".snap"):
+                    found.update(f"{name}/{layer}" for layer in _listed(f"{folder}/{name}") if layer.isdigit())
+    return found
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def fingerprint(directory: str) -> str:
+    """Return what changes with every change of a file in the directory, '' if there is no file."""
+    lines = []
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = os.path.join(folder, name)
+            try:
+                stat = os.lstat(path)
+            except FileNotFoundError:
+                continue
+            if not name.startswith(files.STAGED):
+                lines.append(f"{path[len(directory) :]} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}")
+    return hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest() if lines else ""
+
+
+def describe(directory: str) -> dict[str, object]:
+    """Return what there is of a VM directory; without a record of ours it is not `whole`: a remainder, or somebody else's."""
+    names = inventory(directory)
+    return {
+        "present": os.path.isdir(directory), "whole": os.path.isdir(f"{directory}/{vm_dir.RECORDS}"),
+        "disks": len(names), "seq": vm_dir.seq_of(directory),
+    }  # fmt: skip
+
+
+# -- the same directory under two names -------------------------------------------------------------
+
+
+def mark(vm: int, directory: str) -> dict[str, object]:
+    """Put a token into the VM directory, and beside it: who looks there, or here, knows the directory again.
+
+    Both, since another client of a network file system may remember for a while that the directory was not there.
+    """
+    parent = os.path.dirname(directory)
+    for folder in (parent, directory):
+        files.remove_stale(folder)
+    found = describe(directory)
+    token = os.path.basename(files.staged_name(f"{parent}/{HERE}-{vm}"))
+    if not found["present"]:
+        return {**found, "token": "", "seen": ""}
+    for folder in (directory, parent):
+        try:
+            os.close(os.open(f"{folder}/{token}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+        except OSError:
+            break  # a full disk must not keep a VM; the fingerprint tells as well
+    point("directory marked")
+    return {**found, "token": token, "seen": fingerprint(directory)}
+
+
+def unmark(directory: str, token: str) -> None:
+    """Take the token away again."""
+    if token.startswith(files.STAGED) and "/" not in token:
+        for folder in (os.path.dirname(directory), directory):
+            files.unlink(f"{folder}/{token}")
+
+
+def look(directory: str, token: str, seen: str) -> dict[str, object]:
+    """Return what there is of a VM directory, and whether it is the one with this token or fingerprint."""
+    return {**describe(directory), "same": _has_token(directory, token) or bool(seen and fingerprint(directory) == seen)}
+
+
+def _has_token(directory: str, token: str) -> bool:
+    for folder in (os.path.dirname(directory), directory) if token else ():
+        files.refresh(folder)
+        try:
+            os.close(os.open(f"{folder}/{token}", os.O_RDONLY))
+            return True
+        except OSError:
+            pass
+    return False

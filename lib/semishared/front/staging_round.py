@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One round of a staging session: hosts that receive, the stream to them, and the watch over both."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Iterator
+
+from ..errors import BaseBusy, HostFailed, HostUnreachable, SemisharedError
+from ..model import steps_base as b
+from ..plan import staging as plan
+from ..tools import locks
+from ..wire.packets import Session as Packets
+from ..wire.session import Session
+
+if TYPE_CHECKING:
+    from .staging import Outcome, Staging
+
+READY_S = 15.0
+"""Until receivers of a stream must be ready: after that it begins without the others."""
+TICK_S = 0.5
+
+
+class Round:
+    """One plan on its way: hosts that receive, the stream, and the watch over both."""
+
+    def __init__(self, staging: Staging, chosen: plan.Plan, evict: dict[str, tuple[str, ...]]) -> None:
+        self.s, self.plan, self._evict = staging, chosen, evict
+        self.packets = Packets.new().text
+        self._sessions: dict[str, Session] = {}
+        self._history: plan.History = {}
+        self._ready: set[str] = set()
+        self._over: set[str] = set()
+        self._lock = threading.Lock()
+        self._begun = 0.0
+        self._left: set[str] = set()
+        self._stream: Session | None = None
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Carry it out."""
+        streaming = [item.host for item in self.plan.hosts if item.stream]
+        with portbase(self.s.root, self.s.config.staging_portbase if streaming else 0) as port:
+            watch = threading.Thread(target=self._watch, daemon=True)
+            watch.start()
+            helpers = [watch]
+            if streaming:
+                sender = threading.Thread(target=self._send, args=(streaming, port), daemon=True)
+                sender.start()
+                helpers.append(sender)
+            by_host = {item.host: item for item in self.plan.hosts}
+            try:
+                self.s.on(list(by_host), lambda host: self._receive(by_host[host], port))
+            finally:
+                self._ended.set()
+                self._end_stream()
+                for thread in helpers:
+                    thread.join(10)
+
+    def _receive(self, item: plan.Assignment, port: int) -> None:
+        s, outcome = self.s, self.s.outcomes[item.host]
+        stream = (port, self.plan.sender) if item.stream else ()
+        step = b.FetchBase(
+            s.root, s.image, item.sources, item.from_store, self.packets, s.wish.codec, plan.rate(s.wish.rate, self.plan), stream,
+            self._evict.get(item.host, ()), s.wish.wait,
+        )  # fmt: skip
+        try:
+            with s.session(item.host) as session:
+                with self._lock:
+                    self._sessions[item.host] = session
+                session.begin([step], last=True)
+                while True:
+                    message = session.read()
+                    if not isinstance(message, dict):
+                        continue
+                    if message.get("event") == "done":
+                        self._done(outcome, message)
+                        break
+                    if message.get("event") == "progress":
+                        self._progress(item.host, message)
+        except BaseBusy as e:
+            outcome.why = e.line()
+            raise
+        except SemisharedError:
+            if item.host == self.plan.sender:
+                # What it lacks nobody has: the others need not wait for it to come.
+                self._order([other.host for other in self.plan.hosts if other.host != item.host], end="round")
+            raise
+        finally:
+            with self._lock:
+                self._over.add(item.host)
+                self._sessions.pop(item.host, None)
+        s.tell(event="host", host=item.host, have=1, of=1, source="", done=True)
+
+    def _done(self, outcome: Outcome, message: dict[str, object]) -> None:
+        results = message.get("results")
+        found = results[0] if isinstance(results, list) and results and isinstance(results[0], dict) else {}
+        outcome.add(found.get("sources"))
+        outcome.troubles += [str(text) for text in found.get("troubles", ())]
+        outcome.ok, outcome.why = True, ""
+
+    def _progress(self, host: str, message: dict[str, object]) -> None:
+        have, of, speed, came = (_number(message, key) for key in ("have", "of", "speed", "came"))
+        source = str(message.get("source"))
+        with self._lock:
+            if message.get("ready") or source != "stream":
+                self._ready.add(host)
+            samples = self._history.setdefault(host, [])
+            samples.append(plan.Sample(time.monotonic(), have, source, speed, came))
+            del samples[:-40]
+        self.s.tell(event="host", host=host, have=have, of=of, source=source, done=False)
+
+    # -- the stream ------------------------------------------------------------------------------------
+
+    def _send(self, receivers: list[str], port: int) -> None:
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline and not self._ended.is_set():
+            with self._lock:
+                if all(host in self._ready or host in self._over for host in receivers):
+                    break
+            time.sleep(0.05)
+        with self._lock:
+            ready = [host for host in receivers if host in self._ready and host not in self._over]
+        if not ready or self._ended.is_set():
+            return
+        s = self.s
+        step = b.StreamBase(s.root, s.name, self.packets, s.wish.codec, s.wish.rate, port, len(ready), ready[0])
+        try:
+            with s.session(self.plan.sender) as session:
+                self._stream, self._begun = session, time.monotonic()
+                session.begin([step], last=True)
+                (answer,) = session.finish()
+                s.stream = answer if isinstance(answer, dict) else {}
+        except (SemisharedError, OSError, ValueError) as e:
+            if not self._ended.is_set():
+                s.note(self.plan.sender, f"the stream failed: {e.line() if isinstance(e, SemisharedError) else e}")
+                # Without the sender there is nobody who has the rest: at once to the next round, and to another one.
+                is_lost = isinstance(e, (HostUnreachable, HostFailed))
+                self._order(receivers, end="round" if is_lost else "stream")
+        finally:
+            self._stream = None
+
+    def _end_stream(self) -> None:
+        session = self._stream
+        if session:
+            session.send(end="stream")
+
+    def _order(self, hosts: list[str], **order: object) -> None:
+        with self._lock:
+            sessions = [self._sessions[host] for host in hosts if host in self._sessions]
+        for session in sessions:
+            try:
+                session.send(**order)
+            except (SemisharedError, OSError, ValueError):
+                continue
+
+    def _watch(self) -> None:
+        """Leave behind who holds the others up."""
+        while not self._ended.wait(TICK_S):
+            now = time.monotonic()
+            with self._lock:
+                history = {host: list(samples) for host, samples in self._history.items() if host not in self._over}
+                whole = {host: list(samples) for host, samples in self._history.items()}
+            if self._begun:
+                for host in plan.leave_stream(history, now, self._begun):
+                    if host not in self._left:
+                        self._left.add(host)
+                        self.s.note(host, "leaves the stream: too slow, or not reached by it")
+                        self._order([host], end="stream")
+            for host, source in plan.skips(whole, now):
+                if host not in self._over:
+                    self.s.note(host, f"leaves {source}, which is slower than others")
+                    self._order([host], skip=source)
+                    with self._lock:
+                        self._history[host] = []
+
+
+def _number(message: dict[str, object], key: str) -> int:
+    value = message.get(key)
+    return value if isinstance(value, int) else 0
+
+
+@contextmanager
+def portbase(root: str, first: int) -> Iterator[int]:
+    """Hold a pair of ports that no other session of this front-end has; 0 if `first` is 0."""
+    file: IO[str] | None = None
+    port = 0
+    if first:
+        os.makedirs(f"{root}/locks", exist_ok=True)
+        # Other front-ends draw too; should they meet all the same, the packets tell whose they are.
+        candidates = [first + 2 * number for number in range(100)]
+        random.shuffle(candidates)
+        for port in candidates:
+            file = locks.attempt(f"{root}/locks/port-{port}")
+            if file:
+                break
+        else:
+            raise BaseBusy("no free port for a stream: a hundred sessions are under way")
+    try:
+        yield port
+    finally:
+        if file:
+            os.unlink(f"{root}/locks/port-{port}")
+            file.close()

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose turn it is to act on the disks of a VM that may be running.
+
+oned lets one such action at a time act on a VM. An older one may be at work all the same: its driver was killed, or its
+host cut off, and its part here has not noticed yet. What it would still do (a file beside ours, a job that begins in
+QEMU after we have looked) must not happen under our hands: whoever has the turn is alone, and so is every program that
+the one before had started. So they hold the lock too (run.kept), and a holder that does not end by itself is ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import IO
+
+from ..base import cache
+from ..disk.epochs import Planned, write_locked
+from ..errors import Overtaken, ToolTimeout
+from ..tools import locks, owner, progress, run
+
+GRACE_S = 2.0
+"""How long the host side of a dead driver may take to notice: it sees the end of its stdin at once, if nobody is cut off."""
+LIMIT_S = 60
+_mine: dict[str, IO[str]] = {}
+
+
+def lock_path(vm: int, vm_dir: str) -> str:
+    """Return the lock file of a VM's turn."""
+    return f"{cache.root_of(vm_dir)}/locks/vm-{vm}-disks"
+
+
+def take(vm: int, vm_dir: str) -> None:
+    """Have the turn from now to the end of this process, as the only one at work on the VM's disks."""
+    path = lock_path(vm, vm_dir)
+    if path in _mine:
+        return
+    file = _opened(path)
+    _mine[path] = file
+    run.kept.append(file.fileno())
+    write_locked(file, {**_read(file), "pid": os.getpid(), "start": owner.started(os.getpid())})
+
+
+def note_end(vm: int, vm_dir: str) -> None:
+    """Note that what has arrived until now is ended; the caller has the turn."""
+    file = _mine[lock_path(vm, vm_dir)]
+    noted = _read(file)
+    write_locked(file, {**noted, "ended": _ended(noted) + 1})
+
+
+def check_not_ended(vm: int, vm_dir: str, planned: Planned) -> None:
+    """Raise Overtaken if a plan was ended between its arrival and its turn, which the caller has."""
+    path = lock_path(vm, vm_dir)
+    if _ended(_read(_mine[path])) != _ended(planned.known.get(path, {})):
+        raise Overtaken(f"what was to be done for VM {vm} on {os.uname().nodename} was ended before it began")
+
+
+def _ended(noted: dict[str, object]) -> int:
+    """Return how often something was ended; 0.1.0 noted a time there."""
+    count = noted.get("ended")
+    return count if isinstance(count, int) else 0
+
+
+def _opened(path: str) -> IO[str]:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    began = time.monotonic()
+    while True:
+        file = locks.attempt(path)
+        if file:
+            return file
+        waited = time.monotonic() - began
+        if waited > LIMIT_S:
+            raise ToolTimeout(f"lock {path} is held by another action for over {LIMIT_S} s")
+        if waited > GRACE_S:
+            _end_holder(path)
+        time.sleep(0.02)
+        progress.touch()
+
+
+def _end_holder(path: str) -> None:
+    """Kill the process group of the host side that holds the lock, if it is still the one that took it."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            noted = _read(file)
+    except OSError:
+        return
+    pid, start = noted.get("pid"), noted.get("start")
+    if isinstance(pid, int) and pid != os.getpid() and start and start == owner.started(pid) and os.getpgid(pid) == pid:
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def _read(file: IO[str]) -> dict[str, object]:
+    file.seek(0)
+    try:
+        data = json.loads(file.read(1000) or "{}")
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A moment of rest for a running guest, while its disks are copied or a snapshot of them is taken.
+
+    AGENT              its agent writes out and freezes the file systems: what a clean unmount leaves
+    SUSPEND            it is stopped for the moment: what a power cut leaves
+    AGENT-OR-SUSPEND   the first that works; if none does, the guest goes on and that is said
+    NONE               it goes on
+
+It goes on afterwards, whatever happens. What is about to be done is noted in `.semishared/frozen.json` before, with a token of
+this rest; it is ended by whoever comes first:
+
+    the block that wanted the rest           also when it fails
+    this process, when its front-end dies    progress.if_we_die
+    a process beside it (watch.py)           when this one is killed, or the rest takes longer than LIMIT_S
+    the next action on the disks             running.recover
+
+They wake it one after the other (a lock on the directory of records), and only from the rest that they have found noted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from contextlib import contextmanager
+from typing import Iterator, NamedTuple
+
+from ..errors import GuestNotFrozen, GuestStillFrozen, SemisharedError
+from ..tools import files, progress
+from ..tools.crash_points import point
+from ..tools.run import beside
+from . import domain
+
+URI = domain.HERE
+NOTE = "frozen.json"
+RECORDS = ".semishared"
+LIMIT_S = 60
+"""How long a guest rests at most."""
+FREEZE_S = 30
+"""How long its agent may take to write out what the guest has in memory."""
+WAKE_S = 20
+LOCK_S = 90
+PYTHON = "/usr/bin/python3"
+WATCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "watch.py")
+ANY = "AGENT-OR-SUSPEND"
+NO_AGENT = "agent is not configured"
+NOT_ASKED = (NO_AGENT, "agent is not connected")
+"""What libvirt says when it could not even ask the agent."""
+
+
+class Rest(NamedTuple):
+    """How a guest rested: AGENT, SUSPEND or NONE, and why in no better way."""
+
+    how: str
+    why: str = ""
+
+    def to_data(self) -> dict[str, object]:
+        """Return the rest as JSON data."""
+        return {"rest": self.how, "why": self.why}
+
+
+def run_of(name: str) -> str:
+    """Return what tells one run of a domain from the next, on this host."""
+    return domain.virsh(URI, "domid", name).strip()
+
+
+def is_of_this_run(note: dict[str, object], name: str) -> bool:
+    """Tell whether what a note says concerns the guest that runs now."""
+    return bool(name) and domain.state(URI, name) in ("running", "paused") and note.get("run") == run_of(name)
+
+
+def _path(directory: str) -> str:
+    return f"{directory}/{RECORDS}/{NOTE}"
+
+
+@contextmanager
+def _alone(directory: str) -> Iterator[None]:
+    """Be, within the block, the only one who lets the guest rest or wakes it."""
+    fd = os.open(f"{directory}/{RECORDS}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise GuestNotFrozen(f"another process is waking the guest of {directory} for over {LOCK_S} s") from None
+            time.sleep(0.02)
+            progress.touch()
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def resting(directory: str, name: str, how: str) -> Iterator[Rest]:
+    """Let the guest rest within the block, and yield how it does; raise GuestNotFrozen if it does not as wanted.
+
+    Also raise that if it was woken before the block had ended: what was copied then shows no moment of rest.
+    """
+    if how == "NONE" or domain.state(URI, name) != "running":
+        yield Rest("NONE")
+        return
+    token = os.urandom(8).hex()
+    watch = [PYTHON, "-I", WATCH, directory, name, token, str(LIMIT_S)]
+    with beside(watch), progress.if_we_die(lambda: _wake_after(directory, name)):
+        try:
+            found = _begin(directory, name, how, token)
+            yield found
+            if found.how != "NONE" and (files.read_json(_path(directory)) or {}).get("token") != token:
+                raise GuestNotFrozen(f"domain {name} on {os.uname().nodename} was woken after {LIMIT_S} s, before its copy was done")
+        except BaseException:
+            _wake_after(directory, name)
+            raise
+        wake(directory, name)
+
+
+def _begin(directory: str, name: str, how: str, token: str) -> Rest:
+    """Let the guest rest in the first way that works."""
+    why = ""
+    for way in ("AGENT", "SUSPEND") if how == ANY else (how,):
+        try:
+            _freeze(directory, name, way, token)
+        except SemisharedError as e:
+            said = e.detail.rpartition("error: ")[2]
+            why = f"{why}; {said}" if why else said
+            if any(words in e.detail for words in NOT_ASKED):
+                _forget(directory, way)
+            else:
+                # It may be doing it all the same.
+                _wake_after(directory, name)
+            continue
+        return Rest(way, why)
+    if how == ANY:
+        return Rest("NONE", why)
+    raise GuestNotFrozen(f"domain {name} on {os.uname().nodename} does not rest ({how}): {why}")
+
+
+def _freeze(directory: str, name: str, way: str, token: str) -> None:
+    with _alone(directory):
+        files.remove_staged(f"{directory}/{RECORDS}", NOTE)
+        # An agent that was asked, and did not answer in time, may still do it.
+        earlier = files.read_json(_path(directory)) or {}
+        ways = [*_ways(earlier, but=way), way]
+        told = {"told": True} if earlier.get("told") else {}
+        files.write_json(_path(directory), {"how": "+".join(ways), "run": run_of(name), "token": token, **told})
+    point("rest noted")
+    domain.virsh(URI, "domfsfreeze" if way == "AGENT" else "suspend", name, timeout_s=FREEZE_S)
+    point("guest frozen")
+
+
+def _ways(note: dict[str, object], but: str) -> list[str]:
+    return [word for word in str(note.get("how", "")).split("+") if word not in ("", but)]
+
+
+def _forget(directory: str, way: str) -> None:
+    """Note no more a way in which the guest cannot rest."""
+    with _alone(directory):
+        note = files.read_json(_path(directory)) or {}
+        ways = _ways(note, but=way)
+        if ways:
+            files.write_json(_path(directory), {**note, "how": "+".join(ways)})
+        else:
+            files.unlink(_path(directory))
+
+
+def _wake_after(directory: str, name: str) -> None:
+    """Wake the guest after something has failed, which is what is told; who watches goes on trying."""
+    try:
+        wake(directory, name)
+    except SemisharedError:
+        pass
+
+
+def wake(directory: str, name: str, token: str = "") -> bool:
+    """End the rest that is noted, if there is one (with `token`: if it is that one); tell whether none is noted any more.
+
+    Raise GuestStillFrozen when the agent does not answer, once; the note stays, and whoever comes next tries again.
+    """
+    if not os.path.exists(_path(directory)):
+        return True
+    with _alone(directory):
+        note = files.read_json(_path(directory))
+        if note is None or (token and note.get("token") != token):
+            return True
+        if is_of_this_run(note, name):
+            ways = _ways(note, but="AGENT")
+            if ways:
+                _resume(name)
+            if ways != str(note.get("how")).split("+") and not _thaw(directory, name, note):
+                return False
+            point("guest awake")
+        files.unlink(_path(directory))
+    point("guest thawed")
+    return True
+
+
+def _thaw(directory: str, name: str, note: dict[str, object]) -> bool:
+    """Thaw the guest's file systems; tell whether they are."""
+    try:
+        domain.virsh(URI, "domfsthaw", name, timeout_s=WAKE_S)
+    except SemisharedError as e:
+        told = note.get("told") is True
+        if NO_AGENT in e.detail:
+            files.unlink(_path(directory))
+        else:
+            # Whom a user pauses from now on is none of ours.
+            files.write_json(_path(directory), {**note, "how": "AGENT", "told": True})
+        if told:
+            return NO_AGENT in e.detail
+        raise GuestStillFrozen(f"domain {name} on {os.uname().nodename}: {e.detail.rpartition('error: ')[2]}") from None
+    return True
+
+
+def _resume(name: str) -> None:
+    """Let the guest run, if it was us who stopped it."""
+    try:
+        # Also if it runs: a suspend of a dead caller may just be beginning, and libvirt does one after the other.
+        if "I/O error" not in domain.virsh(URI, "domstate", "--reason", name):
+            domain.virsh(URI, "resume", name, timeout_s=WAKE_S)
+    except SemisharedError:
+        if domain.state(URI, name) == "paused":
+            raise

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The health of a host, for its OpenNebula template: capacity of its base store, and the stores that its disks need.
+
+    SEMISHARED = [ VERSION = "0.1.0", HEALTH = "store 100 is not mounted", STORES = "100 102", BASES = "3", LEASES = "17",
+                   BASES_MB = "2048", FREE_MB = "51200", TOTAL_MB = "102400" ]
+
+HEALTH is OK if every store that a VM's disk or a base here came from is mounted and answers, and no other machine has the
+system datastores or the base store of this one. Run by im/semishared, which is what OpenNebula's monitoring calls every 10
+minutes with its settings as XML on stdin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+
+if __package__ in (None, ""):
+    sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
+
+from semishared import VERSION
+from semishared.base.cache import NAME, SOURCE
+from semishared.errors import SemisharedError, ToolTimeout
+from semishared.install.preflight import sign
+from semishared.tools.files import allocated
+from semishared.tools.run import run
+from semishared.units import MiB
+
+LOCATION = "/var/lib/one/datastores"
+ANSWER_S = 3
+"""A store that takes longer to answer hangs."""
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def stores(location: str) -> set[str]:
+    """Return the directories of the mounted stores that bases and VMs here came from; nothing on a store is touched."""
+    bases = [name for name in _names(f"{location}/{NAME}/bases") if name[:1].isdigit()]
+    # A base from the network says so: its store is mounted nowhere.
+    found = {f"{location}/{name.split('-')[0]}" for name in bases if not os.path.exists(f"{location}/{NAME}/bases/{name}/{SOURCE}")}
+    for system in systems(location):
+        for vm in filter(str.isdigit, _names(f"{location}/{system}")):
+            records = f"{location}/{system}/{vm}/.semishared"
+            for name in _names(records):
+                source = _source(f"{records}/{name}")
+                if source.startswith("/"):
+                    found.add(os.path.dirname(source))
+    return found
+
+
+def systems(location: str) -> list[str]:
+    """Return the numbers of our system datastores here."""
+    # It may be a store, and hang: even to ask what it is needs a limit.
+    return [name for name in _names(location) if name.isdigit() and _is_ours(f"{location}/{name}")]
+
+
+def shared(location: str) -> list[str]:
+    """Return what of this machine's own another machine has as well."""
+    own = {f"{location}/{NAME}": "the base store", **{f"{location}/{name}": f"system datastore {name}" for name in systems(location)}}
+    found = []
+    for directory, name in own.items():
+        try:
+            if os.path.isdir(directory) and sign(directory, remember=True)["alive"]:
+                found.append(f"{name} is shared with another machine")
+        except OSError:
+            continue  # a full or read-only disk is told of elsewhere
+    return found
+
+
+def _is_ours(system: str) -> bool:
+    try:
+        run(["grep", "-qsx", "semishared", f"{system}/.monitor"], timeout_s=ANSWER_S)
+    except SemisharedError:
+        return False
+    return True
+
+
+def _source(record: str) -> str:
+    try:
+        with open(record, "rb") as file:
+            image = json.loads(file.read(65536)).get("image")
+        return str(image["source"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return ""
+
+
+def trouble(store: str) -> str:
+    """Return what is wrong with a store, '' if it is mounted and answers."""
+    name = os.path.basename(store)
+    try:
+        names = run(["ls", "-A", "--", store], timeout_s=ANSWER_S)
+    except ToolTimeout:
+        return f"store {name} hangs"
+    except SemisharedError:
+        return f"store {name} is not mounted"
+    return "" if names.strip() else f"store {name} is not mounted"
+
+
+def report(location: str) -> str:
+    """Return the line for the host's template."""
+    found = sorted(stores(location))
+    bases = [f"{location}/{NAME}/bases/{name}" for name in _names(f"{location}/{NAME}/bases")]
+    stat = os.statvfs(location)
+    values = {
+        "VERSION": VERSION,
+        "HEALTH": ", ".join([*shared(location), *filter(None, map(trouble, found))]) or "OK",
+        "STORES": " ".join(map(os.path.basename, found)),
+        "BASES": len(bases),
+        "LEASES": sum(len(_names(f"{base}/leases")) for base in bases),
+        "BASES_MB": sum(allocated(f"{base}/image") for base in bases) // MiB,
+        "FREE_MB": stat.f_bavail * stat.f_frsize // MiB,
+        "TOTAL_MB": stat.f_blocks * stat.f_frsize // MiB,
+    }
+    inside = ", ".join(f'{key} = "{value}"' for key, value in values.items())
+    return f"SEMISHARED = [ {inside} ]"
+
+
+def main() -> int:
+    """Print the report for the datastore location that stdin names."""
+    match = re.search(r"<DATASTORE_LOCATION>\s*(?:<!\[CDATA\[)?(/[^<\]]*)", sys.stdin.read(1 << 20))
+    print(report(os.path.normpath(match.group(1)) if match else LOCATION))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

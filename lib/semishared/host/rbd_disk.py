@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks that QEMU opens over the network: whether this host could, before a guest that runs elsewhere comes here."""
+
+from __future__ import annotations
+
+import os
+
+from ..disk import vm_dir
+from ..disk.epochs import Planned
+from ..errors import MigrationRefused, SemisharedError
+from ..guest import block_jobs, domain
+from ..model.network_disk import NetworkDisk
+from ..model.steps import ImageRef, TakeNetworkDisk
+from ..store import ceph
+from ..tools.crash_points import point
+
+
+def take(step: TakeNetworkDisk, planned: Planned) -> None:
+    """Record the disk of a VM on its way here; raise MigrationRefused if its QEMU would not find it."""
+    disk = step.disk
+    network, image = NetworkDisk.parse(step.record.get("network")), ImageRef.from_data(step.record.get("image"))
+    host = os.uname().nodename
+    if network.secret not in domain.virsh(block_jobs.URI, "secret-list").split():
+        raise MigrationRefused(f"libvirt on {host} does not know the secret {network.secret} for disk {disk.disk} of VM {disk.vm}")
+    try:
+        where, name = ceph.pool_of(image._replace(source=network.name), image.access.reader)
+        with ceph.opened(where, name, read_only=True):
+            pass
+    except SemisharedError as e:
+        raise MigrationRefused(f"{host} cannot open {network.name}, disk {disk.disk} of VM {disk.vm}: {e.detail}") from None
+    with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        vm_dir.write_record(disk, {**step.record, "disk": disk.disk})
+    point("record published")

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What oned.conf must say (CONTRACT §4, §8.2): text in, text out, and a line for each change. vmm_execrc: execrc.py.
+
+Words go into lists that are there, at their end; what is wholly ours goes into one block at the end of the file. Taking it
+out again is the exact inverse, so that a file which nobody else has changed is what it was, to the byte.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NamedTuple, Optional, Sequence
+
+from ..errors import BadConfiguration, ConfigurationConflict
+from .oned_conf import BARE, Arguments, Attribute, Edit, Value, apply, parse, quoted, removal
+
+DRIVER = "semishared"
+STOCK = "kvm"
+"""OpenNebula's hypervisor directory, to which ours forwards."""
+# Key, value, and whether it must have that value: else an administrator's other choice stays.
+TM_CONF = (
+    ("LN_TARGET", "NONE", True),
+    ("CLONE_TARGET", "SYSTEM", True),
+    ("SHARED", "NO", True),
+    ("DS_MIGRATE", "YES", False),
+    ("DS_LIVE_MIGRATE", "NO", True),
+    ("DS_MIGRATE_SNAP", "YES", False),
+    ("ALLOW_ORPHANS", "YES", True),
+)
+DS_CONF = (("REQUIRED_ATTRS", "", False), ("PERSISTENT_ONLY", "NO", False), ("MARKETPLACE_ACTIONS", "export", False))
+RESTRICTED = ("SEMISHARED_PLACE", "SEMISHARED_LOCAL", "SEMISHARED_STAGE")
+"""Attributes of images that only administrators may set: where disks live, and what goes to all hosts, is theirs to say."""
+INHERITED = ("DISK_TYPE", "ALLOW_ORPHANS", "CEPH_HOST", "CEPH_SECRET", "CEPH_USER", "CEPH_CONF", "POOL_NAME")
+"""Attributes of datastores that oned itself must find in a VM's disk. All of them are in stock files."""
+
+BEGIN = f"# {DRIVER} begin: made by install.sh, and taken out by install.sh --uninstall"
+END = f"# {DRIVER} end"
+BLOCK = re.compile(rf"\n?^{re.escape(BEGIN)}\n(.*?)^{re.escape(END)}\n", re.MULTILINE | re.DOTALL)
+NOTE = re.compile(r'^# before: VM_MAD ([A-Za-z0-9_.\-]*): (".*")\n', re.MULTILINE)
+"""What a VM_MAD's ARGUMENTS were, as JSON, where we took more out of them than the directory."""
+
+TM_OPTIONS = {"t": "threads", "d": "tm-types", "w": "timeout"}
+DS_OPTIONS = {"t": "threads", "d": "ds-types", "s": "system-ds-types", "w": "timeout"}
+VM_OPTIONS = {"r": "retries", "t": "threads", "l": "local", "d": "delegate", "s": "shell", "p": "parallel", "w": "timeout"}
+
+
+class Changed(NamedTuple):
+    """A file's new text, what was changed in it, and what the administrator should know."""
+
+    text: str
+    changes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+class _Notes:
+    """What is collected while a file is looked through."""
+
+    def __init__(self) -> None:
+        self.edits: list[Edit] = []
+        self.changes: list[str] = []
+        self.warnings: list[str] = []
+        self.before: list[str] = []
+
+
+# -- oned.conf -----------------------------------------------------------------------------------------------------------
+
+
+def configure(text: str, own_actions: Sequence[str], path: str = "oned.conf") -> Changed:
+    """Return oned.conf with all that semishared needs; `own_actions` are the hypervisor actions that are not forwarded.
+
+    Raise BadConfiguration for a file that oned could not read or that lacks a driver, ConfigurationConflict for settings
+    of others that would bypass ours.
+    """
+    attributes = parse(text, path)
+    notes = _Notes()
+    _list(attributes, "TM_MAD", TM_OPTIONS, "d", notes, path)
+    _list(attributes, "DATASTORE_MAD", DS_OPTIONS, "d", notes, path)
+    _list(attributes, "DATASTORE_MAD", DS_OPTIONS, "s", notes, path)
+    _hypervisors(attributes, own_actions, notes, path)
+    wanted = _conf(attributes, "TM_MAD_CONF", TM_CONF, notes) + _conf(attributes, "DS_MAD_CONF", DS_CONF, notes)
+    wanted += _values(attributes, "INHERIT_DATASTORE_ATTR", INHERITED, notes)
+    wanted += _values(attributes, "IMAGE_RESTRICTED_ATTR", RESTRICTED, notes)
+    return Changed(_with_block(apply(text, notes.edits), notes.before, wanted), tuple(notes.changes), tuple(notes.warnings))
+
+
+def unconfigure(text: str, path: str = "oned.conf") -> Changed:
+    """Return oned.conf without anything of semishared; VMs and datastores of ours do not work any more then."""
+    attributes = parse(text, path)
+    notes = _Notes()
+    before = [(match.group(1), str(json.loads(match.group(2)))) for match in NOTE.finditer(text)]
+    block = BLOCK.search(text)
+    inside = range(block.start(1), block.end(1)) if block else range(0)
+    for attribute in attributes:
+        if attribute.name in ("TM_MAD", "DATASTORE_MAD"):
+            _drop_words(attribute, notes)
+        elif attribute.name == "VM_MAD":
+            _drop_hypervisor(attribute, before, notes)
+        elif _is_ours(attribute):
+            if attribute.start not in inside:
+                notes.edits.append(removal(text, attribute))
+            notes.changes.append(f"{attribute.name} of {DRIVER}: out")
+    if block:
+        notes.edits.append(Edit(block.start(), block.end(), _others(block.group(1), text[: block.start()])))
+    return Changed(apply(text, notes.edits), tuple(notes.changes))
+
+
+def hypervisor_names(text: str, path: str = "oned.conf") -> list[str]:
+    """Return the names of the VM_MADs that use our directory, or will: those that use the stock one."""
+    names = []
+    for attribute in parse(text, path):
+        words = Arguments(attribute.text("ARGUMENTS"), VM_OPTIONS, "p").words if attribute.name == "VM_MAD" else []
+        if words and words[0].text in (STOCK, DRIVER) and attribute.text("EXECUTABLE").endswith("one_vmm_exec"):
+            names.append(attribute.text("NAME"))
+    return names
+
+
+def _list(attributes: list[Attribute], name: str, options: dict[str, str], letter: str, notes: _Notes, path: str) -> None:
+    """Put the driver into the list of option `letter` of `name`; no such option means all drivers there are."""
+    attribute = next((item for item in attributes if item.name == name and item.fields is not None), None)
+    if attribute is None:
+        raise BadConfiguration(f"{path} has no {name} = [ ... ]")
+    value = attribute.field("ARGUMENTS")
+    if value is None:
+        return
+    word = Arguments(value.text, options).last(letter)
+    if word is None or DRIVER in word.text.split(","):
+        return
+    if not word.text:
+        raise BadConfiguration(f"{path}: ARGUMENTS of {name} have a -{letter} with nothing behind it")
+    notes.edits += _within(value, [Edit(word.end, word.end, f",{DRIVER}")])
+    notes.changes.append(f"{name}: {DRIVER} into the list -{letter}")
+
+
+def _within(value: Value, edits: list[Edit]) -> list[Edit]:
+    """Return edits of a value's text as edits of the file."""
+    if value.end - value.start == len(value.text):
+        new = apply(value.text, edits)
+        return [Edit(value.start, value.end, new if BARE.fullmatch(new) else quoted(new))] if edits else []
+
+    def place(at: int) -> int:
+        # A quote in the text is two characters in the file.
+        return value.start + 1 + at + value.text.count('"', 0, at)
+
+    return [Edit(place(edit.start), place(edit.end), edit.text.replace('"', '\\"')) for edit in edits]
+
+
+def _hypervisors(attributes: list[Attribute], own_actions: Sequence[str], notes: _Notes, path: str) -> None:
+    """Let all drivers that use the stock directory use ours."""
+    found = False
+    for attribute in attributes:
+        if attribute.name != "VM_MAD" or not attribute.text("EXECUTABLE").endswith("one_vmm_exec"):
+            continue
+        name = attribute.text("NAME")
+        value = attribute.field("ARGUMENTS")
+        arguments = Arguments(value.text, VM_OPTIONS, "p") if value else None
+        if not value or not arguments or not arguments.words:
+            if name in (STOCK, "qemu"):
+                raise BadConfiguration(f"{path}: ARGUMENTS of VM_MAD {name} name no directory")
+            continue
+        directory = arguments.words[0]
+        if directory.text not in (STOCK, DRIVER):
+            if name in (STOCK, "qemu"):
+                raise ConfigurationConflict(
+                    f"{path}: VM_MAD {name} uses the hypervisor directory {directory.text!r}, not {STOCK!r}: of another add-on?"
+                )
+            continue
+        found = True
+        notes.edits += _within(value, _own_directory(value.text, arguments, name, own_actions, notes, path))
+    if not found:
+        raise BadConfiguration(f"{path} has no VM_MAD that uses the hypervisor directory {STOCK!r}")
+
+
+def _own_directory(
+    text: str, arguments: Arguments, name: str, own_actions: Sequence[str], notes: _Notes, path: str
+) -> list[Edit]:
+    """Return the edits that give a VM_MAD's ARGUMENTS our directory, and take a foreign migrate on the front-end out."""
+    edits = []
+    directory = arguments.words[0]
+    if directory.text != DRIVER:
+        edits.append(Edit(directory.start, directory.end, DRIVER))
+        notes.changes.append(f"VM_MAD {name}: hypervisor directory {DRIVER} instead of {directory.text}")
+    local = arguments.last("l")
+    actions = local.text.split(",") if local else []
+    names = [action.partition("=")[0].strip().lower() for action in actions]
+    bypassed = sorted(set(names) & set(own_actions) - {"migrate"})
+    if bypassed:
+        raise ConfigurationConflict(
+            f"{path}: VM_MAD {name} runs {', '.join(bypassed)} on the front-end (-l), past semishared's own: "
+            "a guest would get its disks with the wrong format"
+        )
+    if local and "migrate" in names:
+        kept = [action for action, called in zip(actions, names) if called != "migrate"]
+        whole = arguments.whole["l"][-1]
+        if kept:
+            edits.append(Edit(local.start, local.end, ",".join(kept)))
+        else:
+            edits.append(Edit(len(text[: whole.start].rstrip()), whole.end, ""))
+        notes.before.append(f"# before: VM_MAD {name}: {json.dumps(text)}\n")
+        notes.changes.append(f"VM_MAD {name}: no -l migrate")
+        notes.warnings.append(
+            f"VM_MAD {name}: `-l {local.text}` put another migrate in the place of semishared's and loses it; "
+            "VMs of other storage are migrated by OpenNebula's own script now"
+        )
+    return edits
+
+
+def _conf(attributes: list[Attribute], name: str, wanted: Sequence[tuple[str, str, bool]], notes: _Notes) -> str:
+    """Put right what the TM_MAD_CONF or DS_MAD_CONF of ours says; return it as text if there is none."""
+    found = next((item for item in attributes if item.name == name and item.text("NAME").lower() == DRIVER), None)
+    if found is None:
+        notes.changes.append(f"{name} of {DRIVER}: in")
+        rows = ",\n    ".join(f"{key} = {quoted(value)}" for key, value, _ in (("NAME", DRIVER, True), *wanted))
+        return f"{name} = [\n    {rows}\n]\n"
+    missing = []
+    for key, value, must in wanted:
+        there = found.field(key)
+        if there is None:
+            missing.append((key, value))
+        elif must and there.text.upper() != value.upper():
+            notes.edits.append(Edit(there.start, there.end, quoted(value)))
+            notes.changes.append(f"{name} of {DRIVER}: {key} = {quoted(value)} instead of {quoted(there.text)}")
+    if missing and found.fields:
+        at = found.fields[-1].value.end
+        notes.edits.append(Edit(at, at, "".join(f", {key} = {quoted(value)}" for key, value in missing)))
+        notes.changes += [f"{name} of {DRIVER}: {key} = {quoted(value)}" for key, value in missing]
+    return ""
+
+
+def _values(attributes: list[Attribute], name: str, wanted: Sequence[str], notes: _Notes) -> str:
+    """Return the lines `name = "value"` that are missing."""
+    there = {item.value.text.upper() for item in attributes if item.name == name and item.fields is None}
+    missing = [value for value in wanted if value not in there]
+    notes.changes += [f"{name}: {value}" for value in missing]
+    return "".join(f"{name} = {quoted(value)}\n" for value in missing)
+
+
+def _with_block(text: str, before: list[str], wanted: str) -> str:
+    """Return `text` with `wanted` in our block: a new one at the end, or the one that is there."""
+    if not before and not wanted:
+        return text
+    block = BLOCK.search(text)
+    if block:
+        return text[: block.start(1)] + "".join(before) + block.group(1) + wanted + text[block.end(1) :]
+    # The newline before it is part of it: so its removal gives back a file whose last line had no end.
+    return f"{text}\n{BEGIN}\n{''.join(before)}{wanted}{END}\n"
+
+
+def _others(inside: str, above: str) -> str:
+    """Return what somebody else has written into our block, to be kept."""
+    attributes = [item for item in parse(inside) if _is_ours(item) or _is_inherited(item)]
+    rest = NOTE.sub("", apply(inside, [removal(inside, item) for item in attributes]))
+    return f"\n{rest}" if rest and above and not above.endswith("\n") else rest
+
+
+def _is_ours(attribute: Attribute) -> bool:
+    if attribute.name in ("TM_MAD_CONF", "DS_MAD_CONF"):
+        return attribute.text("NAME").lower() == DRIVER
+    return attribute.name == "IMAGE_RESTRICTED_ATTR" and attribute.value.text.upper() in RESTRICTED
+
+
+def _is_inherited(attribute: Attribute) -> bool:
+    return attribute.name == "INHERIT_DATASTORE_ATTR" and attribute.value.text.upper() in INHERITED
+
+
+def _drop_words(attribute: Attribute, notes: _Notes) -> None:
+    """Take the driver out of the lists of a TM_MAD or DATASTORE_MAD."""
+    value = attribute.field("ARGUMENTS")
+    if value is None:
+        return
+    options = TM_OPTIONS if attribute.name == "TM_MAD" else DS_OPTIONS
+    edits = []
+    for letter, words in Arguments(value.text, options).values.items():
+        for word in words:
+            names = word.text.split(",")
+            if letter in ("d", "s") and DRIVER in names:
+                kept = ",".join(name for name in names if name != DRIVER)
+                edits.append(Edit(word.start, word.end, kept))
+                notes.changes.append(f"{attribute.name}: {DRIVER} out of the list -{letter}")
+    if edits:
+        notes.edits += _within(value, edits)
+
+
+def _drop_hypervisor(attribute: Attribute, before: list[tuple[str, str]], notes: _Notes) -> None:
+    """Give a VM_MAD of ours the stock directory back, and what we took from its ARGUMENTS."""
+    value = attribute.field("ARGUMENTS")
+    arguments = Arguments(value.text, VM_OPTIONS, "p") if value else None
+    if not value or not arguments or not arguments.words or arguments.words[0].text != DRIVER:
+        return
+    name = attribute.text("NAME")
+    directory = arguments.words[0]
+    edits = [Edit(directory.start, directory.end, STOCK)]
+    for called, text in before:
+        if called == name and _as_made(text, name) == value.text:
+            edits = [Edit(0, len(value.text), text)]
+    notes.edits += _within(value, edits)
+    notes.changes.append(f"VM_MAD {name}: hypervisor directory {STOCK} again")
+
+
+def _as_made(before: str, name: str) -> Optional[str]:
+    """Return what we make of ARGUMENTS; None for ones without a directory."""
+    arguments = Arguments(before, VM_OPTIONS, "p")
+    if not arguments.words:
+        return None
+    return apply(before, _own_directory(before, arguments, name, (), _Notes(), ""))

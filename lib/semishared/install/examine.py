@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Have a machine examined over ssh by preflight.py, whatever it has of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Sequence
+
+from ..errors import HostUnreachable, SemisharedError, ToolMissing, ToolTimeout
+from ..tools.run import stream
+from ..wire.session import PYTHON, is_here
+
+PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "preflight.py")
+SILENT_S = 45
+"""More than all limits of preflight.py together."""
+
+
+def examine(host: str, question: str, connect_s: int = 10, user: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what `host` answers to an encoded question; raise HostUnreachable, ToolMissing.
+
+    `user` is the command that changes to the user who has the ssh keys.
+    """
+    argv = [*user, PYTHON, "-I", "-", question]
+    if not is_here(host):
+        options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}", "-o", "ServerAliveInterval=5"]
+        argv = [*user, "ssh", *options, "--", host, f"exec {PYTHON} -I - {question}"]
+    with open(PROGRAM, "rb") as file:
+        program = file.read()
+    try:
+        said = b"".join(stream(argv, stdin=program, silence_s=SILENT_S))
+    except ToolTimeout:
+        raise HostUnreachable(f"{host} did not answer within {SILENT_S} s") from None
+    except SemisharedError as e:
+        if "exit code 127" in e.detail:
+            raise ToolMissing(f"{PYTHON} is not installed on {host}") from None
+        raise HostUnreachable(f"{host}: {e.detail}") from None
+    try:
+        answer = json.loads(said.splitlines()[-1])
+        if isinstance(answer, dict):
+            return answer
+    except (ValueError, LookupError):
+        pass
+    raise HostUnreachable(f"{host}: its answer makes no sense (does its shell print something at login?)")

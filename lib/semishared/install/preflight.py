@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look at a machine for install.sh and `semishared doctor`: programs, our files, stores, the local disk, libvirt. Prints JSON.
+
+Nothing of ours is imported: this file itself goes to hosts (`python3 - QUESTION < preflight.py`), which need not have
+anything of ours, or not the same. The QUESTION is base64 of JSON, see `Question`. Nothing is changed but a file of our
+own on each store, which is removed again, and this machine's signature in what is to be its own (`sign`); what hangs
+costs seconds.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import json
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+NAME = "semishared"
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
+ANSWER_S = 5
+"""Seconds that a store or a program gets."""
+LIBVIRT_S = 15
+"""Seconds that libvirt gets: the first who asks it waits until it has looked at all its QEMUs."""
+# a|b: one of them
+NEEDS = {"front-end": ("ssh", "rsync", "qemu-img", "setpriv", "tar"), "host": ("qemu-img", "virsh", "setpriv", "tar", "rsync")}
+"""Programs without which nothing works, by what the machine is."""
+WANTS = {"front-end": ("genisoimage|mkisofs|xorriso", "curl"), "host": ("zstd", "lzop", "udp-sender", "udp-receiver")}
+"""Programs without which some things do not work."""
+VERSIONS = {
+    "qemu-img": ["--version"], "virsh": ["--version"], "zstd": ["--version"], "lzop": ["--version"],
+    "rsync": ["--version"], "rbd": ["--version"], "udp-receiver": [], "udp-sender": [],
+}  # fmt: skip
+"""How to ask for a version; of the rest it says nothing that it is there."""
+STAGED = ".staged-"
+"""As in tools/files.py."""
+SIGNATURE = ".machine-"
+"""Prefix of the files by which machines sign directories that are to be each machine's own."""
+SIGNED = re.compile(r"\.machine-([0-9a-f]{16})\Z")
+FORGOTTEN = 1000
+"""After so many rounds without a change the signature of another machine goes: one of before its last start, mostly."""
+PARTS = (f"lib/{NAME}", f"tm/{NAME}", f"datastore/{NAME}", f"vmm/{NAME}", f"etc/{NAME}.conf")
+
+
+class Question(NamedTuple):
+    """What to look at besides the programs."""
+
+    roles: Tuple[str, ...] = ("host",)
+    """What the machine is: front-end, host, or both; nothing: no programs are looked at."""
+    scripts: str = ""
+    """Directory with OpenNebula's scripts on this machine: remotes/, or what `onehost sync` made of it."""
+    location: str = ""
+    """DATASTORE_LOCATION; '' : no stores and no local disk are looked at."""
+    stores: Tuple[str, ...] = ()
+    """Directories of the image datastores that are mounted."""
+    token: str = ""
+    """Name of the file that the front-end has put into each store."""
+    libvirt: str = ""
+    """libvirt's URI, '' where no guests run."""
+    ceph: Tuple[Tuple[str, str, str, str], ...] = ()
+    """Per Ceph store: pool, user, configuration file, UUID of libvirt's secret."""
+    systems: Tuple[str, ...] = ()
+    """Directories of the system datastores."""
+
+
+def encoded(question: Question) -> str:
+    """Return a question as one word that no shell changes."""
+    return base64.b64encode(json.dumps(question).encode()).decode()
+
+
+def examine(question: Question) -> Dict[str, Any]:
+    """Return everything that was asked; what could not be found out is an error text in its place."""
+    with ThreadPoolExecutor(8) as pool:
+        found: Dict[str, Any] = {"programs": pool.submit(programs)} if question.roles else {}
+        if question.scripts:
+            found["tree"] = pool.submit(tree, question.scripts)
+        if question.libvirt:
+            found["libvirt"] = pool.submit(libvirt, question)
+        answers = {name: future.result() for name, future in found.items()}
+    answers.setdefault("programs", {})
+    answers["lacks"] = {"needed": lacking(NEEDS, question, answers), "wanted": lacking(WANTS, question, answers)}
+    answers["python"] = list(sys.version_info[:3])
+    answers["user"] = user()
+    if question.location:
+        answers["local"] = limited(lambda: local(question.location))
+        # In threads that may hang for ever: each store gets its own, and nobody waits for the hung ones.
+        # What is not there yet will be made in the directory of all datastores.
+        own = {path: path if os.path.isdir(path) else question.location for path in (f"{question.location}/.{NAME}", *question.systems)}
+        answers["signed"] = {path: limited(partial(sign, place)) for path, place in own.items()} if question.systems else {}
+        answers["stores"] = {store: limited(partial(store_state, store, question.token)) for store in question.stores}
+    answers["ceph"] = {row[0]: ceph(*row) for row in question.ceph}
+    if question.ceph and not all(importlib.util.find_spec(name) for name in ("rados", "rbd")):
+        answers["lacks"]["needed"].append("python3-rbd")
+    return answers
+
+
+def user() -> str:
+    """Return who we are here."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def limited(work: Callable[[], Any]) -> Any:
+    """Return what `work` returns, or an error text: also if it hangs."""
+    answer: List[Any] = [{"error": f"hangs: no answer within {ANSWER_S} s"}]
+
+    def run() -> None:
+        try:
+            answer[0] = work()
+        except OSError as e:
+            answer[0] = {"error": f"{e.strerror}: {e.filename}"}
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(ANSWER_S)
+    return answer[0]
+
+
+def said(argv: List[str], limit_s: float = ANSWER_S) -> Tuple[int, str]:
+    """Run a program and return its exit code and what it said; 124 if it hangs, 127 if it is not there."""
+    path = shutil.which(argv[0], path=f"{os.environ.get('PATH', '')}:{PATH}")
+    if path is None:
+        return 127, f"{argv[0]} is not installed"
+    try:
+        done = subprocess.run(
+            [path, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit_s,
+            env={**os.environ, "LC_ALL": "C"}, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return 124, f"{argv[0]} hangs"
+    except OSError as e:
+        return 126, f"{argv[0]}: {e.strerror}"
+    return done.returncode, done.stdout.decode("utf-8", "replace").strip()
+
+
+def version(name: str) -> Optional[str]:
+    """Return a program's version, '' if it does not tell, None if it is not there."""
+    if not VERSIONS.get(name):
+        return "" if shutil.which(name, path=f"{os.environ.get('PATH', '')}:{PATH}") else None
+    code, text = said([name, *VERSIONS[name]])
+    match = re.search(r"\d+(?:\.\d+)+", text)
+    return None if code == 127 else match.group() if match else ""
+
+
+def programs() -> Dict[str, Optional[str]]:
+    """Return the versions of all programs."""
+    words = (*(word for table in (NEEDS, WANTS) for row in table.values() for word in row), *VERSIONS)
+    return {name: version(name) for word in words for name in word.split("|")}
+
+
+def lacking(table: Mapping[str, Tuple[str, ...]], question: Question, answers: Dict[str, Any]) -> List[str]:
+    """Return what of a table's programs this machine has not."""
+    words = dict.fromkeys(word for role in question.roles for word in table[role])
+    return [word for word in words if all(answers["programs"][name] is None for name in word.split("|"))]
+
+
+def tree(scripts: str) -> Dict[str, Any]:
+    """Return the version of our package there, and a hash of each part ('' : not there); byte code does not count."""
+    found = ""
+    try:
+        with open(f"{scripts}/lib/{NAME}/__init__.py", encoding="utf-8") as file:
+            match = re.search(r'^VERSION = "([^"]+)"', file.read(), re.MULTILINE)
+            found = match.group(1) if match else ""
+    except OSError:
+        pass
+    return {"version": found, "parts": {part: digest(f"{scripts}/{part}") for part in PARTS}}
+
+
+def digest(directory: str) -> str:
+    """Return a hash of names, contents and executable bits of all files below, or of one file; '' if it is not there."""
+    total = hashlib.sha256()
+    if os.path.isfile(directory):
+        with open(directory, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    for folder, names, files in os.walk(directory):
+        names[:] = sorted(name for name in names if name != "__pycache__")
+        for name in sorted(files):
+            path = os.path.join(folder, name)
+            try:
+                with open(path, "rb") as file:
+                    content = hashlib.sha256(file.read()).hexdigest()
+            except OSError as e:
+                content = str(e.strerror)
+            total.update(f"{os.path.relpath(path, directory)} {os.access(path, os.X_OK)} {content}\n".encode())
+    return total.hexdigest() if os.path.isdir(directory) else ""
+
+
+def local(location: str) -> Dict[str, Any]:
+    """Return space and rights of the disk that has the base store."""
+    base = f"{location}/.{NAME}"
+    where = base if os.path.isdir(base) else location
+    stat = os.statvfs(where)
+    return {
+        "where": where, "free": stat.f_bavail * stat.f_frsize, "total": stat.f_blocks * stat.f_frsize,
+        "inodes": stat.f_favail, "no_inodes": not stat.f_files, "writable": os.access(where, os.W_OK | os.X_OK),
+        "read_only": bool(stat.f_flag & os.ST_RDONLY),
+    }  # fmt: skip
+
+
+def mount_of(path: str, mountinfo: str) -> Dict[str, Any]:
+    """Return type and options of the mount that `path`, without links, lies on; `mountinfo` as /proc/self/mountinfo says it."""
+    found: Dict[str, Any] = {}
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        row, rest = before.split(), after.split()
+        if len(row) < 6 or len(rest) < 3:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), row[4])
+        # Of two on one point the later one covers the other.
+        if (path == point or path.startswith(f"{point.rstrip('/')}/")) and len(point) >= len(found.get("point", "")):
+            found = {"point": point, "type": rest[0], "options": list(dict.fromkeys((*row[5].split(","), *rest[2].split(","))))}
+    return found
+
+
+def marker(store: str) -> str:
+    """Return the id that the store's marker says (store/marker.py), '' if there is none that can be understood."""
+    try:
+        with open(os.open(f"{store}/.{NAME}/store", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            found = json.loads(file.read(4096))["id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return found if isinstance(found, str) else ""
+
+
+def store_state(store: str, token: str) -> Dict[str, Any]:
+    """Return whether a store is there, is the one that the front-end has, and can be written; and how it is mounted."""
+    answer: Dict[str, Any] = {
+        "empty": not os.listdir(store), "same": os.path.exists(f"{store}/{token}"), "writable": False, "marker": marker(store),
+        "passable": bool(os.stat(store).st_mode & 0o001),
+    }  # fmt: skip
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        answer["mount"] = mount_of(os.path.realpath(store), file.read())
+    # If this is killed in between, `semishared gc` knows the name.
+    path = f"{store}/{STAGED}doctor.{os.uname().nodename}-{os.getpid()}"
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.unlink(path)
+        answer["writable"] = True
+    except OSError as e:
+        answer["reason"] = e.strerror
+    return answer
+
+
+def machine() -> str:
+    """Return what no other running machine is called: the kernel draws it at each start (namespaces of one kernel have names)."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        drawn = file.read().strip()
+    return hashlib.sha256(f"{drawn} {os.uname().nodename}".encode()).hexdigest()[:16]
+
+
+def sign(directory: str, remember: bool = False) -> Dict[str, Any]:
+    """Sign a directory as this machine, once more, and return who else has: {machine: how often}.
+
+    `alive` are those that have signed since this machine did so with `remember`: they have the same directory, now. No clock
+    and no name of a host is asked. Signed first, then looked: of two that come at once, one sees the other.
+    """
+    own = machine()
+    mine = signature(directory, own)
+    known: Dict[str, Any] = mine["seen"]
+    mine["count"] += 1
+    _write_signature(directory, own, mine)
+    seen, alive = {}, []
+    for name in sorted(os.listdir(directory)):
+        match = SIGNED.match(name)
+        if not match or match.group(1) == own:
+            continue
+        other = match.group(1)
+        count = signature(directory, other)["count"]
+        was, rounds = known.get(other, (-1, 0))
+        if was == count and rounds >= FORGOTTEN and remember:
+            os.unlink(f"{directory}/{name}")
+            continue
+        seen[other] = (count, rounds + 1 if was == count else 0)
+        if was != count and mine["since"]:
+            alive.append(other)
+    if remember:
+        _write_signature(directory, own, {**mine, "seen": seen, "since": 1})
+    counts = {name: row[0] for name, row in seen.items()}
+    return {"place": directory, "machine": own, "count": mine["count"], "seen": counts, "alive": alive}
+
+
+def signature(directory: str, name: str) -> Dict[str, Any]:
+    """Return the signature of a machine; an empty one if there is none that can be understood."""
+    try:
+        fd = os.open(f"{directory}/{SIGNATURE}{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            found = json.loads(file.read(1 << 20))
+        seen = {str(key): (int(row[0]), int(row[1])) for key, row in found["seen"].items()}
+        return {"count": int(found["count"]), "seen": seen, "since": int(found["since"])}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return {"count": 0, "seen": {}, "since": 0}
+
+
+def _write_signature(directory: str, name: str, data: Dict[str, Any]) -> None:
+    staged = f"{directory}/{STAGED}{name}.{os.urandom(6).hex()}"
+    fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+    try:
+        with open(fd, "w", encoding="ascii") as file:
+            json.dump(data, file)
+        os.rename(staged, f"{directory}/{SIGNATURE}{name}")
+    except OSError:
+        os.unlink(staged)
+        raise
+
+
+def libvirt(question: Question) -> Dict[str, Any]:
+    """Return libvirt's and QEMU's versions, by what it confines QEMU, and which secrets it knows; an error if it does not answer."""
+    code, text = said(["virsh", "-c", question.libvirt, "version"], LIBVIRT_S)
+    if code:
+        return {"error": text.splitlines()[-1] if text else f"virsh ended with {code}"}
+    rows = re.findall(r"^(?:Using library: libvirt|Running hypervisor: \w+) ([\d.]+)$", text, re.MULTILINE)
+    secrets = said(["virsh", "-c", question.libvirt, "secret-list"])[1] if question.ceph else ""
+    return {
+        "libvirt": rows[0] if rows else "", "qemu": rows[1] if len(rows) > 1 else "", "secrets": re.findall(r"[0-9a-f-]{36}", secrets),
+        "confines": confines(said(["virsh", "-c", question.libvirt, "capabilities"], LIBVIRT_S)[1]),
+    }  # fmt: skip
+
+
+def confines(capabilities: str) -> List[str]:
+    """Return by what libvirt confines QEMU (apparmor, selinux) besides users and groups, from what it says of its host."""
+    host = capabilities.partition("<guest>")[0]
+    return [model for model in re.findall(r"<secmodel>\s*<model>(\w+)</model>", host) if model not in ("dac", "none")]
+
+
+def ceph(pool: str, user: str, conf: str, _secret: str) -> Dict[str, Any]:
+    """Return why `user` cannot list the pool from here, '' if it can."""
+    options = ["-c", conf] if conf else []
+    # Ceph's own waiting is minutes; said() ends it sooner.
+    code, text = said(["rbd", "--id", user, *options, "ls", pool])
+    return {"error": "" if not code else (text.splitlines()[-1] if text else f"rbd ended with {code}")}
+
+
+if __name__ == "__main__":
+    asked = Question(*json.loads(base64.b64decode(sys.argv[1])))
+    print(json.dumps(examine(asked)), flush=True)
+    # Not sys.exit: threads may hang in a store.
+    os._exit(0)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an uploaded image really is, read from its header before any tool opens it.
+
+qemu-img would follow what a header names (a backing file, a data file, extents): a way to read any file of the
+machine. Formats per QEMU's docs/interop/qcow2.txt and block/{vmdk,vdi,vhdx,vpc,qed}.c.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from contextlib import contextmanager
+from typing import Iterator, NamedTuple
+
+from ..errors import MissingImage, NotSupported, ToolFailed, UnsafeImage, WrongFormat
+from ..tools import beneath, qemu_img
+from ..units import human
+
+INCOMPATIBLE_DATA_FILE = 1 << 2
+HEAD = 512 + 20 * 512
+"""Bytes to look at: QEMU reads the descriptor of a sparse VMDK behind its first sector, and the parent's name from it."""
+AGAIN = 64 << 10
+"""Bytes to look at when a file is about to be opened: all that a qcow2 header can have."""
+LUKS = b"LUKS\xba\xbe"
+
+
+class Inspected(NamedTuple):
+    """Format and size in bytes that a guest would see."""
+
+    format: str
+    virtual_size: int
+
+
+def detect(head: bytes, tail: bytes = b"") -> str:
+    """Return the format that the first (and for a fixed VHD the last) 512 bytes announce."""
+    if head.startswith(b"QFI\xfb"):
+        return "qcow2"
+    if head.startswith((b"KDMV", b"COWD")) or head.lstrip()[:21].lower() == b"# disk descriptorfile":
+        return "vmdk"
+    if head[64:68] == b"\x7f\x10\xda\xbe":
+        return "vdi"
+    if head.startswith(b"vhdxfile"):
+        return "vhdx"
+    if head.startswith(b"conectix") or tail.startswith(b"conectix"):
+        return "vpc"
+    if head.startswith(b"QED\0"):
+        return "qed"
+    if head.startswith(b"json:"):
+        return "json"
+    return "raw"
+
+
+def names_other_files(head: bytes, format: str) -> str:
+    """Return what in the header makes `format` unsafe to open, '' if nothing does."""
+    head = head.ljust(HEAD, b"\0")
+    if format == "qcow2":
+        version, backing = struct.unpack(">IQ", head[4:16])
+        if version not in (2, 3):
+            return f"qcow2 version {version}"
+        if backing:
+            return "a backing file"
+        incompatible = struct.unpack(">Q", head[72:80])[0] if version == 3 else 0
+        return "a data file of its own" if incompatible & INCOMPATIBLE_DATA_FILE else ""
+    if format == "vmdk":
+        capacity = struct.unpack("<Q", head[12:20])[0] if head.startswith(b"KDMV") else 0
+        if not capacity:
+            return "extents in other files"
+        return "a parent image" if b"parentFileNameHint" in head[512:] else ""
+    if format in ("qed", "json"):
+        return f"a {format} description"
+    return ""
+
+
+def inspect(path: str, max_virtual_size: int, name: str = "") -> Inspected:
+    """Return format and virtual size of the file `path`.
+
+    Raise MissingImage if it is no readable file, UnsafeImage if it names other files or exceeds `max_virtual_size`
+    bytes. `name` is what errors call it.
+    """
+    name = name or path
+    try:
+        with open(path, "rb") as file:
+            head = file.read(HEAD)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 512, 0))
+            tail = file.read(512)
+    except OSError as e:
+        raise MissingImage(f"{name}: {e.strerror}") from None
+    format = detect(head, tail)
+    danger = names_other_files(head, format)
+    if danger:
+        raise UnsafeImage(f"{name} has {danger}")
+    # A size that is too much is told from the header: qemu-img may refuse to open such an image.
+    virtual_size = size if format == "raw" else 0 if format == "vhdx" else size_in_header(head) or 0
+    if format != "raw" and virtual_size <= max_virtual_size:
+        try:
+            virtual_size = qemu_img.virtual_size(path, format, foreign=True)
+        except ToolFailed as e:
+            raise ToolFailed(e.detail.replace(path, name).replace(beneath.readable(path), name)) from None
+    if virtual_size > max_virtual_size:
+        raise UnsafeImage(f"{name} claims a size of {human(virtual_size)}, more than the {human(max_virtual_size)} allowed")
+    return Inspected(format, virtual_size)
+
+
+def size_in_header(head: bytes, name: str = "") -> int | None:
+    """Return the virtual size that a qcow2, VMDK, VDI or dynamic VHD header names, None for a raw image.
+
+    Raise NotSupported for a VHDX, whose size is too far behind its beginning.
+    """
+    head = head.ljust(512, b"\0")
+    format = detect(head)
+    if format == "qcow2":
+        return int(struct.unpack(">Q", head[24:32])[0])
+    if format == "vmdk" and head.startswith(b"KDMV"):
+        return int(struct.unpack("<Q", head[12:20])[0]) * 512
+    if format == "vdi":
+        return int(struct.unpack("<Q", head[368:376])[0])
+    if format == "vpc":
+        # QEMU goes by the geometry or by the size, depending on who made it.
+        size, cylinders, heads, sectors = struct.unpack(">QHBB", head[48:60])
+        return max(int(size), int(cylinders * heads * sectors) * 512)
+    if format == "vhdx":
+        raise NotSupported(f"{name or 'a VHDX image'} does not tell its size at its beginning: convert it to qcow2 (qemu-img convert)")
+    return None
+
+
+def is_luks(path: str) -> bool:
+    """Tell whether a raw image begins with a LUKS header."""
+    with open(path, "rb") as file:
+        return file.read(len(LUKS)) == LUKS
+
+
+def check_header(head: bytes, format: str, name: str) -> None:
+    """Raise WrongFormat or UnsafeImage if what begins with `head` is not to be opened as `format`.
+
+    The content of a raw image is its guest's affair, and is never looked at.
+    """
+    if format == "raw":
+        return
+    found = detect(head)
+    if found != format:
+        raise WrongFormat(f"{name} is {format} for OpenNebula, but its header is that of {found}")
+    danger = names_other_files(head, format)
+    if danger:
+        raise UnsafeImage(f"{name} has {danger}")
+
+
+@contextmanager
+def checked(path: str, format: str, name: str = "") -> Iterator[str]:
+    """Look again at an image that is about to be opened, and yield a path to the very file that was looked at (for our children too).
+
+    Images come not only by uploads: other hosts, stock datastores and an admin's SOURCE put them into a store as well.
+    Raise as `check_header`, or MissingImage. No byte of a raw image is read.
+    """
+    name = name or path
+    try:
+        beneath.refuse_link(path)
+        itself = 0 if beneath.OPENED.fullmatch(path) else os.O_NOFOLLOW
+        file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | itself), "rb", buffering=0)
+    except OSError as e:
+        raise MissingImage(f"{name} on {os.uname().nodename}: {e.strerror}") from None
+    with file:
+        if format != "raw":
+            check_header(file.read(AGAIN) or b"", format, name)
+        yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
+
+
+def check(path: str, format: str, name: str = "") -> None:
+    """Look again at an image that is about to be opened by its name, or by somebody else; raise as `checked`."""
+    with checked(path, format, name):
+        pass

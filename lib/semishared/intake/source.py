@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where an image comes from: a local file or a URL, fetched, checked and decompressed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from contextlib import closing, contextmanager
+from typing import Iterator, NamedTuple
+
+from ..errors import (
+    BadArguments,
+    ChecksumMismatch,
+    MissingImage,
+    NotSupported,
+    SourceTooSlow,
+    SourceUnavailable,
+    ToolFailed,
+    ToolTimeout,
+    UnsafeImage,
+)
+from ..tools.crash_points import point
+from ..tools.run import SILENT_S, stream
+from ..units import amount
+from . import inspection, private_copy
+from .private_copy import Bound, Kept
+from .unpack import Spoiled, Work, decompressor, unpacked
+
+URL = re.compile(r"https?://[A-Za-z0-9._~:/?#@&+,=%\-]+\Z")
+"""What is accepted as a URL: OpenNebula's downloader puts it between apostrophes before a shell reads it."""
+SSH_URL = re.compile(r"ssh://((?:[A-Za-z0-9_][A-Za-z0-9._\-]*@)?[A-Za-z0-9_][A-Za-z0-9._\-]*):(/[A-Za-z0-9._/:@+,=%\-]+)\Z")
+"""ssh://[user@]host:/path, as the downloader has it. It hands the host to a shell as it is: no character here means anything there."""
+BACKUP_URL = re.compile(
+    r"(?:rsync|restic)://([0-9]+)/[0-9]*/[0-9]+:[0-9a-f]+(?:,[0-9]+:[0-9a-f]+)*/[A-Za-z0-9._/\-]*/disk\.[0-9]+\.[0-9]+\Z"
+)
+"""A disk in a backup datastore, as `oneimage restore` names it: datastore, backup job, increments, file."""
+DOWNLOADER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "datastore", "downloader.sh")
+SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "--"]
+HEAD = 64 << 10
+"""Bytes of a file that tell its size, if any do."""
+
+
+class Source(NamedTuple):
+    """Where an image comes from: a local path or a URL, and how its owner says to recognise it."""
+
+    path: str
+    checksums: dict[str, str]
+    decompress: bool
+    limit_rate: str
+
+    @property
+    def is_url(self) -> bool:
+        return "://" in self.path
+
+    @property
+    def ssh(self) -> tuple[str, str] | None:
+        """Destination and path of an ssh:// URL, None for another."""
+        match = SSH_URL.match(self.path)
+        return (match.group(1), match.group(2)) if match and ".." not in self.path.split("/") else None
+
+    @property
+    def backup_store(self) -> int:
+        """The backup datastore of a disk in a backup, -1 for another URL."""
+        match = BACKUP_URL.match(self.path)
+        return int(match.group(1)) if match and ".." not in self.path.split("/") else -1
+
+    def check_url(self) -> None:
+        """Raise NotSupported for another scheme than http, https, ssh or a backup's, BadArguments unless the URL is plain."""
+        scheme = self.path.partition("://")[0]
+        if self.backup_store != -1 and os.path.exists(DOWNLOADER):
+            return
+        if scheme not in ("http", "https", "ssh"):
+            raise NotSupported(f"uploads from {scheme}://, only local files and http, https and ssh URLs can be")
+        if not (self.ssh if scheme == "ssh" else URL.match(self.path)):
+            raise BadArguments(f"not a URL that can be fetched: {self.path!r}")
+
+
+@contextmanager
+def opened(path: str) -> Iterator[str]:
+    """Open a local file once and yield a path to that open file (for our children too), which no later rename can change."""
+    try:
+        # Not to wait for the other end of a FIFO.
+        file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    except OSError as e:
+        raise MissingImage(f"{path}: {e.strerror}") from None
+    with file:
+        if not os.path.isfile(f"/proc/{os.getpid()}/fd/{file.fileno()}"):
+            raise MissingImage(f"{path} is no regular file")
+        yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
+
+
+def real_path(opened_path: str) -> str:
+    """Return where the file behind `opened_path` really is."""
+    return os.readlink(opened_path)
+
+
+def check_sums(path: str, checksums: dict[str, str], name: str) -> None:
+    """Raise ChecksumMismatch unless `path` has all `checksums` ({"md5": hex, ...})."""
+    for kind, wanted in checksums.items():
+        found = checksum(path, kind)
+        if found != wanted.strip().lower():
+            raise ChecksumMismatch(f"{name}: {kind} is {found}, not {wanted}")
+
+
+def checksum(path: str, kind: str) -> str:
+    """Return the hex digest of a file; `kind` as hashlib names it."""
+    digest = hashlib.new(kind)
+    with open(path, "rb") as file:
+        for chunk in iter(lambda: file.read(1 << 20), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def fetch(source: Source, target: str, bound: Bound, least_rate: float, window_s: float) -> Kept:
+    """Download a URL to the file `target`; by OpenNebula's downloader where it is installed, else by curl or ssh.
+
+    Raise SourceUnavailable, UploadTooLarge, or SourceTooSlow if less than `least_rate` bytes per second come in `window_s`
+    seconds. A repository of backups may be silent for long: there it is only asked that something comes.
+    """
+    source.check_url()
+    if os.path.exists(DOWNLOADER):
+        limit = ["--limit", source.limit_rate] if source.limit_rate else []
+        argv = [os.path.normpath(DOWNLOADER), "--nodecomp", *limit, source.path, "-"]
+    elif source.ssh:
+        argv = [*SSH, source.ssh[0], f"cat -- '{source.ssh[1]}'"]
+    else:
+        limit = ["--limit-rate", source.limit_rate] if source.limit_rate else []
+        argv = ["curl", "-sSfL", "--proto", "=http,https", *limit, "--", source.path]
+    if source.limit_rate:
+        least_rate = min(least_rate, amount(source.limit_rate) / 2)
+    judged = bool(least_rate) and source.backup_store == -1
+    try:
+        with closing(stream(argv, silence_s=window_s if judged else SILENT_S)) as chunks:
+            paced = private_copy.paced(chunks, least_rate, window_s, source.path) if judged else chunks
+            kept = private_copy.keep(paced, target, bound, source.path)
+    except ToolFailed as e:
+        raise SourceUnavailable(f"{source.path} could not be downloaded: {e.detail}") from None
+    except ToolTimeout:
+        raise SourceTooSlow(f"{source.path} has sent nothing for {window_s if judged else SILENT_S:.0f} s") from None
+    point("downloaded")
+    return kept
+
+
+def decompress(kept: Kept, target: str, bound: Bound, name: str) -> Kept:
+    """Return `kept`, or `target` with its decompressed content if it is compressed; raise UnsafeImage, UploadTooLarge."""
+    with open(kept.path, "rb") as file:
+        kind = decompressor(file.read(6))
+        if not kind:
+            return kept
+        file.seek(0)
+        with _whole(name), closing(unpacked(file, kind)) as pieces:
+            plain = private_copy.keep(pieces, target, bound, f"{name}, decompressed,")
+    os.unlink(kept.path)
+    point("decompressed")
+    return plain
+
+
+@contextmanager
+def _whole(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Spoiled as e:
+        raise UnsafeImage(f"{name}: {e}") from None
+
+
+def size_of(path: str, max_virtual_size: int, name: str, unpack: bool, most_s: float) -> int:
+    """Return the size in bytes that the image in the local file `path` will have as a disk; `unpack` it if compressed.
+
+    Raise as `inspection.inspect`, SourceTooSlow if unpacking costs more than is reasonable.
+    """
+    with open(path, "rb") as file:
+        kind = decompressor(file.read(6)) if unpack else ""
+        if not kind:
+            return inspection.inspect(path, max_virtual_size, name).virtual_size
+        file.seek(0)
+        with _whole(name), closing(unpacked(file, kind, Work(most_s))) as pieces:
+            return unpacked_size(pieces, max_virtual_size, name)
+
+
+def unpacked_size(pieces: Iterator[bytes], max_virtual_size: int, name: str) -> int:
+    """Return the size as a disk of the image that comes in `pieces`, by its header if that has one; raise UnsafeImage."""
+    head, size = b"", 0
+    for piece in pieces:
+        size += len(piece)
+        if len(head) < HEAD:
+            head += piece
+            if len(head) < HEAD:
+                continue
+            told = inspection.size_in_header(head, name)
+            if told is not None:
+                break
+        private_copy.check_claim(size, max_virtual_size, name)
+    told = inspection.size_in_header(head, name)
+    size = size if told is None else told
+    private_copy.check_claim(size, max_virtual_size, name)
+    return size

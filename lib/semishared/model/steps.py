@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vocabulary of plans: what can be done on a host, as data.
+
+A plan is a list of steps for one machine. Steps cross ssh as JSON (`to_data`, `from_data`), never as shell text.
+Sizes are bytes; paths are absolute.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, NamedTuple
+
+from ..errors import BadArguments
+from .refs import DiskRef as DiskRef
+from .refs import ImageRef as ImageRef
+from .refs import Step as Step
+from .steps_move import AllowMigration as AllowMigration
+from .steps_move import AnswerProbe as AnswerProbe
+from .steps_move import CheckNotRunning as CheckNotRunning
+from .steps_move import CheckProbe as CheckProbe
+from .steps_move import DescribeVm as DescribeVm
+from .steps_move import LookForVm as LookForVm
+from .steps_move import MarkVm as MarkVm
+from .steps_move import ReceiveVm as ReceiveVm
+from .steps_move import ReleaseVm as ReleaseVm
+from .steps_move import RenameVm as RenameVm
+from .steps_move import SendVm as SendVm
+from .steps_move import TakeNetworkDisk as TakeNetworkDisk
+from .steps_move import UnmarkVm as UnmarkVm
+from .steps_move import WriteProbe as WriteProbe
+from .steps_move import has_arrived as has_arrived
+from .steps_snapshot import ActivateLayer as ActivateLayer
+from .steps_snapshot import AddLayer as AddLayer
+from .steps_snapshot import CopyBack as CopyBack
+from .steps_snapshot import CopyOut as CopyOut
+from .steps_snapshot import DescribeDisk as DescribeDisk
+from .steps_snapshot import DropCopy as DropCopy
+from .steps_snapshot import DropLayer as DropLayer
+from .steps_snapshot import DropStrays as DropStrays
+from .steps_snapshot import GrowDisk as GrowDisk
+from .steps_snapshot import MergeLayer as MergeLayer
+from .steps_snapshot import NameLayer as NameLayer
+from .steps_snapshot import PullLayer as PullLayer
+from .steps_snapshot import RestGuest as RestGuest
+from .steps_snapshot import SwitchLayer as SwitchLayer
+from .stores import Access as Access
+from .stores import pool_and_name as pool_and_name
+
+
+class State(enum.Enum):
+    """What a libvirtd says about a domain (guest/domain.state)."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    OFF = "off"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+class PrepareVm(NamedTuple):
+    """Make the VM directory and mark its datastore as ours (`.monitor`)."""
+
+    vm: int
+    vm_dir: str
+
+
+class CheckStore(NamedTuple):
+    """Fail unless the directory of a datastore holds the store with the id `marker`."""
+
+    store_dir: str
+    marker: str
+
+
+class StageBase(NamedTuple):
+    """Have a verified base of the image in the host's base store `root`."""
+
+    root: str
+    image: ImageRef
+
+
+class CreateOverlay(NamedTuple):
+    """Publish a qcow2 overlay over the staged base as the VM's disk, with a lease on the base."""
+
+    disk: DiskRef
+    image: ImageRef
+    min_size: int
+    options: str
+
+
+class CopyImage(NamedTuple):
+    """Publish a verified full copy of the image as the VM's disk."""
+
+    disk: DiskRef
+    image: ImageRef
+    min_size: int
+
+
+class CopyFile(NamedTuple):
+    """Publish a plain copy of a file (kernel, initrd)."""
+
+    source: str
+    path: str
+    vm: int
+
+
+class CloneOnStore(NamedTuple):
+    """Publish a copy-on-write clone beside the image on the store, and a link to it as the VM's disk."""
+
+    disk: DiskRef
+    image: ImageRef
+    min_size: int
+
+
+class LinkInPlace(NamedTuple):
+    """Link the VM's disk to the image itself; `session` ends the image's generation first, unless somebody writes to it."""
+
+    disk: DiskRef
+    image: ImageRef
+    readonly: bool
+    session: bool
+    shareable: bool = False
+    """Others may write to it too."""
+
+
+class CreateVolatile(NamedTuple):
+    """Publish an empty disk, with a file system if one is named, or a swap area (`fs` = swap)."""
+
+    disk: DiskRef
+    size: int
+    format: str
+    fs: str
+
+
+class ReceiveFile(NamedTuple):
+    """Publish a file whose bytes follow the plan."""
+
+    path: str
+    vm: int
+    size: int
+    sha256: str
+
+
+class SendFile(NamedTuple):
+    """Send a file's bytes."""
+
+    path: str
+
+
+class EndSession(NamedTuple):
+    """Take an in-place disk away from the VM; the image stays."""
+
+    disk: DiskRef
+
+
+class RemoveDisk(NamedTuple):
+    """Remove a disk of a VM, its lease, and its clone on the store `store_dir` ('' if it has none)."""
+
+    disk: DiskRef
+    store_dir: str
+
+
+class RemoveVm(NamedTuple):
+    """Remove a VM directory and all leases of the VM."""
+
+    vm: int
+    vm_dir: str
+
+
+class SaveDisk(NamedTuple):
+    """Publish an independent copy of a disk on the store; `domain` names the running VM ('' if it is off)."""
+
+    disk: DiskRef
+    path: str
+    format: str
+    domain: str
+    snapshot: int = -1
+    """The snapshot to save instead of the present content, -1 for none."""
+    freeze: str = "NONE"
+    """How the guest rests for the moment that is saved (guest/rest.py)."""
+
+
+class BackUp(NamedTuple):
+    """Leave a standalone qcow2 copy of each disk, as of one moment, and `xml` as vm.xml, in `directory`."""
+
+    vm: int
+    vm_dir: str
+    directory: str
+    disks: tuple[str, ...]
+    domain: str
+    """'' if the VM is off."""
+    freeze: str
+    xml: str
+
+
+class EndBackup(NamedTuple):
+    """End whatever a backup has begun, and remove `directory`."""
+
+    vm: int
+    vm_dir: str
+    directory: str
+    domain: str
+
+
+class RestoreDisk(NamedTuple):
+    """Give a disk the content of the qcow2 image whose bytes follow the plan; `min_size` is what the VM's disk has."""
+
+    disk: DiskRef
+    min_size: int
+
+
+class LookAround(NamedTuple):
+    """Report all that is ours on the machine, for `semishared gc`; `libvirt`: also what its domains use."""
+
+    location: str
+    systems: tuple[int, ...]
+    stores: tuple[str, ...]
+    libvirt: bool
+    markers: tuple[str, ...] = ()
+    """The id that each of `stores` must have, '' for one that has none."""
+
+
+class Discard(NamedTuple):
+    """Remove one thing that `semishared gc` has found left over, if its newest time is still `seen`."""
+
+    kind: str
+    path: str
+    location: str
+    vm: int
+    """The VM whose lock protects it, -1 without one."""
+    seen: str
+
+
+LOOKS = frozenset({"DescribeVm", "ListBases", "ListPool", "LookAround", "LookAtImages", "ReadBase", "ReportDisks"})
+"""Steps that change nothing wherever they are carried out: all that a dry run may send."""
+
+
+_NESTED: dict[str, Any] = {"image": ImageRef, "disk": DiskRef, "access": Access}
+STEPS: dict[str, Any] = {
+    name: cls for name, cls in globals().items() if hasattr(cls, "_fields") and cls not in _NESTED.values()
+}  # fmt: skip
+
+
+def _named(name: str) -> Any:
+    if name not in STEPS:
+        # What no transfer action plans is not loaded by any.
+        from . import network_disk, steps_base, steps_image
+
+        _NESTED["network"] = network_disk.NetworkDisk
+        for module in (steps_base, steps_image):
+            STEPS.update({key: cls for key, cls in vars(module).items() if hasattr(cls, "_fields") and cls not in _NESTED.values()})
+    return STEPS.get(name)
+
+
+def to_data(step: Step) -> dict[str, object]:
+    """Return `step` as JSON data."""
+    data: dict[str, object] = {"step": type(step).__name__}
+    for name, value in step._asdict().items():  # type: ignore[attr-defined]
+        data[name] = value.to_data() if hasattr(value, "to_data") else value
+    return data
+
+
+def from_data(data: dict[str, object]) -> Step:
+    """Return the step in JSON `data`; raise BadArguments."""
+    values = dict(data) if isinstance(data, dict) else {}
+    cls = _named(str(values.pop("step", "")))
+    if cls is None or set(values) != set(cls._fields):
+        raise BadArguments(f"not a step: {str(data)[:200]}")
+    for name, kind in _NESTED.items():
+        if name in values:
+            values[name] = kind.from_data(values[name])
+    for name, value in values.items():
+        if isinstance(value, list):
+            values[name] = tuple(value)
+    return cls(**values)  # type: ignore[no-any-return]

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of the vocabulary that concerns layers, snapshots and sizes of disks. steps.py passes it on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .refs import DiskRef
+
+
+class DescribeDisk(NamedTuple):
+    """Report a disk's record, its layers and who lies over whom, its snapshot copies, and (`domain`) the guest's view."""
+
+    disk: DiskRef
+    domain: str
+
+
+class NameLayer(NamedTuple):
+    """Give a layer another number too."""
+
+    disk: DiskRef
+    layer: int
+    name: int
+
+
+class AddLayer(NamedTuple):
+    """Publish a new empty layer over another one, in place of whatever layer has its number."""
+
+    disk: DiskRef
+    layer: int
+    over: int
+    over_format: str
+
+
+class ActivateLayer(NamedTuple):
+    """Make a layer the one that is written: the record first, then the link."""
+
+    disk: DiskRef
+    layer: int
+    format: str
+
+
+class SwitchLayer(NamedTuple):
+    """Make a running guest write to the layer `to` from now on; it rests (`freeze`, guest/rest.py) meanwhile."""
+
+    disk: DiskRef
+    layer: int
+    to: int
+    domain: str
+    target: str
+    freeze: str = "NONE"
+
+
+class MergeLayer(NamedTuple):
+    """Give a layer what the one below it holds, and put it over `backing` ('' for nothing).
+
+    `copy` leaves the file alone that a running guest has open, and replaces its name.
+    """
+
+    disk: DiskRef
+    layer: int
+    backing: str
+    backing_format: str
+    copy: bool
+
+
+class PullLayer(NamedTuple):
+    """Let a running guest do that to the layer it writes to, and make it durable."""
+
+    disk: DiskRef
+    layer: int
+    domain: str
+    target: str
+    backing: str
+
+
+class DropStrays(NamedTuple):
+    """Remove what snapshots that failed have left: names of layers that OpenNebula does not know, with nothing over them."""
+
+    disk: DiskRef
+    known: tuple[int, ...]
+    domain: str
+
+
+class DropLayer(NamedTuple):
+    """Remove a layer over which nothing lies any more."""
+
+    disk: DiskRef
+    layer: int
+
+
+class CopyOut(NamedTuple):
+    """Publish an independent copy of a disk in place as a snapshot beside its image."""
+
+    disk: DiskRef
+    snapshot: int
+    domain: str
+    target: str
+    freeze: str = "NONE"
+
+
+class RestGuest(NamedTuple):
+    """Let a running guest rest (`freeze`) while the front-end has something done elsewhere: it is asked, and says when."""
+
+    vm: int
+    vm_dir: str
+    domain: str
+    freeze: str
+
+
+class CopyBack(NamedTuple):
+    """Make a snapshot beside the image `source`, which has format `format`, its content; a new session begins."""
+
+    source: str
+    snapshot: int
+    format: str
+
+
+class DropCopy(NamedTuple):
+    """Remove a snapshot beside the image of a disk in place."""
+
+    disk: DiskRef
+    snapshot: int
+
+
+class GrowDisk(NamedTuple):
+    """Grow a disk that nobody has open to `size` bytes, at least."""
+
+    disk: DiskRef
+    size: int

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores: what each kind can do, and how a datastore's store is reached.
+
+Actions decide on what a store can do (`Kind`), never on its name. The kind of a datastore is its DISK_TYPE, OpenNebula's
+own attribute: RBD is `rbd`, anything else `dir`. Ceph's keys are never here: CEPH_USER names one, which lies in a keyring
+on the machine that uses it; CEPH_SECRET names what libvirt has.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple, Tuple
+
+from ..errors import BadArguments, BadAttribute
+
+if TYPE_CHECKING:
+    # Hosts, which are told how a store is reached, need no XML for that.
+    from ..opennebula.xml import Datastore
+
+
+class Kind(NamedTuple):
+    """What stores of one kind can do."""
+
+    name: str
+    is_mounted: bool
+    """Images are files, at the same path on the front-end and all hosts; else they are reached over the network."""
+    formats: Tuple[str, ...]
+    """Formats in which images are stored."""
+
+
+KINDS = {
+    "dir": Kind("dir", is_mounted=True, formats=("raw", "qcow2")),
+    "rbd": Kind("rbd", is_mounted=False, formats=("raw",)),
+}
+
+
+NEWER = ("marker", "cloud")
+"""Fields that records of older disks do not have."""
+
+
+class Access(NamedTuple):
+    """How a store is reached: `user` by guests, `reader` by hosts that copy bases, `bridge_user` by who changes images."""
+
+    kind: str = "dir"
+    user: str = ""
+    reader: str = ""
+    bridge_user: str = ""
+    conf: str = ""
+    hosts: Tuple[str, ...] = ()
+    """Monitors, `address` or `address:port`; none: those that Ceph's own configuration names."""
+    secret: str = ""
+    """UUID of the libvirt secret with the key of `user`."""
+    data_pool: str = ""
+    marker: str = ""
+    """Id of a mounted store, as its marker says it (store/marker.py); '' for one that was never marked."""
+    cloud: str = ""
+    """Id of the OpenNebula whose datastore this is; '' if it has none. What is made beside images carries it."""
+
+    @property
+    def can(self) -> Kind:
+        return KINDS[self.kind]
+
+    def to_data(self) -> dict[str, object]:
+        """Return the access as JSON data."""
+        data = {**self._asdict(), "hosts": list(self.hosts)}
+        return {name: value for name, value in data.items() if value or name not in NEWER}
+
+    @classmethod
+    def from_data(cls, data: object) -> Access:
+        """Return the access in JSON data; raise BadArguments."""
+        if not isinstance(data, dict) or set(data) | set(NEWER) != set(cls._fields) or str(data["kind"]) not in KINDS:
+            raise BadArguments(f"not an access: {str(data)[:200]}")
+        if not isinstance(data["hosts"], (list, tuple)):
+            raise BadArguments(f"not an access: {str(data)[:200]}")
+        return cls(**{**data, "hosts": tuple(data["hosts"]), **{name: str(data.get(name, "")) for name in NEWER}})
+
+
+MOUNTED = Access()
+
+NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
+"""Pools, images, users: nothing that means something to rbd (`@ / :`), to librados (`= ,`) or to a shell."""
+POOL = re.compile(NAME + r"\Z")
+STORED = re.compile(rf"({NAME})/({NAME})\Z")
+MONITOR = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.\-]*|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?\Z")
+SECRET = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z")
+CONF = re.compile(r"/[A-Za-z0-9_.\-/]+\Z")
+HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
+MARKER = re.compile(r"[0-9a-f]{32}\Z")
+DEFAULT_POOL = "one"
+"""What the stock driver's configuration has (etc/datastore/ceph/ceph.conf)."""
+ADMIN = "admin"
+
+
+def access(datastore: Datastore) -> Access:
+    """Return how the store of `datastore` is reached; raise BadAttribute."""
+    cloud = _checked(datastore, "SEMISHARED_CLOUD", MARKER, "the id of a cloud (32 hex digits)")
+    if datastore.attribute("DISK_TYPE").upper() != "RBD":
+        return MOUNTED._replace(marker=_checked(datastore, "SEMISHARED_STORE", MARKER, "the id of a store (32 hex digits)"), cloud=cloud)
+    user = _user(datastore, "CEPH_USER", "")
+    if not user:
+        raise BadAttribute(f"datastore {datastore.id} has no CEPH_USER: without one Ceph takes client.admin, which nothing here runs as")
+    if datastore.attribute("CEPH_KEY"):
+        raise BadAttribute(f"CEPH_KEY of datastore {datastore.id}: put the key into a keyring that CEPH_CONF names, and remove this")
+    hosts = tuple(datastore.attribute("CEPH_HOST").split())
+    for host in hosts:
+        if not MONITOR.match(host):
+            raise BadAttribute(f"CEPH_HOST of datastore {datastore.id} has {host!r}, which is no address[:port]")
+    return Access(
+        "rbd", user, _user(datastore, "SEMISHARED_CEPH_READER", user), _user(datastore, "SEMISHARED_CEPH_BRIDGE_USER", user),
+        _checked(datastore, "CEPH_CONF", CONF, "a plain absolute path"), hosts,
+        _checked(datastore, "CEPH_SECRET", SECRET, "the UUID of a libvirt secret"),
+        _checked(datastore, "EC_POOL_NAME", POOL, "the name of a pool"), cloud=cloud,
+    )  # fmt: skip
+
+
+def unmarked(datastore: Datastore) -> str:
+    """Return what to say of a mounted datastore whose store has no marker."""
+    return (
+        f"datastore {datastore.id} has no SEMISHARED_STORE: that its store is not mounted would not be noticed; "
+        "`semishared setup --apply` marks it"
+    )
+
+
+def _checked(datastore: Datastore, name: str, pattern: re.Pattern[str], what: str, default: str = "") -> str:
+    text = datastore.attribute(name)
+    if not text:
+        return default
+    if not pattern.match(text) or ".." in text.split("/"):
+        raise BadAttribute(f"{name} of datastore {datastore.id} is {text!r}, not {what}")
+    return text
+
+
+def _user(datastore: Datastore, name: str, default: str) -> str:
+    user = _checked(datastore, name, POOL, "the name of a Ceph user", default)
+    if user == ADMIN or user.startswith("client."):
+        raise BadAttribute(f"{name} of datastore {datastore.id} is {user!r}: name a user of its own, without `client.`, and not admin")
+    return user
+
+
+def pool(datastore: Datastore) -> str:
+    """Return the pool of an rbd datastore; raise BadAttribute for a name that no pool should have."""
+    return _checked(datastore, "POOL_NAME", POOL, "the name of a pool", DEFAULT_POOL)
+
+
+def bridges(datastore: Datastore) -> list[str]:
+    """Return the hosts of BRIDGE_LIST, empty for the front-end; raise BadAttribute."""
+    found = datastore.attribute("BRIDGE_LIST").split()
+    for host in found:
+        if not HOST.match(host):
+            raise BadAttribute(f"BRIDGE_LIST of datastore {datastore.id} has {host!r}, which is no host name")
+    return found
+
+
+def bridge(datastore: Datastore, number: int) -> str:
+    """Return the machine that changes images of an rbd datastore for object `number` (as upstream: by its id)."""
+    found = bridges(datastore)
+    return found[number % len(found)] if found else "localhost"
+
+
+def check_source(store: Access, source: str, what: str = "source") -> str:
+    """Return `source` if it names an image in a store of this kind; raise BadArguments."""
+    if store.can.is_mounted:
+        fits = source.startswith("/")
+    else:
+        fits = bool(STORED.match(source))
+    if not fits:
+        wanted = "a plain absolute path" if store.can.is_mounted else "POOL/IMAGE"
+        raise BadArguments(f"{what} is not {wanted}: {source!r}")
+    return source
+
+
+def pool_and_name(source: str) -> tuple[str, str]:
+    """Return pool and image name of the SOURCE `source`; raise BadArguments."""
+    match = STORED.match(source)
+    if not match:
+        raise BadArguments(f"not POOL/IMAGE: {source!r}")
+    return match.group(1), match.group(2)

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What libvirt is told about a VM's disks: the domain XML. The message of a hot attach: attach.py.
+
+oned fixes the driver type per image, the path per datastore, and whether a disk is a file or on the network likewise;
+here they follow the record that the transfer action left of each disk. Everything else in the XML stays as it came, to
+the byte.
+
+    for oned a file <VMDIR>/disk.N             known by that path
+    for oned rbd <SOURCE>[-<vm>-<disk>]        known by its target (vda), which vm.xml has for each disk
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Optional
+
+from ..errors import BadArguments, BadRecord, EncryptedDisk, NotSupported
+from ..model.network_disk import NetworkDisk
+from ..opennebula.args import DISK, absolute
+from ..opennebula.xml_edit import Element, Markup, escape
+from .backing import NO_CHAINS, Chain, Chains, backing, lay_over
+
+RECORD_VERSION = 1
+PLACES = {
+    "overlay": "local",
+    "copy": "local",
+    "volatile": "local",
+    "in-place": "shared",
+    "store-clone": "shared",
+}
+FORMATS = ("raw", "qcow2")
+OVERLAYS = ("overlay", "store-clone")
+DRIVER = "semishared"
+
+
+class DiskRecord(NamedTuple):
+    """What the transfer action made of one disk: `<VMDIR>/.semishared/disk.<N>.json`."""
+
+    disk: int
+    how: str
+    format: str
+    path: str
+    readonly: bool = False
+    network: Optional[NetworkDisk] = None
+    """Where QEMU opens the disk, if that is no path."""
+
+    @property
+    def is_local(self) -> bool:
+        return PLACES[self.how] == "local"
+
+    @property
+    def layer(self) -> str:
+        """Return the active layer's path seen from the disk's own: `.snap/K`, '' if the disk is a plain file."""
+        folder, _, layer = self.path.rpartition("/")
+        return f".snap/{layer}" if folder.endswith(f"/disk.{self.disk}.snap") and layer.isdigit() else ""
+
+    def source(self, named: str) -> str:
+        """Return what libvirt is to open for the disk that OpenNebula names `named`.
+
+        A local disk stays where this deployment says that the VM directory is; one on the network has no path.
+        """
+        return f"{named}{self.layer}" if self.is_local else self.path or named
+
+    @classmethod
+    def parse(cls, disk: int, text: bytes) -> DiskRecord:
+        """Return the record of `disk` in `text`; raise BadRecord."""
+        try:
+            data = json.loads(text)
+        except ValueError as e:
+            raise BadRecord(f"the record of disk {disk} is not JSON: {e}") from None
+        if not isinstance(data, dict) or not isinstance(data.get("version"), int):
+            raise BadRecord(f"the record of disk {disk} has no version")
+        if data["version"] > RECORD_VERSION:
+            raise BadRecord(f"the record of disk {disk} has version {data['version']}, newer than {RECORD_VERSION} known here")
+        how, place, path = data.get("how"), data.get("place"), data.get("path")
+        if data.get("disk") != disk:
+            raise BadRecord(f"the record of disk {disk} is that of disk {data.get('disk')!r}")
+        if not isinstance(how, str) or PLACES.get(how) is None or PLACES[how] != place:
+            raise BadRecord(f"the record of disk {disk} says how={how!r}, place={place!r}")
+        if data.get("format") not in FORMATS:
+            raise BadRecord(f"the record of disk {disk} says format={data.get('format')!r}")
+        readonly = data.get("readonly") is True
+        if data.get("network") is not None:
+            if place == "local" or path or data["format"] != "raw":
+                raise BadRecord(f"the record of disk {disk} says how={how!r}, path={path!r} of a disk on the network")
+            try:
+                return cls(disk, how, "raw", "", readonly, NetworkDisk.parse(data["network"]))
+            except BadRecord as e:
+                raise BadRecord(f"the record of disk {disk}: {e.detail}") from None
+        try:
+            path = absolute(path, "path") if isinstance(path, str) else ""
+        except BadArguments as e:
+            raise BadRecord(f"the record of disk {disk}: {e.detail}") from None
+        if not path:
+            raise BadRecord(f"the record of disk {disk} names no path")
+        return cls(disk, how, data["format"], path, readonly)
+
+
+Records = Mapping[int, DiskRecord]
+
+def disk_number(path: str, vm_dir: str) -> Optional[int]:
+    """Return N if `path` is `<vm_dir>/disk.N`, however many slashes there are."""
+    directory, _, name = path.rpartition("/")
+    match = DISK.match(name)
+    if not match or _slashes(directory) != _slashes(vm_dir):
+        return None
+    return int(match.group(1))
+
+
+def _slashes(path: str) -> str:
+    return "/".join(part for part in path.split("/") if part)
+
+
+def target_of(disk: Element) -> str:
+    """Return the device name that a disk has in the guest, '' without one."""
+    target = disk.first("target")
+    return target.attributes.get("dev", "") if target else ""
+
+
+class Domain:
+    """A domain XML on its way to libvirt; `targets`: the device name of each disk of ours, None if nobody knows."""
+
+    def __init__(self, text: bytes, vm_dir: str, targets: Optional[Mapping[int, str]] = None) -> None:
+        self.markup = Markup(text, "domain")
+        self.vm_dir = vm_dir
+        self.targets = targets
+
+    def _disks(self) -> Iterator[tuple[int, Element, Element]]:
+        """Yield number, disk and source of each disk that lies in the VM directory, for oned or for us."""
+        by_target = {target: number for number, target in (self.targets or {}).items() if target}
+        for disk in self.markup.root.find("devices", "disk"):
+            for source in disk.all("source"):
+                path = source.attributes.get("file") or source.attributes.get("dev") or ""
+                number = disk_number(path, self.vm_dir)
+                if number is None and _is_rbd(disk, source):
+                    number = by_target.pop(target_of(disk), None)
+                if number is not None:
+                    yield number, disk, source
+
+    @property
+    def disk_numbers(self) -> list[int]:
+        """Return the numbers of the disks that lie in the VM directory, or for whose targets vm.xml says that they are ours."""
+        return sorted({number for number, _, _ in self._disks()})
+
+    @property
+    def has_unknown(self) -> bool:
+        """Tell whether there is a disk on RBD of which nobody can tell whether it is ours."""
+        disks = self.markup.root.find("devices", "disk")
+        return self.targets is None and any(_is_rbd(disk, source) for disk in disks for source in disk.all("source"))
+
+    def sources(self, records: Records) -> dict[int, str]:
+        """Return the file that libvirt is to open for each recorded disk that is one."""
+        found = {}
+        for number, _, source in self._disks():
+            record = records.get(number)
+            if record and not record.network:
+                found[number] = record.source(self._named(number, source))
+        return found
+
+    def _named(self, number: int, source: Element) -> str:
+        return source.attributes.get("file") or f"{self.vm_dir}/disk.{number}"
+
+    def with_records(self, records: Records, chains: Chains = NO_CHAINS) -> bytes:
+        """Return the XML in which each recorded disk is what its record says, where that says, over what `chains` says.
+
+        Whatever makes AppArmor's rules of the XML (virt-aa-helper) may not read our layers: what is below a disk and is not
+        in the XML, QEMU is not allowed to open.
+        """
+        for number, disk, source in self._disks():
+            record = records.get(number)
+            if record is None:
+                continue
+            kind, drivers = disk.attributes.get("type"), disk.all("driver")
+            if kind not in ("file", "network") or (kind == "file" and "file" not in source.attributes):
+                raise NotSupported(f"disk {number} is a {kind} disk for OpenNebula, not a file")
+            if len(disk.all("source")) != 1 or len(drivers) > 1:
+                raise BadArguments(f"disk {number} has more than one source or driver in the domain XML")
+            if record.how in OVERLAYS and not record.network and disk.first("encryption"):
+                raise EncryptedDisk(
+                    f"disk {number} is a qcow2 overlay ({record.how}) and has a LUKS_SECRET: QEMU would take the overlay for encrypted"
+                )
+            driver = ""
+            if drivers:
+                self.markup.set_attribute(drivers[0], "type", record.format)
+            else:
+                driver = f"<driver name='qemu' type='{escape(record.format)}'/>"
+            path = record.source(self._named(number, source))
+            if record.network or kind == "network":
+                self._replace(disk, source, record, path, driver, chains.get(number))
+                continue
+            if path != source.attributes["file"]:
+                self.markup.set_attribute(source, "file", path)
+            if driver:
+                self.markup.insert_before(source, driver)
+            if number in chains:
+                lay_over(self.markup, disk, source, chains[number])
+        return self.markup.result()
+
+    def _replace(
+        self, disk: Element, source: Element, record: DiskRecord, path: str, driver: str, chain: Optional[Chain]
+    ) -> None:
+        """Let a disk be on the network, or be a file, whatever oned takes it for."""
+        for name in ("auth", "backingStore"):
+            for child in disk.all(name):
+                self.markup.remove_line(child)
+        parts = [driver] if driver else []
+        if record.network:
+            parts += _network_source(record.network)
+        else:
+            parts.append(f"<source file='{escape(path)}'/>")
+        if record.format == "raw":
+            # There is nothing below it: libvirt need not look, and as whom it would is not for it to choose.
+            parts.append(backing(()))
+        elif chain is not None:
+            parts.append(backing(chain))
+        self.markup.set_attribute(disk, "type", "network" if record.network else "file")
+        self.markup.replace(source, *parts)
+
+
+def _network_source(network: NetworkDisk) -> list[str]:
+    """Return `<source>` and `<auth>` of a disk."""
+    inside = "".join(
+        f"<host name='{escape(name)}'" + (f" port='{escape(port)}'/>" if port else "/>") for name, port in network.monitors
+    )
+    if network.conf:
+        inside += f"<config file='{escape(network.conf)}'/>"
+    return [
+        f"<source protocol='{escape(network.protocol)}' name='{escape(network.name)}'>{inside}</source>",
+        f"<auth username='{escape(network.user)}'><secret type='ceph' uuid='{escape(network.secret)}'/></auth>",
+    ]
+
+
+def _is_rbd(disk: Element, source: Element) -> bool:
+    return disk.attributes.get("type") == "network" and source.attributes.get("protocol") == "rbd"
+
+
+def check_system_snapshot(records: Records) -> None:
+    """Raise NotSupported, naming the disk, if any cannot take part in a snapshot of the whole VM."""
+    for number, record in sorted(records.items()):
+        if record.format != "qcow2" and not record.readonly:
+            raise NotSupported(
+                f"disk {number} ({record.how}, {record.format}) cannot take part in a snapshot of the whole VM, which libvirt "
+                "keeps inside qcow2 files; snapshot its disks one by one"
+            )
+
+
+def disks_of_ours(vm: bytes) -> dict[int, str]:
+    """Return number and target of each disk that `vm.xml` says our transfer driver made."""
+    root = Markup(vm, "VM").root
+    return {
+        int(disk.value("DISK_ID")): disk.value("TARGET")
+        for disk in root.find("TEMPLATE", "DISK")
+        if disk.value("TM_MAD") == DRIVER and disk.value("DISK_ID").isdigit()
+    }

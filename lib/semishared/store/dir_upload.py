@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bring images into a store of kind `dir`: convert, hash, publish. Where they come from: source.py.
+
+An upload works in <datastore>/.semishared/.uploads/NAME, and holds a lock in it. What a killed upload leaves there is
+removed by the next one. The image appears under its final name by one rename, together with its generation.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+from contextlib import contextmanager
+from typing import IO, Iterator
+
+from ..disk import create as disks
+from ..errors import StoreUnavailable, UnexpectedLink
+from ..tools import beneath, extents, files, locks, qemu_img
+from ..tools.crash_points import point
+from . import dir_store
+
+UPLOADS = ".uploads"
+NAME = re.compile(r"[0-9a-f]{32}\Z")
+
+
+class Upload:
+    """The working directory of one upload into `datastore_dir`."""
+
+    def __init__(self, datastore_dir: str, name: str, directory: str = "") -> None:
+        self.datastore_dir = datastore_dir
+        self.target = f"{datastore_dir}/{name}"
+        self.directory = directory or f"{datastore_dir}/{dir_store.SIDE}/{UPLOADS}/{name}"
+        """While the upload is under way a path to the opened directory, which leads there whatever becomes of its name."""
+
+    def file(self, name: str) -> str:
+        return f"{self.directory}/{name}"
+
+
+def _hold(path: str) -> IO[str] | None:
+    # Others can write there too: not to wait for the other end of a FIFO.
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        return None
+    file = os.fdopen(fd, "w", encoding="ascii")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
+
+
+@contextmanager
+def uploading(datastore_dir: str) -> Iterator[Upload]:
+    """Yield the place of a new upload; whatever happens, nothing but a published image stays."""
+    try:
+        side = beneath.open_directory(datastore_dir, dir_store.SIDE, make=True)
+    except OSError as e:
+        raise StoreUnavailable(f"{datastore_dir}: {e.strerror}") from None
+    try:
+        path = beneath.path_of(side)
+        with beneath.directory(path, UPLOADS, make=True) as uploads, _begun(datastore_dir, path, uploads) as upload:
+            yield upload
+    finally:
+        os.close(side)
+
+
+@contextmanager
+def _begun(datastore_dir: str, side: str, uploads: str) -> Iterator[Upload]:
+    name = os.urandom(16).hex()
+    lock = None
+    with files.enough_space(datastore_dir):
+        # One at a time: between its directory and its lock, a new upload looks like a killed one.
+        with locks.exclusive(f"{side}/{UPLOADS}.lock", 300):
+            sweep(datastore_dir, side, uploads)
+            files.remove_stale(datastore_dir)
+            files.remove_stale(side)
+            os.mkdir(f"{uploads}/{name}")
+            directory = beneath.open_directory(uploads, name)
+        try:
+            upload = Upload(datastore_dir, name, beneath.path_of(directory))
+            lock = _hold(upload.file("lock"))
+            point("upload begun")
+            yield upload
+        finally:
+            os.close(directory)
+            files.remove_folder(f"{uploads}/{name}", ignore_errors=True)
+            if lock:
+                lock.close()
+
+
+def sweep(datastore_dir: str, side: str, uploads: str) -> None:
+    """Remove what killed uploads left: directories with names such as we give, and what is in them."""
+    for name in filter(NAME.match, os.listdir(uploads)):
+        try:
+            with beneath.directory(uploads, name) as directory:
+                lock = _hold(f"{directory}/lock")
+        except (OSError, UnexpectedLink):
+            continue  # gone, or nothing that an upload has made
+        if lock:
+            # Follows no link: neither at its top nor below.
+            files.remove_folder(f"{uploads}/{name}", ignore_errors=True)
+            if os.path.isdir(f"{side}/{name}") and not os.path.lexists(f"{datastore_dir}/{name}"):
+                files.remove_folder(f"{side}/{name}", ignore_errors=True)
+            lock.close()
+
+
+def convert(path: str, found: str, wanted: str, upload: Upload) -> str:
+    """Return `path`, or a copy in format `wanted` if it has another."""
+    if found == wanted:
+        return path
+    target = upload.file("converted")
+    qemu_img.convert(path, found, target, wanted, foreign=True)
+    point("converted")
+    os.unlink(path)
+    return target
+
+
+def publish(path: str, format: str, upload: Upload, known: extents.Manifest | None = None, *, sparse: bool = True) -> str:
+    """Publish the file `path` of this upload as a new image with its generation; return the image's path (SOURCE).
+
+    `known`: what is in it, if that was hashed when it was written.
+    """
+    staged = upload.file("image")
+    os.rename(path, staged)
+    fd = beneath.open_file(upload.directory, "image", os.O_RDWR)
+    with open(fd, "r+b") as file:
+        manifest = known._replace(format=format) if known else extents.copy(beneath.path_of(fd), None, format, "store_read")
+        if not sparse and manifest.size:
+            os.posix_fallocate(fd, 0, manifest.size)
+        os.fchmod(fd, 0o660)
+        files.fsync_open(fd)
+        point("image staged")
+        stored = dir_store.Stored(upload.target)
+        dir_store.begin_session(stored)
+        stat = os.fstat(file.fileno())
+    seen = dir_store.Seen(dir_store.session(stored), stat.st_size, stat.st_mtime_ns)
+    dir_store.publish_generation(stored, manifest, seen)
+    os.rename(staged, upload.target)
+    files.fsync(upload.datastore_dir)
+    point("image published")
+    return upload.target
+
+
+def create(format: str, size: int, fs: str, upload: Upload) -> str:
+    """Publish a new empty image, its content unknown until its first base copy; return its path."""
+    staged = upload.file("image")
+    with files.made(staged) as path:
+        disks.make_empty(path, format, size, fs, upload.directory)
+    point("image staged")
+    os.rename(staged, upload.target)
+    files.fsync(upload.datastore_dir)
+    point("image published")
+    return upload.target
+
+
+def remove(path: str) -> None:
+    """Remove an image, its snapshots and all of ours beside it; nothing of it need be there."""
+    stored = dir_store.Stored(path)
+    files.unlink(path)
+    point("image removed")
+    files.remove_staged(*os.path.split(path))
+    _remove_tree(stored.datastore, f"{stored.name}.snap")
+    try:
+        with beneath.directory(stored.datastore, dir_store.SIDE) as side:
+            _remove_tree(side, stored.name)
+    except FileNotFoundError:
+        pass
+    point("side directory removed")
+
+
+def _remove_tree(where: str, name: str) -> None:
+    """Remove a directory with all in it, or the link that is in its place; no link is followed."""
+    if os.path.islink(f"{where}/{name}"):
+        files.unlink(f"{where}/{name}")
+    files.remove_folder(f"{where}/{name}", ignore_errors=True)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The marker of a mounted store: how a directory is known to be the store, and not the place where it is to be mounted.
+
+    <datastore>/.semishared/store      {"version": 1, "id": "32 hex digits"}
+
+The same id is SEMISHARED_STORE in the datastore's template, and travels with every image of it (plan/stores.Access). It is
+opened and read each time: on network file systems a name may be remembered, or remembered as absent, by who only looks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from ..errors import OtherStore, StoreAbsent, StoreUnavailable
+from ..tools import beneath, files
+
+SIDE = ".semishared"
+NAME = "store"
+VERSION = 1
+
+
+def path_in(store_dir: str) -> str:
+    """Return where the marker of a store lies."""
+    return f"{store_dir}/{SIDE}/{NAME}"
+
+
+def read(store_dir: str) -> str:
+    """Return the id that the marker says, '' if there is none; raise StoreUnavailable if it cannot be read or understood."""
+    path = path_in(store_dir)
+    node = os.uname().nodename
+    try:
+        fd = beneath.open_file(store_dir, f"{SIDE}/{NAME}")
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as e:
+        raise StoreUnavailable(f"{path} on {node}: {e.strerror}") from None
+    try:
+        text = os.read(fd, 4096)
+    except OSError as e:
+        raise StoreUnavailable(f"{path} on {node}: {e.strerror}") from None
+    finally:
+        os.close(fd)
+    try:
+        data = json.loads(text)
+        found = data["id"]
+        if data["version"] == VERSION and isinstance(found, str) and found:
+            return found
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise StoreUnavailable(f"{path} on {node} is no marker of a store")
+
+
+def check(store_dir: str, wanted: str) -> None:
+    """Raise StoreAbsent or OtherStore unless `store_dir` is the store with the id `wanted`; nothing is known of one without."""
+    if not wanted:
+        return
+    found = read(store_dir)
+    node = os.uname().nodename
+    if not found:
+        raise StoreAbsent(f"{store_dir} on {node} is not the datastore's store: its marker {SIDE}/{NAME} is not there")
+    if found != wanted:
+        raise OtherStore(f"{store_dir} on {node} is another datastore's store: its marker says {found}, the datastore has {wanted}")
+
+
+def write(store_dir: str, store: str) -> None:
+    """Mark `store_dir` as the store with the id `store`; what is made belongs to whoever has the directory."""
+    made = not os.path.isdir(f"{store_dir}/{SIDE}")
+    with beneath.directory(store_dir, SIDE, make=True) as side:
+        files.write_json(f"{side}/{NAME}", {"version": VERSION, "id": store})
+        if os.geteuid() == 0:
+            owner = os.stat(store_dir)
+            if made:
+                os.chown(side, owner.st_uid, owner.st_gid)
+            os.chown(f"{side}/{NAME}", owner.st_uid, owner.st_gid, follow_symlinks=False)

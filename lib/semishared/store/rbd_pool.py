@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The images of an RBD pool: made under another name and renamed when whole, cloned, removed, counted.
+
+What each crash leaves: `one-35.semishared-<x>`, which the next action on one-35 removes once its maker's watch has
+ended (30 s), else `semishared gc`; an image whose snapshots are gone already, removed by the next run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from contextlib import contextmanager
+from datetime import timezone
+from typing import Iterator
+
+from ..errors import CephUnavailable, DataInTheWay, ImageInUse, MissingImage, NotSupported
+from ..tools import progress
+from ..tools.crash_points import point
+from . import ceph, rbd_image
+
+STAGED = ".semishared-"
+MADE = "semishared_made"
+"""Key of an image's metadata: which image of which datastore we made it for."""
+
+
+@contextmanager
+def published(where: ceph.Pool, name: str, made_for: str) -> Iterator[str]:
+    """Yield a name under which to make an image; when the block ends well it is renamed to `name`, else removed.
+
+    An image of that name goes before if we made it for the same purpose and nobody has written to it; any other one
+    stays (DataInTheWay).
+    """
+    rbd_image.settle(where, name)
+    sweep(where, name)
+    staged = f"{name}{STAGED}{os.urandom(6).hex()}"
+    try:
+        yield staged
+        with ceph.opened(where, staged) as image:
+            image.metadata_set(MADE, made_for)
+        point("image staged")
+        show(where, staged, name, made_for)
+    except Exception:
+        try:
+            remove(where, staged, wait_s=0)
+        except (CephUnavailable, ImageInUse):
+            pass  # the next action on that image removes it
+        raise
+
+
+def show(where: ceph.Pool, staged: str, name: str, made_for: str) -> None:
+    """Rename a whole image to its final name."""
+    _clear_way(where, name, made_for)
+    with ceph.understood(f"image {where.name}/{name}", where.user):
+        where.rbd.rename(where.ioctx, staged, name)
+    point("image published")
+
+
+def _clear_way(where: ceph.Pool, name: str, made_for: str) -> None:
+    try:
+        with ceph.opened(where, name, read_only=True) as image:
+            ours = dict(image.metadata_list()).get(MADE) == made_for and rbd_image.content(image) is not None
+    except MissingImage:
+        return
+    if not ours:
+        raise DataInTheWay(f"{where.name}/{name} is there already, and not by us or written to since")
+    remove(where, name)
+
+
+def names(where: ceph.Pool) -> list[str]:
+    """Return the names of all images of a pool."""
+    with ceph.understood(f"pool {where.name}", where.user):
+        found: list[str] = where.rbd.list(where.ioctx)
+    return found
+
+
+def is_staged(name: str, of: str) -> bool:
+    """Tell whether `name` is an unpublished image for `of`."""
+    return name.startswith(f"{of}{STAGED}") and name != f"{of}{rbd_image.CHANGING}"
+
+
+def sweep(where: ceph.Pool, name: str) -> None:
+    """Remove what killed makers of an image have left; what somebody still has open stays."""
+    for left in names(where):
+        if is_staged(left, name):
+            try:
+                remove(where, left, wait_s=0)
+                point("staged image removed")
+            except ImageInUse:
+                pass
+
+
+def create(where: ceph.Pool, name: str, size: int) -> None:
+    """Make an empty image with the features that the site's Ceph configuration asks for."""
+    with ceph.understood(f"image {where.name}/{name}", where.user):
+        where.rbd.create(where.ioctx, name, size, old_format=False, data_pool=where.access.data_pool or None)
+    point("image made")
+
+
+def copy(where: ceph.Pool, name: str, snapshot: str, target: str) -> None:
+    """Make `target`, an independent sparse copy of an image, at a snapshot if one is named."""
+    with ceph.opened(where, name, read_only=True) as image:
+        if snapshot:
+            if rbd_image.find(image, snapshot) is None:
+                raise MissingImage(f"snapshot {snapshot} of {where.name}/{name} is not there")
+            image.set_snap(snapshot)
+        with ceph.long():
+            image.copy(where.ioctx, target, data_pool=where.access.data_pool or None)
+    point("image copied")
+
+
+def remove(where: ceph.Pool, name: str, wait_s: float = rbd_image.WATCH_S) -> bool:
+    """Remove an image with its snapshots; tell whether it was there. Raise ImageInUse if it has clones, or stays open."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            return _remove(where, name)
+        except ImageInUse:
+            if time.monotonic() > deadline or _clones(where, name):
+                raise
+        time.sleep(1)
+        progress.touch()
+
+
+def _clones(where: ceph.Pool, name: str) -> list[str]:
+    try:
+        with ceph.opened(where, name, read_only=True) as image:
+            return sorted(f"{child['pool']}/{child['image']}" for child in image.list_descendants())
+    except MissingImage:
+        return []
+
+
+def _remove(where: ceph.Pool, name: str) -> bool:
+    try:
+        clones = _clones(where, name)
+        if clones:
+            raise ImageInUse(f"{where.name}/{name} has clones: {', '.join(clones[:5])}")
+        with ceph.opened(where, name) as image:
+            rbd_image.check_unused(image, f"{where.name}/{name}")
+            for found in rbd_image.snapshots(image):
+                rbd_image.drop(image, found.name)
+        with ceph.understood(f"image {where.name}/{name}", where.user), ceph.long():
+            where.rbd.remove(where.ioctx, name)
+    except MissingImage:
+        return False
+    point("image removed")
+    return True
+
+
+def remove_all(where: ceph.Pool, name: str) -> None:
+    """Remove an image, what is staged for it, and the images in which stock reverts have put its snapshots aside."""
+    rbd_image.settle(where, name)
+    aside = re.compile(re.escape(name) + r"-[0-9]+(:[0-9]+)*\Z")
+    remove(where, name)
+    left = [found for found in names(where) if is_staged(found, name) or aside.match(found)]
+    while left:
+        failed = []
+        for found in left:
+            try:
+                remove(where, found, wait_s=rbd_image.WATCH_S if len(left) == 1 else 0)
+            except ImageInUse:
+                failed.append(found)
+        if len(failed) == len(left):
+            # None could go before another: somebody has them open.
+            remove(where, failed[0])
+        left = failed
+    point("all of the image removed")
+
+
+def check_not_aside(where: ceph.Pool, name: str, snapshot: int) -> None:
+    """Raise NotSupported for a snapshot that a revert by OpenNebula's own driver has put aside in another image."""
+    rbd_image.settle(where, name)
+    with ceph.opened(where, name, read_only=True) as image:
+        if rbd_image.find(image, str(snapshot)):
+            return
+    aside = re.compile(rf"{re.escape(name)}-(?:[0-9]+:)*{snapshot}(?::[0-9]+)*\Z")
+    for found in filter(aside.match, names(where)):
+        raise NotSupported(
+            f"snapshot {snapshot} of {where.name}/{name} lies in {found}, where OpenNebula's own ceph driver has put it: go back to "
+            "it or delete it with that driver"
+        )
+
+
+def clone(where: ceph.Pool, name: str, target: str, made_for: str, min_size: int) -> None:
+    """Make `target`, a copy-on-write clone of an image's present content, of at least `min_size` bytes."""
+    frozen = rbd_image.freeze(where, name)
+    # Made anew: what is there was made by an action that oned has given up, and may be half.
+    remove(where, target)
+    with published(where, target, made_for) as staged:
+        _clone(where, name, frozen.name, staged)
+        if min_size > frozen.size:
+            rbd_image.grow(where, staged, min_size)
+
+
+def _clone(where: ceph.Pool, name: str, snapshot: str, target: str) -> None:
+    # Asked, not tried: librbd 16 may hang in the open that follows a clone it has refused.
+    if not _clones_any_snapshot(where):
+        with ceph.opened(where, name) as image:
+            rbd_image.create(image, snapshot, protect=True)
+    with ceph.understood(f"clone {where.name}/{target}", where.user):
+        where.rbd.clone(where.ioctx, name, snapshot, where.ioctx, target, data_pool=where.access.data_pool or None)
+    point("clone made")
+
+
+def _clones_any_snapshot(where: ceph.Pool) -> bool:
+    """Tell whether librbd clones snapshots that nobody protects: where no client older than Mimic is allowed."""
+    cluster = ceph.cluster(where.access, where.user)
+    format = cluster.conf_get("rbd_default_clone_format")
+    if format in ("1", "2"):
+        return bool(format == "2")
+    code, said, _ = cluster.mon_command(json.dumps({"prefix": "osd get-require-min-compat-client"}), b"", timeout=ceph.ANSWER_S)
+    # Releases are named by the alphabet.
+    return bool(code == 0 and said.strip()[:1] >= b"m")
+
+
+def capacity(where: ceph.Pool) -> tuple[int, int, int]:
+    """Return bytes used, total and free of a pool (of its data pool, if the store has one), as `ceph df` has them."""
+    wanted = where.access.data_pool or where.name
+    request = json.dumps({"prefix": "df", "detail": "detail", "format": "json"})
+    with ceph.understood(f"capacity of pool {wanted}", where.user):
+        code, said, why = ceph.cluster(where.access, where.user).mon_command(request, b"", timeout=ceph.ANSWER_S)
+    if code:
+        raise CephUnavailable(f"capacity of pool {wanted}: {why or code}")
+    stats = next((pool["stats"] for pool in json.loads(said).get("pools", []) if pool["name"] == wanted), None)
+    if stats is None:
+        raise MissingImage(f"pool {wanted} is not there")
+    free, used = int(stats["max_avail"]), int(stats.get("stored", stats.get("bytes_used", 0)))
+    quota = int(stats.get("quota_bytes", 0))
+    if quota:
+        free = min(free, max(quota - used, 0))
+    return used, used + free, free
+
+
+def check_supported(where: ceph.Pool, name: str) -> int:
+    """Return the size of an image that a guest is to have; raise NotSupported for the first RBD format."""
+    with ceph.opened(where, name, read_only=True) as image:
+        if image.old_format():
+            raise NotSupported(f"{where.name}/{name} has RBD format 1, which has no layering: copy it with `rbd copy`")
+        size: int = image.size()
+        return size
+
+
+def look(where: ceph.Pool, name: str) -> dict[str, object] | None:
+    """Return age, size, maker, watchers and clones of an image, for plan/gc_pools.py; None if it is not there."""
+    try:
+        with ceph.opened(where, name, read_only=True) as image:
+            changed = max(image.create_timestamp(), image.modify_timestamp()).replace(tzinfo=timezone.utc)
+            return {
+                "age": int(time.time() - changed.timestamp()), "size": image.size(),
+                "made": dict(image.metadata_list()).get(MADE, ""),
+                "watchers": [watcher["addr"] for watcher in image.watchers_list()], "clones": _clones(where, name),
+            }  # fmt: skip
+    except MissingImage:
+        return None

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who writes to an image at this moment, wherever that can be seen, before it is given to one more guest.
+
+A file: QEMU holds a shared lock on one byte for each permission that it uses (its block/file-posix.c), asked for here with
+F_OFD_GETLK: that takes nothing, and reaches the other clients of NFSv4 and CephFS. NFSv3 sees this client alone.
+
+An RBD image: whoever has written holds its exclusive lock, until it closes the image. A watcher alone is no writer. A client
+that died keeps its watch for 30 s and its lock for ever; the next writer breaks a lock without a watch, and blocklists whose
+it was. So a lock counts while its holder watches, and one that `rbd lock add` made counts always.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import time
+from typing import Any, Iterator, NamedTuple
+
+from ..errors import AnotherWriter
+from ..tools import progress
+
+LOCK_PERM_BASE = 100
+WRITE, RESIZE = 1, 3
+"""Bits of BLK_PERM_WRITE and BLK_PERM_RESIZE: whoever may write, or change the size, holds the byte 100 + bit."""
+FLOCK = "hhqqi4x"
+LETS_GO = {
+    "nfs4": "90 s (the lease time of its server)",
+    "ceph": "300 s (mds_session_autoclose)",
+    "fuse.ceph-fuse": "300 s (mds_session_autoclose)",
+}
+"""How long a client that died keeps its locks, by the type of the file system."""
+WATCH_S = 40
+"""A client of Ceph that died is out of sight after 30 s."""
+ANSWER_S = 5
+AUTO = "auto "
+"""How the cookie of a lock begins that librbd took by itself."""
+
+
+# -- files ------------------------------------------------------------------------------------------
+
+
+def check_file(path: str) -> None:
+    """Raise AnotherWriter if some QEMU, here or on another client of the file system, may write to the image `path`."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    try:
+        if any(_is_locked(fd, LOCK_PERM_BASE + bit) for bit in (WRITE, RESIZE)):
+            raise AnotherWriter(f"{path} is written to by {_holder(fd)}")
+    finally:
+        os.close(fd)
+
+
+def _is_locked(fd: int, byte: int) -> bool:
+    """Tell whether anybody holds a lock on a byte; where locks cannot be asked for, nobody is seen."""
+    wanted = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+    try:
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, wanted)
+    except OSError as e:
+        if e.errno in (errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            return False
+        raise
+    return bool(struct.unpack(FLOCK, found)[0] != fcntl.F_UNLCK)
+
+
+def _holder(fd: int) -> str:
+    """Say who holds QEMU's write lock on an open file, and what is to be done about it."""
+    node, stat = os.uname().nodename, os.fstat(fd)
+    for pid in _pids_with(stat):
+        name = _argument(pid)
+        guest = f" (domain {name}: `virsh destroy {name}` ends it)" if name else ""
+        return f"process {pid} on {node}{guest}"
+    device = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino}"
+    if any(device in line.split() for line in _lines("/proc/locks")):
+        return f"a process of another user on {node} (as root: `lsof` with this path)"
+    type = _file_system(stat.st_dev)
+    waits = f"; if that host has died, `onevm recover --retry` works {LETS_GO[type]} after it did" if type in LETS_GO else ""
+    return f"another client of the {type or 'same'} file system, seen from {node}: look for the guest there (`virsh list`){waits}"
+
+
+def _pids_with(stat: os.stat_result) -> Iterator[int]:
+    """Yield the processes, of those that we may look into, that hold the write lock on a file."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            opened = os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            continue
+        for number in opened:
+            try:
+                found = os.stat(f"/proc/{pid}/fd/{number}")
+            except OSError:
+                continue
+            if (found.st_dev, found.st_ino) == (stat.st_dev, stat.st_ino) and _locks_in(f"/proc/{pid}/fdinfo/{number}"):
+                yield int(pid)
+                break
+
+
+def _locks_in(fdinfo: str) -> bool:
+    """Tell whether an open file holds a lock on a byte that only a writer has."""
+    for words in (line.split() for line in _lines(fdinfo) if line.startswith("lock:")):
+        first, last = words[-2:]
+        if any(int(first) <= LOCK_PERM_BASE + bit and (last == "EOF" or LOCK_PERM_BASE + bit <= int(last)) for bit in (WRITE, RESIZE)):
+            return True
+    return False
+
+
+def _argument(pid: int) -> str:
+    """Return the name of the domain that a QEMU was started for, '' if it is none."""
+    for word in "".join(_lines(f"/proc/{pid}/cmdline")).split("\0"):
+        for part in word.split(","):
+            if part.startswith("guest="):
+                return part[len("guest=") :]
+    return ""
+
+
+def _file_system(device: int) -> str:
+    """Return the type of the file system that is mounted as `device`, '' if that is not known."""
+    for words in (line.split() for line in _lines("/proc/self/mountinfo")):
+        if words[2] == f"{os.major(device)}:{os.minor(device)}":
+            return words[words.index("-") + 1]
+    return ""
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.readlines()
+    except OSError:
+        return []
+
+
+# -- images on RBD ----------------------------------------------------------------------------------
+
+
+class Locker(NamedTuple):
+    """Who holds a lock of an image."""
+
+    client: str
+    cookie: str
+    address: str
+
+
+def check_image(ioctx: Any, opened: Any, shown: str) -> list[str]:
+    """Return who else has an open image open, and is not seen to write; raise AnotherWriter if somebody has its lock.
+
+    A holder that does not answer may have died: it has the time for which such a client stays in sight.
+    """
+    deadline = time.monotonic() + WATCH_S
+    while True:
+        watchers = _watchers(opened)
+        holders = [Locker(*map(str, found)) for found in (opened.list_lockers() or {}).get("lockers", [])]
+        if not holders:
+            return sorted(f"{client} at {address}" for client, address in watchers)
+        by_hand = [holder for holder in holders if not holder.cookie.startswith(AUTO)]
+        if by_hand:
+            raise AnotherWriter(_locked_by_hand(by_hand[0], shown))
+        seen = [holder for holder in holders if (holder.client, holder.address) in watchers]
+        if not seen:
+            return []  # whoever writes next breaks that lock, and keeps its dead holder out
+        # What does not answer may go out of sight while it is waited for: then all that are left have answered.
+        if (_all_answer(ioctx, opened) or time.monotonic() > deadline) and (seen[0].client, seen[0].address) in _watchers(opened):
+            raise AnotherWriter(_locked(seen[0], shown))
+        time.sleep(1)
+        progress.touch()
+
+
+def _watchers(opened: Any) -> set[tuple[str, str]]:
+    """Return client and address of all who watch an image: read-only, we do not."""
+    return {(f"client.{found['id']}", str(found["addr"])) for found in opened.watchers_list()}
+
+
+def _all_answer(ioctx: Any, opened: Any) -> bool:
+    """Tell whether all who watch an image answer: to what tells them, since the first librbd, to look at its header again."""
+    import rados
+
+    try:
+        ioctx.notify(f"rbd_header.{opened.id()}", "", timeout_ms=ANSWER_S * 1000)
+    except rados.Error:
+        return False
+    return True
+
+
+def _locked(holder: Locker, shown: str) -> str:
+    host = holder.address.rpartition(":")[0]
+    return (
+        f"{shown} is written to by {holder.client} at {holder.address}, which has its exclusive lock: end the guest on {host} "
+        f"(`virsh list` there); if nobody reaches that machine, `ceph osd blocklist add {holder.address}`; a client that dies is out of "
+        f"sight 30 s later, and `onevm recover --retry` works from then on"
+    )
+
+
+def _locked_by_hand(holder: Locker, shown: str) -> str:
+    return (
+        f"{shown} was locked by hand, by {holder.client} at {holder.address}: `rbd lock ls {shown}` shows it, "
+        f"`rbd lock rm {shown} '{holder.cookie}' {holder.client}` ends it; `onevm recover --retry` works from then on"
+    )

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are there wholly or not at all: stage beside, fsync, rename."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import time
+from contextlib import contextmanager
+from typing import Iterator
+
+from ..errors import NoSpace, ToolFailed, UnexpectedLink
+from . import crash_points, progress
+from .crash_points import point
+
+STAGED = ".staged-"
+"""Prefix of unpublished files; whoever holds the directory's lock may remove them."""
+WINDOW = 16 << 20
+"""Bytes that are written out between two signs of progress."""
+WAIT_WRITE_WAIT = 7
+"""sync_file_range: what is being written, what is yet to be, and the end of both."""
+
+
+def staged_name(path: str) -> str:
+    """Return a name beside `path` that no other process on any host uses."""
+    from . import owner
+
+    directory, name = os.path.split(path)
+    return f"{directory}/{STAGED}{name}.{owner.suffix()}"
+
+
+def fsync(path: str) -> None:
+    """Make a file's content, or a directory's entries, survive a power cut."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        fsync_open(fd)
+    finally:
+        os.close(fd)
+
+
+def fsync_open(fd: int) -> None:
+    """Make an open file survive a power cut."""
+    _write_out(fd)
+    os.fsync(fd)
+
+
+def _write_out(fd: int) -> None:
+    """Have the content of a large file written, piece by piece: one fsync of all of it would give no sign of life for hours."""
+    found = os.fstat(fd)
+    if found.st_blocks * 512 <= WINDOW or not stat.S_ISREG(found.st_mode):
+        return
+    try:
+        import ctypes
+
+        sync_file_range = ctypes.CDLL(None, use_errno=True).sync_file_range
+    except (ImportError, AttributeError, OSError):
+        return  # not there: fsync does it at once
+    for offset in range(0, found.st_size, WINDOW):
+        if sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(WINDOW), WAIT_WRITE_WAIT):
+            number = ctypes.get_errno()
+            if number in (errno.ENOSYS, errno.EINVAL, errno.ESPIPE):
+                return
+            # Now, not by fsync: a write that has failed is told of once.
+            raise OSError(number, os.strerror(number))
+        progress.touch()
+
+
+def fsync_tree(directory: str) -> None:
+    """Make all files and directories below `directory`, and itself, survive a power cut; no link is followed."""
+    for entry in os.scandir(directory):
+        if entry.is_dir(follow_symlinks=False):
+            fsync_tree(entry.path)
+        elif entry.is_file(follow_symlinks=False):
+            fsync(entry.path)
+    fsync(directory)
+
+
+@contextmanager
+def enough_space(where: str) -> Iterator[None]:
+    """Turn ENOSPC and EDQUOT into a NoSpace that names the machine and the place."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        if where.startswith("/proc/"):
+            from .beneath import readable
+
+            where = readable(where)
+        raise NoSpace(f"no space left on {os.uname().nodename} in {where}") from None
+
+
+def unlink(path: str) -> bool:
+    """Remove a file if it is there; tell whether it was."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+@contextmanager
+def published(path: str) -> Iterator[str]:
+    """Yield a staged name; when the block ends well its file is fsynced and renamed to `path`, else removed."""
+    staged = staged_name(path)
+    try:
+        with enough_space(os.path.dirname(path)):
+            yield staged
+            point(f"staged {os.path.basename(path)}")
+            if not os.path.islink(staged):
+                fsync(staged)
+            os.rename(staged, path)
+        point(f"published {os.path.basename(path)}")
+        fsync(os.path.dirname(path))
+    except BaseException:
+        unlink(staged)
+        raise
+
+
+def write(path: str, data: bytes, mode: int = 0o644) -> None:
+    """Write a small file, wholly or not at all."""
+    with published(path) as staged, open(staged, "xb") as file:
+        file.write(data)
+        os.fchmod(file.fileno(), mode)
+
+
+def read(path: str, limit: int) -> bytes:
+    """Return up to `limit` bytes of a small file of ours; raise UnexpectedLink, or OSError as open(2)."""
+    with open(_itself(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        return file.read(limit)
+
+
+def _itself(path: str, flags: int) -> int:
+    """Open `path`, which is no symbolic link."""
+    # A path to an open file (beneath.py) is what it says.
+    itself = 0 if os.path.dirname(path) == f"/proc/{os.getpid()}/fd" else os.O_NOFOLLOW
+    try:
+        return os.open(path, flags | itself | os.O_CLOEXEC)
+    except OSError as e:
+        if e.errno == errno.ELOOP:
+            raise UnexpectedLink(f"{path} on {os.uname().nodename} is a symbolic link") from None
+        raise
+
+
+@contextmanager
+def made(path: str, mode: int = 0o660) -> Iterator[str]:
+    """Make the new file `path` and yield a path to the open file, for our children too, that leads to it whatever becomes of
+    its name; when the block ends well it is durable and has its mode."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        yield f"/proc/{os.getpid()}/fd/{fd}"
+        os.fchmod(fd, mode)
+        fsync_open(fd)
+    finally:
+        os.close(fd)
+
+
+def set_mode(path: str, mode: int) -> None:
+    """Give a file of ours its mode; raise UnexpectedLink where it is a symbolic link."""
+    fd = _itself(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
+
+
+def write_json(path: str, data: object) -> None:
+    """Write `data` as JSON, wholly or not at all."""
+    write(path, json.dumps(data, sort_keys=True).encode() + b"\n")
+
+
+def read_json(path: str) -> dict[str, object] | None:
+    """Return the JSON object in a small file; None if it is not there or not such an object."""
+    try:
+        data = json.loads(read(path, 1 << 20))
+    except (OSError, ValueError, UnexpectedLink):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def refresh(*directories: str) -> None:
+    """Let names in `directories`, each inside the one before it, be looked up anew; one that is not there is no error.
+
+    A client of NFS that once saw a name absent goes on saying so for 30 s, also to open(), unless it is mounted with
+    lookupcache=positive; opening the directory asks the server whether it has changed. Elsewhere this costs nothing.
+    """
+    for directory in directories:
+        try:
+            os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        except OSError:
+            return  # what is to be found in it says why
+
+
+def exists(path: str) -> bool:
+    """Tell whether a file, or what a link leads to, is there now: on a store too."""
+    refresh(os.path.dirname(path))
+    try:
+        link = os.readlink(path)
+    except OSError:
+        return os.path.exists(path)
+    refresh(os.path.dirname(os.path.join(os.path.dirname(path), link)))
+    return os.path.exists(path)
+
+
+def symlink(target: str, path: str) -> None:
+    """Make `path` a link to `target`, in place of whatever file or link is there."""
+    try:
+        if os.readlink(path) == target:
+            return
+    except OSError:
+        pass
+    with published(path) as staged:
+        os.symlink(target, staged)
+
+
+def remove_staged(directory: str, name: str = "") -> None:
+    """Remove what killed writers left staged in `directory` (for `name` only, if given)."""
+    try:
+        entries = os.listdir(directory)
+    except FileNotFoundError:
+        return
+    prefix = f"{STAGED}{name}." if name else STAGED
+    for entry in entries:
+        if entry.startswith(prefix):
+            unlink(f"{directory}/{entry}")
+
+
+def changed_ns(found: os.stat_result) -> int:
+    """Return when a file was last written, in ns; when its inode changed if that is not known (ceph-fuse dates what `cp` made to 0)."""
+    return found.st_mtime_ns or found.st_ctime_ns
+
+
+def remove_stale(directory: str) -> None:
+    """Remove what writers of this machine that are no more left staged in a directory that has no lock."""
+    from . import owner
+
+    try:
+        names = [name for name in os.listdir(directory) if name.startswith(STAGED)]
+    except FileNotFoundError:
+        return
+    for name in names:
+        if owner.is_gone(name):
+            unlink(f"{directory}/{name}")
+
+
+def remove_tree(directory: str) -> None:
+    """Remove a directory with all in it, or what is in its place, not across mounts; it need not be there.
+
+    Who still makes files in it (of an action that is being ended) may be faster than one removal: again, until it is gone.
+    """
+    # Not above: the host's monitoring probe needs this module, and no programs.
+    from .run import work
+
+    if crash_points.is_on():
+        _remove_some(directory)
+    for left in range(9, -1, -1):
+        try:
+            work(["rm", "-rf", "--one-file-system", "--", directory])
+            return
+        except ToolFailed as e:
+            if not left or "Directory not empty" not in e.detail:
+                raise
+            time.sleep(0.05)
+
+
+def remove_folder(directory: str, *, ignore_errors: bool = False) -> None:
+    """Remove a directory that others can write to, however deep; no link is followed. Raise OSError or ToolFailed."""
+    import shutil
+
+    try:
+        shutil.rmtree(directory, ignore_errors=ignore_errors)
+    except RecursionError:
+        # Deeper than anybody's disks are; with what is left of it nothing could be removed any more.
+        try:
+            remove_tree(directory)
+        except ToolFailed:
+            if not ignore_errors:
+                raise
+
+
+def _remove_some(directory: str) -> None:
+    """Remove the first three files one by one, so that tests can kill within the removal: after these no other is different."""
+    found = (os.path.join(folder, name) for folder, _, names in os.walk(directory) for name in sorted(names))
+    for path in [path for path, _ in zip(found, range(3))]:
+        os.unlink(path)
+        point(f"{os.path.basename(path)} removed")
+
+
+def allocated(path: str) -> int:
+    """Return the bytes a file occupies on disk, without following links; 0 if it is not there."""
+    try:
+        return os.lstat(path).st_blocks * 512
+    except OSError:
+        return 0

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one way to run a program: argv lists, closed stdin, a constructed environment, a limit, stderr in the error.
+
+Programs die with us (PR_SET_PDEATHSIG through setpriv), so that a killed driver leaves nobody at work (DESIGN §3).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from typing import IO, Callable, Generator, Iterator
+
+from ..errors import NoSpace, SemisharedError, ToolFailed, ToolMissing, ToolTimeout
+from . import progress, standstill
+
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
+DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"]
+KEPT = ("HOME", "USER", "SSH_AUTH_SOCK", "TMPDIR", "http_proxy", "https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY")
+"""The proxies are for downloads: DATASTORE_MAD's --proxy arrives as http_proxy."""
+GROUP_DIES_WITH_US = ["setpriv", "--pdeathsig", "TERM", "--", "sh", "-c",
+                      'trap "kill -KILL -$$" TERM; exec 8<&0; "$@" <&8 8<&- & wait $!', "sh"]  # fmt: skip
+"""The same for a program with children of its own; it needs a session of its own (a shell's job has no stdin by itself)."""
+QUICK_S = 120
+"""Limit of what reads or writes metadata only."""
+SILENT_S = 600
+"""Limit of silence of what produces data: a repository may have to merge a chain of increments first."""
+kept: list[int] = []
+"""Files that what we run keeps open too: a lock is free when the last of us is gone (guest/job_lock.py)."""
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of every program we run: ours, plus system directories, in the C locale."""
+    env = {key: os.environ[key] for key in KEPT if key in os.environ}
+    env["PATH"] = f"{os.environ['PATH']}:{PATH}" if os.environ.get("PATH") else PATH
+    env["LC_ALL"] = "C.UTF-8"
+    return env
+
+
+def run(argv: list[str], *, timeout_s: float = QUICK_S, ok: tuple[int, ...] = (0,), cwd: str | None = None) -> str:
+    """Run `argv` and return its stdout.
+
+    Raise ToolMissing, ToolTimeout (after `timeout_s` seconds), NoSpace, or ToolFailed for an exit code not in `ok`.
+    """
+
+    def wait(process: subprocess.Popen[bytes]) -> int:
+        code = _wait(process, timeout_s)
+        if code is None:
+            raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s: {shlex.join(argv)}")
+        return code
+
+    return _run(argv, wait, ok, cwd)
+
+
+def work(argv: list[str], *, signs: Callable[[], object] | None = None) -> str:
+    """Run what copies, removes or writes out as much as there is: as `run`, but with no limit but that of a standstill.
+
+    With `signs`, what that returns is the sign of progress (standstill.py).
+    """
+    return _run(argv, lambda process: _worked(process, argv, signs), (0,), None)
+
+
+def _worked(process: subprocess.Popen[bytes], argv: list[str], signs: Callable[[], object] | None = None) -> int:
+    """Return the exit code of a program that may take as long as it works; raise ToolTimeout if it stands still."""
+    with standstill.watched(process.pid, signs) as watched:
+        while True:
+            try:
+                return process.wait(min(1.0, standstill.limit_s / 4))
+            except subprocess.TimeoutExpired:
+                idle_s = watched.idle_s()
+                if idle_s < standstill.limit_s or idle_s < standstill.patience_s():
+                    continue
+            except BaseException:
+                process.kill()
+                raise
+            _end(process)
+            where = os.uname().nodename
+            raise ToolTimeout(f"{argv[0]} has done nothing for {idle_s:.0f} s on {where}: is its storage hung? {shlex.join(argv)}")
+
+
+def _run(argv: list[str], wait: Callable[[subprocess.Popen[bytes]], int], ok: tuple[int, ...], cwd: str | None) -> str:
+    env = environment()
+    if shutil.which(argv[0], path=env["PATH"]) is None:
+        raise ToolMissing(f"{argv[0]} is not installed on {os.uname().nodename}")
+    # Not pipes: what a program leaves behind (virsh its ssh) would hold them open, and nothing that is said can block it.
+    with memory() as out, memory() as err:
+        with progress.waiting():
+            process = subprocess.Popen(
+                [*DIES_WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd, pass_fds=kept
+            )  # fmt: skip
+            code = wait(process)
+        stdout = read_back(out)
+        stderr = read_back(err, 1000)
+    if code not in ok:
+        raise _failure(argv, code, stderr)
+    return stdout.decode("utf-8", "replace")
+
+
+def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
+    """Return the exit code, None if the program did not end in its time (one in a hung system call not even when killed)."""
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        _end(process)
+    except BaseException:
+        process.kill()
+        raise
+    return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        pass
+
+
+@contextmanager
+def memory() -> Iterator[int]:
+    """Yield a memory file: what a program says goes there and can never block it."""
+    fd = os.memfd_create("said")
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read_back(fd: int, last: int = 0) -> bytes:
+    """Return what was written to a memory file, or only its `last` bytes."""
+    size = os.fstat(fd).st_size
+    start = max(size - last, 0) if last else 0
+    parts = []
+    while start < size:
+        part = os.pread(fd, size - start, start)
+        if not part:
+            break
+        parts.append(part)
+        start += len(part)
+    return b"".join(parts)
+
+
+def stream(argv: list[str], *, stdin: bytes = b"", silence_s: float = SILENT_S) -> Generator[bytes, None, None]:
+    """Run `argv` and yield its stdout in chunks; raise as `run` does, ToolTimeout after `silence_s` seconds without any."""
+    # OpenNebula's own scripts are run by this: they get what oned gave us, whole.
+    env = {**os.environ, "PATH": environment()["PATH"]}
+    if shutil.which(argv[0], path=env["PATH"]) is None:
+        raise ToolMissing(f"{argv[0]} is not installed on {os.uname().nodename}")
+    with memory() as asked, memory() as err:
+        os.pwrite(asked, stdin, 0)
+        # A group of its own: such scripts have children, which must not outlive them.
+        with subprocess.Popen(
+            [*GROUP_DIES_WITH_US, *argv], stdin=asked, stdout=subprocess.PIPE, stderr=err, env=env, start_new_session=True
+        ) as process:
+            assert process.stdout
+            try:
+                while True:
+                    if not select.select([process.stdout], [], [], silence_s)[0]:
+                        raise ToolTimeout(f"{argv[0]} has said nothing for {silence_s:.0f} s")
+                    chunk = os.read(process.stdout.fileno(), 1 << 20)
+                    if not chunk:
+                        break
+                    yield chunk
+                code = process.wait(60)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        if code:
+            raise _failure(argv[:1], code, read_back(err, 1000))
+
+
+@contextmanager
+def piped(argv: list[str], *, feed: bool) -> Iterator[IO[bytes]]:
+    """Run `argv` and yield its stdin (if `feed`, else its stdout); when the block ends, wait for its end.
+
+    Raise as `run`. A program that stops reading early is judged by its exit code.
+    """
+    env = environment()
+    with memory() as err:
+        process = subprocess.Popen(
+            [*DIES_WITH_US, *argv], stdin=subprocess.PIPE if feed else subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if feed else subprocess.PIPE, stderr=err, env=env, pass_fds=kept,
+        )  # fmt: skip
+        stream = process.stdin if feed else process.stdout
+        assert stream
+        try:
+            # It may look through a disk of terabytes before it says a word.
+            with standstill.watched(process.pid):
+                yield stream
+            stream.close()
+        except BrokenPipeError:
+            pass
+        except BaseException:
+            _end(process)
+            raise
+        finally:
+            try:
+                stream.close()
+            except OSError:
+                pass
+        with progress.waiting():
+            code = _worked(process, argv)
+        if code:
+            raise _failure(argv, code, read_back(err, 1000))
+
+
+def filtered(argv: list[str], data: bytes | memoryview, *, timeout_s: float = QUICK_S) -> bytes:
+    """Return what `argv` makes of `data`; raise as `run` does."""
+    env = environment()
+    if shutil.which(argv[0], path=env["PATH"]) is None:
+        raise ToolMissing(f"{argv[0]} is not installed on {os.uname().nodename}")
+    with memory() as given, memory() as out, memory() as err:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(given, view) :]
+        os.lseek(given, 0, os.SEEK_SET)
+        process = subprocess.Popen([*DIES_WITH_US, *argv], stdin=given, stdout=out, stderr=err, env=env, pass_fds=kept)
+        code = _wait(process, timeout_s)
+        if code is None:
+            raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s")
+        if code:
+            raise _failure(argv, code, read_back(err, 1000))
+        return read_back(out)
+
+
+class Program:
+    """A program under way; what it says on stderr can be read at any time."""
+
+    def __init__(self, process: subprocess.Popen[bytes], fd: int, err: int) -> None:
+        self._process, self.fd, self._err = process, fd, err
+        self.last = ""
+        """The end of what it has said, when its block has ended."""
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, None while it runs."""
+        return self._process.poll()
+
+    def said(self, last: int = 2000) -> str:
+        """Return the end of what it has said on stderr."""
+        return read_back(self._err, last).decode("utf-8", "replace")
+
+    def write(self, data: bytes | memoryview, stalled: Callable[[float], None]) -> None:
+        """Write to its stdin; `stalled` is called, with the seconds so far, while it takes nothing. Raise ToolFailed."""
+        view, since = memoryview(data), time.monotonic()
+        while view:
+            if not select.select([], [self.fd], [], 0.5)[1]:
+                stalled(time.monotonic() - since)
+                continue
+            try:
+                view = view[os.write(self.fd, view) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                self.wait(5)
+                raise _failure(["program"], self.code or 0, read_back(self._err, 1000)) from None
+            since = time.monotonic()
+
+    def end_of_input(self) -> None:
+        """Close its stdin."""
+        assert self._process.stdin
+        self._process.stdin.close()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Return its exit code, None if it has not ended in that time."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def interrupt(self, within_s: float) -> None:
+        """Ask it to end (SIGINT), for so long, and then end it."""
+        self._process.send_signal(signal.SIGINT)
+        if self.wait(within_s) is None:
+            self._process.kill()
+
+
+@contextmanager
+def started(argv: list[str], *, feed: bool) -> Iterator[Program]:
+    """Run `argv` and yield it, with its stdin (if `feed`, else its stdout) as `fd`; it does not outlive the block."""
+    env = environment()
+    if shutil.which(argv[0], path=env["PATH"]) is None:
+        raise ToolMissing(f"{argv[0]} is not installed on {os.uname().nodename}")
+    with memory() as err:
+        process = subprocess.Popen(
+            [*DIES_WITH_US, *argv], stdin=subprocess.PIPE if feed else subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if feed else subprocess.PIPE, stderr=err, env=env, pass_fds=kept,
+        )  # fmt: skip
+        pipe = process.stdin if feed else process.stdout
+        assert pipe
+        os.set_blocking(pipe.fileno(), not feed)
+        program = Program(process, pipe.fileno(), err)
+        try:
+            yield program
+        finally:
+            process.kill()
+            process.wait()
+            program.last = program.said()
+            try:
+                pipe.close()
+            except OSError:
+                pass
+
+
+@contextmanager
+def beside(argv: list[str]) -> Iterator[None]:
+    """Have `argv` run beside us: it may outlive us; its stdin ends with the block, or with us."""
+    # Not in our group, which is killed with us.
+    process = subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(), cwd="/",
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdin
+    try:
+        yield
+    finally:
+        process.stdin.close()
+        process.poll()
+
+
+def _failure(argv: list[str], code: int, stderr: bytes) -> SemisharedError:
+    from .beneath import readable
+
+    argv = [readable(word) for word in argv]
+    said = readable(" ".join(stderr.decode("utf-8", "replace").split())) or "said nothing"
+    if "No space left on device" in said or "Disk quota exceeded" in said:
+        return NoSpace(f"{argv[0]} on {os.uname().nodename}: {said}")
+    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    return ToolFailed(f"{shlex.join(argv)}: {how}: {said}")

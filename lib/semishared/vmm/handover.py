@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hypervisor actions for a VM that has a record of ours: change what must differ, then become the stock script.
+
+The stock script is exec'ed, not called: its output and its exit code are what OpenNebula gets.
+
+Why the other actions that see a disk are plain forwarders:
+detach_disk, resize_disk  address the disk by its target (vda), never by its path.
+save                      a checkpoint holds the XML that deploy and attach_disk made, so paths and formats are right.
+                          What snapshots change while the VM is suspended, and what an attached disk lies over (libvirt
+                          does not keep what it has found by itself), our restore puts right; the stock one replaces
+                          `<datastores>/<n>/<vm>/` only, which paths on a shared store never contain.
+snapshot_delete, _revert  libvirt keeps system snapshots inside the disks, whatever those are called.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+from typing import Mapping, NoReturn, Optional
+
+from ..errors import BadArguments, BadRecord, MissingImage, SemisharedError, ToolMissing, UnexpectedLink, UnsafeImage
+from ..opennebula.args import absolute
+from ..opennebula.report import Report, caught
+from ..opennebula.xml import View, decode, parse
+from ..plan.attach_xml import AttachMessage
+from ..plan.domain_xml import DiskRecord, Domain, Records, check_system_snapshot, disk_number, disks_of_ours
+
+RECORDS = ".semishared"
+
+
+def run(here: str, argv: list[str]) -> int:
+    """Do action `argv[0]` with the arguments that follow; `here` is the directory of the vmm scripts.
+
+    What we become must not inherit a umask of ours: so not entry.run.
+    """
+    known = (deploy, attach_disk, migrate, restore, snapshot_create)
+    actions = {function.__name__: function for function in known}
+    return caught(argv[0], lambda report: actions[argv[0]](here, argv[1:], report))
+
+
+def deploy(here: str, argv: list[str], report: Report) -> NoReturn:
+    """Boot the VM whose domain XML is on stdin, with its disks where and what their records say."""
+    vm_dir = os.path.dirname(argv[0])
+    ours = _disks_of_ours(vm_dir, report)
+    domain = Domain(sys.stdin.buffer.read(), vm_dir, ours)
+    if domain.has_unknown:
+        raise BadRecord(f"which disks of {vm_dir} are on Ceph cannot be told without vm.xml")
+    records = read_records(vm_dir, domain.disk_numbers)
+    unrecorded = set(ours or ()) & set(domain.disk_numbers) - set(records)
+    if unrecorded:
+        # oned's format may be wrong for it, and a qcow2 overlay taken for raw is destroyed by its guest.
+        raise BadRecord(f"disk {min(unrecorded)} of {vm_dir} has no record")
+    _put_right(vm_dir)
+    for record in records.values():
+        check_disk(vm_dir, record)
+    stdin_is(domain.with_records(records, read_chains(domain.sources(records), records)))
+    become(here, "deploy", argv)
+
+
+def _put_right(vm_dir: str) -> None:
+    """End what actions on the guest's last run, killed with it, have left in its disks."""
+    try:
+        notes = [name for name in os.listdir(f"{vm_dir}/{RECORDS}") if name == "frozen.json" or name.startswith("job.")]
+    except OSError:
+        return
+    if notes:
+        from ..guest import block_jobs
+
+        block_jobs.recover(vm_dir, "")
+
+
+def attach_disk(here: str, argv: list[str], _report: Report) -> NoReturn:
+    """Attach `argv[1]` to a running VM under the name and format that deploy would give it."""
+    if len(argv) < 5:
+        raise BadArguments(f"{len(argv)} arguments where at least 5 belong")
+    vm_dir = os.path.dirname(argv[1])
+    number = disk_number(argv[1], vm_dir)
+    message = AttachMessage(decode(argv[4].encode()))
+    if number is None or number != message.number:
+        raise BadArguments(f"{argv[1]} is not disk {message.number} of the driver message")
+    record = read_records(vm_dir, [number]).get(number)
+    if record is None:
+        if message.is_ours:
+            raise BadRecord(f"disk {number} of {vm_dir} has no record")
+        become(here, "attach_disk", argv)
+    check_disk(vm_dir, record)
+    # What it lies over libvirt finds by itself, and tells AppArmor; the stock script has no words for it.
+    read_chains({number: record.source(argv[1])}, {number: record})
+    changed = list(argv)
+    changed[1] = record.source(argv[1])
+    changed[4] = base64.b64encode(message.with_record(record)).decode()
+    become(here, "attach_disk", changed)
+
+
+def migrate(here: str, argv: list[str], report: Report) -> int:
+    """Move the running VM to another host."""
+    from .live_migration import migrate as live_migrate
+
+    return live_migrate(here, argv, sys.stdin.buffer.read(), report)
+
+
+def restore(here: str, argv: list[str], _report: Report) -> NoReturn:
+    """Resume the VM from the checkpoint `argv[0]`, with its disks at the layers that are active now, over what those lie."""
+    if not argv:
+        raise BadArguments("no checkpoint")
+    vm_dir = os.path.dirname(argv[0])
+    records = all_records(vm_dir)
+    changeable = any(record.format == "qcow2" or record.layer for record in records.values())
+    if changeable and os.path.isfile(argv[0]):
+        _bring_up_to_date(here, argv[0], vm_dir, records)
+    become(here, "restore", argv)
+
+
+def _bring_up_to_date(here: str, checkpoint: str, vm_dir: str, records: Records) -> None:
+    from ..guest import domain as domains
+    from ..plan.checkpoint import with_active_layers
+
+    named = {number: record.source(f"{vm_dir}/disk.{number}") for number, record in records.items() if not record.network}
+    chains = read_chains(named, records)
+    uri = domains.Site.read(f"{here}/../../etc/vmm/kvm/kvmrc").uri
+    xml = domains.virsh(uri, "save-image-dumpxml", "--security-info", checkpoint, timeout_s=60).encode()
+    changed = with_active_layers(xml, records, chains)
+    if changed == xml:
+        return
+    name = f"{checkpoint}.layers"
+    try:
+        with open(name, "wb") as file:
+            file.write(changed)
+        domains.virsh(uri, "save-image-define", checkpoint, name, timeout_s=60)
+    finally:
+        os.unlink(name)
+
+
+def snapshot_create(here: str, argv: list[str], _report: Report) -> NoReturn:
+    """Do `snapshot_create DEPLOY_ID SNAPSHOT VM_ID HOST` of the whole VM, unless a disk cannot take part."""
+    stdin = sys.stdin.buffer.read()
+    directory = View(parse(stdin, "VMM_DRIVER_ACTION_DATA")).text("DATASTORE/BASE_PATH")
+    check_system_snapshot(all_records(absolute(f"{directory}/{argv[-2]}", "VM directory")))
+    stdin_is(stdin)
+    become(here, "snapshot_create", argv)
+
+
+def read_records(vm_dir: str, numbers: list[int]) -> dict[int, DiskRecord]:
+    """Return the records there are of the disks `numbers`; raise BadRecord for one that cannot be believed."""
+    records: dict[int, DiskRecord] = {}
+    for number in numbers:
+        path = f"{vm_dir}/{RECORDS}/disk.{number}.json"
+        try:
+            with open(path, "rb") as file:
+                records[number] = DiskRecord.parse(number, file.read(65536))
+        except FileNotFoundError:
+            pass
+        except OSError as e:
+            raise BadRecord(f"the record of disk {number}: {e.strerror}: {path}") from None
+    return records
+
+
+def all_records(vm_dir: str) -> Records:
+    """Return the records of all disks of the VM."""
+    numbers = []
+    for name in os.listdir(f"{vm_dir}/{RECORDS}"):
+        base, dot, ending = name.rpartition(".")
+        number = disk_number(f"{vm_dir}/{base}", vm_dir) if ending == "json" and dot else None
+        if number is not None:
+            numbers.append(number)
+    return read_records(vm_dir, sorted(numbers))
+
+
+def read_chains(sources: Mapping[int, str], records: Records) -> dict[int, list[tuple[str, str]]]:
+    """Return what each of the qcow2 files `sources` lies over, as its headers say it now; raise if that is not plain."""
+    found = {}
+    for number, path in sources.items():
+        if records[number].format != "qcow2":
+            continue
+        from ..disk import layers
+
+        try:
+            in_place = records[number].how == "in-place"
+            found[number] = layers.below(os.path.realpath(path) if in_place else path, "qcow2")
+            if in_place and found[number]:
+                raise UnsafeImage(f"image {path} has a backing file")
+            if records[number].how == "store-clone":
+                _check_chain(path, found[number])
+        except SemisharedError as e:
+            raise type(e)(f"disk {number}: {e.detail}") from None
+    return found
+
+
+def _check_chain(path: str, chain: list[tuple[str, str]]) -> None:
+    """Raise UnsafeImage if the layer `path` of a clone on the store lies over anything but layers beside it and, last, its image.
+
+    Every host can write those headers, and what is in the chain QEMU is let open.
+    """
+    folder, image = os.path.dirname(path), f"{path.partition('/clones/')[0]}/image"
+    above = path
+    for below, _ in chain:
+        name = below[len(folder) + 1 :] if below.startswith(f"{folder}/") else ""
+        is_layer = name.isdigit() and name.isascii()
+        above, earlier = below, above
+        if earlier == image or not (is_layer or below == image):
+            raise UnsafeImage(f"the clone {path} lies over {below}, which is neither a layer of it nor its image")
+
+
+def check_disk(vm_dir: str, record: DiskRecord) -> None:
+    """Raise unless the disk is what its record says and there: nothing has been started yet."""
+    if record.network:
+        return  # no file of it is on this host; who opens it will see
+    path = f"{vm_dir}/disk.{record.disk}"
+    link = os.path.normpath(os.path.join(vm_dir, os.readlink(path))) if os.path.islink(path) else ""
+    link, inside = "/" + link.lstrip("/") if link else "", os.path.normpath("/" + vm_dir.strip("/"))
+    if record.is_local and link and not link.startswith(f"{inside}/"):
+        raise BadRecord(f"disk {record.disk} is recorded as {record.how} but is a link to {link}")
+    # An action that was killed may have left the link at an older layer; which one is active, the record alone says.
+    leads = record.path.startswith(f"{link}.snap/") if record.how == "store-clone" else link == record.path
+    if not record.is_local and not leads:
+        raise BadRecord(f"disk {record.disk} is recorded as {record.path} but {link or 'no link'} is there")
+    if not record.is_local:
+        _check_on_store(record)
+    for name in (path, f"{path}{record.layer}" if record.is_local else record.path):
+        if not os.path.exists(name):
+            shown = name if record.is_local else record.path
+            raise MissingImage(f"disk {record.disk}: {shown} is not there on {os.uname().nodename}")
+
+
+def _check_on_store(record: DiskRecord) -> None:
+    """Raise UnexpectedLink if a link on the store is none of the layout's: libvirt, which follows all, is to open it next.
+
+    Whoever can write the store can do that a moment later still: what QEMU may open is for its confinement to say.
+    """
+    side = record.path.partition("/clones/")[0] if record.how == "store-clone" else os.path.dirname(record.path)
+    name, own = os.path.basename(side), os.path.dirname(side)
+    suspects = [own, side, f"{os.path.dirname(own)}/{name}"]
+    if record.how == "store-clone":
+        suspects += [f"{side}/clones", os.path.dirname(record.path), record.path]
+    link = f"{side}/image"
+    if os.path.islink(link) and os.readlink(link) != f"../../{name}":
+        suspects.append(link)
+    for path in suspects:
+        if os.path.islink(path):
+            raise UnexpectedLink(f"{path} on {os.uname().nodename} is a symbolic link to {os.readlink(path)}")
+
+
+def become(here: str, action: str, argv: list[str]) -> NoReturn:
+    """Replace this process by the stock script of `action`."""
+    stock = f"{here}/../kvm/{action}"
+    try:
+        os.execv(stock, [stock, *argv])
+    except OSError as e:
+        raise ToolMissing(f"OpenNebula's own script {os.path.normpath(stock)}: {e.strerror}") from None
+
+
+def _disks_of_ours(vm_dir: str, report: Report) -> Optional[Mapping[int, str]]:
+    """Return what vm.xml, written just before deploy, says; without a readable one (None) the records alone count."""
+    try:
+        with open(f"{vm_dir}/vm.xml", "rb") as file:
+            return disks_of_ours(file.read())
+    except FileNotFoundError:
+        return None
+    except (OSError, BadArguments) as e:
+        report.warn(f"vm.xml is of no use: {e}")
+        return None
+
+
+def stdin_is(data: bytes) -> None:
+    """Make `data` the standard input of this process and of what it becomes."""
+    fd = os.memfd_create("domain")
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.dup2(fd, 0)
+    os.close(fd)

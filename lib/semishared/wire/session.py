@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host, as the front-end sees it: one ssh per host and action, plans go in, events come back.
+
+The front-end itself is a host too, without the ssh. A host that says nothing for `silence_timeout_s` (its side
+breathes every 5 s) is given up: no action waits for ever (CONTRACT §1.4: nobody else sets a limit). That limit is ours,
+not ssh's: through a shared connection (ControlMaster) the keep-alive is whatever its master was started with.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import time
+from collections import deque
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Callable, Iterable, Iterator
+
+from .. import VERSION
+from ..config import Config
+from ..errors import HostFailed, HostOutdated, HostUnreachable, SemisharedError, WouldChange, from_id
+from ..model.steps import LOOKS, Step, to_data
+from ..tools.run import environment
+from .messages import Message, Reader, Silence, Writer
+
+PYTHON = "/usr/bin/python3"
+HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "hostside.py")
+
+
+_looks_only = False
+
+
+@contextmanager
+def looking_only() -> Iterator[None]:
+    """Let no session of this process send a step, within the block, that changes anything: begin() raises WouldChange."""
+    global _looks_only
+    was, _looks_only = _looks_only, True
+    try:
+        yield
+    finally:
+        _looks_only = was
+
+
+def is_here(host: str) -> bool:
+    """Tell whether `host` is this machine (without asking the DNS)."""
+    node = os.uname().nodename
+    if host in (node, "localhost"):
+        return True
+    return ("." not in host or "." not in node) and host.split(".")[0] == node.split(".")[0]
+
+
+class Session:
+    """A conversation with the host side; `with Session(...) as session: session.run([...])`."""
+
+    def __init__(self, host: str, action: str, config: Config, *, bulk: bool = False) -> None:
+        self.host = host
+        self.moved: dict[str, int] = {}
+        self.seq = -1
+        """SEQ of the last history record of the VM that the plans are about, -1 if it is not known."""
+        self._action = action
+        self._config = config
+        if is_here(host):
+            argv = [PYTHON, "-I", HERE]
+        else:
+            argv = [
+                "ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={config.hosts_connect_timeout_s}",
+                "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
+            ]  # fmt: skip
+            if bulk:
+                # Bulk data through a shared connection would hold up every other action to that host.
+                argv += ["-o", "ControlMaster=no", "-o", "ControlPath=none"]
+            argv += ["--", host, f"exec {PYTHON} -I {config.hosts_scripts_dir}/lib/semishared/hostside.py"]
+        # Not a pipe: a connection master that stays behind would hold it open.
+        self._stderr = os.memfd_create("stderr")
+        env = environment()
+        for name in ("SEMISHARED_KILL_AT", "SEMISHARED_STOP_AT", "SEMISHARED_TRACE"):
+            if name in os.environ:
+                env[name] = os.environ[name]
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, env=env, start_new_session=True
+        )
+        assert self._process.stdin and self._process.stdout
+        self._writer = Writer(self._process.stdin.fileno(), self._wait_to_write)
+        self._reader = Reader(self._process.stdout.fileno())
+        self._heard: deque[Message] = deque()
+        self._heard_at = time.monotonic()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close(is_over=error is None)
+
+    def close(self, *, is_over: bool = True) -> None:
+        """End the conversation; the host is not waited for unless all `is_over`."""
+        assert self._process.stdin and self._process.stdout
+        try:
+            self._process.stdin.close()
+        except OSError:
+            pass
+        if is_over:
+            try:
+                self._process.wait(5)
+            except subprocess.TimeoutExpired:
+                pass
+        self._process.kill()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            pass  # this machine's own host side, in a system call that its hung storage does not end
+        self._process.stdout.close()
+        os.close(self._stderr)
+
+    def run(
+        self, steps: Iterable[Step], data: Iterable[bytes] = (), sha256: str = "",
+        answer: Callable[[dict[str, object]], object] | None = None,
+    ) -> list[object]:  # fmt: skip
+        """Carry out `steps` and return what each found out; `data` goes to the step that receives.
+
+        With `answer`, the host may ask ({"event": "ask", ...}), and gets what `answer` returns to that.
+        """
+        self.begin(steps, answers=answer is not None)
+        for chunk in data:
+            self.send_data(chunk)
+        if sha256:
+            self.send(end=True, sha256=sha256)
+        return self.finish(answer)
+
+    def begin(self, steps: Iterable[Step], answers: bool = False, last: bool = False) -> None:
+        """Send a plan; `answers` if the host may ask while it is carried out, `last` if no other plan follows.
+
+        A host that was cut off while it carries out its last plan ends all the same, and not only when ssh does.
+        """
+        steps = list(steps)
+        changing = [name for name in (type(step).__name__ for step in steps) if name not in LOOKS]
+        if _looks_only and changing:
+            raise WouldChange(f"{changing[0]} on {self.host} was not sent: this is to change nothing")
+        plan = {
+            "version": VERSION, "action": self._action, "seq": self.seq, "steps": [to_data(step) for step in steps],
+            "answers": answers, "last": last, "standstill_s": self._config.hosts_standstill_timeout_s,
+        }  # fmt: skip
+        # A host without a plan says nothing.
+        self._heard_at = time.monotonic()
+        self.send(plan=plan)
+
+    def send(self, **message: object) -> None:
+        """Send a message to the running plan; if the host is gone `read` will say why."""
+        try:
+            self._writer.send(**message)
+        except BrokenPipeError:
+            pass
+
+    def send_data(self, chunk: bytes) -> None:
+        """Send a chunk of data to the running plan; raise what the host says if it is gone."""
+        try:
+            self._writer.send_data(chunk)
+        except BrokenPipeError:
+            self.finish()
+            raise HostFailed(f"{self.host} stopped listening") from None
+
+    def read(self, within_s: float | None = None) -> Message:
+        """Return the next chunk or message that is no sign of life; raise the error that the host reports.
+
+        With `within_s`, return None when there was none in that time.
+        """
+        deadline = None if within_s is None else time.monotonic() + within_s
+        while True:
+            message = self._heard.popleft() if self._heard else self._next(deadline)
+            if message is None or isinstance(message, bytes) or message.get("event") != "alive":
+                return message
+
+    def _next(self, deadline: float | None = None) -> Message:
+        silence = self._heard_at + self._config.hosts_silence_timeout_s
+        until = silence if deadline is None else min(deadline, silence)
+        try:
+            message = self._reader.read(max(until - time.monotonic(), 0.001))
+        except Silence:
+            if until < silence:
+                return None
+            raise self._silent() from None
+        self._heard_at = time.monotonic()
+        if message is None:
+            raise self._lost()
+        if isinstance(message, dict) and message.get("event") == "error":
+            raise from_id(str(message.get("id")), str(message.get("detail")))
+        return message
+
+    def _silent(self) -> HostUnreachable:
+        return HostUnreachable(f"{self.host} has said nothing for {self._config.hosts_silence_timeout_s} s during {self._action}")
+
+    def _wait_to_write(self) -> None:
+        """Wait until the host takes more; what it says meanwhile is kept. Slow is not dead: it breathes."""
+        assert self._process.stdin and self._process.stdout
+        deadline = time.monotonic() + self._config.hosts_silence_timeout_s
+        while True:
+            left = deadline - time.monotonic()
+            readable, writable, _ = select.select([self._process.stdout], [self._process.stdin], [], max(left, 0))
+            if writable:
+                return
+            if not readable:
+                raise self._silent()
+            self._heard.append(self._next())
+            deadline = time.monotonic() + self._config.hosts_silence_timeout_s
+
+    def finish(self, answer: Callable[[dict[str, object]], object] | None = None) -> list[object]:
+        """Wait for the end of the plan and return what each step found out; what the host asks is answered."""
+        while True:
+            message = self.read()
+            if answer and isinstance(message, dict) and message.get("event") == "ask":
+                self.send(answer=answer(message))
+            if isinstance(message, dict) and message.get("event") == "done":
+                moved, results = message.get("moved"), message.get("results")
+                if isinstance(moved, dict):
+                    for name, size in moved.items():
+                        self.moved[name] = self.moved.get(name, 0) + size
+                return results if isinstance(results, list) else []
+
+    def _lost(self) -> SemisharedError:
+        """Return why the host side ended without an answer."""
+        try:
+            code = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            code = 0
+        said = " ".join(os.pread(self._stderr, 2000, 0).decode("utf-8", "replace").split())
+        if code == 255:
+            return HostUnreachable(f"{self.host}: {said or 'ssh gave no reason'}")
+        if "can't open file" in said or code in (126, 127):
+            return HostOutdated(f"semishared is not installed on {self.host}")
+        return HostFailed(f"{self.host} ended with code {code} during {self._action}: {said or 'it said nothing'}")
