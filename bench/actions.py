@@ -14,7 +14,7 @@ from lab.cloud import DATASTORES, STORE, SYSTEM, Cloud
 
 PYTHON = ["/usr/bin/python3", "-I", "-c", "pass"]
 LIMIT = 50 / 9.7
-"""The budget of 50 ms was set where the bare interpreter costs 9.7 ms (STYLE); CPUs and their neighbours differ."""
+"""The budget of 50 ms was set where the bare interpreter costs 9.7 ms; CPUs and their neighbours differ."""
 EXPECTED_MS: Dict[str, float] = {
     "datastore/stat": 45, "datastore/cp": 40, "datastore/mkfs": 40, "datastore/clone": 40, "datastore/rm": 45,
     "datastore/monitor": 45, "tm/monitor": 35,
@@ -98,7 +98,7 @@ def actions(quick: bool) -> List[Figure]:
             Figure(
                 f"actions/{name}/first", f"{name}: CPU until its first command", "ms", first, "`python3 -I -c pass`", python,
                 paired=False, expected=expected / 10, because="imports", budget=("ratio", "<=", LIMIT),
-                budget_from="DESIGN: CPU until an action's first real command",
+                budget_from="CPU until an action's first real command",
             ),
             Figure(
                 f"actions/{name}/cpu", f"{name}: CPU on the front-end", "ms", [s.cpu * 1000 for s in plain],

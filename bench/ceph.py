@@ -121,12 +121,12 @@ def _figures(sizes: List[str], s: Dict[Tuple[str, str], List[float]]) -> List[Fi
             Figure(
                 f"ceph/warm-data/{size}", f"data read from RBD by a further disk, {size}", "bytes", s[size, "warm data"],
                 expected=0.0, because="the base is on the host", budget=("value", "<=", 0.0),
-                budget_from="DESIGN: bytes per warm VM",
+                budget_from="bytes per warm VM",
             ),
             Figure(
                 f"ceph/warm-read/{size}", f"given by the OSD to a further disk, headers included, {size}", "MiB",
                 s[size, "warm read"], expected=0.02, because="the image's header and object map say whether it has changed",
-                budget=("value", "<=", HEADERS_LIMIT), budget_from="DESIGN: bytes per warm VM",
+                budget=("value", "<=", HEADERS_LIMIT), budget_from="bytes per warm VM",
             ),
             Figure(f"ceph/export-read/{size}", f"read from RBD by an export, {size}", "MiB", s[size, "export read"]),
         ]  # fmt: skip
@@ -134,7 +134,7 @@ def _figures(sizes: List[str], s: Dict[Tuple[str, str], List[float]]) -> List[Fi
         Figure(
             "ceph/size-independence", f"further disk from an RBD image of {large}", "s", s[large, "warm"],
             f"of {small}", s[small, "warm"], expected=1.0, because="nothing of it is read",
-            budget=("ratio", "<=", 1.2), budget_from="DESIGN: independent of image size",
+            budget=("ratio", "<=", 1.2), budget_from="independent of image size",
         )  # fmt: skip
     )
     return found

@@ -178,7 +178,7 @@ def _figures(sizes: List[str], s: Samples) -> List[Figure]:
                 f"clone/warm/{size}", f"further clone of a {size} image", "s", s[size, "warm"],
                 "`ssh host qemu-img create` of the same overlay", s[size, "bare"], expected=1.8,
                 because="an interpreter on both sides, three questions to oned, fsync; ssh's own time is in both",
-                budget=("ratio", "<=", WARM_LIMIT), budget_from="DESIGN: warm clone",
+                budget=("ratio", "<=", WARM_LIMIT), budget_from="warm clone",
             ),
             Figure(
                 f"clone/warm-against-copy/{size}", f"further clone of a {size} image", "s", s[size, "warm"],
@@ -195,7 +195,7 @@ def _figures(sizes: List[str], s: Samples) -> List[Figure]:
                    "full copy (sparse tar through ssh)", s[size, "tar"]),
             Figure(f"clone/warm-store-bytes/{size}", f"read from the store by a further clone, {size} image", "bytes",
                    s[size, "store read"], expected=0.0, because="the base is on the host",
-                   budget=("value", "<=", 0.0), budget_from="DESIGN: bytes per warm VM"),
+                   budget=("value", "<=", 0.0), budget_from="bytes per warm VM"),
             Figure(f"clone/first-store-bytes/{size}", f"read from the store by a first clone, {size} image", "bytes",
                    s[size, "first store read"]),
             Figure(f"clone/warm-network/{size}", f"over the front-end's network per further clone, {size} image", "KiB",
@@ -206,19 +206,19 @@ def _figures(sizes: List[str], s: Samples) -> List[Figure]:
         Figure(
             "clone/size-independence", f"further clone of a {last} image", "s", s[last, "warm"],
             f"of a {first} image", s[first, "warm"], expected=1.0, because="nothing of it is read",
-            budget=("ratio", "<=", 1.2), budget_from="DESIGN: independent of image size",
+            budget=("ratio", "<=", 1.2), budget_from="independent of image size",
         ),
         Figure(
             "clone/warm-vm-store-bytes", "read from the store by a VM on a warm base, block statistics", "bytes",
             s["warm VM", "store by statistics"], expected=0.0, because="no disk of it lies there",
-            budget=("value", "<=", 0.0), budget_from="DESIGN: bytes per warm VM",
+            budget=("value", "<=", 0.0), budget_from="bytes per warm VM",
         ),
         Figure("clone/warm-vm-local-bytes", "read from the host's disk by the same VM (the control)", "bytes",
                s["warm VM", "local by statistics"]),
         Figure(
             "clone/warm-vm-image-reads", "opens and reads of the image on the store while that VM came and went (inotify)",
             "events", s["warm VM", "reads seen"], expected=0.0, because="no disk of it lies there",
-            budget=("value", "<=", 0.0), budget_from="DESIGN: bytes per warm VM",
+            budget=("value", "<=", 0.0), budget_from="bytes per warm VM",
         ),
     ]  # fmt: skip
     return found

@@ -232,7 +232,7 @@ def large(quick: bool) -> List[Figure]:
 
 
 def io(quick: bool) -> List[Figure]:
-    """Compare the chosen overlay options with raw, in many pairs: the budget of DESIGN §7."""
+    """Compare the chosen overlay options with raw, in many pairs: the budget of overlay I/O."""
     pairs = 2 if quick else 40
     samples: Samples = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="semishared-bench-", dir="/var/tmp") as name:
@@ -267,7 +267,7 @@ def io(quick: bool) -> List[Figure]:
         Figure(
             f"overlay-io/{workload}", f"{workload} of an overlay ({CHOSEN})", "IOPS", samples["overlay", workload],
             "raw file, fully written", samples["raw", workload], expected=expected, because=CPU,
-            budget=("ratio", ">=", limit) if limit else None, budget_from="DESIGN: overlay I/O" if limit else "",
+            budget=("ratio", ">=", limit) if limit else None, budget_from="overlay I/O" if limit else "",
         )
         for workload, (expected, limit) in budgets.items()
     ]  # fmt: skip

@@ -269,14 +269,14 @@ def _figures(
                         f"stage/{method}/{count}", f"{method} of {mib} MiB to {count} hosts, {MBIT} Mbit/s", "s", samples[method, count],
                         f"to 1 host by {method}", samples[method, 1], expected=EXPECTED[method] if count == 16 else None,
                         because=WHY[method], budget=("ratio", "<=", 1.15) if is_last else None,
-                        budget_from="DESIGN: stage to N hosts" if is_last else "",
+                        budget_from="stage to N hosts" if is_last else "",
                     )
                 )  # fmt: skip
     found.append(
         Figure(
             "stage/one-host", f"{mib} MiB to one host by our unicast (what auto takes)", "s", samples["unicast", 1],
             "scp", samples["scp", 1], expected=1.1, because="an interpreter and three ssh more; hashing keeps up with the link",
-            budget=("ratio", "<=", 1.1), budget_from="DESIGN: time(1) against a plain ssh copy",
+            budget=("ratio", "<=", 1.1), budget_from="time(1) against a plain ssh copy",
         )
     )  # fmt: skip
     for name, expected in (("loss 0.1 %", 1.02), ("loss 1.0 %", 1.1)):
@@ -292,7 +292,7 @@ def _figures(
                 f"stage/multicast/{name}", f"multicast of {large} MiB to {most} hosts, {text}", "s", extra[name],
                 "to 1 host by multicast", extra["large to one"], expected=1.05 if name == "large to all" else 1.1,
                 because="who is slow leaves, and who is dead is dropped, each after about 2 s", budget=("ratio", "<=", 1.15),
-                budget_from="DESIGN: stage to N hosts",
+                budget_from="stage to N hosts",
             )
         )  # fmt: skip
     for transport in ("multicast", "chain", "unicast"):

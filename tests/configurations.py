@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configurations of OpenNebula to install into: of each version, edited, broken, with other add-ons; and how oned reads them.
 
-Written from the contract's facts (CONTRACT §4, §9), not copied: layout, comments and values that an editor must not lose.
+Written from the contract's facts (docs/explanation/contract.md), not copied: layout, comments and values that an editor must not lose.
 """
 
 from __future__ import annotations

@@ -5,4 +5,4 @@ VERSION = "0.1.0"
 """Front-end and hosts must agree on it; a host that does not is told to be synced (`onehost sync -f`)."""
 
 NAME = "semishared"
-"""TM_MAD, DS_MAD, directory below remotes/ and content of `.monitor` (CONTRACT §2.7)."""
+"""TM_MAD, DS_MAD, directory below remotes/ and content of `.monitor` (docs/explanation/contract.md)."""

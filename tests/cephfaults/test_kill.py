@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DESIGN §6 for images on Ceph: each step is killed after every one of its effects; then it is repeated, or given up.
+"""Images on Ceph: each step is killed after every one of its effects; then it is repeated, or given up.
 
 Whatever was killed, the repetition succeeds, has the same result as if nothing had happened, and after the disk or image
 is deleted there is no image, snapshot, watcher or half-removed snapshot left. All kills of a case run at the same time,

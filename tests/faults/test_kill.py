@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DESIGN §6, proved: each action is killed at every one of its steps; then it is issued again, or the VM is deleted."""
+"""Each action is killed at every one of its steps; then it is issued again, or the VM is deleted."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def check_disk(rig: Rig, case: Case, machine: str, vm_dir: Path, path: Path) -> 
         lease = f"{base}/leases/{vm_dir.name}-{number}"
         assert (case.restored and not backing) or backing == lease, f"{where} lies over {backing}, its record says {base}"
         if machine == "fe":
-            return  # DESIGN §5: without a lease there; its base is the image's generation in the store
+            return  # Without a lease there; its base is the image's generation in the store
         rig.run(machine, ["qemu-img", "check", "-q", "-f", "qcow2", record["path"]])
     elif record["how"] == "store-clone":
         backing = lowest_backing(rig, machine, record["path"])

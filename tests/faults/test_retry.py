@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retry and overlap as oned does it (CONTRACT §1.5, §2.5): a table, each row on real hosts, stores and disks."""
+"""Retry and overlap as oned does it: a table, each row on real hosts, stores and disks."""
 
 from __future__ import annotations
 

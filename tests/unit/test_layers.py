@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import warnings
 from pathlib import Path
 from typing import Iterator
@@ -179,3 +180,15 @@ def test_public_functions_say_in_one_sentence_what_they_do(path: Path) -> None:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
             is_short = node.end_lineno is not None and node.end_lineno - node.lineno < 3
             assert ast.get_docstring(node) or is_short, f"{path}: {node.name} has no docstring"
+
+
+CITED = re.compile(r"\b(CONTRACT|DESIGN|ONED|HOUSE|STYLE|LAB|SEEDS|PEERS|EXPERIMENTS)(\.md| §|: )")
+
+
+@pytest.mark.parametrize("part", ["lib", "bin", "tm", "datastore", "vmm", "im", "etc", "bench", "docs", "tests"])
+def test_no_line_cites_a_document_that_is_not_here(part: str) -> None:
+    """A fact is stated with its public source; what concerns oned stands in docs/explanation/contract.md."""
+    for path in sorted((LIB.parent / part).rglob("*")):
+        if path.suffix in {".py", ".md", ".sh", ""} and path.is_file() and "__pycache__" not in path.parts and path != Path(__file__):
+            cited = CITED.search(path.read_text(errors="replace"))
+            assert not cited, f"{path} cites {cited and cited[0]}"

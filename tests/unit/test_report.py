@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stderr protocol: one line for the user, log lines that cannot crash oned (CONTRACT §1.3)."""
+"""The stderr protocol: one line for the user, log lines that cannot crash oned."""
 
 from __future__ import annotations
 

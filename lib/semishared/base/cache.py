@@ -55,7 +55,7 @@ class Base(NamedTuple):
 
 
 def root_of(vm_dir: str) -> str:
-    """Return the base store of the host on which `vm_dir` lies: <DATASTORE_LOCATION>/.semishared (DESIGN §5)."""
+    """Return the base store of the host on which `vm_dir` lies: <DATASTORE_LOCATION>/.semishared."""
     return f"{os.path.dirname(os.path.dirname(vm_dir))}/{NAME}"
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carry a VM directory from machine to machine: tar at both ends, the stream's hash in the middle.
 
-The source is removed only after the target has published (CONTRACT §7, defect 14: wipe-then-copy loses data), by a step of
+The source is removed only after the target has published (OpenNebula's ssh/mv wipes, then copies: a retry loses data), by a step of
 its own: whoever plans it has asked in between whether the move is still wanted. What each crash leaves: at the target
 `.incoming-VM-*`, removed by the next run; at both ends a whole directory, of which the source's is the one that counts,
 and the next run replaces the target's by it. A remainder is never sent as a whole: removals begin with a rename

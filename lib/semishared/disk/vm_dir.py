@@ -59,7 +59,7 @@ def note_seq(vm_dir: str, seq: int) -> None:
 
 
 def mark_system(vm_dir: str) -> None:
-    """Make the system datastore, with `.monitor` so that the host's probe asks our driver (CONTRACT §2.7)."""
+    """Make the system datastore, with `.monitor` so that the host's probe asks our driver."""
     system = os.path.dirname(vm_dir)
     os.makedirs(system, exist_ok=True)
     files.remove_stale(system)

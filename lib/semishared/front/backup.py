@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backup and restore: the transfer actions around OpenNebula's backup datastores (CONTRACT §2.3)."""
+"""Backup and restore: the transfer actions around OpenNebula's backup datastores."""
 
 from __future__ import annotations
 

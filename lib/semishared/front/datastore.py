@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The datastore actions: argv is an id, stdin is DS_DRIVER_ACTION_DATA, stdout is the answer (CONTRACT §3).
+"""The datastore actions: argv is an id, stdin is DS_DRIVER_ACTION_DATA, stdout is the answer (docs/explanation/contract.md).
 
 Here for mounted stores; what the others do differently is in network_datastore.py.
 """
@@ -169,7 +169,7 @@ def _is_encrypted(request: Request, kept: private_copy.Kept, found: str) -> bool
 
 
 def mkfs(request: Request) -> str:
-    """Create an empty image; print SOURCE alone, the whole line is taken for it (CONTRACT §3.2)."""
+    """Create an empty image; print SOURCE alone, the whole line is taken for it."""
     image = request.image
     if image.format == SAVE_AS:
         return f"{request.directory}/{os.urandom(16).hex()}"

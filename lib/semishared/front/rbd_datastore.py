@@ -83,7 +83,7 @@ def send(request: Request, path: str, image: s.ImageRef) -> int:
 
 
 def mkfs(request: Request) -> str:
-    """Create an empty image; print SOURCE alone, the whole line is taken for it (CONTRACT §3.2)."""
+    """Create an empty image; print SOURCE alone, the whole line is taken for it."""
     from .datastore import SAVE_AS
 
     image, ref = request.image, _image(request)

@@ -100,7 +100,7 @@ def resize(action: Action) -> None:
         return
     host = place.host
     if vm.lcm_state == RESIZE_UNDEPLOYED:
-        # argv names the last host (CONTRACT §2.3), the directory has moved to the front-end.
+        # argv names the last host, the directory has moved to the front-end.
         host = _machine_of(action, place)
     (found,) = action.on(host, [s.GrowDisk(_ref(place), request.size)])
     if found:

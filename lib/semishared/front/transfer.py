@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transfer actions: what was asked, what oned knows, the plan, and the hosts that carry it out (CONTRACT §2.3)."""
+"""The transfer actions: what was asked, what oned knows, the plan, and the hosts that carry it out (docs/explanation/contract.md)."""
 
 from __future__ import annotations
 
@@ -262,12 +262,12 @@ def restore(action: Action) -> None:
 
 
 def monitor(action: Action) -> None:
-    """DATASTORE - only asked for a system datastore with SHARED=YES, which cannot be ours (ONED §2c)."""
+    """DATASTORE - only asked for a system datastore with SHARED=YES, which cannot be ours."""
     raise NotSupported("a system datastore of semishared must have SHARED=NO: its disks are local to each host")
 
 
 def monitor_ds(action: Action) -> None:
-    """DIRECTORY - print the disk sizes of all VMs of a system datastore (runs on the host, CONTRACT §2.7)."""
+    """DIRECTORY - print the disk sizes of all VMs of a system datastore (runs on the host)."""
     from ..host import vm_sizes
 
     if len(action.argv) != 1:

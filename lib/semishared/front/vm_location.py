@@ -2,7 +2,7 @@
 """Where a VM's files are, when it is not where oned says.
 
 oned retries the epilog of a stopped or undeployed VM on its last host, and deletes such a VM there, though all of its
-files are on the front-end (CONTRACT §2.5). So whatever is removed on a host is removed here too; and if the files were
+files are on the front-end. So whatever is removed on a host is removed here too; and if the files were
 here, a host that is not there any more holds nothing up.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What oned.conf must say (CONTRACT §4, §8.2): text in, text out, and a line for each change. vmm_execrc: execrc.py.
+"""What oned.conf must say (docs/explanation/contract.md): text in, text out, and a line for each change. vmm_execrc: execrc.py.
 
 Words go into lists that are there, at their end; what is wholly ours goes into one block at the end of the file. Taking it
 out again is the exact inverse, so that a file which nobody else has changed is what it was, to the byte.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vmm_execrc must say, without which disks of running VMs have no snapshots (CONTRACT §4.1): text in, text out."""
+"""What vmm_execrc must say, without which disks of running VMs have no snapshots: text in, text out."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from ..errors import CannotInstall
 
 ONEADMIN = "oneadmin"
 OLDEST, NEWEST = (6, 10), (7, 4)
-"""OpenNebula versions whose calls are known (CONTRACT §9)."""
+"""OpenNebula versions whose calls are known (docs/explanation/contract.md)."""
 FULL = (7, 0)
 """From here on everything is there; before, `warnings` says what is not."""
 

@@ -59,7 +59,7 @@ class ReceiveVm(NamedTuple):
     vm: int
     vm_dir: str
     keep_bases: bool
-    """False on the front-end: no bases there, an overlay lies without a lease (DESIGN §5)."""
+    """False on the front-end: no bases there, an overlay lies without a lease."""
     domain: str
     """What libvirt calls the VM; '' on a machine that runs no domains."""
     disks: tuple[int, ...] = ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of the transfer actions, one class per shape (CONTRACT §2.3). Checked here, believed afterwards."""
+"""Arguments of the transfer actions, one class per shape (docs/explanation/contract.md). Checked here, believed afterwards."""
 
 from __future__ import annotations
 

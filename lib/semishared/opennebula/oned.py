@@ -15,7 +15,7 @@ class Oned:
     """oned, as the driver's user sees it: session from ONE_AUTH, endpoint from ONE_XMLRPC, as the CLI does."""
 
     def __init__(self) -> None:
-        # Imported here: 13 ms that only actions which ask oned have to pay (STYLE §6.1).
+        # Imported here: 13 ms that only actions which ask oned have to pay.
         import http.client
         import xmlrpc.client
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stderr protocol of OpenNebula's drivers (CONTRACT §1.3), and the only place that catches everything.
+"""The stderr protocol of OpenNebula's drivers (docs/explanation/contract.md), and the only place that catches everything.
 
 Lines `SEV: text` become log lines, every other line is glued into the message the user sees. A text that begins
 with a number is taken for a VM id and can crash oned, so every text begins with the action's name.
@@ -34,7 +34,7 @@ class Report:
             sys.stderr.buffer.write(data)
             sys.stderr.buffer.flush()
         except OSError:
-            # A cancelled action runs on with its stderr closed (CONTRACT §1.5): nobody reads, that is no failure.
+            # A cancelled action runs on with its stderr closed: nobody reads, that is no failure.
             pass
 
     def info(self, text: str) -> None:

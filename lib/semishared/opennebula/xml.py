@@ -56,7 +56,7 @@ class View:
 
 
 class Disk(View):
-    """/VM/TEMPLATE/DISK as oned filled it in (ONED §2d)."""
+    """/VM/TEMPLATE/DISK as oned filled it in."""
 
     @property
     def id(self) -> int:
@@ -298,7 +298,7 @@ class Host(View):
 
 
 class DriverData:
-    """Standard input of a datastore action: DS_DRIVER_ACTION_DATA (CONTRACT §3.1)."""
+    """Standard input of a datastore action: DS_DRIVER_ACTION_DATA."""
 
     def __init__(self, data: bytes) -> None:
         self.view = View(parse(decode(data), "DS_DRIVER_ACTION_DATA"))

@@ -18,7 +18,7 @@ def _is_below(path: str, directory: str) -> bool:
 def check_allowed(path: str, real_path: str, safe: list[str], restricted: list[str]) -> None:
     """Raise RestrictedPath unless `real_path` may be read: below a safe directory, or below no restricted one.
 
-    All paths are real paths; they are compared by component (upstream compares prefixes, CONTRACT §3.3).
+    All paths are real paths; they are compared by component (OpenNebula's libfs.sh compares prefixes).
     """
     if any(_is_below(real_path, directory) for directory in safe):
         return

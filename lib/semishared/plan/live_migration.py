@@ -2,7 +2,7 @@
 """Whether a running VM may move, with which options, and who owns it after a failure.
 
 Only a VM whose disks are all in place moves: nothing of it is copied but memory. The stock script would create empty
-images over its disks (ONED §2c), so every doubt here is a refusal.
+images over its disks, so every doubt here is a refusal.
 """
 
 from __future__ import annotations

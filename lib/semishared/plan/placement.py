@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where does this disk live? DESIGN §1, from the attributes of the image and, below them, of its datastore.
+"""Where does this disk live? From the attributes of the image and, below them, of its datastore.
 
     SEMISHARED_PLACE = auto|shared|local          auto: persistent -> shared, non-persistent -> local
     SEMISHARED_LOCAL = overlay|copy|remote-first  how a non-persistent disk is local

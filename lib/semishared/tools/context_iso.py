@@ -33,7 +33,7 @@ def _split(argument: str) -> tuple[str, str]:
 
 @contextmanager
 def built(files: tuple[str, ...]) -> Iterator[str]:
-    """Yield the path of an ISO with `files` (CONTRACT §2.3), removed when the block ends."""
+    """Yield the path of an ISO with `files`, removed when the block ends."""
     pairs = [_split(argument) for argument in files]
     for tool in TOOLS:
         if shutil.which(tool[0], path=f"{os.environ.get('PATH', '')}:{PATH}"):

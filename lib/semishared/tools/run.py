@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one way to run a program: argv lists, closed stdin, a constructed environment, a limit, stderr in the error.
 
-Programs die with us (PR_SET_PDEATHSIG through setpriv), so that a killed driver leaves nobody at work (DESIGN §3).
+Programs die with us (PR_SET_PDEATHSIG through setpriv), so that a killed driver leaves nobody at work.
 """
 
 from __future__ import annotations

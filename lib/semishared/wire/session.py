@@ -2,7 +2,7 @@
 """A host, as the front-end sees it: one ssh per host and action, plans go in, events come back.
 
 The front-end itself is a host too, without the ssh. A host that says nothing for `silence_timeout_s` (its side
-breathes every 5 s) is given up: no action waits for ever (CONTRACT §1.4: nobody else sets a limit). That limit is ours,
+breathes every 5 s) is given up: no action waits for ever (nobody else sets a limit). That limit is ours,
 not ssh's: through a shared connection (ControlMaster) the keep-alive is whatever its master was started with.
 """
 
