@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which came first, a deletion or what would publish into the deleted VM: told by counters, and by no clock.
 
-A clone may run on after oned has given it up, while the delete of the same VM starts (OpenNebula's ActionManager.rb kills the thread that waits, not the script). The VM's lock file
+A clone may run on after oned has given it up, while the delete of the same VM starts: OpenNebula's ActionManager.rb kills the
+thread that waits, not the script. The VM's lock file
 on the host counts its deletions, and those of each of its disks. A plan notes the counters when it arrives; what it makes
 is published only while they are what they were. oned's own counter, the SEQ of a VM's last history record, is noted with
 each deletion: a plan of an older SEQ is late, whenever it arrives.

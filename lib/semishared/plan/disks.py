@@ -160,7 +160,7 @@ def mv(
         raise NotSupported(f"host {source.host} is lost and cannot be fenced yet; recreating VM {source.vm} elsewhere")
     guest, ids = domain_at(vm, target_is_frontend, front_end_runs_vms), tuple(sorted(disk.id for disk in vm.disks))
     foreign = tuple(sorted(disk.id for disk in vm.disks if disk.driver not in ("", DRIVER)))
-    # A VM at rest on the front-end has no leases there ; one that comes to it as a host needs them.
+    # A VM at rest on the front-end has no leases there; one that comes to it as a host needs them.
     runs = not target_is_frontend or (front_end_runs_vms and vm.lcm_state in COMING)
     if source.host == target.host or (source_is_frontend and target_is_frontend):
         step = s.RenameVm(source.vm, source.path, target.path, runs, guest, ids, foreign)

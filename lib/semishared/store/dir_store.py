@@ -164,7 +164,10 @@ def begin_session(stored: Stored) -> None:
 
 
 def make_link(stored: Stored) -> str:
-    """Return the link that in-place disks point to, made if need be (kvm/deploy resolves one link, and kvm/migrate leaves a disk alone that still is one)."""
+    """Return the link that in-place disks point to, made if need be.
+
+    kvm/deploy resolves one link, and kvm/migrate leaves a disk alone that still is one.
+    """
     with _made(stored) as path:
         files.symlink(f"../../{stored.name}", f"{path}/image")
     return stored.link
