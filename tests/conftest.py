@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Any, Callable, Dict, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 import matrix
+from lab import cgroups
 
 MARKERS = {
     "reads_checkout": "looks at the files of this checkout, as a linter does",
@@ -30,7 +31,25 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {meaning}")
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Note what a test, with its fixtures and its labs, took of the processors: what waits is cheap, however long it takes."""
+    before = cgroups.used()
+    yield
+    if before is not None:
+        TAKEN[item.nodeid] = (cgroups.used() or before) - before
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if TAKEN:
+        terminalreporter.section("most processor")
+        for seconds, name in sorted(((seconds, name) for name, seconds in TAKEN.items()), reverse=True)[:5]:
+            terminalreporter.line(f"{seconds:.2f}s cpu      {name}")
+
+
 PASSED = pytest.StashKey[bool]()
+TAKEN: Dict[str, float] = {}
+"""Seconds of processor per test of this run."""
 PROVED: set[matrix.Cell] = set()
 """Cells of the matrix that passed tests have reported in this run."""
 
@@ -57,10 +76,12 @@ def cell(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Add the proved cells to the figures of this suite, for tests/suites.py."""
+    """Add the proved cells, and what each test took, to the figures of this suite, for tests/suites.py."""
     path = os.environ.get("SEMISHARED_FIGURES")
-    if path and PROVED:
+    if path and (PROVED or TAKEN):
         file = Path(path)
         figures = json.loads(file.read_text()) if file.exists() else {}
-        figures["cells"] = sorted(PROVED)
+        if PROVED:
+            figures["cells"] = sorted(PROVED)
+        figures["cpu"] = {name: round(seconds, 1) for name, seconds in TAKEN.items() if seconds >= 1}
         file.write_text(json.dumps(figures))

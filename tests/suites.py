@@ -22,9 +22,10 @@ import time
 import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 import matrix
+from lab.cgroups import Account
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
@@ -58,22 +59,30 @@ SUITES: Dict[str, Dict[str, Any]] = {
 """
 
 
-def run_command(suite: Dict[str, Any], log: Path) -> Dict[str, Any]:
+def processors() -> Tuple[float, float]:
+    """Return for how many seconds all processors of this machine have been busy, and for how many they have been there."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    idle = ticks[3] + ticks[4]
+    return (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK"), sum(ticks) / os.sysconf("SC_CLK_TCK")
+
+
+def run_command(suite: Dict[str, Any], log: Path, account: Account) -> Dict[str, Any]:
     """Run a suite that is one command: one check, passed or failed."""
     with open(log, "wb") as out:
-        done = subprocess.run(suite["command"], cwd=ROOT, check=False, timeout=suite["minutes"] * 60, stdout=out, stderr=out)
+        words = [*account.enter(), *suite["command"]]
+        done = subprocess.run(words, cwd=ROOT, check=False, timeout=suite["minutes"] * 60, stdout=out, stderr=out)
     passed = int(done.returncode == 0)
     return {"passed": passed, "failed": 1 - passed, "skipped": 0, "total": 1}
 
 
-def run_pytest(name: str, suite: Dict[str, Any], full: bool, log: Path) -> Dict[str, Any]:
+def run_pytest(name: str, suite: Dict[str, Any], full: bool, log: Path, account: Account) -> Dict[str, Any]:
     """Run a suite of tests and read its result from pytest's own report."""
     xml = BUILD / f"junit-{name}.xml"
     figures = BUILD / "figures" / f"{name}.json"
     for old in (xml, figures):
         old.unlink(missing_ok=True)
     figures.parent.mkdir(exist_ok=True)
-    env = {**os.environ, "SEMISHARED_FIGURES": str(figures), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, **account.environment, "SEMISHARED_FIGURES": str(figures), "PYTHONDONTWRITEBYTECODE": "1"}
     if full:
         env["SEMISHARED_FULL"] = "1"
     which = [] if full else ["-m", "not long"]
@@ -81,7 +90,7 @@ def run_pytest(name: str, suite: Dict[str, Any], full: bool, log: Path) -> Dict[
     limit = suite["minutes"] * 60 * (6 if full else 1)
     late = ""
     with open(log, "wb") as out:
-        process = subprocess.Popen([*words, *suite["paths"]], cwd=ROOT, env=env, stdout=out, stderr=out)
+        process = subprocess.Popen([*account.enter(), *words, *suite["paths"]], cwd=ROOT, env=env, stdout=out, stderr=out)
         try:
             process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -112,15 +121,18 @@ def run_pytest(name: str, suite: Dict[str, Any], full: bool, log: Path) -> Dict[
 
 def run_suite(name: str, full: bool) -> Dict[str, Any]:
     """Run one suite and print what it says, all at once; return its result."""
-    started, log = time.monotonic(), BUILD / f"{name}.log"
+    started, log, account = time.monotonic(), BUILD / f"{name}.log", Account(name)
     try:
         if "command" in SUITES[name]:
-            result = run_command(SUITES[name], log)
+            result = run_command(SUITES[name], log, account)
         else:
-            result = run_pytest(name, SUITES[name], full, log)
+            result = run_pytest(name, SUITES[name], full, log, account)
     except subprocess.TimeoutExpired:
         result = {"passed": 0, "failed": 1, "skipped": 0, "total": 1, "why": "took longer than its minutes"}
     result["seconds"] = round(time.monotonic() - started, 1)
+    used = account.end()
+    if used is not None:
+        result["cpu seconds"] = round(used, 1)
     said = log.read_text(encoding="utf-8", errors="replace")
     print(f"== {name}\n{said}{result.get('why', '')}", flush=True)
     return result
@@ -150,6 +162,7 @@ def main() -> int:
         subprocess.run(["make", "-s", "build/venv/ready"], cwd=ROOT, check=False)
     names = arguments.suites or [name for name, suite in SUITES.items() if arguments.full or not suite.get("full")]
     report: Dict[str, Any] = {}
+    busy, there = processors()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         alone = [name for name in names if SUITES[name].get("alone")]
         last = [name for name in names if SUITES[name].get("last")]
@@ -161,13 +174,15 @@ def main() -> int:
                 (BUILD / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     rows = [
         f"{name:8} {report[name]['passed']:5} passed {report[name]['failed']:4} failed {report[name]['skipped']:4} skipped"
-        f" {report[name]['total']:5} total {report[name]['seconds']:7.1f} s"
+        f" {report[name]['total']:5} total {report[name]['seconds']:7.1f} s {report[name].get('cpu seconds', 0.0):7.1f} cpu s"
         for name in names
     ]
     if not arguments.suites:
         report["matrix"] = judge_matrix(report)
         (BUILD / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     print("\n".join(rows))
+    busy, there = (now - before for now, before in zip(processors(), (busy, there)))
+    print(f"{os.cpu_count()} processors, busy {busy / there:.0%} of the time, with whatever else ran on this machine")
     total = {key: sum(result[key] for result in report.values()) for key in ("passed", "failed", "skipped")}
     print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped", flush=True)
     return 1 if total["failed"] else 0

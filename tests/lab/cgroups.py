@@ -6,10 +6,13 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Optional
 
 WANTED = ("cpu", "cpuacct", "memory", "pids")
+SUITE = "semishared-suite-"
+VARIABLE = "SEMISHARED_SUITE_GROUP"
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,74 @@ def _enable_controllers(group: Path) -> None:
             continue  # not offered here, or the group still holds processes: libvirt then does without
 
 
+class Account:
+    """A group in which a command and all labs it puts up run, to know what they took of the processors.
+
+    What `wait` says is less: a process that dies with its namespace is waited for by nobody.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Make the group; where this cannot be, nothing is known."""
+        self._name = f"{SUITE}{os.getpid()}-{name}"
+        self._group: Optional[Path] = None
+        for hierarchy in hierarchies():
+            if not hierarchy.controllers or "cpuacct" in hierarchy.controllers.split(","):
+                try:
+                    (hierarchy.mount / self._name / "tests").mkdir(parents=True)
+                except OSError:
+                    continue
+                self._group = hierarchy.mount / self._name
+
+    def enter(self) -> list[str]:
+        """Return the words to run a command by."""
+        if not self._group:
+            return []
+        return ["bash", "-c", 'echo 0 >"$0" && exec "$@"', str(self._group / "tests/cgroup.procs")]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return what tells `create` where to make the groups of labs."""
+        return {VARIABLE: self._name}
+
+    def end(self) -> Optional[float]:
+        """Return the seconds of processor of all that ran in it; remove it."""
+        if not self._group:
+            return None
+        seconds = _used(self._group)
+        _remove([self._group], 1.0)
+        return seconds
+
+
+def _used(group: Path) -> float:
+    if (group / "cpuacct.usage").exists():
+        return int((group / "cpuacct.usage").read_text()) / 1e9
+    return int((group / "cpu.stat").read_text().split()[1]) / 1e6
+
+
+def used() -> Optional[float]:
+    """Return the seconds of processor of the suite that this process belongs to so far, None if it belongs to none."""
+    group = _mine()
+    return _used(group) if group else None
+
+
+@lru_cache(maxsize=None)
+def _mine() -> Optional[Path]:
+    name = os.environ.get(VARIABLE)
+    groups = [hierarchy.mount / name for hierarchy in hierarchies()] if name else []
+    return next((group for group in groups if group.exists()), None)
+
+
+def _top(hierarchy: Hierarchy, lab_id: str) -> Path:
+    """Return where a lab's groups are made: below the group of the suite that makes it, where there is one."""
+    suite = hierarchy.mount / os.environ.get(VARIABLE, "")
+    return (suite if suite.exists() else hierarchy.mount) / f"semishared-{lab_id}"
+
+
 def create(lab_id: str, node: str) -> list[Path]:
     """Make the node's groups and return the files its first process writes itself into."""
     files: list[Path] = []
     for hierarchy in hierarchies():
-        top = hierarchy.mount / f"semishared-{lab_id}"
+        top = _top(hierarchy, lab_id)
         group = top / node
         # What an earlier start of the node left: in version 2 a group that hands controllers down takes no process.
         _remove([group], 5.0)
@@ -60,8 +126,8 @@ def create(lab_id: str, node: str) -> list[Path]:
             continue  # a read-only cgroup mount (some containers): the lab works, without <cputune>
         if not hierarchy.controllers:
             (top / "spawn").mkdir(exist_ok=True)
-            _enable_controllers(hierarchy.mount)
-            _enable_controllers(top)
+            for parent in dict.fromkeys((hierarchy.mount, top.parent, top)):
+                _enable_controllers(parent)
         files.append(group / "cgroup.procs")
     return files
 
@@ -74,15 +140,15 @@ def release_parent(lab_id: str, parent: int) -> None:
     for hierarchy in hierarchies():
         if not hierarchy.controllers:
             try:
-                (hierarchy.mount / f"semishared-{lab_id}" / "spawn" / "cgroup.procs").write_text(str(parent))
+                (_top(hierarchy, lab_id) / "spawn" / "cgroup.procs").write_text(str(parent))
             except OSError:
                 continue
 
 
 def leftovers(lab_id: str) -> list[Path]:
     """List the groups of this lab that still exist."""
-    tops = (hierarchy.mount / f"semishared-{lab_id}" for hierarchy in hierarchies())
-    return [top for top in tops if top.exists()]
+    name = f"semishared-{lab_id}"
+    return [top for known in hierarchies() for top in (known.mount / name, *known.mount.glob(f"{SUITE}*/{name}")) if top.exists()]
 
 
 def _remove(groups: list[Path], patience: float) -> None:
