@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Optional
 
@@ -99,7 +99,7 @@ def used() -> Optional[float]:
     return _used(group) if group else None
 
 
-@lru_cache(maxsize=None)
+@cache
 def _mine() -> Optional[Path]:
     name = os.environ.get(VARIABLE)
     groups = [hierarchy.mount / name for hierarchy in hierarchies()] if name else []
