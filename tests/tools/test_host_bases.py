@@ -5,17 +5,24 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from semishared.cli.base import reference as of_base
 from semishared.config import Config
 from semishared.errors import ImageChanged, MissingImage, StoreUnavailable
 from semishared.model import steps as s
-from semishared.tools import extents
+from semishared.opennebula.args import FromImage
+from semishared.opennebula.xml import Datastore, Disk, Image, parse
+from semishared.plan import disks
+from semishared.plan.images import image_ref
+from semishared.tools import extents, qemu_img
 from semishared.wire.session import Session
-from tools.world import MiB, World, allocated, qemu_io
+from tools.world import OVERLAY_OPTIONS, MiB, World, allocated, qemu_io
 
 
 @pytest.mark.parametrize("format", ["raw", "qcow2"])
@@ -50,8 +57,6 @@ def test_record_says_what_the_disk_is(world: World) -> None:
 
 
 def test_size_of_a_grown_disk_and_of_one_that_is_not(world: World) -> None:
-    from semishared.tools import qemu_img
-
     image = world.image()
     assert qemu_img.virtual_size(str(world.clone(image, world.disk(1), 100 * MiB)), "qcow2") == 100 * MiB
     assert qemu_img.virtual_size(str(world.clone(image, world.disk(2), 10 * MiB)), "qcow2") == 64 * MiB
@@ -222,6 +227,42 @@ def test_generation_that_is_asked_for_is_never_replaced_by_another(world: World)
     assert world.bases() == []
 
 
+def test_content_without_format_has_one_generation_whoever_asks(world: World) -> None:
+    image = world.image(format="qcow2")
+    store = Datastore.parse("<DATASTORE><ID>100</ID><TEMPLATE><DRIVER>qcow2</DRIVER></TEMPLATE></DATASTORE>")
+    told = Image.parse(f"<IMAGE><ID>7</ID><DATASTORE_ID>100</DATASTORE_ID><SOURCE>{image.source}</SOURCE><FORMAT/></IMAGE>")
+    command = SimpleNamespace(images={(100, 7): told}, oned=SimpleNamespace(datastore=lambda _: store))
+    (staged,) = world.on(s.StageBase(str(world.root), image_ref(told, store)))
+    generation = staged["generation"]  # type: ignore[index]
+    request = FromImage.parse([f"fe:{image.source}", f"localhost:{world.disk().path}", "5", "100"])
+    clone = disks.clone(request, Disk(parse("<DISK><DISK_ID>1</DISK_ID></DISK>", "DISK")), told, store, OVERLAY_OPTIONS)
+    world.on(*clone)
+    qemu_io(world.disk().path, "qcow2", "read -P 0xa1 1M 64k")
+    assert world.leases() == [f"100-7-{generation}/5-1"]
+    forget_bases(world)
+    world.on(s.StageBase(str(world.root), of_base(command, f"100-7-{generation}")))  # type: ignore[arg-type]
+    assert [base.name for base in world.bases()] == [f"100-7-{generation}"]
+
+
+@pytest.mark.parametrize("first", ["raw", "qcow2"])
+def test_generation_of_another_format_is_not_taken_for_the_content(world: World, first: str) -> None:
+    image = world.image(format="qcow2")
+    world.on(s.StageBase(str(world.root), image._replace(format=first)))
+    second = {"raw": "qcow2", "qcow2": "raw"}[first]
+    top = world.clone(image._replace(format=second), world.disk(1))
+    if second == "qcow2":
+        qemu_io(top, "qcow2", "read -P 0xa1 1M 64k")
+    else:
+        assert qemu_img.virtual_size(str(top), "qcow2") == os.stat(image.source).st_size
+    # Whoever still needs the other one, by its name, has it, from here or from the store.
+    old = next(base for base in world.bases() if not list((base / "leases").iterdir()))
+    named = image._replace(format=first, generation=old.name.rpartition("-")[2])
+    world.clone(named, world.disk(2))
+    shutil.rmtree(old)
+    world.clone(named, world.disk(3))
+    assert sorted(lease.rpartition("/")[2] for lease in world.leases()) == ["1-1", "3-1"]
+
+
 def test_clone_again_over_a_new_generation_gives_up_the_old_lease(world: World) -> None:
     image = world.image()
     world.clone(image, world.disk())
@@ -238,8 +279,6 @@ def test_full_copy_is_its_own_and_sparse(world: World) -> None:
     qemu_io(disk.path, "qcow2", "write -P 0x66 2M 64k")
     qemu_io(disk.path, "qcow2", "read -P 0xa1 1M 64k")
     qemu_io(image.source, "qcow2", "read -P 0 2M 64k")
-    from semishared.tools import qemu_img
-
     assert qemu_img.virtual_size(disk.path, "qcow2") == 100 * MiB
     assert allocated(disk.path) < 4 * MiB
 

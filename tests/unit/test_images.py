@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semishared.errors import BadAttribute, RestrictedPath
+from semishared.errors import BadArguments, BadAttribute, NotSupported, RestrictedPath
 from semishared.opennebula.xml import Datastore, Image
-from semishared.plan.images import check_allowed, stored_format
+from semishared.plan.images import check_allowed, format_of, image_ref, stored_format
 
 names = st.lists(st.sampled_from(["var", "tmp", "tmpX", "etc", "a"]), max_size=4)
 
@@ -88,3 +88,35 @@ def test_unknown_driver_of_the_datastore_is_named() -> None:
     datastore = Datastore.parse("<DATASTORE><ID>7</ID><TYPE>0</TYPE><TEMPLATE><DRIVER>vhd</DRIVER></TEMPLATE></DATASTORE>")
     with pytest.raises(BadAttribute, match="datastore 7.*'vhd'"):
         stored_format("raw", Image.parse("<IMAGE><TYPE>0</TYPE></IMAGE>"), datastore)
+
+
+def of_store(**attributes: str) -> Datastore:
+    template = "".join(f"<{key}>{value}</{key}>" for key, value in attributes.items())
+    return Datastore.parse(f"<DATASTORE><ID>100</ID><TYPE>0</TYPE><TEMPLATE>{template}</TEMPLATE></DATASTORE>")
+
+
+@pytest.mark.parametrize(
+    ("format", "attributes", "read_as"),
+    [
+        ("qcow2", {"DRIVER": "raw"}, "qcow2"),
+        ("RAW", {"DRIVER": "qcow2"}, "raw"),
+        ("", {"DRIVER": "QCOW2"}, "qcow2"),
+        ("", {}, "raw"),
+        ("", {"DISK_TYPE": "RBD", "CEPH_USER": "one", "DRIVER": "qcow2"}, "raw"),
+    ],
+)
+def test_format_is_that_of_the_image_then_of_its_datastore(format: str, attributes: dict[str, str], read_as: str) -> None:
+    image, store = Image.parse(f"<IMAGE><ID>7</ID><FORMAT>{format}</FORMAT></IMAGE>"), of_store(**attributes)
+    assert format_of(image, store) == read_as
+    source = "one/one-7" if "DISK_TYPE" in attributes else "/store/7"
+    found = image_ref(image, store, source)
+    assert (found.store, found.id, found.format, found.source, found.generation) == (100, 7, read_as, source, "")
+
+
+def test_image_that_its_store_cannot_have_is_refused() -> None:
+    ceph = of_store(DISK_TYPE="RBD", CEPH_USER="one")
+    with pytest.raises(NotSupported, match="'qcow2', not raw"):
+        image_ref(Image.parse("<IMAGE><ID>7</ID><FORMAT>qcow2</FORMAT><SOURCE>one/one-7</SOURCE></IMAGE>"), ceph)
+    for store, source in ((ceph, "/store/7"), (of_store(), "one/one-7"), (of_store(), "/store/../7")):
+        with pytest.raises(BadArguments, match="SOURCE is not"):
+            image_ref(Image.parse(f"<IMAGE><ID>7</ID><FORMAT>raw</FORMAT><SOURCE>{source}</SOURCE></IMAGE>"), store)

@@ -28,12 +28,11 @@ from .. import NAME
 from ..config import Config, load
 from ..errors import BadArguments, ImageChanged, SemisharedError
 from ..model import steps_base as b
-from ..model import stores
 from ..model.refs import ImageRef
-from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host, Image
 from ..plan import eviction
+from ..plan.images import image_ref
 from ..units import amount, human
 from ..wire.session import Session
 from . import hosts as on
@@ -189,9 +188,7 @@ def reference(command: Command, name: str) -> ImageRef:
     known = command.images.get((int(store), int(image)))
     if known is None or not known.source:
         raise ImageChanged(f"image {image} is not in OpenNebula any more, its base cannot be fetched anew")
-    access = stores.access(command.oned.datastore(known.store_id))
-    source = stores.check_source(access, absolute(known.source, "SOURCE") if access.can.is_mounted else known.source, "SOURCE")
-    return ImageRef(int(store), int(image), known.format or "raw", source, generation, access)
+    return image_ref(known, command.oned.datastore(known.store_id))._replace(generation=generation)
 
 
 def _verified(dry_run: bool, row: Row) -> str:

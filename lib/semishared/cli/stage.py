@@ -21,10 +21,10 @@ from ..config import COMPRESSORS, Config, load
 from ..errors import BadArguments, BadAttribute, NotSupported, SemisharedError
 from ..front.staging import Staging, Wish
 from ..model import stores
-from ..model.refs import ImageRef
-from ..opennebula.args import absolute, image_source
+from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host, Image
+from ..plan.images import image_ref
 from ..plan.staging import TRANSPORTS, when
 from ..units import human
 from . import hosts as on
@@ -113,22 +113,14 @@ def is_due(image: Image, datastore: Datastore) -> bool:
         return False
 
 
-def reference(image: Image, datastore: Datastore) -> ImageRef:
-    """Return how hosts reach an image."""
-    access = stores.access(datastore)
-    source = stores.check_source(access, image_source(image.source, "SOURCE"), "SOURCE")
-    format = image.format or datastore.attribute("DRIVER").lower() or "raw"
-    return ImageRef(image.store_id, image.id, format, source, "", access)
-
-
 def stage(image: Image, datastore: Datastore, hosts: list[Host], wish: Wish, config: Config, is_text: bool) -> int:
     """Stage one image; return the exit code."""
     root = f"{os.path.dirname(absolute(datastore.base_path, 'BASE_PATH'))}/.semishared"
     view = Bars(sys.stderr) if is_text else Lines(sys.stdout)
-    found = reference(image, datastore)
-    bridge = "" if found.access.can.is_mounted else stores.bridge(datastore, image.id)
-    session = Staging(root, found, bridge, hosts, wish, config, view.tell)
     try:
+        found = image_ref(image, datastore)
+        bridge = "" if found.access.can.is_mounted else stores.bridge(datastore, image.id)
+        session = Staging(root, found, bridge, hosts, wish, config, view.tell)
         session.run()
     except SemisharedError as e:
         view.close()

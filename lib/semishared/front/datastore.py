@@ -173,7 +173,7 @@ def mkfs(request: Request) -> str:
     image = request.image
     if image.format == SAVE_AS:
         return f"{request.directory}/{os.urandom(16).hex()}"
-    format = image.format or request.datastore.attribute("DRIVER").lower() or "raw"
+    format = images.format_of(image, request.datastore)
     if format not in images.STORED:
         raise BadAttribute(f"FORMAT of image {image.id} is {format!r}, not one of {', '.join(images.STORED)}")
     fs = image.file_system or image.attribute("FS").lower()
@@ -188,7 +188,7 @@ def mkfs(request: Request) -> str:
 def clone(request: Request) -> str:
     """Copy another image (PATH is its SOURCE) into the datastore; print SOURCE and FORMAT."""
     path = absolute(request.image.path, "PATH")
-    format = request.image.format or "raw"
+    format = images.format_of(request.image, request.datastore)
     with dir_store.opened(path) as opened, dir_upload.uploading(request.directory) as up:
         stock_layout.refuse(path, format)
         # A disk may have grown since oned heard of its size.
@@ -210,7 +210,7 @@ def rm(request: Request) -> str:
 
 def _snapshot(request: Request) -> tuple[str, int]:
     source = request.check_inside(request.image.source)
-    stock_layout.refuse(source, request.image.format or "raw")
+    stock_layout.refuse(source, images.format_of(request.image, request.datastore))
     return source, number(request.image.text("TARGET_SNAPSHOT"), "TARGET_SNAPSHOT")
 
 
@@ -224,13 +224,13 @@ def snap_delete(request: Request) -> str:
 
 def snap_revert(request: Request) -> str:
     """Make the image's TARGET_SNAPSHOT its content; all snapshots stay."""
-    dir_snapshots.copy_back(*_snapshot(request), request.image.format or "raw", request.image.size)
+    dir_snapshots.copy_back(*_snapshot(request), images.format_of(request.image, request.datastore), request.image.size)
     return ""
 
 
 def snap_flatten(request: Request) -> str:
     """Make the image's TARGET_SNAPSHOT its content and remove all snapshots; without any it is done already."""
-    dir_snapshots.flatten(*_snapshot(request), request.image.format or "raw", request.image.size)
+    dir_snapshots.flatten(*_snapshot(request), images.format_of(request.image, request.datastore), request.image.size)
     return ""
 
 
@@ -238,13 +238,13 @@ def export(request: Request) -> str:
     """Print IMPORT_INFO for the marketplace: SOURCE is a path that OpenNebula's downloader reads on the front-end."""
     from xml.sax.saxutils import escape
 
-    image = request.image
+    image, format = request.image, images.format_of(request.image, request.datastore)
     source = request.check_inside(image.source)
     with dir_store.opened(source) as opened:
-        stock_layout.refuse(source, image.format or "raw")
+        stock_layout.refuse(source, format)
         digest = sources.checksum(opened, "md5")
     facts = {
-        "IMPORT_SOURCE": source, "MD5": digest, "SIZE": str(image.size // MiB), "FORMAT": image.format or "raw",
+        "IMPORT_SOURCE": source, "MD5": digest, "SIZE": str(image.size // MiB), "FORMAT": format,
         "DISPOSE": "NO",
     }  # fmt: skip
     return f"<IMPORT_INFO>{''.join(f'<{name}>{escape(text)}</{name}>' for name, text in facts.items())}</IMPORT_INFO>"

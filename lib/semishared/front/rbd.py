@@ -9,7 +9,7 @@ from ..errors import BadRecord, NotSupported, SemisharedError, VmGone
 from ..model import steps as s
 from ..model import steps_image, stores
 from ..opennebula import args
-from ..plan import disks, encryption, rbd
+from ..plan import disks, encryption, images, rbd
 from .snapshots import tell_rest
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def on_store(result: object) -> s.ImageRef | None:
 def cpds(action: Action, request: args.ToImage, vm: Vm, host: str, datastore: Datastore) -> None:
     """Save a disk as another image."""
     access = stores.access(datastore)
-    target = s.ImageRef(request.store, vm.id, "raw", stores.check_source(access, request.image, "image"), access=access)
+    target = images.ref_at(request.store, access, vm.id, request.image, "image")
     disk = disks.disk_ref(request.disk)
     bridge = Bridge(action, datastore, vm.id)
     running = vm.lcm_state == disks.SAVEAS_LIVE and request.snapshot == -1

@@ -16,6 +16,7 @@ from ..model import steps as s
 from ..model import steps_image as i
 from ..model import stores
 from ..opennebula.args import number
+from ..plan import images
 from ..store import dir_upload
 from ..tools import extents
 from ..units import MiB, human
@@ -30,10 +31,10 @@ def _image(request: Request, source: str = "") -> s.ImageRef:
     """Return the image the action is about: the one that `source` names, else the new one of this id."""
     datastore, image = request.datastore, request.image
     access, pool = stores.access(datastore), stores.pool(datastore)
-    source = stores.check_source(access, source or f"{pool}/one-{image.id}", "SOURCE")
-    if stores.pool_and_name(source)[0] != pool:
-        raise RestrictedPath(f"{source} is no image of datastore {datastore.id}, whose pool is {pool}")
-    return s.ImageRef(datastore.id, image.id, FORMAT, source, access=access)
+    found = images.ref_at(datastore.id, access, image.id, source or f"{pool}/one-{image.id}")
+    if stores.pool_and_name(found.source)[0] != pool:
+        raise RestrictedPath(f"{found.source} is no image of datastore {datastore.id}, whose pool is {pool}")
+    return found
 
 
 def _on_bridge(request: Request, steps: Iterable[s.Step]) -> list[Any]:

@@ -10,7 +10,7 @@ from ..model import steps as s
 from ..model import stores
 from ..opennebula.args import Delete, DiskPlace, FromImage, Move, NewDisk, ToImage
 from ..opennebula.xml import Datastore, Disk, Image, Vm
-from . import encryption, placement
+from . import encryption, images, placement
 
 FORMATS = ("raw", "qcow2")
 DRIVER = "semishared"
@@ -38,16 +38,6 @@ def _prepare(place: DiskPlace) -> s.PrepareVm:
     return s.PrepareVm(place.vm_place.vm, place.vm_place.path)
 
 
-def image_ref(request: FromImage, disk: Disk, image: Image, datastore: Datastore) -> s.ImageRef:
-    """Return the image that a disk is made from; raise NotSupported for a format that its store does not have."""
-    access = stores.access(datastore)
-    format = image.format or disk.format
-    if format not in access.can.formats:
-        raise NotSupported(f"image {image.id} has format {format!r}, not {' or '.join(access.can.formats)}")
-    source = stores.check_source(access, request.source)
-    return s.ImageRef(request.store, image.id, format, source, access=access)
-
-
 def grown(disk: Disk) -> int:
     """Return the size in bytes that the disk must have at least, 0 if the image's own will do."""
     return disk.size if disk.size > disk.original_size else 0
@@ -69,7 +59,7 @@ def clone(request: FromImage, disk: Disk, image: Image, datastore: Datastore, ov
     """Plan clone: a writable disk of its own, gone at shutdown."""
     if image.is_persistent:
         raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
-    ref, target = image_ref(request, disk, image, datastore), disk_ref(request.target)
+    ref, target = images.image_ref(image, datastore, request.source, "source"), disk_ref(request.target)
     where = placement.place(image, datastore, is_persistent=False)
     encryption.check_clone(disk, image, where, is_mounted=True)
     prepare, min_size = _prepare(request.target), grown(disk)
@@ -86,7 +76,7 @@ def ln(request: FromImage, disk: Disk, image: Image, datastore: Datastore) -> li
     """Plan ln: the image itself, in place. CD-ROM and immutable images come read-only and keep their generation."""
     placement.place(image, datastore, is_persistent=True)
     encryption.secret(disk, image)
-    ref, target = image_ref(request, disk, image, datastore), disk_ref(request.target)
+    ref, target = images.image_ref(image, datastore, request.source, "source"), disk_ref(request.target)
     readonly = disk.is_readonly
     return [_prepare(request.target), s.LinkInPlace(target, ref, readonly, session=not readonly, shareable=disk.is_shareable)]
 

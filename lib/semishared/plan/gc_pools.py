@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Iterator
 
 from ..model import steps as s
+from . import images
 from .gc import Finding, Known
 
 OF_US = re.compile(r"one-([0-9]+)(?:-([0-9]+)-([0-9]+))?(\.semishared-(?:[0-9a-f]{12}|changing))?\Z")
@@ -68,7 +69,7 @@ def find(pool: Pool, looks: dict[str, Any], older_than: int, known: Known) -> It
         match, look = OF_US.match(name), Look(**data)
         if match is None or look.age < older_than:
             continue
-        image = s.ImageRef(pool.store, int(match.group(1)), "raw", pool.source(name), access=pool.access)
+        image = images.ref_at(pool.store, pool.access, int(match.group(1)), pool.source(name))
         in_use = f"{look.watchers[0]} has it open" if look.watchers else f"{look.clones[0]} is a clone of it" if look.clones else ""
         ours = look.made == f"datastore {pool.store} {pool.source(name)}"
         if match.group(4) == ".semishared-changing":

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions of the datastore actions: which paths may be read, which format an image is stored in."""
+"""Decisions about images: which paths may be read, which format one is stored in, and how everybody names it to a host."""
 
 from __future__ import annotations
 
-from ..errors import BadAttribute, RestrictedPath
+from ..errors import BadAttribute, NotSupported, RestrictedPath
+from ..model import stores
+from ..model.refs import ImageRef
+from ..opennebula.args import image_source
 from ..opennebula.xml import Datastore, Image
 
 CDROM = 1
@@ -52,3 +55,32 @@ def stored_format(found: str, image: Image, datastore: Datastore, *, encrypted: 
     if wanted and datastore.attribute("CONVERT").lower() != "no":
         return wanted
     return found if found in STORED else "qcow2"
+
+
+def format_of(image: Image, datastore: Datastore) -> str:
+    """Return the format in which an image is read: its FORMAT, else what its datastore would have made it.
+
+    That word is part of a generation's name (tools/extents.py). Nothing but the image and its datastore may decide it: a VM
+    or a command with a rule of its own would make another generation of the same content.
+    """
+    formats = stores.access(datastore).can.formats
+    default = datastore.attribute("DRIVER").lower() if len(formats) > 1 else ""
+    return image.format or default or formats[0]
+
+
+def image_ref(image: Image, datastore: Datastore, source: str = "", name: str = "SOURCE") -> ImageRef:
+    """Return how hosts reach an image, at `source` (of which errors say `name`) or its own SOURCE.
+
+    Raise NotSupported for a format that its store does not have, BadArguments for a source that it cannot have.
+    """
+    access = stores.access(datastore)
+    found = source or image_source(image.source, name)
+    return ref_at(datastore.id, access, image.id, found, name, format_of(image, datastore))
+
+
+def ref_at(store: int, access: stores.Access, number: int, source: str, name: str = "SOURCE", format: str = "") -> ImageRef:
+    """Return an image by its place in a store, for who has no image of oned for it; the store's own format if none is named."""
+    format = format or access.can.formats[0]
+    if format not in access.can.formats:
+        raise NotSupported(f"image {number} has format {format!r}, not {' or '.join(access.can.formats)}")
+    return ImageRef(store, number, format, stores.check_source(access, source, name), access=access)

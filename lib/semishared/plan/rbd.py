@@ -33,7 +33,7 @@ from ..model import steps_image
 from ..model.network_disk import NetworkDisk
 from ..opennebula.args import FromImage
 from ..opennebula.xml import Datastore, Disk, Image
-from . import disks, encryption, placement
+from . import disks, encryption, images, placement
 
 
 class Clone(NamedTuple):
@@ -77,7 +77,7 @@ def clone(request: FromImage, disk: Disk, image: Image, datastore: Datastore, op
     """Plan clone."""
     if image.is_persistent:
         raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
-    ref = disks.image_ref(request, disk, image, datastore)
+    ref = images.image_ref(image, datastore, request.source, "source")
     where = placement.place(image, datastore, is_persistent=False)
     encryption.check_clone(disk, image, where, is_mounted=False)
     root = f"{request.target.vm_place.datastore_location}/.semishared"
@@ -88,7 +88,7 @@ def ln(request: FromImage, disk: Disk, image: Image, datastore: Datastore) -> tu
     """Plan ln: (steps on the bridge, then those on the host)."""
     placement.place(image, datastore, is_persistent=True)
     encryption.secret(disk, image)
-    ref, target = disks.image_ref(request, disk, image, datastore), disks.disk_ref(request.target)
+    ref, target = images.image_ref(image, datastore, request.source, "source"), disks.disk_ref(request.target)
     network = NetworkDisk.of(ref.source, ref.access)
     on_host = [
         s.PrepareVm(target.vm, target.vm_dir),

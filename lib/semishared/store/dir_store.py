@@ -196,14 +196,17 @@ def see(stored: Stored, marker_id: str = "") -> Seen:
     return Seen(token, stat.st_size, stat.st_mtime_ns)
 
 
-def generation(stored: Stored, seen: Seen) -> str:
-    """Return the name of the image's current generation, '' if its content is unknown."""
+def generation(stored: Stored, seen: Seen, format: str = "") -> str:
+    """Return the name of the image's current generation, '' if its content is unknown, or known in another format only."""
     try:
         with side(stored) as path:
             header = files.read_json(f"{path}/generation.json")
     except FileNotFoundError:
         return ""
     if not header or any(header.get(key) != value for key, value in seen._asdict().items()):
+        return ""
+    if format and header.get("format", format) != format:
+        # The same bytes read otherwise: another disk for a guest, and another name.
         return ""
     return str(header.get("generation", ""))
 
@@ -280,7 +283,7 @@ class Content:
 
     def generation(self, seen: Seen) -> str:
         """Return the generation that was seen."""
-        return generation(self._stored, seen)
+        return generation(self._stored, seen, self._format)
 
     def allocated(self, seen: Seen) -> int:
         """Return what the image's file takes."""
