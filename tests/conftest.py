@@ -62,6 +62,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         item.stash[PASSED] = report.passed
 
 
+@pytest.fixture(autouse=True)
+def usual_umask() -> Iterator[None]:
+    """Commands that are called in this process set their own; the next test's files must be open to other users again."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture()
 def cell(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
     """Return a function that says which cells of tests/matrix.py this test proves; they count if it passes."""
