@@ -18,9 +18,11 @@ from xml.etree import ElementTree
 
 from semishared.config import Config
 from semishared.errors import SemisharedError
-from semishared.front import migration, transfer
+from semishared.front import migration
 from semishared.front import move as mover
+from semishared.front.action import Action
 from semishared.model import steps as s
+from semishared.model.exchange import On, Plan
 from semishared.opennebula import args
 from semishared.opennebula.report import Report
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
@@ -114,16 +116,23 @@ def facts(image: Stored, size: int = 8, readonly: bool = False, **attributes: st
     )
 
 
+def first(plan: Plan) -> List[s.Step]:
+    """Return the steps of a plan's first message; of these plans it is the only one."""
+    wanted = next(plan)
+    assert isinstance(wanted, On)
+    return list(wanted.steps)
+
+
 def clone_steps(rig: Rig, image: Stored, vm: int = VM, disk: int = 0, machine: str = "a", size: int = 8, **attributes: str) -> List[s.Step]:
     request = from_image(rig, source(rig, image), vm, f"disk.{disk}", machine)
-    return disks.clone(request, *facts(image, size, **attributes), OPTIONS)
+    return first(disks.clone(request, *facts(image, size, **attributes), OPTIONS))
 
 
 def ln_steps(
     rig: Rig, image: Stored, vm: int = VM, disk: int = 0, readonly: bool = False, machine: str = "a"
 ) -> List[s.Step]:
     request = from_image(rig, source(rig, image), vm, f"disk.{disk}", machine)
-    return disks.ln(request, *facts(image, readonly=readonly))
+    return first(disks.ln(request, *facts(image, readonly=readonly)))
 
 
 def new_disk(rig: Rig, size: int, format: str, disk: int = 0, fs: str = "") -> List[s.Step]:
@@ -155,7 +164,7 @@ def move(rig: Rig, machine: str, target: str, environment: Environment, path: st
     request = args.Move.parse([f"{machine}:{rig.inside(path)}", f"{target}:{rig.inside(to or path)}", str(VM), "101"])
     planned = disks.mv(request, MOVED, machine == "fe", target == "fe")
     assert planned
-    action = transfer.Action("mv", [], Report("mv"))
+    action = Action("mv", [], Report("mv"))
     action.seq = MOVED.seq
     first, second = planned
     with rig.sessions(environment):
@@ -174,7 +183,7 @@ VM_XML = """<VM><ID>7</ID><LCM_STATE>3</LCM_STATE><TEMPLATE><DISK><DISK_ID>2</DI
 
 def premigrate(rig: Rig, environment: Environment) -> None:
     """Run tm/premigrate from a to b."""
-    action = transfer.Action("premigrate", ["a", "b", rig.inside(f"101/{VM}"), str(VM), "101"], Report("premigrate"))
+    action = Action("premigrate", ["a", "b", rig.inside(f"101/{VM}"), str(VM), "101"], Report("premigrate"))
     stdin, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(base64.b64encode(VM_XML.encode())))
     try:
         with rig.sessions(environment):
@@ -372,7 +381,7 @@ CASES = [
     _case("clone on store", lambda rig: clone_steps(rig, RAW, SEMISHARED_PLACE="shared")),
     _case("clone on store grown", lambda rig: clone_steps(rig, QCOW2, size=16, SEMISHARED_PLACE="shared"),
           guest={f"a/101/{VM}/disk.0": grown(QCOW2.content, 16)}),
-    _case("clone kernel", lambda rig: disks.copy_kernel(from_image(rig, rig.inside("100/kernel"), VM, "kernel"), facts(RAW)[2])),
+    _case("clone kernel", lambda rig: first(disks.copy_kernel(from_image(rig, rig.inside("100/kernel"), VM, "kernel"), facts(RAW)[2]))),
     _case("ln", lambda rig: ln_steps(rig, PERSISTENT)),
     _case("ln read-only", lambda rig: ln_steps(rig, PERSISTENT, readonly=True)),
     _case("mkimage raw", lambda rig: new_disk(rig, 8, "raw")),

@@ -65,14 +65,9 @@ CIRCLES = {
     "base.cache": {"base.fetch"},
     "base.multicast": {"base.fetch"},
     "cli.gc_pools": {"cli.gc"},
-    "front.backup": {"front.transfer"},
-    "front.migration": {"front.transfer"},
-    "front.move": {"front.transfer"},
-    "front.rbd": {"front.transfer"},
     "front.rbd_datastore": {"front.datastore"},
-    "front.snapshots": {"front.rbd", "front.transfer"},
+    "front.snapshots": {"front.rbd"},
     "front.staging_round": {"front.staging"},
-    "front.vm_location": {"front.transfer"},
     "vmm.live_migration": {"vmm.handover"},
 }
 FORBIDDEN_NAMES = {"util", "utils", "helpers", "helper", "common", "misc", "manager"}
@@ -114,7 +109,7 @@ def test_imports_are_found_in_all_their_spellings() -> None:
         imports(PACKAGE / "disk" / "vm_dir.py")
     )
     assert {"semishared.host.execute", "threading"} <= set(imports(PACKAGE / "hostside.py"))
-    assert "semishared.wire.session" in set(imports(PACKAGE / "front" / "transfer.py")), "an import inside a function counts"
+    assert "semishared.wire.session" in set(imports(PACKAGE / "front" / "action.py")), "an import inside a function counts"
 
 
 def of_ours(path: Path) -> Iterator[str]:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say what a transfer action would do: which steps on which machine. Nothing is done and no machine is asked, but oned.
+"""Say what a transfer action would do: which steps on which machine. Machines are looked at, as the action would; nothing is done.
 
     semishared plan clone FE:SOURCE HOST:DIR/disk.N VM DATASTORE
-    semishared plan ln|mkimage|mkswap|mv|mvds|cpds|delete ...     arguments as OpenNebula gives them: docs/reference/actions.md
+    semishared plan ACTION ...           arguments as OpenNebula gives them: docs/reference/actions.md
 
-Where the next steps depend on what a machine finds, it says so. Actions that begin with a look at the machine (snapshots,
-migration, backup) have nothing to plan before it, and are refused.
+Where the next steps depend on the answer of a step that acts, it ends, and says so.
 
 exit codes: 0 planned, 1 the action would be refused, with its line, 2 oned could not be asked
 """
@@ -15,150 +14,79 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Iterable
+from typing import Any
 
 from .. import NAME
 from ..errors import OnedUnavailable, SemisharedError
 from ..front import transfer
-from ..model import steps as s
+from ..front.action import Action
+from ..front.rehearsal import Noted, Script, rehearse
+from ..model.steps import to_data
 from ..opennebula.report import Report
-
-if TYPE_CHECKING:
-    from ..wire.session import Session
-
-ACTIONS = ("clone", "ln", "mkimage", "mkswap", "mv", "mvds", "cpds", "delete")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("action", metavar="ACTION", help=" ".join(ACTIONS))
+    parser.add_argument("action", metavar="ACTION", help=" ".join(transfer.PLANNED))
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="ARGUMENT")
-
-
-class _Unanswered:
-    """What a machine would answer: whoever looks at it ends the plan."""
-
-    def __getattribute__(self, name: str) -> object:
-        raise _Open
-
-    def __getitem__(self, key: object) -> object:
-        raise _Open
-
-    def __iter__(self) -> object:
-        raise _Open
-
-    def __bool__(self) -> bool:
-        raise _Open
-
-
-class _Open(Exception):
-    """The rest depends on an answer."""
-
-
-class _Noting:
-    """A session whose steps are noted and not sent; what a machine would say to them is nobody's to look at."""
-
-    def __init__(self, rehearsal: Rehearsal, host: str) -> None:
-        self.host, self._rehearsal = host, rehearsal
-        self.seq = -1
-        self.moved: dict[str, int] = {}
-
-    def __enter__(self) -> _Noting:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def run(self, steps: Iterable[s.Step], **_more: object) -> list[object]:
-        return self._rehearsal.on(self.host, steps)
-
-
-class Rehearsal(transfer.Action):
-    """An action whose steps are noted and not done."""
-
-    def __init__(self, name: str, argv: list[str]) -> None:
-        super().__init__(name, argv, Report(name))
-        self.noted: list[tuple[str, list[s.Step]]] = []
-
-    def session(self, host: str, *, bulk: bool = False) -> Session:
-        """Return a conversation in which nobody is at the other end."""
-        return _Noting(self, host)  # type: ignore[return-value]
-
-    def on(self, host: str, steps: Iterable[s.Step], answer: transfer.Answer | None = None) -> list[object]:
-        """Note `steps`; their answers are nobody's to look at."""
-        steps = list(steps)
-        self.noted.append((host, steps))
-        return [_Unanswered() for _ in steps]
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared plan`."""
-    if arguments.action not in ACTIONS:
-        known = "begins with a look at the machine" if arguments.action in transfer.ACTIONS else "is no transfer action"
-        print(f"{NAME} plan: {arguments.action} {known}; {', '.join(ACTIONS)} can be planned", file=sys.stderr)
+    name = arguments.action
+    if name not in transfer.PLANNED:
+        print(f"{NAME} plan: {name} is no transfer action that can be planned; {', '.join(transfer.PLANNED)} can", file=sys.stderr)
         return 1
-    rehearsal = Rehearsal(arguments.action, arguments.words)
-    is_open = False
+    action = Action(name, arguments.words, Report(name))
     try:
-        if arguments.action == "mv":
-            _move(rehearsal)
-        else:
-            transfer.ACTIONS[arguments.action](rehearsal)
-    except _Open:
-        is_open = True
+        script = rehearse(transfer.PLANNED[name](action), action)
     except OnedUnavailable:
         raise
     except SemisharedError as e:
-        print(f"{arguments.action}: {e.line()}", file=sys.stderr)
+        print(f"{name}: {e.line()}", file=sys.stderr)
         return 1
     if arguments.json:
-        rows = [{"host": host, "steps": [s.to_data(step) for step in steps]} for host, steps in rehearsal.noted]
-        print(json.dumps({"action": arguments.action, "plan": rows, "open": is_open}, indent=1))
+        rows = [as_data(message) for message in script.messages]
+        print(json.dumps({"action": name, "plan": rows, "open": script.is_open}, indent=1))
     else:
-        show(rehearsal, is_open)
+        show(script)
     return 0
 
 
-def _move(rehearsal: Rehearsal) -> None:
-    """Plan mv, whose two halves speak to each other."""
-    from ..front.move import front_end_runs_vms
-    from ..opennebula import args
-    from ..opennebula.oned import Oned
-    from ..plan import disks
-    from ..wire.session import is_here
-
-    request = args.Move.parse(rehearsal.argv)
-    if request.disk:
-        return
-    oned, here = Oned(), (is_here(request.source.host), is_here(request.target.host))
-    runs_vms = any(here) and front_end_runs_vms(oned)
-    pair = disks.mv(request, oned.vm(request.source.vm), *here, runs_vms)
-    if pair is not None:
-        rehearsal.on(request.source.host, [pair[0]])
-        if pair[1] is not None:
-            rehearsal.on(request.target.host, [pair[1]])
+def as_data(message: Noted) -> dict[str, Any]:
+    """Return a message as JSON data: its answers, if it was sent."""
+    row: dict[str, Any] = {"host": message.machine, "steps": [to_data(step) for step in message.steps]}
+    if message.answers is not None:
+        row["answers"] = list(message.answers)
+    more = {"during": message.during, "follows": message.follows}
+    return {**row, **{name: value for name, value in more.items() if value}}
 
 
-def show(rehearsal: Rehearsal, is_open: bool) -> None:
-    """Print the plan."""
-    if not rehearsal.noted:
+def show(script: Script) -> None:
+    """Print a rehearsed plan."""
+    if not script.messages:
         print("nothing to do")
-    for host, steps in rehearsal.noted:
-        print(f"on {host}:")
-        for step in steps:
-            data = s.to_data(step)
+    for message in script.messages:
+        meanwhile = f", while {message.during} waits" if message.during else ""
+        print(f"on {message.machine}{meanwhile}:" if message.answers is None else f"on {message.machine}, looked at now:")
+        for number, step in enumerate(message.steps):
+            data = to_data(step)
             print(f"  {data.pop('step')}")
             for name, value in data.items():
                 print(f"    {name} = {told(value)}")
-    if is_open:
-        print("what comes next depends on what it finds")
+            if message.answers is not None:
+                print(f"    -> {told(message.answers[number])}")
+        if message.follows:
+            print(f"  the bytes of {message.follows} follow")
+    if script.is_open:
+        print("what comes next depends on what that answers")
 
 
 def told(value: object) -> str:
     """Return a value of a step for people: records on one line, without what is empty."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {told(item)}" for name, item in value.items() if item not in ("", None, [], {}))
+        return ", ".join(f"{name} {told(item)}" for name, item in value.items() if item not in ("", None, [], {})) or "nothing"
     if isinstance(value, (list, tuple)):
         return " ".join(map(told, value)) or "none"
-    return str(value)
+    return "nothing" if value is None else str(value)

@@ -22,6 +22,7 @@ from ..model.steps import (
     DropLayer,
     DropStrays,
     GrowDisk,
+    LookAtDisk,
     MergeLayer,
     NameLayer,
     PullLayer,
@@ -48,9 +49,26 @@ def describe(step: DescribeDisk) -> dict[str, object]:
     disk = step.disk
     job_lock.take(disk.vm, disk.vm_dir)
     record = vm_dir.record_of(disk)
+    if _is_recovered(record, step.domain):
+        block_jobs.recover(disk.vm_dir, step.domain)
+    return _described(record, step.domain)
+
+
+def look_at(step: LookAtDisk) -> dict[str, object]:
+    """Return the same, and change nothing: not if that had to end first what a killed action has left."""
+    record = vm_dir.record_of(step.disk)
+    if _is_recovered(record, step.domain) and not block_jobs.is_settled(step.disk.vm_dir):
+        return {"unsettled": True}
+    return _described(record, step.domain)
+
+
+def _is_recovered(record: dict[str, object], guest: str) -> bool:
+    """Tell whether what is noted beside a disk concerns it: QEMU's jobs are in files of this host, or in a guest that runs."""
+    return bool(guest) if vm_dir.on_store(record) else record["how"] != "volatile"
+
+
+def _described(record: dict[str, object], name: str) -> dict[str, object]:
     if vm_dir.on_store(record):
-        if step.domain:
-            block_jobs.recover(disk.vm_dir, step.domain)
         return vm_dir.on_store(record)
     how, image = str(record["how"]), record.get("image")
     source = str(image["source"]) if isinstance(image, dict) else ""
@@ -60,12 +78,11 @@ def describe(step: DescribeDisk) -> dict[str, object]:
     }  # fmt: skip
     if how == "volatile":
         return answer
-    block_jobs.recover(disk.vm_dir, step.domain)
     path = str(record["path"])
     active = layers.NONE
-    if step.domain:
-        target, path = block_jobs.find(step.domain, path)
-        answer["target"], answer["system_snapshots"] = target, len(domain.snapshots(block_jobs.URI, step.domain))
+    if name:
+        target, path = block_jobs.find(name, path)
+        answer["target"], answer["system_snapshots"] = target, len(domain.snapshots(block_jobs.URI, name))
     if how == "in-place":
         dir_store.check_record(record)
         stock_layout.refuse(source, str(record["format"]))

@@ -21,7 +21,7 @@ from ..opennebula.xml import Vm
 from ..plan import backup as plan
 
 if TYPE_CHECKING:
-    from .transfer import Action
+    from .action import Action
 
 REMOTES = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", ".."))
 DRIVER = re.compile(r"[a-z0-9][a-z0-9_\-]*\Z")

@@ -14,7 +14,7 @@ from ..opennebula.xml import Vm, decode
 from ..plan import migration
 
 if TYPE_CHECKING:
-    from .transfer import Action
+    from .action import Action
 
 
 def _migrating(action: Action) -> tuple[args.Migrate, Vm]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..opennebula.oned import Oned
     from ..opennebula.xml import Vm
     from ..wire.session import Session
-    from .transfer import Action
+    from .action import Action
 
 Now = Callable[[], "Vm"]
 """Asks oned for the VM."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable, Iterable
 
-from ..errors import BadRecord, NotSupported, SemisharedError, VmGone
+from ..errors import BadRecord, NotSupported, SemisharedError
 from ..model import steps as s
 from ..model import steps_image, stores
 from ..opennebula import args
@@ -13,9 +13,9 @@ from ..plan import disks, encryption, images, rbd
 from .snapshots import tell_rest
 
 if TYPE_CHECKING:
-    from ..opennebula.xml import Datastore, Disk, Image, Vm
+    from ..opennebula.xml import Datastore, Vm
     from ..wire.session import Session
-    from .transfer import Action, Answer
+    from .action import Action
 
 
 class Bridge:
@@ -43,57 +43,6 @@ class Bridge:
     def run(self, steps: Iterable[s.Step]) -> list[Any]:
         """Carry out steps there."""
         return self._action.on(self.host, steps)
-
-
-def clone(action: Action, request: args.FromImage, disk: Disk, image: Image, datastore: Datastore, answer: Answer) -> None:
-    """Give a VM its own disk; `answer` says from where a host gets a base that it lacks."""
-    plan = rbd.clone(request, disk, image, datastore, action.config.overlays_options)
-    bridge = Bridge(action, datastore, image.id)
-    with action.session(request.target.host) as session:
-        if plan.where == "shared":
-            _on_store(session, bridge, plan)
-        else:
-            _local(session, bridge, plan, answer)
-        action.tell(request.target.host, session.moved)
-
-
-def _on_store(session: Session, bridge: Bridge, plan: rbd.Clone) -> None:
-    session.run(plan.record())
-    bridge.run(plan.on_store())
-    try:
-        session.run([steps_image.ConfirmDisk(plan.target)])
-    except VmGone:
-        bridge.run([steps_image.RemoveClone(plan.image._replace(source=plan.store_clone))])
-        raise
-
-
-def _local(session: Session, bridge: Bridge, plan: rbd.Clone, answer: Answer) -> None:
-    (seen,) = session.run([steps_image.SeeImage(plan.image)])
-    assert isinstance(seen, dict)
-    if not seen["frozen"]:
-        bridge.run([steps_image.FreezeImage(plan.image)])
-    generation = seen["generation"]
-    if not generation and plan.where == "overlay":
-        generation = _staged(session, bridge, plan)
-    session.run(plan.local(generation), answer=answer)
-
-
-def _staged(session: Session, bridge: Bridge, plan: rbd.Clone) -> str:
-    """Have a base of a content that nobody has hashed yet; return its generation."""
-    (staged,) = session.run([s.StageBase(plan.root, plan.image)])
-    assert isinstance(staged, dict)
-    if "snapshot" in staged:
-        bridge.run([steps_image.NameGeneration(plan.image, staged["snapshot"], staged["generation"])])
-    return str(staged["generation"])
-
-
-def ln(action: Action, request: args.FromImage, disk: Disk, image: Image, datastore: Datastore) -> None:
-    """Attach an image in place."""
-    on_bridge, on_host = rbd.ln(request, disk, image, datastore)
-    (begun,) = Bridge(action, datastore, image.id).run(on_bridge)
-    if type(begun) is dict and begun["open_by"]:  # not what `semishared plan` has in place of an answer
-        action.report.warn(f"{request.source} is open by {', '.join(begun['open_by'])}; without its exclusive lock nobody sees who writes")
-    action.on(request.target.host, on_host)
 
 
 def delete(action: Action, request: args.Delete, found: Iterable[object]) -> None:

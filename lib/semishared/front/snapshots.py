@@ -13,7 +13,7 @@ from ..plan.disks import running_domain
 
 if TYPE_CHECKING:
     from ..opennebula.xml import Vm
-    from .transfer import Action
+    from .action import Action
 
 RESIZE_RUNNING, RESIZE_UNDEPLOYED = 62, 64
 

@@ -4,59 +4,21 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Callable, Dict, Iterable, Iterator
+from typing import TYPE_CHECKING, Callable
 
-from ..config import Config, load
 from ..errors import BadArguments, NotSupported
 from ..model import steps as s
 from ..model import stores
+from ..model.exchange import Plan
 from ..opennebula import args
 from ..opennebula.report import Report
 from ..plan import disks
 from . import migration, snapshots
+from .action import Action, carry_out
 from .vm_location import everywhere, source_of_copy
 
 if TYPE_CHECKING:
     from ..opennebula.xml import Datastore, Disk, Image
-    from ..wire.session import Session
-
-Answer = Callable[[Dict[str, object]], object]
-"""What is said to a host that asks."""
-
-
-class Action:
-    """One transfer action under way."""
-
-    def __init__(self, name: str, argv: list[str], report: Report) -> None:
-        self.name = name
-        self.argv = argv
-        self.report = report
-        self.config: Config = load()
-        self.seq = -1
-        """SEQ of the VM's last history record, -1 if it is not known: every plan carries it (disk/epochs.py)."""
-
-    def session(self, host: str, *, bulk: bool = False) -> Session:
-        """Return a conversation with a host."""
-        from ..wire.session import Session
-
-        session = Session(host, self.name, self.config, bulk=bulk)
-        session.seq = self.seq
-        return session
-
-    def on(self, host: str, steps: Iterable[s.Step], answer: Answer | None = None) -> list[object]:
-        """Carry out `steps` on `host` and return what each found out; with `answer`, it may ask."""
-        with self.session(host) as session:
-            results = session.run(steps, answer=answer)
-            self.tell(host, session.moved)
-        return results
-
-    def tell(self, host: str, moved: dict[str, int]) -> None:
-        """Log the bytes that were moved."""
-        if moved:
-            amounts = ", ".join(f"{name} {size}" for name, size in sorted(moved.items()))
-            self.report.info(f"bytes on {host}: {amounts}")
-
 
 def _facts(action: Action, request: args.FromImage) -> tuple[Disk, Image, Datastore]:
     from ..opennebula.oned import Oned
@@ -76,58 +38,20 @@ def _marked(action: Action, datastore: Datastore) -> Datastore:
     return datastore
 
 
-def clone(action: Action) -> None:
+def clone(action: Action) -> Plan:
     """FE:SOURCE HOST:VMDIR/disk.N VM DATASTORE - give a VM its own disk from an image."""
-    request = args.FromImage.parse(action.argv)
-    if request.target.disk is None:
+    asked = args.FromImage.parse(action.argv)
+    if asked.target.disk is None:
         from ..opennebula.oned import Oned
 
-        action.on(request.target.host, disks.copy_kernel(request, _marked(action, Oned().datastore(request.store))))
-        return
-    disk, image, datastore = _facts(action, request)
-    if not stores.access(datastore).can.is_mounted:
-        from . import rbd
-
-        with _answering(action, request.target) as answer:
-            rbd.clone(action, request, disk, image, datastore, answer)
-        return
-    steps = disks.clone(request, disk, image, datastore, action.config.overlays_options)
-    with _answering(action, request.target) as answer:
-        action.on(request.target.host, steps, answer)
+        return disks.copy_kernel(asked, _marked(action, Oned().datastore(asked.store)))
+    return disks.clone(asked, *_facts(action, asked), action.config.overlays_options)
 
 
-@contextmanager
-def _answering(action: Action, target: args.DiskPlace) -> Iterator[Answer]:
-    """Yield what answers a host that lacks the base. Only then is loaded what knows about staging: most clones are warm."""
-    root, asked = f"{target.vm_place.datastore_location}/.semishared", []
-
-    def answer(question: dict[str, object]) -> object:
-        from . import base_tracker
-
-        asked.append(str(question.get("name")))
-        return base_tracker.answer(root, question, target.host, action.config)
-
-    has_it = False
-    try:
-        yield answer
-        has_it = True
-    finally:
-        if asked:
-            from . import base_tracker
-
-            base_tracker.leave(root, asked[0], {target.host: has_it})
-
-
-def ln(action: Action) -> None:
+def ln(action: Action) -> Plan:
     """FE:SOURCE HOST:VMDIR/disk.N VM DATASTORE - attach an image in place."""
-    request = args.FromImage.parse(action.argv)
-    disk, image, datastore = _facts(action, request)
-    if not stores.access(datastore).can.is_mounted:
-        from . import rbd
-
-        rbd.ln(action, request, disk, image, datastore)
-        return
-    action.on(request.target.host, disks.ln(request, disk, image, datastore))
+    asked = args.FromImage.parse(action.argv)
+    return disks.ln(asked, *_facts(action, asked))
 
 
 def mkimage(action: Action) -> None:
@@ -275,18 +199,24 @@ def monitor_ds(action: Action) -> None:
     sys.stdout.write(vm_sizes.report(args.absolute(action.argv[0], "datastore directory")))
 
 
-ACTIONS = {
-    function.__name__: function
-    for function in (
-        clone, ln, mkimage, mkswap, context, mvds, cpds, delete, mv, monitor, monitor_ds,
+PLANNED: dict[str, Callable[[Action], Plan]] = {function.__name__: function for function in (clone, ln)}
+"""Transfer action -> what is known before its plan, and the plan."""
+ACTIONS: dict[str, Callable[[Action], object]] = {
+    **PLANNED,
+    **{function.__name__: function for function in (
+        mkimage, mkswap, context, mvds, cpds, delete, mv, monitor, monitor_ds,
         migration.premigrate, migration.postmigrate, migration.failmigrate,
         snapshots.snap_create, snapshots.snap_create_live, snapshots.snap_delete, snapshots.snap_revert, snapshots.resize,
         prebackup, prebackup_live, postbackup, postbackup_live, restore,
-    )
+    )},
 }  # fmt: skip
 
 
 def act(action: str, argv: list[str], report: Report) -> str:
     """Carry out a transfer action; nothing goes to stdout but what monitor_ds prints."""
-    ACTIONS[action](Action(action, argv, report))
+    under_way = Action(action, argv, report)
+    if action in PLANNED:
+        carry_out(PLANNED[action](under_way), under_way)
+    else:
+        ACTIONS[action](under_way)
     return ""

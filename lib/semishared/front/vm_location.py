@@ -17,7 +17,7 @@ from ..model import steps as s
 from ..opennebula.args import VmPlace
 
 if TYPE_CHECKING:
-    from .transfer import Action
+    from .action import Action
 
 
 def is_on_front_end(path: str) -> bool:

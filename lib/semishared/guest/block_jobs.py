@@ -76,6 +76,11 @@ def recover(directory: str, name: str) -> None:
         point("job ended")
 
 
+def is_settled(directory: str) -> bool:
+    """Tell whether nothing is noted that `recover` would end."""
+    return not any(name == rest.NOTE or JOB.match(name) for name in _names(f"{directory}/{vm_dir.RECORDS}"))
+
+
 def _finish(directory: str, name: str, job: dict[str, object]) -> None:
     """End a job of a guest that runs; what it has pulled becomes durable."""
     _end_job(name, str(job.get("target", "")))

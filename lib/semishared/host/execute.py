@@ -107,6 +107,9 @@ class Execution:
     def DescribeDisk(self, step: s.DescribeDisk) -> object:
         return snapshots.describe(step)
 
+    def LookAtDisk(self, step: s.LookAtDisk) -> object:
+        return snapshots.look_at(step)
+
     def NameLayer(self, step: s.NameLayer) -> None:
         snapshots.name_layer(step, self.planned)
 

@@ -38,6 +38,7 @@ from .steps_snapshot import DropCopy as DropCopy
 from .steps_snapshot import DropLayer as DropLayer
 from .steps_snapshot import DropStrays as DropStrays
 from .steps_snapshot import GrowDisk as GrowDisk
+from .steps_snapshot import LookAtDisk as LookAtDisk
 from .steps_snapshot import MergeLayer as MergeLayer
 from .steps_snapshot import NameLayer as NameLayer
 from .steps_snapshot import PullLayer as PullLayer
@@ -230,8 +231,16 @@ class Discard(NamedTuple):
     seen: str
 
 
-LOOKS = frozenset({"DescribeVm", "ListBases", "ListPool", "LookAround", "LookAtImages", "ReadBase", "ReportDisks"})
+LOOKS = frozenset({
+    "CheckNotRunning", "CheckStore", "DescribeVm", "ListBases", "ListPool", "LookAround", "LookAtDisk", "LookAtImages", "ReadBase",
+    "ReportDisks", "SeeImage",
+})  # fmt: skip
 """Steps that change nothing wherever they are carried out: all that a dry run may send."""
+
+
+def look_instead(step: Step) -> Step:
+    """Return the look that answers what `step` does, which also holds what it has looked at; `step` itself if there is none."""
+    return LookAtDisk(*step) if isinstance(step, DescribeDisk) else step
 
 
 _NESTED: dict[str, Any] = {"image": ImageRef, "disk": DiskRef, "access": Access}

@@ -15,6 +15,13 @@ class DescribeDisk(NamedTuple):
     domain: str
 
 
+class LookAtDisk(NamedTuple):
+    """Report what DescribeDisk does, and hold nothing; {"unsettled": True} if a killed action has left what that would end."""
+
+    disk: DiskRef
+    domain: str
+
+
 class NameLayer(NamedTuple):
     """Give a layer another number too."""
 

@@ -8,6 +8,7 @@ import posixpath
 from ..errors import BadArguments, NotSupported
 from ..model import steps as s
 from ..model import stores
+from ..model.exchange import On, Plan
 from ..opennebula.args import Delete, DiskPlace, FromImage, Move, NewDisk, ToImage
 from ..opennebula.xml import Datastore, Disk, Image, Vm
 from . import encryption, images, placement
@@ -48,37 +49,54 @@ def check_store(access: stores.Access, path: str) -> list[s.Step]:
     return [s.CheckStore(posixpath.dirname(path), access.marker)] if access.marker else []
 
 
-def copy_kernel(request: FromImage, datastore: Datastore) -> list[s.Step]:
-    """Plan clone of a kernel or initrd, for which the VM has no DISK (CONTRACT pitfall 5)."""
-    place = request.target
-    source = stores.check_source(stores.MOUNTED, request.source)
-    return [*check_store(stores.access(datastore), source), _prepare(place), s.CopyFile(source, place.path, place.vm_place.vm)]
+def copy_kernel(asked: FromImage, datastore: Datastore) -> Plan:
+    """Plan clone of a kernel or initrd, for which the VM has no DISK."""
+    place = asked.target
+    source = stores.check_source(stores.MOUNTED, asked.source)
+    copy = s.CopyFile(source, place.path, place.vm_place.vm)
+    yield On(place.host, (*check_store(stores.access(datastore), source), _prepare(place), copy))
 
 
-def clone(request: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay_options: str) -> list[s.Step]:
+def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay_options: str) -> Plan:
     """Plan clone: a writable disk of its own, gone at shutdown."""
     if image.is_persistent:
         raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
-    ref, target = images.image_ref(image, datastore, request.source, "source"), disk_ref(request.target)
-    where = placement.place(image, datastore, is_persistent=False)
-    encryption.check_clone(disk, image, where, is_mounted=True)
-    prepare, min_size = _prepare(request.target), grown(disk)
+    ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
+    where, is_mounted = placement.place(image, datastore, is_persistent=False), ref.access.can.is_mounted
+    encryption.check_clone(disk, image, where, is_mounted=is_mounted)
+    host, prepare, min_size = asked.target.host, _prepare(asked.target), grown(disk)
+    root = f"{asked.target.vm_place.datastore_location}/.semishared"
+    if not is_mounted:
+        from . import rbd
+
+        bridge = stores.bridge(datastore, image.id)
+        if where == "shared":
+            yield from rbd.clone(host, bridge, ref, target, min_size)
+            return
+        ref = yield from rbd.frozen(host, bridge, ref, root if where == "overlay" else "")
     if where == "shared":
-        return [prepare, s.CloneOnStore(target, ref, min_size)]
-    if where == "copy":
-        return [prepare, s.CopyImage(target, ref, min_size)]
-    # The base first: it may take long, and until it is there nothing of the VM need exist.
-    root = f"{request.target.vm_place.datastore_location}/.semishared"
-    return [s.StageBase(root, ref), prepare, s.CreateOverlay(target, ref, min_size, overlay_options)]
+        yield On(host, (prepare, s.CloneOnStore(target, ref, min_size)))
+    elif where == "copy":
+        yield On(host, (prepare, s.CopyImage(target, ref, min_size)))
+    else:
+        # The base first: it may take long, and until it is there nothing of the VM need exist.
+        yield On(host, (s.StageBase(root, ref), prepare, s.CreateOverlay(target, ref, min_size, overlay_options)))
 
 
-def ln(request: FromImage, disk: Disk, image: Image, datastore: Datastore) -> list[s.Step]:
+def ln(asked: FromImage, disk: Disk, image: Image, datastore: Datastore) -> Plan:
     """Plan ln: the image itself, in place. CD-ROM and immutable images come read-only and keep their generation."""
     placement.place(image, datastore, is_persistent=True)
     encryption.secret(disk, image)
-    ref, target = images.image_ref(image, datastore, request.source, "source"), disk_ref(request.target)
-    readonly = disk.is_readonly
-    return [_prepare(request.target), s.LinkInPlace(target, ref, readonly, session=not readonly, shareable=disk.is_shareable)]
+    ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
+    host, readonly = asked.target.host, disk.is_readonly
+    if ref.access.can.is_mounted:
+        link = s.LinkInPlace(target, ref, readonly, session=not readonly, shareable=disk.is_shareable)
+        yield On(host, (_prepare(asked.target), link))
+        return
+    from . import rbd
+
+    bridge = stores.bridge(datastore, image.id)
+    yield from rbd.ln(host, bridge, ref, target, readonly=readonly, shareable=disk.is_shareable)
 
 
 def mkimage(request: NewDisk, disk: Disk) -> list[s.Step]:

@@ -25,76 +25,57 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, Mapping
 
-from ..errors import BadArguments, NotSupported
+from ..errors import NotSupported, VmGone
 from ..model import steps as s
 from ..model import steps_image
+from ..model.exchange import Lines, On, Part, Plan, Say
 from ..model.network_disk import NetworkDisk
-from ..opennebula.args import FromImage
-from ..opennebula.xml import Datastore, Disk, Image
-from . import disks, encryption, images, placement
 
 
-class Clone(NamedTuple):
-    """How a disk is made from an image."""
-
-    where: str
-    """shared, overlay or copy"""
-    image: s.ImageRef
-    target: s.DiskRef
-    root: str
-    min_size: int
-    options: str
-
-    @property
-    def store_clone(self) -> str:
-        """Return the name of the image's clone for this disk, as OpenNebula's own driver has it."""
-        return f"{self.image.source}-{self.target.vm}-{self.target.disk}"
-
-    def record(self) -> list[s.Step]:
-        """Return what the host does first for a disk on the store."""
-        network = NetworkDisk.of(self.store_clone, self.image.access)
-        return [
-            s.PrepareVm(self.target.vm, self.target.vm_dir),
-            steps_image.RecordNetwork(self.target, self.image, network, "store-clone", readonly=False),
-        ]
-
-    def on_store(self) -> list[s.Step]:
-        """Return what the bridge does for a disk on the store."""
-        return [steps_image.CloneStored(self.image, self.store_clone, self.min_size)]
-
-    def local(self, generation: str) -> list[s.Step]:
-        """Return what the host does for a local disk; `generation` '' is that of the frozen image, whichever it is."""
-        image = self.image._replace(generation=generation)
-        prepare = s.PrepareVm(self.target.vm, self.target.vm_dir)
-        if self.where == "copy":
-            return [prepare, s.CopyImage(self.target, image, self.min_size)]
-        return [s.StageBase(self.root, image), prepare, s.CreateOverlay(self.target, image, self.min_size, self.options)]
+def clone(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, min_size: int) -> Plan:
+    """Make a disk that is a copy-on-write clone beside its image; the record comes first, so that delete knows."""
+    # As OpenNebula's own driver names it.
+    made = image._replace(source=f"{image.source}-{disk.vm}-{disk.disk}")
+    network = NetworkDisk.of(made.source, image.access)
+    yield On(host, (s.PrepareVm(disk.vm, disk.vm_dir), steps_image.RecordNetwork(disk, image, network, "store-clone", readonly=False)))
+    yield On(bridge, (steps_image.CloneStored(image, made.source, min_size),))
+    try:
+        yield On(host, (steps_image.ConfirmDisk(disk),))
+    except VmGone:
+        yield On(bridge, (steps_image.RemoveClone(made),))
+        raise
 
 
-def clone(request: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str) -> Clone:
-    """Plan clone."""
-    if image.is_persistent:
-        raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
-    ref = images.image_ref(image, datastore, request.source, "source")
-    where = placement.place(image, datastore, is_persistent=False)
-    encryption.check_clone(disk, image, where, is_mounted=False)
-    root = f"{request.target.vm_place.datastore_location}/.semishared"
-    return Clone(where, ref, disks.disk_ref(request.target), root, disks.grown(disk), options)
+def frozen(host: str, bridge: str, image: s.ImageRef, root: str) -> Part[s.ImageRef]:
+    """Have the image's content frozen; return the image with its generation.
+
+    A content that nobody has hashed yet is, if there is a base store `root`, staged there for that; else it stays ''.
+    """
+    (seen,) = yield On(host, (steps_image.SeeImage(image),))
+    if not seen["frozen"]:
+        yield On(bridge, (steps_image.FreezeImage(image),))
+    generation = seen["generation"]
+    if not generation and root:
+        (staged,) = yield On(host, (s.StageBase(root, image),))
+        generation = str(staged["generation"])
+        if "snapshot" in staged:
+            yield On(bridge, (steps_image.NameGeneration(image, staged["snapshot"], generation),))
+    return image._replace(generation=generation)
 
 
-def ln(request: FromImage, disk: Disk, image: Image, datastore: Datastore) -> tuple[list[s.Step], list[s.Step]]:
-    """Plan ln: (steps on the bridge, then those on the host)."""
-    placement.place(image, datastore, is_persistent=True)
-    encryption.secret(disk, image)
-    ref, target = images.image_ref(image, datastore, request.source, "source"), disks.disk_ref(request.target)
-    network = NetworkDisk.of(ref.source, ref.access)
-    on_host = [
-        s.PrepareVm(target.vm, target.vm_dir),
-        steps_image.RecordNetwork(target, ref, network, "in-place", disk.is_readonly),
-    ]
-    return [steps_image.BeginSession(ref, disk.is_readonly, disk.is_shareable)], on_host
+def ln(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, *, readonly: bool, shareable: bool) -> Plan:
+    """Attach an image in place."""
+    network = NetworkDisk.of(image.source, image.access)
+    (begun,) = yield On(bridge, (steps_image.BeginSession(image, readonly, shareable),))
+    yield Say(_who_has_it_open, (image.source, begun))
+    yield On(host, (s.PrepareVm(disk.vm, disk.vm_dir), steps_image.RecordNetwork(disk, image, network, "in-place", readonly)))
+
+
+def _who_has_it_open(source: str, begun: Mapping[str, Any]) -> Lines:
+    if begun["open_by"]:
+        yield "warn", f"{source} is open by {', '.join(begun['open_by'])}; without its exclusive lock nobody sees who writes"
 
 
 def snapshot(what: str, image: s.ImageRef, number: int, readonly: bool) -> list[s.Step]:

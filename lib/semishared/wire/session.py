@@ -58,6 +58,8 @@ class Session:
         self.moved: dict[str, int] = {}
         self.seq = -1
         """SEQ of the last history record of the VM that the plans are about, -1 if it is not known."""
+        self.is_busy = False
+        """A plan was sent of which neither the end nor an error has been heard: nothing else can be sent."""
         self._action = action
         self._config = config
         if is_here(host):
@@ -140,6 +142,7 @@ class Session:
             "version": VERSION, "action": self._action, "seq": self.seq, "steps": [to_data(step) for step in steps],
             "answers": answers, "last": last, "standstill_s": self._config.hosts_standstill_timeout_s,
         }  # fmt: skip
+        self.is_busy = True
         # A host without a plan says nothing.
         self._heard_at = time.monotonic()
         self.send(plan=plan)
@@ -182,6 +185,8 @@ class Session:
         self._heard_at = time.monotonic()
         if message is None:
             raise self._lost()
+        if isinstance(message, dict) and message.get("event") in ("done", "error"):
+            self.is_busy = False
         if isinstance(message, dict) and message.get("event") == "error":
             raise from_id(str(message.get("id")), str(message.get("detail")))
         return message

@@ -11,26 +11,31 @@
     base_path   BACKUP_BASE_PATH of datastore.conf
     records     the records on the source host (premigrate)
     steps       the plan; for mv, premigrate and network_* by machine
-    error       {"id": ..., "words": [...]} instead
+    exchange    for planners that are generators, in place of `steps`: what is asked and answered (exchanges.py)
+    error       {"id": ..., "words": [...]} how it ends, if it fails
 
-REGENERATE=1 rewrites `steps`; read the difference before it is committed.
+REGENERATE=1 rewrites `steps` and `exchange`, keeping its answers; read the difference before it is committed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Generator, Optional
 from xml.etree import ElementTree
 
 import pytest
+from exchanges import played
 
 from semishared.errors import SemisharedError
+from semishared.model.exchange import Plan
 from semishared.model.steps import Step, to_data
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
-from semishared.plan import backup, disks, migration, rbd
+from semishared.plan import backup, disks, migration
 
 UNIT = Path(__file__).resolve().parents[1]
 CASES = sorted((UNIT / "plan" / "cases").glob("*/*.json"))
@@ -81,14 +86,14 @@ def datastore(case: Case) -> Datastore:
     return Datastore(changed(recorded("datastore-100"), case.get("datastore", {})))
 
 
-def clone(case: Case) -> list[Step]:
+def clone(case: Case) -> Plan:
     request = args.FromImage.parse(case["argv"])
     if request.target.disk is None:
         return disks.copy_kernel(request, datastore(case))
     return disks.clone(request, disk(case, request.target.disk), image(case), datastore(case), OVERLAY_OPTIONS)
 
 
-def ln(case: Case) -> list[Step]:
+def ln(case: Case) -> Plan:
     request = args.FromImage.parse(case["argv"])
     return disks.ln(request, disk(case, request.target.disk), image(case), datastore(case))
 
@@ -139,24 +144,10 @@ def postbackup(case: Case) -> list[Step]:
     return backup.postbackup(request, case.get("base_path", ""), live=case.get("live", False))
 
 
-def network_clone(case: Case) -> dict[str, list[Step]]:
-    request = args.FromImage.parse(case["argv"])
-    plan = rbd.clone(request, disk(case, request.target.disk), image(case), datastore(case), OVERLAY_OPTIONS)
-    if plan.where == "shared":
-        return {"host": plan.record(), "bridge": plan.on_store()}
-    return {"host": plan.local("0123456789abcdef0123456789abcdef")}
-
-
-def network_ln(case: Case) -> dict[str, list[Step]]:
-    request = args.FromImage.parse(case["argv"])
-    on_bridge, on_host = rbd.ln(request, disk(case, request.target.disk), image(case), datastore(case))
-    return {"bridge": on_bridge, "host": on_host}
-
-
 PLANNERS: dict[str, Callable[[Case], Any]] = {
     planner.__name__: planner
     for planner in (
-        clone, ln, mkimage, mkswap, mvds, cpds, delete, mv, premigrate, prebackup, postbackup, network_clone, network_ln
+        clone, ln, mkimage, mkswap, mvds, cpds, delete, mv, premigrate, prebackup, postbackup
     )
 }  # fmt: skip
 
@@ -176,25 +167,34 @@ def name_of(path: Path) -> str:
 def test_plan_is_the_one_of_the_case(path: Path) -> None:
     case = json.loads(path.read_text())
     planner = PLANNERS[path.parent.name]
-    if "error" in case:
-        with pytest.raises(SemisharedError) as caught:
-            planner(case)
+    plan, found = None, []
+    with pytest.raises(SemisharedError) if "error" in case else nullcontext() as caught:
+        plan = planner(case)
+        if isinstance(plan, Generator):
+            played(plan, case.get("exchange", []), partial(changed_record, case), found)
+        else:
+            # Through JSON, as the plan travels.
+            found = json.loads(json.dumps(as_data(plan)))
+    if caught:
         assert caught.value.id == case["error"]["id"]
         for word in case["error"]["words"]:
             assert word in caught.value.detail
-        return
-    # Through JSON, as the plan travels.
-    found = json.loads(json.dumps(as_data(planner(case))))
+    key = "exchange" if isinstance(plan, Generator) else "steps"
     if os.environ.get("REGENERATE"):  # pragma: no cover - by hand
-        pytest.skip(regenerate(path, case, found))
-    assert found == case["steps"]
+        pytest.skip(regenerate(path, {**case, key: found} if found else case))
+    assert found == case.get(key, [])
 
 
-def regenerate(path: Path, case: Case, found: Any) -> str:
+def changed_record(case: Case, name: str, changes: dict[str, Any]) -> Any:
+    """Return what oned says of the VM, image or datastore `name` when a plan asks, `changes` over those of the case."""
+    return {"vm": vm, "image": image, "datastore": datastore}[name]({**case, name: {**case.get(name, {}), **changes}})
+
+
+def regenerate(path: Path, case: Case) -> str:
     from conftest import WATCH
 
     WATCH.active = False
-    path.write_text(json.dumps({**case, "steps": found}, indent=1) + "\n")
+    path.write_text(json.dumps(case, indent=1) + "\n")
     return "rewritten"
 
 
@@ -204,5 +204,5 @@ def test_every_planner_has_cases_and_refusals() -> None:
         by_action.setdefault(path.parent.name, []).append(json.loads(path.read_text()))
     assert set(by_action) == set(PLANNERS)
     for action, cases in by_action.items():
-        assert any("steps" in case for case in cases), action
+        assert any("error" not in case for case in cases), action
         assert any("error" in case for case in cases), f"{action} has no case of a refusal"

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One action under way, and its plan carried out: every machine is spoken to here (model/exchange.py says what plans yield)."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator
+
+from ..config import Config, load
+from ..model.exchange import AskOned, Exchange, Feed, File, On, Plan, While
+from ..model.steps import Step
+from ..opennebula.report import Report
+
+if TYPE_CHECKING:
+    from ..wire.session import Session
+
+CHUNK = 1 << 20
+
+
+class Action:
+    """What an action was asked, and what every message of it carries."""
+
+    def __init__(self, name: str, argv: list[str], report: Report) -> None:
+        self.name = name
+        self.argv = argv
+        self.report = report
+        self.config: Config = load()
+        self.seq = -1
+        """SEQ of the VM's last history record, -1 if it is not known: every message carries it (disk/epochs.py)."""
+        self.bulk = False
+        """It carries bulk data, which must not hold up other actions on a shared ssh connection."""
+
+    def session(self, machine: str, *, bulk: bool = False) -> Session:
+        """Return a conversation with a machine."""
+        from ..wire.session import Session
+
+        session = Session(machine, self.name, self.config, bulk=bulk or self.bulk)
+        session.seq = self.seq
+        return session
+
+    def on(self, machine: str, steps: Iterable[Step]) -> list[object]:
+        """Carry out `steps` on a machine in a conversation of their own: for actions that have no plan yet."""
+        with self.session(machine) as session:
+            results = session.run(steps)
+            self.tell(machine, session.moved)
+        return results
+
+    def tell(self, machine: str, moved: dict[str, int]) -> None:
+        """Log the bytes that were moved."""
+        if moved:
+            amounts = ", ".join(f"{name} {size}" for name, size in sorted(moved.items()))
+            self.report.info(f"bytes on {machine}: {amounts}")
+
+
+class Sessions:
+    """The conversations of an action: one per machine, begun when it is first spoken to and kept to the end."""
+
+    def __init__(self, action: Action) -> None:
+        self.action = action
+        self._open: dict[tuple[str, bool], Session] = {}
+
+    def __enter__(self) -> Sessions:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> None:
+        for session in self._open.values():
+            session.close(is_over=error is None)
+            if error is None:
+                self.action.tell(session.host, session.moved)
+
+    def _with(self, machine: str, beside: bool) -> Session:
+        """Return the conversation with a machine; `beside` the one in which it is busy."""
+        session = self._open.get((machine, beside))
+        if session is None or session.is_busy:
+            # What was under way there has failed half-way: its host side is gone, or does not listen.
+            session = self._open[machine, beside] = self.action.session(machine)
+        return session
+
+    def run(self, on: On, source: File | None = None, *, beside: bool = False, meanwhile: Callable[[], object] | None = None) -> list[Any]:
+        """Have a message carried out; `source` follows it, `meanwhile` is done while its machine waits for that."""
+        session, bases = self._with(on.machine, beside), _Bases(on, self.action.config)
+
+        def answer(question: dict[str, object]) -> object:
+            if "rests" in question and meanwhile:
+                meanwhile()
+                return {}
+            return bases.answer(question)
+
+        try:
+            with bases:
+                return session.run(on.steps, _chunks(source), source.sha256 if source else "", answer)
+        except BaseException:
+            if session.is_busy:
+                # Its host side ends with it, and with what it has begun.
+                session.close(is_over=False)
+                self._open = {key: kept for key, kept in self._open.items() if kept is not session}
+            raise
+
+    def do(self, wanted: Exchange) -> Any:
+        """Do what a plan has yielded; return what it is given for that."""
+        if isinstance(wanted, On):
+            return self.run(wanted)
+        if isinstance(wanted, Feed):
+            return self.run(wanted.target, wanted.source)
+        if isinstance(wanted, While):
+            return self._both(wanted)
+        if isinstance(wanted, AskOned):
+            return ask_oned(wanted)
+        for level, text in wanted.lines(*wanted.about):
+            getattr(self.action.report, level)(text)
+        return None
+
+    def _both(self, wanted: While) -> tuple[list[Any], list[Any]]:
+        found: list[Any] = []
+        beside = wanted.then.machine == wanted.first.machine
+        first = self.run(wanted.first, meanwhile=lambda: found.extend(self.run(wanted.then, beside=beside)))
+        return first, found
+
+
+class _Bases:
+    """What a machine is told that asks for a base. Only then is loaded what knows about bases: most actions are warm."""
+
+    def __init__(self, on: On, config: Config) -> None:
+        self._on = on
+        self._config = config
+        self._asked: list[str] = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def answer(self, question: dict[str, object]) -> object:
+        """Return where the base that `question` names is to come from, and what has to go for it."""
+        from . import base_tracker
+
+        self._asked.append(str(question.get("name")))
+        return base_tracker.answer(root_of(self._on.steps), question, self._on.machine, self._config)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> None:
+        for name in self._asked:
+            from . import base_tracker
+
+            base_tracker.leave(root_of(self._on.steps), name, {self._on.machine: error is None})
+
+
+def root_of(steps: tuple[Step, ...]) -> str:
+    """Return the base store that belongs to what `steps` are about, ''  if there is none."""
+    for step in steps:
+        if hasattr(step, "root"):
+            return str(step.root)
+        vm_dir = getattr(getattr(step, "disk", step), "vm_dir", "")
+        if vm_dir:
+            return f"{os.path.dirname(os.path.dirname(vm_dir))}/.semishared"
+    return ""
+
+
+def _chunks(source: File | None) -> Iterator[bytes]:
+    if source:
+        with open(source.path, "rb") as file:
+            yield from iter(lambda: file.read(CHUNK), b"")
+
+
+def ask_oned(wanted: AskOned) -> Any:
+    """Return the object of oned that a plan asks for."""
+    from ..opennebula.oned import Oned
+
+    return getattr(Oned(), wanted.what)(wanted.id)
+
+
+def drive(plan: Plan, do: Callable[[Exchange], Any]) -> None:
+    """Give a plan what `do` makes of all that it yields; what that raises is raised in the plan."""
+    given: Any = None
+    error: Exception | None = None
+    try:
+        while True:
+            wanted = plan.throw(error) if error else plan.send(given)
+            given, error = None, None
+            try:
+                given = do(wanted)
+            except Exception as e:  # noqa: BLE001 - the plan decides what to make of it
+                error = e
+    except StopIteration:
+        return
+    finally:
+        plan.close()
+
+
+def carry_out(plan: Plan, action: Action) -> None:
+    """Carry out a plan: one conversation per machine."""
+    with Sessions(action) as sessions:
+        drive(plan, sessions.do)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan yields and what it is given: one exchange after the other with the machines, oned and the log.
+
+A plan is a generator. It yields what a machine is to do, is given one answer per step, and decides what comes next:
+
+    def clone(host: str, bridge: str, image: ImageRef, disk: DiskRef) -> Plan:
+        (seen,) = yield On(host, (SeeImage(image),))
+        if not seen["frozen"]:
+            yield On(bridge, (FreezeImage(image),))
+        yield On(host, (PrepareVm(disk.vm, disk.vm_dir), CopyImage(disk, image, 0)))
+
+What fails on a machine is raised in the plan, where it asked. So an undo is an `except SemisharedError` around that
+`yield`, which yields the undo and raises again; never a `finally` or a `with`, which a rehearsal would run through too.
+
+front/action.py carries a plan out, front/rehearsal.py only lets it look. A rehearsal ends where a plan looks at the
+answer of a step that acts; one that it merely hands on (to Say) does not end it. Plans of parts return what they found:
+`generation = yield from staged(...)`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Generator, Iterable, NamedTuple, Tuple, TypeVar, Union
+
+from .refs import Step
+
+Lines = Iterable[Tuple[str, str]]
+"""Lines of the log: (level, text), level as Report calls it: info, warn, error."""
+
+
+class On(NamedTuple):
+    """One message to one machine: it carries out `steps`, one after the other, and answers each."""
+
+    machine: str
+    steps: tuple[Step, ...]
+
+
+class While(NamedTuple):
+    """Two machines at once: the only step of `first` waits (RestGuest) until `then` is done. Given (answers, answers)."""
+
+    first: On
+    then: On
+
+
+class File(NamedTuple):
+    """A file on the front-end, whose bytes a step is to get, and their hash."""
+
+    path: str
+    sha256: str
+
+
+class Feed(NamedTuple):
+    """Like On, and the bytes of `source` follow: to the last of the steps, which receives."""
+
+    target: On
+    source: File
+
+
+class AskOned(NamedTuple):
+    """A question to oned whose need shows on the way: `what` is vm, image or datastore. Given that object."""
+
+    what: str
+    id: int
+
+
+class Say(NamedTuple):
+    """Lines for the log, made by `lines` from what machines have answered. Given nothing; a rehearsal passes over it."""
+
+    lines: Callable[..., Lines]
+    about: Tuple[Any, ...] = ()
+
+
+def warn(text: str) -> Say:
+    """Return a warning that is known already."""
+    return Say(lambda: [("warn", text)])
+
+
+Exchange = Union[On, While, Feed, AskOned, Say]
+Plan = Generator[Exchange, Any, None]
+T = TypeVar("T")
+Part = Generator[Exchange, Any, T]
+"""Part of a plan, which returns a T to the plan that yields from it."""

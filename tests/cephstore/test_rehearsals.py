@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`semishared plan ACTION` of disks on a real Ceph cluster: it says what the action would do, and nothing changes anywhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Tuple
+
+import pytest
+import rbd
+
+from tools.ceph_site import BRIDGE, POOL, READER, SECRET, USER
+from tools.oned_site import HERE, ActionSite
+from tools.test_dry_run import things
+
+if TYPE_CHECKING:
+    from tools.ceph_site import Site
+
+STORE = 105
+Words = List[str]
+
+
+class CephSite:
+    """Images on the cluster, VMs on this machine, under a simulated oned."""
+
+    def __init__(self, ceph: Site, one: ActionSite) -> None:
+        self.ceph, self.one = ceph, one
+        one.oned.datastore_create(
+            f'NAME="ceph" TYPE="IMAGE_DS" DS_MAD="semishared" TM_MAD="semishared" DISK_TYPE="RBD" POOL_NAME="{POOL}" CEPH_USER="{USER}" '
+            f'CEPH_SECRET="{SECRET}" CEPH_CONF="{ceph.conf}" SEMISHARED_CEPH_READER="{READER}" SEMISHARED_CEPH_BRIDGE_USER="{BRIDGE}"',
+            STORE,
+        )  # fmt: skip
+
+    def image(self, persistent: bool = False, **attributes: str) -> int:
+        """Have an image of 8 MiB on the cluster; return its id."""
+        number = self.one.image(persistent=persistent, **attributes)
+        ref, held = self.ceph.make(number, size=8 << 20), self.one.oned.image(number)
+        held.datastore_id, held.source, held.format = STORE, ref.source, "raw"
+        return number
+
+    def words(self, image: int) -> Words:
+        """Return the arguments of clone or ln for a new VM with the image."""
+        vm = self.one.vm(image)
+        return [f"fe:{self.one.oned.image(image).source}", f"{HERE}:{self.one.disk(vm)}", str(vm), str(STORE)]
+
+    def state(self) -> Any:
+        """Return all there is, on this machine and in the pool: names, hashes, snapshots, who watches or locks, metadata."""
+        pool = {}
+        for name in self.ceph.names():
+            with rbd.Image(self.ceph.ioctx, name, read_only=True) as image:
+                pool[name] = (
+                    self.ceph.content(name), image.size(), image.list_lockers(), sorted(image.metadata_list()),
+                    sorted((found["id"], found["name"], found["size"]) for found in image.list_snaps()),
+                    self.ceph.parent(name),
+                )  # fmt: skip
+        return things(self.one.location), pool, self.ceph.busy(), sorted(item["id"] for item in self.ceph.rbd.trash_list(self.ceph.ioctx))
+
+
+@pytest.fixture
+def cloud(site: Site, tmp_path: Path) -> Iterator[CephSite]:
+    site.wipe()
+    with ActionSite.up(tmp_path / "one") as one:
+        yield CephSite(site, one)
+
+
+Situation = Callable[[CephSite], Words]
+SITUATIONS: Dict[str, Tuple[Situation, List[str]]] = {}
+
+
+def situation(name: str, *steps: str) -> Callable[[Situation], Situation]:
+    def add(made: Situation) -> Situation:
+        SITUATIONS[name] = made, list(steps)
+        return made
+
+    return add
+
+
+@situation("clone", "FreezeImage", "StageBase", "...")
+def overlay(cloud: CephSite) -> Words:
+    return cloud.words(cloud.image())
+
+
+@situation("clone of what is known", "StageBase", "PrepareVm", "CreateOverlay")
+def warm(cloud: CephSite) -> Words:
+    image = cloud.image()
+    cloud.one.tm("CLONE", *cloud.words(image))
+    return cloud.words(image)
+
+
+@situation("clone as a copy", "FreezeImage", "PrepareVm", "CopyImage")
+def copy(cloud: CephSite) -> Words:
+    return cloud.words(cloud.image(SEMISHARED_LOCAL="copy"))
+
+
+@situation("clone on the store", "PrepareVm", "RecordNetwork", "CloneStored", "ConfirmDisk")
+def shared(cloud: CephSite) -> Words:
+    return cloud.words(cloud.image(SEMISHARED_PLACE="shared"))
+
+
+@situation("ln", "BeginSession", "PrepareVm", "RecordNetwork")
+def in_place(cloud: CephSite) -> Words:
+    return cloud.words(cloud.image(persistent=True))
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.fault(21, "`semishared plan` changes nothing on any machine and nothing in Ceph: no image, byte, snapshot or lock")
+def test_a_rehearsal_says_the_steps_and_changes_nothing(cloud: CephSite, name: str) -> None:
+    made, steps = SITUATIONS[name]
+    words = made(cloud)
+    before = cloud.state()
+    said: Dict[str, Any] = json.loads(cloud.one.cli("plan", "--json", name.split()[0], *words).stdout)
+    assert cloud.state() == before
+    found = [step["step"] for part in said["plan"] if "answers" not in part for step in part["steps"]]
+    assert found + ["..."] * said["open"] == steps
+    cloud.one.tm(name.split()[0].upper(), *words)
+    assert cloud.state() != before
