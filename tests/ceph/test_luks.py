@@ -65,3 +65,5 @@ def test_guest_on_encrypted_disks_of_ceph(cloud: Cloud, ceph: Cluster, host: Nod
     for name, seed in (("vda", "old"), ("vdb", "old"), ("vdc", "new")):
         guest.check(name, seed, 0, KIB)
     cloud.terminate(vm)
+    for image in (*images, later, saved):  # with their snapshots: what comes after looks at all there is
+        cloud.oned.image_delete(image)
