@@ -13,7 +13,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Dict, Iterator, List, Sequence, Tuple
 
@@ -25,7 +25,7 @@ from semishared.opennebula import args
 from semishared.plan import snapshots
 from semishared.wire import session as ssh
 
-from . import machine
+from . import libvirt_proxy, machine
 from .cloud import STORE, SYSTEM, Cloud, until
 from .rig import digest, file_digest, image_bytes
 
@@ -39,30 +39,10 @@ PLACES = ("overlay", "copy", "store-clone", "in-place")
 CONTENT = image_bytes("live")
 MiB = 1 << 20
 VIRSH = ["virsh", "-q", "-c", "qemu:///system"]
-DYING = "/var/tmp/dying"
+KVMRC = "/var/tmp/one/etc/vmm/kvm/kvmrc"
+PROXY = "/var/tmp/libvirt-proxy"
 TRACE = "/var/tmp/trace"
 Environment = Dict[str, str]
-
-DIES = """#!/bin/bash
-# The real virsh, killed together with whoever called it, soon after it has begun.
-for word; do [ "$word" = {verb} ] && hit=yes; done
-[ "$hit" ] || exec /usr/bin/virsh "$@"
-/usr/bin/virsh "$@" {more} &
-sleep {seconds}
-kill -KILL $! $PPID
-"""
-
-
-FAILS = """#!/bin/bash
-# The real virsh, but for one verb, which fails: without doing anything, or having done it.
-for word; do [ "$word" = {verb} ] && hit=yes; done
-[ "$hit" ] || exec /usr/bin/virsh "$@"
-[ {when} = never ] && exec sleep 60
-[ {when} = before ] || /usr/bin/virsh "$@"
-echo "error: no mood for {verb}" >&2
-exit 1
-"""
-
 
 def written(*marks: int) -> bytes:
     """Return the image after writes: mark N is 512 KiB of byte N at N MiB."""
@@ -111,33 +91,38 @@ class Live:
 
     @contextmanager
     def session(self, env: Environment) -> Iterator[ssh.Session]:
-        """Talk to the host side on h1; `env`: its SEMISHARED_*, or what becomes of a VERB of its virsh.
+        """Talk to the host side on h1; `env`: its SEMISHARED_*, or what becomes of what it asks of libvirt, by virsh's VERB.
 
-        DIE_IN=VERB and DIE_AFTER=SECONDS, or FAIL_IN=VERB and FAIL=before|after|never (it hangs).
+        DIE_IN=VERB and DIE_AFTER=SECONDS, or FAIL_IN=VERB and FAIL=before|after|never (it hangs): libvirt_proxy.py.
         """
-        script = ""
-        if "DIE_IN" in env:
-            more = "--bandwidth 1" if env["DIE_IN"] in ("blockpull", "blockcopy") else ""
-            script = DIES.format(verb=env["DIE_IN"], seconds=env["DIE_AFTER"], more=more)
-        elif "FAIL_IN" in env:
-            script = FAILS.format(verb=env["FAIL_IN"], when=env["FAIL"])
-        if script:
-            path = self.host.path(f"{DYING}/virsh")
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(script)
-            path.parent.chmod(0o755)
-            path.chmod(0o755)
-        extra = {**self.environment, **{key: value for key, value in env.items() if key.startswith("SEMISHARED_")}}
-        if script:
-            extra["PATH"] = f"{DYING}:{extra['PATH']}"
-        ssh.subprocess = machine.Starter(self._server, extra)  # type: ignore[assignment]
+        how = env.get("DIE_AFTER") or env.get("FAIL", "")
+        with self._proxy(env.get("DIE_IN") or env["FAIL_IN"], how) if how else nullcontext():
+            extra = {**self.environment, **{key: value for key, value in env.items() if key.startswith("SEMISHARED_")}}
+            ssh.subprocess = machine.Starter(self._server, extra)  # type: ignore[assignment]
+            try:
+                session = ssh.Session("localhost", "test", Config())
+            finally:
+                ssh.subprocess = subprocess
+            self.talk = session
+            with session:
+                yield session
+
+    @contextmanager
+    def _proxy(self, verb: str, how: str) -> Iterator[None]:
+        """Have whoever asks libvirt on h1, within the block, ask one that lets a verb go wrong."""
+        script = self.host.path(f"{PROXY}.py")
+        script.write_text(Path(libvirt_proxy.__file__).read_text())
+        kvmrc = self.host.path(KVMRC)
+        before = kvmrc.read_text()
+        proxy = self.host.popen(["/usr/bin/python3", "-I", f"{PROXY}.py", PROXY, verb, how], stdout=subprocess.PIPE)
         try:
-            session = ssh.Session("localhost", "test", Config())
+            assert proxy.stdout and proxy.stdout.readline() == b"ready\n"
+            kvmrc.write_text(f"{before}\nLIBVIRT_URI='qemu+unix:///system?socket={PROXY}'\n")
+            yield
         finally:
-            ssh.subprocess = subprocess
-        self.talk = session
-        with session:
-            yield session
+            kvmrc.write_text(before)
+            proxy.kill()
+            proxy.wait()
 
     def run(self, env: Environment, *steps: s.Step) -> List[object]:
         with self.session(env) as session:

@@ -242,7 +242,7 @@ def test_vm_in_place_moves_live_there_and_back(lab: Lab) -> None:
     failed = vm.migrate(h2)
     assert failed.returncode == 1
     plain = [line for line in failed.stderr.decode().splitlines() if not line.startswith(("WARN: ", "INFO: ", "ERROR: "))]
-    assert len(plain) == 1 and "virsh" in plain[0]
+    assert len(plain) == 1 and "libvirt on h1: migrate" in plain[0]
     assert vm.state(h1) == "running" and vm.state(h2) == ""
     vm.guest.write("vdb", "after", 0, 64)
 

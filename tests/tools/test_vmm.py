@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from semishared.guest import domain
+from semishared.guest.kvmrc import Site
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDER = """#!/bin/sh
@@ -479,10 +480,10 @@ def live_disk(path: object, dev: str, more: str = "") -> str:
     return f"<disk type='file' device='disk'><source file='{path}'/><target dev='{dev}' bus='virtio'/>{more}</disk>"
 
 
-needs_virsh = pytest.mark.skipif(shutil.which("virsh") is None, reason="no virsh")
+needs_libvirt = pytest.mark.skipif(importlib.util.find_spec("libvirt") is None, reason="no python3-libvirt")
 
 
-@needs_virsh
+@needs_libvirt
 @pytest.mark.parametrize("how", ["overlay", "copy", "volatile"])
 def test_migration_with_a_local_disk_names_it_and_does_nothing(host: Host, how: str) -> None:
     host.add_in_place(0)
@@ -492,7 +493,7 @@ def test_migration_with_a_local_disk_names_it_and_does_nothing(host: Host, how: 
     assert f"disk 1 ({how})" in said and "[SS041]" in said
 
 
-@needs_virsh
+@needs_libvirt
 def test_migration_with_an_unknown_file_names_it_and_does_nothing(host: Host) -> None:
     host.add_in_place(0)
     foreign = live_disk("/var/lib/one/datastores/102/foreign", "vdb")
@@ -501,7 +502,7 @@ def test_migration_with_an_unknown_file_names_it_and_does_nothing(host: Host) ->
     assert "disk vdb (/var/lib/one/datastores/102/foreign)" in host.refuses("migrate", *MIGRATE_ARGV, stdin=migrate_stdin(host))
 
 
-@needs_virsh
+@needs_libvirt
 def test_migration_refuses_what_it_cannot_do(host: Host) -> None:
     host.add_in_place(0)
     libvirt(host, live_disk(host.image, "vda"), live_disk(f"{host.spelled}/disk.2", "vdc", "<readonly/>"))
@@ -521,8 +522,8 @@ def test_migration_refuses_what_it_cannot_do(host: Host) -> None:
 
 def test_what_kvmrc_does_not_say_has_its_default(tmp_path: Path) -> None:
     kvmrc = tmp_path / "kvmrc"
-    assert domain.Site.read(str(kvmrc)) == domain.Site()
+    assert Site.read(str(kvmrc)) == Site()
     kvmrc.write_text("MIGRATE_OPTIONS='--bandwidth 1'\n")
-    assert domain.Site.read(str(kvmrc)) == domain.Site(migrate_options=("--bandwidth", "1"))
+    assert Site.read(str(kvmrc)) == Site(migrate_options=("--bandwidth", "1"))
     kvmrc.write_text("LIBVIRT_URI=qemu:///session\nQEMU_PROTOCOL=qemu+tls\nVIRSH_TRIES=5\nSYNC_TIME=yes\nCLEANUP_MEMORY_ON_STOP=yes\n")
-    assert domain.Site.read(str(kvmrc)) == domain.Site("qemu:///session", "qemu+tls", (), 5, True, True)
+    assert Site.read(str(kvmrc)) == Site("qemu:///session", "qemu+tls", (), 5, True, True)

@@ -18,6 +18,7 @@ from semishared.plan.attach_xml import AttachMessage
 from semishared.plan.checkpoint import with_active_layers
 from semishared.plan.domain_xml import DiskRecord, Domain, check_system_snapshot, disk_number, disks_of_ours
 from semishared.plan.live_migration import Outcome, is_proved, options, outcome, paths_in_place
+from semishared.plan.migrate_options import Options, parsed
 
 GOLDEN = Path(__file__).parent / "golden" / "domain"
 CASES = sorted(path.name[: -len(".in.xml")] for path in GOLDEN.glob("*.in.xml"))
@@ -340,6 +341,28 @@ def test_options_that_copy_disks_are_refused(site: list[str]) -> None:
 def test_auto_converge_is_numbers(value: str) -> None:
     with pytest.raises(BadArguments):
         options([], value, "", False, False)
+
+
+def test_words_of_virsh_migrate_in_libvirts_terms() -> None:
+    words = ["--live", "--verbose", "--bandwidth=20", "--compressed", "--comp-methods", "xbzrle,mt", "--timeout", "60"]
+    values = {"BANDWIDTH": 20, "COMPRESSION": ["xbzrle", "mt"]}
+    assert parsed([*words, "--timeout-postcopy"]) == Options(("LIVE", "COMPRESSED"), values, 60, "postcopy")
+    ours = options([], "20,10", "", True, True)
+    assert parsed(["--live", *ours]) == Options(
+        ("LIVE", "AUTO_CONVERGE", "PERSIST_DEST", "UNDEFINE_SOURCE", "UNSAFE"), {"AUTO_CONVERGE_INITIAL": 20, "AUTO_CONVERGE_INCREMENT": 10}
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [["--bandwidth"], ["--bandwidth", "fast"], ["--timeout", "-1"], ["--migrateuri"]])
+def test_option_of_virsh_migrate_without_its_value(words: list[str]) -> None:
+    with pytest.raises(BadArguments, match=words[0]):
+        parsed(words)
+
+
+@pytest.mark.parametrize("word", ["--xml", "--no-such-option", "vda"])
+def test_option_of_virsh_migrate_that_nobody_knows_is_named(word: str) -> None:
+    with pytest.raises(NotSupported, match=word):
+        parsed(["--live", word])
 
 
 def test_target_is_touched_only_if_the_vm_is_seen_running_here() -> None:

@@ -21,7 +21,7 @@ from typing import Any, Iterator
 from .. import NAME
 from ..config import Config, load
 from ..errors import CannotInstall, HostUnreachable, SemisharedError
-from ..guest.domain import Site as Libvirt
+from ..guest.kvmrc import Site as Libvirt
 from ..install import edits, examine
 from ..install.front_end import FrontEnd, locate
 from ..install.preflight import Question, encoded, limited

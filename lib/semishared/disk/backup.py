@@ -12,22 +12,18 @@ backup and with the VM; a job in QEMU, ended by `end`; a frozen guest, noted bef
 from __future__ import annotations
 
 import os
-import re
-import time
 from typing import NamedTuple
 
-from ..errors import MissingImage, NoSpace, SemisharedError, ToolFailed, ToolTimeout
-from ..guest import block_jobs, domain, job_lock, rest
+from ..errors import MissingImage
+from ..guest import backup_job, block_jobs, domain, job_lock, rest
 from ..model.network_disk import NetworkDisk
 from ..model.steps import BackUp, DiskRef, EndBackup
-from ..tools import files, progress, qemu_img, standstill
+from ..tools import files, progress, qemu_img
 from ..tools.crash_points import point
-from ..tools.run import QUICK_S
 from . import vm_dir
 from .create import opened
 from .epochs import Planned
 
-END_S = 30
 COPY = "{directory}/disk.{disk}.0"
 """The name that a full backup has for upstream's backup drivers: increment 0."""
 
@@ -96,45 +92,29 @@ def back_up(step: BackUp, planned: Planned) -> None:
 
 def _copy_running(step: BackUp, staged: str, disks: dict[int, _Disk]) -> None:
     devices = _devices(step, disks)
-    parts = []
+    targets = {}
     for disk, device in devices.items():
         target = COPY.format(directory=staged, disk=disk)
         # Made by us, not by libvirt: that would make it as root, and QEMU, which is not, could not open it.
         qemu_img.create(target, "qcow2", block_jobs.capacity(step.domain, device))
         os.chmod(target, 0o660)
-        parts.append(
-            f"<disk name='{_quoted(device)}' backup='yes' type='file'><target file='{_quoted(target)}'/>"
-            "<driver type='qcow2'/></disk>"
-        )
-    request = files.staged_name(f"{step.vm_dir}/backup.xml")
+        targets[device] = target
     try:
-        with open(request, "x", encoding="utf-8") as file:
-            file.write(f"<domainbackup mode='push'><disks>{''.join(parts)}</disks></domainbackup>")
-        point("backup job described")
-        with rest.resting(step.vm_dir, step.domain, step.freeze):
-            domain.virsh(block_jobs.URI, "backup-begin", step.domain, request, "--reuse-external", timeout_s=QUICK_S)
-            point("backup job begun")
-        _wait(step)
+        with backup_job.listening(step.domain) as job:
+            with rest.resting(step.vm_dir, step.domain, step.freeze):
+                job.begin(targets)
+                point("backup job begun")
+            job.wait()
         point("backup job done")
     except BaseException:
         _end_job(step.domain, step.directory)
         raise
-    finally:
-        files.unlink(request)
-
-
-def _quoted(text: str) -> str:
-    # xml.sax.saxutils would load urllib for this.
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("'", "&apos;")
 
 
 def _devices(step: BackUp, disks: dict[int, _Disk]) -> dict[int, str]:
     """Return what libvirt calls each disk."""
-    known = {}
-    for line in domain.virsh(block_jobs.URI, "--quiet", "domblklist", step.domain).splitlines():
-        name, _, source = line.strip().partition(" ")
-        source = source.strip()
-        known[os.path.realpath(source) if source.startswith("/") else source] = name
+    opens = domain.disks(step.domain).items()
+    known = {os.path.realpath(source) if source.startswith("/") else source: name for name, source in opens}
     found = {}
     for disk, recorded in disks.items():
         device = known.get(recorded.listed)
@@ -144,50 +124,8 @@ def _devices(step: BackUp, disks: dict[int, _Disk]) -> dict[int, str]:
     return found
 
 
-def _wait(step: BackUp) -> None:
-    """Wait for the end of the job; raise unless all of it was copied."""
-    seen, since = "", time.monotonic()
-    pause = 0.05
-    while True:
-        said = domain.virsh(block_jobs.URI, "domjobinfo", step.domain)
-        if re.search(r"^Job type:\s+None", said, re.MULTILINE):
-            break
-        done = "".join(re.findall(r"^File (?:processed|remaining):.*", said, re.MULTILINE))
-        if done != seen:
-            seen, since = done, time.monotonic()
-        if time.monotonic() - since > standstill.patience_s():
-            raise ToolTimeout(f"the backup of {step.domain} on {os.uname().nodename} makes no progress")
-        progress.touch()
-        time.sleep(pause)
-        pause = min(pause * 2, 1)
-    said = domain.virsh(block_jobs.URI, "domjobinfo", step.domain, "--completed", "--keep-completed", "--anystats")
-    if re.search(r"^Job type:\s+Completed", said, re.MULTILINE) and re.search(r"^Operation:\s+Backup", said, re.MULTILINE):
-        return
-    reason = re.search(r"^Error message:\s+(.*)$", said, re.MULTILINE)
-    text = reason.group(1).strip() if reason else "it was ended"
-    if "No space left" in text or "quota" in text:
-        raise NoSpace(f"backup of {step.domain} on {os.uname().nodename}: {text}")
-    raise ToolFailed(f"backup of {step.domain} on {os.uname().nodename}: {text}")
-
-
 def _end_job(name: str, directory: str) -> None:
-    """End a backup job that writes below our directories; other jobs of the domain are none of ours."""
-    deadline = time.monotonic() + END_S
-    while domain.state(block_jobs.URI, name) in ("running", "paused"):
-        said = domain.virsh(block_jobs.URI, "domjobinfo", name)
-        if not re.search(r"^Operation:\s+Backup", said, re.MULTILINE):
-            return
-        try:
-            job = domain.virsh(block_jobs.URI, "backup-dumpxml", name)
-            if _staged(directory) not in job and directory not in job:
-                return
-            domain.virsh(block_jobs.URI, "domjobabort", name)
-        except SemisharedError:
-            pass  # it is just beginning, or has ended by itself: the loop knows
-        if time.monotonic() > deadline:
-            raise ToolTimeout(f"the backup job of {name} on {os.uname().nodename} does not end")
-        progress.touch()
-        time.sleep(0.1)
+    backup_job.end(name, [_staged(directory), directory])
 
 
 def _put_right(vm_dir: str, name: str, directory: str) -> None:
@@ -221,5 +159,3 @@ def _remove_if_empty(directory: str) -> None:
         os.rmdir(directory)
     except OSError:
         pass  # below BACKUP_BASE_PATH others may put something there
-
-

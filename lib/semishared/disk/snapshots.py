@@ -82,7 +82,7 @@ def _described(record: dict[str, object], name: str) -> dict[str, object]:
     active = layers.NONE
     if name:
         target, path = block_jobs.find(name, path)
-        answer["target"], answer["system_snapshots"] = target, len(domain.snapshots(block_jobs.URI, name))
+        answer["target"], answer["system_snapshots"] = target, len(domain.snapshots(name))
     if how == "in-place":
         dir_store.check_record(record)
         stock_layout.refuse(source, str(record["format"]))

@@ -27,7 +27,7 @@ from ..errors import (
     TransferCorrupt,
     WholeDirectoryThere,
 )  # fmt: skip
-from ..guest import domain
+from ..guest import listing
 from ..model.steps import ImageRef, ReceiveVm, ReleaseVm, RenameVm, has_arrived
 from ..tools import beneath, files, progress
 from ..tools.crash_points import point
@@ -140,7 +140,7 @@ def _check_may_replace(staging: str, step: ReceiveVm | RenameVm, planned: Planne
     lost = [disk for disk in step.disks if f"disk.{disk}" in there and not arrived & {f"disk.{disk}", f"{vm_dir.RECORDS}/disk.{disk}.json"}]
     if less and (lost or not 0 <= seq < planned.seq):
         raise WholeDirectoryThere(f"{directory} on {here} has what did not arrive: {', '.join(less[:5])}")
-    why = domain.why_in_use(step.domain)
+    why = listing.why_in_use(step.domain)
     if why:
         raise MigrationRefused(f"{directory} on {here} is not replaced: {why}")
 
@@ -199,7 +199,7 @@ def release(step: ReleaseVm, planned: Planned) -> dict[str, object]:
             return "it has changed since it was read"
         return ""
 
-    why = why_not() or domain.why_in_use(step.domain)
+    why = why_not() or listing.why_in_use(step.domain)
     if why:
         return {"kept": why}
     try:

@@ -3,7 +3,7 @@
 
 libvirt goes on when its caller dies: a job stays in QEMU, a guest stays paused. So whatever is begun in a guest is noted
 beside the VM's records before, and `recover` ends what is noted; every action on a running guest's disks begins with
-that, and with the turn (turns.py), so that what it finds noted is nobody's work any more.
+that, and with the turn (job_lock.py), so that what it finds noted is nobody's work any more.
 
     .semishared/frozen.json     the guest rests, by us (rest.py)
     .semishared/job.N.json      a job for disk N: a snapshot, a copy or a pull
@@ -20,16 +20,16 @@ import os
 import re
 import time
 from contextlib import contextmanager
-from typing import Iterator
+from typing import Any, Iterator
 
 from ..disk import layers, vm_dir
-from ..errors import MissingImage, SemisharedError, ToolTimeout
+from ..errors import MissingImage, SemisharedError, ToolFailed, ToolTimeout
 from ..model.steps import DiskRef
 from ..tools import files, progress, qemu_img
 from ..tools.crash_points import point
-from . import domain, rest
+from . import domain, job_events, libvirtd, rest
+from .domain import quoted
 
-URI = domain.HERE
 JOB = re.compile(r"job\.[0-9]+\.json\Z")
 EQUAL_S = 30
 END_S = 120
@@ -40,10 +40,8 @@ def find(name: str, path: str) -> tuple[str, str]:
     """Return the target of the running guest's disk whose recorded file is `path`, and the file that it writes to."""
     path = os.path.normpath(path)
     folder = os.path.dirname(path)
-    for line in domain.virsh(URI, "--quiet", "domblklist", name).splitlines():
-        target, _, source = line.strip().partition(" ")
-        plain = os.path.normpath(source.strip())
-        plain = "/" + plain.lstrip("/")
+    for target, source in domain.disks(name).items():
+        plain = "/" + os.path.normpath(source).lstrip("/")
         if plain == path or (folder.endswith(".snap") and os.path.dirname(plain) == folder):
             return target, plain
     raise MissingImage(f"domain {name} on {os.uname().nodename} has no disk {path}")
@@ -53,7 +51,7 @@ def opened(name: str, folder: str) -> set[int]:
     """Return the numbers of the layers in `folder` by which libvirt knows what the running guest has open."""
     from xml.etree import ElementTree
 
-    sources = ElementTree.fromstring(domain.dumpxml(URI, name)).iter("source")
+    sources = ElementTree.fromstring(domain.dumpxml(name)).iter("source")
     paths = [os.path.normpath(source.get("file", "")) for source in sources]
     return {int(os.path.basename(path)) for path in paths if os.path.dirname(path) == folder and os.path.basename(path).isdigit()}
 
@@ -111,34 +109,28 @@ def _names(directory: str) -> list[str]:
 def _wait_for_snapshot(name: str) -> None:
     """Wait until libvirt has finished a snapshot that its dead caller has asked for: only then it says who writes where."""
     deadline = time.monotonic() + END_S
-    while re.search(r"^Operation:\s+Snapshot", domain.virsh(URI, "domjobinfo", name), re.MULTILINE):
+    while domain.is_in(domain.job(name), "SNAPSHOT"):
         if time.monotonic() > deadline:
             raise ToolTimeout(f"libvirt does not finish a snapshot of {name} on {os.uname().nodename}")
         progress.touch()
         time.sleep(0.1)
 
 
-def job_info(name: str, target: str) -> str:
-    """Return what libvirt says of QEMU's job on a disk: how far it has come, among other things."""
-    return domain.virsh(URI, "blockjob", name, target, "--info", "--raw")
-
-
-def has_job(name: str, target: str) -> bool:
-    """Tell whether QEMU is at work on a disk."""
-    return bool(re.search(r"^\s*type=", job_info(name, target), re.MULTILINE))
-
-
 def _end_job(name: str, target: str) -> None:
     """End a job; a copy is cut short, a pull has pulled less."""
     deadline = time.monotonic() + END_S
-    while target and has_job(name, target):
+    while target and job_events.block_job(name, target):
         try:
-            domain.virsh(URI, "blockjob", name, target, "--abort", timeout_s=END_S)
+            _abort(name, target)
         except SemisharedError:
             # It has ended by itself.
             time.sleep(0.1)
         if time.monotonic() > deadline:
             raise ToolTimeout(f"the job on disk {target} of {name} on {os.uname().nodename} does not end")
+
+
+def _abort(name: str, target: str) -> None:
+    domain.ask(name, f"blockjob {target} --abort", lambda guest: guest.blockJobAbort(target, 0), timeout_s=END_S)
 
 
 @contextmanager
@@ -167,13 +159,19 @@ def noted(disk: DiskRef, name: str, target: str, **pull: str) -> Iterator[None]:
 
 def flush(directory: str, name: str) -> None:
     """Make QEMU write all it knows of the guest's disks; a stopped guest is the one flush that libvirt offers."""
-    if domain.state(URI, name) == "running":
+    if domain.state(name) == "running":
         with rest.resting(directory, name, "SUSPEND"):
             pass
     else:
         # libvirt leaves a paused guest alone; QEMU flushes whenever it is told to stop.
-        domain.virsh(URI, "qemu-monitor-command", name, '{"execute":"stop"}', timeout_s=60)
+        domain.ask(name, "qemu-monitor-command", _stop, timeout_s=60)
     point("guest flushed")
+
+
+def _stop(guest: Any) -> None:
+    import libvirt_qemu
+
+    libvirt_qemu.qemuMonitorCommand(guest, '{"execute":"stop"}', 0)
 
 
 # -- jobs -------------------------------------------------------------------------------------------
@@ -181,15 +179,16 @@ def flush(directory: str, name: str) -> None:
 
 def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str) -> None:
     """Let QEMU copy into a disk's active layer, the file `layer`, what that does not share with `backing` ('' for nothing)."""
-    base: list[str] = []
-    if backing:
-        base = ["--base", f"{target}[{_index(name, target, os.path.join(os.path.dirname(layer), backing))}]"]
-        if "/" not in backing:
-            # Else QEMU writes an absolute name into the header, and the directory could not be moved any more.
-            base.append("--keep-relative")
+    base = f"{target}[{_index(name, target, os.path.join(os.path.dirname(layer), backing))}]" if backing else None
+    # Else QEMU writes an absolute name into the header, and the directory could not be moved any more.
+    flags = libvirtd.binding().VIR_DOMAIN_BLOCK_REBASE_RELATIVE if backing and "/" not in backing else 0
     below, below_format = layers.backing_of(layer)
-    with noted(disk, name, target, layer=os.path.basename(layer), below=below, below_format=below_format):
-        domain.virsh_while(lambda: job_info(name, target), URI, "blockpull", name, target, *base, "--wait")
+    noting = noted(disk, name, target, layer=os.path.basename(layer), below=below, below_format=below_format)
+    with noting, job_events.listening(name, target) as job:
+        domain.ask(name, f"blockpull {target}", lambda guest: guest.blockRebase(target, base, 0, flags), timeout_s=END_S)
+        job.wait_until_over()
+        if layers.backing_of(layer)[0] == below:
+            raise ToolFailed(f"the pull into disk {target} of {name} on {os.uname().nodename} has ended before it was done")
         point("layer pulled")
         flush(disk.vm_dir, name)
 
@@ -198,7 +197,7 @@ def _index(name: str, target: str, wanted: str) -> int:
     """Return libvirt's index of the file `wanted` in the backing chain of a running guest's disk."""
     from xml.etree import ElementTree
 
-    for disk in ElementTree.fromstring(domain.dumpxml(URI, name)).iterfind("devices/disk"):
+    for disk in ElementTree.fromstring(domain.dumpxml(name)).iterfind("devices/disk"):
         element = disk.find("target")
         if element is None or element.get("dev") != target:
             continue
@@ -214,16 +213,16 @@ def copy(disk: DiskRef, name: str, target: str, path: str, format: str, freeze: 
     """Copy a disk at one moment: blockcopy mirrors until the two are equal; the guest rests (`freeze`) while that lets go."""
     # Made by us, not by libvirt: that would make it as root, and QEMU, which is not, could not open it.
     qemu_img.create(path, format, capacity(name, target))
-    with noted(disk, name, target):
-        domain.virsh_while(
-            lambda: job_info(name, target),
-            URI, "blockcopy", name, target, "--dest", path, "--format", format, "--reuse-external", "--wait",
-        )  # fmt: skip
+    xml = f"<disk type='file'><source file='{quoted(path)}'/><driver type='{format}'/></disk>"
+    reuse = libvirtd.binding().VIR_DOMAIN_BLOCK_COPY_REUSE_EXT
+    with noted(disk, name, target), job_events.listening(name, target) as job:
+        domain.ask(name, f"blockcopy {target}", lambda guest: guest.blockCopy(target, xml, {}, reuse), timeout_s=END_S)
+        job.wait_until_ready()
         point("disk mirrored")
         with rest.resting(disk.vm_dir, name, freeze) as rested:
             if rested.how != "NONE":
                 _wait_for_equal(name, target)
-            domain.virsh(URI, "blockjob", name, target, "--abort", timeout_s=END_S)
+            _abort(name, target)
             point("disk copied")
     return rested
 
@@ -232,8 +231,8 @@ def _wait_for_equal(name: str, target: str) -> None:
     """Wait until a mirror holds all that a guest which rests has written."""
     deadline = time.monotonic() + EQUAL_S
     while True:
-        at = dict(re.findall(r"^\s*(cur|end)=([0-9]+)$", job_info(name, target), re.MULTILINE))
-        if not at or at.get("cur") == at.get("end"):
+        at = job_events.block_job(name, target)
+        if not at or at["cur"] == at["end"]:
             return
         if time.monotonic() > deadline:
             raise ToolTimeout(f"the copy of disk {target} of {name} on {os.uname().nodename} does not catch up while the guest rests")
@@ -243,21 +242,20 @@ def _wait_for_equal(name: str, target: str) -> None:
 
 def capacity(name: str, target: str) -> int:
     """Return the size of a disk as the guest sees it."""
-    words = domain.virsh(URI, "domblkinfo", name, target).split()
-    return int(words[words.index("Capacity:") + 1])
+    return domain.ask(name, f"domblkinfo {target}", lambda guest: int(guest.blockInfo(target)[0]))
 
 
 def switch(disk: DiskRef, name: str, target: str, path: str, freeze: str) -> rest.Rest:
     """Let the guest write to `path` from now on, an empty layer over what it writes to; it rests (`freeze`) meanwhile."""
-    lines = domain.virsh(URI, "--quiet", "domblklist", name).splitlines()
-    others = [line.split()[0] for line in lines if line.split() and line.split()[0] != target]
+    others = "".join(f"<disk name='{quoted(other)}' snapshot='no'/>" for other in domain.disks(name) if other != target)
+    own = f"<disk name='{quoted(target)}' snapshot='external'><source file='{quoted(path)}'/></disk>"
+    xml = f"<domainsnapshot><disks>{own}{others}</disks></domainsnapshot>"
+    libvirt = libvirtd.binding()
+    flags = (
+        libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_ATOMIC
+        | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_REUSE_EXT
+    )  # fmt: skip
     with noted(disk, name, target), rest.resting(disk.vm_dir, name, freeze) as rested:
-        domain.virsh(
-            URI, "snapshot-create-as", name, "--disk-only", "--atomic", "--no-metadata", "--reuse-external",
-            f"--diskspec={target},snapshot=external,file={path}",
-            *(f"--diskspec={other},snapshot=no" for other in others), timeout_s=120,
-        )  # fmt: skip
+        domain.ask(name, f"snapshot-create-as {target}", lambda guest: guest.snapshotCreateXML(xml, flags), timeout_s=END_S)
         point("guest switched")
     return rested
-
-

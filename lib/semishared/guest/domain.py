@@ -1,130 +1,114 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Domains, through virsh, as the stock scripts reach them."""
+"""A domain as libvirt knows it, through the binding: what it is, how it is, what it has open, what its jobs have done."""
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-from typing import Callable, NamedTuple
+from typing import Any, Callable, ContextManager, Dict, List, TypeVar
 
-from ..errors import SemisharedError
-from ..tools.run import run, work
+from ..errors import SemisharedError, ToolMissing
+from . import libvirtd
+from .libvirtd import ANSWER_S, HERE
 
-NO_TIME_LIMIT_S = 7 * 24 * 3600
-"""A live migration takes as long as the guest keeps writing; whoever wants a limit has virsh's --timeout."""
-ANSWER_S = 20
-"""libvirtd answers at once, or its host is not there."""
+T = TypeVar("T")
+UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z")
 STATES = {
-    "running": "running",
-    "idle": "running",
-    "in shutdown": "running",
-    "pmsuspended": "running",
-    "paused": "paused",
-    "shut off": "off",
-    "crashed": "off",
+    "RUNNING": "running",
+    "BLOCKED": "running",
+    "SHUTDOWN": "running",
+    "PMSUSPENDED": "running",
+    "PAUSED": "paused",
+    "SHUTOFF": "off",
+    "CRASHED": "off",
 }
 
 
-class Site(NamedTuple):
-    """The settings of kvmrc that concern us, with its defaults."""
-
-    uri: str = "qemu:///system"
-    protocol: str = "qemu+ssh"
-    migrate_options: tuple[str, ...] = ()
-    tries: int = 3
-    sync_time: bool = False
-    compact_memory: bool = False
-
-    @classmethod
-    def read(cls, path: str) -> Site:
-        """Return the settings in the shell file `path`, the defaults if there is none."""
-        default = cls()
-        if not os.path.isfile(path):
-            return default
-        # Like the stock scripts, let bash read it; unlike them, look at the result and not at the text.
-        program = 'set -a; . "$1" >/dev/null 2>&1 </dev/null; exec env -0'
-        pairs = (item.partition("=") for item in run(["bash", "-c", program, "kvmrc", path]).split("\0"))
-        env = {name: value for name, _, value in pairs}
-        tries = env.get("VIRSH_TRIES", "")
-        return cls(
-            uri=env.get("LIBVIRT_URI") or default.uri,
-            protocol=env.get("QEMU_PROTOCOL") or default.protocol,
-            migrate_options=tuple(shlex.split(env.get("MIGRATE_OPTIONS", ""))),
-            tries=int(tries) if tries.isdigit() and int(tries) else default.tries,
-            sync_time=env.get("SYNC_TIME", "").upper() == "YES",
-            compact_memory=env.get("CLEANUP_MEMORY_ON_STOP", "").upper() == "YES",
-        )
-
-    def uri_of(self, host: str) -> str:
-        """Return the address of the libvirtd of another host."""
-        return f"{self.protocol}://{host}/system"
+def lookup(connection: Any, name: str) -> Any:
+    """Return libvirt's domain of a name or UUID, as it is now."""
+    if UUID.match(name):
+        try:
+            return connection.lookupByUUIDString(name)
+        except libvirtd.binding().libvirtError as e:
+            if not _is_absent(e):
+                raise
+    return connection.lookupByName(name)
 
 
-HERE = ""
-"""In place of a URI: this host's own libvirt."""
-_here = ""
+def _is_absent(error: Any) -> bool:
+    return bool(error.get_error_code() == libvirtd.binding().VIR_ERR_NO_DOMAIN)
 
 
-def here() -> str:
-    """Return the URI of this host's libvirt: LIBVIRT_URI of the kvmrc that lies beside our package on every host."""
-    global _here
-    if not _here:
-        top = os.path.abspath(__file__).rsplit("/", 4)[0]
-        _here = Site.read(f"{top}/etc/vmm/kvm/kvmrc").uri
-    return _here
+def ask(name: str, verb: str, do: Callable[[Any], T], *, uri: str = HERE, timeout_s: float = ANSWER_S) -> T:
+    """Return what `do` returns of libvirt's domain `name`; `verb`, as virsh has it, is for the error. Raise as libvirtd.call."""
+    return libvirtd.call(f"{verb} {name}", lambda connection: do(lookup(connection, name)), uri, timeout_s)
 
 
-def virsh(uri: str, *argv: str, timeout_s: float = ANSWER_S) -> str:
-    """Run one virsh command; `uri` is an address or HERE."""
-    return run(["virsh", "--connect", uri or here(), *argv], timeout_s=timeout_s)
+def hearing(name: str, event: str) -> ContextManager[libvirtd.Heard]:
+    """Collect, within the block, what libvirt says of the domain `name` by VIR_DOMAIN_EVENT_ID_`event`."""
+    return libvirtd.hearing(name, event, lambda connection: lookup(connection, name))
 
 
-def active() -> set[str]:
-    """Return names and UUIDs of the domains that run on this host, paused ones too."""
-    return {word for kind in ("--name", "--uuid") for word in virsh(HERE, "--quiet", "list", kind).split()}
-
-
-def why_in_use(name: str) -> str:
-    """Return why the domain may run on this host, '' if it is known not to; '' as a name is a machine that runs none."""
-    if not name:
-        return ""
-    try:
-        return f"domain {name} runs there" if name in active() else ""
-    except SemisharedError as e:
-        return f"libvirt cannot be asked: {e.detail}"
-
-
-def virsh_while(signs: Callable[[], object], uri: str, *argv: str) -> str:
-    """Run one virsh command that waits for a job, as long as `signs` change; `uri` as for virsh."""
-    return work(["virsh", "--connect", uri or here(), *argv], signs=signs)
-
-
-def dumpxml(uri: str, domain: str) -> bytes:
+def dumpxml(name: str, uri: str = HERE) -> bytes:
     """Return the XML of a domain as it runs."""
-    return virsh(uri, "dumpxml", domain).encode()
+    return ask(name, "dumpxml", lambda domain: str(domain.XMLDesc(0)).encode(), uri=uri)
 
 
-def state(uri: str, domain: str) -> str:
-    """Return running, paused, off, absent or unknown; absent only if libvirtd lists its domains and it is not among them."""
+def state(name: str, uri: str = HERE) -> str:
+    """Return running, paused, off, absent or unknown; absent only if libvirtd says that there is no such domain."""
     try:
-        if domain not in virsh(uri, "list", "--all", "--uuid", "--name").split():
-            return "absent"
-        return STATES.get(virsh(uri, "domstate", domain).strip(), "unknown")
+        return libvirtd.call(f"domstate {name}", lambda connection: _state(connection, name), uri)
+    except ToolMissing:
+        raise
     except SemisharedError:
         return "unknown"
 
 
-def is_persistent(uri: str, domain: str) -> bool:
+def _state(connection: Any, name: str) -> str:
+    libvirt = libvirtd.binding()
+    try:
+        number, _ = lookup(connection, name).state()
+    except libvirt.libvirtError as e:
+        if _is_absent(e):
+            return "absent"
+        raise
+    return {getattr(libvirt, f"VIR_DOMAIN_{word}"): state for word, state in STATES.items()}.get(number, "unknown")
+
+
+def is_persistent(name: str) -> bool:
     """Tell whether a domain is defined, not only running."""
-    return bool(re.search(r"^Persistent:\s+yes$", virsh(uri, "dominfo", domain), re.MULTILINE))
+    return ask(name, "dominfo", lambda domain: bool(domain.isPersistent()))
 
 
-def snapshots(uri: str, domain: str) -> list[str]:
+def snapshots(name: str) -> List[str]:
     """Return the names of a domain's system snapshots."""
-    return virsh(uri, "snapshot-list", domain, "--name").split()
+    return ask(name, "snapshot-list", lambda domain: list(domain.snapshotListNames()))
 
 
-def migrate(uri: str, domain: str, target: str, options: list[str]) -> None:
-    """Move a running domain to the libvirtd `target`."""
-    virsh(uri, "migrate", "--live", *options, domain, target, timeout_s=NO_TIME_LIMIT_S)
+def disks(name: str) -> Dict[str, str]:
+    """Return what each disk of a running guest writes to, by its target: a file, a device, a name on the network; '' for no medium."""
+    from xml.etree import ElementTree
+
+    found = {}
+    for disk in ElementTree.fromstring(dumpxml(name)).iterfind("devices/disk"):
+        target, source = disk.find("target"), disk.find("source")
+        if target is not None:
+            attributes = {} if source is None else source.attrib
+            found[target.get("dev", "")] = next((attributes[key] for key in ("file", "dev", "dir", "name") if attributes.get(key)), "")
+    return found
+
+
+def job(name: str) -> Dict[str, Any]:
+    """Return libvirt's statistics of the job that a domain as a whole is in (not of a disk's); empty if it is in none."""
+    stats = ask(name, "domjobinfo", lambda domain: dict(domain.jobStats()))
+    return stats if stats.get("type") != libvirtd.binding().VIR_DOMAIN_JOB_NONE else {}
+
+
+def is_in(job: Dict[str, Any], operation: str) -> bool:
+    """Tell whether a domain's job is VIR_DOMAIN_JOB_OPERATION_`operation`."""
+    return bool(job.get("operation") == getattr(libvirtd.binding(), f"VIR_DOMAIN_JOB_OPERATION_{operation}"))
+
+
+def quoted(text: str) -> str:
+    """Return text as it stands in XML, also in an attribute."""
+    # xml.sax.saxutils would load urllib for this.
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("'", "&apos;")

@@ -23,15 +23,14 @@ import fcntl
 import os
 import time
 from contextlib import contextmanager
-from typing import Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 from ..errors import GuestNotFrozen, GuestStillFrozen, SemisharedError
 from ..tools import files, progress
 from ..tools.crash_points import point
 from ..tools.run import beside
-from . import domain
+from . import domain, libvirtd
 
-URI = domain.HERE
 NOTE = "frozen.json"
 RECORDS = ".semishared"
 LIMIT_S = 60
@@ -61,12 +60,12 @@ class Rest(NamedTuple):
 
 def run_of(name: str) -> str:
     """Return what tells one run of a domain from the next, on this host."""
-    return domain.virsh(URI, "domid", name).strip()
+    return str(domain.ask(name, "domid", lambda guest: guest.ID()))
 
 
 def is_of_this_run(note: dict[str, object], name: str) -> bool:
     """Tell whether what a note says concerns the guest that runs now."""
-    return bool(name) and domain.state(URI, name) in ("running", "paused") and note.get("run") == run_of(name)
+    return bool(name) and domain.state(name) in ("running", "paused") and note.get("run") == run_of(name)
 
 
 def _path(directory: str) -> str:
@@ -99,7 +98,7 @@ def resting(directory: str, name: str, how: str) -> Iterator[Rest]:
 
     Also raise that if it was woken before the block had ended: what was copied then shows no moment of rest.
     """
-    if how == "NONE" or domain.state(URI, name) != "running":
+    if how == "NONE" or domain.state(name) != "running":
         yield Rest("NONE")
         return
     token = os.urandom(8).hex()
@@ -146,7 +145,10 @@ def _freeze(directory: str, name: str, way: str, token: str) -> None:
         told = {"told": True} if earlier.get("told") else {}
         files.write_json(_path(directory), {"how": "+".join(ways), "run": run_of(name), "token": token, **told})
     point("rest noted")
-    domain.virsh(URI, "domfsfreeze" if way == "AGENT" else "suspend", name, timeout_s=FREEZE_S)
+    if way == "AGENT":
+        domain.ask(name, "domfsfreeze", lambda guest: guest.fsFreeze(), timeout_s=FREEZE_S)
+    else:
+        domain.ask(name, "suspend", lambda guest: guest.suspend(), timeout_s=FREEZE_S)
     point("guest frozen")
 
 
@@ -199,7 +201,7 @@ def wake(directory: str, name: str, token: str = "") -> bool:
 def _thaw(directory: str, name: str, note: dict[str, object]) -> bool:
     """Thaw the guest's file systems; tell whether they are."""
     try:
-        domain.virsh(URI, "domfsthaw", name, timeout_s=WAKE_S)
+        domain.ask(name, "domfsthaw", lambda guest: guest.fsThaw(), timeout_s=WAKE_S)
     except SemisharedError as e:
         told = note.get("told") is True
         if NO_AGENT in e.detail:
@@ -217,8 +219,13 @@ def _resume(name: str) -> None:
     """Let the guest run, if it was us who stopped it."""
     try:
         # Also if it runs: a suspend of a dead caller may just be beginning, and libvirt does one after the other.
-        if "I/O error" not in domain.virsh(URI, "domstate", "--reason", name):
-            domain.virsh(URI, "resume", name, timeout_s=WAKE_S)
+        domain.ask(name, "resume", _resume_unless_broken, timeout_s=WAKE_S)
     except SemisharedError:
-        if domain.state(URI, name) == "paused":
+        if domain.state(name) == "paused":
             raise
+
+
+def _resume_unless_broken(guest: Any) -> None:
+    libvirt = libvirtd.binding()
+    if tuple(guest.state()) != (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR):
+        guest.resume()

@@ -12,7 +12,7 @@ from ..base import cache
 from ..disk import create, layout, snapshots, transfer, vm_dir, whereabouts
 from ..disk.epochs import Planned
 from ..errors import BadArguments, MigrationRefused, MissingImage, StoreUnavailable, TransferCorrupt
-from ..guest import domain
+from ..guest import listing
 from ..model import steps as s
 from ..store import choice, dir_snapshots, marker
 from ..tools import beneath, files, progress
@@ -259,7 +259,7 @@ class Execution:
         files.write_json(f"{step.vm_dir}/{vm_dir.RECORDS}/migration.json", data)
 
     def CheckNotRunning(self, step: s.CheckNotRunning) -> None:
-        if step.domain in domain.active():
+        if step.domain in listing.active():
             raise MigrationRefused(f"domain {step.domain} still runs on {os.uname().nodename}, nothing was removed")
 
     def BackUp(self, step: s.BackUp) -> None:

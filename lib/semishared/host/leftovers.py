@@ -16,7 +16,7 @@ from typing import Iterator
 from ..base import cache
 from ..disk import beside, vm_dir
 from ..errors import SemisharedError, ToolFailed
-from ..guest import domain
+from ..guest import listing
 from ..model.steps import Discard, LookAround
 from ..store import dir_store, dir_upload, marker
 from ..tools import beneath, files, locks, progress
@@ -81,13 +81,6 @@ def _open_files() -> list[str]:
     return sorted(found)
 
 
-def _domains() -> dict[str, list[str]]:
-    """Return names of all domains of this host and the files that they use."""
-    names = domain.virsh(domain.HERE, "--quiet", "list", "--all", "--name").split()
-    stats = domain.virsh(domain.HERE, "--quiet", "domstats", "--block") if names else ""
-    return {"names": names, "files": re.findall(r"(?m)^\s*block\.[0-9]+\.path=(.*)$", stats)}
-
-
 def look_around(step: LookAround) -> dict[str, object]:
     """Return what lies on this machine in our directories below `step.location` and in the stores `step.stores`."""
     # Leases before directories: whoever takes a lease has made his VM's directory before.
@@ -97,7 +90,7 @@ def look_around(step: LookAround) -> dict[str, object]:
     found["vms"] = [vm for number, path in systems.items() for vm in _system(number, path)]
     found["staged"] = [item for path in (root, *systems.values()) for item in _staged(path)]
     try:
-        found["domains"] = _domains() if step.libvirt else {"names": [], "files": []}
+        found["domains"] = listing.names_and_files() if step.libvirt else {"names": [], "files": []}
     except SemisharedError as e:
         found["domains"] = {"error": e.detail}
     stores, refused = [], []

@@ -8,7 +8,7 @@ import os
 from ..disk import vm_dir
 from ..disk.epochs import Planned
 from ..errors import MigrationRefused, SemisharedError
-from ..guest import block_jobs, domain
+from ..guest import listing
 from ..model.network_disk import NetworkDisk
 from ..model.steps import ImageRef, TakeNetworkDisk
 from ..store import ceph
@@ -20,7 +20,7 @@ def take(step: TakeNetworkDisk, planned: Planned) -> None:
     disk = step.disk
     network, image = NetworkDisk.parse(step.record.get("network")), ImageRef.from_data(step.record.get("image"))
     host = os.uname().nodename
-    if network.secret not in domain.virsh(block_jobs.URI, "secret-list").split():
+    if network.secret not in listing.secrets():
         raise MigrationRefused(f"libvirt on {host} does not know the secret {network.secret} for disk {disk.disk} of VM {disk.vm}")
     try:
         where, name = ceph.pool_of(image._replace(source=network.name), image.access.reader)

@@ -27,6 +27,8 @@ from ..plan.attach_xml import AttachMessage
 from ..plan.domain_xml import DiskRecord, Domain, Records, check_system_snapshot, disk_number, disks_of_ours
 
 RECORDS = ".semishared"
+CHECKPOINT_S = 60
+"""How long libvirt may take to read or write the head of a checkpoint."""
 
 
 def run(here: str, argv: list[str]) -> int:
@@ -108,28 +110,24 @@ def restore(here: str, argv: list[str], _report: Report) -> NoReturn:
     records = all_records(vm_dir)
     changeable = any(record.format == "qcow2" or record.layer for record in records.values())
     if changeable and os.path.isfile(argv[0]):
-        _bring_up_to_date(here, argv[0], vm_dir, records)
+        _bring_up_to_date(argv[0], vm_dir, records)
     become(here, "restore", argv)
 
 
-def _bring_up_to_date(here: str, checkpoint: str, vm_dir: str, records: Records) -> None:
-    from ..guest import domain as domains
+def _bring_up_to_date(checkpoint: str, vm_dir: str, records: Records) -> None:
+    from ..guest import libvirtd
     from ..plan.checkpoint import with_active_layers
 
     named = {number: record.source(f"{vm_dir}/disk.{number}") for number, record in records.items() if not record.network}
     chains = read_chains(named, records)
-    uri = domains.Site.read(f"{here}/../../etc/vmm/kvm/kvmrc").uri
-    xml = domains.virsh(uri, "save-image-dumpxml", "--security-info", checkpoint, timeout_s=60).encode()
+    secure = libvirtd.binding().VIR_DOMAIN_SAVE_IMAGE_XML_SECURE
+    read = libvirtd.Call(f"save-image-dumpxml {checkpoint}", lambda libvirt: str(libvirt.saveImageGetXMLDesc(checkpoint, secure)))
+    xml = read.answer(CHECKPOINT_S).encode()
     changed = with_active_layers(xml, records, chains)
-    if changed == xml:
-        return
-    name = f"{checkpoint}.layers"
-    try:
-        with open(name, "wb") as file:
-            file.write(changed)
-        domains.virsh(uri, "save-image-define", checkpoint, name, timeout_s=60)
-    finally:
-        os.unlink(name)
+    if changed != xml:
+        text = changed.decode()
+        write = libvirtd.Call(f"save-image-define {checkpoint}", lambda libvirt: libvirt.saveImageDefineXML(checkpoint, text, 0))
+        write.answer(CHECKPOINT_S)
 
 
 def snapshot_create(here: str, argv: list[str], _report: Report) -> NoReturn:

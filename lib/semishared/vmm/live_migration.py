@@ -9,14 +9,17 @@ import re
 import time
 
 from ..errors import BadArguments, BadRecord, HostUnreachable, MigrationRefused, NotSupported, SemisharedError
-from ..guest import domain as domains
+from ..guest import domain, libvirtd
+from ..guest.kvmrc import Site, site
 from ..model.steps import State
 from ..opennebula.args import HOST, absolute, number
 from ..opennebula.report import Report
 from ..opennebula.xml import View, Vm, parse
 from ..plan.domain_xml import DRIVER
 from ..plan.live_migration import Outcome, is_proved, options, outcome, paths_in_place
+from ..plan.migrate_options import parsed
 from ..tools.run import run
+from . import migration_job
 from .handover import RECORDS, all_records, become, stdin_is
 
 DEPLOY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*\Z")
@@ -41,25 +44,24 @@ def migrate(here: str, argv: list[str], stdin: bytes, report: Report) -> int:
     if not records:
         stdin_is(stdin)
         become(here, "migrate", argv)
-    site = domains.Site.read(f"{here}/../../etc/vmm/kvm/kvmrc")
-    paths = paths_in_place(domains.dumpxml(site.uri, name), vm_dir, records, vm.context_disk)
+    paths = paths_in_place(domain.dumpxml(name), vm_dir, records, vm.context_disk)
     if source_host == target_host:
         raise NotSupported("live migration to another system datastore")
-    snapshots = domains.snapshots(site.uri, name)
+    snapshots = domain.snapshots(name)
     if snapshots:
         raise MigrationRefused(f"VM {vm.id} has {len(snapshots)} system snapshots, libvirt does not move them")
     proved = is_proved(paths, take_proof(vm_dir), target_host)
     if not proved:
         report.warn(f"premigrate has not seen {target_host} share the disks of VM {vm.id}: libvirt decides if it is safe")
     chosen = options(
-        list(site.migrate_options),
+        list(site().migrate_options),
         message.text("VM/TEMPLATE/FEATURES/MIGRATE_AUTO_CONVERGE"),
         message.text("VM/TEMPLATE/FEATURES/MIGRATE_COMPRESSED"),
-        domains.is_persistent(site.uri, name),
+        domain.is_persistent(name),
         proved,
     )
-    move(site, name, target_host, chosen, report)
-    after_move(site, name, target_host)
+    move(site(), name, target_host, chosen, report)
+    after_move(site(), name, target_host)
     return 0
 
 
@@ -83,35 +85,38 @@ def take_proof(vm_dir: str) -> object:
     return proof
 
 
-def move(site: domains.Site, name: str, host: str, chosen: list[str], report: Report) -> None:
+def move(site: Site, name: str, host: str, chosen: list[str], report: Report) -> None:
     """Move the domain; on failure ask both libvirtds who has it, and clean up only what never ran."""
     target = site.uri_of(host)
-    before = State(domains.state(target, name))
+    before = State(domain.state(name, target))
     if before is State.UNKNOWN:
         raise HostUnreachable(f"libvirtd of {host} does not answer at {target}")
     if before is not State.ABSENT:
         raise MigrationRefused(f"{host} already has a domain {name} ({before.value})")
+    wanted = parsed(["--live", *chosen])
     for left in range(site.tries, 0, -1):
         try:
-            domains.migrate(site.uri, name, target, chosen)
+            took = migration_job.migrate(name, target, wanted)
+            if took:
+                report.info(f"moved to {host}: {took}")
             return
         except SemisharedError as e:
             if "active block job" not in e.detail or left == 1:
                 if settle(site, name, host, report):
-                    report.warn(f"virsh failed after the VM had moved: {e.detail}")
+                    report.warn(f"libvirt failed after the VM had moved: {e.detail}")
                     return
                 raise
             time.sleep(PAUSE_S)
 
 
-def settle(site: domains.Site, name: str, host: str, report: Report) -> bool:
+def settle(site: Site, name: str, host: str, report: Report) -> bool:
     """Find out who owns the domain after a failure; tell whether it is the target after all."""
     target = site.uri_of(host)
     found, states = Outcome.IN_DOUBT, (State.UNKNOWN, State.UNKNOWN)
     for look in range(3):
         if look:
             time.sleep(PAUSE_S)
-        states = State(domains.state(site.uri, name)), State(domains.state(target, name))
+        states = State(domain.state(name)), State(domain.state(name, target))
         found = outcome(*states)
         if found in (Outcome.MOVED, Outcome.STAYED):
             return found is Outcome.MOVED
@@ -119,20 +124,26 @@ def settle(site: domains.Site, name: str, host: str, report: Report) -> bool:
         report.error(f"it is {states[0].value} here and {states[1].value} on {host}: nothing was cleaned up")
         return False
     try:
-        domains.virsh(target, "destroy" if found is Outcome.REMOVE_TARGET else "undefine", name, timeout_s=60)
+        if found is Outcome.REMOVE_TARGET:
+            domain.ask(name, "destroy", lambda left: left.destroy(), uri=target, timeout_s=60)
+        else:
+            domain.ask(name, "undefine", lambda left: left.undefine(), uri=target, timeout_s=60)
         report.info(f"removed the half-started domain on {host}, which never ran there")
     except SemisharedError as e:
         report.warn(f"the half-started domain on {host} is still there: {e.detail}")
     return False
 
 
-def after_move(site: domains.Site, name: str, host: str) -> None:
+def after_move(site: Site, name: str, host: str) -> None:
     """Do what the stock script does after a migration; none of it decides about success."""
-    wanted = [["virsh", "--connect", site.uri_of(host), "domtime", "--sync", name]] if site.sync_time else []
-    if site.compact_memory:
-        wanted.append(["sudo", "-n", "sysctl", "vm.drop_caches=3", "vm.compact_memory=1"])
-    for argv in wanted:
+    if site.sync_time:
+        sync = libvirtd.binding().VIR_DOMAIN_TIME_SYNC  # whatever the seconds say
         try:
-            run(argv, timeout_s=20)
+            domain.ask(name, "domtime --sync", lambda guest: guest.setTime({"seconds": 0}, sync), uri=site.uri_of(host))
+        except SemisharedError:
+            pass  # a guest without an agent
+    if site.compact_memory:
+        try:
+            run(["sudo", "-n", "sysctl", "vm.drop_caches=3", "vm.compact_memory=1"], timeout_s=20)
         except SemisharedError:
             pass

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A backup job of a running guest: QEMU copies all disks as of one moment, while the guest goes on."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List
+
+from ..errors import NoSpace, SemisharedError, ToolFailed, ToolTimeout
+from ..tools import progress
+from ..tools.run import QUICK_S
+from . import domain, libvirtd
+from .domain import quoted
+from .job_events import LOOK_S, SOON_S, Patience, next_said
+
+END_S = 30
+
+
+class BackupJob:
+    """The backup job of a domain, listened to since before it begins."""
+
+    def __init__(self, name: str, heard: libvirtd.Heard) -> None:
+        self._name, self._heard = name, heard
+
+    def begin(self, targets: Dict[str, str]) -> None:
+        """Let QEMU begin to copy disks into the qcow2 files that `targets` names for each."""
+        disks = "".join(
+            f"<disk name='{quoted(device)}' backup='yes' type='file'><target file='{quoted(path)}'/><driver type='qcow2'/></disk>"
+            for device, path in targets.items()
+        )
+        xml = f"<domainbackup mode='push'><disks>{disks}</disks></domainbackup>"
+        reuse = libvirtd.binding().VIR_DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL
+        domain.ask(self._name, "backup-begin", lambda guest: guest.backupBegin(xml, None, reuse), timeout_s=QUICK_S)
+
+    def wait(self) -> None:
+        """Wait for the end of the job; raise unless all of it was copied."""
+        patience = Patience(f"the backup of {self._name}")
+        within_s = LOOK_S
+        while True:
+            said = next_said(self._heard, within_s)
+            # libvirt says that it has ended before QEMU has let go of the last copy; it answers this when that is done.
+            job = domain.job(self._name)
+            if not job:
+                break
+            patience.see((job.get("disk_processed"), job.get("disk_remaining")))
+            within_s = SOON_S if said else LOOK_S
+        self._judge(_last(self._name))
+
+    def _judge(self, job: Dict[str, Any]) -> None:
+        if job.get("type") == libvirtd.binding().VIR_DOMAIN_JOB_COMPLETED and domain.is_in(job, "BACKUP"):
+            return
+        text = f"backup of {self._name} on {os.uname().nodename}: {str(job.get('errmsg') or 'it was ended').strip()}"
+        raise NoSpace(text) if "No space left" in text or "quota" in text else ToolFailed(text)
+
+
+def _last(name: str) -> Dict[str, Any]:
+    """Return libvirt's statistics of the last job of a domain."""
+    libvirt = libvirtd.binding()
+    flags = libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED | libvirt.VIR_DOMAIN_JOB_STATS_KEEP_COMPLETED
+    return domain.ask(name, "domjobinfo --completed", lambda guest: dict(guest.jobStats(flags)))
+
+
+@contextmanager
+def listening(name: str) -> Iterator[BackupJob]:
+    """Listen, within the block, to the backup job that it begins."""
+    with domain.hearing(name, "JOB_COMPLETED") as heard:
+        yield BackupJob(name, heard)
+
+
+def end(name: str, directories: List[str]) -> None:
+    """End a backup job that writes below `directories`; other jobs of the domain are none of ours."""
+    deadline = time.monotonic() + END_S
+    while domain.state(name) in ("running", "paused"):
+        if not domain.is_in(domain.job(name), "BACKUP"):
+            return
+        try:
+            xml = domain.ask(name, "backup-dumpxml", lambda guest: str(guest.backupGetXMLDesc(0)))
+            if not any(directory in xml for directory in directories):
+                return
+            domain.ask(name, "domjobabort", lambda guest: guest.abortJob())
+        except SemisharedError:
+            pass  # it is just beginning, or has ended by itself: the loop knows
+        if time.monotonic() > deadline:
+            raise ToolTimeout(f"the backup job of {name} on {os.uname().nodename} does not end")
+        progress.touch()
+        time.sleep(0.1)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one way to libvirt where a guest runs: its Python binding, a limit for every call, its events instead of polling.
+
+A call of the binding ends when libvirtd answers, and not before. So each is made in a thread of its own, and whoever wants
+the answer waits for so long. A thread that got none is left to itself; the next call opens a new connection, and nothing of
+libvirt holds up the end of this process. What has no limit (a live migration) ends with its connection: keepalives notice
+a libvirtd that hangs, or whose host is cut off.
+
+Questions that touch no running guest do not come here (listing.py): only hosts with guests of ours need the binding.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, Iterator, Optional, Tuple, TypeVar
+
+from ..errors import NoSpace, SemisharedError, ToolFailed, ToolMissing, ToolTimeout
+from ..tools import progress
+from ..tools.beneath import readable
+from .kvmrc import site
+
+if TYPE_CHECKING:
+    import queue  # most actions wait for nothing
+
+    Heard = queue.SimpleQueue[Tuple[Any, ...]]
+
+T = TypeVar("T")
+HERE = ""
+"""In place of a URI: this host's own libvirt."""
+ANSWER_S = 20
+"""libvirtd answers at once, or its host is not there."""
+DEAF_S = 5
+KEEPALIVE = (5, 6)
+"""Seconds between two, and how many may stay without an answer: as virsh has it."""
+_loading = threading.Lock()
+_loaded: list[Any] = []
+_connections: Dict[str, Any] = {}
+
+
+def binding() -> Any:
+    """Return the module libvirt, whose events are being heard from now on; raise ToolMissing."""
+    with _loading:
+        if not _loaded:
+            try:
+                import libvirt
+            except ImportError:
+                raise ToolMissing(f"python3-libvirt is not installed on {os.uname().nodename}") from None
+            # Else it writes every error to stderr, which is OpenNebula's.
+            libvirt.registerErrorHandler(lambda *_: None, None)
+            libvirt.virEventRegisterDefaultImpl()
+            threading.Thread(target=_hear, args=(libvirt,), daemon=True).start()
+            atexit.register(_leave)
+            _loaded.append(libvirt)
+    return _loaded[0]
+
+
+def _hear(libvirt: Any) -> None:
+    while True:
+        libvirt.virEventRunDefaultImpl()
+
+
+def _leave() -> None:
+    """Let libvirtd see that we have gone: to say so could take for ever, and the binding would when its own parts are gone."""
+    for connection in _connections.values():
+        connection._o = None
+
+
+def connected(uri: str) -> Any:
+    """Return a connection to the libvirt at `uri`; to be called by a Call only, for it may take for ever."""
+    libvirt = binding()
+    connection = _connections.get(uri)
+    if connection is None or connection.isAlive() != 1:
+        # What libvirt's own auth.conf does not say nobody here can be asked.
+        told = [libvirt.VIR_CRED_AUTHNAME, libvirt.VIR_CRED_PASSPHRASE, libvirt.VIR_CRED_REALM]
+        connection = libvirt.openAuth(uri, [told, lambda *_: -1, None], 0)
+        try:
+            connection.setKeepAlive(*KEEPALIVE)
+        except libvirt.libvirtError:
+            pass  # one without a connection, as libvirt's test driver
+        _connections[uri] = connection
+    return connection
+
+
+class Call(Generic[T]):
+    """A call under way: `do` with a connection to the libvirt at `uri`. `what`, a verb of virsh and its object, is for the error."""
+
+    def __init__(self, what: str, do: Callable[[Any], T], uri: str = HERE) -> None:
+        self._libvirt, self._what, self._uri = binding(), what, uri or site().uri
+        self._where = f"libvirt at {uri}" if uri and uri != site().uri else f"libvirt on {os.uname().nodename}"
+        self._ended = threading.Event()
+        self._error: Optional[BaseException] = None
+        self._answer: Any = None
+        threading.Thread(target=self._run, args=(do,), daemon=True).start()
+
+    def _run(self, do: Callable[[Any], T]) -> None:
+        try:
+            self._answer = do(connected(self._uri))
+        except BaseException as e:  # noqa: BLE001 - whoever waits gets it
+            self._error = e
+        self._ended.set()
+
+    def is_over(self, within_s: float) -> bool:
+        """Tell whether it ends within so many seconds."""
+        with progress.waiting():
+            return self._ended.wait(within_s)
+
+    def answer(self, timeout_s: float) -> T:
+        """Return what it returns; raise ToolTimeout if it did not within so many seconds, ToolFailed or NoSpace as libvirt says."""
+        if not self.is_over(timeout_s):
+            _connections.pop(self._uri, None)
+            raise ToolTimeout(f"{self._where} did not answer within {timeout_s:.0f} s: {self._what}")
+        if isinstance(self._error, self._libvirt.libvirtError):
+            raise self._failure(self._error)
+        if self._error:
+            raise self._error
+        return self._answer  # type: ignore[no-any-return]
+
+    def _failure(self, error: Any) -> SemisharedError:
+        said = readable(" ".join((error.get_error_message() or str(error)).split()))
+        if "No space left on device" in said or "Disk quota exceeded" in said:
+            return NoSpace(f"{self._where}: {said}")
+        return ToolFailed(f"{self._where}: {self._what}: error: {said}")
+
+
+def call(what: str, do: Callable[[Any], T], uri: str = HERE, timeout_s: float = ANSWER_S) -> T:
+    """Return what `do` returns of a connection to libvirt, as Call."""
+    return Call(what, do, uri).answer(timeout_s)
+
+
+@contextmanager
+def hearing(what: str, event: str, domain: Callable[[Any], Any]) -> Iterator[Heard]:
+    """Collect, within the block, what libvirt says by VIR_DOMAIN_EVENT_ID_`event` of a domain, which `domain` looks up."""
+    from queue import SimpleQueue
+
+    heard: Heard = SimpleQueue()
+    number = getattr(binding(), f"VIR_DOMAIN_EVENT_ID_{event}")
+
+    def note(_connection: Any, _domain: Any, *said: Any) -> None:
+        heard.put(said[:-1])
+
+    def listen(connection: Any) -> Tuple[Any, int]:
+        return connection, connection.domainEventRegisterAny(domain(connection), number, note, None)
+
+    connection, callback = call(f"event {what}", listen)
+    try:
+        yield heard
+    finally:
+        try:
+            call(f"event {what}", lambda _: connection.domainEventDeregisterAny(callback), timeout_s=DEAF_S)
+        except SemisharedError:
+            pass  # with its connection it is over as well

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of a live migration in libvirt's terms: kvmrc's MIGRATE_OPTIONS are words of `virsh migrate`.
+
+Names of flags and parameters are those of libvirt's constants without VIR_MIGRATE_ and VIR_MIGRATE_PARAM_.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Union
+
+from ..errors import BadArguments, NotSupported
+
+Value = Union[int, str, "list[str]"]
+FLAGS = {
+    "--live": "LIVE",
+    "--offline": "OFFLINE",
+    "--p2p": "PEER2PEER",
+    "--tunnelled": "TUNNELLED",
+    "--persistent": "PERSIST_DEST",
+    "--undefinesource": "UNDEFINE_SOURCE",
+    "--suspend": "PAUSED",
+    "--change-protection": "CHANGE_PROTECTION",
+    "--unsafe": "UNSAFE",
+    "--compressed": "COMPRESSED",
+    "--auto-converge": "AUTO_CONVERGE",
+    "--rdma-pin-all": "RDMA_PIN_ALL",
+    "--abort-on-error": "ABORT_ON_ERROR",
+    "--postcopy": "POSTCOPY",
+    "--postcopy-resume": "POSTCOPY_RESUME",
+    "--parallel": "PARALLEL",
+    "--tls": "TLS",
+    "--zerocopy": "ZEROCOPY",
+}
+NUMBERS = {
+    "--bandwidth": "BANDWIDTH",
+    "--postcopy-bandwidth": "BANDWIDTH_POSTCOPY",
+    "--parallel-connections": "PARALLEL_CONNECTIONS",
+    "--auto-converge-initial": "AUTO_CONVERGE_INITIAL",
+    "--auto-converge-increment": "AUTO_CONVERGE_INCREMENT",
+    "--comp-mt-level": "COMPRESSION_MT_LEVEL",
+    "--comp-mt-threads": "COMPRESSION_MT_THREADS",
+    "--comp-mt-dthreads": "COMPRESSION_MT_DTHREADS",
+    "--comp-xbzrle-cache": "COMPRESSION_XBZRLE_CACHE",
+}
+TEXTS = {
+    "--migrateuri": "URI",
+    "--graphicsuri": "GRAPHICS_URI",
+    "--listen-address": "LISTEN_ADDRESS",
+    "--tls-destination": "TLS_DESTINATION",
+}
+IGNORED = ("--verbose",)
+"""Nobody watches."""
+
+
+class Options(NamedTuple):
+    """What libvirt is to do, and what we do to it meanwhile."""
+
+    flags: tuple[str, ...] = ()
+    values: dict[str, Value] = {}
+    limit_s: int = 0
+    """After so many seconds (0: never) `at_limit` happens."""
+    at_limit: str = "suspend"
+    """The guest stands still until it has arrived (`suspend`), or goes on there with part of its memory still here (`postcopy`)."""
+    after_precopy: bool = False
+    """The same as `postcopy`, as soon as all of its memory was copied once."""
+
+
+def parsed(words: list[str]) -> Options:
+    """Return what words of `virsh migrate` mean; raise NotSupported, BadArguments."""
+    flags: dict[str, None] = {}
+    values: dict[str, Value] = {}
+    found = Options()
+    rest = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    while rest:
+        word = rest.pop(0)
+        if word in FLAGS:
+            flags[FLAGS[word]] = None
+        elif word in NUMBERS:
+            values[NUMBERS[word]] = _number(word, rest)
+        elif word in TEXTS:
+            values[TEXTS[word]] = _text(word, rest)
+        elif word == "--comp-methods":
+            values["COMPRESSION"] = _text(word, rest).split(",")
+        elif word == "--timeout":
+            found = found._replace(limit_s=_number(word, rest))
+        elif word in ("--timeout-suspend", "--timeout-postcopy"):
+            found = found._replace(at_limit=word.rpartition("-")[2])
+        elif word == "--postcopy-after-precopy":
+            found = found._replace(after_precopy=True)
+        elif word not in IGNORED:
+            raise NotSupported(f"MIGRATE_OPTIONS of kvmrc contains {word}, which semishared has no use for")
+    return found._replace(flags=tuple(flags), values=values)
+
+
+def _text(word: str, rest: list[str]) -> str:
+    if not rest:
+        raise BadArguments(f"MIGRATE_OPTIONS of kvmrc: nothing follows {word}")
+    return rest.pop(0)
+
+
+def _number(word: str, rest: list[str]) -> int:
+    text = _text(word, rest)
+    if not (text.isascii() and text.isdigit()):
+        raise BadArguments(f"MIGRATE_OPTIONS of kvmrc: {word} is {text!r}")
+    return int(text)

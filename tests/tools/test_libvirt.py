@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of libvirt's binding: one that hangs, fails or loses its libvirtd ends in time, with one line; its words for options.
+
+What hangs is a socket on which nobody answers; what answers is libvirt's own test driver. Guests are in tests/faults.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from semishared.errors import NotSupported
+from semishared.plan import live_migration, migrate_options
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("libvirt") is None, reason="no python3-libvirt")
+ROOT = Path(__file__).resolve().parents[2]
+TEST = "test:///default"
+
+
+def ended(code: str) -> "tuple[int, str, str]":
+    """Run a program with our package, as an action runs: by itself; return exit code, stdout and stderr."""
+    argv = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(ROOT / 'lib')!r})\n{code}"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[str]:
+    """Yield the URI of a libvirtd that takes connections and says nothing."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        server.listen(5)
+        yield f"qemu+unix:///system?socket={tmp_path}/socket"
+
+
+def test_libvirtd_that_does_not_answer_costs_the_limit_and_the_process_ends(silent: str) -> None:
+    code = (
+        "from semishared.guest import domain, libvirtd\n"
+        "from semishared.errors import ToolTimeout\n"
+        "try: domain.ask('one-7', 'suspend', lambda guest: guest.suspend(), uri={uri!r}, timeout_s=1)\n"
+        "except ToolTimeout as e: print(e.line())\n"
+        "print(domain.ask('test', 'domid', lambda guest: guest.ID(), uri={test!r}))\n"
+    )
+    before = time.monotonic()
+    code, said, errors = ended(code.format(uri=silent, test=TEST))
+    assert time.monotonic() - before < 10
+    line, other = said.splitlines()
+    assert line.startswith(f"libvirt at {silent} did not answer within 1 s: suspend one-7; ") and "[SS033]" in line
+    assert (code, other, errors) == (0, "1", "")
+
+
+def test_failure_is_one_line_of_libvirts_words_and_nothing_is_printed() -> None:
+    code, said, errors = ended(
+        "from semishared.guest import domain\n"
+        "from semishared.errors import ToolFailed\n"
+        f"try: domain.ask('nobody', 'suspend', lambda guest: guest.suspend(), uri={TEST!r})\n"
+        "except ToolFailed as e: print(e.detail)\n"
+        f"print(domain.state('nobody', {TEST!r}), domain.state('test', {TEST!r}), domain.state('test', 'qemu+unix:///system?socket=/no'))\n"
+    )
+    assert (code, errors) == (0, "")
+    assert said.splitlines() == [f"libvirt at {TEST}: suspend nobody: error: Domain not found", "absent running unknown"]
+
+
+def test_what_libvirt_says_by_itself_is_heard() -> None:
+    code, said, errors = ended(
+        "from semishared.guest import domain, libvirtd, kvmrc\n"
+        f"kvmrc._site.append(kvmrc.Site(uri={TEST!r}))\n"
+        "with domain.hearing('test', 'LIFECYCLE') as heard:\n"
+        "    domain.ask('test', 'suspend', lambda guest: guest.suspend())\n"
+        "    print(heard.get(timeout=5)[0] == libvirtd.binding().VIR_DOMAIN_EVENT_SUSPENDED)\n"
+    )
+    assert (code, said, errors) == (0, "True\n", "")
+
+
+def test_host_without_the_binding_names_the_package_and_asks_the_rest_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "libvirt.py").write_text("raise ImportError('not here')")
+    code, said, errors = ended(
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from semishared.guest import domain, kvmrc, listing\n"
+        "from semishared.errors import ToolMissing\n"
+        f"kvmrc._site.append(kvmrc.Site(uri={TEST!r}))\n"
+        "print(listing.active() >= {'test'}, listing.why_in_use('test'), listing.why_in_use('one-7') == '')\n"
+        "for ask in (domain.state, domain.dumpxml):\n"
+        "    try: ask('test')\n"
+        "    except ToolMissing as e: print(e.line())\n"
+    )
+    assert (code, errors) == (0, "")
+    first, *others = said.splitlines()
+    assert first == "True domain test runs there True"
+    assert len(others) == 2 and all("python3-libvirt is not installed on" in line and "[SS032]" in line for line in others)
+
+
+@pytest.mark.skipif(shutil.which("virsh") is None, reason="no virsh")
+def test_every_option_of_virsh_migrate_is_understood_or_refused_by_name() -> None:
+    text = subprocess.run(["virsh", "help", "migrate"], capture_output=True, text=True, check=True).stdout
+    options = re.findall(r"^ {4}(--[a-z0-9-]+)(?: <(\w+)>)?", text, re.MULTILINE)
+    assert len(options) > 40
+    refused = set()
+    for name, kind in options:
+        words = [name, *({"number": ["3"], "string": ["x"]}.get(kind, []))]
+        try:
+            live_migration.options(words, "", "", False, False)
+            migrate_options.parsed(words)
+            migrate_options.parsed(["=".join(words)])
+        except NotSupported as e:
+            assert name in e.detail
+            refused.add(name)
+    storage = {name for name, _ in options if name.startswith(("--copy-storage", "--migrate-disks", "--disks-"))}
+    assert refused == storage | {"--direct", "--dname", "--xml", "--persistent-xml"}
+    ours = {"--verbose", "--timeout-suspend", "--timeout-postcopy", "--postcopy-after-precopy"}
+    assert {name for name, kind in options if not kind} - refused == {*migrate_options.FLAGS, *ours}
+
+
+def test_flags_and_parameters_are_those_of_libvirt() -> None:
+    import libvirt
+
+    for word in migrate_options.FLAGS.values():
+        assert isinstance(getattr(libvirt, f"VIR_MIGRATE_{word}"), int)
+    for word in (*migrate_options.NUMBERS.values(), *migrate_options.TEXTS.values(), "COMPRESSION"):
+        assert isinstance(getattr(libvirt, f"VIR_MIGRATE_PARAM_{word}"), str)
