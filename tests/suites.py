@@ -49,6 +49,8 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 15},
     "faults": {"paths": [f"tests/faults/test_{name}.py" for name in ("faults", "bad_input", "links", "moves")], "minutes": 15},
     "operate": {"paths": ["tests/operate"], "minutes": 15},
+    "upgrade": {"paths": ["tests/upgrade/test_dir.py", "tests/upgrade/test_configuration.py"], "minutes": 15},
+    "upgrade-ceph": {"paths": ["tests/upgrade/test_rbd.py"], "minutes": 15},
     "docs": {"paths": ["tests/docs"], "minutes": 10},
     "nfs": {"paths": ["tests/nfs"], "minutes": 12, "last": True},
     "staging-more": {"paths": ["tests/staging/test_more_faults.py"], "minutes": 10, "full": True},

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """semishared: OpenNebula storage drivers that choose shared or local per disk."""
 
-VERSION = "0.1.0"
-"""Front-end and hosts must agree on it; a host that does not is told to be synced (`onehost sync -f`)."""
+VERSION = "0.2.0.dev0"
+"""What people call it. Front-end and hosts must agree on more than that: wire/messages.RELEASE."""
 
 NAME = "semishared"
 """TM_MAD, DS_MAD, directory below remotes/ and content of `.monitor` (docs/explanation/contract.md)."""

@@ -22,13 +22,12 @@ import time
 if __package__ in (None, ""):
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
-from semishared import VERSION
 from semishared.disk import epochs
 from semishared.errors import HostFailed, HostOutdated, SemisharedError, ToolTimeout
 from semishared.host.execute import Execution, read_plan
 from semishared.tools import progress, standstill
 from semishared.tools.beneath import readable
-from semishared.wire.messages import Message, Reader, Writer
+from semishared.wire.messages import RELEASE, Message, Reader, Writer
 
 ALIVE_S = 5
 DYING_S = 5
@@ -68,8 +67,8 @@ class Host:
 
     def _carry_out(self, plan: object) -> dict[str, object]:
         version = plan.get("version") if isinstance(plan, dict) else None
-        if version != VERSION:
-            raise HostOutdated(f"{os.uname().nodename} has semishared {VERSION}, the front-end {version}")
+        if version != RELEASE:
+            raise HostOutdated(f"{os.uname().nodename} has semishared {RELEASE}, the front-end {version}")
         seq, steps = read_plan(plan)
         planned = epochs.arrived(seq, steps, self._known)
         limit_s = plan.get("standstill_s") if isinstance(plan, dict) else None

@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from semishared import VERSION
+from semishared.wire.messages import release
 
 ROOT = Path(__file__).resolve().parents[2]
 STOCK = ROOT / "tests" / "lab" / "stock"
@@ -74,6 +78,25 @@ def test_installs_everything_with_modes_and_byte_code(remotes: Path) -> None:
         assert list((target.parent / "__pycache__").glob(f"{target.stem}.*.pyc"))
     assert (remotes / "etc" / "semishared.conf").read_bytes() == (ROOT / "etc" / "semishared.conf").read_bytes()
     assert not list(remotes.glob(".semishared-install.*"))
+
+
+def test_package_is_known_from_any_other_by_its_build(remotes: Path, checkout: Path) -> None:
+    """Front-end and hosts compare it: two packages of one VERSION need not understand each other."""
+
+    def installed() -> str:
+        program = "import sys; sys.path.insert(0, sys.argv[1]); from semishared.wire.messages import RELEASE; print(RELEASE)"
+        argv = ["/usr/bin/python3", "-I", "-B", "-c", program, str(remotes / "lib")]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
+    install(remotes)
+    first = installed()
+    assert re.fullmatch(rf"{re.escape(VERSION)}\+[0-9a-f]{{12}}", first)
+    install(remotes, script=checkout / "install.sh")
+    assert installed() == first, "the same files, from elsewhere"
+    (checkout / "lib/semishared/units.py").write_text((ROOT / "lib/semishared/units.py").read_text() + "# one line more\n")
+    install(remotes, script=checkout / "install.sh")
+    assert installed() not in (first, VERSION)
+    assert release(str(ROOT / "lib/semishared")) == VERSION, "a checkout has no build"
 
 
 def test_byte_code_is_valid_after_the_copy_to_a_host(remotes: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from ..errors import MigrationRefused, NotSupported
+from ..errors import MigrationRefused, NotSupported, SemisharedError
 from ..model import steps as s
 from ..opennebula import args
 from ..opennebula.xml import Vm, decode
@@ -32,7 +32,8 @@ def premigrate(action: Action) -> None:
     place = request.target
     left = vm.system_datastores[-1] if vm.system_datastores else -1
     source_dir = f"{place.datastore_location}/{left}/{place.vm}"
-    with action.session(request.source_host) as source:
+    with action.session(request.source_host) as source, action.session(place.host) as target:
+        target.agree()
         (found,) = source.run([s.DescribeVm(place.vm, source_dir)])
         records = found["records"] if isinstance(found, dict) else []
         plan = migration.check(request, vm, records, left)
@@ -40,12 +41,11 @@ def premigrate(action: Action) -> None:
         ask, answer = f"{token} {request.source_host}", f"{token} {place.host}"
         written = source.run([s.WriteProbe(store, ask) for store in plan.stores])
         probes = [(store, str(found["name"])) for store, found in zip(plan.stores, written) if isinstance(found, dict)]
-        with action.session(place.host) as target:
-            target.run([s.AnswerProbe(store, name, ask, answer) for store, name in probes])
-            source.run([s.CheckProbe(store, name, answer) for store, name in probes])
-            target.run([s.PrepareVm(place.vm, place.path), *plan.links, *plan.network])
-            if vm.context_disk >= 0:
-                _carry_file(source, target, f"{source_dir}/disk.{vm.context_disk}", place, vm.context_disk)
+        target.run([s.AnswerProbe(store, name, ask, answer) for store, name in probes])
+        source.run([s.CheckProbe(store, name, answer) for store, name in probes])
+        target.run([s.PrepareVm(place.vm, place.path), *plan.links, *plan.network])
+        if vm.context_disk >= 0:
+            _carry_file(source, target, f"{source_dir}/disk.{vm.context_disk}", place, vm.context_disk)
         source.run([s.AllowMigration(place.vm, source_dir, place.host, plan.stores)])
 
 
@@ -89,7 +89,11 @@ def _clear(action: Action, host: str, other: str, place: args.VmPlace, vm: Vm) -
         assert isinstance(found, dict)
         token, seen = str(found["token"]), str(found["seen"])
         if found["present"] and host != other:
-            (looked,) = action.on(other, [s.LookForVm(vm.id, place.path, token, seen)])
+            try:
+                (looked,) = action.on(other, [s.LookForVm(vm.id, place.path, token, seen)])
+            except SemisharedError:
+                session.run([s.UnmarkVm(vm.id, place.path, token)])
+                raise
             if isinstance(looked, dict) and looked["same"]:
                 session.run([s.UnmarkVm(vm.id, place.path, token)])
                 action.report.warn(f"{place.path} is one directory on {host} and {other}: nothing was removed")

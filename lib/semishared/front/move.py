@@ -68,6 +68,7 @@ def carry(action: Action, request: args.Move, source_step: Any, target_step: s.S
     """Relay a VM directory between two hosts; the source lets go only when the target has it."""
     place, there = request.source, request.target
     with action.session(place.host, bulk=True) as source, action.session(there.host, bulk=True) as target:
+        target.agree()
         (found,) = source.run([s.MarkVm(place.vm, place.path)])
         assert isinstance(found, dict)
         token, seen = str(found["token"]), str(found["seen"])

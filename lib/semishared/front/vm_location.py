@@ -32,13 +32,17 @@ def everywhere(action: Action, place: VmPlace, steps: Iterable[s.Step]) -> list[
     from ..wire.session import is_here
 
     steps = list(steps)
-    here = not is_here(place.host) and is_on_front_end(place.path)
-    found = action.on("localhost", steps) if here else []
+    if is_here(place.host) or not is_on_front_end(place.path):
+        return action.on(place.host, steps)
+    found: list[object] = []
     try:
-        found += action.on(place.host, steps)
+        with action.session(place.host) as session:
+            # Or half would be removed, and the rest be refused until that host is synced.
+            session.agree()
+            found = action.on("localhost", steps)
+            found += session.run(steps)
     except HostUnreachable as e:
-        if not here:
-            raise
+        found = found or action.on("localhost", steps)
         action.report.warn(f"{e.detail}. VM {place.vm} was on the front-end; what that host may still have of it is left")
     return found
 

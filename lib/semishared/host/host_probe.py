@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The health of a host, for its OpenNebula template: capacity of its base store, and the stores that its disks need.
 
-    SEMISHARED = [ VERSION = "0.1.0", HEALTH = "store 100 is not mounted", STORES = "100 102", BASES = "3", LEASES = "17",
+    SEMISHARED = [ VERSION = "0.2.0", HEALTH = "store 100 is not mounted", STORES = "100 102", BASES = "3", LEASES = "17",
                    BASES_MB = "2048", FREE_MB = "51200", TOTAL_MB = "102400" ]
 
 HEALTH is OK if every store that a VM's disk or a base here came from is mounted and answers, and no other machine has the

@@ -22,6 +22,8 @@ from ..errors import CannotInstall, UnexpectedLink
 from ..tools import beneath
 from ..tools.crash_points import point
 from ..tools.files import fsync
+from ..wire.messages import BUILD
+from . import preflight
 from .front_end import FrontEnd
 
 STAGE = f".{NAME}-install."
@@ -30,6 +32,7 @@ PROBES = (f"im/kvm-probes.d/host/system/{NAME}", f"im/qemu-probes.d/host/system/
 """Where the monitoring of hosts looks for probes, per hypervisor."""
 CONF = f"etc/{NAME}.conf"
 ACTION = re.compile(r"[A-Za-z0-9._-]+\Z")
+BUILD_DIGITS = 12
 SCRIPTS = re.compile(r"^scripts_dir = .*$", re.MULTILINE)
 Say = Callable[[str], None]
 
@@ -66,8 +69,11 @@ class Tree:
         for path in _below(self.stage):
             is_package = path.startswith(f"{self.stage}/lib/") and path != command
             os.chmod(path, 0o755 if os.path.isdir(path) or not (is_package or path.endswith(".conf")) else 0o644)
-        # Saves every action 5 ms; rsync keeps the times that make byte code valid on the hosts too.
         package = f"{self.stage}/lib/{NAME}"
+        build = preflight.digest(package)[:BUILD_DIGITS]
+        with open(f"{package}/{BUILD}", "w", encoding="ascii") as file:
+            file.write(f"{build}\n")
+        # Saves every action 5 ms; rsync keeps the times that make byte code valid on the hosts too.
         if not compileall.compile_dir(package, quiet=2, ddir=f"{self.place.remotes}/lib/{NAME}"):
             raise CannotInstall(f"this python cannot compile the package in {self.checkout}/lib")
         if os.geteuid() == 0:

@@ -69,6 +69,11 @@ class Say(NamedTuple):
     about: Tuple[Any, ...] = ()
 
 
+def agree(machine: str) -> On:
+    """Return the message without a step: a machine of another version refuses it, before others do anything for it."""
+    return On(machine, ())
+
+
 def warn(text: str) -> Say:
     """Return a warning that is known already."""
     return Say(lambda: [("warn", text)])

@@ -30,7 +30,7 @@ from typing import Any, Mapping
 from ..errors import NotSupported, VmGone
 from ..model import steps as s
 from ..model import steps_image
-from ..model.exchange import Lines, On, Part, Plan, Say
+from ..model.exchange import Lines, On, Part, Plan, Say, agree
 from ..model.network_disk import NetworkDisk
 
 
@@ -68,6 +68,7 @@ def frozen(host: str, bridge: str, image: s.ImageRef, root: str) -> Part[s.Image
 def ln(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, *, readonly: bool, shareable: bool) -> Plan:
     """Attach an image in place."""
     network = NetworkDisk.of(image.source, image.access)
+    yield agree(host)
     (begun,) = yield On(bridge, (steps_image.BeginSession(image, readonly, shareable),))
     yield Say(_who_has_it_open, (image.source, begun))
     yield On(host, (s.PrepareVm(disk.vm, disk.vm_dir), steps_image.RecordNetwork(disk, image, network, "in-place", readonly)))

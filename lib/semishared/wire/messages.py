@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between front-end and host: JSON lines, and bytes announced by one ({"data": N}, then N bytes)."""
+"""Messages between front-end and host: JSON lines, and bytes announced by one ({"data": N}, then N bytes).
+
+Every plan carries RELEASE, and a host that has another one refuses it (HostOutdated): what steps and answers mean is agreed
+on nowhere but in the package itself, so both ends must have the very same.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,27 @@ import threading
 import time
 from typing import Callable, Optional, Union
 
+from .. import VERSION
 from ..errors import HostFailed
 
+BUILD = "BUILD"
+"""File in an installed package: the hash of all others, by which it is known from any other of the same VERSION."""
 Message = Union[dict[str, object], bytes, None]
 """A JSON object, a chunk of data, or None at the end of the stream."""
 LONGEST_LINE = 4 << 20
+
+
+def release(package: str) -> str:
+    """Return what the package in that directory is: its VERSION, and its build if it is installed."""
+    try:
+        with open(f"{package}/{BUILD}", encoding="ascii") as file:
+            return f"{VERSION}+{file.read(64).strip()}"
+    except FileNotFoundError:
+        return VERSION  # a checkout: the host side that it starts is its own
+
+
+RELEASE = release(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+"""Read with the modules, not when it is asked for: an installation may exchange the package meanwhile."""
 
 
 class Silence(Exception):

@@ -17,12 +17,11 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Callable, Iterable, Iterator
 
-from .. import VERSION
 from ..config import Config
 from ..errors import HostFailed, HostOutdated, HostUnreachable, SemisharedError, WouldChange, from_id
 from ..model.steps import LOOKS, Step, to_data
 from ..tools.run import environment
-from .messages import Message, Reader, Silence, Writer
+from .messages import RELEASE, Message, Reader, Silence, Writer
 
 PYTHON = "/usr/bin/python3"
 HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "hostside.py")
@@ -129,6 +128,10 @@ class Session:
             self.send(end=True, sha256=sha256)
         return self.finish(answer)
 
+    def agree(self) -> None:
+        """Raise what the host says if it cannot work with this front-end; for where another machine is to act before it."""
+        self.run([])
+
     def begin(self, steps: Iterable[Step], answers: bool = False, last: bool = False) -> None:
         """Send a plan; `answers` if the host may ask while it is carried out, `last` if no other plan follows.
 
@@ -139,7 +142,7 @@ class Session:
         if _looks_only and changing:
             raise WouldChange(f"{changing[0]} on {self.host} was not sent: this is to change nothing")
         plan = {
-            "version": VERSION, "action": self._action, "seq": self.seq, "steps": [to_data(step) for step in steps],
+            "version": RELEASE, "action": self._action, "seq": self.seq, "steps": [to_data(step) for step in steps],
             "answers": answers, "last": last, "standstill_s": self._config.hosts_standstill_timeout_s,
         }  # fmt: skip
         self.is_busy = True

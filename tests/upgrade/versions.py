@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bring versions of semishared into a lab: the older one from this repository's own history, and that of this checkout."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from lab import Lab, Node, caches
+from lab.hosts import PARTS, REMOTES, SCRIPTS
+
+OLDER, RELEASE = "84b7bda", "0.1.0"
+"""The commit that is upgraded from, and what it calls itself."""
+TREES = {OLDER: f"/opt/semishared-{RELEASE}", "": "/opt/semishared"}
+"""Where the front-end has which version, '' is this checkout's."""
+
+
+def lay_out(target: Path, commit: str = OLDER) -> None:
+    """Put what is installed of `commit` into `target`; the test fails in one line where this clone does not have it."""
+    git = ["git", "-c", "safe.directory=*", "-C", str(caches.CHECKOUT)]
+    top = subprocess.run([*git, "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=False)
+    if top.returncode or subprocess.run([*git, "cat-file", "-e", f"{commit}^{{tree}}"], stderr=subprocess.DEVNULL, check=False).returncode:
+        pytest.fail(f"{commit} ({RELEASE}) is not in this clone: git fetch --unshallow brings it", pytrace=False)
+    words = ["git", "-c", "safe.directory=*", "-C", top.stdout.strip(), "archive", commit, "--", *PARTS]
+    archive = subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout
+    target.mkdir(parents=True)
+    subprocess.run(["tar", "--extract", "--file=-", "--no-same-owner"], cwd=target, check=True, input=archive)
+
+
+def unpack(lab: Lab) -> None:
+    """Bring both versions to the front-end; install neither."""
+    lab.unpack()
+    target = lab.fe.path(TREES[OLDER])
+    shutil.rmtree(target, ignore_errors=True)
+    lay_out(target)
+    lab.fe.run(["chmod", "-R", "a+rX", TREES[OLDER]], user="root")
+
+
+def install(lab: Lab, version: str = "") -> str:
+    """Install a version with its own install.sh, as an administrator does; return what that says."""
+    said = lab.fe.run([f"{TREES[version]}/install.sh"], user="root").stdout.decode()
+    # oned notes its configuration when it is started again.
+    lab.fe.run(["sh", "-c", "sleep 0.1; touch /var/lib/one/config"])
+    return said
+
+
+def sync(lab: Lab, *nodes: Node) -> None:
+    """Bring the front-end's remotes to these hosts (default: all), as `onehost sync --force` does."""
+    for node in nodes or lab.hosts:
+        lab.fe.run(["rsync", "-LRaz", "--delete", ".", f"oneadmin@{node.name}:{SCRIPTS}/"], cwd=REMOTES)
+
+
+@contextmanager
+def not_synced(lab: Lab, *nodes: Node) -> Iterator[None]:
+    """Have hosts on the older version within the block, as if they had been away when the others were synced."""
+    install(lab, OLDER)
+    sync(lab, *nodes)
+    install(lab)
+    try:
+        yield
+    finally:
+        sync(lab, *nodes)
+
+
+@contextmanager
+def older_front_end(lab: Lab) -> Iterator[None]:
+    """Have the older version on the front-end alone within the block, as after a fail-over to one that was forgotten."""
+    install(lab, OLDER)
+    try:
+        yield
+    finally:
+        install(lab)
