@@ -103,6 +103,73 @@ def in_place(cloud: CephSite) -> Words:
     return cloud.words(cloud.image(persistent=True))
 
 
+def made(cloud: CephSite, action: str, persistent: bool = False, **attributes: str) -> Tuple[str, int]:
+    """Return the place of disk 0, of an image, of a VM that is off, and the VM."""
+    words = cloud.words(cloud.image(persistent, **attributes))
+    cloud.one.tm(action, *words)
+    return words[1], int(words[2])
+
+
+def shared_disk(cloud: CephSite) -> Tuple[str, int]:
+    return made(cloud, "CLONE", SEMISHARED_PLACE="shared")
+
+
+def saved(cloud: CephSite, disk: str, vm: int) -> Words:
+    return [disk, f"{POOL}/one-77", "-1", str(vm), str(STORE)]
+
+
+@situation("cpds of a disk on the network", "CopyStored")
+def saved_shared(cloud: CephSite) -> Words:
+    return saved(cloud, *shared_disk(cloud))
+
+
+@situation("cpds of a local disk", "StageImage", "...")
+def saved_local(cloud: CephSite) -> Words:
+    return saved(cloud, *made(cloud, "CLONE"))
+
+
+@situation("delete", "RemoveDisk", "...")
+def removed(cloud: CephSite) -> Words:
+    disk, vm = shared_disk(cloud)
+    return [disk, str(vm), str(STORE)]
+
+
+@situation("mvds", "EndSession")
+def session_ends(cloud: CephSite) -> Words:
+    disk, vm = made(cloud, "LN", persistent=True)
+    return [disk, cloud.one.oned.vm(vm).disks[0]["SOURCE"], str(vm), str(STORE)]
+
+
+def snapshot(disk: str, vm: int, number: int) -> Words:
+    return [disk, str(number), str(vm), str(STORE)]
+
+
+def with_snapshot(cloud: CephSite, disk: str, vm: int) -> Words:
+    cloud.one.tm("SNAP_CREATE", *snapshot(disk, vm, 0))
+    return snapshot(disk, vm, 0)
+
+
+@situation("snap_create", "KeepSnapshot")
+def snap_create(cloud: CephSite) -> Words:
+    return snapshot(*shared_disk(cloud), 0)
+
+
+@situation("snap_delete", "ForgetSnapshot")
+def snap_delete(cloud: CephSite) -> Words:
+    return with_snapshot(cloud, *shared_disk(cloud))
+
+
+@situation("snap_revert of an image", "RevertImage")
+def snap_revert(cloud: CephSite) -> Words:
+    return with_snapshot(cloud, *made(cloud, "LN", persistent=True))
+
+
+@situation("resize", "GrowDisk", "...")
+def grown(cloud: CephSite) -> Words:
+    disk, vm = shared_disk(cloud)
+    return [disk, "16", str(vm), str(STORE)]
+
+
 @pytest.mark.parametrize("name", SITUATIONS)
 @pytest.mark.fault(21, "`semishared plan` changes nothing on any machine and nothing in Ceph: no image, byte, snapshot or lock")
 def test_a_rehearsal_says_the_steps_and_changes_nothing(cloud: CephSite, name: str) -> None:

@@ -26,7 +26,7 @@ from semishared.model.exchange import On, Plan
 from semishared.opennebula import args
 from semishared.opennebula.report import Report
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
-from semishared.plan import disks
+from semishared.plan import disks, removals
 from semishared.store import dir_store, dir_upload
 from semishared.wire import session as ssh
 
@@ -138,11 +138,11 @@ def ln_steps(
 def new_disk(rig: Rig, size: int, format: str, disk: int = 0, fs: str = "") -> List[s.Step]:
     request = args.NewDisk.parse([str(size), format, f"a:{rig.inside(f'101/{VM}/disk.{disk}')}", str(VM), "101"])
     element = ElementTree.fromstring(f"<DISK><DISK_ID>{disk}</DISK_ID><FS>{fs}</FS></DISK>")
-    return disks.mkimage(request, Disk(element))
+    return first(disks.mkimage(request, Disk(element)))
 
 
 def delete_steps(rig: Rig, what: str, vm: int = VM, store: int = 100) -> List[s.Step]:
-    return disks.delete(args.Delete.parse([f"a:{rig.inside(what)}", str(vm), str(store)]))
+    return first(removals.delete(args.Delete.parse([f"a:{rig.inside(what)}", str(vm), str(store)]), is_here=False))
 
 
 def to_image(rig: Rig, disk: int, path: str) -> args.ToImage:
@@ -388,10 +388,10 @@ CASES = [
     _case("mkimage qcow2", lambda rig: new_disk(rig, 8, "qcow2")),
     _case("mkimage raw ext4", lambda rig: new_disk(rig, 8, "raw", fs="ext4"), opaque=(f"/{VM}/disk.0$",)),
     _case("mkimage qcow2 ext4", lambda rig: new_disk(rig, 8, "qcow2", fs="ext4"), opaque=(f"/{VM}/disk.0$",)),
-    _case("mkswap", lambda rig: disks.mkswap(args.NewDisk.parse_swap(["8", f"a:{rig.inside(f'101/{VM}/disk.0')}", str(VM), "101"])),
+    _case("mkswap", lambda rig: first(disks.mkswap(args.NewDisk.parse_swap(["8", f"a:{rig.inside(f'101/{VM}/disk.0')}", str(VM), "101"]))),
           opaque=(f"/{VM}/disk.0$",)),
     _case("context", receive_iso, data=ISO),
-    _case("mvds", lambda rig: disks.mvds(to_image(rig, 2, source(rig, PERSISTENT))), in_place_vm),
+    _case("mvds", lambda rig: first(removals.mvds(to_image(rig, 2, source(rig, PERSISTENT)), is_here=False)), in_place_vm),
     _case("cpds overlay", lambda rig: [s.SaveDisk(s.DiskRef(VM, 0, rig.inside(f"101/{VM}")), rig.inside("100/saved"), "qcow2", "")],
           whole_vm, guest=ALL_GUEST, opaque=VOLATILE),
     _case("cpds in place", lambda rig: [s.SaveDisk(s.DiskRef(VM, 2, rig.inside(f"101/{VM}")), rig.inside("100/saved"), "raw", "")],

@@ -66,7 +66,6 @@ CIRCLES = {
     "base.multicast": {"base.fetch"},
     "cli.gc_pools": {"cli.gc"},
     "front.rbd_datastore": {"front.datastore"},
-    "front.snapshots": {"front.rbd"},
     "front.staging_round": {"front.staging"},
     "vmm.live_migration": {"vmm.handover"},
 }

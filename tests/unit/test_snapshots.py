@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from semishared.errors import BadArguments, BadRecord, MissingImage, NotSupported
 from semishared.model import steps as s
 from semishared.opennebula import args
-from semishared.plan import snapshots
+from semishared.plan import resting, snapshots
 from semishared.plan.snapshots import NO_LAYER, Facts, Layer, Tree
 
 BASE = {0: "base", 1: "base"}
@@ -208,18 +208,11 @@ def test_what_is_no_description(data: Optional[object]) -> None:
         Facts.parse(data)
 
 
-def test_the_log_says_how_the_guest_rested(capsys: pytest.CaptureFixture[str]) -> None:
-    from types import SimpleNamespace
-
-    from semishared.front.snapshots import tell_rest
-    from semishared.opennebula.report import Report
-
-    action = SimpleNamespace(report=Report("snap_create_live"))
-    tell_rest(action, [None, {}, {"generation": "x"}, {"rest": "NONE", "why": ""}])  # type: ignore[arg-type]
-    assert capsys.readouterr().err == ""
-    tell_rest(action, [{"rest": "AGENT", "why": ""}])  # type: ignore[arg-type]
-    assert "INFO: snap_create_live: the guest's agent froze" in capsys.readouterr().err
-    tell_rest(action, [{"rest": "SUSPEND", "why": "no agent"}])  # type: ignore[arg-type]
-    assert "INFO: snap_create_live: the guest was suspended for the moment that was kept (no agent)" in capsys.readouterr().err
-    tell_rest(action, [{"rest": "NONE", "why": "no agent; no power"}])  # type: ignore[arg-type]
-    assert "WARN: snap_create_live: the guest could neither be frozen nor suspended (no agent; no power)" in capsys.readouterr().err
+def test_the_log_says_how_the_guest_rested() -> None:
+    assert list(resting.lines(None, {}, {"generation": "x"}, {"rest": "NONE", "why": ""})) == []
+    ((level, text),) = resting.lines({"rest": "AGENT", "why": ""})
+    assert (level, text[:24]) == ("info", "the guest's agent froze ")
+    ((level, text),) = resting.lines({"rest": "SUSPEND", "why": "no agent"})
+    assert (level, text) == ("info", "the guest was suspended for the moment that was kept (no agent)")
+    ((level, text),) = resting.lines({"rest": "NONE", "why": "no agent; no power"})
+    assert (level, text[:64]) == ("warn", "the guest could neither be frozen nor suspended (no agent; no po")

@@ -70,10 +70,11 @@ class _Rehearsal:
         while not self._acts and looks < len(on.steps) and is_look(on.steps[looks]):
             looks += 1
         found: list[object] = []
-        if looks:
+        if looks or not (self._acts or on.steps):
             sent = On(on.machine, tuple(map(look_instead, on.steps[:looks])))
             answers = self._sessions.run(sent)
-            self.noted.append(Noted(on.machine, on.steps[:looks], tuple(answers)))
+            if looks:
+                self.noted.append(Noted(on.machine, on.steps[:looks], tuple(answers)))
             found = [_Unanswered() if answer == {"unsettled": True} else answer for answer in answers]
         return found + (self._note(On(on.machine, on.steps[looks:])) if on.steps[looks:] else [])
 

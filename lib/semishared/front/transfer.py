@@ -7,18 +7,18 @@ import sys
 from typing import TYPE_CHECKING, Callable
 
 from ..errors import BadArguments, NotSupported
-from ..model import steps as s
 from ..model import stores
-from ..model.exchange import Plan
+from ..model.exchange import File, Plan
 from ..opennebula import args
 from ..opennebula.report import Report
 from ..plan import disks
-from . import migration, snapshots
+from . import migration
 from .action import Action, carry_out
-from .vm_location import everywhere, source_of_copy
+from .vm_location import is_here_too, source_of_copy
 
 if TYPE_CHECKING:
-    from ..opennebula.xml import Datastore, Disk, Image
+    from ..opennebula.xml import Datastore, Disk, Image, Vm
+
 
 def _facts(action: Action, request: args.FromImage) -> tuple[Disk, Image, Datastore]:
     from ..opennebula.oned import Oned
@@ -28,6 +28,14 @@ def _facts(action: Action, request: args.FromImage) -> tuple[Disk, Image, Datast
     action.seq = vm.seq
     disk = vm.disk(request.target.disk or 0)
     return disk, oned.image(disk.image_id), _marked(action, oned.datastore(disk.store_id))
+
+
+def _vm(action: Action, place: args.DiskPlace) -> Vm:
+    from ..opennebula.oned import Oned
+
+    vm = Oned().vm(place.vm_place.vm)
+    action.seq = vm.seq
+    return vm
 
 
 def _marked(action: Action, datastore: Datastore) -> Datastore:
@@ -54,80 +62,62 @@ def ln(action: Action) -> Plan:
     return disks.ln(asked, *_facts(action, asked))
 
 
-def mkimage(action: Action) -> None:
+def mkimage(action: Action) -> Plan:
     """SIZE_MIB FORMAT HOST:VMDIR/disk.N VM DATASTORE - make an empty disk."""
-    from ..opennebula.oned import Oned
-
-    request = args.NewDisk.parse(action.argv)
-    vm = Oned().vm(request.target.vm_place.vm)
-    action.seq = vm.seq
-    disk = vm.disk(request.target.disk or 0)
-    action.on(request.target.host, disks.mkimage(request, disk))
+    asked = args.NewDisk.parse(action.argv)
+    return disks.mkimage(asked, _vm(action, asked.target).disk(asked.target.disk or 0))
 
 
-def mkswap(action: Action) -> None:
+def mkswap(action: Action) -> Plan:
     """SIZE_MIB HOST:VMDIR/disk.N VM DATASTORE - make a swap area."""
-    request = args.NewDisk.parse_swap(action.argv)
-    action.on(request.target.host, disks.mkswap(request))
+    return disks.mkswap(args.NewDisk.parse_swap(action.argv))
 
 
-def context(action: Action) -> None:
+def context(action: Action) -> Plan:
     """context.sh [FILE[:NAME] ...] HOST:VMDIR/disk.N VM DATASTORE - build the CONTEXT ISO and bring it to the host."""
     import hashlib
 
     from ..tools import context_iso
 
-    request = args.Context.parse(action.argv)
-    place = request.target
-    with context_iso.built(request.files) as path:
+    asked = args.Context.parse(action.argv)
+    with context_iso.built(asked.files) as path:
         with open(path, "rb") as file:
             data = file.read()
-        digest = hashlib.sha256(data).hexdigest()
-        steps = [
-            s.PrepareVm(place.vm_place.vm, place.vm_place.path),
-            s.ReceiveFile(place.path, place.vm_place.vm, len(data), digest),
-        ]
-        with action.session(place.host) as session:
-            chunks = (data[at : at + (1 << 20)] for at in range(0, len(data), 1 << 20))
-            session.run(steps, chunks, digest)
+        yield from disks.context(asked, File(path, hashlib.sha256(data).hexdigest()), len(data))
 
 
-def mvds(action: Action) -> None:
+def mvds(action: Action) -> Plan:
     """HOST:VMDIR/disk.N SOURCE VM DATASTORE - end the session of an in-place disk."""
-    request = args.ToImage.parse(action.argv)
-    everywhere(action, request.disk.vm_place, disks.mvds(request))
+    from ..plan import removals
+
+    asked = args.ToImage.parse(action.argv)
+    return removals.mvds(asked, is_here_too(asked.disk.vm_place))
 
 
-def cpds(action: Action) -> None:
+def cpds(action: Action) -> Plan:
     """HOST:VMDIR/disk.N SOURCE SNAPSHOT|-1 VM DATASTORE - save a disk as another image."""
     from ..opennebula.oned import Oned
+    from ..plan import save_as
+    from ..wire.session import is_here
 
-    request = args.ToImage.parse_copy(action.argv)
+    asked = args.ToImage.parse_copy(action.argv)
     oned = Oned()
-    vm = oned.vm(request.disk.vm_place.vm)
+    vm = oned.vm(asked.disk.vm_place.vm)
     action.seq = vm.seq
-    host = source_of_copy(request.disk.vm_place, vm.host) if vm.lcm_state in disks.SAVEAS_AWAY else request.disk.host
-    if not request.image.startswith("/"):
-        from . import rbd
-
-        rbd.cpds(action, request, vm, host, oned.datastore(request.store))
-        return
-    steps = disks.cpds(request, vm, _marked(action, oned.datastore(request.store)), action.config.freeze)
-    snapshots.tell_rest(action, action.on(host, steps))
+    host = source_of_copy(asked.disk.vm_place, vm.host) if vm.lcm_state in save_as.AWAY else asked.disk.host
+    datastore = _marked(action, oned.datastore(asked.store))
+    here = tuple(filter(is_here, (host, stores.bridge(datastore, vm.id))))
+    return save_as.cpds(asked, vm, datastore, save_as.Told(host, here, action.config.freeze))
 
 
-def delete(action: Action) -> None:
+def delete(action: Action) -> Plan:
     """HOST:VMDIR[/disk.N] VM DATASTORE - remove a disk or a VM directory."""
-    request = args.Delete.parse(action.argv)
-    steps = disks.delete(request)
-    if not steps:
-        return
-    action.seq = _seq(request.vm_place.vm)
-    found = everywhere(action, request.vm_place, steps)
-    if any(found):
-        from . import rbd
+    from ..plan import removals
 
-        rbd.delete(action, request, found)
+    asked = args.Delete.parse(action.argv)
+    if not removals.is_nothing(asked):
+        action.seq = _seq(asked.vm_place.vm)
+    return removals.delete(asked, is_here_too(asked.vm_place))
 
 
 def _seq(vm: int) -> int:
@@ -139,6 +129,41 @@ def _seq(vm: int) -> int:
         return Oned().vm(vm).seq
     except OnedUnavailable:
         return -1
+
+
+def snap_create(action: Action) -> Plan:
+    """HOST:VMDIR/disk.N SNAPSHOT VM DATASTORE - keep the present content of a disk that nobody writes to."""
+    return _change(action, "create")
+
+
+def snap_create_live(action: Action) -> Plan:
+    """HOST:VMDIR/disk.N SNAPSHOT VM DATASTORE - keep the present content of a running guest's disk."""
+    return _change(action, "create", live=True)
+
+
+def snap_delete(action: Action) -> Plan:
+    """HOST:VMDIR/disk.N SNAPSHOT VM DATASTORE - forget a snapshot; the guest may be running."""
+    return _change(action, "delete")
+
+
+def snap_revert(action: Action) -> Plan:
+    """HOST:VMDIR/disk.N SNAPSHOT VM DATASTORE - go back to a snapshot, giving up the present content."""
+    return _change(action, "revert")
+
+
+def _change(action: Action, what: str, live: bool = False) -> Plan:
+    from ..plan import snapshots
+
+    asked = args.SnapshotPlace.parse(action.argv)
+    return snapshots.change(what, asked, _vm(action, asked.disk), live=live, freeze=action.config.freeze)
+
+
+def resize(action: Action) -> Plan:
+    """HOST:VMDIR/disk.N SIZE_MIB VM DATASTORE - grow a disk; that of a running guest is left to its hypervisor."""
+    from ..plan import snapshots
+
+    asked = args.Resize.parse(action.argv)
+    return snapshots.resize(asked, _vm(action, asked.disk))
 
 
 def mv(action: Action) -> None:
@@ -199,14 +224,15 @@ def monitor_ds(action: Action) -> None:
     sys.stdout.write(vm_sizes.report(args.absolute(action.argv[0], "datastore directory")))
 
 
-PLANNED: dict[str, Callable[[Action], Plan]] = {function.__name__: function for function in (clone, ln)}
+PLANNED: dict[str, Callable[[Action], Plan]] = {function.__name__: function for function in (
+    clone, ln, mkimage, mkswap, context, mvds, cpds, delete, snap_create, snap_create_live, snap_delete, snap_revert, resize,
+)}  # fmt: skip
 """Transfer action -> what is known before its plan, and the plan."""
 ACTIONS: dict[str, Callable[[Action], object]] = {
     **PLANNED,
     **{function.__name__: function for function in (
-        mkimage, mkswap, context, mvds, cpds, delete, mv, monitor, monitor_ds,
+        mv, monitor, monitor_ds,
         migration.premigrate, migration.postmigrate, migration.failmigrate,
-        snapshots.snap_create, snapshots.snap_create_live, snapshots.snap_delete, snapshots.snap_revert, snapshots.resize,
         prebackup, prebackup_live, postbackup, postbackup_live, restore,
     )},
 }  # fmt: skip

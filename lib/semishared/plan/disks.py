@@ -8,18 +8,14 @@ import posixpath
 from ..errors import BadArguments, NotSupported
 from ..model import steps as s
 from ..model import stores
-from ..model.exchange import On, Plan
-from ..opennebula.args import Delete, DiskPlace, FromImage, Move, NewDisk, ToImage
+from ..model.exchange import Feed, File, On, Plan
+from ..opennebula.args import Context, DiskPlace, FromImage, Move, NewDisk
 from ..opennebula.xml import Datastore, Disk, Image, Vm
 from . import encryption, images, placement
 
 FORMATS = ("raw", "qcow2")
 DRIVER = "semishared"
 """TM_MAD of the disks that are ours."""
-SAVEAS_LIVE = 26
-"""LCM state of a save-as while the guest runs and writes (OpenNebula's include/VirtualMachine.h)."""
-SAVEAS_AWAY = (67, 68)
-"""LCM states in which cpds comes for an undeployed or stopped VM, whose files are on the front-end."""
 MOVING = (8, 9, 10, 30, 31, 43, 45)
 """LCM states in which oned has a VM's files moved: prologs of migrations and resumes, epilogs of stop and undeploy."""
 COMING = (8, 9, 31, 43, 45)
@@ -99,41 +95,31 @@ def ln(asked: FromImage, disk: Disk, image: Image, datastore: Datastore) -> Plan
     yield from rbd.ln(host, bridge, ref, target, readonly=readonly, shareable=disk.is_shareable)
 
 
-def mkimage(request: NewDisk, disk: Disk) -> list[s.Step]:
+def mkimage(asked: NewDisk, disk: Disk) -> Plan:
     """Plan mkimage: an empty disk on the host, with the file system the VM template names."""
-    format = request.format or "raw"
+    format = asked.format or "raw"
     if format not in FORMATS:
         raise NotSupported(f"format {format!r} of disk {disk.id} is not {' or '.join(FORMATS)}")
     encryption.check_volatile(disk)
-    return _volatile(request, format, disk.file_system)
+    yield from _volatile(asked, format, disk.file_system)
 
 
-def mkswap(request: NewDisk) -> list[s.Step]:
+def mkswap(asked: NewDisk) -> Plan:
     """Plan mkswap: a swap area on the host."""
-    return _volatile(request, "raw", "swap")
+    yield from _volatile(asked, "raw", "swap")
 
 
-def _volatile(request: NewDisk, format: str, fs: str) -> list[s.Step]:
-    if not request.size:
+def _volatile(asked: NewDisk, format: str, fs: str) -> Plan:
+    if not asked.size:
         raise BadArguments("a disk of size 0")
-    return [_prepare(request.target), s.CreateVolatile(disk_ref(request.target), request.size, format, fs)]
+    yield On(asked.target.host, (_prepare(asked.target), s.CreateVolatile(disk_ref(asked.target), asked.size, format, fs)))
 
 
-def mvds(request: ToImage) -> list[s.Step]:
-    """Plan mvds: the session of an in-place disk ends, its data is where it belongs already."""
-    return [s.EndSession(disk_ref(request.disk))]
-
-
-def cpds(request: ToImage, vm: Vm, datastore: Datastore, freeze: str = "NONE") -> list[s.Step]:
-    """Plan cpds: save a disk as another image, from the running guest if there is one, which rests (`freeze`) for a moment."""
-    disk = disk_ref(request.disk)
-    format = vm.disk(disk.disk).format or "raw"
-    # A snapshot does not change while the guest runs.
-    domain = running_domain(vm) if vm.lcm_state == SAVEAS_LIVE and request.snapshot == -1 else ""
-    if domain:
-        encryption.check_running(vm, [disk.disk], "copy")
-    check = check_store(stores.access(datastore), request.image)
-    return [*check, s.SaveDisk(disk, request.image, format, domain, request.snapshot, freeze if domain else "NONE")]
+def context(asked: Context, iso: File, size: int) -> Plan:
+    """Plan context: the CONTEXT ISO, which the front-end has built, on the host."""
+    place = asked.target
+    receive = s.ReceiveFile(place.path, place.vm_place.vm, size, iso.sha256)
+    yield Feed(On(place.host, (_prepare(place), receive)), iso)
 
 
 def running_domain(vm: Vm) -> str:
@@ -142,16 +128,6 @@ def running_domain(vm: Vm) -> str:
     if any(not (c.isalnum() or c in "-_.") for c in domain) or domain.startswith("-"):
         raise BadArguments(f"not a deploy id: {domain!r}")
     return domain
-
-
-def delete(request: Delete) -> list[s.Step]:
-    """Plan delete of a disk or of a VM directory. Comes for persistent disks too: only what is the VM's own goes."""
-    if request.disk is None:
-        return [s.RemoveVm(request.vm_place.vm, request.vm_place.path)]
-    if request.disk.disk is None:
-        return []
-    # The datastore is the image's for an image disk, the system's for a volatile one, which has no clones.
-    return [s.RemoveDisk(disk_ref(request.disk), f"{request.vm_place.datastore_location}/{request.store}")]
 
 
 def mv(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans for disks whose image is reached over the network: host and bridge take turns.
+"""Parts of plans for disks whose image is reached over the network: host and bridge take turns.
 
                  host                                   bridge
     ln                                                  nobody writes to the image? its generations end
@@ -14,6 +14,15 @@
                  base, straight from RBD
                                                         generation named, if it was not
                  overlay or copy
+    cpds of a disk on the network
+                 record read; guest rests
+                                                        its moment held
+                                                        copied
+    cpds of a local disk
+                 record read
+                                                        empty image staged
+                 filled
+                                                        published
     delete of a clone
                  deletion noted
                                                         clone removed
@@ -25,13 +34,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Mapping, NamedTuple
 
-from ..errors import NotSupported, VmGone
+from ..errors import BadRecord, NotSupported, SemisharedError, VmGone
 from ..model import steps as s
-from ..model import steps_image
-from ..model.exchange import Lines, On, Part, Plan, Say, agree
+from ..model import steps_image as i
+from ..model import stores
+from ..model.exchange import AskOned, Lines, On, Part, Plan, Say, agree
 from ..model.network_disk import NetworkDisk
+from . import resting
+
+
+def bridge_of(image: s.ImageRef) -> Part[str]:
+    """Return the bridge of the datastore that an image on record is of."""
+    datastore = yield AskOned("datastore", image.store)
+    return stores.bridge(datastore, image.id)
+
+
+def on_store(answer: Any) -> s.ImageRef | None:
+    """Return which image on the network a disk is, if that is what a host says of it."""
+    return s.ImageRef.from_data(answer["on_store"]) if answer and "on_store" in answer else None
 
 
 def clone(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, min_size: int) -> Plan:
@@ -39,12 +61,12 @@ def clone(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, min_size: 
     # As OpenNebula's own driver names it.
     made = image._replace(source=f"{image.source}-{disk.vm}-{disk.disk}")
     network = NetworkDisk.of(made.source, image.access)
-    yield On(host, (s.PrepareVm(disk.vm, disk.vm_dir), steps_image.RecordNetwork(disk, image, network, "store-clone", readonly=False)))
-    yield On(bridge, (steps_image.CloneStored(image, made.source, min_size),))
+    yield On(host, (s.PrepareVm(disk.vm, disk.vm_dir), i.RecordNetwork(disk, image, network, "store-clone", readonly=False)))
+    yield On(bridge, (i.CloneStored(image, made.source, min_size),))
     try:
-        yield On(host, (steps_image.ConfirmDisk(disk),))
+        yield On(host, (i.ConfirmDisk(disk),))
     except VmGone:
-        yield On(bridge, (steps_image.RemoveClone(made),))
+        yield On(bridge, (i.RemoveClone(made),))
         raise
 
 
@@ -53,15 +75,15 @@ def frozen(host: str, bridge: str, image: s.ImageRef, root: str) -> Part[s.Image
 
     A content that nobody has hashed yet is, if there is a base store `root`, staged there for that; else it stays ''.
     """
-    (seen,) = yield On(host, (steps_image.SeeImage(image),))
+    (seen,) = yield On(host, (i.SeeImage(image),))
     if not seen["frozen"]:
-        yield On(bridge, (steps_image.FreezeImage(image),))
+        yield On(bridge, (i.FreezeImage(image),))
     generation = seen["generation"]
     if not generation and root:
         (staged,) = yield On(host, (s.StageBase(root, image),))
         generation = str(staged["generation"])
         if "snapshot" in staged:
-            yield On(bridge, (steps_image.NameGeneration(image, staged["snapshot"], generation),))
+            yield On(bridge, (i.NameGeneration(image, staged["snapshot"], generation),))
     return image._replace(generation=generation)
 
 
@@ -69,9 +91,9 @@ def ln(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, *, readonly: 
     """Attach an image in place."""
     network = NetworkDisk.of(image.source, image.access)
     yield agree(host)
-    (begun,) = yield On(bridge, (steps_image.BeginSession(image, readonly, shareable),))
+    (begun,) = yield On(bridge, (i.BeginSession(image, readonly, shareable),))
     yield Say(_who_has_it_open, (image.source, begun))
-    yield On(host, (s.PrepareVm(disk.vm, disk.vm_dir), steps_image.RecordNetwork(disk, image, network, "in-place", readonly)))
+    yield On(host, (s.PrepareVm(disk.vm, disk.vm_dir), i.RecordNetwork(disk, image, network, "in-place", readonly)))
 
 
 def _who_has_it_open(source: str, begun: Mapping[str, Any]) -> Lines:
@@ -79,13 +101,67 @@ def _who_has_it_open(source: str, begun: Mapping[str, Any]) -> Lines:
         yield "warn", f"{source} is open by {', '.join(begun['open_by'])}; without its exclusive lock nobody sees who writes"
 
 
-def snapshot(what: str, image: s.ImageRef, number: int, readonly: bool) -> list[s.Step]:
-    """Plan `what` (create, delete, revert) of snapshot `number` of a disk on the network, on the bridge."""
-    if readonly:
+def record_of(host: str, disk: s.DiskRef) -> Part["dict[str, Any]"]:
+    """Return the record of a disk on its host."""
+    (found,) = yield On(host, (s.DescribeVm(disk.vm, disk.vm_dir),))
+    for record in found["records"]:
+        if record["disk"] == disk.disk:
+            return dict(record)
+    raise BadRecord(f"disk {disk.disk} of VM {disk.vm} has no record on {host}")
+
+
+def copy(host: str, bridge: str, source: str, target: s.ImageRef, disk: s.DiskRef, snapshot: int, guest: resting.Guest) -> Plan:
+    """Save the disk `source` on the network as the image `target`; a running guest rests while its moment is held."""
+    if guest.domain:
+        yield from resting.meanwhile(host, disk, guest, On(bridge, (i.HoldMoment(target, source),)))
+    yield On(bridge, (i.CopyStored(target, source, snapshot, bool(guest.domain)),))
+
+
+class Local(NamedTuple):
+    """A disk on a host, and what its content is to be written with."""
+
+    host: str
+    disk: s.DiskRef
+    size: int
+    access: s.Access
+
+
+def fill(local: Local, bridge: str, target: s.ImageRef, snapshot: int, guest: resting.Guest) -> Plan:
+    """Save a local disk as the image `target`, which the bridge makes and the disk's host fills."""
+    (made,) = yield On(bridge, (i.StageImage(target, local.size),))
+    staged = target._replace(source=made["staged"], access=local.access)
+    try:
+        found = yield On(local.host, (i.FillImage(local.disk, staged, guest.domain, snapshot, guest.freeze),))
+        yield Say(resting.lines, tuple(found))
+    except SemisharedError:
+        yield On(bridge, (i.RemoveImage(staged),))
+        raise
+    yield On(bridge, (i.PublishImage(target, staged.source),))
+
+
+def remove_clone(image: s.ImageRef) -> Plan:
+    """Remove the clone that a disk turned out to be."""
+    bridge = yield from bridge_of(image)
+    yield On(bridge, (i.RemoveClone(image),))
+
+
+CHANGES = {"create": i.KeepSnapshot, "delete": i.ForgetSnapshot, "revert": i.RevertImage}
+
+
+def snapshot(what: str, host: str, disk: s.DiskRef, found: Mapping[str, Any], number: int, guest: resting.Guest) -> Plan:
+    """Create, delete or revert snapshot `number` of a disk that turned out to be on the network; `guest` rests for it."""
+    image = s.ImageRef.from_data(found["on_store"])
+    if found["readonly"]:
         raise NotSupported(f"{image.source} is attached read-only, it cannot have snapshots of a VM")
-    steps = {
-        "create": steps_image.KeepSnapshot,
-        "delete": steps_image.ForgetSnapshot,
-        "revert": steps_image.RevertImage,
-    }
-    return [steps[what](image, number)]
+    bridge = yield from bridge_of(image)
+    done = On(bridge, (CHANGES[what](image, number),))
+    if guest.domain:
+        yield from resting.meanwhile(host, disk, guest, done)
+    else:
+        yield done
+
+
+def grow(image: s.ImageRef, size: int) -> Plan:
+    """Grow a disk that turned out to be on the network."""
+    bridge = yield from bridge_of(image)
+    yield On(bridge, (i.GrowImage(image, size),))

@@ -23,11 +23,16 @@ from __future__ import annotations
 
 from typing import Mapping, NamedTuple
 
-from ..errors import BadArguments, BadRecord, MissingImage, NotSupported
+from ..errors import BadArguments, BadRecord, MissingImage, NotSupported, SemisharedError
 from ..model import steps as s
-from ..opennebula.args import SnapshotPlace
+from ..model.exchange import On, Part, Plan, Say
+from ..opennebula.args import DiskPlace, Resize, SnapshotPlace
+from ..opennebula.xml import Vm
+from . import encryption, resting
+from .disks import disk_ref, running_domain
 
-DELETE_RUNNING = 59
+DELETE_RUNNING, RESIZE_RUNNING, RESIZE_UNDEPLOYED = 59, 62, 64
+"""LCM states (docs/explanation/contract.md)."""
 NO_LAYER = -1
 
 
@@ -89,11 +94,6 @@ class Facts(NamedTuple):
         return bool(self.target)
 
 
-def _disk(request: SnapshotPlace) -> s.DiskRef:
-    place = request.disk
-    return s.DiskRef(place.vm_place.vm, place.disk or 0, place.vm_place.path)
-
-
 def _check(facts: Facts, request: SnapshotPlace) -> None:
     if facts.how == "volatile":
         raise NotSupported(f"disk {request.disk.disk} is volatile, it cannot have snapshots")
@@ -110,7 +110,7 @@ def create(request: SnapshotPlace, facts: Facts, domain: str, freeze: str = "NON
     A suspended VM is off: its memory image names the layer that is frozen here, and vmm/restore puts that right.
     """
     _check(facts, request)
-    disk, number = _disk(request), request.snapshot
+    disk, number = disk_ref(request.disk), request.snapshot
     if facts.how == "in-place":
         return [s.CopyOut(disk, number, domain, facts.target, freeze if domain else "NONE")]
     tree = facts.tree
@@ -131,7 +131,7 @@ def create(request: SnapshotPlace, facts: Facts, domain: str, freeze: str = "NON
 def delete(request: SnapshotPlace, facts: Facts, domain: str) -> list[s.Step]:
     """Plan snap_delete, off or of the running `domain`; a snapshot that is not there is deleted already."""
     _check(facts, request)
-    disk, number, tree = _disk(request), request.snapshot, facts.tree
+    disk, number, tree = disk_ref(request.disk), request.snapshot, facts.tree
     if facts.how == "in-place":
         return [s.DropCopy(disk, number)]
     if number == tree.active:
@@ -153,13 +153,13 @@ def tidy(request: SnapshotPlace, facts: Facts, known: tuple[int, ...], domain: s
     """Plan what follows every change: what failed snapshots have left goes. `known`: what OpenNebula lists of the disk."""
     if facts.how == "in-place" or not known:
         return []
-    return [s.DropStrays(_disk(request), tuple(sorted({*known, request.snapshot})), domain)]
+    return [s.DropStrays(disk_ref(request.disk), tuple(sorted({*known, request.snapshot})), domain)]
 
 
 def revert(request: SnapshotPlace, facts: Facts) -> list[s.Step]:
     """Plan snap_revert of a VM that is off: the active layer's content is given up for that of the snapshot."""
     _check(facts, request)
-    disk, number, tree = _disk(request), request.snapshot, facts.tree
+    disk, number, tree = disk_ref(request.disk), request.snapshot, facts.tree
     if facts.how == "in-place":
         if number not in facts.snapshots:
             raise MissingImage(f"snapshot {number} of disk {disk.disk} is not there")
@@ -168,3 +168,57 @@ def revert(request: SnapshotPlace, facts: Facts) -> list[s.Step]:
         raise MissingImage(f"snapshot {number} of disk {disk.disk} is not there")
     over = tree.layers[number]
     return [s.AddLayer(disk, tree.active, number, over.format), s.ActivateLayer(disk, tree.active, "qcow2")]
+
+
+def change(what: str, asked: SnapshotPlace, vm: Vm, *, live: bool, freeze: str) -> Plan:
+    """Plan snap_create, snap_create_live (`live`), snap_delete and snap_revert: look at the disk on its host, then decide."""
+    place, number = asked.disk, asked.disk.disk or 0
+    domain = running_domain(vm) if live or vm.lcm_state == DELETE_RUNNING else ""
+    if live and vm.disk(number).source.startswith("/"):
+        # Before anything is asked of the guest. What is on the network is copied there, below QEMU; a local copy of it is not.
+        encryption.check_running(vm, [number], "snapshot")
+    (found,) = yield On(place.host, (s.DescribeDisk(disk_ref(asked.disk), domain),))
+    if "on_store" in found:
+        from . import rbd
+
+        guest = resting.Guest(domain, freeze) if live else resting.Guest()
+        yield from rbd.snapshot(what, place.host, disk_ref(asked.disk), found, asked.snapshot, guest)
+        return
+    facts = Facts.parse(found)
+    if what == "create":
+        encryption.check_snapshot(vm, number, facts.how == "in-place", bool(domain))
+        steps = create(asked, facts, domain, freeze)
+    elif what == "delete":
+        steps = delete(asked, facts, domain)
+    else:
+        # oned's SIZE of the disk does not go back with the snapshot.
+        steps = [*revert(asked, facts), s.GrowDisk(disk_ref(asked.disk), vm.disk(number).size)]
+    steps += tidy(asked, facts, vm.snapshots_of(number), domain)
+    if steps:
+        rested = yield On(place.host, tuple(steps))
+        yield Say(resting.lines, tuple(rested))
+
+
+def resize(asked: Resize, vm: Vm) -> Plan:
+    """Plan resize: grow a disk; that of a running guest is left to its hypervisor."""
+    if vm.lcm_state == RESIZE_RUNNING:
+        return
+    place, host = asked.disk, asked.disk.host
+    if vm.lcm_state == RESIZE_UNDEPLOYED:
+        # argv names the last host, the directory has moved to the front-end.
+        host = yield from _machine_of(place)
+    (found,) = yield On(host, (s.GrowDisk(disk_ref(place), asked.size),))
+    if found and "on_store" in found:
+        from . import rbd
+
+        yield from rbd.grow(s.ImageRef.from_data(found["on_store"]), asked.size)
+
+
+def _machine_of(place: DiskPlace) -> Part[str]:
+    """Return which of the front-end and the disk's last host has the VM."""
+    vm = place.vm_place
+    for host in ("localhost", place.host):
+        (found,) = yield On(host, (s.DescribeVm(vm.vm, vm.path),))
+        if found["present"]:
+            return host
+    raise SemisharedError(f"VM {vm.vm} is neither on the front-end nor on {place.host}")

@@ -6,7 +6,8 @@
     vm          changes to the recorded VM; "disks": its disks instead of the recorded ones
     image       changes to the recorded image 1 (not persistent); TEMPLATE is an object of attributes
     datastore   changes to the recorded datastore 100
-    here        hosts that are this machine (mv)
+    here        hosts that are this machine (mv, cpds)
+    is_here     the front-end has the VM, and is not its host (delete, mvds)
     live        the VM runs (prebackup, postbackup)
     base_path   BACKUP_BASE_PATH of datastore.conf
     records     the records on the source host (premigrate)
@@ -31,11 +32,11 @@ import pytest
 from exchanges import played
 
 from semishared.errors import SemisharedError
-from semishared.model.exchange import Plan
+from semishared.model.exchange import File, Plan
 from semishared.model.steps import Step, to_data
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
-from semishared.plan import backup, disks, migration
+from semishared.plan import backup, disks, migration, removals, save_as, snapshots
 
 UNIT = Path(__file__).resolve().parents[1]
 CASES = sorted((UNIT / "plan" / "cases").glob("*/*.json"))
@@ -98,25 +99,55 @@ def ln(case: Case) -> Plan:
     return disks.ln(request, disk(case, request.target.disk), image(case), datastore(case))
 
 
-def mkimage(case: Case) -> list[Step]:
+def mkimage(case: Case) -> Plan:
     request = args.NewDisk.parse(case["argv"])
     return disks.mkimage(request, disk(case, request.target.disk))
 
 
-def mkswap(case: Case) -> list[Step]:
+def mkswap(case: Case) -> Plan:
     return disks.mkswap(args.NewDisk.parse_swap(case["argv"]))
 
 
-def mvds(case: Case) -> list[Step]:
-    return disks.mvds(args.ToImage.parse(case["argv"]))
+def context(case: Case) -> Plan:
+    return disks.context(args.Context.parse(case["argv"]), File("/tmp/context.iso", "5e" * 32), 358400)
 
 
-def cpds(case: Case) -> list[Step]:
-    return disks.cpds(args.ToImage.parse_copy(case["argv"]), vm(case), datastore(case), "AGENT-OR-SUSPEND")
+def mvds(case: Case) -> Plan:
+    return removals.mvds(args.ToImage.parse(case["argv"]), case.get("is_here", False))
 
 
-def delete(case: Case) -> list[Step]:
-    return disks.delete(args.Delete.parse(case["argv"]))
+def cpds(case: Case) -> Plan:
+    request = args.ToImage.parse_copy(case["argv"])
+    told = save_as.Told(request.disk.host, tuple(case.get("here", ())), "AGENT-OR-SUSPEND")
+    return save_as.cpds(request, vm(case), datastore(case), told)
+
+
+def delete(case: Case) -> Plan:
+    return removals.delete(args.Delete.parse(case["argv"]), case.get("is_here", False))
+
+
+def _change(what: str, case: Case, live: bool = False) -> Plan:
+    return snapshots.change(what, args.SnapshotPlace.parse(case["argv"]), vm(case), live=live, freeze="AGENT-OR-SUSPEND")
+
+
+def snap_create(case: Case) -> Plan:
+    return _change("create", case)
+
+
+def snap_create_live(case: Case) -> Plan:
+    return _change("create", case, live=True)
+
+
+def snap_delete(case: Case) -> Plan:
+    return _change("delete", case)
+
+
+def snap_revert(case: Case) -> Plan:
+    return _change("revert", case)
+
+
+def resize(case: Case) -> Plan:
+    return snapshots.resize(args.Resize.parse(case["argv"]), vm(case))
 
 
 def mv(case: Case) -> list[Step]:
@@ -147,7 +178,8 @@ def postbackup(case: Case) -> list[Step]:
 PLANNERS: dict[str, Callable[[Case], Any]] = {
     planner.__name__: planner
     for planner in (
-        clone, ln, mkimage, mkswap, mvds, cpds, delete, mv, premigrate, prebackup, postbackup
+        clone, ln, mkimage, mkswap, context, mvds, cpds, delete, snap_create, snap_create_live, snap_delete, snap_revert, resize,
+        mv, premigrate, prebackup, postbackup
     )
 }  # fmt: skip
 

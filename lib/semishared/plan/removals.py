@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of removals: delete of a disk or a VM directory, and what mvds shares with it.
+
+oned retries the epilog of a stopped or undeployed VM on its last host, and deletes such a VM there, though all of its
+files are on the front-end. So whatever is removed on a host is removed there too (`is_here`: the front-end
+has the VM, and is not that host); and if it was, a host that is not there any more holds nothing up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import HostUnreachable
+from ..model import steps as s
+from ..model.exchange import On, Part, Plan, agree, warn
+from ..opennebula.args import Delete, ToImage, VmPlace
+from .disks import disk_ref
+
+
+def delete(asked: Delete, is_here: bool) -> Plan:
+    """Plan delete of a disk or of a VM directory. Comes for persistent disks too: only what is the VM's own goes."""
+    place = asked.vm_place
+    if is_nothing(asked):
+        return
+    if asked.disk is None:
+        yield from everywhere(place, is_here, s.RemoveVm(place.vm, place.path))
+        return
+    disk = disk_ref(asked.disk)
+    # The datastore is the image's for an image disk, the system's for a volatile one, which has no clones.
+    found = yield from everywhere(place, is_here, s.RemoveDisk(disk, f"{place.datastore_location}/{asked.store}"))
+    for answer in found:
+        if answer:
+            from ..model.steps_image import ForgetDisk
+            from . import rbd
+
+            yield from rbd.remove_clone(s.ImageRef.from_data(answer["on_store"]))
+            yield from everywhere(place, is_here, ForgetDisk(disk))
+
+
+def is_nothing(asked: Delete) -> bool:
+    """Tell whether there is nothing to remove: a kernel goes with its directory."""
+    return asked.disk is not None and asked.disk.disk is None
+
+
+def mvds(asked: ToImage, is_here: bool) -> Plan:
+    """Plan mvds: the session of an in-place disk ends, its data is where it belongs already."""
+    yield from everywhere(asked.disk.vm_place, is_here, s.EndSession(disk_ref(asked.disk)))
+
+
+def everywhere(place: VmPlace, is_here: bool, step: s.Step) -> Part["list[Any]"]:
+    """Carry out a removal on the host that was named, and before that on the front-end if the VM is there; return the answers."""
+    on_host = On(place.host, (step,))
+    if not is_here:
+        return list((yield on_host))
+    found: list[Any] = []
+    try:
+        # Or half would be removed, and the rest be refused until that host is synced.
+        yield agree(place.host)
+        found = yield On("localhost", (step,))
+        found += yield on_host
+    except HostUnreachable as e:
+        found = found or (yield On("localhost", (step,)))
+        yield warn(f"{e.detail}. VM {place.vm} was on the front-end; what that host may still have of it is left")
+    return found

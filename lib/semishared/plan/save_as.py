@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plan of cpds: a disk is saved as another image, which the store of that has to reach first (plan/rbd.py)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Tuple
+
+from ..model import steps as s
+from ..model import stores
+from ..model.exchange import On, Plan, Say
+from ..opennebula.args import ToImage
+from ..opennebula.xml import Datastore, Vm
+from . import encryption, images, resting
+from .disks import check_store, disk_ref, running_domain
+
+LIVE = 26
+"""LCM state of a save-as while the guest runs and writes (docs/explanation/contract.md)."""
+AWAY = (67, 68)
+"""LCM states in which cpds comes for an undeployed or stopped VM, whose files are on the front-end."""
+
+
+class Told(NamedTuple):
+    """What the front-end knows of the machines."""
+
+    host: str
+    """Where the disk is."""
+    here: Tuple[str, ...]
+    """Of that host and the bridge, which are the front-end itself."""
+    freeze: str
+    """How a running guest is to rest."""
+
+
+def cpds(asked: ToImage, vm: Vm, datastore: Datastore, told: Told) -> Plan:
+    """Plan cpds: save a disk as another image, from the running guest if there is one, which rests for a moment."""
+    disk, access = disk_ref(asked.disk), stores.access(datastore)
+    # A snapshot does not change while the guest runs.
+    is_running = vm.lcm_state == LIVE and asked.snapshot == -1
+    guest = resting.Guest(running_domain(vm), told.freeze) if is_running else resting.Guest()
+    if not access.can.is_mounted:
+        yield from _to_rbd(asked, vm, datastore, told, guest)
+        return
+    if is_running:
+        encryption.check_running(vm, [disk.disk], "copy")
+    path, format = stores.check_source(access, asked.image, "image"), vm.disk(disk.disk).format or "raw"
+    save = s.SaveDisk(disk, path, format, guest.domain, asked.snapshot, guest.freeze)
+    found = yield On(told.host, (*check_store(access, path), save))
+    yield Say(resting.lines, tuple(found))
+
+
+def _to_rbd(asked: ToImage, vm: Vm, datastore: Datastore, told: Told, guest: resting.Guest) -> Plan:
+    from . import rbd
+
+    access, disk, bridge = stores.access(datastore), disk_ref(asked.disk), stores.bridge(datastore, vm.id)
+    target = images.ref_at(asked.store, access, vm.id, asked.image, "image")
+    record = yield from rbd.record_of(told.host, disk)
+    if "network" in record:
+        yield from rbd.copy(told.host, bridge, str(record["network"]["name"]), target, disk, asked.snapshot, guest)
+        return
+    if guest.domain:
+        # An image on the network is copied by Ceph, which knows no secret; a file of a running guest by QEMU.
+        encryption.check_running(vm, [disk.disk], "copy")
+    if told.host == bridge or {told.host, bridge} <= set(told.here):
+        # The bridge has the bridge's key alone, also for what hosts do otherwise.
+        access = access._replace(user=access.bridge_user, reader=access.bridge_user)
+    local = rbd.Local(told.host, disk, vm.disk(disk.disk).size, access)
+    yield from rbd.fill(local, bridge, target, asked.snapshot, guest)
