@@ -42,9 +42,10 @@ class Account:
 
     def came(self, source: str, extents_before: int, packed: int, **more: Any) -> None:
         """Note that `packed` bytes came from `source`, and that before them `extents_before` extents were there."""
-        entry = self.sources.setdefault(source, {"extents": 0, "bytes": 0})
-        entry["extents"] += len(self._target.have) - extents_before
-        entry["bytes"] += packed
+        if packed:  # a stream that brought nothing is no source
+            entry = self.sources.setdefault(source, {"extents": 0, "bytes": 0})
+            entry["extents"] += len(self._target.have) - extents_before
+            entry["bytes"] += packed
         self.tell(source, **more)
 
     def tell(self, source: str, *, now: bool = False, **more: object) -> None:
