@@ -40,7 +40,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
         "paths": [f"tests/staging/test_{name}.py" for name in ("base", "peers", "stage", "faults")], "minutes": 20
     },  # fmt: skip
     "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 20},
-    "live": {"paths": ["tests/faults/test_live_kill.py"], "minutes": 20},
+    "live": {"paths": ["tests/faults/test_live_kill.py", "tests/faults/test_libvirtd.py"], "minutes": 20},
     "replay": {"paths": ["tests/replay"], "minutes": 15},
     "ceph": {"paths": ["tests/ceph"], "minutes": 25},
     "cephfs": {"paths": ["tests/cephfs"], "minutes": 20},

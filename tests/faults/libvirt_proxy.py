@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stands between libvirt's clients and the real libvirtd of a machine, and lets one verb of theirs go wrong. Says "ready".
 
-    libvirt_proxy.py SOCKET VERB before|after|never|SECONDS
+    libvirt_proxy.py SOCKET VERB before|after|never|slow|SECONDS
 
-The call fails without reaching libvirtd (before), or having done its work (after); it is never answered (never); or the
-client is killed so many seconds after libvirtd has got it, while the job that it begins has still far to go. All else
-passes to the byte. libvirt's packets: length, program, version, procedure, type, serial, status; 32 bits each.
+The call fails without reaching libvirtd (before), or having done its work (after); it is never answered (never); the
+job that it begins has far to go (slow); and the client is killed so many seconds after libvirtd has got it. All else passes
+to the byte. libvirt's packets: length, program, version, procedure, type, serial, status; 32 bits each.
 """
 
 from __future__ import annotations
@@ -117,6 +117,8 @@ class Client:
             elif self.how == "after":
                 self.held[head[5]] = head
                 self.far.sendall(packet)
+            elif self.how == "slow":
+                self.far.sendall(slowed(self.procedure, packet))
             elif self.how != "never":
                 self.held[head[5]] = head
                 self.far.sendall(slowed(self.procedure, packet))
@@ -146,7 +148,11 @@ def main() -> None:
     print("ready", flush=True)
     clients = []
     while True:
-        clients.append(Client(server.accept()[0], verb, how))
+        near = server.accept()[0]
+        try:
+            clients.append(Client(near, verb, how))
+        except OSError:
+            near.close()  # libvirtd is away
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ class Live:
     def session(self, env: Environment) -> Iterator[ssh.Session]:
         """Talk to the host side on h1; `env`: its SEMISHARED_*, or what becomes of what it asks of libvirt, by virsh's VERB.
 
-        DIE_IN=VERB and DIE_AFTER=SECONDS, or FAIL_IN=VERB and FAIL=before|after|never (it hangs): libvirt_proxy.py.
+        DIE_IN=VERB and DIE_AFTER=SECONDS, or FAIL_IN=VERB and FAIL=before|after|never|slow: libvirt_proxy.py.
         """
         how = env.get("DIE_AFTER") or env.get("FAIL", "")
         with self._proxy(env.get("DIE_IN") or env["FAIL_IN"], how) if how else nullcontext():

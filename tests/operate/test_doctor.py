@@ -118,6 +118,12 @@ def no_program(node: Node, name: str) -> ContextManager[None]:
     return commands(node, f"touch /tmp/no; mount --bind /tmp/no /usr/bin/{name}", f"umount /usr/bin/{name}")
 
 
+def no_binding(node: Node) -> ContextManager[None]:
+    """Python has none of Debian's packages, and so not libvirt's binding."""
+    packages = "/usr/lib/python3/dist-packages"
+    return commands(node, f"mkdir -p /tmp/none; mount --bind /tmp/none {packages}", f"umount {packages}")
+
+
 @contextmanager
 def one_directory(cloud: Cloud) -> Iterator[None]:
     """Give both hosts one directory for their system datastore, as an export of all of the datastores directory does."""
@@ -194,6 +200,8 @@ FAULTS: Dict[str, Fault] = {
          "broken", "h2", "libvirt does not answer", "restart libvirtd"),
     "system datastore of two hosts":
         (one_directory, "broken", "h1", f"{DATASTORES}/{SYSTEM} is one directory on h1, h2", "mount a disk of its own"),
+    "no python3-libvirt":
+        (lambda c: no_binding(H2(c)), "warning", "h2", "python3-libvirt is not installed", "apt-get install python3-libvirt"),
     "no lzop": (lambda c: no_program(H2(c), "lzop"), "warning", "h2", "lzop is not installed", "apt-get install lzop"),
     "no qemu-img": (lambda c: no_program(H2(c), "qemu-img"), "broken", "h2", "qemu-img is not installed", "apt-get install qemu-utils"),
     "local disk full":
@@ -265,6 +273,9 @@ def test_installer_looks_at_hosts_first(cloud: Cloud) -> None:
         with no_program(h2, "lzop"):
             code, said = install("h1,h2")
         assert code == 0 and "warning: h2: without lzop" in said and "replace" in said
+        with no_binding(h2):
+            code, said = install("h1,h2")
+        assert code == 0 and "warning: h2: without python3-libvirt some things do not work" in said
     finally:
         front_end.path(f"{REMOTES}/tm/semishared/gone").unlink(missing_ok=True)
 

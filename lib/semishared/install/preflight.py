@@ -99,6 +99,9 @@ def examine(question: Question) -> Dict[str, Any]:
     answers["ceph"] = {row[0]: ceph(*row) for row in question.ceph}
     if question.ceph and not all(importlib.util.find_spec(name) for name in ("rados", "rbd")):
         answers["lacks"]["needed"].append("python3-rbd")
+    if "host" in question.roles and not importlib.util.find_spec("libvirt"):
+        # For what is done to a guest that runs, or moves, or is resumed: all else goes on without.
+        answers["lacks"]["wanted"].append("python3-libvirt")
     return answers
 
 

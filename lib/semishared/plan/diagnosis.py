@@ -20,6 +20,7 @@ PACKAGES = {
     "qemu-img": "qemu-utils", "virsh": "libvirt-clients", "setpriv": "util-linux", "tar": "tar", "rsync": "rsync", "zstd": "zstd",
     "lzop": "lzop", "udp-sender": "udpcast", "udp-receiver": "udpcast", "ssh": "openssh-client", "curl": "curl",
     "genisoimage|mkisofs|xorriso": "genisoimage", "python3-rbd": "python3-rados python3-rbd",
+    "python3-libvirt": "python3-libvirt",
 }  # fmt: skip
 """Program -> Debian's package."""
 
