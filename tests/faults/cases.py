@@ -27,7 +27,7 @@ from semishared.opennebula import args
 from semishared.opennebula.report import Report
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
 from semishared.plan import disks, removals
-from semishared.store import dir_store, dir_upload
+from semishared.store import dir_image, dir_upload
 from semishared.wire import session as ssh
 
 from .rig import Rig, image_bytes, pattern
@@ -79,10 +79,10 @@ def build(rig: Rig) -> None:
             path = f"{raw}.qcow2"
             subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, path], check=True)
         path = shutil.copy(path, up.file("private"))  # what is published is given away
-        dir_upload.publish(path, image.format, up)
+        dir_upload.publish(path, image.format, up.target)
         shutil.rmtree(up.directory)
         if not image.has_manifest:
-            shutil.rmtree(dir_store.Stored(up.target).side)
+            shutil.rmtree(dir_image.Stored(up.target).side)
     shutil.rmtree(rig.store(".semishared/.uploads"))
     rig.store("kernel").write_bytes(KERNEL)
     (rig.top / "in/backup.raw").write_bytes(RESTORED)
@@ -268,8 +268,8 @@ def older_generation(rig: Rig) -> None:
     """The VM has an overlay over what the image was before."""
     cloned(RAW)(rig)
     plan(rig, "a", delete_steps(rig, f"101/{OTHER}", OTHER, 101), {})
-    stored = dir_store.Stored(str(rig.store(RAW.name)))
-    dir_store.begin_session(stored)
+    stored = dir_image.Stored(str(rig.store(RAW.name)))
+    dir_image.begin_session(stored)
     with rig.store(RAW.name).open("r+b") as file:
         file.seek(3 * MiB)
         file.write(b"x" * 4096)

@@ -19,10 +19,10 @@ from typing import Dict, Iterator, List, Sequence, Tuple
 
 from lab import NodeProcess
 from semishared.config import Config
-from semishared.disk import layers
 from semishared.model import steps as s
 from semishared.opennebula import args
 from semishared.plan import snapshots
+from semishared.tools import layers
 from semishared.wire import session as ssh
 
 from . import libvirt_proxy, machine

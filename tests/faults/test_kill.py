@@ -17,10 +17,9 @@ from typing import Any, Dict, Iterator, List, Set, Tuple
 
 import pytest
 
-from semishared.disk import layers
 from semishared.errors import SemisharedError
 from semishared.model import steps as s
-from semishared.tools import extents
+from semishared.tools import extents, layers
 
 from . import conftest, driver_kills
 from .cases import CASES as OTHER_CASES

@@ -21,7 +21,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from semishared.store import dir_store
+from semishared.store import dir_image
 from semishared.tools import extents
 from tools.world import MiB, allocated, qemu_io
 
@@ -100,8 +100,8 @@ def store(tmp_path: Path) -> Store:
 
 
 def generation(source: Path) -> str:
-    stored = dir_store.Stored(str(source))
-    return dir_store.generation(stored, dir_store.see(stored))
+    stored = dir_image.Stored(str(source))
+    return dir_image.generation(stored, dir_image.see(stored))
 
 
 @pytest.mark.parametrize("format", ["raw", "qcow2"])

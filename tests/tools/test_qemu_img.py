@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from semishared.errors import ToolFailed, UnsafeImage
-from semishared.intake import inspection
-from semishared.tools import qemu_img
+from semishared.tools import inspection, qemu_img
 from tools.world import MiB, allocated, qemu_io
 
 

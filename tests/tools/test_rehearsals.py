@@ -142,7 +142,7 @@ def snap_delete(site: ActionSite) -> Words:
     return snapshot(site, with_snapshots(site, "CLONE"), 0)
 
 
-@situation("snap_delete of an image", "DropCopy")
+@situation("snap_delete of an image", "ForgetSnapshot")
 def snap_delete_in_place(site: ActionSite) -> Words:
     return snapshot(site, with_snapshots(site, "LN", persistent=True), 0)
 
@@ -152,7 +152,7 @@ def snap_revert(site: ActionSite) -> Words:
     return snapshot(site, with_snapshots(site, "CLONE"), 0)
 
 
-@situation("snap_revert of an image", "CopyBack", "GrowDisk")
+@situation("snap_revert of an image", "RevertImage", "GrowDisk")
 def snap_revert_in_place(site: ActionSite) -> Words:
     return snapshot(site, with_snapshots(site, "LN", persistent=True), 0)
 

@@ -173,7 +173,10 @@ def test_what_failed_snapshots_left_is_looked_for_only_where_opennebula_says_wha
     (step,) = snapshots.tidy(request(3), facts(), (0, 1), "one-5")
     assert s.to_data(step) == s.to_data(s.DropStrays(s.DiskRef(5, 1, "/var/lib/one/datastores/101/5"), (0, 1, 3), "one-5"))
     assert snapshots.tidy(request(3), facts(), (), "") == []
-    assert snapshots.tidy(request(3), facts("in-place"), (0,), "") == []
+    assert snapshots.tidy(request(3), facts("in-place", image=IMAGE), (0,), "") == []
+
+
+IMAGE = s.ImageRef(100, 7, "raw", "/var/lib/one/datastores/100/image")
 
 
 def facts(how: str = "overlay", **changes: object) -> Facts:
@@ -196,7 +199,7 @@ def test_what_is_not_there_or_still_written() -> None:
     with pytest.raises(BadArguments, match="active"):
         snapshots.delete(request(1), facts(), "")
     with pytest.raises(MissingImage):
-        snapshots.revert(request(0), facts("in-place"))
+        snapshots.revert(request(0), facts("in-place", image=IMAGE))
     broken = Facts("overlay", Tree({1: Layer(0, "qcow2", "0", "qcow2")}, 1), target="vda")
     with pytest.raises(BadRecord, match="not there"):
         broken.tree.chain()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from semishared.errors import BadArguments
 from semishared.host.execute import Execution, read_plan
-from semishared.host.rbd_steps import OnNetwork
+from semishared.host.store_steps import OnStore
 from semishared.model import steps as s
 from semishared.model import steps_image
 from semishared.model.network_disk import NetworkDisk
@@ -66,7 +66,7 @@ def test_every_step_is_the_same_after_its_way_through_json(step: s.Step) -> None
 
 @pytest.mark.parametrize("cls", STEPS.values(), ids=STEPS)
 def test_every_step_can_be_carried_out(cls: Any) -> None:
-    assert callable(getattr(OnNetwork if cls.__name__ in OF_IMAGES else Execution, cls.__name__))
+    assert callable(getattr(OnStore if cls.__name__ in OF_IMAGES else Execution, cls.__name__))
 
 
 @given(st.dictionaries(st.sampled_from(["step", "image", "disk", "vm", "vm_dir", "domain", "x"]), json_values))

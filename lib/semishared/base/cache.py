@@ -22,11 +22,10 @@ import shutil
 from contextlib import contextmanager
 from typing import Callable, Iterator, NamedTuple
 
+from .. import store
 from ..errors import BadArguments, ImageChanged
-from ..intake import inspection
 from ..model.steps import ImageRef
-from ..store import choice
-from ..tools import beneath, extents, files, locks, progress
+from ..tools import beneath, extents, files, inspection, locks, progress
 from ..tools.crash_points import point
 from ..tools.undo import Undo
 
@@ -102,7 +101,7 @@ def is_published(base: Base) -> bool:
 
 
 def stage(
-    root: str, image: ImageRef, content: choice.Content | None = None, ask: Callable[..., dict[str, object]] | None = None
+    root: str, image: ImageRef, content: store.Content | None = None, ask: Callable[..., dict[str, object]] | None = None
 ) -> Base:
     """Return the base of the image's current generation (or of `image.generation`), staged from the store if need be.
 
@@ -113,7 +112,7 @@ def stage(
         base = _named(root, image, image.generation)
         if is_published(base):
             return base
-    content = content or choice.content(image)
+    content = content or store.content(image)
     seen = content.see()
     current = content.generation(seen)
     if current and not image.generation and is_published(_named(root, image, current)):
@@ -123,7 +122,7 @@ def stage(
 
 
 def _stage_locked(
-    root: str, image: ImageRef, content: choice.Content, ask: Callable[..., dict[str, object]] | None
+    root: str, image: ImageRef, content: store.Content, ask: Callable[..., dict[str, object]] | None
 ) -> Base:
     seen = content.see()
     current = content.generation(seen)

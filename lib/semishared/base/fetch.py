@@ -12,13 +12,12 @@ import shutil
 import time
 from typing import Any, Callable
 
+from .. import store
 from ..config import Config, load
 from ..errors import BaseBusy, HostUnreachable, ImageChanged, NoSpace, SemisharedError, TransferCorrupt, UnsafeImage, WrongFormat
-from ..intake import inspection
 from ..model.steps import ImageRef
 from ..model.steps_base import DescribeBase, EvictBase, FetchBase, ListBases, ServeBase
-from ..store import choice
-from ..tools import compress, extents, files, locks
+from ..tools import compress, extents, files, inspection, locks
 from ..tools.crash_points import point
 from ..tools.rate_limit import Pace, stand_back
 from ..tools.run import PATH
@@ -192,7 +191,7 @@ class _Filling:
 
     def _store(self) -> None:
         image, target, pace = self.step.image, self.target, Pace(self.step.rate)
-        content = choice.content(image)
+        content = store.content(image)
         seen = content.see()
         if content.generation(seen) != image.generation:
             raise ImageChanged(f"{image.source} does not have the content of generation {image.generation} any more")
@@ -214,7 +213,7 @@ class _Filling:
             raise ImageChanged(f"{image.source} was written to while it was copied")
 
 
-    def _store_without_manifest(self, content: choice.Content, seen: object) -> None:
+    def _store_without_manifest(self, content: store.Content, seen: object) -> None:
         """Copy the image whole: that its hash is its generation shows only at the end."""
         target, path = self.target, f"{self.target.directory}/image"
         files.unlink(path)
@@ -229,7 +228,7 @@ class _Filling:
 def describe(step: DescribeBase) -> dict[str, object]:
     """Return what the front-end plans a session with."""
     image = step.image
-    content = choice.content(image)
+    content = store.content(image)
     seen, current, expected, trouble = None, "", None, ""
     try:
         seen = content.see()
@@ -251,13 +250,13 @@ def describe(step: DescribeBase) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _needed(content: choice.Content, seen: object, expected: extents.Manifest | None) -> int:
+def _needed(content: store.Content, seen: object, expected: extents.Manifest | None) -> int:
     """Return about how many bytes the base will take: extents are not full where blocks of zeros are."""
     found = content.allocated(seen)
     return min(found, len(expected.extents) * extents.EXTENT) if expected else found
 
 
-def clone(root: str, image: ImageRef, content: choice.Content, ask: Callable[..., dict[str, object]]) -> None:
+def clone(root: str, image: ImageRef, content: store.Content, ask: Callable[..., dict[str, object]]) -> None:
     """Make the base in staging for a clone, from where the front-end says; it is told what there is and what is needed."""
     seen = content.see()
     expected = content.expected(image.generation) if content.generation(seen) == image.generation else None

@@ -7,10 +7,10 @@ import os
 from contextlib import contextmanager
 from typing import ContextManager, Iterator
 
+from .. import store
 from ..base import cache
 from ..errors import ImageChanged, MissingImage, NotSupported
 from ..guest import block_jobs, job_lock
-from ..intake import inspection
 from ..model.steps import (
     CloneOnStore,
     CopyFile,
@@ -22,22 +22,11 @@ from ..model.steps import (
     LinkInPlace,
     SaveDisk,
 )
-from ..store import choice, dir_chain, dir_store, stock_layout, writers
-from ..tools import beneath, extents, files, progress, qemu_img
-from ..tools.crash_points import point
-from ..tools.run import work
+from ..store import dir_chain, dir_image
+from ..tools import extents, files, inspection, layers, mkfs, progress, qemu_img
 from ..tools.undo import Undo
-from . import layers, snapshots, vm_dir
+from . import snapshots, vm_dir
 from .epochs import Planned
-
-MKFS = {
-    "ext2": ["mkfs.ext2", "-q", "-F"],
-    "ext3": ["mkfs.ext3", "-q", "-F"],
-    "ext4": ["mkfs.ext4", "-q", "-F"],
-    "xfs": ["mkfs.xfs", "-q", "-f"],
-    "swap": ["mkswap"],
-}
-
 
 LAYERED = ("overlay", "copy")
 """How a local disk is made that can have snapshots."""
@@ -94,7 +83,7 @@ def _grown(path: str, image: ImageRef, min_size: int) -> int:
 def copy_image(step: CopyImage, planned: Planned) -> None:
     """Publish a full copy, verified against the image's generation where that is known; from the base if it is here."""
     disk, image = step.disk, step.image
-    content = choice.content(image)
+    content = store.content(image)
     seen = content.see()
     current = content.generation(seen)
     record = {
@@ -119,125 +108,82 @@ def copy_image(step: CopyImage, planned: Planned) -> None:
 def copy_file(step: CopyFile, planned: Planned) -> None:
     """Publish a plain copy of a kernel or initrd."""
     directory, name = os.path.split(step.path)
-    with dir_store.opened(step.source) as source, vm_dir.published(step.vm, directory, name, planned) as staged:
+    with dir_image.opened(step.source) as source, vm_dir.published(step.vm, directory, name, planned) as staged:
         extents.copy(source, staged, "raw", "store_read")
         os.chmod(staged, 0o644)
 
 
 def clone_on_store(step: CloneOnStore, planned: Planned) -> None:
     """Publish a clone on the store (disk.N -> clones/VM-N -> VM-N.snap/0 over the image itself, which oned keeps in use)."""
-    disk, image = step.disk, step.image
-    stored = dir_store.Stored(image.source)
+    disk, image, at = step.disk, step.image, store.of(step.image.access)
     # First of all: nothing may be written below a mount point that is not mounted.
-    dir_store.check(image.source, image.access.marker)
-    inspection.check(image.source, image.format)
-    stock_layout.refuse(image.source, image.format)
-    dir_store.make_link(stored)
-    clone = stored.clone(disk.vm, disk.disk, image.access.cloud)
-    first = f"{layers.folder(clone)}/0"
+    at.check(image)
+    clone = at.clone_of(image, disk.vm, disk.disk)
     record = {
-        "place": "shared", "how": "store-clone", "format": "qcow2", "path": first, "readonly": False,
+        "place": "shared", "how": "store-clone", "format": "qcow2", "path": f"{layers.folder(clone)}/0", "readonly": False,
         "image": _image_record(image, ""),
     }  # fmt: skip
-    with dir_store.side(stored, "clones", make=True) as clones, Undo() as undo:
-        here = f"{clones}/{os.path.basename(clone)}"
-        staged_clone = files.staged_name(here)
-        files.remove_staged(clones, os.path.basename(clone))
-        undo.add(lambda: layers.remove(here))
-        undo.add(lambda: files.unlink(staged_clone))
+    with Undo() as undo:
+        undo.add(lambda: at.remove_clone(image, clone))
         undo.add(lambda: files.unlink(vm_dir.intended(disk)))
         with _publishing(disk, planned, record) as staged:
             # Killed before there is a record, what removes the disk finds the clone by this.
             files.remove_staged(*os.path.split(vm_dir.intended(disk)))
             files.write_json(vm_dir.intended(disk), {"clone": clone})
-            with files.enough_space(os.path.dirname(clone)):
-                with dir_store.opened(image.source) as path:
-                    # Once more: of the very file whose size is asked for.
-                    inspection.check(path, image.format, image.source)
-                    size = max(step.min_size, qemu_img.virtual_size(path, image.format))
-                with files.made(staged_clone) as path:
-                    qemu_img.create_overlay(path, stored.link, image.format, size, "", look=False)
-                point("store clone staged")
-                layers.publish_first(here, staged_clone)
+            at.clone(image, clone, step.min_size)
             os.symlink(clone, staged)
         undo.keep()
 
 
 def link_in_place(step: LinkInPlace, planned: Planned) -> None:
     """Link the disk to the image (disk.N -> .semishared/NAME/image -> ../../NAME); a session ends the generation first."""
-    disk, image = step.disk, step.image
-    stored = dir_store.Stored(image.source)
-    dir_store.check(image.source, image.access.marker)
-    inspection.check(image.source, image.format)
-    stock_layout.refuse(image.source, image.format)
+    disk, image, at = step.disk, step.image, store.of(step.image.access)
+    at.check(image)
     if step.session and not step.shareable:
         # Before anything says that a session of this VM has begun: whoever writes goes on undisturbed.
-        writers.check_file(image.source)
-    link = dir_store.make_link(stored)
-    dir_store.check_link(stored)
+        at.writers(image)
+    found = at.attach(image)
     if step.session:
-        dir_store.begin_session(stored)
+        at.begin_session(image)
     record = {
-        "place": "shared", "how": "in-place", "format": image.format, "path": link, "readonly": step.readonly,
-        "image": _image_record(image, ""),
+        "place": "shared", "how": "in-place", "format": image.format, "readonly": step.readonly, "image": _image_record(image, ""), **found,
     }  # fmt: skip
     with _publishing(disk, planned, record) as staged:
-        os.symlink(link, staged)
+        os.symlink(str(found["path"]), staged)
 
 
 def create_volatile(step: CreateVolatile, planned: Planned) -> None:
     """Publish an empty disk; with a file system (or swap) it is made raw first, then converted."""
     disk = step.disk
-    if step.fs and step.fs not in MKFS:
-        raise NotSupported(f"file system {step.fs!r} of disk {disk.disk} is none of {', '.join(sorted(MKFS))}")
+    if step.fs and step.fs not in mkfs.MKFS:
+        raise NotSupported(f"file system {step.fs!r} of disk {disk.disk} is none of {', '.join(sorted(mkfs.MKFS))}")
     record: dict[str, object] = {
         "place": "local", "how": "volatile", "format": step.format, "path": disk.path, "readonly": False
     }  # fmt: skip
     with _publishing(disk, planned, record) as staged:
-        make_empty(staged, step.format, step.size, step.fs)
+        mkfs.make_empty(staged, step.format, step.size, step.fs)
         os.chmod(staged, 0o660)
 
 
-def make_empty(path: str, format: str, size: int, fs: str, directory: str = "") -> None:
-    """Create an empty image at `path` of `size` bytes, holding file system `fs` unless that is ''.
-
-    What is made on the way lies in `directory`, else beside it.
-    """
-    if not fs:
-        qemu_img.create(path, format, size)
-        return
-    raw = path if format == "raw" else files.staged_name(f"{directory or os.path.dirname(path)}/raw")
-    try:
-        qemu_img.create(raw, "raw", size)
-        work([*MKFS[fs], raw])
-        if raw != path:
-            qemu_img.convert(raw, "raw", path, format)
-    finally:
-        if raw != path:
-            files.unlink(raw)
-
-
 @contextmanager
-def opened(record: dict[str, object] | None, path: str, format: str) -> Iterator[str]:
-    """Yield what qemu-img is to open to read a disk. What is on a store is opened here, and looked at again: others write there.
+def opened(record: dict[str, object] | None, path: str, format: str, snapshot: int = -1) -> Iterator[str]:
+    """Yield what qemu-img is to open to read a disk, or its snapshot. What is on a store is opened there, and looked at again.
 
     No name in a header and no link on the store then says what is read.
     """
-    image = record.get("image") if record and record.get("place") == "shared" else None
-    if not record or not isinstance(image, dict) or record["how"] not in ("in-place", "store-clone"):
+    stored = vm_dir.stored(record) if record else None
+    if record and stored:
+        with store.of(stored.access).opened(stored, snapshot) as found:
+            yield found
+    elif record and record["how"] == "store-clone":
+        image = record["image"]
+        assert isinstance(image, dict)
+        clone_of = dir_image.Stored(str(image["source"]))
+        with dir_chain.opened(clone_of, path, format, str(image["format"]), record.get("raw_layer")) as chain:
+            yield chain
+    else:
         # What lies below the layers of our own is named by names that are relative to them.
         yield path
-        return
-    stored = dir_store.Stored(str(image["source"]))
-    if record["how"] == "store-clone":
-        with dir_chain.opened(stored, path, format, str(image["format"]), record.get("raw_layer")) as chain:
-            yield chain
-        return
-    # A snapshot beside the image, or what the link leads to.
-    below = f"{stored.name}.snap/{os.path.basename(path)}" if path.startswith(f"{stored.source}.snap/") else stored.name
-    with dir_store.opened(stored.source) if below == stored.name else beneath.file(stored.datastore, below) as found:
-        inspection.check(found, format, path)
-        yield found
 
 
 def save_disk(step: SaveDisk) -> dict[str, object]:
@@ -255,17 +201,17 @@ def save_disk(step: SaveDisk) -> dict[str, object]:
     if step.domain or step.snapshot == -1:
         # Of a snapshot nobody says whether a guest runs, and nothing that could be left concerns it.
         block_jobs.recover(disk.vm_dir, step.domain)
-    files.remove_staged(*os.path.split(step.path))
     found: dict[str, object] = {}
-    with files.published(step.path) as staged:
+    target = ImageRef(-1, -1, step.format, step.path)
+    with store.of(target.access).made(target, 0) as draft:
         if step.domain:
-            target, _ = block_jobs.find(step.domain, path)
+            device, _ = block_jobs.find(step.domain, path)
             # libvirt opens it by its name: as another user, through no file of ours.
-            found = block_jobs.copy(disk, step.domain, target, staged, step.format, step.freeze).to_data()
-            files.set_mode(staged, 0o660)
+            found = block_jobs.copy(disk, step.domain, device, draft.path, step.format, step.freeze).to_data()
+            files.set_mode(draft.path, 0o660)
+            progress.count("store_written", files.allocated(draft.path))
         else:
             # A snapshot may lie below what a running guest has open; nobody writes to it.
-            with opened(record, path, source_format) as source, files.made(staged) as made:
-                qemu_img.convert(source, source_format, made, step.format, share=step.snapshot != -1)
-        progress.count("store_written", files.allocated(staged))
+            with opened(record, path, source_format, step.snapshot) as source:
+                draft.fill(source, source_format, share=step.snapshot != -1)
     return found

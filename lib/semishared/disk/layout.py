@@ -19,8 +19,7 @@ from typing import Any, Callable, Mapping, Tuple
 
 from ..errors import BadRecord, UnexpectedFile, UnexpectedLink
 from ..model.steps import DiskRef
-from ..tools import beneath, files
-from . import layers
+from ..tools import beneath, files, layers
 
 RECORDS = ".semishared"
 DEEPEST = 4

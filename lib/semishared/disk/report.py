@@ -7,9 +7,9 @@ import os
 
 from ..errors import SemisharedError
 from ..model.steps_base import ReportDisks
-from ..tools import progress
+from ..tools import layers, progress
 from ..tools.files import allocated
-from . import layers, vm_dir
+from . import vm_dir
 
 
 def report(step: ReportDisks) -> dict[str, object]:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Callable, Iterator
 
+from .. import store
 from ..base import cache
 from ..errors import NotSupported, TransferCorrupt, UnsafeImage
-from ..intake import inspection
-from ..model.steps import DiskRef, RestoreDisk
-from ..store import dir_store, writers
-from ..tools import files, progress, qemu_img
+from ..model.steps import DiskRef, ImageRef, RestoreDisk
+from ..tools import files, inspection, progress, qemu_img
 from ..tools.crash_points import point
 from . import vm_dir
 from .epochs import Planned
@@ -59,9 +58,9 @@ def restore(step: RestoreDisk, backup: str, planned: Planned) -> None:
     record = vm_dir.record_of(disk)
     if record["readonly"]:
         raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is read-only and cannot be restored")
-    image = record.get("image")
-    if record["how"] == "in-place" and isinstance(image, dict):
-        _restore_image(step, record, dir_store.Stored(str(image["source"])), backup, planned)
+    image = vm_dir.stored(record)
+    if image:
+        _restore_image(step, image, backup, planned)
     else:
         _restore_own(step, record, backup, planned)
 
@@ -74,36 +73,13 @@ def _write(backup: str, target: str, format: str, min_size: int) -> None:
     point("content made")
 
 
-def _restore_image(
-    step: RestoreDisk, record: dict[str, object], stored: dir_store.Stored, backup: str, planned: Planned
-) -> None:
+def _restore_image(step: RestoreDisk, image: ImageRef, backup: str, planned: Planned) -> None:
     """Write a persistent image anew: another content, so another session; its old generation ends before."""
-    mode = dir_store.check_record(record).st_mode & 0o777
-    # CheckNotRunning has seen this host alone.
-    writers.check_file(stored.source)
-    # Only the VM that has the image restores it (oned gives it to nobody else), and every session tidies up there.
-    with dir_store.side(stored, make=True) as side:
-        _replace_image(step, stored, side, str(record["format"]), mode, backup, planned)
-    files.fsync(stored.datastore)
-
-
-def _replace_image(
-    step: RestoreDisk, stored: dir_store.Stored, side: str, format: str, mode: int, backup: str, planned: Planned
-) -> None:
     disk = step.disk
-    files.remove_staged(side, "restored")
-    staged = files.staged_name(f"{side}/restored")
-    try:
-        with files.enough_space(side):
-            with files.made(staged, mode) as path:
-                _write(backup, path, format, step.min_size)
-            progress.count("store_written", files.allocated(staged))
-            with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-                dir_store.begin_session(stored)
-                os.rename(staged, stored.source)
-                point("image replaced")
-    finally:
-        files.unlink(staged)
+    # CheckNotRunning has seen this host alone: the store sees who writes from another. The VM is held while the image is replaced.
+    with ExitStack() as held, store.of(image.access).replaced(image, step.min_size) as draft:
+        draft.fill(backup, "qcow2")
+        held.enter_context(vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk))
 
 
 def _restore_own(step: RestoreDisk, record: dict[str, object], backup: str, planned: Planned) -> None:

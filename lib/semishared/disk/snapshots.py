@@ -11,17 +11,19 @@ from __future__ import annotations
 import os
 from typing import Callable
 
+from .. import store
 from ..errors import BadRecord, MissingImage, NotSupported
 from ..guest import block_jobs, domain, job_lock, rest
-from ..intake import inspection
 from ..model.steps import (
     ActivateLayer,
     AddLayer,
+    CopyOut,
     DescribeDisk,
     DiskRef,
     DropLayer,
     DropStrays,
     GrowDisk,
+    ImageRef,
     LookAtDisk,
     MergeLayer,
     NameLayer,
@@ -29,10 +31,9 @@ from ..model.steps import (
     RestGuest,
     SwitchLayer,
 )
-from ..store import dir_snapshots, dir_store, stock_layout
-from ..tools import beneath, files, qemu_img
+from ..tools import beneath, files, layers, qemu_img
 from ..tools.crash_points import point
-from . import layers, vm_dir
+from . import vm_dir
 from .epochs import Planned
 
 
@@ -70,11 +71,10 @@ def _is_recovered(record: dict[str, object], guest: str) -> bool:
 def _described(record: dict[str, object], name: str) -> dict[str, object]:
     if vm_dir.on_store(record):
         return vm_dir.on_store(record)
-    how, image = str(record["how"]), record.get("image")
-    source = str(image["source"]) if isinstance(image, dict) else ""
+    how, image = str(record["how"]), vm_dir.stored(record)
     answer: dict[str, object] = {
-        "how": how, "format": record["format"], "source": source, "layers": {}, "active": layers.NONE, "snapshots": [],
-        "aliases": [], "target": "", "system_snapshots": 0,
+        "how": how, "format": record["format"], "image": image.to_data() if image else None, "layers": {}, "active": layers.NONE,
+        "snapshots": [], "aliases": [], "target": "", "system_snapshots": 0,
     }  # fmt: skip
     if how == "volatile":
         return answer
@@ -83,10 +83,10 @@ def _described(record: dict[str, object], name: str) -> dict[str, object]:
     if name:
         target, path = block_jobs.find(name, path)
         answer["target"], answer["system_snapshots"] = target, len(domain.snapshots(name))
-    if how == "in-place":
-        dir_store.check_record(record)
-        stock_layout.refuse(source, str(record["format"]))
-        answer["snapshots"] = dir_snapshots.numbers(source)
+    if image:
+        at = store.of(image.access)
+        at.check(image)
+        answer["snapshots"] = at.snapshots(image)
         return answer
     folder, active = folder_of(record), int(os.path.basename(path))
     format = str(record["format"])
@@ -264,40 +264,61 @@ def grow(step: GrowDisk) -> dict[str, object]:
     record = vm_dir.record_of(step.disk)
     if vm_dir.on_store(record):
         return vm_dir.on_store(record)
-    path = str(record["path"])
-    if record["place"] == "shared":
-        dir_store.check_record(record)
-    if not files.exists(path):
-        raise MissingImage(f"{path} is not there on {os.uname().nodename}")
-    if record["how"] == "in-place":
+    image, path = vm_dir.stored(record), str(record["path"])
+    if image:
         # Not by the link that the guest has: what it leads to is what is looked at.
-        path = str(record["image"]["source"])  # type: ignore[index]
-        inspection.check(path, str(record["format"]))
-    if record["place"] == "shared":
-        datastore = os.path.dirname(str(record["image"]["source"]))  # type: ignore[index]
-        fd = beneath.open_file(datastore, path[len(datastore) + 1 :], os.O_RDWR)
-        try:
-            qemu_img.grow(beneath.path_of(fd), str(record["format"]), step.size)
-        finally:
-            os.close(fd)
+        store.of(image.access).grow(image, step.size)
+    elif not files.exists(path):
+        raise MissingImage(f"{path} is not there on {os.uname().nodename}")
+    elif record["place"] == "shared":
+        _grow_clone(ImageRef.from_data(record["image"]), path, step.size)
     else:
         qemu_img.grow(path, str(record["format"]), step.size)
     point("disk grown")
     return {}
 
 
+def _grow_clone(image: ImageRef, path: str, size: int) -> None:
+    """Grow a layer of a clone on a store, opened beneath its root."""
+    store.of(image.access).check(image)
+    fd = beneath.open_file(image.root, path[len(image.root) + 1 :], os.O_RDWR)
+    try:
+        qemu_img.grow(beneath.path_of(fd), "qcow2", size)
+    finally:
+        os.close(fd)
+
+
+def copy_out(step: CopyOut, planned: Planned) -> dict[str, object]:
+    """Publish a snapshot of a disk that is an image: from the running guest if there is one."""
+    disk, found = step.disk, {}
+    image = vm_dir.stored(vm_dir.record_of(disk))
+    if image is None:
+        raise BadRecord(f"disk {disk.disk} of VM {disk.vm} is no image of a store")
+    format = image.format
+
+    def from_guest(path: str) -> None:
+        found.update(block_jobs.copy(disk, step.domain, step.target, path, format, step.freeze).to_data())
+
+    def check() -> None:
+        with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+            pass
+
+    store.of(image.access).keep(image, step.snapshot, from_guest if step.domain else None, check)
+    return found
+
+
 def snapshot_file(record: dict[str, object], snapshot: int) -> tuple[str, str]:
-    """Return path and format of a snapshot; raise MissingImage."""
-    if record["how"] == "in-place":
-        image = record["image"]
-        assert isinstance(image, dict)
-        path, format = f"{dir_snapshots.folder(str(image['source']))}/{snapshot}", str(record["format"])
-    else:
-        folder = folder_of(record)
-        path = f"{folder}/{snapshot}"
-        active = int(os.path.basename(str(record["path"])))
-        found = layers.tree(folder, active, str(record["format"]), record.get("raw_layer"))
-        format = str(found.get(snapshot, {}).get("format", "qcow2"))
+    """Return path and format of a snapshot (the image's own if the disk is one: its store opens it); raise MissingImage."""
+    missing = f"snapshot {snapshot} of disk {record['disk']}: "
+    image = vm_dir.stored(record)
+    if image:
+        if snapshot not in store.of(image.access).snapshots(image):
+            raise MissingImage(f"{missing}{image.source} has none of that number, seen from {os.uname().nodename}")
+        return image.source, image.format
+    folder = folder_of(record)
+    path = f"{folder}/{snapshot}"
+    active = int(os.path.basename(str(record["path"])))
+    found = layers.tree(folder, active, str(record["format"]), record.get("raw_layer"))
     if not files.exists(path):
-        raise MissingImage(f"snapshot {snapshot} of disk {record['disk']}: {path} is not there on {os.uname().nodename}")
-    return path, format
+        raise MissingImage(f"{missing}{path} is not there on {os.uname().nodename}")
+    return path, str(found.get(snapshot, {}).get("format", "qcow2"))

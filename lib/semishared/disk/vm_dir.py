@@ -11,17 +11,17 @@ import os
 import re
 import time
 from contextlib import contextmanager
-from typing import IO, Any, Callable, Iterator
+from typing import IO, Any, Callable, Iterator, Mapping
 
-from .. import NAME
+from .. import NAME, store
 from ..base import cache
 from ..errors import BadRecord, DataInTheWay, NoSpace, SemisharedError, VmGone
 from ..guest import job_lock
-from ..model.steps import DiskRef
-from ..store import dir_store
-from ..tools import files, locks
+from ..model.steps import DiskRef, ImageRef
+from ..store import dir_clones
+from ..tools import files, layers, locks
 from ..tools.crash_points import point
-from . import beside, epochs, layers, layout
+from . import beside, epochs, layout
 from .epochs import Planned
 
 RECORDS = ".semishared"
@@ -166,12 +166,20 @@ def records(vm_dir: str) -> list[dict[str, object]]:
     return [record for record in found if record]
 
 
-def on_store(record: dict[str, Any]) -> dict[str, object]:
-    """Return which image on the network a disk is, for the front-end to go on with on its bridge; {} for any other disk."""
-    if "network" not in record:
+def stored(record: Mapping[str, Any]) -> ImageRef | None:
+    """Return the image in a store that a disk is: the one it was made from, or a clone that is an image; None for files of its own."""
+    image, network = record.get("image"), record.get("network")
+    if not isinstance(image, dict) or (record["how"] != "in-place" and not network):
+        return None
+    return ImageRef.from_data({**image, "source": network["name"]} if network else image)
+
+
+def on_store(record: Mapping[str, Any]) -> dict[str, object]:
+    """Return which image of a store that has a bridge a disk is, for the front-end to go on with there; {} for any other disk."""
+    image = stored(record)
+    if image is None or not image.access.can.has_bridge:
         return {}
-    image = {**record["image"], "source": record["network"]["name"]}
-    return {"on_store": image, "how": record["how"], "readonly": record["readonly"]}
+    return {"on_store": image.to_data(), "how": record["how"], "readonly": record["readonly"]}
 
 
 def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget: bool = True) -> dict[str, object]:
@@ -186,15 +194,16 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
             if on_store(record):
                 return on_store(record)
             # A clone that cannot be reached would be said to be gone, and stay.
-            dir_store.check_store(record)
+            image = ImageRef.from_data(record["image"])
+            store.of(image.access).reach(image.root)
         clones = _clones(disk, record)
         _unlink_disk(disk)
         if not noted:
             _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned, must=True)
         for clone in clones:
-            dir_store.remove_one_clone(clone)
+            dir_clones.remove(clone)
         if store_dir and not record and not clones:
-            dir_store.remove_clone(store_dir, disk.vm, disk.disk)
+            dir_clones.remove_unnamed(store_dir, disk.vm, disk.disk)
         files.remove_staged(*os.path.split(intended(disk)))
         files.unlink(intended(disk))
         if not _is_elsewhere(disk.vm, disk.vm_dir):
@@ -207,11 +216,16 @@ def intended(disk: DiskRef) -> str:
     return f"{disk.vm_dir}/{RECORDS}/clone.{disk.disk}.json"
 
 
+def _layered_clone(record: Mapping[str, Any]) -> str:
+    """Return the clone on a store that a record names, '' if it is of another disk."""
+    return os.path.dirname(str(record["path"]))[: -len(".snap")] if record.get("how") == "store-clone" else ""
+
+
 def _clones(disk: DiskRef, record: dict[str, Any]) -> list[str]:
     """Return the store clones of a disk, by its record and by what was intended; others' are none of them."""
     noted = files.read_json(intended(disk)) or {}
-    found = {dir_store.clone_of(record), str(noted.get("clone", ""))}
-    own = re.compile(rf"/.+/{dir_store.SIDE}/[^/]+/clones/{disk.vm}-{disk.disk}(-[0-9a-f]{{32}})?\Z")
+    found = {_layered_clone(record), str(noted.get("clone", ""))}
+    own = re.compile(rf"/.+/{RECORDS}/[^/]+/clones/{disk.vm}-{disk.disk}(-[0-9a-f]{{32}})?\Z")
     return sorted(path for path in found if own.match(path) and ".." not in path.split("/"))
 
 

@@ -10,9 +10,8 @@ import os
 import sys
 
 from ..config import Config, load
-from ..disk import create
 from ..errors import BadArguments, BadAttribute, RestrictedPath, StoreUnavailable
-from ..intake import inspection, private_copy
+from ..intake import private_copy
 from ..intake import source as sources
 from ..intake.source import Source
 from ..model import stores
@@ -20,9 +19,10 @@ from ..opennebula.args import absolute, number
 from ..opennebula.report import Report
 from ..opennebula.xml import Datastore, DriverData, Image
 from ..plan import images
-from ..store import dir_snapshots, dir_store, dir_upload, marker, stock_layout
-from ..tools import files, standstill
+from ..store import dir_image, dir_snapshots, dir_upload, marker, stock_layout
+from ..tools import files, inspection, standstill
 from ..tools.crash_points import point
+from ..tools.mkfs import MKFS
 from ..units import GiB, MiB, human, mib_ceil
 
 SAVE_AS = "save_as"
@@ -125,7 +125,8 @@ def cp(request: Request) -> str:
         wanted = images.stored_format(found, request.image, request.datastore, encrypted=_is_encrypted(request, kept, found))
         path = dir_upload.convert(kept.path, found, wanted, up)
         known = kept.manifest if found == wanted else None
-        stored = dir_upload.publish(path, wanted, up, known, sparse=request.datastore.attribute("SPARSE").lower() != "no")
+        stored = up.target
+        dir_upload.publish(path, wanted, stored, known, sparse=request.datastore.attribute("SPARSE").lower() != "no")
     request.report.info(f"{source.path} stored as {stored} ({human(files.allocated(stored))} on disk)")
     return f"{stored} {wanted}"
 
@@ -177,8 +178,8 @@ def mkfs(request: Request) -> str:
     if format not in images.STORED:
         raise BadAttribute(f"FORMAT of image {image.id} is {format!r}, not one of {', '.join(images.STORED)}")
     fs = image.file_system or image.attribute("FS").lower()
-    if fs and fs not in create.MKFS:
-        raise BadAttribute(f"FS of image {image.id} is {fs!r}, not one of {', '.join(sorted(create.MKFS))}")
+    if fs and fs not in MKFS:
+        raise BadAttribute(f"FS of image {image.id} is {fs!r}, not one of {', '.join(sorted(MKFS))}")
     if not 0 < image.size <= request.max_size:
         raise BadAttribute(f"SIZE of image {image.id} is {image.size // MiB} MiB; 1 to {request.max_size // MiB} are possible")
     with dir_upload.uploading(request.directory) as up:
@@ -189,7 +190,7 @@ def clone(request: Request) -> str:
     """Copy another image (PATH is its SOURCE) into the datastore; print SOURCE and FORMAT."""
     path = absolute(request.image.path, "PATH")
     format = images.format_of(request.image, request.datastore)
-    with dir_store.opened(path) as opened, dir_upload.uploading(request.directory) as up:
+    with dir_image.opened(path) as opened, dir_upload.uploading(request.directory) as up:
         stock_layout.refuse(path, format)
         # A disk may have grown since oned heard of its size.
         kept = private_copy.copy(opened, up.file("copy"), private_copy.Bound(0, request.max_size), path)
@@ -198,7 +199,8 @@ def clone(request: Request) -> str:
         inspection.check(kept.path, format, path)
         if format != "raw":
             inspection.inspect(kept.path, request.max_size, path)
-        return f"{dir_upload.publish(kept.path, format, up, kept.manifest)} {format}"
+        dir_upload.publish(kept.path, format, up.target, kept.manifest)
+        return f"{up.target} {format}"
 
 
 def rm(request: Request) -> str:
@@ -217,7 +219,7 @@ def _snapshot(request: Request) -> tuple[str, int]:
 def snap_delete(request: Request) -> str:
     """Remove the image's TARGET_SNAPSHOT; one that is not there is removed already."""
     source, snapshot = _snapshot(request)
-    dir_store.check(source)
+    dir_image.check(source)
     dir_snapshots.drop_copy(source, snapshot)
     return ""
 
@@ -240,7 +242,7 @@ def export(request: Request) -> str:
 
     image, format = request.image, images.format_of(request.image, request.datastore)
     source = request.check_inside(image.source)
-    with dir_store.opened(source) as opened:
+    with dir_image.opened(source) as opened:
         stock_layout.refuse(source, format)
         digest = sources.checksum(opened, "md5")
     facts = {

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Iterable
 
-from ..disk import create
 from ..errors import BadAttribute, RestrictedPath
 from ..model import steps as s
 from ..model import steps_image as i
@@ -19,6 +18,7 @@ from ..opennebula.args import number
 from ..plan import images
 from ..store import dir_upload
 from ..tools import extents
+from ..tools.mkfs import MKFS
 from ..units import MiB, human
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def mkfs(request: Request) -> str:
     if image.format not in ("", FORMAT):
         raise BadAttribute(f"FORMAT of image {image.id} is {image.format!r}; images on Ceph are {FORMAT}")
     fs = image.file_system or image.attribute("FS").lower()
-    if fs and fs not in create.MKFS:
-        raise BadAttribute(f"FS of image {image.id} is {fs!r}, not one of {', '.join(sorted(create.MKFS))}")
+    if fs and fs not in MKFS:
+        raise BadAttribute(f"FS of image {image.id} is {fs!r}, not one of {', '.join(sorted(MKFS))}")
     if not 0 < image.size <= request.max_size:
         raise BadAttribute(f"SIZE of image {image.id} is {image.size // MiB} MiB; 1 to {request.max_size // MiB} are possible")
     _on_bridge(request, [i.CreateImage(ref, image.size, fs)])

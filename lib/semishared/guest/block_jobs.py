@@ -22,10 +22,10 @@ import time
 from contextlib import contextmanager
 from typing import Any, Iterator
 
-from ..disk import layers, vm_dir
+from ..disk import vm_dir
 from ..errors import MissingImage, SemisharedError, ToolFailed, ToolTimeout
 from ..model.steps import DiskRef
-from ..tools import files, progress, qemu_img
+from ..tools import files, layers, progress, qemu_img
 from ..tools.crash_points import point
 from . import domain, job_events, libvirtd, rest
 from .domain import quoted

@@ -8,13 +8,14 @@ import os
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator
 
+from .. import store
 from ..base import cache
 from ..disk import create, layout, snapshots, transfer, vm_dir, whereabouts
 from ..disk.epochs import Planned
 from ..errors import BadArguments, MigrationRefused, MissingImage, StoreUnavailable, TransferCorrupt
 from ..guest import listing
 from ..model import steps as s
-from ..store import choice, dir_snapshots, marker
+from ..store import marker
 from ..tools import beneath, files, progress
 from ..tools.crash_points import point
 from ..wire.messages import Message, Writer
@@ -46,10 +47,10 @@ class Execution:
         layout.guard(step)
         if hasattr(self, name):
             return getattr(self, name)(step)
-        # Of images on the network: loaded where there are such.
-        from .rbd_steps import OnNetwork
+        # Of images where these are changed: loaded where any is.
+        from .store_steps import OnStore
 
-        return getattr(OnNetwork(self.planned, self._next), name)(step)
+        return getattr(OnStore(self.planned, self._next), name)(step)
 
     def _hear(self) -> Message:
         # The front-end may wait for another host, or for a backup server: it has limits of its own.
@@ -71,7 +72,7 @@ class Execution:
         marker.check(step.store_dir, step.marker)
 
     def StageBase(self, step: s.StageBase) -> object:
-        content = choice.content(step.image)
+        content = store.content(step.image)
         base = cache.stage(step.root, step.image, content, self._ask if self._answers else None)
         return {"generation": base.generation, **content.unnamed()}
 
@@ -138,13 +139,7 @@ class Execution:
         snapshots.drop_layer(step)
 
     def CopyOut(self, step: s.CopyOut) -> object:
-        return dir_snapshots.copy_out(step, self.planned)
-
-    def CopyBack(self, step: s.CopyBack) -> None:
-        dir_snapshots.copy_back_of(step)
-
-    def DropCopy(self, step: s.DropCopy) -> None:
-        dir_snapshots.drop_copy_of(step)
+        return snapshots.copy_out(step, self.planned)
 
     def GrowDisk(self, step: s.GrowDisk) -> object:
         return snapshots.grow(step)

@@ -18,53 +18,18 @@ from ..disk import beside, vm_dir
 from ..errors import SemisharedError, ToolFailed
 from ..guest import listing
 from ..model.steps import Discard, LookAround
-from ..store import dir_store, dir_upload, marker
-from ..tools import beneath, files, locks, progress
+from ..store import dir_image, dir_leftovers, marker
+from ..tools import beneath, files, inventory, locks
 from ..tools.crash_points import point
 
 OPEN = re.compile(r"/(\.staged-|\.incoming-|\.outgoing-|\.uploads/)")
 LOCK = re.compile(r"(?:vm|incoming)-([0-9]+)(?:-[0-9a-f]+)?\Z")
-PAIR = re.compile(r"(?P<vm>[0-9]+)-(?P<disk>[0-9]+)(?:-(?P<cloud>[0-9a-f]{32}))?(?P<snap>\.snap)?\Z")
-
-
-def _names(directory: str, *, root: bool = False) -> list[str]:
-    """Return what is in a directory; nothing if a link is in its place, unless it is a root."""
-    if not root and beneath.is_link(directory):
-        return []
-    try:
-        return sorted(os.listdir(directory))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def newest(path: str) -> tuple[int, int]:
-    """Return the newest modification time in ns of `path` and all below it, and their allocated bytes."""
-    progress.touch()
-    try:
-        stat = os.lstat(path)
-    except FileNotFoundError:
-        return 0, 0
-    time_ns, size = files.changed_ns(stat), stat.st_blocks * 512
-    if os.path.isdir(path) and not os.path.islink(path):
-        for name in _names(path):
-            below, bytes_below = newest(f"{path}/{name}")
-            time_ns, size = max(time_ns, below), size + bytes_below
-    return time_ns, size
-
-
-def _seen(path: str, **more: object) -> dict[str, object]:
-    time_ns, size = newest(path)
-    return {"path": path, "seen": str(time_ns), "age": int(time.time() - time_ns / 1e9), "bytes": size, **more}
-
-
-def _staged(directory: str) -> list[dict[str, object]]:
-    return [_seen(f"{directory}/{name}") for name in _names(directory) if name.startswith(files.STAGED)]
 
 
 def _open_files() -> list[str]:
     """Return the unpublished files that processes of ours have open on this machine."""
     found = set()
-    for process in _names("/proc"):
+    for process in inventory.names("/proc"):
         if not process.isdigit():
             continue
         try:
@@ -88,7 +53,7 @@ def look_around(step: LookAround) -> dict[str, object]:
     found: dict[str, object] = {"open": _open_files(), "root": _root(root)}
     systems = {number: f"{step.location}/{number}" for number in step.systems}
     found["vms"] = [vm for number, path in systems.items() for vm in _system(number, path)]
-    found["staged"] = [item for path in (root, *systems.values()) for item in _staged(path)]
+    found["staged"] = [item for path in (root, *systems.values()) for item in inventory.staged(path)]
     try:
         found["domains"] = listing.names_and_files() if step.libvirt else {"names": [], "files": []}
     except SemisharedError as e:
@@ -100,78 +65,46 @@ def look_around(step: LookAround) -> dict[str, object]:
         except SemisharedError as e:
             refused.append({"id": e.id, "detail": e.detail})
         else:
-            stores.append(_store(path))
+            stores.append(dir_leftovers.look(path))
     return {**found, "stores": stores, "refused": refused}
 
 
 def _root(root: str) -> dict[str, object]:
     held = []
-    for name in _names(f"{root}/bases"):
+    for name in inventory.names(f"{root}/bases"):
         base = f"{root}/bases/{name}"
         if beneath.is_link(base):
             continue
         leases = []
-        for pair in _names(f"{base}/leases"):
-            match = PAIR.match(pair)
+        for pair in inventory.names(f"{base}/leases"):
+            match = dir_leftovers.PAIR.match(pair)
             if match and not match.group("snap") and not match.group("cloud"):
                 # A hard link has the times of the image: only the change time tells when it was made.
                 ctime_ns = os.lstat(f"{base}/leases/{pair}").st_ctime_ns
                 owner = {"vm": int(match.group("vm")), "disk": int(match.group("disk"))}
                 leases.append({"path": f"{base}/leases/{pair}", "age": int(time.time() - ctime_ns / 1e9), **owner})
-        held.append(_seen(base, name=name, leases=leases, staged=_staged(f"{base}/leases")))
-    staging = [_seen(f"{root}/staging/{name}", held=locks.is_held(f"{root}/locks/base-{name}")) for name in _names(f"{root}/staging")]
+        held.append(inventory.seen(base, name=name, leases=leases, staged=inventory.staged(f"{base}/leases")))
+    staging = [
+        inventory.seen(f"{root}/staging/{name}", held=locks.is_held(f"{root}/locks/base-{name}"))
+        for name in inventory.names(f"{root}/staging")
+    ]
     vm_locks = [
-        _seen(f"{root}/locks/{name}", vm=int(match.group(1)))
-        for name in _names(f"{root}/locks") for match in (LOCK.match(name),) if match
+        inventory.seen(f"{root}/locks/{name}", vm=int(match.group(1)))
+        for name in inventory.names(f"{root}/locks") for match in (LOCK.match(name),) if match
     ]  # fmt: skip
     return {"bases": held, "staging": staging, "locks": vm_locks}
 
 
 def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
-    for name in _names(directory, root=True):
+    for name in inventory.names(directory, root=True):
         match, path = beside.NAME.match(name), f"{directory}/{name}"
         if (match or (name.isdigit() and name.isascii())) and os.path.isdir(path) and not os.path.islink(path):
             kind, vm = (match.group(1), int(match.group(2))) if match else ("dir", int(name))
-            entries = _names(path)
+            entries = inventory.names(path)
             layers = [name for name in entries if name.endswith(".snap")]
-            staged = [item for name in ("", vm_dir.RECORDS, *layers) for item in _staged(f"{path}/{name}".rstrip("/"))]
+            staged = [item for name in ("", vm_dir.RECORDS, *layers) for item in inventory.staged(f"{path}/{name}".rstrip("/"))]
             seq = vm_dir.seq_of(path)
-            yield _seen(path, system=number, vm=vm, kind=kind, entries=entries, staged=staged, seq=seq)
-
-
-def _store(path: str) -> dict[str, object]:
-    side = f"{path}/{dir_store.SIDE}"
-    images = _names(path, root=True)
-    sides, staged = [], _staged(path) + _staged(side)
-    if beneath.is_link(side):
-        return {"path": path, "images": [], "sides": [], "staged": [], "uploads": []}
-    for name in images:
-        if name.endswith(".snap"):
-            staged += _staged(f"{path}/{name}")
-    for name in _names(side):
-        if name.startswith(".") or name == marker.NAME:
-            continue
-        directory = f"{side}/{name}"
-        clones = []
-        for pair in _names(f"{directory}/clones"):
-            match = PAIR.match(pair)
-            if match:
-                owner = {"vm": int(match.group("vm")), "disk": int(match.group("disk")), "cloud": match.group("cloud") or ""}
-                clones.append(_seen(f"{directory}/clones/{pair}", **owner))
-                if match.group("snap"):
-                    staged += _staged(f"{directory}/clones/{pair}")
-        staged += _staged(directory) + _staged(f"{directory}/clones")
-        entries = _names(directory)
-        sides.append(_seen(directory, name=name, clones=clones, entries=entries, image=os.path.lexists(f"{path}/{name}")))
-    uploads = f"{side}/{dir_upload.UPLOADS}"
-    return {
-        "path": path,
-        "images": [_seen(f"{path}/{name}", name=name) for name in images if not name.startswith(".")],
-        "sides": sides,
-        "staged": staged,
-        # After the sides: an upload makes its own directory before that of its image.
-        "uploads": [_seen(f"{uploads}/{name}", name=name, held=locks.is_held(f"{uploads}/{name}/lock")) for name in _names(uploads)],
-    }  # fmt: skip
+            yield inventory.seen(path, system=number, vm=vm, kind=kind, entries=entries, staged=staged, seq=seq)
 
 
 def discard(step: Discard) -> dict[str, object]:
@@ -189,8 +122,8 @@ def _opened(step: Discard) -> Iterator[str]:
     directory, name = os.path.split(step.path)
     if step.path.startswith(f"{step.location}/"):
         root = f"{step.location}/{step.path[len(step.location) + 1 :].split('/')[0]}"
-    elif f"/{dir_store.SIDE}/" in step.path:
-        root = step.path[: step.path.index(f"/{dir_store.SIDE}/")]
+    elif f"/{dir_image.SIDE}/" in step.path:
+        root = step.path[: step.path.index(f"/{dir_image.SIDE}/")]
     else:
         root = os.path.dirname(directory) if directory.endswith(".snap") else directory
     with beneath.directory(root, directory[len(root) + 1 :]) as where:
@@ -218,7 +151,7 @@ def _discard(step: Discard) -> bool:
     if step.kind == "lease":
         # Its times are those of the image; what counts is that the VM's disk is not there.
         return not uses_lease(step) and files.unlink(step.path)
-    if str(newest(step.path)[0]) != step.seen:
+    if str(inventory.newest(step.path)[0]) != step.seen:
         return False
     if step.kind == "base":
         return _remove_base(step.path)
@@ -257,16 +190,16 @@ def _remove_base(path: str) -> bool:
 
 def uses_lease(step: Discard) -> bool:
     """Tell whether a disk that the lease is for is, or is being made, in any system datastore of this machine."""
-    pair = PAIR.match(os.path.basename(step.path))
+    pair = dir_leftovers.PAIR.match(os.path.basename(step.path))
     if not pair:
         return True
     disk = f"disk.{pair.group('disk')}"
-    for system in _names(step.location, root=True):
+    for system in inventory.names(step.location, root=True):
         if not system.isdigit():
             continue
         own = f"{step.location}/{system}/{pair.group(1)}"
         for directory in (own, *beside.listed(own, "incoming", "outgoing")):
-            for name in _names(directory):
+            for name in inventory.names(directory):
                 if name == disk or name.startswith((f"{disk}.", f"{files.STAGED}{disk}.")):
                     return True
     return False

@@ -20,10 +20,11 @@ from ..errors import (
     ToolTimeout,
     UnsafeImage,
 )
+from ..tools import inspection
 from ..tools.crash_points import point
 from ..tools.run import SILENT_S, stream
 from ..units import amount
-from . import inspection, private_copy
+from . import private_copy
 from .private_copy import Bound, Kept
 from .unpack import Spoiled, Work, decompressor, unpacked
 

@@ -13,8 +13,9 @@ from contextlib import closing
 from typing import IO, ContextManager
 
 from ..errors import NotSupported, SourceUnavailable, ToolFailed
+from ..tools import inspection
 from ..tools.run import piped, run
-from . import inspection, private_copy
+from . import private_copy
 from .source import HEAD, SSH, Source, unpacked_size
 from .unpack import Spoiled, Work, decompressor, unpacked
 

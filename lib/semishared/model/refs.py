@@ -23,6 +23,11 @@ class ImageRef(NamedTuple):
     """The generation that must be used; '' means the image's current one."""
     access: Access = MOUNTED
 
+    @property
+    def root(self) -> str:
+        """Return the directory or pool that the image is in."""
+        return self.source.rpartition("/")[0]
+
     def to_data(self) -> dict[str, object]:
         """Return the image as JSON data; one in a mounted store needs no word about its access."""
         data: dict[str, object] = {**self._asdict(), "access": self.access.to_data()}

@@ -31,10 +31,8 @@ from .steps_move import WriteProbe as WriteProbe
 from .steps_move import has_arrived as has_arrived
 from .steps_snapshot import ActivateLayer as ActivateLayer
 from .steps_snapshot import AddLayer as AddLayer
-from .steps_snapshot import CopyBack as CopyBack
 from .steps_snapshot import CopyOut as CopyOut
 from .steps_snapshot import DescribeDisk as DescribeDisk
-from .steps_snapshot import DropCopy as DropCopy
 from .steps_snapshot import DropLayer as DropLayer
 from .steps_snapshot import DropStrays as DropStrays
 from .steps_snapshot import GrowDisk as GrowDisk

@@ -200,17 +200,19 @@ class ForgetSnapshot(NamedTuple):
 
 
 class RevertImage(NamedTuple):
-    """Give an image the content of its snapshot."""
+    """Give an image the content of its snapshot, and at least `size` bytes."""
 
     image: ImageRef
     snapshot: int
+    size: int = 0
 
 
 class FlattenImage(NamedTuple):
-    """Give an image the content of its snapshot, and remove all snapshots."""
+    """Give an image the content of its snapshot, and at least `size` bytes, and remove all snapshots."""
 
     image: ImageRef
     snapshot: int
+    size: int = 0
 
 
 class GrowImage(NamedTuple):

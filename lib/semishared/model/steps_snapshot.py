@@ -115,21 +115,6 @@ class RestGuest(NamedTuple):
     freeze: str
 
 
-class CopyBack(NamedTuple):
-    """Make a snapshot beside the image `source`, which has format `format`, its content; a new session begins."""
-
-    source: str
-    snapshot: int
-    format: str
-
-
-class DropCopy(NamedTuple):
-    """Remove a snapshot beside the image of a disk in place."""
-
-    disk: DiskRef
-    snapshot: int
-
-
 class GrowDisk(NamedTuple):
     """Grow a disk that nobody has open to `size` bytes, at least."""
 

@@ -24,13 +24,15 @@ class Kind(NamedTuple):
     name: str
     is_mounted: bool
     """Images are files, at the same path on the front-end and all hosts; else they are reached over the network."""
+    has_bridge: bool
+    """Images are changed by one machine, the store's bridge; else by any that reaches them."""
     formats: Tuple[str, ...]
     """Formats in which images are stored."""
 
 
 KINDS = {
-    "dir": Kind("dir", is_mounted=True, formats=("raw", "qcow2")),
-    "rbd": Kind("rbd", is_mounted=False, formats=("raw",)),
+    "dir": Kind("dir", is_mounted=True, has_bridge=False, formats=("raw", "qcow2")),
+    "rbd": Kind("rbd", is_mounted=False, has_bridge=True, formats=("raw",)),
 }
 
 

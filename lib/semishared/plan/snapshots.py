@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots of one disk: what the host found beside it, what is asked, which steps follow.
 
-Own disks are trees of layers (disk/layers.py); a layer holds what differs from the layer below it.
+Own disks are trees of layers (tools/layers.py); a layer holds what differs from the layer below it.
 
     create 1:   base <- 0 <- (1)           ->   base <- 0 <- 1 <- (2)
                 the active layer is frozen under the snapshot's number, a new one is put over it
@@ -75,8 +75,8 @@ class Facts(NamedTuple):
     """Numbers of layers that have a higher one too."""
     target: str = ""
     system_snapshots: int = 0
-    source: str = ""
-    format: str = ""
+    image: s.ImageRef | None = None
+    """The image that the disk is, None for one of its own layers."""
 
     @classmethod
     def parse(cls, data: object) -> Facts:
@@ -86,7 +86,7 @@ class Facts(NamedTuple):
         layers = {int(number): Layer(**layer) for number, layer in data["layers"].items()}
         return cls(
             data["how"], Tree(layers, data["active"]), tuple(data["snapshots"]), tuple(data["aliases"]), data["target"],
-            data["system_snapshots"], data["source"], data["format"],
+            data["system_snapshots"], s.ImageRef.from_data(data["image"]) if data["image"] else None,
         )  # fmt: skip
 
     @property
@@ -111,7 +111,7 @@ def create(request: SnapshotPlace, facts: Facts, domain: str, freeze: str = "NON
     """
     _check(facts, request)
     disk, number = disk_ref(request.disk), request.snapshot
-    if facts.how == "in-place":
+    if facts.image:
         return [s.CopyOut(disk, number, domain, facts.target, freeze if domain else "NONE")]
     tree = facts.tree
     top, new = tree.active, number + 1
@@ -132,8 +132,10 @@ def delete(request: SnapshotPlace, facts: Facts, domain: str) -> list[s.Step]:
     """Plan snap_delete, off or of the running `domain`; a snapshot that is not there is deleted already."""
     _check(facts, request)
     disk, number, tree = disk_ref(request.disk), request.snapshot, facts.tree
-    if facts.how == "in-place":
-        return [s.DropCopy(disk, number)]
+    if facts.image:
+        from ..model.steps_image import ForgetSnapshot
+
+        return [ForgetSnapshot(facts.image, number)]
     if number == tree.active:
         raise BadArguments(f"snapshot {number} of disk {disk.disk} is its active layer")
     if number not in tree.layers:
@@ -151,7 +153,7 @@ def delete(request: SnapshotPlace, facts: Facts, domain: str) -> list[s.Step]:
 
 def tidy(request: SnapshotPlace, facts: Facts, known: tuple[int, ...], domain: str) -> list[s.Step]:
     """Plan what follows every change: what failed snapshots have left goes. `known`: what OpenNebula lists of the disk."""
-    if facts.how == "in-place" or not known:
+    if facts.image or not known:
         return []
     return [s.DropStrays(disk_ref(request.disk), tuple(sorted({*known, request.snapshot})), domain)]
 
@@ -160,10 +162,12 @@ def revert(request: SnapshotPlace, facts: Facts) -> list[s.Step]:
     """Plan snap_revert of a VM that is off: the active layer's content is given up for that of the snapshot."""
     _check(facts, request)
     disk, number, tree = disk_ref(request.disk), request.snapshot, facts.tree
-    if facts.how == "in-place":
+    if facts.image:
+        from ..model.steps_image import RevertImage
+
         if number not in facts.snapshots:
             raise MissingImage(f"snapshot {number} of disk {disk.disk} is not there")
-        return [s.CopyBack(facts.source, number, facts.format)]
+        return [RevertImage(facts.image, number)]
     if number not in tree.layers or number == tree.active:
         raise MissingImage(f"snapshot {number} of disk {disk.disk} is not there")
     over = tree.layers[number]

@@ -1,2 +1,235 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where images live: mounted trees and Ceph."""
+"""Where images live: what can be asked of a store and done in it, and the one place that says which kind answers.
+
+A kind is a class, loaded when a store of it is used, and its capabilities (model/stores.py), by which callers decide what
+they ask. SOURCE of an image is ROOT/NAME in every kind: the datastore's directory, or its pool, and a name in it.
+
+Each method may be called again after it was killed anywhere, and then does the rest. What it makes is there whole or not at
+all. They run where the kind's images are changed: on any machine that mounts the store, or on the store's bridge.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Protocol, Tuple
+
+from ..model.refs import ImageRef
+from ..model.stores import Access
+from ..tools.extents import Manifest
+
+
+class Content(Protocol):
+    """The content of one image in its store.
+
+    What `see` returns means something to its own store only; equal before and after means that nobody wrote in between.
+    """
+
+    def see(self) -> Any:
+        """Return the image's state; raise MissingImage, StoreUnavailable, CephUnavailable."""
+
+    def generation(self, seen: Any) -> str:
+        """Return the name of the generation that was seen, '' if its content is unknown."""
+
+    def allocated(self, seen: Any) -> int:
+        """Return about how many bytes a copy of what was seen takes."""
+
+    def copy(self, seen: Any, target: str, format: str) -> Manifest:
+        """Copy what was seen to the new sparse file `target` and return the manifest of what was read."""
+
+    def read(self, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        """Yield (index, content) of the extents `wanted` of the image as it is now, for whoever knows their hashes."""
+
+    def expected(self, generation: str) -> Manifest | None:
+        """Return the manifest of `generation` if the store keeps it, to say where a copy differs."""
+
+    def publish(self, found: Manifest, seen: Any) -> None:
+        """Make `found` known as the content that was seen, if this machine may say so."""
+
+    def unnamed(self) -> dict[str, object]:
+        """Return what `name` must be told to make known what `publish` could not; nothing if it could."""
+
+    def tidy(self) -> None:
+        """Remove what writers killed long ago have left beside the image."""
+
+
+class Draft(Protocol):
+    """New content that is not an image yet."""
+
+    @property
+    def path(self) -> str:
+        """Return what QEMU is to write to, whoever it is."""
+
+    def fill(self, source: str, format: str, *, share: bool = False) -> None:
+        """Write the content of the image `source` that qemu-img opens as `format`, with all it lies over; `share`: somebody has it open."""
+
+
+class Store(Protocol):
+    """A store of one kind, as it is reached (Access)."""
+
+    # -- looking ------------------------------------------------------------------------------------
+
+    def reach(self, root: str) -> None:
+        """Raise unless the store is there, and the right one."""
+
+    def check(self, image: ImageRef) -> None:
+        """Raise unless the store is the right one, and the image is there and one that a guest could be given."""
+
+    def content(self, image: ImageRef) -> Content:
+        """Return the content of an image, as hosts read it that keep bases."""
+
+    def opened(self, image: ImageRef, snapshot: int = -1) -> ContextManager[str]:
+        """Yield what qemu-img is to open to read an image, or one of its snapshots, as a guest does."""
+
+    def attach(self, image: ImageRef) -> Dict[str, object]:
+        """Return what the record of a disk says of where libvirt finds the image; make what that needs."""
+
+    def writers(self, image: ImageRef) -> List[str]:
+        """Raise AnotherWriter if a guest is seen to write to the image; return who has it open without being seen to write."""
+
+    def snapshots(self, image: ImageRef) -> List[int]:
+        """Return the numbers of an image's snapshots, as OpenNebula counts them."""
+
+    def digest(self, image: ImageRef, kind: str) -> tuple[str, int]:
+        """Return the hex digest of a whole image, `kind` as hashlib names it, and its size."""
+
+    def capacity(self, root: str) -> Tuple[int, int, int]:
+        """Return bytes used, total and free of the directory or pool."""
+
+    def leftovers(self, root: str) -> List[str]:
+        """Return what is there unpublished: of an action under way, or of one that was killed."""
+
+    # -- images -------------------------------------------------------------------------------------
+
+    def new_source(self, root: str, number: int) -> str:
+        """Return the SOURCE for the new image `number`."""
+
+    def publish(self, image: ImageRef, path: str, known: Manifest | None = None, *, sparse: bool = True) -> str:
+        """Make a private file the new image, and return its generation; `known`: what is in it. The store may take the file."""
+
+    def receive(self, image: ImageRef, size: int, extents: Iterable[tuple[int, bytes]], said: Callable[[], str]) -> str:
+        """Make the new image from extents that arrive; return its generation, which is what was `said`, or raise TransferCorrupt."""
+
+    def create(self, image: ImageRef, size: int, fs: str) -> None:
+        """Make a new empty image, with a file system unless `fs` is ''."""
+
+    def copy(self, image: ImageRef, source: ImageRef, snapshot: int = -1) -> None:
+        """Make the new `image` an independent copy of another one that nobody writes to, or of a snapshot of it."""
+
+    def made(self, image: ImageRef, size: int) -> ContextManager[Draft]:
+        """Yield the draft of a new image; it is published when the block ends well, else removed."""
+
+    def remove(self, image: ImageRef) -> None:
+        """Remove an image, its snapshots and all of ours that belongs to it; raise ImageInUse if something depends on it."""
+
+    def grow(self, image: ImageRef, size: int) -> None:
+        """Grow an image to `size` bytes, at least."""
+
+    # -- what its content is called -----------------------------------------------------------------
+
+    def freeze(self, image: ImageRef) -> str:
+        """Have the present content in a state in which hosts can read it; return its generation, '' if nobody knows it yet."""
+
+    def name(self, image: ImageRef, snapshot: int, generation: str) -> None:
+        """Say which generation the frozen content `snapshot` is, as `Content.unnamed` has it."""
+
+    def begin_session(self, image: ImageRef) -> None:
+        """End the generations of an image, before a guest writes to it."""
+
+    def replaced(self, image: ImageRef, size: int) -> ContextManager[Draft]:
+        """Yield the draft of new content, of at least `size` bytes; the image has it when the block ends well, else what it had.
+
+        A new session begins. Raise AnotherWriter or ImageInUse.
+        """
+
+    # -- snapshots and clones -----------------------------------------------------------------------
+
+    def keep(
+        self, image: ImageRef, snapshot: int, fill: Callable[[str], None] | None = None, check: Callable[[], None] | None = None
+    ) -> None:
+        """Keep the present content of an image as its snapshot; `check` is called before that is published.
+
+        Where the store sees no more than what a running guest has written out, its QEMU writes the snapshot: `fill`, to a path.
+        """
+
+    def forget(self, image: ImageRef, snapshot: int) -> None:
+        """Remove a snapshot of an image; one that is not there is removed already."""
+
+    def revert(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
+        """Give an image the content of its snapshot, and at least `size` bytes; all snapshots stay, a new session begins."""
+
+    def flatten(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
+        """Revert an image and remove all of its snapshots; without any that is done already."""
+
+    def clone_of(self, image: ImageRef, vm: int, disk: int) -> str:
+        """Return the name of the image's clone for a disk."""
+
+    def clone(self, image: ImageRef, clone: str, size: int) -> None:
+        """Make a copy-on-write clone of the image's present content, of at least `size` bytes, in place of what has its name."""
+
+    def remove_clone(self, image: ImageRef, clone: str) -> None:
+        """Remove a clone with its snapshots; one that is not there is removed already."""
+
+
+class Bridged(Store, Protocol):
+    """A store whose images one machine changes and another one fills; image.source is then what the first has told."""
+
+    def look(self, image: ImageRef) -> Dict[str, object]:
+        """Return whether the present content is frozen, and its generation."""
+
+    def hold(self, image: ImageRef) -> None:
+        """Keep the present moment of an image that a guest writes to, for `copy_held`."""
+
+    def copy_held(self, image: ImageRef, source: ImageRef) -> None:
+        """Make the new `image` a copy of the moment that is held of `source`."""
+
+    def stage(self, image: ImageRef, size: int) -> str:
+        """Return the name of a new empty image that is not published."""
+
+    def show(self, image: ImageRef, staged: str) -> None:
+        """Publish what was staged."""
+
+    def begin_change(self, image: ImageRef, size: int) -> str:
+        """Hide and empty an image; return its name meanwhile."""
+
+    def end_change(self, image: ImageRef, whole: bool) -> None:
+        """Show it again: with its new content, or with what it had."""
+
+    def draft(self, image: ImageRef) -> Draft:
+        """Return what a host fills that was staged, or hidden."""
+
+    def names(self, root: str) -> List[str]:
+        """Return the names of all images of a pool."""
+
+    def describe(self, root: str, name: str) -> Dict[str, object] | None:
+        """Return age, size, maker, watchers and clones of an image of a pool, None if it is not there."""
+
+
+def _dir(access: Access) -> Store:
+    from .dir_store import DirStore
+
+    return DirStore(access)
+
+
+def _rbd(access: Access) -> Store:
+    from .rbd_store import RbdStore
+
+    return RbdStore(access)
+
+
+KINDS: Dict[str, Callable[[Access], Any]] = {"dir": _dir, "rbd": _rbd}
+
+
+def of(access: Access) -> Store:
+    """Return the store behind an access."""
+    store: Store = KINDS[access.kind](access)
+    return store
+
+
+def bridged(access: Access) -> Bridged:
+    """Return a store whose kind has a bridge."""
+    store: Bridged = KINDS[access.kind](access)
+    return store
+
+
+def content(image: ImageRef) -> Content:
+    """Return the content of an image."""
+    return of(image.access).content(image)

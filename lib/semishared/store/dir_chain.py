@@ -15,17 +15,15 @@ import os
 from contextlib import ExitStack, contextmanager
 from typing import Iterator
 
-from ..disk import layers
 from ..errors import BadRecord, UnexpectedFile
-from ..intake import inspection
-from ..tools import beneath
-from . import dir_store
+from ..tools import beneath, inspection, layers
+from . import dir_image
 
 DEEPEST = 1000
 
 
 @contextmanager
-def opened(stored: dir_store.Stored, path: str, format: str, image_format: str, raw_layer: object = None) -> Iterator[str]:
+def opened(stored: dir_image.Stored, path: str, format: str, image_format: str, raw_layer: object = None) -> Iterator[str]:
     """Yield a `json:` name for the layer `path` of a clone of `stored`; raise UnexpectedFile if it lies over anything else."""
     folder, _, layer = path[len(stored.datastore) + 1 :].rpartition("/")
     if not layer.isdigit():
@@ -46,7 +44,7 @@ def opened(stored: dir_store.Stored, path: str, format: str, image_format: str, 
             if not below:
                 break
             if below == stored.link:
-                image = stack.enter_context(dir_store.opened(stored.source))
+                image = stack.enter_context(dir_image.opened(stored.source))
                 inspection.check(image, image_format, stored.source)
                 nodes.append(_node(image_format, image))
                 break

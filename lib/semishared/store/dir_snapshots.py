@@ -10,19 +10,14 @@ What each crash leaves: a staged file in SOURCE.snap, removed by the next operat
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Iterator
 
-from ..disk import layers, vm_dir
-from ..disk.epochs import Planned
 from ..errors import MissingImage
-from ..guest import block_jobs
-from ..intake import inspection
-from ..model.steps import CopyBack, CopyOut, DropCopy
-from ..tools import beneath, files, qemu_img
+from ..tools import beneath, files, inspection, layers, qemu_img
 from ..tools.crash_points import point
 from ..tools.run import work
-from . import dir_store, stock_layout, writers
+from . import dir_image, stock_layout, writers
 
 
 def folder(source: str) -> str:
@@ -46,54 +41,37 @@ def numbers(source: str) -> list[int]:
         return []
 
 
-def copy_out(step: CopyOut, planned: Planned) -> dict[str, object]:
-    """Publish a snapshot of a disk in place: a copy beside the image, from the running guest if there is one."""
-    record = vm_dir.record_of(step.disk)
-    image = record["image"]
-    assert isinstance(image, dict)
-    source, format = str(image["source"]), str(record["format"])
-    dir_store.check_record(record)
-    found: dict[str, object] = {}
+@contextmanager
+def kept(source: str, snapshot: int) -> Iterator[str]:
+    """Yield a staged name for the snapshot; when the block ends well it is published."""
     with files.enough_space(os.path.dirname(source)), _opened(source, make=True) as snapshots:
         files.remove_staged(snapshots)
         stock_layout.forget_links(snapshots)
-        with files.published(f"{snapshots}/{step.snapshot}") as staged:
-            if step.domain:
-                # libvirt opens it by its name: as another user, through no file of ours.
-                found = block_jobs.copy(step.disk, step.domain, step.target, beneath.readable(staged), format, step.freeze).to_data()
-                files.set_mode(staged, 0o660)
-            else:
-                with dir_store.opened(source) as path:
-                    _copy(path, staged)
-            files.fsync(staged)
-            with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
-                pass
+        with files.published(f"{snapshots}/{snapshot}") as staged:
+            yield staged
     point("snapshot published")
-    return found
 
 
-def _copy(source: str, target: str) -> None:
+def copy(source: str, target: str) -> None:
+    """Copy a file of images to the new file `target`."""
     with files.made(target) as made:
         work(["cp", "--sparse=always", "--reflink=auto", "--", source, made])
 
 
-def copy_back(source: str, snapshot: int, format: str = "raw", min_size: int = 0) -> None:
+def copy_back(source: str, snapshot: int, format: str, min_size: int) -> None:
     """Replace an image's content by that of a snapshot beside it, of `min_size` bytes at least; its generation ends.
 
     Raise AnotherWriter if somebody writes to the image.
     """
-    dir_store.check(source)
-    with _opened(source) as snapshots:
+    with ExitStack() as stack:
         try:
-            fd = beneath.open_file(snapshots, str(snapshot))
+            snapshots = stack.enter_context(_opened(source))
+            found = stack.enter_context(beneath.file(snapshots, str(snapshot)))
         except FileNotFoundError:
             raise MissingImage(f"{folder(source)}/{snapshot} is not there on {os.uname().nodename}") from None
-        try:
-            # A guest would go on writing to a file without a name.
-            writers.check_file(source)
-            _put_back(source, beneath.path_of(fd), snapshots, format, min_size)
-        finally:
-            os.close(fd)
+        # A guest would go on writing to a file without a name.
+        writers.check_file(source)
+        _put_back(source, found, snapshots, format, min_size)
     files.fsync(os.path.dirname(source))
     point("image reverted")
 
@@ -110,7 +88,7 @@ def _put_back(source: str, path: str, snapshots: str, format: str, min_size: int
                 qemu_img.grow(made, format, min_size)
             point("revert staged")
             writers.check_file(source)
-            dir_store.begin_session(dir_store.Stored(source))
+            dir_image.begin_session(dir_image.Stored(source))
             os.rename(staged, source)
     except BaseException:
         files.unlink(staged)
@@ -136,25 +114,10 @@ def _remove_if_empty(directory: str) -> None:
         pass
 
 
-def flatten(source: str, snapshot: int, format: str = "raw", min_size: int = 0) -> None:
+def flatten(source: str, snapshot: int, format: str, min_size: int) -> None:
     """Make a snapshot the image's content and remove all snapshots, that one last: a rerun must find it."""
-    dir_store.check(source)
     if numbers(source):
         copy_back(source, snapshot, format, min_size)
     for number in sorted(numbers(source), key=lambda number: number == snapshot):
         drop_copy(source, number)
     _remove_if_empty(folder(source))
-
-
-def drop_copy_of(step: DropCopy) -> None:
-    """Remove a snapshot beside the image of a disk in place."""
-    record = vm_dir.record_of(step.disk)
-    image = record["image"]
-    assert isinstance(image, dict)
-    dir_store.check_record(record)
-    drop_copy(str(image["source"]), step.snapshot)
-
-
-def copy_back_of(step: CopyBack) -> None:
-    """Revert the image of a disk in place."""
-    copy_back(step.source, step.snapshot, step.format)

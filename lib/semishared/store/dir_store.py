@@ -1,324 +1,268 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store of kind `dir`: a mounted directory tree, the same path on the front-end and on all hosts.
+"""Stores of kind `dir`: mounted directory trees, the same path on the front-end and on all hosts (store.Store).
 
-Beside the images of a datastore lies one directory of ours per image:
-
-    <datastore>/9b6635f6                              the image, as OpenNebula names it
-    <datastore>/.semishared/store                     says whose store this is (marker.py)
-    <datastore>/.semishared/9b6635f6/image            -> ../../9b6635f6   what in-place disks link to
-                                    /session          who may have written last: a new token at each upload or
-                                                      persistent session
-                                    /generation.json  {generation, session, format, size, mtime_ns} of a known content
-                                    /manifest         the hashes of that content (extents.py)
-                                    /clones/VM-DISK-CLOUD    non-persistent disks whose place is shared (layers.py)
-
-A generation is current only while its token is the session's and size and time are the image's own. So the end of a
-generation is one rename (a new token), before a guest can write; and whoever publishes a generation too late
-publishes one that nobody takes. Nothing here needs a lock across hosts.
-
-On NFS, what is known of a name is old: absent for up to 30 s after it was made elsewhere, size and time of a file as they
-were. So names are looked up in directories that have just been opened, and an image is opened to see what it is.
-
-Every host can write here, also one that was broken into: everything is opened beneath the datastore's directory, and what
-is done is done in what was opened (beneath.py).
+What lies where: dir_image.py. Every machine that mounts the store changes it, so nothing is asked of a bridge.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from contextlib import contextmanager
-from typing import Any, Iterable, Iterator, NamedTuple
+from typing import Callable, Iterable, Iterator, NamedTuple
 
-from ..disk import layers
-from ..errors import ImageChanged, MissingImage, StoreUnavailable, UnexpectedLink
-from ..tools import beneath, extents, files, progress
+from ..errors import TransferCorrupt
+from ..model.refs import ImageRef
+from ..model.stores import Access
+from ..tools import beneath, extents, files, inspection, progress, qemu_img
 from ..tools.crash_points import point
-from . import marker, stock_layout
-
-SIDE = ".semishared"
-MANIFEST_LIMIT = 256 << 20
-
-
-class Stored(NamedTuple):
-    """An image in a store, by the path OpenNebula calls SOURCE."""
-
-    source: str
-
-    @property
-    def datastore(self) -> str:
-        return os.path.dirname(self.source)
-
-    @property
-    def name(self) -> str:
-        return os.path.basename(self.source)
-
-    @property
-    def below(self) -> str:
-        """Its directory of ours, seen from the datastore's."""
-        return f"{SIDE}/{self.name}"
-
-    @property
-    def side(self) -> str:
-        return f"{self.datastore}/{self.below}"
-
-    @property
-    def link(self) -> str:
-        return f"{self.side}/image"
-
-    def clone(self, vm: int, disk: int, cloud: str = "") -> str:
-        return f"{self.side}/clones/{vm}-{disk}" + (f"-{cloud}" if cloud else "")
+from . import dir_clones, dir_image, dir_leftovers, dir_snapshots, dir_upload, marker, stock_layout, writers
+from .dir_content import DirContent
+from .dir_image import Stored
 
 
-def check(source: str, marker_id: str = "") -> os.stat_result:
-    """Return the status of image `source` in the store with the id `marker_id` ('' : one that was never marked).
+class DirDraft(NamedTuple):
+    """New content in a file beside what it is for."""
 
-    Raise StoreAbsent, OtherStore, StoreUnavailable, MissingImage, UnexpectedLink or UnexpectedFile, saying on which machine.
-    """
-    directory, name = os.path.split(source)
-    marker.check(directory, marker_id)
-    with _explained(source):
-        return beneath.status(directory, name)
-
-
-@contextmanager
-def _explained(source: str) -> Iterator[None]:
-    """Turn what the system says when `source` cannot be opened into what there is to do."""
-    node, directory = os.uname().nodename, os.path.dirname(source)
-    try:
-        yield
-    except FileNotFoundError:
-        if not os.path.isdir(directory) or not os.listdir(directory):
-            raise StoreUnavailable(f"{directory} is not mounted on {node}") from None
-        raise MissingImage(f"image {source} is not there on {node}") from None
-    except OSError as e:
-        raise StoreUnavailable(f"{source} on {node}: {e.strerror}") from None
-
-@contextmanager
-def opened(source: str) -> Iterator[str]:
-    """Yield a path to the image (or another file of a datastore) `source`, open for reading; raise as `check`."""
-    directory, name = os.path.split(source)
-    with _explained(source):
-        fd = beneath.open_file(directory, name)
-    try:
-        yield beneath.path_of(fd)
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def side(stored: Stored, below: str = "", *, make: bool = False) -> Iterator[str]:
-    """Yield a path to the image's directory of ours, or the directory `below` it, that stays where it is now."""
-    with beneath.directory(stored.datastore, f"{stored.below}/{below}" if below else stored.below, make=make) as path:
-        yield path
-
-
-def check_store(record: dict[str, Any]) -> None:
-    """Raise StoreAbsent or OtherStore unless the store of a disk in place, or of a clone on the store, is there."""
-    image = record["image"]
-    access = image.get("access")
-    if isinstance(access, dict):
-        marker.check(os.path.dirname(str(image["source"])), str(access.get("marker", "")))
-
-
-def check_record(record: dict[str, Any]) -> os.stat_result:
-    """Return the stat of the image of a disk in place, or of a clone on the store; raise as `check`."""
-    check_store(record)
-    return check(str(record["image"]["source"]))
-
-
-@contextmanager
-def _made(stored: Stored) -> Iterator[str]:
-    try:
-        fd = beneath.open_directory(stored.datastore, stored.below, make=True)
-    except OSError as e:
-        raise StoreUnavailable(f"{stored.side} on {os.uname().nodename}: {e.strerror}") from None
-    try:
-        path = beneath.path_of(fd)
-        files.remove_stale(path)
-        try:
-            with beneath.directory(stored.datastore, f"{stored.name}.snap") as snapshots:
-                files.remove_stale(snapshots)
-        except FileNotFoundError:
-            pass
-        yield path
-    finally:
-        os.close(fd)
-
-
-def session(stored: Stored) -> str:
-    """Return the token of the last session, '' if the image never had one."""
-    try:
-        with side(stored) as path:
-            return files.read(f"{path}/session", 100).decode("ascii", "replace").strip()
-    except FileNotFoundError:
-        return ""
-
-
-def begin_session(stored: Stored) -> None:
-    """End the image's generation: from here on its content is unknown."""
-    with _made(stored) as path:
-        files.write(f"{path}/session", os.urandom(8).hex().encode() + b"\n")
-        files.refresh(path)
-        files.unlink(f"{path}/generation.json")
-    point("generation ended")
-
-
-def make_link(stored: Stored) -> str:
-    """Return the link that in-place disks point to, made if need be.
-
-    kvm/deploy resolves one link, and kvm/migrate leaves a disk alone that still is one.
-    """
-    with _made(stored) as path:
-        files.symlink(f"../../{stored.name}", f"{path}/image")
-    return stored.link
-
-
-def check_link(stored: Stored) -> None:
-    """Raise unless the image's link leads to the image, and that is a file."""
-    check(stored.source)
-    with _explained(stored.link), side(stored) as path:
-        if os.readlink(f"{path}/image") != f"../../{stored.name}":
-            raise UnexpectedLink(f"{stored.link} on {os.uname().nodename} leads to {os.readlink(f'{path}/image')}")
-
-
-class Seen(NamedTuple):
-    """The state of an image at one moment: equal before and after means that nobody began to write in between."""
-
-    session: str
+    path: str
+    format: str
     size: int
-    mtime_ns: int
+    mode: int = 0o660
+
+    def fill(self, source: str, format: str, *, share: bool = False) -> None:
+        """Make the file."""
+        with files.enough_space(os.path.dirname(self.path)), files.made(self.path, self.mode) as path:
+            qemu_img.convert(source, format, path, self.format, share=share)
+            if self.size and qemu_img.virtual_size(path, self.format) < self.size:
+                qemu_img.resize(path, self.format, self.size)
+            point("content made")
+        progress.count("store_written", files.allocated(self.path))
 
 
-def see(stored: Stored, marker_id: str = "") -> Seen:
-    """Return the image's state; raise as `check`."""
-    token = session(stored)
-    stat = check(stored.source, marker_id)
-    return Seen(token, stat.st_size, stat.st_mtime_ns)
+class DirStore:
+    """A mounted store."""
 
+    def __init__(self, access: Access) -> None:
+        self._access = access
 
-def generation(stored: Stored, seen: Seen, format: str = "") -> str:
-    """Return the name of the image's current generation, '' if its content is unknown, or known in another format only."""
-    try:
-        with side(stored) as path:
-            header = files.read_json(f"{path}/generation.json")
-    except FileNotFoundError:
-        return ""
-    if not header or any(header.get(key) != value for key, value in seen._asdict().items()):
-        return ""
-    if format and header.get("format", format) != format:
-        # The same bytes read otherwise: another disk for a guest, and another name.
-        return ""
-    return str(header.get("generation", ""))
+    def _at(self, image: ImageRef) -> os.stat_result:
+        """Return the status of an image that is there, in the store it should be in."""
+        return dir_image.check(image.source, image.access.marker)
 
+    # -- looking ------------------------------------------------------------------------------------
 
-def manifest(stored: Stored, generation_name: str) -> extents.Manifest:
-    """Return the manifest of `generation_name`; raise ImageChanged if the store does not hold it."""
-    try:
-        with side(stored) as path:
-            text = files.read(f"{path}/manifest", MANIFEST_LIMIT)
-    except FileNotFoundError:
-        text = b""
-    if extents.generation_of(text) != generation_name:
-        raise ImageChanged(f"the manifest of {stored.source} is not that of generation {generation_name}")
-    return extents.parse(text)
+    def reach(self, root: str) -> None:
+        """Raise StoreAbsent or OtherStore if the marker is not there, or another."""
+        marker.check(root, self._access.marker)
 
+    def check(self, image: ImageRef) -> None:
+        """Raise unless the image is there, is what it is said to be, and is no stack of a stock driver's layers."""
+        # First of all: nothing may be written below a mount point that is not mounted.
+        self._at(image)
+        inspection.check(image.source, image.format)
+        stock_layout.refuse(image.source, image.format)
 
-def publish_generation(stored: Stored, found: extents.Manifest, seen: Seen) -> None:
-    """Make `found` the image's current generation, if the image still is as `seen`."""
-    text = found.text()
-    with _made(stored) as path:
-        files.write(f"{path}/manifest", text)
-        files.write_json(
-            f"{path}/generation.json", {"generation": extents.generation_of(text), "format": found.format, **seen._asdict()}
-        )
-    point("generation published")
+    def content(self, image: ImageRef) -> DirContent:
+        """Return the content of the image's file."""
+        return DirContent(image.source, image.access.marker, image.format)
 
+    @contextmanager
+    def opened(self, image: ImageRef, snapshot: int = -1) -> Iterator[str]:
+        """Yield a path to the file, opened here: no name in a header and no link on the store says what is read."""
+        stored = Stored(image.source)
+        name = stored.name if snapshot == -1 else f"{stored.name}.snap/{snapshot}"
+        with dir_image.opened(stored.source) if snapshot == -1 else beneath.file(stored.datastore, name) as found:
+            inspection.check(found, image.format, f"{stored.datastore}/{name}")
+            yield found
 
-def clone_of(record: dict[str, Any]) -> str:
-    """Return the store clone that a record names, '' if it is of another disk."""
-    return os.path.dirname(str(record["path"]))[: -len(".snap")] if record.get("how") == "store-clone" else ""
+    def attach(self, image: ImageRef) -> dict[str, object]:
+        """Return the path of the image's link, made if need be."""
+        stored = Stored(image.source)
+        link = dir_image.make_link(stored)
+        dir_image.check_link(stored)
+        return {"path": link}
 
+    def writers(self, image: ImageRef) -> list[str]:
+        """Raise AnotherWriter if a QEMU has the write lock; who else has a file open cannot be seen."""
+        writers.check_file(image.source)
+        return []
 
-def remove_one_clone(path: str) -> None:
-    """Remove the store clone `path`: DATASTORE/.semishared/IMAGE/clones/NAME."""
-    clones, name = os.path.split(path)
-    side_dir = os.path.dirname(clones)
-    _remove_clone(os.path.dirname(os.path.dirname(side_dir)), os.path.basename(side_dir), name)
+    def snapshots(self, image: ImageRef) -> list[int]:
+        """Return the numbers of the copies beside the image."""
+        return dir_snapshots.numbers(image.source)
 
+    def digest(self, image: ImageRef, kind: str) -> tuple[str, int]:
+        """Return the digest of the file."""
+        stock_layout.refuse(image.source, image.format)
+        digest, size = hashlib.new(kind), 0
+        with dir_image.opened(image.source) as path, open(path, "rb") as file:
+            for chunk in iter(lambda: file.read(extents.EXTENT), b""):
+                digest.update(chunk)
+                size += len(chunk)
+                progress.touch()
+        return digest.hexdigest(), size
 
-def remove_clone(store_dir: str, vm: int, disk: int) -> None:
-    """Remove the store clone of a disk that says nothing of its cloud, wherever in the store it is."""
-    try:
-        with beneath.directory(store_dir, SIDE) as path:
-            images = [name for name in os.listdir(path) if not name.startswith(".") and name != marker.NAME]
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for image in images:
-        _remove_clone(store_dir, image, f"{vm}-{disk}")
+    def capacity(self, root: str) -> tuple[int, int, int]:
+        """Return bytes used, total and free of the file system."""
+        self.reach(root)
+        return dir_image.capacity(root)
 
+    def leftovers(self, root: str) -> list[str]:
+        """Return the staged files and uploads."""
+        return dir_leftovers.unpublished(root)
 
-def _remove_clone(store_dir: str, image: str, name: str) -> None:
-    try:
-        with beneath.directory(store_dir, f"{SIDE}/{image}/clones") as path:
-            if layers.remove(f"{path}/{name}"):
-                point("store clone removed")
-            files.remove_staged(path, name)
-    except (FileNotFoundError, NotADirectoryError, UnexpectedLink):
-        pass  # none of ours: what a link leads to is nobody's clone
+    # -- images -------------------------------------------------------------------------------------
 
+    def new_source(self, root: str, number: int) -> str:
+        """Return a name that nothing else has."""
+        return f"{root}/{os.urandom(16).hex()}"
 
-class Content:
-    """The content of an image, for whoever copies it (stores.Content)."""
+    @contextmanager
+    def _uploading(self, image: ImageRef) -> Iterator[dir_upload.Upload]:
+        stored = Stored(image.source)
+        self.reach(image.root)
+        with dir_upload.uploading(stored.datastore, stored.name) as up:
+            yield up
 
-    def __init__(self, source: str, marker_id: str = "", format: str = "raw") -> None:
-        self._stored = Stored(source)
-        self._marker = marker_id
-        self._format = format
+    def publish(self, image: ImageRef, path: str, known: extents.Manifest | None = None, *, sparse: bool = True) -> str:
+        """Give the file `path`, in the directory of an upload, the image's name."""
+        return dir_upload.publish(path, image.format, image.source, known, sparse=sparse)
 
-    def see(self) -> Seen:
-        """Return the image's state."""
-        found = see(self._stored, self._marker)
-        stock_layout.refuse(self._stored.source, self._format)
-        return found
+    def receive(self, image: ImageRef, size: int, arriving: Iterable[tuple[int, bytes]], said: Callable[[], str]) -> str:
+        """Write the extents to a file of an upload."""
+        with self._uploading(image) as up:
+            with extents.Copy(up.file("received"), size) as made:
+                for index, content in arriving:
+                    made.add(index, content)
+            found = made.manifest(image.format)
+            if found.generation != said():
+                raise TransferCorrupt(f"{image.source}: what arrived on {os.uname().nodename} is not what was sent")
+            point("image received")
+            return self.publish(image, up.file("received"), found)
 
-    def generation(self, seen: Seen) -> str:
-        """Return the generation that was seen."""
-        return generation(self._stored, seen, self._format)
+    def create(self, image: ImageRef, size: int, fs: str) -> None:
+        """Make it in the directory of an upload."""
+        with self._uploading(image) as up:
+            dir_upload.create(image.format, size, fs, up)
 
-    def allocated(self, seen: Seen) -> int:
-        """Return what the image's file takes."""
-        return files.allocated(self._stored.source)
+    def copy(self, image: ImageRef, source: ImageRef, snapshot: int = -1) -> None:
+        """Copy the file: the same format."""
+        self._at(source)
+        stock_layout.refuse(source.source, source.format)
+        with self.opened(source, snapshot) as opened, self._uploading(image) as up:
+            found = extents.copy(opened, up.file("copy"), image.format, "store_read", direct=True)
+            point("copied in")
+            inspection.check(up.file("copy"), image.format, source.source)
+            self.publish(image, up.file("copy"), found)
 
-    def copy(self, seen: Seen, target: str, format: str) -> extents.Manifest:
-        """Copy the image."""
-        with opened(self._stored.source) as path:
-            return extents.copy(path, target, format, "store_read", direct=True)
+    @contextmanager
+    def made(self, image: ImageRef, size: int) -> Iterator[DirDraft]:
+        """Yield the draft of a file beside the others."""
+        self.reach(image.root)
+        files.remove_staged(*os.path.split(image.source))
+        with files.published(image.source) as staged:
+            yield DirDraft(staged, image.format, size)
 
-    def read(self, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        """Yield (index, content) of the extents `wanted`."""
-        marker.check(self._stored.datastore, self._marker)
-        with opened(self._stored.source) as path, open(path, "rb", buffering=0) as file:
-            for index in wanted:
-                content = extents.read_at(file.fileno(), index)
-                progress.count("store_read", len(content))
-                yield index, content
+    def remove(self, image: ImageRef) -> None:
+        """Remove the file and all beside it."""
+        self.reach(image.root)
+        dir_upload.remove(image.source)
 
-    def expected(self, generation_name: str) -> extents.Manifest | None:
-        """Return the manifest of the current generation."""
-        return manifest(self._stored, generation_name)
-
-    def publish(self, found: extents.Manifest, seen: Seen) -> None:
-        """Publish the generation that was found."""
-        publish_generation(self._stored, found, seen)
-
-    def unnamed(self) -> dict[str, object]:
-        """Return nothing: hosts publish generations themselves."""
-        return {}
-
-    def tidy(self) -> None:
-        """Remove stale staged files."""
+    def grow(self, image: ImageRef, size: int) -> None:
+        """Grow the file, opened here: not by the link that a guest has."""
+        self._at(image)
+        inspection.check(image.source, image.format)
+        datastore, name = os.path.split(image.source)
+        fd = beneath.open_file(datastore, name, os.O_RDWR)
         try:
-            with side(self._stored) as path:
-                files.remove_stale(path)
-        except FileNotFoundError:
-            pass
+            qemu_img.grow(beneath.path_of(fd), image.format, size)
+        finally:
+            os.close(fd)
+
+    # -- what its content is called -----------------------------------------------------------------
+
+    def freeze(self, image: ImageRef) -> str:
+        """Return the generation: a file can be read as it is, and whoever does looks whether it has changed meanwhile."""
+        found = self.content(image)
+        return found.generation(found.see())
+
+    def name(self, image: ImageRef, snapshot: int, generation: str) -> None:
+        """Do nothing: hosts publish generations themselves."""
+
+    def begin_session(self, image: ImageRef) -> None:
+        """Write a new token."""
+        self._at(image)
+        dir_image.begin_session(Stored(image.source))
+
+    @contextmanager
+    def replaced(self, image: ImageRef, size: int) -> Iterator[DirDraft]:
+        """Yield the draft of a file that is renamed to the image: whoever has that open goes on with the old one."""
+        stored, mode = Stored(image.source), self._at(image).st_mode & 0o777
+        writers.check_file(stored.source)
+        # Only the VM that has the image replaces it (oned gives it to nobody else), and every session tidies up there.
+        with dir_image.side(stored, make=True) as side:
+            files.remove_staged(side, "restored")
+            staged = files.staged_name(f"{side}/restored")
+            try:
+                yield DirDraft(staged, image.format, size, mode)
+                dir_image.begin_session(stored)
+                os.rename(staged, stored.source)
+                point("image replaced")
+            finally:
+                files.unlink(staged)
+        files.fsync(stored.datastore)
+
+    # -- snapshots and clones -----------------------------------------------------------------------
+
+    def keep(
+        self, image: ImageRef, snapshot: int, fill: Callable[[str], None] | None = None, check: Callable[[], None] | None = None
+    ) -> None:
+        """Publish a copy beside the image."""
+        self._at(image)
+        with dir_snapshots.kept(image.source, snapshot) as staged:
+            if fill:
+                # libvirt opens it by its name: as another user, through no file of ours.
+                fill(beneath.readable(staged))
+                files.set_mode(staged, 0o660)
+            else:
+                with dir_image.opened(image.source) as path:
+                    dir_snapshots.copy(path, staged)
+            files.fsync(staged)
+            if check:
+                check()
+
+    def _with_copies(self, image: ImageRef) -> None:
+        """Raise unless what lies beside the image are copies of ours."""
+        stock_layout.refuse(image.source, image.format)
+        self._at(image)
+
+    def forget(self, image: ImageRef, snapshot: int) -> None:
+        """Remove a copy."""
+        self._with_copies(image)
+        dir_snapshots.drop_copy(image.source, snapshot)
+
+    def revert(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
+        """Copy it back."""
+        self._with_copies(image)
+        dir_snapshots.copy_back(image.source, snapshot, image.format, size)
+
+    def flatten(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
+        """Copy one back and remove all."""
+        self._with_copies(image)
+        dir_snapshots.flatten(image.source, snapshot, image.format, size)
+
+    def clone_of(self, image: ImageRef, vm: int, disk: int) -> str:
+        """Return a path beside the image."""
+        return Stored(image.source).clone(vm, disk, image.access.cloud)
+
+    def clone(self, image: ImageRef, clone: str, size: int) -> None:
+        """Make a first layer over the image itself, which oned keeps in use."""
+        self.check(image)
+        dir_image.make_link(Stored(image.source))
+        dir_clones.create(Stored(image.source), image.format, clone, size)
+
+    def remove_clone(self, image: ImageRef, clone: str) -> None:
+        """Remove the layers."""
+        # A clone that cannot be reached would be said to be gone, and stay.
+        self.reach(image.root)
+        dir_clones.remove(clone)

@@ -14,11 +14,10 @@ import stat
 from contextlib import contextmanager
 from typing import IO, Iterator
 
-from ..disk import create as disks
 from ..errors import StoreUnavailable, UnexpectedLink
-from ..tools import beneath, extents, files, locks, qemu_img
+from ..tools import beneath, extents, files, locks, mkfs, qemu_img
 from ..tools.crash_points import point
-from . import dir_store
+from . import dir_image
 
 UPLOADS = ".uploads"
 NAME = re.compile(r"[0-9a-f]{32}\Z")
@@ -30,7 +29,7 @@ class Upload:
     def __init__(self, datastore_dir: str, name: str, directory: str = "") -> None:
         self.datastore_dir = datastore_dir
         self.target = f"{datastore_dir}/{name}"
-        self.directory = directory or f"{datastore_dir}/{dir_store.SIDE}/{UPLOADS}/{name}"
+        self.directory = directory or f"{datastore_dir}/{dir_image.SIDE}/{UPLOADS}/{name}"
         """While the upload is under way a path to the opened directory, which leads there whatever becomes of its name."""
 
     def file(self, name: str) -> str:
@@ -53,23 +52,23 @@ def _hold(path: str) -> IO[str] | None:
 
 
 @contextmanager
-def uploading(datastore_dir: str) -> Iterator[Upload]:
-    """Yield the place of a new upload; whatever happens, nothing but a published image stays."""
+def uploading(datastore_dir: str, name: str = "") -> Iterator[Upload]:
+    """Yield the place of a new upload of the image `name` ('': a new name); whatever happens, nothing but a published image stays."""
     try:
-        side = beneath.open_directory(datastore_dir, dir_store.SIDE, make=True)
+        side = beneath.open_directory(datastore_dir, dir_image.SIDE, make=True)
     except OSError as e:
         raise StoreUnavailable(f"{datastore_dir}: {e.strerror}") from None
     try:
         path = beneath.path_of(side)
-        with beneath.directory(path, UPLOADS, make=True) as uploads, _begun(datastore_dir, path, uploads) as upload:
+        name = name or os.urandom(16).hex()
+        with beneath.directory(path, UPLOADS, make=True) as uploads, _begun(datastore_dir, path, uploads, name) as upload:
             yield upload
     finally:
         os.close(side)
 
 
 @contextmanager
-def _begun(datastore_dir: str, side: str, uploads: str) -> Iterator[Upload]:
-    name = os.urandom(16).hex()
+def _begun(datastore_dir: str, side: str, uploads: str, name: str) -> Iterator[Upload]:
     lock = None
     with files.enough_space(datastore_dir):
         # One at a time: between its directory and its lock, a new upload looks like a killed one.
@@ -118,14 +117,15 @@ def convert(path: str, found: str, wanted: str, upload: Upload) -> str:
     return target
 
 
-def publish(path: str, format: str, upload: Upload, known: extents.Manifest | None = None, *, sparse: bool = True) -> str:
-    """Publish the file `path` of this upload as a new image with its generation; return the image's path (SOURCE).
+def publish(path: str, format: str, source: str, known: extents.Manifest | None = None, *, sparse: bool = True) -> str:
+    """Publish the file `path` in an upload's directory as the new image `source`; return its generation.
 
     `known`: what is in it, if that was hashed when it was written.
     """
-    staged = upload.file("image")
+    directory = os.path.dirname(path)
+    staged = f"{directory}/image"
     os.rename(path, staged)
-    fd = beneath.open_file(upload.directory, "image", os.O_RDWR)
+    fd = beneath.open_file(directory, "image", os.O_RDWR)
     with open(fd, "r+b") as file:
         manifest = known._replace(format=format) if known else extents.copy(beneath.path_of(fd), None, format, "store_read")
         if not sparse and manifest.size:
@@ -133,22 +133,22 @@ def publish(path: str, format: str, upload: Upload, known: extents.Manifest | No
         os.fchmod(fd, 0o660)
         files.fsync_open(fd)
         point("image staged")
-        stored = dir_store.Stored(upload.target)
-        dir_store.begin_session(stored)
+        stored = dir_image.Stored(source)
+        dir_image.begin_session(stored)
         stat = os.fstat(file.fileno())
-    seen = dir_store.Seen(dir_store.session(stored), stat.st_size, stat.st_mtime_ns)
-    dir_store.publish_generation(stored, manifest, seen)
-    os.rename(staged, upload.target)
-    files.fsync(upload.datastore_dir)
+    seen = dir_image.Seen(dir_image.session(stored), stat.st_size, stat.st_mtime_ns)
+    dir_image.publish_generation(stored, manifest, seen)
+    os.rename(staged, source)
+    files.fsync(stored.datastore)
     point("image published")
-    return upload.target
+    return manifest.generation
 
 
 def create(format: str, size: int, fs: str, upload: Upload) -> str:
     """Publish a new empty image, its content unknown until its first base copy; return its path."""
     staged = upload.file("image")
     with files.made(staged) as path:
-        disks.make_empty(path, format, size, fs, upload.directory)
+        mkfs.make_empty(path, format, size, fs, upload.directory)
     point("image staged")
     os.rename(staged, upload.target)
     files.fsync(upload.datastore_dir)
@@ -158,13 +158,13 @@ def create(format: str, size: int, fs: str, upload: Upload) -> str:
 
 def remove(path: str) -> None:
     """Remove an image, its snapshots and all of ours beside it; nothing of it need be there."""
-    stored = dir_store.Stored(path)
+    stored = dir_image.Stored(path)
     files.unlink(path)
     point("image removed")
     files.remove_staged(*os.path.split(path))
     _remove_tree(stored.datastore, f"{stored.name}.snap")
     try:
-        with beneath.directory(stored.datastore, dir_store.SIDE) as side:
+        with beneath.directory(stored.datastore, dir_image.SIDE) as side:
             _remove_tree(side, stored.name)
     except FileNotFoundError:
         pass

@@ -18,7 +18,7 @@ from typing import Iterator
 from ..errors import CephUnavailable, DataInTheWay, ImageInUse, MissingImage, NotSupported
 from ..tools import progress
 from ..tools.crash_points import point
-from . import ceph, rbd_image
+from . import ceph, rbd_change, rbd_image
 
 STAGED = ".semishared-"
 MADE = "semishared_made"
@@ -32,7 +32,7 @@ def published(where: ceph.Pool, name: str, made_for: str) -> Iterator[str]:
     An image of that name goes before if we made it for the same purpose and nobody has written to it; any other one
     stays (DataInTheWay).
     """
-    rbd_image.settle(where, name)
+    rbd_change.settle(where, name)
     sweep(where, name)
     staged = f"{name}{STAGED}{os.urandom(6).hex()}"
     try:
@@ -150,7 +150,7 @@ def _remove(where: ceph.Pool, name: str) -> bool:
 
 def remove_all(where: ceph.Pool, name: str) -> None:
     """Remove an image, what is staged for it, and the images in which stock reverts have put its snapshots aside."""
-    rbd_image.settle(where, name)
+    rbd_change.settle(where, name)
     aside = re.compile(re.escape(name) + r"-[0-9]+(:[0-9]+)*\Z")
     remove(where, name)
     left = [found for found in names(where) if is_staged(found, name) or aside.match(found)]
@@ -170,7 +170,7 @@ def remove_all(where: ceph.Pool, name: str) -> None:
 
 def check_not_aside(where: ceph.Pool, name: str, snapshot: int) -> None:
     """Raise NotSupported for a snapshot that a revert by OpenNebula's own driver has put aside in another image."""
-    rbd_image.settle(where, name)
+    rbd_change.settle(where, name)
     with ceph.opened(where, name, read_only=True) as image:
         if rbd_image.find(image, str(snapshot)):
             return
@@ -182,18 +182,8 @@ def check_not_aside(where: ceph.Pool, name: str, snapshot: int) -> None:
         )
 
 
-def clone(where: ceph.Pool, name: str, target: str, made_for: str, min_size: int) -> None:
-    """Make `target`, a copy-on-write clone of an image's present content, of at least `min_size` bytes."""
-    frozen = rbd_image.freeze(where, name)
-    # Made anew: what is there was made by an action that oned has given up, and may be half.
-    remove(where, target)
-    with published(where, target, made_for) as staged:
-        _clone(where, name, frozen.name, staged)
-        if min_size > frozen.size:
-            rbd_image.grow(where, staged, min_size)
-
-
-def _clone(where: ceph.Pool, name: str, snapshot: str, target: str) -> None:
+def clone(where: ceph.Pool, name: str, snapshot: str, target: str) -> None:
+    """Make `target`, a copy-on-write clone of a snapshot of an image."""
     # Asked, not tried: librbd 16 may hang in the open that follows a clone it has refused.
     if not _clones_any_snapshot(where):
         with ceph.opened(where, name) as image:

@@ -1,183 +1,396 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The content of RBD images: to hosts that keep bases, as a stream of extents; from uploads, the same way back.
+"""Stores of kind `rbd`: pools of a Ceph cluster (store.Bridged).
 
-A host copies a snapshot of ours, never the image itself: with a key that may only read, straight from RBD, what is
-allocated only, every extent hashed as it arrives.
+Images are changed by the store's bridge, as `bridge_user`; hosts read, and write to what the bridge has made.
 """
 
 from __future__ import annotations
 
-import errno
+import hashlib
 import os
-import queue
-from typing import Any, Iterable, Iterator, NamedTuple
+import tempfile
+from contextlib import contextmanager
+from typing import Callable, Iterable, Iterator, NamedTuple
 
-from ..errors import CephUnavailable, ImageChanged, NoSpace
-from ..model.steps import ImageRef
-from ..tools import extents, progress
-from . import ceph, rbd_image
+from ..errors import ImageInUse, MissingImage, TransferCorrupt
+from ..model.network_disk import NetworkDisk
+from ..model.refs import ImageRef
+from ..model.stores import Access
+from ..tools import extents, mkfs, progress, qemu_img
+from ..tools.crash_points import point
+from . import ceph, rbd_change, rbd_image, rbd_pool, writers
+from .rbd_content import RbdContent, Writing
 
-AT_ONCE = 8
-"""Extents (4 MiB) in flight."""
-
-
-class Seen(NamedTuple):
-    """A frozen content: the snapshot's id (names change when the hash becomes known) and size in bytes."""
-
-    snapshot: int
-    size: int
+SAVED = "semishared-saved"
 
 
-class RbdContent:
-    """The content of an RBD image (stores.Content), read as the hosts' user for bases."""
-
-    def __init__(self, image: ImageRef) -> None:
-        self._image = image
-        self._generations: dict[int, str] = {}
-        self._unnamed: dict[str, object] = {}
-
-    def _place(self) -> tuple[ceph.Pool, str]:
-        # Not before it is needed: a named generation whose base is here needs no cluster.
-        return ceph.pool_of(self._image, self._image.access.reader)
-
-    def look(self) -> rbd_image.Snapshot | None:
-        """Return the snapshot that holds the image's present content (or the generation that it names), None without one."""
-        with ceph.opened(*self._place(), read_only=True) as image:
-            if self._image.generation:
-                found = rbd_image.find(image, f"{rbd_image.OURS}{self._image.generation}")
-            else:
-                found = rbd_image.content(image)
-        if found:
-            self._generations[found.id] = found.generation
-        return found
-
-    def see(self) -> Seen:
-        """Return the frozen content; raise ImageChanged if there is none (any more)."""
-        found = self.look()
-        if found is None:
-            wanted = f"as generation {self._image.generation}" if self._image.generation else "as it is now"
-            raise ImageChanged(f"{self._image.source} has no snapshot of its content {wanted}")
-        return Seen(found.id, found.size)
-
-    def generation(self, seen: Seen) -> str:
-        """Return the generation of what was seen."""
-        return self._generations[seen.snapshot]
-
-    def allocated(self, seen: Seen) -> int:
-        """Return what the extents take that may hold data."""
-        with ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True) as image:
-            return len(allocated(image, seen.size)) * extents.EXTENT
-
-    def copy(self, seen: Seen, target: str, format: str) -> extents.Manifest:
-        """Stream what was seen into a new sparse file."""
-        frozen = ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True)
-        with frozen as image, extents.Copy(target, seen.size) as made:
-            for index, content in stream(image, seen.size):
-                progress.count("store_read", len(content))
-                made.add(index, content)
-        return made.manifest(format)
-
-    def read(self, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        """Yield (index, content) of the extents `wanted` of the frozen content."""
-        seen = self.see()
-        with ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True) as image:
-            for index in wanted:
-                offset = index * extents.EXTENT
-                content = image.read(offset, min(extents.EXTENT, seen.size - offset))
-                progress.count("store_read", len(content))
-                yield index, content
-
-    def expected(self, generation: str) -> extents.Manifest | None:
-        """Return None: the name of a generation is its hash, and all that RBD keeps of it."""
-        return None
-
-    def publish(self, found: extents.Manifest, seen: Seen) -> None:
-        """Note that the bridge must name what was found: this machine may only read."""
-        self._unnamed = {"snapshot": seen.snapshot}
-
-    def unnamed(self) -> dict[str, object]:
-        """Return what the bridge must be told to name what was published."""
-        return self._unnamed
-
-    def tidy(self) -> None:
-        """Do nothing: a host leaves nothing beside an image."""
+def made_for(image: ImageRef) -> str:
+    """Return what is written on an image that we make: one of the same name that somebody else made has it not."""
+    return f"datastore {image.store} {image.source}"
 
 
-def allocated(image: Any, size: int) -> list[int]:
-    """Return the indexes of the extents of an open image that may hold data."""
-    found: set[int] = set()
+class RbdDraft(NamedTuple):
+    """New content for an image that is there, empty, and of the right size."""
 
-    def note(offset: int, length: int, is_there: bool) -> None:
-        if is_there:
-            found.update(range(offset // extents.EXTENT, (offset + length - 1) // extents.EXTENT + 1))
+    path: str
 
-    with ceph.long():
-        image.diff_iterate(0, size, None, note, include_parent=True, whole_object=True)
-    return sorted(found)
+    def fill(self, source: str, format: str, *, share: bool = False) -> None:
+        """Write it."""
+        qemu_img.fill(source, format, self.path, share=share)
+        point("image filled")
 
 
-def stream(image: Any, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (index, content) of the allocated extents of an open image, several reads under way; not in order."""
-    arrived: queue.Queue[tuple[int, bytes | None]] = queue.Queue()
-    wanted = iter(allocated(image, size))
-    pending = 0
+class RbdStore:
+    """A pool."""
 
-    def ask() -> bool:
-        index = next(wanted, None)
-        if index is None:
-            return False
-        length = min(extents.EXTENT, size - index * extents.EXTENT)
-        if length <= 0:
-            return False
-        image.aio_read(index * extents.EXTENT, length, lambda _, content, at=index: arrived.put((at, content)))
-        return True
+    def __init__(self, access: Access) -> None:
+        self._access = access
 
-    while pending < AT_ONCE and ask():
-        pending += 1
-    while pending:
+    def _pool(self, root: str) -> ceph.Pool:
+        return ceph.pool(self._access, self._access.bridge_user, root)
+
+    def _settled(self, image: ImageRef) -> tuple[ceph.Pool, str]:
+        """Return pool and name of an image, after a change of it that was killed is undone."""
+        where, name = ceph.bridged(image)
+        rbd_change.settle(where, name)
+        return where, name
+
+    # -- looking ------------------------------------------------------------------------------------
+
+    def reach(self, root: str) -> None:
+        """Connect to the cluster."""
+        self._pool(root)
+
+    def check(self, image: ImageRef) -> None:
+        """Raise unless the image is there, and not of the first RBD format."""
+        rbd_pool.check_supported(*self._settled(image))
+
+    def content(self, image: ImageRef) -> RbdContent:
+        """Return the content that is frozen."""
+        return RbdContent(image)
+
+    def look(self, image: ImageRef) -> dict[str, object]:
+        """Return whether the present content is frozen, and its generation; as who keeps bases."""
+        found = RbdContent(image).look()
+        return {"frozen": found is not None, "generation": found.generation if found else ""}
+
+    @contextmanager
+    def opened(self, image: ImageRef, snapshot: int = -1) -> Iterator[str]:
+        """Yield QEMU's name for the image. As the guests' own user: QEMU opens none, not even to read it, with a key that may only read."""
+        at = "" if snapshot == -1 else f"@{snapshot}"
+        yield qemu_img.rbd_name(f"{image.source}{at}", image.access.user, image.access.conf)
+
+    def attach(self, image: ImageRef) -> dict[str, object]:
+        """Return what libvirt needs to open the image."""
+        return {"path": "", "network": NetworkDisk.of(image.source, image.access).to_data()}
+
+    def writers(self, image: ImageRef) -> list[str]:
+        """Raise AnotherWriter if a client that is in sight has the exclusive lock; return who else watches."""
+        where, name = self._settled(image)
+        # Read-only: this way we are no watcher ourselves, and take nobody's lock.
+        with ceph.opened(where, name, read_only=True) as opened:
+            return writers.check_image(where.ioctx, opened, f"{where.name}/{name}")
+
+    def snapshots(self, image: ImageRef) -> list[int]:
+        """Return the numbers of the snapshots with stock's names."""
+        where, name = self._settled(image)
+        with ceph.opened(where, name, read_only=True) as opened:
+            return sorted(int(found.name) for found in rbd_image.snapshots(opened) if found.name.isdigit())
+
+    def digest(self, image: ImageRef, kind: str) -> tuple[str, int]:
+        """Return the digest of the raw content."""
+        where, name = self._settled(image)
+        digest = hashlib.new(kind)
+        with ceph.opened(where, name, read_only=True) as opened:
+            size: int = opened.size()
+            for offset in range(0, size, extents.EXTENT):
+                digest.update(opened.read(offset, min(extents.EXTENT, size - offset)))
+                progress.touch()
+        return digest.hexdigest(), size
+
+    def capacity(self, root: str) -> tuple[int, int, int]:
+        """Return bytes used, total and free, as `ceph df` has them."""
+        return rbd_pool.capacity(self._pool(root))
+
+    def leftovers(self, root: str) -> list[str]:
+        """Return the images that are staged, or hidden."""
+        return sorted(f"{root}/{name}" for name in self.names(root) if rbd_pool.STAGED in name)
+
+    def names(self, root: str) -> list[str]:
+        """Return the names of all images of a pool."""
+        return rbd_pool.names(self._pool(root))
+
+    def describe(self, root: str, name: str) -> dict[str, object] | None:
+        """Return what plan/gc_pools.py judges an image by, None if it is not there."""
+        return rbd_pool.look(self._pool(root), name)
+
+    # -- images -------------------------------------------------------------------------------------
+
+    def new_source(self, root: str, number: int) -> str:
+        """Return the name that OpenNebula's own driver would give it."""
+        return f"{root}/one-{number}"
+
+    def publish(self, image: ImageRef, path: str, known: extents.Manifest | None = None, *, sparse: bool = True) -> str:
+        """Write what is not zero in the file to a new image: RBD has no other."""
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return self._received(image, size, extents.data(file.fileno(), size), None)
+
+    def receive(self, image: ImageRef, size: int, arriving: Iterable[tuple[int, bytes]], said: Callable[[], str]) -> str:
+        """Write the extents straight to a new image."""
+        return self._received(image, size, arriving, said)
+
+    def _received(self, image: ImageRef, size: int, arriving: Iterable[tuple[int, bytes]], said: Callable[[], str] | None) -> str:
+        where, name = ceph.bridged(image)
+        with rbd_pool.published(where, name, made_for(image)) as staged:
+            rbd_pool.create(where, staged, size)
+            with ceph.opened(where, staged) as opened:
+                made, writing = extents.Copy(None, size), Writing(opened)
+                for index, content in arriving:
+                    made.add(index, content)
+                    writing.write(index * extents.EXTENT, content)
+                writing.finish()
+                generation = made.manifest(image.format).generation
+                if said and generation != said():
+                    raise TransferCorrupt(f"{image.source}: what arrived on {os.uname().nodename} is not what was sent")
+                point("image received")
+                rbd_image.create(opened, f"{rbd_image.OURS}{generation}")
+        return generation
+
+    def create(self, image: ImageRef, size: int, fs: str) -> None:
+        """Make an image, and freeze it."""
+        where, name = ceph.bridged(image)
+        with rbd_pool.published(where, name, made_for(image)) as staged:
+            rbd_pool.create(where, staged, size)
+            if fs:
+                _make_file_system(where, staged, size, fs)
+            with ceph.opened(where, staged) as opened:
+                rbd_image.create(opened, rbd_image.NEW)
+
+    def copy(self, image: ImageRef, source: ImageRef, snapshot: int = -1) -> None:
+        """Let Ceph copy what is allocated."""
+        where, name = ceph.bridged(image)
+        of, source_name = self._settled(source)
+        with rbd_pool.published(where, name, made_for(image)) as staged:
+            rbd_pool.copy(of, source_name, "" if snapshot == -1 else str(snapshot), staged)
+            with ceph.opened(where, staged) as opened:
+                rbd_image.create(opened, rbd_image.NEW)
+
+    def hold(self, image: ImageRef) -> None:
+        """Make a snapshot below QEMU: the guest's own Ceph client writes out what it holds before."""
+        where, name = ceph.bridged(image)
+        with ceph.opened(where, name) as opened:
+            rbd_image.drop(opened, SAVED)
+            rbd_image.create(opened, SAVED)
+        point("moment held")
+
+    def copy_held(self, image: ImageRef, source: ImageRef) -> None:
+        """Copy that snapshot, and remove it."""
+        where, name = ceph.bridged(image)
+        of, source_name = ceph.bridged(source)
+        with rbd_pool.published(where, name, made_for(image)) as staged:
+            try:
+                rbd_pool.copy(of, source_name, SAVED, staged)
+            finally:
+                with ceph.opened(of, source_name) as opened:
+                    rbd_image.drop(opened, SAVED)
+            with ceph.opened(where, staged) as opened:
+                rbd_image.create(opened, rbd_image.NEW)
+
+    def stage(self, image: ImageRef, size: int) -> str:
+        """Make an empty image under another name."""
+        where, name = self._settled(image)
+        rbd_pool.sweep(where, name)
+        staged = f"{name}{rbd_pool.STAGED}{os.urandom(6).hex()}"
+        rbd_pool.create(where, staged, size)
+        return f"{where.name}/{staged}"
+
+    def show(self, image: ImageRef, staged: str) -> None:
+        """Freeze it, and rename it."""
+        where, name = ceph.bridged(image)
+        _, staged_name = ceph.bridged(image._replace(source=staged))
+        with ceph.opened(where, staged_name) as opened:
+            rbd_image.create(opened, rbd_image.NEW)
+            opened.metadata_set(rbd_pool.MADE, made_for(image))
+        point("image staged")
+        rbd_pool.show(where, staged_name, name, made_for(image))
+
+    def draft(self, image: ImageRef) -> RbdDraft:
+        """Return the draft of an image that was staged or hidden, as guests' user."""
+        return RbdDraft(qemu_img.rbd_name(image.source, image.access.user, image.access.conf))
+
+    def _draft(self, source: str) -> RbdDraft:
+        return RbdDraft(qemu_img.rbd_name(source, self._access.bridge_user, self._access.conf))
+
+    @contextmanager
+    def made(self, image: ImageRef, size: int) -> Iterator[RbdDraft]:
+        """Stage an image and show it."""
+        staged = self.stage(image, size)
         try:
-            index, content = arrived.get(timeout=2 * ceph.ANSWER_S)
-        except queue.Empty:
-            raise CephUnavailable(f"reads are not answered within {2 * ceph.ANSWER_S} s") from None
-        pending -= 1
-        if content is None:
-            raise CephUnavailable(f"extent {index} cannot be read")
-        if ask():
-            pending += 1
-        expected = min(extents.EXTENT, size - index * extents.EXTENT)
-        yield index, content.ljust(expected, b"\0")
+            yield self._draft(staged)
+        except BaseException:
+            self.remove(image._replace(source=staged))
+            raise
+        self.show(image, staged)
 
+    def remove(self, image: ImageRef) -> None:
+        """Remove the image, and what is staged for it."""
+        rbd_pool.remove_all(*ceph.bridged(image))
 
-class Writing:
-    """Writes to a new, empty image, several under way; zeros stay holes."""
+    def grow(self, image: ImageRef, size: int) -> None:
+        """Resize the image, unless it is that large."""
+        where, name = self._settled(image)
+        _grow(where, name, size)
 
-    def __init__(self, image: Any) -> None:
-        self._image = image
-        self._done: queue.Queue[int] = queue.Queue()
-        self._pending = 0
+    # -- what its content is called -----------------------------------------------------------------
 
-    def write(self, offset: int, content: bytes) -> None:
-        """Write what is not zero in `content`."""
-        for at, data in extents.blocks(content):
-            self._image.aio_write(bytes(data), offset + at, lambda completion: self._done.put(completion.get_return_value()))
-            self._pending += 1
-            progress.count("store_written", len(data))
-            while self._pending > AT_ONCE:
-                self._wait()
+    def freeze(self, image: ImageRef) -> str:
+        """Have a snapshot of ours that is the image's present content."""
+        return self._frozen(*self._settled(image)).generation
 
-    def _wait(self) -> None:
+    def _frozen(self, where: ceph.Pool, name: str) -> rbd_image.Snapshot:
+        with ceph.opened(where, name) as opened:
+            found = rbd_image.content(opened)
+            if found:
+                return found
+            rbd_image.end_generations(opened)
+            rbd_image.create(opened, rbd_image.NEW)
+            frozen = rbd_image.content(opened)
+            if frozen is None:
+                raise ImageInUse(f"somebody writes to {where.name}/{name} while it is to be copied")
+            return frozen
+
+    def name(self, image: ImageRef, snapshot: int, generation: str) -> None:
+        """Give the snapshot the generation's name."""
+        where, name = ceph.bridged(image)
+        with ceph.opened(where, name) as opened:
+            rbd_image.name_snapshot(opened, snapshot, generation)
+
+    def begin_session(self, image: ImageRef) -> None:
+        """End all generations, also the stock driver's."""
+        where, name = self._settled(image)
+        with ceph.opened(where, name) as opened:
+            rbd_image.end_generations(opened)
+            rbd_image.drop(opened, rbd_image.STOCK_BASE)
+        point("session begun")
+
+    def begin_change(self, image: ImageRef, size: int) -> str:
+        """Take the image out of everybody's sight, and empty it."""
+        where, name = ceph.bridged(image)
+        hidden = rbd_change.begin(where, name)
+        with ceph.opened(where, hidden) as opened, ceph.long():
+            size = max(opened.size(), size)
+            # What is written now need not write the zeros; what was is in the snapshot that was made before.
+            opened.resize(0)
+            opened.resize(size)
+        point("image emptied")
+        return f"{where.name}/{hidden}"
+
+    def end_change(self, image: ImageRef, whole: bool) -> None:
+        """Show it, or roll it back before."""
+        where, name = ceph.bridged(image)
+        if whole:
+            rbd_change.end(where, name)
+        else:
+            rbd_change.settle(where, name)
+
+    @contextmanager
+    def replaced(self, image: ImageRef, size: int) -> Iterator[RbdDraft]:
+        """Hide the image meanwhile."""
+        hidden = self.begin_change(image, size)
         try:
-            result = self._done.get(timeout=2 * ceph.ANSWER_S)
-        except queue.Empty:
-            raise CephUnavailable(f"writes are not answered within {2 * ceph.ANSWER_S} s: is the cluster full?") from None
-        self._pending -= 1
-        if -result in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpace(f"writing to the pool: {os.strerror(-result)}")
-        if result < 0:
-            raise CephUnavailable(f"a write failed: {os.strerror(-result)}")
+            yield self._draft(hidden)
+        except Exception:
+            self.end_change(image, whole=False)
+            raise
+        self.end_change(image, whole=True)
 
-    def finish(self) -> None:
-        """Wait for all writes, and make them durable."""
-        while self._pending:
-            self._wait()
-        self._image.flush()
+    # -- snapshots and clones -----------------------------------------------------------------------
+
+    def keep(
+        self, image: ImageRef, snapshot: int, fill: Callable[[str], None] | None = None, check: Callable[[], None] | None = None
+    ) -> None:
+        """Make a snapshot, in place of one that a killed action has left; what a running guest writes is seen here, without `fill`."""
+        where, name = self._settled(image)
+        if check:
+            check()
+        with ceph.opened(where, name) as opened:
+            found = rbd_image.find(opened, str(snapshot))
+            if found and not rbd_image.is_unchanged(opened, found):
+                rbd_image.forget(opened, f"{where.name}/{name}", snapshot)
+            rbd_image.create(opened, str(snapshot), protect=True)
+
+    def _with_snapshot(self, image: ImageRef, snapshot: int) -> tuple[ceph.Pool, str]:
+        """Return pool and name of an image, unless that snapshot of it lies elsewhere."""
+        where, name = ceph.bridged(image)
+        rbd_pool.check_not_aside(where, name, snapshot)
+        return where, name
+
+    def forget(self, image: ImageRef, snapshot: int) -> None:
+        """Remove a snapshot."""
+        where, name = self._with_snapshot(image, snapshot)
+        with ceph.opened(where, name) as opened:
+            rbd_image.forget(opened, f"{where.name}/{name}", snapshot)
+
+    def revert(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
+        """Roll the image back while nobody sees it."""
+        where, name = self._with_snapshot(image, snapshot)
+        with ceph.opened(where, name, read_only=True) as opened:
+            if rbd_image.find(opened, str(snapshot)) is None:
+                raise MissingImage(f"snapshot {snapshot} of {where.name}/{name} is not there")
+        with rbd_change.changing(where, name) as hidden:
+            with ceph.opened(where, hidden) as opened:
+                rbd_change.roll_back(opened, str(snapshot))
+            if size:
+                _grow(where, hidden, size)
+
+    def flatten(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
+        """Revert, then remove all numbered snapshots, that one last: a rerun must find it."""
+        where, name = self._with_snapshot(image, snapshot)
+        numbers = self.snapshots(image)
+        if numbers:
+            self.revert(image, snapshot, size)
+        with ceph.opened(where, name) as opened:
+            for number in sorted(numbers, key=lambda number: number == snapshot):
+                rbd_image.forget(opened, f"{where.name}/{name}", number)
+
+    def clone_of(self, image: ImageRef, vm: int, disk: int) -> str:
+        """Return the name that OpenNebula's own driver would give it."""
+        return f"{image.source}-{vm}-{disk}"
+
+    def clone(self, image: ImageRef, clone: str, size: int) -> None:
+        """Clone the frozen content."""
+        where, name = self._settled(image)
+        made = image._replace(source=clone)
+        _, target = ceph.bridged(made)
+        frozen = self._frozen(where, name)
+        # Made anew: what is there was made by an action that oned has given up, and may be half.
+        rbd_pool.remove(where, target)
+        with rbd_pool.published(where, target, made_for(made)) as staged:
+            rbd_pool.clone(where, name, frozen.name, staged)
+            if size > frozen.size:
+                _grow(where, staged, size)
+
+    def remove_clone(self, image: ImageRef, clone: str) -> None:
+        """Remove an image that is a clone."""
+        self.remove(image._replace(source=clone))
+
+
+def _grow(where: ceph.Pool, name: str, size: int) -> None:
+    with ceph.opened(where, name) as opened:
+        if opened.size() < size:
+            opened.resize(size)
+    point("image grown")
+
+
+def _make_file_system(where: ceph.Pool, name: str, size: int, fs: str) -> None:
+    """Make it in a sparse file here: the tools want one, and it holds no more than the file system's own tables."""
+    with tempfile.TemporaryDirectory(prefix="semishared-mkfs-") as folder:
+        path = f"{folder}/image"
+        mkfs.make_empty(path, "raw", size, fs)
+        point("file system made")
+        with open(path, "rb") as file, ceph.opened(where, name) as image:
+            writing = Writing(image)
+            for index, content in extents.data(file.fileno(), size):
+                writing.write(index * extents.EXTENT, content)
+            writing.finish()

@@ -15,9 +15,8 @@ from __future__ import annotations
 import os
 import stat
 
-from ..disk import layers
 from ..errors import StockImage
-from ..tools import beneath, files
+from ..tools import beneath, files, layers
 
 
 def is_layered(source: str, format: str) -> bool:

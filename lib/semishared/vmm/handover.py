@@ -171,7 +171,7 @@ def read_chains(sources: Mapping[int, str], records: Records) -> dict[int, list[
     for number, path in sources.items():
         if records[number].format != "qcow2":
             continue
-        from ..disk import layers
+        from ..tools import layers
 
         try:
             in_place = records[number].how == "in-place"

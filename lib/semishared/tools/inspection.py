@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Iterator, NamedTuple
 
 from ..errors import MissingImage, NotSupported, ToolFailed, UnsafeImage, WrongFormat
-from ..tools import beneath, qemu_img
 from ..units import human
+from . import beneath, qemu_img
 
 INCOMPATIBLE_DATA_FILE = 1 << 2
 HEAD = 512 + 20 * 512

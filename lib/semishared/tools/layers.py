@@ -18,8 +18,8 @@ import stat
 import struct
 
 from ..errors import BrokenChain, MissingImage
-from ..tools import beneath, files
-from ..tools.crash_points import point
+from . import beneath, files
+from .crash_points import point
 
 MAGIC = b"QFI\xfb"
 BACKING_FORMAT = 0xE2792ACA

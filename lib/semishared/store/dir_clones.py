@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clones of images in mounted stores, for one disk each: layers (tools/layers.py) beside the image, the first over the image itself.
+
+    <datastore>/.semishared/9b6635f6/clones/VM-DISK-CLOUD    -> VM-DISK-CLOUD.snap/0
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import UnexpectedLink
+from ..tools import beneath, files, inspection, layers, qemu_img
+from ..tools.crash_points import point
+from . import dir_image, marker
+from .dir_image import SIDE, Stored
+
+
+def create(stored: Stored, format: str, clone: str, min_size: int) -> None:
+    """Make `clone`, an overlay of at least `min_size` bytes over the image, whole or not at all."""
+    with dir_image.side(stored, "clones", make=True) as clones:
+        here = f"{clones}/{os.path.basename(clone)}"
+        staged = files.staged_name(here)
+        files.remove_staged(clones, os.path.basename(clone))
+        try:
+            with files.enough_space(os.path.dirname(clone)):
+                with dir_image.opened(stored.source) as path:
+                    # Of the very file whose size is asked for.
+                    inspection.check(path, format, stored.source)
+                    size = max(min_size, qemu_img.virtual_size(path, format))
+                with files.made(staged) as path:
+                    qemu_img.create_overlay(path, stored.link, format, size, "", look=False)
+                point("store clone staged")
+                layers.publish_first(here, staged)
+        except BaseException:
+            files.unlink(staged)
+            layers.remove(here)
+            raise
+
+
+def remove(path: str) -> None:
+    """Remove the store clone `path`: DATASTORE/.semishared/IMAGE/clones/NAME."""
+    clones, name = os.path.split(path)
+    side_dir = os.path.dirname(clones)
+    _remove(os.path.dirname(os.path.dirname(side_dir)), os.path.basename(side_dir), name)
+
+
+def remove_unnamed(store_dir: str, vm: int, disk: int) -> None:
+    """Remove the store clone of a disk that says nothing of its cloud, wherever in the store it is."""
+    try:
+        with beneath.directory(store_dir, SIDE) as path:
+            images = [name for name in os.listdir(path) if not name.startswith(".") and name != marker.NAME]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for image in images:
+        _remove(store_dir, image, f"{vm}-{disk}")
+
+
+def _remove(store_dir: str, image: str, name: str) -> None:
+    try:
+        with beneath.directory(store_dir, f"{SIDE}/{image}/clones") as path:
+            if layers.remove(f"{path}/{name}"):
+                point("store clone removed")
+            files.remove_staged(path, name)
+    except (FileNotFoundError, NotADirectoryError, UnexpectedLink):
+        pass  # none of ours: what a link leads to is nobody's clone

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The content of images in mounted stores: read past this machine's cache, its generation named by whoever hashes it first."""
+
+from __future__ import annotations
+
+from typing import Iterable, Iterator
+
+from ..tools import extents, files, progress
+from . import dir_image, marker, stock_layout
+from .dir_image import Seen, Stored
+
+
+class DirContent:
+    """The content of an image in a mounted store (store.Content)."""
+
+    def __init__(self, source: str, marker_id: str = "", format: str = "raw") -> None:
+        self._stored = Stored(source)
+        self._marker = marker_id
+        self._format = format
+
+    def see(self) -> Seen:
+        """Return the image's state."""
+        found = dir_image.see(self._stored, self._marker)
+        stock_layout.refuse(self._stored.source, self._format)
+        return found
+
+    def generation(self, seen: Seen) -> str:
+        """Return the generation that was seen."""
+        return dir_image.generation(self._stored, seen, self._format)
+
+    def allocated(self, seen: Seen) -> int:
+        """Return what the image's file takes."""
+        return files.allocated(self._stored.source)
+
+    def copy(self, seen: Seen, target: str, format: str) -> extents.Manifest:
+        """Copy the image."""
+        with dir_image.opened(self._stored.source) as path:
+            return extents.copy(path, target, format, "store_read", direct=True)
+
+    def read(self, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        """Yield (index, content) of the extents `wanted`."""
+        marker.check(self._stored.datastore, self._marker)
+        with dir_image.opened(self._stored.source) as path, open(path, "rb", buffering=0) as file:
+            for index in wanted:
+                content = extents.read_at(file.fileno(), index)
+                progress.count("store_read", len(content))
+                yield index, content
+
+    def expected(self, generation_name: str) -> extents.Manifest | None:
+        """Return the manifest of the current generation."""
+        return dir_image.manifest(self._stored, generation_name)
+
+    def publish(self, found: extents.Manifest, seen: Seen) -> None:
+        """Publish the generation that was found."""
+        dir_image.publish_generation(self._stored, found, seen)
+
+    def unnamed(self) -> dict[str, object]:
+        """Return nothing: hosts publish generations themselves."""
+        return {}
+
+    def tidy(self) -> None:
+        """Remove stale staged files."""
+        try:
+            with dir_image.side(self._stored) as path:
+                files.remove_stale(path)
+        except FileNotFoundError:
+            pass

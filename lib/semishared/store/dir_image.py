@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store of kind `dir`: a mounted directory tree, the same path on the front-end and on all hosts.
+
+Beside the images of a datastore lies one directory of ours per image:
+
+    <datastore>/9b6635f6                              the image, as OpenNebula names it
+    <datastore>/.semishared/store                     says whose store this is (marker.py)
+    <datastore>/.semishared/9b6635f6/image            -> ../../9b6635f6   what in-place disks link to
+                                    /session          who may have written last: a new token at each upload or
+                                                      persistent session
+                                    /generation.json  {generation, session, format, size, mtime_ns} of a known content
+                                    /manifest         the hashes of that content (extents.py)
+                                    /clones/VM-DISK-CLOUD    non-persistent disks whose place is shared (layers.py)
+
+A generation is current only while its token is the session's and size and time are the image's own. So the end of a
+generation is one rename (a new token), before a guest can write; and whoever publishes a generation too late
+publishes one that nobody takes. Nothing here needs a lock across hosts.
+
+On NFS, what is known of a name is old: absent for up to 30 s after it was made elsewhere, size and time of a file as they
+were. So names are looked up in directories that have just been opened, and an image is opened to see what it is.
+
+Every host can write here, also one that was broken into: everything is opened beneath the datastore's directory, and what
+is done is done in what was opened (beneath.py).
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import Iterator, NamedTuple
+
+from ..errors import ImageChanged, MissingImage, StoreUnavailable, UnexpectedLink
+from ..tools import beneath, extents, files
+from ..tools.crash_points import point
+from . import marker
+
+SIDE = ".semishared"
+MANIFEST_LIMIT = 256 << 20
+
+
+class Stored(NamedTuple):
+    """An image in a store, by the path OpenNebula calls SOURCE."""
+
+    source: str
+
+    @property
+    def datastore(self) -> str:
+        return os.path.dirname(self.source)
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.source)
+
+    @property
+    def below(self) -> str:
+        """Its directory of ours, seen from the datastore's."""
+        return f"{SIDE}/{self.name}"
+
+    @property
+    def side(self) -> str:
+        return f"{self.datastore}/{self.below}"
+
+    @property
+    def link(self) -> str:
+        return f"{self.side}/image"
+
+    def clone(self, vm: int, disk: int, cloud: str = "") -> str:
+        return f"{self.side}/clones/{vm}-{disk}" + (f"-{cloud}" if cloud else "")
+
+
+def check(source: str, marker_id: str = "") -> os.stat_result:
+    """Return the status of image `source` in the store with the id `marker_id` ('' : one that was never marked).
+
+    Raise StoreAbsent, OtherStore, StoreUnavailable, MissingImage, UnexpectedLink or UnexpectedFile, saying on which machine.
+    """
+    directory, name = os.path.split(source)
+    marker.check(directory, marker_id)
+    with _explained(source):
+        return beneath.status(directory, name)
+
+
+@contextmanager
+def _explained(source: str) -> Iterator[None]:
+    """Turn what the system says when `source` cannot be opened into what there is to do."""
+    node, directory = os.uname().nodename, os.path.dirname(source)
+    try:
+        yield
+    except FileNotFoundError:
+        if not os.path.isdir(directory) or not os.listdir(directory):
+            raise StoreUnavailable(f"{directory} is not mounted on {node}") from None
+        raise MissingImage(f"image {source} is not there on {node}") from None
+    except OSError as e:
+        raise StoreUnavailable(f"{source} on {node}: {e.strerror}") from None
+
+@contextmanager
+def opened(source: str) -> Iterator[str]:
+    """Yield a path to the image (or another file of a datastore) `source`, open for reading; raise as `check`."""
+    directory, name = os.path.split(source)
+    with _explained(source):
+        fd = beneath.open_file(directory, name)
+    try:
+        yield beneath.path_of(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def side(stored: Stored, below: str = "", *, make: bool = False) -> Iterator[str]:
+    """Yield a path to the image's directory of ours, or the directory `below` it, that stays where it is now."""
+    with beneath.directory(stored.datastore, f"{stored.below}/{below}" if below else stored.below, make=make) as path:
+        yield path
+
+
+@contextmanager
+def _made(stored: Stored) -> Iterator[str]:
+    try:
+        fd = beneath.open_directory(stored.datastore, stored.below, make=True)
+    except OSError as e:
+        raise StoreUnavailable(f"{stored.side} on {os.uname().nodename}: {e.strerror}") from None
+    try:
+        path = beneath.path_of(fd)
+        files.remove_stale(path)
+        try:
+            with beneath.directory(stored.datastore, f"{stored.name}.snap") as snapshots:
+                files.remove_stale(snapshots)
+        except FileNotFoundError:
+            pass
+        yield path
+    finally:
+        os.close(fd)
+
+
+def session(stored: Stored) -> str:
+    """Return the token of the last session, '' if the image never had one."""
+    try:
+        with side(stored) as path:
+            return files.read(f"{path}/session", 100).decode("ascii", "replace").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def begin_session(stored: Stored) -> None:
+    """End the image's generation: from here on its content is unknown."""
+    with _made(stored) as path:
+        files.write(f"{path}/session", os.urandom(8).hex().encode() + b"\n")
+        files.refresh(path)
+        files.unlink(f"{path}/generation.json")
+    point("generation ended")
+
+
+def make_link(stored: Stored) -> str:
+    """Return the link that in-place disks point to, made if need be (ONED §2c: a link to a link is left alone)."""
+    with _made(stored) as path:
+        files.symlink(f"../../{stored.name}", f"{path}/image")
+    return stored.link
+
+
+def check_link(stored: Stored) -> None:
+    """Raise unless the image's link leads to the image, and that is a file."""
+    check(stored.source)
+    with _explained(stored.link), side(stored) as path:
+        if os.readlink(f"{path}/image") != f"../../{stored.name}":
+            raise UnexpectedLink(f"{stored.link} on {os.uname().nodename} leads to {os.readlink(f'{path}/image')}")
+
+
+class Seen(NamedTuple):
+    """The state of an image at one moment: equal before and after means that nobody began to write in between."""
+
+    session: str
+    size: int
+    mtime_ns: int
+
+
+def see(stored: Stored, marker_id: str = "") -> Seen:
+    """Return the image's state; raise as `check`."""
+    token = session(stored)
+    stat = check(stored.source, marker_id)
+    return Seen(token, stat.st_size, stat.st_mtime_ns)
+
+
+def generation(stored: Stored, seen: Seen, format: str = "") -> str:
+    """Return the name of the image's current generation, '' if its content is unknown, or known in another format only."""
+    try:
+        with side(stored) as path:
+            header = files.read_json(f"{path}/generation.json")
+    except FileNotFoundError:
+        return ""
+    if not header or any(header.get(key) != value for key, value in seen._asdict().items()):
+        return ""
+    if format and header.get("format", format) != format:
+        # The same bytes read otherwise: another disk for a guest, and another name.
+        return ""
+    return str(header.get("generation", ""))
+
+
+def manifest(stored: Stored, generation_name: str) -> extents.Manifest:
+    """Return the manifest of `generation_name`; raise ImageChanged if the store does not hold it."""
+    try:
+        with side(stored) as path:
+            text = files.read(f"{path}/manifest", MANIFEST_LIMIT)
+    except FileNotFoundError:
+        text = b""
+    if extents.generation_of(text) != generation_name:
+        raise ImageChanged(f"the manifest of {stored.source} is not that of generation {generation_name}")
+    return extents.parse(text)
+
+
+def publish_generation(stored: Stored, found: extents.Manifest, seen: Seen) -> None:
+    """Make `found` the image's current generation, if the image still is as `seen`."""
+    text = found.text()
+    with _made(stored) as path:
+        files.write(f"{path}/manifest", text)
+        files.write_json(
+            f"{path}/generation.json", {"generation": extents.generation_of(text), "format": found.format, **seen._asdict()}
+        )
+    point("generation published")
+
+
+def capacity(root: str) -> tuple[int, int, int]:
+    """Return bytes used, total and free of the file system of a directory; raise StoreUnavailable."""
+    try:
+        found = os.statvfs(root)
+    except OSError as e:
+        raise StoreUnavailable(f"{root}: {e.strerror}") from None
+    total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    return total - found.f_bfree * found.f_frsize, total, free

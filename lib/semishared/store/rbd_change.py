@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of an RBD image's content that are whole or undone: meanwhile nobody can open half of it.
+
+    one-35@semishared-undo        what the image was before the change that is under way
+    one-35.semishared-changing    the image, out of everybody's sight (CHANGING)
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import Any, Iterator
+
+from ..errors import ImageInUse, MissingImage, SemisharedError
+from ..tools import progress
+from ..tools.crash_points import point
+from . import ceph
+from .rbd_image import CHANGING, UNDO, WATCH_S, check_unused, create, drop, end_generations, find
+
+
+def exists(where: ceph.Pool, name: str) -> bool:
+    """Tell whether an image is there."""
+    try:
+        with ceph.opened(where, name, read_only=True):
+            return True
+    except MissingImage:
+        return False
+
+
+def wait_unused(image: Any, name: str) -> None:
+    """As check_unused, after the time that a client which was killed stays in sight."""
+    deadline = time.monotonic() + WATCH_S
+    while True:
+        try:
+            return check_unused(image, name)
+        except ImageInUse:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(1)
+        progress.touch()
+
+
+def begin(where: ceph.Pool, name: str) -> str:
+    """Take an image out of everybody's sight, so that its content can be replaced; return its name meanwhile."""
+    settle(where, name)
+    hidden = f"{name}{CHANGING}"
+    with ceph.opened(where, name) as image:
+        wait_unused(image, f"{where.name}/{name}")
+        end_generations(image)
+        drop(image, UNDO)
+        create(image, UNDO)
+    with ceph.understood(f"image {where.name}/{name}", where.user):
+        where.rbd.rename(where.ioctx, name, hidden)
+    point("image hidden")
+    return hidden
+
+
+def end(where: ceph.Pool, name: str) -> None:
+    """Give an image whose content was replaced its name back."""
+    with ceph.understood(f"image {where.name}/{name}", where.user):
+        where.rbd.rename(where.ioctx, f"{name}{CHANGING}", name)
+    point("image shown")
+    with ceph.opened(where, name) as image:
+        drop(image, UNDO)
+
+
+def settle(where: ceph.Pool, name: str) -> None:
+    """Undo a change of an image that was killed half-way."""
+    hidden = f"{name}{CHANGING}"
+    if not exists(where, hidden):
+        return
+    if exists(where, name):
+        raise SemisharedError(f"both {where.name}/{name} and {hidden} are there: look at them, and remove one by hand")
+    with ceph.opened(where, hidden) as image:
+        wait_unused(image, f"{where.name}/{hidden}")
+        if find(image, UNDO):
+            roll_back(image, UNDO)
+    end(where, name)
+
+
+def roll_back(image: Any, snapshot: str) -> None:
+    """Give an open image the content and the size of a snapshot."""
+    with ceph.long():
+        image.rollback_to_snap(snapshot)
+    point("rolled back")
+
+
+@contextmanager
+def changing(where: ceph.Pool, name: str) -> Iterator[str]:
+    """Yield the name under which an image may be changed; it is the new content when the block ends well, else the old."""
+    hidden = begin(where, name)
+    try:
+        yield hidden
+    except Exception:
+        settle(where, name)
+        raise
+    end(where, name)

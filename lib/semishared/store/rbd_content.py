@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The content of RBD images: to hosts that keep bases, as a stream of extents; from uploads, the same way back.
+
+A host copies a snapshot of ours, never the image itself: with a key that may only read, straight from RBD, what is
+allocated only, every extent hashed as it arrives.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import queue
+from typing import Any, Iterable, Iterator, NamedTuple
+
+from ..errors import CephUnavailable, ImageChanged, NoSpace
+from ..model.steps import ImageRef
+from ..tools import extents, progress
+from . import ceph, rbd_image
+
+AT_ONCE = 8
+"""Extents (4 MiB) in flight."""
+
+
+class Seen(NamedTuple):
+    """A frozen content: the snapshot's id (names change when the hash becomes known) and size in bytes."""
+
+    snapshot: int
+    size: int
+
+
+class RbdContent:
+    """The content of an RBD image (stores.Content), read as the hosts' user for bases."""
+
+    def __init__(self, image: ImageRef) -> None:
+        self._image = image
+        self._generations: dict[int, str] = {}
+        self._unnamed: dict[str, object] = {}
+
+    def _place(self) -> tuple[ceph.Pool, str]:
+        # Not before it is needed: a named generation whose base is here needs no cluster.
+        return ceph.pool_of(self._image, self._image.access.reader)
+
+    def look(self) -> rbd_image.Snapshot | None:
+        """Return the snapshot that holds the image's present content (or the generation that it names), None without one."""
+        with ceph.opened(*self._place(), read_only=True) as image:
+            if self._image.generation:
+                found = rbd_image.find(image, f"{rbd_image.OURS}{self._image.generation}")
+            else:
+                found = rbd_image.content(image)
+        if found:
+            self._generations[found.id] = found.generation
+        return found
+
+    def see(self) -> Seen:
+        """Return the frozen content; raise ImageChanged if there is none (any more)."""
+        found = self.look()
+        if found is None:
+            wanted = f"as generation {self._image.generation}" if self._image.generation else "as it is now"
+            raise ImageChanged(f"{self._image.source} has no snapshot of its content {wanted}")
+        return Seen(found.id, found.size)
+
+    def generation(self, seen: Seen) -> str:
+        """Return the generation of what was seen."""
+        return self._generations[seen.snapshot]
+
+    def allocated(self, seen: Seen) -> int:
+        """Return what the extents take that may hold data."""
+        with ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True) as image:
+            return len(allocated(image, seen.size)) * extents.EXTENT
+
+    def copy(self, seen: Seen, target: str, format: str) -> extents.Manifest:
+        """Stream what was seen into a new sparse file."""
+        frozen = ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True)
+        with frozen as image, extents.Copy(target, seen.size) as made:
+            for index, content in stream(image, seen.size):
+                progress.count("store_read", len(content))
+                made.add(index, content)
+        return made.manifest(format)
+
+    def read(self, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        """Yield (index, content) of the extents `wanted` of the frozen content."""
+        seen = self.see()
+        with ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True) as image:
+            for index in wanted:
+                offset = index * extents.EXTENT
+                content = image.read(offset, min(extents.EXTENT, seen.size - offset))
+                progress.count("store_read", len(content))
+                yield index, content
+
+    def expected(self, generation: str) -> extents.Manifest | None:
+        """Return None: the name of a generation is its hash, and all that RBD keeps of it."""
+        return None
+
+    def publish(self, found: extents.Manifest, seen: Seen) -> None:
+        """Note that the bridge must name what was found: this machine may only read."""
+        self._unnamed = {"snapshot": seen.snapshot}
+
+    def unnamed(self) -> dict[str, object]:
+        """Return what the bridge must be told to name what was published."""
+        return self._unnamed
+
+    def tidy(self) -> None:
+        """Do nothing: a host leaves nothing beside an image."""
+
+
+def allocated(image: Any, size: int) -> list[int]:
+    """Return the indexes of the extents of an open image that may hold data."""
+    found: set[int] = set()
+
+    def note(offset: int, length: int, is_there: bool) -> None:
+        if is_there:
+            found.update(range(offset // extents.EXTENT, (offset + length - 1) // extents.EXTENT + 1))
+
+    with ceph.long():
+        image.diff_iterate(0, size, None, note, include_parent=True, whole_object=True)
+    return sorted(found)
+
+
+def stream(image: Any, size: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (index, content) of the allocated extents of an open image, several reads under way; not in order."""
+    arrived: queue.Queue[tuple[int, bytes | None]] = queue.Queue()
+    wanted = iter(allocated(image, size))
+    pending = 0
+
+    def ask() -> bool:
+        index = next(wanted, None)
+        if index is None:
+            return False
+        length = min(extents.EXTENT, size - index * extents.EXTENT)
+        if length <= 0:
+            return False
+        image.aio_read(index * extents.EXTENT, length, lambda _, content, at=index: arrived.put((at, content)))
+        return True
+
+    while pending < AT_ONCE and ask():
+        pending += 1
+    while pending:
+        try:
+            index, content = arrived.get(timeout=2 * ceph.ANSWER_S)
+        except queue.Empty:
+            raise CephUnavailable(f"reads are not answered within {2 * ceph.ANSWER_S} s") from None
+        pending -= 1
+        if content is None:
+            raise CephUnavailable(f"extent {index} cannot be read")
+        if ask():
+            pending += 1
+        expected = min(extents.EXTENT, size - index * extents.EXTENT)
+        yield index, content.ljust(expected, b"\0")
+
+
+class Writing:
+    """Writes to a new, empty image, several under way; zeros stay holes."""
+
+    def __init__(self, image: Any) -> None:
+        self._image = image
+        self._done: queue.Queue[int] = queue.Queue()
+        self._pending = 0
+
+    def write(self, offset: int, content: bytes) -> None:
+        """Write what is not zero in `content`."""
+        for at, data in extents.blocks(content):
+            self._image.aio_write(bytes(data), offset + at, lambda completion: self._done.put(completion.get_return_value()))
+            self._pending += 1
+            progress.count("store_written", len(data))
+            while self._pending > AT_ONCE:
+                self._wait()
+
+    def _wait(self) -> None:
+        try:
+            result = self._done.get(timeout=2 * ceph.ANSWER_S)
+        except queue.Empty:
+            raise CephUnavailable(f"writes are not answered within {2 * ceph.ANSWER_S} s: is the cluster full?") from None
+        self._pending -= 1
+        if -result in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(f"writing to the pool: {os.strerror(-result)}")
+        if result < 0:
+            raise CephUnavailable(f"a write failed: {os.strerror(-result)}")
+
+    def finish(self) -> None:
+        """Wait for all writes, and make them durable."""
+        while self._pending:
+            self._wait()
+        self._image.flush()

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies in directories that others can write to: names, newest times, sizes. Looking changes nothing and follows no link."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from . import beneath, files, progress
+
+
+def names(directory: str, *, root: bool = False) -> list[str]:
+    """Return what is in a directory; nothing if a link is in its place, unless it is a root."""
+    if not root and beneath.is_link(directory):
+        return []
+    try:
+        return sorted(os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def newest(path: str) -> tuple[int, int]:
+    """Return the newest modification time in ns of `path` and all below it, and their allocated bytes."""
+    progress.touch()
+    try:
+        stat = os.lstat(path)
+    except FileNotFoundError:
+        return 0, 0
+    time_ns, size = files.changed_ns(stat), stat.st_blocks * 512
+    if os.path.isdir(path) and not os.path.islink(path):
+        for name in names(path):
+            below, bytes_below = newest(f"{path}/{name}")
+            time_ns, size = max(time_ns, below), size + bytes_below
+    return time_ns, size
+
+
+def seen(path: str, **more: object) -> dict[str, object]:
+    """Return path, newest time, age and size of a thing, and `more`."""
+    time_ns, size = newest(path)
+    return {"path": path, "seen": str(time_ns), "age": int(time.time() - time_ns / 1e9), "bytes": size, **more}
+
+
+def staged(directory: str) -> list[dict[str, object]]:
+    """Return what is unpublished in a directory."""
+    return [seen(f"{directory}/{name}") for name in names(directory) if name.startswith(files.STAGED)]
