@@ -46,6 +46,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "cephfs": {"paths": ["tests/cephfs"], "minutes": 20},
     "cephfaults": {"paths": ["tests/cephfaults"], "minutes": 25},
     "cephstore": {"paths": ["tests/cephstore"], "minutes": 20},
+    "store": {"paths": ["tests/store"], "minutes": 10},
     "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 15},
     "faults": {"paths": [f"tests/faults/test_{name}.py" for name in ("faults", "bad_input", "links", "moves")], "minutes": 15},
     "operate": {"paths": ["tests/operate"], "minutes": 15},

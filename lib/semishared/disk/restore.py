@@ -53,7 +53,7 @@ def received(disk: DiskRef, chunks: Iterator[bytes], sha256: Callable[[], str]) 
 
 
 def restore(step: RestoreDisk, backup: str, planned: Planned) -> None:
-    """Replace a disk's content; an in-place disk's where it lies, on the store: the link stays (CONTRACT pitfall 27)."""
+    """Replace a disk's content; an in-place disk's where it lies, on the store: the link stays."""
     disk = step.disk
     record = vm_dir.record_of(disk)
     if record["readonly"]:

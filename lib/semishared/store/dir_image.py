@@ -149,7 +149,7 @@ def begin_session(stored: Stored) -> None:
 
 
 def make_link(stored: Stored) -> str:
-    """Return the link that in-place disks point to, made if need be (ONED §2c: a link to a link is left alone)."""
+    """Return the link that in-place disks point to, made if need be (stock drivers leave a link to a link alone)."""
     with _made(stored) as path:
         files.symlink(f"../../{stored.name}", f"{path}/image")
     return stored.link

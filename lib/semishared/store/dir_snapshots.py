@@ -42,6 +42,18 @@ def numbers(source: str) -> list[int]:
 
 
 @contextmanager
+def opened(source: str, snapshot: int) -> Iterator[str]:
+    """Yield a path to a snapshot of an image, open for reading; raise MissingImage."""
+    datastore, name = os.path.split(folder(source))
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(beneath.file(datastore, f"{name}/{snapshot}"))
+        except FileNotFoundError:
+            raise MissingImage(f"{folder(source)}/{snapshot} is not there on {os.uname().nodename}") from None
+        yield found
+
+
+@contextmanager
 def kept(source: str, snapshot: int) -> Iterator[str]:
     """Yield a staged name for the snapshot; when the block ends well it is published."""
     with files.enough_space(os.path.dirname(source)), _opened(source, make=True) as snapshots:
@@ -63,12 +75,7 @@ def copy_back(source: str, snapshot: int, format: str, min_size: int) -> None:
 
     Raise AnotherWriter if somebody writes to the image.
     """
-    with ExitStack() as stack:
-        try:
-            snapshots = stack.enter_context(_opened(source))
-            found = stack.enter_context(beneath.file(snapshots, str(snapshot)))
-        except FileNotFoundError:
-            raise MissingImage(f"{folder(source)}/{snapshot} is not there on {os.uname().nodename}") from None
+    with opened(source, snapshot) as found, _opened(source) as snapshots:
         # A guest would go on writing to a file without a name.
         writers.check_file(source)
         _put_back(source, found, snapshots, format, min_size)

@@ -69,10 +69,8 @@ class DirStore:
     @contextmanager
     def opened(self, image: ImageRef, snapshot: int = -1) -> Iterator[str]:
         """Yield a path to the file, opened here: no name in a header and no link on the store says what is read."""
-        stored = Stored(image.source)
-        name = stored.name if snapshot == -1 else f"{stored.name}.snap/{snapshot}"
-        with dir_image.opened(stored.source) if snapshot == -1 else beneath.file(stored.datastore, name) as found:
-            inspection.check(found, image.format, f"{stored.datastore}/{name}")
+        with dir_image.opened(image.source) if snapshot == -1 else dir_snapshots.opened(image.source, snapshot) as found:
+            inspection.check(found, image.format, beneath.readable(found))
             yield found
 
     def attach(self, image: ImageRef) -> dict[str, object]:

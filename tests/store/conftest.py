@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster for this suite, whose dead clients are out of sight sooner than a real one's."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Iterator
+
+import pytest
+
+from tools.conftest import site
+
+if TYPE_CHECKING:
+    from tools.ceph_cluster import LocalCluster
+
+__all__ = ["site"]
+pytest.register_assert_rewrite("store.cases")
+WATCH_S = 10
+
+
+@pytest.fixture(scope="session")
+def ceph() -> Iterator[LocalCluster]:
+    from tools.ceph_cluster import LocalCluster
+
+    top = Path(tempfile.mkdtemp(prefix="ceph-", dir="/var/tmp"))
+    cluster = LocalCluster(top / "c", WATCH_S)
+    try:
+        yield cluster
+    finally:
+        cluster.end()
+        shutil.rmtree(top)

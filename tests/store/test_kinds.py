@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kind of store, asked all cases that its capabilities allow: one list for all (cases.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from store.benches import DirBench, RbdBench
+from store.cases import CASES, Bench
+
+
+@pytest.fixture(params=["dir", "rbd"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
+    if request.param == "dir":
+        return DirBench(tmp_path)
+    return RbdBench(request.getfixturevalue("site"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_kind(bench: Bench, name: str, tmp_path: Path) -> None:
+    asked = CASES[name]
+    assert asked.is_asked(bench), "these two are asked everything"
+    asked.ask(bench, tmp_path)
