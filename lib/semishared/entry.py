@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from .opennebula.report import Report, caught
+from .opennebula.report import Report, caught, drop_output
 
 
 def run(kind: str, action: str) -> int:
@@ -24,7 +24,10 @@ def run(kind: str, action: str) -> int:
         answer = act(action, sys.argv[1:], report)
         if answer:
             sys.stdout.write(answer + "\n")
-            sys.stdout.flush()
+        sys.stdout.flush()
         return 0
 
-    return caught(action, act_and_answer)
+    code = caught(action, act_and_answer)
+    if code:
+        drop_output()
+    return code

@@ -10,6 +10,7 @@ import sys
 
 from .. import NAME, VERSION
 from ..errors import BadArguments, SemisharedError
+from ..opennebula.report import drop_output, printable
 
 COMMANDS = {
     "base": "list, verify, prune and evict the bases of hosts",
@@ -34,6 +35,8 @@ def parser(command: str = "") -> argparse.ArgumentParser:
         if name == command:
             module = importlib.import_module(f".{name}", __package__)
             sub.description = module.__doc__
+            # What it does not know, the subcommand itself shall say: the usage of all of them helps nobody.
+            sub.set_defaults(refuse=sub.error)
             sub.formatter_class = argparse.RawDescriptionHelpFormatter
             module.add_arguments(sub)
     return top
@@ -41,8 +44,27 @@ def parser(command: str = "") -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     """Run a subcommand and return its exit code; 2 with one line on stderr if it cannot do its work."""
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output()
+        return 2
+    except OSError as e:
+        print(f"{NAME}: {printable(f'{type(e).__name__}: {e}')}", file=sys.stderr)
+        drop_output()
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(argv: list[str]) -> int:
     command = next((word for word in argv if not word.startswith("-")), "")
-    arguments = parser(command).parse_args(argv)
+    arguments, unknown = parser(command).parse_known_args(argv)
+    if unknown:
+        arguments.refuse(f"unrecognized arguments: {printable(' '.join(unknown))}")
     os.umask(0o027)
     module = importlib.import_module(f".{arguments.command}", __package__)
     try:
@@ -55,10 +77,5 @@ def main(argv: list[str]) -> int:
     except SemisharedError as e:
         # The remedy for bad arguments is written for those that OpenNebula gives.
         line = f"{e.detail}; --help says what there is" if isinstance(e, BadArguments) else e.line()
-        print(f"{NAME} {arguments.command}: {line}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        print(f"{NAME} {arguments.command}: {printable(line)}", file=sys.stderr)
         return 2

@@ -22,6 +22,7 @@ from semishared.install import edits, next_steps, prerequisites
 from semishared.install.front_end import FrontEnd, check_rights, check_version, locate
 from semishared.install.tree import CONF, PARTS, PROBES, STAGE, Tree
 from semishared.opennebula.oned import Oned
+from semishared.opennebula.report import drop_output, printable
 from semishared.tools import beneath
 from semishared.tools.crash_points import point
 
@@ -35,8 +36,15 @@ class _Parser(argparse.ArgumentParser):
             message = f"unknown argument '{message.partition(': ')[2]}'"
         message = message.replace("expected one argument", "needs a value").replace("argument --remotes: needs a value",
                                                                                     "--remotes needs a directory")  # fmt: skip
-        print(f"install.sh: {message}; --help shows all", file=sys.stderr)
+        print(f"install.sh: {printable(message)}; --help shows all", file=sys.stderr)
         sys.exit(1)
+
+
+def _named(text: str) -> str:
+    """Return the value of an option; raise where it is empty, as an unset variable leaves it: that means no place at all."""
+    if not text:
+        raise argparse.ArgumentTypeError("needs a value")
+    return text
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,27 +56,31 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--dry-run", action="store_true", help="say what would change, change nothing")
     top.add_argument("--diff", action="store_true", help="the same, with the changes of configuration files as a diff")
     top.add_argument("--yes", action="store_true", help="do not ask (without a terminal nothing is asked anyway)")
-    top.add_argument("--hosts", metavar="A,B", help="look first if these hosts have what they need")
-    top.add_argument("--remotes", metavar="DIR", help="default: $ONE_LOCATION/var/remotes or /var/lib/one/remotes")
-    top.add_argument("--etc", metavar="DIR", help="where oned.conf is (default: $ONE_LOCATION/etc or /etc/one)")
-    top.add_argument("--root", metavar="DIR", default="", help="an OpenNebula below this directory")
+    top.add_argument("--hosts", metavar="A,B", type=_named, help="look first if these hosts have what they need")
+    top.add_argument("--remotes", metavar="DIR", type=_named, help="default: $ONE_LOCATION/var/remotes or /var/lib/one/remotes")
+    top.add_argument("--etc", metavar="DIR", type=_named, help="where oned.conf is (default: $ONE_LOCATION/etc or /etc/one)")
+    top.add_argument("--root", metavar="DIR", type=_named, help="an OpenNebula below this directory")
     top.add_argument("--no-config", action="store_true", help="edit no configuration, only put the files in place")
     return top
 
 
 def main(argv: list[str]) -> int:
     """Do what install.sh was asked; one line on stderr and 1 if it cannot."""
-    options = parser().parse_args(argv)
     os.umask(0o022)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda caught, _frame: sys.exit(128 + caught))
     try:
-        return run(options)
+        try:
+            return run(parser().parse_args(argv))
+        finally:
+            sys.stdout.flush()
     except SemisharedError as e:
-        print(f"install.sh: {e.detail if isinstance(e, CannotInstall) else e.line()}", file=sys.stderr)
+        print(f"install.sh: {printable(e.detail if isinstance(e, CannotInstall) else e.line())}", file=sys.stderr)
         return 1
     except OSError as e:
-        print(f"install.sh: {e.strerror}: {e.filename}; run it again when that is mended", file=sys.stderr)
+        what = f"{e.strerror}: {e.filename}" if e.filename else e.strerror or str(e)
+        print(f"install.sh: {printable(what)}; run it again when that is mended", file=sys.stderr)
+        drop_output()
         return 1
     except KeyboardInterrupt:
         print("install.sh: interrupted; run it again to end what it began", file=sys.stderr)
@@ -78,7 +90,7 @@ def main(argv: list[str]) -> int:
 def run(options: argparse.Namespace) -> int:
     """Look at everything, then change it."""
     checkout = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    place = locate(options.remotes, options.etc, options.root, not options.no_config, os.environ)
+    place = locate(options.remotes, options.etc, options.root or "", not options.no_config, os.environ)
     dry = options.dry_run or options.diff
     warnings = [] if options.uninstall else check_version(place.version())
     files = look(place, checkout, options.uninstall)

@@ -7,6 +7,7 @@ with a number is taken for a VM id and can crash oned, so every text begins with
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Callable
 
@@ -75,3 +76,8 @@ def caught(action: str, work: Callable[[Report], int]) -> int:
             report.error(line)
         report.fail(SemisharedError(f"{type(e).__name__}: {e}"))
         return 2
+
+
+def drop_output() -> None:
+    """Let what is still to be printed go nowhere: Python tries once more when it ends, and would choose the exit code itself."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -38,11 +38,20 @@ def run(here: str, argv: list[str]) -> int:
     """
     known = (deploy, attach_disk, migrate, restore, snapshot_create)
     actions = {function.__name__: function for function in known}
-    return caught(argv[0], lambda report: actions[argv[0]](here, argv[1:], report))
+    name = argv[0] if argv else ""
+
+    def act(report: Report) -> int:
+        if name not in actions:
+            raise BadArguments(f"{name!r} is none of {', '.join(actions)}")
+        return actions[name](here, argv[1:], report)
+
+    return caught(name if name in actions else "with_records", act)
 
 
 def deploy(here: str, argv: list[str], report: Report) -> NoReturn:
     """Boot the VM whose domain XML is on stdin, with its disks where and what their records say."""
+    if not argv:
+        raise BadArguments("no deployment file")
     vm_dir = os.path.dirname(argv[0])
     ours = _disks_of_ours(vm_dir, report)
     domain = Domain(sys.stdin.buffer.read(), vm_dir, ours)
