@@ -14,7 +14,7 @@ have() {
 }
 
 mapfile -t shell < <(git ls-files -co --exclude-standard | while read -r file; do
-    if [ -f "$file" ] && head -c 40 "$file" | grep -qaE '^#!/bin/(ba)?sh'; then echo "$file"; fi
+    if [[ -f $file && $file =~ \.(bats|bash)$ ]] || { [ -f "$file" ] && head -c 40 "$file" | grep -qaE '^#!/bin/(ba)?sh'; }; then echo "$file"; fi
 done)
 
 if have ruff; then
@@ -27,9 +27,9 @@ if have shfmt && [ "${#shell[@]}" -gt 0 ]; then
     shfmt -i 4 -d "${shell[@]}" || failed=1
 fi
 if have codespell; then
-    codespell -q 3 -L conectix,nd lib tm datastore vmm etc docs bench README.md CONTRIBUTING.md CHANGELOG.md tests/lab tests/unit tests/tools || failed=1
+    codespell -q 3 -L conectix,nd lib tm datastore vmm etc docs bench README.md CONTRIBUTING.md CHANGELOG.md tests/lab tests/unit tests/tools tests/shell || failed=1
 fi
-missing=$(git ls-files -co --exclude-standard '*.py' '*.sh' tm datastore vmm | while read -r file; do
+missing=$(git ls-files -co --exclude-standard '*.py' '*.sh' '*.bash' '*.bats' tm datastore vmm | while read -r file; do
     if [ -s "$file" ] && ! head -n 4 "$file" | grep -q 'SPDX-License-Identifier: Apache-2.0'; then echo "$file"; fi
 done)
 if [ -n "$missing" ]; then

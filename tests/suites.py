@@ -22,7 +22,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import matrix
 from lab.cgroups import Account
@@ -53,12 +53,14 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "upgrade": {"paths": ["tests/upgrade/test_dir.py", "tests/upgrade/test_configuration.py"], "minutes": 15},
     "upgrade-ceph": {"paths": ["tests/upgrade/test_rbd.py"], "minutes": 15},
     "docs": {"paths": ["tests/docs"], "minutes": 10},
+    "shell": {"paths": ["tests/shell"], "minutes": 10, "runner": "bats"},
     "nfs": {"paths": ["tests/nfs"], "minutes": 12, "last": True},
     "staging-more": {"paths": ["tests/staging/test_more_faults.py"], "minutes": 10, "full": True},
 }
 """The longest first, so that none runs alone at the end. Minutes are where a suite hangs, also on a busy machine.
 
 `alone`: by itself before the others. `last`: by itself after them; emulated machines, which need the processors.
+`runner`: what runs its files (RUNNERS), pytest if nothing is said.
 """
 
 
@@ -78,9 +80,27 @@ def run_command(suite: Dict[str, Any], log: Path, account: Account) -> Dict[str,
     return {"passed": passed, "failed": 1 - passed, "skipped": 0, "total": 1}
 
 
-def run_pytest(name: str, suite: Dict[str, Any], full: bool, log: Path, account: Account) -> Dict[str, Any]:
-    """Run a suite of tests and read its result from pytest's own report."""
+def pytest(name: str, full: bool) -> Tuple[List[str], Path]:
+    """Return the words that make pytest run files, and where its report will be."""
     xml = BUILD / f"junit-{name}.xml"
+    which = [] if full else ["-m", "not long"]
+    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5", f"--junitxml={xml}", *which], xml
+
+
+def bats(name: str, _full: bool) -> Tuple[List[str], Path]:
+    """Return the same for bats, which chooses the name of its report itself."""
+    directory = BUILD / f"junit-{name}"
+    directory.mkdir(exist_ok=True)
+    # By env: one that is not installed is a suite that did not run.
+    return ["/usr/bin/env", "bats", "--timing", "--report-formatter", "junit", "--output", str(directory)], directory / "report.xml"
+
+
+RUNNERS: Dict[str, Callable[[str, bool], Tuple[List[str], Path]]] = {"pytest": pytest, "bats": bats}
+
+
+def run_tests(name: str, suite: Dict[str, Any], full: bool, log: Path, account: Account) -> Dict[str, Any]:
+    """Run a suite of tests and read its result from the runner's own report."""
+    words, xml = RUNNERS[suite.get("runner", "pytest")](name, full)
     figures = BUILD / "figures" / f"{name}.json"
     for old in (xml, figures):
         old.unlink(missing_ok=True)
@@ -88,8 +108,6 @@ def run_pytest(name: str, suite: Dict[str, Any], full: bool, log: Path, account:
     env = {**os.environ, **account.environment, "SEMISHARED_FIGURES": str(figures), "PYTHONDONTWRITEBYTECODE": "1"}
     if full:
         env["SEMISHARED_FULL"] = "1"
-    which = [] if full else ["-m", "not long"]
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5", f"--junitxml={xml}", *which]
     limit = suite["minutes"] * 60 * (6 if full else 1)
     late = ""
     with open(log, "wb") as out:
@@ -98,7 +116,7 @@ def run_pytest(name: str, suite: Dict[str, Any], full: bool, log: Path, account:
             process.wait(limit)
         except subprocess.TimeoutExpired:
             late = "took longer than its minutes"
-            process.send_signal(signal.SIGINT)  # pytest then says what has failed so far
+            process.send_signal(signal.SIGINT)  # the runner then says what has failed so far
             try:
                 process.wait(60)
             except subprocess.TimeoutExpired:
@@ -129,7 +147,7 @@ def run_suite(name: str, full: bool) -> Dict[str, Any]:
         if "command" in SUITES[name]:
             result = run_command(SUITES[name], log, account)
         else:
-            result = run_pytest(name, SUITES[name], full, log, account)
+            result = run_tests(name, SUITES[name], full, log, account)
     except subprocess.TimeoutExpired:
         result = {"passed": 0, "failed": 1, "skipped": 0, "total": 1, "why": "took longer than its minutes"}
     result["seconds"] = round(time.monotonic() - started, 1)

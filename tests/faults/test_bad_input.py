@@ -374,14 +374,6 @@ GOOD: Dict[str, List[str]] = {
 }
 
 
-@pytest.mark.parametrize("action", GOOD)
-def test_wrong_number_of_arguments(cloud: Cloud, action: str) -> None:
-    good = GOOD[action]
-    # context takes any number of files: what is too much for others is one more file there.
-    for words in ([], good[:-1], [*good, "more", "more", "more"]):
-        one_line(cloud.tm(action, *words))
-
-
 def with_evil_parts(action: str) -> "List[Callable[[str], List[str]]]":
     """Return ways to spoil an action's arguments: each argument as a whole, and host and path within it."""
     good = GOOD[action]

@@ -248,11 +248,6 @@ def test_findings_for_people(cloud: Cloud) -> None:
     assert lines[at + 1].strip() == "-> as oneadmin: onehost sync --force" and lines[at + 2].startswith("warning fe: ")
 
 
-def test_root_is_sent_away(cloud: Cloud) -> None:
-    done = cloud.lab.fe.run([COMMAND, "doctor"], user="root", check=False)
-    assert done.returncode == 2 and b"run this as oneadmin" in done.stderr
-
-
 def test_installer_looks_at_hosts_first(cloud: Cloud) -> None:
     """With --hosts nothing is touched where a host lacks what it needs, or does not answer; what is nice to have is a warning."""
     front_end, h2 = cloud.lab.fe, cloud.lab.node("h2")

@@ -22,14 +22,6 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-@pytest.fixture()
-def open_path() -> Iterator[Path]:
-    """A directory that other users may look into; every pytest that starts closes those of all others."""
-    with tempfile.TemporaryDirectory(prefix="semishared-", dir="/tmp") as made:
-        Path(made).chmod(0o755)
-        yield Path(made)
-
-
 @pytest.fixture(scope="session")
 def ceph() -> Iterator[LocalCluster]:
     """A Ceph cluster; short paths, since sockets lie in it."""

@@ -502,23 +502,6 @@ def test_image_when_reverted_keeps_the_size_that_oned_knows(store: Store, action
     assert info["virtual-size"] == 12 * MiB
 
 
-NOTHING = base64.b64encode(b"<DS_DRIVER_ACTION_DATA/>")
-
-
-@pytest.mark.parametrize(
-    ("action", "data"),
-    [
-        ("cp", b""), ("rm", b"xxx"), ("mkfs", b"!!!"), ("stat", base64.b64encode(b"<VM/>")), ("clone", b"\xff\0\x80"),
-        ("cp", NOTHING),
-        ("mkfs", NOTHING), ("stat", NOTHING), ("clone", NOTHING), ("monitor", NOTHING),
-    ],
-)  # fmt: skip
-def test_any_stdin_is_one_clear_line(action: str, data: bytes) -> None:
-    done = subprocess.run([str(ROOT / "datastore" / action), "7"], input=data, capture_output=True, check=False, timeout=30)
-    assert done.returncode == 1, done.stderr.decode()
-    assert len(done.stderr.decode().splitlines()) == 1
-
-
 def test_generation_survives_in_json_with_session_size_and_time(store: Store) -> None:
     source, _ = store.cp(store.image())
     side = store.base / ".semishared" / source.name

@@ -16,9 +16,6 @@ from semishared.wire.messages import release
 
 ROOT = Path(__file__).resolve().parents[2]
 STOCK = ROOT / "tests" / "lab" / "stock"
-OURS = {path.name for path in (ROOT / "vmm").iterdir()}
-
-
 def install(remotes: Path, *options: str, script: Path = ROOT / "install.sh", code: int = 0, **env: str) -> str:
     done = subprocess.run(
         [str(script), "--remotes", str(remotes), *options],
@@ -118,21 +115,6 @@ def test_second_run_changes_nothing(remotes: Path) -> None:
     assert snapshot(remotes) == before
 
 
-def test_runs_from_any_directory_and_by_a_relative_name(remotes: Path, tmp_path: Path) -> None:
-    subprocess.run(
-        [os.path.relpath(ROOT / "install.sh", tmp_path), "--remotes", remotes.name], cwd=tmp_path, check=True, capture_output=True
-    )
-    assert (remotes / "vmm" / "semishared" / "deploy").exists()
-
-
-def test_one_location_is_the_default(remotes: Path, tmp_path: Path) -> None:
-    (tmp_path / "one" / "var").mkdir(parents=True)
-    remotes.rename(tmp_path / "one" / "var" / "remotes")
-    env = {"PATH": os.environ["PATH"], "ONE_LOCATION": str(tmp_path / "one")}
-    subprocess.run([str(ROOT / "install.sh"), "--no-config"], env=env, check=True, capture_output=True)
-    assert (tmp_path / "one/var/remotes/tm/semishared").is_dir()
-
-
 def test_dry_run_changes_nothing_and_tells(remotes: Path) -> None:
     before = snapshot(remotes)
     assert f"would make {remotes}/vmm/semishared" in install(remotes, "--dry-run")
@@ -189,70 +171,12 @@ def test_uninstall_keeps_a_changed_configuration(remotes: Path) -> None:
     assert "kept" in install(remotes, "--uninstall")
 
 
-def test_every_executable_of_kvm_gets_a_forwarder(remotes: Path) -> None:
-    kvm = remotes / "vmm" / "kvm"
-    (kvm / "invented_by_8.0").write_text("#!/bin/sh\n")
-    (kvm / "invented_by_8.0").chmod(0o755)
-    (kvm / "kvmrc").write_text("export A=b\n")
-    (kvm / "a directory").mkdir()
-    (kvm / "rm -rf $HOME").write_text("#!/bin/sh\n")
-    (kvm / "rm -rf $HOME").chmod(0o755)
-    install(remotes)
-    made = {path.name for path in (remotes / "vmm" / "semishared").iterdir()}
-    stock = {path.name for path in kvm.iterdir() if path.is_file() and os.access(path, os.X_OK) and " " not in path.name}
-    assert made == stock | OURS
-    (kvm / "invented_by_8.0").unlink()
-    install(remotes)
-    assert not (remotes / "vmm/semishared/invented_by_8.0").exists()
-
-
 def sync(remotes: Path, tmp_path: Path) -> Path:
     """Copy as `onehost sync` does."""
     host = tmp_path / "var tmp one"
     host.mkdir()
     subprocess.run(["rsync", "-LRaz", "--delete", ".", str(host)], cwd=remotes, check=True)
     return host
-
-
-def test_forwarder_hands_over_arguments_input_output_and_exit_code_on_a_host(remotes: Path, tmp_path: Path) -> None:
-    stub = remotes / "vmm" / "kvm" / "cancel"
-    stub.write_text('#!/bin/bash\nprintf "%s\\n" "$(dirname "$0")" "$@"; cat; exit 37\n')
-    (remotes / "vmm/kvm/linked").symlink_to("cancel")
-    install(remotes)
-    host = sync(remotes, tmp_path)
-    hostile = ["a b", "", "$(touch x)", "-n", "it's", '"', "é\n"]
-    for action in ("cancel", "linked"):
-        done = subprocess.run([str(host / "vmm/semishared" / action), *hostile], input=b"in\0put\n", capture_output=True)
-        directory = f"{host}/vmm/semishared/../kvm"
-        assert done.stdout == "\n".join([directory, *hostile, ""]).encode() + b"in\0put\n"
-        assert (done.returncode, done.stderr) == (37, b"")
-
-
-def test_clear_errors(remotes: Path, tmp_path: Path, checkout: Path) -> None:
-    assert "not a directory" in install(tmp_path / "none", code=1)
-    assert "no vmm/kvm/deploy" in install(tmp_path, code=1)
-    assert "unknown argument" in install(remotes, "--wipe", code=1)
-    assert "needs a directory" in install(remotes, "--remotes", code=1)
-    script = checkout / "install.sh"
-    text = script.read_text()
-    script.write_text(text.replace("/usr/bin/python3", "/usr/bin/python-none"))
-    assert "python3 (3.9 or newer)" in install(remotes, script=script, code=1)
-    old = tmp_path / "python2"
-    old.write_text("#!/bin/sh\nexit 1\n")
-    old.chmod(0o755)
-    script.write_text(text.replace("/usr/bin/python3", str(old)))
-    assert "older than 3.9" in install(remotes, script=script, code=1)
-    assert not list(remotes.glob("*/semishared"))
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="root drops its rights to become nobody")
-def test_unwritable_remotes(remotes: Path, checkout: Path, open_path: Path) -> None:
-    checkout, remotes = checkout.rename(open_path / "checkout"), remotes.rename(open_path / "remotes")
-    nobody = ["setpriv", "--reuid", "65534", "--clear-groups", str(checkout / "install.sh"), "--remotes"]
-    done = subprocess.run([*nobody, "/usr/lib", "--dry-run"], capture_output=True, text=True)
-    assert "no vmm/kvm/deploy" in done.stderr
-    done = subprocess.run([*nobody, str(remotes)], capture_output=True, text=True)
-    assert done.returncode == 1 and "is not writable for nobody" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_failing_half_way_leaves_the_old_version(remotes: Path, checkout: Path) -> None:
@@ -263,15 +187,6 @@ def test_failing_half_way_leaves_the_old_version(remotes: Path, checkout: Path) 
     done = subprocess.run([str(script), "--remotes", str(remotes)], capture_output=True, text=True)
     assert done.returncode == 1 and "cannot compile" in done.stderr
     assert snapshot(remotes) == before
-
-
-@pytest.mark.skipif(shutil.which("shellcheck") is None or shutil.which("shfmt") is None, reason="no shell linters")
-def test_shell_is_clean() -> None:
-    shell = [ROOT / "install.sh", STOCK / "scripts_common.sh"]
-    for directory in (ROOT / "vmm", STOCK / "vmm" / "kvm"):
-        shell += [path for path in directory.iterdir() if "python" not in path.read_text().splitlines()[0]]
-    subprocess.run(["shellcheck", "-x", "-P", str(STOCK / "vmm/kvm"), *map(str, shell)], check=True)
-    subprocess.run(["shfmt", "-i", "4", "-d", *map(str, shell)], check=True)
 
 
 @pytest.mark.fault(7, "install.sh puts nothing where a link below remotes/ leads out of it")

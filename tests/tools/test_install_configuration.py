@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""install.sh against whole front-ends in a directory: every configuration, twice, interrupted anywhere, and by the wrong user."""
+"""install.sh against whole front-ends in a directory: every configuration, twice, and interrupted anywhere."""
 
 from __future__ import annotations
 
@@ -119,18 +119,6 @@ def test_versions(front_end: FrontEnd, version: str) -> None:
     assert "semishared" in front_end.conf.read_text()
 
 
-def test_too_old_unknown_and_newer_versions(front_end: FrontEnd) -> None:
-    before = front_end.tree()
-    (front_end.remotes / "VERSION").write_text("6.8.3\n")
-    assert "6.8.3 is too old" in front_end.run(code=1)
-    (front_end.remotes / "VERSION").write_text("7.4.0\n")
-    assert front_end.tree() == before
-    (front_end.remotes / "VERSION").write_text("8.0.0")
-    assert "newer than what was tried" in front_end.run("--dry-run")
-    (front_end.remotes / "VERSION").unlink()
-    assert "version of OpenNebula is unknown" in front_end.run("--dry-run")
-
-
 def test_mode_owner_and_links_of_configuration_stay(front_end: FrontEnd) -> None:
     real = front_end.root / "managed.conf"
     front_end.conf.rename(real)
@@ -190,20 +178,6 @@ def test_self_contained(tmp_path: Path) -> None:
     assert front_end.tree() == before
 
 
-def test_places_by_name(tmp_path: Path, front_end: FrontEnd) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    shutil.copytree(front_end.remotes, elsewhere)
-    assert "none was edited" in front_end.run("--remotes", str(elsewhere))
-    front_end.run("--remotes", str(elsewhere), "--etc", str(front_end.etc))
-    assert "semishared" in front_end.conf.read_text() and not (front_end.remotes / "tm/semishared").exists()
-    assert "no /nowhere/oned.conf" in front_end.run("--remotes", str(elsewhere), "--etc", "/nowhere", code=1)
-    shutil.rmtree(front_end.etc)
-    assert "--no-config edits none" in front_end.run(code=1)
-    assert not (front_end.remotes / "tm/semishared").exists()
-    front_end.run("--no-config")
-    assert (front_end.remotes / "tm/semishared").is_dir()
-
-
 def test_remote_scripts_directory_of_oned_reaches_our_configuration(front_end: FrontEnd) -> None:
     front_end.conf.write_text(oned_conf().replace("/var/tmp/one", '"/srv/one/"'))
     before = front_end.tree()
@@ -214,44 +188,15 @@ def test_remote_scripts_directory_of_oned_reaches_our_configuration(front_end: F
     assert front_end.tree() == before
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root drops its rights to become somebody else")
-def test_wrong_users(open_path: Path) -> None:
-    """Nobody may not write below remotes/; oneadmin may, but not in /etc/one."""
-    front_end, copy = FrontEnd(open_path / "root"), open_path / "checkout"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns("build", ".git", "tests", "__pycache__"))
+@pytest.mark.skipif(os.geteuid() != 0, reason="root gives files away")
+def test_root_installs_for_the_owner_of_remotes_and_configuration_stays_roots(front_end: FrontEnd) -> None:
     for path in (front_end.remotes, *front_end.remotes.rglob("*")):
         os.chown(path, 9869, 9869, follow_symlinks=False)
     os.chown(front_end.conf, 0, 9869)
     os.chown(front_end.execrc, 0, 9869)
-    before = front_end.tree()
-
-    def as_user(uid: int, *options: str) -> subprocess.CompletedProcess[str]:
-        argv = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", str(copy / "install.sh"), "--root", str(front_end.root)]
-        return subprocess.run([*argv, *options], capture_output=True, text=True, cwd="/")
-
-    done = as_user(65534)
-    assert done.returncode == 1 and "cannot read" in done.stderr and "run this as root" in done.stderr
-    done = as_user(65534, "--no-config")
-    assert done.returncode == 1 and "is not writable for nobody: run this as root or oneadmin" in done.stderr
-    done = as_user(9869)
-    assert done.returncode == 1 and f"{front_end.etc}/vmm_exec is not writable for" in done.stderr and "as root" in done.stderr
-    assert done.stderr.count("\n") == 1 and front_end.tree() == before
-    assert as_user(9869, "--diff").returncode == 0 and front_end.tree() == before
-    # Root installs for the owner of remotes/; configuration stays root's.
     front_end.run()
     assert {what[1] for name, what in front_end.tree().items() if "remotes/" in name and "semishared" in name} == {9869}
     assert front_end.conf.stat().st_uid == 0 and front_end.conf.stat().st_gid == 9869
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="root mounts")
-@pytest.mark.parametrize("part", ["etc/one", "var/lib/one/remotes"])
-def test_read_only(front_end: FrontEnd, part: str) -> None:
-    before = front_end.tree()
-    where = front_end.root / part
-    script = f"mount --bind '{where}' '{where}' && mount -o remount,bind,ro '{where}' && exec '{ROOT}/install.sh' --root '{front_end.root}'"
-    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True)
-    assert done.returncode == 1 and "mounted read-only" in done.stderr and done.stderr.count("\n") == 1
-    assert front_end.tree() == before
 
 
 def test_two_installers_at_once(front_end: FrontEnd) -> None:

@@ -53,17 +53,3 @@ def test_allocated_sizes_of_disks_and_snapshots_by_vm(tmp_path: Path) -> None:
         "SNAPSHOT_SIZE = [ ID=10, DISK_ID=10, SIZE=11 ]",
         "SNAPSHOT_SIZE = [ ID=12, DISK_ID=10, SIZE=13 ]",
     }
-
-
-def test_empty_and_missing_directories_are_no_failure(tmp_path: Path) -> None:
-    assert monitor(tmp_path) == {}
-    assert monitor(tmp_path / "none") == {}
-
-
-def test_wrong_arguments_are_one_line() -> None:
-    done = subprocess.run([str(ROOT / "tm" / "monitor_ds")], capture_output=True, check=False, timeout=30)
-    assert done.returncode == 1
-    assert done.stdout == b""
-    (line,) = done.stderr.decode().splitlines()
-    assert line.startswith("monitor_ds: ")
-    assert line.endswith("[SS001]")

@@ -72,7 +72,3 @@ def test_files(site: Site, tmp_path: Path) -> None:
     assert str(tmp_path / "out/semi_img.ds") in said
     site.oned.datastore_create((tmp_path / "out/semi_img.ds").read_text(), 100)
     assert site.oned.datastores[100].name == "semi_img"
-
-
-def test_no_oned_is_one_line(site: Site) -> None:
-    assert "SS004" in site.setup("--apply", code=2, ONE_XMLRPC="http://127.0.0.1:1/RPC2").stderr

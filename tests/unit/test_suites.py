@@ -9,11 +9,18 @@ import pytest
 
 import suites
 
+FILES = {"pytest": "test_*.py", "bats": "*.bats"}
+"""Runner -> the files it finds in a directory it is given."""
+
 
 @pytest.mark.reads_checkout
-def test_every_file_of_tests_is_run_by_exactly_one_suite() -> None:
-    paths = [suites.ROOT / path for suite in suites.SUITES.values() for path in suite.get("paths", ())]
+@pytest.mark.parametrize("runner", suites.RUNNERS)
+def test_every_file_of_tests_is_run_by_exactly_one_suite(runner: str) -> None:
+    of_runner = [suite for suite in suites.SUITES.values() if suite.get("runner", "pytest") == runner]
+    paths = [suites.ROOT / path for suite in of_runner for path in suite.get("paths", ())]
     assert [str(path) for path in paths if not path.exists()] == []
-    for file in sorted(Path(suites.ROOT, "tests").glob("*/**/test_*.py")):
+    files = sorted(Path(suites.ROOT, "tests").glob(f"*/**/{FILES[runner]}"))
+    assert files
+    for file in files:
         found = [path for path in paths if path in (file, *file.parents)]
         assert len(found) == 1, f"{file} is run by {found or 'no suite'}"

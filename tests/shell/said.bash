@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash disable=SC2154 # status, output and stderr are what bats' `run` found
+# How a program is called here, and what it said and how it ended, in the words of the contract.
+bats_require_minimum_version 1.5.0
+
+export CHECKOUT
+CHECKOUT=$(cd -- "${BASH_SOURCE[0]%/*}/../.." && pwd)
+
+# As oned calls: nothing on stdin that the test does not give. There is no oned, and no session with one.
+alone() {
+    exec </dev/null
+    export HOME=$BATS_TEST_TMPDIR ONE_XMLRPC=http://127.0.0.1:1/RPC2
+    unset ONE_AUTH ONE_LOCATION PYTHONPATH
+}
+
+call() { # call PROGRAM WORD...: run it; then $status, $output and $stderr are there
+    run --separate-stderr "$@"
+}
+
+wrong() { # wrong WHAT: fail the test, and show all
+    printf '%s\n' "$1" "called: $BATS_RUN_COMMAND" "exit code: $status" "stdout: $output" "stderr: $stderr"
+    return 1
+}
+
+exits() { # exits CODE
+    [ "$status" -eq "$1" ] || wrong "not exit code $1"
+}
+
+prints() { # prints WORDS: they are on stdout
+    [[ $output == *"$1"* ]] || wrong "not on stdout: $1"
+}
+
+prints_nothing() {
+    [ -z "$output" ] || wrong "stdout is not empty"
+}
+
+says() { # says WORDS: they are on stderr
+    [[ $stderr == *"$1"* ]] || wrong "not on stderr: $1"
+}
+
+begins() { # begins WORDS: stderr does so
+    [[ $stderr == "$1"* ]] || wrong "stderr does not begin with $1"
+}
+
+last_line_says() { # last_line_says WORDS
+    [[ ${stderr##*$'\n'} == *"$1"* ]] || wrong "the last line of stderr does not say $1"
+}
+
+says_nothing() {
+    [ -z "$stderr" ] || wrong "stderr is not empty"
+}
+
+one_line() { # one_line CODE START: it ended so, with one line on stderr that starts so, and nothing on stdout
+    exits "$1"
+    prints_nothing
+    [[ $stderr == "$2"* && $stderr != *$'\n'* ]] || wrong "not one line that starts with $2"
+}
+
+# Of an action or a hypervisor script: the one line that becomes the user's message ends in an error's id. Log lines may come
+# before it; none begins with a number behind its prefix, which would crash oned.
+refuses() { # refuses ACTION [CODE]
+    local line plain=()
+    exits "${2:-1}"
+    prints_nothing
+    while IFS= read -r line; do
+        [[ $line =~ ^(ERROR|INFO|WARN|DEBUG):\ +[0-9] ]] && wrong "this line crashes oned: $line"
+        [[ $line =~ ^(ERROR|INFO|WARN|DEBUG):\  ]] || plain+=("$line")
+    done <<<"$stderr"
+    [ "${#plain[@]}" -eq 1 ] || wrong "${#plain[@]} lines for the user"
+    [[ ${plain[0]} =~ ^"$1: ".*\[SS[0-9]{3}\]$ ]] || wrong "not '$1: ... [SSnnn]'"
+    iconv -f UTF-8 -t UTF-8 <<<"$stderr" >/dev/null || wrong 'not UTF-8'
+}
+
+listing() { # listing DIRECTORY: all below it, with type, mode and owner; what is no directory with its time too, files with a hash
+    (cd -- "$1" && find . -type d -printf '%P %y %m %U:%G\n' -o -printf '%P %y %m %U:%G %T@ %l\n' | sort &&
+        find . -type f -exec sha256sum {} + | sort)
+}
