@@ -23,6 +23,7 @@ from semishared.model import steps as s
 from semishared.opennebula import args
 from semishared.plan import snapshots
 from semishared.tools import layers
+from semishared.wire import messages
 from semishared.wire import session as ssh
 
 from . import libvirt_proxy, machine
@@ -60,6 +61,8 @@ class Live:
         self.top = Path(tempfile.mkdtemp(prefix="semishared-live-"))
         self.environment = self.host._command([], "oneadmin", None, "/")[1]
         self._read: Dict[Tuple[str, ...], str] = {}
+        # We are its front-end, from the checkout; what is installed there is made of the same.
+        ssh.RELEASE = messages.release(str(self.host.path("/var/tmp/one/lib/semishared")))
         self._server, self._machine = self._power_on()
         for number, extra in enumerate(("", "<SEMISHARED_LOCAL>copy</SEMISHARED_LOCAL>", "<SEMISHARED_PLACE>shared</SEMISHARED_PLACE>")):
             cloud.image(number + 1, attributes=extra)

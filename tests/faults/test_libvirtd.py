@@ -16,7 +16,6 @@ import pytest
 from lab import Node
 from semishared.errors import SemisharedError
 from semishared.plan import snapshots
-from semishared.plan.disks import SAVEAS_LIVE
 
 from .cloud import Cloud, one_line, until
 from .live import DOMAIN, OVERLAY, SAVED, VM, VM_DIR, Live, written
@@ -24,7 +23,7 @@ from .rig import image_bytes
 
 PACKAGES = "/usr/lib/python3/dist-packages"
 OTHER = 8
-ACTIONS = [(3, "snap_create_live", ["1"]), (snapshots.DELETE_RUNNING, "snap_delete", ["0"]), (SAVEAS_LIVE, "cpds", [SAVED, "-1"])]
+ACTIONS = [(3, "snap_create_live", ["1"]), (snapshots.DELETE_RUNNING, "snap_delete", ["0"]), (26, "cpds", [SAVED, "-1"])]
 NOW = written(*range(1, 8))
 
 
