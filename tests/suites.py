@@ -6,7 +6,7 @@
 
 Without --full, tests marked `long` are left out: what they prove for one kind of store or one step, others prove too.
 A required suite that did not run, ran no test, or took longer than its minutes counts as failed. So does a cell of the
-matrix (tests/matrix.py) that no test reported, when all suites run. Suites that have labs of their own run four at a
+matrix (tests/matrix.py) that no test reported, when all suites run. Suites that have labs of their own run six at a
 time, also on two cores (they wait for ssh, for timeouts and for limited links); what each says is printed when it has ended.
 """
 
@@ -29,37 +29,38 @@ from lab.cgroups import Account
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
-AT_ONCE = 4
+AT_ONCE = 6
+"""On two processors, since about half of what a suite takes is waiting: for ssh, for time limits, for limited links."""
 SUITES: Dict[str, Dict[str, Any]] = {
-    "lint": {"command": ["tests/lint.sh"], "minutes": 2, "alone": True},
-    "types": {"command": ["tests/types.sh"], "minutes": 3, "alone": True},
-    "unit": {"paths": ["tests/unit"], "minutes": 3, "alone": True},
-    "tools": {"paths": ["tests/tools"], "minutes": 25},
+    "lint": {"command": ["tests/lint.sh"], "minutes": 2, "first": True},
+    "types": {"command": ["tests/types.sh"], "minutes": 3, "first": True},
+    "unit": {"paths": ["tests/unit"], "minutes": 3, "first": True},
     "system": {"paths": ["tests/system"], "minutes": 25},
+    "nfs": {"paths": ["tests/nfs"], "minutes": 12},
+    "tools": {"paths": ["tests/tools"], "minutes": 25},
     "staging": {
         "paths": [f"tests/staging/test_{name}.py" for name in ("base", "peers", "stage", "faults")], "minutes": 20
     },  # fmt: skip
-    "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 20},
+    "cephfs": {"paths": ["tests/cephfs"], "minutes": 20},
+    "ceph": {"paths": ["tests/ceph"], "minutes": 25},
     "live": {"paths": ["tests/faults/test_live_kill.py", "tests/faults/test_libvirtd.py"], "minutes": 20},
     "replay": {"paths": ["tests/replay"], "minutes": 15},
-    "ceph": {"paths": ["tests/ceph"], "minutes": 25},
-    "cephfs": {"paths": ["tests/cephfs"], "minutes": 20},
+    "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 20},
     "cephfaults": {"paths": ["tests/cephfaults"], "minutes": 25},
     "cephstore": {"paths": ["tests/cephstore"], "minutes": 20},
     "store": {"paths": ["tests/store"], "minutes": 10},
-    "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 15},
-    "faults": {"paths": [f"tests/faults/test_{name}.py" for name in ("faults", "bad_input", "links", "moves")], "minutes": 15},
-    "operate": {"paths": ["tests/operate"], "minutes": 15},
     "upgrade": {"paths": ["tests/upgrade/test_dir.py", "tests/upgrade/test_configuration.py"], "minutes": 15},
+    "faults": {"paths": [f"tests/faults/test_{name}.py" for name in ("faults", "bad_input", "links", "moves")], "minutes": 15},
+    "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 15},
     "upgrade-ceph": {"paths": ["tests/upgrade/test_rbd.py"], "minutes": 15},
+    "operate": {"paths": ["tests/operate"], "minutes": 15},
     "docs": {"paths": ["tests/docs"], "minutes": 10},
     "shell": {"paths": ["tests/shell"], "minutes": 10, "runner": "bats"},
-    "nfs": {"paths": ["tests/nfs"], "minutes": 12, "last": True},
     "staging-more": {"paths": ["tests/staging/test_more_faults.py"], "minutes": 10, "full": True},
 }
 """The longest first, so that none runs alone at the end. Minutes are where a suite hangs, also on a busy machine.
 
-`alone`: by itself before the others. `last`: by itself after them; emulated machines, which need the processors.
+`first`: before the others, which need not run to know that a checkout is no good.
 `runner`: what runs its files (RUNNERS), pytest if nothing is said.
 """
 
@@ -182,13 +183,13 @@ def main() -> int:
     if not arguments.suites or {"lint", "types"} & set(arguments.suites):
         subprocess.run(["make", "-s", "build/venv/ready"], cwd=ROOT, check=False)
     names = arguments.suites or [name for name, suite in SUITES.items() if arguments.full or not suite.get("full")]
+    # What runs without leave to write byte code would compile it each time, also where each second is twenty (nfs).
+    subprocess.run([sys.executable, "-m", "compileall", "-q", "lib", "tests"], cwd=ROOT, check=False)
     report: Dict[str, Any] = {}
     busy, there = processors()
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        alone = [name for name in names if SUITES[name].get("alone")]
-        last = [name for name in names if SUITES[name].get("last")]
-        together = [name for name in names if name not in (*alone, *last)]
-        for group in (*([name] for name in alone), together, *([name] for name in last)):
+        first = [name for name in names if SUITES[name].get("first")]
+        for group in (first, [name for name in names if name not in first]):
             under_way = {pool.submit(run_suite, name, arguments.full): name for name in group}
             for done in as_completed(under_way):
                 report[under_way[done]] = done.result()

@@ -73,7 +73,7 @@ def test_a_session_that_began_while_another_host_copied_is_seen(site: Site) -> N
 def test_a_snapshot_made_elsewhere_a_moment_ago_is_flattened_to(site: Site) -> None:
     (h1, _), fe = site.hosts, site.fe
     image = site.image()
-    flatten = "import sys; from semishared.do import image_snapshots; image_snapshots.flatten(sys.argv[1], 0)"
+    flatten = "import sys; from semishared.store import dir_snapshots; dir_snapshots.flatten(sys.argv[1], 0)"
     # As one without snapshots; now this machine knows that there are none.
     fe.python(flatten, image.source, user=ONEADMIN)
     disk = h1.link(image)
@@ -105,7 +105,7 @@ def test_link_and_rename_are_atomic_between_hosts(site: Site) -> None:
     race = """
 import os, sys
 sys.path.insert(0, sys.argv[3])
-from semishared.do import files
+from semishared.tools import files
 store, me = sys.argv[1:3]
 open(f"{store}/race-{me}", "w").close()
 print("ready", flush=True)
@@ -217,7 +217,7 @@ def test_a_store_that_is_not_mounted_is_no_store(site: Site) -> None:
     image = site.image()
     if hasattr(image.access, "marker"):
         word = "0123456789abcdef" * 2
-        fe.python("import sys; from semishared.do import marker; marker.write(*sys.argv[1:])", STORE, word, user=ONEADMIN)
+        fe.python("import sys; from semishared.store import marker; marker.write(*sys.argv[1:])", STORE, word, user=ONEADMIN)
         image = image._replace(access=image.access._replace(marker=word))
     h2.stage(image)
     h2.run(["umount", "-l", STORE])
