@@ -396,6 +396,14 @@ def test_attach_of_a_foreign_disk_to_a_vm_of_ours_is_untouched(host: Host) -> No
     assert host.passes("attach_disk", *argv, stdin=b"x") == Got(argv, b"x")
 
 
+def test_detach_is_the_stock_scripts_business_unless_the_guest_is_seen_without_the_disk(host: Host) -> None:
+    """Nothing is seen here: no such domain runs. tests/upgrade has a guest that has lost the disk."""
+    host.add_local(5)
+    argv = ["252e", f"{host.spelled}/disk.5", "vde", "4", "7", "h1"]
+    assert host.passes("detach_disk", *argv, stdin=b"x") == Got(argv, b"x")
+    assert host.passes("detach_disk", *argv[:2]) == Got(argv[:2], b"")
+
+
 def test_attach_refuses(host: Host) -> None:
     host.add_local(0)
     assert "no record" in host.refuses("attach_disk", *attach_argv(host, 5, "<TM_MAD>semishared</TM_MAD>"))

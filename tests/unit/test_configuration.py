@@ -17,7 +17,7 @@ from semishared.install import execrc
 from semishared.install.oned_conf import parse
 from semishared.plan import attributes
 
-OWN = ("attach_disk", "deploy", "migrate", "restore", "snapshot_create")
+OWN = ("attach_disk", "deploy", "detach_disk", "migrate", "restore", "snapshot_create")
 # What was there by hand is ours: it goes when we go.
 NOT_UNDONE = ("by hand",)
 

@@ -129,7 +129,9 @@ class Upgrade:
         oned, lab = old.cloud.oned, old.cloud.lab
         image = old.image("retried", "in-place", old.formats[0])
         vm = oned.vm_create(old.cloud.template("retried", [{"IMAGE_ID": str(old.images["os"])}, {"IMAGE_ID": str(image)}]))
-        run, volatile = old.vms["run"], [disk for disk in old.disks("run") if disk.image < 0][0]
+        run = old.vms["run"]
+        extra = oned.disk_attach(run, old.images[f"overlay {old.formats[0]}"])
+        target = oned.vm(run).disks[-1]["TARGET"]
         with versions.not_synced(lab, lab.hosts[0]):
             with pytest.raises(ActionFailed, match=SYNC):
                 oned.vm_deploy(vm, "h1", SYSTEM)
@@ -137,10 +139,16 @@ class Upgrade:
                 oned.vm_migrate(old.vms["live"], "h2", how="live")
             with pytest.raises(ActionFailed, match=SYNC):
                 oned.disk_snapshot_create(run, 1, "refused")
+            with pytest.raises(ActionFailed, match=SYNC):
+                oned.disk_detach(run, extra)
             assert oned.state(old.vms["live"]) == ("ACTIVE", 3)
             # What the hypervisor does alone needs no front-end.
+            oned.vm_suspend(old.vms["live"])
             oned.vm_reboot(run, hard=True)
             old.check("run")
+        # The guest had lost that disk when the transfer action refused.
+        assert target not in old.cloud.guest(run).disks()
+        oned.disk_detach(run, extra)
         oned.vm_recover(vm, "retry")
         old.cloud.guest(vm).check("vdb", "base", 0, KIB)
         with versions.not_synced(lab, lab.hosts[0]), pytest.raises(ActionFailed, match=SYNC):
@@ -148,7 +156,8 @@ class Upgrade:
         oned.vm_recover(vm, "retry")
         assert oned.state(vm)[0] == "DONE"
         oned.image_delete(image)
-        del volatile
+        oned.vm_resume(old.vms["live"])
+        old.check("live")
 
     def test_host_that_was_not_synced_is_in_nobody_elses_way(self, old: Old) -> None:
         """A base that it has is not asked for; the operator's commands name it and go on."""
@@ -374,14 +383,14 @@ class Upgrade:
         oned, image = old.cloud.oned, old.images["idle"]
         format = old.formats[-1]
         old.check_stored(image, format, "three")
-        oned.image_snapshot(image, "revert", 0)
+        oned.image_snapshot(image, "snap_revert", 0)
         old.check_stored(image, format, "one")
-        oned.image_snapshot(image, "delete", 0)
-        oned.image_snapshot(image, "revert", 1)
+        oned.image_snapshot(image, "snap_delete", 0)
+        oned.image_snapshot(image, "snap_revert", 1)
         old.check_stored(image, format, "two")
         copy = oned.image_clone(image, "copied")
         old.check_stored(copy, format, "two")
-        oned.image_snapshot(image, "flatten", 1)
+        oned.image_snapshot(image, "snap_flatten", 1)
         old.check_stored(image, format, "two")
         oned.image_persistent(image, False)
         vm = old.cloud.deploy("flipped", [{"IMAGE_ID": str(old.images["os"])}, {"IMAGE_ID": str(image)}, {"IMAGE_ID": str(copy)}])

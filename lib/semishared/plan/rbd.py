@@ -61,6 +61,7 @@ def clone(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, min_size: 
     # As OpenNebula's own driver names it.
     made = image._replace(source=f"{image.source}-{disk.vm}-{disk.disk}")
     network = NetworkDisk.of(made.source, image.access)
+    yield agree(bridge)
     yield On(host, (s.PrepareVm(disk.vm, disk.vm_dir), i.RecordNetwork(disk, image, network, "store-clone", readonly=False)))
     yield On(bridge, (i.CloneStored(image, made.source, min_size),))
     try:

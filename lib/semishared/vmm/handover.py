@@ -4,7 +4,7 @@
 The stock script is exec'ed, not called: its output and its exit code are what OpenNebula gets.
 
 Why the other actions that see a disk are plain forwarders:
-detach_disk, resize_disk  address the disk by its target (vda), never by its path.
+resize_disk               addresses the disk by its target (vda), never by its path.
 save                      a checkpoint holds the XML that deploy and attach_disk made, so paths and formats are right.
                           What snapshots change while the VM is suspended, and what an attached disk lies over (libvirt
                           does not keep what it has found by itself), our restore puts right; the stock one replaces
@@ -36,7 +36,7 @@ def run(here: str, argv: list[str]) -> int:
 
     What we become must not inherit a umask of ours: so not entry.run.
     """
-    known = (deploy, attach_disk, migrate, restore, snapshot_create)
+    known = (deploy, attach_disk, detach_disk, migrate, restore, snapshot_create)
     actions = {function.__name__: function for function in known}
     name = argv[0] if argv else ""
 
@@ -102,6 +102,27 @@ def attach_disk(here: str, argv: list[str], _report: Report) -> NoReturn:
     changed[1] = record.source(argv[1])
     changed[4] = base64.b64encode(message.with_record(record)).decode()
     become(here, "attach_disk", changed)
+
+
+def detach_disk(here: str, argv: list[str], report: Report) -> int:
+    """Detach the disk at target `argv[2]` of the running VM `argv[0]`, or say that it is done.
+
+    The transfer action comes after this one and may fail; oned then has the disk still, and detaches it once more.
+    """
+    if len(argv) >= 3 and _has_lost(argv[0], argv[2]):
+        report.warn(f"{argv[0]} has no disk {argv[2]} any more: it was detached before")
+        return 0
+    become(here, "detach_disk", argv)
+
+
+def _has_lost(name: str, target: str) -> bool:
+    """Tell whether a guest is seen to have no disk at `target`; if nothing is seen, what is wrong is the stock script's to say."""
+    from ..guest import domain
+
+    try:
+        return bool(target) and target not in domain.disks(name)
+    except SemisharedError:
+        return False
 
 
 def migrate(here: str, argv: list[str], report: Report) -> int:
