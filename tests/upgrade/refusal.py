@@ -35,7 +35,7 @@ def calls(old: Old, host: str, running: str, off: str, places: Sequence[str]) ->
                 continue
             store = (str(vm), str(old.store))
             source = oned.image(disk.image).source
-            yield Call("ln" if disk.place == "in-place" else "clone", (f"fe:{source}" if source[0] == "/" else source, path, *store), vm)
+            yield Call("ln" if disk.place == "in-place" else "clone", (f"fe:{source}", path, *store), vm)
             yield Call("cpds", (path, f"{source}-saved", "-1", *store), vm)
             yield Call("mvds", (path, source, *store), vm) if disk.place == "in-place" else Call("delete", (path, *store), vm)
             yield Call("snap_create" if is_off else "snap_create_live", (path, "7", *store), vm)
