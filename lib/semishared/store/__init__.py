@@ -209,7 +209,7 @@ def _dir(access: Access) -> Store:
     return DirStore(access)
 
 
-def _rbd(access: Access) -> Store:
+def _rbd(access: Access) -> Bridged:
     from .rbd_store import RbdStore
 
     return RbdStore(access)
