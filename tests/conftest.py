@@ -24,6 +24,7 @@ TOLERATED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filte
 EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "25"))
 settings.register_profile("semishared", max_examples=EXAMPLES, deadline=None, suppress_health_check=TOLERATED)
 settings.load_profile("semishared")
+pytest.register_assert_rewrite("store.cases")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from tools.ceph_cluster import LocalCluster
 
 __all__ = ["site"]
-pytest.register_assert_rewrite("store.cases")
 WATCH_S = 10
 
 
