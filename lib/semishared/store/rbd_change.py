@@ -95,3 +95,11 @@ def changing(where: ceph.Pool, name: str) -> Iterator[str]:
         settle(where, name)
         raise
     end(where, name)
+
+
+def grow(where: ceph.Pool, name: str, size: int) -> None:
+    """Grow an image to `size` bytes, unless it is that large."""
+    with ceph.opened(where, name) as image:
+        if image.size() < size:
+            image.resize(size)
+    point("image grown")

@@ -155,3 +155,17 @@ def forget(image: Any, shown: str, snapshot: int) -> None:
     if drop(image, str(snapshot)):
         return
     raise ImageInUse(f"snapshot {snapshot} of {shown} has clones; flatten those first (rbd children {shown}@{snapshot})")
+
+
+def freeze(where: ceph.Pool, name: str) -> Snapshot:
+    """Return a snapshot of ours that is the image's present content, made now if there is none."""
+    with ceph.opened(where, name) as image:
+        found = content(image)
+        if found:
+            return found
+        end_generations(image)
+        create(image, NEW)
+        frozen = content(image)
+        if frozen is None:
+            raise ImageInUse(f"somebody writes to {where.name}/{name} while it is to be copied")
+        return frozen

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from contextlib import contextmanager
 from typing import Callable, Iterable, Iterator, NamedTuple
 
-from ..errors import ImageInUse, MissingImage, TransferCorrupt
 from ..model.network_disk import NetworkDisk
 from ..model.refs import ImageRef
 from ..model.stores import Access
-from ..tools import extents, mkfs, progress, qemu_img
+from ..tools import extents, progress, qemu_img
 from ..tools.crash_points import point
-from . import ceph, rbd_change, rbd_image, rbd_pool, writers
-from .rbd_content import RbdContent, Writing
-
-SAVED = "semishared-saved"
+from . import ceph, rbd_change, rbd_image, rbd_new, rbd_pool, rbd_snapshots, writers
+from .rbd_content import RbdContent
 
 
 def made_for(image: ImageRef) -> str:
@@ -93,9 +89,7 @@ class RbdStore:
 
     def snapshots(self, image: ImageRef) -> list[int]:
         """Return the numbers of the snapshots with stock's names."""
-        where, name = self._settled(image)
-        with ceph.opened(where, name, read_only=True) as opened:
-            return sorted(int(found.name) for found in rbd_image.snapshots(opened) if found.name.isdigit())
+        return rbd_snapshots.numbers(*self._settled(image))
 
     def digest(self, image: ImageRef, kind: str) -> tuple[str, int]:
         """Return the digest of the raw content."""
@@ -134,68 +128,32 @@ class RbdStore:
         """Write what is not zero in the file to a new image: RBD has no other."""
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            return self._received(image, size, extents.data(file.fileno(), size), None)
+            return rbd_new.received(*ceph.bridged(image), made_for(image), size, extents.data(file.fileno(), size), None)
 
     def receive(self, image: ImageRef, size: int, arriving: Iterable[tuple[int, bytes]], said: Callable[[], str]) -> str:
         """Write the extents straight to a new image."""
-        return self._received(image, size, arriving, said)
-
-    def _received(self, image: ImageRef, size: int, arriving: Iterable[tuple[int, bytes]], said: Callable[[], str] | None) -> str:
-        where, name = ceph.bridged(image)
-        with rbd_pool.published(where, name, made_for(image)) as staged:
-            rbd_pool.create(where, staged, size)
-            with ceph.opened(where, staged) as opened:
-                made, writing = extents.Copy(None, size), Writing(opened)
-                for index, content in arriving:
-                    made.add(index, content)
-                    writing.write(index * extents.EXTENT, content)
-                writing.finish()
-                generation = made.manifest(image.format).generation
-                if said and generation != said():
-                    raise TransferCorrupt(f"{image.source}: what arrived on {os.uname().nodename} is not what was sent")
-                point("image received")
-                rbd_image.create(opened, f"{rbd_image.OURS}{generation}")
-        return generation
+        return rbd_new.received(*ceph.bridged(image), made_for(image), size, arriving, said)
 
     def create(self, image: ImageRef, size: int, fs: str) -> None:
         """Make an image, and freeze it."""
-        where, name = ceph.bridged(image)
-        with rbd_pool.published(where, name, made_for(image)) as staged:
-            rbd_pool.create(where, staged, size)
-            if fs:
-                _make_file_system(where, staged, size, fs)
-            with ceph.opened(where, staged) as opened:
-                rbd_image.create(opened, rbd_image.NEW)
+        rbd_new.empty(*ceph.bridged(image), made_for(image), size, fs)
 
     def copy(self, image: ImageRef, source: ImageRef, snapshot: int = -1) -> None:
         """Let Ceph copy what is allocated."""
-        where, name = ceph.bridged(image)
-        of, source_name = self._settled(source)
-        with rbd_pool.published(where, name, made_for(image)) as staged:
-            rbd_pool.copy(of, source_name, "" if snapshot == -1 else str(snapshot), staged)
-            with ceph.opened(where, staged) as opened:
-                rbd_image.create(opened, rbd_image.NEW)
+        at = "" if snapshot == -1 else str(snapshot)
+        rbd_new.copied(*ceph.bridged(image), made_for(image), *self._settled(source), at)
 
     def hold(self, image: ImageRef) -> None:
-        """Make a snapshot below QEMU: the guest's own Ceph client writes out what it holds before."""
-        where, name = ceph.bridged(image)
-        with ceph.opened(where, name) as opened:
-            rbd_image.drop(opened, SAVED)
-            rbd_image.create(opened, SAVED)
-        point("moment held")
+        """Make a snapshot, below QEMU."""
+        rbd_snapshots.hold(*ceph.bridged(image))
 
     def copy_held(self, image: ImageRef, source: ImageRef) -> None:
         """Copy that snapshot, and remove it."""
-        where, name = ceph.bridged(image)
-        of, source_name = ceph.bridged(source)
-        with rbd_pool.published(where, name, made_for(image)) as staged:
-            try:
-                rbd_pool.copy(of, source_name, SAVED, staged)
-            finally:
-                with ceph.opened(of, source_name) as opened:
-                    rbd_image.drop(opened, SAVED)
-            with ceph.opened(where, staged) as opened:
-                rbd_image.create(opened, rbd_image.NEW)
+        held = ceph.bridged(source)
+        try:
+            rbd_new.copied(*ceph.bridged(image), made_for(image), *held, rbd_snapshots.SAVED)
+        finally:
+            rbd_snapshots.let_go(*held)
 
     def stage(self, image: ImageRef, size: int) -> str:
         """Make an empty image under another name."""
@@ -208,12 +166,7 @@ class RbdStore:
     def show(self, image: ImageRef, staged: str) -> None:
         """Freeze it, and rename it."""
         where, name = ceph.bridged(image)
-        _, staged_name = ceph.bridged(image._replace(source=staged))
-        with ceph.opened(where, staged_name) as opened:
-            rbd_image.create(opened, rbd_image.NEW)
-            opened.metadata_set(rbd_pool.MADE, made_for(image))
-        point("image staged")
-        rbd_pool.show(where, staged_name, name, made_for(image))
+        rbd_new.show(where, ceph.bridged(image._replace(source=staged))[1], name, made_for(image))
 
     def draft(self, image: ImageRef) -> RbdDraft:
         """Return the draft of an image that was staged or hidden, as guests' user."""
@@ -239,26 +192,13 @@ class RbdStore:
 
     def grow(self, image: ImageRef, size: int) -> None:
         """Resize the image, unless it is that large."""
-        where, name = self._settled(image)
-        _grow(where, name, size)
+        rbd_change.grow(*self._settled(image), size)
 
     # -- what its content is called -----------------------------------------------------------------
 
     def freeze(self, image: ImageRef) -> str:
         """Have a snapshot of ours that is the image's present content."""
-        return self._frozen(*self._settled(image)).generation
-
-    def _frozen(self, where: ceph.Pool, name: str) -> rbd_image.Snapshot:
-        with ceph.opened(where, name) as opened:
-            found = rbd_image.content(opened)
-            if found:
-                return found
-            rbd_image.end_generations(opened)
-            rbd_image.create(opened, rbd_image.NEW)
-            frozen = rbd_image.content(opened)
-            if frozen is None:
-                raise ImageInUse(f"somebody writes to {where.name}/{name} while it is to be copied")
-            return frozen
+        return rbd_image.freeze(*self._settled(image)).generation
 
     def name(self, image: ImageRef, snapshot: int, generation: str) -> None:
         """Give the snapshot the generation's name."""
@@ -314,11 +254,7 @@ class RbdStore:
         where, name = self._settled(image)
         if check:
             check()
-        with ceph.opened(where, name) as opened:
-            found = rbd_image.find(opened, str(snapshot))
-            if found and not rbd_image.is_unchanged(opened, found):
-                rbd_image.forget(opened, f"{where.name}/{name}", snapshot)
-            rbd_image.create(opened, str(snapshot), protect=True)
+        rbd_snapshots.keep(where, name, snapshot)
 
     def _with_snapshot(self, image: ImageRef, snapshot: int) -> tuple[ceph.Pool, str]:
         """Return pool and name of an image, unless that snapshot of it lies elsewhere."""
@@ -328,31 +264,19 @@ class RbdStore:
 
     def forget(self, image: ImageRef, snapshot: int) -> None:
         """Remove a snapshot."""
-        where, name = self._with_snapshot(image, snapshot)
-        with ceph.opened(where, name) as opened:
-            rbd_image.forget(opened, f"{where.name}/{name}", snapshot)
+        rbd_snapshots.forget(*self._with_snapshot(image, snapshot), snapshot)
 
     def revert(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
         """Roll the image back while nobody sees it."""
-        where, name = self._with_snapshot(image, snapshot)
-        with ceph.opened(where, name, read_only=True) as opened:
-            if rbd_image.find(opened, str(snapshot)) is None:
-                raise MissingImage(f"snapshot {snapshot} of {where.name}/{name} is not there")
-        with rbd_change.changing(where, name) as hidden:
-            with ceph.opened(where, hidden) as opened:
-                rbd_change.roll_back(opened, str(snapshot))
-            if size:
-                _grow(where, hidden, size)
+        rbd_snapshots.revert(*self._with_snapshot(image, snapshot), snapshot, size)
 
     def flatten(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
         """Revert, then remove all numbered snapshots, that one last: a rerun must find it."""
         where, name = self._with_snapshot(image, snapshot)
-        numbers = self.snapshots(image)
+        numbers = rbd_snapshots.numbers(where, name)
         if numbers:
-            self.revert(image, snapshot, size)
-        with ceph.opened(where, name) as opened:
-            for number in sorted(numbers, key=lambda number: number == snapshot):
-                rbd_image.forget(opened, f"{where.name}/{name}", number)
+            rbd_snapshots.revert(where, name, snapshot, size)
+        rbd_snapshots.forget(where, name, *sorted(numbers, key=lambda number: number == snapshot))
 
     def clone_of(self, image: ImageRef, vm: int, disk: int) -> str:
         """Return the name that OpenNebula's own driver would give it."""
@@ -363,34 +287,14 @@ class RbdStore:
         where, name = self._settled(image)
         made = image._replace(source=clone)
         _, target = ceph.bridged(made)
-        frozen = self._frozen(where, name)
+        frozen = rbd_image.freeze(where, name)
         # Made anew: what is there was made by an action that oned has given up, and may be half.
         rbd_pool.remove(where, target)
         with rbd_pool.published(where, target, made_for(made)) as staged:
             rbd_pool.clone(where, name, frozen.name, staged)
             if size > frozen.size:
-                _grow(where, staged, size)
+                rbd_change.grow(where, staged, size)
 
     def remove_clone(self, image: ImageRef, clone: str) -> None:
         """Remove an image that is a clone."""
         self.remove(image._replace(source=clone))
-
-
-def _grow(where: ceph.Pool, name: str, size: int) -> None:
-    with ceph.opened(where, name) as opened:
-        if opened.size() < size:
-            opened.resize(size)
-    point("image grown")
-
-
-def _make_file_system(where: ceph.Pool, name: str, size: int, fs: str) -> None:
-    """Make it in a sparse file here: the tools want one, and it holds no more than the file system's own tables."""
-    with tempfile.TemporaryDirectory(prefix="semishared-mkfs-") as folder:
-        path = f"{folder}/image"
-        mkfs.make_empty(path, "raw", size, fs)
-        point("file system made")
-        with open(path, "rb") as file, ceph.opened(where, name) as image:
-            writing = Writing(image)
-            for index, content in extents.data(file.fileno(), size):
-                writing.write(index * extents.EXTENT, content)
-            writing.finish()
