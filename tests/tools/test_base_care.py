@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from semishared.base import cache, scrub
+from semishared.base import cache, fetch, room
+from semishared.base.ensure import ensure
 from semishared.errors import BadArguments, ImageChanged, MissingImage
 from semishared.model import steps as s
 from semishared.model import steps_base as b
@@ -94,13 +95,13 @@ def test_only_bases_can_be_named(world: World, name: str) -> None:
 
 def test_lease_taken_while_its_base_is_being_evicted_brings_it_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     image = world.image()
-    base = cache.stage(root(world), image)
+    base = ensure(root(world), image, None).base
     real = files.unlink
 
     def unlink(path: str) -> bool:
         # The moment between the look at the leases and the first effect.
         if path == base.image:
-            cache.lease(root(world), image, 5, 1)
+            ensure(root(world), image, None, (5, 1))
         return real(path)
 
     monkeypatch.setattr(files, "unlink", unlink)
@@ -110,9 +111,9 @@ def test_lease_taken_while_its_base_is_being_evicted_brings_it_back(world: World
 
 def test_clone_that_comes_to_an_evicted_base_waits_and_stages_it_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     image = world.image()
-    base = cache.stage(root(world), image)
+    base = ensure(root(world), image, None).base
     leased: list[str] = []
-    clone = threading.Thread(target=lambda: leased.append(cache.lease(root(world), image, 5, 1)[1]))
+    clone = threading.Thread(target=lambda: leased.append(ensure(root(world), image, None, (5, 1))[1]))
     seen = []
 
     def point(name: str) -> None:
@@ -122,8 +123,9 @@ def test_clone_that_comes_to_an_evicted_base_waits_and_stages_it_again(world: Wo
             clone.join(0.3)
             assert not leased, "a base that is being evicted gives no lease"
 
-    monkeypatch.setattr(cache, "point", point)
-    assert scrub.evict(b.EvictBase(root(world), os.path.basename(base.directory)))["evicted"]
+    for module in (cache, fetch):
+        monkeypatch.setattr(module, "point", point)
+    assert room.evict(root(world), os.path.basename(base.directory))["evicted"]
     clone.join(20)
     assert leased == [base.lease(5, 1)]
     assert {"base unlinked", "base forgotten", "base copied"} <= set(seen)
@@ -132,13 +134,13 @@ def test_clone_that_comes_to_an_evicted_base_waits_and_stages_it_again(world: Wo
 
 def test_clones_and_evictions_at_random_never_meet(world: World) -> None:
     image = world.image()
-    name = os.path.basename(cache.stage(root(world), image).directory)
+    name = os.path.basename(ensure(root(world), image, None).base.directory)
     stop, errors = threading.Event(), []
 
     def clones(first: int) -> None:
         try:
             for vm in range(first, first + 60):
-                base, path = cache.lease(root(world), image, vm, 0)
+                base, path = ensure(root(world), image, None, (vm, 0))
                 # What a clone does next: it opens the lease.
                 with open(path, "rb") as file:
                     file.seek(1 * MiB)
@@ -151,7 +153,7 @@ def test_clones_and_evictions_at_random_never_meet(world: World) -> None:
 
     def evictions() -> None:
         while not stop.is_set():
-            scrub.evict(b.EvictBase(root(world), name))
+            room.evict(root(world), name)
 
     workers = [threading.Thread(target=clones, args=(first,)) for first in (0, 1000, 2000)]
     evictor = threading.Thread(target=evictions)

@@ -236,7 +236,7 @@ def test_content_without_format_has_one_generation_whoever_asks(world: World) ->
     generation = staged["generation"]  # type: ignore[index]
     request = FromImage.parse([f"fe:{image.source}", f"localhost:{world.disk().path}", "5", "100"])
     clone = disks.clone(request, Disk(parse("<DISK><DISK_ID>1</DISK_ID></DISK>", "DISK")), told, store, OVERLAY_OPTIONS)
-    world.on(*clone)
+    world.on(*next(clone).steps)
     qemu_io(world.disk().path, "qcow2", "read -P 0xa1 1M 64k")
     assert world.leases() == [f"100-7-{generation}/5-1"]
     forget_bases(world)

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Callable, Dict, Iterator
 
 import pytest
 
@@ -34,8 +34,9 @@ from tools.world import MiB, World, allocated, qemu_io
 
 
 def carry(
-    source_dir: str, target_dir: str, vm: int, *, keep_bases: bool = True, spoil: str = "", arrived: bool = True, seq: int = -1
-) -> object:
+    source_dir: str, target_dir: str, vm: int, *, keep_bases: bool = True, spoil: str = "", arrived: bool = True, seq: int = -1,
+    answer: Callable[[Dict[str, object]], object] | None = None,
+) -> object:  # fmt: skip
     """Relay a VM directory as `tm/mv` does, each end with its own session; `spoil` a chunk or the hash on the way."""
     with Session("localhost", "mv", Config()) as source, Session("localhost", "mv", Config()) as target:
         source.seq = target.seq = seq
@@ -44,7 +45,7 @@ def carry(
         if not found["present"]:
             return None
         source.begin([s.SendVm(vm, source_dir, found["token"])])
-        target.begin([s.ReceiveVm(vm, target_dir, keep_bases, "")])
+        target.begin([s.ReceiveVm(vm, target_dir, keep_bases, "")], answers=answer is not None)
         count = 0
         first = source.read()
         while isinstance(first, bytes):
@@ -56,7 +57,7 @@ def carry(
         assert isinstance(first, dict)
         source.finish()
         target.send(end=True, sha256="0" * 64 if spoil == "hash" else first["sha256"])
-        target.finish()
+        target.finish(answer)
         moved = dict(target.moved)
         if arrived:
             assert source.run([s.ReleaseVm(vm, source_dir, "", first["seen"])]) == [{"kept": ""}]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from semishared.base import cache, partial, peers
+from semishared.base.ensure import ensure
 from semishared.base.partial import Partial
 from semishared.config import Config
 from semishared.errors import HostFailed, HostUnreachable, MissingImage, TransferCorrupt
@@ -33,7 +34,7 @@ def image(world: World) -> s.ImageRef:
         for at in (20, 100, 201):
             file.seek(at * MiB)
             file.write(os.urandom(8 * MiB) + b"text " * 500_000)
-    generation = cache.stage(str(world.root), found).generation
+    generation = ensure(str(world.root), found, None).base.generation
     return found._replace(generation=generation)
 
 

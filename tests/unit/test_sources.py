@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from semishared.errors import BadArguments, NoSpace
 from semishared.front import base_tracker
 from semishared.plan import sources
-from semishared.plan.eviction import Limits
+from semishared.plan.eviction import Limits, room, room_for_disk
 from semishared.plan.sources import Arriving, for_host
 
 NAME = f"100-7-{'a' * 32}"
@@ -72,10 +72,40 @@ def test_hints_about_older_generations_go_and_damaged_ones_mean_nothing(tmp_path
 def test_room_is_made_or_refused() -> None:
     base = {"name": NAME, "bytes": 60, "staged": 1.0, "used": 1.0, "leases": []}
     listed: dict[str, object] = {"bases": [base], "free": 100, "total": 1000}
-    assert base_tracker.room(listed, Limits(-1, 50), "h1", 40, f"100-8-{'a' * 32}") == []
-    assert base_tracker.room(listed, Limits(-1, 50), "h1", 90, f"100-8-{'a' * 32}") == [NAME]
-    assert base_tracker.room(listed, Limits(50, 0), "h1", 10, f"100-8-{'a' * 32}") == [NAME]
+    assert room(listed, Limits(-1, 50), "h1", 40, f"100-8-{'a' * 32}") == []
+    assert room(listed, Limits(-1, 50), "h1", 90, f"100-8-{'a' * 32}") == [NAME]
+    assert room(listed, Limits(50, 0), "h1", 10, f"100-8-{'a' * 32}") == [NAME]
     with pytest.raises(NoSpace, match="no space for a base of .* on h1"):
-        base_tracker.room(listed, Limits(50, 0), "h1", 60, f"100-8-{'a' * 32}")
+        room(listed, Limits(50, 0), "h1", 60, f"100-8-{'a' * 32}")
+    assert room(listed, Limits(50, 0), "h1", 60, f"100-8-{'a' * 32}", must=True) == [NAME], "limits are no reason"
+    with pytest.raises(NoSpace, match="are missing"):
+        room(listed, Limits(-1, 50), "h1", 170, f"100-8-{'a' * 32}", must=True)
     with pytest.raises(NoSpace):
-        base_tracker.room({**listed, "bases": [{**base, "leases": ["5-1"]}]}, Limits(-1, 50), "h1", 90, f"100-8-{'a' * 32}")
+        room({**listed, "bases": [{**base, "leases": ["5-1"]}]}, Limits(-1, 50), "h1", 90, f"100-8-{'a' * 32}")
+
+
+def test_room_for_a_disk_is_what_idle_bases_can_give() -> None:
+    other = f"100-8-{'b' * 32}"
+    rows = [
+        {"name": NAME, "bytes": 60, "staged": 1.0, "used": 1.0, "leases": []},
+        {"name": other, "bytes": 60, "staged": 1.0, "used": 2.0, "leases": []},
+        {"name": f"100-9-{'c' * 32}", "bytes": 60, "staged": 1.0, "used": 0.5, "leases": ["5-1"]},
+    ]
+    listed = {"bases": rows, "free": 100, "total": 1000}
+    assert room_for_disk(listed, 50, 50) == []
+    assert room_for_disk(listed, 50, 60) == [NAME]
+    assert room_for_disk(listed, 50, 60, last=NAME) == [other], "what it is copied from stays, if others will do"
+    assert room_for_disk(listed, 50, 150, last=NAME) == [NAME, other]
+    assert room_for_disk(listed, 50, 1000) == [NAME, other], "it may fit all the same"
+
+
+def test_what_is_only_borrowed_is_named_to_nobody(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    base_tracker.leave(root, NAME, {"h1": True})
+    assert base_tracker.join(root, NAME, "fe", stays=False) == ["h1"]
+    base_tracker.arrived(root, NAME, "fe", True)
+    assert base_tracker.holders_of(root, NAME) == ["h1"]
+    base_tracker.join(root, NAME, "h2")
+    base_tracker.arrived(root, NAME, "h2", True)
+    base_tracker.arrived(root, "", "h2", True)
+    assert base_tracker.holders_of(root, NAME) == ["h1", "h2"]

@@ -17,22 +17,17 @@ when everything in it is on disk. Eviction unlinks `image`: an overlay keeps its
 from __future__ import annotations
 
 import os
-import re
 import shutil
-from contextlib import contextmanager
-from typing import Callable, Iterator, NamedTuple
+from typing import NamedTuple
 
-from .. import store
-from ..errors import BadArguments, ImageChanged
-from ..model.steps import ImageRef
-from ..tools import beneath, extents, files, inspection, locks, progress
+from ..errors import BadArguments
+from ..model.refs import BASE, ImageRef
+from ..tools import beneath, files, progress
 from ..tools.crash_points import point
-from ..tools.undo import Undo
 
 NAME = ".semishared"
 SOURCE = "source"
 """File in a base from a store that is reached over the network: POOL/IMAGE."""
-BASE = re.compile(r"[0-9]+-[0-9]+-[0-9a-f]{32}\Z")
 
 
 class Base(NamedTuple):
@@ -58,7 +53,8 @@ def root_of(vm_dir: str) -> str:
     return f"{os.path.dirname(os.path.dirname(vm_dir))}/{NAME}"
 
 
-def _named(root: str, image: ImageRef, generation: str) -> Base:
+def named(root: str, image: ImageRef, generation: str) -> Base:
+    """Return the base of a generation of an image, which need not be there."""
     return Base(f"{root}/bases/{image.store}-{image.id}-{generation}", generation)
 
 
@@ -100,65 +96,6 @@ def is_published(base: Base) -> bool:
     return False
 
 
-def stage(
-    root: str, image: ImageRef, content: store.Content | None = None, ask: Callable[..., dict[str, object]] | None = None
-) -> Base:
-    """Return the base of the image's current generation (or of `image.generation`), staged from the store if need be.
-
-    With `ask`, the front-end is asked first from where a base is to come that is not here (reception.py).
-    Raise ImageChanged if the store's content is not that generation, MissingImage, StoreUnavailable, NoSpace.
-    """
-    if image.generation:
-        base = _named(root, image, image.generation)
-        if is_published(base):
-            return base
-    content = content or store.content(image)
-    seen = content.see()
-    current = content.generation(seen)
-    if current and not image.generation and is_published(_named(root, image, current)):
-        return _named(root, image, current)
-    with locks.exclusive(f"{root}/locks/base-{image.store}-{image.id}"):
-        return _stage_locked(root, image, content, ask)
-
-
-def _stage_locked(
-    root: str, image: ImageRef, content: store.Content, ask: Callable[..., dict[str, object]] | None
-) -> Base:
-    seen = content.see()
-    current = content.generation(seen)
-    wanted = image.generation or current
-    if wanted and is_published(_named(root, image, wanted)):
-        return _named(root, image, wanted)
-    if wanted and ask:
-        from . import fetch
-
-        base = _named(root, image, wanted)
-        fetch.clone(root, image._replace(generation=wanted), content, ask)
-        return publish(root, base, image)
-    staging = f"{root}/staging/{image.store}-{image.id}"
-    shutil.rmtree(staging, ignore_errors=True)
-    content.tidy()
-    with Undo() as undo, files.enough_space(root):
-        # What a failed copy has written is space that the host lacks.
-        undo.add(lambda: shutil.rmtree(staging, ignore_errors=True))
-        os.makedirs(f"{staging}/leases")
-        point("staging made")
-        found = content.copy(seen, f"{staging}/image", image.format)
-        point("base copied")
-        if content.see() != seen:
-            raise ImageChanged(f"{image.source} was written to while it was copied")
-        inspection.check(f"{staging}/image", image.format, image.source)
-        if wanted and found.generation != wanted:
-            _explain(image, found, content.expected(wanted) if current == wanted else None)
-        os.chmod(f"{staging}/image", 0o440)
-        files.write(f"{staging}/manifest", found.text(), 0o440)
-        undo.keep()
-        point("base staged")
-    if not current:
-        content.publish(found, seen)
-    return publish(root, _named(root, image, found.generation), image)
-
-
 def _note_source(directory: str, image: ImageRef) -> None:
     """Note where a base is from if its store is mounted nowhere: whoever looks at the host's health need not miss a mount."""
     if not image.access.can.is_mounted:
@@ -186,30 +123,20 @@ def publish(root: str, base: Base, image: ImageRef) -> Base:
     return base
 
 
-def _explain(image: ImageRef, found: extents.Manifest, expected: extents.Manifest | None) -> None:
-    where = ""
-    if expected is not None:
-        bad = sorted(i for i in found.extents.keys() | expected.extents.keys() if found.extents.get(i) != expected.extents.get(i))
-        where = f", first at byte {bad[0] * extents.EXTENT}" if bad else ", in size or format"
-    raise ImageChanged(f"{image.source} does not have the content of its generation{where}")
-
-
-def lease(root: str, image: ImageRef, vm: int, disk: int) -> tuple[Base, str]:
-    """Return a base and a lease on it for a disk, staging again if the base was evicted in between."""
-    while True:
-        base = stage(root, image)
-        path = base.lease(vm, disk)
-        beneath.refuse_link(path)
-        try:
-            if os.path.exists(path):
-                return base, path
-            # Fails if the base was evicted meanwhile; its directory must not come back without what belongs into it.
-            os.link(base.image, path)
-        except FileNotFoundError:
-            continue
-        files.fsync(os.path.dirname(path))
-        point("leased")
-        return base, path
+def lease(base: Base, vm: int, disk: int) -> str:
+    """Return a disk's lease on a base, taken if it has none; '' if the base was evicted meanwhile."""
+    path = base.lease(vm, disk)
+    beneath.refuse_link(path)
+    try:
+        if os.path.exists(path):
+            return path
+        # Fails if the base is gone; its directory must not come back without what belongs into it.
+        os.link(base.image, path)
+    except FileNotFoundError:
+        return ""
+    files.fsync(os.path.dirname(path))
+    point("leased")
+    return path
 
 
 def release(root: str, vm: int, disk: int | None = None, but: str = "") -> None:
@@ -232,29 +159,6 @@ def release(root: str, vm: int, disk: int | None = None, but: str = "") -> None:
                 files.unlink(f"{base}/leases/{held}")
                 point("lease released")
                 progress.touch()
-
-
-@contextmanager
-def borrowed(root: str, record: dict[str, object] | None, vm: int, disk: int) -> Iterator[None]:
-    """Have, within the block, the base that an overlay lacks where it lies without a lease: on the front-end."""
-    image = record.get("image") if record and record.get("how") == "overlay" else None
-    if not isinstance(image, dict):
-        yield
-        return
-    ref = ImageRef.from_data(image)
-    wanted = _named(root, ref, ref.generation)
-    if os.path.exists(wanted.lease(vm, disk)):
-        yield
-        return
-    was_there = os.path.isdir(wanted.directory)
-    base, _ = lease(root, ref, vm, disk)
-    try:
-        yield
-    finally:
-        files.unlink(base.lease(vm, disk))
-        if not was_there:
-            with locks.exclusive(f"{root}/locks/base-{ref.store}-{ref.id}"):
-                forget(base)
 
 
 def forget(base: Base) -> bool:

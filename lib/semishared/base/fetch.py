@@ -9,84 +9,25 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
-from typing import Any, Callable
+from typing import Callable
 
 from .. import store
 from ..config import Config, load
 from ..errors import BaseBusy, HostUnreachable, ImageChanged, NoSpace, SemisharedError, TransferCorrupt, UnsafeImage, WrongFormat
 from ..model.steps import ImageRef
-from ..model.steps_base import DescribeBase, EvictBase, FetchBase, ListBases, ServeBase
+from ..model.steps_base import DescribeBase, FetchBase, ServeBase
+from ..plan import eviction
 from ..tools import compress, extents, files, inspection, locks
 from ..tools.crash_points import point
 from ..tools.rate_limit import Pace, stand_back
 from ..tools.run import PATH
 from ..wire import packets
-from . import cache, partial, peers, scrub
+from . import cache, partial, peers, room
+from .account import Account, Orders, Tell
 from .partial import Partial, ranges
 
-Tell = Callable[..., None]
-TELL_S = 0.5
 ROUNDS = 2
 """How often all peers are asked before the store is (or nobody is left)."""
-
-
-class Account:
-    """What came from where, told to the front-end as it comes."""
-
-    def __init__(self, target: Partial, tell: Tell) -> None:
-        self._target, self._tell, self._told = target, tell, 0.0
-        self.sources: dict[str, dict[str, int]] = {}
-        self.troubles: list[str] = []
-
-    def came(self, source: str, extents_before: int, packed: int, **more: Any) -> None:
-        """Note that `packed` bytes came from `source`, and that before them `extents_before` extents were there."""
-        if packed:  # a stream that brought nothing is no source
-            entry = self.sources.setdefault(source, {"extents": 0, "bytes": 0})
-            entry["extents"] += len(self._target.have) - extents_before
-            entry["bytes"] += packed
-        self.tell(source, **more)
-
-    def tell(self, source: str, *, now: bool = False, **more: object) -> None:
-        """Say how far it is, not more often than the front-end can want to know."""
-        if now or time.monotonic() - self._told > TELL_S:
-            self._told = time.monotonic()
-            manifest = self._target.manifest
-            self._tell(
-                event="progress", have=len(self._target.have), of=len(manifest.extents) if manifest else 0, source=source,
-                came=self.sources.get(source, {}).get("bytes", 0), **more,
-            )  # fmt: skip
-
-
-class Orders:
-    """What the front-end says while a base is received: {"skip": HOST}, {"end": "stream"} and, when nothing more can come
-    in this round, {"end": "round"}."""
-
-    def __init__(self, poll: Callable[[], object]) -> None:
-        self._poll = poll
-        self._skipped: set[str] = set()
-        self.stream_ended = self.ended = False
-
-    def skip(self, host: str) -> bool:
-        """Tell whether `host` is to be left; once."""
-        self.hear()
-        if self.ended:
-            return True
-        if host in self._skipped:
-            self._skipped.discard(host)
-            return True
-        return False
-
-    def hear(self) -> None:
-        while True:
-            message = self._poll()
-            if not isinstance(message, dict):
-                return
-            if "skip" in message:
-                self._skipped.add(str(message["skip"]))
-            if "end" in message:
-                self.stream_ended = True
-                self.ended = self.ended or message["end"] == "round"
 
 
 def receive(step: FetchBase, tell: Tell, poll: Callable[[], object]) -> dict[str, object]:
@@ -113,8 +54,7 @@ def receive(step: FetchBase, tell: Tell, poll: Callable[[], object]) -> dict[str
 def fill(step: FetchBase, tell: Tell, poll: Callable[[], object]) -> Account:
     """Make the base in staging, under its lock; raise what the last source said if something stays missing."""
     stand_back()
-    for name in step.evict:
-        scrub.evict(EvictBase(step.root, name))
+    room.evict_all(step.root, step.evict, cache.lock_path(step.root, cache.named(step.root, step.image, step.image.generation)))
     config = load()
     try:
         with files.enough_space(step.root):
@@ -193,10 +133,12 @@ class _Filling:
         image, target, pace = self.step.image, self.target, Pace(self.step.rate)
         content = store.content(image)
         seen = content.see()
-        if content.generation(seen) != image.generation:
+        current = content.generation(seen)
+        if current and current != image.generation:
             raise ImageChanged(f"{image.source} does not have the content of generation {image.generation} any more")
-        if target.manifest is None:
-            expected = content.expected(image.generation)
+        if target.manifest is None or not current:
+            # A content that nobody has hashed may be that one all the same: a session may have changed nothing.
+            expected = content.expected(image.generation) if current else None
             if expected is None:
                 self._store_without_manifest(content, seen)
                 return
@@ -212,7 +154,6 @@ class _Filling:
         if content.see() != seen:
             raise ImageChanged(f"{image.source} was written to while it was copied")
 
-
     def _store_without_manifest(self, content: store.Content, seen: object) -> None:
         """Copy the image whole: that its hash is its generation shows only at the end."""
         target, path = self.target, f"{self.target.directory}/image"
@@ -221,6 +162,8 @@ class _Filling:
         if found.generation != self.step.image.generation or content.see() != seen:
             files.unlink(path)
             raise ImageChanged(f"{self.step.image.source} does not have the content of its generation")
+        if not content.generation(seen):
+            content.publish(found, seen)
         target.adopt(found)
         self.account.came("store", 0, len(found.extents) * extents.EXTENT)
 
@@ -246,7 +189,7 @@ def describe(step: DescribeBase) -> dict[str, object]:
         "needed": 0 if has or trouble else _needed(content, seen, expected),
         "tools": tools, "trouble": trouble,
         "partial": len(partial.have(f"{step.root}/staging/{image.store}-{image.id}")) if there else 0,
-        **scrub.list_bases(ListBases(step.root)),
+        **room.list_bases(step.root),
     }  # fmt: skip
 
 
@@ -256,19 +199,23 @@ def _needed(content: store.Content, seen: object, expected: extents.Manifest | N
     return min(found, len(expected.extents) * extents.EXTENT) if expected else found
 
 
-def clone(root: str, image: ImageRef, content: store.Content, ask: Callable[..., dict[str, object]]) -> None:
-    """Make the base in staging for a clone, from where the front-end says; it is told what there is and what is needed."""
-    seen = content.see()
-    expected = content.expected(image.generation) if content.generation(seen) == image.generation else None
-    needed = _needed(content, seen, expected)
-    answer = ask(question="base", name=f"{image.store}-{image.id}-{image.generation}", needed=needed, **scrub.list_bases(ListBases(root)))
+def fetch(
+    root: str, image: ImageRef, content: store.Content, seen: object, current: str, ask: room.Ask | None, want: room.Want
+) -> None:
+    """Make the base of a known generation in staging, under its lock, from where the front-end says, or else from the store.
+
+    `seen` and `current` are what the store has, None and '' if nothing.
+    """
+    needed = _needed(content, seen, content.expected(current) if current == image.generation else None) if seen else 0
+    # What a killed action has left is gone on with, or removed.
+    needed = max(0, needed - files.allocated(f"{root}/staging/{image.store}-{image.id}/image"))
+    answer = room.ask_for_base(root, image, needed, ask, want)
     fill(_of_answer(root, image, answer), lambda **_: None, lambda: None)
 
 
 def _of_answer(root: str, image: ImageRef, answer: dict[str, object]) -> FetchBase:
-    sources, evict = answer.get("sources"), answer.get("evict")
+    sources = answer.get("sources")
     return FetchBase(
         root, image, tuple(map(str, sources if isinstance(sources, list) else ())), str(answer.get("from_store", "last")),
-        "", str(answer.get("codec", "auto")), int(str(answer.get("rate", 0))), (),
-        tuple(map(str, evict if isinstance(evict, list) else ())),
+        "", str(answer.get("codec", "auto")), eviction.number(answer, "rate"), (), room.chosen(answer),
     )  # fmt: skip

@@ -19,7 +19,7 @@ import re
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Callable
+from typing import Callable
 
 from ..errors import HostUnreachable, SemisharedError, StreamFailed, ToolTimeout
 from ..model.steps_base import FetchBase, StreamBase
@@ -29,11 +29,9 @@ from ..tools.rate_limit import stand_back
 from ..tools.run import Program, run, started
 from ..wire import packets
 from . import peers
+from .account import Account, Orders
 from .arrival import Arrival
 from .partial import Partial
-
-if TYPE_CHECKING:
-    from .fetch import Account, Orders
 
 START_S = 20
 """Until the first packet: seconds that a receiver waits for the sender, and the sender for receivers."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bases at rest: what there is, whether it still is what it was, and what becomes of one that is not.
+"""Bases at rest: whether each still is what it was, and what becomes of one that is not.
 
 A damaged base is taken out of use by one rename, image -> damaged, under its lock: nobody takes a new lease from there on,
 and no lease (they are the same file) brings it back. Mending stages the base anew and puts links to the new file in the
@@ -17,69 +17,16 @@ import time
 from typing import Callable, Iterator
 
 from ..errors import ImageChanged, MissingImage
-from ..model.steps_base import EvictBase, ListBases, MendBase, ReadBase, VerifyBase
+from ..model.steps_base import MendBase, ReadBase, VerifyBase
 from ..tools import extents, files, locks, progress
 from ..tools.crash_points import point
 from ..tools.rate_limit import Pace, stand_back
-from . import cache
+from . import cache, room
+from .ensure import ensure
 
 Tell = Callable[..., None]
 """Send an event to the front-end."""
 TELL_S = 1.0
-
-
-def list_bases(step: ListBases) -> dict[str, object]:
-    """Return all bases of this host and the capacity of their file system."""
-    directory = f"{step.root}/bases"
-    found = []
-    for name in sorted(_names(directory)):
-        if cache.BASE.match(name):
-            described = _describe(cache.at(step.root, name))
-            if described:
-                found.append(described)
-    place = step.root
-    while not os.path.isdir(place):
-        place = os.path.dirname(place)
-    stat = os.statvfs(place)
-    return {"bases": found, "total": stat.f_blocks * stat.f_frsize, "free": stat.f_bavail * stat.f_frsize}
-
-
-def _names(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _describe(base: cache.Base) -> dict[str, object] | None:
-    leases = sorted(name for name in _names(f"{base.directory}/leases") if not name.startswith(files.STAGED))
-    damaged = os.path.lexists(base.damaged)
-    for path in (base.image, base.damaged, *(f"{base.directory}/leases/{name}" for name in leases)):
-        try:
-            stat = os.stat(path)
-            used = os.stat(f"{base.directory}/leases").st_mtime
-        except FileNotFoundError:
-            continue
-        return {
-            "name": os.path.basename(base.directory), "leases": leases, "bytes": stat.st_blocks * 512, "size": stat.st_size,
-            "staged": stat.st_mtime, "used": max(used, stat.st_mtime), "damaged": damaged,
-        }  # fmt: skip
-    return None
-
-
-def evict(step: EvictBase) -> dict[str, object]:
-    """Remove a base unless somebody has a lease on it."""
-    base = cache.at(step.root, step.name)
-    lock = cache.lock_path(step.root, base)
-    os.makedirs(os.path.dirname(lock), exist_ok=True)
-    # Without waiting: whoever holds it is about to use the image, and may himself be evicting for room.
-    file = locks.attempt(lock)
-    if not file:
-        return {"evicted": False, "bytes": 0}
-    with file:
-        described = _describe(base)
-        gone = cache.forget(base)
-    return {"evicted": gone, "bytes": described["bytes"] if described and gone else 0}
 
 
 def verify(step: VerifyBase, tell: Tell) -> dict[str, object]:
@@ -104,8 +51,8 @@ def read(step: ReadBase, tell: Tell) -> dict[str, object]:
     if os.path.lexists(base.damaged) and not os.path.lexists(base.image):
         return {"bad": [], "damaged": True, "bytes": 0, "seconds": 0.0, **_held(base)}
     # An evicted one that is still leased is what its leases are.
-    names = [base.image, *(f"{base.directory}/leases/{name}" for name in _names(f"{base.directory}/leases"))]
-    path = next((name for name in names if os.path.exists(name)), "")
+    paths = [base.image, *(f"{base.directory}/leases/{name}" for name in room.leases(base))]
+    path = next((path for path in paths if os.path.exists(path)), "")
     if not path:
         raise MissingImage(f"base {step.name} is not there on {os.uname().nodename}")
     stand_back(19)
@@ -115,7 +62,7 @@ def read(step: ReadBase, tell: Tell) -> dict[str, object]:
 
 
 def _held(base: cache.Base) -> dict[str, object]:
-    described = _describe(base)
+    described = room.describe(base)
     return {"leases": described["leases"] if described else []}
 
 
@@ -128,7 +75,7 @@ def _take_out(root: str, base: cache.Base, inode: int) -> None:
                 point("base taken out of use")
         except FileNotFoundError:
             # Evicted meanwhile; what leases hold of it must not come back.
-            for name in _names(f"{base.directory}/leases"):
+            for name in room.leases(base):
                 os.link(f"{base.directory}/leases/{name}", base.damaged)
                 break
 
@@ -213,13 +160,13 @@ def _open_through_cache(path: str) -> int:
     return fd
 
 
-def mend(step: MendBase) -> dict[str, object]:
-    """Stage a base that was taken out of use anew, and give its leases the new content; return the VMs that had them."""
-    base = cache.stage(step.root, step.image)
+def mend(step: MendBase, ask: room.Ask | None) -> dict[str, object]:
+    """Have a base that was taken out of use anew, and give its leases the new content; return the VMs that had them."""
+    base, _ = ensure(step.root, step.image, ask, want=room.FOR_THIS)
     leases = f"{base.directory}/leases"
     inode = os.stat(base.image).st_ino
     relinked = []
-    for name in sorted(_names(leases)):
+    for name in room.leases(base):
         vm, _, disk = name.partition("-")
         if not (vm.isdigit() and disk.isdigit()):
             continue

@@ -27,6 +27,7 @@ from typing import Any, Callable
 from .. import NAME
 from ..config import Config, load
 from ..errors import BadArguments, ImageChanged, SemisharedError
+from ..front.answering import answering
 from ..model import steps_base as b
 from ..model.refs import ImageRef
 from ..opennebula.oned import Oned
@@ -170,7 +171,9 @@ def verify(command: Command) -> Result:
             row = {"name": base["name"], **found, "mended": False, "why": ""}
             if found["damaged"] and not dry_run:
                 try:
-                    session.run([b.MendBase(root, reference(command, base["name"]))])
+                    mend = b.MendBase(root, reference(command, base["name"]))
+                    with answering(root, host.name, command.config) as answer:
+                        session.run([mend], answer=answer)
                     row["mended"] = True
                 except SemisharedError as e:
                     row["why"] = e.line()

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import ContextManager, Iterator
 
 from .. import store
-from ..base import cache
+from ..base import cache, room
+from ..base.ensure import ensure
 from ..errors import ImageChanged, MissingImage, NotSupported
 from ..guest import block_jobs, job_lock
 from ..model.steps import (
@@ -54,11 +55,11 @@ def _image_record(image: ImageRef, generation: str) -> dict[str, object]:
     return image._replace(generation=generation).to_data()
 
 
-def create_overlay(step: CreateOverlay, planned: Planned) -> None:
+def create_overlay(step: CreateOverlay, planned: Planned, ask: room.Ask | None) -> None:
     """Publish an overlay over a leased base (map: disk.N -> disk.N.snap/0 over leases/VM-N == bases/.../image)."""
     disk, image = step.disk, step.image
     root = cache.root_of(disk.vm_dir)
-    base, lease = cache.lease(root, image, disk.vm, disk.disk)
+    base, lease = ensure(root, image, ask, (disk.vm, disk.disk))
     is_first = not os.path.lexists(disk.path)
     record = {
         "place": "local", "how": "overlay", "format": "qcow2", "path": first_layer(disk), "readonly": False,
@@ -80,7 +81,7 @@ def _grown(path: str, image: ImageRef, min_size: int) -> int:
     return min_size if min_size and qemu_img.virtual_size(path, image.format) < min_size else 0
 
 
-def copy_image(step: CopyImage, planned: Planned) -> None:
+def copy_image(step: CopyImage, planned: Planned, ask: room.Ask | None) -> None:
     """Publish a full copy, verified against the image's generation where that is known; from the base if it is here."""
     disk, image = step.disk, step.image
     content = store.content(image)
@@ -90,11 +91,11 @@ def copy_image(step: CopyImage, planned: Planned) -> None:
         "place": "local", "how": "copy", "format": image.format, "path": first_layer(disk), "readonly": False,
         "image": _image_record(image, current),
     }  # fmt: skip
+    base = cache.named(cache.root_of(disk.vm_dir), image, current)
+    room.for_disk(disk.vm_dir, content.allocated(seen), ask, os.path.basename(base.directory))
     with _publishing(disk, planned, record) as staged:
-        base = f"{cache.root_of(disk.vm_dir)}/bases/{image.store}-{image.id}-{current}/image"
-        local = bool(current) and os.path.exists(base)
-        if local:
-            found = extents.copy(base, staged, image.format, "base_read")
+        if current and os.path.exists(base.image):
+            found = extents.copy(base.image, staged, image.format, "base_read")
         else:
             found = content.copy(seen, staged, image.format)
         if content.see() != seen or (current and found.generation != current):
@@ -152,7 +153,7 @@ def link_in_place(step: LinkInPlace, planned: Planned) -> None:
         os.symlink(str(found["path"]), staged)
 
 
-def create_volatile(step: CreateVolatile, planned: Planned) -> None:
+def create_volatile(step: CreateVolatile, planned: Planned, ask: room.Ask | None) -> None:
     """Publish an empty disk; with a file system (or swap) it is made raw first, then converted."""
     disk = step.disk
     if step.fs and step.fs not in mkfs.MKFS:
@@ -160,9 +161,15 @@ def create_volatile(step: CreateVolatile, planned: Planned) -> None:
     record: dict[str, object] = {
         "place": "local", "how": "volatile", "format": step.format, "path": disk.path, "readonly": False
     }  # fmt: skip
+    room.for_disk(disk.vm_dir, _written_empty(step), ask)
     with _publishing(disk, planned, record) as staged:
         mkfs.make_empty(staged, step.format, step.size, step.fs)
         os.chmod(staged, 0o660)
+
+
+def _written_empty(step: CreateVolatile) -> int:
+    """Return about how many bytes an empty disk takes: a file system's journal is at most 1 GiB, its tables are few at first."""
+    return min(step.size >> 4, 1 << 30) + (step.size >> 12) + room.LITTLE if step.fs not in ("", "swap") else room.LITTLE
 
 
 @contextmanager

@@ -14,7 +14,8 @@ import hashlib
 import os
 from typing import Callable, Iterator
 
-from ..base import cache
+from ..base import cache, room
+from ..base.ensure import ensure
 from ..errors import (
     ImageChanged,
     LateAction,
@@ -76,7 +77,9 @@ def _begun(vm: int, directory: str, planned: Planned) -> str:
     return move
 
 
-def receive(step: ReceiveVm, chunks: Iterator[bytes], sent_sha256: Callable[[], str], planned: Planned) -> None:
+def receive(
+    step: ReceiveVm, chunks: Iterator[bytes], sent_sha256: Callable[[], str], planned: Planned, ask: room.Ask | None
+) -> None:
     """Unpack the stream beside the VM directory, and publish it if it is what was sent."""
     move = _begun(step.vm, step.vm_dir, planned)
     with beside.receiving(step.vm, step.vm_dir, cache.root_of(step.vm_dir)) as staging:
@@ -85,7 +88,7 @@ def receive(step: ReceiveVm, chunks: Iterator[bytes], sent_sha256: Callable[[], 
         if sent_sha256() != received:
             raise TransferCorrupt(f"VM {step.vm}: what arrived on {os.uname().nodename} is not what was sent")
         layout.check_received(staging, step.vm, step.vm_dir, step.foreign)
-        _publish(staging, step, move, planned)
+        _publish(staging, step, move, planned, ask)
     beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
 
 
@@ -101,11 +104,11 @@ def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _publish(staging: str, step: ReceiveVm | RenameVm, move: str, planned: Planned) -> None:
+def _publish(staging: str, step: ReceiveVm | RenameVm, move: str, planned: Planned, ask: room.Ask | None) -> None:
     """Give the received directory its bases and leases and rename it to the VM directory."""
     vm, directory = step.vm, step.vm_dir
     for record in vm_dir.records(staging):
-        _adopt(staging, directory, vm, record, step.keep_bases)
+        _adopt(staging, directory, vm, record, step.keep_bases, ask)
     os.makedirs(f"{staging}/{vm_dir.RECORDS}", exist_ok=True)
     vm_dir.note_seq(staging, planned.seq)
     files.fsync_tree(staging)
@@ -145,7 +148,9 @@ def _check_may_replace(staging: str, step: ReceiveVm | RenameVm, planned: Planne
         raise MigrationRefused(f"{directory} on {here} is not replaced: {why}")
 
 
-def _adopt(staging: str, directory: str, vm: int, record: dict[str, object], keep_bases: bool) -> None:
+def _adopt(
+    staging: str, directory: str, vm: int, record: dict[str, object], keep_bases: bool, ask: room.Ask | None
+) -> None:
     """Make one disk of a received directory usable here."""
     disk = int(str(record["disk"]))
     if "network" in record:
@@ -163,12 +168,12 @@ def _adopt(staging: str, directory: str, vm: int, record: dict[str, object], kee
     image = record.get("image")
     if record["how"] == "overlay" and keep_bases and isinstance(image, dict):
         try:
-            cache.lease(cache.root_of(directory), ImageRef.from_data(image), vm, disk)
+            ensure(cache.root_of(directory), ImageRef.from_data(image), ask, (vm, disk), want=room.FOR_THIS)
         except ImageChanged as e:
             raise ImageChanged(f"disk {disk} of VM {vm} needs the image as it was: {e.detail}") from None
 
 
-def rename(step: RenameVm, planned: Planned) -> dict[str, object]:
+def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
     """Copy a VM directory to another system datastore of this host; return the fingerprint of the source, to be released."""
     beneath.refuse_link(step.source)
     source, target = whereabouts.describe(step.source), whereabouts.describe(step.vm_dir)
@@ -180,15 +185,20 @@ def rename(step: RenameVm, planned: Planned) -> dict[str, object]:
         if os.path.exists(other) and os.path.samefile(one, other):
             raise SameDirectory(f"{step.source} and {step.vm_dir} on {os.uname().nodename} are one directory")
     move = _begun(step.vm, step.vm_dir, planned)
+    room.for_disk(step.vm_dir, _allocated(step.source), ask)
     with beside.receiving(step.vm, step.vm_dir, cache.root_of(step.vm_dir)) as staging:
         before, seen = os.stat(step.source), whereabouts.fingerprint(step.source)
         work(["cp", "-a", "--sparse=always", "--reflink=auto", "--", f"{step.source}/.", staging])
         _check_still(step.source, before)
         point("directory copied")
         layout.check_received(staging, step.vm, step.vm_dir, step.foreign)
-        _publish(staging, step, move, planned)
+        _publish(staging, step, move, planned, ask)
     beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
     return {"seen": seen}
+
+
+def _allocated(directory: str) -> int:
+    return sum(files.allocated(os.path.join(folder, name)) for folder, _, names in os.walk(directory) for name in names)
 
 
 def release(step: ReleaseVm, planned: Planned) -> dict[str, object]:

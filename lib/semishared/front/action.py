@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Iterator
 
 from ..config import Config, load
 from ..model.exchange import AskOned, Exchange, Feed, File, On, Plan, While
 from ..model.steps import Step
 from ..opennebula.report import Report
+from .answering import Answer, answering
 
 if TYPE_CHECKING:
     from ..wire.session import Session
@@ -40,10 +41,15 @@ class Action:
 
     def on(self, machine: str, steps: Iterable[Step]) -> list[object]:
         """Carry out `steps` on a machine in a conversation of their own: for actions that have no plan yet."""
-        with self.session(machine) as session:
-            results = session.run(steps)
+        steps = tuple(steps)
+        with self.session(machine) as session, self.answering(machine, steps) as answer:
+            results = session.run(steps, answer=answer)
             self.tell(machine, session.moved)
         return results
+
+    def answering(self, machine: str, steps: tuple[Step, ...]) -> ContextManager[Answer]:
+        """Return a context that yields what answers a machine which lacks a base, or room, for `steps`."""
+        return answering(root_of(steps), machine, self.config)
 
     def tell(self, machine: str, moved: dict[str, int]) -> None:
         """Log the bytes that were moved."""
@@ -78,16 +84,16 @@ class Sessions:
 
     def run(self, on: On, source: File | None = None, *, beside: bool = False, meanwhile: Callable[[], object] | None = None) -> list[Any]:
         """Have a message carried out; `source` follows it, `meanwhile` is done while its machine waits for that."""
-        session, bases = self._with(on.machine, beside), _Bases(on, self.action.config)
+        session = self._with(on.machine, beside)
 
         def answer(question: dict[str, object]) -> object:
             if "rests" in question and meanwhile:
                 meanwhile()
                 return {}
-            return bases.answer(question)
+            return of_bases(question)
 
         try:
-            with bases:
+            with self.action.answering(on.machine, on.steps) as of_bases:
                 return session.run(on.steps, _chunks(source), source.sha256 if source else "", answer)
         except BaseException:
             if session.is_busy:
@@ -115,31 +121,6 @@ class Sessions:
         beside = wanted.then.machine == wanted.first.machine
         first = self.run(wanted.first, meanwhile=lambda: found.extend(self.run(wanted.then, beside=beside)))
         return first, found
-
-
-class _Bases:
-    """What a machine is told that asks for a base. Only then is loaded what knows about bases: most actions are warm."""
-
-    def __init__(self, on: On, config: Config) -> None:
-        self._on = on
-        self._config = config
-        self._asked: list[str] = []
-
-    def __enter__(self) -> None:
-        pass
-
-    def answer(self, question: dict[str, object]) -> object:
-        """Return where the base that `question` names is to come from, and what has to go for it."""
-        from . import base_tracker
-
-        self._asked.append(str(question.get("name")))
-        return base_tracker.answer(root_of(self._on.steps), question, self._on.machine, self._config)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> None:
-        for name in self._asked:
-            from . import base_tracker
-
-            base_tracker.leave(root_of(self._on.steps), name, {self._on.machine: error is None})
 
 
 def root_of(steps: tuple[Step, ...]) -> str:

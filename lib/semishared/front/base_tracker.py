@@ -13,15 +13,14 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager
-from typing import Iterator
+from typing import Any, Iterator
 
-from ..base.cache import BASE
 from ..config import Config
-from ..errors import BadArguments, NoSpace, OnedUnavailable
+from ..errors import BadArguments, OnedUnavailable
+from ..model.refs import BASE
 from ..opennebula.oned import Oned
 from ..plan import eviction, sources
 from ..tools import files, locks
-from ..units import human
 
 KEEP_S = 30 * 86400
 """Hints that nobody has touched for so long go: of images that are gone, mostly."""
@@ -63,12 +62,13 @@ def _forget_older(root: str, name: str) -> None:
             files.unlink(entry.path)
 
 
-def join(root: str, name: str, host: str) -> list[str]:
-    """Note that `host` is about to get the base, and return from whom."""
+def join(root: str, name: str, host: str, *, stays: bool = True) -> list[str]:
+    """Note that `host` is about to get the base, if it is to stay there, and return from whom."""
     with _hints(root, name) as (holders, arriving):
         arriving[:] = [item for item in sources.current(arriving, time.time()) if item.host != host]
         found = sources.for_host(host, holders, arriving)
-        arriving.append(sources.Arriving(host, time.time()))
+        if stays:
+            arriving.append(sources.Arriving(host, time.time()))
     return found
 
 
@@ -87,42 +87,43 @@ def leave(root: str, name: str, hosts: dict[str, bool]) -> None:
         holders[:] = [host for host in holders if host not in hosts] + [host for host, has in hosts.items() if has]
 
 
+def arrived(root: str, name: str, host: str, has: bool) -> None:
+    """Note how it went for a host that has asked for a base, if `join` has noted it: what is only borrowed nobody else can have."""
+    if not name:
+        return
+    with _hints(root, name) as (holders, arriving):
+        if any(item.host == host for item in arriving):
+            arriving[:] = [item for item in arriving if item.host != host]
+            holders[:] = [other for other in holders if other != host] + [host] * has
+
+
 def holders_of(root: str, name: str) -> list[str]:
     """Return who is said to have the base."""
     with _hints(root, name) as (holders, _):
         return list(holders)
 
 
-def answer(root: str, question: dict[str, object], host: str, config: Config) -> dict[str, object]:
-    """Return what a cloning `host` has to know to get the base that it asks for; `leave` must follow."""
-    evict = _room(question, host, config)
-    found = join(root, str(question.get("name")), host)
+def answer(root: str, question: dict[str, Any], host: str, config: Config) -> dict[str, object]:
+    """Return what a `host` has to know that asks for a base, or for room (base/room.py); `arrived` must follow for its "name"."""
+    name = str(question.get("name", ""))
+    if question.get("question") == "has":
+        join(root, name, host)
+        return {}
+    limit = _limits(question, host, config)
+    needed = eviction.number(question, "needed")
+    if question.get("question") == "room":
+        return {"evict": eviction.room_for_disk(question, limit.floor, needed, str(question.get("last", "")))}
+    evict = eviction.room(question, limit, host, needed, name, must=question.get("must") is True)
+    # A content that nobody knows nobody else can have.
+    found = join(root, name, host, stays=question.get("stays") is not False) if name else []
     return {"sources": found, "from_store": "last", "codec": config.staging_compress, "rate": 0, "evict": evict}
 
 
-def _room(question: dict[str, object], host: str, config: Config) -> list[str]:
-    """Return which bases have to go on `host`; raise NoSpace if that is not enough."""
+def _limits(question: dict[str, Any], host: str, config: Config) -> eviction.Limits:
     try:
         known = {item.name: item for item in Oned().hosts()}
     except OnedUnavailable:
         # What a host's own attributes may add is no reason to fail a deploy: what holds for all hosts holds.
         known = {}
-    limit = eviction.limits_of(known.get(host), config.bases_size_limit, config.bases_free_floor, _number(question, "total"))
-    return room(question, limit, host, _number(question, "needed"), str(question.get("name")))
-
-
-def room(listed: dict[str, object], limit: eviction.Limits, host: str, needed: int, name: str) -> list[str]:
-    """Return which bases have to go so that `needed` bytes more can come; raise NoSpace if all that may is not enough."""
-    bases = [eviction.Held.of(row) for row in _list(listed, "bases") if isinstance(row, dict)]
-    free = _number(listed, "free")
-    chosen = eviction.choose(bases, limit, free, needed, name)
-    gone = sum(base.bytes for base in bases if base.name in chosen)
-    left = eviction.missing([base for base in bases if base.name not in chosen], limit, free + gone, needed)
-    if left > 0:
-        raise NoSpace(f"no space for a base of {human(needed)} on {host}: {human(left)} over its size limit or free-space floor")
-    return chosen
-
-
-def _number(data: dict[str, object], key: str) -> int:
-    value = data.get(key)
-    return value if isinstance(value, int) else 0
+    total = eviction.number(question, "total")
+    return eviction.limits_of(known.get(host), config.bases_size_limit, config.bases_free_floor, total)

@@ -58,8 +58,8 @@ def front_end_runs_vms(oned: Oned) -> bool:
 
 def rename(action: Action, host: str, step: Any, vm: Vm, now: Now, guest: str) -> None:
     """Copy a VM directory to another datastore of its host, then let go of the first."""
-    with action.session(host, bulk=True) as session:
-        (found,) = session.run([step])
+    with action.answering(host, (step,)) as answer, action.session(host, bulk=True) as session:
+        (found,) = session.run([step], answer=answer)
         release(action, session, s.ReleaseVm(step.vm, step.source, guest, _seen(found)), vm, now)
         action.tell(session.host, session.moved)
 
@@ -97,7 +97,7 @@ def _same_directory(action: Action, request: args.Move) -> None:
 
 def _send(action: Action, source: Session, target: Session, steps: tuple[s.Step, s.Step], vm: Vm, now: Now) -> str:
     """Send the directory and have it published; return the fingerprint of what was sent."""
-    target.begin([steps[1]])
+    target.begin([steps[1]], answers=True)
     source.begin([steps[0]])
     message = source.read()
     while isinstance(message, bytes):
@@ -109,7 +109,8 @@ def _send(action: Action, source: Session, target: Session, steps: tuple[s.Step,
     # Without its hash what arrived is removed.
     target.send(end=True, sha256="" if over else sent.get("sha256"))
     try:
-        target.finish()
+        with action.answering(target.host, (steps[1],)) as answer:
+            target.finish(answer)
     except SemisharedError:
         if not over:
             raise

@@ -176,7 +176,7 @@ class Staging:
             raise NotSupported(f"no host that answers reaches image {self.image.id} on its store ({why})")
         self.note(host, "reads the image whole: nobody knows its hashes yet")
         with self.session(host) as session:
-            (answer,) = session.run([StageBase(self.root, self.image)])
+            (answer,) = session.run([StageBase(self.root, self.image)], answer=lambda question: self._answer(host, question))
         self.outcomes[host].add({"store": {"extents": 0, "bytes": session.moved.get("store_read", 0)}})
         if not isinstance(answer, dict):
             return ""
@@ -184,6 +184,10 @@ class Staging:
         if "snapshot" in answer:
             self._on_bridge(NameGeneration(self.image, answer["snapshot"], generation))
         return generation
+
+    def _answer(self, host: str, question: dict[str, object]) -> dict[str, object]:
+        """Return which bases have to go; from where others get this one, the session says."""
+        return {"evict": self._room(host, question)} if question.get("question") == "base" else {}
 
     def _on_bridge(self, step: Step) -> None:
         with Session(self._bridge, "stage", self.config) as session:
@@ -194,7 +198,7 @@ class Staging:
         total = answer["total"] if isinstance(answer["total"], int) else 0
         limit = eviction.limits_of(host, self.config.bases_size_limit, self.config.bases_free_floor, total)
         needed = answer["needed"] if isinstance(answer["needed"], int) else 0
-        return tuple(base_tracker.room(answer, limit, name, needed, self.name))
+        return tuple(eviction.room(answer, limit, name, needed, self.name))
 
     # -- a round ---------------------------------------------------------------------------------------
 

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from typing import Any, Callable, Iterator
 
 from .. import store
-from ..base import cache
+from ..base import cache, room
+from ..base.ensure import borrowed, ensure
 from ..disk import create, layout, snapshots, transfer, vm_dir, whereabouts
 from ..disk.epochs import Planned
-from ..errors import BadArguments, MigrationRefused, MissingImage, StoreUnavailable, TransferCorrupt
+from ..errors import BadArguments, MigrationRefused, MissingImage, NoSpace, StoreUnavailable, TransferCorrupt
 from ..guest import listing
 from ..model import steps as s
 from ..store import marker
@@ -50,7 +51,7 @@ class Execution:
         # Of images where these are changed: loaded where any is.
         from .store_steps import OnStore
 
-        return getattr(OnStore(self.planned, self._next), name)(step)
+        return getattr(OnStore(self.planned, self._next, self._asking), name)(step)
 
     def _hear(self) -> Message:
         # The front-end may wait for another host, or for a backup server: it has limits of its own.
@@ -66,15 +67,23 @@ class Execution:
         self._end = message if isinstance(message, dict) else {}
 
     def PrepareVm(self, step: s.PrepareVm) -> None:
-        vm_dir.prepare(step.vm, step.vm_dir, self.planned)
+        try:
+            vm_dir.prepare(step.vm, step.vm_dir, self.planned)
+        except NoSpace:
+            room.for_disk(step.vm_dir, room.LITTLE, self._asking)
+            vm_dir.prepare(step.vm, step.vm_dir, self.planned)
 
     def CheckStore(self, step: s.CheckStore) -> None:
         marker.check(step.store_dir, step.marker)
 
     def StageBase(self, step: s.StageBase) -> object:
         content = store.content(step.image)
-        base = cache.stage(step.root, step.image, content, self._ask if self._answers else None)
+        base, _ = ensure(step.root, step.image, self._asking, content=content)
         return {"generation": base.generation, **content.unnamed()}
+
+    @property
+    def _asking(self) -> room.Ask | None:
+        return self._ask if self._answers else None
 
     def _ask(self, **question: object) -> dict[str, object]:
         self._writer.send(event="ask", **question)
@@ -83,10 +92,10 @@ class Execution:
         return answer if isinstance(answer, dict) else {}
 
     def CreateOverlay(self, step: s.CreateOverlay) -> None:
-        create.create_overlay(step, self.planned)
+        create.create_overlay(step, self.planned, self._asking)
 
     def CopyImage(self, step: s.CopyImage) -> None:
-        create.copy_image(step, self.planned)
+        create.copy_image(step, self.planned, self._asking)
 
     def CopyFile(self, step: s.CopyFile) -> None:
         create.copy_file(step, self.planned)
@@ -98,11 +107,12 @@ class Execution:
         create.link_in_place(step, self.planned)
 
     def CreateVolatile(self, step: s.CreateVolatile) -> None:
-        create.create_volatile(step, self.planned)
+        create.create_volatile(step, self.planned, self._asking)
 
     def SaveDisk(self, step: s.SaveDisk) -> object:
         disk = step.disk
-        with cache.borrowed(cache.root_of(disk.vm_dir), vm_dir.read_record(disk.vm_dir, disk.disk), disk.vm, disk.disk):
+        record = vm_dir.read_record(disk.vm_dir, disk.disk)
+        with borrowed(cache.root_of(disk.vm_dir), record, (disk.vm, disk.disk), self._asking):
             return create.save_disk(step)
 
     def DescribeDisk(self, step: s.DescribeDisk) -> object:
@@ -195,10 +205,10 @@ class Execution:
         return sent
 
     def ReceiveVm(self, step: s.ReceiveVm) -> None:
-        transfer.receive(step, self._chunks(), lambda: str(self._end.get("sha256")), self.planned)
+        transfer.receive(step, self._chunks(), lambda: str(self._end.get("sha256")), self.planned, self._asking)
 
     def RenameVm(self, step: s.RenameVm) -> object:
-        return transfer.rename(step, self.planned)
+        return transfer.rename(step, self.planned, self._asking)
 
     def ReleaseVm(self, step: s.ReleaseVm) -> object:
         return transfer.release(step, self.planned)
@@ -284,9 +294,7 @@ class Execution:
         return leftovers.discard(step)
 
     def ListBases(self, step: Any) -> object:
-        from ..base import scrub
-
-        return scrub.list_bases(step)
+        return room.list_bases(step.root)
 
     def VerifyBase(self, step: Any) -> object:
         from ..base import scrub
@@ -301,7 +309,7 @@ class Execution:
     def MendBase(self, step: Any) -> object:
         from ..base import scrub
 
-        return scrub.mend(step)
+        return scrub.mend(step, self._asking)
 
     def ServeBase(self, step: Any) -> object:
         from ..base import peers
@@ -324,9 +332,7 @@ class Execution:
         return fetch.describe(step)
 
     def EvictBase(self, step: Any) -> object:
-        from ..base import scrub
-
-        return scrub.evict(step)
+        return room.evict(step.root, step.name)
 
     def ReportDisks(self, step: Any) -> object:
         from ..disk import report

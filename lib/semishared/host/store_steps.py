@@ -7,7 +7,8 @@ import os
 from typing import Callable, Iterator
 
 from .. import store
-from ..base import cache
+from ..base import cache, room
+from ..base.ensure import borrowed
 from ..disk import snapshots, vm_dir
 from ..disk.create import opened
 from ..disk.epochs import Planned
@@ -21,11 +22,15 @@ from ..wire.messages import Message
 
 
 class OnStore:
-    """Steps of one plan: `planned` is what was so when it arrived, `next_message` the rest of the conversation with it."""
+    """Steps of one plan: `planned` is what was so when it arrived, `next_message` the rest of the conversation with it.
 
-    def __init__(self, planned: Planned, next_message: Callable[[], Message]) -> None:
+    `ask` asks the front-end, None if it does not answer.
+    """
+
+    def __init__(self, planned: Planned, next_message: Callable[[], Message], ask: room.Ask | None) -> None:
         self._planned = planned
         self._next = next_message
+        self._ask = ask
 
     # -- on a host ------------------------------------------------------------------------------------
 
@@ -63,7 +68,7 @@ class OnStore:
             # The disk may lie where it is not at home (undeployed, on the front-end): with the keys that are there.
             record = {**record, "image": {**image, "access": step.image.access.to_data()}}
         path, format = str(record["path"]), str(record["format"])
-        with cache.borrowed(cache.root_of(disk.vm_dir), record, disk.vm, disk.disk):
+        with borrowed(cache.root_of(disk.vm_dir), record, (disk.vm, disk.disk), self._ask):
             if step.snapshot != -1:
                 path, format = snapshots.snapshot_file(record, step.snapshot)
             elif not os.path.exists(path):

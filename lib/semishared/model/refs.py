@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple, Tuple
 
 from ..errors import BadArguments
 from .stores import MOUNTED, Access
 
+BASE = re.compile(r"[0-9]+-[0-9]+-[0-9a-f]{32}\Z")
+"""The name of a base: <store>-<image>-<generation>."""
 Step = Tuple[Any, ...]
 """A step is a named tuple; its class name is its name on the wire. (Named tuples: six times quicker to define than dataclasses.)"""
 

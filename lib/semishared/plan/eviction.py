@@ -4,15 +4,20 @@ recently leased.
 
     size_limit   all bases together are at most this large
     free_floor   at least this much stays free on the file system that they are on, for the guests' overlays
+
+A base that would go beyond them is refused where another host could have it as well; one that a VM needs here (it arrives, it
+is saved, it has read from a damaged one) only where it does not fit. Guests' own disks may have what bases leave free.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
-from ..errors import BadAttribute
-from ..opennebula.xml import Host
-from ..units import amount
+from ..errors import BadAttribute, NoSpace
+from ..units import amount, human
+
+if TYPE_CHECKING:
+    from ..opennebula.xml import Host
 
 
 class Held(NamedTuple):
@@ -33,7 +38,7 @@ class Held(NamedTuple):
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Held:
-        """Return a base as a host lists it (base/scrub.py)."""
+        """Return a base as a host lists it (base/room.py)."""
         return cls(row["name"], row["bytes"], row["staged"], row["used"], len(row["leases"]))
 
 
@@ -97,3 +102,41 @@ def choose(bases: Sequence[Held], limit: Limits, free: int, needed: int = 0, kee
         chosen.append(base.name)
         left -= base.bytes
     return chosen
+
+
+def _listed(listed: Mapping[str, Any]) -> tuple[list[Held], int]:
+    """Return the bases of a host, and the bytes that are free beside them, as it lists them (base/room.py)."""
+    rows = listed.get("bases")
+    bases = [Held.of(row) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return bases, number(listed, "free")
+
+
+def number(data: Mapping[str, Any], key: str) -> int:
+    """Return what a host has said of a number, 0 if it was none."""
+    value = data.get(key)
+    return value if isinstance(value, int) else 0
+
+
+def room(listed: Mapping[str, Any], limit: Limits, host: str, needed: int, keep: str = "", *, must: bool = False) -> list[str]:
+    """Return which bases have to go so that a base of `needed` bytes can come; raise NoSpace if all that may is not enough.
+
+    With `must` it is to come also where the limits cannot be kept, if only it fits.
+    """
+    bases, free = _listed(listed)
+    chosen = choose(bases, limit, free, needed, keep)
+    stay = [base for base in bases if base.name not in chosen]
+    gone = sum(base.bytes for base in bases) - sum(base.bytes for base in stay)
+    left = missing(stay, Limits(-1, 0) if must else limit, free + gone, needed)
+    if left > 0:
+        what = "are missing" if must else "over its size limit or free-space floor"
+        raise NoSpace(f"no space for a base of {human(needed)} on {host}: {human(left)} {what}")
+    return chosen
+
+
+def room_for_disk(listed: Mapping[str, Any], floor: int, needed: int, last: str = "") -> list[str]:
+    """Return which bases go for a guest's disk that takes `needed` bytes, `last` (from which it is copied) only if all others do not do."""
+    bases, free = _listed(listed)
+    limit = Limits(-1, floor)
+    chosen = choose(bases, limit, free, needed, last)
+    gone = sum(base.bytes for base in bases if base.name in chosen)
+    return chosen if missing([], limit, free + gone, needed) <= 0 else choose(bases, limit, free, needed)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Have a base: the one way to it, for a deploy, a VM that arrives or resumes, a disk that is saved, and a base that is mended.
+
+A base that is not here comes from other hosts that have it, or else from the store, extent by extent (fetch.py). Of a
+content that nobody has hashed yet the image is read whole, and named by what was found. Either way idle bases go first if
+there is no room (room.py). The front-end says from where and which, if the plan's action answers; else this host decides.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import contextmanager
+from typing import Any, Iterator, NamedTuple, Optional, Tuple
+
+from .. import store
+from ..errors import ImageChanged, SemisharedError
+from ..model.steps import ImageRef
+from ..tools import files, inspection, locks
+from ..tools.crash_points import point
+from ..tools.undo import Undo
+from . import cache, room
+
+Disk = Tuple[int, int]
+"""VM and number of a disk."""
+
+
+class Leased(NamedTuple):
+    """A base that is here, and what is to be opened of it."""
+
+    base: cache.Base
+    path: str
+    """The lease of the disk that wants it; the base's own image, which may be gone any time, if no disk does."""
+
+
+def ensure(
+    root: str, image: ImageRef, ask: room.Ask | None, disk: Disk | None = None, *,
+    want: room.Want = room.FOR_ALL, content: Optional[store.Content] = None,
+) -> Leased:  # fmt: skip
+    """Return the base of the image's current generation (or of `image.generation`), leased for `disk` if one is named.
+
+    `ask` asks the front-end. Raise ImageChanged if nobody has that generation (any more), MissingImage, StoreUnavailable, NoSpace.
+    """
+    while True:
+        base = _have(root, image, ask, want, content)
+        if disk is None:
+            return Leased(base, base.image)
+        path = cache.lease(base, *disk)
+        if path:
+            return Leased(base, path)
+        # It was evicted in between.
+
+
+def _have(root: str, image: ImageRef, ask: room.Ask | None, want: room.Want, content: Optional[store.Content]) -> cache.Base:
+    found = _published(root, image, image.generation)
+    if found:
+        return found
+    content = content or store.content(image)
+    _, current = _look(image, content)
+    found = _published(root, image, image.generation or current)
+    if found:
+        return found
+    with locks.exclusive(f"{root}/locks/base-{image.store}-{image.id}"):
+        seen, current = _look(image, content)
+        wanted = image.generation or current
+        found = _published(root, image, wanted)
+        if found:
+            return found
+        content.tidy()
+        if not wanted:
+            return _read_whole(root, image, content, seen, ask, want)
+        from . import fetch
+
+        fetch.fetch(root, image._replace(generation=wanted), content, seen, current, ask, want)
+        return cache.publish(root, cache.named(root, image, wanted), image)
+
+
+def _published(root: str, image: ImageRef, generation: str) -> cache.Base | None:
+    base = cache.named(root, image, generation)
+    return base if generation and cache.is_published(base) else None
+
+
+def _look(image: ImageRef, content: store.Content) -> tuple[Any, str]:
+    """Return what the store has of the image, and of which generation that is; (None, '') if another host may have what it has not."""
+    try:
+        seen = content.see()
+        return seen, content.generation(seen)
+    except SemisharedError:
+        if not image.generation:
+            raise
+        return None, ""
+
+
+def _read_whole(
+    root: str, image: ImageRef, content: store.Content, seen: Any, ask: room.Ask | None, want: room.Want
+) -> cache.Base:
+    """Make the base of a content that nobody has hashed yet, and make known what it is."""
+    staging = f"{root}/staging/{image.store}-{image.id}"
+    shutil.rmtree(staging, ignore_errors=True)
+    room.for_base(root, image, content.allocated(seen), ask, want)
+    with Undo() as undo, files.enough_space(root):
+        # What a failed copy has written is space that the host lacks.
+        undo.add(lambda: shutil.rmtree(staging, ignore_errors=True))
+        os.makedirs(f"{staging}/leases")
+        point("staging made")
+        found = content.copy(seen, f"{staging}/image", image.format)
+        point("base copied")
+        if content.see() != seen:
+            raise ImageChanged(f"{image.source} was written to while it was copied")
+        inspection.check(f"{staging}/image", image.format, image.source)
+        os.chmod(f"{staging}/image", 0o440)
+        files.write(f"{staging}/manifest", found.text(), 0o440)
+        undo.keep()
+        point("base staged")
+    content.publish(found, seen)
+    base = cache.publish(root, cache.named(root, image, found.generation), image)
+    if ask:
+        # From now on others can have it from here.
+        ask(question="has", name=os.path.basename(base.directory))
+    return base
+
+
+@contextmanager
+def borrowed(root: str, record: dict[str, object] | None, disk: Disk, ask: room.Ask | None) -> Iterator[None]:
+    """Have, within the block, the base that an overlay lacks where it lies without a lease: on the front-end."""
+    image = record.get("image") if record and record.get("how") == "overlay" else None
+    if not isinstance(image, dict):
+        yield
+        return
+    ref = ImageRef.from_data(image)
+    wanted = cache.named(root, ref, ref.generation)
+    if os.path.exists(wanted.lease(*disk)):
+        yield
+        return
+    was_there = os.path.isdir(wanted.directory)
+    base, lease = ensure(root, ref, ask, disk, want=room.BORROWED)
+    try:
+        yield
+    finally:
+        files.unlink(lease)
+        if not was_there:
+            with locks.exclusive(cache.lock_path(root, base)):
+                cache.forget(base)

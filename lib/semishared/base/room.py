@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Room on this host's disk: which bases there are, and which of them go for a base or a disk that is to come.
+
+Which go is decided by plan/eviction.py: on the front-end, which knows the host's own limits, if it answers; else here, by
+the limits of the site. A base that is leased stays, whoever has decided what.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, NamedTuple
+
+from ..model.refs import BASE, ImageRef
+from ..tools import files, locks
+from . import cache
+
+if TYPE_CHECKING:
+    from ..plan import eviction
+
+Ask = Callable[..., Dict[str, object]]
+"""Asks the front-end: question=WHAT and what it has to know for the answer.
+
+    base    {"name" ('' if nobody knows it), "needed", "must", "stays", and what ListBases reports}
+            -> {"evict": names, "sources": hosts, "from_store", "codec", "rate"}
+    room    {"needed", "last", and what ListBases reports} -> {"evict": names}
+    has     {"name"}: this host has a base now whose name was not known -> {}
+"""
+
+
+def list_bases(root: str) -> dict[str, Any]:
+    """Return all bases of this host and the capacity of their file system."""
+    found = []
+    for name in sorted(names(f"{root}/bases")):
+        if BASE.match(name):
+            described = describe(cache.at(root, name))
+            if described:
+                found.append(described)
+    stat = os.statvfs(_made_part(root))
+    return {"bases": found, "total": stat.f_blocks * stat.f_frsize, "free": stat.f_bavail * stat.f_frsize}
+
+
+def _made_part(path: str) -> str:
+    """Return the nearest directory of `path` that is there."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def names(directory: str) -> list[str]:
+    """Return what is in a directory of ours, nothing if it is not there."""
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def leases(base: cache.Base) -> list[str]:
+    """Return who has a lease on a base: VM-DISK."""
+    return sorted(name for name in names(f"{base.directory}/leases") if not name.startswith(files.STAGED))
+
+
+def describe(base: cache.Base) -> dict[str, object] | None:
+    """Return what ListBases says of a base, None if nothing of it is here."""
+    held, damaged = leases(base), os.path.lexists(base.damaged)
+    for path in (base.image, base.damaged, *(f"{base.directory}/leases/{name}" for name in held)):
+        try:
+            stat = os.stat(path)
+            used = os.stat(f"{base.directory}/leases").st_mtime
+        except FileNotFoundError:
+            continue
+        return {
+            "name": os.path.basename(base.directory), "leases": held, "bytes": stat.st_blocks * 512, "size": stat.st_size,
+            "staged": stat.st_mtime, "used": max(used, stat.st_mtime), "damaged": damaged,
+        }  # fmt: skip
+    return None
+
+
+def evict(root: str, name: str, held: str = "") -> dict[str, object]:
+    """Remove a base unless somebody has a lease on it; `held` is the lock that the caller has."""
+    base = cache.at(root, name)
+    lock = cache.lock_path(root, base)
+    if lock == held:
+        return _evicted(base)
+    os.makedirs(os.path.dirname(lock), exist_ok=True)
+    # Without waiting: whoever holds it is about to use the image, and may himself be evicting for room.
+    file = locks.attempt(lock)
+    if not file:
+        return {"evicted": False, "bytes": 0}
+    with file:
+        return _evicted(base)
+
+
+def _evicted(base: cache.Base) -> dict[str, object]:
+    described = describe(base)
+    gone = cache.forget(base)
+    return {"evicted": gone, "bytes": described["bytes"] if described and gone else 0}
+
+
+def evict_all(root: str, bases: Iterable[object], held: str = "") -> None:
+    """Remove these bases, as far as nobody has leases on them."""
+    for name in bases:
+        evict(root, str(name), held)
+
+
+def chosen(answer: dict[str, object]) -> tuple[str, ...]:
+    """Return which bases an answer says are to go."""
+    found = answer.get("evict")
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+PLENTY = 4
+"""Where a quarter is left a disk is made without a look at bases and limits: with a higher floor, they are to leave that to disks."""
+LITTLE = 1 << 20
+"""Bytes of what goes with every disk: headers, records, directories."""
+
+
+class Want(NamedTuple):
+    """How much a base is wanted."""
+
+    must: bool = False
+    """A VM needs it here and nowhere else: limits are no reason to refuse it, if it fits."""
+    stays: bool = True
+    """It is here for others too, not removed when the action is over."""
+
+
+FOR_ALL, FOR_THIS, BORROWED = Want(), Want(must=True), Want(must=True, stays=False)
+
+
+def ask_for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want: Want) -> dict[str, object]:
+    """Return how a base of `needed` bytes is to be had (see Ask); raise NoSpace if there cannot be room for it."""
+    name = f"{image.store}-{image.id}-{image.generation}" if image.generation else ""
+    listed = list_bases(root)
+    if ask:
+        return ask(question="base", name=name, needed=needed, must=want.must, stays=want.stays, **listed)
+    from ..plan import eviction
+
+    return {"evict": eviction.room(listed, _limits(listed), os.uname().nodename, needed, name, must=want.must)}
+
+
+def for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want: Want) -> None:
+    """Make room for `needed` bytes of a base whose name nobody knows, under its image's lock; raise NoSpace."""
+    answer = ask_for_base(root, image, needed, ask, want)
+    evict_all(root, chosen(answer), f"{root}/locks/base-{image.store}-{image.id}")
+
+
+def _limits(listed: dict[str, Any]) -> eviction.Limits:
+    from ..config import load
+    from ..plan import eviction
+
+    config = load()
+    return eviction.limits(config.bases_size_limit, config.bases_free_floor, eviction.number(listed, "total"))
+
+
+def for_disk(vm_dir: str, needed: int, ask: Ask | None, last: str = "") -> None:
+    """Let idle bases go for `needed` bytes of a VM's disk, and for what is to stay free beside bases.
+
+    Where that is not enough the disk may still fit. `last`: the base that it is copied from.
+    """
+    root = cache.root_of(vm_dir)
+    place = _made_part(vm_dir)
+    stat = os.statvfs(place)
+    if stat.f_bavail * stat.f_frsize - needed > stat.f_blocks * stat.f_frsize // PLENTY:
+        return
+    if os.stat(place).st_dev != os.stat(_made_part(root)).st_dev:
+        return
+    listed = list_bases(root)
+    if not any(not base["leases"] for base in listed["bases"]):
+        return
+    floor = _limits(listed).floor
+    if listed["free"] - needed >= floor:
+        return
+    if ask:
+        evict_all(root, chosen(ask(question="room", needed=needed, last=last, **listed)))
+    else:
+        from ..plan import eviction
+
+        evict_all(root, eviction.room_for_disk(listed, floor, needed, last))

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers for a host that asks, while it carries out a plan, for a base or for room (base/room.py: Ask)."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Callable, Dict, Iterator
+
+from ..config import Config
+
+Answer = Callable[[Dict[str, object]], object]
+"""What is said to a host that asks."""
+
+
+@contextmanager
+def answering(root: str, host: str, config: Config) -> Iterator[Answer]:
+    """Yield what answers `host`, whose base store is `root`; when the block ends, it is noted which bases it has.
+
+    Only when it asks is loaded what knows about staging: most actions are warm.
+    """
+    asked: set[str] = set()
+
+    def answer(question: dict[str, object]) -> object:
+        from . import base_tracker
+
+        asked.add(str(question.get("name", "")))
+        return base_tracker.answer(root, question, host, config)
+
+    has_it = False
+    try:
+        yield answer
+        has_it = True
+    finally:
+        for name in asked:
+            from . import base_tracker
+
+            base_tracker.arrived(root, name, host, has_it)

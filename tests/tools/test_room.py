@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Room on a host's disk: idle bases go for whatever needs it, leased ones never, and the disk is never driven full in vain.
+
+The host's own disk is a real file system that holds two bases and no third one; the store is another one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Callable, Dict, Iterator
+
+import pytest
+
+from semishared.config import Config
+from semishared.errors import HostFailed, NoSpace
+from semishared.front import base_tracker
+from semishared.model import steps as s
+from semishared.model import steps_base as b
+from semishared.wire.session import Session
+from tools.test_base_care import flip
+from tools.test_host_transfer import carry
+from tools.world import MiB, World, allocated, qemu_io
+
+DISK = 48 * MiB
+IMAGE = 16 * MiB
+Answer = Callable[[Dict[str, object]], object]
+FLOOR = 0.05
+"""What the site's configuration leaves free by default, as a share."""
+
+
+class Host:
+    """A machine whose datastores are on a disk of 48 MiB."""
+
+    def __init__(self, world: World, front_end: str) -> None:
+        self.world, self.front_end = world, front_end
+        self.asked: list[dict[str, object]] = []
+
+    @property
+    def answer(self) -> Answer | None:
+        """What answers this host, if anybody does."""
+        front_end = self.front_end
+
+        def answer(question: dict[str, object]) -> object:
+            self.asked.append(question)
+            return base_tracker.answer(front_end, question, "h1", Config())
+
+        return answer if front_end else None
+
+    def on(self, *steps: s.Step) -> list[object]:
+        """Carry out steps; what the host asks is answered as the front-end would, if it does."""
+        with Session("localhost", "test", Config()) as session:
+            return session.run(steps, answer=self.answer)
+
+    def image(self, number: int, size: int = IMAGE) -> s.ImageRef:
+        """Make an image of random bytes, of which nobody knows the hashes."""
+        path = self.world.store / f"image-{number}"
+        path.write_bytes(os.urandom(size))
+        return s.ImageRef(100, number, "raw", str(path))
+
+    def known(self, number: int) -> s.ImageRef:
+        """Make an image whose generation the store knows, as another host that has staged it has left it."""
+        image = self.image(number)
+        (staged,) = self.on(s.StageBase(str(self.world.root), image))
+        assert isinstance(staged, dict)
+        name = f"100-{number}-{staged['generation']}"
+        assert self.on(b.EvictBase(str(self.world.root), name))[0]["evicted"]  # type: ignore[index]
+        return image._replace(generation=str(staged["generation"]))
+
+    def fill(self) -> None:
+        """Stage two bases that nobody uses, 1 before 2: there is no room for a third."""
+        for number in (1, 2):
+            self.on(s.StageBase(str(self.world.root), self.image(number)))
+            os.utime(next(self.bases(number)) / "leases", (number, number))
+        assert self.free() < IMAGE + FLOOR * DISK
+
+    def bases(self, number: int) -> Iterator[Path]:
+        return iter([path for path in self.world.bases() if path.name.startswith(f"100-{number}-")])
+
+    def numbers(self) -> list[int]:
+        return sorted(int(path.name.split("-")[1]) for path in self.world.bases() if (path / "image").exists())
+
+    def free(self) -> int:
+        found = os.statvfs(self.world.location)
+        return found.f_bavail * found.f_frsize
+
+    def check_made(self, *numbers: int) -> None:
+        """Assert which bases are there, and that the least was removed for it."""
+        assert self.numbers() == list(numbers)
+        assert self.free() >= 0.9 * FLOOR * DISK, "what has to stay free beside bases is not"
+
+
+@pytest.fixture(params=["answered", "alone"])
+def host(world: World, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Host]:
+    """A host with a front-end that answers, and one whose action has nobody to ask."""
+    disk = tmp_path / "disk"
+    disk.touch()
+    os.truncate(disk, DISK)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", "-N", "2000", "-O", "^has_journal", str(disk)], check=True)
+    store = tmp_path / "store"
+    store.mkdir()
+    subprocess.run(["mount", "-o", "loop", str(disk), str(world.location)], check=True)
+    try:
+        world.store.mkdir()
+        world.system.mkdir()
+        subprocess.run(["mount", "--bind", str(store), str(world.store)], check=True)
+        try:
+            yield Host(world, str(tmp_path / "front-end") if request.param == "answered" else "")
+        finally:
+            subprocess.run(["umount", str(world.store)], check=True)
+    finally:
+        subprocess.run(["umount", str(world.location)], check=True)
+
+
+def test_image_of_unknown_content_makes_room(host: Host) -> None:
+    host.fill()
+    host.on(s.StageBase(str(host.world.root), host.image(3)))
+    host.check_made(2, 3)
+    # As after each persistent session: known once, and then not any more.
+    image = host.image(2)
+    host.world.link(image, host.world.disk(9))
+    host.world.on(s.EndSession(host.world.disk(9)))
+    os.utime(next(host.bases(2)) / "leases", (1, 1))
+    host.on(s.StageBase(str(host.world.root), image))
+    assert host.numbers() == [2, 3] and len(host.world.bases()) == 2
+    assert host.world.leftovers() == []
+
+
+def test_image_of_known_content_makes_room(host: Host) -> None:
+    image = host.known(3)
+    host.fill()
+    host.on(*host.world.cloning(image._replace(generation=""), host.world.disk()))
+    host.check_made(2, 3)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
+def test_leased_bases_stay_and_nothing_is_written_in_vain(host: Host, is_known: bool) -> None:
+    image = host.known(3) if is_known else host.image(3)
+    for number in (1, 2):
+        host.world.clone(host.image(number), host.world.disk(number))
+    before = host.free()
+    with pytest.raises(NoSpace, match="no space for a base of .* on "):
+        host.on(s.StageBase(str(host.world.root), image))
+    assert host.numbers() == [1, 2] and len(host.world.leases()) == 2
+    assert host.free() >= before - MiB
+    assert host.world.leftovers() == []
+    for number in (1, 2):
+        qemu_io(host.world.disk(number).path, "qcow2", "read 0 16M")
+
+
+def test_what_a_killed_stage_has_left_is_not_in_its_own_way(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = host.known(3)
+    for number in (1, 2):
+        host.world.clone(host.image(number), host.world.disk(number))
+    host.world.on(s.RemoveDisk(host.world.disk(1), ""))
+    half_made = host.world.root / "staging" / "100-3" / "image"
+    # While base 1 goes, when staging is made, and at last, by the run that goes on with that, when all is copied.
+    for kill_at in (1, 2, 3, 2):
+        monkeypatch.setenv("SEMISHARED_KILL_AT", str(kill_at))
+        with pytest.raises(HostFailed):
+            host.on(s.StageBase(str(host.world.root), image))
+    assert allocated(half_made) >= IMAGE
+    monkeypatch.delenv("SEMISHARED_KILL_AT")
+    assert host.free() < IMAGE, "it has its room already"
+    host.on(s.StageBase(str(host.world.root), image))
+    host.check_made(2, 3)
+    assert host.world.leftovers() == []
+
+
+def arriving(host: Host) -> tuple[str, str]:
+    """Make VM 5 with an overlay over image 3, as it lies where the image's base is not; return it and where it goes."""
+    disk, source = host.world.disk(), host.world.top / "elsewhere" / "101" / "5"
+    host.world.clone(host.known(3), disk)
+    qemu_io(disk.path, "qcow2", "write -P 0x31 2M 64k")
+    source.parent.mkdir(parents=True)
+    subprocess.run(["cp", "-a", "--sparse=always", disk.vm_dir, str(source)], check=True)
+    host.world.on(s.RemoveVm(5, disk.vm_dir))
+    for path in host.bases(3):
+        assert host.on(b.EvictBase(str(host.world.root), path.name))[0]["evicted"]  # type: ignore[index]
+    host.fill()
+    host.asked.clear()
+    return str(source), disk.vm_dir
+
+
+def here(host: Host, source: str) -> str:
+    """Bring a VM directory from elsewhere to another datastore of this machine."""
+    away = host.world.location / "103" / "5"
+    away.parent.mkdir()
+    subprocess.run(["cp", "-a", "--sparse=always", source, str(away)], check=True)
+    return str(away)
+
+
+def test_vm_that_arrives_makes_room_for_its_base(host: Host) -> None:
+    source, target = arriving(host)
+    carry(source, target, 5, answer=host.answer)
+    host.check_made(2, 3)
+    assert [name for name in host.world.leases() if name.startswith("100-3-")]
+    qemu_io(f"{target}/disk.1", "qcow2", "read -P 0x31 2M 64k")
+    qemu_io(f"{target}/disk.1", "qcow2", "read 3M 13M")
+
+
+def test_vm_that_resumes_makes_room_for_its_base(host: Host) -> None:
+    source, target = arriving(host)
+    host.on(s.RenameVm(5, here(host, source), target, True, ""))
+    host.check_made(2, 3)
+    qemu_io(f"{target}/disk.1", "qcow2", "read 3M 13M")
+
+
+def test_vm_that_arrives_is_not_refused_for_the_floor_alone(host: Host) -> None:
+    source, target = arriving(host)
+    for number in (1, 2):
+        disk = host.world.disk(number)
+        base = next(host.bases(number)).name.split("-")[2]
+        image = s.ImageRef(100, number, "raw", str(host.world.store / f"image-{number}"), base)
+        host.world.on(*host.world.cloning(image, disk))
+    with pytest.raises(NoSpace):
+        carry(source, target, 5, answer=host.answer, arrived=False)
+    assert host.numbers() == [1, 2] and os.path.isdir(source)
+    host.world.on(s.RemoveVm(1, host.world.disk(1).vm_dir))
+    # With base 1 gone there is room, but not for all that is to stay free.
+    filler = Path(host.world.location) / "filler"
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, host.free() - 2 * MiB)
+    carry(source, target, 5, answer=host.answer)
+    assert host.numbers() == [2, 3]
+    qemu_io(f"{target}/disk.1", "qcow2", "read 3M 13M")
+
+
+def test_disk_that_is_saved_where_it_is_not_at_home_borrows_its_base_and_makes_room(host: Host) -> None:
+    source, target = arriving(host)
+    host.world.on(s.RenameVm(5, here(host, source), target, False, ""))
+    assert host.numbers() == [1, 2], "a VM at rest needs no base"
+    saved = host.world.store / "saved"
+    host.on(s.SaveDisk(host.world.disk(), str(saved), "raw", ""))
+    assert saved.stat().st_size == IMAGE
+    qemu_io(saved, "raw", "read -P 0x31 2M 64k")
+    assert host.numbers() == [2] and host.world.leases() == [], "what was borrowed is given back"
+
+
+def test_base_that_is_mended_makes_room(host: Host) -> None:
+    image = host.image(3)
+    host.on(*host.world.cloning(image, host.world.disk()))
+    (base,) = host.bases(3)
+    host.on(s.StageBase(str(host.world.root), host.image(1)))
+    flip(base / "image", 3 * MiB)
+    (found,) = host.on(b.VerifyBase(str(host.world.root), base.name, 0))
+    assert found["damaged"]  # type: ignore[index]
+    (mended,) = host.on(b.MendBase(str(host.world.root), image._replace(generation=base.name.split("-")[2])))
+    assert mended == {"relinked": ["5-1"]}
+    host.check_made(3)
+    qemu_io(host.world.disk().path, "qcow2", "read 0 16M")
+
+
+def test_full_copy_makes_room(host: Host) -> None:
+    host.fill()
+    disk = host.world.disk()
+    host.on(s.PrepareVm(5, disk.vm_dir), s.CopyImage(disk, host.image(3), 0))
+    host.check_made(2)
+    assert allocated(os.path.realpath(disk.path)) >= IMAGE
+    other = host.world.disk(6)
+    host.on(s.PrepareVm(6, other.vm_dir), s.CopyImage(other, host.image(4, 14 * MiB), 0))
+    assert host.numbers() == []
+
+
+def test_guests_disks_may_have_what_bases_must_leave_free(host: Host) -> None:
+    disk = host.world.disk()
+    host.on(s.PrepareVm(5, disk.vm_dir), s.CopyImage(disk, host.image(3, 45 * MiB), 0))
+    assert host.free() < FLOOR * DISK
+
+
+@pytest.mark.parametrize(("format", "fs"), [("raw", "ext4"), ("qcow2", "ext4"), ("qcow2", ""), ("raw", "swap")])
+def test_volatile_disk_makes_room(host: Host, format: str, fs: str) -> None:
+    host.fill()
+    filler = Path(host.world.location) / "filler"
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, host.free() - MiB // 2)
+    with filler.open("ab", buffering=0) as file, pytest.raises(OSError):
+        while True:
+            file.write(bytes(4096))
+    disk = host.world.disk()
+    host.on(s.PrepareVm(5, disk.vm_dir), s.CreateVolatile(disk, 128 * MiB, format, fs))
+    host.check_made(2)
+
+
+def test_volatile_disk_with_room_asks_nobody(host: Host) -> None:
+    host.on(s.StageBase(str(host.world.root), host.image(1)))
+    host.asked.clear()
+    disk = host.world.disk()
+    host.on(s.PrepareVm(5, disk.vm_dir), s.CreateVolatile(disk, 128 * MiB, "raw", ""))
+    assert host.asked == [] and host.numbers() == [1]
+
+
+def test_disks_on_another_file_system_leave_bases_alone(host: Host) -> None:
+    host.fill()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "none", str(host.world.system)], check=True)
+    try:
+        disk = host.world.disk()
+        with pytest.raises(NoSpace):
+            host.on(s.PrepareVm(5, disk.vm_dir), s.CopyImage(disk, host.image(3), 0))
+        assert host.numbers() == [1, 2], "no byte of theirs is of use there"
+    finally:
+        subprocess.run(["umount", str(host.world.system)], check=True)
