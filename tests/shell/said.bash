@@ -71,6 +71,10 @@ refuses() { # refuses ACTION [CODE]
     iconv -f UTF-8 -t UTF-8 <<<"$stderr" >/dev/null || wrong 'not UTF-8'
 }
 
+version() { # that of the checkout
+    sed -n 's/^VERSION = "\(.*\)"$/\1/p' "$CHECKOUT/lib/semishared/__init__.py"
+}
+
 listing() { # listing DIRECTORY: all below it, with type, mode and owner; what is no directory with its time too, files with a hash
     (cd -- "$1" && find . -type d -printf '%P %y %m %U:%G\n' -o -printf '%P %y %m %U:%G %T@ %l\n' | sort &&
         find . -type f -exec sha256sum {} + | sort)
