@@ -401,7 +401,7 @@ def test_detach_is_the_stock_scripts_business_unless_the_guest_is_seen_without_t
     host.add_local(5)
     argv = ["252e", f"{host.spelled}/disk.5", "vde", "4", "7", "h1"]
     assert host.passes("detach_disk", *argv, stdin=b"x") == Got(argv, b"x")
-    assert host.passes("detach_disk", *argv[:2]) == Got(argv[:2], b"")
+    assert "arguments" in host.refuses("detach_disk", *argv[:2])
 
 
 def test_attach_refuses(host: Host) -> None:

@@ -130,7 +130,7 @@ class Upgrade:
         oned, lab = old.cloud.oned, old.cloud.lab
         image = old.image("retried", "in-place", old.formats[0])
         vm = oned.vm_create(old.cloud.template("retried", [{"IMAGE_ID": str(old.images["os"])}, {"IMAGE_ID": str(image)}]))
-        run = old.vms["run"]
+        run, kept = old.vms["run"], old.disks("run")
         extra = oned.disk_attach(run, old.images[f"overlay {old.formats[0]}"])
         target = oned.vm(run).disks[-1]["TARGET"]
         with versions.not_synced(lab, lab.hosts[0]):
@@ -146,7 +146,8 @@ class Upgrade:
             # What the hypervisor does alone needs no front-end.
             oned.vm_suspend(old.vms["live"])
             oned.vm_reboot(run, hard=True)
-            old.check("run")
+            for disk in kept:
+                old.check_disk(old.cloud.guest(run), disk, "two")
         # The guest had lost that disk when the transfer action refused.
         assert target not in old.cloud.guest(run).disks()
         oned.disk_detach(run, extra)

@@ -109,7 +109,9 @@ def detach_disk(here: str, argv: list[str], report: Report) -> int:
 
     The transfer action comes after this one and may fail; oned then has the disk still, and detaches it once more.
     """
-    if len(argv) >= 3 and _has_lost(argv[0], argv[2]):
+    if len(argv) < 3:
+        raise BadArguments(f"{len(argv)} arguments where at least 3 belong")
+    if _has_lost(argv[0], argv[2]):
         report.warn(f"{argv[0]} has no disk {argv[2]} any more: it was detached before")
         return 0
     become(here, "detach_disk", argv)
