@@ -262,10 +262,10 @@ def what_is_opened_is_the_content_or_a_snapshot(bench: Bench, top: Path) -> None
 @case()
 def libvirt_is_told_where_the_image_is(bench: Bench, top: Path) -> None:
     made = image(bench, top)
-    found = of(bench).attach(made)
-    assert of(bench).attach(made) == found
-    assert bool(found["path"]) != bool(found.get("network"))
-    assert bool(found["path"]) == made.access.can.is_mounted
+    path, network = of(bench).attach(made)
+    assert of(bench).attach(made) == (path, network)
+    assert bool(path) != bool(network)
+    assert bool(path) == made.access.can.is_mounted
 
 
 # -- what its content is called -----------------------------------------------------------------------

@@ -11,10 +11,11 @@ import os
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
 from semishared.errors import AnotherWriter, ImageInUse, MissingImage, StoreUnavailable, TransferCorrupt
 from semishared.model import stores
+from semishared.model.network_disk import NetworkDisk
 from semishared.model.refs import ImageRef
 from semishared.model.stores import Access
 from semishared.tools import extents
@@ -142,8 +143,8 @@ class MemoryStore:
             raise MissingImage(f"{image.source} has no snapshot {snapshot}")
         return bytes(found.data) if snapshot == -1 else found.snapshots[snapshot]
 
-    def attach(self, image: ImageRef) -> Dict[str, object]:
-        return {"path": "", "network": {"name": image.source}}
+    def attach(self, image: ImageRef) -> Tuple[str, NetworkDisk]:
+        return "", NetworkDisk(image.source, (), "", "")
 
     def writers(self, image: ImageRef) -> List[str]:
         if self.image(image.source).guests:

@@ -12,11 +12,13 @@ from xml.etree import ElementTree
 import pytest
 
 from semishared.errors import BadArguments, BadRecord, MigrationRefused, NotSupported
+from semishared.model.place import PLACES
+from semishared.model.record import Record
 from semishared.model.steps import State
 from semishared.opennebula.xml_edit import Markup, escape
 from semishared.plan.attach_xml import AttachMessage
 from semishared.plan.checkpoint import with_active_layers
-from semishared.plan.domain_xml import DiskRecord, Domain, check_system_snapshot, disk_number, disks_of_ours
+from semishared.plan.domain_xml import Domain, check_system_snapshot, disk_number, disks_of_ours
 from semishared.plan.live_migration import Outcome, is_proved, options, outcome, paths_in_place
 from semishared.plan.migrate_options import Options, parsed
 
@@ -26,9 +28,9 @@ VM_DIR = "/var/lib/one//datastores/101/7"
 IN_PLACE = "/var/lib/one/datastores/100/.semishared/abc/image"
 
 
-def record(disk: int = 0, how: str = "overlay", format: str = "qcow2", path: str = "") -> DiskRecord:
+def record(disk: int = 0, how: str = "overlay", format: str = "qcow2", path: str = "") -> Record:
     default = IN_PLACE if how in ("in-place", "store-clone") else f"/var/lib/one/datastores/101/7/disk.{disk}"
-    return DiskRecord(disk, how, format, path or default)
+    return Record(disk, PLACES[how], format, path or default)
 
 
 def record_text(**changes: object) -> bytes:
@@ -43,7 +45,7 @@ def record_text(**changes: object) -> bytes:
 def test_domain_is_rewritten_as_in_the_golden_file(case: str) -> None:
     before = (GOLDEN / f"{case}.in.xml").read_bytes()
     listed = json.loads((GOLDEN / f"{case}.records.json").read_bytes())
-    records = {item["disk"]: DiskRecord.parse(item["disk"], json.dumps(item).encode()) for item in listed}
+    records = {item["disk"]: Record.parse(item["disk"], json.dumps(item).encode()) for item in listed}
     chains = {item["disk"]: [(path, format) for path, format in item["chain"]] for item in listed if "chain" in item}
     after = Domain(before, VM_DIR).with_records(records, chains)
     assert Domain(after, VM_DIR).with_records(records, chains) == after
@@ -154,8 +156,8 @@ def test_disk_of_ours_with_two_sources_or_drivers_is_refused(extra: str) -> None
 
 
 def test_record_is_read() -> None:
-    parsed = DiskRecord.parse(3, record_text(disk=3, how="in-place", place="shared", format="raw", path="/a//b/image"))
-    assert parsed == DiskRecord(3, "in-place", "raw", "/a/b/image")
+    parsed = Record.parse(3, record_text(disk=3, how="in-place", place="shared", format="raw", path="/a//b/image"))
+    assert parsed == Record(3, PLACES["in-place"], "raw", "/a/b/image")
     assert not parsed.is_local
 
 
@@ -172,13 +174,13 @@ def test_record_is_read() -> None:
 )  # fmt: skip
 def test_record_that_cannot_be_believed_is_refused_in_one_line(text: bytes) -> None:
     with pytest.raises(BadRecord) as caught:
-        DiskRecord.parse(0, text)
+        Record.parse(0, text)
     assert "disk 0" in caught.value.line() and "\n" not in caught.value.line()
 
 
 def test_newer_record_says_so() -> None:
     with pytest.raises(BadRecord, match="version 2, newer than 1"):
-        DiskRecord.parse(0, record_text(version=2, format="qcow3"))
+        Record.parse(0, record_text(version=2, format="qcow3"))
 
 
 def test_disks_of_ours_come_from_vm_xml() -> None:
@@ -410,7 +412,7 @@ def test_checkpoint_is_brought_to_the_active_layers() -> None:
 
 @pytest.mark.parametrize(("how", "format"), [("in-place", "raw"), ("copy", "raw"), ("volatile", "raw")])
 def test_snapshot_of_the_whole_vm_is_refused_by_the_disk_that_cannot(how: str, format: str) -> None:
-    good = {0: record(0), 1: record(1, "in-place"), 2: DiskRecord(2, "in-place", "raw", IN_PLACE, readonly=True)}
+    good = {0: record(0), 1: record(1, "in-place"), 2: Record(2, PLACES["in-place"], "raw", IN_PLACE, readonly=True)}
     check_system_snapshot(good)
     with pytest.raises(NotSupported, match=rf"disk 3 \({how}, {format}\)"):
         check_system_snapshot({**good, 3: record(3, how, format)})

@@ -17,10 +17,12 @@ import pytest
 
 import traces
 from semishared.errors import BadArguments, BadRecord, MigrationRefused, NotSupported
+from semishared.model.place import PLACES
+from semishared.model.record import Record
 from semishared.opennebula.xml import Vm
 from semishared.plan.attach_xml import AttachMessage
 from semishared.plan.checkpoint import with_active_layers
-from semishared.plan.domain_xml import DiskRecord, Domain, disks_of_ours
+from semishared.plan.domain_xml import Domain, disks_of_ours
 from semishared.plan.live_migration import paths_in_place
 
 GOLDEN = Path(__file__).parent / "golden" / "network"
@@ -29,8 +31,8 @@ SECRET = "00000000-0000-4000-8000-0000000000cc"
 IMAGE = {"protocol": "rbd", "name": "one/one-35", "hosts": ["10.77.0.1:6791"], "user": "libvirt", "secret": SECRET, "conf": ""}
 
 
-def network_record(disk: int = 0, how: str = "in-place", **changes: object) -> DiskRecord:
-    return DiskRecord.parse(disk, record_text(disk=disk, how=how, network={**IMAGE, **changes}))
+def network_record(disk: int = 0, how: str = "in-place", **changes: object) -> Record:
+    return Record.parse(disk, record_text(disk=disk, how=how, network={**IMAGE, **changes}))
 
 
 def record_text(**changes: object) -> bytes:
@@ -57,12 +59,12 @@ def chains_of(case: str) -> dict[int, list[tuple[str, str]]]:
     return {item["disk"]: [(path, format) for path, format in item["chain"]] for item in listed if "chain" in item}
 
 
-def load(case: str) -> tuple[bytes, str, dict[int, str], dict[int, DiskRecord]]:
+def load(case: str) -> tuple[bytes, str, dict[int, str], dict[int, Record]]:
     described = json.loads((GOLDEN / f"{case}.json").read_bytes())
     before, targets = recorded(described["recording"])
     vm_dir = re.search(rb"system_datastore><!\[CDATA\[(.*?)\]\]>", before)
     assert vm_dir
-    records = {item["disk"]: DiskRecord.parse(item["disk"], json.dumps(item).encode()) for item in described["records"]}
+    records = {item["disk"]: Record.parse(item["disk"], json.dumps(item).encode()) for item in described["records"]}
     return before, vm_dir.group(1).decode(), targets, records
 
 
@@ -165,7 +167,7 @@ def test_second_disk_of_one_target_is_left_alone() -> None:
 )  # fmt: skip
 def test_record_that_is_half_a_network_disk_is_refused(text: bytes) -> None:
     with pytest.raises(BadRecord) as caught:
-        DiskRecord.parse(0, text)
+        Record.parse(0, text)
     assert "disk 0" in caught.value.line() and "\n" not in caught.value.line()
 
 
@@ -182,7 +184,7 @@ def test_record_that_is_half_a_network_disk_is_refused(text: bytes) -> None:
 )  # fmt: skip
 def test_hostile_value_of_a_network_disk_is_refused(key: str, value: object) -> None:
     with pytest.raises(BadRecord, match="disk 0"):
-        DiskRecord.parse(0, record_text(network={**IMAGE, key: value}))
+        Record.parse(0, record_text(network={**IMAGE, key: value}))
 
 
 @pytest.mark.parametrize("changes", [{"hosts": [], "conf": "/etc/ceph/b.conf"}, {"hosts": ["10.0.0.1", "[fd00::1]:6789"]}])
@@ -226,7 +228,7 @@ def test_attach_message_of_a_recording_names_what_the_record_says(name: str, tex
         "CEPH_USER": "libvirt", "CEPH_SECRET": SECRET, "DRIVER": "raw", "FORMAT": "raw",
     }  # fmt: skip
     assert attached(message.with_record(record)) == {**was, **changed}
-    local = DiskRecord(5, "overlay", "qcow2", "/var/lib/one/datastores/101/50/disk.5.snap/0")
+    local = Record(5, PLACES["overlay"], "qcow2", "/var/lib/one/datastores/101/50/disk.5.snap/0")
     changed = {"TYPE": "CDROM" if cdrom else "FILE", "DISK_TYPE": "FILE", "DRIVER": "qcow2", "FORMAT": "qcow2"}
     assert attached(AttachMessage(before).with_record(local)) == {**was, **changed}
     assert record.source("/d//101/50/disk.5") == "/d//101/50/disk.5"
@@ -256,7 +258,7 @@ def test_vm_on_ceph_may_move() -> None:
 
 
 def test_local_disk_beside_one_on_ceph_may_not_move() -> None:
-    records = {0: network_record(), 1: DiskRecord(1, "overlay", "qcow2", "/d/101/50/disk.1.snap/0")}
+    records = {0: network_record(), 1: Record(1, PLACES["overlay"], "qcow2", "/d/101/50/disk.1.snap/0")}
     with pytest.raises(MigrationRefused, match="disk 1"):
         paths_in_place(live(live_disk("one/one-35")), "/d/101/50", records, 2)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from semishared.errors import BadArguments, BadRecord, MissingImage, NotSupported
 from semishared.model import steps as s
+from semishared.model.place import OVERLAY, PLACES
 from semishared.opennebula import args
 from semishared.plan import resting, snapshots
 from semishared.plan.snapshots import NO_LAYER, Facts, Layer, Tree
@@ -41,7 +42,7 @@ class Model:
             parent = int(backing) if backing.isdigit() else NO_LAYER
             below = self.format[parent] if parent != NO_LAYER else "raw" if backing else ""
             layers[number] = Layer(parent, self.format[number], backing, below)
-        return Facts("overlay", Tree(layers, self.active), target=target)
+        return Facts(OVERLAY, Tree(layers, self.active), target=target)
 
     def content(self, number: int) -> dict[int, str]:
         backing = self.backing[number]
@@ -180,7 +181,7 @@ IMAGE = s.ImageRef(100, 7, "raw", "/var/lib/one/datastores/100/image")
 
 
 def facts(how: str = "overlay", **changes: object) -> Facts:
-    return Facts(how, Tree({0: Layer(NO_LAYER, "qcow2"), 1: Layer(0, "qcow2", "0", "qcow2")}, 1), **changes)  # type: ignore[arg-type]
+    return Facts(PLACES[how], Tree({0: Layer(NO_LAYER, "qcow2"), 1: Layer(0, "qcow2", "0", "qcow2")}, 1), **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("plan", [lambda f: snapshots.create(request(1), f, ""), lambda f: snapshots.delete(request(0), f, "")])
@@ -200,7 +201,7 @@ def test_what_is_not_there_or_still_written() -> None:
         snapshots.delete(request(1), facts(), "")
     with pytest.raises(MissingImage):
         snapshots.revert(request(0), facts("in-place", image=IMAGE))
-    broken = Facts("overlay", Tree({1: Layer(0, "qcow2", "0", "qcow2")}, 1), target="vda")
+    broken = Facts(OVERLAY, Tree({1: Layer(0, "qcow2", "0", "qcow2")}, 1), target="vda")
     with pytest.raises(BadRecord, match="not there"):
         broken.tree.chain()
 

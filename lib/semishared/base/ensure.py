@@ -15,6 +15,7 @@ from typing import Any, Iterator, NamedTuple, Optional, Tuple
 
 from .. import store
 from ..errors import ImageChanged, SemisharedError
+from ..model.record import Record
 from ..model.steps import ImageRef
 from ..tools import files, inspection, locks
 from ..tools.crash_points import point
@@ -121,13 +122,12 @@ def _read_whole(
 
 
 @contextmanager
-def borrowed(root: str, record: dict[str, object] | None, disk: Disk, ask: room.Ask | None) -> Iterator[None]:
+def borrowed(root: str, record: Record | None, disk: Disk, ask: room.Ask | None) -> Iterator[None]:
     """Have, within the block, the base that an overlay lacks where it lies without a lease: on the front-end."""
-    image = record.get("image") if record and record.get("how") == "overlay" else None
-    if not isinstance(image, dict):
+    if record is None or not record.place.leases:
         yield
         return
-    ref = ImageRef.from_data(image)
+    ref = record.of_image
     wanted = cache.named(root, ref, ref.generation)
     if os.path.exists(wanted.lease(*disk)):
         yield

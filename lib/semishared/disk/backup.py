@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from ..errors import MissingImage
 from ..guest import backup_job, block_jobs, domain, job_lock, rest
-from ..model.network_disk import NetworkDisk
+from ..model.record import Record
 from ..model.steps import BackUp, DiskRef, EndBackup
 from ..tools import files, progress, qemu_img
 from ..tools.crash_points import point
-from . import vm_dir
+from . import records, vm_dir
 from .create import opened
 from .epochs import Planned
 
@@ -38,20 +38,20 @@ class _Disk(NamedTuple):
     path: str
     format: str
     listed: str
-    record: dict[str, object]
+    record: Record
 
 
 def _recorded(vm: int, directory: str, disk: int) -> _Disk:
-    record = vm_dir.record_of(DiskRef(vm, disk, directory))
-    if record.get("network"):
-        network = NetworkDisk.parse(record["network"])
+    record = records.record_of(DiskRef(vm, disk, directory))
+    if record.network:
+        network = record.network
         # As the guests' own user: QEMU opens no image, not even to read it, with a key that may only read.
         path = qemu_img.rbd_name(network.name, network.user, network.conf)
-        return _Disk(path, str(record["format"]), network.name, {**record, "how": "network"})
-    path = str(record["path"])
+        return _Disk(path, record.format, network.name, record)
+    path = record.path
     if not files.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
-    return _Disk(path, str(record["format"]), os.path.realpath(path), record)
+    return _Disk(path, record.format, os.path.realpath(path), record)
 
 
 def back_up(step: BackUp, planned: Planned) -> None:

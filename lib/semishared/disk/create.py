@@ -12,6 +12,8 @@ from ..base import cache, room
 from ..base.ensure import ensure
 from ..errors import ImageChanged, MissingImage, NotSupported
 from ..guest import block_jobs, job_lock
+from ..model.place import COPY, IN_PLACE, OVERLAY, STORE_CLONE, VOLATILE
+from ..model.record import Record
 from ..model.steps import (
     CloneOnStore,
     CopyFile,
@@ -26,23 +28,20 @@ from ..model.steps import (
 from ..store import dir_chain, dir_image
 from ..tools import extents, files, inspection, layers, mkfs, progress, qemu_img
 from ..tools.undo import Undo
-from . import snapshots, vm_dir
+from . import records, snapshots, vm_dir
 from .epochs import Planned
 
-LAYERED = ("overlay", "copy")
-"""How a local disk is made that can have snapshots."""
 
-
-def _publishing(disk: DiskRef, planned: Planned, record: dict[str, object]) -> ContextManager[str]:
+def _publishing(disk: DiskRef, planned: Planned, record: Record) -> ContextManager[str]:
     """Return a context that yields a staged name for the disk; when it ends well, the disk is recorded and published."""
 
     def write() -> None:
-        if files.read_json(vm_dir.record_path(disk.vm_dir, disk.disk)) not in (None, vm_dir.with_version(disk, record)):
+        if files.read_json(records.record_path(disk.vm_dir, disk.disk)) not in (None, record.to_data()):
             # A disk made anew over another generation: at no moment may a record lie about the disk beside it.
             files.unlink(disk.path)
-        vm_dir.write_record(disk, record)
+        records.write_record(disk.vm_dir, record)
 
-    layered = record["how"] in LAYERED
+    layered = record.is_local and record.place.is_layered
     return vm_dir.published(disk.vm, disk.vm_dir, f"disk.{disk.disk}", planned, write, layered=layered)
 
 
@@ -51,20 +50,13 @@ def first_layer(disk: DiskRef) -> str:
     return f"{layers.folder(disk.path)}/0"
 
 
-def _image_record(image: ImageRef, generation: str) -> dict[str, object]:
-    return image._replace(generation=generation).to_data()
-
-
 def create_overlay(step: CreateOverlay, planned: Planned, ask: room.Ask | None) -> None:
     """Publish an overlay over a leased base (map: disk.N -> disk.N.snap/0 over leases/VM-N == bases/.../image)."""
     disk, image = step.disk, step.image
     root = cache.root_of(disk.vm_dir)
     base, lease = ensure(root, image, ask, (disk.vm, disk.disk))
     is_first = not os.path.lexists(disk.path)
-    record = {
-        "place": "local", "how": "overlay", "format": "qcow2", "path": first_layer(disk), "readonly": False,
-        "image": _image_record(image, base.generation),
-    }  # fmt: skip
+    record = Record(disk.disk, OVERLAY, "qcow2", first_layer(disk), image=image._replace(generation=base.generation))
     with Undo() as undo:
         if is_first:
             undo.add(lambda: cache.release(root, disk.vm, disk.disk))
@@ -87,10 +79,7 @@ def copy_image(step: CopyImage, planned: Planned, ask: room.Ask | None) -> None:
     content = store.content(image)
     seen = content.see()
     current = content.generation(seen)
-    record = {
-        "place": "local", "how": "copy", "format": image.format, "path": first_layer(disk), "readonly": False,
-        "image": _image_record(image, current),
-    }  # fmt: skip
+    record = Record(disk.disk, COPY, image.format, first_layer(disk), image=image._replace(generation=current))
     base = cache.named(cache.root_of(disk.vm_dir), image, current)
     room.for_disk(disk.vm_dir, content.allocated(seen), ask, os.path.basename(base.directory))
     with _publishing(disk, planned, record) as staged:
@@ -120,10 +109,7 @@ def clone_on_store(step: CloneOnStore, planned: Planned) -> None:
     # First of all: nothing may be written below a mount point that is not mounted.
     at.check(image)
     clone = at.clone_of(image, disk.vm, disk.disk)
-    record = {
-        "place": "shared", "how": "store-clone", "format": "qcow2", "path": f"{layers.folder(clone)}/0", "readonly": False,
-        "image": _image_record(image, ""),
-    }  # fmt: skip
+    record = Record(disk.disk, STORE_CLONE, "qcow2", f"{layers.folder(clone)}/0", image=image._replace(generation=""))
     with Undo() as undo:
         undo.add(lambda: at.remove_clone(image, clone))
         undo.add(lambda: files.unlink(vm_dir.intended(disk)))
@@ -143,14 +129,12 @@ def link_in_place(step: LinkInPlace, planned: Planned) -> None:
     if step.session and not step.shareable:
         # Before anything says that a session of this VM has begun: whoever writes goes on undisturbed.
         at.writers(image)
-    found = at.attach(image)
+    path, network = at.attach(image)
     if step.session:
         at.begin_session(image)
-    record = {
-        "place": "shared", "how": "in-place", "format": image.format, "readonly": step.readonly, "image": _image_record(image, ""), **found,
-    }  # fmt: skip
+    record = Record(disk.disk, IN_PLACE, image.format, path, step.readonly, image._replace(generation=""), network)
     with _publishing(disk, planned, record) as staged:
-        os.symlink(str(found["path"]), staged)
+        os.symlink(path, staged)
 
 
 def create_volatile(step: CreateVolatile, planned: Planned, ask: room.Ask | None) -> None:
@@ -158,11 +142,8 @@ def create_volatile(step: CreateVolatile, planned: Planned, ask: room.Ask | None
     disk = step.disk
     if step.fs and step.fs not in mkfs.MKFS:
         raise NotSupported(f"file system {step.fs!r} of disk {disk.disk} is none of {', '.join(sorted(mkfs.MKFS))}")
-    record: dict[str, object] = {
-        "place": "local", "how": "volatile", "format": step.format, "path": disk.path, "readonly": False
-    }  # fmt: skip
     room.for_disk(disk.vm_dir, _written_empty(step), ask)
-    with _publishing(disk, planned, record) as staged:
+    with _publishing(disk, planned, Record(disk.disk, VOLATILE, step.format, disk.path)) as staged:
         mkfs.make_empty(staged, step.format, step.size, step.fs)
         os.chmod(staged, 0o660)
 
@@ -173,20 +154,18 @@ def _written_empty(step: CreateVolatile) -> int:
 
 
 @contextmanager
-def opened(record: dict[str, object] | None, path: str, format: str, snapshot: int = -1) -> Iterator[str]:
+def opened(record: Record | None, path: str, format: str, snapshot: int = -1) -> Iterator[str]:
     """Yield what qemu-img is to open to read a disk, or its snapshot. What is on a store is opened there, and looked at again.
 
     No name in a header and no link on the store then says what is read.
     """
-    stored = vm_dir.stored(record) if record else None
-    if record and stored:
+    stored = record.stored if record else None
+    if stored:
         with store.of(stored.access).opened(stored, snapshot) as found:
             yield found
-    elif record and record["how"] == "store-clone":
-        image = record["image"]
-        assert isinstance(image, dict)
-        clone_of = dir_image.Stored(str(image["source"]))
-        with dir_chain.opened(clone_of, path, format, str(image["format"]), record.get("raw_layer")) as chain:
+    elif record and record.place.backing == "store":
+        image = record.of_image
+        with dir_chain.opened(dir_image.Stored(image.source), path, format, image.format, record.raw_layer) as chain:
             yield chain
     else:
         # What lies below the layers of our own is named by names that are relative to them.
@@ -196,11 +175,11 @@ def opened(record: dict[str, object] | None, path: str, format: str, snapshot: i
 def save_disk(step: SaveDisk) -> dict[str, object]:
     """Publish an independent copy of a disk at `step.path` on the store (cpds)."""
     disk = step.disk
-    record = vm_dir.read_record(disk.vm_dir, disk.disk)
-    source_format = str(record["format"]) if record else step.format
-    path = str(record["path"]) if record else disk.path
+    record = records.read_record(disk.vm_dir, disk.disk)
+    source_format = record.format if record else step.format
+    path = record.path if record else disk.path
     if step.snapshot != -1:
-        path, source_format = snapshots.snapshot_file(vm_dir.record_of(disk), step.snapshot)
+        path, source_format = snapshots.snapshot_file(records.record_of(disk), step.snapshot)
     elif not files.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
     if step.domain:

@@ -15,16 +15,17 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import Any, Callable, Mapping, Tuple
+from typing import Any, Callable, Tuple
 
-from ..errors import BadRecord, UnexpectedFile, UnexpectedLink
-from ..model.steps import DiskRef
+from ..errors import UnexpectedFile, UnexpectedLink
+from ..model.record import Record
+from ..model.steps import DiskRef, ImageRef
 from ..tools import beneath, files, layers
+from . import records
+from .records import RECORDS
 
-RECORDS = ".semishared"
 DEEPEST = 4
 DISK = re.compile(r"disk\.([0-9]{1,9})\Z")
-OWN = re.compile(r"(?P<vm_dir>/.+)(?P<tail>/disk\.(?P<disk>[0-9]{1,9})(?P<layer>\.snap/[0-9]+)?)\Z")
 STOCK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
 LEASE = re.compile(r"bases/[0-9]+-[0-9]+-[0-9a-f]{32}/leases/[0-9]+-[0-9]+\Z")
 MANY = 10_000
@@ -33,32 +34,6 @@ MANY = 10_000
 
 def _here() -> str:
     return os.uname().nodename
-
-
-def check_record(record: Mapping[str, object], vm: int, disk: int) -> None:
-    """Raise BadRecord unless the path in a disk's record is one that the layout has for the disk."""
-    path, image = str(record.get("path", "")), record.get("image")
-    if record.get("disk") != disk:
-        raise BadRecord(f"the record of disk {disk} of VM {vm} is that of disk {record.get('disk')!r}")
-    if "network" in record:
-        return
-    if record.get("place") == "local":
-        own = OWN.match(path)
-        good = bool(own) and own.group("disk") == str(disk) and ".." not in path.split("/") if own else False
-    else:
-        source = str(image.get("source", "")) if isinstance(image, dict) else ""
-        good = source.startswith("/") and ".." not in source.split("/") and path in _on_store(source, vm, disk, path)
-    if not good:
-        raise BadRecord(f"the record of disk {disk} of VM {vm} on {_here()} names {path!r}, which is none of its places")
-
-
-def _on_store(source: str, vm: int, disk: int, path: str) -> tuple[str, ...]:
-    """Return the places on a store that a disk from the image `source` can have; of a clone's layers the one that is `path`."""
-    directory, name = os.path.split(source)
-    side = f"{directory}/{RECORDS}/{name}"
-    own = re.match(rf"{re.escape(f'{side}/clones/{vm}-{disk}')}(?:-[0-9a-f]{{32}})?(?=\.snap/|\Z)", path)
-    clone, layer = own.group() if own else f"{side}/clones/{vm}-{disk}", path.rpartition("/")[2]
-    return (f"{side}/image", clone, *((f"{clone}.snap/{layer}",) if layer.isdigit() and layer.isascii() else ()))
 
 
 def check_vm_dir(path: str, vm: int, is_followed: Callable[[int], bool] = lambda disk: True) -> None:
@@ -121,23 +96,22 @@ def guard(step: Tuple[Any, ...]) -> None:
 
 def check_below(path: str, vm: int, disk: int) -> None:
     """Raise UnexpectedLink if a link is in the place of what a disk lies over, or is: its lease, its image, its clone there."""
-    record = files.read_json(f"{path}/{RECORDS}/disk.{disk}.json")
-    if record is None or "network" in record:
+    record = records.as_found(path, disk)
+    if record is None or record.network:
         return
-    check_record(record, vm, disk)
-    image = record.get("image")
-    if record.get("how") == "overlay" and isinstance(image, dict):
+    records.check_place(record, vm)
+    if record.place.leases and record.image:
         root = f"{os.path.dirname(os.path.dirname(path))}/{RECORDS}"
-        beneath.check(root, f"bases/{image.get('store')}-{image.get('id')}-{image.get('generation')}/leases/{vm}-{disk}")
-    if record.get("place") != "shared":
+        beneath.check(root, _lease(record.image, vm, disk))
+    if record.is_local:
         return
-    datastore, name = os.path.split(str(record["image"]["source"]))  # type: ignore[index]
+    datastore, name = os.path.split(record.of_image.source)
     side = f"{RECORDS}/{name}"
     beneath.check(datastore, name)
     beneath.check(datastore, f"{name}.snap")
     beneath.check(datastore, side)
     _check_target(f"{datastore}/{side}/image", f"../../{name}")
-    if record.get("how") == "store-clone":
+    if record.place.backing == "store":
         clone = f"{vm}-{disk}"
         beneath.check(datastore, f"{side}/clones/{clone}.snap")
         folder = f"{datastore}/{side}/clones/{clone}.snap"
@@ -146,6 +120,11 @@ def check_below(path: str, vm: int, disk: int) -> None:
         link = f"{datastore}/{side}/clones/{clone}"
         if os.path.islink(link) and not re.match(re.escape(f"{clone}.snap/") + r"[0-9]+\Z", os.readlink(link)):
             beneath.refuse_link(link)
+
+
+def _lease(image: ImageRef, vm: int, disk: int) -> str:
+    """Return the path of a disk's lease, in the base store."""
+    return f"bases/{image.store}-{image.id}-{image.generation}/leases/{vm}-{disk}"
 
 
 def _check_target(link: str, target: str) -> None:
@@ -202,10 +181,9 @@ def _is_own_layer(disk: str, target: str) -> bool:
 
 def _leads_to_its_place(path: str, vm: int, disk: int, target: str, is_followed: Callable[[int], bool]) -> bool:
     """Tell whether a link out of the VM directory leads where the disk's record says; without a record, as `check_vm_dir` has it."""
-    record_path = f"{path}/{RECORDS}/disk.{disk}.json"
-    if os.path.islink(f"{path}/{RECORDS}") or os.path.islink(record_path):
+    if os.path.islink(f"{path}/{RECORDS}") or os.path.islink(records.record_path(path, disk)):
         return False
-    record = files.read_json(record_path)
+    record = records.as_found(path, disk)
     if record is None and not is_followed(disk):
         return True
     if record is None:
@@ -215,11 +193,10 @@ def _leads_to_its_place(path: str, vm: int, disk: int, target: str, is_followed:
             del below[2]  # a snapshot of the stock drivers
         # Two names: what is deeper is another VM's.
         return len(below) == 2 and below[0].isdigit() and bool(STOCK.match(below[1]))
-    if "network" in record or record.get("place") != "shared":
+    if record.network or record.is_local:
         return False
-    check_record(record, vm, disk)
-    wanted = str(record["path"])
-    return target == (wanted if record.get("how") == "in-place" else re.sub(r"\.snap/[0-9]+\Z", "", wanted))
+    records.check_place(record, vm)
+    return target == (record.path if record.place.is_image else re.sub(r"\.snap/[0-9]+\Z", "", record.path))
 
 
 def check_received(staging: str, vm: int, vm_dir: str, foreign: Tuple[int, ...]) -> None:
@@ -254,17 +231,17 @@ def check_received(staging: str, vm: int, vm_dir: str, foreign: Tuple[int, ...])
 
 def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
     """Raise UnexpectedFile if a received layer of ours lies over any other file than a layer beside it or its own lease."""
-    record = files.read_json(f"{staging}/{RECORDS}/disk.{disk}.json")
-    if record is None or "network" in record:
+    record = records.as_found(staging, disk)
+    if record is None or record.network:
         return
-    check_record(record, vm, disk)
-    if record.get("place") != "local":
+    records.check_place(record, vm)
+    if not record.is_local:
         return
     plain, folder = f"{staging}/disk.{disk}", f"{staging}/disk.{disk}.snap"
-    format, layer = str(record.get("format")), str(record["path"]).rpartition("/")[2]
+    format, layer = record.format, record.path.rpartition("/")[2]
     found = {plain: format} if os.path.isfile(plain) and not os.path.islink(plain) else {}
     if layer.isdigit() and os.path.lexists(f"{folder}/{layer}"):
-        tree = layers.tree(folder, int(layer), format, record.get("raw_layer"))
+        tree = layers.tree(folder, int(layer), format, record.raw_layer)
         found.update({f"{folder}/{number}": str(described["format"]) for number, described in tree.items()})
     for path, kind in found.items():
         # A raw one's first bytes are its guest's, to be believed in nothing.
@@ -273,12 +250,11 @@ def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
             raise UnexpectedFile(f"{os.path.basename(path)} of disk {disk} of VM {vm}, as it came to {_here()}, has {trouble}")
 
 
-def _lay_over_lease(path: str, record: Mapping[str, object], vm: int, vm_dir: str) -> bool:
+def _lay_over_lease(path: str, record: Record, vm: int, vm_dir: str) -> bool:
     """Let an overlay lie over the lease that it has here, if it lay over its lease where it was; tell whether it does."""
-    image = record.get("image")
-    if record.get("how") != "overlay" or not isinstance(image, dict):
+    if not record.place.leases or record.image is None:
         return False
-    lease = f"bases/{image.get('store')}-{image.get('id')}-{image.get('generation')}/leases/{vm}-{record['disk']}"
+    lease = _lease(record.image, vm, record.disk)
     here = f"{os.path.dirname(os.path.dirname(vm_dir))}/{RECORDS}/{lease}"
     name, format = layers.backing_of(path)
     if name == here:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import os
 
 from ..errors import SemisharedError
+from ..model.record import Record
 from ..model.steps_base import ReportDisks
 from ..tools import layers, progress
 from ..tools.files import allocated
-from . import vm_dir
+from . import records
 
 
 def report(step: ReportDisks) -> dict[str, object]:
@@ -23,7 +24,7 @@ def report(step: ReportDisks) -> dict[str, object]:
             progress.touch()
             path = f"{directory}/{name}"
             try:
-                disks = [_disk(path, record) for record in vm_dir.records(path)]
+                disks = [_disk(path, record) for record in records.records(path)]
                 found.append({"vm": int(name), "system": system, "disks": disks, "error": ""})
             except SemisharedError as e:
                 found.append({"vm": int(name), "system": system, "disks": [], "error": e.detail})
@@ -37,17 +38,16 @@ def _names(directory: str) -> list[str]:
         return []
 
 
-def _disk(vm_path: str, record: dict[str, object]) -> dict[str, object]:
-    disk, how = record["disk"], str(record["how"])
+def _disk(vm_path: str, record: Record) -> dict[str, object]:
+    disk = record.disk
     size, snapshots = 0, 0
-    if record["place"] == "local":
+    if record.is_local:
         folder = f"{vm_path}/disk.{disk}.snap"
         numbers = layers.numbered(folder) if os.path.isdir(folder) else []
         files = [f"{folder}/{number}" for number in numbers] or [f"{vm_path}/disk.{disk}"]
         size, snapshots = sum(map(allocated, files)), max(len(numbers) - 1, 0)
-    image, network = record.get("image"), record.get("network")
-    path = network["name"] if isinstance(network, dict) else record["path"]
+    path = record.network.name if record.network else record.path
     return {
-        "disk": disk, "how": how, "place": record["place"], "format": record["format"], "path": path, "bytes": size,
-        "snapshots": snapshots, "image": image if isinstance(image, dict) else None,
+        "disk": disk, "how": record.how, "place": record.place.where, "format": record.format, "path": path, "bytes": size,
+        "snapshots": snapshots, "image": record.image.to_data() if record.image else None,
     }  # fmt: skip

@@ -15,10 +15,12 @@ from typing import Callable, Iterator
 from .. import store
 from ..base import cache
 from ..errors import NotSupported, TransferCorrupt, UnsafeImage
+from ..model.place import COPY
+from ..model.record import Record
 from ..model.steps import DiskRef, ImageRef, RestoreDisk
 from ..tools import files, inspection, progress, qemu_img
 from ..tools.crash_points import point
-from . import vm_dir
+from . import records, vm_dir
 from .epochs import Planned
 
 
@@ -55,10 +57,10 @@ def received(disk: DiskRef, chunks: Iterator[bytes], sha256: Callable[[], str]) 
 def restore(step: RestoreDisk, backup: str, planned: Planned) -> None:
     """Replace a disk's content; an in-place disk's where it lies, on the store: the link stays."""
     disk = step.disk
-    record = vm_dir.record_of(disk)
-    if record["readonly"]:
+    record = records.record_of(disk)
+    if record.readonly:
         raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is read-only and cannot be restored")
-    image = vm_dir.stored(record)
+    image = record.stored
     if image:
         _restore_image(step, image, backup, planned)
     else:
@@ -82,13 +84,13 @@ def _restore_image(step: RestoreDisk, image: ImageRef, backup: str, planned: Pla
         held.enter_context(vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk))
 
 
-def _restore_own(step: RestoreDisk, record: dict[str, object], backup: str, planned: Planned) -> None:
+def _restore_own(step: RestoreDisk, record: Record, backup: str, planned: Planned) -> None:
     """Replace a disk of the VM's own by a standalone one of the same format.
 
     Its snapshots go: oned forgets those of non-persistent disks. Killed in between, the disk is the old one or the new.
     """
     disk = step.disk
-    path = str(record["path"])
+    path = record.path
     active = os.path.join(os.path.dirname(path), os.readlink(path)) if os.path.islink(path) else path
     # What a killed restore left.
     files.remove_staged(*os.path.split(active))
@@ -97,24 +99,22 @@ def _restore_own(step: RestoreDisk, record: dict[str, object], backup: str, plan
     try:
         with files.enough_space(os.path.dirname(active)):
             with files.made(staged) as made:
-                _write(backup, made, str(record["format"]), step.min_size)
+                _write(backup, made, record.format, step.min_size)
             with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
                 os.rename(staged, active)
                 point("disk replaced")
                 files.fsync(os.path.dirname(active))
                 first = _only_layer(active)
-                if record["how"] == "overlay":
-                    # After the content: the record may claim a lease that is not needed, never miss one that is.
-                    record = {**record, "how": "copy"}
-                if path == active:
-                    record = {**record, "path": first}
                 # Its only layer is what was restored, in the format of the record: a raw one below is no more.
-                record = {key: value for key, value in record.items() if key != "raw_layer"}
-                files.write_json(vm_dir.record_path(disk.vm_dir, disk.disk), record)
+                record = record._replace(path=first if path == active else path, raw_layer=None)
+                if record.place.leases:
+                    # After the content: the record may claim a lease that is not needed, never miss one that is.
+                    record = record._replace(place=COPY)
+                records.write_record(disk.vm_dir, record)
                 _drop_other_layers(active, first)
     finally:
         files.unlink(staged)
-    if record["place"] == "local":
+    if record.is_local:
         cache.release(cache.root_of(disk.vm_dir), disk.vm, disk.disk)
 
 

@@ -14,6 +14,7 @@ from typing import Callable
 from .. import store
 from ..errors import BadRecord, MissingImage, NotSupported
 from ..guest import block_jobs, domain, job_lock, rest
+from ..model.record import Record
 from ..model.steps import (
     ActivateLayer,
     AddLayer,
@@ -33,15 +34,15 @@ from ..model.steps import (
 )
 from ..tools import beneath, files, layers, qemu_img
 from ..tools.crash_points import point
-from . import vm_dir
+from . import records, vm_dir
 from .epochs import Planned
 
 
-def folder_of(record: dict[str, object]) -> str:
+def folder_of(record: Record) -> str:
     """Return the directory of a disk's layers; raise NotSupported for a disk that was made without any."""
-    folder, layer = os.path.split(str(record["path"]))
+    folder, layer = os.path.split(record.path)
     if not folder.endswith(".snap") or not layer.isdigit():
-        raise NotSupported(f"disk {record['disk']} is a plain file, it cannot have snapshots")
+        raise NotSupported(f"disk {record.disk} is a plain file, it cannot have snapshots")
     return folder
 
 
@@ -49,7 +50,7 @@ def describe(step: DescribeDisk) -> dict[str, object]:
     """Return what plan/snapshots.py decides on, and hold the turn for what is done about it."""
     disk = step.disk
     job_lock.take(disk.vm, disk.vm_dir)
-    record = vm_dir.record_of(disk)
+    record = records.record_of(disk)
     if _is_recovered(record, step.domain):
         block_jobs.recover(disk.vm_dir, step.domain)
     return _described(record, step.domain)
@@ -57,28 +58,28 @@ def describe(step: DescribeDisk) -> dict[str, object]:
 
 def look_at(step: LookAtDisk) -> dict[str, object]:
     """Return the same, and change nothing: not if that had to end first what a killed action has left."""
-    record = vm_dir.record_of(step.disk)
+    record = records.record_of(step.disk)
     if _is_recovered(record, step.domain) and not block_jobs.is_settled(step.disk.vm_dir):
         return {"unsettled": True}
     return _described(record, step.domain)
 
 
-def _is_recovered(record: dict[str, object], guest: str) -> bool:
+def _is_recovered(record: Record, guest: str) -> bool:
     """Tell whether what is noted beside a disk concerns it: QEMU's jobs are in files of this host, or in a guest that runs."""
-    return bool(guest) if vm_dir.on_store(record) else record["how"] != "volatile"
+    return bool(guest) if records.on_store(record) else record.place.snapshots != "none"
 
 
-def _described(record: dict[str, object], name: str) -> dict[str, object]:
-    if vm_dir.on_store(record):
-        return vm_dir.on_store(record)
-    how, image = str(record["how"]), vm_dir.stored(record)
+def _described(record: Record, name: str) -> dict[str, object]:
+    if records.on_store(record):
+        return records.on_store(record)
+    image = record.stored
     answer: dict[str, object] = {
-        "how": how, "format": record["format"], "image": image.to_data() if image else None, "layers": {}, "active": layers.NONE,
+        "how": record.how, "format": record.format, "image": image.to_data() if image else None, "layers": {}, "active": layers.NONE,
         "snapshots": [], "aliases": [], "target": "", "system_snapshots": 0,
     }  # fmt: skip
-    if how == "volatile":
+    if record.place.snapshots == "none":
         return answer
-    path = str(record["path"])
+    path = record.path
     active = layers.NONE
     if name:
         target, path = block_jobs.find(name, path)
@@ -89,20 +90,20 @@ def _described(record: dict[str, object], name: str) -> dict[str, object]:
         answer["snapshots"] = at.snapshots(image)
         return answer
     folder, active = folder_of(record), int(os.path.basename(path))
-    format = str(record["format"])
-    if path != record["path"]:
+    format = record.format
+    if path != record.path:
         # A snapshot of the running guest that failed half-way: the newer, empty layer lies over what the guest writes.
-        format = layers.backing_of(str(record["path"]))[1] or "qcow2"
+        format = layers.backing_of(record.path)[1] or "qcow2"
     if not files.exists(f"{folder}/{active}"):
         raise MissingImage(f"{folder}/{active} is not there on {os.uname().nodename}")
     names = [int(name) for name in os.listdir(folder) if name.isdigit() and name.isascii()]
     answer["aliases"] = sorted(set(names) - set(layers.numbered(folder)))
-    answer["layers"], answer["active"] = layers.tree(folder, active, format, record.get("raw_layer")), active
+    answer["layers"], answer["active"] = layers.tree(folder, active, format, record.raw_layer), active
     return answer
 
 
 def _layer(disk: DiskRef, number: int) -> str:
-    return f"{folder_of(vm_dir.record_of(disk))}/{number}"
+    return f"{folder_of(records.record_of(disk))}/{number}"
 
 
 def name_layer(step: NameLayer, planned: Planned) -> None:
@@ -140,27 +141,27 @@ def activate_layer(step: ActivateLayer, planned: Planned) -> None:
 
 
 def _activate(disk: DiskRef, layer: int, format: str) -> None:
-    record = vm_dir.record_of(disk)
+    record = records.record_of(disk)
     path = f"{folder_of(record)}/{layer}"
     files.remove_staged(f"{disk.vm_dir}/{vm_dir.RECORDS}", f"disk.{disk.disk}.json")
-    if (record["path"], record["format"]) != (path, format):
-        vm_dir.write_record(disk, _over_raw(record, path))
+    if (record.path, record.format) != (path, format):
+        records.write_record(disk.vm_dir, _over_raw(record, path))
         point("layer recorded")
     _link(record, disk, layer)
 
 
-def _over_raw(record: dict[str, object], path: str) -> dict[str, object]:
+def _over_raw(record: Record, path: str) -> Record:
     """Return the record for the qcow2 layer `path`, with the raw layer that it is put over noted.
 
     The layers above a raw one say so, until it is being deleted and they have let go of it; its own first bytes are its
     guest's.
     """
     below, format = layers.backing_of(path)
-    raw = {"raw_layer": int(below)} if format == "raw" and below.isdigit() else {}
-    return {**record, "path": path, "format": "qcow2", **raw}
+    raw = int(below) if format == "raw" and below.isdigit() else record.raw_layer
+    return record._replace(path=path, format="qcow2", raw_layer=raw)
 
 
-def _link(record: dict[str, object], disk: DiskRef, layer: int) -> None:
+def _link(record: Record, disk: DiskRef, layer: int) -> None:
     folder = folder_of(record)
     link = folder[: -len(".snap")]
     files.remove_staged(*os.path.split(link))
@@ -170,19 +171,19 @@ def _link(record: dict[str, object], disk: DiskRef, layer: int) -> None:
 
 def switch_layer(step: SwitchLayer, planned: Planned) -> dict[str, object]:
     """Take the snapshot of a running guest; if it fails, say again that the layer before is the active one."""
-    disk, before = step.disk, vm_dir.record_of(step.disk)
+    disk, before = step.disk, records.record_of(step.disk)
     folder = folder_of(before)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-        was = {**before, "path": f"{folder}/{step.layer}", "format": layers.backing_of(f"{folder}/{step.to}")[1] or "qcow2"}
+        was = before._replace(path=f"{folder}/{step.layer}", format=layers.backing_of(f"{folder}/{step.to}")[1] or "qcow2")
         files.remove_staged(f"{disk.vm_dir}/{vm_dir.RECORDS}", f"disk.{disk.disk}.json")
-        vm_dir.write_record(disk, _over_raw(before, f"{folder}/{step.to}"))
+        records.write_record(disk.vm_dir, _over_raw(before, f"{folder}/{step.to}"))
         point("layer recorded")
         try:
             rested = block_jobs.switch(disk, step.domain, step.target, f"{folder}/{step.to}", step.freeze)
         except Exception:
             # Both layers hold the guest's data as long as it writes to the lower one; only then it may be named again.
-            if block_jobs.find(step.domain, str(before["path"]))[1] == f"{folder}/{step.layer}":
-                vm_dir.write_record(disk, was)
+            if block_jobs.find(step.domain, before.path)[1] == f"{folder}/{step.layer}":
+                records.write_record(disk.vm_dir, was)
                 files.unlink(f"{folder}/{step.to}")
             raise
         _link(before, disk, step.to)
@@ -227,18 +228,18 @@ def pull_layer(step: PullLayer) -> None:
 
 def drop_strays(step: DropStrays) -> None:
     """Remove what snapshots that failed have left; never what the guest writes to, nor what anything lies over."""
-    record = vm_dir.record_of(step.disk)
+    record = records.record_of(step.disk)
     folder = folder_of(record)
-    active = str(record["path"])
+    active = record.path
     if step.domain:
         active = block_jobs.find(step.domain, active)[1]
-    keep = {*step.known, int(os.path.basename(active)), int(os.path.basename(str(record["path"])))}
+    keep = {*step.known, int(os.path.basename(active)), int(os.path.basename(record.path))}
     if step.domain:
         # libvirt knows a layer that the guest has open by one of its names, which need not be the one in a header.
         keep |= block_jobs.opened(step.domain, folder)
     while True:
         names = {int(name) for name in os.listdir(folder) if name.isdigit() and name.isascii()}
-        raw = {number for number in names if os.path.samefile(f"{folder}/{number}", active)} if record["format"] == "raw" else set()
+        raw = {number for number in names if os.path.samefile(f"{folder}/{number}", active)} if record.format == "raw" else set()
         below = {layers.backing_of(f"{folder}/{number}")[0] for number in names - raw}
         strays = [number for number in sorted(names - keep, reverse=True) if str(number) not in below]
         if not strays:
@@ -249,10 +250,10 @@ def drop_strays(step: DropStrays) -> None:
 
 def drop_layer(step: DropLayer) -> None:
     """Remove a layer; raise BadRecord if anything still lies over it."""
-    record = vm_dir.record_of(step.disk)
+    record = records.record_of(step.disk)
     folder = folder_of(record)
     for number in layers.numbered(folder):
-        is_raw = number == int(os.path.basename(str(record["path"]))) and record["format"] == "raw"
+        is_raw = number == int(os.path.basename(record.path)) and record.format == "raw"
         if not is_raw and number != step.layer and layers.backing_of(f"{folder}/{number}")[0] == str(step.layer):
             raise BadRecord(f"layer {number} in {folder} still lies over {step.layer}")
     files.unlink(f"{folder}/{step.layer}")
@@ -261,19 +262,19 @@ def drop_layer(step: DropLayer) -> None:
 
 def grow(step: GrowDisk) -> dict[str, object]:
     """Grow a disk: its active layer, or the image it is; return which that is if it is on the network, and not grown here."""
-    record = vm_dir.record_of(step.disk)
-    if vm_dir.on_store(record):
-        return vm_dir.on_store(record)
-    image, path = vm_dir.stored(record), str(record["path"])
+    record = records.record_of(step.disk)
+    if records.on_store(record):
+        return records.on_store(record)
+    image, path = record.stored, record.path
     if image:
         # Not by the link that the guest has: what it leads to is what is looked at.
         store.of(image.access).grow(image, step.size)
     elif not files.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
-    elif record["place"] == "shared":
-        _grow_clone(ImageRef.from_data(record["image"]), path, step.size)
+    elif not record.is_local:
+        _grow_clone(record.of_image, path, step.size)
     else:
-        qemu_img.grow(path, str(record["format"]), step.size)
+        qemu_img.grow(path, record.format, step.size)
     point("disk grown")
     return {}
 
@@ -291,7 +292,7 @@ def _grow_clone(image: ImageRef, path: str, size: int) -> None:
 def copy_out(step: CopyOut, planned: Planned) -> dict[str, object]:
     """Publish a snapshot of a disk that is an image: from the running guest if there is one."""
     disk, found = step.disk, {}
-    image = vm_dir.stored(vm_dir.record_of(disk))
+    image = records.record_of(disk).stored
     if image is None:
         raise BadRecord(f"disk {disk.disk} of VM {disk.vm} is no image of a store")
     format = image.format
@@ -307,18 +308,18 @@ def copy_out(step: CopyOut, planned: Planned) -> dict[str, object]:
     return found
 
 
-def snapshot_file(record: dict[str, object], snapshot: int) -> tuple[str, str]:
+def snapshot_file(record: Record, snapshot: int) -> tuple[str, str]:
     """Return path and format of a snapshot (the image's own if the disk is one: its store opens it); raise MissingImage."""
-    missing = f"snapshot {snapshot} of disk {record['disk']}: "
-    image = vm_dir.stored(record)
+    missing = f"snapshot {snapshot} of disk {record.disk}: "
+    image = record.stored
     if image:
         if snapshot not in store.of(image.access).snapshots(image):
             raise MissingImage(f"{missing}{image.source} has none of that number, seen from {os.uname().nodename}")
         return image.source, image.format
     folder = folder_of(record)
     path = f"{folder}/{snapshot}"
-    active = int(os.path.basename(str(record["path"])))
-    found = layers.tree(folder, active, str(record["format"]), record.get("raw_layer"))
+    active = int(os.path.basename(record.path))
+    found = layers.tree(folder, active, record.format, record.raw_layer)
     if not files.exists(path):
         raise MissingImage(f"{missing}{path} is not there on {os.uname().nodename}")
     return path, str(found.get(snapshot, {}).get("format", "qcow2"))

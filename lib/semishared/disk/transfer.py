@@ -29,11 +29,12 @@ from ..errors import (
     WholeDirectoryThere,
 )  # fmt: skip
 from ..guest import listing
-from ..model.steps import ImageRef, ReceiveVm, ReleaseVm, RenameVm, has_arrived
+from ..model.record import Record
+from ..model.steps import ReceiveVm, ReleaseVm, RenameVm, has_arrived
 from ..tools import beneath, files, progress
 from ..tools.crash_points import point
 from ..tools.run import piped, work
-from . import beside, epochs, layout, vm_dir, whereabouts
+from . import beside, epochs, layout, records, vm_dir, whereabouts
 from .epochs import Planned
 
 CHUNK = 1 << 20
@@ -107,7 +108,7 @@ def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
 def _publish(staging: str, step: ReceiveVm | RenameVm, move: str, planned: Planned, ask: room.Ask | None) -> None:
     """Give the received directory its bases and leases and rename it to the VM directory."""
     vm, directory = step.vm, step.vm_dir
-    for record in vm_dir.records(staging):
+    for record in records.records(staging):
         _adopt(staging, directory, vm, record, step.keep_bases, ask)
     os.makedirs(f"{staging}/{vm_dir.RECORDS}", exist_ok=True)
     vm_dir.note_seq(staging, planned.seq)
@@ -148,27 +149,22 @@ def _check_may_replace(staging: str, step: ReceiveVm | RenameVm, planned: Planne
         raise MigrationRefused(f"{directory} on {here} is not replaced: {why}")
 
 
-def _adopt(
-    staging: str, directory: str, vm: int, record: dict[str, object], keep_bases: bool, ask: room.Ask | None
-) -> None:
+def _adopt(staging: str, directory: str, vm: int, record: Record, keep_bases: bool, ask: room.Ask | None) -> None:
     """Make one disk of a received directory usable here."""
-    disk = int(str(record["disk"]))
-    if "network" in record:
+    disk, path = record.disk, record.path
+    if record.network:
         return  # libvirt opens it, or says why not
-    if record["place"] == "shared":
-        path = str(record["path"])
+    if not record.is_local:
         if keep_bases and not os.path.exists(path):
             raise StoreUnavailable(f"{path} of disk {disk} is not there on {os.uname().nodename}")
         return
-    path = str(record["path"])
     # disk.N itself, or its active layer disk.N.snap/K; backing names among layers are relative.
     here = directory + path[path.rindex(f"/disk.{disk}") :]
     if path != here:
-        files.write_json(vm_dir.record_path(staging, disk), {**record, "path": here})
-    image = record.get("image")
-    if record["how"] == "overlay" and keep_bases and isinstance(image, dict):
+        records.write_record(staging, record._replace(path=here))
+    if record.place.leases and keep_bases and record.image:
         try:
-            ensure(cache.root_of(directory), ImageRef.from_data(image), ask, (vm, disk), want=room.FOR_THIS)
+            ensure(cache.root_of(directory), record.image, ask, (vm, disk), want=room.FOR_THIS)
         except ImageChanged as e:
             raise ImageChanged(f"disk {disk} of VM {vm} needs the image as it was: {e.detail}") from None
 

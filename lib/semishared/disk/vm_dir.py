@@ -11,21 +11,24 @@ import os
 import re
 import time
 from contextlib import contextmanager
-from typing import IO, Any, Callable, Iterator, Mapping
+from typing import IO, Callable, Iterator
 
 from .. import NAME, store
 from ..base import cache
 from ..errors import BadRecord, DataInTheWay, NoSpace, SemisharedError, VmGone
 from ..guest import job_lock
-from ..model.steps import DiskRef, ImageRef
+from ..model.record import Record
+from ..model.steps import DiskRef
 from ..store import dir_clones
 from ..tools import files, layers, locks
 from ..tools.crash_points import point
-from . import beside, epochs, layout
+from . import beside, epochs, records
 from .epochs import Planned
+from .records import RECORDS as RECORDS
+from .records import read_record as read_record
 
-RECORDS = ".semishared"
 VERSION = 1
+"""Of vm.json."""
 
 
 @contextmanager
@@ -119,69 +122,6 @@ def published(
         raise
 
 
-def record_path(vm_dir: str, disk: int) -> str:
-    return f"{vm_dir}/{RECORDS}/disk.{disk}.json"
-
-
-def with_version(disk: DiskRef, record: dict[str, object]) -> dict[str, object]:
-    """Return the whole record, as it is written."""
-    return {"version": VERSION, "disk": disk.disk, **record}
-
-
-def write_record(disk: DiskRef, record: dict[str, object]) -> None:
-    """Write what the disk is, for vmm/ and for every later action."""
-    files.write_json(record_path(disk.vm_dir, disk.disk), with_version(disk, record))
-
-
-def read_record(vm_dir: str, disk: int) -> dict[str, object] | None:
-    """Return the record of a disk, None if it has none; raise BadRecord if it cannot be understood."""
-    path = record_path(vm_dir, disk)
-    if not os.path.lexists(path):
-        return None
-    record = files.read_json(path)
-    if record is None or record.get("version") != VERSION:
-        raise BadRecord(f"{path} on {os.uname().nodename} cannot be understood")
-    # Also of a directory on its way (beside.py).
-    owner = re.search(r"(?:\A|-)([0-9]+)(?:-[0-9a-f]+)?\Z", os.path.basename(vm_dir))
-    layout.check_record(record, int(owner.group(1)) if owner else -1, disk)
-    return record
-
-
-def record_of(disk: DiskRef) -> dict[str, object]:
-    """Return the record of a disk; raise BadRecord if it has none."""
-    record = read_record(disk.vm_dir, disk.disk)
-    if record is None:
-        raise BadRecord(f"disk {disk.disk} of VM {disk.vm} has no record in {disk.vm_dir} on {os.uname().nodename}")
-    return record
-
-
-def records(vm_dir: str) -> list[dict[str, object]]:
-    """Return all records of a VM by disk; raise BadRecord."""
-    try:
-        names = os.listdir(f"{vm_dir}/{RECORDS}")
-    except FileNotFoundError:
-        return []
-    ids = sorted(int(name[5:-5]) for name in names if name.startswith("disk.") and name[5:-5].isdigit())
-    found = [read_record(vm_dir, disk) for disk in ids]
-    return [record for record in found if record]
-
-
-def stored(record: Mapping[str, Any]) -> ImageRef | None:
-    """Return the image in a store that a disk is: the one it was made from, or a clone that is an image; None for files of its own."""
-    image, network = record.get("image"), record.get("network")
-    if not isinstance(image, dict) or (record["how"] != "in-place" and not network):
-        return None
-    return ImageRef.from_data({**image, "source": network["name"]} if network else image)
-
-
-def on_store(record: Mapping[str, Any]) -> dict[str, object]:
-    """Return which image of a store that has a bridge a disk is, for the front-end to go on with there; {} for any other disk."""
-    image = stored(record)
-    if image is None or not image.access.can.has_bridge:
-        return {}
-    return {"on_store": image.to_data(), "how": record["how"], "readonly": record["readonly"]}
-
-
 def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget: bool = True) -> dict[str, object]:
     """Remove a disk's file or link, its clone on `store_dir`, its record and its lease. Never follow a link.
 
@@ -189,12 +129,12 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
     """
     with _lock(disk.vm, disk.vm_dir) as file:
         noted = _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned)
-        record = files.read_json(record_path(disk.vm_dir, disk.disk)) or {}
-        if not forget and record.get("how") == "store-clone":
-            if on_store(record):
-                return on_store(record)
+        record = _to_remove(disk)
+        if record and not forget and record.place.backing == "store":
+            if records.on_store(record):
+                return records.on_store(record)
             # A clone that cannot be reached would be said to be gone, and stay.
-            image = ImageRef.from_data(record["image"])
+            image = record.of_image
             store.of(image.access).reach(image.root)
         clones = _clones(disk, record)
         _unlink_disk(disk)
@@ -211,17 +151,25 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
     return {}
 
 
+def _to_remove(disk: DiskRef) -> Record | None:
+    """Return what is known of a disk: one that nobody understands, or that lies nowhere, goes all the same."""
+    try:
+        return records.as_found(disk.vm_dir, disk.disk)
+    except BadRecord:
+        return None
+
+
 def intended(disk: DiskRef) -> str:
     """Return the file that names the store clone of a disk before there is one."""
     return f"{disk.vm_dir}/{RECORDS}/clone.{disk.disk}.json"
 
 
-def _layered_clone(record: Mapping[str, Any]) -> str:
+def _layered_clone(record: Record | None) -> str:
     """Return the clone on a store that a record names, '' if it is of another disk."""
-    return os.path.dirname(str(record["path"]))[: -len(".snap")] if record.get("how") == "store-clone" else ""
+    return os.path.dirname(record.path)[: -len(".snap")] if record and record.place.backing == "store" else ""
 
 
-def _clones(disk: DiskRef, record: dict[str, Any]) -> list[str]:
+def _clones(disk: DiskRef, record: Record | None) -> list[str]:
     """Return the store clones of a disk, by its record and by what was intended; others' are none of them."""
     noted = files.read_json(intended(disk)) or {}
     found = {_layered_clone(record), str(noted.get("clone", ""))}
@@ -233,7 +181,7 @@ def _unlink_disk(disk: DiskRef) -> None:
     layers.remove(disk.path)
     point("disk removed")
     files.remove_staged(disk.vm_dir, f"disk.{disk.disk}")
-    files.unlink(record_path(disk.vm_dir, disk.disk))
+    files.unlink(records.record_path(disk.vm_dir, disk.disk))
     point("record removed")
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Iterator
 
 from ..errors import BackupCancelled, BadArguments, MissingImage, NotSupported, SemisharedError, ToolFailed
 from ..model import steps as s
+from ..model.record import described
 from ..opennebula import args
 from ..opennebula.xml import Vm
 from ..plan import backup as plan
@@ -111,13 +112,14 @@ def restore(action: Action) -> None:
     action.seq = vm.seq
     with action.session(place.host, bulk=True) as session:
         _, found = session.run([s.CheckNotRunning(domain), s.DescribeVm(vm.id, place.path)])
-        records = {record["disk"]: record for record in found["records"]} if isinstance(found, dict) else {}
+        records = {record.disk: record for record in described(found)}
         for disk, url in sorted(urls.items()):
             ref, size = s.DiskRef(vm.id, disk, place.path), known[disk].size
-            if "network" in records.get(disk, {}):
+            record = records.get(disk)
+            if record and record.network:
                 from . import rbd
 
-                rbd.restore(action, ref, records[disk], size, partial(_bring, session, url))
+                rbd.restore(action, ref, record, size, partial(_bring, session, url))
             else:
                 _bring(session, url, s.RestoreDisk(ref, size))
         action.tell(place.host, session.moved)

@@ -28,6 +28,8 @@ def _migrating(action: Action) -> tuple[args.Migrate, Vm]:
 
 def premigrate(action: Action) -> None:
     """SOURCE_HOST TARGET_HOST VMDIR VM DATASTORE - make everything ready at the target, or refuse."""
+    from ..model.record import described
+
     request, vm = _migrating(action)
     place = request.target
     left = vm.system_datastores[-1] if vm.system_datastores else -1
@@ -35,8 +37,7 @@ def premigrate(action: Action) -> None:
     with action.session(request.source_host) as source, action.session(place.host) as target:
         target.agree()
         (found,) = source.run([s.DescribeVm(place.vm, source_dir)])
-        records = found["records"] if isinstance(found, dict) else []
-        plan = migration.check(request, vm, records, left)
+        plan = migration.check(request, vm, described(found), left)
         token = os.urandom(8).hex()
         ask, answer = f"{token} {request.source_host}", f"{token} {place.host}"
         written = source.run([s.WriteProbe(store, ask) for store in plan.stores])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable
 from ..errors import NotSupported, SemisharedError
 from ..model import steps as s
 from ..model import steps_image, stores
+from ..model.record import Record
 
 if TYPE_CHECKING:
     from ..opennebula.xml import Datastore
@@ -33,11 +34,12 @@ class Bridge:
         return self._action.on(self.host, steps)
 
 
-def restore(action: Action, disk: s.DiskRef, record: dict[str, Any], size: int, bring: Callable[[s.Step], None]) -> None:
+def restore(action: Action, disk: s.DiskRef, record: Record, size: int, bring: Callable[[s.Step], None]) -> None:
     """Replace the content of a disk on the network; `bring` lets the host carry out a step that a backup follows."""
-    if record["readonly"]:
+    if record.readonly:
         raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is read-only and cannot be restored")
-    image = s.ImageRef.from_data(record["image"])._replace(source=str(record["network"]["name"]))
+    image = record.stored
+    assert image is not None
     bridge = Bridge.of(action, image)
     (begun,) = bridge.run([steps_image.BeginChange(image, size)])
     try:

@@ -91,7 +91,7 @@ def _put_back(directory: str, disk: int, job: dict[str, object]) -> None:
     below, record = str(job.get("below", "")), vm_dir.read_record(directory, disk)
     if "layer" not in job or not record:
         return
-    folder = os.path.dirname(str(record["path"]))
+    folder = os.path.dirname(record.path)
     layer = f"{folder}/{job['layer']}"
     # The one below is gone only if the pull was over, and the power as well before the note was.
     if files.exists(layer) and os.path.exists(f"{folder}/{below}") and layers.backing_of(layer)[0] != below:

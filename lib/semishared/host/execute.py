@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterator
 from .. import store
 from ..base import cache, room
 from ..base.ensure import borrowed, ensure
-from ..disk import create, layout, snapshots, transfer, vm_dir, whereabouts
+from ..disk import create, layout, records, snapshots, transfer, vm_dir, whereabouts
 from ..disk.epochs import Planned
 from ..errors import BadArguments, MigrationRefused, MissingImage, NoSpace, StoreUnavailable, TransferCorrupt
 from ..guest import listing
@@ -111,7 +111,7 @@ class Execution:
 
     def SaveDisk(self, step: s.SaveDisk) -> object:
         disk = step.disk
-        record = vm_dir.read_record(disk.vm_dir, disk.disk)
+        record = records.read_record(disk.vm_dir, disk.disk)
         with borrowed(cache.root_of(disk.vm_dir), record, (disk.vm, disk.disk), self._asking):
             return create.save_disk(step)
 
@@ -214,7 +214,7 @@ class Execution:
         return transfer.release(step, self.planned)
 
     def DescribeVm(self, step: s.DescribeVm) -> object:
-        return {"present": os.path.isdir(step.vm_dir), "records": vm_dir.records(step.vm_dir)}
+        return {"present": os.path.isdir(step.vm_dir), "records": [record.to_data() for record in records.records(step.vm_dir)]}
 
     def WriteProbe(self, step: s.WriteProbe) -> object:
         with beneath.directory(step.store_dir, cache.NAME) as directory:

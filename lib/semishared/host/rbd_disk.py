@@ -5,29 +5,30 @@ from __future__ import annotations
 
 import os
 
-from ..disk import vm_dir
+from ..disk import records, vm_dir
 from ..disk.epochs import Planned
 from ..errors import MigrationRefused, SemisharedError
 from ..guest import listing
-from ..model.network_disk import NetworkDisk
-from ..model.steps import ImageRef, TakeNetworkDisk
+from ..model.record import Record
+from ..model.steps import TakeNetworkDisk
 from ..store import ceph
 from ..tools.crash_points import point
 
 
 def take(step: TakeNetworkDisk, planned: Planned) -> None:
     """Record the disk of a VM on its way here; raise MigrationRefused if its QEMU would not find it."""
-    disk = step.disk
-    network, image = NetworkDisk.parse(step.record.get("network")), ImageRef.from_data(step.record.get("image"))
+    disk, record = step.disk, Record.from_data({**step.record, "disk": step.disk.disk})
+    network, image = record.network, record.stored
+    assert network is not None and image is not None
     host = os.uname().nodename
     if network.secret not in listing.secrets():
         raise MigrationRefused(f"libvirt on {host} does not know the secret {network.secret} for disk {disk.disk} of VM {disk.vm}")
     try:
-        where, name = ceph.pool_of(image._replace(source=network.name), image.access.reader)
+        where, name = ceph.pool_of(image, image.access.reader)
         with ceph.opened(where, name, read_only=True):
             pass
     except SemisharedError as e:
         raise MigrationRefused(f"{host} cannot open {network.name}, disk {disk.disk} of VM {disk.vm}: {e.detail}") from None
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-        vm_dir.write_record(disk, {**step.record, "disk": disk.disk})
+        records.write_record(disk.vm_dir, record)
     point("record published")

@@ -9,12 +9,14 @@ from typing import Callable, Iterator
 from .. import store
 from ..base import cache, room
 from ..base.ensure import borrowed
-from ..disk import snapshots, vm_dir
+from ..disk import records, snapshots, vm_dir
 from ..disk.create import opened
 from ..disk.epochs import Planned
 from ..errors import MissingImage, TransferCorrupt, VmGone
 from ..guest import block_jobs, job_lock
 from ..model import steps_image as i
+from ..model.place import PLACES
+from ..model.record import Record
 from ..model.steps import DiskRef
 from ..tools import layers, progress
 from ..tools.crash_points import point
@@ -39,21 +41,18 @@ class OnStore:
 
     def RecordNetwork(self, step: i.RecordNetwork) -> None:
         disk = step.disk
-        record = {
-            "place": "shared", "how": step.how, "format": step.image.format, "path": "", "readonly": step.readonly,
-            "image": step.image.to_data(), "network": step.network.to_data(),
-        }  # fmt: skip
+        record = Record(disk.disk, PLACES[step.how], step.image.format, "", step.readonly, step.image, step.network)
         with vm_dir.publishing(disk.vm, disk.vm_dir, self._planned, disk.disk):
             # A disk made anew in another place: at no moment may a record lie about the disk beside it.
             layers.remove(disk.path)
-            vm_dir.write_record(disk, record)
+            records.write_record(disk.vm_dir, record)
         cache.release(cache.root_of(disk.vm_dir), disk.vm, disk.disk)
         point("disk recorded")
 
     def ConfirmDisk(self, step: i.ConfirmDisk) -> None:
         disk = step.disk
         with vm_dir.publishing(disk.vm, disk.vm_dir, self._planned, disk.disk):
-            if vm_dir.read_record(disk.vm_dir, disk.disk) is None:
+            if records.read_record(disk.vm_dir, disk.disk) is None:
                 raise VmGone(f"disk {disk.disk} of VM {disk.vm} was deleted while it was being made")
 
     def ForgetDisk(self, step: i.ForgetDisk) -> None:
@@ -62,12 +61,11 @@ class OnStore:
     def FillImage(self, step: i.FillImage) -> object:
         found: dict[str, object] = {}
         disk = step.disk
-        record = vm_dir.record_of(disk)
-        image = record.get("image")
-        if isinstance(image, dict):
+        record = records.record_of(disk)
+        if record.image:
             # The disk may lie where it is not at home (undeployed, on the front-end): with the keys that are there.
-            record = {**record, "image": {**image, "access": step.image.access.to_data()}}
-        path, format = str(record["path"]), str(record["format"])
+            record = record._replace(image=record.image._replace(access=step.image.access))
+        path, format = record.path, record.format
         with borrowed(cache.root_of(disk.vm_dir), record, (disk.vm, disk.disk), self._ask):
             if step.snapshot != -1:
                 path, format = snapshots.snapshot_file(record, step.snapshot)

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from ..errors import BadArguments, NotSupported
+from ..model.record import Record
 from ..opennebula.xml_edit import Markup
-from .domain_xml import DRIVER, DiskRecord
+from .domain_xml import DRIVER
 
 
 class AttachMessage:
@@ -30,7 +31,7 @@ class AttachMessage:
     def is_ours(self) -> bool:
         return self.disk.value("TM_MAD") == DRIVER
 
-    def with_record(self, record: DiskRecord) -> bytes:
+    def with_record(self, record: Record) -> bytes:
         """Return the message that makes the stock script attach what the record says."""
         changes = {"DRIVER": record.format, "FORMAT": record.format, "DISK_TYPE": "RBD" if record.network else "FILE"}
         is_cdrom = self.disk.value("TYPE").upper().endswith("CDROM")

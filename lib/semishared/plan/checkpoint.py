@@ -6,9 +6,10 @@ from __future__ import annotations
 import re
 from typing import Optional
 
+from ..model.record import Record
 from ..opennebula.xml_edit import Markup
 from .backing import NO_CHAINS, Chains, lay_over
-from .domain_xml import DiskRecord, Records
+from .domain_xml import Records
 
 LOCAL = re.compile(r"/([0-9]+)/disk\.([0-9]{1,9})(\.snap/[0-9]+)?\Z")
 
@@ -24,7 +25,7 @@ def with_active_layers(domain: bytes, records: Records, chains: Chains = NO_CHAI
     for record in records.values():
         if record.path and not record.is_local:
             # Of a clone whichever layer, of a disk in place the image.
-            shared[record.path.rpartition("/")[0] if record.how == "store-clone" else record.path] = record
+            shared[record.path.rpartition("/")[0] if record.place.backing == "store" else record.path] = record
     for disk in markup.root.find("devices", "disk"):
         source, driver = disk.first("source"), disk.first("driver")
         path = source.attributes.get("file", "") if source else ""
@@ -48,7 +49,7 @@ def with_active_layers(domain: bytes, records: Records, chains: Chains = NO_CHAI
     return markup.result()
 
 
-def _recorded(match: re.Match[str], records: Records) -> Optional[DiskRecord]:
+def _recorded(match: re.Match[str], records: Records) -> Optional[Record]:
     """Return the record of a local disk by its name and that of the VM's directory, whatever lies above."""
     record = records.get(int(match.group(2)))
     same = LOCAL.search(record.path) if record and record.is_local else None

@@ -58,21 +58,21 @@ def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, over
     if image.is_persistent:
         raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
-    where, is_mounted = placement.place(image, datastore, is_persistent=False), ref.access.can.is_mounted
-    encryption.check_clone(disk, image, where, is_mounted=is_mounted)
+    place, is_mounted = placement.place(image, datastore, is_persistent=False), ref.access.can.is_mounted
+    encryption.check_clone(disk, image, place, is_mounted=is_mounted)
     host, prepare, min_size = asked.target.host, _prepare(asked.target), grown(disk)
     root = f"{asked.target.vm_place.datastore_location}/.semishared"
     if not is_mounted:
         from . import rbd
 
         bridge = stores.bridge(datastore, image.id)
-        if where == "shared":
+        if not place.is_local:
             yield from rbd.clone(host, bridge, ref, target, min_size)
             return
-        ref = yield from rbd.frozen(host, bridge, ref, root if where == "overlay" else "")
-    if where == "shared":
+        ref = yield from rbd.frozen(host, bridge, ref, root if place.leases else "")
+    if not place.is_local:
         yield On(host, (prepare, s.CloneOnStore(target, ref, min_size)))
-    elif where == "copy":
+    elif not place.leases:
         yield On(host, (prepare, s.CopyImage(target, ref, min_size)))
     else:
         # The base first: it may take long, and until it is there nothing of the VM need exist.

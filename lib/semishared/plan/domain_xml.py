@@ -11,93 +11,20 @@ the byte.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, Optional
+from typing import Optional
 
-from ..errors import BadArguments, BadRecord, EncryptedDisk, NotSupported
+from ..errors import BadArguments, EncryptedDisk, NotSupported
 from ..model.network_disk import NetworkDisk
-from ..opennebula.args import DISK, absolute
+from ..model.record import Record
+from ..opennebula.args import DISK
 from ..opennebula.xml_edit import Element, Markup, escape
 from .backing import NO_CHAINS, Chain, Chains, backing, lay_over
 
-RECORD_VERSION = 1
-PLACES = {
-    "overlay": "local",
-    "copy": "local",
-    "volatile": "local",
-    "in-place": "shared",
-    "store-clone": "shared",
-}
-FORMATS = ("raw", "qcow2")
-OVERLAYS = ("overlay", "store-clone")
 DRIVER = "semishared"
 
 
-class DiskRecord(NamedTuple):
-    """What the transfer action made of one disk: `<VMDIR>/.semishared/disk.<N>.json`."""
-
-    disk: int
-    how: str
-    format: str
-    path: str
-    readonly: bool = False
-    network: Optional[NetworkDisk] = None
-    """Where QEMU opens the disk, if that is no path."""
-
-    @property
-    def is_local(self) -> bool:
-        return PLACES[self.how] == "local"
-
-    @property
-    def layer(self) -> str:
-        """Return the active layer's path seen from the disk's own: `.snap/K`, '' if the disk is a plain file."""
-        folder, _, layer = self.path.rpartition("/")
-        return f".snap/{layer}" if folder.endswith(f"/disk.{self.disk}.snap") and layer.isdigit() else ""
-
-    def source(self, named: str) -> str:
-        """Return what libvirt is to open for the disk that OpenNebula names `named`.
-
-        A local disk stays where this deployment says that the VM directory is; one on the network has no path.
-        """
-        return f"{named}{self.layer}" if self.is_local else self.path or named
-
-    @classmethod
-    def parse(cls, disk: int, text: bytes) -> DiskRecord:
-        """Return the record of `disk` in `text`; raise BadRecord."""
-        try:
-            data = json.loads(text)
-        except ValueError as e:
-            raise BadRecord(f"the record of disk {disk} is not JSON: {e}") from None
-        if not isinstance(data, dict) or not isinstance(data.get("version"), int):
-            raise BadRecord(f"the record of disk {disk} has no version")
-        if data["version"] > RECORD_VERSION:
-            raise BadRecord(f"the record of disk {disk} has version {data['version']}, newer than {RECORD_VERSION} known here")
-        how, place, path = data.get("how"), data.get("place"), data.get("path")
-        if data.get("disk") != disk:
-            raise BadRecord(f"the record of disk {disk} is that of disk {data.get('disk')!r}")
-        if not isinstance(how, str) or PLACES.get(how) is None or PLACES[how] != place:
-            raise BadRecord(f"the record of disk {disk} says how={how!r}, place={place!r}")
-        if data.get("format") not in FORMATS:
-            raise BadRecord(f"the record of disk {disk} says format={data.get('format')!r}")
-        readonly = data.get("readonly") is True
-        if data.get("network") is not None:
-            if place == "local" or path or data["format"] != "raw":
-                raise BadRecord(f"the record of disk {disk} says how={how!r}, path={path!r} of a disk on the network")
-            try:
-                return cls(disk, how, "raw", "", readonly, NetworkDisk.parse(data["network"]))
-            except BadRecord as e:
-                raise BadRecord(f"the record of disk {disk}: {e.detail}") from None
-        try:
-            path = absolute(path, "path") if isinstance(path, str) else ""
-        except BadArguments as e:
-            raise BadRecord(f"the record of disk {disk}: {e.detail}") from None
-        if not path:
-            raise BadRecord(f"the record of disk {disk} names no path")
-        return cls(disk, how, data["format"], path, readonly)
-
-
-Records = Mapping[int, DiskRecord]
+Records = Mapping[int, Record]
 
 def disk_number(path: str, vm_dir: str) -> Optional[int]:
     """Return N if `path` is `<vm_dir>/disk.N`, however many slashes there are."""
@@ -176,7 +103,7 @@ class Domain:
                 raise NotSupported(f"disk {number} is a {kind} disk for OpenNebula, not a file")
             if len(disk.all("source")) != 1 or len(drivers) > 1:
                 raise BadArguments(f"disk {number} has more than one source or driver in the domain XML")
-            if record.how in OVERLAYS and not record.network and disk.first("encryption"):
+            if record.place.backing != "none" and not record.network and disk.first("encryption"):
                 raise EncryptedDisk(
                     f"disk {number} is a qcow2 overlay ({record.how}) and has a LUKS_SECRET: QEMU would take the overlay for encrypted"
                 )
@@ -197,9 +124,7 @@ class Domain:
                 lay_over(self.markup, disk, source, chains[number])
         return self.markup.result()
 
-    def _replace(
-        self, disk: Element, source: Element, record: DiskRecord, path: str, driver: str, chain: Optional[Chain]
-    ) -> None:
+    def _replace(self, disk: Element, source: Element, record: Record, path: str, driver: str, chain: Optional[Chain]) -> None:
         """Let a disk be on the network, or be a file, whatever oned takes it for."""
         for name in ("auth", "backingStore"):
             for child in disk.all(name):

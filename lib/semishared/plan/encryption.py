@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Iterable
 
 from ..errors import BadAttribute, EncryptedDisk
+from ..model.place import Place
 from ..model.stores import SECRET
 from ..opennebula.xml import Disk, Image, Vm
 
@@ -27,9 +28,9 @@ def secret(disk: Disk, image: Image | None = None) -> str:
     return disk.luks_secret or (image.luks_secret if image else "")
 
 
-def check_clone(disk: Disk, image: Image, where: str, is_mounted: bool) -> None:
-    """Raise EncryptedDisk if a disk made of an encrypted image, in the place `where`, could not be opened."""
-    if secret(disk, image) and (where == "overlay" or (where == "shared" and is_mounted)):
+def check_clone(disk: Disk, image: Image, place: Place, is_mounted: bool) -> None:
+    """Raise EncryptedDisk if a disk made of an encrypted image, in `place`, could not be opened."""
+    if secret(disk, image) and place.backing != "none" and (place.is_local or is_mounted):
         raise EncryptedDisk(
             f"image {image.id} is encrypted (LUKS_SECRET) and cannot be laid under a qcow2 overlay, which QEMU would not open: "
             "set SEMISHARED_LOCAL = copy, without SEMISHARED_PLACE = shared, or make the image persistent"

@@ -14,12 +14,16 @@ each removal only where the domain is known not to run.
 from __future__ import annotations
 
 import posixpath
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from ..errors import MigrationRefused
 from ..model import steps as s
 from ..opennebula.args import Migrate
 from ..opennebula.xml import Vm
+
+if TYPE_CHECKING:
+    # Every action imports the plans of all; only this one reads records.
+    from ..model.record import Record
 
 
 class InPlace(NamedTuple):
@@ -30,7 +34,7 @@ class InPlace(NamedTuple):
     network: tuple[s.TakeNetworkDisk, ...] = ()
 
 
-def check(request: Migrate, vm: Vm, records: list[dict[str, object]], datastore: int) -> InPlace:
+def check(request: Migrate, vm: Vm, records: Sequence[Record], datastore: int) -> InPlace:
     """Return what to make at the target; raise MigrationRefused, naming the disk, if any disk would be left behind.
 
     `records` are those of the source host, `datastore` the system datastore that the VM is leaving.
@@ -39,24 +43,23 @@ def check(request: Migrate, vm: Vm, records: list[dict[str, object]], datastore:
         raise MigrationRefused(f"VM {vm.id} cannot change its system datastore while it runs (not supported yet)")
     if int(request.target.path.split("/")[-2]) != datastore:
         raise MigrationRefused(f"VM {vm.id} cannot change host and system datastore at once")
-    known = {int(str(record["disk"])): record for record in records}
+    known = {record.disk: record for record in records}
     links, network = [], []
     for disk in vm.disks:
         if disk.id not in known:
             raise MigrationRefused(f"disk {disk.id} of VM {vm.id} is none of ours (driver {disk.driver or 'unknown'})")
     for number, record in sorted(known.items()):
-        image = record.get("image")
-        if record["place"] != "shared" or not isinstance(image, dict):
+        if record.is_local or record.image is None:
             raise MigrationRefused(
-                f"disk {number} of VM {vm.id} is local to {request.source_host} ({record['how']}): live migration of local disks "
+                f"disk {number} of VM {vm.id} is local to {request.source_host} ({record.how}): live migration of local disks "
                 "is not supported yet"
             )
         ref = s.DiskRef(vm.id, number, request.target.path)
-        if record.get("network"):
-            network.append(s.TakeNetworkDisk(ref, record))
-        elif record["how"] != "in-place":
-            raise MigrationRefused(f"disk {number} of VM {vm.id} ({record['how']}) cannot migrate live yet")
+        if record.network:
+            network.append(s.TakeNetworkDisk(ref, record.to_data()))
+        elif record.place.moves_live != "nothing":
+            raise MigrationRefused(f"disk {number} of VM {vm.id} ({record.how}) cannot migrate live yet")
         else:
-            links.append(s.LinkInPlace(ref, s.ImageRef.from_data(image), bool(record["readonly"]), session=False))
+            links.append(s.LinkInPlace(ref, record.image, record.readonly, session=False))
     stores = sorted({posixpath.dirname(link.image.source) for link in links})
     return InPlace(tuple(links), tuple(stores), tuple(network))

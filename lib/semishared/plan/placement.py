@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Sequence
 
 from ..errors import BadAttribute, NotSupported
+from ..model.place import IN_PLACE, PLACES, STORE_CLONE, Place
 from ..opennebula.xml import Datastore, Image
 
-PLACES = ("auto", "shared", "local")
+WHERE = ("auto", "shared", "local")
 LOCALS = ("overlay", "copy", "remote-first")
 
 
@@ -30,9 +31,9 @@ def _value(image: Image, datastore: Datastore, name: str, known: Sequence[str], 
     return default, ""
 
 
-def place(image: Image, datastore: Datastore, is_persistent: bool) -> str:
-    """Return 'shared', 'overlay' or 'copy' for a disk from `image`; raise BadAttribute or NotSupported."""
-    where, where_from = _value(image, datastore, "SEMISHARED_PLACE", PLACES, "auto")
+def place(image: Image, datastore: Datastore, is_persistent: bool) -> Place:
+    """Return the place of a disk from `image`; raise BadAttribute or NotSupported."""
+    where, where_from = _value(image, datastore, "SEMISHARED_PLACE", WHERE, "auto")
     how, how_from = _value(image, datastore, "SEMISHARED_LOCAL", LOCALS, "overlay")
     if is_persistent:
         if where == "local":
@@ -40,19 +41,19 @@ def place(image: Image, datastore: Datastore, is_persistent: bool) -> str:
                 f"SEMISHARED_PLACE = local of {where_from} for an image that is attached in place (persistent, CD-ROM) "
                 "is not supported yet"
             )
-        return "shared"
+        return IN_PLACE
     if where == "shared":
         if how_from and how_from == where_from:
             raise BadAttribute(f"SEMISHARED_LOCAL = {how} of {how_from} contradicts its SEMISHARED_PLACE = shared")
-        return "shared"
+        return STORE_CLONE
     if how == "remote-first":
         raise NotSupported(f"SEMISHARED_LOCAL = remote-first of {how_from} is not supported yet")
-    return how
+    return PLACES[how]
 
 
 def reason(image: Image, datastore: Datastore, is_persistent: bool) -> str:
     """Return, in a few words, why a disk from `image` is where `place` says."""
-    where, where_from = _value(image, datastore, "SEMISHARED_PLACE", PLACES, "auto")
+    where, where_from = _value(image, datastore, "SEMISHARED_PLACE", WHERE, "auto")
     how, how_from = _value(image, datastore, "SEMISHARED_LOCAL", LOCALS, "overlay")
     if is_persistent:
         return "persistent: attached in place"

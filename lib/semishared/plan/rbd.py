@@ -42,6 +42,8 @@ from ..model import steps_image as i
 from ..model import stores
 from ..model.exchange import AskOned, Lines, On, Part, Plan, Say, agree
 from ..model.network_disk import NetworkDisk
+from ..model.place import IN_PLACE, STORE_CLONE
+from ..model.record import Record, described
 from . import resting
 
 
@@ -62,7 +64,7 @@ def clone(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, min_size: 
     made = image._replace(source=f"{image.source}-{disk.vm}-{disk.disk}")
     network = NetworkDisk.of(made.source, image.access)
     yield agree(bridge)
-    yield On(host, (s.PrepareVm(disk.vm, disk.vm_dir), i.RecordNetwork(disk, image, network, "store-clone", readonly=False)))
+    yield On(host, (s.PrepareVm(disk.vm, disk.vm_dir), i.RecordNetwork(disk, image, network, STORE_CLONE.name, readonly=False)))
     yield On(bridge, (i.CloneStored(image, made.source, min_size),))
     try:
         yield On(host, (i.ConfirmDisk(disk),))
@@ -94,7 +96,7 @@ def ln(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, *, readonly: 
     yield agree(host)
     (begun,) = yield On(bridge, (i.BeginSession(image, readonly, shareable),))
     yield Say(_who_has_it_open, (image.source, begun))
-    yield On(host, (s.PrepareVm(disk.vm, disk.vm_dir), i.RecordNetwork(disk, image, network, "in-place", readonly)))
+    yield On(host, (s.PrepareVm(disk.vm, disk.vm_dir), i.RecordNetwork(disk, image, network, IN_PLACE.name, readonly)))
 
 
 def _who_has_it_open(source: str, begun: Mapping[str, Any]) -> Lines:
@@ -102,12 +104,12 @@ def _who_has_it_open(source: str, begun: Mapping[str, Any]) -> Lines:
         yield "warn", f"{source} is open by {', '.join(begun['open_by'])}; without its exclusive lock nobody sees who writes"
 
 
-def record_of(host: str, disk: s.DiskRef) -> Part["dict[str, Any]"]:
+def record_of(host: str, disk: s.DiskRef) -> Part[Record]:
     """Return the record of a disk on its host."""
     (found,) = yield On(host, (s.DescribeVm(disk.vm, disk.vm_dir),))
-    for record in found["records"]:
-        if record["disk"] == disk.disk:
-            return dict(record)
+    for record in described(found):
+        if record.disk == disk.disk:
+            return record
     raise BadRecord(f"disk {disk.disk} of VM {disk.vm} has no record on {host}")
 
 

@@ -26,6 +26,7 @@ from typing import Mapping, NamedTuple
 from ..errors import BadArguments, BadRecord, MissingImage, NotSupported, SemisharedError
 from ..model import steps as s
 from ..model.exchange import On, Part, Plan, Say
+from ..model.place import PLACES, Place
 from ..opennebula.args import DiskPlace, Resize, SnapshotPlace
 from ..opennebula.xml import Vm
 from . import encryption, resting
@@ -68,7 +69,7 @@ class Tree(NamedTuple):
 class Facts(NamedTuple):
     """What DescribeDisk found: how the disk is made, its layers or its snapshot copies, the guest that runs on it."""
 
-    how: str
+    place: Place
     tree: Tree
     snapshots: tuple[int, ...] = ()
     aliases: tuple[int, ...] = ()
@@ -81,11 +82,11 @@ class Facts(NamedTuple):
     @classmethod
     def parse(cls, data: object) -> Facts:
         """Return the facts in the answer of a DescribeDisk."""
-        if not isinstance(data, dict) or not isinstance(data.get("layers"), dict):
+        if not isinstance(data, dict) or not isinstance(data.get("layers"), dict) or data.get("how") not in PLACES:
             raise BadArguments("not a description of a disk")
         layers = {int(number): Layer(**layer) for number, layer in data["layers"].items()}
         return cls(
-            data["how"], Tree(layers, data["active"]), tuple(data["snapshots"]), tuple(data["aliases"]), data["target"],
+            PLACES[data["how"]], Tree(layers, data["active"]), tuple(data["snapshots"]), tuple(data["aliases"]), data["target"],
             data["system_snapshots"], s.ImageRef.from_data(data["image"]) if data["image"] else None,
         )  # fmt: skip
 
@@ -95,7 +96,7 @@ class Facts(NamedTuple):
 
 
 def _check(facts: Facts, request: SnapshotPlace) -> None:
-    if facts.how == "volatile":
+    if facts.place.snapshots == "none":
         raise NotSupported(f"disk {request.disk.disk} is volatile, it cannot have snapshots")
     if facts.system_snapshots:
         # They live inside the active layer and count on what is below it staying as it is.
@@ -190,7 +191,7 @@ def change(what: str, asked: SnapshotPlace, vm: Vm, *, live: bool, freeze: str) 
         return
     facts = Facts.parse(found)
     if what == "create":
-        encryption.check_snapshot(vm, number, facts.how == "in-place", bool(domain))
+        encryption.check_snapshot(vm, number, facts.place.is_image, bool(domain))
         steps = create(asked, facts, domain, freeze)
     elif what == "delete":
         steps = delete(asked, facts, domain)

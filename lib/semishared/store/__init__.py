@@ -10,11 +10,14 @@ all. They run where the kind's images are changed: on any machine that mounts th
 
 from __future__ import annotations
 
-from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Protocol, Tuple
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Protocol, Tuple
 
 from ..model.refs import ImageRef
 from ..model.stores import Access
 from ..tools.extents import Manifest
+
+if TYPE_CHECKING:
+    from ..model.network_disk import NetworkDisk
 
 
 class Content(Protocol):
@@ -79,8 +82,8 @@ class Store(Protocol):
     def opened(self, image: ImageRef, snapshot: int = -1) -> ContextManager[str]:
         """Yield what qemu-img is to open to read an image, or one of its snapshots, as a guest does."""
 
-    def attach(self, image: ImageRef) -> Dict[str, object]:
-        """Return what the record of a disk says of where libvirt finds the image; make what that needs."""
+    def attach(self, image: ImageRef) -> Tuple[str, Optional[NetworkDisk]]:
+        """Return where libvirt finds the image, a path or a disk on the network, for the disk's record; make what that needs."""
 
     def writers(self, image: ImageRef) -> List[str]:
         """Raise AnotherWriter if a guest is seen to write to the image; return who has it open without being seen to write."""

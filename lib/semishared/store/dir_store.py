@@ -73,12 +73,12 @@ class DirStore:
             inspection.check(found, image.format, beneath.readable(found))
             yield found
 
-    def attach(self, image: ImageRef) -> dict[str, object]:
+    def attach(self, image: ImageRef) -> tuple[str, None]:
         """Return the path of the image's link, made if need be."""
         stored = Stored(image.source)
         link = dir_image.make_link(stored)
         dir_image.check_link(stored)
-        return {"path": link}
+        return link, None
 
     def writers(self, image: ImageRef) -> list[str]:
         """Raise AnotherWriter if a QEMU has the write lock; who else has a file open cannot be seen."""

@@ -76,9 +76,9 @@ class RbdStore:
         at = "" if snapshot == -1 else f"@{snapshot}"
         yield qemu_img.rbd_name(f"{image.source}{at}", image.access.user, image.access.conf)
 
-    def attach(self, image: ImageRef) -> dict[str, object]:
+    def attach(self, image: ImageRef) -> tuple[str, NetworkDisk]:
         """Return what libvirt needs to open the image."""
-        return {"path": "", "network": NetworkDisk.of(image.source, image.access).to_data()}
+        return "", NetworkDisk.of(image.source, image.access)
 
     def writers(self, image: ImageRef) -> list[str]:
         """Raise AnotherWriter if a client that is in sight has the exclusive lock; return who else watches."""

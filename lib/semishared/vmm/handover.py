@@ -20,11 +20,12 @@ import sys
 from typing import Mapping, NoReturn, Optional
 
 from ..errors import BadArguments, BadRecord, MissingImage, SemisharedError, ToolMissing, UnexpectedLink, UnsafeImage
+from ..model.record import Record
 from ..opennebula.args import absolute
 from ..opennebula.report import Report, caught
 from ..opennebula.xml import View, decode, parse
 from ..plan.attach_xml import AttachMessage
-from ..plan.domain_xml import DiskRecord, Domain, Records, check_system_snapshot, disk_number, disks_of_ours
+from ..plan.domain_xml import Domain, Records, check_system_snapshot, disk_number, disks_of_ours
 
 RECORDS = ".semishared"
 CHECKPOINT_S = 60
@@ -171,14 +172,14 @@ def snapshot_create(here: str, argv: list[str], _report: Report) -> NoReturn:
     become(here, "snapshot_create", argv)
 
 
-def read_records(vm_dir: str, numbers: list[int]) -> dict[int, DiskRecord]:
+def read_records(vm_dir: str, numbers: list[int]) -> dict[int, Record]:
     """Return the records there are of the disks `numbers`; raise BadRecord for one that cannot be believed."""
-    records: dict[int, DiskRecord] = {}
+    records: dict[int, Record] = {}
     for number in numbers:
         path = f"{vm_dir}/{RECORDS}/disk.{number}.json"
         try:
             with open(path, "rb") as file:
-                records[number] = DiskRecord.parse(number, file.read(65536))
+                records[number] = Record.parse(number, file.read(65536))
         except FileNotFoundError:
             pass
         except OSError as e:
@@ -206,11 +207,11 @@ def read_chains(sources: Mapping[int, str], records: Records) -> dict[int, list[
         from ..tools import layers
 
         try:
-            in_place = records[number].how == "in-place"
+            in_place = records[number].place.is_image
             found[number] = layers.below(os.path.realpath(path) if in_place else path, "qcow2")
             if in_place and found[number]:
                 raise UnsafeImage(f"image {path} has a backing file")
-            if records[number].how == "store-clone":
+            if records[number].place.backing == "store":
                 _check_chain(path, found[number])
         except SemisharedError as e:
             raise type(e)(f"disk {number}: {e.detail}") from None
@@ -232,7 +233,7 @@ def _check_chain(path: str, chain: list[tuple[str, str]]) -> None:
             raise UnsafeImage(f"the clone {path} lies over {below}, which is neither a layer of it nor its image")
 
 
-def check_disk(vm_dir: str, record: DiskRecord) -> None:
+def check_disk(vm_dir: str, record: Record) -> None:
     """Raise unless the disk is what its record says and there: nothing has been started yet."""
     if record.network:
         return  # no file of it is on this host; who opens it will see
@@ -242,7 +243,7 @@ def check_disk(vm_dir: str, record: DiskRecord) -> None:
     if record.is_local and link and not link.startswith(f"{inside}/"):
         raise BadRecord(f"disk {record.disk} is recorded as {record.how} but is a link to {link}")
     # An action that was killed may have left the link at an older layer; which one is active, the record alone says.
-    leads = record.path.startswith(f"{link}.snap/") if record.how == "store-clone" else link == record.path
+    leads = record.path.startswith(f"{link}.snap/") if record.place.backing == "store" else link == record.path
     if not record.is_local and not leads:
         raise BadRecord(f"disk {record.disk} is recorded as {record.path} but {link or 'no link'} is there")
     if not record.is_local:
@@ -253,15 +254,15 @@ def check_disk(vm_dir: str, record: DiskRecord) -> None:
             raise MissingImage(f"disk {record.disk}: {shown} is not there on {os.uname().nodename}")
 
 
-def _check_on_store(record: DiskRecord) -> None:
+def _check_on_store(record: Record) -> None:
     """Raise UnexpectedLink if a link on the store is none of the layout's: libvirt, which follows all, is to open it next.
 
     Whoever can write the store can do that a moment later still: what QEMU may open is for its confinement to say.
     """
-    side = record.path.partition("/clones/")[0] if record.how == "store-clone" else os.path.dirname(record.path)
+    side = record.path.partition("/clones/")[0] if record.place.backing == "store" else os.path.dirname(record.path)
     name, own = os.path.basename(side), os.path.dirname(side)
     suspects = [own, side, f"{os.path.dirname(own)}/{name}"]
-    if record.how == "store-clone":
+    if record.place.backing == "store":
         suspects += [f"{side}/clones", os.path.dirname(record.path), record.path]
     link = f"{side}/image"
     if os.path.islink(link) and os.readlink(link) != f"../../{name}":

@@ -33,6 +33,7 @@ from exchanges import played
 
 from semishared.errors import SemisharedError
 from semishared.model.exchange import File, Plan
+from semishared.model.record import described
 from semishared.model.steps import Step, to_data
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
@@ -159,7 +160,7 @@ def mv(case: Case) -> list[Step]:
 
 def premigrate(case: Case) -> list[Step]:
     request, machine = args.Migrate.parse(case["argv"]), vm(case)
-    plan = migration.check(request, machine, case["records"], machine.system_datastores[-1])
+    plan = migration.check(request, machine, described(case), machine.system_datastores[-1])
     found = [to_data(link)["image"]["source"] for link in plan.links]  # type: ignore[index]
     assert sorted({os.path.dirname(source) for source in found}) == list(plan.stores)
     return [*plan.links, *plan.network]

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The places that a disk can have, and what each means: one table, which everybody asks. Whoever adds a place adds a row.
+
+overlay       on the host, over a leased base
+copy          on the host, whole
+volatile      on the host, made empty
+in-place      on the store: the image itself
+store-clone   on the store, over the image
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """Where a disk lies, what it lies over, and what follows from that."""
+
+    name: str
+    """Its "how" in records and in answers of hosts."""
+    is_local: bool
+    """The disk lies in its VM's directory, on the host; else on the store of its image."""
+    snapshots: str
+    """What its snapshots are: 'layers' below the active one, 'copies' beside the image, or 'none'."""
+    backing: str
+    """What it lies over: 'base' (of the host), 'store' (the image), or 'none'."""
+    leases: bool
+    """It needs a base, and so holds a lease on it."""
+    moves_live: str
+    """What a live migration has to copy of it: 'nothing', or 'refused': cannot do it yet."""
+
+    @property
+    def where(self) -> str:
+        """Return its "place" in records."""
+        return "local" if self.is_local else "shared"
+
+    @property
+    def is_layered(self) -> bool:
+        return self.snapshots == "layers"
+
+    @property
+    def is_image(self) -> bool:
+        """Tell whether the disk is the image itself: what its guest writes is the image's content."""
+        return not self.is_local and self.backing == "none"
+
+
+OVERLAY = Place("overlay", True, "layers", backing="base", leases=True, moves_live="refused")
+COPY = Place("copy", True, "layers", backing="none", leases=False, moves_live="refused")
+VOLATILE = Place("volatile", True, "none", backing="none", leases=False, moves_live="refused")
+IN_PLACE = Place("in-place", False, "copies", backing="none", leases=False, moves_live="nothing")
+STORE_CLONE = Place("store-clone", False, "layers", backing="store", leases=False, moves_live="refused")
+PLACES = {place.name: place for place in (OVERLAY, COPY, VOLATILE, IN_PLACE, STORE_CLONE)}

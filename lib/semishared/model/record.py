@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a disk, which the action that makes the disk leaves beside it: read and written here alone.
+
+    <VMDIR>/.semishared/disk.<N>.json      {"version": 1, "disk": N, "place": ..., "how": ..., "format": ..., "path": ..., ...}
+
+Every later action, the domain XML, backups and reports go by it.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from typing import NamedTuple, Optional
+
+from ..errors import BadArguments, BadRecord
+from .network_disk import NetworkDisk
+from .place import PLACES, Place
+from .refs import ImageRef
+
+VERSION = 1
+FORMATS = ("raw", "qcow2")
+
+
+class Record(NamedTuple):
+    """What was made of one disk, and where."""
+
+    disk: int
+    place: Place
+    format: str
+    path: str = ""
+    """The file that the guest writes to, or the link that leads to it; '' on the network."""
+    readonly: bool = False
+    image: Optional[ImageRef] = None
+    """What the disk was made from, with the generation where that is known; None for one that was made empty."""
+    network: Optional[NetworkDisk] = None
+    """Where QEMU opens the disk, if that is no path."""
+    raw_layer: Optional[int] = None
+    """The number of its raw layer: that one's first bytes are its guest's, who could write a header there."""
+
+    @property
+    def how(self) -> str:
+        return self.place.name
+
+    @property
+    def is_local(self) -> bool:
+        return self.place.is_local
+
+    @property
+    def layer(self) -> str:
+        """Return the active layer's path seen from the disk's own: `.snap/K`, '' if the disk is a plain file."""
+        folder, _, layer = self.path.rpartition("/")
+        return f".snap/{layer}" if folder.endswith(f"/disk.{self.disk}.snap") and layer.isdigit() else ""
+
+    def source(self, named: str) -> str:
+        """Return what libvirt is to open for the disk that OpenNebula names `named`.
+
+        A local disk stays where this deployment says that the VM directory is; one on the network has no path.
+        """
+        return f"{named}{self.layer}" if self.is_local else self.path or named
+
+    @property
+    def of_image(self) -> ImageRef:
+        """Return the image that the disk was made from; raise BadRecord if there is none."""
+        if self.image is None:
+            raise BadRecord(f"the record of disk {self.disk} ({self.how}) names no image")
+        return self.image
+
+    @property
+    def stored(self) -> Optional[ImageRef]:
+        """Return the image in a store that the disk is: its own, or a clone that is one; None for files of its own."""
+        if self.network:
+            return self.of_image._replace(source=self.network.name)
+        return self.of_image if self.place.is_image else None
+
+    def to_data(self) -> dict[str, object]:
+        """Return the record as JSON data."""
+        data: dict[str, object] = {
+            "version": VERSION, "disk": self.disk, "place": self.place.where, "how": self.how, "format": self.format,
+            "path": self.path, "readonly": self.readonly,
+        }  # fmt: skip
+        if self.image is not None:
+            data["image"] = self.image.to_data()
+        if self.network is not None:
+            data["network"] = self.network.to_data()
+        if self.raw_layer is not None:
+            data["raw_layer"] = self.raw_layer
+        return data
+
+    @classmethod
+    def parse(cls, disk: int, text: bytes) -> Record:
+        """Return the record of `disk` in `text`; raise BadRecord."""
+        try:
+            data = json.loads(text)
+        except ValueError as e:
+            raise BadRecord(f"the record of disk {disk} is not JSON: {e}") from None
+        return cls.from_data(data, disk)
+
+    @classmethod
+    def from_data(cls, data: object, disk: Optional[int] = None) -> Record:
+        """Return the record in JSON data, of `disk` if that is said; raise BadRecord for one that cannot be believed."""
+        name = disk if disk is not None else data.get("disk") if isinstance(data, dict) else None
+        what = f"the record of disk {name}"
+        if not isinstance(data, dict) or type(data.get("version")) is not int:
+            raise BadRecord(f"{what} has no version")
+        if data["version"] != VERSION:
+            newer = f"newer than {VERSION} known here" if data["version"] > VERSION else "which was never written"
+            raise BadRecord(f"{what} has version {data['version']}, {newer}")
+        number, how, path, format = data.get("disk"), data.get("how"), data.get("path"), data.get("format")
+        if type(number) is not int or number != name:
+            raise BadRecord(f"{what} is that of disk {number!r}")
+        place = PLACES.get(how) if isinstance(how, str) else None
+        if place is None or place.where != data.get("place"):
+            raise BadRecord(f"{what} says how={how!r}, place={data.get('place')!r}")
+        if not isinstance(format, str) or format not in FORMATS:
+            raise BadRecord(f"{what} says format={format!r}")
+        image, network = data.get("image"), data.get("network")
+        found = cls(number, place, format, "", data.get("readonly") is True, raw_layer=_raw_layer(what, data.get("raw_layer")))
+        try:
+            if image is not None:
+                found = found._replace(image=_image(image))
+            if network is not None:
+                if place.is_local or path or format != "raw":
+                    raise BadRecord(f"says how={how!r}, path={path!r} of a disk on the network")
+                return found._replace(network=NetworkDisk.parse(network))
+        except (BadArguments, BadRecord) as e:
+            raise BadRecord(f"{what}: {e.detail}") from None
+        if not isinstance(path, str) or not path:
+            raise BadRecord(f"{what} names no path")
+        if not path.startswith("/") or any(not c.isprintable() for c in path) or ".." in path.split("/"):
+            raise BadRecord(f"{what}: path is not a plain absolute path: {path!r}")
+        return found._replace(path="/" + posixpath.normpath(path).lstrip("/"))
+
+
+def described(answer: object) -> list[Record]:
+    """Return the records in a host's answer to DescribeVm; raise BadRecord."""
+    found = answer.get("records") if isinstance(answer, dict) else None
+    return [Record.from_data(data) for data in found] if isinstance(found, (list, tuple)) else []
+
+
+def _image(data: object) -> ImageRef:
+    image = ImageRef.from_data(data)
+    texts, numbers = (image.format, image.source, image.generation), (image.store, image.id)
+    if not all(isinstance(text, str) for text in texts) or not all(type(number) is int for number in numbers):
+        raise BadRecord(f"not an image: {str(data)[:200]}")
+    return image
+
+
+def _raw_layer(what: str, number: object) -> Optional[int]:
+    if number is not None and type(number) is not int:
+        raise BadRecord(f"{what} says raw_layer={number!r}")
+    return number
