@@ -43,6 +43,39 @@ def test_second_host_takes_the_base_from_the_first_and_the_store_is_read_once(st
     assert staging.leftovers() == []
 
 
+def test_host_to_which_a_vm_moves_takes_the_base_from_its_peer(staging: Staging) -> None:
+    image = staging.image("moves")
+    vm = staging.deploy("moves", image, "h1")
+    oned = staging.cloud.oned
+    oned.vm_poweroff(vm, hard=True)
+    calls = len(oned.calls)
+    oned.vm_migrate(vm, "h3")
+    told = "".join(call.stderr for call in oned.calls[calls:] if call.action == "mv")
+    assert re.search(r"bytes on h3: .*received \d{8}", told) and "store_read" not in told
+    right(staging, "h3", vm, image)
+    assert staging.has("h3", image) and staging.leftovers() == []
+    # Whoever has it is known now.
+    calls = len(oned.calls)
+    staging.lab.node("h1").run(["rm", "-r", f"{DATASTORES}/.semishared/bases"])
+    other = staging.deploy("after", image, "h2")
+    assert "store_read" not in moved(staging, calls)["h2"]
+    right(staging, "h2", other, image)
+
+
+def test_content_that_one_host_had_to_read_whole_comes_to_the_others_from_there(staging: Staging) -> None:
+    image = staging.image("written")
+    with staging.lab.fe.path(staging.cloud.source(image)).open("r+b") as file:
+        file.write(b"another session")
+    calls = len(staging.cloud.oned.calls)
+    vms = [staging.deploy(f"written-{host}", image, host) for host in ("h1", "h2")]
+    seen = moved(staging, calls)
+    assert seen["h1"]["store_read"] >= 24 * MiB
+    assert seen["h2"]["received"] >= 24 * MiB and "store_read" not in seen["h2"]
+    for host, vm in zip(("h1", "h2"), vms):
+        right(staging, host, vm, image)
+    assert staging.leftovers() == []
+
+
 def test_many_cold_hosts_at_once_are_one_chain(staging: Staging) -> None:
     image = staging.image("storm", mib=128, data=64)
     calls = len(staging.cloud.oned.calls)
