@@ -25,8 +25,9 @@ from ..errors import HostUnreachable, SemisharedError, StreamFailed, ToolTimeout
 from ..model.steps_base import FetchBase, StreamBase
 from ..tools import compress, progress
 from ..tools.crash_points import point
+from ..tools.program import Program, started
 from ..tools.rate_limit import stand_back
-from ..tools.run import Program, run, started
+from ..tools.run import run
 from ..wire import packets
 from . import peers
 from .account import Account, Orders

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program under way that is fed or read piece by piece, and watched meanwhile: it may stall, and is ended when it is not needed."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from typing import Callable, Iterator
+
+from ..errors import ToolMissing
+from .run import DIES_WITH_US, environment, failure, kept, memory, read_back
+
+
+class Program:
+    """A program under way; what it says on stderr can be read at any time."""
+
+    def __init__(self, process: subprocess.Popen[bytes], fd: int, err: int) -> None:
+        self._process, self.fd, self._err = process, fd, err
+        self.last = ""
+        """The end of what it has said, when its block has ended."""
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, None while it runs."""
+        return self._process.poll()
+
+    def said(self, last: int = 2000) -> str:
+        """Return the end of what it has said on stderr."""
+        return read_back(self._err, last).decode("utf-8", "replace")
+
+    def write(self, data: bytes | memoryview, stalled: Callable[[float], None]) -> None:
+        """Write to its stdin; `stalled` is called, with the seconds so far, while it takes nothing. Raise ToolFailed."""
+        view, since = memoryview(data), time.monotonic()
+        while view:
+            if not select.select([], [self.fd], [], 0.5)[1]:
+                stalled(time.monotonic() - since)
+                continue
+            try:
+                view = view[os.write(self.fd, view) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                self.wait(5)
+                raise failure(["program"], self.code or 0, read_back(self._err, 1000)) from None
+            since = time.monotonic()
+
+    def end_of_input(self) -> None:
+        """Close its stdin."""
+        assert self._process.stdin
+        self._process.stdin.close()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Return its exit code, None if it has not ended in that time."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def interrupt(self, within_s: float) -> None:
+        """Ask it to end (SIGINT), for so long, and then end it."""
+        self._process.send_signal(signal.SIGINT)
+        if self.wait(within_s) is None:
+            self._process.kill()
+
+
+@contextmanager
+def started(argv: list[str], *, feed: bool) -> Iterator[Program]:
+    """Run `argv` and yield it, with its stdin (if `feed`, else its stdout) as `fd`; it does not outlive the block."""
+    env = environment()
+    if shutil.which(argv[0], path=env["PATH"]) is None:
+        raise ToolMissing(f"{argv[0]} is not installed on {os.uname().nodename}")
+    with memory() as err:
+        process = subprocess.Popen(
+            [*DIES_WITH_US, *argv], stdin=subprocess.PIPE if feed else subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if feed else subprocess.PIPE, stderr=err, env=env, pass_fds=kept,
+        )  # fmt: skip
+        pipe = process.stdin if feed else process.stdout
+        assert pipe
+        os.set_blocking(pipe.fileno(), not feed)
+        program = Program(process, pipe.fileno(), err)
+        try:
+            yield program
+        finally:
+            process.kill()
+            process.wait()
+            program.last = program.said()
+            try:
+                pipe.close()
+            except OSError:
+                pass
