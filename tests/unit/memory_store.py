@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ from semishared.tools import extents
 from semishared.tools.extents import Manifest
 
 TOTAL = 1 << 30
-KIND = stores.Kind("memory", is_mounted=False, has_bridge=False, formats=("raw",))
+KIND = stores.Kind("memory", is_mounted=False, has_bridge=False, formats=("raw",), source=re.compile("memory/.+"), source_is="memory/NAME")
 
 
 class Image:

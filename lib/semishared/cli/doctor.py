@@ -252,7 +252,7 @@ def stock_images(cloud: plan.Cloud) -> list[Image]:
     def look() -> None:
         for image in cloud.images:
             with contextlib.suppress(OSError, SemisharedError):  # of what is not readable others speak
-                if image.source.startswith("/") and stock_layout.is_layered(image.source, image.format):
+                if stores.is_path(image.source) and stock_layout.is_layered(image.source, image.format):
                     found.append(image)
 
     limited(look)

@@ -7,6 +7,7 @@ import os
 from typing import Iterator, Optional, Sequence
 
 from ..errors import OnedUnavailable
+from ..model import stores
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Vm
@@ -23,8 +24,8 @@ def known(oned: Oned, datastores: Sequence[Datastore], machines: Sequence[gc.Mac
     return gc.Known(
         hosts,
         frozenset((image.number("DATASTORE_ID"), image.id) for image in images),
-        frozenset(absolute(image.source, "SOURCE") for image in images if image.source.startswith("/")),
-        frozenset(image.source for image in images if not image.source.startswith("/")),
+        frozenset(absolute(image.source, "SOURCE") for image in images if stores.is_path(image.source)),
+        frozenset(image.source for image in images if not stores.is_path(image.source)),
         min({store.attribute("SEMISHARED_CLOUD") for store in datastores} - {""}, default=""),
         max(oned.newest_vm(max(hosts, default=0)), max(hosts, default=-1)),
         frozenset(row for vm in sorted(set(_strangers(machines, pools)) - set(hosts)) for row in _disks(_past(oned, vm))),
@@ -61,4 +62,4 @@ def _past(oned: Oned, vm: int) -> Optional[Vm]:
 def _disks(vm: Optional[Vm]) -> Iterator[tuple[int, int, str]]:
     for disk in vm.disks if vm else ():
         source = disk.source
-        yield vm.id, disk.id, absolute(source, "SOURCE") if source.startswith("/") else source  # type: ignore[union-attr]
+        yield vm.id, disk.id, absolute(source, "SOURCE") if stores.is_path(source) else source  # type: ignore[union-attr]

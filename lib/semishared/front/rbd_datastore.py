@@ -128,13 +128,13 @@ def snap_delete(request: Request) -> str:
 
 def snap_revert(request: Request) -> str:
     """Make the image's TARGET_SNAPSHOT its content; all snapshots stay."""
-    _on_bridge(request, [i.RevertImage(*_snapshot(request))])
+    _on_bridge(request, [i.RevertImage(*_snapshot(request), request.image.size)])
     return ""
 
 
 def snap_flatten(request: Request) -> str:
     """Make the image's TARGET_SNAPSHOT its content and remove all snapshots; without any it is done already."""
-    _on_bridge(request, [i.FlattenImage(*_snapshot(request))])
+    _on_bridge(request, [i.FlattenImage(*_snapshot(request), request.image.size)])
     return ""
 
 

@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from ..opennebula.xml import Datastore
 
 
+NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
+"""Pools, images, users: nothing that means something to rbd (`@ / :`), to librados (`= ,`) or to a shell."""
+POOL = re.compile(NAME + r"\Z")
+STORED = re.compile(rf"({NAME})/({NAME})\Z")
+MONITOR = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.\-]*|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?\Z")
+SECRET = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z")
+CONF = re.compile(r"/[A-Za-z0-9_.\-/]+\Z")
+HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
+MARKER = re.compile(r"[0-9a-f]{32}\Z")
+
+
 class Kind(NamedTuple):
     """What stores of one kind can do."""
 
@@ -28,11 +39,15 @@ class Kind(NamedTuple):
     """Images are changed by one machine, the store's bridge; else by any that reaches them."""
     formats: Tuple[str, ...]
     """Formats in which images are stored."""
+    source: re.Pattern[str]
+    """What SOURCE of an image looks like."""
+    source_is: str
+    """The same in words."""
 
 
 KINDS = {
-    "dir": Kind("dir", is_mounted=True, has_bridge=False, formats=("raw", "qcow2")),
-    "rbd": Kind("rbd", is_mounted=False, has_bridge=True, formats=("raw",)),
+    "dir": Kind("dir", True, False, ("raw", "qcow2"), re.compile(r"/.*", re.S), "a plain absolute path"),
+    "rbd": Kind("rbd", False, True, ("raw",), STORED, "POOL/IMAGE"),
 }
 
 
@@ -79,15 +94,6 @@ class Access(NamedTuple):
 
 MOUNTED = Access()
 
-NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
-"""Pools, images, users: nothing that means something to rbd (`@ / :`), to librados (`= ,`) or to a shell."""
-POOL = re.compile(NAME + r"\Z")
-STORED = re.compile(rf"({NAME})/({NAME})\Z")
-MONITOR = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.\-]*|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?\Z")
-SECRET = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z")
-CONF = re.compile(r"/[A-Za-z0-9_.\-/]+\Z")
-HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
-MARKER = re.compile(r"[0-9a-f]{32}\Z")
 DEFAULT_POOL = "one"
 """What the stock driver's configuration has (etc/datastore/ceph/ceph.conf)."""
 ADMIN = "admin"
@@ -161,14 +167,14 @@ def bridge(datastore: Datastore, number: int) -> str:
 
 def check_source(store: Access, source: str, what: str = "source") -> str:
     """Return `source` if it names an image in a store of this kind; raise BadArguments."""
-    if store.can.is_mounted:
-        fits = source.startswith("/")
-    else:
-        fits = bool(STORED.match(source))
-    if not fits:
-        wanted = "a plain absolute path" if store.can.is_mounted else "POOL/IMAGE"
-        raise BadArguments(f"{what} is not {wanted}: {source!r}")
+    if not store.can.source.match(source):
+        raise BadArguments(f"{what} is not {store.can.source_is}: {source!r}")
     return source
+
+
+def is_path(source: str) -> bool:
+    """Tell whether SOURCE of an image is a path, where nobody says whose it is: in a mounted store, then."""
+    return source.startswith("/")
 
 
 def pool_and_name(source: str) -> tuple[str, str]:

@@ -148,16 +148,19 @@ def remove_clone(image: s.ImageRef) -> Plan:
     yield On(bridge, (i.RemoveClone(image),))
 
 
-CHANGES = {"create": i.KeepSnapshot, "delete": i.ForgetSnapshot, "revert": i.RevertImage}
+def snapshot(what: str, host: str, disk: s.DiskRef, found: Mapping[str, Any], number: int, size: int, guest: resting.Guest) -> Plan:
+    """Create, delete or revert snapshot `number` of a disk that turned out to be on the network; `guest` rests for it.
 
-
-def snapshot(what: str, host: str, disk: s.DiskRef, found: Mapping[str, Any], number: int, guest: resting.Guest) -> Plan:
-    """Create, delete or revert snapshot `number` of a disk that turned out to be on the network; `guest` rests for it."""
+    `size` is oned's of the disk, which does not go back with the snapshot.
+    """
     image = s.ImageRef.from_data(found["on_store"])
     if found["readonly"]:
         raise NotSupported(f"{image.source} is attached read-only, it cannot have snapshots of a VM")
     bridge = yield from bridge_of(image)
-    done = On(bridge, (CHANGES[what](image, number),))
+    steps = {
+        "create": i.KeepSnapshot(image, number), "delete": i.ForgetSnapshot(image, number), "revert": i.RevertImage(image, number, size),
+    }  # fmt: skip
+    done = On(bridge, (steps[what],))
     if guest.domain:
         yield from resting.meanwhile(host, disk, guest, done)
     else:

@@ -27,6 +27,7 @@ from ..errors import BadArguments, BadRecord, MissingImage, NotSupported, Semish
 from ..model import steps as s
 from ..model.exchange import On, Part, Plan, Say
 from ..model.place import PLACES, Place
+from ..model.stores import is_path
 from ..opennebula.args import DiskPlace, Resize, SnapshotPlace
 from ..opennebula.xml import Vm
 from . import encryption, resting
@@ -179,7 +180,7 @@ def change(what: str, asked: SnapshotPlace, vm: Vm, *, live: bool, freeze: str) 
     """Plan snap_create, snap_create_live (`live`), snap_delete and snap_revert: look at the disk on its host, then decide."""
     place, number = asked.disk, asked.disk.disk or 0
     domain = running_domain(vm) if live or vm.lcm_state == DELETE_RUNNING else ""
-    if live and vm.disk(number).source.startswith("/"):
+    if live and is_path(vm.disk(number).source):
         # Before anything is asked of the guest. What is on the network is copied there, below QEMU; a local copy of it is not.
         encryption.check_running(vm, [number], "snapshot")
     (found,) = yield On(place.host, (s.DescribeDisk(disk_ref(asked.disk), domain),))
@@ -187,7 +188,8 @@ def change(what: str, asked: SnapshotPlace, vm: Vm, *, live: bool, freeze: str) 
         from . import rbd
 
         guest = resting.Guest(domain, freeze) if live else resting.Guest()
-        yield from rbd.snapshot(what, place.host, disk_ref(asked.disk), found, asked.snapshot, guest)
+        size = vm.disk(number).size
+        yield from rbd.snapshot(what, place.host, disk_ref(asked.disk), found, asked.snapshot, size, guest)
         return
     facts = Facts.parse(found)
     if what == "create":

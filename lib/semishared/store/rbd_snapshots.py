@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from ..errors import MissingImage
 from ..tools.crash_points import point
+from ..units import MiB, mib_ceil
 from . import ceph, rbd_change, rbd_image
 
 SAVED = "semishared-saved"
@@ -40,7 +41,9 @@ def revert(where: ceph.Pool, name: str, snapshot: int, size: int) -> None:
     with rbd_change.changing(where, name) as hidden:
         with ceph.opened(where, hidden) as image:
             rbd_change.roll_back(image, str(snapshot))
-        if size:
+            # SIZE is in MiB, rounded up: that alone makes no image larger.
+            is_smaller = mib_ceil(image.size()) * MiB < size
+        if is_smaller:
             rbd_change.grow(where, hidden, size)
 
 
