@@ -55,7 +55,6 @@ CIRCLES = {
     "cli.gc_pools": {"cli.gc"},
     "front.rbd_datastore": {"front.datastore"},
     "front.staging_round": {"front.staging"},
-    "vmm.live_migration": {"vmm.handover"},
 }
 FORBIDDEN_NAMES = {"util", "utils", "helpers", "helper", "common", "misc", "manager"}
 

@@ -19,15 +19,15 @@ import os
 import sys
 from typing import Mapping, NoReturn, Optional
 
-from ..errors import BadArguments, BadRecord, MissingImage, SemisharedError, ToolMissing, UnexpectedLink, UnsafeImage
-from ..model.record import Record
+from ..errors import BadArguments, BadRecord, SemisharedError
 from ..opennebula.args import absolute
 from ..opennebula.report import Report, caught
 from ..opennebula.xml import View, decode, parse
 from ..plan.attach_xml import AttachMessage
 from ..plan.domain_xml import Domain, Records, check_system_snapshot, disk_number, disks_of_ours
+from .records import RECORDS, all_records, check_disk, read_chains, read_records
+from .stock_script import become, stdin_is
 
-RECORDS = ".semishared"
 CHECKPOINT_S = 60
 """How long libvirt may take to read or write the head of a checkpoint."""
 
@@ -130,9 +130,9 @@ def _has_lost(name: str, target: str) -> bool:
 
 def migrate(here: str, argv: list[str], report: Report) -> int:
     """Move the running VM to another host."""
-    from .live_migration import migrate as live_migrate
+    from . import live_migration
 
-    return live_migrate(here, argv, sys.stdin.buffer.read(), report)
+    return live_migration.migrate(here, argv, sys.stdin.buffer.read(), report)
 
 
 def restore(here: str, argv: list[str], _report: Report) -> NoReturn:
@@ -172,115 +172,6 @@ def snapshot_create(here: str, argv: list[str], _report: Report) -> NoReturn:
     become(here, "snapshot_create", argv)
 
 
-def read_records(vm_dir: str, numbers: list[int]) -> dict[int, Record]:
-    """Return the records there are of the disks `numbers`; raise BadRecord for one that cannot be believed."""
-    records: dict[int, Record] = {}
-    for number in numbers:
-        path = f"{vm_dir}/{RECORDS}/disk.{number}.json"
-        try:
-            with open(path, "rb") as file:
-                records[number] = Record.parse(number, file.read(65536))
-        except FileNotFoundError:
-            pass
-        except OSError as e:
-            raise BadRecord(f"the record of disk {number}: {e.strerror}: {path}") from None
-    return records
-
-
-def all_records(vm_dir: str) -> Records:
-    """Return the records of all disks of the VM."""
-    numbers = []
-    for name in os.listdir(f"{vm_dir}/{RECORDS}"):
-        base, dot, ending = name.rpartition(".")
-        number = disk_number(f"{vm_dir}/{base}", vm_dir) if ending == "json" and dot else None
-        if number is not None:
-            numbers.append(number)
-    return read_records(vm_dir, sorted(numbers))
-
-
-def read_chains(sources: Mapping[int, str], records: Records) -> dict[int, list[tuple[str, str]]]:
-    """Return what each of the qcow2 files `sources` lies over, as its headers say it now; raise if that is not plain."""
-    found = {}
-    for number, path in sources.items():
-        if records[number].format != "qcow2":
-            continue
-        from ..tools import layers
-
-        try:
-            in_place = records[number].place.is_image
-            found[number] = layers.below(os.path.realpath(path) if in_place else path, "qcow2")
-            if in_place and found[number]:
-                raise UnsafeImage(f"image {path} has a backing file")
-            if records[number].place.backing == "store":
-                _check_chain(path, found[number])
-        except SemisharedError as e:
-            raise type(e)(f"disk {number}: {e.detail}") from None
-    return found
-
-
-def _check_chain(path: str, chain: list[tuple[str, str]]) -> None:
-    """Raise UnsafeImage if the layer `path` of a clone on the store lies over anything but layers beside it and, last, its image.
-
-    Every host can write those headers, and what is in the chain QEMU is let open.
-    """
-    folder, image = os.path.dirname(path), f"{path.partition('/clones/')[0]}/image"
-    above = path
-    for below, _ in chain:
-        name = below[len(folder) + 1 :] if below.startswith(f"{folder}/") else ""
-        is_layer = name.isdigit() and name.isascii()
-        above, earlier = below, above
-        if earlier == image or not (is_layer or below == image):
-            raise UnsafeImage(f"the clone {path} lies over {below}, which is neither a layer of it nor its image")
-
-
-def check_disk(vm_dir: str, record: Record) -> None:
-    """Raise unless the disk is what its record says and there: nothing has been started yet."""
-    if record.network:
-        return  # no file of it is on this host; who opens it will see
-    path = f"{vm_dir}/disk.{record.disk}"
-    link = os.path.normpath(os.path.join(vm_dir, os.readlink(path))) if os.path.islink(path) else ""
-    link, inside = "/" + link.lstrip("/") if link else "", os.path.normpath("/" + vm_dir.strip("/"))
-    if record.is_local and link and not link.startswith(f"{inside}/"):
-        raise BadRecord(f"disk {record.disk} is recorded as {record.how} but is a link to {link}")
-    # An action that was killed may have left the link at an older layer; which one is active, the record alone says.
-    leads = record.path.startswith(f"{link}.snap/") if record.place.backing == "store" else link == record.path
-    if not record.is_local and not leads:
-        raise BadRecord(f"disk {record.disk} is recorded as {record.path} but {link or 'no link'} is there")
-    if not record.is_local:
-        _check_on_store(record)
-    for name in (path, f"{path}{record.layer}" if record.is_local else record.path):
-        if not os.path.exists(name):
-            shown = name if record.is_local else record.path
-            raise MissingImage(f"disk {record.disk}: {shown} is not there on {os.uname().nodename}")
-
-
-def _check_on_store(record: Record) -> None:
-    """Raise UnexpectedLink if a link on the store is none of the layout's: libvirt, which follows all, is to open it next.
-
-    Whoever can write the store can do that a moment later still: what QEMU may open is for its confinement to say.
-    """
-    side = record.path.partition("/clones/")[0] if record.place.backing == "store" else os.path.dirname(record.path)
-    name, own = os.path.basename(side), os.path.dirname(side)
-    suspects = [own, side, f"{os.path.dirname(own)}/{name}"]
-    if record.place.backing == "store":
-        suspects += [f"{side}/clones", os.path.dirname(record.path), record.path]
-    link = f"{side}/image"
-    if os.path.islink(link) and os.readlink(link) != f"../../{name}":
-        suspects.append(link)
-    for path in suspects:
-        if os.path.islink(path):
-            raise UnexpectedLink(f"{path} on {os.uname().nodename} is a symbolic link to {os.readlink(path)}")
-
-
-def become(here: str, action: str, argv: list[str]) -> NoReturn:
-    """Replace this process by the stock script of `action`."""
-    stock = f"{here}/../kvm/{action}"
-    try:
-        os.execv(stock, [stock, *argv])
-    except OSError as e:
-        raise ToolMissing(f"OpenNebula's own script {os.path.normpath(stock)}: {e.strerror}") from None
-
-
 def _disks_of_ours(vm_dir: str, report: Report) -> Optional[Mapping[int, str]]:
     """Return what vm.xml, written just before deploy, says; without a readable one (None) the records alone count."""
     try:
@@ -291,14 +182,3 @@ def _disks_of_ours(vm_dir: str, report: Report) -> Optional[Mapping[int, str]]:
     except (OSError, BadArguments) as e:
         report.warn(f"vm.xml is of no use: {e}")
         return None
-
-
-def stdin_is(data: bytes) -> None:
-    """Make `data` the standard input of this process and of what it becomes."""
-    fd = os.memfd_create("domain")
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-    os.lseek(fd, 0, os.SEEK_SET)
-    os.dup2(fd, 0)
-    os.close(fd)

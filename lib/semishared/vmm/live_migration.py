@@ -20,7 +20,8 @@ from ..plan.live_migration import Outcome, is_proved, options, outcome, paths_in
 from ..plan.migrate_options import parsed
 from ..tools.run import run
 from . import migration_job
-from .handover import RECORDS, all_records, become, stdin_is
+from .records import RECORDS, all_records
+from .stock_script import become, stdin_is
 
 DEPLOY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*\Z")
 PAUSE_S = 5

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of a VM's disks as hypervisor actions read them, and whether what they say is there, before QEMU opens it."""
+
+from __future__ import annotations
+
+import os
+from typing import Mapping
+
+from ..errors import BadRecord, MissingImage, SemisharedError, UnexpectedLink, UnsafeImage
+from ..model.record import Record
+from ..plan.domain_xml import Records, disk_number
+
+RECORDS = ".semishared"
+
+
+def read_records(vm_dir: str, numbers: list[int]) -> dict[int, Record]:
+    """Return the records there are of the disks `numbers`; raise BadRecord for one that cannot be believed."""
+    records: dict[int, Record] = {}
+    for number in numbers:
+        path = f"{vm_dir}/{RECORDS}/disk.{number}.json"
+        try:
+            with open(path, "rb") as file:
+                records[number] = Record.parse(number, file.read(65536))
+        except FileNotFoundError:
+            pass
+        except OSError as e:
+            raise BadRecord(f"the record of disk {number}: {e.strerror}: {path}") from None
+    return records
+
+
+def all_records(vm_dir: str) -> Records:
+    """Return the records of all disks of the VM."""
+    numbers = []
+    for name in os.listdir(f"{vm_dir}/{RECORDS}"):
+        base, dot, ending = name.rpartition(".")
+        number = disk_number(f"{vm_dir}/{base}", vm_dir) if ending == "json" and dot else None
+        if number is not None:
+            numbers.append(number)
+    return read_records(vm_dir, sorted(numbers))
+
+
+def read_chains(sources: Mapping[int, str], records: Records) -> dict[int, list[tuple[str, str]]]:
+    """Return what each of the qcow2 files `sources` lies over, as its headers say it now; raise if that is not plain."""
+    found = {}
+    for number, path in sources.items():
+        if records[number].format != "qcow2":
+            continue
+        from ..tools import layers
+
+        try:
+            in_place = records[number].place.is_image
+            found[number] = layers.below(os.path.realpath(path) if in_place else path, "qcow2")
+            if in_place and found[number]:
+                raise UnsafeImage(f"image {path} has a backing file")
+            if records[number].place.backing == "store":
+                _check_chain(path, found[number])
+        except SemisharedError as e:
+            raise type(e)(f"disk {number}: {e.detail}") from None
+    return found
+
+
+def _check_chain(path: str, chain: list[tuple[str, str]]) -> None:
+    """Raise UnsafeImage if the layer `path` of a clone on the store lies over anything but layers beside it and, last, its image.
+
+    Every host can write those headers, and what is in the chain QEMU is let open.
+    """
+    folder, image = os.path.dirname(path), f"{path.partition('/clones/')[0]}/image"
+    above = path
+    for below, _ in chain:
+        name = below[len(folder) + 1 :] if below.startswith(f"{folder}/") else ""
+        is_layer = name.isdigit() and name.isascii()
+        above, earlier = below, above
+        if earlier == image or not (is_layer or below == image):
+            raise UnsafeImage(f"the clone {path} lies over {below}, which is neither a layer of it nor its image")
+
+
+def check_disk(vm_dir: str, record: Record) -> None:
+    """Raise unless the disk is what its record says and there: nothing has been started yet."""
+    if record.network:
+        return  # no file of it is on this host; who opens it will see
+    path = f"{vm_dir}/disk.{record.disk}"
+    link = os.path.normpath(os.path.join(vm_dir, os.readlink(path))) if os.path.islink(path) else ""
+    link, inside = "/" + link.lstrip("/") if link else "", os.path.normpath("/" + vm_dir.strip("/"))
+    if record.is_local and link and not link.startswith(f"{inside}/"):
+        raise BadRecord(f"disk {record.disk} is recorded as {record.how} but is a link to {link}")
+    # An action that was killed may have left the link at an older layer; which one is active, the record alone says.
+    leads = record.path.startswith(f"{link}.snap/") if record.place.backing == "store" else link == record.path
+    if not record.is_local and not leads:
+        raise BadRecord(f"disk {record.disk} is recorded as {record.path} but {link or 'no link'} is there")
+    if not record.is_local:
+        _check_on_store(record)
+    for name in (path, f"{path}{record.layer}" if record.is_local else record.path):
+        if not os.path.exists(name):
+            shown = name if record.is_local else record.path
+            raise MissingImage(f"disk {record.disk}: {shown} is not there on {os.uname().nodename}")
+
+
+def _check_on_store(record: Record) -> None:
+    """Raise UnexpectedLink if a link on the store is none of the layout's: libvirt, which follows all, is to open it next.
+
+    Whoever can write the store can do that a moment later still: what QEMU may open is for its confinement to say.
+    """
+    side = record.path.partition("/clones/")[0] if record.place.backing == "store" else os.path.dirname(record.path)
+    name, own = os.path.basename(side), os.path.dirname(side)
+    suspects = [own, side, f"{os.path.dirname(own)}/{name}"]
+    if record.place.backing == "store":
+        suspects += [f"{side}/clones", os.path.dirname(record.path), record.path]
+    link = f"{side}/image"
+    if os.path.islink(link) and os.readlink(link) != f"../../{name}":
+        suspects.append(link)
+    for path in suspects:
+        if os.path.islink(path):
+            raise UnexpectedLink(f"{path} on {os.uname().nodename} is a symbolic link to {os.readlink(path)}")
