@@ -378,11 +378,12 @@ def test_agent_freezes_the_file_systems_for_a_live_snapshot(live: Live) -> None:
     goes_on(live)
     live.at_rest()
     # It does not thaw: told once; the next action thaws it.
-    with pytest.raises(SemisharedError, match="no mood for domfsthaw"):
-        live.run({"FAIL_IN": "domfsthaw", "FAIL": "before"}, save._replace(freeze="AGENT"))
-    before = count(live)
-    time.sleep(1)
-    assert count(live) <= before + 1, "its file system is frozen"
+    with live.session({"FAIL_IN": "domfsthaw", "FAIL": "before"}) as session:
+        with pytest.raises(SemisharedError, match="no mood for domfsthaw"):
+            session.run([save._replace(freeze="AGENT")])
+        before = count(live)
+        time.sleep(1)
+        assert count(live) <= before + 1, "its file system is frozen"
     live.run({}, s.DescribeDisk(live.ref(OVERLAY), DOMAIN))
     goes_on(live)
     live.at_rest()

@@ -2,8 +2,8 @@
 """The one way to libvirt where a guest runs: its Python binding, a limit for every call, its events instead of polling.
 
 A call of the binding ends when libvirtd answers, and not before. So each is made in a thread of its own, and whoever wants
-the answer waits for so long. A thread that got none is left to itself; the next call opens a new connection, and nothing of
-libvirt holds up the end of this process. What has no limit (a live migration) ends with its connection: keepalives notice
+the answer waits for so long. A thread that got none is left to itself, with its connection, and nothing of libvirt holds up
+the end of this process. What has no limit (a live migration) ends with its connection: keepalives notice
 a libvirtd that hangs, or whose host is cut off.
 
 Questions that touch no running guest do not come here (listing.py): only hosts with guests of ours need the binding.
@@ -12,10 +12,11 @@ Questions that touch no running guest do not come here (listing.py): only hosts 
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, Iterator, Optional, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, Iterator, List, Optional, Tuple, TypeVar
 
 from ..errors import NoSpace, SemisharedError, ToolFailed, ToolMissing, ToolTimeout
 from ..tools import progress
@@ -37,7 +38,8 @@ KEEPALIVE = (5, 6)
 """Seconds between two, and how many may stay without an answer: as virsh has it."""
 _loading = threading.Lock()
 _loaded: list[Any] = []
-_connections: Dict[str, Any] = {}
+_idle: Dict[str, List[Any]] = {}
+"""By URI, connections that nobody uses. Each has one call at a time: beside one that hangs, libvirt lets others wait too."""
 
 
 def binding() -> Any:
@@ -64,24 +66,41 @@ def _hear(libvirt: Any) -> None:
 
 def _leave() -> None:
     """Let libvirtd see that we have gone: to say so could take for ever, and the binding would when its own parts are gone."""
-    for connection in _connections.values():
+    for connection in itertools.chain(*_idle.values()):
         connection._o = None
 
 
-def connected(uri: str) -> Any:
-    """Return a connection to the libvirt at `uri`; to be called by a Call only, for it may take for ever."""
-    libvirt = binding()
-    connection = _connections.get(uri)
-    if connection is None or connection.isAlive() != 1:
-        # What libvirt's own auth.conf does not say nobody here can be asked.
-        told = [libvirt.VIR_CRED_AUTHNAME, libvirt.VIR_CRED_PASSPHRASE, libvirt.VIR_CRED_REALM]
-        connection = libvirt.openAuth(uri, [told, lambda *_: -1, None], 0)
+def _taken(uri: str) -> Any:
+    idle = _idle.setdefault(uri, [])
+    while True:
         try:
-            connection.setKeepAlive(*KEEPALIVE)
-        except libvirt.libvirtError:
-            pass  # one without a connection, as libvirt's test driver
-        _connections[uri] = connection
+            connection = idle.pop()
+        except IndexError:
+            return _opened(uri)
+        if connection.isAlive() == 1:
+            return connection
+
+
+def _opened(uri: str) -> Any:
+    libvirt = binding()
+    # What libvirt's own auth.conf does not say nobody here can be asked.
+    told = [libvirt.VIR_CRED_AUTHNAME, libvirt.VIR_CRED_PASSPHRASE, libvirt.VIR_CRED_REALM]
+    connection = libvirt.openAuth(uri, [told, lambda *_: -1, None], 0)
+    try:
+        connection.setKeepAlive(*KEEPALIVE)
+    except libvirt.libvirtError:
+        pass  # one without a connection, as libvirt's test driver
     return connection
+
+
+@contextmanager
+def connected(uri: str) -> Iterator[Any]:
+    """Yield a connection to the libvirt at `uri`, for this block alone; within a Call only, for it may take for ever."""
+    connection = _taken(uri)
+    try:
+        yield connection
+    finally:
+        _idle[uri].append(connection)
 
 
 class Call(Generic[T]):
@@ -97,7 +116,8 @@ class Call(Generic[T]):
 
     def _run(self, do: Callable[[Any], T]) -> None:
         try:
-            self._answer = do(connected(self._uri))
+            with connected(self._uri) as connection:
+                self._answer = do(connection)
         except BaseException as e:  # noqa: BLE001 - whoever waits gets it
             self._error = e
         self._ended.set()
@@ -110,7 +130,6 @@ class Call(Generic[T]):
     def answer(self, timeout_s: float) -> T:
         """Return what it returns; raise ToolTimeout if it did not within so many seconds, ToolFailed or NoSpace as libvirt says."""
         if not self.is_over(timeout_s):
-            _connections.pop(self._uri, None)
             raise ToolTimeout(f"{self._where} did not answer within {timeout_s:.0f} s: {self._what}")
         if isinstance(self._error, self._libvirt.libvirtError):
             raise self._failure(self._error)
@@ -141,7 +160,8 @@ def hearing(what: str, event: str, domain: Callable[[Any], Any]) -> Iterator[Hea
     def note(_connection: Any, _domain: Any, *said: Any) -> None:
         heard.put(said[:-1])
 
-    def listen(connection: Any) -> Tuple[Any, int]:
+    def listen(_: Any) -> Tuple[Any, int]:
+        connection = _taken(site().uri)
         return connection, connection.domainEventRegisterAny(domain(connection), number, note, None)
 
     connection, callback = call(f"event {what}", listen)
@@ -150,5 +170,6 @@ def hearing(what: str, event: str, domain: Callable[[Any], Any]) -> Iterator[Hea
     finally:
         try:
             call(f"event {what}", lambda _: connection.domainEventDeregisterAny(callback), timeout_s=DEAF_S)
+            _idle[site().uri].append(connection)
         except SemisharedError:
             pass  # with its connection it is over as well

@@ -19,6 +19,7 @@ if __package__ in (None, ""):
 
 from semishared.errors import SemisharedError
 from semishared.guest import rest
+from semishared.guest.kvmrc import site
 
 KEEP_S = 900
 PAUSE_S = 5
@@ -28,6 +29,10 @@ SETTLE_S = 0.3
 def main(argv: list[str]) -> int:
     """Watch one rest."""
     directory, name, token, seconds = argv
+    try:
+        site()  # now, while nothing is in trouble: the same libvirt that the host side asks
+    except (SemisharedError, OSError):
+        pass
     if select.select([0], [], [], float(seconds))[0]:
         # What the host side has asked libvirt for last is being done, before it is undone.
         time.sleep(SETTLE_S)

@@ -55,7 +55,8 @@ def _moved(here: Any, name: str, target: str, values: Dict[str, Any], flags: int
     if flags & libvirtd.binding().VIR_MIGRATE_PEER2PEER:
         guest.migrateToURI3(target, values, flags)
     else:
-        guest.migrate3(libvirtd.connected(target), values, flags)
+        with libvirtd.connected(target) as there:
+            guest.migrate3(there, values, flags)
 
 
 def _act(name: str, what: str) -> None:
