@@ -14,19 +14,19 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Sequence, Tuple
+from unittest import mock
 from xml.etree import ElementTree
 
 from semishared.config import Config
 from semishared.errors import SemisharedError
+from semishared.front import action as front
 from semishared.front import migration
-from semishared.front import move as mover
-from semishared.front.action import Action
 from semishared.model import steps as s
 from semishared.model.exchange import On, Plan
 from semishared.opennebula import args
 from semishared.opennebula.report import Report
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
-from semishared.plan import disks, removals
+from semishared.plan import disks, moves, removals
 from semishared.store import dir_image, dir_upload
 from semishared.wire import session as ssh
 
@@ -162,18 +162,17 @@ MOVED = Vm.parse(f"<VM><ID>{VM}</ID><LCM_STATE>8</LCM_STATE><HISTORY_RECORDS><HI
 def move(rig: Rig, machine: str, target: str, environment: Environment, path: str = f"101/{VM}", to: str = "") -> None:
     """Move the VM directory as tm/mv does, on machines without libvirt."""
     request = args.Move.parse([f"{machine}:{rig.inside(path)}", f"{target}:{rig.inside(to or path)}", str(VM), "101"])
-    planned = disks.mv(request, MOVED, machine == "fe", target == "fe")
+    planned = moves.steps_of(request, MOVED, machine == "fe", target == "fe")
     assert planned
-    action = Action("mv", [], Report("mv"))
-    action.seq = MOVED.seq
+    action = front.Action("mv", [], Report("mv"))
+    action.seq, action.bulk = MOVED.seq, True
     first, second = planned
-    with rig.sessions(environment):
-        if second is None:
-            step = first._replace(domain="")  # type: ignore[attr-defined]
-            mover.rename(action, machine, step, MOVED, lambda: MOVED, "")
-        else:
-            step = second._replace(domain="")  # type: ignore[attr-defined]
-            mover.carry(action, request, first, step, MOVED, lambda: MOVED, "")
+    if second is None:
+        plan = moves.renamed(machine, first._replace(domain=""), MOVED, "")  # type: ignore[attr-defined]
+    else:
+        plan = moves.carried(request, (first, second._replace(domain="")), MOVED, "")  # type: ignore[attr-defined]
+    with rig.sessions(environment), mock.patch.object(front, "ask_oned", lambda _: MOVED):
+        front.carry_out(plan, action)
 
 
 VM_XML = """<VM><ID>7</ID><LCM_STATE>3</LCM_STATE><TEMPLATE><DISK><DISK_ID>2</DISK_ID><IMAGE_ID>4</IMAGE_ID>
@@ -183,11 +182,11 @@ VM_XML = """<VM><ID>7</ID><LCM_STATE>3</LCM_STATE><TEMPLATE><DISK><DISK_ID>2</DI
 
 def premigrate(rig: Rig, environment: Environment) -> None:
     """Run tm/premigrate from a to b."""
-    action = Action("premigrate", ["a", "b", rig.inside(f"101/{VM}"), str(VM), "101"], Report("premigrate"))
+    action = front.Action("premigrate", ["a", "b", rig.inside(f"101/{VM}"), str(VM), "101"], Report("premigrate"))
     stdin, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(base64.b64encode(VM_XML.encode())))
     try:
         with rig.sessions(environment):
-            migration.premigrate(action)
+            front.carry_out(migration.premigrate(action), action)
     finally:
         sys.stdin = stdin
 

@@ -98,7 +98,12 @@ def test_plan_says_the_steps_and_does_nothing(cloud: Cloud, standing: int) -> No
     plan, _ = run(cloud, "plan", "--json", "delete", f"h1:{place}", str(vm), str(SYSTEM))
     assert [step["step"] for step in plan["plan"][0]["steps"]] == ["RemoveVm"]
     plan, _ = run(cloud, "plan", "--json", "mv", f"h1:{place}", f"h2:{place}", str(vm), str(SYSTEM))
-    assert [(part["host"], part["steps"][0]["step"]) for part in plan["plan"]] == [("h1", "SendVm"), ("h2", "ReceiveVm")]
+    looks = [("h1", "MarkVm"), ("h2", "LookForVm")]
+    assert [(part["host"], part["steps"][0]["step"]) for part in plan["plan"]] == [*looks, ("h1", "SendVm"), ("h2", "ReceiveVm")]
+    assert ["answers" in part for part in plan["plan"]] == [True, True, False, False] and plan["open"]
+    plan, _ = run(cloud, "plan", "--json", "snap_create_live", f"h1:{place}/disk.1", "0", str(vm), str(STORE))
+    described, made = plan["plan"]
+    assert described["answers"][0]["target"] and [step["step"] for step in made["steps"]] == ["AddLayer", "SwitchLayer"]
     assert run(cloud, "plan", "--json", "mv", f"h1:{place}/disk.1", f"h2:{place}/disk.1", str(vm), str(STORE))[0]["plan"] == []
     assert cloud.files(cloud.lab.node("h2"), DATASTORES) == before and status(cloud, "st")["disks"]
 
@@ -109,7 +114,7 @@ def test_plan_refuses_as_the_action_would(cloud: Cloud, standing: int) -> None:
     mine = next(image for image in cloud.oned.images.values() if image.name == "st-mine")
     said = run(cloud, "plan", "clone", f"fe:{mine.source}", f"{place}/disk.0", str(vm), str(STORE), code=1)[1]
     assert said.startswith("clone: ") and said.count("\n") == 1
-    assert "begins with a look at the machine" in run(cloud, "plan", "snap_create", f"{place}/disk.0", "0", str(vm), "100", code=1)[1]
+    assert "is no disk" in run(cloud, "plan", "snap_create", f"{place}/kernel", "0", str(vm), "100", code=1)[1]
     assert "is no transfer action" in run(cloud, "plan", "explode", code=1)[1]
 
 

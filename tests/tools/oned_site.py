@@ -45,11 +45,12 @@ class ActionSite:
             oned.datastore_create(SYSTEM_DS, SYSTEM)
             yield site
 
-    def cli(self, *words: str, code: Optional[int] = 0) -> "subprocess.CompletedProcess[str]":
+    def cli(self, *words: str, code: Optional[int] = 0, stdin: str = "") -> "subprocess.CompletedProcess[str]":
         """Run the operator's command."""
         assert self.oned.rpc
         env = {"PATH": os.environ["PATH"], "ONE_XMLRPC": self.oned.rpc.url, "ONE_AUTH": str(self.auth)}
-        done = subprocess.run([str(ROOT / "bin/semishared"), *words], env=env, capture_output=True, text=True, check=False, timeout=60)
+        argv = [str(ROOT / "bin/semishared"), *words]
+        done = subprocess.run(argv, input=stdin, env=env, capture_output=True, text=True, check=False, timeout=60)
         assert code is None or done.returncode == code, (done.returncode, done.stdout, done.stderr)
         return done
 
@@ -75,9 +76,9 @@ class ActionSite:
     def disk(self, vm: int, number: int = 0) -> Path:
         return self.system / str(vm) / f"disk.{number}"
 
-    def tm(self, action: str, *words: object) -> None:
+    def tm(self, action: str, *words: object, stdin: Optional[str] = None) -> None:
         """Run a transfer action; raise ActionFailed with what the user would read."""
-        self.oned.drivers.tm([action.upper(), "semishared", *(str(word) for word in words)])
+        self.oned.drivers.tm([action.upper(), "semishared", *(str(word) for word in words)], stdin)
 
     def make(self, action: str, vm: int, number: int = 0) -> Path:
         """Run clone or ln for a disk of a VM."""

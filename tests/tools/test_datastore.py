@@ -42,14 +42,18 @@ class Store:
         self.template: dict[str, str] = {"SAFE_DIRS": str(self.uploads), "RESTRICTED_DIRS": "/"}
         self.type = 0
 
-    def run(self, action: str, *, attributes: dict[str, str] | None = None, **image: Any) -> subprocess.CompletedProcess[bytes]:
+    def message(self, attributes: dict[str, str] | None = None, **image: Any) -> str:
+        """Return what oned says of an image and of the datastore."""
         fields = "".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in {"ID": 7, "TYPE": 0, **image}.items())
         more = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in (attributes or {}).items())
         template = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in self.template.items())
-        data = (
+        return (
             f"<DS_DRIVER_ACTION_DATA><IMAGE>{fields}<TEMPLATE>{more}</TEMPLATE></IMAGE><DATASTORE><ID>100</ID><TYPE>{self.type}</TYPE>"
             f"<BASE_PATH>{escape(str(self.base))}</BASE_PATH><TEMPLATE>{template}</TEMPLATE></DATASTORE></DS_DRIVER_ACTION_DATA>"
         )
+
+    def run(self, action: str, *, attributes: dict[str, str] | None = None, **image: Any) -> subprocess.CompletedProcess[bytes]:
+        data = self.message(attributes, **image)
         return subprocess.run(
             [str(self.executables / action), "7"], input=base64.b64encode(data.encode()), capture_output=True, check=False,
             timeout=self.timeout_s, cwd="/", env={"HOME": "/var/lib/no-home", "PATH": self.path},

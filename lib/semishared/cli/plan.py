@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say what a transfer action would do: which steps on which machine. Machines are looked at, as the action would; nothing is done.
+"""Say what an action would do: which steps on which machine. Machines are looked at, as the action would; nothing is done.
 
     semishared plan clone FE:SOURCE HOST:DIR/disk.N VM DATASTORE
-    semishared plan ACTION ...           arguments as OpenNebula gives them: docs/reference/actions.md
+    semishared plan datastore/rm ID < DS_DRIVER_ACTION_DATA
+    semishared plan ACTION ...           arguments and standard input as OpenNebula gives them: docs/reference/actions.md
 
 Where the next steps depend on the answer of a step that acts, it ends, and says so.
 
@@ -18,29 +19,32 @@ from typing import Any
 
 from .. import NAME
 from ..errors import OnedUnavailable, SemisharedError
-from ..front import transfer
+from ..front import datastore, transfer
 from ..front.action import Action
 from ..front.rehearsal import Noted, Script, rehearse
 from ..model.steps import to_data
 from ..opennebula.report import Report
 
+OF_DATASTORES = "datastore/"
+KNOWN = (*transfer.PLANNED, *(f"{OF_DATASTORES}{name}" for name in datastore.ACTIONS))
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("action", metavar="ACTION", help=" ".join(transfer.PLANNED))
+    parser.add_argument("action", metavar="ACTION", help=" ".join(KNOWN))
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="ARGUMENT")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared plan`."""
-    name = arguments.action
-    if name not in transfer.PLANNED:
-        print(f"{NAME} plan: {name} is no transfer action that can be planned; {', '.join(transfer.PLANNED)} can", file=sys.stderr)
+    if arguments.action not in KNOWN:
+        print(f"{NAME} plan: {arguments.action} is no transfer action, and no datastore/ACTION; --help names them", file=sys.stderr)
         return 1
+    _, is_of_datastore, name = arguments.action.rpartition(OF_DATASTORES)
     action = Action(name, arguments.words, Report(name))
     try:
-        script = rehearse(transfer.PLANNED[name](action), action)
+        script = rehearse(datastore.planned(action) if is_of_datastore else transfer.PLANNED[name](action), action)
     except OnedUnavailable:
         raise
     except SemisharedError as e:
@@ -48,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     if arguments.json:
         rows = [as_data(message) for message in script.messages]
-        print(json.dumps({"action": name, "plan": rows, "open": script.is_open}, indent=1))
+        print(json.dumps({"action": arguments.action, "plan": rows, "open": script.is_open, "stdout": script.answer}, indent=1))
     else:
         show(script)
     return 0
@@ -79,6 +83,8 @@ def show(script: Script) -> None:
                 print(f"    -> {told(message.answers[number])}")
         if message.follows:
             print(f"  the bytes of {message.follows} follow")
+    if script.answer:
+        print(f"its answer: {script.answer}")
     if script.is_open:
         print("what comes next depends on what that answers")
 

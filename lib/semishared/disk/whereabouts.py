@@ -72,10 +72,10 @@ def mark(vm: int, directory: str) -> dict[str, object]:
     parent = os.path.dirname(directory)
     for folder in (parent, directory):
         files.remove_stale(folder)
-    found = describe(directory)
+    found = seen(directory)
     token = os.path.basename(files.staged_name(f"{parent}/{HERE}-{vm}"))
     if not found["present"]:
-        return {**found, "token": "", "seen": ""}
+        return found
     for folder in (directory, parent):
         try:
             os.close(os.open(f"{folder}/{token}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
@@ -83,6 +83,12 @@ def mark(vm: int, directory: str) -> dict[str, object]:
             break  # a full disk must not keep a VM; the fingerprint tells as well
     point("directory marked")
     return {**found, "token": token, "seen": fingerprint(directory)}
+
+
+def seen(directory: str) -> dict[str, object]:
+    """Return the same of a VM directory that is not marked."""
+    found = describe(directory)
+    return {**found, "token": "", "seen": fingerprint(directory) if found["present"] else ""}
 
 
 def unmark(directory: str, token: str) -> None:

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any, Callable, ContextManager, Iterator
 
 from ..config import Config, load
-from ..model.exchange import AskOned, Exchange, Feed, File, On, Plan, While
-from ..model.steps import Step
+from ..model.exchange import AskOned, Download, End, Exchange, Feed, Fetch, File, Here, On, Part, Relay, Say, T, While
+from ..model.refs import Step
 from ..opennebula.report import Report
 from .answering import Answer, answering
 
@@ -28,6 +29,8 @@ class Action:
         self.config: Config = load()
         self.seq = -1
         """SEQ of the VM's last history record, -1 if it is not known: every message carries it (disk/epochs.py)."""
+        self.here: Callable[[Step], Any] = _nothing
+        """Carries out what plans yield for the front-end itself."""
         self.bulk = False
         """It carries bulk data, which must not hold up other actions on a shared ssh connection."""
 
@@ -38,14 +41,6 @@ class Action:
         session = Session(machine, self.name, self.config, bulk=bulk or self.bulk)
         session.seq = self.seq
         return session
-
-    def on(self, machine: str, steps: Iterable[Step]) -> list[object]:
-        """Carry out `steps` on a machine in a conversation of their own: for actions that have no plan yet."""
-        steps = tuple(steps)
-        with self.session(machine) as session, self.answering(machine, steps) as answer:
-            results = session.run(steps, answer=answer)
-            self.tell(machine, session.moved)
-        return results
 
     def answering(self, machine: str, steps: tuple[Step, ...]) -> ContextManager[Answer]:
         """Return a context that yields what answers a machine which lacks a base, or room, for `steps`."""
@@ -64,6 +59,10 @@ class Sessions:
     def __init__(self, action: Action) -> None:
         self.action = action
         self._open: dict[tuple[str, bool], Session] = {}
+        self._relayed: tuple[Step, ...] = ()
+        """What the target of a relay carries out."""
+        self._kept: list[IO[bytes]] = []
+        """What was fetched: files without a name, there as long as they are open."""
 
     def __enter__(self) -> Sessions:
         return self
@@ -73,6 +72,8 @@ class Sessions:
             session.close(is_over=error is None)
             if error is None:
                 self.action.tell(session.host, session.moved)
+        for file in self._kept:
+            file.close()
 
     def _with(self, machine: str, beside: bool) -> Session:
         """Return the conversation with a machine; `beside` the one in which it is busy."""
@@ -82,7 +83,10 @@ class Sessions:
             session = self._open[machine, beside] = self.action.session(machine)
         return session
 
-    def run(self, on: On, source: File | None = None, *, beside: bool = False, meanwhile: Callable[[], object] | None = None) -> list[Any]:
+    def run(
+        self, on: On, source: File | Download | None = None, *,
+        beside: bool = False, meanwhile: Callable[[], object] | None = None,
+    ) -> list[Any]:  # fmt: skip
         """Have a message carried out; `source` follows it, `meanwhile` is done while its machine waits for that."""
         session = self._with(on.machine, beside)
 
@@ -92,14 +96,25 @@ class Sessions:
                 return {}
             return of_bases(question)
 
+        with self.unless_it_breaks_off(session), self.action.answering(on.machine, on.steps) as of_bases:
+            if isinstance(source, Download):
+                from . import streams
+
+                return streams.download(session, on.steps, source.url)
+            if source:
+                return session.run(on.steps, _chunks(source), source.sha256)
+            return session.run(on.steps, answer=answer)
+
+    @contextmanager
+    def unless_it_breaks_off(self, *sessions: Session) -> Iterator[None]:
+        """Close those of `sessions` in which something is under way when the block fails: it ends, and its host side with it."""
         try:
-            with self.action.answering(on.machine, on.steps) as of_bases:
-                return session.run(on.steps, _chunks(source), source.sha256 if source else "", answer)
+            yield
         except BaseException:
-            if session.is_busy:
-                # Its host side ends with it, and with what it has begun.
-                session.close(is_over=False)
-                self._open = {key: kept for key, kept in self._open.items() if kept is not session}
+            for session in sessions:
+                if session.is_busy:
+                    session.close(is_over=False)
+                    self._open = {key: kept for key, kept in self._open.items() if kept is not session}
             raise
 
     def do(self, wanted: Exchange) -> Any:
@@ -112,9 +127,33 @@ class Sessions:
             return self._both(wanted)
         if isinstance(wanted, AskOned):
             return ask_oned(wanted)
+        if isinstance(wanted, Here):
+            return self.action.here(wanted.step)
+        if isinstance(wanted, Say):
+            return self._say(wanted)
+        return self._stream(wanted)
+
+    def _say(self, wanted: Say) -> None:
         for level, text in wanted.lines(*wanted.about):
             getattr(self.action.report, level)(text)
-        return None
+
+    def _stream(self, wanted: Fetch | Relay | End) -> Any:
+        from . import streams
+
+        if isinstance(wanted, End):
+            target = self._open[wanted.machine, False]
+            with self.unless_it_breaks_off(target), self.action.answering(wanted.machine, self._relayed) as of_bases:
+                return streams.end(target, wanted.sha256, of_bases)
+        if isinstance(wanted, Fetch):
+            source = self._with(wanted.source.machine, beside=False)
+            with self.unless_it_breaks_off(source):
+                answers, file, kept = streams.fetch(source, wanted.source.steps)
+            self._kept.append(kept)
+            return answers, file
+        self._relayed = wanted.target.steps
+        source, target = (self._with(on.machine, beside=False) for on in wanted)
+        with self.unless_it_breaks_off(source, target):
+            return streams.relay(source, wanted.source.steps, target, wanted.target.steps)
 
     def _both(self, wanted: While) -> tuple[list[Any], list[Any]]:
         found: list[Any] = []
@@ -134,10 +173,9 @@ def root_of(steps: tuple[Step, ...]) -> str:
     return ""
 
 
-def _chunks(source: File | None) -> Iterator[bytes]:
-    if source:
-        with open(source.path, "rb") as file:
-            yield from iter(lambda: file.read(CHUNK), b"")
+def _chunks(source: File) -> Iterator[bytes]:
+    with open(source.path, "rb") as file:
+        yield from iter(lambda: file.read(CHUNK), b"")
 
 
 def ask_oned(wanted: AskOned) -> Any:
@@ -147,8 +185,12 @@ def ask_oned(wanted: AskOned) -> Any:
     return getattr(Oned(), wanted.what)(wanted.id)
 
 
-def drive(plan: Plan, do: Callable[[Exchange], Any]) -> None:
-    """Give a plan what `do` makes of all that it yields; what that raises is raised in the plan."""
+def _nothing(step: Step) -> Any:
+    raise AssertionError(f"{type(step).__name__} is nothing that this action does itself")
+
+
+def drive(plan: Part[T], do: Callable[[Exchange], Any]) -> T:
+    """Give a plan what `do` makes of all that it yields; what that raises is raised in the plan. Return what the plan does."""
     given: Any = None
     error: Exception | None = None
     try:
@@ -159,13 +201,13 @@ def drive(plan: Plan, do: Callable[[Exchange], Any]) -> None:
                 given = do(wanted)
             except Exception as e:  # noqa: BLE001 - the plan decides what to make of it
                 error = e
-    except StopIteration:
-        return
+    except StopIteration as e:
+        return e.value  # type: ignore[no-any-return]
     finally:
         plan.close()
 
 
-def carry_out(plan: Plan, action: Action) -> None:
-    """Carry out a plan: one conversation per machine."""
+def carry_out(plan: Part[T], action: Action) -> T:
+    """Carry out a plan, in one conversation per machine; return what it returns."""
     with Sessions(action) as sessions:
-        drive(plan, sessions.do)
+        return drive(plan, sessions.do)

@@ -4,19 +4,16 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
 import re
 import signal
 import sys
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Iterator
 
-from ..errors import BackupCancelled, BadArguments, MissingImage, NotSupported, SemisharedError, ToolFailed
-from ..model import steps as s
-from ..model.record import described
+from ..errors import BackupCancelled, BadArguments, MissingImage, NotSupported, ToolFailed
+from ..model.exchange import Plan
 from ..opennebula import args
 from ..opennebula.xml import Vm
 from ..plan import backup as plan
@@ -67,62 +64,43 @@ def _called(name: str) -> str:
     return had
 
 
-def before(action: Action, *, live: bool) -> None:
-    """Do prebackup or prebackup_live."""
+def before(action: Action, *, live: bool) -> Plan:
+    """Return what prebackup or prebackup_live does, cancellable from beginning to end."""
     with cancellable():
-        _before(action, live)
+        asked = args.Backup.parse(action.argv)
+        given = sys.stdin.buffer.read()
+        vm = Vm.parse(given)
+        action.seq = vm.seq
+        # In base64: that is how upstream's drivers write and read it.
+        yield from plan.prebackup(asked, vm, base64.encodebytes(given).decode("ascii"), _base_path(), live=live)
 
 
-def _before(action: Action, live: bool) -> None:
-    request = args.Backup.parse(action.argv)
-    given = sys.stdin.buffer.read()
-    # In base64: that is how upstream's drivers write and read it.
-    vm = Vm.parse(given)
-    action.seq = vm.seq
-    steps = plan.prebackup(request, vm, base64.encodebytes(given).decode("ascii"), _base_path(), live=live)
-    action.on(request.place.host, steps)
+def after(action: Action, *, live: bool) -> Plan:
+    """Return what postbackup or postbackup_live does."""
+    return plan.postbackup(args.Backup.parse(action.argv), _base_path(), live=live)
 
 
-def after(action: Action, *, live: bool) -> None:
-    """Do postbackup or postbackup_live."""
-    request = args.Backup.parse(action.argv)
-    action.on(request.place.host, plan.postbackup(request, _base_path(), live=live))
-
-
-def restore(action: Action) -> None:
-    """Do restore."""
+def restore(action: Action) -> Plan:
+    """Return what restore does."""
     from ..opennebula.oned import Oned
 
-    request = args.Restore.parse(action.argv)
+    asked = args.Restore.parse(action.argv)
     oned = Oned()
-    vm, image = oned.vm(request.place.vm), oned.image(request.image)
+    vm, image = oned.vm(asked.place.vm), oned.image(asked.image)
     store = oned.datastore_with_secrets(image.store_id)
     if not DRIVER.match(store.store_driver):
         raise BadArguments(f"not a backup driver: {store.store_driver!r}")
     data = b"<DS_DRIVER_ACTION_DATA>" + b"".join(part.to_bytes() for part in (store, vm, image)) + b"</DS_DRIVER_ACTION_DATA>"
-    place, known = request.place, {disk.id: disk for disk in vm.disks}
-    urls = _listed(f"{REMOTES}/datastore/{store.store_driver}/ls", request, data)
-    gone = sorted(urls.keys() - known.keys())
-    if request.disk == -1 and gone:
-        action.report.warn(f"VM {vm.id} no longer has disks {gone} of backup {request.image}: they stay there")
+    known = {disk.id for disk in vm.disks}
+    urls = _listed(f"{REMOTES}/datastore/{store.store_driver}/ls", asked, data)
+    gone = sorted(urls.keys() - known)
+    if asked.disk == -1 and gone:
+        action.report.warn(f"VM {vm.id} no longer has disks {gone} of backup {asked.image}: they stay there")
         urls = {disk: url for disk, url in urls.items() if disk in known}
     if not urls:
-        raise MissingImage(f"backup {request.image} has nothing for VM {vm.id} (disk {request.disk})")
-    domain = vm.deploy_id or f"one-{vm.id}"
-    action.seq = vm.seq
-    with action.session(place.host, bulk=True) as session:
-        _, found = session.run([s.CheckNotRunning(domain), s.DescribeVm(vm.id, place.path)])
-        records = {record.disk: record for record in described(found)}
-        for disk, url in sorted(urls.items()):
-            ref, size = s.DiskRef(vm.id, disk, place.path), known[disk].size
-            record = records.get(disk)
-            if record and record.network:
-                from . import rbd
-
-                rbd.restore(action, ref, record, size, partial(_bring, session, url))
-            else:
-                _bring(session, url, s.RestoreDisk(ref, size))
-        action.tell(place.host, session.moved)
+        raise MissingImage(f"backup {asked.image} has nothing for VM {vm.id} (disk {asked.disk})")
+    action.seq, action.bulk = vm.seq, True
+    return plan.restore(asked, vm, urls)
 
 
 def _listed(program: str, request: args.Restore, data: bytes) -> dict[int, str]:
@@ -138,25 +116,3 @@ def _listed(program: str, request: args.Restore, data: bytes) -> dict[int, str]:
     if "tpm" in found:
         raise NotSupported(f"backup {request.image} has the state of a TPM, which cannot be restored yet")
     return urls if request.disk == -1 else {disk: url for disk, url in urls.items() if disk == request.disk}
-
-
-def _bring(session: object, url: str, step: s.Step) -> None:
-    """Let the host carry out a step that the bytes of `url` follow."""
-    from ..tools.run import stream
-
-    digest = hashlib.sha256()
-    session.begin([step])  # type: ignore[attr-defined]
-    try:
-        for chunk in stream([f"{REMOTES}/datastore/downloader.sh", "--nodecomp", url, "-"]):
-            digest.update(chunk)
-            session.send_data(chunk)  # type: ignore[attr-defined]
-    except SemisharedError:
-        # So that the host removes what it has: it may be what fills its disk.
-        session.send(end=True, sha256="")  # type: ignore[attr-defined]
-        try:
-            session.finish()  # type: ignore[attr-defined]
-        except SemisharedError:
-            pass
-        raise
-    session.send(end=True, sha256=digest.hexdigest())  # type: ignore[attr-defined]
-    session.finish()  # type: ignore[attr-defined]

@@ -1,31 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """The datastore actions: argv is an id, stdin is DS_DRIVER_ACTION_DATA, stdout is the answer (docs/explanation/contract.md).
 
-Here for mounted stores; what the others do differently is in network_datastore.py.
+Planned in plan/datastore.py; here is what the front-end does itself.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from ..config import Config, load
 from ..errors import BadArguments, BadAttribute, RestrictedPath, StoreUnavailable
 from ..intake import private_copy
 from ..intake import source as sources
 from ..intake.source import Source
+from ..model import steps_front as f
 from ..model import stores
-from ..opennebula.args import absolute, number
+from ..model.exchange import Part
+from ..model.refs import Step
+from ..opennebula.args import absolute
 from ..opennebula.report import Report
 from ..opennebula.xml import Datastore, DriverData, Image
+from ..plan import datastore as plans
 from ..plan import images
 from ..store import dir_image, dir_snapshots, dir_upload, marker, stock_layout
 from ..tools import files, inspection, standstill
 from ..tools.crash_points import point
 from ..tools.mkfs import MKFS
-from ..units import GiB, MiB, human, mib_ceil
+from ..units import GiB, human
+from .action import Action, carry_out
 
-SAVE_AS = "save_as"
 ALWAYS_RESTRICTED = ("/var/lib/one", "/etc", "/root", "/proc", "/sys", "/dev", "/run")
 
 
@@ -90,45 +95,107 @@ class Request:
         if source.ssh:
             images.check_allowed_ssh(source.path, self.datastore.attribute("SAFE_DIRS").split())
 
-    def check_inside(self, path: str) -> str:
-        """Return the SOURCE `path` if it is an image of this datastore; raise RestrictedPath."""
-        plain = absolute(path, "SOURCE")
-        if os.path.dirname(plain) != self.directory or os.path.basename(plain).startswith("."):
-            raise RestrictedPath(f"{plain} is no image of datastore {self.datastore.id}")
-        return plain
 
+class FrontEnd:
+    """What the front-end does itself: steps of model/steps_front.py to functions."""
 
-def stat(request: Request) -> str:
-    """Print the size in MiB that the image at PATH will have."""
-    source, limit_s = request.source, request.config.uploads_stat_limit_s
-    if source.is_url:
-        from ..intake import web
+    def __init__(self, request: Request) -> None:
+        self._request = request
 
-        request.check_allowed_url(source)
-        with private_copy.within(limit_s, source.path):
-            size = web.size_of(source, request.max_size, limit_s)
-    else:
+    def do(self, step: Step) -> Any:
+        """Carry out one step."""
+        return getattr(self, type(step).__name__)(step)
+
+    def CheckMarker(self, step: f.CheckMarker) -> None:
+        marker.check(step.directory, step.marker)
+        if not step.marker:
+            self._request.report.warn(stores.unmarked(self._request.datastore))
+
+    def MeasureSource(self, step: f.MeasureSource) -> int:
+        request = self._request
+        source, limit_s = request.source, request.config.uploads_stat_limit_s
+        if source.is_url:
+            from ..intake import web
+
+            request.check_allowed_url(source)
+            with private_copy.within(limit_s, source.path):
+                return web.size_of(source, request.max_size, limit_s)
         with private_copy.within(limit_s, source.path), sources.opened(source.path) as opened:
             request.check_allowed(source.path, sources.real_path(opened))
-            size = sources.size_of(opened, request.max_size, source.path, source.decompress, limit_s)
-    return str(mib_ceil(size))
+            return sources.size_of(opened, request.max_size, source.path, source.decompress, limit_s)
 
+    def StoreUpload(self, step: f.StoreUpload) -> tuple[str, str]:
+        request, source = self._request, self._request.source
+        if source.is_url:
+            request.check_allowed_url(source)
+        with dir_upload.uploading(step.directory) as up:
+            kept = bring(request, source, up)
+            found = judge(request, source, kept)
+            wanted = images.stored_format(found, request.image, request.datastore, encrypted=_is_encrypted(request, kept, found))
+            path = dir_upload.convert(kept.path, found, wanted, up)
+            known = kept.manifest if found == wanted else None
+            stored = up.target
+            dir_upload.publish(path, wanted, stored, known, sparse=request.datastore.attribute("SPARSE").lower() != "no")
+        request.report.info(f"{source.path} stored as {stored} ({human(files.allocated(stored))} on disk)")
+        return stored, wanted
 
-def cp(request: Request) -> str:
-    """Bring the image at PATH into the datastore; print SOURCE and FORMAT."""
-    source = request.source
-    if source.is_url:
-        request.check_allowed_url(source)
-    with dir_upload.uploading(request.directory) as up:
-        kept = bring(request, source, up)
-        found = judge(request, source, kept)
-        wanted = images.stored_format(found, request.image, request.datastore, encrypted=_is_encrypted(request, kept, found))
-        path = dir_upload.convert(kept.path, found, wanted, up)
-        known = kept.manifest if found == wanted else None
-        stored = up.target
-        dir_upload.publish(path, wanted, stored, known, sparse=request.datastore.attribute("SPARSE").lower() != "no")
-    request.report.info(f"{source.path} stored as {stored} ({human(files.allocated(stored))} on disk)")
-    return f"{stored} {wanted}"
+    def SendUpload(self, step: f.SendUpload) -> None:
+        from . import rbd_datastore
+
+        rbd_datastore.send_upload(self._request, step)
+
+    def MakeFile(self, step: f.MakeFile) -> str:
+        with dir_upload.uploading(step.directory) as up:
+            return dir_upload.create(step.format, step.size, step.fs, up)
+
+    def CopyStoredFile(self, step: f.CopyStoredFile) -> str:
+        path, format, max_size = step.path, step.format, self._request.max_size
+        with dir_image.opened(path) as opened, dir_upload.uploading(step.directory) as up:
+            stock_layout.refuse(path, format)
+            # A disk may have grown since oned heard of its size.
+            kept = private_copy.copy(opened, up.file("copy"), private_copy.Bound(0, max_size), path)
+            point("copied in")
+            # The format is oned's word: a raw image may look like anything, that is its guest's affair.
+            inspection.check(kept.path, format, path)
+            if format != "raw":
+                inspection.inspect(kept.path, max_size, path)
+            dir_upload.publish(kept.path, format, up.target, kept.manifest)
+            return up.target
+
+    def RemoveStored(self, step: f.RemoveStored) -> None:
+        dir_upload.remove(step.path)
+
+    def DropSnapshot(self, step: f.DropSnapshot) -> None:
+        stock_layout.refuse(step.path, step.format)
+        dir_image.check(step.path)
+        dir_snapshots.drop_copy(step.path, step.snapshot)
+
+    def RevertStored(self, step: f.RevertStored) -> None:
+        stock_layout.refuse(step.path, step.format)
+        dir_snapshots.copy_back(step.path, step.snapshot, step.format, step.min_size)
+
+    def FlattenStored(self, step: f.FlattenStored) -> None:
+        stock_layout.refuse(step.path, step.format)
+        dir_snapshots.flatten(step.path, step.snapshot, step.format, step.min_size)
+
+    def DigestStored(self, step: f.DigestStored) -> str:
+        with dir_image.opened(step.path) as opened:
+            stock_layout.refuse(step.path, step.format)
+            return sources.checksum(opened, step.kind)
+
+    def MakeStore(self, step: f.MakeStore) -> None:
+        try:
+            os.makedirs(step.directory, exist_ok=True)
+        except OSError as e:
+            raise StoreUnavailable(f"{step.directory}: {e.strerror}") from None
+
+    def MeasureStore(self, step: f.MeasureStore) -> dict[str, int]:
+        try:
+            stat = os.statvfs(step.directory)
+        except OSError as e:
+            raise StoreUnavailable(f"{step.directory}: {e.strerror}") from None
+        total, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+        return {"used": total - stat.f_bfree * stat.f_frsize, "total": total, "free": free}
 
 
 def bring(request: Request, source: Source, up: dir_upload.Upload) -> private_copy.Kept:
@@ -169,117 +236,19 @@ def _is_encrypted(request: Request, kept: private_copy.Kept, found: str) -> bool
     return has_header
 
 
-def mkfs(request: Request) -> str:
-    """Create an empty image; print SOURCE alone, the whole line is taken for it."""
-    image = request.image
-    if image.format == SAVE_AS:
-        return f"{request.directory}/{os.urandom(16).hex()}"
-    format = images.format_of(image, request.datastore)
-    if format not in images.STORED:
-        raise BadAttribute(f"FORMAT of image {image.id} is {format!r}, not one of {', '.join(images.STORED)}")
-    fs = image.file_system or image.attribute("FS").lower()
-    if fs and fs not in MKFS:
-        raise BadAttribute(f"FS of image {image.id} is {fs!r}, not one of {', '.join(sorted(MKFS))}")
-    if not 0 < image.size <= request.max_size:
-        raise BadAttribute(f"SIZE of image {image.id} is {image.size // MiB} MiB; 1 to {request.max_size // MiB} are possible")
-    with dir_upload.uploading(request.directory) as up:
-        return dir_upload.create(format, image.size, fs, up)
+ACTIONS = plans.PLANNERS
 
 
-def clone(request: Request) -> str:
-    """Copy another image (PATH is its SOURCE) into the datastore; print SOURCE and FORMAT."""
-    path = absolute(request.image.path, "PATH")
-    format = images.format_of(request.image, request.datastore)
-    with dir_image.opened(path) as opened, dir_upload.uploading(request.directory) as up:
-        stock_layout.refuse(path, format)
-        # A disk may have grown since oned heard of its size.
-        kept = private_copy.copy(opened, up.file("copy"), private_copy.Bound(0, request.max_size), path)
-        point("copied in")
-        # The format is oned's word: a raw image may look like anything, that is its guest's affair.
-        inspection.check(kept.path, format, path)
-        if format != "raw":
-            inspection.inspect(kept.path, request.max_size, path)
-        dir_upload.publish(kept.path, format, up.target, kept.manifest)
-        return f"{up.target} {format}"
-
-
-def rm(request: Request) -> str:
-    """Remove the image SOURCE; one that is not there is removed already."""
-    if request.image.source:
-        dir_upload.remove(request.check_inside(request.image.source))
-    return ""
-
-
-def _snapshot(request: Request) -> tuple[str, int]:
-    source = request.check_inside(request.image.source)
-    stock_layout.refuse(source, images.format_of(request.image, request.datastore))
-    return source, number(request.image.text("TARGET_SNAPSHOT"), "TARGET_SNAPSHOT")
-
-
-def snap_delete(request: Request) -> str:
-    """Remove the image's TARGET_SNAPSHOT; one that is not there is removed already."""
-    source, snapshot = _snapshot(request)
-    dir_image.check(source)
-    dir_snapshots.drop_copy(source, snapshot)
-    return ""
-
-
-def snap_revert(request: Request) -> str:
-    """Make the image's TARGET_SNAPSHOT its content; all snapshots stay."""
-    dir_snapshots.copy_back(*_snapshot(request), images.format_of(request.image, request.datastore), request.image.size)
-    return ""
-
-
-def snap_flatten(request: Request) -> str:
-    """Make the image's TARGET_SNAPSHOT its content and remove all snapshots; without any it is done already."""
-    dir_snapshots.flatten(*_snapshot(request), images.format_of(request.image, request.datastore), request.image.size)
-    return ""
-
-
-def export(request: Request) -> str:
-    """Print IMPORT_INFO for the marketplace: SOURCE is a path that OpenNebula's downloader reads on the front-end."""
-    from xml.sax.saxutils import escape
-
-    image, format = request.image, images.format_of(request.image, request.datastore)
-    source = request.check_inside(image.source)
-    with dir_image.opened(source) as opened:
-        stock_layout.refuse(source, format)
-        digest = sources.checksum(opened, "md5")
-    facts = {
-        "IMPORT_SOURCE": source, "MD5": digest, "SIZE": str(image.size // MiB), "FORMAT": format,
-        "DISPOSE": "NO",
-    }  # fmt: skip
-    return f"<IMPORT_INFO>{''.join(f'<{name}>{escape(text)}</{name}>' for name, text in facts.items())}</IMPORT_INFO>"
-
-
-def monitor(request: Request) -> str:
-    """Print the capacity of the file system that holds the datastore, in MiB."""
-    try:
-        if not stores.access(request.datastore).marker:
-            os.makedirs(request.directory, exist_ok=True)
-        stat = os.statvfs(request.directory)
-    except OSError as e:
-        raise StoreUnavailable(f"{request.directory}: {e.strerror}") from None
-    total, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
-    used = total - stat.f_bfree * stat.f_frsize
-    return f"USED_MB={used // MiB}\nTOTAL_MB={total // MiB}\nFREE_MB={free // MiB}"
-
-
-ACTIONS = {"stat": stat, "cp": cp, "mkfs": mkfs, "clone": clone, "rm": rm, "monitor": monitor,
-           "snap_delete": snap_delete, "snap_revert": snap_revert, "snap_flatten": snap_flatten, "export": export}  # fmt: skip
+def planned(action: Action) -> Part[str]:
+    """Return the plan of a datastore action, which returns what goes to stdout."""
+    request = Request(action.argv, action.report)
+    action.here = FrontEnd(request).do
+    known = tuple(MKFS)
+    asked = plans.Asked(request.image, request.datastore, request.max_size, known, os.urandom(16).hex(), os.uname().nodename)
+    return ACTIONS[action.name](asked)
 
 
 def act(action: str, argv: list[str], report: Report) -> str:
     """Carry out a datastore action and return what goes to stdout."""
-    request = Request(argv, report)
-    access = stores.access(request.datastore)
-    if access.can.is_mounted:
-        if action != "stat":
-            # First of all: below a mount point that is not mounted nothing is made, counted or found to be gone.
-            marker.check(request.directory, access.marker)
-            if not access.marker:
-                report.warn(stores.unmarked(request.datastore))
-        return ACTIONS[action](request)
-    from . import rbd_datastore
-
-    return rbd_datastore.ACTIONS.get(action, ACTIONS[action])(request)
+    under_way = Action(action, argv, report)
+    return carry_out(planned(under_way), under_way)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..model.exchange import AskOned, Exchange, Feed, On, Plan, While
+from ..model.exchange import AskOned, Exchange, Feed, Fetch, Here, On, Part, Relay, While
 from ..model.steps import LOOKS, Step, look_instead
 from .action import Action, Sessions, ask_oned, drive
 
@@ -25,7 +25,7 @@ class Noted(NamedTuple):
     during: str = ""
     """The machine that waits meanwhile."""
     follows: str = ""
-    """The file whose bytes would follow."""
+    """What its bytes would be: a file, an URL, or a step of another machine."""
 
 
 class Script(NamedTuple):
@@ -33,6 +33,8 @@ class Script(NamedTuple):
 
     messages: list[Noted]
     is_open: bool
+    answer: str = ""
+    """What would go to stdout."""
 
 
 class _Open(BaseException):
@@ -60,10 +62,27 @@ class _Rehearsal:
         if isinstance(wanted, On):
             return self._on(wanted)
         if isinstance(wanted, Feed):
-            return self._note(wanted.target, follows=wanted.source.path)
+            return self._note(wanted.target, follows=wanted.source[0])
         if isinstance(wanted, While):
             return self._note(wanted.first), self._note(wanted.then, during=wanted.first.machine)
+        if isinstance(wanted, Fetch):
+            return self._note(wanted.source), _Unanswered()
+        if isinstance(wanted, Relay):
+            self._note(wanted.source)
+            self._note(wanted.target, follows=f"{wanted.source.machine}'s {type(wanted.source.steps[0]).__name__}")
+            return _Unanswered()
+        if isinstance(wanted, Here):
+            return self._here(wanted.step)
         return ask_oned(wanted) if isinstance(wanted, AskOned) else None
+
+    def _here(self, step: Step) -> Any:
+        from ..model.steps_front import LOOKS as OWN
+
+        if self._acts or type(step).__name__ not in OWN:
+            return self._note(On("this machine", (step,)))[0]
+        found = self._sessions.action.here(step)
+        self.noted.append(Noted("this machine", (step,), (found,)))
+        return found
 
     def _on(self, on: On) -> list[object]:
         looks = 0
@@ -89,12 +108,12 @@ def is_look(step: Step) -> bool:
     return type(look_instead(step)).__name__ in LOOKS
 
 
-def rehearse(plan: Plan, action: Action) -> Script:
+def rehearse(plan: Part[str | None], action: Action) -> Script:
     """Rehearse a plan; raise what would refuse the action."""
     with Sessions(action) as sessions:
         rehearsal = _Rehearsal(sessions)
         try:
-            drive(plan, rehearsal.do)
+            answer = drive(plan, rehearsal.do)
+            return Script(rehearsal.noted, False, answer or "")
         except _Open:
             return Script(rehearsal.noted, True)
-    return Script(rehearsal.noted, False)

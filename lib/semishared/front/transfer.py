@@ -166,48 +166,48 @@ def resize(action: Action) -> Plan:
     return snapshots.resize(asked, _vm(action, asked.disk))
 
 
-def mv(action: Action) -> None:
+def mv(action: Action) -> Plan:
     """HOST:VMDIR[/disk.N] HOST:VMDIR[/disk.N] VM DATASTORE - move a VM directory; its disks travel with it."""
-    request = args.Move.parse(action.argv)
-    if not request.disk:
+    asked = args.Move.parse(action.argv)
+    if not asked.disk:
         from . import move
 
-        move.move(action, request)
+        yield from move.mv(action, asked)
 
 
-def prebackup(action: Action) -> None:
+def prebackup(action: Action) -> Plan:
     """HOST:VMDIR ID[:ID...] DEPLOY_ID JOB VM DATASTORE - copy the disks of a VM that is off for a backup driver."""
     from . import backup
 
-    backup.before(action, live=False)
+    return backup.before(action, live=False)
 
 
-def prebackup_live(action: Action) -> None:
+def prebackup_live(action: Action) -> Plan:
     """HOST:VMDIR ID[:ID...] DEPLOY_ID JOB VM DATASTORE - copy the disks of a running VM, as of one moment."""
     from . import backup
 
-    backup.before(action, live=True)
+    return backup.before(action, live=True)
 
 
-def postbackup(action: Action) -> None:
+def postbackup(action: Action) -> Plan:
     """HOST:VMDIR ID[:ID...] DEPLOY_ID JOB VM DATASTORE - remove what prebackup left."""
     from . import backup
 
-    backup.after(action, live=False)
+    return backup.after(action, live=False)
 
 
-def postbackup_live(action: Action) -> None:
+def postbackup_live(action: Action) -> Plan:
     """HOST:VMDIR ID[:ID...] DEPLOY_ID JOB VM DATASTORE - end what prebackup_live began and remove what it left."""
     from . import backup
 
-    backup.after(action, live=True)
+    return backup.after(action, live=True)
 
 
-def restore(action: Action) -> None:
+def restore(action: Action) -> Plan:
     """HOST:VMDIR VM IMAGE INCREMENT DISK - replace the disks of a VM by those of a backup."""
     from . import backup
 
-    backup.restore(action)
+    return backup.restore(action)
 
 
 def monitor(action: Action) -> None:
@@ -225,17 +225,13 @@ def monitor_ds(action: Action) -> None:
 
 
 PLANNED: dict[str, Callable[[Action], Plan]] = {function.__name__: function for function in (
-    clone, ln, mkimage, mkswap, context, mvds, cpds, delete, snap_create, snap_create_live, snap_delete, snap_revert, resize,
+    clone, ln, mkimage, mkswap, context, mvds, cpds, delete, mv,
+    migration.premigrate, migration.postmigrate, migration.failmigrate,
+    snap_create, snap_create_live, snap_delete, snap_revert, resize,
+    prebackup, prebackup_live, postbackup, postbackup_live, restore,
 )}  # fmt: skip
 """Transfer action -> what is known before its plan, and the plan."""
-ACTIONS: dict[str, Callable[[Action], object]] = {
-    **PLANNED,
-    **{function.__name__: function for function in (
-        mv, monitor, monitor_ds,
-        migration.premigrate, migration.postmigrate, migration.failmigrate,
-        prebackup, prebackup_live, postbackup, postbackup_live, restore,
-    )},
-}  # fmt: skip
+ACTIONS: dict[str, Callable[[Action], object]] = {**PLANNED, "monitor": monitor, "monitor_ds": monitor_ds}
 
 
 def act(action: str, argv: list[str], report: Report) -> str:

@@ -191,6 +191,9 @@ class Execution:
     def MarkVm(self, step: s.MarkVm) -> object:
         return whereabouts.mark(step.vm, step.vm_dir)
 
+    def LookAtVm(self, step: s.LookAtVm) -> object:
+        return whereabouts.seen(step.vm_dir)
+
     def LookForVm(self, step: s.LookForVm) -> object:
         return whereabouts.look(step.vm_dir, step.token, step.seen)
 

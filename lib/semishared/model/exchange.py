@@ -48,11 +48,46 @@ class File(NamedTuple):
     sha256: str
 
 
+class Download(NamedTuple):
+    """What OpenNebula's downloader brings to the front-end from `url`, as it comes."""
+
+    url: str
+
+
 class Feed(NamedTuple):
-    """Like On, and the bytes of `source` follow: to the last of the steps, which receives."""
+    """Like On, and the bytes of `source` follow, to the last of the steps, which receives; none of them can ask."""
 
     target: On
-    source: File
+    source: Union[File, Download]
+
+
+class Fetch(NamedTuple):
+    """Like On, and the front-end keeps what its only step sends, for a Feed. Given (answers, File)."""
+
+    source: On
+
+
+class Relay(NamedTuple):
+    """What the only step of `source` sends goes to the only step of `target`. Given what the source says of it (`sent`).
+
+    The target waits for an End: until it is told that it has the whole, it has nothing.
+    """
+
+    source: On
+    target: On
+
+
+class End(NamedTuple):
+    """Tell the target of a Relay the hash of what it should have; any other, or none, makes it give up. Given its answers."""
+
+    machine: str
+    sha256: str
+
+
+class Here(NamedTuple):
+    """Work of the front-end itself, in this process: a step of steps_front.py. Given what that returns."""
+
+    step: Step
 
 
 class AskOned(NamedTuple):
@@ -79,7 +114,7 @@ def warn(text: str) -> Say:
     return Say(lambda: [("warn", text)])
 
 
-Exchange = Union[On, While, Feed, AskOned, Say]
+Exchange = Union[On, While, Feed, Fetch, Relay, End, Here, AskOned, Say]
 Plan = Generator[Exchange, Any, None]
 T = TypeVar("T")
 Part = Generator[Exchange, Any, T]

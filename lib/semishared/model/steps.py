@@ -19,6 +19,7 @@ from .steps_move import AnswerProbe as AnswerProbe
 from .steps_move import CheckNotRunning as CheckNotRunning
 from .steps_move import CheckProbe as CheckProbe
 from .steps_move import DescribeVm as DescribeVm
+from .steps_move import LookAtVm as LookAtVm
 from .steps_move import LookForVm as LookForVm
 from .steps_move import MarkVm as MarkVm
 from .steps_move import ReceiveVm as ReceiveVm
@@ -230,15 +231,17 @@ class Discard(NamedTuple):
 
 
 LOOKS = frozenset({
-    "CheckNotRunning", "CheckStore", "DescribeVm", "ListBases", "ListPool", "LookAround", "LookAtDisk", "LookAtImages", "ReadBase",
-    "ReportDisks", "SeeImage",
+    "CheckNotRunning", "CheckStore", "DescribeVm", "ListBases", "ListPool", "LookAround", "LookAtDisk", "LookAtImages", "LookAtVm",
+    "LookForVm", "MeasurePool", "ReadBase", "ReportDisks", "SeeImage",
 })  # fmt: skip
 """Steps that change nothing wherever they are carried out: all that a dry run may send."""
 
 
 def look_instead(step: Step) -> Step:
     """Return the look that answers what `step` does, which also holds what it has looked at; `step` itself if there is none."""
-    return LookAtDisk(*step) if isinstance(step, DescribeDisk) else step
+    if isinstance(step, DescribeDisk):
+        return LookAtDisk(*step)
+    return LookAtVm(*step) if isinstance(step, MarkVm) else step
 
 
 _NESTED: dict[str, Any] = {"image": ImageRef, "disk": DiskRef, "access": Access}

@@ -25,6 +25,13 @@ class MarkVm(NamedTuple):
     vm_dir: str
 
 
+class LookAtVm(NamedTuple):
+    """Report what MarkVm does, and leave no mark: the token is ''."""
+
+    vm: int
+    vm_dir: str
+
+
 class LookForVm(NamedTuple):
     """Report what there is of a VM directory, and whether it is the one that another machine has marked with `token`.
 

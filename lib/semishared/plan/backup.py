@@ -12,9 +12,12 @@
 
 from __future__ import annotations
 
+from typing import Mapping
+
 from ..errors import BadArguments, NotSupported
 from ..model import steps as s
-from ..opennebula.args import Backup
+from ..model.exchange import Download, Feed, On, Plan
+from ..opennebula.args import Backup, Restore
 from ..opennebula.xml import Vm
 from . import encryption
 from .disks import DRIVER
@@ -23,12 +26,12 @@ FREEZE = ("NONE", "AGENT", "SUSPEND")
 NAME = "backup"
 
 
-def directory(request: Backup, base_path: str) -> str:
+def directory(asked: Backup, base_path: str) -> str:
     """Return where the backup driver looks: beside the disks, or below BACKUP_BASE_PATH of datastore.conf."""
-    return f"{base_path}/{request.place.vm}/{NAME}" if base_path else f"{request.place.path}/{NAME}"
+    return f"{base_path}/{asked.place.vm}/{NAME}" if base_path else f"{asked.place.path}/{NAME}"
 
 
-def prebackup(request: Backup, vm: Vm, xml: str, base_path: str, *, live: bool) -> list[s.Step]:
+def prebackup(asked: Backup, vm: Vm, xml: str, base_path: str, *, live: bool) -> Plan:
     """Plan prebackup; `xml` is what vm.xml shall hold. Raise NotSupported for what is not the backup that was asked for."""
     if vm.backup_setting("MODE") == "INCREMENT":
         raise NotSupported(f"incremental backup (VM {vm.id}) is not supported yet: set MODE = FULL in its BACKUP_CONFIG")
@@ -37,40 +40,57 @@ def prebackup(request: Backup, vm: Vm, xml: str, base_path: str, *, live: bool) 
     if vm.text("TEMPLATE/TPM/MODEL"):
         raise NotSupported(f"VM {vm.id} has a TPM: backup of its state is not supported yet")
     bridge = vm.text("BACKUPS/BACKUP_CONFIG/LAST_BRIDGE")
-    if bridge and bridge != request.place.host:
+    if bridge and bridge != asked.place.host:
         store = vm.text("BACKUPS/BACKUP_CONFIG/LAST_DATASTORE_ID")
         raise NotSupported(
             f"backup datastore {store} has a BRIDGE_LIST: its driver would fetch the disks of VM {vm.id} from {bridge}, and they are on "
-            f"{request.place.host}. Use a backup datastore without BRIDGE_LIST, or with that host alone in it"
+            f"{asked.place.host}. Use a backup datastore without BRIDGE_LIST, or with that host alone in it"
         )
     freeze = vm.backup_setting("FS_FREEZE") or "NONE"
     if freeze not in FREEZE:
         raise NotSupported(f"FS_FREEZE = {freeze} of VM {vm.id} is not one of {', '.join(FREEZE)}")
-    for number in request.disks:
+    for number in asked.disks:
         driver = vm.disk(number).driver
         if driver not in ("", DRIVER):
             raise NotSupported(f"disk {number} of VM {vm.id} is of driver {driver}: backup together with ours is not supported yet")
-    domain = domain_of(request, live)
+    domain = domain_of(asked, live)
     if domain:
-        encryption.check_running(vm, request.disks, "backup")
-    ids = tuple(str(number) for number in request.disks)
-    place = request.place
-    return [
-        s.BackUp(place.vm, place.path, directory(request, base_path), ids, domain, freeze if domain else "NONE", xml),
-    ]
+        encryption.check_running(vm, asked.disks, "backup")
+    ids = tuple(str(number) for number in asked.disks)
+    place = asked.place
+    back_up = s.BackUp(place.vm, place.path, directory(asked, base_path), ids, domain, freeze if domain else "NONE", xml)
+    yield On(place.host, (back_up,))
 
 
-def postbackup(request: Backup, base_path: str, *, live: bool) -> list[s.Step]:
+def postbackup(asked: Backup, base_path: str, *, live: bool) -> Plan:
     """Plan postbackup, also after a prebackup that failed or was killed."""
-    place = request.place
-    return [s.EndBackup(place.vm, place.path, directory(request, base_path), domain_of(request, live))]
+    place = asked.place
+    yield On(place.host, (s.EndBackup(place.vm, place.path, directory(asked, base_path), domain_of(asked, live)),))
 
 
-def domain_of(request: Backup, live: bool) -> str:
+def restore(asked: Restore, vm: Vm, urls: Mapping[int, str]) -> Plan:
+    """Plan restore: the disks of `urls` get what is there; the VM is off."""
+    from ..model.record import described
+
+    place, domain = asked.place, vm.deploy_id or f"one-{vm.id}"
+    _, found = yield On(place.host, (s.CheckNotRunning(domain), s.DescribeVm(vm.id, place.path)))
+    records = {record.disk: record for record in described(found)}
+    for number, url in sorted(urls.items()):
+        disk, size = s.DiskRef(vm.id, number, place.path), vm.disk(number).size
+        record = records.get(number)
+        if record and record.network:
+            from . import rbd
+
+            yield from rbd.restore(place.host, disk, record, size, Download(url))
+        else:
+            yield Feed(On(place.host, (s.RestoreDisk(disk, size),)), Download(url))
+
+
+def domain_of(asked: Backup, live: bool) -> str:
     """Return the running domain, '' if it is off; raise BadArguments for what is no domain's name."""
     if not live:
         return ""
-    name = request.domain
+    name = asked.domain
     if not name or name.startswith("-") or any(not (c.isalnum() or c in "-_.") for c in name):
         raise BadArguments(f"not a deploy id: {name!r}")
     return name

@@ -9,19 +9,14 @@ from ..errors import BadArguments, NotSupported
 from ..model import steps as s
 from ..model import stores
 from ..model.exchange import Feed, File, On, Plan
-from ..opennebula.args import Context, DiskPlace, FromImage, Move, NewDisk
+from ..opennebula.args import Context, DiskPlace, FromImage, NewDisk
 from ..opennebula.xml import Datastore, Disk, Image, Vm
 from . import encryption, images, placement
 
 FORMATS = ("raw", "qcow2")
 DRIVER = "semishared"
 """TM_MAD of the disks that are ours."""
-MOVING = (8, 9, 10, 30, 31, 43, 45)
-"""LCM states in which oned has a VM's files moved: prologs of migrations and resumes, epilogs of stop and undeploy."""
-COMING = (8, 9, 31, 43, 45)
-"""Those of them in which the target is a host, where the VM is to run."""
-FAULT_TOLERANCE = (60, 61)
-"""LCM states of a migration away from a dead host."""
+
 
 
 def disk_ref(place: DiskPlace) -> s.DiskRef:
@@ -119,7 +114,8 @@ def context(asked: Context, iso: File, size: int) -> Plan:
     """Plan context: the CONTEXT ISO, which the front-end has built, on the host."""
     place = asked.target
     receive = s.ReceiveFile(place.path, place.vm_place.vm, size, iso.sha256)
-    yield Feed(On(place.host, (_prepare(place), receive)), iso)
+    yield On(place.host, (_prepare(place),))
+    yield Feed(On(place.host, (receive,)), iso)
 
 
 def running_domain(vm: Vm) -> str:
@@ -128,46 +124,3 @@ def running_domain(vm: Vm) -> str:
     if any(not (c.isalnum() or c in "-_.") for c in domain) or domain.startswith("-"):
         raise BadArguments(f"not a deploy id: {domain!r}")
     return domain
-
-
-def mv(
-    request: Move, vm: Vm, source_is_frontend: bool, target_is_frontend: bool, front_end_runs_vms: bool = False
-) -> tuple[s.Step, s.Step | None] | None:
-    """Plan mv of a VM directory: (step at the source, step at the target); None if there is nothing to do.
-
-    Disks travel with their directory, so mv of a disk is nothing. On one host it is a single step.
-    """
-    source, target = request.source, request.target
-    if request.disk or (source.host, source.path) == (target.host, target.path):
-        return None
-    if vm.lcm_state in FAULT_TOLERANCE:
-        raise NotSupported(f"host {source.host} is lost and cannot be fenced yet; recreating VM {source.vm} elsewhere")
-    guest, ids = domain_at(vm, target_is_frontend, front_end_runs_vms), tuple(sorted(disk.id for disk in vm.disks))
-    foreign = tuple(sorted(disk.id for disk in vm.disks if disk.driver not in ("", DRIVER)))
-    # A VM at rest on the front-end has no leases there; one that comes to it as a host needs them.
-    runs = not target_is_frontend or (front_end_runs_vms and vm.lcm_state in COMING)
-    if source.host == target.host or (source_is_frontend and target_is_frontend):
-        step = s.RenameVm(source.vm, source.path, target.path, runs, guest, ids, foreign)
-        return (step, None) if source.path != target.path else None
-    return (
-        s.SendVm(source.vm, source.path),
-        s.ReceiveVm(target.vm, target.path, keep_bases=runs, domain=guest, disks=ids, foreign=foreign),
-    )
-
-
-def domain_at(vm: Vm, is_frontend: bool, front_end_runs_vms: bool) -> str:
-    """Return what libvirt calls the VM on a machine, '' where there are no domains."""
-    return "" if is_frontend and not front_end_runs_vms else running_domain(vm)
-
-
-def why_over(then: Vm, now: Vm) -> str:
-    """Return why a move that began when the VM was as `then` is not under way any more, '' if it is."""
-    if (then.seq, then.lcm_state) != (now.seq, now.lcm_state):
-        return f"VM {now.id} was in state {then.lcm_state} of SEQ {then.seq} and is in {now.lcm_state} of SEQ {now.seq}"
-    return ""
-
-
-def why_doubted(then: Vm, now: Vm) -> str:
-    """Return why the source of a move may still be wanted though the target has it, '' if it is not."""
-    state = f"VM {now.id} is in state {now.lcm_state}, in which oned moves no files"
-    return why_over(then, now) or ("" if now.lcm_state in MOVING else state)

@@ -16,10 +16,12 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
-from ..errors import MigrationRefused
+from ..errors import MigrationRefused, SemisharedError
 from ..model import steps as s
-from ..opennebula.args import Migrate
+from ..model.exchange import Feed, Fetch, On, Plan, agree, warn
+from ..opennebula.args import Migrate, VmPlace
 from ..opennebula.xml import Vm
+from .disks import running_domain
 
 if TYPE_CHECKING:
     # Every action imports the plans of all; only this one reads records.
@@ -32,6 +34,67 @@ class InPlace(NamedTuple):
     links: tuple[s.LinkInPlace, ...]
     stores: tuple[str, ...]
     network: tuple[s.TakeNetworkDisk, ...] = ()
+
+
+def premigrate(asked: Migrate, vm: Vm, token: str) -> Plan:
+    """Plan premigrate: make everything ready at the target, or refuse. `token`: what nobody else would write into a store."""
+    from ..model.record import described
+
+    place, here = asked.target, asked.source_host
+    left = vm.system_datastores[-1] if vm.system_datastores else -1
+    source_dir = f"{place.datastore_location}/{left}/{place.vm}"
+    yield agree(place.host)
+    (found,) = yield On(here, (s.DescribeVm(place.vm, source_dir),))
+    plan = check(asked, vm, described(found), left)
+    if plan.stores:
+        yield from _same_stores(here, place.host, plan.stores, token)
+    yield On(place.host, (s.PrepareVm(place.vm, place.path), *plan.links, *plan.network))
+    if vm.context_disk >= 0:
+        path = f"{source_dir}/disk.{vm.context_disk}"
+        (sent,), file = yield Fetch(On(here, (s.SendFile(path),)))
+        if sent["sha256"] != file.sha256:
+            raise MigrationRefused(f"{path} could not be read whole")
+        receive = s.ReceiveFile(f"{place.path}/disk.{vm.context_disk}", place.vm, sent["size"], file.sha256)
+        yield Feed(On(place.host, (receive,)), file)
+    yield On(here, (s.AllowMigration(place.vm, source_dir, place.host, plan.stores),))
+
+
+def _same_stores(source: str, target: str, stores: tuple[str, ...], token: str) -> Plan:
+    """See that both hosts have the same `stores`: each reads what the other has written."""
+    ask, answer = f"{token} {source}", f"{token} {target}"
+    written = yield On(source, tuple(s.WriteProbe(store, ask) for store in stores))
+    probes = [(store, str(found["name"])) for store, found in zip(stores, written)]
+    yield On(target, tuple(s.AnswerProbe(store, name, ask, answer) for store, name in probes))
+    yield On(source, tuple(s.CheckProbe(store, name, answer) for store, name in probes))
+
+
+def postmigrate(asked: Migrate, vm: Vm) -> Plan:
+    """Plan postmigrate: remove what is left at the source."""
+    yield from _clear(asked.source_host, asked.target.host, asked.target, vm)
+
+
+def failmigrate(asked: Migrate, vm: Vm) -> Plan:
+    """Plan failmigrate: remove what was made at the target."""
+    if asked.source_host != asked.target.host:
+        yield from _clear(asked.target.host, asked.source_host, asked.target, vm)
+
+
+def _clear(host: str, other: str, place: VmPlace, vm: Vm) -> Plan:
+    """Remove the VM's directory on `host`, unless the VM runs there, or has that very directory on the `other` host."""
+    domain = running_domain(vm)
+    _, found = yield On(host, (s.CheckNotRunning(domain), s.MarkVm(vm.id, place.path)))
+    unmark = s.UnmarkVm(vm.id, place.path, str(found["token"]))
+    if found["present"] and host != other:
+        try:
+            (looked,) = yield On(other, (s.LookForVm(vm.id, place.path, unmark.token, str(found["seen"])),))
+        except SemisharedError:
+            yield On(host, (unmark,))
+            raise
+        if looked["same"]:
+            yield On(host, (unmark,))
+            yield warn(f"{place.path} is one directory on {host} and {other}: nothing was removed")
+            return
+    yield On(host, (unmark, s.CheckNotRunning(domain), s.RemoveVm(vm.id, place.path)))
 
 
 def check(request: Migrate, vm: Vm, records: Sequence[Record], datastore: int) -> InPlace:

@@ -30,6 +30,10 @@
     snapshots, resize
                  record read; turn taken
                                                         done there
+    restore
+                                                        hidden and emptied
+                 filled
+                                                        shown again
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ from ..errors import BadRecord, NotSupported, SemisharedError, VmGone
 from ..model import steps as s
 from ..model import steps_image as i
 from ..model import stores
-from ..model.exchange import AskOned, Lines, On, Part, Plan, Say, agree
+from ..model.exchange import AskOned, Download, Feed, Lines, On, Part, Plan, Say, agree
 from ..model.network_disk import NetworkDisk
 from ..model.place import IN_PLACE, STORE_CLONE
 from ..model.record import Record, described
@@ -171,3 +175,19 @@ def grow(image: s.ImageRef, size: int) -> Plan:
     """Grow a disk that turned out to be on the network."""
     bridge = yield from bridge_of(image)
     yield On(bridge, (i.GrowImage(image, size),))
+
+
+def restore(host: str, disk: s.DiskRef, record: Record, size: int, source: Download) -> Plan:
+    """Replace the content of a disk on the network by that of a backup: whole, or as it was."""
+    if record.readonly:
+        raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is read-only and cannot be restored")
+    image = record.stored
+    assert image is not None
+    bridge = yield from bridge_of(image)
+    (begun,) = yield On(bridge, (i.BeginChange(image, size),))
+    try:
+        yield Feed(On(host, (i.RestoreImage(disk, image._replace(source=begun["hidden"])),)), source)
+    except SemisharedError:
+        yield On(bridge, (i.EndChange(image, whole=False),))
+        raise
+    yield On(bridge, (i.EndChange(image, whole=True),))

@@ -10,12 +10,12 @@
     is_here     the front-end has the VM, and is not its host (delete, mvds)
     live        the VM runs (prebackup, postbackup)
     base_path   BACKUP_BASE_PATH of datastore.conf
-    records     the records on the source host (premigrate)
-    steps       the plan; for mv, premigrate and network_* by machine
-    exchange    for planners that are generators, in place of `steps`: what is asked and answered (exchanges.py)
+    urls        where a backup has each disk (restore)
+    exchange    what is asked and answered (exchanges.py)
+    stdout      what a datastore action answers
     error       {"id": ..., "words": [...]} how it ends, if it fails
 
-REGENERATE=1 rewrites `steps` and `exchange`, keeping its answers; read the difference before it is committed.
+REGENERATE=1 rewrites what is asked, keeping what is answered; read the difference before it is committed.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ import os
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Generator, Optional
+from typing import Any, Callable, Optional
 from xml.etree import ElementTree
 
 import pytest
 from exchanges import played
 
 from semishared.errors import SemisharedError
-from semishared.model.exchange import File, Plan
-from semishared.model.record import described
-from semishared.model.steps import Step, to_data
+from semishared.model.exchange import File, Part, Plan
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
-from semishared.plan import backup, disks, migration, removals, save_as, snapshots
+from semishared.plan import backup, disks, migration, moves, removals, save_as, snapshots
+from semishared.plan import datastore as datastores
 
 UNIT = Path(__file__).resolve().parents[1]
 CASES = sorted((UNIT / "plan" / "cases").glob("*/*.json"))
@@ -151,45 +150,53 @@ def resize(case: Case) -> Plan:
     return snapshots.resize(args.Resize.parse(case["argv"]), vm(case))
 
 
-def mv(case: Case) -> list[Step]:
-    request = args.Move.parse(case["argv"])
-    here = case.get("here", ["fe"])
-    pair = disks.mv(request, vm(case), request.source.host in here, request.target.host in here, case.get("front_end_runs_vms", False))
-    return [step for step in pair or () if step is not None]
+def mv(case: Case) -> Plan:
+    request, here = args.Move.parse(case["argv"]), case.get("here", ["fe"])
+    told = moves.Told(request.source.host in here, request.target.host in here, case.get("front_end_runs_vms", False))
+    return moves.mv(request, vm(case), told)
 
 
-def premigrate(case: Case) -> list[Step]:
-    request, machine = args.Migrate.parse(case["argv"]), vm(case)
-    plan = migration.check(request, machine, described(case), machine.system_datastores[-1])
-    found = [to_data(link)["image"]["source"] for link in plan.links]  # type: ignore[index]
-    assert sorted({os.path.dirname(source) for source in found}) == list(plan.stores)
-    return [*plan.links, *plan.network]
+def premigrate(case: Case) -> Plan:
+    return migration.premigrate(args.Migrate.parse(case["argv"]), vm(case), "70" * 8)
 
 
-def prebackup(case: Case) -> list[Step]:
+def postmigrate(case: Case) -> Plan:
+    return migration.postmigrate(args.Migrate.parse(case["argv"]), vm(case))
+
+
+def failmigrate(case: Case) -> Plan:
+    return migration.failmigrate(args.Migrate.parse(case["argv"]), vm(case))
+
+
+def restore(case: Case) -> Plan:
+    urls = {int(disk): url for disk, url in case["urls"].items()}
+    return backup.restore(args.Restore.parse(case["argv"]), vm(case), urls)
+
+
+def prebackup(case: Case) -> Plan:
     request = args.Backup.parse(case["argv"])
     return backup.prebackup(request, vm(case), "PFZNPjwvVk0+", case.get("base_path", ""), live=case.get("live", False))
 
 
-def postbackup(case: Case) -> list[Step]:
+def postbackup(case: Case) -> Plan:
     request = args.Backup.parse(case["argv"])
     return backup.postbackup(request, case.get("base_path", ""), live=case.get("live", False))
 
 
-PLANNERS: dict[str, Callable[[Case], Any]] = {
+def of_datastore(name: str, case: Case) -> Part[str]:
+    """Return the plan of a datastore action: its cases are in datastore_NAME."""
+    asked = datastores.Asked(image(case), datastore(case), 16 << 40, ("ext4", "xfs"), "70" * 16, "fe")
+    return datastores.PLANNERS[name](asked)
+
+
+PLANNERS: dict[str, Callable[[Case], Part[Any]]] = {
     planner.__name__: planner
     for planner in (
         clone, ln, mkimage, mkswap, context, mvds, cpds, delete, snap_create, snap_create_live, snap_delete, snap_revert, resize,
-        mv, premigrate, prebackup, postbackup
+        mv, premigrate, postmigrate, failmigrate, prebackup, postbackup, restore,
     )
 }  # fmt: skip
-
-
-def as_data(plan: Any) -> Any:
-    """Return a plan as it travels; those of disks on the network are by machine."""
-    if isinstance(plan, dict):
-        return {machine: as_data(steps) for machine, steps in plan.items()}
-    return [to_data(step) for step in plan]
+PLANNERS.update({f"datastore_{name}": partial(of_datastore, name) for name in datastores.PLANNERS})
 
 
 def name_of(path: Path) -> str:
@@ -200,22 +207,18 @@ def name_of(path: Path) -> str:
 def test_plan_is_the_one_of_the_case(path: Path) -> None:
     case = json.loads(path.read_text())
     planner = PLANNERS[path.parent.name]
-    plan, found = None, []
+    found: list[Any] = []
+    said = None
     with pytest.raises(SemisharedError) if "error" in case else nullcontext() as caught:
-        plan = planner(case)
-        if isinstance(plan, Generator):
-            played(plan, case.get("exchange", []), partial(changed_record, case), found)
-        else:
-            # Through JSON, as the plan travels.
-            found = json.loads(json.dumps(as_data(plan)))
+        said = played(planner(case), case.get("exchange", []), partial(changed_record, case), found)
     if caught:
         assert caught.value.id == case["error"]["id"]
         for word in case["error"]["words"]:
             assert word in caught.value.detail
-    key = "exchange" if isinstance(plan, Generator) else "steps"
     if os.environ.get("REGENERATE"):  # pragma: no cover - by hand
-        pytest.skip(regenerate(path, {**case, key: found} if found else case))
-    assert found == case.get(key, [])
+        pytest.skip(regenerate(path, {**case, **({"exchange": found} if found else {}), **({"stdout": said} if said else {})}))
+    assert said in (None, "", case.get("stdout"))
+    assert found == case.get("exchange", [])
 
 
 def changed_record(case: Case, name: str, changes: dict[str, Any]) -> Any:

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes between machines that follow a plan: from one to the other, from one to the front-end, from a program to one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import IO, Any
+
+from ..errors import SemisharedError
+from ..model.exchange import File
+from ..model.steps import Step
+from ..wire.session import Session
+from .answering import Answer
+
+REMOTES = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", ".."))
+
+
+def relay(source: Session, sends: tuple[Step, ...], target: Session, receives: tuple[Step, ...]) -> dict[str, Any]:
+    """Give `target` what `source` sends; return what that says of it. The target waits for `end`."""
+    target.begin(receives, answers=True)
+    source.begin(sends)
+    message = source.read()
+    while isinstance(message, bytes):
+        target.send_data(message)
+        message = source.read()
+    source.finish()
+    return message if isinstance(message, dict) else {}
+
+
+def end(target: Session, sha256: str, answer: Answer) -> list[Any]:
+    """Tell the target of a relay that it has all, if it has what has this hash; return its answers."""
+    target.send(end=True, sha256=sha256)
+    return target.finish(answer)
+
+
+def fetch(source: Session, sends: tuple[Step, ...]) -> tuple[list[Any], File, IO[bytes]]:
+    """Return the answers of a machine, the file that it sent and what holds that."""
+    kept = os.fdopen(os.memfd_create("fetched"), "w+b")
+    digest = hashlib.sha256()
+    source.begin(sends)
+    message = source.read()
+    while isinstance(message, bytes):
+        digest.update(message)
+        kept.write(message)
+        message = source.read()
+    kept.flush()
+    answers = message.get("results") if isinstance(message, dict) else []
+    return list(answers) if isinstance(answers, list) else [], File(f"/proc/self/fd/{kept.fileno()}", digest.hexdigest()), kept
+
+
+def download(session: Session, steps: tuple[Step, ...], url: str) -> list[Any]:
+    """Have `steps` carried out, the last with what OpenNebula's downloader brings from `url`."""
+    from ..tools.run import stream
+
+    digest = hashlib.sha256()
+    session.begin(steps)
+    try:
+        for chunk in stream([f"{REMOTES}/datastore/downloader.sh", "--nodecomp", url, "-"]):
+            digest.update(chunk)
+            session.send_data(chunk)
+    except SemisharedError:
+        # So that the host removes what it has: it may be what fills its disk.
+        session.send(end=True, sha256="")
+        try:
+            session.finish()
+        except SemisharedError:
+            pass
+        raise
+    session.send(end=True, sha256=digest.hexdigest())
+    return session.finish()
