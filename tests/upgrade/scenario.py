@@ -421,4 +421,4 @@ class Upgrade:
         if self.kind == "rbd":
             assert lab.ceph.images() == {}
         left = old.cloud.files(lab.fe, f"{DATASTORES}/{old.store}")
-        assert [name for name in left if not re.match(r"\.semishared(/store)?$|\.monitor$", name)] == []
+        assert [name for name in left if not re.match(r"\.semishared(/store|/\.uploads(\.lock)?)?$|\.monitor$", name)] == []
