@@ -45,7 +45,7 @@ UPWARDS = {
     "cli.marking": {"store.marker"},
     "front.transfer": {"host.vm_sizes"},
     "guest.block_jobs": {"disk.vm_dir"},
-    "guest.job_lock": {"base.cache", "disk.epochs"},
+    "guest.job_lock": {"disk.epochs"},
     "host.host_probe": {"install.preflight"},
     "model.stores": {"opennebula.xml"},
     "plan.diagnosis": {"install.configuration"},

@@ -21,11 +21,12 @@ import shutil
 from typing import NamedTuple
 
 from ..errors import BadArguments
+from ..model import layout
 from ..model.refs import BASE, ImageRef
 from ..tools import beneath, files, progress
 from ..tools.crash_points import point
 
-NAME = ".semishared"
+NAME = layout.SIDE
 SOURCE = "source"
 """File in a base from a store that is reached over the network: POOL/IMAGE."""
 
@@ -45,24 +46,24 @@ class Base(NamedTuple):
         return f"{self.directory}/damaged"
 
     def lease(self, vm: int, disk: int) -> str:
-        return f"{self.directory}/leases/{vm}-{disk}"
+        return layout.lease(self.directory, vm, disk)
 
 
 def root_of(vm_dir: str) -> str:
     """Return the base store of the host on which `vm_dir` lies: <DATASTORE_LOCATION>/.semishared."""
-    return f"{os.path.dirname(os.path.dirname(vm_dir))}/{NAME}"
+    return layout.base_store_of(vm_dir)
 
 
 def named(root: str, image: ImageRef, generation: str) -> Base:
     """Return the base of a generation of an image, which need not be there."""
-    return Base(f"{root}/bases/{image.store}-{image.id}-{generation}", generation)
+    return Base(layout.base(root, layout.base_name(image.store, image.id, generation)), generation)
 
 
 def at(root: str, name: str) -> Base:
     """Return the base called <store>-<image>-<generation>; raise BadArguments if that is no name."""
     if not BASE.match(name):
         raise BadArguments(f"not a base: {name!r}")
-    return Base(f"{root}/bases/{name}", name.rpartition("-")[2])
+    return Base(layout.base(root, name), name.rpartition("-")[2])
 
 
 def lock_path(root: str, base: Base) -> str:
@@ -104,7 +105,7 @@ def _note_source(directory: str, image: ImageRef) -> None:
 
 def publish(root: str, base: Base, image: ImageRef) -> Base:
     """Make what is staged of an image, and whole, the base, under its lock."""
-    staging = f"{root}/staging/{image.store}-{image.id}"
+    staging = layout.staging(root, image.store, image.id)
     os.makedirs(f"{root}/bases", exist_ok=True)
     if os.path.isdir(base.directory):
         # Known by content: another session of the image came back to what is here already, or only leases are left.
@@ -147,7 +148,7 @@ def release(root: str, vm: int, disk: int | None = None, but: str = "") -> None:
     except FileNotFoundError:
         return
     for name in directories:
-        base = f"{root}/bases/{name}"
+        base = layout.base(root, name)
         if base == but or beneath.is_link(base) or beneath.is_link(f"{base}/leases"):
             continue
         try:

@@ -15,6 +15,7 @@ from typing import Any, Iterator, NamedTuple, Optional, Tuple
 
 from .. import store
 from ..errors import ImageChanged, SemisharedError
+from ..model import layout
 from ..model.record import Record
 from ..model.steps import ImageRef
 from ..tools import files, inspection, locks
@@ -61,7 +62,7 @@ def _have(root: str, image: ImageRef, ask: room.Ask | None, want: room.Want, con
     found = _published(root, image, image.generation or current)
     if found:
         return found
-    with locks.exclusive(f"{root}/locks/base-{image.store}-{image.id}"):
+    with locks.exclusive(layout.image_lock(root, image.store, image.id)):
         seen, current = _look(image, content)
         wanted = image.generation or current
         found = _published(root, image, wanted)
@@ -96,7 +97,7 @@ def _read_whole(
     root: str, image: ImageRef, content: store.Content, seen: Any, ask: room.Ask | None, want: room.Want
 ) -> cache.Base:
     """Make the base of a content that nobody has hashed yet, and make known what it is."""
-    staging = f"{root}/staging/{image.store}-{image.id}"
+    staging = layout.staging(root, image.store, image.id)
     shutil.rmtree(staging, ignore_errors=True)
     room.for_base(root, image, content.allocated(seen), ask, want)
     with Undo() as undo, files.enough_space(root):

@@ -14,6 +14,7 @@ from typing import Callable
 from .. import store
 from ..config import Config, load
 from ..errors import BaseBusy, HostUnreachable, ImageChanged, NoSpace, SemisharedError, TransferCorrupt, UnsafeImage, WrongFormat
+from ..model import layout
 from ..model.steps import ImageRef
 from ..model.steps_base import DescribeBase, FetchBase, ServeBase
 from ..plan import eviction
@@ -68,7 +69,7 @@ def fill(step: FetchBase, tell: Tell, poll: Callable[[], object]) -> Account:
             inspection.check(f"{target.directory}/image", step.image.format, step.image.source)
     except (NoSpace, ImageChanged, UnsafeImage, WrongFormat):
         # What has come is space that the host lacks, or of a content that nobody has any more.
-        shutil.rmtree(f"{step.root}/staging/{step.image.store}-{step.image.id}", ignore_errors=True)
+        shutil.rmtree(layout.staging(step.root, step.image.store, step.image.id), ignore_errors=True)
         raise
     return account
 
@@ -182,13 +183,13 @@ def describe(step: DescribeBase) -> dict[str, object]:
         trouble = e.line()
     wanted = image.generation or current
     has = bool(wanted) and cache.is_published(cache.at(step.root, f"{image.store}-{image.id}-{wanted}"))
-    there = partial.generation_in(f"{step.root}/staging/{image.store}-{image.id}") == wanted
+    there = partial.generation_in(layout.staging(step.root, image.store, image.id)) == wanted
     tools = [*compress.available(), *(name for name in ("udp-sender", "udp-receiver") if shutil.which(name, path=PATH))]
     return {
         "generation": wanted, "current": current, "has": has, "manifest": expected is not None,
         "needed": 0 if has or trouble else _needed(content, seen, expected),
         "tools": tools, "trouble": trouble,
-        "partial": len(partial.have(f"{step.root}/staging/{image.store}-{image.id}")) if there else 0,
+        "partial": len(partial.have(layout.staging(step.root, image.store, image.id))) if there else 0,
         **room.list_bases(step.root),
     }  # fmt: skip
 
@@ -208,7 +209,7 @@ def fetch(
     """
     needed = _needed(content, seen, content.expected(current) if current == image.generation else None) if seen else 0
     # What a killed action has left is gone on with, or removed.
-    needed = max(0, needed - files.allocated(f"{root}/staging/{image.store}-{image.id}/image"))
+    needed = max(0, needed - files.allocated(f"{layout.staging(root, image.store, image.id)}/image"))
     answer = room.ask_for_base(root, image, needed, ask, want)
     fill(_of_answer(root, image, answer), lambda **_: None, lambda: None)
 

@@ -19,6 +19,7 @@ import shutil
 from typing import Iterable
 
 from ..errors import ImageChanged, TransferCorrupt
+from ..model import layout
 from ..model.steps import ImageRef
 from ..tools import extents, files, progress
 from ..tools.crash_points import point
@@ -45,7 +46,7 @@ class Partial:
     """A base that is being made; use under its lock. `close` when done."""
 
     def __init__(self, root: str, image: ImageRef) -> None:
-        self.directory = f"{root}/staging/{image.store}-{image.id}"
+        self.directory = layout.staging(root, image.store, image.id)
         self.generation = image.generation
         self.manifest: extents.Manifest | None = None
         self.have: set[int] = set()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, NamedTuple
 
+from ..model import layout
 from ..model.refs import BASE, ImageRef
 from ..tools import files, locks
 from . import cache
@@ -140,7 +141,7 @@ def ask_for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want:
 def for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want: Want) -> None:
     """Make room for `needed` bytes of a base whose name nobody knows, under its image's lock; raise NoSpace."""
     answer = ask_for_base(root, image, needed, ask, want)
-    evict_all(root, chosen(answer), f"{root}/locks/base-{image.store}-{image.id}")
+    evict_all(root, chosen(answer), layout.image_lock(root, image.store, image.id))
 
 
 def _limits(listed: dict[str, Any]) -> eviction.Limits:

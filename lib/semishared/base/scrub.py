@@ -17,6 +17,7 @@ import time
 from typing import Callable, Iterator
 
 from ..errors import ImageChanged, MissingImage
+from ..model import layout
 from ..model.steps_base import MendBase, ReadBase, VerifyBase
 from ..tools import extents, files, locks, progress
 from ..tools.crash_points import point
@@ -171,7 +172,7 @@ def mend(step: MendBase, ask: room.Ask | None) -> dict[str, object]:
         if not (vm.isdigit() and disk.isdigit()):
             continue
         # Who releases a lease holds the VM's lock: one that is gone must not come back.
-        with locks.exclusive(f"{step.root}/locks/vm-{vm}", locks.VM_LIMIT_S):
+        with locks.exclusive(layout.vm_lock(step.root, int(vm)), locks.VM_LIMIT_S):
             try:
                 if os.stat(f"{leases}/{name}").st_ino == inode:
                     continue

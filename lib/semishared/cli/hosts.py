@@ -12,6 +12,7 @@ from typing import Callable, TypeVar
 from .. import NAME
 from ..config import Config
 from ..errors import BadArguments, SemisharedError
+from ..model import layout
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host
@@ -51,7 +52,7 @@ def chosen(hosts: list[Host], arguments: argparse.Namespace) -> list[Host]:
 def roots(oned: Oned) -> list[str]:
     """Return where hosts have their base store: one per place of datastores, usually one."""
     ours = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
-    return sorted({f"{os.path.dirname(absolute(store.base_path, 'BASE_PATH'))}/.semishared" for store in ours})
+    return sorted({layout.base_store(os.path.dirname(absolute(store.base_path, "BASE_PATH"))) for store in ours})
 
 
 @dataclass

@@ -20,7 +20,7 @@ from .. import NAME
 from ..config import COMPRESSORS, Config, load
 from ..errors import BadArguments, BadAttribute, NotSupported, SemisharedError
 from ..front.staging import Staging, Wish
-from ..model import stores
+from ..model import layout, stores
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host, Image
@@ -115,7 +115,7 @@ def is_due(image: Image, datastore: Datastore) -> bool:
 
 def stage(image: Image, datastore: Datastore, hosts: list[Host], wish: Wish, config: Config, is_text: bool) -> int:
     """Stage one image; return the exit code."""
-    root = f"{os.path.dirname(absolute(datastore.base_path, 'BASE_PATH'))}/.semishared"
+    root = layout.base_store(os.path.dirname(absolute(datastore.base_path, "BASE_PATH")))
     view = Bars(sys.stderr) if is_text else Lines(sys.stdout)
     try:
         found = image_ref(image, datastore)

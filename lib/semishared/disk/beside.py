@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Iterator
 
 from ..errors import SemisharedError, ToolFailed
+from ..model import layout
 from ..tools import files, locks, run
 from ..tools.crash_points import point
 
@@ -42,7 +43,7 @@ def listed(vm_dir: str, *kinds: str) -> list[str]:
 
 def lock_of(incoming: str, root: str) -> str:
     """Return the lock that the receiver of `incoming` holds; `root` is the host's base store."""
-    return f"{root}/locks/{os.path.basename(incoming)[1:]}"
+    return layout.lock(root, os.path.basename(incoming)[1:])
 
 
 def bury(path: str, vm: int) -> str:
@@ -74,7 +75,7 @@ def sweep(vm_dir: str, root: str, vm: int) -> None:
     for name in left:
         # Its holder makes the lock before the directory and removes it after it.
         if not os.path.lexists(f"{os.path.dirname(vm_dir)}/.{name}"):
-            locks.forget(f"{root}/locks/{name}")
+            locks.forget(layout.lock(root, name))
 
 
 def tidy(vm_dir: str, root: str, vm: int) -> None:

@@ -12,6 +12,7 @@ from ..base import cache, room
 from ..base.ensure import ensure
 from ..errors import ImageChanged, MissingImage, NotSupported
 from ..guest import block_jobs, job_lock
+from ..model import layout
 from ..model.place import COPY, IN_PLACE, OVERLAY, STORE_CLONE, VOLATILE
 from ..model.record import Record
 from ..model.steps import (
@@ -42,7 +43,7 @@ def _publishing(disk: DiskRef, planned: Planned, record: Record) -> ContextManag
         records.write_record(disk.vm_dir, record)
 
     layered = record.is_local and record.place.is_layered
-    return vm_dir.published(disk.vm, disk.vm_dir, f"disk.{disk.disk}", planned, write, layered=layered)
+    return vm_dir.published(disk.vm, disk.vm_dir, layout.disk_name(disk.disk), planned, write, layered=layered)
 
 
 def first_layer(disk: DiskRef) -> str:

@@ -20,6 +20,7 @@ import os
 from typing import IO, Any, Iterable, NamedTuple
 
 from ..errors import LateAction, VmGone
+from ..model import layout
 
 ALL = ""
 """Key of a whole VM; a disk's key is its id."""
@@ -100,7 +101,7 @@ def arrived(seq: int, steps: Iterable[object], known: dict[str, Noted]) -> Plann
 
 def lock_path(vm: int, vm_dir: str) -> str:
     """Return the lock file of a VM on the machine where its directory is `vm_dir`."""
-    return f"{os.path.dirname(os.path.dirname(vm_dir))}/.semishared/locks/vm-{vm}"
+    return layout.vm_lock(layout.base_store_of(vm_dir), vm)
 
 
 def note_deletion(file: IO[str], path: str, key: str, planned: Planned) -> None:

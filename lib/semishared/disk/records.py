@@ -7,16 +7,17 @@ import os
 import re
 
 from ..errors import BadRecord
+from ..model import layout
 from ..model.record import Record
 from ..model.steps import DiskRef
 from ..tools import files
 
-RECORDS = ".semishared"
+RECORDS = layout.SIDE
 OWN = re.compile(r"(?P<vm_dir>/.+)(?P<tail>/disk\.(?P<disk>[0-9]{1,9})(?P<layer>\.snap/[0-9]+)?)\Z")
 
 
 def record_path(vm_dir: str, disk: int) -> str:
-    return f"{vm_dir}/{RECORDS}/disk.{disk}.json"
+    return layout.record(vm_dir, disk)
 
 
 def write_record(vm_dir: str, record: Record) -> None:

@@ -15,6 +15,7 @@ from typing import Callable, Iterator
 from .. import store
 from ..base import cache
 from ..errors import NotSupported, TransferCorrupt, UnsafeImage
+from ..model import layout
 from ..model.place import COPY
 from ..model.record import Record
 from ..model.steps import DiskRef, ImageRef, RestoreDisk
@@ -94,7 +95,7 @@ def _restore_own(step: RestoreDisk, record: Record, backup: str, planned: Planne
     active = os.path.join(os.path.dirname(path), os.readlink(path)) if os.path.islink(path) else path
     # What a killed restore left.
     files.remove_staged(*os.path.split(active))
-    files.remove_staged(f"{disk.vm_dir}/{vm_dir.RECORDS}", f"disk.{disk.disk}.json")
+    files.remove_staged(layout.records(disk.vm_dir), layout.record_name(disk.disk))
     staged = files.staged_name(active)
     try:
         with files.enough_space(os.path.dirname(active)):

@@ -14,6 +14,7 @@ from typing import Callable
 from .. import store
 from ..errors import BadRecord, MissingImage, NotSupported
 from ..guest import block_jobs, domain, job_lock, rest
+from ..model import layout
 from ..model.record import Record
 from ..model.steps import (
     ActivateLayer,
@@ -143,7 +144,7 @@ def activate_layer(step: ActivateLayer, planned: Planned) -> None:
 def _activate(disk: DiskRef, layer: int, format: str) -> None:
     record = records.record_of(disk)
     path = f"{folder_of(record)}/{layer}"
-    files.remove_staged(f"{disk.vm_dir}/{vm_dir.RECORDS}", f"disk.{disk.disk}.json")
+    files.remove_staged(layout.records(disk.vm_dir), layout.record_name(disk.disk))
     if (record.path, record.format) != (path, format):
         records.write_record(disk.vm_dir, _over_raw(record, path))
         point("layer recorded")
@@ -175,7 +176,7 @@ def switch_layer(step: SwitchLayer, planned: Planned) -> dict[str, object]:
     folder = folder_of(before)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         was = before._replace(path=f"{folder}/{step.layer}", format=layers.backing_of(f"{folder}/{step.to}")[1] or "qcow2")
-        files.remove_staged(f"{disk.vm_dir}/{vm_dir.RECORDS}", f"disk.{disk.disk}.json")
+        files.remove_staged(layout.records(disk.vm_dir), layout.record_name(disk.disk))
         records.write_record(disk.vm_dir, _over_raw(before, f"{folder}/{step.to}"))
         point("layer recorded")
         try:

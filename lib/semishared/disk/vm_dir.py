@@ -17,6 +17,7 @@ from .. import NAME, store
 from ..base import cache
 from ..errors import BadRecord, DataInTheWay, NoSpace, SemisharedError, VmGone
 from ..guest import job_lock
+from ..model import layout
 from ..model.record import Record
 from ..model.steps import DiskRef
 from ..store import dir_clones
@@ -51,14 +52,14 @@ def publishing(vm: int, vm_dir: str, planned: Planned, disk: int | None = None) 
 
 def seq_of(vm_dir: str) -> int:
     """Return the SEQ that is noted in a VM directory, -1 if none is."""
-    found = (files.read_json(f"{vm_dir}/{RECORDS}/vm.json") or {}).get("seq")
+    found = (files.read_json(layout.history_note(vm_dir)) or {}).get("seq")
     return found if isinstance(found, int) else epochs.UNKNOWN
 
 
 def note_seq(vm_dir: str, seq: int) -> None:
     """Note the SEQ in a VM directory, unless it is not known."""
     if seq > seq_of(vm_dir):
-        files.write_json(f"{vm_dir}/{RECORDS}/vm.json", {"version": VERSION, "seq": seq})
+        files.write_json(layout.history_note(vm_dir), {"version": VERSION, "seq": seq})
 
 
 def mark_system(vm_dir: str) -> None:
@@ -161,7 +162,7 @@ def _to_remove(disk: DiskRef) -> Record | None:
 
 def intended(disk: DiskRef) -> str:
     """Return the file that names the store clone of a disk before there is one."""
-    return f"{disk.vm_dir}/{RECORDS}/clone.{disk.disk}.json"
+    return layout.clone_note(disk.vm_dir, disk.disk)
 
 
 def _layered_clone(record: Record | None) -> str:
@@ -180,7 +181,7 @@ def _clones(disk: DiskRef, record: Record | None) -> list[str]:
 def _unlink_disk(disk: DiskRef) -> None:
     layers.remove(disk.path)
     point("disk removed")
-    files.remove_staged(disk.vm_dir, f"disk.{disk.disk}")
+    files.remove_staged(disk.vm_dir, layout.disk_name(disk.disk))
     files.unlink(records.record_path(disk.vm_dir, disk.disk))
     point("record removed")
 

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Callable, ContextManager, Iterator
 
 from ..config import Config, load
+from ..model import layout
 from ..model.exchange import AskOned, Download, End, Exchange, Feed, Fetch, File, Here, On, Part, Relay, Say, T, While
 from ..model.refs import Step
 from ..opennebula.report import Report
@@ -169,7 +169,7 @@ def root_of(steps: tuple[Step, ...]) -> str:
             return str(step.root)
         vm_dir = getattr(getattr(step, "disk", step), "vm_dir", "")
         if vm_dir:
-            return f"{os.path.dirname(os.path.dirname(vm_dir))}/.semishared"
+            return layout.base_store_of(vm_dir)
     return ""
 
 

@@ -17,6 +17,7 @@ from typing import Any, Iterator
 
 from ..config import Config
 from ..errors import BadArguments, OnedUnavailable
+from ..model import layout
 from ..model.refs import BASE
 from ..opennebula.oned import Oned
 from ..plan import eviction, sources
@@ -29,14 +30,14 @@ KEEP_S = 30 * 86400
 def _path(root: str, name: str) -> str:
     if not BASE.match(name):
         raise BadArguments(f"not a base: {name!r}")
-    return f"{root}/holders/{name}"
+    return layout.holders(root, name)
 
 
 @contextmanager
 def _hints(root: str, name: str) -> Iterator[tuple[list[str], list[sources.Arriving]]]:
     """Yield holders and arriving hosts, to be changed; what is in them at the end is written."""
     path = _path(root, name)
-    with locks.exclusive(f"{root}/locks/holders", 30):
+    with locks.exclusive(layout.lock(root, "holders"), 30):
         found = files.read_json(path) or {}
         holders = [str(host) for host in _list(found, "holders")]
         pairs = [pair for pair in _list(found, "arriving") if isinstance(pair, list) and len(pair) == 2]
@@ -56,7 +57,7 @@ def _list(found: dict[str, object], key: str) -> list[object]:
 def _forget_older(root: str, name: str) -> None:
     """Remove the hints about other generations of the image, from which nobody clones any more, and those of long ago."""
     image = name.rpartition("-")[0]
-    for entry in os.scandir(f"{root}/holders"):
+    for entry in os.scandir(layout.holders(root, "")):
         is_older = entry.name != name and entry.name.rpartition("-")[0] == image
         if is_older or entry.stat().st_mtime < time.time() - KEEP_S:
             files.unlink(entry.path)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Iterator
 
 from ..errors import BaseBusy, HostFailed, HostUnreachable, SemisharedError
+from ..model import layout
 from ..model import steps_base as b
 from ..plan import staging as plan
 from ..tools import locks
@@ -195,7 +196,7 @@ def portbase(root: str, first: int) -> Iterator[int]:
         candidates = [first + 2 * number for number in range(100)]
         random.shuffle(candidates)
         for port in candidates:
-            file = locks.attempt(f"{root}/locks/port-{port}")
+            file = locks.attempt(layout.lock(root, f"port-{port}"))
             if file:
                 break
         else:
@@ -204,5 +205,5 @@ def portbase(root: str, first: int) -> Iterator[int]:
         yield port
     finally:
         if file:
-            os.unlink(f"{root}/locks/port-{port}")
+            os.unlink(layout.lock(root, f"port-{port}"))
             file.close()

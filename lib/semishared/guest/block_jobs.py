@@ -24,6 +24,7 @@ from typing import Any, Iterator
 
 from ..disk import vm_dir
 from ..errors import MissingImage, SemisharedError, ToolFailed, ToolTimeout
+from ..model import layout
 from ..model.steps import DiskRef
 from ..tools import files, layers, progress, qemu_img
 from ..tools.crash_points import point
@@ -139,7 +140,7 @@ def noted(disk: DiskRef, name: str, target: str, **pull: str) -> Iterator[None]:
 
     `pull`: the number of the `layer` that is pulled into, and of that which it lies over: `below`, `below_format`.
     """
-    path = f"{disk.vm_dir}/{vm_dir.RECORDS}/job.{disk.disk}.json"
+    path = layout.job_note(disk.vm_dir, disk.disk)
     files.remove_staged(*os.path.split(path))
     job: dict[str, object] = {"target": target, "run": rest.run_of(name), **pull}
     files.write_json(path, job)

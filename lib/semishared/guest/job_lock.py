@@ -15,9 +15,9 @@ import signal
 import time
 from typing import IO
 
-from ..base import cache
 from ..disk.epochs import Planned, write_locked
 from ..errors import Overtaken, ToolTimeout
+from ..model import layout
 from ..tools import locks, owner, progress, run
 
 GRACE_S = 2.0
@@ -28,7 +28,7 @@ _mine: dict[str, IO[str]] = {}
 
 def lock_path(vm: int, vm_dir: str) -> str:
     """Return the lock file of a VM's turn."""
-    return f"{cache.root_of(vm_dir)}/locks/vm-{vm}-disks"
+    return layout.disks_lock(layout.base_store_of(vm_dir), vm)
 
 
 def take(vm: int, vm_dir: str) -> None:

@@ -26,13 +26,14 @@ from contextlib import contextmanager
 from typing import Any, Iterator, NamedTuple
 
 from ..errors import GuestNotFrozen, GuestStillFrozen, SemisharedError
+from ..model import layout
 from ..tools import files, progress
 from ..tools.crash_points import point
 from ..tools.run import beside
 from . import domain, libvirtd
 
 NOTE = "frozen.json"
-RECORDS = ".semishared"
+RECORDS = layout.SIDE
 LIMIT_S = 60
 """How long a guest rests at most."""
 FREEZE_S = 30

@@ -15,6 +15,7 @@ from ..disk import create, layout, records, snapshots, transfer, vm_dir, whereab
 from ..disk.epochs import Planned
 from ..errors import BadArguments, MigrationRefused, MissingImage, NoSpace, StoreUnavailable, TransferCorrupt
 from ..guest import listing
+from ..model import layout as notes
 from ..model import steps as s
 from ..store import marker
 from ..tools import beneath, files, progress
@@ -264,7 +265,7 @@ class Execution:
     def AllowMigration(self, step: s.AllowMigration) -> None:
         files.remove_staged(f"{step.vm_dir}/{vm_dir.RECORDS}", "migration.json")
         data = {"version": 1, "to": step.to, "shared_checked": list(step.stores)}
-        files.write_json(f"{step.vm_dir}/{vm_dir.RECORDS}/migration.json", data)
+        files.write_json(notes.migration_note(step.vm_dir), data)
 
     def CheckNotRunning(self, step: s.CheckNotRunning) -> None:
         if step.domain in listing.active():

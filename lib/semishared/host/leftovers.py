@@ -17,6 +17,7 @@ from ..base import cache
 from ..disk import beside, vm_dir
 from ..errors import SemisharedError, ToolFailed
 from ..guest import listing
+from ..model import layout
 from ..model.steps import Discard, LookAround
 from ..store import dir_image, dir_leftovers, marker
 from ..tools import beneath, files, inventory, locks
@@ -72,7 +73,7 @@ def look_around(step: LookAround) -> dict[str, object]:
 def _root(root: str) -> dict[str, object]:
     held = []
     for name in inventory.names(f"{root}/bases"):
-        base = f"{root}/bases/{name}"
+        base = layout.base(root, name)
         if beneath.is_link(base):
             continue
         leases = []
@@ -89,7 +90,7 @@ def _root(root: str) -> dict[str, object]:
         for name in inventory.names(f"{root}/staging")
     ]
     vm_locks = [
-        inventory.seen(f"{root}/locks/{name}", vm=int(match.group(1)))
+        inventory.seen(layout.lock(root, name), vm=int(match.group(1)))
         for name in inventory.names(f"{root}/locks") for match in (LOCK.match(name),) if match
     ]  # fmt: skip
     return {"bases": held, "staging": staging, "locks": vm_locks}
@@ -138,7 +139,7 @@ def _discard_locked(step: Discard) -> dict[str, object]:
     elif step.kind == "base":
         lock = f"{root}/locks/base-{'-'.join(name.split('-')[:2])}"
     elif step.vm >= 0:
-        lock = f"{root}/locks/vm-{step.vm}"
+        lock = layout.vm_lock(root, step.vm)
     else:
         return {"removed": _discard(step)}
     with locks.exclusive(lock, 30):

@@ -7,6 +7,7 @@ import re
 from typing import Any, NamedTuple, Tuple
 
 from ..errors import BadArguments
+from . import layout
 from .stores import MOUNTED, Access
 
 BASE = re.compile(r"[0-9]+-[0-9]+-[0-9a-f]{32}\Z")
@@ -56,7 +57,7 @@ class DiskRef(NamedTuple):
 
     @property
     def path(self) -> str:
-        return f"{self.vm_dir}/disk.{self.disk}"
+        return layout.disk(self.vm_dir, self.disk)
 
     def to_data(self) -> dict[str, object]:
         """Return the disk as JSON data."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 import posixpath
 
 from ..errors import BadArguments, NotSupported
+from ..model import layout, stores
 from ..model import steps as s
-from ..model import stores
 from ..model.exchange import Feed, File, On, Plan
 from ..opennebula.args import Context, DiskPlace, FromImage, NewDisk
 from ..opennebula.xml import Datastore, Disk, Image, Vm
@@ -56,7 +56,7 @@ def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, over
     place, is_mounted = placement.place(image, datastore, is_persistent=False), ref.access.can.is_mounted
     encryption.check_clone(disk, image, place, is_mounted=is_mounted)
     host, prepare, min_size = asked.target.host, _prepare(asked.target), grown(disk)
-    root = f"{asked.target.vm_place.datastore_location}/.semishared"
+    root = layout.base_store(asked.target.vm_place.datastore_location)
     if not is_mounted:
         from . import rbd
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Optional
 
 from ..errors import BadArguments, EncryptedDisk, NotSupported
+from ..model import layout
 from ..model.network_disk import NetworkDisk
 from ..model.record import Record
 from ..opennebula.args import DISK
@@ -86,7 +87,7 @@ class Domain:
         return found
 
     def _named(self, number: int, source: Element) -> str:
-        return source.attributes.get("file") or f"{self.vm_dir}/disk.{number}"
+        return source.attributes.get("file") or layout.disk(self.vm_dir, number)
 
     def with_records(self, records: Records, chains: Chains = NO_CHAINS) -> bytes:
         """Return the XML in which each recorded disk is what its record says, where that says, over what `chains` says.

@@ -32,6 +32,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Iterator, Mapping
 
+from ..model import layout
 from ..model import steps as s
 from . import gc_places
 
@@ -234,7 +235,7 @@ class _OnMachine:
 
     def _uses(self, vm: int, disk: int) -> bool:
         """Tell whether a disk of a VM is here, or staged here."""
-        name = f"disk.{disk}"
+        name = layout.disk_name(disk)
         for item in self.machine.facts["vms"]:
             if item["vm"] == vm and any(
                 entry == name or entry.startswith((f"{name}.", f".staged-{name}.")) for entry in item["entries"]

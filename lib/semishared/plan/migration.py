@@ -17,6 +17,7 @@ import posixpath
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from ..errors import MigrationRefused, SemisharedError
+from ..model import layout
 from ..model import steps as s
 from ..model.exchange import Feed, Fetch, On, Plan, agree, warn
 from ..opennebula.args import Migrate, VmPlace
@@ -50,11 +51,11 @@ def premigrate(asked: Migrate, vm: Vm, token: str) -> Plan:
         yield from _same_stores(here, place.host, plan.stores, token)
     yield On(place.host, (s.PrepareVm(place.vm, place.path), *plan.links, *plan.network))
     if vm.context_disk >= 0:
-        path = f"{source_dir}/disk.{vm.context_disk}"
+        path = layout.disk(source_dir, vm.context_disk)
         (sent,), file = yield Fetch(On(here, (s.SendFile(path),)))
         if sent["sha256"] != file.sha256:
             raise MigrationRefused(f"{path} could not be read whole")
-        receive = s.ReceiveFile(f"{place.path}/disk.{vm.context_disk}", place.vm, sent["size"], file.sha256)
+        receive = s.ReceiveFile(layout.disk(place.path, vm.context_disk), place.vm, sent["size"], file.sha256)
         yield Feed(On(place.host, (receive,)), file)
     yield On(here, (s.AllowMigration(place.vm, source_dir, place.host, plan.stores),))
 

@@ -30,11 +30,12 @@ from contextlib import contextmanager
 from typing import Iterator, NamedTuple
 
 from ..errors import ImageChanged, MissingImage, StoreUnavailable, UnexpectedLink
+from ..model import layout
 from ..tools import beneath, extents, files
 from ..tools.crash_points import point
 from . import marker
 
-SIDE = ".semishared"
+SIDE = layout.SIDE
 MANIFEST_LIMIT = 256 << 20
 
 

@@ -13,9 +13,10 @@ import json
 import os
 
 from ..errors import OtherStore, StoreAbsent, StoreUnavailable
+from ..model import layout
 from ..tools import beneath, files
 
-SIDE = ".semishared"
+SIDE = layout.SIDE
 NAME = "store"
 VERSION = 1
 

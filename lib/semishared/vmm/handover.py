@@ -20,6 +20,7 @@ import sys
 from typing import Mapping, NoReturn, Optional
 
 from ..errors import BadArguments, BadRecord, SemisharedError
+from ..model import layout
 from ..opennebula.args import absolute
 from ..opennebula.report import Report, caught
 from ..opennebula.xml import View, decode, parse
@@ -151,7 +152,7 @@ def _bring_up_to_date(checkpoint: str, vm_dir: str, records: Records) -> None:
     from ..guest import libvirtd
     from ..plan.checkpoint import with_active_layers
 
-    named = {number: record.source(f"{vm_dir}/disk.{number}") for number, record in records.items() if not record.network}
+    named = {number: record.source(layout.disk(vm_dir, number)) for number, record in records.items() if not record.network}
     chains = read_chains(named, records)
     secure = libvirtd.binding().VIR_DOMAIN_SAVE_IMAGE_XML_SECURE
     read = libvirtd.Call(f"save-image-dumpxml {checkpoint}", lambda libvirt: str(libvirt.saveImageGetXMLDesc(checkpoint, secure)))

@@ -11,6 +11,7 @@ import time
 from ..errors import BadArguments, BadRecord, HostUnreachable, MigrationRefused, NotSupported, SemisharedError
 from ..guest import domain, libvirtd
 from ..guest.kvmrc import Site, site
+from ..model import layout
 from ..model.steps import State
 from ..opennebula.args import HOST, absolute, number
 from ..opennebula.report import Report
@@ -20,7 +21,7 @@ from ..plan.live_migration import Outcome, is_proved, options, outcome, paths_in
 from ..plan.migrate_options import parsed
 from ..tools.run import run
 from . import migration_job
-from .records import RECORDS, all_records
+from .records import all_records
 from .stock_script import become, stdin_is
 
 DEPLOY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*\Z")
@@ -76,7 +77,7 @@ def vm_of(message: View) -> Vm:
 
 def take_proof(vm_dir: str) -> object:
     """Return the proof that premigrate left, and remove it: it holds for one migration."""
-    path = f"{vm_dir}/{RECORDS}/migration.json"
+    path = layout.migration_note(vm_dir)
     try:
         with open(path, "rb") as file:
             proof: object = json.loads(file.read(65536))

@@ -7,17 +7,18 @@ import os
 from typing import Mapping
 
 from ..errors import BadRecord, MissingImage, SemisharedError, UnexpectedLink, UnsafeImage
+from ..model import layout
 from ..model.record import Record
 from ..plan.domain_xml import Records, disk_number
 
-RECORDS = ".semishared"
+RECORDS = layout.SIDE
 
 
 def read_records(vm_dir: str, numbers: list[int]) -> dict[int, Record]:
     """Return the records there are of the disks `numbers`; raise BadRecord for one that cannot be believed."""
     records: dict[int, Record] = {}
     for number in numbers:
-        path = f"{vm_dir}/{RECORDS}/disk.{number}.json"
+        path = layout.record(vm_dir, number)
         try:
             with open(path, "rb") as file:
                 records[number] = Record.parse(number, file.read(65536))
@@ -78,7 +79,7 @@ def check_disk(vm_dir: str, record: Record) -> None:
     """Raise unless the disk is what its record says and there: nothing has been started yet."""
     if record.network:
         return  # no file of it is on this host; who opens it will see
-    path = f"{vm_dir}/disk.{record.disk}"
+    path = layout.disk(vm_dir, record.disk)
     link = os.path.normpath(os.path.join(vm_dir, os.readlink(path))) if os.path.islink(path) else ""
     link, inside = "/" + link.lstrip("/") if link else "", os.path.normpath("/" + vm_dir.strip("/"))
     if record.is_local and link and not link.startswith(f"{inside}/"):
