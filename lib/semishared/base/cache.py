@@ -117,6 +117,8 @@ def publish(root: str, base: Base, image: ImageRef) -> Base:
             os.rename(f"{staging}/image", base.image)
         shutil.rmtree(staging, ignore_errors=True)
     else:
+        # What a killed run had half written beside what this one went on with; in a base nobody would look for it.
+        files.remove_staged(staging, "manifest")
         _note_source(staging, image)
         os.rename(staging, base.directory)
     files.fsync(f"{root}/bases")
