@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import BadAttribute
-from semishared.plan.eviction import Held, Limits, choose, limits, missing, superseded
+from semishared.plan.eviction import Held, Limits, choose, limits, missing, room, superseded
 from semishared.tools.rate_limit import Pace
 from semishared.units import GiB, amount
 
@@ -82,3 +82,11 @@ def test_pace_is_never_exceeded_by_more_than_the_burst(chunks: list[tuple[int, f
         for last in range(first, len(times)):
             sent = sum(size for _, size in times[first + 1 : last + 1])
             assert sent <= rate * (times[last][0] - times[first][0] + 0.1) + 1
+
+
+def test_base_that_is_mended_drives_out_another_only_where_it_does_not_fit() -> None:
+    row = {"name": "100-8-" + "b" * 64, "bytes": 50, "staged": 1, "used": 1, "leases": []}
+    over = Limits(1, 0)
+    assert room({"bases": [row], "free": 60}, over, "h1", 60, must=True) == [row["name"]]
+    assert room({"bases": [row], "free": 60}, over, "h1", 60, must=True, mends=True) == []
+    assert room({"bases": [row], "free": 40}, over, "h1", 60, must=True, mends=True) == [row["name"]]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Ask = Callable[..., Dict[str, object]]
 """Asks the front-end: question=WHAT and what it has to know for the answer.
 
-    base    {"name" ('' if nobody knows it), "needed", "must", "stays", and what ListBases reports}
+    base    {"name" ('' if nobody knows it), "needed", "must", "stays", "mends", and what ListBases reports}
             -> {"evict": names, "sources": hosts, "from_store", "codec", "rate"}
     room    {"needed", "last", and what ListBases reports} -> {"evict": names}
     has     {"name"}: this host has a base now whose name was not known -> {}
@@ -122,9 +122,11 @@ class Want(NamedTuple):
     """A VM needs it here and nowhere else: limits are no reason to refuse it, if it fits."""
     stays: bool = True
     """It is here for others too, not removed when the action is over."""
+    mends: bool = False
+    """It takes the place of one that is counted already: only where it does not fit have others to go."""
 
 
-FOR_ALL, FOR_THIS, BORROWED = Want(), Want(must=True), Want(must=True, stays=False)
+FOR_ALL, FOR_THIS, BORROWED, MENDED = Want(), Want(must=True), Want(must=True, stays=False), Want(must=True, mends=True)
 
 
 def ask_for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want: Want) -> dict[str, object]:
@@ -132,10 +134,11 @@ def ask_for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want:
     name = f"{image.store}-{image.id}-{image.generation}" if image.generation else ""
     listed = list_bases(root)
     if ask:
-        return ask(question="base", name=name, needed=needed, must=want.must, stays=want.stays, **listed)
+        return ask(question="base", name=name, needed=needed, must=want.must, stays=want.stays, mends=want.mends, **listed)
     from ..plan import eviction
 
-    return {"evict": eviction.room(listed, _limits(listed), os.uname().nodename, needed, name, must=want.must)}
+    host = os.uname().nodename
+    return {"evict": eviction.room(listed, _limits(listed), host, needed, name, must=want.must, mends=want.mends)}
 
 
 def for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want: Want) -> None:

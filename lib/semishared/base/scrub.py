@@ -163,7 +163,7 @@ def _open_through_cache(path: str) -> int:
 
 def mend(step: MendBase, ask: room.Ask | None) -> dict[str, object]:
     """Have a base that was taken out of use anew, and give its leases the new content; return the VMs that had them."""
-    base, _ = ensure(step.root, step.image, ask, want=room.FOR_THIS)
+    base, _ = ensure(step.root, step.image, ask, want=room.MENDED)
     leases = f"{base.directory}/leases"
     inode = os.stat(base.image).st_ino
     relinked = []

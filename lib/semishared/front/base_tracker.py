@@ -114,7 +114,8 @@ def answer(root: str, question: dict[str, Any], host: str, config: Config) -> di
     needed = eviction.number(question, "needed")
     if question.get("question") == "room":
         return {"evict": eviction.room_for_disk(question, limit.floor, needed, str(question.get("last", "")))}
-    evict = eviction.room(question, limit, host, needed, name, must=question.get("must") is True)
+    must, mends = (question.get(word) is True for word in ("must", "mends"))
+    evict = eviction.room(question, limit, host, needed, name, must=must, mends=mends)
     # A content that nobody knows nobody else can have.
     found = join(root, name, host, stays=question.get("stays") is not False) if name else []
     return {"sources": found, "from_store": "last", "codec": config.staging_compress, "rate": 0, "evict": evict}
