@@ -24,12 +24,13 @@ mount -t tmpfs -o size=70%,mode=755 upper /upper
 mkdir /upper/files /upper/work
 mount -t overlay -o lowerdir=/machine,upperdir=/upper/files,workdir=/upper/work overlay /root || fail "no overlay"
 for name in proc sys dev; do mount --move "/$name" "/root/$name"; done
-mount --bind /machine/"$kh_checkout" /root/"$kh_checkout" || fail "the checkout is not there"
 for name in run tmp dev/shm; do
     mkdir -p "/root/$name"
     mount -t tmpfs -o mode=1777 tmpfs "/root/$name"
 done
 chmod 755 /root/run
+mkdir -p /root/"$kh_checkout" # it may lie in what is empty now
+mount --bind /machine/"$kh_checkout" /root/"$kh_checkout" || fail "the checkout is not there"
 mkdir -p /root/dev/pts
 mount -t devpts -o mode=620,ptmxmode=666 devpts /root/dev/pts
 rm -f /root/etc/mtab
