@@ -73,7 +73,7 @@ def test_a_session_that_began_while_another_host_copied_is_seen(site: Site) -> N
 def test_a_snapshot_made_elsewhere_a_moment_ago_is_flattened_to(site: Site) -> None:
     (h1, _), fe = site.hosts, site.fe
     image = site.image()
-    flatten = "import sys; from semishared.store import dir_snapshots; dir_snapshots.flatten(sys.argv[1], 0)"
+    flatten = "import sys; from semishared.store import dir_snapshots; dir_snapshots.flatten(sys.argv[1], 0, 'raw', 0)"
     # As one without snapshots; now this machine knows that there are none.
     fe.python(flatten, image.source, user=ONEADMIN)
     disk = h1.link(image)
