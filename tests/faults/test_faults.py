@@ -157,7 +157,7 @@ def test_host_that_was_not_synced(cloud: Cloud, source: str, state: str) -> None
     elif state == "not installed":
         cloud.h1.run(["mv", "/var/tmp/one/lib", "/var/tmp/one/lib.away"])
     else:
-        cloud.h1.run(["rm", "-r", f"{package}/do"])
+        cloud.h1.run(["rm", "-r", f"{package}/disk"])
     try:
         done = cloud.clone(source)
         if state == "older without records":
