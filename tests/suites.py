@@ -39,7 +39,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "nfs": {"paths": ["tests/nfs"], "minutes": 20},
     "tools": {"paths": ["tests/tools"], "minutes": 35},
     "upgrade": {"paths": ["tests/upgrade/test_dir.py", "tests/upgrade/test_configuration.py"], "minutes": 25},
-    "upgrade-ceph": {"paths": ["tests/upgrade/test_rbd.py"], "minutes": 25},
+    "upgrade-ceph": {"paths": ["tests/upgrade/test_rbd.py"], "minutes": 25, "full": True},
     "staging": {
         "paths": [f"tests/staging/test_{name}.py" for name in ("base", "peers", "stage", "faults")], "minutes": 20
     },  # fmt: skip
