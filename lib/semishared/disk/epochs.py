@@ -8,7 +8,7 @@ is published only while they are what they were. oned's own counter, the SEQ of 
 each deletion: a plan of an older SEQ is late, whenever it arrives.
 
     locks/vm-N          {"epochs": {"": 3, "1": 1}, "seqs": {"": 7}, "move": "9f..."}     '' is the whole VM, else a disk
-    locks/vm-N-disks    {"ended": 4, ...}                                            what turns.py has ended
+    locks/vm-N-disks    {"ended": 4, ...}                                            what guest/job_lock.py has ended
 
 Files of 0.1.0 hold times: nothing is noted in them.
 """

@@ -93,7 +93,7 @@ def published(
 ) -> Iterator[str]:
     """Yield a staged name for a file or link of the VM; when the block ends well, publish it under the VM's lock.
 
-    `record` is called under that lock, just before. A `layered` disk is published as its first layer (layers.py).
+    `record` is called under that lock, just before. A `layered` disk is published as its first layer (tools/layers.py).
     """
     path = f"{vm_dir}/{name}"
     staged = files.staged_name(path)

@@ -10,7 +10,7 @@ Beside the images of a datastore lies one directory of ours per image:
                                                       persistent session
                                     /generation.json  {generation, session, format, size, mtime_ns} of a known content
                                     /manifest         the hashes of that content (extents.py)
-                                    /clones/VM-DISK-CLOUD    non-persistent disks whose place is shared (layers.py)
+                                    /clones/VM-DISK-CLOUD    non-persistent disks whose place is shared (tools/layers.py)
 
 A generation is current only while its token is the session's and size and time are the image's own. So the end of a
 generation is one rename (a new token), before a guest can write; and whoever publishes a generation too late
