@@ -25,7 +25,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Optional
@@ -222,11 +222,10 @@ class KernelHost:
         words += ["-kernel", str(kernel), "-initrd", str(packed), "-append", f"{append} {self._kernel_arguments}".strip()]
         try:
             self._spawn([VIRTIOFSD, f"--socket-path={self._folder}/files", "-o", "source=/,cache=always,sandbox=chroot,xattr"], "virtiofsd")
-            self._wait_for("files", "virtiofsd")
+            self._wait_for("files", "virtiofsd", _is_listened_to)
             self._spawn([*(self._wire.enter if self._wire else ()), *words, *self._qemu_arguments], "qemu")
-            self._wait_for("agent", "qemu")
             self._line = socket.socket(socket.AF_UNIX)
-            self._line.connect(f"{self._folder}/agent")
+            self._wait_for("agent", "qemu", self._connect)
             threading.Thread(target=self._listen, args=(self._line,), daemon=True).start()
         except BaseException:
             self.end()
@@ -240,9 +239,18 @@ class KernelHost:
                 )
             )
 
-    def _wait_for(self, name: str, program: str) -> None:
+    def _connect(self, path: Path) -> bool:
+        """Return whether the connection is made: a socket has its name before somebody listens."""
+        assert self._line
+        try:
+            self._line.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        return True
+
+    def _wait_for(self, name: str, program: str, is_there: Callable[[Path], bool]) -> None:
         deadline = time.monotonic() + 30
-        while not (self._folder / name).exists():
+        while not is_there(self._folder / name):
             if self._processes[-1].poll() is not None or time.monotonic() > deadline:
                 raise KernelHostError(f"{self.name}: {program} does not start: {(self._folder / f'{program}.log').read_text()[-2000:]}")
             time.sleep(0.02)
@@ -392,6 +400,12 @@ class KernelHost:
     def thaw(self) -> None:
         """Let it go on."""
         self._command("cont")
+
+
+def _is_listened_to(path: Path) -> bool:
+    """Return whether somebody of this network namespace listens there, without the one connection it takes (proc(5), net/unix)."""
+    sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return any(words[-1] == str(path) and words[3] == "00010000" for words in sockets)
 
 
 def _boot_files() -> tuple[Path, Path]:
