@@ -240,7 +240,7 @@ def leftovers(config: Config, no_oned: bool) -> tuple[int, str]:
     except SemisharedError:
         return 0, ""
     found = find(survey.machines, survey.known, OLD_S, not survey.errors)
-    found += gc_pools.left(survey.pools, survey.known, OLD_S, config, survey)
+    found += gc_pools.left(survey.pools, survey.known, OLD_S, config, survey.failed)
     found = [item for item in found if not item.keep]
     return len(found), human(sum(item.bytes for item in found))
 

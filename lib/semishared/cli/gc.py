@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = load()
     survey = survey_cloud(Oned(), config)
     findings = plan.find(survey.machines, survey.known, older_than, not survey.errors)
-    findings += gc_pools.left(survey.pools, survey.known, older_than, config, survey)
+    findings += gc_pools.left(survey.pools, survey.known, older_than, config, survey.failed)
     results = [""] * len(findings) if arguments.dry_run else remove(findings, config, survey)
     if arguments.json:
         print(json.dumps(as_json(findings, results, survey, arguments.dry_run), indent=1))
@@ -110,7 +110,7 @@ def survey_cloud(oned: Oned, config: Config) -> Survey:
                 if "error" in answer["domains"]:
                     survey.failed(question.host, SemisharedError(f"libvirt: {answer['domains']['error']}"))
     ours = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
-    survey.pools = gc_pools.listed(ours, config, survey)
+    survey.pools = gc_pools.listed(ours, config, survey.failed)
     survey.known = gc_known.known(oned, ours, survey.machines, survey.pools)
     return survey
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Iterable
+from typing import Any, Callable, Iterable
 
 from ..config import Config
 from ..errors import SemisharedError
@@ -14,8 +14,8 @@ from ..plan import gc_pools
 from ..plan.gc import Finding, Known
 from ..wire.session import Session
 
-if TYPE_CHECKING:
-    from .gc import Survey
+Failed = Callable[[str, SemisharedError], None]
+"""What is told of a machine that could not be asked."""
 
 
 def _ask(host: str, step: s.Step, config: Config) -> Any:
@@ -24,7 +24,7 @@ def _ask(host: str, step: s.Step, config: Config) -> Any:
     return answer
 
 
-def listed(datastores: Iterable[Datastore], config: Config, survey: Survey) -> list[gc_pools.Pool]:
+def listed(datastores: Iterable[Datastore], config: Config, failed: Failed) -> list[gc_pools.Pool]:
     """Return the pools of image datastores of ours, with the names in them; to be asked before oned is."""
     found = []
     for datastore in datastores:
@@ -37,11 +37,11 @@ def listed(datastores: Iterable[Datastore], config: Config, survey: Survey) -> l
             names = _ask(bridge, steps_image.ListPool(access, pool), config)
             found.append(gc_pools.Pool(bridge, datastore.id, pool, access, tuple(names)))
         except SemisharedError as e:
-            survey.failed(bridge or f"datastore {datastore.id}", e)
+            failed(bridge or f"datastore {datastore.id}", e)
     return found
 
 
-def left(pools: Iterable[gc_pools.Pool], known: Known, older_than: int, config: Config, survey: Survey) -> list[Finding]:
+def left(pools: Iterable[gc_pools.Pool], known: Known, older_than: int, config: Config, failed: Failed) -> list[Finding]:
     """Return what is left over in the pools."""
     found: list[Finding] = []
     for pool in pools:
@@ -51,7 +51,7 @@ def left(pools: Iterable[gc_pools.Pool], known: Known, older_than: int, config: 
         try:
             looks = _ask(pool.machine, steps_image.LookAtImages(pool.access, pool.name, tuple(names)), config)
         except SemisharedError as e:
-            survey.failed(pool.machine, e)
+            failed(pool.machine, e)
             continue
         found += gc_pools.find(pool, looks, older_than, known)
     return found

@@ -19,7 +19,8 @@ from typing import Any
 from .. import NAME
 from ..config import COMPRESSORS, Config, load
 from ..errors import BadArguments, BadAttribute, NotSupported, SemisharedError
-from ..front.staging import Staging, Wish
+from ..front.staging import Staging
+from ..front.staging_hosts import Wish
 from ..model import layout, stores
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
@@ -137,9 +138,9 @@ def stage(image: Image, datastore: Datastore, hosts: list[Host], wish: Wish, con
 
 def summary(image: Image, session: Staging) -> dict[str, Any]:
     """Return what became of it: per host, and the bytes from each source."""
-    rows = {name: outcome.data() for name, outcome in session.outcomes.items()}
+    rows = {name: outcome.data() for name, outcome in session.hosts.outcomes.items()}
     sources = {"stream": 0, "peers": 0, "store": 0}
-    for outcome in session.outcomes.values():
+    for outcome in session.hosts.outcomes.values():
         for name, entry in outcome.sources.items():
             sources[name if name in ("stream", "store") else "peers"] += entry["bytes"]
     stream = session.stream
@@ -149,7 +150,7 @@ def summary(image: Image, session: Staging) -> dict[str, Any]:
         "sender": session.sender, "seconds": round(session.seconds, 2), "bytes": sources, "stream": stream,
         "ratio": round(packed / plain, 3) if isinstance(plain, int) and isinstance(packed, int) and plain else None,
         "rate": int(packed / session.seconds) if isinstance(packed, int) and session.seconds else None,
-        "complete": all(outcome.ok for outcome in session.outcomes.values()), "hosts": rows,
+        "complete": all(outcome.ok for outcome in session.hosts.outcomes.values()), "hosts": rows,
     }  # fmt: skip
 
 

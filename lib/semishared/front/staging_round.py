@@ -8,18 +8,17 @@ import random
 import threading
 import time
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Iterator
+from typing import IO, Iterator
 
 from ..errors import BaseBusy, HostFailed, HostUnreachable, SemisharedError
 from ..model import layout
 from ..model import steps_base as b
+from ..model.refs import ImageRef
 from ..plan import staging as plan
 from ..tools import locks
 from ..wire.packets import Session as Packets
 from ..wire.session import Session
-
-if TYPE_CHECKING:
-    from .staging import Outcome, Staging
+from .staging_hosts import Hosts, Outcome
 
 READY_S = 15.0
 """Until receivers of a stream must be ready: after that it begins without the others."""
@@ -29,8 +28,8 @@ TICK_S = 0.5
 class Round:
     """One plan on its way: hosts that receive, the stream, and the watch over both."""
 
-    def __init__(self, staging: Staging, chosen: plan.Plan, evict: dict[str, tuple[str, ...]]) -> None:
-        self.s, self.plan, self._evict = staging, chosen, evict
+    def __init__(self, hosts: Hosts, root: str, image: ImageRef, chosen: plan.Plan, evict: dict[str, tuple[str, ...]]) -> None:
+        self.hosts, self.root, self.image, self.plan, self._evict = hosts, root, image, chosen, evict
         self.packets = Packets.new().text
         self._sessions: dict[str, Session] = {}
         self._history: plan.History = {}
@@ -40,12 +39,13 @@ class Round:
         self._begun = 0.0
         self._left: set[str] = set()
         self._stream: Session | None = None
+        self._streamed: dict[str, object] = {}
         self._ended = threading.Event()
 
-    def run(self) -> None:
-        """Carry it out."""
+    def run(self) -> dict[str, object]:
+        """Carry it out; return what the sender says of the stream."""
         streaming = [item.host for item in self.plan.hosts if item.stream]
-        with portbase(self.s.root, self.s.config.staging_portbase if streaming else 0) as port:
+        with portbase(self.root, self.hosts.config.staging_portbase if streaming else 0) as port:
             watch = threading.Thread(target=self._watch, daemon=True)
             watch.start()
             helpers = [watch]
@@ -55,22 +55,23 @@ class Round:
                 helpers.append(sender)
             by_host = {item.host: item for item in self.plan.hosts}
             try:
-                self.s.on(list(by_host), lambda host: self._receive(by_host[host], port))
+                self.hosts.on(list(by_host), lambda host: self._receive(by_host[host], port))
             finally:
                 self._ended.set()
                 self._end_stream()
                 for thread in helpers:
                     thread.join(10)
+        return self._streamed
 
     def _receive(self, item: plan.Assignment, port: int) -> None:
-        s, outcome = self.s, self.s.outcomes[item.host]
+        hosts, outcome = self.hosts, self.hosts.outcomes[item.host]
         stream = (port, self.plan.sender) if item.stream else ()
         step = b.FetchBase(
-            s.root, s.image, item.sources, item.from_store, self.packets, s.wish.codec, plan.rate(s.wish.rate, self.plan), stream,
-            self._evict.get(item.host, ()), s.wish.wait,
+            self.root, self.image, item.sources, item.from_store, self.packets, hosts.wish.codec, plan.rate(hosts.wish.rate, self.plan),
+            stream, self._evict.get(item.host, ()), hosts.wish.wait,
         )  # fmt: skip
         try:
-            with s.session(item.host) as session:
+            with hosts.session(item.host) as session:
                 with self._lock:
                     self._sessions[item.host] = session
                 session.begin([step], last=True)
@@ -95,7 +96,7 @@ class Round:
             with self._lock:
                 self._over.add(item.host)
                 self._sessions.pop(item.host, None)
-        s.tell(event="host", host=item.host, have=1, of=1, source="", done=True)
+        hosts.tell(event="host", host=item.host, have=1, of=1, source="", done=True)
 
     def _done(self, outcome: Outcome, message: dict[str, object]) -> None:
         results = message.get("results")
@@ -113,7 +114,7 @@ class Round:
             samples = self._history.setdefault(host, [])
             samples.append(plan.Sample(time.monotonic(), have, source, speed, came))
             del samples[:-40]
-        self.s.tell(event="host", host=host, have=have, of=of, source=source, done=False)
+        self.hosts.tell(event="host", host=host, have=have, of=of, source=source, done=False)
 
     # -- the stream ------------------------------------------------------------------------------------
 
@@ -128,17 +129,18 @@ class Round:
             ready = [host for host in receivers if host in self._ready and host not in self._over]
         if not ready or self._ended.is_set():
             return
-        s = self.s
-        step = b.StreamBase(s.root, s.name, self.packets, s.wish.codec, s.wish.rate, port, len(ready), ready[0])
+        hosts, image = self.hosts, self.image
+        name = layout.base_name(image.store, image.id, image.generation)
+        step = b.StreamBase(self.root, name, self.packets, hosts.wish.codec, hosts.wish.rate, port, len(ready), ready[0])
         try:
-            with s.session(self.plan.sender) as session:
+            with hosts.session(self.plan.sender) as session:
                 self._stream, self._begun = session, time.monotonic()
                 session.begin([step], last=True)
                 (answer,) = session.finish()
-                s.stream = answer if isinstance(answer, dict) else {}
+                self._streamed = answer if isinstance(answer, dict) else {}
         except (SemisharedError, OSError, ValueError) as e:
             if not self._ended.is_set():
-                s.note(self.plan.sender, f"the stream failed: {e.line() if isinstance(e, SemisharedError) else e}")
+                hosts.note(self.plan.sender, f"the stream failed: {e.line() if isinstance(e, SemisharedError) else e}")
                 # Without the sender there is nobody who has the rest: at once to the next round, and to another one.
                 is_lost = isinstance(e, (HostUnreachable, HostFailed))
                 self._order(receivers, end="round" if is_lost else "stream")
@@ -170,11 +172,11 @@ class Round:
                 for host in plan.leave_stream(history, now, self._begun):
                     if host not in self._left:
                         self._left.add(host)
-                        self.s.note(host, "leaves the stream: too slow, or not reached by it")
+                        self.hosts.note(host, "leaves the stream: too slow, or not reached by it")
                         self._order([host], end="stream")
             for host, source in plan.skips(whole, now):
                 if host not in self._over:
-                    self.s.note(host, f"leaves {source}, which is slower than others")
+                    self.hosts.note(host, f"leaves {source}, which is slower than others")
                     self._order([host], skip=source)
                     with self._lock:
                         self._history[host] = []

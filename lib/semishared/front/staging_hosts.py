@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hosts of a staging session: one ssh to each, all spoken to at once, and how it went on each."""
+
+from __future__ import annotations
+
+import threading
+from typing import Callable, NamedTuple, Sequence
+
+from ..config import Config
+from ..errors import NotSupported, SemisharedError
+from ..model import steps_base as b
+from ..model.refs import ImageRef
+from ..opennebula.xml import Host
+from ..wire.session import Session
+
+
+class Wish(NamedTuple):
+    """How a session is wanted."""
+
+    transport: str
+    codec: str
+    rate: int
+    """Bytes per second, 0 for no limit."""
+    wait: bool
+
+
+class Outcome:
+    """How it went on one host."""
+
+    def __init__(self) -> None:
+        self.ok = False
+        self.sources: dict[str, dict[str, int]] = {}
+        self.troubles: list[str] = []
+        self.why = ""
+
+    def add(self, sources: object) -> None:
+        """Add what came from where in one round."""
+        for name, entry in (sources if isinstance(sources, dict) else {}).items():
+            known = self.sources.setdefault(name, {"extents": 0, "bytes": 0})
+            for key in known:
+                known[key] += int(entry[key])
+
+    def data(self) -> dict[str, object]:
+        return {"ok": self.ok, "sources": self.sources, "troubles": self.troubles, "why": self.why}
+
+
+class Hosts:
+    """The hosts that are to have a base, by name."""
+
+    def __init__(self, hosts: Sequence[Host], wish: Wish, config: Config, tell: Callable[..., None]) -> None:
+        self.all = {host.name: host for host in hosts}
+        self.wish, self.config, self.tell = wish, config, tell
+        self.outcomes = {name: Outcome() for name in self.all}
+        self._conversations: dict[str, Session] = {}
+        """Those with hosts that were asked, and are not done."""
+
+    def session(self, host: str) -> Session:
+        """Return the conversation with a host for its next plan: the one that is under way, or a new one."""
+        return self._conversations.pop(host, None) or Session(host, "stage", self.config, bulk=True)
+
+    def close(self) -> None:
+        """End the conversations that are under way."""
+        for session in self._conversations.values():
+            session.close(is_over=False)
+
+    def on(self, hosts: Sequence[str], work: Callable[[str], None]) -> None:
+        """Do `work` for all hosts at once; what fails is noted at the host."""
+
+        def one(host: str) -> None:
+            try:
+                work(host)
+            except SemisharedError as e:
+                self.outcomes[host].why = e.line()
+                self.note(host, e.line())
+            except Exception as e:  # noqa: BLE001 - a thread's; the others go on
+                self.outcomes[host].why = f"{type(e).__name__}: {e}"
+
+        threads = [threading.Thread(target=one, args=(host,), daemon=True) for host in hosts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def note(self, host: str, text: str) -> None:
+        self.tell(event="note", host=host, text=text)
+
+    def describe(self, names: Sequence[str], root: str, image: ImageRef) -> dict[str, dict[str, object]]:
+        """Return what hosts answer about the base of an image; a host that does not is not in it."""
+        found: dict[str, dict[str, object]] = {}
+
+        def ask(name: str) -> None:
+            if self.all[name].is_offline:
+                raise NotSupported("the host is offline in OpenNebula")
+            session = self.session(name)
+            try:
+                (answer,) = session.run([b.DescribeBase(root, image)])
+            except BaseException:
+                session.close(is_over=False)
+                raise
+            if isinstance(answer, dict):
+                found[name] = answer
+            # What it is to do next goes the same way: an ssh more is half a second of a host's processor.
+            self._conversations[name] = session
+
+        self.on(names, ask)
+        return {name: found[name] for name in names if name in found}
