@@ -15,6 +15,7 @@ from semishared.errors import BadConfiguration, ConfigurationConflict
 from semishared.install import configuration as plan
 from semishared.install import execrc
 from semishared.install.oned_conf import parse
+from semishared.opennebula import mad_conf
 from semishared.plan import attributes
 
 OWN = ("attach_disk", "deploy", "detach_disk", "migrate", "restore", "snapshot_create")
@@ -44,8 +45,8 @@ def test_everything_is_there_as_oned_reads_it(name: str) -> None:
     assert (tm["SHARED"], tm["LN_TARGET"], tm["CLONE_TARGET"], tm["ALLOW_ORPHANS"]) == ("NO", "NONE", "SYSTEM", "YES")
     assert ds["PERSISTENT_ONLY"] == "NO"
     flat = [(key, value) for key, value in read if isinstance(value, str)]
-    assert all(("IMAGE_RESTRICTED_ATTR", attribute) in flat for attribute in plan.RESTRICTED)
-    assert all(("INHERIT_DATASTORE_ATTR", attribute) in flat for attribute in plan.INHERITED)
+    assert all(("IMAGE_RESTRICTED_ATTR", attribute) in flat for attribute in mad_conf.RESTRICTED)
+    assert all(("INHERIT_DATASTORE_ATTR", attribute) in flat for attribute in mad_conf.INHERITED)
     for key, value in read:
         if key == "VM_MAD" and isinstance(value, dict) and value["NAME"] in ("kvm", "qemu", "kvm-gpu"):
             words = value["ARGUMENTS"].split()
@@ -172,7 +173,7 @@ def test_our_reader_and_oned_agree(text: str) -> None:
 
 
 def test_every_attribute_of_images_is_for_administrators_only() -> None:
-    assert set(plan.RESTRICTED) == {name for name, holders in attributes.HOLDERS.items() if "image" in holders}
+    assert set(mad_conf.RESTRICTED) == {name for name, holders in attributes.HOLDERS.items() if "image" in holders}
 
 
 @pytest.mark.reads_checkout

@@ -11,28 +11,13 @@ import json
 import re
 from typing import NamedTuple, Optional, Sequence
 
+from .. import NAME as DRIVER
 from ..errors import BadConfiguration, ConfigurationConflict
+from ..opennebula.mad_conf import DS_CONF, INHERITED, RESTRICTED, TM_CONF
 from .oned_conf import BARE, Arguments, Attribute, Edit, Value, apply, parse, quoted, removal
 
-DRIVER = "semishared"
 STOCK = "kvm"
 """OpenNebula's hypervisor directory, to which ours forwards."""
-# Key, value, and whether it must have that value: else an administrator's other choice stays.
-TM_CONF = (
-    ("LN_TARGET", "NONE", True),
-    ("CLONE_TARGET", "SYSTEM", True),
-    ("SHARED", "NO", True),
-    ("DS_MIGRATE", "YES", False),
-    ("DS_LIVE_MIGRATE", "NO", True),
-    ("DS_MIGRATE_SNAP", "YES", False),
-    ("ALLOW_ORPHANS", "YES", True),
-)
-DS_CONF = (("REQUIRED_ATTRS", "", False), ("PERSISTENT_ONLY", "NO", False), ("MARKETPLACE_ACTIONS", "export", False))
-RESTRICTED = ("SEMISHARED_PLACE", "SEMISHARED_LOCAL", "SEMISHARED_STAGE")
-"""Attributes of images that only administrators may set: where disks live, and what goes to all hosts, is theirs to say."""
-INHERITED = ("DISK_TYPE", "ALLOW_ORPHANS", "CEPH_HOST", "CEPH_SECRET", "CEPH_USER", "CEPH_CONF", "POOL_NAME")
-"""Attributes of datastores that oned itself must find in a VM's disk. All of them are in stock files."""
-
 BEGIN = f"# {DRIVER} begin: made by install.sh, and taken out by install.sh --uninstall"
 END = f"# {DRIVER} end"
 BLOCK = re.compile(rf"\n?^{re.escape(BEGIN)}\n(.*?)^{re.escape(END)}\n", re.MULTILINE | re.DOTALL)

@@ -6,8 +6,9 @@ from __future__ import annotations
 import re
 from typing import Optional, Sequence
 
+from .. import NAME as DRIVER
 from ..errors import BadConfiguration
-from .configuration import BEGIN, BLOCK, DRIVER, END, Changed
+from .configuration import BEGIN, BLOCK, END, Changed
 from .oned_conf import Edit, apply
 
 LIVE = "LIVE_DISK_SNAPSHOTS"

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What oned.conf has to say of this driver (docs/explanation/contract.md): install.sh writes it, doctor looks for it in datastores."""
+
+from __future__ import annotations
+
+# Key, value, and whether it must have that value: else an administrator's other choice stays.
+TM_CONF = (
+    ("LN_TARGET", "NONE", True),
+    ("CLONE_TARGET", "SYSTEM", True),
+    ("SHARED", "NO", True),
+    ("DS_MIGRATE", "YES", False),
+    ("DS_LIVE_MIGRATE", "NO", True),
+    ("DS_MIGRATE_SNAP", "YES", False),
+    ("ALLOW_ORPHANS", "YES", True),
+)
+DS_CONF = (("REQUIRED_ATTRS", "", False), ("PERSISTENT_ONLY", "NO", False), ("MARKETPLACE_ACTIONS", "export", False))
+RESTRICTED = ("SEMISHARED_PLACE", "SEMISHARED_LOCAL", "SEMISHARED_STAGE")
+"""Attributes of images that only administrators may set: where disks live, and what goes to all hosts, is theirs to say."""
+INHERITED = ("DISK_TYPE", "ALLOW_ORPHANS", "CEPH_HOST", "CEPH_SECRET", "CEPH_USER", "CEPH_CONF", "POOL_NAME")
+"""Attributes of datastores that oned itself must find in a VM's disk. All of them are in stock files."""
