@@ -12,16 +12,33 @@ import sys
 from .opennebula.report import Report, caught, drop_output
 
 
+def monitor_ds(argv: list[str]) -> str:
+    """DIRECTORY - the disk sizes of all VMs of a system datastore: what the monitoring on the host asks, not oned."""
+    from .errors import BadArguments
+    from .host import vm_sizes
+    from .opennebula.args import absolute
+
+    if len(argv) != 1:
+        raise BadArguments("one directory is wanted")
+    return vm_sizes.report(absolute(argv[0], "datastore directory")).rstrip("\n")
+
+
 def run(kind: str, action: str) -> int:
     """Run action `action` of driver `kind` ('tm' or 'datastore') with sys.argv; return the exit code."""
     os.umask(0o027)
 
     def act_and_answer(report: Report) -> int:
-        if kind == "tm":
-            from .front.transfer import act
+        argv = sys.argv[1:]
+        if action == "monitor_ds":
+            answer = monitor_ds(argv)
+        elif kind == "tm":
+            from .front import transfer
+
+            answer = transfer.act(action, argv, report)
         else:
-            from .front.datastore import act
-        answer = act(action, sys.argv[1:], report)
+            from .front import datastore
+
+            answer = datastore.act(action, argv, report)
         if answer:
             sys.stdout.write(answer + "\n")
         sys.stdout.flush()

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from semishared import entry
 from semishared.front import datastore, transfer
 
 pytestmark = pytest.mark.reads_checkout
 
 ROOT = Path(__file__).resolve().parents[2]
-ACTIONS = {"tm": transfer.ACTIONS, "datastore": datastore.ACTIONS}
+ACTIONS = {"tm": {**transfer.ACTIONS, "monitor_ds": entry.monitor_ds}, "datastore": datastore.ACTIONS}
 FILES = sorted(path for kind in ACTIONS for path in (ROOT / kind).iterdir() if path.name != "__pycache__")
 SKELETON = '''#!/usr/bin/python3 -I
 # SPDX-License-Identifier: Apache-2.0

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Callable
 
-from ..errors import BadArguments, NotSupported
+from ..errors import NotSupported
 from ..model import stores
 from ..model.exchange import File, Plan
 from ..opennebula import args
@@ -215,15 +214,6 @@ def monitor(action: Action) -> None:
     raise NotSupported("a system datastore of semishared must have SHARED=NO: its disks are local to each host")
 
 
-def monitor_ds(action: Action) -> None:
-    """DIRECTORY - print the disk sizes of all VMs of a system datastore (runs on the host)."""
-    from ..host import vm_sizes
-
-    if len(action.argv) != 1:
-        raise BadArguments("one directory is wanted")
-    sys.stdout.write(vm_sizes.report(args.absolute(action.argv[0], "datastore directory")))
-
-
 PLANNED: dict[str, Callable[[Action], Plan]] = {function.__name__: function for function in (
     clone, ln, mkimage, mkswap, context, mvds, cpds, delete, mv,
     migration.premigrate, migration.postmigrate, migration.failmigrate,
@@ -231,11 +221,12 @@ PLANNED: dict[str, Callable[[Action], Plan]] = {function.__name__: function for 
     prebackup, prebackup_live, postbackup, postbackup_live, restore,
 )}  # fmt: skip
 """Transfer action -> what is known before its plan, and the plan."""
-ACTIONS: dict[str, Callable[[Action], object]] = {**PLANNED, "monitor": monitor, "monitor_ds": monitor_ds}
+ACTIONS: dict[str, Callable[[Action], object]] = {**PLANNED, "monitor": monitor}
+"""Of monitor_ds, which is not led from the front-end, entry.py knows."""
 
 
 def act(action: str, argv: list[str], report: Report) -> str:
-    """Carry out a transfer action; nothing goes to stdout but what monitor_ds prints."""
+    """Carry out a transfer action; nothing goes to stdout."""
     under_way = Action(action, argv, report)
     if action in PLANNED:
         carry_out(PLANNED[action](under_way), under_way)
