@@ -18,7 +18,7 @@ from semishared.errors import ImageChanged, MissingImage, SemisharedError
 from semishared.model import steps as s
 from semishared.plan import diagnosis
 
-EXAMINE = f"{caches.CHECKOUT}/lib/semishared/install/preflight.py"
+EXAMINE = f"PYTHONPATH={caches.CHECKOUT}/lib /usr/bin/python3 -m semishared.install.preflight"
 
 
 def test_oneadmin_owns_the_store_and_root_does_not(nfs_site: NfsSite) -> None:
@@ -194,7 +194,7 @@ def examined(site: Site, *stores: str) -> "dict[str, list[diagnosis.Finding]]":
     """Have doctor's examination run on h2, and judge what it says of each store as doctor does."""
     question = [["host"], "/var/tmp/one", LOCATION, stores, "none", "", []]
     word = base64.b64encode(json.dumps(question).encode()).decode()
-    answer = json.loads(site.hosts[1].script(f"/usr/bin/python3 -I - {word} <{EXAMINE}", user=ONEADMIN).out)
+    answer = json.loads(site.hosts[1].script(f"{EXAMINE} {word}", user=ONEADMIN).out)
     for store in stores:
         answer["stores"][store]["same"] = True
     found = diagnosis.of_machines({"h2": answer}, diagnosis.Site("fe"), diagnosis.Cloud(), ("none", "none"))

@@ -33,12 +33,12 @@ def examine(machine: str, location: Path) -> dict[str, Any]:
     """Run what doctor runs on a machine."""
     import base64
 
+    from semishared.install.examine import program
     from semishared.install.preflight import Question
 
     question = Question(roles=(), location=str(location), systems=(str(location / "101"),))
     word = base64.b64encode(json.dumps(question).encode()).decode()
-    program = (ROOT / "lib/semishared/install/preflight.py").read_bytes()
-    answer: dict[str, Any] = json.loads(on(machine, ["/usr/bin/python3", "-I", "-", word], program))
+    answer: dict[str, Any] = json.loads(on(machine, ["/usr/bin/python3", "-I", "-", word], program()))
     return answer
 
 

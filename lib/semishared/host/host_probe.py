@@ -22,9 +22,9 @@ if __package__ in (None, ""):
 from semishared import VERSION
 from semishared.base.cache import NAME, SOURCE
 from semishared.errors import SemisharedError, ToolTimeout
-from semishared.install.preflight import sign
 from semishared.tools.files import allocated
 from semishared.tools.run import run
+from semishared.tools.signatures import sign
 from semishared.units import MiB
 
 LOCATION = "/var/lib/one/datastores"

@@ -11,9 +11,18 @@ from ..errors import HostUnreachable, SemisharedError, ToolMissing, ToolTimeout
 from ..tools.run import stream
 from ..wire.session import PYTHON, is_here
 
-PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "preflight.py")
+IMPORT = b"from ..tools.signatures import STAGED, sign\n"
 SILENT_S = 45
 """More than all limits of preflight.py together."""
+
+
+def program() -> bytes:
+    """Return preflight.py with the module that it imports in the place of the import: one program, which needs nothing of ours."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    with open(f"{package}/install/preflight.py", "rb") as file:
+        before, _, after = file.read().partition(IMPORT)
+    with open(f"{package}/tools/signatures.py", "rb") as file:
+        return before + file.read().replace(b"from __future__ import annotations\n", b"") + after
 
 
 def examine(host: str, question: str, connect_s: int = 10, user: Sequence[str] = ()) -> dict[str, Any]:
@@ -25,10 +34,8 @@ def examine(host: str, question: str, connect_s: int = 10, user: Sequence[str] =
     if not is_here(host):
         options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}", "-o", "ServerAliveInterval=5"]
         argv = [*user, "ssh", *options, "--", host, f"exec {PYTHON} -I - {question}"]
-    with open(PROGRAM, "rb") as file:
-        program = file.read()
     try:
-        said = b"".join(stream(argv, stdin=program, silence_s=SILENT_S))
+        said = b"".join(stream(argv, stdin=program(), silence_s=SILENT_S))
     except ToolTimeout:
         raise HostUnreachable(f"{host} did not answer within {SILENT_S} s") from None
     except SemisharedError as e:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look at a machine for install.sh and `semishared doctor`: programs, our files, stores, the local disk, libvirt. Prints JSON.
 
-Nothing of ours is imported: this file itself goes to hosts (`python3 - QUESTION < preflight.py`), which need not have
-anything of ours, or not the same. The QUESTION is base64 of JSON, see `Question`. Nothing is changed but a file of our
-own on each store, which is removed again, and this machine's signature in what is to be its own (`sign`); what hangs
-costs seconds.
+This goes to hosts as a program, which need not have anything of ours, or not the same: examine.py puts the one module that is
+imported here into its place. The program's QUESTION is base64 of JSON, see `Question`. Nothing is changed but a file of our
+own on each store, which is removed again, and this machine's signature in what is to be its own; what hangs costs seconds.
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from ..tools.signatures import STAGED, sign
+
 NAME = "semishared"
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 ANSWER_S = 5
@@ -40,13 +41,6 @@ VERSIONS = {
     "rsync": ["--version"], "rbd": ["--version"], "udp-receiver": [], "udp-sender": [],
 }  # fmt: skip
 """How to ask for a version; of the rest it says nothing that it is there."""
-STAGED = ".staged-"
-"""As in tools/files.py."""
-SIGNATURE = ".machine-"
-"""Prefix of the files by which machines sign directories that are to be each machine's own."""
-SIGNED = re.compile(r"\.machine-([0-9a-f]{16})\Z")
-FORGOTTEN = 1000
-"""After so many rounds without a change the signature of another machine goes: one of before its last start, mostly."""
 PARTS = (f"lib/{NAME}", f"tm/{NAME}", f"datastore/{NAME}", f"vmm/{NAME}", f"etc/{NAME}.conf")
 
 
@@ -252,68 +246,6 @@ def store_state(store: str, token: str) -> Dict[str, Any]:
     except OSError as e:
         answer["reason"] = e.strerror
     return answer
-
-
-def machine() -> str:
-    """Return what no other running machine is called: the kernel draws it at each start (namespaces of one kernel have names)."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        drawn = file.read().strip()
-    return hashlib.sha256(f"{drawn} {os.uname().nodename}".encode()).hexdigest()[:16]
-
-
-def sign(directory: str, remember: bool = False) -> Dict[str, Any]:
-    """Sign a directory as this machine, once more, and return who else has: {machine: how often}.
-
-    `alive` are those that have signed since this machine did so with `remember`: they have the same directory, now. No clock
-    and no name of a host is asked. Signed first, then looked: of two that come at once, one sees the other.
-    """
-    own = machine()
-    mine = signature(directory, own)
-    known: Dict[str, Any] = mine["seen"]
-    mine["count"] += 1
-    _write_signature(directory, own, mine)
-    seen, alive = {}, []
-    for name in sorted(os.listdir(directory)):
-        match = SIGNED.match(name)
-        if not match or match.group(1) == own:
-            continue
-        other = match.group(1)
-        count = signature(directory, other)["count"]
-        was, rounds = known.get(other, (-1, 0))
-        if was == count and rounds >= FORGOTTEN and remember:
-            os.unlink(f"{directory}/{name}")
-            continue
-        seen[other] = (count, rounds + 1 if was == count else 0)
-        if was != count and mine["since"]:
-            alive.append(other)
-    if remember:
-        _write_signature(directory, own, {**mine, "seen": seen, "since": 1})
-    counts = {name: row[0] for name, row in seen.items()}
-    return {"place": directory, "machine": own, "count": mine["count"], "seen": counts, "alive": alive}
-
-
-def signature(directory: str, name: str) -> Dict[str, Any]:
-    """Return the signature of a machine; an empty one if there is none that can be understood."""
-    try:
-        fd = os.open(f"{directory}/{SIGNATURE}{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(fd, "rb") as file:
-            found = json.loads(file.read(1 << 20))
-        seen = {str(key): (int(row[0]), int(row[1])) for key, row in found["seen"].items()}
-        return {"count": int(found["count"]), "seen": seen, "since": int(found["since"])}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
-        return {"count": 0, "seen": {}, "since": 0}
-
-
-def _write_signature(directory: str, name: str, data: Dict[str, Any]) -> None:
-    staged = f"{directory}/{STAGED}{name}.{os.urandom(6).hex()}"
-    fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
-    try:
-        with open(fd, "w", encoding="ascii") as file:
-            json.dump(data, file)
-        os.rename(staged, f"{directory}/{SIGNATURE}{name}")
-    except OSError:
-        os.unlink(staged)
-        raise
 
 
 def libvirt(question: Question) -> Dict[str, Any]:

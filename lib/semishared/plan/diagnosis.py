@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
+from .. import NAME as DRIVER
 from ..errors import SemisharedError
-from ..install.configuration import DRIVER, TM_CONF
 from ..model import stores
 from ..opennebula.args import absolute
+from ..opennebula.mad_conf import TM_CONF
 from ..opennebula.xml import Datastore, Host, Image
 from . import attributes, eviction, mounts
 
@@ -136,7 +137,7 @@ def of_machines(answers: Answers, site: Site, cloud: Cloud, sizes: tuple[str, st
 
 
 def of_shared(answers: Answers, front_end: str) -> list[Finding]:
-    """Judge whether what is to be each machine's own is: by the signatures that machines found there (install/preflight.sign)."""
+    """Judge whether what is to be each machine's own is: by the signatures that machines found there (tools/signatures.py)."""
     found = []
     for place, (machines, directories) in shared(answers).items():
         names = sorted(machines, key=lambda name: (name != front_end, name))

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Machines sign directories that are to be each machine's own: so they find out that several of them have the same one.
+
+Nothing of ours is imported here: install/examine.py sends this to machines that need not have anything of ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from typing import Any, Dict
+
+STAGED = ".staged-"
+"""As in files.py."""
+SIGNATURE = ".machine-"
+"""Prefix of the files by which machines sign directories that are to be each machine's own."""
+SIGNED = re.compile(r"\.machine-([0-9a-f]{16})\Z")
+FORGOTTEN = 1000
+"""After so many rounds without a change the signature of another machine goes: one of before its last start, mostly."""
+
+
+def machine() -> str:
+    """Return what no other running machine is called: the kernel draws it at each start (namespaces of one kernel have names)."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        drawn = file.read().strip()
+    return hashlib.sha256(f"{drawn} {os.uname().nodename}".encode()).hexdigest()[:16]
+
+
+def sign(directory: str, remember: bool = False) -> Dict[str, Any]:
+    """Sign a directory as this machine, once more, and return who else has: {machine: how often}.
+
+    `alive` are those that have signed since this machine did so with `remember`: they have the same directory, now. No clock
+    and no name of a host is asked. Signed first, then looked: of two that come at once, one sees the other.
+    """
+    own = machine()
+    mine = signature(directory, own)
+    known: Dict[str, Any] = mine["seen"]
+    mine["count"] += 1
+    _write_signature(directory, own, mine)
+    seen, alive = {}, []
+    for name in sorted(os.listdir(directory)):
+        match = SIGNED.match(name)
+        if not match or match.group(1) == own:
+            continue
+        other = match.group(1)
+        count = signature(directory, other)["count"]
+        was, rounds = known.get(other, (-1, 0))
+        if was == count and rounds >= FORGOTTEN and remember:
+            os.unlink(f"{directory}/{name}")
+            continue
+        seen[other] = (count, rounds + 1 if was == count else 0)
+        if was != count and mine["since"]:
+            alive.append(other)
+    if remember:
+        _write_signature(directory, own, {**mine, "seen": seen, "since": 1})
+    counts = {name: row[0] for name, row in seen.items()}
+    return {"place": directory, "machine": own, "count": mine["count"], "seen": counts, "alive": alive}
+
+
+def signature(directory: str, name: str) -> Dict[str, Any]:
+    """Return the signature of a machine; an empty one if there is none that can be understood."""
+    try:
+        fd = os.open(f"{directory}/{SIGNATURE}{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            found = json.loads(file.read(1 << 20))
+        seen = {str(key): (int(row[0]), int(row[1])) for key, row in found["seen"].items()}
+        return {"count": int(found["count"]), "seen": seen, "since": int(found["since"])}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return {"count": 0, "seen": {}, "since": 0}
+
+
+def _write_signature(directory: str, name: str, data: Dict[str, Any]) -> None:
+    staged = f"{directory}/{STAGED}{name}.{os.urandom(6).hex()}"
+    fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+    try:
+        with open(fd, "w", encoding="ascii") as file:
+            json.dump(data, file)
+        os.rename(staged, f"{directory}/{SIGNATURE}{name}")
+    except OSError:
+        os.unlink(staged)
+        raise
