@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from ..errors import BadArguments
 from ..units import MiB
+
+if TYPE_CHECKING:
+    from typing import Self
 
 Element = ElementTree.Element
 
@@ -53,6 +57,26 @@ class View:
         """Return the element as XML."""
         data: bytes = ElementTree.tostring(self.element, encoding="utf-8")
         return data
+
+
+class Object(View):
+    """What oned keeps in a pool under an id: a VM, an image, a datastore, a host."""
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Self:
+        return cls(parse(text, cls.__name__.upper()))
+
+    @property
+    def id(self) -> int:
+        return self.number("ID")
+
+    @property
+    def name(self) -> str:
+        return self.text("NAME")
+
+    def attribute(self, name: str) -> str:
+        """Return an attribute of its template, '' if it has none such."""
+        return self.text(f"TEMPLATE/{name}")
 
 
 class Disk(View):
@@ -118,16 +142,8 @@ class Disk(View):
         return self.text("LUKS_SECRET")
 
 
-class Vm(View):
+class Vm(Object):
     """/VM as one.vm.info serves it."""
-
-    @classmethod
-    def parse(cls, text: str | bytes) -> Vm:
-        return cls(parse(text, "VM"))
-
-    @property
-    def id(self) -> int:
-        return self.number("ID")
 
     @property
     def lcm_state(self) -> int:
@@ -180,20 +196,8 @@ class Vm(View):
         return [View(record).number("DS_ID") for record in records]
 
 
-class Image(View):
+class Image(Object):
     """/IMAGE."""
-
-    @classmethod
-    def parse(cls, text: str | bytes) -> Image:
-        return cls(parse(text, "IMAGE"))
-
-    @property
-    def id(self) -> int:
-        return self.number("ID")
-
-    @property
-    def name(self) -> str:
-        return self.text("NAME")
 
     @property
     def type(self) -> int:
@@ -232,24 +236,9 @@ class Image(View):
     def luks_secret(self) -> str:
         return self.attribute("LUKS_SECRET")
 
-    def attribute(self, name: str) -> str:
-        return self.text(f"TEMPLATE/{name}")
 
-
-class Datastore(View):
+class Datastore(Object):
     """/DATASTORE."""
-
-    @classmethod
-    def parse(cls, text: str | bytes) -> Datastore:
-        return cls(parse(text, "DATASTORE"))
-
-    @property
-    def id(self) -> int:
-        return self.number("ID")
-
-    @property
-    def name(self) -> str:
-        return self.text("NAME")
 
     @property
     def type(self) -> int:
@@ -269,16 +258,9 @@ class Datastore(View):
     def store_driver(self) -> str:
         return self.text("DS_MAD").lower()
 
-    def attribute(self, name: str) -> str:
-        return self.text(f"TEMPLATE/{name}")
 
-
-class Host(View):
+class Host(Object):
     """/HOST."""
-
-    @property
-    def name(self) -> str:
-        return self.text("NAME")
 
     @property
     def is_offline(self) -> bool:
@@ -292,9 +274,6 @@ class Host(View):
     @property
     def cluster_id(self) -> int:
         return self.number("CLUSTER_ID")
-
-    def attribute(self, name: str) -> str:
-        return self.text(f"TEMPLATE/{name}")
 
 
 class DriverData:
