@@ -16,7 +16,7 @@ from lab.kernel_host import ONEADMIN
 from nfs.site import LOCATION, SIZE, STORE, Guest, HostSide, NfsSite, Site
 from semishared.errors import ImageChanged, MissingImage, SemisharedError
 from semishared.model import steps as s
-from semishared.plan import diagnosis
+from semishared.plan import diagnosis, diagnosis_machines
 
 EXAMINE = f"PYTHONPATH={caches.CHECKOUT}/lib /usr/bin/python3 -m semishared.install.preflight"
 
@@ -197,7 +197,7 @@ def examined(site: Site, *stores: str) -> "dict[str, list[diagnosis.Finding]]":
     answer = json.loads(site.hosts[1].script(f"{EXAMINE} {word}", user=ONEADMIN).out)
     for store in stores:
         answer["stores"][store]["same"] = True
-    found = diagnosis.of_machines({"h2": answer}, diagnosis.Site("fe"), diagnosis.Cloud(), ("none", "none"))
+    found = diagnosis_machines.of_machines({"h2": answer}, diagnosis.Site("fe"), diagnosis.Cloud(), ("none", "none"))
     return {store: [item for item in found if f"store {store}:" in item.what] for store in stores}
 
 

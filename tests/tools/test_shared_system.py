@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from semishared.plan import diagnosis
+from semishared.plan import diagnosis, diagnosis_machines
 
 ROOT = Path(__file__).resolve().parents[2]
 INPUT = "<OPENNEBULA><DATASTORE_LOCATION>{}</DATASTORE_LOCATION></OPENNEBULA>"
@@ -77,7 +77,7 @@ def test_a_copy_of_another_machine_s_disk_is_not_that_machine(location: Path, tm
         assert probe("h2", tmp_path / "copy") == "OK"
         assert probe("h1", location) == "OK"
     answers = {"h1": examine("h1", location), "h2": examine("h2", tmp_path / "copy")}
-    assert diagnosis.shared(answers) == {}
+    assert diagnosis_machines.shared(answers) == {}
 
 
 def test_doctor_finds_one_directory_under_any_path(location: Path, tmp_path: Path) -> None:
@@ -87,17 +87,17 @@ def test_doctor_finds_one_directory_under_any_path(location: Path, tmp_path: Pat
     places = {"fe": tmp_path / "elsewhere", "h1": location, "h2": tmp_path / "own"}
     for _ in range(2):
         answers = {machine: examine(machine, place) for machine, place in places.items()}
-        found = diagnosis.of_shared(answers, "fe")
+        found = diagnosis_machines.of_shared(answers, "fe")
         assert found and {item.severity for item in found} == {diagnosis.BROKEN}
         assert all("is one directory on fe, h1:" in item.what for item in found)
         assert any(f"{location}/101" in item.what for item in found)
-    assert diagnosis.of_shared({"h1": answers["h1"], "h2": answers["h2"]}, "fe") == []
+    assert diagnosis_machines.of_shared({"h1": answers["h1"], "h2": answers["h2"]}, "fe") == []
 
 
 def test_what_is_not_there_yet_is_judged_by_where_it_will_be_made(tmp_path: Path) -> None:
     answers = {machine: examine(machine, tmp_path) for machine in ("fe", "h1")}
     answers = {machine: examine(machine, tmp_path) for machine in ("fe", "h1")}
-    (found,) = diagnosis.of_shared(answers, "fe")
+    (found,) = diagnosis_machines.of_shared(answers, "fe")
     assert f"{tmp_path} is one directory on fe, h1" in found.what and f"{tmp_path}/101" in found.what
 
 

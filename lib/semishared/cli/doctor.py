@@ -31,6 +31,7 @@ from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Image
 from ..plan import diagnosis as plan
+from ..plan.diagnosis_machines import Answers, of_machines
 from ..plan.gc import find
 from ..store import stock_layout
 from ..tools.files import STAGED, unlink
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     findings = [
         *plan.of_site(site),
         *(plan.of_cloud(cloud, front_end) if not no_oned else []),
-        *plan.of_machines(answers, site, cloud, (config.bases_size_limit, config.bases_free_floor)),
+        *of_machines(answers, site, cloud, (config.bases_size_limit, config.bases_free_floor)),
         *plan.of_stock_images(stock_images(cloud), front_end),
         *plan.of_leftovers(count, size, front_end),
     ]
@@ -169,7 +170,7 @@ def _forwarders(place: FrontEnd) -> Iterator[str]:
             yield f"{name} hands over to a script that OpenNebula does not have"
 
 
-def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) -> plan.Answers:
+def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) -> Answers:
     """Ask the front-end and all hosts at once."""
     mounted, ceph, bridged = [], [], []
     for store in cloud.datastores:
@@ -272,14 +273,14 @@ def machine_row(answer: "dict[str, Any] | str") -> dict[str, str]:
     }  # fmt: skip
 
 
-def as_json(findings: list[plan.Finding], answers: plan.Answers) -> dict[str, object]:
+def as_json(findings: list[plan.Finding], answers: Answers) -> dict[str, object]:
     """Return everything as JSON data."""
     rows = [{**item._asdict(), "severity": plan.WORDS[item.severity]} for item in findings]
     worst = plan.WORDS[max((item.severity for item in findings), default=plan.OK)]
     return {"result": worst, "findings": rows, "machines": {machine: machine_row(answer) for machine, answer in answers.items()}}
 
 
-def show(findings: list[plan.Finding], answers: plan.Answers) -> None:
+def show(findings: list[plan.Finding], answers: Answers) -> None:
     """Print a table of versions, and the findings with what mends them."""
     table = [(machine, machine_row(answer)) for machine, answer in answers.items()]
     names = list(next((row for _, row in table if row), {}))

@@ -30,7 +30,8 @@ from ..install.preflight import Question, encoded
 from ..model import stores
 from ..opennebula.oned import Oned
 from ..plan import attributes as known
-from ..plan.diagnosis import Finding, of_shared, path_of
+from ..plan.diagnosis import Finding, path_of
+from ..plan.diagnosis_machines import of_shared
 from ..tools.files import write
 from ..wire.session import is_here
 from .hosts import AT_ONCE

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semishared.install import preflight
-from semishared.plan import diagnosis
+from semishared.plan import diagnosis, diagnosis_machines
 
 STORE = "/var/lib/one/datastores/100"
 CAPABILITIES = """<capabilities>
@@ -44,7 +44,7 @@ def findings(confines: list[str], type: str, passable: bool) -> list[diagnosis.F
         "tree": {"version": "x", "parts": {"lib/semishared": "a"}}, "libvirt": {"secrets": [], "confines": confines},
         "stores": {STORE: {"empty": False, "same": True, "writable": True, "mount": mount, "passable": passable}},
     }  # fmt: skip
-    found = diagnosis.of_machines({"fe": answer, "h1": answer}, diagnosis.Site("fe"), diagnosis.Cloud(), ("0", "0"))
+    found = diagnosis_machines.of_machines({"fe": answer, "h1": answer}, diagnosis.Site("fe"), diagnosis.Cloud(), ("0", "0"))
     return [item for item in found if item.machine == "h1"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semishared.install import preflight
-from semishared.plan import diagnosis
+from semishared.plan import diagnosis, diagnosis_machines
 
 HEAD = """\
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
@@ -31,7 +31,7 @@ def findings(mount: dict[str, Any]) -> list[diagnosis.Finding]:
         "tree": {"version": "x", "parts": {"lib/semishared": "a"}},
         "stores": {STORE: {"empty": False, "same": True, "writable": True, "mount": mount}},
     }  # fmt: skip
-    return diagnosis.of_machines({"fe": answer, "h1": answer}, diagnosis.Site("fe"), diagnosis.Cloud(), ("0", "0"))
+    return diagnosis_machines.of_machines({"fe": answer, "h1": answer}, diagnosis.Site("fe"), diagnosis.Cloud(), ("0", "0"))
 
 
 @pytest.mark.fault(18, "doctor finds stores on NFSv3, with locks of one host only, soft, or without lookupcache=positive")
