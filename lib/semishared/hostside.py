@@ -24,6 +24,7 @@ if __package__ in (None, ""):
 
 from semishared.disk import epochs
 from semishared.errors import HostFailed, HostOutdated, SemisharedError, ToolTimeout
+from semishared.host.conversation import Conversation
 from semishared.host.execute import Execution, read_plan
 from semishared.tools import progress, standstill
 from semishared.tools.beneath import readable
@@ -75,7 +76,7 @@ class Host:
         if isinstance(limit_s, (int, float)) and limit_s > 0:
             standstill.limit_s = limit_s
         answers = isinstance(plan, dict) and plan.get("answers") is True
-        execution = Execution(planned, self._writer, self._inbox.get, self._heard, answers)
+        execution = Execution(planned, Conversation(self._writer, self._inbox.get, self._heard, answers))
         progress.moved.clear()
         results = []
         for step in steps:

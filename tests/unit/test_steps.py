@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from semishared.disk import epochs
 from semishared.errors import BadArguments
+from semishared.host.conversation import Conversation
 from semishared.host.execute import Execution, read_plan
-from semishared.host.store_steps import OnStore
 from semishared.model import steps as s
-from semishared.model import steps_image
+from semishared.model import steps_base, steps_image
 from semishared.model.network_disk import NetworkDisk
+from semishared.wire.messages import Writer
 
 SECRET = "00000000-0000-4000-8000-0000000000cc"
 OF_IMAGES = {
@@ -23,6 +25,7 @@ OF_IMAGES = {
     if hasattr(cls, "_fields") and cls not in (s.ImageRef, s.DiskRef, s.Access, NetworkDisk)
 }  # fmt: skip
 STEPS = {**s.STEPS, **OF_IMAGES}
+OF_BASES = {name: cls for name, cls in vars(steps_base).items() if hasattr(cls, "_fields") and cls is not s.ImageRef}
 words = st.text(max_size=20)
 numbers = st.integers(0, 2**60)
 json_values = st.recursive(
@@ -64,9 +67,11 @@ def test_every_step_is_the_same_after_its_way_through_json(step: s.Step) -> None
     assert (type(returned), returned) == (type(step), step)
 
 
-@pytest.mark.parametrize("cls", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("cls", [*STEPS.values(), *OF_BASES.values()], ids=[*STEPS, *OF_BASES])
 def test_every_step_can_be_carried_out(cls: Any) -> None:
-    assert callable(getattr(OnStore if cls.__name__ in OF_IMAGES else Execution, cls.__name__))
+    talk = Conversation(Writer(0), lambda: None, lambda: None, answers=True)
+    part = Execution(epochs.Planned(), talk).part(cls(*cls._fields))
+    assert callable(getattr(part, cls.__name__))
 
 
 @given(st.dictionaries(st.sampled_from(["step", "image", "disk", "vm", "vm_dir", "domain", "x"]), json_values))

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that move a VM between machines to functions (model/steps_move.py), and those that look at VMs before."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import Iterator
+
+from ..base import cache
+from ..disk import records, transfer, vm_dir, whereabouts
+from ..errors import MigrationRefused, StoreUnavailable
+from ..guest import listing
+from ..model import layout
+from ..model import steps_move as m
+from ..tools import beneath, files
+from ..tools.crash_points import point
+from .conversation import Steps
+
+
+class OnMoves(Steps):
+    """Forwards what disk/ does; probes of stores are done here."""
+
+    def MarkVm(self, step: m.MarkVm) -> object:
+        return whereabouts.mark(step.vm, step.vm_dir)
+
+    def LookAtVm(self, step: m.LookAtVm) -> object:
+        return whereabouts.seen(step.vm_dir)
+
+    def LookForVm(self, step: m.LookForVm) -> object:
+        return whereabouts.look(step.vm_dir, step.token, step.seen)
+
+    def UnmarkVm(self, step: m.UnmarkVm) -> None:
+        whereabouts.unmark(step.vm_dir, step.token)
+
+    def SendVm(self, step: m.SendVm) -> object:
+        whereabouts.unmark(step.vm_dir, step.token)
+        sent = transfer.send(step.vm_dir, self.talk.send_data)
+        self.talk.send(event="sent", **sent)
+        point("directory sent")
+        return sent
+
+    def ReceiveVm(self, step: m.ReceiveVm) -> None:
+        transfer.receive(step, self.talk.chunks(), self.talk.sha256, self.planned, self.talk.asking)
+
+    def RenameVm(self, step: m.RenameVm) -> object:
+        return transfer.rename(step, self.planned, self.talk.asking)
+
+    def ReleaseVm(self, step: m.ReleaseVm) -> object:
+        return transfer.release(step, self.planned)
+
+    def DescribeVm(self, step: m.DescribeVm) -> object:
+        return {"present": os.path.isdir(step.vm_dir), "records": [record.to_data() for record in records.records(step.vm_dir)]}
+
+    def WriteProbe(self, step: m.WriteProbe) -> object:
+        with beneath.directory(step.store_dir, cache.NAME) as directory:
+            files.remove_stale(directory)
+            path = files.staged_name(f"{directory}/probe")
+            files.write(path, step.text.encode())
+        return {"name": f"{cache.NAME}/{os.path.basename(path)}"}
+
+    def AnswerProbe(self, step: m.AnswerProbe) -> None:
+        with self._beside(step) as path:
+            self._expect(step.store_dir, path, step.text)
+            files.write(path, step.answer.encode())
+
+    def CheckProbe(self, step: m.CheckProbe) -> None:
+        with self._beside(step) as path:
+            try:
+                self._expect(step.store_dir, path, step.text)
+            finally:
+                files.unlink(path)
+
+    @contextmanager
+    def _beside(self, step: m.AnswerProbe | m.CheckProbe) -> Iterator[str]:
+        """Yield the path of a probe in its directory, opened beneath the store's."""
+        directory, name = os.path.split(step.name)
+        try:
+            with beneath.directory(step.store_dir, directory) as where:
+                yield f"{where}/{name}"
+        except FileNotFoundError as e:
+            raise StoreUnavailable(f"{step.store_dir} on {os.uname().nodename}: {e.strerror}") from None
+
+    def _expect(self, store_dir: str, path: str, text: str) -> None:
+        try:
+            if files.read(path, 1000).decode("ascii", "replace") == text:
+                return
+        except OSError:
+            pass
+        raise StoreUnavailable(f"{store_dir} on {os.uname().nodename} is not the same as on the other host")
+
+    def TakeNetworkDisk(self, step: m.TakeNetworkDisk) -> None:
+        from . import rbd_disk
+
+        rbd_disk.take(step, self.planned)
+
+    def AllowMigration(self, step: m.AllowMigration) -> None:
+        files.remove_staged(f"{step.vm_dir}/{vm_dir.RECORDS}", "migration.json")
+        data = {"version": 1, "to": step.to, "shared_checked": list(step.stores)}
+        files.write_json(layout.migration_note(step.vm_dir), data)
+
+    def CheckNotRunning(self, step: m.CheckNotRunning) -> None:
+        if step.domain in listing.active():
+            raise MigrationRefused(f"domain {step.domain} still runs on {os.uname().nodename}, nothing was removed")
