@@ -18,10 +18,7 @@ subcommands() { # those that there are, by their modules: each has add_arguments
 
 @test "--help names every subcommand, --version the version" {
     for word in --help -h; do
-        call "$semishared" "$word"
-        exits 0
-        says_nothing
-        [[ $output == 'usage: semishared '* ]] || wrong 'no usage'
+        shows_help semishared "$semishared" "$word"
         for name in $(subcommands); do
             prints "    $name "
         done
@@ -35,10 +32,7 @@ subcommands() { # those that there are, by their modules: each has add_arguments
 @test "--help of every subcommand is on stdout, ends with 0, and says the exit codes" {
     [ "$(subcommands | wc -l)" -ge 8 ]
     for name in $(subcommands); do
-        call "$semishared" "$name" --help
-        exits 0
-        says_nothing
-        [[ $output == "usage: semishared $name "* ]] || wrong 'no usage'
+        shows_help "semishared $name" "$semishared" "$name" --help
         prints 'exit codes: 0 '
     done
 }

@@ -71,6 +71,13 @@ refuses() { # refuses ACTION [CODE]
     iconv -f UTF-8 -t UTF-8 <<<"$stderr" >/dev/null || wrong 'not UTF-8'
 }
 
+shows_help() { # shows_help COMMAND PROGRAM WORD...: run it; it shows the usage of COMMAND
+    call "${@:2}"
+    exits 0
+    says_nothing
+    [[ $output == "usage: $1 "* ]] || wrong 'no usage'
+}
+
 version() { # that of the checkout
     sed -n 's/^VERSION = "\(.*\)"$/\1/p' "$CHECKOUT/lib/semishared/__init__.py"
 }

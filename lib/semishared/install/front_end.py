@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from typing import Mapping, NamedTuple, Optional
+import stat
+from typing import Callable, Mapping, NamedTuple, Optional
 
 from ..errors import CannotInstall
 
@@ -65,9 +66,9 @@ def locate(
     if remotes is None:
         remotes = f"{root}{one_location}/var/remotes" if one_location else f"{root}/var/lib/one/remotes"
     remotes = os.path.abspath(remotes)
-    if not os.path.isdir(remotes):
+    if not _is_there(remotes, stat.S_ISDIR):
         raise CannotInstall(f"{remotes} is not a directory: is OpenNebula installed here? (--remotes DIR)")
-    if not os.path.isfile(f"{remotes}/vmm/kvm/deploy"):
+    if not _is_there(f"{remotes}/vmm/kvm/deploy", stat.S_ISREG):
         raise CannotInstall(f"{remotes} is not a remotes directory of OpenNebula: it has no vmm/kvm/deploy")
     packaged = remotes.endswith("/var/lib/one/remotes")
     self_contained = not packaged and remotes.endswith("/var/remotes")
@@ -80,11 +81,32 @@ def locate(
     elif etc is not None:
         etc = os.path.abspath(etc)
         is_named = False
-    if etc is None or not os.path.isfile(f"{etc}/oned.conf"):
+    if etc is None or not _is_there(f"{etc}/oned.conf", stat.S_ISREG):
         if not is_named:
             raise CannotInstall(f"there is no {etc}/oned.conf: where is it? (--etc DIR; --no-config edits none)")
         etc = None
     return FrontEnd(remotes, etc, self_contained)
+
+
+def _is_there(path: str, kind: Callable[[int], bool]) -> bool:
+    """Tell whether a file of a kind is at `path`; raise CannotInstall where this user may not look."""
+    try:
+        return kind(os.stat(path).st_mode)
+    except PermissionError:
+        closed = os.path.dirname(path)
+        while not os.access(os.path.dirname(closed), os.X_OK):
+            closed = os.path.dirname(closed)
+        raise CannotInstall(f"{path}: permission denied: {_me()} may not search {closed}: run this as root") from None
+    except OSError:
+        return False
+
+
+def _me() -> str:
+    """Return the name of this user."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def check_version(version: tuple[int, ...]) -> list[str]:
@@ -113,11 +135,6 @@ def _range() -> str:
 
 def check_rights(place: FrontEnd, targets: list[str]) -> None:
     """Raise CannotInstall if this user may not write in each of the directories `targets`."""
-    uid = os.geteuid()
-    try:
-        me = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        me = str(uid)
     for target in targets:
         if not os.access(target, os.W_OK | os.X_OK):
             flags = os.statvfs(target).f_flag
@@ -126,4 +143,4 @@ def check_rights(place: FrontEnd, targets: list[str]) -> None:
             who = "the user of OpenNebula" if place.self_contained else "root"
             if target.startswith(place.remotes):
                 who = "root or oneadmin"
-            raise CannotInstall(f"{target} is not writable for {me}: run this as {who}")
+            raise CannotInstall(f"{target} is not writable for {_me()}: run this as {who}")
