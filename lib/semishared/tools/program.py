@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import subprocess
 import time
 from contextlib import contextmanager
 from typing import Callable, Iterator
 
-from ..errors import ToolMissing
-from .run import DIES_WITH_US, environment, failure, kept, memory, read_back
+from .run import failure, memory, read_back, start_piped
 
 
 class Program:
@@ -71,16 +69,8 @@ class Program:
 @contextmanager
 def started(argv: list[str], *, feed: bool) -> Iterator[Program]:
     """Run `argv` and yield it, with its stdin (if `feed`, else its stdout) as `fd`; it does not outlive the block."""
-    env = environment()
-    if shutil.which(argv[0], path=env["PATH"]) is None:
-        raise ToolMissing(f"{argv[0]} is not installed on {os.uname().nodename}")
     with memory() as err:
-        process = subprocess.Popen(
-            [*DIES_WITH_US, *argv], stdin=subprocess.PIPE if feed else subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL if feed else subprocess.PIPE, stderr=err, env=env, pass_fds=kept,
-        )  # fmt: skip
-        pipe = process.stdin if feed else process.stdout
-        assert pipe
+        process, pipe = start_piped(argv, err, feed=feed)
         os.set_blocking(pipe.fileno(), not feed)
         program = Program(process, pipe.fileno(), err)
         try:

@@ -82,17 +82,28 @@ def _worked(process: subprocess.Popen[bytes], argv: list[str], signs: Callable[[
             raise ToolTimeout(f"{argv[0]} has done nothing for {idle_s:.0f} s on {where}: is its storage hung? {shlex.join(argv)}")
 
 
-def _run(argv: list[str], wait: Callable[[subprocess.Popen[bytes]], int], ok: tuple[int, ...], cwd: str | None) -> str:
+def _start(argv: list[str], stdin: int, stdout: int, stderr: int, cwd: str | None = None) -> subprocess.Popen[bytes]:
+    """Start a program that dies with us; raise ToolMissing."""
     env = environment()
     if shutil.which(argv[0], path=env["PATH"]) is None:
         raise ToolMissing(f"{argv[0]} is not installed on {os.uname().nodename}")
+    return subprocess.Popen([*DIES_WITH_US, *argv], stdin=stdin, stdout=stdout, stderr=stderr, env=env, cwd=cwd, pass_fds=kept)
+
+
+def start_piped(argv: list[str], err: int, *, feed: bool) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """Start a program that dies with us; return it and its stdin (if `feed`, else its stdout). Raise ToolMissing."""
+    stdin, stdout = (subprocess.PIPE, subprocess.DEVNULL) if feed else (subprocess.DEVNULL, subprocess.PIPE)
+    process = _start(argv, stdin, stdout, err)
+    pipe = process.stdin if feed else process.stdout
+    assert pipe
+    return process, pipe
+
+
+def _run(argv: list[str], wait: Callable[[subprocess.Popen[bytes]], int], ok: tuple[int, ...], cwd: str | None) -> str:
     # Not pipes: what a program leaves behind (virsh its ssh) would hold them open, and nothing that is said can block it.
     with memory() as out, memory() as err:
         with progress.waiting():
-            process = subprocess.Popen(
-                [*DIES_WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd, pass_fds=kept
-            )  # fmt: skip
-            code = wait(process)
+            code = wait(_start(argv, subprocess.DEVNULL, out, err, cwd))
         stdout = read_back(out)
         stderr = read_back(err, 1000)
     if code not in ok:
@@ -179,14 +190,8 @@ def piped(argv: list[str], *, feed: bool) -> Iterator[IO[bytes]]:
 
     Raise as `run`. A program that stops reading early is judged by its exit code.
     """
-    env = environment()
     with memory() as err:
-        process = subprocess.Popen(
-            [*DIES_WITH_US, *argv], stdin=subprocess.PIPE if feed else subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL if feed else subprocess.PIPE, stderr=err, env=env, pass_fds=kept,
-        )  # fmt: skip
-        stream = process.stdin if feed else process.stdout
-        assert stream
+        process, stream = start_piped(argv, err, feed=feed)
         try:
             # It may look through a disk of terabytes before it says a word.
             with standstill.watched(process.pid):
@@ -210,16 +215,12 @@ def piped(argv: list[str], *, feed: bool) -> Iterator[IO[bytes]]:
 
 def filtered(argv: list[str], data: bytes | memoryview, *, timeout_s: float = QUICK_S) -> bytes:
     """Return what `argv` makes of `data`; raise as `run` does."""
-    env = environment()
-    if shutil.which(argv[0], path=env["PATH"]) is None:
-        raise ToolMissing(f"{argv[0]} is not installed on {os.uname().nodename}")
     with memory() as given, memory() as out, memory() as err:
         view = memoryview(data)
         while view:
             view = view[os.write(given, view) :]
         os.lseek(given, 0, os.SEEK_SET)
-        process = subprocess.Popen([*DIES_WITH_US, *argv], stdin=given, stdout=out, stderr=err, env=env, pass_fds=kept)
-        code = _wait(process, timeout_s)
+        code = _wait(_start(argv, given, out, err), timeout_s)
         if code is None:
             raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s")
         if code:
