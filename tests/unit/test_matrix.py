@@ -6,11 +6,16 @@ from __future__ import annotations
 import pytest
 
 import matrix
+from semishared.model.place import PLACES
 
 
 def test_every_cell_works_or_says_why_not() -> None:
     assert len(matrix.CELLS) == len(matrix.ACTIONS) * len(matrix.PLACES) * len(matrix.FORMATS) * len(matrix.MODES)
     assert all(len(matrix.reason(cell)) > 20 for cell in matrix.CELLS if matrix.reason(cell))
+
+
+def test_every_place_has_its_cells() -> None:
+    assert set(matrix.PLACES) == set(PLACES)
 
 
 def test_missing_cells_are_named_and_marked() -> None:

@@ -153,6 +153,12 @@ def test_host_side_imports_only_what_is_permitted(tmp_path: Path, baseline: set[
     judge("hostside", found - baseline)
 
 
+def test_every_action_is_asked_what_it_imports() -> None:
+    files = {f"{kind}/{path.name}" for kind in ("tm", "datastore") for path in (ROOT / kind).iterdir() if path.is_file()}
+    of_backups = {"tm/restore", "tm/prebackup", "tm/postbackup", "tm/prebackup_live", "tm/postbackup_live"}
+    assert files - of_backups - {"datastore/export"} == {name.replace("host/", "tm/") for name in NAMES}
+
+
 def test_permitted_imports_name_actions_that_exist() -> None:
     if os.environ.get("REGENERATE"):
         regenerate()

@@ -14,7 +14,8 @@ from ..model.place import IN_PLACE, PLACES, STORE_CLONE, Place
 from ..opennebula.xml import Datastore, Image
 
 WHERE = ("auto", "shared", "local")
-LOCALS = ("overlay", "copy", "remote-first")
+LOCALS = (*(place.name for place in PLACES.values() if place.is_local and place.is_layered), "remote-first")
+"""Volatile disks, which have no layers, are of no image."""
 
 
 def _value(image: Image, datastore: Datastore, name: str, known: Sequence[str], default: str) -> tuple[str, str]:

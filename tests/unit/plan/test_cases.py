@@ -32,6 +32,7 @@ import pytest
 from exchanges import played
 
 from semishared.errors import SemisharedError
+from semishared.front import transfer
 from semishared.model.exchange import File, Part, Plan
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
@@ -239,6 +240,8 @@ def test_every_planner_has_cases_and_refusals() -> None:
     for path in CASES:
         by_action.setdefault(path.parent.name, []).append(json.loads(path.read_text()))
     assert set(by_action) == set(PLANNERS)
+    of_running_guests = {"prebackup_live", "postbackup_live"}  # cases of the others, with "live"
+    assert set(transfer.PLANNED) - of_running_guests == {name for name in PLANNERS if not name.startswith("datastore_")}
     for action, cases in by_action.items():
         assert any("error" not in case for case in cases), action
         assert any("error" in case for case in cases), f"{action} has no case of a refusal"
