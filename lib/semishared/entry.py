@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run one action.
+"""What the executables in tm/ and datastore/ start: one action, by its name.
 
 Exit codes: 0 done, 1 refused or failed with one line on stderr, 2 a defect of ours (its traceback in the log lines).
 """

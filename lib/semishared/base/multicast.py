@@ -4,7 +4,7 @@
 What is known of it (measured; docs/explanation/staging.md) and what is done about that here:
 
     its exit codes say nothing about receivers       packets are counted at the receivers
-    a port that is used twice delivers foreign data  every packet has the session's id and MAC (packets.py)
+    a port that is used twice delivers foreign data  every packet has the session's id and MAC (wire/packets.py)
     a dead receiver stalls all                       --retries-until-drop, and whoever is slow leaves by himself
     it waits for ever in many ways                   every wait here has a limit; the programs die with their session
 """

@@ -6,7 +6,7 @@ overwrites before it does: the copies show one moment, the VM's own disks and th
 what a power cut leaves; FS_FREEZE = AGENT makes it what a clean unmount leaves.
 
 What each crash leaves: `.staged-backup` (no backup driver looks there) or `backup`, removed by `end`, by the next
-backup and with the VM; a job in QEMU, ended by `end`; a frozen guest, noted before, thawed by `end` (rest.py).
+backup and with the VM; a job in QEMU, ended by `end`; a frozen guest, noted before, thawed by `end` (guest/rest.py).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A staging session, as the front-end leads it: one ssh to each host, all at once, in rounds until no one is left.
+"""A staging session, as the front-end leads it: round by round, until every host has the base or cannot be helped.
 
 Nothing of a session outlives it: each host's part ends with its ssh (hostside.py), and what that has started with it.
 """

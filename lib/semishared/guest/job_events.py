@@ -29,7 +29,7 @@ class Patience:
         self._what, self._sign, self._since = what, object(), time.monotonic()
 
     def see(self, sign: object) -> None:
-        """Take note of how far it has come; raise ToolTimeout if it stands still (standstill.py)."""
+        """Take note of how far it has come; raise ToolTimeout if it stands still (tools/standstill.py)."""
         progress.touch()
         if sign != self._sign:
             self._sign, self._since = sign, time.monotonic()

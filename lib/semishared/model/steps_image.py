@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the vocabulary that concerns images on the network. Loaded only for such (steps.py).
+"""The part of the vocabulary that concerns images in stores. Loaded only for such (steps.py).
 
 Most are carried out on the store's bridge, as its `bridge_user`; images are named POOL/IMAGE, and clones of an image for a
 disk POOL/IMAGE-VM-DISK, as OpenNebula's own driver names them. Hosts only read, and write to what the bridge has made.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libvirt is told about a VM's disks: the domain XML. The message of a hot attach: attach.py.
+"""What libvirt is told about a VM's disks: the domain XML. The message of a hot attach: attach_xml.py.
 
 oned fixes the driver type per image, the path per datastore, and whether a disk is a file or on the network likewise;
 here they follow the record that the transfer action left of each disk. Everything else in the XML stays as it came, to

@@ -27,7 +27,7 @@ def attempt(path: str) -> IO[str] | None:
     """Take the lock `path` and return its open file, None if somebody has it."""
     while True:
         beneath.refuse_link(os.path.dirname(path))
-        # Not to append: what is noted in it is written over what was (epochs.py).
+        # Not to append: what is noted in it is written over what was (disk/epochs.py).
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         except OSError:
