@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
-import warnings
 from pathlib import Path
 from typing import Iterator
 
@@ -51,6 +50,10 @@ CIRCLES = {
     # Imports that close a circle today, lazy and type-only ones too; the same rule.
     "front.rbd_datastore": {"front.datastore"},
 }
+LONGEST = 300
+CATALOGUE = "errors.py"
+"""The one longer module: a class for each error and nothing that they do, looked up by name. Every action has to know them all
+by their ids (`from_id`): in several files they would only be several modules to load at every start."""
 FORBIDDEN_NAMES = {"util", "utils", "helpers", "helper", "common", "misc", "manager"}
 
 
@@ -143,9 +146,7 @@ def test_module_is_small_and_well_named(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert lines[0] == "# SPDX-License-Identifier: Apache-2.0"
     assert path.stem not in FORBIDDEN_NAMES
-    assert len(lines) <= 400, f"{path} has {len(lines)} lines: split it by what it handles"
-    if len(lines) > 300:
-        warnings.warn(f"{path} has {len(lines)} lines, 300 is the alarm", stacklevel=1)
+    assert len(lines) <= LONGEST or module_id(path) == CATALOGUE, f"{path} has {len(lines)} lines: split it by what it handles"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=module_id)

@@ -24,8 +24,6 @@ from ..model.steps import (
     DiskRef,
     DropLayer,
     DropStrays,
-    GrowDisk,
-    ImageRef,
     LookAtDisk,
     MergeLayer,
     NameLayer,
@@ -33,7 +31,7 @@ from ..model.steps import (
     RestGuest,
     SwitchLayer,
 )
-from ..tools import beneath, files, layers, qemu_img
+from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
 from . import records, vm_dir
 from .epochs import Planned
@@ -259,35 +257,6 @@ def drop_layer(step: DropLayer) -> None:
             raise BadRecord(f"layer {number} in {folder} still lies over {step.layer}")
     files.unlink(f"{folder}/{step.layer}")
     point("layer removed")
-
-
-def grow(step: GrowDisk) -> dict[str, object]:
-    """Grow a disk: its active layer, or the image it is; return which that is if it is on the network, and not grown here."""
-    record = records.record_of(step.disk)
-    if records.on_store(record):
-        return records.on_store(record)
-    image, path = record.stored, record.path
-    if image:
-        # Not by the link that the guest has: what it leads to is what is looked at.
-        store.of(image.access).grow(image, step.size)
-    elif not files.exists(path):
-        raise MissingImage(f"{path} is not there on {os.uname().nodename}")
-    elif not record.is_local:
-        _grow_clone(record.of_image, path, step.size)
-    else:
-        qemu_img.grow(path, record.format, step.size)
-    point("disk grown")
-    return {}
-
-
-def _grow_clone(image: ImageRef, path: str, size: int) -> None:
-    """Grow a layer of a clone on a store, opened beneath its root."""
-    store.of(image.access).check(image)
-    fd = beneath.open_file(image.root, path[len(image.root) + 1 :], os.O_RDWR)
-    try:
-        qemu_img.grow(beneath.path_of(fd), "qcow2", size)
-    finally:
-        os.close(fd)
 
 
 def copy_out(step: CopyOut, planned: Planned) -> dict[str, object]:

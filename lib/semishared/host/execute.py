@@ -120,7 +120,9 @@ class Execution(Steps):
         return snapshots.copy_out(step, self.planned)
 
     def GrowDisk(self, step: s.GrowDisk) -> object:
-        return snapshots.grow(step)
+        from ..disk import grow
+
+        return grow.grow(step)
 
     def EndSession(self, step: s.EndSession) -> None:
         vm_dir.end_session(step.disk, self.planned)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grow a disk that no guest has open: its active layer, or the image that it is, or its clone on the store."""
+
+from __future__ import annotations
+
+import os
+
+from .. import store
+from ..errors import MissingImage
+from ..model.steps import GrowDisk, ImageRef
+from ..tools import beneath, files, qemu_img
+from ..tools.crash_points import point
+from . import records
+
+
+def grow(step: GrowDisk) -> dict[str, object]:
+    """Grow a disk: its active layer, or the image it is; return which that is if it is on the network, and not grown here."""
+    record = records.record_of(step.disk)
+    if records.on_store(record):
+        return records.on_store(record)
+    image, path = record.stored, record.path
+    if image:
+        # Not by the link that the guest has: what it leads to is what is looked at.
+        store.of(image.access).grow(image, step.size)
+    elif not files.exists(path):
+        raise MissingImage(f"{path} is not there on {os.uname().nodename}")
+    elif not record.is_local:
+        _grow_clone(record.of_image, path, step.size)
+    else:
+        qemu_img.grow(path, record.format, step.size)
+    point("disk grown")
+    return {}
+
+
+def _grow_clone(image: ImageRef, path: str, size: int) -> None:
+    """Grow a layer of a clone on a store, opened beneath its root."""
+    store.of(image.access).check(image)
+    fd = beneath.open_file(image.root, path[len(image.root) + 1 :], os.O_RDWR)
+    try:
+        qemu_img.grow(beneath.path_of(fd), "qcow2", size)
+    finally:
+        os.close(fd)
