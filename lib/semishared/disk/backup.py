@@ -20,7 +20,7 @@ from ..model.record import Record
 from ..model.steps import BackUp, DiskRef, EndBackup
 from ..tools import files, progress, qemu_img
 from ..tools.crash_points import point
-from . import records, vm_dir
+from . import records, recovery, vm_dir
 from .create import opened
 from .epochs import Planned
 
@@ -58,7 +58,7 @@ def back_up(step: BackUp, planned: Planned) -> None:
     """Publish the copies."""
     staged = _staged(step.directory)
     job_lock.take(step.vm, step.vm_dir)
-    job_lock.check_not_ended(step.vm, step.vm_dir, planned)
+    job_lock.check_not_ended(step.vm, step.vm_dir, planned.known)
     _put_right(step.vm_dir, step.domain, step.directory)
     files.remove_staged(step.vm_dir, "backup.xml")
     files.remove_tree(staged)
@@ -131,7 +131,7 @@ def _end_job(name: str, directory: str) -> None:
 def _put_right(vm_dir: str, name: str, directory: str) -> None:
     """End what an earlier backup, or another action, has left in the guest."""
     try:
-        block_jobs.recover(vm_dir, name)
+        recovery.recover(vm_dir, name)
     finally:
         if name:
             _end_job(name, directory)

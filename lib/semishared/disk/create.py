@@ -29,7 +29,7 @@ from ..model.steps import (
 from ..store import dir_chain, dir_image
 from ..tools import extents, files, inspection, layers, mkfs, progress, qemu_img
 from ..tools.undo import Undo
-from . import records, snapshots, vm_dir
+from . import records, recovery, snapshots, vm_dir
 from .epochs import Planned
 
 
@@ -187,7 +187,7 @@ def save_disk(step: SaveDisk) -> dict[str, object]:
         job_lock.take(disk.vm, disk.vm_dir)
     if step.domain or step.snapshot == -1:
         # Of a snapshot nobody says whether a guest runs, and nothing that could be left concerns it.
-        block_jobs.recover(disk.vm_dir, step.domain)
+        recovery.recover(disk.vm_dir, step.domain)
     found: dict[str, object] = {}
     target = ImageRef(-1, -1, step.format, step.path)
     with store.of(target.access).made(target, 0) as draft:

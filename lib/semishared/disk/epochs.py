@@ -15,12 +15,12 @@ Files of 0.1.0 hold times: nothing is noted in them.
 
 from __future__ import annotations
 
-import json
 import os
 from typing import IO, Any, Iterable, NamedTuple
 
 from ..errors import LateAction, VmGone
 from ..model import layout
+from ..tools import locks
 
 ALL = ""
 """Key of a whole VM; a disk's key is its id."""
@@ -48,32 +48,12 @@ def _number(noted: Noted, name: str, key: str, default: int = 0) -> int:
     return found if isinstance(found, int) else default
 
 
-def _parsed(text: str) -> Noted:
-    try:
-        data = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
 def _read(path: str) -> Noted:
     try:
         with open(path, encoding="utf-8") as file:
-            return _parsed(file.read(1 << 16))
+            return locks.noted(file)
     except OSError:
         return {}
-
-
-def read_locked(file: IO[str]) -> Noted:
-    """Return what a lock file holds; the caller has the lock."""
-    file.seek(0)
-    return _parsed(file.read(1 << 16))
-
-
-def write_locked(file: IO[str], noted: Noted) -> None:
-    """Write it, never shorter than it was: who reads without the lock finds one state or the other."""
-    text = json.dumps(noted)
-    os.pwrite(file.fileno(), text.ljust(os.fstat(file.fileno()).st_size).encode(), 0)
 
 
 def places(steps: Iterable[object]) -> set[tuple[int, str]]:
@@ -106,13 +86,13 @@ def lock_path(vm: int, vm_dir: str) -> str:
 
 def note_deletion(file: IO[str], path: str, key: str, planned: Planned) -> None:
     """Count a deletion in the VM's lock file; what was planned before it does not publish any more."""
-    noted = read_locked(file)
+    noted = locks.noted(file)
     epochs, seqs = ({k: _number(noted, name, k) for k in noted.get(name) or {}} for name in ("epochs", "seqs"))
     # It begins anywhere: in a lock file that was old, removed and made again, no count comes again.
     epochs[key] = (epochs.get(key) or int.from_bytes(os.urandom(4), "big")) + 1
     if planned.seq >= 0:
         seqs[key] = max(seqs.get(key, 0), planned.seq)
-    write_locked(file, {**_counters(noted), "epochs": epochs, "seqs": seqs})
+    locks.note(file, {**_counters(noted), "epochs": epochs, "seqs": seqs})
     # Whoever deletes knows of it.
     planned.known.setdefault(path, {}).setdefault("epochs", {})[key] = epochs[key]
 
@@ -124,7 +104,7 @@ def _counters(noted: Noted) -> Noted:
 
 def check(file: IO[str], path: str, vm: int, keys: Iterable[str], planned: Planned) -> None:
     """Raise VmGone if what `keys` name was deleted since the plan arrived, LateAction if by an action of a later SEQ."""
-    noted = read_locked(file)
+    noted = locks.noted(file)
     here = os.uname().nodename
     for key in keys:
         # None is a lock file that was old and removed: no deletion.
@@ -138,10 +118,10 @@ def check(file: IO[str], path: str, vm: int, keys: Iterable[str], planned: Plann
 def begin_move(file: IO[str]) -> str:
     """Note that one more move of the VM to this machine has begun, and return what it is called."""
     move = os.urandom(8).hex()
-    write_locked(file, {**_counters(read_locked(file)), "move": move})
+    locks.note(file, {**_counters(locks.noted(file)), "move": move})
     return move
 
 
 def is_latest_move(file: IO[str], move: str) -> bool:
     """Tell whether no other move of the VM has begun since. None has if the lock file was old, and removed."""
-    return bool(read_locked(file).get("move", move) == move)
+    return bool(locks.noted(file).get("move", move) == move)

@@ -33,7 +33,7 @@ from ..model.steps import (
 )
 from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
-from . import records, vm_dir
+from . import records, recovery, vm_dir
 from .epochs import Planned
 
 
@@ -51,14 +51,14 @@ def describe(step: DescribeDisk) -> dict[str, object]:
     job_lock.take(disk.vm, disk.vm_dir)
     record = records.record_of(disk)
     if _is_recovered(record, step.domain):
-        block_jobs.recover(disk.vm_dir, step.domain)
+        recovery.recover(disk.vm_dir, step.domain)
     return _described(record, step.domain)
 
 
 def look_at(step: LookAtDisk) -> dict[str, object]:
     """Return the same, and change nothing: not if that had to end first what a killed action has left."""
     record = records.record_of(step.disk)
-    if _is_recovered(record, step.domain) and not block_jobs.is_settled(step.disk.vm_dir):
+    if _is_recovered(record, step.domain) and recovery.left(step.disk.vm_dir):
         return {"unsettled": True}
     return _described(record, step.domain)
 
@@ -192,7 +192,7 @@ def switch_layer(step: SwitchLayer, planned: Planned) -> dict[str, object]:
 def rest_for(step: RestGuest, do: Callable[[], object]) -> dict[str, object]:
     """Let a running guest rest while `do` is done."""
     job_lock.take(step.vm, step.vm_dir)
-    block_jobs.recover(step.vm_dir, step.domain)
+    recovery.recover(step.vm_dir, step.domain)
     with rest.resting(step.vm_dir, step.domain, step.freeze) as rested:
         do()
         point("moment over")

@@ -2,8 +2,8 @@
 """The disks of a running guest: what it writes to, and what is done to them through libvirt while it runs.
 
 libvirt goes on when its caller dies: a job stays in QEMU, a guest stays paused. So whatever is begun in a guest is noted
-beside the VM's records before, and `recover` ends what is noted; every action on a running guest's disks begins with
-that, and with the turn (job_lock.py), so that what it finds noted is nobody's work any more.
+beside the VM's records before, and disk/recovery.py ends what is noted; every action on a running guest's disks begins
+with that, and with the turn (job_lock.py), so that what it finds noted is nobody's work any more.
 
     .semishared/frozen.json     the guest rests, by us (rest.py)
     .semishared/job.N.json      a job for disk N: a snapshot, a copy or a pull
@@ -17,12 +17,10 @@ data is there, in the layer that is not removed before.
 from __future__ import annotations
 
 import os
-import re
 import time
 from contextlib import contextmanager
 from typing import Any, Iterator
 
-from ..disk import vm_dir
 from ..errors import MissingImage, SemisharedError, ToolFailed, ToolTimeout
 from ..model import layout
 from ..model.steps import DiskRef
@@ -31,7 +29,6 @@ from ..tools.crash_points import point
 from . import domain, job_events, libvirtd, rest
 from .domain import quoted
 
-JOB = re.compile(r"job\.[0-9]+\.json\Z")
 EQUAL_S = 30
 END_S = 120
 """How long a snapshot that libvirt is taking, or a job that was told to end, may take for that."""
@@ -60,24 +57,10 @@ def opened(name: str, folder: str) -> set[int]:
 # -- what is noted ----------------------------------------------------------------------------------
 
 
-def recover(directory: str, name: str) -> None:
-    """End what a killed action has left in the guest: a rest, jobs; `name` is '' when no guest runs."""
-    rest.wake(directory, name)
-    for note in sorted(filter(JOB.match, _names(f"{directory}/{vm_dir.RECORDS}"))):
-        path = f"{directory}/{vm_dir.RECORDS}/{note}"
-        job = files.read_json(path) or {}
-        if rest.is_of_this_run(job, name):
-            _wait_for_snapshot(name)
-            _finish(directory, name, job)
-        else:
-            _put_back(directory, int(note.split(".")[1]), job)
-        files.unlink(path)
-        point("job ended")
-
-
-def is_settled(directory: str) -> bool:
-    """Tell whether nothing is noted that `recover` would end."""
-    return not any(name == rest.NOTE or JOB.match(name) for name in _names(f"{directory}/{vm_dir.RECORDS}"))
+def end(directory: str, name: str, job: dict[str, object]) -> None:
+    """End a job that a killed action has left in a guest that runs."""
+    _wait_for_snapshot(name)
+    _finish(directory, name, job)
 
 
 def _finish(directory: str, name: str, job: dict[str, object]) -> None:
@@ -85,26 +68,6 @@ def _finish(directory: str, name: str, job: dict[str, object]) -> None:
     _end_job(name, str(job.get("target", "")))
     if job.get("layer"):
         flush(directory, name)
-
-
-def _put_back(directory: str, disk: int, job: dict[str, object]) -> None:
-    """Put a layer back over what it lay over before a pull that its QEMU did not live to finish."""
-    below, record = str(job.get("below", "")), vm_dir.read_record(directory, disk)
-    if "layer" not in job or not record:
-        return
-    folder = os.path.dirname(record.path)
-    layer = f"{folder}/{job['layer']}"
-    # The one below is gone only if the pull was over, and the power as well before the note was.
-    if files.exists(layer) and os.path.exists(f"{folder}/{below}") and layers.backing_of(layer)[0] != below:
-        qemu_img.lay_over(layer, below, str(job.get("below_format", "")))
-        point("layer put back")
-
-
-def _names(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except FileNotFoundError:
-        return []
 
 
 def _wait_for_snapshot(name: str) -> None:

@@ -9,13 +9,11 @@ the one before had started. So they hold the lock too (run.kept), and a holder t
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
-from typing import IO
+from typing import IO, Mapping
 
-from ..disk.epochs import Planned, write_locked
 from ..errors import Overtaken, ToolTimeout
 from ..model import layout
 from ..tools import locks, owner, progress, run
@@ -39,20 +37,20 @@ def take(vm: int, vm_dir: str) -> None:
     file = _opened(path)
     _mine[path] = file
     run.kept.append(file.fileno())
-    write_locked(file, {**_read(file), "pid": os.getpid(), "start": owner.started(os.getpid())})
+    locks.note(file, {**locks.noted(file), "pid": os.getpid(), "start": owner.started(os.getpid())})
 
 
 def note_end(vm: int, vm_dir: str) -> None:
     """Note that what has arrived until now is ended; the caller has the turn."""
     file = _mine[lock_path(vm, vm_dir)]
-    noted = _read(file)
-    write_locked(file, {**noted, "ended": _ended(noted) + 1})
+    noted = locks.noted(file)
+    locks.note(file, {**noted, "ended": _ended(noted) + 1})
 
 
-def check_not_ended(vm: int, vm_dir: str, planned: Planned) -> None:
-    """Raise Overtaken if a plan was ended between its arrival and its turn, which the caller has."""
+def check_not_ended(vm: int, vm_dir: str, known: Mapping[str, dict[str, object]]) -> None:
+    """Raise Overtaken if a plan was ended between its arrival, when lock files held `known`, and its turn, which the caller has."""
     path = lock_path(vm, vm_dir)
-    if _ended(_read(_mine[path])) != _ended(planned.known.get(path, {})):
+    if _ended(locks.noted(_mine[path])) != _ended(known.get(path, {})):
         raise Overtaken(f"what was to be done for VM {vm} on {os.uname().nodename} was ended before it began")
 
 
@@ -82,7 +80,7 @@ def _end_holder(path: str) -> None:
     """Kill the process group of the host side that holds the lock, if it is still the one that took it."""
     try:
         with open(path, encoding="utf-8") as file:
-            noted = _read(file)
+            noted = locks.noted(file)
     except OSError:
         return
     pid, start = noted.get("pid"), noted.get("start")
@@ -91,12 +89,3 @@ def _end_holder(path: str) -> None:
             os.killpg(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-
-
-def _read(file: IO[str]) -> dict[str, object]:
-    file.seek(0)
-    try:
-        data = json.loads(file.read(1000) or "{}")
-    except ValueError:
-        return {}
-    return data if isinstance(data, dict) else {}

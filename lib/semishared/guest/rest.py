@@ -12,7 +12,7 @@ this rest; it is ended by whoever comes first:
     the block that wanted the rest           also when it fails
     this process, when its front-end dies    progress.if_we_die
     a process beside it (watch.py)           when this one is killed, or the rest takes longer than LIMIT_S
-    the next action on the disks             running.recover
+    the next action on the disks             disk/recovery.py
 
 They wake it one after the other (a lock on the directory of records), and only from the rest that they have found noted.
 """

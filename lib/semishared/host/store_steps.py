@@ -9,7 +9,7 @@ from typing import Callable, Iterator
 from .. import store
 from ..base import cache, room
 from ..base.ensure import borrowed
-from ..disk import records, snapshots, vm_dir
+from ..disk import records, recovery, snapshots, vm_dir
 from ..disk.create import opened
 from ..disk.epochs import Planned
 from ..errors import MissingImage, TransferCorrupt, VmGone
@@ -85,7 +85,7 @@ class OnStore:
     def _copied(self, disk: DiskRef, domain: str, path: str, freeze: str) -> tuple[str, dict[str, object]]:
         """Return a local copy of one moment of a running guest's disk, and how the guest rested."""
         job_lock.take(disk.vm, disk.vm_dir)
-        block_jobs.recover(disk.vm_dir, domain)
+        recovery.recover(disk.vm_dir, domain)
         copy = f"{disk.vm_dir}/.staged-saved.disk.{disk.disk}"
         if os.path.lexists(copy):
             os.unlink(copy)

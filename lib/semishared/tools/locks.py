@@ -8,11 +8,12 @@ alone no more. Whoever waited on the removed file notices and takes the new one.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import stat
 import time
 from contextlib import contextmanager
-from typing import IO, Iterator
+from typing import IO, Any, Iterator
 
 from ..errors import ToolTimeout, UnexpectedFile
 from . import beneath, progress
@@ -47,6 +48,22 @@ def attempt(path: str) -> IO[str] | None:
         except FileNotFoundError:
             pass
         file.close()
+
+
+def noted(file: IO[str]) -> dict[str, Any]:
+    """Return the JSON object that a lock file holds, {} if it holds none."""
+    file.seek(0)
+    try:
+        data = json.loads(file.read(1 << 16) or "{}")
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def note(file: IO[str], data: dict[str, Any]) -> None:
+    """Write a JSON object into a lock file, never shorter than it was: who reads without the lock finds one state or the other."""
+    text = json.dumps(data)
+    os.pwrite(file.fileno(), text.ljust(os.fstat(file.fileno()).st_size).encode(), 0)
 
 
 def forget(path: str) -> bool:

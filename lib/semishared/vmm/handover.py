@@ -78,9 +78,9 @@ def _put_right(vm_dir: str) -> None:
     except OSError:
         return
     if notes:
-        from ..guest import block_jobs
+        from ..disk import recovery
 
-        block_jobs.recover(vm_dir, "")
+        recovery.recover(vm_dir, "")
 
 
 def attach_disk(here: str, argv: list[str], _report: Report) -> NoReturn:

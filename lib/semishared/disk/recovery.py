@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What killed actions have left begun in a guest, or in the disks of one that died with them: told by their notes, and ended.
+
+Whoever is to act on the disks has the turn (guest/job_lock.py) and begins with `recover`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ..guest import block_jobs, rest
+from ..model import layout
+from ..tools import files, layers, qemu_img
+from ..tools.crash_points import point
+from . import records
+
+JOB = re.compile(r"job\.([0-9]+)\.json\Z")
+
+
+def recover(vm_dir: str, name: str) -> None:
+    """End what a killed action has left in the guest: a rest, jobs; `name` is '' when no guest runs."""
+    rest.wake(vm_dir, name)
+    for note in sorted(filter(JOB.match, left(vm_dir))):
+        path = f"{layout.records(vm_dir)}/{note}"
+        job = files.read_json(path) or {}
+        if rest.is_of_this_run(job, name):
+            block_jobs.end(vm_dir, name, job)
+        else:
+            _put_back(vm_dir, int(note.split(".")[1]), job)
+        files.unlink(path)
+        point("job ended")
+
+
+def left(vm_dir: str) -> list[str]:
+    """Return the names of the notes that `recover` would see to."""
+    try:
+        return [name for name in os.listdir(layout.records(vm_dir)) if name == rest.NOTE or JOB.match(name)]
+    except FileNotFoundError:
+        return []
+
+
+def _put_back(vm_dir: str, disk: int, job: dict[str, object]) -> None:
+    """Put a layer back over what it lay over before a pull that its QEMU did not live to finish (guest/block_jobs.py)."""
+    below, record = str(job.get("below", "")), records.read_record(vm_dir, disk)
+    if "layer" not in job or not record:
+        return
+    folder = os.path.dirname(record.path)
+    layer = f"{folder}/{job['layer']}"
+    # The one below is gone only if the pull was over, and the power as well before the note was.
+    if files.exists(layer) and os.path.exists(f"{folder}/{below}") and layers.backing_of(layer)[0] != below:
+        qemu_img.lay_over(layer, below, str(job.get("below_format", "")))
+        point("layer put back")
