@@ -82,12 +82,15 @@ def failmigrate(asked: Migrate, vm: Vm) -> Plan:
 
 def _clear(host: str, other: str, place: VmPlace, vm: Vm) -> Plan:
     """Remove the VM's directory on `host`, unless the VM runs there, or has that very directory on the `other` host."""
-    domain = running_domain(vm)
-    _, found = yield On(host, (s.CheckNotRunning(domain), s.MarkVm(vm.id, place.path)))
-    unmark = s.UnmarkVm(vm.id, place.path, str(found["token"]))
+    not_running = s.CheckNotRunning(running_domain(vm))
+    _, found = yield On(host, (not_running, s.LookAtVm(vm.id, place.path)))
+    ends: tuple[s.Step, ...] = (not_running, s.RemoveVm(vm.id, place.path))
     if found["present"] and host != other:
+        yield agree(other)
+        (marked,) = yield On(host, (s.MarkVm(vm.id, place.path),))
+        unmark = s.UnmarkVm(vm.id, place.path, str(marked["token"]))
         try:
-            (looked,) = yield On(other, (s.LookForVm(vm.id, place.path, unmark.token, str(found["seen"])),))
+            (looked,) = yield On(other, (s.LookForVm(vm.id, place.path, unmark.token, str(marked["seen"])),))
         except SemisharedError:
             yield On(host, (unmark,))
             raise
@@ -95,7 +98,8 @@ def _clear(host: str, other: str, place: VmPlace, vm: Vm) -> Plan:
             yield On(host, (unmark,))
             yield warn(f"{place.path} is one directory on {host} and {other}: nothing was removed")
             return
-    yield On(host, (unmark, s.CheckNotRunning(domain), s.RemoveVm(vm.id, place.path)))
+        ends = (unmark, *ends)
+    yield On(host, ends)
 
 
 def check(request: Migrate, vm: Vm, records: Sequence[Record], datastore: int) -> InPlace:

@@ -34,6 +34,7 @@ from exchanges import played
 from semishared.errors import SemisharedError
 from semishared.front import transfer
 from semishared.model.exchange import File, Part, Plan
+from semishared.model.steps import LOOKS
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
 from semishared.plan import backup, disks, migration, moves, removals, save_as, snapshots
@@ -220,6 +221,17 @@ def test_plan_is_the_one_of_the_case(path: Path) -> None:
         pytest.skip(regenerate(path, {**case, **({"exchange": found} if found else {}), **({"stdout": said} if said else {})}))
     assert said in (None, "", case.get("stdout"))
     assert found == case.get("exchange", [])
+
+
+MOVES = [path for path in CASES if path.parent.name in ("mv", "premigrate", "postmigrate", "failmigrate")]
+
+
+@pytest.mark.parametrize("path", MOVES, ids=name_of)
+def test_no_machine_is_changed_before_both_are_known_to_be_of_this_version(path: Path) -> None:
+    asked = [entry["asked"] for entry in json.loads(path.read_text()).get("exchange", []) if "steps" in entry.get("asked", {})]
+    first = next((at for at, one in enumerate(asked) if not {step["step"] for step in one["steps"]} <= LOOKS), len(asked))
+    heard = {one["machine"] for one in asked[: first + 1]}
+    assert {machine for one in asked for machine in (one["machine"], one.get("to", one)["machine"])} <= heard
 
 
 def changed_record(case: Case, name: str, changes: dict[str, Any]) -> Any:
