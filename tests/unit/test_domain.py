@@ -15,12 +15,13 @@ from semishared.errors import BadArguments, BadRecord, MigrationRefused, NotSupp
 from semishared.model.place import PLACES
 from semishared.model.record import Record
 from semishared.model.steps import State
+from semishared.model.steps_live import MigrateOptions
 from semishared.opennebula.xml_edit import Markup, escape
 from semishared.plan.attach_xml import AttachMessage
 from semishared.plan.checkpoint import with_active_layers
 from semishared.plan.domain_xml import Domain, check_system_snapshot, disk_number, disks_of_ours
 from semishared.plan.live_migration import Outcome, is_proved, options, outcome, paths_in_place
-from semishared.plan.migrate_options import Options, parsed
+from semishared.plan.migrate_options import parsed
 
 GOLDEN = Path(__file__).parent / "golden" / "domain"
 CASES = sorted(path.name[: -len(".in.xml")] for path in GOLDEN.glob("*.in.xml"))
@@ -348,9 +349,9 @@ def test_auto_converge_is_numbers(value: str) -> None:
 def test_words_of_virsh_migrate_in_libvirts_terms() -> None:
     words = ["--live", "--verbose", "--bandwidth=20", "--compressed", "--comp-methods", "xbzrle,mt", "--timeout", "60"]
     values = {"BANDWIDTH": 20, "COMPRESSION": ["xbzrle", "mt"]}
-    assert parsed([*words, "--timeout-postcopy"]) == Options(("LIVE", "COMPRESSED"), values, 60, "postcopy")
+    assert parsed([*words, "--timeout-postcopy"]) == MigrateOptions(("LIVE", "COMPRESSED"), values, 60, "postcopy")
     ours = options([], "20,10", "", True, True)
-    assert parsed(["--live", *ours]) == Options(
+    assert parsed(["--live", *ours]) == MigrateOptions(
         ("LIVE", "AUTO_CONVERGE", "PERSIST_DEST", "UNDEFINE_SOURCE", "UNSAFE"), {"AUTO_CONVERGE_INITIAL": 20, "AUTO_CONVERGE_INCREMENT": 10}
     )  # fmt: skip
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import BadArguments
-from semishared.opennebula.xml import Datastore, DriverData, Image, Vm, decode, parse
+from semishared.opennebula.encoded import decode
+from semishared.opennebula.xml import Datastore, DriverData, Image, Vm, parse
 from semishared.units import MiB
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any, Callable, ContextManager, Iterator
 
 from ..config import Config, load
 from ..model import layout
-from ..model.exchange import AskOned, Download, End, Exchange, Feed, Fetch, File, Here, On, Part, Relay, Say, T, While
+from ..model.exchange import AskOned, Download, End, Exchange, Feed, Fetch, File, Here, On, Part, Relay, Say, T, While, drive
 from ..model.refs import Step
 from ..opennebula.report import Report
 from .answering import Answer, answering
@@ -187,24 +187,6 @@ def ask_oned(wanted: AskOned) -> Any:
 
 def _nothing(step: Step) -> Any:
     raise AssertionError(f"{type(step).__name__} is nothing that this action does itself")
-
-
-def drive(plan: Part[T], do: Callable[[Exchange], Any]) -> T:
-    """Give a plan what `do` makes of all that it yields; what that raises is raised in the plan. Return what the plan does."""
-    given: Any = None
-    error: Exception | None = None
-    try:
-        while True:
-            wanted = plan.throw(error) if error else plan.send(given)
-            given, error = None, None
-            try:
-                given = do(wanted)
-            except Exception as e:  # noqa: BLE001 - the plan decides what to make of it
-                error = e
-    except StopIteration as e:
-        return e.value  # type: ignore[no-any-return]
-    finally:
-        plan.close()
 
 
 def carry_out(plan: Part[T], action: Action) -> T:

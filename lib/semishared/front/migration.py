@@ -9,7 +9,8 @@ import sys
 from ..errors import NotSupported
 from ..model.exchange import Plan
 from ..opennebula import args
-from ..opennebula.xml import Vm, decode
+from ..opennebula.encoded import decode
+from ..opennebula.xml import Vm
 from ..plan import migration
 from .action import Action
 

@@ -12,7 +12,7 @@ A plan is a generator. It yields what a machine is to do, is given one answer pe
 What fails on a machine is raised in the plan, where it asked. So an undo is an `except SemisharedError` around that
 `yield`, which yields the undo and raises again; never a `finally` or a `with`, which a rehearsal would run through too.
 
-front/action.py carries a plan out, front/rehearsal.py only lets it look. A rehearsal ends where a plan looks at the
+front/action.py and vmm/handover.py carry plans out, rehearsal.py only lets them look. A rehearsal ends where a plan looks at the
 answer of a step that acts; one that it merely hands on (to Say) does not end it. Plans of parts return what they found:
 `generation = yield from staged(...)`.
 """
@@ -85,7 +85,7 @@ class End(NamedTuple):
 
 
 class Here(NamedTuple):
-    """Work of the front-end itself, in this process: a step of steps_front.py. Given what that returns."""
+    """Work of this very process: a step of steps_front.py, on a host of steps_hypervisor.py. Given what that returns."""
 
     step: Step
 
@@ -119,3 +119,21 @@ Plan = Generator[Exchange, Any, None]
 T = TypeVar("T")
 Part = Generator[Exchange, Any, T]
 """Part of a plan, which returns a T to the plan that yields from it."""
+
+
+def drive(plan: Part[T], do: Callable[[Exchange], Any]) -> T:
+    """Give a plan what `do` makes of all that it yields; what that raises is raised in the plan. Return what the plan does."""
+    given: Any = None
+    error: Exception | None = None
+    try:
+        while True:
+            wanted = plan.throw(error) if error else plan.send(given)
+            given, error = None, None
+            try:
+                given = do(wanted)
+            except Exception as e:  # noqa: BLE001 - the plan decides what to make of it
+                error = e
+    except StopIteration as e:
+        return e.value  # type: ignore[no-any-return]
+    finally:
+        plan.close()

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from ..errors import BadArguments
 from ..units import MiB
+from .encoded import decode
 
 if TYPE_CHECKING:
     from typing import Self
@@ -26,14 +25,6 @@ def parse(text: str | bytes, root: str) -> Element:
     if element.tag != root:
         raise BadArguments(f"XML is <{element.tag}> where <{root}> belongs")
     return element
-
-
-def decode(data: bytes) -> bytes:
-    """Return base64 `data` decoded; raise BadArguments."""
-    try:
-        return base64.b64decode(b"".join(data.split()), validate=True)
-    except (binascii.Error, ValueError) as e:
-        raise BadArguments(f"standard input is not base64: {e}") from None
 
 
 class View:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a running VM may move, with which options, and who owns it after a failure.
+"""The live migration of a VM that has a disk of ours: whether it may move, with which options, and who owns it after a failure.
 
 Only a VM whose disks are all in place moves: nothing of it is copied but memory. The stock script would create empty
 images over its disks, so every doubt here is a refusal.
@@ -8,16 +8,121 @@ images over its disks, so every doubt here is a refusal.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from ..errors import BadArguments, MigrationRefused, NotSupported
+from ..errors import BadArguments, HostUnreachable, MigrationRefused, NotSupported, SemisharedError
+from ..model import steps_live as h
+from ..model.exchange import Here, Lines, Part, Plan, Say, warn
 from ..model.steps import State
-from ..opennebula.args import absolute
+from ..opennebula.args import HOST, absolute
+from ..opennebula.xml import View, Vm, parse
 from ..opennebula.xml_edit import Element, Markup
 from .domain_xml import Records, disk_number
+from .migrate_options import parsed
 
+DEPLOY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*\Z")
+PAUSE_S = 5
+"""Between two tries, and between two looks at domains that change hands."""
 COPIES = ("--copy-storage", "--migrate-disks")
 """Options that would make QEMU write a disk onto itself through the shared store."""
+
+
+class Move(NamedTuple):
+    """What `migrate` is asked."""
+
+    domain: str
+    target: str
+    source: str
+    vm: Vm
+    auto_converge: str
+    compressed: str
+
+    @classmethod
+    def parse(cls, argv: Sequence[str], stdin: bytes) -> Move:
+        """Return what `DEPLOY_ID TARGET_HOST SOURCE_HOST VM_ID HOST` and the driver message ask for; raise BadArguments."""
+        if len(argv) < 4 or not DEPLOY_ID.match(argv[0]):
+            raise BadArguments(f"not the arguments of migrate: {list(argv)}")
+        if not HOST.match(argv[1]):
+            raise BadArguments(f"not a host name: {argv[1]!r}")
+        message = View(parse(stdin, "VMM_DRIVER_ACTION_DATA"))
+        vm, features = message.element.find("VM"), "VM/TEMPLATE/FEATURES/MIGRATE_"
+        if vm is None:
+            raise BadArguments("the driver message has no VM")
+        wanted = message.text(f"{features}AUTO_CONVERGE"), message.text(f"{features}COMPRESSED")
+        return cls(argv[0], argv[1], argv[2], Vm(vm), *wanted)
+
+
+def moved(move: Move, vm_dir: str, records: Records) -> Plan:
+    """Move a running VM, whose disks have `records`, to another host."""
+    domain, host = move.domain, move.target
+    seen = yield Here(h.SeeDomain(domain))
+    paths = paths_in_place(seen["xml"].encode(), vm_dir, records, move.vm.context_disk)
+    if move.source == host:
+        raise NotSupported("live migration to another system datastore")
+    if seen["snapshots"]:
+        raise MigrationRefused(f"VM {move.vm.id} has {len(seen['snapshots'])} system snapshots, libvirt does not move them")
+    proved = is_proved(paths, (yield Here(h.TakeProof(vm_dir))), host)
+    if not proved:
+        yield warn(f"premigrate has not seen {host} share the disks of VM {move.vm.id}: libvirt decides if it is safe")
+    site = yield Here(h.ReadSite(host))
+    chosen = options(list(site["migrate_options"]), move.auto_converge, move.compressed, seen["persistent"], proved)
+    before = State((yield Here(h.SeeState(domain, host))))
+    if before is State.UNKNOWN:
+        raise HostUnreachable(f"libvirtd of {host} does not answer at {site['target']}")
+    if before is not State.ABSENT:
+        raise MigrationRefused(f"{host} already has a domain {domain} ({before.value})")
+    yield from _handed_over(h.MigrateDomain(domain, host, parsed(["--live", *chosen])), int(site["tries"]))
+    # As the stock script does; none of it decides about success.
+    if site["sync_time"]:
+        yield Here(h.SyncTime(domain, host))
+    if site["compact_memory"]:
+        yield Here(h.CompactMemory())
+
+
+def _handed_over(migrate: h.MigrateDomain, tries: int) -> Plan:
+    """Have libvirt move the domain; on failure ask both libvirtds who has it, and clean up only what never ran."""
+    for left in range(tries, 0, -1):
+        try:
+            took = yield Here(migrate)
+        except SemisharedError as e:
+            if "active block job" in e.detail and left > 1:
+                yield Here(h.Wait(PAUSE_S))
+                continue
+            if not (yield from _has_arrived(migrate.domain, migrate.host)):
+                raise
+            yield warn(f"libvirt failed after the VM had moved: {e.detail}")
+        else:
+            yield Say(_told, (migrate.host, took))
+        return
+
+
+def _told(host: str, took: str) -> Lines:
+    return [("info", f"moved to {host}: {took}")] if took else []
+
+
+def _has_arrived(domain: str, host: str) -> Part[bool]:
+    """Find out who owns the domain after a failure; tell whether it is the target after all."""
+    for look in range(3):
+        if look:
+            yield Here(h.Wait(PAUSE_S))
+        here = State((yield Here(h.SeeState(domain))))
+        there = State((yield Here(h.SeeState(domain, host))))
+        found = outcome(here, there)
+        if found in (Outcome.MOVED, Outcome.STAYED):
+            return found is Outcome.MOVED
+    if found is Outcome.IN_DOUBT:
+        in_doubt = f"it is {here.value} here and {there.value} on {host}: nothing was cleaned up"
+        yield Say(lambda: [("error", in_doubt)])
+        return False
+    try:
+        yield Here(h.RemoveArrival(domain, host, "destroy" if found is Outcome.REMOVE_TARGET else "undefine"))
+        removed = "info", f"removed the half-started domain on {host}, which never ran there"
+    except SemisharedError as e:
+        removed = "warn", f"the half-started domain on {host} is still there: {e.detail}"
+    yield Say(lambda: [removed])
+    return False
 
 
 def paths_in_place(domain: bytes, vm_dir: str, records: Records, context_disk: int) -> list[str]:

@@ -6,9 +6,10 @@ Names of flags and parameters are those of libvirt's constants without VIR_MIGRA
 
 from __future__ import annotations
 
-from typing import NamedTuple, Union
+from typing import Union
 
 from ..errors import BadArguments, NotSupported
+from ..model.steps_live import MigrateOptions
 
 Value = Union[int, str, "list[str]"]
 FLAGS = {
@@ -52,24 +53,11 @@ IGNORED = ("--verbose",)
 """Nobody watches."""
 
 
-class Options(NamedTuple):
-    """What libvirt is to do, and what we do to it meanwhile."""
-
-    flags: tuple[str, ...] = ()
-    values: dict[str, Value] = {}
-    limit_s: int = 0
-    """After so many seconds (0: never) `at_limit` happens."""
-    at_limit: str = "suspend"
-    """The guest stands still until it has arrived (`suspend`), or goes on there with part of its memory still here (`postcopy`)."""
-    after_precopy: bool = False
-    """The same as `postcopy`, as soon as all of its memory was copied once."""
-
-
-def parsed(words: list[str]) -> Options:
+def parsed(words: list[str]) -> MigrateOptions:
     """Return what words of `virsh migrate` mean; raise NotSupported, BadArguments."""
     flags: dict[str, None] = {}
     values: dict[str, Value] = {}
-    found = Options()
+    found = MigrateOptions()
     rest = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     while rest:
         word = rest.pop(0)

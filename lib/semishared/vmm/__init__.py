@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hypervisor actions: what libvirt is told about disks of ours, then the stock script."""
+"""Hypervisor actions carried out on a VM's host: what plan/hypervisor.py decides, and the stock script after it."""

@@ -10,13 +10,13 @@ from typing import Any, Dict
 from ..errors import NotSupported, SemisharedError
 from ..guest import domain, libvirtd
 from ..guest.job_events import LOOK_S, next_said
-from ..plan.migrate_options import Options
+from ..model.steps_live import MigrateOptions
 
 COUNTED_S = 1.0
 """How long to wait for the statistics of a migration that has succeeded; they come before its end, or with it."""
 
 
-def migrate(name: str, target: str, options: Options) -> str:
+def migrate(name: str, target: str, options: MigrateOptions) -> str:
     """Move a running domain to the libvirtd `target`; return what that took. It may take as long as the guest keeps writing."""
     flags, values = _of_libvirt(options)
     with ExitStack() as stack:
@@ -37,7 +37,7 @@ def migrate(name: str, target: str, options: Options) -> str:
     return _told(said[0]) if said else ""
 
 
-def _of_libvirt(options: Options) -> tuple[int, Dict[str, Any]]:
+def _of_libvirt(options: MigrateOptions) -> tuple[int, Dict[str, Any]]:
     """Return flags and parameters for the libvirt of this host; raise NotSupported for what it does not know."""
     libvirt, flags, values = libvirtd.binding(), 0, {}
     try:

@@ -4,24 +4,22 @@
 from __future__ import annotations
 
 import os
-from typing import Mapping
+from typing import Iterable
 
 from ..errors import BadRecord, MissingImage, SemisharedError, UnexpectedLink, UnsafeImage
 from ..model import layout
 from ..model.record import Record
-from ..plan.domain_xml import Records, disk_number
-
-RECORDS = layout.SIDE
+from ..plan.domain_xml import disk_number
 
 
-def read_records(vm_dir: str, numbers: list[int]) -> dict[int, Record]:
+def read_records(vm_dir: str, numbers: Iterable[int]) -> list[Record]:
     """Return the records there are of the disks `numbers`; raise BadRecord for one that cannot be believed."""
-    records: dict[int, Record] = {}
+    records = []
     for number in numbers:
         path = layout.record(vm_dir, number)
         try:
             with open(path, "rb") as file:
-                records[number] = Record.parse(number, file.read(65536))
+                records.append(Record.parse(number, file.read(65536)))
         except FileNotFoundError:
             pass
         except OSError as e:
@@ -29,34 +27,38 @@ def read_records(vm_dir: str, numbers: list[int]) -> dict[int, Record]:
     return records
 
 
-def all_records(vm_dir: str) -> Records:
-    """Return the records of all disks of the VM."""
+def numbers_recorded(vm_dir: str) -> list[int]:
+    """Return the numbers of the disks that have a record."""
     numbers = []
-    for name in os.listdir(f"{vm_dir}/{RECORDS}"):
+    for name in os.listdir(layout.records(vm_dir)):
         base, dot, ending = name.rpartition(".")
         number = disk_number(f"{vm_dir}/{base}", vm_dir) if ending == "json" and dot else None
         if number is not None:
             numbers.append(number)
-    return read_records(vm_dir, sorted(numbers))
+    return sorted(numbers)
 
 
-def read_chains(sources: Mapping[int, str], records: Records) -> dict[int, list[tuple[str, str]]]:
-    """Return what each of the qcow2 files `sources` lies over, as its headers say it now; raise if that is not plain."""
-    found = {}
-    for number, path in sources.items():
-        if records[number].format != "qcow2":
-            continue
-        from ..tools import layers
+def notes(vm_dir: str) -> list[str]:
+    """Return the names of the notes that disk/recovery.py would see to: without loading it, for mostly there are none."""
+    try:
+        return [name for name in os.listdir(layout.records(vm_dir)) if name == "frozen.json" or name.startswith("job.")]
+    except OSError:
+        return []
 
-        try:
-            in_place = records[number].place.is_image
-            found[number] = layers.below(os.path.realpath(path) if in_place else path, "qcow2")
-            if in_place and found[number]:
-                raise UnsafeImage(f"image {path} has a backing file")
-            if records[number].place.backing == "store":
-                _check_chain(path, found[number])
-        except SemisharedError as e:
-            raise type(e)(f"disk {number}: {e.detail}") from None
+
+def read_chain(path: str, record: Record) -> list[tuple[str, str]]:
+    """Return what the qcow2 file `path` of a disk lies over, as its headers say it now; raise if that is not plain."""
+    from ..tools import layers
+
+    try:
+        in_place = record.place.is_image
+        found = layers.below(os.path.realpath(path) if in_place else path, "qcow2")
+        if in_place and found:
+            raise UnsafeImage(f"image {path} has a backing file")
+        if record.place.backing == "store":
+            _check_chain(path, found)
+    except SemisharedError as e:
+        raise type(e)(f"disk {record.disk}: {e.detail}") from None
     return found
 
 

@@ -11,8 +11,10 @@
     live        the VM runs (prebackup, postbackup)
     base_path   BACKUP_BASE_PATH of datastore.conf
     urls        where a backup has each disk (restore)
+    stdin       what a hypervisor action finds there
+    message     the driver message that attach_disk is given among its arguments
     exchange    what is asked and answered (exchanges.py)
-    stdout      what a datastore action answers
+    stdout      what a datastore action answers; its cases are in datastore_ACTION, those of a hypervisor action in vmm_ACTION
     error       {"id": ..., "words": [...]} how it ends, if it fails
 
 REGENERATE=1 rewrites what is asked, keeping what is answered; read the difference before it is committed.
@@ -20,6 +22,7 @@ REGENERATE=1 rewrites what is asked, keeping what is answered; read the differen
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from contextlib import nullcontext
@@ -37,7 +40,7 @@ from semishared.model.exchange import File, Part, Plan
 from semishared.model.steps import LOOKS
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
-from semishared.plan import backup, disks, migration, moves, removals, save_as, snapshots
+from semishared.plan import backup, disks, hypervisor, migration, moves, removals, save_as, snapshots
 from semishared.plan import datastore as datastores
 
 UNIT = Path(__file__).resolve().parents[1]
@@ -186,9 +189,15 @@ def postbackup(case: Case) -> Plan:
 
 
 def of_datastore(name: str, case: Case) -> Part[str]:
-    """Return the plan of a datastore action: its cases are in datastore_NAME."""
     asked = datastores.Asked(image(case), datastore(case), 16 << 40, ("ext4", "xfs"), "70" * 16, "fe")
     return datastores.PLANNERS[name](asked)
+
+
+def of_hypervisor(name: str, case: Case) -> Plan:
+    argv = list(case["argv"])
+    if "message" in case:
+        argv[hypervisor.MESSAGE] = base64.b64encode(case["message"].encode()).decode()
+    return hypervisor.planned(hypervisor.Asked(name, tuple(argv), case.get("stdin", "").encode()))
 
 
 PLANNERS: dict[str, Callable[[Case], Part[Any]]] = {
@@ -199,6 +208,7 @@ PLANNERS: dict[str, Callable[[Case], Part[Any]]] = {
     )
 }  # fmt: skip
 PLANNERS.update({f"datastore_{name}": partial(of_datastore, name) for name in datastores.PLANNERS})
+PLANNERS.update({f"vmm_{name}": partial(of_hypervisor, name) for name in hypervisor.PLANNERS})
 
 
 def name_of(path: Path) -> str:

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of the vocabulary that a VM's host carries out itself, in the process of a hypervisor action (exchange.Here).
+
+`domain` is what libvirt calls the guest, by name or UUID. What only a live migration does: steps_live.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+from .record import Record
+from .refs import Step
+
+
+class ReadVm(NamedTuple):
+    """Return the text of the vm.xml that oned writes just before deploy, None if there is none."""
+
+    vm_dir: str
+
+
+class ReadRecords(NamedTuple):
+    """Return the `records` there are of the disks `disks`; None: of all that have one."""
+
+    vm_dir: str
+    disks: Optional[tuple[int, ...]] = None
+
+
+class SeeNotes(NamedTuple):
+    """Return the names of the notes that actions on the guest's last run, killed with it, have left."""
+
+    vm_dir: str
+
+
+class Recover(NamedTuple):
+    """End in the VM's disks what those actions have begun."""
+
+    vm_dir: str
+
+
+class CheckDisk(NamedTuple):
+    """Fail unless a disk is what its record says, and there."""
+
+    vm_dir: str
+    record: Record
+
+
+class ReadChain(NamedTuple):
+    """Return what the qcow2 file `path` lies over, as its headers say it now: (path, format) of each file, topmost first."""
+
+    path: str
+    record: Record
+
+
+class ReadCheckpoint(NamedTuple):
+    """Return the domain XML in a checkpoint, None if that is no file."""
+
+    path: str
+
+
+class WriteCheckpoint(NamedTuple):
+    """Put another domain XML into a checkpoint."""
+
+    path: str
+    xml: str
+
+
+class ListTargets(NamedTuple):
+    """Return the targets (vda) of a running guest's disks."""
+
+    domain: str
+
+
+class BecomeStock(NamedTuple):
+    """Replace this process by OpenNebula's own script of the action: its output and exit code are the action's."""
+
+    action: str
+    argv: tuple[str, ...]
+    stdin: str = ""
+    """'' for what came."""
+    message: str = ""
+    """The driver message, which goes into the fifth argument in base64, if that is empty."""
+
+
+LOOKS = frozenset({
+    "ReadVm", "ReadRecords", "SeeNotes", "CheckDisk", "ReadChain", "ReadCheckpoint", "ListTargets", "SeeDomain", "LookAtProof",
+    "ReadSite", "SeeState",
+})  # fmt: skip
+"""Those that change nothing, also of steps_live.py."""
+
+
+def look_instead(step: Step) -> Step | None:
+    """Return the look that answers what `step` does: the step itself, or another one; None if there is none."""
+    name = type(step).__name__
+    if name == "TakeProof":
+        from .steps_live import LookAtProof
+
+        return LookAtProof(*step)
+    return step if name in LOOKS else None

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of the hypervisor actions for a VM that has a record of ours: change what must differ, then become the stock script.
+
+All of it happens on the VM's host. The stock script is become, not called: its output and its exit code are what
+OpenNebula gets.
+
+Why the other actions that see a disk are plain forwarders:
+resize_disk               addresses the disk by its target (vda), never by its path.
+save                      a checkpoint holds the XML that deploy and attach_disk made, so paths and formats are right.
+                          What snapshots change while the VM is suspended, and what an attached disk lies over (libvirt
+                          does not keep what it has found by itself), our restore puts right; the stock one replaces
+                          `<datastores>/<n>/<vm>/` only, which paths on a shared store never contain.
+snapshot_delete, _revert  libvirt keeps system snapshots inside the disks, whatever those are called.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Optional
+
+from ..errors import BadArguments, BadRecord, SemisharedError
+from ..model import layout
+from ..model import steps_hypervisor as h
+from ..model.exchange import Here, Part, Plan, warn
+from ..model.record import described
+from .backing import Chains
+from .domain_xml import DRIVER, Domain, Records, check_system_snapshot, disk_number, disks_of_ours
+
+
+class Asked(NamedTuple):
+    """What OpenNebula gives a hypervisor action; `stdin` is b'' for one that does not look at it."""
+
+    action: str
+    argv: tuple[str, ...]
+    stdin: bytes = b""
+
+    def at_least(self, count: int) -> None:
+        """Raise BadArguments unless there are so many arguments."""
+        if len(self.argv) < count:
+            raise BadArguments(f"{len(self.argv)} arguments where at least {count} belong")
+
+    @property
+    def vm_dir(self) -> str:
+        """Return the VM's directory as oned spells it; raise BadArguments."""
+        if self.action in ON_STDIN:
+            from ..opennebula.args import absolute, number
+            from ..opennebula.xml import View, parse
+
+            self.at_least(4)
+            location = View(parse(self.stdin, "VMM_DRIVER_ACTION_DATA")).text("DATASTORE/BASE_PATH")
+            vm = self.argv[3] if self.action == "migrate" else self.argv[-2]
+            return absolute(f"{location}/{number(vm, 'VM id')}", "VM directory")
+        at = 1 if self.action in ("attach_disk", "detach_disk") else 0
+        self.at_least(at + 1)
+        return posixpath.dirname(self.argv[at])
+
+
+def planned(asked: Asked) -> Plan:
+    """Return the plan of an action for a VM with records; raise BadArguments for one that is plainly forwarded."""
+    if asked.action not in PLANNERS:
+        raise BadArguments(f"{asked.action!r} is none of {', '.join(PLANNERS)}")
+    return PLANNERS[asked.action](asked)
+
+
+def forwarded(asked: Asked) -> Plan:
+    """Plan the same for a VM without a record: our forwarders become the stock script at once."""
+    yield from _stock(asked)
+
+
+def _stock(asked: Asked, stdin: bytes = b"") -> Plan:
+    yield Here(h.BecomeStock(asked.action, asked.argv, stdin.decode()))
+
+
+def deploy(asked: Asked) -> Plan:
+    """Boot the VM whose domain XML is on stdin, with its disks where and what their records say."""
+    vm_dir = asked.vm_dir
+    ours = yield from _named_by_oned(vm_dir)
+    domain = Domain(asked.stdin, vm_dir, ours)
+    if domain.has_unknown:
+        raise BadRecord(f"which disks of {vm_dir} are on Ceph cannot be told without vm.xml")
+    records = yield from _recorded(vm_dir, tuple(domain.disk_numbers))
+    # oned's format may be wrong for it, and a qcow2 overlay taken for raw is destroyed by its guest.
+    _refuse_unrecorded(vm_dir, set(ours or ()) & set(domain.disk_numbers) - set(records))
+    if (yield Here(h.SeeNotes(vm_dir))):
+        yield Here(h.Recover(vm_dir))
+    for record in records.values():
+        yield Here(h.CheckDisk(vm_dir, record))
+    chains = yield from _chains(domain.sources(records), records)
+    yield from _stock(asked, domain.with_records(records, chains))
+
+
+def attach_disk(asked: Asked) -> Plan:
+    """Attach a disk to a running VM under the name and format that deploy would give it."""
+    from ..opennebula.encoded import decode
+    from .attach_xml import AttachMessage
+
+    asked.at_least(MESSAGE + 1)
+    vm_dir, path = asked.vm_dir, asked.argv[1]
+    number = disk_number(path, vm_dir)
+    message = AttachMessage(decode(asked.argv[MESSAGE].encode()))
+    if number is None or number != message.number:
+        raise BadArguments(f"{path} is not disk {message.number} of the driver message")
+    record = (yield from _recorded(vm_dir, (number,))).get(number)
+    if record is None:
+        _refuse_unrecorded(vm_dir, {number} if message.is_ours else ())
+        yield from _stock(asked)
+        return
+    source = record.source(path)
+    yield Here(h.CheckDisk(vm_dir, record))
+    # What it lies over libvirt finds by itself, and tells AppArmor; the stock script has no words for it.
+    yield from _chains({number: source}, {number: record})
+    argv = (asked.argv[0], source, *asked.argv[2:MESSAGE], "", *asked.argv[MESSAGE + 1 :])
+    yield Here(h.BecomeStock(asked.action, argv, message=message.with_record(record).decode()))
+
+
+def detach_disk(asked: Asked) -> Plan:
+    """Detach the disk at target `argv[2]` of the running VM `argv[0]`, or say that it is done.
+
+    The transfer action comes after this one and may fail; oned then has the disk still, and detaches it once more.
+    """
+    asked.at_least(3)
+    domain, target = asked.argv[0], asked.argv[2]
+    try:
+        targets = (yield Here(h.ListTargets(domain))) if target else [target]
+    except SemisharedError:
+        targets = [target]  # nothing is seen: what is wrong is the stock script's to say
+    if target not in targets:
+        yield warn(f"{domain} has no disk {target} any more: it was detached before")
+    else:
+        yield from _stock(asked)
+
+
+def migrate(asked: Asked) -> Plan:
+    """Move the running VM to another host: by us or not at all, never by the stock script, if it has a disk of ours."""
+    from . import live_migration
+
+    move = live_migration.Move.parse(asked.argv, asked.stdin)
+    vm_dir = asked.vm_dir
+    records = yield from _recorded(vm_dir)
+    _refuse_unrecorded(vm_dir, {disk.id for disk in move.vm.disks if disk.driver == DRIVER} - set(records))
+    if records:
+        yield from live_migration.moved(move, vm_dir, records)
+    else:
+        yield from _stock(asked)
+
+
+def restore(asked: Asked) -> Plan:
+    """Resume the VM from the checkpoint `argv[0]`, with its disks at the layers that are active now, over what those lie."""
+    vm_dir = asked.vm_dir
+    records = yield from _recorded(vm_dir)
+    if any(record.format == "qcow2" or record.layer for record in records.values()):
+        yield from _brought_up_to_date(asked.argv[0], vm_dir, records)
+    yield from _stock(asked)
+
+
+def _brought_up_to_date(checkpoint: str, vm_dir: str, records: Records) -> Plan:
+    from .checkpoint import with_active_layers
+
+    xml = yield Here(h.ReadCheckpoint(checkpoint))
+    if xml is None:
+        return
+    named = {number: record.source(layout.disk(vm_dir, number)) for number, record in records.items() if not record.network}
+    chains = yield from _chains(named, records)
+    changed = with_active_layers(xml.encode(), records, chains).decode()
+    if changed != xml:
+        yield Here(h.WriteCheckpoint(checkpoint, changed))
+
+
+def snapshot_create(asked: Asked) -> Plan:
+    """Do `snapshot_create DEPLOY_ID SNAPSHOT VM_ID HOST` of the whole VM, unless a disk cannot take part."""
+    check_system_snapshot((yield from _recorded(asked.vm_dir)))
+    yield from _stock(asked)
+
+
+def _named_by_oned(vm_dir: str) -> Part[Optional[Mapping[int, str]]]:
+    """Return what vm.xml, written just before deploy, says; without a readable one (None) the records alone count."""
+    try:
+        text = yield Here(h.ReadVm(vm_dir))
+        return None if text is None else disks_of_ours(text.encode("utf-8", "surrogateescape"))
+    except BadArguments as e:
+        yield warn(f"vm.xml is of no use: {e}")
+        return None
+
+
+def _recorded(vm_dir: str, disks: Optional[tuple[int, ...]] = None) -> Part[Records]:
+    found = yield Here(h.ReadRecords(vm_dir, disks))
+    return {record.disk: record for record in described(found)}
+
+
+def _refuse_unrecorded(vm_dir: str, disks: Iterable[int]) -> None:
+    for number in sorted(disks):
+        raise BadRecord(f"disk {number} of {vm_dir} has no record")
+
+
+def _chains(sources: Mapping[int, str], records: Records) -> Part[Chains]:
+    """Return what each of the qcow2 files `sources` lies over."""
+    found = {}
+    for number, path in sources.items():
+        if records[number].format == "qcow2":
+            chain = yield Here(h.ReadChain(path, records[number]))
+            found[number] = [(str(below), str(format)) for below, format in chain]
+    return found
+
+
+PLANNERS = {planner.__name__: planner for planner in (deploy, attach_disk, detach_disk, migrate, restore, snapshot_create)}
+READ = ("deploy", "migrate", "snapshot_create")
+"""Those that look at what is on stdin."""
+ON_STDIN = ("migrate", "snapshot_create")
+"""Those whose VM directory stands in the driver message there alone."""
+MESSAGE = 4
+"""The argument of attach_disk that is its driver message, in base64."""

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps to functions: what a live migration does to the guest, through libvirt, and to the libvirtd of the other host."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from ..errors import SemisharedError
+from ..guest import domain, libvirtd
+from ..guest.kvmrc import site
+from ..model import layout
+from ..model import steps_live as h
+from ..tools.run import run
+from . import migration_job
+
+
+class OnGuest:
+    """The steps of one migration."""
+
+    def SeeDomain(self, step: h.SeeDomain) -> dict[str, object]:
+        name = step.domain
+        return {"xml": domain.dumpxml(name).decode(), "snapshots": domain.snapshots(name), "persistent": domain.is_persistent(name)}
+
+    def LookAtProof(self, step: h.LookAtProof | h.TakeProof) -> object:
+        try:
+            with open(layout.migration_note(step.vm_dir), "rb") as file:
+                proof: object = json.loads(file.read(65536))
+        except (OSError, ValueError):
+            return None
+        return proof
+
+    def TakeProof(self, step: h.TakeProof) -> object:
+        proof = self.LookAtProof(step)
+        if proof is not None:
+            try:
+                os.unlink(layout.migration_note(step.vm_dir))
+            except OSError:
+                return None
+        return proof
+
+    def ReadSite(self, step: h.ReadSite) -> dict[str, object]:
+        return {**site()._asdict(), "target": site().uri_of(step.host)}
+
+    def SeeState(self, step: h.SeeState) -> str:
+        return domain.state(step.domain, site().uri_of(step.host)) if step.host else domain.state(step.domain)
+
+    def MigrateDomain(self, step: h.MigrateDomain) -> str:
+        return migration_job.migrate(step.domain, site().uri_of(step.host), step.options)
+
+    def Wait(self, step: h.Wait) -> None:
+        time.sleep(step.seconds)
+
+    def RemoveArrival(self, step: h.RemoveArrival) -> None:
+        def remove(left: Any) -> None:
+            getattr(left, step.how)()
+
+        domain.ask(step.domain, step.how, remove, uri=site().uri_of(step.host), timeout_s=60)
+
+    def SyncTime(self, step: h.SyncTime) -> None:
+        sync = libvirtd.binding().VIR_DOMAIN_TIME_SYNC  # whatever the seconds say
+        where = site().uri_of(step.host)
+        try:
+            domain.ask(step.domain, "domtime --sync", lambda guest: guest.setTime({"seconds": 0}, sync), uri=where)
+        except SemisharedError:
+            pass  # a guest without an agent
+
+    def CompactMemory(self, _: h.CompactMemory) -> None:
+        try:
+            run(["sudo", "-n", "sysctl", "vm.drop_caches=3", "vm.compact_memory=1"], timeout_s=20)
+        except SemisharedError:
+            pass

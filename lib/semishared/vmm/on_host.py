@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps to functions: what a hypervisor action does on its host (model/steps_hypervisor.py)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn
+
+from ..errors import BadArguments, ToolMissing
+from ..model import steps_hypervisor as h
+from ..model.refs import Step
+from ..plan.hypervisor import MESSAGE
+from . import records
+
+CHECKPOINT_S = 60
+"""How long libvirt may take to read or write the head of a checkpoint."""
+
+
+class OnHost:
+    """The steps of one action: `scripts` is the directory of the vmm scripts, `stdin` what was read there."""
+
+    def __init__(self, scripts: str = "", stdin: bytes = b"") -> None:
+        self._scripts = scripts
+        self._stdin = stdin
+
+    def do(self, step: Step) -> Any:
+        """Carry out one step."""
+        name = type(step).__name__
+        if hasattr(self, name):
+            return getattr(self, name)(step)
+        # Of a migration: loaded where one is.
+        from .on_guest import OnGuest
+
+        return getattr(OnGuest(), name)(step)
+
+    def ReadVm(self, step: h.ReadVm) -> str | None:
+        try:
+            with open(f"{step.vm_dir}/vm.xml", "rb") as file:
+                return file.read().decode("utf-8", "surrogateescape")
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            raise BadArguments(str(e)) from None
+
+    def ReadRecords(self, step: h.ReadRecords) -> dict[str, object]:
+        disks = records.numbers_recorded(step.vm_dir) if step.disks is None else step.disks
+        return {"records": [record.to_data() for record in records.read_records(step.vm_dir, disks)]}
+
+    def SeeNotes(self, step: h.SeeNotes) -> list[str]:
+        return records.notes(step.vm_dir)
+
+    def Recover(self, step: h.Recover) -> None:
+        from ..disk import recovery
+
+        recovery.recover(step.vm_dir, "")
+
+    def CheckDisk(self, step: h.CheckDisk) -> None:
+        records.check_disk(step.vm_dir, step.record)
+
+    def ReadChain(self, step: h.ReadChain) -> list[tuple[str, str]]:
+        return records.read_chain(step.path, step.record)
+
+    def ListTargets(self, step: h.ListTargets) -> list[str]:
+        from ..guest import domain
+
+        return list(domain.disks(step.domain))
+
+    def ReadCheckpoint(self, step: h.ReadCheckpoint) -> str | None:
+        if not os.path.isfile(step.path):
+            return None
+        from ..guest import libvirtd
+
+        secure = libvirtd.binding().VIR_DOMAIN_SAVE_IMAGE_XML_SECURE
+        what = f"save-image-dumpxml {step.path}"
+        return libvirtd.call(what, lambda libvirt: str(libvirt.saveImageGetXMLDesc(step.path, secure)), timeout_s=CHECKPOINT_S)
+
+    def WriteCheckpoint(self, step: h.WriteCheckpoint) -> None:
+        from ..guest import libvirtd
+
+        what = f"save-image-define {step.path}"
+        libvirtd.call(what, lambda libvirt: libvirt.saveImageDefineXML(step.path, step.xml, 0), timeout_s=CHECKPOINT_S)
+
+    def BecomeStock(self, step: h.BecomeStock) -> NoReturn:
+        argv, stock = list(step.argv), f"{self._scripts}/../kvm/{step.action}"
+        if step.message:
+            import base64
+
+            argv[MESSAGE] = base64.b64encode(step.message.encode()).decode()
+        stdin = step.stdin.encode() or self._stdin
+        if stdin:
+            _stdin_is(stdin)
+        try:
+            os.execv(stock, [stock, *argv])
+        except OSError as e:
+            raise ToolMissing(f"OpenNebula's own script {os.path.normpath(stock)}: {e.strerror}") from None
+
+
+def _stdin_is(data: bytes) -> None:
+    """Make `data` the standard input of this process and of what it becomes."""
+    fd = os.memfd_create("domain")
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.dup2(fd, 0)
+    os.close(fd)
