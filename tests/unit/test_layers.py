@@ -32,7 +32,7 @@ LAYERS = {
     "intake": {"tools"},
     "base": {"model", "tools", "plan", "wire", "store"},
     "disk": {"model", "tools", "store", "base", "guest", "intake"},
-    "host": {"model", "tools", "wire", "store", "base", "guest", "disk"},
+    "host": {"model", "tools", "wire", "store", "base", "guest", "disk", "vmm"},
     "front": {"model", "tools", "opennebula", "plan", "wire", "store", "intake"},
     "vmm": {"model", "tools", "opennebula", "plan", "guest", "disk"},
     "install": {"model", "tools", "opennebula", "plan", "wire"},

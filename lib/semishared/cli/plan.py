@@ -3,6 +3,7 @@
 
     semishared plan clone FE:SOURCE HOST:DIR/disk.N VM DATASTORE
     semishared plan datastore/rm ID < DS_DRIVER_ACTION_DATA
+    semishared plan vmm/deploy FILE HOST VM HOST < FILE
     semishared plan ACTION ...           arguments and standard input as OpenNebula gives them: docs/reference/actions.md
 
 Where the next steps depend on the answer of a step that acts, it ends, and says so.
@@ -13,20 +14,22 @@ exit codes: 0 planned, 1 the action would be refused, with its line, 2 oned coul
 from __future__ import annotations
 
 import argparse
+import base64
+import difflib
 import json
+import re
 import sys
-from typing import Any
+from typing import Any, Dict, Iterator
 
 from .. import NAME
 from ..errors import OnedUnavailable, SemisharedError
 from ..front import datastore, transfer
 from ..front.action import Action
-from ..front.rehearsal import Noted, Script, rehearse
-from ..model.steps import to_data
+from ..front.rehearsal import rehearse, rehearse_on_host
 from ..opennebula.report import Report
+from ..plan import hypervisor
 
-OF_DATASTORES = "datastore/"
-KNOWN = (*transfer.PLANNED, *(f"{OF_DATASTORES}{name}" for name in datastore.ACTIONS))
+KNOWN = (*transfer.PLANNED, *(f"datastore/{name}" for name in datastore.ACTIONS), *(f"vmm/{name}" for name in hypervisor.PLANNERS))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,60 +42,90 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared plan`."""
     if arguments.action not in KNOWN:
-        print(f"{NAME} plan: {arguments.action} is no transfer action, and no datastore/ACTION; --help names them", file=sys.stderr)
+        print(f"{NAME} plan: {arguments.action} is no action of ours; --help names them", file=sys.stderr)
         return 1
-    _, is_of_datastore, name = arguments.action.rpartition(OF_DATASTORES)
-    action = Action(name, arguments.words, Report(name))
+    kind, _, name = arguments.action.rpartition("/")
+    action, came = Action(name, arguments.words, Report(name)), ""
     try:
-        script = rehearse(datastore.planned(action) if is_of_datastore else transfer.PLANNED[name](action), action)
+        if kind == "vmm":
+            came = sys.stdin.buffer.read().decode("utf-8", "surrogateescape") if name in hypervisor.READ else ""
+            found = rehearse_on_host(action, came)
+        else:
+            found = rehearse(datastore.planned(action) if kind else transfer.PLANNED[name](action), action).to_data()
     except OnedUnavailable:
         raise
     except SemisharedError as e:
         print(f"{name}: {e.line()}", file=sys.stderr)
         return 1
     if arguments.json:
-        rows = [as_data(message) for message in script.messages]
-        print(json.dumps({"action": arguments.action, "plan": rows, "open": script.is_open, "stdout": script.answer}, indent=1))
+        print(json.dumps({"action": arguments.action, **found}, indent=1))
     else:
-        show(script)
+        show(found, {"stdin": came, "message": _message(arguments.words)})
     return 0
 
 
-def as_data(message: Noted) -> dict[str, Any]:
-    """Return a message as JSON data: its answers, if it was sent."""
-    row: dict[str, Any] = {"host": message.machine, "steps": [to_data(step) for step in message.steps]}
-    if message.answers is not None:
-        row["answers"] = list(message.answers)
-    more = {"during": message.during, "follows": message.follows}
-    return {**row, **{name: value for name, value in more.items() if value}}
+def _message(words: list[str]) -> str:
+    """Return the driver message among the arguments of attach_disk."""
+    try:
+        return base64.b64decode(words[hypervisor.MESSAGE]).decode("utf-8", "replace")
+    except (IndexError, ValueError):
+        return ""
 
 
-def show(script: Script) -> None:
-    """Print a rehearsed plan."""
-    if not script.messages:
+def show(found: Dict[str, Any], xml: Dict[str, str]) -> None:
+    """Print a rehearsed plan; of XML that follows what came as `xml` only where it differs."""
+    if not found["plan"]:
         print("nothing to do")
-    for message in script.messages:
-        meanwhile = f", while {message.during} waits" if message.during else ""
-        print(f"on {message.machine}{meanwhile}:" if message.answers is None else f"on {message.machine}, looked at now:")
-        for number, step in enumerate(message.steps):
-            data = to_data(step)
-            print(f"  {data.pop('step')}")
-            for name, value in data.items():
-                print(f"    {name} = {told(value)}")
-            if message.answers is not None:
-                print(f"    -> {told(message.answers[number])}")
-        if message.follows:
-            print(f"  the bytes of {message.follows} follow")
-    if script.answer:
-        print(f"its answer: {script.answer}")
-    if script.is_open:
+    above = ""
+    for message in found["plan"]:
+        during, answers = message.get("during"), message.get("answers")
+        title = f"on {message['host']}" + (f", while {during} waits:" if during else ", looked at now:" if answers is not None else ":")
+        if title != above:
+            print(title)
+        above = title
+        for number, step in enumerate(message["steps"]):
+            print(f"  {step.pop('step')}")
+            for name, value in step.items():
+                if name in XML:
+                    print("".join(f"    {name} {line}\n" for line in changes(xml.get(name, ""), value)), end="")
+                else:
+                    print(f"    {name} = {told(value)}")
+            if answers is not None:
+                print(f"    -> {told(answers[number])}")
+                xml.update({"xml": answers[number]} if is_xml(answers[number]) else {})
+        if "follows" in message:
+            print(f"  the bytes of {message['follows']} follow")
+    if found["stdout"]:
+        print(f"its answer: {found['stdout']}")
+    if found["open"]:
         print("what comes next depends on what that answers")
 
 
+XML = ("stdin", "message", "xml")
+"""Fields of hypervisor steps in which XML is given on, changed (model/steps_hypervisor.py)."""
+
+
+def is_xml(value: object) -> bool:
+    """Tell whether a machine has answered XML."""
+    return isinstance(value, str) and value.lstrip().startswith("<")
+
+
+def changes(came: str, goes: str) -> Iterator[str]:
+    """Yield what is to be read of XML that is given on: the elements that differ, `-` as they came and `+` as they go."""
+    if not goes:
+        yield "= as it came"
+    else:
+        before, after = (re.sub(r">\s*<", ">\n<", text.strip()).splitlines() for text in (came, goes))
+        lines = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
+        yield from (line for line in lines if not line.startswith("@@"))
+
+
 def told(value: object) -> str:
-    """Return a value of a step for people: records on one line, without what is empty."""
+    """Return a value of a step for people: records on one line, without what is empty; XML as its length."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {told(item)}" for name, item in value.items() if item not in ("", None, [], {})) or "nothing"
     if isinstance(value, (list, tuple)):
         return " ".join(map(told, value)) or "none"
+    if is_xml(value):
+        return f"XML of {len(str(value))} characters"
     return "nothing" if value is None else str(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that concern a host's base store to functions (model/steps_base.py): staging, and what `semishared base` and status ask."""
+"""Steps that concern a host's base store to functions (model/steps_base.py): staging, and what `semishared base`, status and plan ask."""
 
 from __future__ import annotations
 
@@ -56,3 +56,8 @@ class OnBases(Steps):
         from ..disk import report
 
         return report.report(step)
+
+    def RehearseHypervisor(self, step: b.RehearseHypervisor) -> object:
+        from ..vmm import rehearsal
+
+        return rehearsal.rehearse(step)

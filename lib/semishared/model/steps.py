@@ -206,7 +206,7 @@ class Discard(NamedTuple):
 
 LOOKS = frozenset({
     "CheckNotRunning", "CheckStore", "DescribeVm", "ListBases", "ListPool", "LookAround", "LookAtDisk", "LookAtImages", "LookAtVm",
-    "LookForVm", "MeasurePool", "ReadBase", "ReportDisks", "SeeImage",
+    "LookForVm", "MeasurePool", "ReadBase", "RehearseHypervisor", "ReportDisks", "SeeImage",
 })  # fmt: skip
 """Steps that change nothing wherever they are carried out: all that a dry run may send."""
 

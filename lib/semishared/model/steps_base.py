@@ -108,6 +108,14 @@ class StreamBase(NamedTuple):
     """A receiver: the route to it says which network the stream goes to."""
 
 
+class RehearseHypervisor(NamedTuple):
+    """Report what a hypervisor action would do here, and do nothing: `argv` and `stdin` as OpenNebula gives them."""
+
+    action: str
+    argv: tuple[str, ...]
+    stdin: str
+
+
 class DescribeBase(NamedTuple):
     """Report whether the base of an image's current generation (or `image.generation`) is here, and what staging needs."""
 

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hypervisor action rehearsed on its host: it looks as the action would, and nothing is done (model/rehearsal.py)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..model import layout
+from ..model.exchange import Exchange, Here
+from ..model.rehearsal import rehearsed
+from ..model.steps_base import RehearseHypervisor
+from ..model.steps_hypervisor import look_instead
+from ..plan.hypervisor import Asked, forwarded, planned
+from .on_host import OnHost
+
+
+def rehearse(step: RehearseHypervisor) -> dict[str, Any]:
+    """Return, as JSON data, what the action would do; raise what would refuse it."""
+    asked, host = Asked(step.action, step.argv, step.stdin.encode("utf-8", "surrogateescape")), OnHost()
+
+    def do(wanted: Exchange) -> Any:
+        assert isinstance(wanted, Here)
+        return host.do(wanted.step)
+
+    # As our forwarders decide it.
+    is_ours = os.path.lexists(layout.records(asked.vm_dir))
+    return rehearsed(planned(asked) if is_ours else forwarded(asked), do, look_instead).to_data()
