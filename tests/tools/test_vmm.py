@@ -10,13 +10,15 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional
 from xml.etree import ElementTree
 
 import pytest
 
 from semishared.guest.kvmrc import Site
+from tools.test_dry_run import things
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDER = """#!/bin/sh
@@ -69,7 +71,7 @@ class Host:
         self.remotes = top / "one"
         self.kvm = self.remotes / "vmm" / "kvm"
         self.kvm.mkdir(parents=True)
-        for action in ("deploy", "attach_disk", "detach_disk", "migrate", "save", "restore", "cancel"):
+        for action in ("deploy", "attach_disk", "detach_disk", "migrate", "save", "restore", "snapshot_create", "cancel"):
             (self.kvm / action).write_text(RECORDER)
             (self.kvm / action).chmod(0o755)
         subprocess.run([str(ROOT / "install.sh"), "--remotes", str(self.remotes)], check=True, capture_output=True)
@@ -501,3 +503,99 @@ def test_what_kvmrc_does_not_say_has_its_default(tmp_path: Path) -> None:
     assert Site.read(str(kvmrc)) == Site(migrate_options=("--bandwidth", "1"))
     kvmrc.write_text("LIBVIRT_URI=qemu:///session\nQEMU_PROTOCOL=qemu+tls\nVIRSH_TRIES=5\nSYNC_TIME=yes\nCLEANUP_MEMORY_ON_STOP=yes\n")
     assert Site.read(str(kvmrc)) == Site("qemu:///session", "qemu+tls", (), 5, True, True)
+
+
+Situation = Callable[[Host], "tuple[list[str], bytes]"]
+REHEARSED: dict[str, tuple[Situation, list[str]]] = {}
+"""By name (its first word is the action): what leads to it, and returns arguments and stdin; the steps that are said to follow."""
+
+
+def situation(name: str, *steps: str) -> Callable[[Situation], Situation]:
+    def add(made: Situation) -> Situation:
+        REHEARSED[name] = made, list(steps)
+        return made
+
+    return add
+
+
+@situation("deploy", "BecomeStock")
+def deployed(host: Host) -> tuple[list[str], bytes]:
+    host.add_in_place(0)
+    host.add_local(1)
+    return host.deploy_argv(), host.domain
+
+
+@situation("deploy after a run that died", "Recover", "CheckDisk", "ReadChain", "...")
+def deployed_again(host: Host) -> tuple[list[str], bytes]:
+    host.add_local(0)
+    (host.vm_dir / ".semishared" / "job.0.json").write_text(json.dumps({"target": "vda", "run": "5"}))
+    return host.deploy_argv(), host.domain
+
+
+@situation("deploy of a VM of others", "BecomeStock")
+def foreign(host: Host) -> tuple[list[str], bytes]:
+    return host.deploy_argv(), host.domain
+
+
+@situation("attach_disk", "BecomeStock")
+def attached(host: Host) -> tuple[list[str], bytes]:
+    host.add_in_place(5)
+    return attach_argv(host, 5), b""
+
+
+@situation("detach_disk", "BecomeStock")
+def detached(host: Host) -> tuple[list[str], bytes]:
+    host.add_local(5)
+    return ["252e", f"{host.spelled}/disk.5", "vde", "4", "7", "h1"], b""
+
+
+@situation("restore", "BecomeStock")
+def restored(host: Host) -> tuple[list[str], bytes]:
+    host.add_local(0)
+    return [f"{host.spelled}/checkpoint", "h1", "7", "h1"], b""
+
+
+@situation("snapshot_create", "BecomeStock")
+def snapshot(host: Host) -> tuple[list[str], bytes]:
+    host.add_local(0)
+    return ["252e", "0", "7", "h1"], migrate_stdin(host)
+
+
+@situation("migrate of a VM of others", "BecomeStock")
+def moved(host: Host) -> tuple[list[str], bytes]:
+    (host.vm_dir / ".semishared").mkdir()
+    return list(MIGRATE_ARGV), migrate_stdin(host)
+
+
+COMMAND = "import sys; sys.path.insert(0, sys.argv.pop(1)); from semishared.cli.main import main; sys.exit(main(sys.argv[1:]))"
+
+
+@pytest.mark.parametrize("name", REHEARSED)
+def test_a_rehearsal_says_what_the_stock_script_gets_and_changes_nothing(host: Host, name: str) -> None:
+    made, steps = REHEARSED[name]
+    argv, stdin = made(host)
+    # This machine is the host; OpenNebula calls it so.
+    argv[-1] = "localhost"
+    action = name.split()[0]
+    before = things(host.remotes.parent)
+    words = [sys.executable, "-I", "-c", COMMAND, str(host.remotes / "lib"), "plan", "--json", f"vmm/{action}", *argv]
+    done = subprocess.run(words, input=stdin, capture_output=True, cwd="/", env={"PATH": os.environ["PATH"]}, check=True)
+    said = json.loads(done.stdout)
+    assert things(host.remotes.parent) == before
+    found = [step for part in said["plan"] if "answers" not in part for step in part["steps"]]
+    assert [step["step"] for step in found] + ["..."] * said["open"] == steps
+    if not said["open"]:
+        got = host.passes(action, *argv, stdin=stdin)
+        last = found[-1]
+        if last["message"]:
+            last["argv"][4] = base64.b64encode(last["message"].encode()).decode()
+        assert Got(last["argv"], last["stdin"].encode() or stdin) == got
+
+
+def test_a_rehearsal_is_refused_as_the_action_would_be(host: Host) -> None:
+    host.add_local(0, version=2)
+    argv = [*host.deploy_argv()[:-1], "localhost"]
+    words = [sys.executable, "-I", "-c", COMMAND, str(host.remotes / "lib"), "plan", "vmm/deploy", *argv]
+    done = subprocess.run(words, input=host.domain, capture_output=True, cwd="/", env={"PATH": os.environ["PATH"]}, check=False)
+    assert done.returncode == 1 and done.stdout == b""
+    assert done.stderr.decode().rstrip("\n") == host.refuses("deploy", *argv, stdin=host.domain)
