@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Tuple
 import pytest
 import rbd
 
+from rehearsing import things
 from tools.ceph_site import BRIDGE, POOL, READER, SECRET, USER
 from tools.oned_site import HERE, ActionSite
-from tools.test_dry_run import things
 
 if TYPE_CHECKING:
     from tools.ceph_site import Site

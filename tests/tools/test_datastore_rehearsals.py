@@ -11,9 +11,9 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import pytest
 
+from rehearsing import things
 from semishared.front import datastore
 from tools.test_datastore import ROOT, Store
-from tools.test_dry_run import things
 
 Situation = Callable[[Store], Dict[str, Any]]
 

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
-import stat
 from pathlib import Path
 from typing import Any, Iterator
 
 import pytest
 
 from lab.oned import IMAGE_DS, SYSTEM_DS, Oned, Settings
+from rehearsing import things
 from semishared.cli import base
 from semishared.cli.main import COMMANDS, main, parser
 from semishared.config import Config
@@ -27,21 +26,6 @@ RUNS = {
     "gc": [["--now"], []],
 }
 """How each subcommand with --dry-run is run, without it."""
-
-
-def things(top: Path) -> dict[str, tuple[object, ...]]:
-    """Return all below `top`: names, kinds, modes, sizes, contents, times, extended attributes."""
-    found = {}
-    for path in [top, *sorted(top.rglob("*"))]:
-        about = path.lstat()
-        content = ""
-        if path.is_symlink():
-            content = os.readlink(path)
-        elif stat.S_ISREG(about.st_mode):
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-        attributes = tuple((name, os.getxattr(path, name, follow_symlinks=False)) for name in os.listxattr(path, follow_symlinks=False))
-        found[str(path.relative_to(top))] = (about.st_mode, about.st_size, about.st_nlink, about.st_mtime_ns, content, attributes)
-    return found
 
 
 class Site:

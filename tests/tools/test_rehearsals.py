@@ -8,9 +8,9 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
 
+from rehearsing import things
 from semishared.front import transfer
 from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
-from tools.test_dry_run import things
 
 Words = List[str]
 Situation = Callable[[ActionSite], Words]

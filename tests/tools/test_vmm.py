@@ -17,8 +17,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from rehearsing import things
 from semishared.guest.kvmrc import Site
-from tools.test_dry_run import things
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDER = """#!/bin/sh

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each action of VMs with disks on Ceph is rehearsed before it is done: nothing changes on any machine, in a guest, or in Ceph."""
+
+from __future__ import annotations
+
+import pytest
+
+import rehearsing
+from lab.ceph import Cluster
+from lab.cloud import RBD_STORE, Cloud
+
+
+@pytest.mark.fault(21, "`semishared plan` of every action changes nothing on any machine, nor a guest, nor in Ceph")
+def test_every_action_is_rehearsed_and_then_done(cloud: Cloud, ceph: Cluster) -> None:
+    places = {"mine": {"persistent": True}, "copy": {"SEMISHARED_LOCAL": "copy"}, "beside": {"SEMISHARED_PLACE": "shared"}}
+    with rehearsing.rehearsing(cloud) as found:
+        rehearsing.life(cloud, RBD_STORE, **places)
+        rehearsing.moved_live(cloud, RBD_STORE)
+    assert found.said["vmm/migrate"] == [["MigrateDomain", "SyncTime"]] and "vmm/migrate" in found.refused
+    assert found.said["vmm/deploy"] == [["BecomeStock"]] * 3
+    assert {"premigrate", "postmigrate", "failmigrate", "restore", "snap_create_live"} <= set(found.said)
+    assert cloud.leftovers() == []
