@@ -10,6 +10,7 @@ from lab.ceph import Cluster
 from lab.cloud import RBD_STORE, Cloud
 
 
+@pytest.mark.long  # tests/operate has the guests, tests/cephstore the images
 @pytest.mark.fault(21, "`semishared plan` of every action changes nothing on any machine, nor a guest, nor in Ceph")
 def test_every_action_is_rehearsed_and_then_done(cloud: Cloud, ceph: Cluster) -> None:
     places = {"mine": {"persistent": True}, "copy": {"SEMISHARED_LOCAL": "copy"}, "beside": {"SEMISHARED_PLACE": "shared"}}

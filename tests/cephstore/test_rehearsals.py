@@ -11,6 +11,7 @@ import pytest
 import rbd
 
 from rehearsing import things
+from semishared.front import datastore
 from tools.ceph_site import BRIDGE, POOL, READER, SECRET, USER
 from tools.oned_site import HERE, ActionSite
 
@@ -168,6 +169,77 @@ def snap_revert(cloud: CephSite) -> Words:
 def grown(cloud: CephSite) -> Words:
     disk, vm = shared_disk(cloud)
     return [disk, "16", str(vm), str(STORE)]
+
+
+Image = Dict[str, object]
+DATASTORE: Dict[str, Tuple[Callable[[CephSite], Image], List[str]]] = {}
+"""By action of datastores: what leads to it, and returns what oned says of the image; the steps that are said to follow."""
+
+
+def of_datastore(action: str, *steps: str) -> Callable[[Callable[[CephSite], Image]], Callable[[CephSite], Image]]:
+    def add(made: Callable[[CephSite], Image]) -> Callable[[CephSite], Image]:
+        DATASTORE[action] = made, list(steps)
+        return made
+
+    return add
+
+
+@of_datastore("cp", "SendUpload")
+@of_datastore("stat")
+def upload(cloud: CephSite) -> Image:
+    path = cloud.one.top / "upload.img"
+    path.write_bytes(b"upload" * (1 << 18))
+    return {"PATH": path, "SIZE": 8}
+
+
+@of_datastore("mkfs", "CreateImage")
+def empty(_: CephSite) -> Image:
+    return {"SIZE": 8, "FORMAT": "raw"}
+
+
+@of_datastore("export", "DigestImage", "...")
+@of_datastore("rm", "RemoveImage")
+@of_datastore("monitor")
+def stored(cloud: CephSite) -> Image:
+    return {"SOURCE": cloud.ceph.make(7, size=8 << 20).source, "FORMAT": "raw", "SIZE": 8}
+
+
+@of_datastore("clone", "CopyStored")
+def cloned(cloud: CephSite) -> Image:
+    return {"PATH": cloud.ceph.make(8, size=8 << 20).source, "FORMAT": "raw", "SIZE": 8}
+
+
+@of_datastore("snap_delete", "ForgetSnapshot")
+@of_datastore("snap_revert", "RevertImage")
+@of_datastore("snap_flatten", "FlattenImage")
+def snapped(cloud: CephSite) -> Image:
+    image = stored(cloud)
+    with rbd.Image(cloud.ceph.ioctx, "one-7") as opened:
+        opened.create_snap("0")
+        opened.protect_snap("0")
+    cloud.ceph.write("one-7", 0, b"later" * 100)
+    return {**image, "TARGET_SNAPSHOT": 0}
+
+
+@pytest.mark.parametrize("action", DATASTORE)
+@pytest.mark.fault(21, "`semishared plan` of a datastore action changes nothing in Ceph: no image, byte, snapshot or lock")
+def test_a_rehearsal_of_a_datastore_action_changes_nothing(cloud: CephSite, action: str) -> None:
+    made, steps = DATASTORE[action]
+    image, base, template = made(cloud), cloud.one.location / str(STORE), {"SAFE_DIRS": str(cloud.one.top)}
+    stdin = cloud.ceph.request(base, template=template, **image)
+    before = cloud.state()
+    said: Dict[str, Any] = json.loads(cloud.one.cli("plan", "--json", f"datastore/{action}", "7", stdin=stdin).stdout)
+    assert cloud.state() == before
+    found = [step["step"] for part in said["plan"] if "answers" not in part for step in part["steps"]]
+    assert found + ["..."] * said["open"] == steps
+    done = cloud.ceph.run(action, base, template=template, **image)
+    assert done.returncode == 0, done.stderr.decode()
+    assert said["open"] or said["stdout"] == done.stdout.decode().rstrip("\n")
+    assert (cloud.state() != before) == bool(steps and action != "export")
+
+
+def test_every_datastore_action_is_rehearsed_here() -> None:
+    assert set(DATASTORE) == set(datastore.ACTIONS)
 
 
 @pytest.mark.parametrize("name", SITUATIONS)

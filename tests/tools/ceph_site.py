@@ -181,15 +181,20 @@ class Site:
         inside = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in values.items())
         return f"<DATASTORE><ID>105</ID><TYPE>0</TYPE><BASE_PATH>{escape(str(base))}</BASE_PATH><TEMPLATE>{inside}</TEMPLATE></DATASTORE>"
 
+    def request(self, base: Path, *, template: Optional[Dict[str, str]] = None, **image: Any) -> str:
+        """Return what oned gives a datastore action on stdin."""
+        fields = "".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in {"ID": 7, "TYPE": 0, **image}.items())
+        store = self.datastore_xml(base, **(template or {}))
+        data = f"<DS_DRIVER_ACTION_DATA><IMAGE>{fields}<TEMPLATE/></IMAGE>{store}</DS_DRIVER_ACTION_DATA>"
+        return base64.b64encode(data.encode()).decode()
+
     def run(
         self, action: str, base: Path, *, template: Optional[Dict[str, str]] = None, env: Optional[Dict[str, str]] = None, **image: Any
     ) -> "subprocess.CompletedProcess[bytes]":
         """Run a datastore executable of this checkout as one_datastore does."""
-        fields = "".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in {"ID": 7, "TYPE": 0, **image}.items())
-        store = self.datastore_xml(base, **(template or {}))
-        data = f"<DS_DRIVER_ACTION_DATA><IMAGE>{fields}<TEMPLATE/></IMAGE>{store}</DS_DRIVER_ACTION_DATA>"
+        data = self.request(base, template=template, **image)
         return subprocess.run(
-            [str(ROOT / "datastore" / action), "7"], input=base64.b64encode(data.encode()), capture_output=True, check=False,
+            [str(ROOT / "datastore" / action), "7"], input=data.encode(), capture_output=True, check=False,
             timeout=120, cwd="/", env={"HOME": "/var/lib/no-home", "PATH": "/usr/bin:/bin:/usr/sbin", **(env or {})},
         )  # fmt: skip
 
