@@ -17,7 +17,7 @@ COMMANDS = {
     "caps": "print the Ceph keys a datastore needs, and what each may do",
     "doctor": "look at the whole installation: what is wrong, and what mends it",
     "gc": "remove what killed actions left over",
-    "plan": "say what a transfer action would do, and do nothing",
+    "plan": "say what an action would do, and do nothing",
     "setup": "make the datastores, or print their templates and what to click",
     "stage": "put an image's base onto hosts before VMs need it there",
     "status": "say where each disk lives and why, and what it needs",
