@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared plan`."""
     if arguments.action not in KNOWN:
-        print(f"{NAME} plan: {arguments.action} is no action of ours; --help names them", file=sys.stderr)
+        what = f"{arguments.action} is no transfer action, no datastore/ACTION and no vmm/ACTION"
+        print(f"{NAME} plan: {what}; --help names them", file=sys.stderr)
         return 1
     kind, _, name = arguments.action.rpartition("/")
     action, came = Action(name, arguments.words, Report(name)), ""
