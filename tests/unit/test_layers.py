@@ -18,8 +18,8 @@ PACKAGE = LIB / "semishared"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PURE = {"__future__", "collections", "dataclasses", "difflib", "enum", "itertools", "json", "posixpath", "re", "typing", "xml"}
 """What plan/ may take from the standard library: nothing that sees the machine or the clock."""
-GROUND = {"errors", "units", "config", ""}
-"""What every layer may import beside those of its row: modules of the package itself, and its name and version."""
+GROUND = {"errors", "units", "config", "model.layout", ""}
+"""What every layer may import beside those of its row: modules of the package itself, its name and version, and its words on disk."""
 LAYERS = {
     # layer: the layers below it that it may import, beside itself
     "opennebula": set(),

@@ -104,7 +104,7 @@ def test_domain_of_a_recording_becomes_the_golden_file(case: str) -> None:
             assert secret.attrib == {"type": "ceph", "uuid": record.network.secret}
         else:
             assert disk.get("type") == "file" and disk.find("auth") is None and len(source) == 0
-            wanted = record.path if not record.is_local else f"{vm_dir}/disk.{record.disk}{record.layer}"
+            wanted = record.path if not record.is_local else record.active(f"{vm_dir}/disk.{record.disk}")
             assert source.attrib == {"file": wanted}
         if record.network or was[target].get("type") == "network" or record.format == "qcow2":
             below = [(_file(layer), format.get("type")) for layer in disk.iter("backingStore") for format in layer.findall("format")]

@@ -21,14 +21,10 @@ import shutil
 from typing import NamedTuple
 
 from ..errors import BadArguments
-from ..model import layout
-from ..model.refs import BASE, ImageRef
+from ..model import layout, layout_base
+from ..model.refs import ImageRef
 from ..tools import beneath, files, progress
 from ..tools.crash_points import point
-
-NAME = layout.SIDE
-SOURCE = "source"
-"""File in a base from a store that is reached over the network: POOL/IMAGE."""
 
 
 class Base(NamedTuple):
@@ -39,14 +35,22 @@ class Base(NamedTuple):
 
     @property
     def image(self) -> str:
-        return f"{self.directory}/image"
+        return layout_base.image(self.directory)
 
     @property
     def damaged(self) -> str:
-        return f"{self.directory}/damaged"
+        return layout_base.damaged(self.directory)
+
+    @property
+    def manifest(self) -> str:
+        return layout_base.manifest(self.directory)
+
+    @property
+    def leases(self) -> str:
+        return layout_base.leases(self.directory)
 
     def lease(self, vm: int, disk: int) -> str:
-        return layout.lease(self.directory, vm, disk)
+        return layout_base.lease(self.directory, vm, disk)
 
 
 def root_of(vm_dir: str) -> str:
@@ -56,19 +60,20 @@ def root_of(vm_dir: str) -> str:
 
 def named(root: str, image: ImageRef, generation: str) -> Base:
     """Return the base of a generation of an image, which need not be there."""
-    return Base(layout.base(root, layout.base_name(image.store, image.id, generation)), generation)
+    return Base(layout_base.base(root, layout_base.name(image.store, image.id, generation)), generation)
 
 
 def at(root: str, name: str) -> Base:
     """Return the base called <store>-<image>-<generation>; raise BadArguments if that is no name."""
-    if not BASE.match(name):
+    said = layout_base.named(name)
+    if said is None:
         raise BadArguments(f"not a base: {name!r}")
-    return Base(layout.base(root, name), name.rpartition("-")[2])
+    return Base(layout_base.base(root, name), said.generation)
 
 
 def lock_path(root: str, base: Base) -> str:
     """Return the lock of the base's image: whoever stages, evicts or takes bases of it out of use holds it."""
-    return f"{root}/locks/base-{os.path.basename(base.directory).rpartition('-')[0]}"
+    return layout_base.image_lock(root, layout_base.prefix_of(os.path.basename(base.directory)))
 
 
 def is_published(base: Base) -> bool:
@@ -76,19 +81,19 @@ def is_published(base: Base) -> bool:
 
     Raise UnexpectedLink if any of it is a symbolic link.
     """
-    for path in (base.directory, base.image, f"{base.directory}/manifest", f"{base.directory}/leases"):
+    for path in (base.directory, base.image, base.manifest, base.leases):
         beneath.refuse_link(path)
     if os.path.exists(base.image):
         return True
     if os.path.lexists(base.damaged):
         return False
     try:
-        leases = os.listdir(f"{base.directory}/leases")
+        leases = os.listdir(base.leases)
     except FileNotFoundError:
         return False
     for name in leases:
         try:
-            os.link(f"{base.directory}/leases/{name}", base.image)
+            os.link(f"{base.leases}/{name}", base.image)
             return True
         except FileExistsError:
             return True
@@ -100,28 +105,28 @@ def is_published(base: Base) -> bool:
 def _note_source(directory: str, image: ImageRef) -> None:
     """Note where a base is from if its store is mounted nowhere: whoever looks at the host's health need not miss a mount."""
     if not image.access.can.is_mounted:
-        files.write(f"{directory}/{SOURCE}", f"{image.source}\n".encode(), 0o440)
+        files.write(layout_base.source(directory), f"{image.source}\n".encode(), 0o440)
 
 
 def publish(root: str, base: Base, image: ImageRef) -> Base:
     """Make what is staged of an image, and whole, the base, under its lock."""
-    staging = layout.staging(root, image.store, image.id)
-    os.makedirs(f"{root}/bases", exist_ok=True)
+    staging = layout_base.staging(root, image.base_prefix)
+    os.makedirs(layout_base.bases(root), exist_ok=True)
     if os.path.isdir(base.directory):
         # Known by content: another session of the image came back to what is here already, or only leases are left.
         if not is_published(base):
             # An eviction that was killed may have taken these already.
-            os.makedirs(f"{base.directory}/leases", exist_ok=True)
+            os.makedirs(base.leases, exist_ok=True)
             _note_source(base.directory, image)
-            os.rename(f"{staging}/manifest", f"{base.directory}/manifest")
-            os.rename(f"{staging}/image", base.image)
+            os.rename(layout_base.manifest(staging), base.manifest)
+            os.rename(layout_base.image(staging), base.image)
         shutil.rmtree(staging, ignore_errors=True)
     else:
         # What a killed run had half written beside what this one went on with; in a base nobody would look for it.
-        files.remove_staged(staging, "manifest")
+        files.remove_staged(*os.path.split(layout_base.manifest(staging)))
         _note_source(staging, image)
         os.rename(staging, base.directory)
-    files.fsync(f"{root}/bases")
+    files.fsync(layout_base.bases(root))
     point("base published")
     return base
 
@@ -145,21 +150,22 @@ def lease(base: Base, vm: int, disk: int) -> str:
 def release(root: str, vm: int, disk: int | None = None, but: str = "") -> None:
     """Give up the leases of a disk (of all disks of the VM if None), except one in the base directory `but`."""
     try:
-        beneath.refuse_link(f"{root}/bases")
-        directories = os.listdir(f"{root}/bases")
+        beneath.refuse_link(layout_base.bases(root))
+        directories = os.listdir(layout_base.bases(root))
     except FileNotFoundError:
         return
     for name in directories:
-        base = layout.base(root, name)
-        if base == but or beneath.is_link(base) or beneath.is_link(f"{base}/leases"):
+        base = layout_base.base(root, name)
+        leases = layout_base.leases(base)
+        if base == but or beneath.is_link(base) or beneath.is_link(leases):
             continue
         try:
-            leases = os.listdir(f"{base}/leases")
+            found = os.listdir(leases)
         except FileNotFoundError:
             continue
-        for held in leases:
-            if held == f"{vm}-{disk}" or (disk is None and held.startswith(f"{vm}-")):
-                files.unlink(f"{base}/leases/{held}")
+        for held in found:
+            if layout_base.is_leased_to(held, vm, disk):
+                files.unlink(f"{leases}/{held}")
                 point("lease released")
                 progress.touch()
 
@@ -170,7 +176,7 @@ def forget(base: Base) -> bool:
     Without the image's own name nobody takes a new lease but by staging, which waits for the lock. A lease that was taken
     before that is seen by rmdir, and then the base is whole again: its image comes back from the lease.
     """
-    leases = f"{base.directory}/leases"
+    leases = base.leases
     for path in (base.directory, leases):
         beneath.refuse_link(path)
     try:

@@ -15,7 +15,7 @@ from typing import Any, Iterator, NamedTuple, Optional, Tuple
 
 from .. import store
 from ..errors import ImageChanged, SemisharedError
-from ..model import layout
+from ..model import layout_base
 from ..model.record import Record
 from ..model.steps import ImageRef
 from ..tools import files, inspection, locks
@@ -62,7 +62,7 @@ def _have(root: str, image: ImageRef, ask: room.Ask | None, want: room.Want, con
     found = _published(root, image, image.generation or current)
     if found:
         return found
-    with locks.exclusive(layout.image_lock(root, image.store, image.id)):
+    with locks.exclusive(layout_base.image_lock(root, image.base_prefix)):
         seen, current = _look(image, content)
         wanted = image.generation or current
         found = _published(root, image, wanted)
@@ -97,21 +97,22 @@ def _read_whole(
     root: str, image: ImageRef, content: store.Content, seen: Any, ask: room.Ask | None, want: room.Want
 ) -> cache.Base:
     """Make the base of a content that nobody has hashed yet, and make known what it is."""
-    staging = layout.staging(root, image.store, image.id)
+    staging = layout_base.staging(root, image.base_prefix)
     shutil.rmtree(staging, ignore_errors=True)
     room.for_base(root, image, content.allocated(seen), ask, want)
     with Undo() as undo, files.enough_space(root):
         # What a failed copy has written is space that the host lacks.
         undo.add(lambda: shutil.rmtree(staging, ignore_errors=True))
-        os.makedirs(f"{staging}/leases")
+        os.makedirs(layout_base.leases(staging))
         point("staging made")
-        found = content.copy(seen, f"{staging}/image", image.format)
+        made = layout_base.image(staging)
+        found = content.copy(seen, made, image.format)
         point("base copied")
         if content.see() != seen:
             raise ImageChanged(f"{image.source} was written to while it was copied")
-        inspection.check(f"{staging}/image", image.format, image.source)
-        os.chmod(f"{staging}/image", 0o440)
-        files.write(f"{staging}/manifest", found.text(), 0o440)
+        inspection.check(made, image.format, image.source)
+        os.chmod(made, 0o440)
+        files.write(layout_base.manifest(staging), found.text(), 0o440)
         undo.keep()
         point("base staged")
     content.publish(found, seen)

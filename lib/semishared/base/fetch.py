@@ -14,7 +14,7 @@ from typing import Callable
 from .. import store
 from ..config import Config, load
 from ..errors import BaseBusy, HostUnreachable, ImageChanged, NoSpace, SemisharedError, TransferCorrupt, UnsafeImage, WrongFormat
-from ..model import layout
+from ..model import layout_base
 from ..model.steps import ImageRef
 from ..model.steps_base import DescribeBase, FetchBase, ServeBase
 from ..plan import eviction
@@ -34,7 +34,7 @@ ROUNDS = 2
 def receive(step: FetchBase, tell: Tell, poll: Callable[[], object]) -> dict[str, object]:
     """Have the base; return {"name", "sources", "troubles"}: `sources` is empty if it was here already."""
     image = step.image
-    base = cache.at(step.root, f"{image.store}-{image.id}-{image.generation}")
+    base = cache.at(step.root, image.base_name)
     lock = cache.lock_path(step.root, base)
     name = os.path.basename(base.directory)
     if cache.is_published(base):
@@ -66,10 +66,10 @@ def fill(step: FetchBase, tell: Tell, poll: Callable[[], object]) -> Account:
                 target.finish()
             finally:
                 target.close()
-            inspection.check(f"{target.directory}/image", step.image.format, step.image.source)
+            inspection.check(layout_base.image(target.directory), step.image.format, step.image.source)
     except (NoSpace, ImageChanged, UnsafeImage, WrongFormat):
         # What has come is space that the host lacks, or of a content that nobody has any more.
-        shutil.rmtree(layout.staging(step.root, step.image.store, step.image.id), ignore_errors=True)
+        shutil.rmtree(layout_base.staging(step.root, step.image.base_prefix), ignore_errors=True)
         raise
     return account
 
@@ -115,7 +115,7 @@ class _Filling:
 
     def _peer(self, host: str) -> None:
         image = self.step.image
-        name = f"{image.store}-{image.id}-{image.generation}"
+        name = image.base_name
         wanted = ranges(self.target.missing())
         if len(wanted) == 1 and self.target.manifest and len(self.target.missing()) == len(self.target.manifest.extents):
             wanted = ()
@@ -157,7 +157,7 @@ class _Filling:
 
     def _store_without_manifest(self, content: store.Content, seen: object) -> None:
         """Copy the image whole: that its hash is its generation shows only at the end."""
-        target, path = self.target, f"{self.target.directory}/image"
+        target, path = self.target, layout_base.image(self.target.directory)
         files.unlink(path)
         found = content.copy(seen, path, self.step.image.format)
         if found.generation != self.step.image.generation or content.see() != seen:
@@ -182,14 +182,15 @@ def describe(step: DescribeBase) -> dict[str, object]:
         # A host that does not reach the store can still have the base from a peer.
         trouble = e.line()
     wanted = image.generation or current
-    has = bool(wanted) and cache.is_published(cache.at(step.root, f"{image.store}-{image.id}-{wanted}"))
-    there = partial.generation_in(layout.staging(step.root, image.store, image.id)) == wanted
+    has = bool(wanted) and cache.is_published(cache.named(step.root, image, wanted))
+    staging = layout_base.staging(step.root, image.base_prefix)
+    there = partial.generation_in(staging) == wanted
     tools = [*compress.available(), *(name for name in ("udp-sender", "udp-receiver") if shutil.which(name, path=PATH))]
     return {
         "generation": wanted, "current": current, "has": has, "manifest": expected is not None,
         "needed": 0 if has or trouble else _needed(content, seen, expected),
         "tools": tools, "trouble": trouble,
-        "partial": len(partial.have(layout.staging(step.root, image.store, image.id))) if there else 0,
+        "partial": len(partial.have(staging)) if there else 0,
         **room.list_bases(step.root),
     }  # fmt: skip
 
@@ -209,7 +210,7 @@ def fetch(
     """
     needed = _needed(content, seen, content.expected(current) if current == image.generation else None) if seen else 0
     # What a killed action has left is gone on with, or removed.
-    needed = max(0, needed - files.allocated(f"{layout.staging(root, image.store, image.id)}/image"))
+    needed = max(0, needed - files.allocated(layout_base.image(layout_base.staging(root, image.base_prefix))))
     answer = room.ask_for_base(root, image, needed, ask, want)
     fill(_of_answer(root, image, answer), lambda **_: None, lambda: None)
 

@@ -19,7 +19,7 @@ import shutil
 from typing import Iterable
 
 from ..errors import ImageChanged, TransferCorrupt
-from ..model import layout
+from ..model import layout_base
 from ..model.steps import ImageRef
 from ..tools import extents, files, progress
 from ..tools.crash_points import point
@@ -30,13 +30,13 @@ AT_ONCE = 256 << 10
 
 def directory_of(root: str, name: str) -> str:
     """Return where the base called <store>-<image>-<generation> is made."""
-    return f"{root}/staging/{name.rpartition('-')[0]}"
+    return layout_base.staging(root, layout_base.prefix_of(name))
 
 
 def generation_in(directory: str) -> str:
     """Return what generation is being made in `directory`, '' if none."""
     try:
-        with open(f"{directory}/generation", encoding="ascii") as file:
+        with open(layout_base.generation(directory), encoding="ascii") as file:
             return file.read(100).strip()
     except (FileNotFoundError, UnicodeDecodeError):
         return ""
@@ -46,7 +46,8 @@ class Partial:
     """A base that is being made; use under its lock. `close` when done."""
 
     def __init__(self, root: str, image: ImageRef) -> None:
-        self.directory = layout.staging(root, image.store, image.id)
+        self.directory = layout_base.staging(root, image.base_prefix)
+        self._image, self._manifest = layout_base.image(self.directory), layout_base.manifest(self.directory)
         self.generation = image.generation
         self.manifest: extents.Manifest | None = None
         self.have: set[int] = set()
@@ -56,11 +57,11 @@ class Partial:
         self._flushed: list[int] = []
         if generation_in(self.directory) != image.generation:
             shutil.rmtree(self.directory, ignore_errors=True)
-            os.makedirs(f"{self.directory}/leases")
-            files.write(f"{self.directory}/generation", image.generation.encode())
+            os.makedirs(layout_base.leases(self.directory))
+            files.write(layout_base.generation(self.directory), image.generation.encode())
             point("partial made")
         try:
-            with open(f"{self.directory}/manifest", "rb") as file:
+            with open(self._manifest, "rb") as file:
                 self.begin(file.read())
         except (FileNotFoundError, ImageChanged, TransferCorrupt):
             pass
@@ -72,15 +73,15 @@ class Partial:
         if extents.generation_of(text) != self.generation:
             raise TransferCorrupt("a manifest of another generation")
         manifest = extents.parse(text)
-        if not os.path.exists(f"{self.directory}/manifest"):
-            files.write(f"{self.directory}/manifest", text, 0o440)
-        self._fd = os.open(f"{self.directory}/image", os.O_RDWR | os.O_CREAT, 0o600)
+        if not os.path.exists(self._manifest):
+            files.write(self._manifest, text, 0o440)
+        self._fd = os.open(self._image, os.O_RDWR | os.O_CREAT, 0o600)
         os.ftruncate(self._fd, manifest.size)
-        self._direct = extents.open_direct(f"{self.directory}/image", os.O_WRONLY)
+        self._direct = extents.open_direct(self._image, os.O_WRONLY)
         self.manifest = manifest
         listed = have(self.directory)
         self._is_resumed = bool(listed) or os.stat(self._fd).st_blocks > 0
-        self._journal = os.open(f"{self.directory}/have", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        self._journal = os.open(layout_base.have(self.directory), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         for index in sorted(listed & manifest.extents.keys()):
             progress.touch()
             content = os.pread(self._fd, extents.EXTENT, index * extents.EXTENT)
@@ -90,9 +91,9 @@ class Partial:
 
     def adopt(self, manifest: extents.Manifest) -> None:
         """Take the file `image`, which was made whole and verified meanwhile."""
-        files.write(f"{self.directory}/manifest", manifest.text(), 0o440)
+        files.write(self._manifest, manifest.text(), 0o440)
         self.close()
-        self._fd = os.open(f"{self.directory}/image", os.O_RDWR)
+        self._fd = os.open(self._image, os.O_RDWR)
         self.manifest, self.have = manifest, set(manifest.extents)
 
     def _note(self, index: int) -> None:
@@ -155,10 +156,10 @@ class Partial:
         """Make all of it durable, ready to be published."""
         os.fsync(self._fd)
         self.close()
-        os.chmod(f"{self.directory}/image", 0o440)
-        os.chmod(f"{self.directory}/manifest", 0o440)
-        files.unlink(f"{self.directory}/have")
-        files.unlink(f"{self.directory}/generation")
+        os.chmod(self._image, 0o440)
+        os.chmod(self._manifest, 0o440)
+        files.unlink(layout_base.have(self.directory))
+        files.unlink(layout_base.generation(self.directory))
         files.fsync(self.directory)
         point("partial finished")
 
@@ -173,7 +174,7 @@ class Partial:
 def have(directory: str) -> set[int]:
     """Return the extents that the journal in `directory` names; a line that is not whole names none."""
     try:
-        with open(f"{directory}/have", encoding="ascii", errors="replace") as file:
+        with open(layout_base.have(directory), encoding="ascii", errors="replace") as file:
             lines = file.read().split("\n")[:-1]
     except FileNotFoundError:
         return set()

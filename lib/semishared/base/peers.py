@@ -15,6 +15,7 @@ from typing import Callable, Iterator
 
 from ..config import Config
 from ..errors import HostUnreachable, ImageChanged, MissingImage, TransferCorrupt
+from ..model import layout_base
 from ..model.steps_base import ServeBase
 from ..tools import compress, extents, locks, progress
 from ..tools.compress import Bytes
@@ -57,11 +58,11 @@ class _Here:
             if not whole and partial.generation_in(directory) != self._base.generation:
                 continue
             try:
-                fd = os.open(f"{directory}/image", os.O_RDONLY)
+                fd = os.open(layout_base.image(directory), os.O_RDONLY)
             except FileNotFoundError:
                 continue
             try:
-                with open(f"{directory}/manifest", "rb") as file:
+                with open(layout_base.manifest(directory), "rb") as file:
                     text = file.read()
                 if extents.generation_of(text) != self._base.generation:
                     raise ImageChanged("a manifest of another generation")

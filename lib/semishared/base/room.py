@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, NamedTuple
 
-from ..model import layout
-from ..model.refs import BASE, ImageRef
-from ..tools import files, locks
+from ..model import layout, layout_base
+from ..model.refs import ImageRef
+from ..tools import locks
 from . import cache
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ Ask = Callable[..., Dict[str, object]]
 def list_bases(root: str) -> dict[str, Any]:
     """Return all bases of this host and the capacity of their file system."""
     found = []
-    for name in sorted(names(f"{root}/bases")):
-        if BASE.match(name):
+    for name in sorted(names(layout_base.bases(root))):
+        if layout_base.named(name):
             described = describe(cache.at(root, name))
             if described:
                 found.append(described)
@@ -57,16 +57,16 @@ def names(directory: str) -> list[str]:
 
 def leases(base: cache.Base) -> list[str]:
     """Return who has a lease on a base: VM-DISK."""
-    return sorted(name for name in names(f"{base.directory}/leases") if not name.startswith(files.STAGED))
+    return sorted(name for name in names(base.leases) if not layout.is_staged(name))
 
 
 def describe(base: cache.Base) -> dict[str, object] | None:
     """Return what ListBases says of a base, None if nothing of it is here."""
     held, damaged = leases(base), os.path.lexists(base.damaged)
-    for path in (base.image, base.damaged, *(f"{base.directory}/leases/{name}" for name in held)):
+    for path in (base.image, base.damaged, *(f"{base.leases}/{name}" for name in held)):
         try:
             stat = os.stat(path)
-            used = os.stat(f"{base.directory}/leases").st_mtime
+            used = os.stat(base.leases).st_mtime
         except FileNotFoundError:
             continue
         return {
@@ -131,20 +131,19 @@ FOR_ALL, FOR_THIS, BORROWED, MENDED = Want(), Want(must=True), Want(must=True, s
 
 def ask_for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want: Want) -> dict[str, object]:
     """Return how a base of `needed` bytes is to be had (see Ask); raise NoSpace if there cannot be room for it."""
-    name = f"{image.store}-{image.id}-{image.generation}" if image.generation else ""
     listed = list_bases(root)
     if ask:
-        return ask(question="base", name=name, needed=needed, must=want.must, stays=want.stays, mends=want.mends, **listed)
+        return ask(question="base", name=image.base_name, needed=needed, must=want.must, stays=want.stays, mends=want.mends, **listed)
     from ..plan import eviction
 
     host = os.uname().nodename
-    return {"evict": eviction.room(listed, _limits(listed), host, needed, name, must=want.must, mends=want.mends)}
+    return {"evict": eviction.room(listed, _limits(listed), host, needed, image.base_name, must=want.must, mends=want.mends)}
 
 
 def for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want: Want) -> None:
     """Make room for `needed` bytes of a base whose name nobody knows, under its image's lock; raise NoSpace."""
     answer = ask_for_base(root, image, needed, ask, want)
-    evict_all(root, chosen(answer), layout.image_lock(root, image.store, image.id))
+    evict_all(root, chosen(answer), layout_base.image_lock(root, image.base_prefix))
 
 
 def _limits(listed: dict[str, Any]) -> eviction.Limits:

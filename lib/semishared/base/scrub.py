@@ -17,7 +17,7 @@ import time
 from typing import Callable, Iterator
 
 from ..errors import ImageChanged, MissingImage
-from ..model import layout
+from ..model import layout, layout_base
 from ..model.steps_base import MendBase, ReadBase, VerifyBase
 from ..tools import extents, files, locks, progress
 from ..tools.crash_points import point
@@ -52,7 +52,7 @@ def read(step: ReadBase, tell: Tell) -> dict[str, object]:
     if os.path.lexists(base.damaged) and not os.path.lexists(base.image):
         return {"bad": [], "damaged": True, "bytes": 0, "seconds": 0.0, **_held(base)}
     # An evicted one that is still leased is what its leases are.
-    paths = [base.image, *(f"{base.directory}/leases/{name}" for name in room.leases(base))]
+    paths = [base.image, *(f"{base.leases}/{name}" for name in room.leases(base))]
     path = next((path for path in paths if os.path.exists(path)), "")
     if not path:
         raise MissingImage(f"base {step.name} is not there on {os.uname().nodename}")
@@ -77,14 +77,14 @@ def _take_out(root: str, base: cache.Base, inode: int) -> None:
         except FileNotFoundError:
             # Evicted meanwhile; what leases hold of it must not come back.
             for name in room.leases(base):
-                os.link(f"{base.directory}/leases/{name}", base.damaged)
+                os.link(f"{base.leases}/{name}", base.damaged)
                 break
 
 
 def _compare(base: cache.Base, path: str, pace: Pace, tell: Tell) -> tuple[list[int], int]:
     """Return the indices of extents that are wrong (-1: the manifest, or the size) and the bytes that were read."""
     try:
-        with open(f"{base.directory}/manifest", "rb") as file:
+        with open(base.manifest, "rb") as file:
             text = file.read()
         if extents.generation_of(text) != base.generation:
             return [-1], 0
@@ -164,21 +164,20 @@ def _open_through_cache(path: str) -> int:
 def mend(step: MendBase, ask: room.Ask | None) -> dict[str, object]:
     """Have a base that was taken out of use anew, and give its leases the new content; return the VMs that had them."""
     base, _ = ensure(step.root, step.image, ask, want=room.MENDED)
-    leases = f"{base.directory}/leases"
     inode = os.stat(base.image).st_ino
     relinked = []
     for name in room.leases(base):
-        vm, _, disk = name.partition("-")
-        if not (vm.isdigit() and disk.isdigit()):
+        holder = layout_base.leased_to(name)
+        if holder is None:
             continue
         # Who releases a lease holds the VM's lock: one that is gone must not come back.
-        with locks.exclusive(layout.vm_lock(step.root, int(vm)), locks.VM_LIMIT_S):
+        with locks.exclusive(layout.vm_lock(step.root, holder[0]), locks.VM_LIMIT_S):
             try:
-                if os.stat(f"{leases}/{name}").st_ino == inode:
+                if os.stat(f"{base.leases}/{name}").st_ino == inode:
                     continue
             except FileNotFoundError:
                 continue
-            with files.published(f"{leases}/{name}") as staged:
+            with files.published(f"{base.leases}/{name}") as staged:
                 os.link(base.image, staged)
             relinked.append(name)
     with locks.exclusive(cache.lock_path(step.root, base)):

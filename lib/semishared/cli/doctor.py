@@ -26,7 +26,7 @@ from ..install import edits, examine
 from ..install.front_end import FrontEnd, locate
 from ..install.preflight import Question, encoded, limited
 from ..install.tree import forwarder
-from ..model import stores
+from ..model import layout, stores
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Image
@@ -34,7 +34,7 @@ from ..plan import diagnosis as plan
 from ..plan.diagnosis_machines import Answers, of_machines
 from ..plan.gc import find
 from ..store import stock_layout
-from ..tools.files import STAGED, unlink
+from ..tools.files import unlink
 from ..units import human
 from . import gc, gc_pools
 from .waiting import Waiting
@@ -216,7 +216,7 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
 @contextlib.contextmanager
 def tokens(directories: list[str]) -> Iterator[str]:
     """Put a file of one new name into each store, to see which hosts have the same store; yield its name."""
-    token = f"{STAGED}doctor.{os.urandom(6).hex()}"
+    token = layout.staged("doctor", os.urandom(6).hex())
     made = []
     for directory in directories:
         try:

@@ -7,7 +7,7 @@ import os
 from typing import Iterator, Optional, Sequence
 
 from ..errors import OnedUnavailable
-from ..model import stores
+from ..model import layout_pool, stores
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Vm
@@ -48,8 +48,7 @@ def _strangers(machines: Sequence[gc.Machine], pools: Sequence[gc_pools.Pool]) -
             for side in store.get("sides", ()):
                 yield from (clone["vm"] for clone in side["clones"] if not clone["cloud"])
     for pool in pools:
-        matches = [gc_pools.OF_US.match(name) for name in pool.images]
-        yield from (int(match.group(2)) for match in matches if match and match.group(2))
+        yield from (said.vm for said in map(layout_pool.named, pool.images) if said and said.vm is not None)
 
 
 def _past(oned: Oned, vm: int) -> Optional[Vm]:

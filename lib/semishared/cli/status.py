@@ -21,6 +21,7 @@ from typing import Any
 from .. import NAME
 from ..config import load
 from ..errors import BadArguments, SemisharedError
+from ..model import layout
 from ..model import steps_base as b
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
@@ -73,7 +74,7 @@ class Cloud:
         def look(session: Session, host: Host) -> list[Row]:
             answers = []
             for location in locations:
-                disks, bases = session.run([b.ReportDisks(location, systems), b.ListBases(f"{location}/.{NAME}")])
+                disks, bases = session.run([b.ReportDisks(location, systems), b.ListBases(layout.base_store(location))])
                 assert isinstance(disks, dict) and isinstance(bases, dict)
                 answers.append({**disks, **bases})
             return answers

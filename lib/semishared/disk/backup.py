@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ..errors import MissingImage
 from ..guest import backup_job, block_jobs, domain, job_lock, rest
+from ..model import layout
 from ..model.record import Record
 from ..model.steps import BackUp, DiskRef, EndBackup
 from ..tools import files, progress, qemu_img
@@ -23,13 +24,6 @@ from ..tools.crash_points import point
 from . import records, recovery, vm_dir
 from .create import opened
 from .epochs import Planned
-
-COPY = "{directory}/disk.{disk}.0"
-"""The name that a full backup has for upstream's backup drivers: increment 0."""
-
-
-def _staged(directory: str) -> str:
-    return f"{os.path.dirname(directory)}/{files.STAGED}backup"
 
 
 class _Disk(NamedTuple):
@@ -56,7 +50,7 @@ def _recorded(vm: int, directory: str, disk: int) -> _Disk:
 
 def back_up(step: BackUp, planned: Planned) -> None:
     """Publish the copies."""
-    staged = _staged(step.directory)
+    staged = layout.staged_backup(step.directory)
     job_lock.take(step.vm, step.vm_dir)
     job_lock.check_not_ended(step.vm, step.vm_dir, planned.known)
     _put_right(step.vm_dir, step.domain, step.directory)
@@ -74,7 +68,7 @@ def back_up(step: BackUp, planned: Planned) -> None:
                 _copy_running(step, staged, disks)
             else:
                 for disk, found in disks.items():
-                    target = COPY.format(directory=staged, disk=disk)
+                    target = layout.backup_copy(staged, disk)
                     with opened(found.record, found.path, found.format) as source:
                         qemu_img.convert(source, found.format, target, "qcow2")
                     point("disk copied")
@@ -94,7 +88,7 @@ def _copy_running(step: BackUp, staged: str, disks: dict[int, _Disk]) -> None:
     devices = _devices(step, disks)
     targets = {}
     for disk, device in devices.items():
-        target = COPY.format(directory=staged, disk=disk)
+        target = layout.backup_copy(staged, disk)
         # Made by us, not by libvirt: that would make it as root, and QEMU, which is not, could not open it.
         qemu_img.create(target, "qcow2", block_jobs.capacity(step.domain, device))
         os.chmod(target, 0o660)
@@ -125,7 +119,7 @@ def _devices(step: BackUp, disks: dict[int, _Disk]) -> dict[int, str]:
 
 
 def _end_job(name: str, directory: str) -> None:
-    backup_job.end(name, [_staged(directory), directory])
+    backup_job.end(name, [layout.staged_backup(directory), directory])
 
 
 def _put_right(vm_dir: str, name: str, directory: str) -> None:
@@ -145,7 +139,7 @@ def end(step: EndBackup) -> None:
     try:
         _put_right(step.vm_dir, step.domain, step.directory)
     finally:
-        for directory in (_staged(step.directory), step.directory):
+        for directory in (layout.staged_backup(step.directory), step.directory):
             files.remove_tree(directory)
             point("copies removed")
         files.remove_staged(step.vm_dir, "backup.xml")

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import os
-import re
 from contextlib import contextmanager
 from typing import Iterator
 
@@ -20,14 +19,11 @@ from ..model import layout
 from ..tools import files, locks, run
 from ..tools.crash_points import point
 
-NAME = re.compile(r"\.(incoming|outgoing|removed)-([0-9]+)(?:-([0-9a-f]+))?\Z")
-LOCK = re.compile(r"incoming-([0-9]+)-[0-9a-f]+\Z")
-
 
 def new_name(kind: str, vm_dir: str) -> str:
     """Return a name of this kind that no other process uses."""
     parent, name = os.path.split(vm_dir)
-    return f"{parent}/.{kind}-{name}-{os.urandom(6).hex()}"
+    return layout.beside(parent, kind, name, os.urandom(6).hex())
 
 
 def listed(vm_dir: str, *kinds: str) -> list[str]:
@@ -37,13 +33,8 @@ def listed(vm_dir: str, *kinds: str) -> list[str]:
         names = os.listdir(parent)
     except FileNotFoundError:
         return []
-    matches = [(name, NAME.match(name)) for name in names if name.startswith(".")]
-    return sorted(f"{parent}/{name}" for name, match in matches if match and match.group(2) == vm and match.group(1) in kinds)
-
-
-def lock_of(incoming: str, root: str) -> str:
-    """Return the lock that the receiver of `incoming` holds; `root` is the host's base store."""
-    return layout.lock(root, os.path.basename(incoming)[1:])
+    said = [(name, layout.beside_named(name)) for name in names if name.startswith(".")]
+    return sorted(f"{parent}/{name}" for name, own in said if own and str(own.vm) == vm and own.kind in kinds)
 
 
 def bury(path: str, vm: int) -> str:
@@ -63,18 +54,18 @@ def bury(path: str, vm: int) -> str:
 def sweep(vm_dir: str, root: str, vm: int) -> None:
     """Remove what removals have set aside, and what receivers that died have left."""
     for path in listed(vm_dir, "incoming"):
-        if not locks.is_held(lock_of(path, root)):
+        if not locks.is_held(layout.incoming_lock(root, path)):
             bury(path, vm)
     for path in listed(vm_dir, "removed"):
         files.remove_tree(path)
         point("removed directory gone")
     try:
-        left = [name for name in os.listdir(f"{root}/locks") if name.startswith(f"incoming-{vm}-")]
+        left = [name for name in os.listdir(layout.locks(root)) if layout.incoming_of(name, vm)]
     except FileNotFoundError:
         return
     for name in left:
         # Its holder makes the lock before the directory and removes it after it.
-        if not os.path.lexists(f"{os.path.dirname(vm_dir)}/.{name}"):
+        if not os.path.lexists(f"{os.path.dirname(vm_dir)}/{layout.incoming_of(name, vm)}"):
             locks.forget(layout.lock(root, name))
 
 
@@ -90,8 +81,8 @@ def tidy(vm_dir: str, root: str, vm: int) -> None:
 def receiving(vm: int, vm_dir: str, root: str) -> Iterator[str]:
     """Yield a directory of this process alone, to be filled and renamed; it is gone when the block ends in an error."""
     staging = new_name("incoming", vm_dir)
-    lock = lock_of(staging, root)
-    os.makedirs(f"{root}/locks", exist_ok=True)
+    lock = layout.incoming_lock(root, staging)
+    os.makedirs(layout.locks(root), exist_ok=True)
     with locks.exclusive(lock, 30) as file:
         # What we run dies a moment after us, and may still write.
         run.kept.append(file.fileno())

@@ -27,7 +27,7 @@ from ..model.steps import (
     SaveDisk,
 )
 from ..store import dir_chain, dir_image
-from ..tools import extents, files, inspection, layers, mkfs, progress, qemu_img
+from ..tools import extents, files, inspection, mkfs, progress, qemu_img
 from ..tools.undo import Undo
 from . import records, recovery, snapshots, vm_dir
 from .epochs import Planned
@@ -37,7 +37,7 @@ def _publishing(disk: DiskRef, planned: Planned, record: Record) -> ContextManag
     """Return a context that yields a staged name for the disk; when it ends well, the disk is recorded and published."""
 
     def write() -> None:
-        if files.read_json(records.record_path(disk.vm_dir, disk.disk)) not in (None, record.to_data()):
+        if files.read_json(layout.record(disk.vm_dir, disk.disk)) not in (None, record.to_data()):
             # A disk made anew over another generation: at no moment may a record lie about the disk beside it.
             files.unlink(disk.path)
         records.write_record(disk.vm_dir, record)
@@ -48,7 +48,7 @@ def _publishing(disk: DiskRef, planned: Planned, record: Record) -> ContextManag
 
 def first_layer(disk: DiskRef) -> str:
     """Return the path of a new disk's only layer."""
-    return f"{layers.folder(disk.path)}/0"
+    return layout.layer(disk.path, 0)
 
 
 def create_overlay(step: CreateOverlay, planned: Planned, ask: room.Ask | None) -> None:
@@ -110,7 +110,7 @@ def clone_on_store(step: CloneOnStore, planned: Planned) -> None:
     # First of all: nothing may be written below a mount point that is not mounted.
     at.check(image)
     clone = at.clone_of(image, disk.vm, disk.disk)
-    record = Record(disk.disk, STORE_CLONE, "qcow2", f"{layers.folder(clone)}/0", image=image._replace(generation=""))
+    record = Record(disk.disk, STORE_CLONE, "qcow2", layout.layer(clone, 0), image=image._replace(generation=""))
     with Undo() as undo:
         undo.add(lambda: at.remove_clone(image, clone))
         undo.add(lambda: files.unlink(vm_dir.intended(disk)))

@@ -72,8 +72,8 @@ def places(steps: Iterable[object]) -> set[tuple[int, str]]:
 def arrived(seq: int, steps: Iterable[object], known: dict[str, Noted]) -> Planned:
     """Return a plan's Planned; `known` is what was noted for earlier plans of this conversation, which holds for this one too."""
     for vm, directory in places(steps):
-        path = lock_path(vm, directory)
-        for name in (path, f"{path}-disks"):
+        root = layout.base_store_of(directory)
+        for name in (layout.vm_lock(root, vm), layout.disks_lock(root, vm)):
             if name not in known:
                 known[name] = _read(name)
     return Planned(seq, known)

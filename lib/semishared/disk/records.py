@@ -4,36 +4,28 @@
 from __future__ import annotations
 
 import os
-import re
 
 from ..errors import BadRecord
-from ..model import layout
+from ..model import layout, layout_store
 from ..model.record import Record
 from ..model.steps import DiskRef
 from ..tools import files
 
-RECORDS = layout.SIDE
-OWN = re.compile(r"(?P<vm_dir>/.+)(?P<tail>/disk\.(?P<disk>[0-9]{1,9})(?P<layer>\.snap/[0-9]+)?)\Z")
-
-
-def record_path(vm_dir: str, disk: int) -> str:
-    return layout.record(vm_dir, disk)
-
 
 def write_record(vm_dir: str, record: Record) -> None:
     """Write what a disk is, for vmm/ and for every later action."""
-    files.write_json(record_path(vm_dir, record.disk), record.to_data())
+    files.write_json(layout.record(vm_dir, record.disk), record.to_data())
 
 
 def as_found(vm_dir: str, disk: int) -> Record | None:
     """Return the record of a disk, None if there is no JSON object; raise BadRecord if that is no record. Where is not looked at."""
-    data = files.read_json(record_path(vm_dir, disk))
+    data = files.read_json(layout.record(vm_dir, disk))
     return None if data is None else Record.from_data(data, disk)
 
 
 def read_record(vm_dir: str, disk: int) -> Record | None:
     """Return the record of a disk, None if it has none; raise BadRecord if it cannot be understood, or names a strange place."""
-    path, here = record_path(vm_dir, disk), os.uname().nodename
+    path, here = layout.record(vm_dir, disk), os.uname().nodename
     if not os.path.lexists(path):
         return None
     try:
@@ -43,8 +35,9 @@ def read_record(vm_dir: str, disk: int) -> Record | None:
     if record is None:
         raise BadRecord(f"{path} on {here} cannot be understood")
     # Also of a directory on its way (beside.py).
-    owner = re.search(r"(?:\A|-)([0-9]+)(?:-[0-9a-f]+)?\Z", os.path.basename(vm_dir))
-    check_place(record, int(owner.group(1)) if owner else -1)
+    name = os.path.basename(vm_dir)
+    own = layout.beside_named(name)
+    check_place(record, own.vm if own else int(name) if layout.is_number(name) else -1)
     return record
 
 
@@ -59,11 +52,11 @@ def record_of(disk: DiskRef) -> Record:
 def records(vm_dir: str) -> list[Record]:
     """Return all records of a VM by disk; raise BadRecord."""
     try:
-        names = os.listdir(f"{vm_dir}/{RECORDS}")
+        names = os.listdir(layout.records(vm_dir))
     except FileNotFoundError:
         return []
-    ids = sorted(int(name[5:-5]) for name in names if name.startswith("disk.") and name[5:-5].isdigit())
-    found = [read_record(vm_dir, disk) for disk in ids]
+    numbers = sorted(number for number in map(layout.recorded, names) if number is not None)
+    found = [read_record(vm_dir, disk) for disk in numbers]
     return [record for record in found if record]
 
 
@@ -72,8 +65,8 @@ def check_place(record: Record, vm: int) -> None:
     if record.network:
         return
     if record.is_local:
-        own = OWN.match(record.path)
-        good = bool(own) and own.group("disk") == str(record.disk) if own else False
+        own = layout.disk_file(record.path)
+        good = own is not None and own.disk == record.disk
     else:
         source = record.image.source if record.image else ""
         good = source.startswith("/") and ".." not in source.split("/") and record.path in _on_store(source, vm, record)
@@ -85,11 +78,10 @@ def check_place(record: Record, vm: int) -> None:
 def _on_store(source: str, vm: int, record: Record) -> tuple[str, ...]:
     """Return the places on a store that a disk from the image `source` can have; of a clone's layers the one of the record."""
     directory, name = os.path.split(os.path.normpath(source))
-    side, path = f"{directory}/{RECORDS}/{name}", record.path
-    clone = f"{side}/clones/{vm}-{record.disk}"
-    own = re.match(rf"{re.escape(clone)}(?:-[0-9a-f]{{32}})?(?=\.snap/|\Z)", path)
-    clone, layer = own.group() if own else clone, path.rpartition("/")[2]
-    return (f"{side}/image", clone, *((f"{clone}.snap/{layer}",) if layer.isdigit() and layer.isascii() else ()))
+    side, clone = f"{directory}/{layout_store.side(name)}", layout.plain(record.path)
+    said = layout_store.clone_named(os.path.basename(clone))
+    is_own = said is not None and clone == layout_store.clone(side, vm, record.disk, said.cloud)
+    return (layout_store.link(side), *((record.path,) if is_own else ()))
 
 
 def on_store(record: Record) -> dict[str, object]:

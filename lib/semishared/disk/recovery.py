@@ -7,7 +7,6 @@ Whoever is to act on the disks has the turn (guest/job_lock.py) and begins with 
 from __future__ import annotations
 
 import os
-import re
 
 from ..guest import block_jobs, rest
 from ..model import layout
@@ -15,19 +14,20 @@ from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
 from . import records
 
-JOB = re.compile(r"job\.([0-9]+)\.json\Z")
-
 
 def recover(vm_dir: str, name: str) -> None:
     """End what a killed action has left in the guest: a rest, jobs; `name` is '' when no guest runs."""
     rest.wake(vm_dir, name)
-    for note in sorted(filter(JOB.match, left(vm_dir))):
-        path = f"{layout.records(vm_dir)}/{note}"
+    for note in sorted(left(vm_dir)):
+        disk = layout.job_noted(note)
+        if disk is None:
+            continue
+        path = layout.job_note(vm_dir, disk)
         job = files.read_json(path) or {}
         if rest.is_of_this_run(job, name):
             block_jobs.end(vm_dir, name, job)
         else:
-            _put_back(vm_dir, int(note.split(".")[1]), job)
+            _put_back(vm_dir, disk, job)
         files.unlink(path)
         point("job ended")
 
@@ -35,7 +35,7 @@ def recover(vm_dir: str, name: str) -> None:
 def left(vm_dir: str) -> list[str]:
     """Return the names of the notes that `recover` would see to."""
     try:
-        return [name for name in os.listdir(layout.records(vm_dir)) if name == rest.NOTE or JOB.match(name)]
+        return list(filter(layout.is_unsettled, os.listdir(layout.records(vm_dir))))
     except FileNotFoundError:
         return []
 

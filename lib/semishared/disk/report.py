@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 
 from ..errors import SemisharedError
+from ..model import layout
 from ..model.record import Record
 from ..model.steps_base import ReportDisks
 from ..tools import layers, progress
@@ -19,7 +20,7 @@ def report(step: ReportDisks) -> dict[str, object]:
     for system in step.systems:
         directory = f"{step.location}/{system}"
         for name in _names(directory):
-            if not name.isdigit() or not name.isascii():
+            if not layout.is_number(name):
                 continue
             progress.touch()
             path = f"{directory}/{name}"
@@ -42,9 +43,10 @@ def _disk(vm_path: str, record: Record) -> dict[str, object]:
     disk = record.disk
     size, snapshots = 0, 0
     if record.is_local:
-        folder = f"{vm_path}/disk.{disk}.snap"
+        plain = layout.disk(vm_path, disk)
+        folder = layout.layers(plain)
         numbers = layers.numbered(folder) if os.path.isdir(folder) else []
-        files = [f"{folder}/{number}" for number in numbers] or [f"{vm_path}/disk.{disk}"]
+        files = [f"{folder}/{number}" for number in numbers] or [plain]
         size, snapshots = sum(map(allocated, files)), max(len(numbers) - 1, 0)
     path = record.network.name if record.network else record.path
     return {

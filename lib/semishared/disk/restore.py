@@ -28,10 +28,9 @@ from .epochs import Planned
 @contextmanager
 def received(disk: DiskRef, chunks: Iterator[bytes], sha256: Callable[[], str]) -> Iterator[str]:
     """Yield the file that arrived, which is a standalone qcow2 image."""
-    # Not disk.N...: who restores a plain disk removes what is staged for that.
-    name = f"backup.disk.{disk.disk}"
-    files.remove_staged(disk.vm_dir, name)
-    path = files.staged_name(f"{disk.vm_dir}/{name}")
+    path = layout.arriving_backup(disk.vm_dir, disk.disk)
+    files.remove_staged(*os.path.split(path))
+    path = files.staged_name(path)
     try:
         digest = hashlib.sha256()
         with files.enough_space(disk.vm_dir), open(path, "xb") as file:
@@ -122,20 +121,20 @@ def _restore_own(step: RestoreDisk, record: Record, backup: str, planned: Planne
 def _only_layer(active: str) -> str:
     """Make the active layer of a disk with snapshots its first one; return its path."""
     directory, name = os.path.split(active)
-    if not directory.endswith(".snap") or name == "0":
+    if not layout.are_layers(directory) or name == "0":
         return active
-    first = f"{directory}/0"
+    link = layout.disk_of(directory)
+    first = layout.layer(link, 0)
     files.unlink(first)
     os.link(active, first)
-    link = directory[: -len(".snap")]
-    files.symlink(f"{os.path.basename(directory)}/0", link)
+    files.symlink(layout.layer(os.path.basename(link), 0), link)
     return first
 
 
 def _drop_other_layers(active: str, first: str) -> None:
     """Remove the snapshots that the restored disk does not have."""
     directory = os.path.dirname(active)
-    if not directory.endswith(".snap"):
+    if not layout.are_layers(directory):
         return
     for name in os.listdir(directory):
         if name != os.path.basename(first) and not os.path.isdir(f"{directory}/{name}"):

@@ -39,8 +39,8 @@ from .epochs import Planned
 
 def folder_of(record: Record) -> str:
     """Return the directory of a disk's layers; raise NotSupported for a disk that was made without any."""
-    folder, layer = os.path.split(record.path)
-    if not folder.endswith(".snap") or not layer.isdigit():
+    folder = os.path.dirname(record.path)
+    if not layout.layer_of(record.path):
         raise NotSupported(f"disk {record.disk} is a plain file, it cannot have snapshots")
     return folder
 
@@ -95,7 +95,7 @@ def _described(record: Record, name: str) -> dict[str, object]:
         format = layers.backing_of(record.path)[1] or "qcow2"
     if not files.exists(f"{folder}/{active}"):
         raise MissingImage(f"{folder}/{active} is not there on {os.uname().nodename}")
-    names = [int(name) for name in os.listdir(folder) if name.isdigit() and name.isascii()]
+    names = [int(name) for name in os.listdir(folder) if layout.is_number(name)]
     answer["aliases"] = sorted(set(names) - set(layers.numbered(folder)))
     answer["layers"], answer["active"] = layers.tree(folder, active, format, record.raw_layer), active
     return answer
@@ -156,15 +156,14 @@ def _over_raw(record: Record, path: str) -> Record:
     guest's.
     """
     below, format = layers.backing_of(path)
-    raw = int(below) if format == "raw" and below.isdigit() else record.raw_layer
+    raw = int(below) if format == "raw" and layout.is_number(below) else record.raw_layer
     return record._replace(path=path, format="qcow2", raw_layer=raw)
 
 
 def _link(record: Record, disk: DiskRef, layer: int) -> None:
-    folder = folder_of(record)
-    link = folder[: -len(".snap")]
+    link = layout.disk_of(folder_of(record))
     files.remove_staged(*os.path.split(link))
-    files.symlink(f"{os.path.basename(folder)}/{layer}", link)
+    files.symlink(layout.layer(os.path.basename(link), layer), link)
     point("layer active")
 
 
@@ -237,7 +236,7 @@ def drop_strays(step: DropStrays) -> None:
         # libvirt knows a layer that the guest has open by one of its names, which need not be the one in a header.
         keep |= block_jobs.opened(step.domain, folder)
     while True:
-        names = {int(name) for name in os.listdir(folder) if name.isdigit() and name.isascii()}
+        names = {int(name) for name in os.listdir(folder) if layout.is_number(name)}
         raw = {number for number in names if os.path.samefile(f"{folder}/{number}", active)} if record.format == "raw" else set()
         below = {layers.backing_of(f"{folder}/{number}")[0] for number in names - raw}
         strays = [number for number in sorted(names - keep, reverse=True) if str(number) not in below]

@@ -29,12 +29,13 @@ from ..errors import (
     WholeDirectoryThere,
 )  # fmt: skip
 from ..guest import listing
+from ..model import layout
 from ..model.record import Record
 from ..model.steps import ReceiveVm, ReleaseVm, RenameVm, has_arrived
 from ..tools import beneath, files, progress
 from ..tools.crash_points import point
 from ..tools.run import piped, work
-from . import beside, epochs, layout, records, vm_dir, whereabouts
+from . import beside, epochs, guard, records, vm_dir, whereabouts
 from .epochs import Planned
 
 CHUNK = 1 << 20
@@ -88,7 +89,7 @@ def receive(
         point("incoming unpacked")
         if sent_sha256() != received:
             raise TransferCorrupt(f"VM {step.vm}: what arrived on {os.uname().nodename} is not what was sent")
-        layout.check_received(staging, step.vm, step.vm_dir, step.foreign)
+        guard.check_received(staging, step.vm, step.vm_dir, step.foreign)
         _publish(staging, step, move, planned, ask)
     beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
 
@@ -110,7 +111,7 @@ def _publish(staging: str, step: ReceiveVm | RenameVm, move: str, planned: Plann
     vm, directory = step.vm, step.vm_dir
     for record in records.records(staging):
         _adopt(staging, directory, vm, record, step.keep_bases, ask)
-    os.makedirs(f"{staging}/{vm_dir.RECORDS}", exist_ok=True)
+    os.makedirs(layout.records(staging), exist_ok=True)
     vm_dir.note_seq(staging, planned.seq)
     files.fsync_tree(staging)
     point("incoming adopted")
@@ -141,7 +142,7 @@ def _check_may_replace(staging: str, step: ReceiveVm | RenameVm, planned: Planne
     arrived = whereabouts.inventory(staging)
     less = sorted(there - arrived)
     # Also of an older one: it may be what a move made whose source is gone, though oned was told that it had failed.
-    lost = [disk for disk in step.disks if f"disk.{disk}" in there and not arrived & {f"disk.{disk}", f"{vm_dir.RECORDS}/disk.{disk}.json"}]
+    lost = [disk for disk in step.disks if layout.disk_name(disk) in there and not whereabouts.names_of(disk) & arrived]
     if less and (lost or not 0 <= seq < planned.seq):
         raise WholeDirectoryThere(f"{directory} on {here} has what did not arrive: {', '.join(less[:5])}")
     why = listing.why_in_use(step.domain)
@@ -159,7 +160,8 @@ def _adopt(staging: str, directory: str, vm: int, record: Record, keep_bases: bo
             raise StoreUnavailable(f"{path} of disk {disk} is not there on {os.uname().nodename}")
         return
     # disk.N itself, or its active layer disk.N.snap/K; backing names among layers are relative.
-    here = directory + path[path.rindex(f"/disk.{disk}") :]
+    here, layer = layout.disk(directory, disk), layout.layer_of(path)
+    here = layout.layer(here, layer) if layer else here
     if path != here:
         records.write_record(staging, record._replace(path=here))
     if record.place.leases and keep_bases and record.image:
@@ -187,7 +189,7 @@ def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
         work(["cp", "-a", "--sparse=always", "--reflink=auto", "--", f"{step.source}/.", staging])
         _check_still(step.source, before)
         point("directory copied")
-        layout.check_received(staging, step.vm, step.vm_dir, step.foreign)
+        guard.check_received(staging, step.vm, step.vm_dir, step.foreign)
         _publish(staging, step, move, planned, ask)
     beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
     return {"seen": seen}

@@ -8,7 +8,6 @@ said it: of two directories of one VM the lower is the older. Directories of 0.1
 from __future__ import annotations
 
 import os
-import re
 import time
 from contextlib import contextmanager
 from typing import IO, Callable, Iterator
@@ -17,7 +16,7 @@ from .. import NAME, store
 from ..base import cache
 from ..errors import BadRecord, DataInTheWay, NoSpace, SemisharedError, VmGone
 from ..guest import job_lock
-from ..model import layout
+from ..model import layout, layout_store
 from ..model.record import Record
 from ..model.steps import DiskRef
 from ..store import dir_clones
@@ -25,7 +24,6 @@ from ..tools import files, layers, locks
 from ..tools.crash_points import point
 from . import beside, epochs, records
 from .epochs import Planned
-from .records import RECORDS as RECORDS
 from .records import read_record as read_record
 
 VERSION = 1
@@ -68,18 +66,18 @@ def mark_system(vm_dir: str) -> None:
     os.makedirs(system, exist_ok=True)
     files.remove_stale(system)
     try:
-        with open(f"{system}/.monitor", encoding="utf-8") as file:
+        with open(layout.monitor(system), encoding="utf-8") as file:
             marked = file.read(100) == f"{NAME}\n"
     except OSError:
         marked = False
     if not marked:
-        files.write(f"{system}/.monitor", f"{NAME}\n".encode())
+        files.write(layout.monitor(system), f"{NAME}\n".encode())
 
 
 def prepare(vm: int, vm_dir: str, planned: Planned) -> None:
     """Make the VM directory; remove what was left of an older one of the VM."""
     with publishing(vm, vm_dir, planned), files.enough_space(vm_dir):
-        os.makedirs(f"{vm_dir}/{RECORDS}", exist_ok=True)
+        os.makedirs(layout.records(vm_dir), exist_ok=True)
         point("vm directory made")
         note_seq(vm_dir, planned.seq)
         mark_system(vm_dir)
@@ -97,7 +95,7 @@ def published(
     """
     path = f"{vm_dir}/{name}"
     staged = files.staged_name(path)
-    disk = int(name[5:]) if name.startswith("disk.") else None
+    disk = layout.disk_named(name)
     try:
         with files.enough_space(vm_dir):
             yield staged
@@ -114,7 +112,8 @@ def published(
                 point(f"{name} renamed")
                 files.fsync(vm_dir)
                 files.remove_staged(vm_dir, name)
-                files.remove_staged(f"{vm_dir}/{RECORDS}", f"{name}.json")
+                if disk is not None:
+                    files.remove_staged(layout.records(vm_dir), layout.record_name(disk))
         point(f"{name} published")
     except BaseException as e:
         files.unlink(staged)
@@ -167,22 +166,21 @@ def intended(disk: DiskRef) -> str:
 
 def _layered_clone(record: Record | None) -> str:
     """Return the clone on a store that a record names, '' if it is of another disk."""
-    return os.path.dirname(record.path)[: -len(".snap")] if record and record.place.backing == "store" else ""
+    return layout.plain(record.path) if record and record.place.backing == "store" else ""
 
 
 def _clones(disk: DiskRef, record: Record | None) -> list[str]:
     """Return the store clones of a disk, by its record and by what was intended; others' are none of them."""
     noted = files.read_json(intended(disk)) or {}
     found = {_layered_clone(record), str(noted.get("clone", ""))}
-    own = re.compile(rf"/.+/{RECORDS}/[^/]+/clones/{disk.vm}-{disk.disk}(-[0-9a-f]{{32}})?\Z")
-    return sorted(path for path in found if own.match(path) and ".." not in path.split("/"))
+    return sorted(path for path in found if layout_store.is_clone_of(path, disk.vm, disk.disk) and ".." not in path.split("/"))
 
 
 def _unlink_disk(disk: DiskRef) -> None:
     layers.remove(disk.path)
     point("disk removed")
     files.remove_staged(disk.vm_dir, layout.disk_name(disk.disk))
-    files.unlink(records.record_path(disk.vm_dir, disk.disk))
+    files.unlink(layout.record(disk.vm_dir, disk.disk))
     point("record removed")
 
 
@@ -197,7 +195,7 @@ def _is_elsewhere(vm: int, vm_dir: str) -> bool:
     """Tell whether this machine has the VM in another system datastore too: its overlays share the VM's leases."""
     location, own = os.path.split(os.path.dirname(vm_dir))
     others = (name for name in os.listdir(location) if name.isdigit() and name != own)
-    return any(os.path.isdir(f"{location}/{name}/{vm}/{RECORDS}") for name in others)
+    return any(os.path.isdir(layout.records(f"{location}/{name}/{vm}")) for name in others)
 
 
 def _note(file: IO[str], vm: int, vm_dir: str, key: str, planned: Planned, *, must: bool = False) -> bool:
@@ -236,7 +234,7 @@ def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = 
             _note(file, vm, vm_dir, epochs.ALL, planned, must=True)
         if not _is_elsewhere(vm, vm_dir):
             cache.release(root, vm)
-        forget_old_locks(f"{root}/locks", time.time())
+        forget_old_locks(layout.locks(root), time.time())
     beside.sweep(vm_dir, root, vm)
     return ""
 
@@ -244,7 +242,7 @@ def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = 
 def forget_old_locks(directory: str, now: float, keep_s: float = 2 * 86400) -> None:
     """Remove lock files of VMs that nobody has written to for two days, except those that are held: by other VMs' actions."""
     for entry in os.scandir(directory):
-        if not entry.name.startswith("vm-"):
+        if not layout.is_vm_lock(entry.name):
             continue
         try:
             is_old = entry.stat().st_mtime < now - keep_s

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 
+from ..model import layout
 from ..tools import files
 from ..tools.crash_points import point
 from . import vm_dir
@@ -18,16 +19,24 @@ HERE = "here"
 """What a directory's mark is called, as a staged file."""
 
 
+_RECORDS = f"{layout.SIDE}/"
+
+
 def inventory(directory: str) -> set[str]:
     """Return the names of a VM directory's records, disks and layers."""
     found = set()
-    for folder, prefix in ((directory, ""), (f"{directory}/{vm_dir.RECORDS}", f"{vm_dir.RECORDS}/")):
+    for folder, prefix in ((directory, ""), (layout.records(directory), _RECORDS)):
         for name in _listed(folder):
-            if name.startswith("disk."):
+            if layout.is_of_disks(name):
                 found.add(f"{prefix}{name}")
-                if name.endswith(".snap"):
-                    found.update(f"{name}/{layer}" for layer in _listed(f"{folder}/{name}") if layer.isdigit())
+                if layout.are_layers(name):
+                    found.update(f"{name}/{layer}" for layer in _listed(f"{folder}/{name}") if layout.is_number(layer))
     return found
+
+
+def names_of(disk: int) -> set[str]:
+    """Return the names of which one at least is there, in an inventory that has the disk."""
+    return {layout.disk_name(disk), f"{_RECORDS}{layout.record_name(disk)}"}
 
 
 def _listed(directory: str) -> list[str]:
@@ -47,7 +56,7 @@ def fingerprint(directory: str) -> str:
                 stat = os.lstat(path)
             except FileNotFoundError:
                 continue
-            if not name.startswith(files.STAGED):
+            if not layout.is_staged(name):
                 lines.append(f"{path[len(directory) :]} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}")
     return hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest() if lines else ""
 
@@ -56,7 +65,7 @@ def describe(directory: str) -> dict[str, object]:
     """Return what there is of a VM directory; without a record of ours it is not `whole`: a remainder, or somebody else's."""
     names = inventory(directory)
     return {
-        "present": os.path.isdir(directory), "whole": os.path.isdir(f"{directory}/{vm_dir.RECORDS}"),
+        "present": os.path.isdir(directory), "whole": os.path.isdir(layout.records(directory)),
         "disks": len(names), "seq": vm_dir.seq_of(directory),
     }  # fmt: skip
 
@@ -93,7 +102,7 @@ def seen(directory: str) -> dict[str, object]:
 
 def unmark(directory: str, token: str) -> None:
     """Take the token away again."""
-    if token.startswith(files.STAGED) and "/" not in token:
+    if layout.is_staged(token) and "/" not in token:
         for folder in (os.path.dirname(directory), directory):
             files.unlink(f"{folder}/{token}")
 

@@ -17,8 +17,7 @@ from typing import Any, Iterator
 
 from ..config import Config
 from ..errors import BadArguments, OnedUnavailable
-from ..model import layout
-from ..model.refs import BASE
+from ..model import layout_base
 from ..opennebula.oned import Oned
 from ..plan import eviction, sources
 from ..tools import files, locks
@@ -28,16 +27,16 @@ KEEP_S = 30 * 86400
 
 
 def _path(root: str, name: str) -> str:
-    if not BASE.match(name):
+    if not layout_base.named(name):
         raise BadArguments(f"not a base: {name!r}")
-    return layout.holders(root, name)
+    return layout_base.holders(root, name)
 
 
 @contextmanager
 def _hints(root: str, name: str) -> Iterator[tuple[list[str], list[sources.Arriving]]]:
     """Yield holders and arriving hosts, to be changed; what is in them at the end is written."""
     path = _path(root, name)
-    with locks.exclusive(layout.lock(root, "holders"), 30):
+    with locks.exclusive(layout_base.holders_lock(root), 30):
         found = files.read_json(path) or {}
         holders = [str(host) for host in _list(found, "holders")]
         pairs = [pair for pair in _list(found, "arriving") if isinstance(pair, list) and len(pair) == 2]
@@ -56,9 +55,9 @@ def _list(found: dict[str, object], key: str) -> list[object]:
 
 def _forget_older(root: str, name: str) -> None:
     """Remove the hints about other generations of the image, from which nobody clones any more, and those of long ago."""
-    image = name.rpartition("-")[0]
-    for entry in os.scandir(layout.holders(root, "")):
-        is_older = entry.name != name and entry.name.rpartition("-")[0] == image
+    image = layout_base.prefix_of(name)
+    for entry in os.scandir(layout_base.holders(root)):
+        is_older = entry.name != name and layout_base.prefix_of(entry.name) == image
         if is_older or entry.stat().st_mtime < time.time() - KEEP_S:
             files.unlink(entry.path)
 

@@ -11,7 +11,6 @@ from typing import Callable, Sequence
 
 from ..config import Config
 from ..errors import ImageChanged, NoSpace, NotSupported
-from ..model import layout
 from ..model.refs import ImageRef
 from ..model.steps import StageBase, Step
 from ..model.steps_image import FreezeImage, NameGeneration
@@ -40,7 +39,7 @@ class Staging:
 
     @property
     def name(self) -> str:
-        return layout.base_name(self.image.store, self.image.id, self.image.generation)
+        return self.image.base_name
 
     def run(self) -> dict[str, Outcome]:
         """Stage; return how it went on each host."""

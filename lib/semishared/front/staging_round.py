@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import IO, Iterator
 
 from ..errors import BaseBusy, HostFailed, HostUnreachable, SemisharedError
-from ..model import layout
+from ..model import layout, layout_base
 from ..model import steps_base as b
 from ..model.refs import ImageRef
 from ..plan import staging as plan
@@ -130,7 +130,7 @@ class Round:
         if not ready or self._ended.is_set():
             return
         hosts, image = self.hosts, self.image
-        name = layout.base_name(image.store, image.id, image.generation)
+        name = image.base_name
         step = b.StreamBase(self.root, name, self.packets, hosts.wish.codec, hosts.wish.rate, port, len(ready), ready[0])
         try:
             with hosts.session(self.plan.sender) as session:
@@ -193,12 +193,12 @@ def portbase(root: str, first: int) -> Iterator[int]:
     file: IO[str] | None = None
     port = 0
     if first:
-        os.makedirs(f"{root}/locks", exist_ok=True)
+        os.makedirs(layout.locks(root), exist_ok=True)
         # Other front-ends draw too; should they meet all the same, the packets tell whose they are.
         candidates = [first + 2 * number for number in range(100)]
         random.shuffle(candidates)
         for port in candidates:
-            file = locks.attempt(layout.lock(root, f"port-{port}"))
+            file = locks.attempt(layout_base.port_lock(root, port))
             if file:
                 break
         else:
@@ -207,5 +207,5 @@ def portbase(root: str, first: int) -> Iterator[int]:
         yield port
     finally:
         if file:
-            os.unlink(layout.lock(root, f"port-{port}"))
+            os.unlink(layout_base.port_lock(root, port))
             file.close()

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import os
-import re
 
+from ..model import layout
 from ..opennebula.args import VmPlace
 
 
 def is_on_front_end(path: str) -> bool:
     """Tell whether this machine has the VM directory `path`, or what a killed move left of it (disk/beside.py)."""
     parent, vm = os.path.split(path)
-    left = re.compile(rf"\.(incoming|outgoing|removed)-{vm}(-|\Z)")
-    return os.path.lexists(path) or (os.path.isdir(parent) and any(map(left.match, os.listdir(parent))))
+    beside = map(layout.beside_named, os.listdir(parent)) if os.path.isdir(parent) else ()
+    return os.path.lexists(path) or any(own is not None and str(own.vm) == vm for own in beside)
 
 
 def is_here_too(place: VmPlace) -> bool:

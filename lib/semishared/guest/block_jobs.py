@@ -40,7 +40,7 @@ def find(name: str, path: str) -> tuple[str, str]:
     folder = os.path.dirname(path)
     for target, source in domain.disks(name).items():
         plain = "/" + os.path.normpath(source).lstrip("/")
-        if plain == path or (folder.endswith(".snap") and os.path.dirname(plain) == folder):
+        if plain == path or (layout.are_layers(folder) and os.path.dirname(plain) == folder):
             return target, plain
     raise MissingImage(f"domain {name} on {os.uname().nodename} has no disk {path}")
 

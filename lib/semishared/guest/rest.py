@@ -32,8 +32,6 @@ from ..tools.crash_points import point
 from ..tools.run import beside
 from . import domain, libvirtd
 
-NOTE = "frozen.json"
-RECORDS = layout.SIDE
 LIMIT_S = 60
 """How long a guest rests at most."""
 FREEZE_S = 30
@@ -70,13 +68,13 @@ def is_of_this_run(note: dict[str, object], name: str) -> bool:
 
 
 def _path(directory: str) -> str:
-    return f"{directory}/{RECORDS}/{NOTE}"
+    return layout.rest_note(directory)
 
 
 @contextmanager
 def _alone(directory: str) -> Iterator[None]:
     """Be, within the block, the only one who lets the guest rest or wakes it."""
-    fd = os.open(f"{directory}/{RECORDS}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(layout.records(directory), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + LOCK_S
         while True:
@@ -139,7 +137,7 @@ def _begin(directory: str, name: str, how: str, token: str) -> Rest:
 
 def _freeze(directory: str, name: str, way: str, token: str) -> None:
     with _alone(directory):
-        files.remove_staged(f"{directory}/{RECORDS}", NOTE)
+        files.remove_staged(*os.path.split(layout.rest_note(directory)))
         # An agent that was asked, and did not answer in time, may still do it.
         earlier = files.read_json(_path(directory)) or {}
         ways = [*_ways(earlier, but=way), way]

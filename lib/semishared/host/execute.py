@@ -9,7 +9,7 @@ import os
 from .. import store
 from ..base import cache, room
 from ..base.ensure import borrowed, ensure
-from ..disk import create, layout, records, snapshots, vm_dir
+from ..disk import create, guard, records, snapshots, vm_dir
 from ..errors import BadArguments, MissingImage, NoSpace, TransferCorrupt
 from ..model import steps as s
 from ..store import marker
@@ -24,7 +24,7 @@ class Execution(Steps):
 
     def step(self, step: s.Step) -> object:
         """Carry out one step; return what it found out (JSON data) or None."""
-        layout.guard(step)
+        guard.guard(step)
         return getattr(self.part(step), type(step).__name__)(step)
 
     def part(self, step: s.Step) -> object:

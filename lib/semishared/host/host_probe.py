@@ -20,8 +20,8 @@ if __package__ in (None, ""):
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
 
 from semishared import VERSION
-from semishared.base.cache import NAME, SOURCE
 from semishared.errors import SemisharedError, ToolTimeout
+from semishared.model import layout, layout_base
 from semishared.tools.files import allocated
 from semishared.tools.run import run
 from semishared.tools.signatures import sign
@@ -41,12 +41,13 @@ def _names(directory: str) -> list[str]:
 
 def stores(location: str) -> set[str]:
     """Return the directories of the mounted stores that bases and VMs here came from; nothing on a store is touched."""
-    bases = [name for name in _names(f"{location}/{NAME}/bases") if name[:1].isdigit()]
+    root = layout.base_store(location)
+    bases = [name for name in _names(layout_base.bases(root)) if name[:1].isdigit()]
     # A base from the network says so: its store is mounted nowhere.
-    found = {f"{location}/{name.split('-')[0]}" for name in bases if not os.path.exists(f"{location}/{NAME}/bases/{name}/{SOURCE}")}
+    found = {f"{location}/{name.split('-')[0]}" for name in bases if not os.path.exists(layout_base.source(layout_base.base(root, name)))}
     for system in systems(location):
         for vm in filter(str.isdigit, _names(f"{location}/{system}")):
-            records = f"{location}/{system}/{vm}/.semishared"
+            records = layout.records(f"{location}/{system}/{vm}")
             for name in _names(records):
                 source = _source(f"{records}/{name}")
                 if source.startswith("/"):
@@ -62,7 +63,8 @@ def systems(location: str) -> list[str]:
 
 def shared(location: str) -> list[str]:
     """Return what of this machine's own another machine has as well."""
-    own = {f"{location}/{NAME}": "the base store", **{f"{location}/{name}": f"system datastore {name}" for name in systems(location)}}
+    own = {f"{location}/{name}": f"system datastore {name}" for name in systems(location)}
+    own = {layout.base_store(location): "the base store", **own}
     found = []
     for directory, name in own.items():
         try:
@@ -75,7 +77,7 @@ def shared(location: str) -> list[str]:
 
 def _is_ours(system: str) -> bool:
     try:
-        run(["grep", "-qsx", "semishared", f"{system}/.monitor"], timeout_s=ANSWER_S)
+        run(["grep", "-qsx", "semishared", layout.monitor(system)], timeout_s=ANSWER_S)
     except SemisharedError:
         return False
     return True
@@ -105,15 +107,16 @@ def trouble(store: str) -> str:
 def report(location: str) -> str:
     """Return the line for the host's template."""
     found = sorted(stores(location))
-    bases = [f"{location}/{NAME}/bases/{name}" for name in _names(f"{location}/{NAME}/bases")]
+    root = layout.base_store(location)
+    bases = [layout_base.base(root, name) for name in _names(layout_base.bases(root))]
     stat = os.statvfs(location)
     values = {
         "VERSION": VERSION,
         "HEALTH": ", ".join([*shared(location), *filter(None, map(trouble, found))]) or "OK",
         "STORES": " ".join(map(os.path.basename, found)),
         "BASES": len(bases),
-        "LEASES": sum(len(_names(f"{base}/leases")) for base in bases),
-        "BASES_MB": sum(allocated(f"{base}/image") for base in bases) // MiB,
+        "LEASES": sum(len(_names(layout_base.leases(base))) for base in bases),
+        "BASES_MB": sum(allocated(layout_base.image(base)) for base in bases) // MiB,
         "FREE_MB": stat.f_bavail * stat.f_frsize // MiB,
         "TOTAL_MB": stat.f_blocks * stat.f_frsize // MiB,
     }

@@ -8,23 +8,18 @@ is still as it was when it was looked at: its newest time is part of what the pl
 from __future__ import annotations
 
 import os
-import re
 import time
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..base import cache
 from ..disk import beside, vm_dir
 from ..errors import SemisharedError, ToolFailed
 from ..guest import listing
-from ..model import layout
+from ..model import layout, layout_base, layout_store
 from ..model.steps import Discard, LookAround
-from ..store import dir_image, dir_leftovers, marker
+from ..store import dir_leftovers, marker
 from ..tools import beneath, files, inventory, locks
 from ..tools.crash_points import point
-
-OPEN = re.compile(r"/(\.staged-|\.incoming-|\.outgoing-|\.uploads/)")
-LOCK = re.compile(r"(?:vm|incoming)-([0-9]+)(?:-[0-9a-f]+)?\Z")
 
 
 def _open_files() -> list[str]:
@@ -42,15 +37,19 @@ def _open_files() -> list[str]:
                 path = os.readlink(f"/proc/{process}/fd/{name}")
             except OSError:
                 continue
-            if OPEN.search(path):
+            if any(map(_is_unpublished, path.split("/"))):
                 found.add(path.replace(" (deleted)", ""))
     return sorted(found)
+
+
+def _is_unpublished(name: str) -> bool:
+    return layout.is_staged(name) or layout.beside_named(name) is not None or name == layout_store.UPLOADS
 
 
 def look_around(step: LookAround) -> dict[str, object]:
     """Return what lies on this machine in our directories below `step.location` and in the stores `step.stores`."""
     # Leases before directories: whoever takes a lease has made his VM's directory before.
-    root = f"{step.location}/{cache.NAME}"
+    root = layout.base_store(step.location)
     found: dict[str, object] = {"open": _open_files(), "root": _root(root)}
     systems = {number: f"{step.location}/{number}" for number in step.systems}
     found["vms"] = [vm for number, path in systems.items() for vm in _system(number, path)]
@@ -72,38 +71,38 @@ def look_around(step: LookAround) -> dict[str, object]:
 
 def _root(root: str) -> dict[str, object]:
     held = []
-    for name in inventory.names(f"{root}/bases"):
-        base = layout.base(root, name)
+    for name in inventory.names(layout_base.bases(root)):
+        base = layout_base.base(root, name)
         if beneath.is_link(base):
             continue
         leases = []
-        for pair in inventory.names(f"{base}/leases"):
-            match = dir_leftovers.PAIR.match(pair)
-            if match and not match.group("snap") and not match.group("cloud"):
+        folder = layout_base.leases(base)
+        for lease in inventory.names(folder):
+            holder = layout_base.leased_to(lease)
+            if holder:
                 # A hard link has the times of the image: only the change time tells when it was made.
-                ctime_ns = os.lstat(f"{base}/leases/{pair}").st_ctime_ns
-                owner = {"vm": int(match.group("vm")), "disk": int(match.group("disk"))}
-                leases.append({"path": f"{base}/leases/{pair}", "age": int(time.time() - ctime_ns / 1e9), **owner})
-        held.append(inventory.seen(base, name=name, leases=leases, staged=inventory.staged(f"{base}/leases")))
+                path, (vm, disk) = f"{folder}/{lease}", holder
+                leases.append({"path": path, "age": int(time.time() - os.lstat(path).st_ctime_ns / 1e9), "vm": vm, "disk": disk})
+        held.append(inventory.seen(base, name=name, leases=leases, staged=inventory.staged(folder)))
     staging = [
-        inventory.seen(f"{root}/staging/{name}", held=locks.is_held(f"{root}/locks/base-{name}"))
-        for name in inventory.names(f"{root}/staging")
+        inventory.seen(layout_base.staging(root, name), held=locks.is_held(layout_base.image_lock(root, name)))
+        for name in inventory.names(layout_base.all_staging(root))
     ]
     vm_locks = [
-        inventory.seen(layout.lock(root, name), vm=int(match.group(1)))
-        for name in inventory.names(f"{root}/locks") for match in (LOCK.match(name),) if match
+        inventory.seen(layout.lock(root, name), vm=vm)
+        for name in inventory.names(layout.locks(root)) for vm in (layout.locked_vm(name),) if vm is not None
     ]  # fmt: skip
     return {"bases": held, "staging": staging, "locks": vm_locks}
 
 
 def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
     for name in inventory.names(directory, root=True):
-        match, path = beside.NAME.match(name), f"{directory}/{name}"
-        if (match or (name.isdigit() and name.isascii())) and os.path.isdir(path) and not os.path.islink(path):
-            kind, vm = (match.group(1), int(match.group(2))) if match else ("dir", int(name))
+        own, path = layout.beside_named(name), f"{directory}/{name}"
+        if (own or layout.is_number(name)) and os.path.isdir(path) and not os.path.islink(path):
+            kind, vm = own or ("dir", int(name))
             entries = inventory.names(path)
-            layers = [name for name in entries if name.endswith(".snap")]
-            staged = [item for name in ("", vm_dir.RECORDS, *layers) for item in inventory.staged(f"{path}/{name}".rstrip("/"))]
+            places = [path, layout.records(path), *(f"{path}/{entry}" for entry in entries if layout.are_layers(entry))]
+            staged = [item for place in places for item in inventory.staged(place)]
             seq = vm_dir.seq_of(path)
             yield inventory.seen(path, system=number, vm=vm, kind=kind, entries=entries, staged=staged, seq=seq)
 
@@ -123,21 +122,19 @@ def _opened(step: Discard) -> Iterator[str]:
     directory, name = os.path.split(step.path)
     if step.path.startswith(f"{step.location}/"):
         root = f"{step.location}/{step.path[len(step.location) + 1 :].split('/')[0]}"
-    elif f"/{dir_image.SIDE}/" in step.path:
-        root = step.path[: step.path.index(f"/{dir_image.SIDE}/")]
     else:
-        root = os.path.dirname(directory) if directory.endswith(".snap") else directory
+        root = layout_store.store_of(step.path) or (os.path.dirname(directory) if layout.are_layers(directory) else directory)
     with beneath.directory(root, directory[len(root) + 1 :]) as where:
         yield f"{where}/{name}"
 
 
 def _discard_locked(step: Discard) -> dict[str, object]:
-    root = f"{step.location}/{cache.NAME}"
+    root = layout.base_store(step.location)
     name = os.path.basename(step.path)
     if step.kind == "staging":
-        lock = f"{root}/locks/base-{name}"
+        lock = layout_base.image_lock(root, name)
     elif step.kind == "base":
-        lock = f"{root}/locks/base-{'-'.join(name.split('-')[:2])}"
+        lock = layout_base.image_lock(root, layout_base.prefix_of(name))
     elif step.vm >= 0:
         lock = layout.vm_lock(root, step.vm)
     else:
@@ -157,7 +154,7 @@ def _discard(step: Discard) -> bool:
     if step.kind == "base":
         return _remove_base(step.path)
     if step.kind == "upload" and os.path.isdir(step.path):
-        lock = locks.attempt(f"{step.path}/lock")
+        lock = locks.attempt(layout_store.upload_lock(step.path))
         if not lock:
             return False
         with lock:
@@ -166,11 +163,11 @@ def _discard(step: Discard) -> bool:
 
 
 def _removed(step: Discard) -> bool:
-    match = beside.NAME.match(os.path.basename(step.path))
-    if match and match.group(1) == "incoming" and locks.is_held(beside.lock_of(step.path, f"{step.location}/{cache.NAME}")):
+    own, root = layout.beside_named(os.path.basename(step.path)), layout.base_store(step.location)
+    if own and own.kind == "incoming" and locks.is_held(layout.incoming_lock(root, step.path)):
         return False
     # What might be taken for a VM's directory is so no more, however far its removal comes.
-    files.remove_tree(beside.bury(step.path, int(match.group(2))) if match and match.group(1) != "removed" else step.path)
+    files.remove_tree(beside.bury(step.path, own.vm) if own and own.kind != "removed" else step.path)
     if os.path.lexists(step.path):
         raise ToolFailed(f"{beneath.readable(step.path)} is still there")
     point(f"{step.kind} removed")
@@ -180,7 +177,7 @@ def _removed(step: Discard) -> bool:
 def _remove_base(path: str) -> bool:
     """Remove a base of a deleted image; its leases directory must be empty, and rmdir says so without a race."""
     try:
-        os.rmdir(f"{path}/leases")
+        os.rmdir(layout_base.leases(path))
     except FileNotFoundError:
         pass
     except OSError:
@@ -191,16 +188,15 @@ def _remove_base(path: str) -> bool:
 
 def uses_lease(step: Discard) -> bool:
     """Tell whether a disk that the lease is for is, or is being made, in any system datastore of this machine."""
-    pair = dir_leftovers.PAIR.match(os.path.basename(step.path))
-    if not pair:
+    holder = layout_base.leased_to(os.path.basename(step.path))
+    if not holder:
         return True
-    disk = f"disk.{pair.group('disk')}"
+    vm, disk = holder
     for system in inventory.names(step.location, root=True):
         if not system.isdigit():
             continue
-        own = f"{step.location}/{system}/{pair.group(1)}"
+        own = f"{step.location}/{system}/{vm}"
         for directory in (own, *beside.listed(own, "incoming", "outgoing")):
-            for name in inventory.names(directory):
-                if name == disk or name.startswith((f"{disk}.", f"{files.STAGED}{disk}.")):
-                    return True
+            if any(layout.is_of_disk(name, disk) for name in inventory.names(directory)):
+                return True
     return False

@@ -7,8 +7,7 @@ import os
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..base import cache
-from ..disk import records, transfer, vm_dir, whereabouts
+from ..disk import records, transfer, whereabouts
 from ..errors import MigrationRefused, StoreUnavailable
 from ..guest import listing
 from ..model import layout
@@ -53,11 +52,11 @@ class OnMoves(Steps):
         return {"present": os.path.isdir(step.vm_dir), "records": [record.to_data() for record in records.records(step.vm_dir)]}
 
     def WriteProbe(self, step: m.WriteProbe) -> object:
-        with beneath.directory(step.store_dir, cache.NAME) as directory:
+        with beneath.directory(step.store_dir, layout.SIDE) as directory:
             files.remove_stale(directory)
             path = files.staged_name(f"{directory}/probe")
             files.write(path, step.text.encode())
-        return {"name": f"{cache.NAME}/{os.path.basename(path)}"}
+        return {"name": f"{layout.SIDE}/{os.path.basename(path)}"}
 
     def AnswerProbe(self, step: m.AnswerProbe) -> None:
         with self._beside(step) as path:
@@ -95,7 +94,7 @@ class OnMoves(Steps):
         rbd_disk.take(step, self.planned)
 
     def AllowMigration(self, step: m.AllowMigration) -> None:
-        files.remove_staged(f"{step.vm_dir}/{vm_dir.RECORDS}", "migration.json")
+        files.remove_staged(*os.path.split(layout.migration_note(step.vm_dir)))
         data = {"version": 1, "to": step.to, "shared_checked": list(step.stores)}
         files.write_json(layout.migration_note(step.vm_dir), data)
 

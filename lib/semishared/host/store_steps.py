@@ -14,6 +14,7 @@ from ..disk.create import opened
 from ..disk.epochs import Planned
 from ..errors import MissingImage, TransferCorrupt, VmGone
 from ..guest import block_jobs, job_lock
+from ..model import layout
 from ..model import steps_image as i
 from ..model.place import PLACES
 from ..model.record import Record
@@ -86,7 +87,7 @@ class OnStore:
         """Return a local copy of one moment of a running guest's disk, and how the guest rested."""
         job_lock.take(disk.vm, disk.vm_dir)
         recovery.recover(disk.vm_dir, domain)
-        copy = f"{disk.vm_dir}/.staged-saved.disk.{disk.disk}"
+        copy = layout.saved(disk.vm_dir, disk.disk)
         if os.path.lexists(copy):
             os.unlink(copy)
         target, _ = block_jobs.find(domain, path)

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 
+from ..model import layout
 from ..tools.files import allocated
 from ..units import mib_ceil
-
-DISK = re.compile(r"disk\.([0-9]+)\Z")
-SNAPSHOTS = re.compile(r"disk\.([0-9]+)\.snap\Z")
 
 
 def _names(directory: str) -> list[str]:
@@ -28,26 +25,28 @@ def _names(directory: str) -> list[str]:
 def _active(path: str) -> str:
     """Return the active layer of the disk `path`, '' if it has none."""
     try:
-        folder, _, layer = os.readlink(path).rpartition("/")
+        target = os.readlink(path)
     except OSError:
         return ""
-    return layer if folder == f"{os.path.basename(path)}.snap" and layer.isdigit() else ""
+    layer = layout.layer_of(target)
+    return layer if target == layout.layer(os.path.basename(path), layer) else ""
 
 
 def _vm_lines(directory: str) -> list[str]:
     lines = []
     for name in _names(directory):
-        disk, snapshots = DISK.match(name), SNAPSHOTS.match(name)
-        if disk:
-            layer = _active(f"{directory}/{name}")
-            path = f"{directory}/{name}.snap/{layer}" if layer else f"{directory}/{name}"
-            lines.append(f"DISK_SIZE = [ ID={disk.group(1)}, SIZE={mib_ceil(allocated(path))} ]")
-        elif snapshots:
-            active = _active(f"{directory}/{name[:-5]}")
-            for snapshot in _names(f"{directory}/{name}"):
-                if snapshot.isdigit() and snapshot != active:
-                    size = mib_ceil(allocated(f"{directory}/{name}/{snapshot}"))
-                    lines.append(f"SNAPSHOT_SIZE = [ ID={snapshot}, DISK_ID={snapshots.group(1)}, SIZE={size} ]")
+        disk, path = layout.disk_named(layout.disk_of(name)), f"{directory}/{layout.disk_of(name)}"
+        if disk is None:
+            continue
+        active = _active(path)
+        if not layout.are_layers(name):
+            size = mib_ceil(allocated(layout.layer(path, active) if active else path))
+            lines.append(f"DISK_SIZE = [ ID={disk}, SIZE={size} ]")
+            continue
+        for snapshot in _names(f"{directory}/{name}"):
+            if layout.is_number(snapshot) and snapshot != active:
+                size = mib_ceil(allocated(layout.layer(path, snapshot)))
+                lines.append(f"SNAPSHOT_SIZE = [ ID={snapshot}, DISK_ID={disk}, SIZE={size} ]")
     return lines
 
 

@@ -1,87 +1,146 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names and paths of what is ours on a host, formatted here alone: docs/reference/names.md says what they are for.
+"""The names and paths of what is ours on a machine, formatted and parsed here alone: docs/reference/names.md says what they are for.
 
-    <DATASTORE_LOCATION>/.semishared/            the base store of a host, `root`
-        bases/<store>-<image>-<generation>/leases/<vm>-<disk>
-        staging/<store>-<image>/
-        locks/base-<store>-<image>  vm-<vm>  vm-<vm>-disks
-        holders/<store>-<image>-<generation>     on the front-end
-    <DATASTORE_LOCATION>/<system>/<vm>/          the directory of a VM, `vm_dir`
-        disk.<N>  disk.<N>.snap/<layer>
-        .semishared/disk.<N>.json                its record; and notes of what is under way
+    <DATASTORE_LOCATION>/.semishared/            the base store, `root`: layout_base.py
+        locks/vm-<vm>  vm-<vm>-disks  incoming-<vm>-<random>
+    <DATASTORE_LOCATION>/<system>/               a system datastore
+        .monitor  .machine-<id>  .incoming-<vm>-<random>  .outgoing-<vm>-<random>  .removed-<vm>-<random>
+        <vm>/                                    the directory of a VM, `vm_dir`
+            disk.<N>  disk.<N>.snap/<layer>
+            .semishared/disk.<N>.json            its record; and notes of what is under way
 
-What may lie in the directory of a VM, disk/layout.py looks at; the folder of layers is named in tools/layers.py.
+In a mounted store: layout_store.py; in a pool: layout_pool.py. None imports more or compiles a pattern before its use: actions pay.
 """
 
 from __future__ import annotations
 
 import posixpath
+import re
+from typing import NamedTuple, Optional
 
 SIDE = ".semishared"
 """What is ours, in a directory that is not."""
-BASES = "bases"
-STAGING = "staging"
-LOCKS = "locks"
-HOLDERS = "holders"
 
 
-def base_store(location: str) -> str:
-    """Return the base store of a host whose DATASTORE_LOCATION is `location`."""
-    return f"{location}/{SIDE}"
+def is_number(name: str) -> bool:
+    """Tell whether a name is a number: a system datastore's, a VM's, a layer's."""
+    return name.isdigit() and name.isascii()
 
 
-def base_store_of(vm_dir: str) -> str:
-    """Return the base store of the host on which `vm_dir` lies."""
-    return base_store(posixpath.dirname(posixpath.dirname(vm_dir)))
+# -- what nobody has published yet ------------------------------------------------------------------
+
+STAGED = ".staged-"
+"""Prefix of unpublished files; whoever holds the directory's lock may remove them."""
 
 
-def base_name(store: int, image: int, generation: str) -> str:
-    return f"{store}-{image}-{generation}"
+class Maker(NamedTuple):
+    """The process whose a staged name is."""
+
+    machine: str
+    """8 hex digits for the machine, and 8 for its boot."""
+    pid: int
+    started: str
+    """In clock ticks since the boot."""
 
 
-def base(root: str, name: str) -> str:
-    return f"{root}/{BASES}/{name}"
+def staged(name: str, maker: str) -> str:
+    """Return what `name` is called until it is published."""
+    return f"{STAGED}{name}.{maker}"
 
 
-def lease(base_directory: str, vm: int, disk: int) -> str:
-    return f"{base_directory}/leases/{vm}-{disk}"
+def is_staged(entry: str, name: str = "") -> bool:
+    """Tell whether an entry of a directory is unpublished (and to become `name`, if that is given)."""
+    return entry.startswith(f"{STAGED}{name}." if name else STAGED)
 
 
-def staging(root: str, store: int, image: int) -> str:
-    """Return where a base of an image is made."""
-    return f"{root}/{STAGING}/{store}-{image}"
+def made_by(maker: Maker, random: str) -> str:
+    """Return the end of a staged name."""
+    return f"{maker.machine}-{maker.pid}-{maker.started}-{random}"
 
 
-def lock(root: str, name: str) -> str:
-    return f"{root}/{LOCKS}/{name}"
+def maker_of(entry: str) -> Optional[Maker]:
+    """Return whose a staged name is; None if it does not say, as of 0.1.0."""
+    match = re.search(r"\.([0-9a-f]{16})-([0-9]+)-([0-9]+)-[0-9a-f]{12}\Z", entry)
+    return Maker(match.group(1), int(match.group(2)), match.group(3)) if match else None
 
 
-def image_lock(root: str, store: int, image: int) -> str:
-    """Return the lock of whoever stages, evicts or takes bases of an image out of use."""
-    return lock(root, f"base-{store}-{image}")
+# -- the layers of a disk, on a host and in a store (tools/layers.py) -------------------------------
+
+_LAYERS = ".snap"
 
 
-def vm_lock(root: str, vm: int) -> str:
-    """Return the lock of whoever publishes into a VM's directory."""
-    return lock(root, f"vm-{vm}")
+def layers(disk: str) -> str:
+    """Return the directory with the layers of the disk `disk`, by path or name: so the snapshots of an image in a store."""
+    return f"{disk}{_LAYERS}"
 
 
-def disks_lock(root: str, vm: int) -> str:
-    """Return the lock of whoever works on the disks of a VM, as long as the action takes."""
-    return lock(root, f"vm-{vm}-disks")
+def are_layers(directory: str) -> bool:
+    """Tell whether a directory is of layers."""
+    return directory.endswith(_LAYERS)
 
 
-def holders(root: str, name: str) -> str:
-    """Return what the front-end remembers of who has a base."""
-    return f"{root}/{HOLDERS}/{name}"
+def disk_of(layers: str) -> str:
+    """Return whose layers are in a directory, by path or name as that; the directory itself if they are nobody's."""
+    return layers[: -len(_LAYERS)] if are_layers(layers) else layers
+
+
+def layer(disk: str, number: object) -> str:
+    return f"{layers(disk)}/{number}"
+
+
+def layer_of(path: str) -> str:
+    """Return the number in the path of a layer, '' for that of anything else."""
+    directory, _, name = path.rpartition("/")
+    return name if are_layers(directory) and is_number(name) else ""
+
+
+def plain(path: str) -> str:
+    """Return the path of the disk whose layer `path` is, or which it is itself."""
+    return disk_of(posixpath.dirname(path)) if layer_of(path) else path
+
+
+# -- the directory of a VM --------------------------------------------------------------------------
+
+
+class DiskFile(NamedTuple):
+    """What the path of a disk on a host says."""
+
+    vm_dir: str
+    disk: int
+    layer: str = ""
+    """The number of its layer, '' for the disk itself."""
 
 
 def disk_name(disk: int) -> str:
     return f"disk.{disk}"
 
 
+def disk_named(name: str) -> Optional[int]:
+    """Return N of `disk.N`, None for any other name."""
+    match = re.match(r"disk\.([0-9]{1,9})\Z", name)
+    return int(match.group(1)) if match else None
+
+
+def is_of_disks(name: str) -> bool:
+    """Tell whether a name begins as those of disks, and of all that OpenNebula's drivers put beside them."""
+    return name.startswith("disk.")
+
+
+def is_of_disk(name: str, disk: int) -> bool:
+    """Tell whether a name is that of a disk, of what lies beside it, or of what is to become either."""
+    own = disk_name(disk)
+    return name == own or name.startswith(f"{own}.") or is_staged(name, own)
+
+
 def disk(vm_dir: str, number: int) -> str:
     return f"{vm_dir}/{disk_name(number)}"
+
+
+def disk_file(path: str) -> Optional[DiskFile]:
+    """Return what the path of a disk on a host says, None if it is none."""
+    directory, _, name = plain(path).rpartition("/")
+    number = disk_named(name)
+    return DiskFile(directory, number, layer_of(path)) if directory and number is not None and name == disk_name(number) else None
 
 
 def records(vm_dir: str) -> str:
@@ -91,6 +150,11 @@ def records(vm_dir: str) -> str:
 
 def record_name(disk: int) -> str:
     return f"{disk_name(disk)}.json"
+
+
+def recorded(name: str) -> Optional[int]:
+    """Return whose record a file is, None if it is none."""
+    return disk_named(name[: -len(".json")]) if name.endswith(".json") else None
 
 
 def record(vm_dir: str, disk: int) -> str:
@@ -107,6 +171,11 @@ def migration_note(vm_dir: str) -> str:
     return f"{records(vm_dir)}/migration.json"
 
 
+def rest_note(vm_dir: str) -> str:
+    """Return the note that the guest rests for us."""
+    return f"{records(vm_dir)}/frozen.json"
+
+
 def clone_note(vm_dir: str, disk: int) -> str:
     """Return the file that names the store clone of a disk before there is one."""
     return f"{records(vm_dir)}/clone.{disk}.json"
@@ -115,3 +184,119 @@ def clone_note(vm_dir: str, disk: int) -> str:
 def job_note(vm_dir: str, disk: int) -> str:
     """Return the note of a job of QEMU on a disk."""
     return f"{records(vm_dir)}/job.{disk}.json"
+
+
+def job_noted(name: str) -> Optional[int]:
+    """Return on which disk a job is noted in a file, None if in no such file."""
+    match = re.match(r"job\.([0-9]{1,9})\.json\Z", name)
+    return int(match.group(1)) if match else None
+
+
+def is_unsettled(name: str) -> bool:
+    """Tell whether a note says that something is under way in the guest: whoever finds it ends that."""
+    return job_noted(name) is not None or name == posixpath.basename(rest_note(""))
+
+
+def saved(vm_dir: str, disk: int) -> str:
+    """Return the copy of a running guest's disk that is on its way to a pool."""
+    return f"{vm_dir}/{STAGED}saved.{disk_name(disk)}"
+
+
+def arriving_backup(vm_dir: str, disk: int) -> str:
+    """Return what a backup that arrives is staged for. Not disk.N...: who restores a disk removes what is staged for that."""
+    return f"{vm_dir}/backup.{disk_name(disk)}"
+
+
+def staged_backup(directory: str) -> str:
+    """Return what a directory of copies for the backup drivers is until they are whole."""
+    return f"{posixpath.dirname(directory)}/{STAGED}backup"
+
+
+def backup_copy(directory: str, number: int) -> str:
+    """Return what the copy of a disk is called for OpenNebula's backup drivers: of a full backup, increment 0."""
+    return f"{disk(directory, number)}.0"
+
+
+# -- system datastores ------------------------------------------------------------------------------
+
+SIGNATURE = ".machine-"
+"""Prefix of the files by which machines sign directories that are to be each machine's own (install/preflight.py)."""
+
+
+class Beside(NamedTuple):
+    """What the name of a directory beside a VM's says (disk/beside.py)."""
+
+    kind: str
+    """incoming, outgoing or removed."""
+    vm: int
+
+
+def location_of(vm_dir: str) -> str:
+    """Return the DATASTORE_LOCATION in which `vm_dir` lies."""
+    return posixpath.dirname(posixpath.dirname(vm_dir))
+
+
+def monitor(system: str) -> str:
+    """Return the file that tells the host's probe which driver to ask."""
+    return f"{system}/.monitor"
+
+
+def beside(system: str, kind: str, vm: object, random: str) -> str:
+    return f"{system}/.{kind}-{vm}-{random}"
+
+
+def beside_named(name: str) -> Optional[Beside]:
+    """Return what such a name says (0.1.0 gave them without RANDOM), None if it is none."""
+    match = re.match(r"\.(incoming|outgoing|removed)-([0-9]+)(?:-[0-9a-f]+)?\Z", name)
+    return Beside(match.group(1), int(match.group(2))) if match else None
+
+
+# -- the base store, and its locks ------------------------------------------------------------------
+
+def base_store(location: str) -> str:
+    """Return the base store of a host whose DATASTORE_LOCATION is `location`."""
+    return f"{location}/{SIDE}"
+
+
+def base_store_of(vm_dir: str) -> str:
+    """Return the base store of the host on which `vm_dir` lies."""
+    return base_store(location_of(vm_dir))
+
+
+def locks(root: str) -> str:
+    return f"{root}/locks"
+
+
+def lock(root: str, name: str) -> str:
+    return f"{locks(root)}/{name}"
+
+
+def vm_lock(root: str, vm: int) -> str:
+    """Return the lock of whoever publishes into a VM's directory."""
+    return lock(root, f"vm-{vm}")
+
+
+def disks_lock(root: str, vm: int) -> str:
+    """Return the lock of whoever works on the disks of a VM, as long as the action takes."""
+    return f"{vm_lock(root, vm)}-disks"
+
+
+def is_vm_lock(name: str) -> bool:
+    """Tell whether a lock is one of these two."""
+    return name.startswith("vm-")
+
+
+def incoming_lock(root: str, incoming: str) -> str:
+    """Return the lock that the receiver of the directory `incoming` holds."""
+    return lock(root, posixpath.basename(incoming)[1:])
+
+
+def incoming_of(lock: str, vm: int) -> str:
+    """Return the name of the directory whose receiver holds a lock, '' if that is for no arrival of the VM."""
+    return f".{lock}" if lock.startswith(f"incoming-{vm}-") else ""
+
+
+def locked_vm(name: str) -> Optional[int]:
+    """Return whose directory, or whose arrival, a lock is for; None for any other lock."""
+    match = re.match(r"(?:vm|incoming)-([0-9]+)(?:-[0-9a-f]+)?\Z", name)
+    return int(match.group(1)) if match else None

@@ -13,6 +13,7 @@ import posixpath
 from typing import NamedTuple, Optional
 
 from ..errors import BadArguments, BadRecord
+from . import layout
 from .network_disk import NetworkDisk
 from .place import PLACES, Place
 from .refs import ImageRef
@@ -47,16 +48,20 @@ class Record(NamedTuple):
 
     @property
     def layer(self) -> str:
-        """Return the active layer's path seen from the disk's own: `.snap/K`, '' if the disk is a plain file."""
-        folder, _, layer = self.path.rpartition("/")
-        return f".snap/{layer}" if folder.endswith(f"/disk.{self.disk}.snap") and layer.isdigit() else ""
+        """Return the number of the active layer of a disk on a host, '' if that is a plain file."""
+        own = layout.disk_file(self.path)
+        return own.layer if own and own.disk == self.disk else ""
+
+    def active(self, plain: str) -> str:
+        """Return the file that the guest writes to, if the disk's own path is `plain`."""
+        return layout.layer(plain, self.layer) if self.layer else plain
 
     def source(self, named: str) -> str:
         """Return what libvirt is to open for the disk that OpenNebula names `named`.
 
         A local disk stays where this deployment says that the VM directory is; one on the network has no path.
         """
-        return f"{named}{self.layer}" if self.is_local else self.path or named
+        return self.active(named) if self.is_local else self.path or named
 
     @property
     def of_image(self) -> ImageRef:

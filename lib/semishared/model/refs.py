@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, NamedTuple, Tuple
 
 from ..errors import BadArguments
-from . import layout
+from . import layout, layout_base
 from .stores import MOUNTED, Access
 
-BASE = re.compile(r"[0-9]+-[0-9]+-[0-9a-f]{32}\Z")
-"""The name of a base: <store>-<image>-<generation>."""
 Step = Tuple[Any, ...]
 """A step is a named tuple; its class name is its name on the wire. (Named tuples: six times quicker to define than dataclasses.)"""
 
@@ -31,6 +28,16 @@ class ImageRef(NamedTuple):
     def root(self) -> str:
         """Return the directory or pool that the image is in."""
         return self.source.rpartition("/")[0]
+
+    @property
+    def base_prefix(self) -> str:
+        """Return what the names of its bases begin with."""
+        return layout_base.prefix(self.store, self.id)
+
+    @property
+    def base_name(self) -> str:
+        """Return the name of the base of its generation, '' if it names none."""
+        return layout_base.name(self.store, self.id, self.generation) if self.generation else ""
 
     def to_data(self) -> dict[str, object]:
         """Return the image as JSON data; one in a mounted store needs no word about its access."""

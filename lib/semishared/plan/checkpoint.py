@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import re
+import posixpath
 from typing import Optional
 
+from ..model import layout
 from ..model.record import Record
 from ..opennebula.xml_edit import Markup
 from .backing import NO_CHAINS, Chains, lay_over
 from .domain_xml import Records
-
-LOCAL = re.compile(r"/([0-9]+)/disk\.([0-9]{1,9})(\.snap/[0-9]+)?\Z")
 
 
 def with_active_layers(domain: bytes, records: Records, chains: Chains = NO_CHAINS) -> bytes:
@@ -29,14 +28,14 @@ def with_active_layers(domain: bytes, records: Records, chains: Chains = NO_CHAI
     for disk in markup.root.find("devices", "disk"):
         source, driver = disk.first("source"), disk.first("driver")
         path = source.attributes.get("file", "") if source else ""
-        match, here = LOCAL.search(path), ("", "")
-        found = _recorded(match, records) if match else shared.get(path) or shared.get(path.rpartition("/")[0])
+        local, here = _local(path), ("", "")
+        found = _recorded(local, records) if local else shared.get(path) or shared.get(path.rpartition("/")[0])
         if found is None or source is None or driver is None:
             continue
-        if match:
-            plain = path[: match.end(2)]
-            markup.set_attribute(source, "file", plain + found.layer)
-            here = (found.path.rpartition("/")[0], f"{plain}.snap") if found.layer else here
+        if local:
+            plain = layout.disk(local.vm_dir, local.disk)
+            markup.set_attribute(source, "file", found.active(plain))
+            here = (found.path.rpartition("/")[0], layout.layers(plain)) if found.layer else here
         else:
             markup.set_attribute(source, "file", found.path)
         markup.set_attribute(driver, "type", found.format)
@@ -49,11 +48,17 @@ def with_active_layers(domain: bytes, records: Records, chains: Chains = NO_CHAI
     return markup.result()
 
 
-def _recorded(match: re.Match[str], records: Records) -> Optional[Record]:
+def _local(path: str) -> Optional[layout.DiskFile]:
+    found = layout.disk_file(path)
+    return found if found and layout.is_number(posixpath.basename(found.vm_dir)) else None
+
+
+def _recorded(local: layout.DiskFile, records: Records) -> Optional[Record]:
     """Return the record of a local disk by its name and that of the VM's directory, whatever lies above."""
-    record = records.get(int(match.group(2)))
-    same = LOCAL.search(record.path) if record and record.is_local else None
-    return record if same and same.group(1, 2) == match.group(1, 2) else None
+    record = records.get(local.disk)
+    same = _local(record.path) if record and record.is_local else None
+    is_same = same and same.disk == local.disk and posixpath.basename(same.vm_dir) == posixpath.basename(local.vm_dir)
+    return record if is_same else None
 
 
 def _moved(path: str, was: str, now: str) -> str:

@@ -7,8 +7,8 @@ import posixpath
 from typing import NamedTuple, Tuple
 
 from ..errors import BadAttribute, RestrictedPath
+from ..model import layout_pool, stores
 from ..model import steps_front as f
-from ..model import stores
 from ..model.exchange import Here, On, Part
 from ..model.refs import ImageRef
 from ..opennebula.args import absolute, number
@@ -59,7 +59,7 @@ class Asked(NamedTuple):
     def ref(self, source: str = "") -> ImageRef:
         """Return the image in the pool that `source` names, else the new one of this id; raise RestrictedPath."""
         pool = stores.pool(self.datastore)
-        found = images.ref_at(self.datastore.id, self.access, self.image.id, source or f"{pool}/one-{self.image.id}")
+        found = images.ref_at(self.datastore.id, self.access, self.image.id, source or f"{pool}/{layout_pool.image(self.image.id)}")
         if stores.pool_and_name(found.source)[0] != pool:
             raise RestrictedPath(f"{found.source} is no image of datastore {self.datastore.id}, whose pool is {pool}")
         return found

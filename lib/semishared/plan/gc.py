@@ -28,20 +28,16 @@ What looks like ours but might be the only copy of data is *kept* and said, not 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any, Iterator, Mapping
 
-from ..model import layout
+from ..model import layout, layout_base, layout_store
 from ..model import steps as s
 from . import gc_places
 
 HOUR = 3600
 LOCK_S = 2 * 86400
 """No action runs that long (disk/vm_dir.py); not shortened by --now, as a lock says what must not be published any more."""
-IMAGE = re.compile(r"[0-9a-f]{32}\Z")
-"""Names that our datastore driver gives."""
-BASE = re.compile(r"([0-9]+)-([0-9]+)-[0-9a-f]{32}\Z")
 
 
 @dataclass(frozen=True)
@@ -216,7 +212,7 @@ class _OnMachine:
 
     def _root(self, root: dict[str, Any]) -> Iterator[Finding]:
         for base in root["bases"]:
-            match = BASE.match(base["name"])
+            said = layout_base.named(base["name"])
             for lease in base["leases"]:
                 if not self._uses(lease["vm"], lease["disk"]):
                     where = self.known.vms.get(lease["vm"])
@@ -224,8 +220,8 @@ class _OnMachine:
                     yield self._finding("lease", {**lease, "bytes": 0}, reason, lease["vm"])
             for item in filter(self._is_idle, base["staged"]):
                 yield self._finding("staged", item, "a killed action left it")
-            if match and not base["leases"] and (int(match.group(1)), int(match.group(2))) not in self.known.images:
-                yield self._finding("base", base, f"image {match.group(2)} is not known to oned")
+            if said and not base["leases"] and (said.store, said.image) not in self.known.images:
+                yield self._finding("base", base, f"image {said.image} is not known to oned")
         for item in root["staging"]:
             if not item["held"]:
                 yield self._finding("staging", item, "nobody is making this base")
@@ -235,13 +231,8 @@ class _OnMachine:
 
     def _uses(self, vm: int, disk: int) -> bool:
         """Tell whether a disk of a VM is here, or staged here."""
-        name = layout.disk_name(disk)
-        for item in self.machine.facts["vms"]:
-            if item["vm"] == vm and any(
-                entry == name or entry.startswith((f"{name}.", f".staged-{name}.")) for entry in item["entries"]
-            ):
-                return True
-        return False
+        mine = (item["entries"] for item in self.machine.facts["vms"] if item["vm"] == vm)
+        return any(layout.is_of_disk(entry, disk) for entries in mine for entry in entries)
 
     def _foreign(self, store: str, side: dict[str, Any], clone: dict[str, Any]) -> str:
         return self.known.whose(clone["vm"], clone["disk"], f"{store}/{side['name']}", clone["cloud"])
@@ -260,7 +251,7 @@ class _OnMachine:
                 keep = foreign or self.known.why_not(clone["vm"]) or self._runs_anywhere(clone)
                 yield self._finding("clone", clone, f"VM {clone['vm']} is not known to oned", -1, keep)
             is_gone = not side["image"] and f"{path}/{side['name']}" not in self.known.sources
-            if is_gone and IMAGE.match(side["name"]) and side["name"] not in uploads:
+            if is_gone and layout_store.is_image(side["name"]) and side["name"] not in uploads:
                 held = any(c["vm"] in self.known.vms or self._foreign(path, side, c) or self.known.why_not(c["vm"]) for c in side["clones"])
                 keep = "it holds clones of VMs" if held else ""
                 yield self._finding("side", side, f"image {side['name']} is not there and not known to oned", -1, keep)
@@ -272,8 +263,8 @@ class _OnMachine:
                 yield self._finding("staged", item, "a killed action left it", -1, unseen)
         images = {item["name"] for item in store["images"]}
         for item in store["images"]:
-            name, is_snap = re.sub(r"\.snap\Z", "", item["name"]), item["name"].endswith(".snap")
-            if not IMAGE.match(name) or f"{path}/{name}" in self.known.sources or name in uploads:
+            name, is_snap = layout.disk_of(item["name"]), layout.are_layers(item["name"])
+            if not layout_store.is_image(name) or f"{path}/{name}" in self.known.sources or name in uploads:
                 continue
             if is_snap and name not in images:
                 yield self._finding("snapshots", item, f"image {name} is not there and not known to oned", -1, unseen)

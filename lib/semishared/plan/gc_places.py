@@ -11,8 +11,9 @@ before it goes.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, NamedTuple, Optional
+
+from ..model import layout
 
 if TYPE_CHECKING:
     from ..opennebula.xml import Vm
@@ -21,7 +22,6 @@ ACTIVE, STOPPED, SUSPENDED, POWEROFF, UNDEPLOYED = 3, 4, 5, 8, 9
 """States of a VM (include/VirtualMachine.h)."""
 RUNNING = 3
 """LCM state of a VM with which nothing is under way."""
-DISK = re.compile(r"disk\.[0-9]+\Z")
 
 
 class Place(NamedTuple):
@@ -62,7 +62,7 @@ def why_kept(item: Mapping[str, Any], home: Optional[Mapping[str, Any]], place: 
     if item.get("seq", -1) > home.get("seq", -1):
         # A directory of an earlier stay was left where the VM belongs, and the move that was to replace it never came.
         return f"it is of SEQ {item['seq']} of the VM's history, what is on {place.machine} is older"
-    ours = {name for name in item["entries"] if DISK.match(name) and int(name[5:]) in place.disks}
+    ours = {name for name in item["entries"] if layout.disk_named(name) in place.disks}
     missing = sorted(ours - set(home["entries"]))
     if missing:
         return f"{missing[0]} of VM {item['vm']} is not on {place.machine}"

@@ -13,15 +13,13 @@ not be known to it later. Others may have images in the same pool: what has not 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any, Iterator
 
+from ..model import layout_pool
 from ..model import steps as s
 from . import images
 from .gc import Finding, Known
-
-OF_US = re.compile(r"one-([0-9]+)(?:-([0-9]+)-([0-9]+))?(\.semishared-(?:[0-9a-f]{12}|changing))?\Z")
 
 
 @dataclass(frozen=True)
@@ -53,12 +51,11 @@ def suspicious(pool: Pool, known: Known) -> list[str]:
     """Return the names that need a look: of ours, and of nothing that oned knows."""
     found = []
     for name in pool.images:
-        match = OF_US.match(name)
-        if not match:
+        said = layout_pool.named(name)
+        if not said:
             continue
-        vm = int(match.group(2)) if match.group(2) else None
-        is_known = vm in known.vms if vm is not None else pool.source(name) in known.stored
-        if match.group(4) or not is_known:
+        is_known = said.vm in known.vms if said.vm is not None else pool.source(name) in known.stored
+        if said.is_staged or said.is_changing or not is_known:
             found.append(name)
     return found
 
@@ -66,22 +63,21 @@ def suspicious(pool: Pool, known: Known) -> list[str]:
 def find(pool: Pool, looks: dict[str, Any], older_than: int, known: Known) -> Iterator[Finding]:
     """Yield what is left over in a pool, of the names that were looked at."""
     for name, data in sorted(looks.items()):
-        match, look = OF_US.match(name), Look(**data)
-        if match is None or look.age < older_than:
+        said, look = layout_pool.named(name), Look(**data)
+        if said is None or look.age < older_than:
             continue
-        image = images.ref_at(pool.store, pool.access, int(match.group(1)), pool.source(name))
+        image = images.ref_at(pool.store, pool.access, said.image, pool.source(name))
         in_use = f"{look.watchers[0]} has it open" if look.watchers else f"{look.clones[0]} is a clone of it" if look.clones else ""
-        ours = look.made == f"datastore {pool.store} {pool.source(name)}"
-        if match.group(4) == ".semishared-changing":
+        ours = look.made == layout_pool.made_for(pool.store, pool.source(name))
+        if said.is_changing:
             reason, keep, kind = "a killed change of its content", "the next action on the image undoes it", "changing"
-        elif match.group(4):
+        elif said.is_staged:
             reason, keep, kind = "a killed action left it", in_use, "staged"
         elif not ours:
             continue
-        elif match.group(2):
-            vm, disk = int(match.group(2)), int(match.group(3))
-            foreign = known.why_not(vm) or known.whose(vm, disk, pool.source(f"one-{match.group(1)}"), "")
-            reason, keep, kind = f"VM {vm} is not known to oned", foreign or in_use, "clone"
+        elif said.vm is not None and said.disk is not None:
+            foreign = known.why_not(said.vm) or known.whose(said.vm, said.disk, pool.source(layout_pool.image(said.image)), "")
+            reason, keep, kind = f"VM {said.vm} is not known to oned", foreign or in_use, "clone"
         else:
             reason, kind = "no image of oned has this SOURCE", "image"
             keep = "it may hold somebody's data: register it again, or remove it by hand"

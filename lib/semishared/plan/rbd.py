@@ -41,9 +41,9 @@ from __future__ import annotations
 from typing import Any, Mapping, NamedTuple
 
 from ..errors import BadRecord, NotSupported, SemisharedError, VmGone
+from ..model import layout_pool, stores
 from ..model import steps as s
 from ..model import steps_image as i
-from ..model import stores
 from ..model.exchange import AskOned, Download, Feed, Lines, On, Part, Plan, Say, agree
 from ..model.network_disk import NetworkDisk
 from ..model.place import IN_PLACE, STORE_CLONE
@@ -65,7 +65,7 @@ def on_store(answer: Any) -> s.ImageRef | None:
 def clone(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, min_size: int) -> Plan:
     """Make a disk that is a copy-on-write clone beside its image; the record comes first, so that delete knows."""
     # As OpenNebula's own driver names it.
-    made = image._replace(source=f"{image.source}-{disk.vm}-{disk.disk}")
+    made = image._replace(source=layout_pool.clone(image.source, disk.vm, disk.disk))
     network = NetworkDisk.of(made.source, image.access)
     yield agree(bridge)
     yield On(host, (s.PrepareVm(disk.vm, disk.vm_dir), i.RecordNetwork(disk, image, network, STORE_CLONE.name, readonly=False)))

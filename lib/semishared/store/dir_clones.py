@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 
 from ..errors import UnexpectedLink
+from ..model import layout_store
 from ..tools import beneath, files, inspection, layers, qemu_img
 from ..tools.crash_points import point
-from . import dir_image, marker
-from .dir_image import SIDE, Stored
+from . import dir_image
+from .dir_image import Stored
 
 
 def create(stored: Stored, format: str, clone: str, min_size: int) -> None:
     """Make `clone`, an overlay of at least `min_size` bytes over the image, whole or not at all."""
-    with dir_image.side(stored, "clones", make=True) as clones:
+    with dir_image.side(stored, layout_store.CLONES, make=True) as clones:
         here = f"{clones}/{os.path.basename(clone)}"
         staged = files.staged_name(here)
         files.remove_staged(clones, os.path.basename(clone))
@@ -47,17 +48,17 @@ def remove(path: str) -> None:
 def remove_unnamed(store_dir: str, vm: int, disk: int) -> None:
     """Remove the store clone of a disk that says nothing of its cloud, wherever in the store it is."""
     try:
-        with beneath.directory(store_dir, SIDE) as path:
-            images = [name for name in os.listdir(path) if not name.startswith(".") and name != marker.NAME]
+        with beneath.directory(store_dir, layout_store.side()) as path:
+            images = [name for name in os.listdir(path) if layout_store.is_side(name)]
     except (FileNotFoundError, NotADirectoryError):
         return
     for image in images:
-        _remove(store_dir, image, f"{vm}-{disk}")
+        _remove(store_dir, image, layout_store.clone_name(vm, disk))
 
 
 def _remove(store_dir: str, image: str, name: str) -> None:
     try:
-        with beneath.directory(store_dir, f"{SIDE}/{image}/clones") as path:
+        with beneath.directory(store_dir, layout_store.clones(layout_store.side(image))) as path:
             if layers.remove(f"{path}/{name}"):
                 point("store clone removed")
             files.remove_staged(path, name)

@@ -30,12 +30,11 @@ from contextlib import contextmanager
 from typing import Iterator, NamedTuple
 
 from ..errors import ImageChanged, MissingImage, StoreUnavailable, UnexpectedLink
-from ..model import layout
+from ..model import layout, layout_store
 from ..tools import beneath, extents, files
 from ..tools.crash_points import point
 from . import marker
 
-SIDE = layout.SIDE
 MANIFEST_LIMIT = 256 << 20
 
 
@@ -55,7 +54,7 @@ class Stored(NamedTuple):
     @property
     def below(self) -> str:
         """Its directory of ours, seen from the datastore's."""
-        return f"{SIDE}/{self.name}"
+        return layout_store.side(self.name)
 
     @property
     def side(self) -> str:
@@ -63,10 +62,10 @@ class Stored(NamedTuple):
 
     @property
     def link(self) -> str:
-        return f"{self.side}/image"
+        return layout_store.link(self.side)
 
     def clone(self, vm: int, disk: int, cloud: str = "") -> str:
-        return f"{self.side}/clones/{vm}-{disk}" + (f"-{cloud}" if cloud else "")
+        return layout_store.clone(self.side, vm, disk, cloud)
 
 
 def check(source: str, marker_id: str = "") -> os.stat_result:
@@ -122,7 +121,7 @@ def _made(stored: Stored) -> Iterator[str]:
         path = beneath.path_of(fd)
         files.remove_stale(path)
         try:
-            with beneath.directory(stored.datastore, f"{stored.name}.snap") as snapshots:
+            with beneath.directory(stored.datastore, layout.layers(stored.name)) as snapshots:
                 files.remove_stale(snapshots)
         except FileNotFoundError:
             pass
@@ -135,7 +134,7 @@ def session(stored: Stored) -> str:
     """Return the token of the last session, '' if the image never had one."""
     try:
         with side(stored) as path:
-            return files.read(f"{path}/session", 100).decode("ascii", "replace").strip()
+            return files.read(layout_store.session(path), 100).decode("ascii", "replace").strip()
     except FileNotFoundError:
         return ""
 
@@ -143,16 +142,16 @@ def session(stored: Stored) -> str:
 def begin_session(stored: Stored) -> None:
     """End the image's generation: from here on its content is unknown."""
     with _made(stored) as path:
-        files.write(f"{path}/session", os.urandom(8).hex().encode() + b"\n")
+        files.write(layout_store.session(path), os.urandom(8).hex().encode() + b"\n")
         files.refresh(path)
-        files.unlink(f"{path}/generation.json")
+        files.unlink(layout_store.generation(path))
     point("generation ended")
 
 
 def make_link(stored: Stored) -> str:
     """Return the link that in-place disks point to, made if need be (stock drivers leave a link to a link alone)."""
     with _made(stored) as path:
-        files.symlink(f"../../{stored.name}", f"{path}/image")
+        files.symlink(layout_store.link_target(stored.name), layout_store.link(path))
     return stored.link
 
 
@@ -160,8 +159,8 @@ def check_link(stored: Stored) -> None:
     """Raise unless the image's link leads to the image, and that is a file."""
     check(stored.source)
     with _explained(stored.link), side(stored) as path:
-        if os.readlink(f"{path}/image") != f"../../{stored.name}":
-            raise UnexpectedLink(f"{stored.link} on {os.uname().nodename} leads to {os.readlink(f'{path}/image')}")
+        if os.readlink(layout_store.link(path)) != layout_store.link_target(stored.name):
+            raise UnexpectedLink(f"{stored.link} on {os.uname().nodename} leads to {os.readlink(layout_store.link(path))}")
 
 
 class Seen(NamedTuple):
@@ -183,7 +182,7 @@ def generation(stored: Stored, seen: Seen, format: str = "") -> str:
     """Return the name of the image's current generation, '' if its content is unknown, or known in another format only."""
     try:
         with side(stored) as path:
-            header = files.read_json(f"{path}/generation.json")
+            header = files.read_json(layout_store.generation(path))
     except FileNotFoundError:
         return ""
     if not header or any(header.get(key) != value for key, value in seen._asdict().items()):
@@ -198,7 +197,7 @@ def manifest(stored: Stored, generation_name: str) -> extents.Manifest:
     """Return the manifest of `generation_name`; raise ImageChanged if the store does not hold it."""
     try:
         with side(stored) as path:
-            text = files.read(f"{path}/manifest", MANIFEST_LIMIT)
+            text = files.read(layout_store.manifest(path), MANIFEST_LIMIT)
     except FileNotFoundError:
         text = b""
     if extents.generation_of(text) != generation_name:
@@ -210,9 +209,9 @@ def publish_generation(stored: Stored, found: extents.Manifest, seen: Seen) -> N
     """Make `found` the image's current generation, if the image still is as `seen`."""
     text = found.text()
     with _made(stored) as path:
-        files.write(f"{path}/manifest", text)
+        files.write(layout_store.manifest(path), text)
         files.write_json(
-            f"{path}/generation.json", {"generation": extents.generation_of(text), "format": found.format, **seen._asdict()}
+            layout_store.generation(path), {"generation": extents.generation_of(text), "format": found.format, **seen._asdict()}
         )
     point("generation published")
 

@@ -4,42 +4,36 @@
 from __future__ import annotations
 
 import os
-import re
 
+from ..model import layout, layout_store
 from ..tools import beneath, inventory, locks
-from . import marker
-from .dir_image import SIDE
-from .dir_upload import UPLOADS
-
-PAIR = re.compile(r"(?P<vm>[0-9]+)-(?P<disk>[0-9]+)(?:-(?P<cloud>[0-9a-f]{32}))?(?P<snap>\.snap)?\Z")
 
 
 def look(path: str) -> dict[str, object]:
     """Return what lies in the directory of a datastore, for plan/gc.py to judge."""
-    side = f"{path}/{SIDE}"
+    side = f"{path}/{layout_store.side()}"
     images = inventory.names(path, root=True)
     sides, staged = [], inventory.staged(path) + inventory.staged(side)
     if beneath.is_link(side):
         return {"path": path, "images": [], "sides": [], "staged": [], "uploads": []}
     for name in images:
-        if name.endswith(".snap"):
+        if layout.are_layers(name):
             staged += inventory.staged(f"{path}/{name}")
     for name in inventory.names(side):
-        if name.startswith(".") or name == marker.NAME:
+        if not layout_store.is_side(name):
             continue
         directory = f"{side}/{name}"
-        clones = []
-        for pair in inventory.names(f"{directory}/clones"):
-            match = PAIR.match(pair)
-            if match:
-                owner = {"vm": int(match.group("vm")), "disk": int(match.group("disk")), "cloud": match.group("cloud") or ""}
-                clones.append(inventory.seen(f"{directory}/clones/{pair}", **owner))
-                if match.group("snap"):
-                    staged += inventory.staged(f"{directory}/clones/{pair}")
-        staged += inventory.staged(directory) + inventory.staged(f"{directory}/clones")
+        folder, clones = layout_store.clones(directory), []
+        for entry in inventory.names(folder):
+            own = layout_store.clone_named(entry)
+            if own:
+                clones.append(inventory.seen(f"{folder}/{entry}", vm=own.vm, disk=own.disk, cloud=own.cloud))
+                if own.are_layers:
+                    staged += inventory.staged(f"{folder}/{entry}")
+        staged += inventory.staged(directory) + inventory.staged(folder)
         entries = inventory.names(directory)
         sides.append(inventory.seen(directory, name=name, clones=clones, entries=entries, image=os.path.lexists(f"{path}/{name}")))
-    uploads = f"{side}/{UPLOADS}"
+    uploads = f"{side}/{layout_store.UPLOADS}"
     return {
         "path": path,
         "images": [inventory.seen(f"{path}/{name}", name=name) for name in images if not name.startswith(".")],
@@ -47,7 +41,7 @@ def look(path: str) -> dict[str, object]:
         "staged": staged,
         # After the sides: an upload makes its own directory before that of its image.
         "uploads": [
-            inventory.seen(f"{uploads}/{name}", name=name, held=locks.is_held(f"{uploads}/{name}/lock"))
+            inventory.seen(f"{uploads}/{name}", name=name, held=locks.is_held(layout_store.upload_lock(f"{uploads}/{name}")))
             for name in inventory.names(uploads)
         ],
     }  # fmt: skip

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Iterator
 
 from ..errors import MissingImage
+from ..model import layout
 from ..tools import beneath, files, inspection, layers, qemu_img
 from ..tools.crash_points import point
 from ..tools.run import work
@@ -22,7 +23,7 @@ from . import dir_image, stock_layout, writers
 
 def folder(source: str) -> str:
     """Return the directory of an image's snapshots."""
-    return f"{source}.snap"
+    return layout.layers(source)
 
 
 @contextmanager

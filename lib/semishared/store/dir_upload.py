@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import stat
 from contextlib import contextmanager
 from typing import IO, Iterator
 
 from ..errors import StoreUnavailable, UnexpectedLink
+from ..model import layout, layout_store
 from ..tools import beneath, extents, files, locks, mkfs, qemu_img
 from ..tools.crash_points import point
 from . import dir_image
-
-UPLOADS = ".uploads"
-NAME = re.compile(r"[0-9a-f]{32}\Z")
 
 
 class Upload:
@@ -29,7 +26,7 @@ class Upload:
     def __init__(self, datastore_dir: str, name: str, directory: str = "") -> None:
         self.datastore_dir = datastore_dir
         self.target = f"{datastore_dir}/{name}"
-        self.directory = directory or f"{datastore_dir}/{dir_image.SIDE}/{UPLOADS}/{name}"
+        self.directory = directory or f"{datastore_dir}/{layout_store.side(layout_store.UPLOADS)}/{name}"
         """While the upload is under way a path to the opened directory, which leads there whatever becomes of its name."""
 
     def file(self, name: str) -> str:
@@ -55,13 +52,13 @@ def _hold(path: str) -> IO[str] | None:
 def uploading(datastore_dir: str, name: str = "") -> Iterator[Upload]:
     """Yield the place of a new upload of the image `name` ('': a new name); whatever happens, nothing but a published image stays."""
     try:
-        side = beneath.open_directory(datastore_dir, dir_image.SIDE, make=True)
+        side = beneath.open_directory(datastore_dir, layout_store.side(), make=True)
     except OSError as e:
         raise StoreUnavailable(f"{datastore_dir}: {e.strerror}") from None
     try:
         path = beneath.path_of(side)
         name = name or os.urandom(16).hex()
-        with beneath.directory(path, UPLOADS, make=True) as uploads, _begun(datastore_dir, path, uploads, name) as upload:
+        with beneath.directory(path, layout_store.UPLOADS, make=True) as uploads, _begun(datastore_dir, path, uploads, name) as upload:
             yield upload
     finally:
         os.close(side)
@@ -72,7 +69,7 @@ def _begun(datastore_dir: str, side: str, uploads: str, name: str) -> Iterator[U
     lock = None
     with files.enough_space(datastore_dir):
         # One at a time: between its directory and its lock, a new upload looks like a killed one.
-        with locks.exclusive(f"{side}/{UPLOADS}.lock", 300):
+        with locks.exclusive(f"{side}/{layout_store.UPLOADS_LOCK}", 300):
             sweep(datastore_dir, side, uploads)
             files.remove_stale(datastore_dir)
             files.remove_stale(side)
@@ -80,7 +77,7 @@ def _begun(datastore_dir: str, side: str, uploads: str, name: str) -> Iterator[U
             directory = beneath.open_directory(uploads, name)
         try:
             upload = Upload(datastore_dir, name, beneath.path_of(directory))
-            lock = _hold(upload.file("lock"))
+            lock = _hold(layout_store.upload_lock(upload.directory))
             point("upload begun")
             yield upload
         finally:
@@ -92,10 +89,10 @@ def _begun(datastore_dir: str, side: str, uploads: str, name: str) -> Iterator[U
 
 def sweep(datastore_dir: str, side: str, uploads: str) -> None:
     """Remove what killed uploads left: directories with names such as we give, and what is in them."""
-    for name in filter(NAME.match, os.listdir(uploads)):
+    for name in filter(layout_store.is_image, os.listdir(uploads)):
         try:
             with beneath.directory(uploads, name) as directory:
-                lock = _hold(f"{directory}/lock")
+                lock = _hold(layout_store.upload_lock(directory))
         except (OSError, UnexpectedLink):
             continue  # gone, or nothing that an upload has made
         if lock:
@@ -162,9 +159,9 @@ def remove(path: str) -> None:
     files.unlink(path)
     point("image removed")
     files.remove_staged(*os.path.split(path))
-    _remove_tree(stored.datastore, f"{stored.name}.snap")
+    _remove_tree(stored.datastore, layout.layers(stored.name))
     try:
-        with beneath.directory(stored.datastore, dir_image.SIDE) as side:
+        with beneath.directory(stored.datastore, layout_store.side()) as side:
             _remove_tree(side, stored.name)
     except FileNotFoundError:
         pass

@@ -13,17 +13,16 @@ import json
 import os
 
 from ..errors import OtherStore, StoreAbsent, StoreUnavailable
-from ..model import layout
+from ..model import layout_store
 from ..tools import beneath, files
 
-SIDE = layout.SIDE
-NAME = "store"
+BELOW = layout_store.side(layout_store.MARKER)
 VERSION = 1
 
 
 def path_in(store_dir: str) -> str:
     """Return where the marker of a store lies."""
-    return f"{store_dir}/{SIDE}/{NAME}"
+    return f"{store_dir}/{BELOW}"
 
 
 def read(store_dir: str) -> str:
@@ -31,7 +30,7 @@ def read(store_dir: str) -> str:
     path = path_in(store_dir)
     node = os.uname().nodename
     try:
-        fd = beneath.open_file(store_dir, f"{SIDE}/{NAME}")
+        fd = beneath.open_file(store_dir, BELOW)
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except OSError as e:
@@ -59,18 +58,18 @@ def check(store_dir: str, wanted: str) -> None:
     found = read(store_dir)
     node = os.uname().nodename
     if not found:
-        raise StoreAbsent(f"{store_dir} on {node} is not the datastore's store: its marker {SIDE}/{NAME} is not there")
+        raise StoreAbsent(f"{store_dir} on {node} is not the datastore's store: its marker {BELOW} is not there")
     if found != wanted:
         raise OtherStore(f"{store_dir} on {node} is another datastore's store: its marker says {found}, the datastore has {wanted}")
 
 
 def write(store_dir: str, store: str) -> None:
     """Mark `store_dir` as the store with the id `store`; what is made belongs to whoever has the directory."""
-    made = not os.path.isdir(f"{store_dir}/{SIDE}")
-    with beneath.directory(store_dir, SIDE, make=True) as side:
-        files.write_json(f"{side}/{NAME}", {"version": VERSION, "id": store})
+    made = not os.path.isdir(f"{store_dir}/{layout_store.side()}")
+    with beneath.directory(store_dir, layout_store.side(), make=True) as side:
+        files.write_json(f"{side}/{layout_store.MARKER}", {"version": VERSION, "id": store})
         if os.geteuid() == 0:
             owner = os.stat(store_dir)
             if made:
                 os.chown(side, owner.st_uid, owner.st_gid)
-            os.chown(f"{side}/{NAME}", owner.st_uid, owner.st_gid, follow_symlinks=False)
+            os.chown(f"{side}/{layout_store.MARKER}", owner.st_uid, owner.st_gid, follow_symlinks=False)

@@ -2,7 +2,7 @@
 """Changes of an RBD image's content that are whole or undone: meanwhile nobody can open half of it.
 
     one-35@semishared-undo        what the image was before the change that is under way
-    one-35.semishared-changing    the image, out of everybody's sight (CHANGING)
+    one-35.semishared-changing    the image, out of everybody's sight
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from typing import Any, Iterator
 
 from ..errors import ImageInUse, MissingImage, SemisharedError
+from ..model import layout_pool
+from ..model.layout_pool import UNDO
 from ..tools import progress
 from ..tools.crash_points import point
 from . import ceph
-from .rbd_image import CHANGING, UNDO, WATCH_S, check_unused, create, drop, end_generations, find
+from .rbd_image import WATCH_S, check_unused, create, drop, end_generations, find
 
 
 def exists(where: ceph.Pool, name: str) -> bool:
@@ -43,7 +45,7 @@ def wait_unused(image: Any, name: str) -> None:
 def begin(where: ceph.Pool, name: str) -> str:
     """Take an image out of everybody's sight, so that its content can be replaced; return its name meanwhile."""
     settle(where, name)
-    hidden = f"{name}{CHANGING}"
+    hidden = layout_pool.changing(name)
     with ceph.opened(where, name) as image:
         wait_unused(image, f"{where.name}/{name}")
         end_generations(image)
@@ -58,7 +60,7 @@ def begin(where: ceph.Pool, name: str) -> str:
 def end(where: ceph.Pool, name: str) -> None:
     """Give an image whose content was replaced its name back."""
     with ceph.understood(f"image {where.name}/{name}", where.user):
-        where.rbd.rename(where.ioctx, f"{name}{CHANGING}", name)
+        where.rbd.rename(where.ioctx, layout_pool.changing(name), name)
     point("image shown")
     with ceph.opened(where, name) as image:
         drop(image, UNDO)
@@ -66,7 +68,7 @@ def end(where: ceph.Pool, name: str) -> None:
 
 def settle(where: ceph.Pool, name: str) -> None:
     """Undo a change of an image that was killed half-way."""
-    hidden = f"{name}{CHANGING}"
+    hidden = layout_pool.changing(name)
     if not exists(where, hidden):
         return
     if exists(where, name):

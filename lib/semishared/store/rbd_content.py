@@ -13,6 +13,7 @@ import queue
 from typing import Any, Iterable, Iterator, NamedTuple
 
 from ..errors import CephUnavailable, ImageChanged, NoSpace
+from ..model import layout_pool
 from ..model.steps import ImageRef
 from ..tools import extents, progress
 from . import ceph, rbd_image
@@ -44,7 +45,7 @@ class RbdContent:
         """Return the snapshot that holds the image's present content (or the generation that it names), None without one."""
         with ceph.opened(*self._place(), read_only=True) as image:
             if self._image.generation:
-                found = rbd_image.find(image, f"{rbd_image.OURS}{self._image.generation}")
+                found = rbd_image.find(image, layout_pool.frozen(self._image.generation))
             else:
                 found = rbd_image.content(image)
         if found:

@@ -18,21 +18,16 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from typing import Any, NamedTuple
 
 from ..errors import ImageInUse
+from ..model import layout_pool
+from ..model.layout_pool import NEW, OLD, OURS
 from ..tools.crash_points import point
 from . import ceph
 
-NEW = "semishared-new"
-UNDO = "semishared-undo"
-OLD = "semishared-old-"
-GENERATION = re.compile(r"semishared-([0-9a-f]{32})\Z")
-OURS = "semishared-"
 STOCK_BASE = "snap"
 """What the stock driver clones from, and leaves behind: after a persistent session it is somebody's stale base."""
-CHANGING = ".semishared-changing"
 WATCH_S = 40
 """A client that was killed lets go of its images after 30 s."""
 
@@ -46,8 +41,7 @@ class Snapshot(NamedTuple):
 
     @property
     def generation(self) -> str:
-        match = GENERATION.match(self.name)
-        return match.group(1) if match else ""
+        return layout_pool.generation(self.name)
 
 
 def snapshots(image: Any) -> list[Snapshot]:
@@ -119,7 +113,7 @@ def end_generations(image: Any) -> None:
         if found.name.startswith(OLD) or not found.name.startswith(OURS):
             continue
         if not drop(image, found.name):
-            image.rename_snap(found.name, f"{OLD}{os.urandom(4).hex()}")
+            image.rename_snap(found.name, layout_pool.set_aside(os.urandom(4).hex()))
             point("generation set aside")
     for found in snapshots(image):
         if found.name.startswith(OLD):
@@ -135,13 +129,13 @@ def check_unused(image: Any, name: str) -> None:
 
 def name_snapshot(image: Any, snapshot: int, generation: str) -> None:
     """Say that the snapshot with that id has this content; one that is not there any more needs no name."""
-    final = f"{OURS}{generation}"
+    final = layout_pool.frozen(generation)
     frozen = next((found for found in snapshots(image) if found.id == snapshot), None)
     if frozen is None or frozen.name != NEW:
         return
     # The image came back to a content it had before; its newest snapshot is the one that is compared with.
     if not drop(image, final):
-        image.rename_snap(final, f"{OLD}{os.urandom(4).hex()}")
+        image.rename_snap(final, layout_pool.set_aside(os.urandom(4).hex()))
     image.rename_snap(NEW, final)
     named = find(image, final)
     if named and named.id != snapshot:

@@ -8,6 +8,7 @@ import tempfile
 from typing import Callable, Iterable
 
 from ..errors import TransferCorrupt
+from ..model import layout_pool
 from ..tools import extents, mkfs
 from ..tools.crash_points import point
 from . import ceph, rbd_image, rbd_pool
@@ -30,7 +31,7 @@ def received(
             if said and generation != said():
                 raise TransferCorrupt(f"{where.name}/{name}: what arrived on {os.uname().nodename} is not what was sent")
             point("image received")
-            rbd_image.create(image, f"{rbd_image.OURS}{generation}")
+            rbd_image.create(image, layout_pool.frozen(generation))
     return generation
 
 
@@ -52,14 +53,14 @@ def copied(where: ceph.Pool, name: str, made_for: str, of: ceph.Pool, source: st
 
 def _freeze(where: ceph.Pool, name: str) -> None:
     with ceph.opened(where, name) as image:
-        rbd_image.create(image, rbd_image.NEW)
+        rbd_image.create(image, layout_pool.NEW)
 
 
 def show(where: ceph.Pool, staged: str, name: str, made_for: str) -> None:
     """Publish an image that others have written to."""
     with ceph.opened(where, staged) as image:
-        rbd_image.create(image, rbd_image.NEW)
-        image.metadata_set(rbd_pool.MADE, made_for)
+        rbd_image.create(image, layout_pool.NEW)
+        image.metadata_set(layout_pool.MADE, made_for)
     point("image staged")
     rbd_pool.show(where, staged, name, made_for)
 

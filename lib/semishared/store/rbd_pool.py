@@ -16,13 +16,10 @@ from datetime import timezone
 from typing import Iterator
 
 from ..errors import CephUnavailable, DataInTheWay, ImageInUse, MissingImage, NotSupported
+from ..model import layout_pool
 from ..tools import progress
 from ..tools.crash_points import point
 from . import ceph, rbd_change, rbd_image
-
-STAGED = ".semishared-"
-MADE = "semishared_made"
-"""Key of an image's metadata: which image of which datastore we made it for."""
 
 
 @contextmanager
@@ -34,11 +31,11 @@ def published(where: ceph.Pool, name: str, made_for: str) -> Iterator[str]:
     """
     rbd_change.settle(where, name)
     sweep(where, name)
-    staged = f"{name}{STAGED}{os.urandom(6).hex()}"
+    staged = layout_pool.staged(name, os.urandom(6).hex())
     try:
         yield staged
         with ceph.opened(where, staged) as image:
-            image.metadata_set(MADE, made_for)
+            image.metadata_set(layout_pool.MADE, made_for)
         point("image staged")
         show(where, staged, name, made_for)
     except Exception:
@@ -60,7 +57,7 @@ def show(where: ceph.Pool, staged: str, name: str, made_for: str) -> None:
 def _clear_way(where: ceph.Pool, name: str, made_for: str) -> None:
     try:
         with ceph.opened(where, name, read_only=True) as image:
-            ours = dict(image.metadata_list()).get(MADE) == made_for and rbd_image.content(image) is not None
+            ours = dict(image.metadata_list()).get(layout_pool.MADE) == made_for and rbd_image.content(image) is not None
     except MissingImage:
         return
     if not ours:
@@ -75,15 +72,10 @@ def names(where: ceph.Pool) -> list[str]:
     return found
 
 
-def is_staged(name: str, of: str) -> bool:
-    """Tell whether `name` is an unpublished image for `of`."""
-    return name.startswith(f"{of}{STAGED}") and name != f"{of}{rbd_image.CHANGING}"
-
-
 def sweep(where: ceph.Pool, name: str) -> None:
     """Remove what killed makers of an image have left; what somebody still has open stays."""
     for left in names(where):
-        if is_staged(left, name):
+        if layout_pool.is_staged(left, name):
             try:
                 remove(where, left, wait_s=0)
                 point("staged image removed")
@@ -153,7 +145,7 @@ def remove_all(where: ceph.Pool, name: str) -> None:
     rbd_change.settle(where, name)
     aside = re.compile(re.escape(name) + r"-[0-9]+(:[0-9]+)*\Z")
     remove(where, name)
-    left = [found for found in names(where) if is_staged(found, name) or aside.match(found)]
+    left = [found for found in names(where) if layout_pool.is_staged(found, name) or aside.match(found)]
     while left:
         failed = []
         for found in left:
@@ -238,7 +230,7 @@ def look(where: ceph.Pool, name: str) -> dict[str, object] | None:
             changed = max(image.create_timestamp(), image.modify_timestamp()).replace(tzinfo=timezone.utc)
             return {
                 "age": int(time.time() - changed.timestamp()), "size": image.size(),
-                "made": dict(image.metadata_list()).get(MADE, ""),
+                "made": dict(image.metadata_list()).get(layout_pool.MADE, ""),
                 "watchers": [watcher["addr"] for watcher in image.watchers_list()], "clones": _clones(where, name),
             }  # fmt: skip
     except MissingImage:

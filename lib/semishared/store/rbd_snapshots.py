@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 from ..errors import MissingImage
+from ..model.layout_pool import SAVED
 from ..tools.crash_points import point
 from ..units import MiB, mib_ceil
 from . import ceph, rbd_change, rbd_image
-
-SAVED = "semishared-saved"
 
 
 def numbers(where: ceph.Pool, name: str) -> list[int]:

@@ -11,6 +11,7 @@ import os
 from contextlib import contextmanager
 from typing import Callable, Iterable, Iterator, NamedTuple
 
+from ..model import layout_pool
 from ..model.network_disk import NetworkDisk
 from ..model.refs import ImageRef
 from ..model.stores import Access
@@ -22,7 +23,7 @@ from .rbd_content import RbdContent
 
 def made_for(image: ImageRef) -> str:
     """Return what is written on an image that we make: one of the same name that somebody else made has it not."""
-    return f"datastore {image.store} {image.source}"
+    return layout_pool.made_for(image.store, image.source)
 
 
 class RbdDraft(NamedTuple):
@@ -108,7 +109,7 @@ class RbdStore:
 
     def leftovers(self, root: str) -> list[str]:
         """Return the images that are staged, or hidden."""
-        return sorted(f"{root}/{name}" for name in self.names(root) if rbd_pool.STAGED in name)
+        return sorted(f"{root}/{name}" for name in self.names(root) if layout_pool.is_ours(name))
 
     def names(self, root: str) -> list[str]:
         """Return the names of all images of a pool."""
@@ -122,7 +123,7 @@ class RbdStore:
 
     def new_source(self, root: str, number: int) -> str:
         """Return the name that OpenNebula's own driver would give it."""
-        return f"{root}/one-{number}"
+        return f"{root}/{layout_pool.image(number)}"
 
     def publish(self, image: ImageRef, path: str, known: extents.Manifest | None = None, *, sparse: bool = True) -> str:
         """Write what is not zero in the file to a new image: RBD has no other."""
@@ -151,7 +152,7 @@ class RbdStore:
         """Copy that snapshot, and remove it."""
         held = ceph.bridged(source)
         try:
-            rbd_new.copied(*ceph.bridged(image), made_for(image), *held, rbd_snapshots.SAVED)
+            rbd_new.copied(*ceph.bridged(image), made_for(image), *held, layout_pool.SAVED)
         finally:
             rbd_snapshots.let_go(*held)
 
@@ -159,7 +160,7 @@ class RbdStore:
         """Make an empty image under another name."""
         where, name = self._settled(image)
         rbd_pool.sweep(where, name)
-        staged = f"{name}{rbd_pool.STAGED}{os.urandom(6).hex()}"
+        staged = layout_pool.staged(name, os.urandom(6).hex())
         rbd_pool.create(where, staged, size)
         return f"{where.name}/{staged}"
 

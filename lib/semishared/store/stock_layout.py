@@ -16,6 +16,7 @@ import os
 import stat
 
 from ..errors import StockImage
+from ..model import layout
 from ..tools import beneath, files, layers
 
 
@@ -25,7 +26,7 @@ def is_layered(source: str, format: str) -> bool:
     In doubt it is: a directory that has both their links and files with numbers.
     """
     try:
-        with beneath.directory(os.path.dirname(source), f"{os.path.basename(source)}.snap") as folder:
+        with beneath.directory(os.path.dirname(source), layout.layers(os.path.basename(source))) as folder:
             return _is_layered(folder, format)
     except (FileNotFoundError, NotADirectoryError):
         return False
@@ -40,7 +41,7 @@ def _is_layered(folder: str, format: str) -> bool:
             continue
         if stat.S_ISLNK(mode) or name.endswith(".current"):
             signs = True
-        elif name.isdigit() and name.isascii() and stat.S_ISREG(mode):
+        elif layout.is_number(name) and stat.S_ISREG(mode):
             numbered.append(name)
     if not numbered:
         return False
@@ -58,7 +59,7 @@ def _has_backing(path: str) -> bool:
 def refuse(source: str, format: str) -> None:
     """Raise StockImage if the content of image `source` is in layers of a stock driver."""
     if is_layered(source, format):
-        raise StockImage(f"image {source} has snapshots of OpenNebula's own drivers: what it holds is in {source}.snap")
+        raise StockImage(f"image {source} has snapshots of OpenNebula's own drivers: what it holds is in {layout.layers(source)}")
 
 
 def forget_links(folder: str) -> None:

@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from typing import Iterator
 
 from ..errors import NoSpace, ToolFailed, UnexpectedLink
+from ..model import layout
 from . import crash_points, progress
 from .crash_points import point
 
-STAGED = ".staged-"
-"""Prefix of unpublished files; whoever holds the directory's lock may remove them."""
 WINDOW = 16 << 20
 """Bytes that are written out between two signs of progress."""
 WAIT_WRITE_WAIT = 7
@@ -28,7 +27,7 @@ def staged_name(path: str) -> str:
     from . import owner
 
     directory, name = os.path.split(path)
-    return f"{directory}/{STAGED}{name}.{owner.suffix()}"
+    return f"{directory}/{layout.staged(name, owner.suffix())}"
 
 
 def fsync(path: str) -> None:
@@ -221,9 +220,8 @@ def remove_staged(directory: str, name: str = "") -> None:
         entries = os.listdir(directory)
     except FileNotFoundError:
         return
-    prefix = f"{STAGED}{name}." if name else STAGED
     for entry in entries:
-        if entry.startswith(prefix):
+        if layout.is_staged(entry, name):
             unlink(f"{directory}/{entry}")
 
 
@@ -237,7 +235,7 @@ def remove_stale(directory: str) -> None:
     from . import owner
 
     try:
-        names = [name for name in os.listdir(directory) if name.startswith(STAGED)]
+        names = [name for name in os.listdir(directory) if layout.is_staged(name)]
     except FileNotFoundError:
         return
     for name in names:

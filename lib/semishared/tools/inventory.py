@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 
+from ..model import layout
 from . import beneath, files, progress
 
 
@@ -42,4 +43,4 @@ def seen(path: str, **more: object) -> dict[str, object]:
 
 def staged(directory: str) -> list[dict[str, object]]:
     """Return what is unpublished in a directory."""
-    return [seen(f"{directory}/{name}") for name in names(directory) if name.startswith(files.STAGED)]
+    return [seen(f"{directory}/{name}") for name in names(directory) if layout.is_staged(name)]

@@ -18,6 +18,7 @@ import stat
 import struct
 
 from ..errors import BrokenChain, MissingImage
+from ..model import layout
 from . import beneath, files
 from .crash_points import point
 
@@ -35,16 +36,11 @@ DEEPEST = 200
 """Layers below a disk; QEMU itself opens that many, slowly."""
 
 
-def folder(path: str) -> str:
-    """Return the directory that holds the layers of the disk `path`."""
-    return f"{path}.snap"
-
-
 def publish_first(path: str, staged: str) -> None:
     """Make the file `staged` the only layer of the disk `path`; the caller holds whatever lock there is."""
     where, name = os.path.split(path)
-    with beneath.directory(where, folder(name), make=True) as directory:
-        older = [entry for entry in os.listdir(directory) if entry != "0" and is_ours(entry)]
+    with beneath.directory(where, layout.layers(name), make=True) as directory:
+        older = [entry for entry in os.listdir(directory) if entry != "0" and (layout.is_number(entry) or layout.is_staged(entry))]
         if older:
             # A disk made anew: its predecessor's active layer is another one, and goes before what it lies over.
             files.unlink(path)
@@ -53,24 +49,20 @@ def publish_first(path: str, staged: str) -> None:
         os.rename(staged, f"{directory}/0")
         point(f"{name} layer renamed")
         files.fsync(directory)
-    files.symlink(f"{folder(name)}/0", path)
-
-
-def is_ours(name: str) -> bool:
-    """Tell whether a name in a directory of layers is one that we give: a layer's, or a staged file's."""
-    return (name.isdigit() and name.isascii()) or name.startswith(files.STAGED)
+    files.symlink(layout.layer(name, 0), path)
 
 
 def remove(path: str) -> bool:
     """Remove the disk `path` with all of its layers; tell whether anything was there."""
     files.refresh(os.path.dirname(path))
     found = files.unlink(path)
-    if os.path.islink(folder(path)):
-        return files.unlink(folder(path))  # whose link that is does not matter, nor where it leads
-    if os.path.isdir(folder(path)):
+    folder = layout.layers(path)
+    if os.path.islink(folder):
+        return files.unlink(folder)  # whose link that is does not matter, nor where it leads
+    if os.path.isdir(folder):
         point("disk unlinked")
         # Follows no link: it opens each directory beneath the one before.
-        files.remove_folder(folder(path))
+        files.remove_folder(folder)
         found = True
     return found
 
@@ -104,7 +96,7 @@ def reaches_out(path: str) -> str:
     name = backing_of(path)[0]
     if not name and struct.unpack_from(">Q", head, 8)[0]:
         return "a backing file that cannot be told"
-    return "" if not name or (name.isdigit() and name.isascii()) else f"the backing file {name}"
+    return "" if not name or layout.is_number(name) else f"the backing file {name}"
 
 
 def below(path: str, format: str) -> list[tuple[str, str]]:
@@ -161,7 +153,7 @@ def numbered(folder: str) -> list[int]:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
-    for number in sorted(int(name) for name in names if name.isdigit() and name.isascii()):
+    for number in sorted(int(name) for name in names if layout.is_number(name)):
         found[os.lstat(f"{folder}/{number}").st_ino] = number
     return sorted(found.values())
 
@@ -180,7 +172,7 @@ def tree(folder: str, active: int, active_format: str, raw_layer: object = None)
         # A raw layer's first bytes are its guest's, to be believed in nothing: it has no backing file.
         raw = number == active and active_format == "raw"
         found[number] = ("", "") if raw else backing_of(f"{folder}/{number}")
-    below = {number: int(name) for number, (name, _) in found.items() if name.isdigit() and name.isascii()}
+    below = {number: int(name) for number, (name, _) in found.items() if layout.is_number(name)}
     raws: set[object] = {below[number] for number in below if found[number][1] == "raw" and number != raw_layer}
     raws.add(raw_layer)
     described: dict[int, dict[str, object]] = {}

@@ -10,10 +10,10 @@ Of the names of another machine, or of another boot, nothing is known here: they
 from __future__ import annotations
 
 import os
-import re
 
-NAME = re.compile(r"\.([0-9a-f]{8})([0-9a-f]{8})-([0-9]+)-([0-9]+)-[0-9a-f]{12}\Z")
-_mine: dict[int, str] = {}
+from ..model import layout
+
+_mine: dict[int, layout.Maker] = {}
 
 
 def started(pid: int) -> str:
@@ -50,14 +50,11 @@ def suffix() -> str:
     pid = os.getpid()
     if pid not in _mine:
         _mine.clear()
-        _mine[pid] = f"{_machine()}-{pid}-{started(pid)}"
-    return f"{_mine[pid]}-{os.urandom(6).hex()}"
+        _mine[pid] = layout.Maker(_machine(), pid, started(pid))
+    return layout.made_by(_mine[pid], os.urandom(6).hex())
 
 
 def is_gone(name: str) -> bool:
     """Tell whether `name` was made by a process of this machine that has ended; False where that is not known."""
-    match = NAME.search(name)
-    if not match:
-        return False
-    host, boot, pid, start = match.groups()
-    return f"{host}{boot}" == _machine() and started(int(pid)) != start
+    maker = layout.maker_of(name)
+    return maker is not None and maker.machine == _machine() and started(maker.pid) != maker.started

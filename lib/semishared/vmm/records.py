@@ -7,9 +7,8 @@ import os
 from typing import Iterable
 
 from ..errors import BadRecord, MissingImage, SemisharedError, UnexpectedLink, UnsafeImage
-from ..model import layout
+from ..model import layout, layout_store
 from ..model.record import Record
-from ..plan.domain_xml import disk_number
 
 
 def read_records(vm_dir: str, numbers: Iterable[int]) -> list[Record]:
@@ -29,19 +28,13 @@ def read_records(vm_dir: str, numbers: Iterable[int]) -> list[Record]:
 
 def numbers_recorded(vm_dir: str) -> list[int]:
     """Return the numbers of the disks that have a record."""
-    numbers = []
-    for name in os.listdir(layout.records(vm_dir)):
-        base, dot, ending = name.rpartition(".")
-        number = disk_number(f"{vm_dir}/{base}", vm_dir) if ending == "json" and dot else None
-        if number is not None:
-            numbers.append(number)
-    return sorted(numbers)
+    return sorted(number for number in map(layout.recorded, os.listdir(layout.records(vm_dir))) if number is not None)
 
 
 def notes(vm_dir: str) -> list[str]:
     """Return the names of the notes that disk/recovery.py would see to: without loading it, for mostly there are none."""
     try:
-        return [name for name in os.listdir(layout.records(vm_dir)) if name == "frozen.json" or name.startswith("job.")]
+        return list(filter(layout.is_unsettled, os.listdir(layout.records(vm_dir))))
     except OSError:
         return []
 
@@ -67,11 +60,11 @@ def _check_chain(path: str, chain: list[tuple[str, str]]) -> None:
 
     Every host can write those headers, and what is in the chain QEMU is let open.
     """
-    folder, image = os.path.dirname(path), f"{path.partition('/clones/')[0]}/image"
+    folder, image = os.path.dirname(path), layout_store.link(layout_store.side_of(path))
     above = path
     for below, _ in chain:
         name = below[len(folder) + 1 :] if below.startswith(f"{folder}/") else ""
-        is_layer = name.isdigit() and name.isascii()
+        is_layer = layout.is_number(name)
         above, earlier = below, above
         if earlier == image or not (is_layer or below == image):
             raise UnsafeImage(f"the clone {path} lies over {below}, which is neither a layer of it nor its image")
@@ -87,12 +80,12 @@ def check_disk(vm_dir: str, record: Record) -> None:
     if record.is_local and link and not link.startswith(f"{inside}/"):
         raise BadRecord(f"disk {record.disk} is recorded as {record.how} but is a link to {link}")
     # An action that was killed may have left the link at an older layer; which one is active, the record alone says.
-    leads = record.path.startswith(f"{link}.snap/") if record.place.backing == "store" else link == record.path
+    leads = os.path.dirname(record.path) == layout.layers(link) if record.place.backing == "store" else link == record.path
     if not record.is_local and not leads:
         raise BadRecord(f"disk {record.disk} is recorded as {record.path} but {link or 'no link'} is there")
     if not record.is_local:
         _check_on_store(record)
-    for name in (path, f"{path}{record.layer}" if record.is_local else record.path):
+    for name in (path, record.active(path) if record.is_local else record.path):
         if not os.path.exists(name):
             shown = name if record.is_local else record.path
             raise MissingImage(f"disk {record.disk}: {shown} is not there on {os.uname().nodename}")
@@ -103,13 +96,13 @@ def _check_on_store(record: Record) -> None:
 
     Whoever can write the store can do that a moment later still: what QEMU may open is for its confinement to say.
     """
-    side = record.path.partition("/clones/")[0] if record.place.backing == "store" else os.path.dirname(record.path)
+    side = layout_store.side_of(record.path) if record.place.backing == "store" else os.path.dirname(record.path)
     name, own = os.path.basename(side), os.path.dirname(side)
     suspects = [own, side, f"{os.path.dirname(own)}/{name}"]
     if record.place.backing == "store":
-        suspects += [f"{side}/clones", os.path.dirname(record.path), record.path]
-    link = f"{side}/image"
-    if os.path.islink(link) and os.readlink(link) != f"../../{name}":
+        suspects += [layout_store.clones(side), os.path.dirname(record.path), record.path]
+    link = layout_store.link(side)
+    if os.path.islink(link) and os.readlink(link) != layout_store.link_target(name):
         suspects.append(link)
     for path in suspects:
         if os.path.islink(path):

@@ -18,16 +18,14 @@ import stat
 from typing import Any, Callable, Tuple
 
 from ..errors import UnexpectedFile, UnexpectedLink
+from ..model import layout, layout_base, layout_store
 from ..model.record import Record
 from ..model.steps import DiskRef, ImageRef
-from ..tools import beneath, files, layers
+from ..tools import beneath, layers
 from . import records
-from .records import RECORDS
 
 DEEPEST = 4
-DISK = re.compile(r"disk\.([0-9]{1,9})\Z")
 STOCK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
-LEASE = re.compile(r"bases/[0-9]+-[0-9]+-[0-9a-f]{32}/leases/[0-9]+-[0-9]+\Z")
 MANY = 10_000
 """Names in one VM directory beyond which somebody plays games."""
 
@@ -57,12 +55,11 @@ def check_vm_dir(path: str, vm: int, is_followed: Callable[[int], bool] = lambda
 def check_place(path: str) -> None:
     """Raise UnexpectedLink if the VM directory `path` or its records' is a link: for removals, which follow nothing inside."""
     beneath.refuse_link(path)
-    beneath.refuse_link(f"{path}/{RECORDS}")
+    beneath.refuse_link(layout.records(path))
 
 
 REMOVALS = ("RemoveVm", "RemoveDisk", "EndSession", "EndBackup", "ForgetDisk", "ReleaseVm", "UnmarkVm", "LookForVm")
 """Steps that clean up whatever lies there; they follow nothing."""
-OWN_STORE = ("bases", "staging", "locks", "holders")
 
 
 def guard(step: Tuple[Any, ...]) -> None:
@@ -77,20 +74,20 @@ def guard(step: Tuple[Any, ...]) -> None:
             places.append((getattr(step, field), vm))
     if name in ("CopyFile", "ReceiveFile", "SendFile"):
         path, file = os.path.split(step.path)  # type: ignore[attr-defined]
-        sent = DISK.match(file)
-        places.append((path, int(os.path.basename(path)) if os.path.basename(path).isdigit() else vm))
+        sent = layout.disk_named(file)
+        places.append((path, int(os.path.basename(path)) if layout.is_number(os.path.basename(path)) else vm))
     for path, owner in places:
         if name not in REMOVALS:
             numbers = [int(number) for number in getattr(step, "disks", ())] if name == "BackUp" else [disk.disk] if disk else []
-            numbers += [int(sent.group(1))] if sent else []
+            numbers += [sent] if sent is not None else []
             check_vm_dir(path, owner, numbers.__contains__)
             for number in numbers:
                 check_below(path, owner, number)
         elif name != "RemoveVm":
             check_place(path)
-    location = [getattr(step, "root", ""), *(f"{os.path.dirname(os.path.dirname(path))}/{RECORDS}" for path, _ in places)]
+    location = [getattr(step, "root", ""), *(layout.base_store_of(path) for path, _ in places)]
     for root in {root for root in location if root}:
-        for part in OWN_STORE:
+        for part in layout_base.PARTS:
             beneath.refuse_link(f"{root}/{part}")
 
 
@@ -101,30 +98,29 @@ def check_below(path: str, vm: int, disk: int) -> None:
         return
     records.check_place(record, vm)
     if record.place.leases and record.image:
-        root = f"{os.path.dirname(os.path.dirname(path))}/{RECORDS}"
-        beneath.check(root, _lease(record.image, vm, disk))
+        root = layout.base_store_of(path)
+        beneath.check(root, _lease(root, record.image, vm, disk)[len(root) + 1 :])
     if record.is_local:
         return
     datastore, name = os.path.split(record.of_image.source)
-    side = f"{RECORDS}/{name}"
+    side = layout_store.side(name)
     beneath.check(datastore, name)
-    beneath.check(datastore, f"{name}.snap")
+    beneath.check(datastore, layout.layers(name))
     beneath.check(datastore, side)
-    _check_target(f"{datastore}/{side}/image", f"../../{name}")
+    _check_target(layout_store.link(f"{datastore}/{side}"), layout_store.link_target(name))
     if record.place.backing == "store":
-        clone = f"{vm}-{disk}"
-        beneath.check(datastore, f"{side}/clones/{clone}.snap")
-        folder = f"{datastore}/{side}/clones/{clone}.snap"
+        clone = f"{layout_store.clones(side)}/{os.path.basename(layout.plain(record.path))}"
+        folder, link = layout.layers(f"{datastore}/{clone}"), f"{datastore}/{clone}"
+        beneath.check(datastore, layout.layers(clone))
         for entry in os.scandir(folder) if os.path.isdir(folder) else ():
             beneath.refuse_link(entry.path)
-        link = f"{datastore}/{side}/clones/{clone}"
-        if os.path.islink(link) and not re.match(re.escape(f"{clone}.snap/") + r"[0-9]+\Z", os.readlink(link)):
+        if os.path.islink(link) and not _is_own_layer(os.path.basename(clone), os.readlink(link)):
             beneath.refuse_link(link)
 
 
-def _lease(image: ImageRef, vm: int, disk: int) -> str:
-    """Return the path of a disk's lease, in the base store."""
-    return f"bases/{image.store}-{image.id}-{image.generation}/leases/{vm}-{disk}"
+def _lease(root: str, image: ImageRef, vm: int, disk: int) -> str:
+    """Return the path of a disk's lease in the base store `root`."""
+    return layout_base.lease(layout_base.base(root, layout_base.name(image.store, image.id, image.generation)), vm, disk)
 
 
 def _check_target(link: str, target: str) -> None:
@@ -154,49 +150,49 @@ def _look(top: str, below: str, links: list[tuple[str, str]], names: int = 0) ->
 
 def _is_foreign_socket(name: str, entry: os.DirEntry[str]) -> bool:
     """Tell whether an entry is a socket that somebody else listens on in the VM directory."""
-    return not name.startswith(("disk.", ".")) and stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
+    return not (name.startswith(".") or layout.is_of_disks(name)) and stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
 
 
 def _check_link(path: str, vm: int, name: str, target: str, is_followed: Callable[[int], bool]) -> None:
     folder, _, last = name.rpartition("/")
-    if last.startswith(files.STAGED):
+    if layout.is_staged(last):
         return  # left by somebody who was killed; nobody follows what is not published, and the next to publish unlinks it
-    disk = DISK.match(last) if not folder else None
-    if disk and _is_own_layer(disk.group(0), target):
+    disk = layout.disk_named(last) if not folder else None
+    if disk is not None and _is_own_layer(last, target):
         return
     # What the stock drivers have: a directory of layers that contains itself, and the second name of a disk.
-    if target == "." and folder == last and folder.endswith(".snap"):
+    if target == "." and folder == last and layout.are_layers(folder):
         return
-    if not folder and not last.startswith(".") and re.match(r"disk\.[0-9]+[A-Za-z0-9._-]*\Z", target) and not disk:
+    if not folder and not last.startswith(".") and re.match(r"disk\.[0-9]+[A-Za-z0-9._-]*\Z", target) and disk is None:
         return
-    if disk and _leads_to_its_place(path, vm, int(disk.group(1)), target, is_followed):
+    if disk is not None and _leads_to_its_place(path, vm, disk, target, is_followed):
         return
     raise UnexpectedLink(f"{beneath.readable(path)}/{name} on {_here()} is a symbolic link to {target}, where no disk of VM {vm} is")
 
 
 def _is_own_layer(disk: str, target: str) -> bool:
-    folder, _, layer = target.partition("/")
-    return folder == layers.folder(disk) and layer.isdigit() and layer.isascii()
+    layer = layout.layer_of(target)
+    return bool(layer) and target == layout.layer(disk, layer)
 
 
 def _leads_to_its_place(path: str, vm: int, disk: int, target: str, is_followed: Callable[[int], bool]) -> bool:
     """Tell whether a link out of the VM directory leads where the disk's record says; without a record, as `check_vm_dir` has it."""
-    if os.path.islink(f"{path}/{RECORDS}") or os.path.islink(records.record_path(path, disk)):
+    if os.path.islink(layout.records(path)) or os.path.islink(layout.record(path, disk)):
         return False
     record = records.as_found(path, disk)
     if record is None and not is_followed(disk):
         return True
     if record is None:
-        location = os.path.dirname(os.path.dirname(path))
+        location = layout.location_of(path)
         below = target[len(location) + 1 :].split("/") if target.startswith(f"{location}/") else []
-        if len(below) == 3 and below[1].endswith(".snap") and below[2].isdigit():
+        if len(below) == 3 and layout.are_layers(below[1]) and layout.is_number(below[2]):
             del below[2]  # a snapshot of the stock drivers
         # Two names: what is deeper is another VM's.
-        return len(below) == 2 and below[0].isdigit() and bool(STOCK.match(below[1]))
+        return len(below) == 2 and layout.is_number(below[0]) and bool(STOCK.match(below[1]))
     if record.network or record.is_local:
         return False
     records.check_place(record, vm)
-    return target == (record.path if record.place.is_image else re.sub(r"\.snap/[0-9]+\Z", "", record.path))
+    return target == (record.path if record.place.is_image else layout.plain(record.path))
 
 
 def check_received(staging: str, vm: int, vm_dir: str, foreign: Tuple[int, ...]) -> None:
@@ -224,9 +220,10 @@ def check_received(staging: str, vm: int, vm_dir: str, foreign: Tuple[int, ...])
     for key, (count, path) in counts.items():
         if names[key] != count:
             raise UnexpectedFile(f"{path} on {_here()} has a name outside of what was received")
-    for name in os.listdir(f"{staging}/{RECORDS}") if os.path.isdir(f"{staging}/{RECORDS}") else []:
-        if name.endswith(".json") and DISK.match(name[:-5]):
-            _check_layers(staging, int(name[5:-5]), vm, vm_dir)
+    side = layout.records(staging)
+    for disk in map(layout.recorded, os.listdir(side) if os.path.isdir(side) else []):
+        if disk is not None:
+            _check_layers(staging, disk, vm, vm_dir)
 
 
 def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
@@ -237,10 +234,11 @@ def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
     records.check_place(record, vm)
     if not record.is_local:
         return
-    plain, folder = f"{staging}/disk.{disk}", f"{staging}/disk.{disk}.snap"
-    format, layer = record.format, record.path.rpartition("/")[2]
+    plain = layout.disk(staging, disk)
+    folder = layout.layers(plain)
+    format, layer = record.format, layout.layer_of(record.path)
     found = {plain: format} if os.path.isfile(plain) and not os.path.islink(plain) else {}
-    if layer.isdigit() and os.path.lexists(f"{folder}/{layer}"):
+    if layer and os.path.lexists(f"{folder}/{layer}"):
         tree = layers.tree(folder, int(layer), format, record.raw_layer)
         found.update({f"{folder}/{number}": str(described["format"]) for number, described in tree.items()})
     for path, kind in found.items():
@@ -254,12 +252,14 @@ def _lay_over_lease(path: str, record: Record, vm: int, vm_dir: str) -> bool:
     """Let an overlay lie over the lease that it has here, if it lay over its lease where it was; tell whether it does."""
     if not record.place.leases or record.image is None:
         return False
-    lease = _lease(record.image, vm, record.disk)
-    here = f"{os.path.dirname(os.path.dirname(vm_dir))}/{RECORDS}/{lease}"
+    if not layout_base.named(record.image.base_name):
+        return False
+    root = layout.base_store_of(vm_dir)
+    here = _lease(root, record.image, vm, record.disk)
     name, format = layers.backing_of(path)
     if name == here:
         return True
-    if not LEASE.match(lease) or not name.endswith(f"/{RECORDS}/{lease}") or format not in ("raw", "qcow2"):
+    if not name.endswith(here[len(layout.location_of(vm_dir)) :]) or format not in ("raw", "qcow2"):
         return False
     from ..tools import qemu_img
 

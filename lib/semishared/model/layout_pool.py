@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of what is ours in a pool of Ceph; see layout.py.
+
+    one-<image>                           an image, and
+    one-<image>-<vm>-<disk>               a clone of it for a disk: OpenNebula's own names
+        @semishared-<generation>  @semishared-new  @semishared-old-<x>  @semishared-undo  @semishared-saved
+    <either>.semishared-<random>          one that is being made
+    <either>.semishared-changing          one whose content is being replaced
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, Optional
+
+from .layout import SIDE
+
+OURS = "semishared-"
+"""Prefix of our snapshots."""
+NEW = f"{OURS}new"
+UNDO = f"{OURS}undo"
+SAVED = f"{OURS}saved"
+OLD = f"{OURS}old-"
+MADE = "semishared_made"
+"""Key of an image's metadata: which image of which datastore we made it for."""
+
+
+class Name(NamedTuple):
+    """What the name of an image says."""
+
+    image: int
+    vm: Optional[int]
+    """Whose disk the clone is, None for an image."""
+    disk: Optional[int]
+    is_staged: bool = False
+    is_changing: bool = False
+
+
+def image(number: int) -> str:
+    return f"one-{number}"
+
+
+def clone(image: str, vm: int, disk: int) -> str:
+    return f"{image}-{vm}-{disk}"
+
+
+def staged(image: str, random: str) -> str:
+    return f"{image}{SIDE}-{random}"
+
+
+def changing(image: str) -> str:
+    return f"{image}{SIDE}-changing"
+
+
+def is_staged(name: str, of: str) -> bool:
+    """Tell whether `name` is an unpublished image for `of`."""
+    return name.startswith(f"{of}{SIDE}-") and name != changing(of)
+
+
+def is_ours(name: str) -> bool:
+    """Tell whether an image is staged, or hidden while it is changed."""
+    return f"{SIDE}-" in name
+
+
+def named(name: str) -> Optional[Name]:
+    """Return what the name of an image says, None if we do not give such names."""
+    match = re.match(r"one-([0-9]+)(?:-([0-9]+)-([0-9]+))?(?:\.semishared-([0-9a-f]{12}|changing))?\Z", name)
+    if not match:
+        return None
+    number, vm, disk, end = match.groups()
+    is_changing = end == "changing"
+    return Name(int(number), int(vm) if vm else None, int(disk) if disk else None, bool(end) and not is_changing, is_changing)
+
+
+def made_for(store: int, source: str) -> str:
+    """Return what is noted of an image that we make (MADE): one of the same name that somebody else made has it not."""
+    return f"datastore {store} {source}"
+
+
+def frozen(generation: str) -> str:
+    """Return the snapshot that holds the content of a generation."""
+    return f"{OURS}{generation}"
+
+
+def generation(snapshot: str) -> str:
+    """Return the generation whose content a snapshot holds, '' if that is not known."""
+    match = re.match(r"semishared-([0-9a-f]{32})\Z", snapshot)
+    return match.group(1) if match else ""
+
+
+def set_aside(random: str) -> str:
+    """Return the name of a snapshot that was a generation and has clones still."""
+    return f"{OLD}{random}"

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names and paths of what is ours in a mounted store; see layout.py.
+
+    <datastore>/<image>  <image>.snap/<snapshot>
+    <datastore>/.semishared/store                            its marker
+                            .uploads.lock  .uploads/<image>/lock
+                            <image>/image  session  generation.json  manifest
+                                    clones/<vm>-<disk>-<cloud>  clones/<vm>-<disk>-<cloud>.snap/<layer>
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, Optional
+
+from . import layout
+from .layout import SIDE
+
+MARKER = "store"
+UPLOADS = ".uploads"
+UPLOADS_LOCK = f"{UPLOADS}.lock"
+
+
+def is_image(name: str) -> bool:
+    """Tell whether a name is one that our datastore driver gives."""
+    return re.match(r"[0-9a-f]{32}\Z", name) is not None
+
+
+def is_side(name: str) -> bool:
+    """Tell whether an entry of `.semishared` is the directory of an image."""
+    return not name.startswith(".") and name != MARKER
+
+
+def side(image: str = "") -> str:
+    """Return our directory (that of an image, if one is named), seen from the datastore's."""
+    return f"{SIDE}/{image}" if image else SIDE
+
+
+def store_of(path: str) -> str:
+    """Return in which datastore a path lies that is below our directory there, '' if it is not."""
+    before, found, _ = path.partition(f"/{SIDE}/")
+    return before if found else ""
+
+
+def link(side: str) -> str:
+    """Return the link to the image, by the path of its directory of ours."""
+    return f"{side}/image"
+
+
+def link_target(image: str) -> str:
+    return f"../../{image}"
+
+
+def session(side: str) -> str:
+    return f"{side}/session"
+
+
+def generation(side: str) -> str:
+    return f"{side}/generation.json"
+
+
+def manifest(side: str) -> str:
+    return f"{side}/manifest"
+
+
+def upload_lock(directory: str) -> str:
+    """Return the lock that an upload holds in its directory."""
+    return f"{directory}/lock"
+
+
+# -- clones -----------------------------------------------------------------------------------------
+
+
+class Clone(NamedTuple):
+    """What the name of a clone, or of the directory of its layers, says."""
+
+    vm: int
+    disk: int
+    cloud: str
+    """'' of 0.1.0, and of a cloud without an id."""
+    are_layers: bool = False
+
+
+CLONES = "clones"
+
+
+def clones(side: str) -> str:
+    return f"{side}/{CLONES}"
+
+
+def clone_name(vm: int, disk: int, cloud: str = "") -> str:
+    return f"{vm}-{disk}-{cloud}" if cloud else f"{vm}-{disk}"
+
+
+def clone(side: str, vm: int, disk: int, cloud: str = "") -> str:
+    return f"{clones(side)}/{clone_name(vm, disk, cloud)}"
+
+
+def clone_named(name: str) -> Optional[Clone]:
+    """Return what such a name says, None if it is none."""
+    own = layout.disk_of(name)
+    match = re.match(r"([0-9]+)-([0-9]+)(?:-([0-9a-f]{32}))?\Z", own)
+    return Clone(int(match.group(1)), int(match.group(2)), match.group(3) or "", own != name) if match else None
+
+
+def is_clone_of(path: str, vm: int, disk: int) -> bool:
+    """Tell whether a path is that of a clone for a disk, of whatever cloud, in a datastore."""
+    return re.match(rf"/.+/{re.escape(SIDE)}/[^/]+/{CLONES}/{vm}-{disk}(-[0-9a-f]{{32}})?\Z", path) is not None
+
+
+def side_of(path: str) -> str:
+    """Return the directory of the image in which a clone, or a layer of one, lies; '' for any other path."""
+    before, found, _ = path.rpartition(f"/{CLONES}/")
+    return before if found else ""
