@@ -7,7 +7,6 @@ import ast
 import inspect
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Iterator
 
 import pytest
@@ -47,13 +46,15 @@ ON_ITS_OWN = {"install/preflight.py"}
 """Goes to machines that have nothing of ours: test_preflight_has_the_same_names."""
 
 
+OUR_NAME = "FormattedValue(value=Name(id='NAME'"
+
+
 def rendered(node: ast.AST) -> str | None:
     """Return a string constant, or an f-string with its values in braces, but for our own name."""
     if isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)):
         return node.value if isinstance(node.value, str) else node.value.decode("latin-1")
     if isinstance(node, ast.JoinedStr):
-        is_name = [isinstance(part, ast.FormattedValue) and isinstance(part.value, ast.Name) and part.value.id == "NAME" for part in node.values]
-        return "".join("semishared" if own else rendered(part) or "{}" for own, part in zip(is_name, node.values))
+        return "".join("semishared" if ast.dump(part).startswith(OUR_NAME) else rendered(part) or "{}" for part in node.values)
     return None
 
 
@@ -67,7 +68,7 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, text  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("source", ['f"{path}.snap/{n}"', 'f"{root}/.{NAME}/x"', '"disk." + n', 'f"{vm_dir}/disk.{n}"', 'f"{root}/locks/{x}"'])
+@pytest.mark.parametrize("source", ['f"{path}.snap/{n}"', 'f"{root}/.{NAME}/x"', '"disk." + n', 'f"{dir}/disk.{n}"', 'f"{root}/locks/{x}"'])
 def test_a_formatter_is_seen(source: str) -> None:
     assert any(OURS.search(text) for _, text in texts(ast.parse(f"def f():\n    '''.snap'''\n    return {source}")))
 
@@ -105,7 +106,8 @@ def test_names_are_parsed_as_they_were_made() -> None:
     assert layout.disk_file(layout.layer("/ds/0/7/disk.3", 2)) == ("/ds/0/7", 3, "2")
     assert layout.disk_file("/ds/0/7/disk.3") == ("/ds/0/7", 3, "")
     assert [layout.disk_file(path) for path in ("disk.3", "/ds/0/7/disk.03", "/ds/0/7/disk.3.snap/x", "/ds/0/7/disk.3.snap")] == [None] * 4
-    assert layout.plain(layout.layer("/a/disk.1", 0)) == layout.plain("/a/disk.1") == layout.disk_of(layout.layers("/a/disk.1")) == "/a/disk.1"
+    own = "/ds/0/7/disk.3"
+    assert layout.plain(layout.layer(own, 0)) == layout.plain(own) == layout.disk_of(layout.layers(own)) == own
     assert all(layout.is_of_disk(name, 1) for name in ("disk.1", layout.layers("disk.1"), layout.staged("disk.1", "x")))
     assert not any(layout.is_of_disk(name, 1) for name in ("disk.10", layout.layers("disk.10"), layout.staged("disk.10", "x")))
     incoming = layout.beside("/ds/0", "incoming", 7, "0123456789ab")
@@ -167,7 +169,8 @@ def made() -> Iterator[str]:
         short = module.__name__.rpartition(".")[2]
         yield from (value for name, value in vars(module).items() if name.isupper() and isinstance(value, str) and value[-1] not in "-")
         for name, function in inspect.getmembers(module, inspect.isfunction):
-            if function.__module__ == module.__name__ and function.__annotations__["return"] == "str" and not {name, f"{short}.{name}"} & PARSERS:
+            returns_text = function.__module__ == module.__name__ and function.__annotations__["return"] == "str"
+            if returns_text and not {name, f"{short}.{name}"} & PARSERS:
                 parameters = inspect.signature(function).parameters
                 yield function(*(PLACEHOLDERS.get(f"{short}.{name}.{p}", PLACEHOLDERS.get(p, "NAME")) for p in parameters))
 

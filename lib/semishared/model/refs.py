@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Tuple
 
 from ..errors import BadArguments
-from . import layout, layout_base
+from . import layout
 from .stores import MOUNTED, Access
 
 Step = Tuple[Any, ...]
@@ -32,11 +32,15 @@ class ImageRef(NamedTuple):
     @property
     def base_prefix(self) -> str:
         """Return what the names of its bases begin with."""
+        from . import layout_base  # most actions name none
+
         return layout_base.prefix(self.store, self.id)
 
     @property
     def base_name(self) -> str:
         """Return the name of the base of its generation, '' if it names none."""
+        from . import layout_base
+
         return layout_base.name(self.store, self.id, self.generation) if self.generation else ""
 
     def to_data(self) -> dict[str, object]:
