@@ -11,8 +11,8 @@ from typing import Any, Iterator
 
 import pytest
 
-from semishared.install import preflight
 from semishared.model import layout, layout_base, layout_pool, layout_store
+from semishared.tools import signatures
 
 pytestmark = pytest.mark.reads_checkout
 
@@ -42,8 +42,8 @@ ELSEWHERE = {
     ("tools/context_iso.py", "semishared-context-"): "in the directory for temporary files, in one process",
     ("tools/extents.py", "semishared-manifest 1"): "the first line of a manifest",
 }
-ON_ITS_OWN = {"install/preflight.py"}
-"""Goes to machines that have nothing of ours: test_preflight_has_the_same_names."""
+ON_ITS_OWN = {"install/preflight.py", "tools/signatures.py"}
+"""They go to machines that have nothing of ours: test_what_is_sent_has_the_same_names."""
 
 
 OUR_NAME = "FormattedValue(value=Name(id='NAME'"
@@ -85,9 +85,8 @@ def test_no_other_module_formats_or_parses_a_name(path: Path) -> None:
     assert all(any(text in item[1] for item in found) for text in allowed), f"{module} has less than ELSEWHERE says"
 
 
-def test_preflight_has_the_same_names() -> None:
-    assert (preflight.STAGED, preflight.SIGNATURE) == (layout.STAGED, layout.SIGNATURE)
-    assert preflight.SIGNED.match(f"{layout.SIGNATURE}0123456789abcdef")
+def test_what_is_sent_has_the_same_names() -> None:
+    assert signatures.STAGED == layout.STAGED and signatures.SIGNED.match(f"{signatures.SIGNATURE}0123456789abcdef")
     said = {text for _, text in texts(ast.parse((PACKAGE / "install" / "preflight.py").read_text(encoding="utf-8")))}
     assert {f"{{}}/{layout.SIDE}", f"{{}}/{layout_store.side(layout_store.MARKER)}"} <= said
 
@@ -183,7 +182,7 @@ def test_every_name_that_is_made_is_on_the_page() -> None:
 def test_every_name_on_the_page_is_made() -> None:
     """In the left column of its tables, which ends at two spaces or at the link's arrow."""
     known = {part for name in made() for part in name.split("/")}
-    known |= {part.replace("removed", kind) for part in known for kind in ("incoming", "outgoing")} | {f"{layout.SIGNATURE}<id>"}
+    known |= {part.replace("removed", kind) for part in known for kind in ("incoming", "outgoing")} | {f"{signatures.SIGNATURE}<id>"}
     known |= {layout.layers(layout_store.clone_name("<vm>", "<disk>", cloud)) for cloud in ("", "<cloud>")} | {"<vm>-<disk>"}  # type: ignore[arg-type]
     left = re.findall(r"^ {4,42}(\S+?)(?:$|  | ->)", PAGE, re.MULTILINE)
     parts = {part.lstrip("@") for path in left for part in path.split("/")}

@@ -4,7 +4,7 @@
     <DATASTORE_LOCATION>/.semishared/            the base store, `root`: layout_base.py
         locks/vm-<vm>  vm-<vm>-disks  incoming-<vm>-<random>
     <DATASTORE_LOCATION>/<system>/               a system datastore
-        .monitor  .machine-<id>  .incoming-<vm>-<random>  .outgoing-<vm>-<random>  .removed-<vm>-<random>
+        .monitor  .machine-<id> (tools/signatures.py)  .incoming-<vm>-<random>  .outgoing-<vm>-<random>  .removed-<vm>-<random>
         <vm>/                                    the directory of a VM, `vm_dir`
             disk.<N>  disk.<N>.snap/<layer>
             .semishared/disk.<N>.json            its record; and notes of what is under way
@@ -218,9 +218,6 @@ def backup_copy(directory: str, number: int) -> str:
 
 
 # -- system datastores ------------------------------------------------------------------------------
-
-SIGNATURE = ".machine-"
-"""Prefix of the files by which machines sign directories that are to be each machine's own (install/preflight.py)."""
 
 
 class Beside(NamedTuple):
