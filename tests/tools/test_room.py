@@ -6,6 +6,7 @@ The host's own disk is a real file system that holds two bases and no third one;
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from pathlib import Path
@@ -301,3 +302,134 @@ def test_disks_on_another_file_system_leave_bases_alone(host: Host) -> None:
         assert host.numbers() == [1, 2], "no byte of theirs is of use there"
     finally:
         subprocess.run(["umount", str(host.world.system)], check=True)
+
+
+# -- what arrives, and what is written beside a guest's disks ---------------------------------------
+
+
+def elsewhere(host: Host, size: int) -> str:
+    """Make VM 5 with a full copy of an image of `size` bytes, as it lies on another machine's disk; return where."""
+    disk, source = host.world.disk(), host.world.top / "elsewhere" / "101" / "5"
+    host.on(s.PrepareVm(5, disk.vm_dir), s.CopyImage(disk, host.image(9, size), 0))
+    source.parent.mkdir(parents=True)
+    subprocess.run(["cp", "-a", "--sparse=always", disk.vm_dir, str(source)], check=True)
+    host.world.on(s.RemoveVm(5, disk.vm_dir))
+    return str(source)
+
+
+def make_room(host: Host, source: str, target: str) -> dict[str, object]:
+    """Ask the target of a move for room, as plan/moves.py does; return what the source says of the directory."""
+    (found,) = host.on(s.LookAtVm(5, source))
+    assert isinstance(found, dict)
+    host.on(s.MakeRoom(5, target, found["bytes"], tuple(found["bases"])))
+    return found
+
+
+def test_vm_that_arrives_makes_room_for_its_disks(host: Host) -> None:
+    source, target = elsewhere(host, IMAGE), host.world.disk().vm_dir
+    host.fill()
+    host.asked.clear()
+    found = make_room(host, source, target)
+    assert IMAGE <= found["bytes"] < IMAGE + MiB and found["bases"] == []  # type: ignore[operator]
+    assert [question["question"] for question in host.asked] == (["room"] if host.front_end else [])
+    assert host.numbers() == [2]
+    carry(source, target, 5, answer=host.answer)
+    assert host.free() >= FLOOR * DISK
+    qemu_io(f"{target}/disk.1", "raw", "read 0 16M")
+
+
+def test_vm_that_does_not_fit_is_refused_before_it_is_sent(host: Host) -> None:
+    source, target = elsewhere(host, 24 * MiB), host.world.disk().vm_dir
+    for number in (1, 2):
+        host.world.clone(host.image(number), host.world.disk(number))
+    free = host.free()
+    with pytest.raises(NoSpace, match=r"^no space for 24.* in .*/101/5 on .*: .* are missing$"):
+        make_room(host, source, target)
+    assert host.numbers() == [1, 2] and host.free() >= free - MiB
+    assert not os.path.exists(target) and os.path.isdir(source) and host.world.leftovers() == []
+
+
+def test_bases_of_the_vm_that_arrives_go_last(host: Host) -> None:
+    source, target = elsewhere(host, IMAGE), host.world.disk().vm_dir
+    host.fill()
+    (found,) = host.on(s.LookAtVm(5, source))
+    own = next(host.bases(1)).name
+    host.on(s.MakeRoom(5, target, found["bytes"], (own,)))  # type: ignore[index]
+    assert host.numbers() == [1], "1 was the least recently used"
+
+
+def test_what_is_set_aside_for_a_file_and_its_second_name_are_not_counted(host: Host) -> None:
+    directory = host.world.top / "elsewhere" / "101" / "5"
+    directory.mkdir(parents=True)
+    with (directory / "disk.0").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 8 * MiB)
+        file.write(os.urandom(MiB))
+    os.link(directory / "disk.0", directory / "disk.0.second")
+    (found,) = host.on(s.LookAtVm(5, str(directory)))
+    assert MiB <= found["bytes"] < 2 * MiB  # type: ignore[index]
+
+
+def backed_up(host: Host, disk: s.DiskRef) -> Path:
+    """Back a disk up; return the copy."""
+    directory = f"{disk.vm_dir}/backup"
+    host.on(s.BackUp(disk.vm, disk.vm_dir, directory, (str(disk.disk),), "", "NONE", "eA=="))
+    return Path(directory) / f"disk.{disk.disk}.0"
+
+
+def test_backup_makes_room_for_its_copies(host: Host) -> None:
+    disk = host.world.disk()
+    host.on(s.PrepareVm(5, disk.vm_dir), s.CopyImage(disk, host.image(9, 12 * MiB), 0))
+    for number in (1, 2):
+        host.on(s.StageBase(str(host.world.root), host.image(number, 12 * MiB)))
+        os.utime(next(host.bases(number)) / "leases", (number, number))
+    assert host.free() < 12 * MiB
+    copy = backed_up(host, disk)
+    assert host.numbers() == [2] and allocated(copy) >= 12 * MiB
+
+
+def test_backup_that_does_not_fit_is_refused_before_it_begins(host: Host) -> None:
+    disk = host.world.disk()
+    host.on(s.PrepareVm(5, disk.vm_dir), s.CopyImage(disk, host.image(9, 24 * MiB), 0))
+    host.world.clone(host.image(1, 4 * MiB), host.world.disk(1))
+    free = host.free()
+    with pytest.raises(NoSpace, match=r"^no space for 2.* in .*/101/5 on .*: .* are missing$"):
+        backed_up(host, disk)
+    assert host.numbers() == [1] and host.free() >= free - MiB and not os.path.exists(f"{disk.vm_dir}/backup")
+    assert host.world.leftovers() == []
+
+
+def restored(host: Host, disk: s.DiskRef, backup: bytes) -> None:
+    """Have a disk restored from the bytes of a backup."""
+    chunks = [backup[at : at + MiB] for at in range(0, len(backup), MiB)]
+    with Session("localhost", "restore", Config()) as session:
+        session.run([s.RestoreDisk(disk, 0)], chunks, hashlib.sha256(backup).hexdigest(), answer=host.answer)
+
+
+def test_restore_makes_room_for_what_arrives_and_for_the_new_content(host: Host) -> None:
+    disk = host.world.disk()
+    host.on(s.PrepareVm(5, disk.vm_dir), s.CopyImage(disk, host.image(9, 9 * MiB), 0))
+    copy = backed_up(host, disk)
+    backup = copy.read_bytes()
+    host.on(s.EndBackup(5, disk.vm_dir, str(copy.parent), ""))
+    qemu_io(os.path.realpath(disk.path), "raw", "write -P 0x31 2M 64k")
+    for number in (1, 2):
+        host.on(s.StageBase(str(host.world.root), host.image(number, 15 * MiB)))
+        os.utime(next(host.bases(number)) / "leases", (number, number))
+    assert host.free() < 9 * MiB
+    restored(host, disk, backup)
+    assert host.numbers() in ([2], []), "twice the disk is more than one base"
+    assert Path(os.path.realpath(disk.path)).read_bytes() == (host.world.store / "image-9").read_bytes()
+    assert host.world.leftovers() == []
+
+
+def test_restore_that_does_not_fit_leaves_disk_and_space_alone(host: Host) -> None:
+    disk = host.world.disk()
+    host.on(s.PrepareVm(5, disk.vm_dir), s.CopyImage(disk, host.image(9, 20 * MiB), 0))
+    content = Path(os.path.realpath(disk.path)).read_bytes()
+    made = host.world.store / "backup"
+    subprocess.run(["qemu-img", "convert", "-O", "qcow2", str(host.image(8, 20 * MiB).source), str(made)], check=True)
+    free = host.free()
+    with pytest.raises(NoSpace, match="are missing"):
+        restored(host, disk, made.read_bytes())
+    assert Path(os.path.realpath(disk.path)).read_bytes() == content
+    assert host.free() >= free - MiB and host.world.leftovers() == []

@@ -53,7 +53,7 @@ def test_older_generations_go_first_although_they_were_leased_later() -> None:
     old, new, other = base(1, 1, used=90, staged=1), base(1, 2, used=10, staged=2), base(2, 1, used=20)
     assert choose([new, old, other], Limits(25, 0), 1000) == [old.name]
     assert choose([new, old, other], Limits(15, 0), 1000) == [old.name, new.name]
-    assert choose([new, old, other], Limits(15, 0), 1000, keep=new.name) == [old.name, other.name]
+    assert choose([new, old, other], Limits(15, 0), 1000, keep=(new.name,)) == [old.name, other.name]
 
 
 def test_limits_in_all_their_spellings() -> None:

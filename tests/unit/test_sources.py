@@ -94,8 +94,8 @@ def test_room_for_a_disk_is_what_idle_bases_can_give() -> None:
     listed = {"bases": rows, "free": 100, "total": 1000}
     assert room_for_disk(listed, 50, 50) == []
     assert room_for_disk(listed, 50, 60) == [NAME]
-    assert room_for_disk(listed, 50, 60, last=NAME) == [other], "what it is copied from stays, if others will do"
-    assert room_for_disk(listed, 50, 150, last=NAME) == [NAME, other]
+    assert room_for_disk(listed, 50, 60, last=(NAME,)) == [other], "what it is copied from stays, if others will do"
+    assert room_for_disk(listed, 50, 150, last=(NAME,)) == [NAME, other]
     assert room_for_disk(listed, 50, 1000) == [NAME, other], "it may fit all the same"
 
 

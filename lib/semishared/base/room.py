@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, NamedTuple
 
+from ..errors import NoSpace
 from ..model import layout, layout_base
 from ..model.refs import ImageRef
 from ..tools import locks
+from ..units import human
 from . import cache
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ Ask = Callable[..., Dict[str, object]]
 
     base    {"name" ('' if nobody knows it), "needed", "must", "stays", "mends", and what ListBases reports}
             -> {"evict": names, "sources": hosts, "from_store", "codec", "rate"}
-    room    {"needed", "last", and what ListBases reports} -> {"evict": names}
+    room    {"needed", "last": names, and what ListBases reports} -> {"evict": names}
     has     {"name"}: this host has a base now whose name was not known -> {}
 """
 
@@ -154,13 +156,14 @@ def _limits(listed: dict[str, Any]) -> eviction.Limits:
     return eviction.limits(config.bases_size_limit, config.bases_free_floor, eviction.number(listed, "total"))
 
 
-def for_disk(vm_dir: str, needed: int, ask: Ask | None, last: str = "") -> None:
+def for_disk(vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, ...] = (), where: str = "") -> None:
     """Let idle bases go for `needed` bytes of a VM's disk, and for what is to stay free beside bases.
 
-    Where that is not enough the disk may still fit. `last`: the base that it is copied from.
+    Where that is not enough the disk may still fit. `last`: bases that it comes from, or lies over. `where`: the directory
+    that the bytes are for, if that is not the VM's.
     """
     root = cache.root_of(vm_dir)
-    place = _made_part(vm_dir)
+    place = _made_part(where or vm_dir)
     stat = os.statvfs(place)
     if stat.f_bavail * stat.f_frsize - needed > stat.f_blocks * stat.f_frsize // PLENTY:
         return
@@ -173,8 +176,17 @@ def for_disk(vm_dir: str, needed: int, ask: Ask | None, last: str = "") -> None:
     if listed["free"] - needed >= floor:
         return
     if ask:
-        evict_all(root, chosen(ask(question="room", needed=needed, last=last, **listed)))
+        evict_all(root, chosen(ask(question="room", needed=needed, last=list(last), **listed)))
     else:
         from ..plan import eviction
 
         evict_all(root, eviction.room_for_disk(listed, floor, needed, last))
+
+
+def require(vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, ...] = (), where: str = "") -> None:
+    """As for_disk, of bytes that are known to come; raise NoSpace where they do not fit, before the first is written."""
+    for_disk(vm_dir, needed, ask, last, where)
+    stat = os.statvfs(_made_part(where or vm_dir))
+    left = needed - stat.f_bavail * stat.f_frsize
+    if left > 0:
+        raise NoSpace(f"no space for {human(needed)} in {where or vm_dir} on {os.uname().nodename}: {human(left)} are missing")

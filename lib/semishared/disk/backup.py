@@ -12,8 +12,9 @@ backup and with the VM; a job in QEMU, ended by `end`; a frozen guest, noted bef
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Iterable, NamedTuple
 
+from ..base import room
 from ..errors import MissingImage
 from ..guest import backup_job, block_jobs, domain, job_lock, rest
 from ..model import layout
@@ -48,7 +49,7 @@ def _recorded(vm: int, directory: str, disk: int) -> _Disk:
     return _Disk(path, record.format, os.path.realpath(path), record)
 
 
-def back_up(step: BackUp, planned: Planned) -> None:
+def back_up(step: BackUp, planned: Planned, ask: room.Ask | None) -> None:
     """Publish the copies."""
     staged = layout.staged_backup(step.directory)
     job_lock.take(step.vm, step.vm_dir)
@@ -60,6 +61,7 @@ def back_up(step: BackUp, planned: Planned) -> None:
     if not os.path.isdir(step.vm_dir):
         raise MissingImage(f"{step.vm_dir} is not there on {os.uname().nodename}")
     disks = {int(disk): _recorded(step.vm, step.vm_dir, int(disk)) for disk in step.disks}
+    room.require(step.vm_dir, _needed(disks.values()), ask, where=os.path.dirname(staged))
     try:
         with files.enough_space(staged):
             os.makedirs(staged)
@@ -82,6 +84,14 @@ def back_up(step: BackUp, planned: Planned) -> None:
         # It may be what fills the disk.
         files.remove_tree(staged)
         raise
+
+
+def _needed(disks: Iterable[_Disk]) -> int:
+    needed = room.LITTLE
+    for found in disks:
+        with opened(found.record, found.path, found.format) as source:
+            needed += qemu_img.measure(source, found.format)
+    return needed
 
 
 def _copy_running(step: BackUp, staged: str, disks: dict[int, _Disk]) -> None:

@@ -82,7 +82,7 @@ def copy_image(step: CopyImage, planned: Planned, ask: room.Ask | None) -> None:
     current = content.generation(seen)
     record = Record(disk.disk, COPY, image.format, first_layer(disk), image=image._replace(generation=current))
     base = cache.named(cache.root_of(disk.vm_dir), image, current)
-    room.for_disk(disk.vm_dir, content.allocated(seen), ask, os.path.basename(base.directory))
+    room.for_disk(disk.vm_dir, content.allocated(seen), ask, (os.path.basename(base.directory),))
     with _publishing(disk, planned, record) as staged:
         if current and os.path.exists(base.image):
             found = extents.copy(base.image, staged, image.format, "base_read")

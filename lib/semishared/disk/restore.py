@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Callable, Iterator
 
 from .. import store
-from ..base import cache
+from ..base import cache, room
 from ..errors import NotSupported, TransferCorrupt, UnsafeImage
 from ..model import layout
 from ..model.place import COPY
@@ -23,6 +23,9 @@ from ..tools import files, inspection, progress, qemu_img
 from ..tools.crash_points import point
 from . import records, vm_dir
 from .epochs import Planned
+
+AHEAD = 8 << 20
+"""Bytes of a backup for which there is room before they are written."""
 
 
 @contextmanager
@@ -34,7 +37,13 @@ def received(disk: DiskRef, chunks: Iterator[bytes], sha256: Callable[[], str]) 
     try:
         digest = hashlib.sha256()
         with files.enough_space(disk.vm_dir), open(path, "xb") as file:
+            sure = 0
             for chunk in chunks:
+                if sure < len(chunk):
+                    # Nobody knows how much it will be. Who could be asked is busy sending.
+                    room.require(disk.vm_dir, AHEAD, None)
+                    sure = AHEAD
+                sure -= len(chunk)
                 digest.update(chunk)
                 file.write(chunk)
                 progress.count("received", len(chunk))
@@ -54,7 +63,7 @@ def received(disk: DiskRef, chunks: Iterator[bytes], sha256: Callable[[], str]) 
         files.unlink(path)
 
 
-def restore(step: RestoreDisk, backup: str, planned: Planned) -> None:
+def restore(step: RestoreDisk, backup: str, planned: Planned, ask: room.Ask | None) -> None:
     """Replace a disk's content; an in-place disk's where it lies, on the store: the link stays."""
     disk = step.disk
     record = records.record_of(disk)
@@ -64,7 +73,7 @@ def restore(step: RestoreDisk, backup: str, planned: Planned) -> None:
     if image:
         _restore_image(step, image, backup, planned)
     else:
-        _restore_own(step, record, backup, planned)
+        _restore_own(step, record, backup, planned, ask)
 
 
 def _write(backup: str, target: str, format: str, min_size: int) -> None:
@@ -84,7 +93,7 @@ def _restore_image(step: RestoreDisk, image: ImageRef, backup: str, planned: Pla
         held.enter_context(vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk))
 
 
-def _restore_own(step: RestoreDisk, record: Record, backup: str, planned: Planned) -> None:
+def _restore_own(step: RestoreDisk, record: Record, backup: str, planned: Planned, ask: room.Ask | None) -> None:
     """Replace a disk of the VM's own by a standalone one of the same format.
 
     Its snapshots go: oned forgets those of non-persistent disks. Killed in between, the disk is the old one or the new.
@@ -95,6 +104,7 @@ def _restore_own(step: RestoreDisk, record: Record, backup: str, planned: Planne
     # What a killed restore left.
     files.remove_staged(*os.path.split(active))
     files.remove_staged(layout.records(disk.vm_dir), layout.record_name(disk.disk))
+    room.require(disk.vm_dir, qemu_img.measure(backup, "qcow2"), ask, where=os.path.dirname(active))
     staged = files.staged_name(active)
     try:
         with files.enough_space(os.path.dirname(active)):

@@ -31,7 +31,7 @@ from ..errors import (
 from ..guest import listing
 from ..model import layout
 from ..model.record import Record
-from ..model.steps import ReceiveVm, ReleaseVm, RenameVm, has_arrived
+from ..model.steps import MakeRoom, ReceiveVm, ReleaseVm, RenameVm, has_arrived
 from ..tools import beneath, files, progress
 from ..tools.crash_points import point
 from ..tools.run import piped, work
@@ -77,6 +77,13 @@ def _begun(vm: int, directory: str, planned: Planned) -> str:
         move = epochs.begin_move(file)
     beside.tidy(directory, cache.root_of(directory), vm)
     return move
+
+
+def make_room(step: MakeRoom, ask: room.Ask | None) -> None:
+    """Make room for a VM directory that is to arrive; raise NoSpace if it does not fit."""
+    # What removals have begun to remove is not in its way.
+    beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
+    room.require(step.vm_dir, step.needed, ask, step.bases)
 
 
 def receive(
@@ -183,7 +190,8 @@ def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
         if os.path.exists(other) and os.path.samefile(one, other):
             raise SameDirectory(f"{step.source} and {step.vm_dir} on {os.uname().nodename} are one directory")
     move = _begun(step.vm, step.vm_dir, planned)
-    room.for_disk(step.vm_dir, _allocated(step.source), ask)
+    # Not more than that: where files can share what they hold the copy takes nothing.
+    room.for_disk(step.vm_dir, whereabouts.allocated(step.source), ask, whereabouts.bases(step.source))
     with beside.receiving(step.vm, step.vm_dir, cache.root_of(step.vm_dir)) as staging:
         before, seen = os.stat(step.source), whereabouts.fingerprint(step.source)
         work(["cp", "-a", "--sparse=always", "--reflink=auto", "--", f"{step.source}/.", staging])
@@ -193,10 +201,6 @@ def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
         _publish(staging, step, move, planned, ask)
     beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
     return {"seen": seen}
-
-
-def _allocated(directory: str) -> int:
-    return sum(files.allocated(os.path.join(folder, name)) for folder, _, names in os.walk(directory) for name in names)
 
 
 def release(step: ReleaseVm, planned: Planned) -> dict[str, object]:

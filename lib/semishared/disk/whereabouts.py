@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import os
 
+from ..errors import BadRecord
 from ..model import layout
 from ..tools import files
 from ..tools.crash_points import point
-from . import vm_dir
+from . import records, vm_dir
 
 HERE = "here"
 """What a directory's mark is called, as a staged file."""
@@ -61,6 +62,28 @@ def fingerprint(directory: str) -> str:
     return hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest() if lines else ""
 
 
+def allocated(directory: str) -> int:
+    """Return the bytes that a copy of a directory's files would occupy; one with several names counts once."""
+    found: dict[int, int] = {}
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                inode, held = files.held(os.path.join(folder, name))
+            except OSError:
+                continue  # gone, or no file of ours
+            found[inode] = held
+    return sum(found.values())
+
+
+def bases(directory: str) -> tuple[str, ...]:
+    """Return the names of the bases that the disks of a VM directory lie over, as far as their records can be understood."""
+    try:
+        found = records.records(directory)
+    except BadRecord:
+        return ()
+    return tuple(sorted({record.of_image.base_name for record in found if record.place.leases and record.image}))
+
+
 def describe(directory: str) -> dict[str, object]:
     """Return what there is of a VM directory; without a record of ours it is not `whole`: a remainder, or somebody else's."""
     names = inventory(directory)
@@ -97,7 +120,9 @@ def mark(vm: int, directory: str) -> dict[str, object]:
 def seen(directory: str) -> dict[str, object]:
     """Return the same of a VM directory that is not marked."""
     found = describe(directory)
-    return {**found, "token": "", "seen": fingerprint(directory) if found["present"] else ""}
+    if not found["present"]:
+        return {**found, "token": "", "seen": "", "bytes": 0, "bases": []}
+    return {**found, "token": "", "seen": fingerprint(directory), "bytes": allocated(directory), "bases": bases(directory)}
 
 
 def unmark(directory: str, token: str) -> None:

@@ -100,7 +100,7 @@ class Sessions:
             if isinstance(source, Download):
                 from . import streams
 
-                return streams.download(session, on.steps, source.url)
+                return streams.download(session, on.steps, source.url, answer)
             if source:
                 return session.run(on.steps, _chunks(source), source.sha256)
             return session.run(on.steps, answer=answer)

@@ -112,7 +112,7 @@ def answer(root: str, question: dict[str, Any], host: str, config: Config) -> di
     limit = _limits(question, host, config)
     needed = eviction.number(question, "needed")
     if question.get("question") == "room":
-        return {"evict": eviction.room_for_disk(question, limit.floor, needed, str(question.get("last", "")))}
+        return {"evict": eviction.room_for_disk(question, limit.floor, needed, tuple(map(str, _list(question, "last"))))}
     must, mends = (question.get(word) is True for word in ("must", "mends"))
     evict = eviction.room(question, limit, host, needed, name, must=must, mends=mends)
     # A content that nobody knows nobody else can have.

@@ -49,12 +49,12 @@ def fetch(source: Session, sends: tuple[Step, ...]) -> tuple[list[Any], File, IO
     return list(answers) if isinstance(answers, list) else [], File(f"/proc/self/fd/{kept.fileno()}", digest.hexdigest()), kept
 
 
-def download(session: Session, steps: tuple[Step, ...], url: str) -> list[Any]:
-    """Have `steps` carried out, the last with what OpenNebula's downloader brings from `url`."""
+def download(session: Session, steps: tuple[Step, ...], url: str, answer: Answer) -> list[Any]:
+    """Have `steps` carried out, the last with what OpenNebula's downloader brings from `url`; what that asks afterwards is answered."""
     from ..tools.run import stream
 
     digest = hashlib.sha256()
-    session.begin(steps)
+    session.begin(steps, answers=True)
     try:
         for chunk in stream([f"{REMOTES}/datastore/downloader.sh", "--nodecomp", url, "-"]):
             digest.update(chunk)
@@ -68,4 +68,4 @@ def download(session: Session, steps: tuple[Step, ...], url: str) -> list[Any]:
             pass
         raise
     session.send(end=True, sha256=digest.hexdigest())
-    return session.finish()
+    return session.finish(answer)

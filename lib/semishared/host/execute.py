@@ -161,7 +161,7 @@ class Execution(Steps):
     def BackUp(self, step: s.BackUp) -> None:
         from ..disk import backup
 
-        backup.back_up(step, self.planned)
+        backup.back_up(step, self.planned, self.talk.asking)
 
     def EndBackup(self, step: s.EndBackup) -> None:
         from ..disk import backup
@@ -172,7 +172,7 @@ class Execution(Steps):
         from ..disk import restore
 
         with restore.received(step.disk, self.talk.chunks(), self.talk.sha256) as path:
-            restore.restore(step, path, self.planned)
+            restore.restore(step, path, self.planned, self.talk.asking)
 
     def LookAround(self, step: s.LookAround) -> object:
         from . import leftovers

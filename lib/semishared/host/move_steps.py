@@ -39,6 +39,9 @@ class OnMoves(Steps):
         point("directory sent")
         return sent
 
+    def MakeRoom(self, step: m.MakeRoom) -> None:
+        transfer.make_room(step, self.talk.asking)
+
     def ReceiveVm(self, step: m.ReceiveVm) -> None:
         transfer.receive(step, self.talk.chunks(), self.talk.sha256, self.planned, self.talk.asking)
 

@@ -60,6 +60,16 @@ class SendVm(NamedTuple):
     token: str = ""
 
 
+class MakeRoom(NamedTuple):
+    """Let idle bases go, those of the VM last, for a VM directory of so many bytes that is to arrive; fail if it does not fit."""
+
+    vm: int
+    vm_dir: str
+    needed: int
+    bases: tuple[str, ...]
+    """Names."""
+
+
 class ReceiveVm(NamedTuple):
     """Receive a VM directory, give its overlays their bases and leases, and publish it."""
 

@@ -11,7 +11,7 @@ is saved, it has read from a damaged one) only where it does not fit. Guests' ow
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Collection, Mapping, NamedTuple, Sequence
 
 from ..errors import BadAttribute, NoSpace
 from ..units import amount, human
@@ -90,10 +90,10 @@ def missing(bases: Sequence[Held], limit: Limits, free: int, needed: int = 0) ->
     return max(over, limit.floor + needed - free)
 
 
-def choose(bases: Sequence[Held], limit: Limits, free: int, needed: int = 0, keep: str = "") -> list[str]:
+def choose(bases: Sequence[Held], limit: Limits, free: int, needed: int = 0, keep: Collection[str] = ()) -> list[str]:
     """Return the bases to remove, in that order, so that `needed` bytes more can come; it may not be enough."""
     old = superseded(bases)
-    candidates = [base for base in bases if not base.leases and base.name != keep]
+    candidates = [base for base in bases if not base.leases and base.name not in keep]
     candidates.sort(key=lambda base: (base.name not in old, base.used, base.name))
     chosen, left = [], missing(bases, limit, free, needed)
     for base in candidates:
@@ -127,7 +127,7 @@ def room(
     bases, free = _listed(listed)
     if mends:
         limit = Limits(-1, 0)
-    chosen = choose(bases, limit, free, needed, keep)
+    chosen = choose(bases, limit, free, needed, (keep,))
     stay = [base for base in bases if base.name not in chosen]
     gone = sum(base.bytes for base in bases) - sum(base.bytes for base in stay)
     left = missing(stay, Limits(-1, 0) if must else limit, free + gone, needed)
@@ -137,8 +137,8 @@ def room(
     return chosen
 
 
-def room_for_disk(listed: Mapping[str, Any], floor: int, needed: int, last: str = "") -> list[str]:
-    """Return which bases go for a guest's disk that takes `needed` bytes, `last` (from which it is copied) only if all others do not do."""
+def room_for_disk(listed: Mapping[str, Any], floor: int, needed: int, last: Collection[str] = ()) -> list[str]:
+    """Return which bases go for a guest's disk that takes `needed` bytes, `last` (which it comes from) only if all others do not do."""
     bases, free = _listed(listed)
     limit = Limits(-1, floor)
     chosen = choose(bases, limit, free, needed, last)

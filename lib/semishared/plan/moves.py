@@ -98,6 +98,7 @@ def carried(asked: Move, steps: tuple[Any, s.Step], vm: Vm, guest: str) -> Plan:
         raise SemisharedError(f"VM {place.vm} is neither on {place.host} nor, as it is now, on {there.host}")
     else:
         source_step, target_step = steps
+        yield On(there.host, (s.MakeRoom(there.vm, there.path, int(found["bytes"]), tuple(found["bases"])),))
         relay = Relay(On(place.host, (source_step._replace(token=token),)), On(there.host, (target_step,)))
         seen = yield from _sent(relay, vm)
     yield from _release(place.host, s.ReleaseVm(place.vm, place.path, guest, seen), vm)

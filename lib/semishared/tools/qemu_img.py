@@ -75,6 +75,15 @@ def convert(
     work([*limits, "qemu-img", "convert", *shared, *_format(source, source_format), "-O", target_format, source, target])
 
 
+def measure(source: str, format: str) -> int:
+    """Return how many bytes a standalone qcow2 copy of `source` will take at most; works on images in use."""
+    text = run(["qemu-img", "measure", "--force-share", "--output=json", *_format(source, format), "-O", "qcow2", source])
+    try:
+        return int(json.loads(text)["required"])
+    except (ValueError, KeyError, TypeError):
+        raise ToolFailed(f"qemu-img measure {source}: answer is not understood") from None
+
+
 def _format(source: str, format: str) -> list[str]:
     """Return how qemu-img is told the format of `source`: a `json:` name says it itself."""
     return [] if source.startswith("json:") else ["-f", format]
