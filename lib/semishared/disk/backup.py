@@ -28,7 +28,7 @@ from .epochs import Planned
 
 
 class _Disk(NamedTuple):
-    """A disk: what qemu-img opens, its format, by what libvirt lists it, and its record."""
+    """A disk: its file, '' on the network, its format, by what libvirt lists it, and its record."""
 
     path: str
     format: str
@@ -39,10 +39,7 @@ class _Disk(NamedTuple):
 def _recorded(vm: int, directory: str, disk: int) -> _Disk:
     record = records.record_of(DiskRef(vm, disk, directory))
     if record.network:
-        network = record.network
-        # As the guests' own user: QEMU opens no image, not even to read it, with a key that may only read.
-        path = qemu_img.rbd_name(network.name, network.user, network.conf)
-        return _Disk(path, record.format, network.name, record)
+        return _Disk("", record.format, record.network.name, record)
     path = record.path
     if not files.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")

@@ -16,7 +16,7 @@ from . import records
 def grow(step: GrowDisk) -> dict[str, object]:
     """Grow a disk: its active layer, or the image it is; return which that is if it is on the network, and not grown here."""
     record = records.record_of(step.disk)
-    if records.on_store(record):
+    if record.bridged:
         return records.on_store(record)
     image, path = record.stored, record.path
     if image:

@@ -9,7 +9,7 @@ import os
 from .. import store
 from ..base import cache, room
 from ..base.ensure import borrowed, ensure
-from ..disk import create, guard, records, snapshots, vm_dir
+from ..disk import create, guard, layering, records, snapshots, vm_dir
 from ..errors import BadArguments, MissingImage, NoSpace, TransferCorrupt
 from ..model import steps as s
 from ..store import marker
@@ -90,31 +90,31 @@ class Execution(Steps):
         return snapshots.look_at(step)
 
     def NameLayer(self, step: s.NameLayer) -> None:
-        snapshots.name_layer(step, self.planned)
+        layering.name_layer(step, self.planned)
 
     def AddLayer(self, step: s.AddLayer) -> None:
-        snapshots.add_layer(step, self.planned)
+        layering.add_layer(step, self.planned)
 
     def ActivateLayer(self, step: s.ActivateLayer) -> None:
-        snapshots.activate_layer(step, self.planned)
+        layering.activate_layer(step, self.planned)
 
     def SwitchLayer(self, step: s.SwitchLayer) -> object:
-        return snapshots.switch_layer(step, self.planned)
+        return layering.switch_layer(step, self.planned)
 
     def RestGuest(self, step: s.RestGuest) -> object:
         return snapshots.rest_for(step, lambda: self.talk.ask(rests=step.domain))
 
     def MergeLayer(self, step: s.MergeLayer) -> None:
-        snapshots.merge_layer(step)
+        layering.merge_layer(step)
 
     def PullLayer(self, step: s.PullLayer) -> None:
-        snapshots.pull_layer(step)
+        layering.pull_layer(step)
 
     def DropStrays(self, step: s.DropStrays) -> None:
-        snapshots.drop_strays(step)
+        layering.drop_strays(step)
 
     def DropLayer(self, step: s.DropLayer) -> None:
-        snapshots.drop_layer(step)
+        layering.drop_layer(step)
 
     def CopyOut(self, step: s.CopyOut) -> object:
         return snapshots.copy_out(step, self.planned)

@@ -77,6 +77,12 @@ class Record(NamedTuple):
             return self.of_image._replace(source=self.network.name)
         return self.of_image if self.place.is_image else None
 
+    @property
+    def bridged(self) -> Optional[ImageRef]:
+        """Return the image that the disk is if the bridge of its store changes it; None for any other disk."""
+        image = self.stored
+        return image if image and image.access.can.has_bridge else None
+
     def to_data(self) -> dict[str, object]:
         """Return the record as JSON data."""
         data: dict[str, object] = {

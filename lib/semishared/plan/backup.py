@@ -78,7 +78,7 @@ def restore(asked: Restore, vm: Vm, urls: Mapping[int, str]) -> Plan:
     for number, url in sorted(urls.items()):
         disk, size = s.DiskRef(vm.id, number, place.path), vm.disk(number).size
         record = records.get(number)
-        if record and record.network:
+        if record and record.bridged:
             from . import rbd
 
             yield from rbd.restore(place.host, disk, record, size, Download(url))

@@ -53,8 +53,8 @@ def _to_rbd(asked: ToImage, vm: Vm, datastore: Datastore, told: Told, guest: res
     access, disk, bridge = stores.access(datastore), disk_ref(asked.disk), stores.bridge(datastore, vm.id)
     target = images.ref_at(asked.store, access, vm.id, asked.image, "image")
     record = yield from rbd.record_of(told.host, disk)
-    if record.network:
-        yield from rbd.copy(told.host, bridge, record.network.name, target, disk, asked.snapshot, guest)
+    if record.bridged:
+        yield from rbd.copy(told.host, bridge, record.bridged.source, target, disk, asked.snapshot, guest)
         return
     if guest.domain:
         # An image on the network is copied by Ceph, which knows no secret; a file of a running guest by QEMU.

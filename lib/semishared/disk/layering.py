@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers of a VM's disks on a host: the primitive operations on them. Why, and in which order: plan/snapshots.py.
+
+What each crash leaves: a staged file, removed by the next operation on the disk; a layer nobody lies over and no record
+names, replaced by the next snapshot. The record says which layer is active, and is written when both it and the one
+before hold the guest's data; the link follows.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import BadRecord, NotSupported
+from ..guest import block_jobs
+from ..model import layout
+from ..model.record import Record
+from ..model.steps import ActivateLayer, AddLayer, DiskRef, DropLayer, DropStrays, MergeLayer, NameLayer, PullLayer, SwitchLayer
+from ..tools import files, layers, qemu_img
+from ..tools.crash_points import point
+from . import records, vm_dir
+from .epochs import Planned
+
+
+def folder_of(record: Record) -> str:
+    """Return the directory of a disk's layers; raise NotSupported for a disk that was made without any."""
+    folder = os.path.dirname(record.path)
+    if not layout.layer_of(record.path):
+        raise NotSupported(f"disk {record.disk} is a plain file, it cannot have snapshots")
+    return folder
+
+
+def _layer(disk: DiskRef, number: int) -> str:
+    return f"{folder_of(records.record_of(disk))}/{number}"
+
+
+def name_layer(step: NameLayer, planned: Planned) -> None:
+    """Give a layer a second name, over an unused layer that may have it."""
+    path = _layer(step.disk, step.layer)
+    target = f"{os.path.dirname(path)}/{step.name}"
+    with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
+        files.remove_staged(os.path.dirname(path))
+        if os.path.exists(target) and os.path.samefile(path, target):
+            return
+        staged = files.staged_name(target)
+        os.link(path, staged)
+        point("layer linked")
+        os.rename(staged, target)
+        files.fsync(os.path.dirname(path))
+    point("layer named")
+
+
+def add_layer(step: AddLayer, planned: Planned) -> None:
+    """Publish an empty layer over another."""
+    path = _layer(step.disk, step.layer)
+    with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
+        files.remove_staged(os.path.dirname(path))
+        with files.published(path) as staged:
+            qemu_img.create_overlay(staged, str(step.over), step.over_format, 0, "")
+            os.chmod(staged, 0o660)
+    point("layer added")
+
+
+def activate_layer(step: ActivateLayer, planned: Planned) -> None:
+    """Make a layer the active one."""
+    disk = step.disk
+    with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        _activate(disk, step.layer, step.format)
+
+
+def _activate(disk: DiskRef, layer: int, format: str) -> None:
+    record = records.record_of(disk)
+    path = f"{folder_of(record)}/{layer}"
+    files.remove_staged(layout.records(disk.vm_dir), layout.record_name(disk.disk))
+    if (record.path, record.format) != (path, format):
+        records.write_record(disk.vm_dir, _over_raw(record, path))
+        point("layer recorded")
+    _link(record, disk, layer)
+
+
+def _over_raw(record: Record, path: str) -> Record:
+    """Return the record for the qcow2 layer `path`, with the raw layer that it is put over noted.
+
+    The layers above a raw one say so, until it is being deleted and they have let go of it; its own first bytes are its
+    guest's.
+    """
+    below, format = layers.backing_of(path)
+    raw = int(below) if format == "raw" and layout.is_number(below) else record.raw_layer
+    return record._replace(path=path, format="qcow2", raw_layer=raw)
+
+
+def _link(record: Record, disk: DiskRef, layer: int) -> None:
+    link = layout.disk_of(folder_of(record))
+    files.remove_staged(*os.path.split(link))
+    files.symlink(layout.layer(os.path.basename(link), layer), link)
+    point("layer active")
+
+
+def switch_layer(step: SwitchLayer, planned: Planned) -> dict[str, object]:
+    """Take the snapshot of a running guest; if it fails, say again that the layer before is the active one."""
+    disk, before = step.disk, records.record_of(step.disk)
+    folder = folder_of(before)
+    with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        was = before._replace(path=f"{folder}/{step.layer}", format=layers.backing_of(f"{folder}/{step.to}")[1] or "qcow2")
+        files.remove_staged(layout.records(disk.vm_dir), layout.record_name(disk.disk))
+        records.write_record(disk.vm_dir, _over_raw(before, f"{folder}/{step.to}"))
+        point("layer recorded")
+        try:
+            rested = block_jobs.switch(disk, step.domain, step.target, f"{folder}/{step.to}", step.freeze)
+        except Exception:
+            # Both layers hold the guest's data as long as it writes to the lower one; only then it may be named again.
+            if block_jobs.find(step.domain, before.path)[1] == f"{folder}/{step.layer}":
+                records.write_record(disk.vm_dir, was)
+                files.unlink(f"{folder}/{step.to}")
+            raise
+        _link(before, disk, step.to)
+    return rested.to_data()
+
+
+def merge_layer(step: MergeLayer) -> None:
+    """Give a layer the data of the one below."""
+    path = _layer(step.disk, step.layer)
+    folder = os.path.dirname(path)
+    if layers.backing_of(path)[0] == step.backing:
+        return
+    if qemu_img.info(path, "qcow2").get("snapshots"):
+        raise NotSupported(f"{path} holds system snapshots, which count on what it lies over")
+    if not step.copy:
+        qemu_img.rebase(path, step.backing, step.backing_format)
+        point("layer rebased")
+        return
+    files.remove_staged(folder, str(step.layer))
+    with files.published(path) as staged:
+        qemu_img.rebased(path, staged, step.backing, step.backing_format)
+        os.chmod(staged, 0o660)
+    point("layer merged")
+
+
+def pull_layer(step: PullLayer) -> None:
+    """Let the running guest's QEMU copy into its active layer what that does not share with `backing`."""
+    path = _layer(step.disk, step.layer)
+    if layers.backing_of(path)[0] != step.backing:
+        block_jobs.pull(step.disk, step.domain, step.target, step.backing, path)
+
+
+def drop_strays(step: DropStrays) -> None:
+    """Remove what snapshots that failed have left; never what the guest writes to, nor what anything lies over."""
+    record = records.record_of(step.disk)
+    folder = folder_of(record)
+    active = record.path
+    if step.domain:
+        active = block_jobs.find(step.domain, active)[1]
+    keep = {*step.known, int(os.path.basename(active)), int(os.path.basename(record.path))}
+    if step.domain:
+        # libvirt knows a layer that the guest has open by one of its names, which need not be the one in a header.
+        keep |= block_jobs.opened(step.domain, folder)
+    while True:
+        names = {int(name) for name in os.listdir(folder) if layout.is_number(name)}
+        raw = {number for number in names if os.path.samefile(f"{folder}/{number}", active)} if record.format == "raw" else set()
+        below = {layers.backing_of(f"{folder}/{number}")[0] for number in names - raw}
+        strays = [number for number in sorted(names - keep, reverse=True) if str(number) not in below]
+        if not strays:
+            return
+        files.unlink(f"{folder}/{strays[0]}")
+        point("stray removed")
+
+
+def drop_layer(step: DropLayer) -> None:
+    """Remove a layer; raise BadRecord if anything still lies over it."""
+    record = records.record_of(step.disk)
+    folder = folder_of(record)
+    for number in layers.numbered(folder):
+        is_raw = number == int(os.path.basename(record.path)) and record.format == "raw"
+        if not is_raw and number != step.layer and layers.backing_of(f"{folder}/{number}")[0] == str(step.layer):
+            raise BadRecord(f"layer {number} in {folder} still lies over {step.layer}")
+    files.unlink(f"{folder}/{step.layer}")
+    point("layer removed")
