@@ -12,7 +12,7 @@ import os
 
 from ..errors import BadRecord
 from ..model import layout
-from ..tools import files
+from ..tools import extents, files
 from ..tools.crash_points import point
 from . import records, vm_dir
 
@@ -68,7 +68,7 @@ def allocated(directory: str) -> int:
     for folder, _, names in os.walk(directory):
         for name in names:
             try:
-                inode, held = files.held(os.path.join(folder, name))
+                inode, held = extents.held(os.path.join(folder, name))
             except OSError:
                 continue  # gone, or no file of ours
             found[inode] = held

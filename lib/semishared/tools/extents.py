@@ -88,6 +88,24 @@ def offsets(fd: int, size: int) -> Iterator[int]:
         offset += EXTENT
 
 
+def held(path: str) -> tuple[int, int]:
+    """Return inode and bytes of what a copy of a file would occupy: neither its holes nor what is only set aside for it."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found, data, offset = os.fstat(fd), 0, 0
+        try:
+            while offset < found.st_size:
+                start = os.lseek(fd, offset, os.SEEK_DATA)
+                offset = os.lseek(fd, start, os.SEEK_HOLE)
+                data += offset - start
+        except OSError as e:
+            if e.errno != errno.ENXIO:  # behind the last data
+                data = found.st_size
+        return found.st_ino, min(data, found.st_blocks * 512)
+    finally:
+        os.close(fd)
+
+
 def data(fd: int, size: int) -> Iterator[tuple[int, bytes]]:
     """Yield (index, content) of each extent that holds data; `fd` may be open for direct I/O."""
     import mmap  # here: not all actions read images

@@ -286,24 +286,6 @@ def _remove_some(directory: str) -> None:
         point(f"{os.path.basename(path)} removed")
 
 
-def held(path: str) -> tuple[int, int]:
-    """Return inode and bytes of what a copy of a file would occupy: neither its holes nor what is only set aside for it."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        found, data, offset = os.fstat(fd), 0, 0
-        try:
-            while offset < found.st_size:
-                start = os.lseek(fd, offset, os.SEEK_DATA)
-                offset = os.lseek(fd, start, os.SEEK_HOLE)
-                data += offset - start
-        except OSError as e:
-            if e.errno != errno.ENXIO:  # no more data
-                data = found.st_size
-        return found.st_ino, min(data, found.st_blocks * 512)
-    finally:
-        os.close(fd)
-
-
 def allocated(path: str) -> int:
     """Return the bytes a file occupies on disk, without following links; 0 if it is not there."""
     try:
