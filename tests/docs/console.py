@@ -66,8 +66,8 @@ def rewrite(page: Path, execute: Callable[[Command], List[str]], changed: Callab
 VARIABLE = (
     (re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), "UUID"), (re.compile(r"\d{8}-\d{6}"), "DATE"),
     (re.compile(r"\b[0-9a-f]{8}\b"), "HASH"), (re.compile(r"\b[0-9a-f]{32,}\b"), "HASH"),
-    (re.compile(r"\d+(\.\d+)? ([KMGT]i)?B\b"), "SIZE"), (re.compile(r"\b\d+(\.\d+){1,2}\b"), "VERSION"), (re.compile(r"\b(bytes|needed =) \d+\b"), "SIZE"),
-    (re.compile(r" +"), " "),
+    (re.compile(r"\d+(\.\d+)? ([KMGT]i)?B\b"), "SIZE"), (re.compile(r"\b\d+(\.\d+){1,2}\b"), "VERSION"),
+    (re.compile(r"\b(bytes|needed =) \d+\b"), "SIZE"), (re.compile(r" +"), " "),
 )  # fmt: skip
 
 
