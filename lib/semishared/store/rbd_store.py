@@ -141,8 +141,7 @@ class RbdStore:
 
     def copy(self, image: ImageRef, source: ImageRef, snapshot: int = -1) -> None:
         """Let Ceph copy what is allocated."""
-        at = "" if snapshot == -1 else str(snapshot)
-        rbd_new.copied(*ceph.bridged(image), made_for(image), *self._settled(source), at)
+        rbd_new.copied(*ceph.bridged(image), made_for(image), *self._settled(source), "" if snapshot == -1 else str(snapshot))
 
     def hold(self, image: ImageRef) -> None:
         """Make a snapshot, below QEMU."""
