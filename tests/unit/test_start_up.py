@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import fnmatch
+import json
 import os
 import re
 import subprocess
@@ -33,6 +34,12 @@ if {asks!r}:
 from semishared.entry import run
 sys.argv = {argv!r}
 run({kind!r}, {action!r})
+"""
+HYPERVISOR = """
+import sys
+sys.path.insert(0, {lib!r})
+from semishared.vmm.handover import run
+run({here!r}, {argv!r})
 """
 OF_OTHERS = ("encodings", "msvcrt", "org")
 """Tried by the standard library itself, for other systems."""
@@ -105,7 +112,7 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 def permitted() -> dict[str, set[str]]:
     lines = [line.split() for line in PERMITTED.read_text().splitlines() if line and not line.startswith("#")]
-    everyone = {"hostside", *NAMES}
+    everyone = {"hostside", *NAMES, *OF_HOSTS}
     return {module: {name for name in everyone for glob in globs if fnmatch.fnmatch(name, glob)} for module, *globs in lines}
 
 
@@ -124,6 +131,8 @@ def judge(name: str, found: set[str]) -> None:
 
 FOUND: dict[str, set[str]] = {}
 NAMES = sorted(arguments(Path("/")))
+OF_HOSTS = ["vmm/attach_disk", "vmm/deploy", "vmm/restore", "vmm/snapshot_create"]
+"""Hypervisor actions that every VM meets; others ask libvirt, whose binding is the machine's."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -144,6 +153,38 @@ def test_action_imports_only_what_is_permitted(name: str, tmp_path: Path, baseli
     leaders = {"tm": "front.transfer", "datastore": "front.datastore", "host": "host.vm_sizes"}
     assert f"semishared.{leaders[kind]}" in found
     assert "semishared.wire.session" in found or kind != "tm" or action == "monitor", said
+    judge(name, found - baseline)
+
+
+def given(action: str, vm_dir: Path) -> tuple[list[str], str]:
+    """Return arguments and stdin of a hypervisor action for a VM whose disk 1 is an image in place."""
+    disk = f"<disk type='file'><source file='{vm_dir}/disk.1'/><target dev='vda'/><driver name='qemu' type='raw'/></disk>"
+    told = "<ID>2</ID><TEMPLATE><DISK><ATTACH>YES</ATTACH><DISK_ID>1</DISK_ID></DISK></TEMPLATE>"
+    place = f"<DATASTORE><BASE_PATH>{vm_dir.parent}</BASE_PATH></DATASTORE>"
+    message = f"<VMM_DRIVER_ACTION_DATA><VM>{told}</VM>{place}</VMM_DRIVER_ACTION_DATA>"
+    words = {
+        "deploy": [f"{vm_dir}/deployment.0"], "restore": [f"{vm_dir}/checkpoint"], "snapshot_create": ["one-2", "0"],
+        "attach_disk": ["one-2", f"{vm_dir}/disk.1", "vda", "0", base64.b64encode(message.encode()).decode()],
+    }  # fmt: skip
+    return [action, *words[action], "2", "h1"], f"<domain><devices>{disk}</devices></domain>" if action == "deploy" else message
+
+
+@pytest.mark.parametrize("name", OF_HOSTS)
+def test_hypervisor_action_imports_only_what_is_permitted(name: str, tmp_path: Path, baseline: set[str]) -> None:
+    vm_dir = tmp_path / "datastores/101/2"
+    (vm_dir / ".semishared").mkdir(parents=True)
+    image = tmp_path / "datastores/100/.semishared/image/image"
+    image.parent.mkdir(parents=True)
+    image.touch()
+    (vm_dir / "disk.1").symlink_to(image)
+    in_place = {"place": "shared", "how": "in-place", "format": "raw", "path": str(image)}
+    overlay = {"place": "local", "how": "overlay", "format": "qcow2", "path": str(vm_dir / "disk.1")}
+    record = {"version": 1, "disk": 1, **(overlay if name == "vmm/snapshot_create" else in_place)}
+    (vm_dir / ".semishared/disk.1.json").write_text(json.dumps(record))
+    argv, stdin = given(name.partition("/")[2], vm_dir)
+    code = HYPERVISOR.format(lib=str(ROOT / "lib"), here=str(tmp_path), argv=argv)
+    found, said = imported(code, tmp_path, stdin.encode())
+    assert "OpenNebula's own script" in said, said
     judge(name, found - baseline)
 
 
@@ -176,8 +217,8 @@ def regenerate() -> None:
     ]
     for module in sorted(set().union(*FOUND.values())):
         users = {name for name, found in FOUND.items() if module in found}
-        for kind in ("tm/", "datastore/"):
-            if all(name in users for name in NAMES if name.startswith(kind)):
+        for kind in ("tm/", "datastore/", "vmm/"):
+            if all(name in users for name in (*NAMES, *OF_HOSTS) if name.startswith(kind)):
                 users = {name for name in users if not name.startswith(kind)} | {f"{kind}*"}
         lines.append(f"{module} {' '.join(sorted(users))}")
     PERMITTED.write_text("\n".join(lines) + "\n")
