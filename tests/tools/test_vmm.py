@@ -592,6 +592,19 @@ def test_a_rehearsal_says_what_the_stock_script_gets_and_changes_nothing(host: H
         assert Got(last["argv"], last["stdin"].encode() or stdin) == got
 
 
+def test_a_rehearsal_shows_of_the_xml_what_differs(host: Host) -> None:
+    host.add_in_place(5)
+    argv = [*attach_argv(host, 5)[:-1], "localhost"]
+    argv[4] = base64.b64encode(base64.b64decode(argv[4]).replace(b"[raw]", b"[qcow2]")).decode()
+    words = [sys.executable, "-I", "-c", COMMAND, str(host.remotes / "lib"), "plan", "vmm/attach_disk", *argv]
+    said = subprocess.check_output(words, cwd="/", env={"PATH": os.environ["PATH"]}, text=True)
+    assert said[said.index("  BecomeStock") :].splitlines() == [
+        "  BecomeStock", "    action = attach_disk", f"    argv = 252e {host.image} vde 4  7 localhost",
+        "    message -<DRIVER><![CDATA[qcow2]]></DRIVER>", "    message -<FORMAT><![CDATA[qcow2]]></FORMAT>",
+        "    message +<DRIVER>raw</DRIVER>", "    message +<FORMAT>raw</FORMAT>",
+    ]  # fmt: skip
+
+
 def test_a_rehearsal_is_refused_as_the_action_would_be(host: Host) -> None:
     host.add_local(0, version=2)
     argv = [*host.deploy_argv()[:-1], "localhost"]

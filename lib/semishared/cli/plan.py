@@ -114,9 +114,9 @@ def is_xml(value: object) -> bool:
 def changes(came: str, goes: str) -> Iterator[str]:
     """Yield what is to be read of XML that is given on: the elements that differ, `-` as they came and `+` as they go."""
     if not goes:
-        yield "= as it came"
+        yield from ["= as it came"] if came else []
     else:
-        before, after = (re.sub(r">\s*<", ">\n<", text.strip()).splitlines() for text in (came, goes))
+        before, after = (re.sub(r"(?<!]])>\s*<(?!!)", ">\n<", text.strip()).splitlines() for text in (came, goes))
         lines = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
         yield from (line for line in lines if not line.startswith("@@"))
 
