@@ -14,7 +14,9 @@ have() {
 }
 
 mapfile -t shell < <(git ls-files -co --exclude-standard | while read -r file; do
-    if [[ -f $file && $file =~ \.(bats|bash)$ ]] || { [ -f "$file" ] && head -c 40 "$file" | grep -qaE '^#!/bin/(ba)?sh'; }; then echo "$file"; fi
+    [ -f "$file" ] || continue
+    IFS= read -r -n 40 first <"$file" || true
+    if [[ $file =~ \.(bats|bash)$ || $first =~ ^#!/bin/(ba)?sh ]]; then echo "$file"; fi
 done)
 
 if have ruff; then
@@ -30,7 +32,9 @@ if have codespell; then
     codespell -q 3 -L conectix,nd lib tm datastore vmm etc docs bench README.md CONTRIBUTING.md CHANGELOG.md tests/lab tests/unit tests/tools tests/shell || failed=1
 fi
 missing=$(git ls-files -co --exclude-standard '*.py' '*.sh' '*.bash' '*.bats' tm datastore vmm | while read -r file; do
-    if [ -s "$file" ] && ! head -n 4 "$file" | grep -q 'SPDX-License-Identifier: Apache-2.0'; then echo "$file"; fi
+    [ -s "$file" ] || continue
+    mapfile -n 4 first <"$file"
+    [[ ${first[*]} == *'SPDX-License-Identifier: Apache-2.0'* ]] || echo "$file"
 done)
 if [ -n "$missing" ]; then
     echo "lint: no SPDX line in: $missing" >&2
