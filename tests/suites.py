@@ -35,14 +35,14 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "lint": {"command": ["tests/lint.sh"], "minutes": 2, "first": True},
     "types": {"command": ["tests/types.sh"], "minutes": 3, "first": True},
     "unit": {"paths": ["tests/unit"], "minutes": 5, "first": True},
+    "staging": {
+        "paths": [f"tests/staging/test_{name}.py" for name in ("base", "peers", "stage", "faults")], "minutes": 20
+    },  # fmt: skip
     "system": {"paths": ["tests/system"], "minutes": 35},
     "nfs": {"paths": ["tests/nfs"], "minutes": 20},
     "tools": {"paths": ["tests/tools"], "minutes": 35},
     "upgrade": {"paths": ["tests/upgrade/test_dir.py", "tests/upgrade/test_configuration.py"], "minutes": 25},
     "upgrade-ceph": {"paths": ["tests/upgrade/test_rbd.py"], "minutes": 25, "full": True},
-    "staging": {
-        "paths": [f"tests/staging/test_{name}.py" for name in ("base", "peers", "stage", "faults")], "minutes": 20
-    },  # fmt: skip
     "cephfs": {"paths": ["tests/cephfs"], "minutes": 20},
     "ceph": {"paths": ["tests/ceph"], "minutes": 25},
     "live": {"paths": ["tests/faults/test_live_kill.py", "tests/faults/test_libvirtd.py"], "minutes": 20},
