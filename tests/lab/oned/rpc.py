@@ -79,7 +79,7 @@ class Rpc:
         self._server.socket = listener
         self._server.server_address = listener.getsockname()
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/RPC2"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
