@@ -71,4 +71,4 @@ def build() -> "tuple[Path, Path]":
         packed.write_bytes(initramfs.pack(tree))
         kept = caches.CACHE / "guest-with-agent.initrd"
         caches.put(kept, packed.read_bytes())
-    return kernel, kept
+    return caches.unpacked_kernel(), kept

@@ -327,9 +327,9 @@ def test_guest_goes_on_though_its_host_side_was_killed_while_it_rested(live: Liv
 
 def boot_with_agent(live: Live) -> None:
     """Start the domain with a guest that has QEMU's agent and writes nothing out by itself."""
-    for path, name in zip(agent_guest.build(), ("vmlinuz", "initrd")):
+    for path, name in zip(agent_guest.build(), ("vmlinux", "initrd")):
         shutil.copy(path, live.host.path(f"/var/tmp/{name}"))
-    boot = f"<kernel>/var/tmp/vmlinuz</kernel><initrd>/var/tmp/initrd</initrd><cmdline>{agent_guest.COMMAND_LINE}</cmdline>"
+    boot = f"<kernel>/var/tmp/vmlinux</kernel><initrd>/var/tmp/initrd</initrd><cmdline>{agent_guest.COMMAND_LINE}</cmdline>"
     live.start(boot, agent_guest.DEVICES, memory_mib=192)
     until(lambda: count(live) > 2, 90, "a guest that writes", 0.1)
     until(lambda: "{}" in live.virsh("qemu-agent-command", DOMAIN, '{"execute":"guest-ping"}', check=False), 30, "its agent", 0.2)

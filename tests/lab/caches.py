@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep in the checkout's build/lab what is slow to find out and safe to keep: the KVM probe, built programs, capabilities."""
+"""Keep in the checkout's build/lab what is slow to find out and safe to keep: the KVM probe, built programs, the kernel, capabilities."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[1]
 CACHE = Path(os.environ.get("SEMISHARED_LAB_CACHE", CHECKOUT / "build/lab"))
 KVM_SECONDS = 8
+LZ4 = b"\x02\x21\x4c\x18"
 
 
 def newest_kernel() -> Path:
@@ -23,6 +25,24 @@ def newest_kernel() -> Path:
     if not kernels:
         raise RuntimeError("no linux-image-cloud-amd64 on this machine: run tests/lab/provision.sh")
     return kernels[-1]
+
+
+def unpacked_kernel() -> Path:
+    """Return that kernel as the ELF file which is packed in it, and which QEMU starts too (PVH): guests need not unpack it.
+
+    The kernel itself where it is not packed by lz4, as Debian packs this one.
+    """
+    kernel = newest_kernel()
+    kept = CACHE / f"{kernel.name}-{kernel.stat().st_mtime_ns}.elf"
+    if not kept.exists():
+        data = kernel.read_bytes()
+        # The x86 boot protocol, 2.08 and newer: where the payload is, and how long; its last four bytes are its size unpacked.
+        offset, length = struct.unpack_from("<II", data, 0x248)
+        start = (data[0x1F1] + 1) * 512 + offset
+        if not data.startswith(LZ4, start):
+            return kernel
+        put(kept, subprocess.run(["lz4", "-dc"], input=data[start : start + length - 4], stdout=subprocess.PIPE, check=True).stdout)
+    return kept
 
 
 def put(path: Path, data: bytes) -> None:

@@ -428,4 +428,4 @@ def _boot_files() -> tuple[Path, Path]:
                 shutil.copy(module, tree / "modules")
             (tree / "modules/order").write_text("".join(module.stem + "\n" for module in files))
             caches.put(kept, initramfs.pack(tree))
-    return kernel, kept
+    return caches.unpacked_kernel(), kept

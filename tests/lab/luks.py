@@ -13,7 +13,7 @@ VIRSH = ["virsh", "-q", "-c", "qemu:///system"]
 KEY = "/var/tmp/luks-key"
 KIB = 64
 DATA = content("luks", 0, KIB)
-DIRECT = {"ARCH": "x86_64", "MACHINE": "pc", "KERNEL": f"{BOOT}/vmlinuz", "INITRD": f"{BOOT}/initrd", "KERNEL_CMD": COMMAND_LINE}
+DIRECT = {"ARCH": "x86_64", "MACHINE": "pc", "KERNEL": f"{BOOT}/vmlinux", "INITRD": f"{BOOT}/initrd", "KERNEL_CMD": COMMAND_LINE}
 """OS of a VM whose kernel is the host's, so that no disk has to be bootable."""
 XML = f"""<secret ephemeral='no' private='yes'>
   <uuid>{SECRET}</uuid>

@@ -6,6 +6,7 @@ The image is one FAT file system without a partition table, made by mtools and s
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import shutil
@@ -70,9 +71,8 @@ def _kept() -> tuple[Path, Path, str]:
 
 
 def lay_out_boot(folder: Path) -> None:
-    """Put what a guest boots from without its disk into `folder`: `vmlinuz` and `initrd`."""
-    kernel, packed, _ = _kept()
-    for source, name in ((kernel, "vmlinuz"), (packed, "initrd")):
+    """Put what a guest boots from without its disk into `folder`: `vmlinux` and `initrd`."""
+    for source, name in ((caches.unpacked_kernel(), "vmlinux"), (_kept()[1], "initrd")):
         subprocess.run(["cp", "--reflink=auto", str(source), str(folder / name)], check=True)
 
 
@@ -83,7 +83,7 @@ def build_guest_image(dest: Path) -> Path:
     if not kept.exists():
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            shutil.copy(packed, folder / "initrd")
+            (folder / "initrd").write_bytes(gzip.compress(packed.read_bytes(), 6))  # there the BIOS reads it
             (folder / "syslinux.cfg").write_text(BOOT)
             image = folder / "image"
             sectors = str(MIB * 2048)
