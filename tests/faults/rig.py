@@ -23,6 +23,7 @@ import struct
 import subprocess
 import tempfile
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Type
@@ -326,8 +327,12 @@ def pattern(size: int, seed: str) -> bytes:
     return hashlib.shake_256(seed.encode()).digest(size)
 
 
+@cache
 def image_bytes(seed: str, size: int = 8 << 20, data: int = 256 << 10) -> bytes:
-    """Return the content of a small image: data at its start and in its second extent, zeros elsewhere."""
+    """Return the content of a small image: data at its start and in its second extent, zeros elsewhere.
+
+    The same object each time: what it hashes to is known then.
+    """
     content = bytearray(size)
     content[:data] = pattern(data, seed)
     content[5 << 20 : (5 << 20) + 65536] = pattern(65536, seed + "-far")

@@ -35,6 +35,7 @@ CASES = [*OTHER_CASES, *SNAPSHOT_CASES]
 
 ALL = bool(os.environ.get("SEMISHARED_FULL"))
 digest = lru_cache(maxsize=None)(digest_of)
+EMPTY = digest_of(bytes(8 << 20))
 _generations: Dict[Tuple[str, str], str] = {}
 
 
@@ -62,7 +63,7 @@ def check_store(rig: Rig, case: Case, before: Dict[str, str]) -> None:
             format = "qcow2" if path.open("rb").read(4) == b"QFI\xfb" else "raw"
             seen = rig.guest_sees("fe", rig.inside(f"100/{path.name}"), format)
             known = {digest(image.content) for image in IMAGES.values()} | {digest(data) for data in case.guest.values()}
-            assert seen in known | {digest(bytes(8 << 20))}, f"{path.name} is half made"
+            assert seen in known | {EMPTY}, f"{path.name} is half made"
     for header in rig.store(".semishared").glob("*/generation.json"):
         if not rig._is_current(header):
             continue
@@ -104,7 +105,7 @@ def check_disk(rig: Rig, case: Case, machine: str, vm_dir: Path, path: Path) -> 
         if any(re.search(pattern, where) for pattern in case.opaque):
             assert file_system(path)
         else:
-            assert rig.guest_sees(machine, inside, record["format"]) == digest(bytes(8 << 20))
+            assert rig.guest_sees(machine, inside, record["format"]) == EMPTY
         return
     image = record["image"]
     if record["how"] == "overlay":
@@ -121,7 +122,7 @@ def check_disk(rig: Rig, case: Case, machine: str, vm_dir: Path, path: Path) -> 
         assert (case.restored and not backing) or backing == f"{directory}/.semishared/{name}/image"
     wanted = digest(case.guest.get(where, IMAGES[image["id"]].content))
     seen = rig.guest_sees(machine, record["path"], record["format"])
-    changed = digest(bytes(changed_image())) if image["id"] == RAW.id else ""
+    changed = digest(changed_image()) if image["id"] == RAW.id else ""
     or_else = changed if "new generation" in case.name else digest(case.restored) if case.restored else wanted
     assert seen in (wanted, or_else), f"the guest of {where} reads something else"
     check_snapshots(rig, machine, record, case.snapshots.get(where, {}))
@@ -170,6 +171,7 @@ def digest_of_iso() -> str:
     return digest(ISO)
 
 
+@cache
 def changed_image() -> bytes:
     from .cases import CHANGED
 
