@@ -20,7 +20,7 @@ from lab.ceph import Cluster
 from lab.node import Node, Site
 
 MOST_HOSTS = 17
-TOOLS = ("sshd", "libvirtd", "virsh", "qemu-system-x86_64", "qemu-kvm-one", "ip", "nsenter", "setpriv", "gcc", "rsync")
+TOOLS = ("sshd", "libvirtd", "virsh", "qemu-system-x86_64", "qemu-kvm-one", "ip", "nsenter", "setpriv", "gcc", "lz4", "rsync")
 CEPH_TOOLS = ("ceph-mon", "ceph-mgr", "ceph-osd", "rbd")
 PARTS = ("tm", "datastore", "vmm", "etc", "lib", "bin", "im", "install.sh")  # of the checkout: what gets installed
 REMOTES = "/var/lib/one/remotes"

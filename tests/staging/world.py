@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence
 
+from faults.rig import file_digest
 from lab import Node
 from lab.cloud import DATASTORES, RECORDS, STORE, SYSTEM, Cloud
 from lab.guest import serial_xml
@@ -84,22 +84,14 @@ class Staging:
         root = self.root(host) / "bases"
         return sorted(root.iterdir()) if root.is_dir() else []
 
-    def digest(self, path: Path) -> str:
-        """Return the hash of a file's whole content."""
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            for chunk in iter(lambda: file.read(4 * MiB), b""):
-                digest.update(chunk)
-        return digest.hexdigest()
-
     def stored(self, image: int) -> str:
         """Return the hash of the image on the store."""
-        return self.digest(self.lab.fe.path(self.cloud.source(image)))
+        return file_digest(self.lab.fe.path(self.cloud.source(image)))
 
     def has(self, host: str, image: int) -> bool:
         """Tell whether a host has a base of the image that is, to the byte, the image."""
         found = [path for path in self.bases(host) if path.name.startswith(f"{STORE}-{image}-") and (path / "image").exists()]
-        return bool(found) and self.digest(found[0] / "image") == self.stored(image)
+        return bool(found) and file_digest(found[0] / "image") == self.stored(image)
 
     def processes(self, *words: str) -> List[str]:
         """Return the command lines on any node that contain one of the words."""
