@@ -118,7 +118,7 @@ def frozen(site: Site, number: int) -> None:
 
 
 def unclone(site: Site, number: int) -> List[s.Step]:
-    return [i.RemoveClone(clone_of(site, number)), i.RemoveImage(site.ref(number))]
+    return [i.RemoveImage(clone_of(site, number)), i.RemoveImage(site.ref(number))]
 
 
 def remove(site: Site, number: int) -> List[s.Step]:
@@ -134,7 +134,7 @@ CASES = {
     ),
     "clone of an image": Case(
         image,
-        lambda site, n: [i.CopyStored(site.ref(n, f"one/one-{n}-copy"), f"one/one-{n}", -1, False)],
+        lambda site, n: [i.CopyStored(site.ref(n, f"one/one-{n}-copy"), f"one/one-{n}")],
         lambda site, n: {f"one-{n}": [], f"one-{n}-copy": ["semishared-new"]},
         lambda site, n: [i.RemoveImage(site.ref(n, f"one/one-{n}-copy")), i.RemoveImage(site.ref(n))],
     ),
@@ -152,7 +152,7 @@ CASES = {
         unclone,
     ),
     "delete a disk": Case(
-        cloned, lambda site, n: [i.RemoveClone(clone_of(site, n))], lambda site, n: {f"one-{n}": ["semishared-new"]}, unclone
+        cloned, lambda site, n: [i.RemoveImage(clone_of(site, n))], lambda site, n: {f"one-{n}": ["semishared-new"]}, unclone
     ),
     "snap_create": Case(
         image, lambda site, n: [i.KeepSnapshot(site.ref(n), 0)], lambda site, n: {f"one-{n}": ["0"]}, remove

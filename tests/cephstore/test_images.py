@@ -123,7 +123,7 @@ def test_flips_never_lose_a_write_and_never_serve_a_stale_base(site: Site, world
         site.on(i.CloneStored(image, clone, 0))
         assert site.read(clone.split("/")[1], MiB, 65536) == bytes([pattern]) * 65536
         assert site.read("one-7", MiB, 65536) == bytes([pattern]) * 65536
-        site.on(i.RemoveClone(site.ref(7, clone)))
+        site.on(i.RemoveImage(site.ref(7, clone)))
     assert site.names() == ["one-7"]
 
 
@@ -209,8 +209,8 @@ def test_clone_on_the_store_is_named_as_stock_names_it_and_leaves_nothing(site: 
     site.on(i.CloneStored(image, "one/one-7-23-1", 128 * MiB))
     assert site.read("one-7-23-1", MiB, 4096) == b"\xa1" * 4096, "made anew: what was there belonged to an action given up"
     assert site.size("one-7-23-1") == 128 * MiB
-    site.on(i.RemoveClone(site.ref(7, "one/one-7-23-1")))
-    site.on(i.RemoveClone(site.ref(7, "one/one-7-23-1")))
+    site.on(i.RemoveImage(site.ref(7, "one/one-7-23-1")))
+    site.on(i.RemoveImage(site.ref(7, "one/one-7-23-1")))
     assert site.names() == ["one-7"]
     site.on(i.BeginSession(image, readonly=False))
     assert (site.snapshots("one-7"), site.trashed("one-7")) == ([], 0)
@@ -226,7 +226,7 @@ def test_session_of_an_image_with_an_orphan_clone_still_ends_its_generations(sit
     site.write("one-7", MiB, b"\xee" * 65536)
     assert site.base(world, image) != generation
     assert site.read("one-7-23-1", MiB, 4096) == b"\xa1" * 4096
-    site.on(i.RemoveClone(site.ref(7, "one/one-7-23-1")))
+    site.on(i.RemoveImage(site.ref(7, "one/one-7-23-1")))
     site.on(i.BeginSession(image, readonly=False))
     assert (site.snapshots("one-7"), site.trashed("one-7")) == ([], 0)
 
@@ -236,7 +236,7 @@ def test_image_with_clones_is_not_removed(site: Site, clones: str) -> None:
     site.on(i.CloneStored(image, "one/one-7-23-1", 0))
     with pytest.raises(ImageInUse, match="one-7-23-1"):
         site.on(i.RemoveImage(image))
-    site.on(i.RemoveClone(site.ref(7, "one/one-7-23-1")))
+    site.on(i.RemoveImage(site.ref(7, "one/one-7-23-1")))
     site.on(i.RemoveImage(image))
     site.on(i.RemoveImage(image))
     assert site.names() == []
@@ -302,17 +302,17 @@ def test_running_image_is_copied_as_of_one_moment(site: Site) -> None:
     site.make()
     with rbd.Image(site.ioctx, "one-7") as guest:
         guest.write(b"\x77" * 4096, 16 * MiB)
-        site.on(i.HoldMoment(site.ref(60), "one/one-7"))
+        site.on(i.HoldMoment(site.ref()))
         guest.write(b"\x79" * 4096, 16 * MiB)
-        site.on(i.CopyStored(site.ref(60), "one/one-7", -1, running=True))
+        site.on(i.CopyHeld(site.ref(60), "one/one-7"))
     assert site.read("one-60", 16 * MiB, 4096) == b"\x77" * 4096
     assert site.snapshots("one-7") == []
     site.on(i.KeepSnapshot(site.ref(7), 4))
     site.write("one-7", 16 * MiB, b"\x78" * 4096)
-    site.on(i.CopyStored(site.ref(61), "one/one-7", 4, running=False))
+    site.on(i.CopyStored(site.ref(61), "one/one-7", 4))
     assert site.read("one-61", 16 * MiB, 4096) == b"\x79" * 4096
     with pytest.raises(MissingImage):
-        site.on(i.CopyStored(site.ref(62), "one/one-7", 9, running=False))
+        site.on(i.CopyStored(site.ref(62), "one/one-7", 9))
     assert site.names() == ["one-60", "one-61", "one-7"]
 
 
@@ -391,7 +391,7 @@ def test_cluster_that_is_down_is_an_error_in_bounded_time(ceph: LocalCluster, si
     ceph.stop()
     try:
         began = time.monotonic()
-        for steps in ([i.SeeImage(image)], [i.FreezeImage(image)], [i.MeasurePool(image.access, "one")]):
+        for steps in ([i.SeeImage(image)], [i.FreezeImage(image)], [i.MeasureStore(image.access, "one")]):
             with pytest.raises(CephUnavailable):
                 site.on(*steps)
         assert time.monotonic() - began < 3 * 40

@@ -184,7 +184,7 @@ def of_datastore(action: str, *steps: str) -> Callable[[Callable[[CephSite], Ima
     return add
 
 
-@of_datastore("cp", "SendUpload")
+@of_datastore("cp", "StoreUpload")
 @of_datastore("stat")
 def upload(cloud: CephSite) -> Image:
     path = cloud.one.top / "upload.img"

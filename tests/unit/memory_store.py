@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
-from semishared.errors import AnotherWriter, ImageInUse, MissingImage, StoreUnavailable, TransferCorrupt
+from semishared.errors import AnotherWriter, ImageInUse, MissingImage, StoreUnavailable, TransferCorrupt, UploadTooLarge
 from semishared.model import stores
 from semishared.model.network_disk import NetworkDisk
 from semishared.model.refs import ImageRef
@@ -23,7 +23,7 @@ from semishared.tools import extents
 from semishared.tools.extents import Manifest
 
 TOTAL = 1 << 30
-KIND = stores.Kind("memory", is_mounted=False, has_bridge=False, formats=("raw",), source=re.compile("memory/.+"), source_is="memory/NAME")
+KIND = stores.Kind("memory", has_bridge=False, formats=("raw",), source=re.compile("memory/.+"), source_is="memory/NAME")
 
 
 class Image:
@@ -168,9 +168,6 @@ class MemoryStore:
 
     # -- images -------------------------------------------------------------------------------------
 
-    def new_source(self, root: str, number: int) -> str:
-        return f"{root}/{number}-{os.urandom(4).hex()}"
-
     def publish(self, image: ImageRef, path: str, known: Manifest | None = None, *, sparse: bool = True) -> str:
         data = Path(path).read_bytes()
         return self.receive(image, len(data), pieces(data), str)
@@ -190,8 +187,11 @@ class MemoryStore:
     def create(self, image: ImageRef, size: int, fs: str) -> None:
         self._make(image.source, bytes(size))
 
-    def copy(self, image: ImageRef, source: ImageRef, snapshot: int = -1) -> None:
-        self._make(image.source, self._at(source, snapshot))
+    def copy(self, image: ImageRef, source: str, snapshot: int = -1, most: int = 0) -> None:
+        data = self._at(image._replace(source=source), snapshot)
+        if most and len(data) > most:
+            raise UploadTooLarge(source)
+        self._make(image.source, data)
 
     @contextmanager
     def made(self, image: ImageRef, size: int) -> Iterator[Draft]:

@@ -121,6 +121,6 @@ def test_code_knows_no_attribute_that_the_page_does_not() -> None:
 def test_page_of_attributes_lists_the_attributes_the_datastore_driver_reads() -> None:
     page = (REFERENCE / "attributes.md").read_text()
     listed = set(re.findall(r"`([A-Z0-9_]{2,})`", page.split("datastore driver knows")[1]))
-    texts = [(ROOT / "lib" / "semishared" / name).read_text() for name in ("front/datastore.py", "plan/images.py")]
+    texts = [(ROOT / "lib" / "semishared" / name).read_text() for name in ("front/upload.py", "plan/images.py")]
     read = {name for text in texts for name in re.findall(r'attribute\("([A-Z0-9_]+)"\)', text)} - {"FS"}
     assert read | {"MD5", "SHA1", "SHA256"} == listed

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
@@ -17,6 +18,8 @@ from semishared.host.execute import Execution, read_plan
 from semishared.model import steps as s
 from semishared.model import steps_base, steps_image
 from semishared.model.network_disk import NetworkDisk
+from semishared.store import Bridged
+from semishared.store.verbs import VERBS
 from semishared.wire.messages import Writer
 
 SECRET = "00000000-0000-4000-8000-0000000000cc"
@@ -67,11 +70,22 @@ def test_every_step_is_the_same_after_its_way_through_json(step: s.Step) -> None
     assert (type(returned), returned) == (type(step), step)
 
 
-@pytest.mark.parametrize("cls", [*STEPS.values(), *OF_BASES.values()], ids=[*STEPS, *OF_BASES])
+@pytest.mark.parametrize("cls", [cls for name, cls in {**STEPS, **OF_BASES}.items() if name not in VERBS], ids=lambda cls: cls.__name__)
 def test_every_step_can_be_carried_out(cls: Any) -> None:
     talk = Conversation(Writer(0), lambda: None, lambda: None, answers=True)
     part = Execution(epochs.Planned(), talk).part(cls(*cls._fields))
     assert callable(getattr(part, cls.__name__))
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_step_that_names_a_verb_has_its_arguments(name: str) -> None:
+    _, *parameters = inspect.signature(getattr(Bridged, VERBS[name])).parameters.values()
+    fields = [field for field in OF_IMAGES[name]._fields if field != "access"]
+    assert len(fields) <= len(parameters)
+    assert all(parameter.default is not parameter.empty for parameter in parameters[len(fields) :])
+    kinds_of_it = [str(parameter.annotation) for parameter in parameters[: len(fields)]]
+    told = [kind for field, kind in zip(OF_IMAGES[name]._fields, kinds(OF_IMAGES[name])) if field != "access"]
+    assert [kind.replace("Iterable[str]", "tuple[str, ...]") for kind in kinds_of_it] == told
 
 
 @given(st.dictionaries(st.sampled_from(["step", "image", "disk", "vm", "vm_dir", "domain", "x"]), json_values))

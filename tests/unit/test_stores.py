@@ -36,7 +36,7 @@ def datastore(**changes: Any) -> Datastore:
 def test_recorded_datastore_is_reached_as_its_user() -> None:
     found = stores.access(datastore())
     assert found == stores.Access("rbd", "libvirt", "libvirt", "libvirt", "", ("10.77.0.1:6791",), SECRET, "")
-    assert not found.can.is_mounted
+    assert found.can.has_bridge
     assert found.can.formats == ("raw",)
     assert stores.pool(datastore()) == "one"
     assert stores.bridge(datastore(), 7) == "localhost"

@@ -104,7 +104,7 @@ def is_published(base: Base) -> bool:
 
 def _note_source(directory: str, image: ImageRef) -> None:
     """Note where a base is from if its store is mounted nowhere: whoever looks at the host's health need not miss a mount."""
-    if not image.access.can.is_mounted:
+    if image.access.can.has_bridge:
         files.write(layout_base.source(directory), f"{image.source}\n".encode(), 0o440)
 
 

@@ -62,6 +62,6 @@ def _of_datastore(word: str) -> list[Key]:
     if not found:
         raise BadArguments(f"no datastore {word!r} in OpenNebula")
     access = stores.access(found[0])
-    if access.can.is_mounted:
+    if not access.can.has_bridge:
         raise BadArguments(f"datastore {word} is not on Ceph (DISK_TYPE = RBD)")
     return keys(access.user, stores.pool(found[0]), access.reader, access.bridge_user, access.data_pool)

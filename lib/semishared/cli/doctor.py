@@ -21,6 +21,7 @@ from typing import Any, Iterator
 from .. import NAME
 from ..config import Config, load
 from ..errors import CannotInstall, HostUnreachable, SemisharedError
+from ..front.stores import is_stock
 from ..guest.kvmrc import Site as Libvirt
 from ..install import edits, examine
 from ..install.front_end import FrontEnd, locate
@@ -33,7 +34,6 @@ from ..opennebula.xml import Image
 from ..plan import diagnosis as plan
 from ..plan.diagnosis_machines import Answers, of_machines
 from ..plan.gc import find
-from ..store import stock_layout
 from ..tools.files import unlink
 from ..units import human
 from . import gc, gc_pools
@@ -176,7 +176,7 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
     for store in cloud.datastores:
         try:
             access = stores.access(store)
-            if store.type != 1 and access.can.is_mounted:
+            if store.type != 1 and not access.can.has_bridge:
                 mounted.append(absolute(store.base_path, "BASE_PATH"))
             elif store.type != 1:
                 ceph.append((stores.pool(store), access.reader, access.conf, access.secret))
@@ -253,7 +253,7 @@ def stock_images(cloud: plan.Cloud) -> list[Image]:
     def look() -> None:
         for image in cloud.images:
             with contextlib.suppress(OSError, SemisharedError):  # of what is not readable others speak
-                if stores.is_path(image.source) and stock_layout.is_layered(image.source, image.format):
+                if is_stock(image):
                     found.append(image)
 
     limited(look)

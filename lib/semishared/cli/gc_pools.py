@@ -31,7 +31,7 @@ def listed(datastores: Iterable[Datastore], config: Config, failed: Failed) -> l
         bridge = ""
         try:
             access = stores.access(datastore)
-            if datastore.type == 1 or access.can.is_mounted:
+            if datastore.type == 1 or not access.can.has_bridge:
                 continue
             bridge, pool = stores.bridge(datastore, 0), stores.pool(datastore)
             names = _ask(bridge, steps_image.ListPool(access, pool), config)

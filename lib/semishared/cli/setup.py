@@ -18,15 +18,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from .. import NAME
 from ..errors import BadArguments, BadAttribute, OnedUnavailable, SemisharedError
+from ..front.stores import Marked, mark
 from ..install import examine
 from ..install.oned_conf import quoted
-from ..install.preflight import Question, encoded
+from ..install.preflight import Question, encoded, mount_of
 from ..model import stores
 from ..opennebula.oned import Oned
 from ..plan import attributes as known
@@ -35,11 +37,12 @@ from ..plan.diagnosis_machines import of_shared
 from ..tools.files import write
 from ..wire.session import is_here
 from .hosts import AT_ONCE
-from .marking import Marked, mark
 
 SYSTEM_TYPE, IMAGE_TYPE = "SYSTEM_DS", "IMAGE_DS"
 HOLDER = {IMAGE_TYPE: "image datastore", SYSTEM_TYPE: "system datastore"}
 TYPE_NUMBER = {IMAGE_TYPE: 0, SYSTEM_TYPE: 1}
+SHARED_TYPES = re.compile(r"(nfs4?|ceph|lustre|gpfs|beegfs|glusterfs|gfs2|ocfs2|9p|virtiofs|fuse\..*)\Z")
+MOUNTS = "/proc/self/mountinfo"
 
 
 class Template(NamedTuple):
@@ -77,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared setup`."""
-    if arguments.is_store and not (arguments.apply and stores.KINDS[arguments.kind].is_mounted):
+    if arguments.is_store and (not arguments.apply or stores.KINDS[arguments.kind].has_bridge):
         raise BadArguments("--is-store is for --apply, and for a store that is mounted")
     try:
         templates = wanted(arguments)
@@ -125,7 +128,7 @@ def wanted(arguments: argparse.Namespace) -> list[Template]:
     if arguments.image == arguments.system:
         raise BadArguments(f"both datastores are called {arguments.image!r}")
     image = {"NAME": arguments.image, "TYPE": IMAGE_TYPE, "DS_MAD": NAME, "TM_MAD": NAME}
-    if not stores.KINDS[arguments.kind].is_mounted:
+    if stores.KINDS[arguments.kind].has_bridge:
         image["DISK_TYPE"] = arguments.kind.upper()
     system = {"NAME": arguments.system, "TYPE": SYSTEM_TYPE, "TM_MAD": NAME}
     return [Template({**image, **pairs(arguments.set)}), Template({**system, **pairs(arguments.set_system)})]
@@ -197,7 +200,15 @@ def mark_store(number: int, is_store: bool) -> Marked:
     oned = Oned()
     ours = [store for store in oned.datastores() if store.driver == NAME and store.type != TYPE_NUMBER[SYSTEM_TYPE]]
     (datastore,) = [store for store in ours if store.id == number]
-    return mark(oned, datastore, [store for store in ours if store.id != number], oned.images(), is_store)
+    return mark(oned, datastore, [store for store in ours if store.id != number], oned.images(), lambda path: is_store or is_mount(path))
+
+
+def is_mount(directory: str) -> bool:
+    """Tell whether something is mounted for this directory or for all datastores, or it lies on a shared file system."""
+    with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+        mount = mount_of(os.path.realpath(directory), file.read())
+    above = {os.path.realpath(path) for path in (directory, os.path.dirname(directory))} - {"/"}
+    return mount.get("point") in above or bool(SHARED_TYPES.match(str(mount.get("type"))))
 
 
 def show(templates: list[Template], made: dict[str, int], files: dict[str, str], kind: str, marked: Marked) -> None:
@@ -227,7 +238,7 @@ def after(templates: list[Template], made: dict[str, int], kind: str, marked: Ma
             f"Next: mount the shared tree at <DATASTORE_LOCATION>/{image} (/var/lib/one/datastores/{image}) on the front-end and on "
             "every host, writable for oneadmin; then this again (--is-store where this machine exports the tree itself)"
         )
-    if stores.KINDS[kind].is_mounted:
+    if not stores.KINDS[kind].has_bridge:
         return (
             f"The store is marked. Next: the same tree at <DATASTORE_LOCATION>/{image} "
             f"(/var/lib/one/datastores/{image}) on every host, writable for oneadmin; then `semishared doctor`"

@@ -120,8 +120,7 @@ def stage(image: Image, datastore: Datastore, hosts: list[Host], wish: Wish, con
     view = Bars(sys.stderr) if is_text else Lines(sys.stdout)
     try:
         found = image_ref(image, datastore)
-        bridge = "" if found.access.can.is_mounted else stores.bridge(datastore, image.id)
-        session = Staging(root, found, bridge, hosts, wish, config, view.tell)
+        session = Staging(root, found, stores.bridge(datastore, image.id), hosts, wish, config, view.tell)
         session.run()
     except SemisharedError as e:
         view.close()

@@ -87,6 +87,4 @@ def _on_store(source: str, vm: int, record: Record) -> tuple[str, ...]:
 def on_store(record: Record) -> dict[str, object]:
     """Return which image of a store that has a bridge a disk is, for the front-end to go on with there; {} for any other disk."""
     image = record.bridged
-    if image is None:
-        return {}
-    return {"on_store": image.to_data(), "how": record.how, "readonly": record.readonly}
+    return {"on_store": image.to_data(), "how": record.how, "readonly": record.readonly} if image else {}

@@ -20,7 +20,7 @@ def rehearse(plan: Part[str | None], action: Action) -> Script:
 
 
 def _look(step: Step) -> Step | None:
-    from ..model.steps_front import LOOKS
+    from ..model.steps_datastore import LOOKS
 
     return step if type(step).__name__ in LOOKS else None
 

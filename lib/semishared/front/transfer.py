@@ -39,8 +39,7 @@ def _vm(action: Action, place: args.DiskPlace) -> Vm:
 
 def _marked(action: Action, datastore: Datastore) -> Datastore:
     """Return the datastore; say it if nobody could tell its store from the place where that is to be mounted."""
-    access = stores.access(datastore)
-    if access.can.is_mounted and not access.marker:
+    if stores.unmarked(datastore):
         action.report.warn(stores.unmarked(datastore))
     return datastore
 

@@ -7,6 +7,7 @@ from typing import Callable, Iterator
 
 from ..base import room
 from ..disk.epochs import Planned
+from ..errors import TransferCorrupt
 from ..tools import progress
 from ..wire.messages import Message, Writer
 
@@ -39,6 +40,18 @@ class Conversation:
             if not isinstance(message, bytes):
                 break
             yield message
+        self._end = message
+
+    def extents(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the extents that follow the plan, {"extent": index} and the bytes of each, up to a message that is none."""
+        while True:
+            message = self.next()
+            if not isinstance(message, dict) or "extent" not in message:
+                break
+            content = self.next()
+            if not isinstance(content, bytes) or not isinstance(message["extent"], int):
+                raise TransferCorrupt("an extent without its bytes")
+            yield message["extent"], content
         self._end = message
 
     def sha256(self) -> str:

@@ -12,7 +12,7 @@ from ..base.ensure import borrowed, ensure
 from ..disk import create, guard, layering, records, snapshots, vm_dir
 from ..errors import BadArguments, MissingImage, NoSpace, TransferCorrupt
 from ..model import steps as s
-from ..store import marker
+from ..store import verbs
 from ..tools import progress
 from .conversation import Steps
 
@@ -25,7 +25,8 @@ class Execution(Steps):
     def step(self, step: s.Step) -> object:
         """Carry out one step; return what it found out (JSON data) or None."""
         guard.guard(step)
-        return getattr(self.part(step), type(step).__name__)(step)
+        name = type(step).__name__
+        return verbs.do(step) if name in verbs.VERBS else getattr(self.part(step), name)(step)
 
     def part(self, step: s.Step) -> object:
         """Return what carries out the steps of a step's vocabulary: loaded when one of them comes, most plans are of one."""
@@ -38,10 +39,10 @@ class Execution(Steps):
             from .base_steps import OnBases
 
             return OnBases(self.planned, self.talk)
-        if vocabulary == "steps_image":
+        if vocabulary in ("steps_image", "steps_datastore"):
             from .store_steps import OnStore
 
-            return OnStore(self.planned, self.talk.next, self.talk.asking)
+            return OnStore(self.planned, self.talk)
         return self
 
     def PrepareVm(self, step: s.PrepareVm) -> None:
@@ -50,9 +51,6 @@ class Execution(Steps):
         except NoSpace:
             room.for_disk(step.vm_dir, room.LITTLE, self.talk.asking)
             vm_dir.prepare(step.vm, step.vm_dir, self.planned)
-
-    def CheckStore(self, step: s.CheckStore) -> None:
-        marker.check(step.store_dir, step.marker)
 
     def StageBase(self, step: s.StageBase) -> object:
         content = store.content(step.image)

@@ -22,6 +22,7 @@ if __package__ in (None, ""):
 from semishared import VERSION
 from semishared.errors import SemisharedError, ToolTimeout
 from semishared.model import layout, layout_base
+from semishared.model.refs import ImageRef
 from semishared.tools.files import allocated
 from semishared.tools.run import run
 from semishared.tools.signatures import sign
@@ -50,7 +51,7 @@ def stores(location: str) -> set[str]:
             records = layout.records(f"{location}/{system}/{vm}")
             for name in _names(records):
                 source = _source(f"{records}/{name}")
-                if source.startswith("/"):
+                if source:
                     found.add(os.path.dirname(source))
     return found
 
@@ -84,11 +85,12 @@ def _is_ours(system: str) -> bool:
 
 
 def _source(record: str) -> str:
+    """Return the file on a store that a disk was made from, '' if it is from none."""
     try:
         with open(record, "rb") as file:
-            image = json.loads(file.read(65536)).get("image")
-        return str(image["source"])
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            image = ImageRef.from_data(json.loads(file.read(65536))["image"])
+        return "" if image.access.can.has_bridge else image.source
+    except (OSError, ValueError, TypeError, KeyError, SemisharedError):
         return ""
 
 

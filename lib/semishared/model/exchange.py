@@ -85,7 +85,7 @@ class End(NamedTuple):
 
 
 class Here(NamedTuple):
-    """Work of this very process: a step of steps_front.py, on a host of steps_hypervisor.py. Given what that returns."""
+    """Work of this very process: a step of steps_datastore.py, on a host of steps_hypervisor.py. Given what that returns."""
 
     step: Step
 

@@ -38,13 +38,6 @@ class PrepareVm(NamedTuple):
     vm_dir: str
 
 
-class CheckStore(NamedTuple):
-    """Fail unless the directory of a datastore holds the store with the id `marker`."""
-
-    store_dir: str
-    marker: str
-
-
 class StageBase(NamedTuple):
     """Have a verified base of the image in the host's base store `root`."""
 
@@ -206,7 +199,7 @@ class Discard(NamedTuple):
 
 LOOKS = frozenset({
     "CheckNotRunning", "CheckStore", "DescribeVm", "ListBases", "ListPool", "LookAround", "LookAtDisk", "LookAtImages", "LookAtVm",
-    "LookForVm", "MeasurePool", "ReadBase", "RehearseHypervisor", "ReportDisks", "SeeImage",
+    "LookForVm", "MeasureStore", "ReadBase", "RehearseHypervisor", "ReportDisks", "SeeImage",
 })  # fmt: skip
 """Steps that change nothing wherever they are carried out: all that a dry run may send."""
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of the vocabulary that concerns images in stores. Loaded only for such (steps.py).
 
-Most are carried out on the store's bridge, as its `bridge_user`; images are named POOL/IMAGE, and clones of an image for a
-disk POOL/IMAGE-VM-DISK, as OpenNebula's own driver names them. Hosts only read, and write to what the bridge has made.
+Most name a verb of their store and its arguments (store/verbs.py). They are carried out where the store's images are changed:
+on its bridge, as `bridge_user`, or, if it has none, wherever it is reached. Hosts only read, and write to what the bridge has made.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from .network_disk import NetworkDisk
 from .refs import DiskRef, ImageRef
+from .steps_datastore import *  # noqa: F403 - the vocabulary is one, in files of a size to read
 from .stores import Access
 
 # -- on a host ----------------------------------------------------------------------------------------
@@ -61,39 +62,20 @@ class RestoreImage(NamedTuple):
     image: ImageRef
 
 
-# -- on the bridge ------------------------------------------------------------------------------------
-
-
-class CreateImage(NamedTuple):
-    """Publish an empty image of `size` bytes, with a file system unless `fs` is ''."""
-
-    image: ImageRef
-    size: int
-    fs: str
-
-
-class ReceiveImage(NamedTuple):
-    """Publish an image whose extents follow the plan, with its generation."""
-
-    image: ImageRef
-    size: int
+# -- where images are changed --------------------------------------------------------------------------
 
 
 class HoldMoment(NamedTuple):
-    """Keep the present content of `source`, which a guest writes to, for the CopyStored of that moment which follows."""
+    """Keep the present content of an image that a guest writes to, for the CopyHeld which follows."""
+
+    image: ImageRef
+
+
+class CopyHeld(NamedTuple):
+    """Publish `image`, an independent copy of the moment of the image `source` that HoldMoment has kept."""
 
     image: ImageRef
     source: str
-
-
-class CopyStored(NamedTuple):
-    """Publish `image`, an independent copy of the image `source`, at snapshot `snapshot` (-1: as it is now)."""
-
-    image: ImageRef
-    source: str
-    snapshot: int
-    running: bool
-    """A guest writes to `source`: copy the moment that HoldMoment has kept."""
 
 
 class StageImage(NamedTuple):
@@ -110,45 +92,19 @@ class PublishImage(NamedTuple):
     staged: str
 
 
-class RemoveImage(NamedTuple):
-    """Remove an image with its snapshots and all that is staged for it."""
-
-    image: ImageRef
-
-
-class RemoveClone(NamedTuple):
-    """Remove the clone of an image for a disk, with its snapshots."""
-
-    image: ImageRef
-
-
-class MeasurePool(NamedTuple):
-    """Report bytes used, in total and free of a pool."""
-
-    access: Access
-    pool: str
-
-
 class ListPool(NamedTuple):
     """Report the names of all images of a pool."""
 
     access: Access
-    pool: str
+    where: str
 
 
 class LookAtImages(NamedTuple):
     """Report, for `semishared gc`, what some images of a pool are."""
 
     access: Access
-    pool: str
+    where: str
     names: tuple[str, ...]
-
-
-class DigestImage(NamedTuple):
-    """Report the hex digest (`kind` as hashlib names it) of a whole image."""
-
-    image: ImageRef
-    kind: str
 
 
 class FreezeImage(NamedTuple):
@@ -178,11 +134,11 @@ class BeginSession(NamedTuple):
 
 
 class CloneStored(NamedTuple):
-    """Publish `target`, a copy-on-write clone of an image for a disk, of at least `min_size` bytes."""
+    """Publish `clone`, a copy-on-write clone of an image for a disk, of at least `size` bytes."""
 
     image: ImageRef
-    target: str
-    min_size: int
+    clone: str
+    size: int
 
 
 class KeepSnapshot(NamedTuple):
@@ -190,29 +146,6 @@ class KeepSnapshot(NamedTuple):
 
     image: ImageRef
     snapshot: int
-
-
-class ForgetSnapshot(NamedTuple):
-    """Remove a snapshot of an image."""
-
-    image: ImageRef
-    snapshot: int
-
-
-class RevertImage(NamedTuple):
-    """Give an image the content of its snapshot, and at least `size` bytes."""
-
-    image: ImageRef
-    snapshot: int
-    size: int = 0
-
-
-class FlattenImage(NamedTuple):
-    """Give an image the content of its snapshot, and at least `size` bytes, and remove all snapshots."""
-
-    image: ImageRef
-    snapshot: int
-    size: int = 0
 
 
 class GrowImage(NamedTuple):
@@ -223,10 +156,10 @@ class GrowImage(NamedTuple):
 
 
 class BeginChange(NamedTuple):
-    """Hide and empty an image while a host replaces its content; report its name meanwhile."""
+    """Hide and empty an image, of at least `size` bytes, while a host replaces its content; report its name meanwhile."""
 
     image: ImageRef
-    min_size: int
+    size: int
 
 
 class EndChange(NamedTuple):

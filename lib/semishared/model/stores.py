@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple, Tuple
 from ..errors import BadArguments, BadAttribute
 
 if TYPE_CHECKING:
-    # Hosts, which are told how a store is reached, need no XML for that.
-    from ..opennebula.xml import Datastore
+    from typing import Protocol
+
+    class Datastore(Protocol):
+        """What is asked of a datastore: hosts, which are told how its store is reached, need no XML for that."""
+
+        @property
+        def id(self) -> int: ...
+
+        def attribute(self, name: str) -> str: ...
 
 
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
@@ -33,10 +40,8 @@ class Kind(NamedTuple):
     """What stores of one kind can do."""
 
     name: str
-    is_mounted: bool
-    """Images are files, at the same path on the front-end and all hosts; else they are reached over the network."""
     has_bridge: bool
-    """Images are changed by one machine, the store's bridge; else by any that reaches them."""
+    """Images are reached over the network and changed by one machine, the store's bridge; else by any, at the same path on all."""
     formats: Tuple[str, ...]
     """Formats in which images are stored."""
     source: re.Pattern[str]
@@ -46,8 +51,8 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "dir": Kind("dir", True, False, ("raw", "qcow2"), re.compile(r"/.*", re.S), "a plain absolute path"),
-    "rbd": Kind("rbd", False, True, ("raw",), STORED, "POOL/IMAGE"),
+    "dir": Kind("dir", False, ("raw", "qcow2"), re.compile(r"/.*", re.S), "a plain absolute path"),
+    "rbd": Kind("rbd", True, ("raw",), STORED, "POOL/IMAGE"),
 }
 
 
@@ -99,10 +104,15 @@ DEFAULT_POOL = "one"
 ADMIN = "admin"
 
 
+def kind(datastore: Datastore) -> Kind:
+    """Return the kind of the store of `datastore`."""
+    return KINDS["rbd" if datastore.attribute("DISK_TYPE").upper() == "RBD" else "dir"]
+
+
 def access(datastore: Datastore) -> Access:
     """Return how the store of `datastore` is reached; raise BadAttribute."""
     cloud = _checked(datastore, "SEMISHARED_CLOUD", MARKER, "the id of a cloud (32 hex digits)")
-    if datastore.attribute("DISK_TYPE").upper() != "RBD":
+    if not kind(datastore).has_bridge:
         return MOUNTED._replace(marker=_checked(datastore, "SEMISHARED_STORE", MARKER, "the id of a store (32 hex digits)"), cloud=cloud)
     user = _user(datastore, "CEPH_USER", "")
     if not user:
@@ -122,7 +132,9 @@ def access(datastore: Datastore) -> Access:
 
 
 def unmarked(datastore: Datastore) -> str:
-    """Return what to say of a mounted datastore whose store has no marker."""
+    """Return what to say of a datastore whose store should have a marker and has none, '' of any other."""
+    if kind(datastore).has_bridge or datastore.attribute("SEMISHARED_STORE"):
+        return ""
     return (
         f"datastore {datastore.id} has no SEMISHARED_STORE: that its store is not mounted would not be noticed; "
         "`semishared setup --apply` marks it"
@@ -160,7 +172,9 @@ def bridges(datastore: Datastore) -> list[str]:
 
 
 def bridge(datastore: Datastore, number: int) -> str:
-    """Return the machine that changes images of an rbd datastore for object `number` (as upstream: by its id)."""
+    """Return the machine that changes images of a datastore for object `number` (as upstream: by its id), '' for any."""
+    if not kind(datastore).has_bridge:
+        return ""
     found = bridges(datastore)
     return found[number % len(found)] if found else "localhost"
 
@@ -170,6 +184,15 @@ def check_source(store: Access, source: str, what: str = "source") -> str:
     if not store.can.source.match(source):
         raise BadArguments(f"{what} is not {store.can.source_is}: {source!r}")
     return source
+
+
+def new_source(store: Access, root: str, number: int, token: str) -> str:
+    """Return the SOURCE for the new image `number` in the directory or pool `root`; `token` is a name that no image has."""
+    if not store.can.has_bridge:
+        return f"{root}/{token}"
+    from . import layout_pool
+
+    return f"{root}/{layout_pool.image(number)}"
 
 
 def is_path(source: str) -> bool:

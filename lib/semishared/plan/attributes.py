@@ -89,9 +89,9 @@ def _image_datastore(attributes: Mapping[str, str]) -> None:
         raise BadAttribute(f"DISK_TYPE is {kind!r}, not one of {', '.join(DISK_TYPES)} in capitals")
     view = datastore(attributes)
     access = stores.access(view)
-    if access.can.is_mounted and attributes.get("BRIDGE_LIST"):
+    if not access.can.has_bridge and attributes.get("BRIDGE_LIST"):
         raise BadAttribute("BRIDGE_LIST means nothing for a mounted store: the front-end mounts it too")
-    if not access.can.is_mounted:
+    if access.can.has_bridge:
         stores.pool(view)
         stores.bridges(view)
         if not access.secret:

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of the datastore actions: each returns what goes to stdout. Mounted stores are the front-end's own, pools their bridge's."""
+"""Plans of the datastore actions: each returns what goes to stdout.
+
+What they ask of a store is the same for all kinds; its bridge does it, or this machine, if there is none.
+"""
 
 from __future__ import annotations
 
-import posixpath
-from typing import NamedTuple, Tuple
+from typing import Any, NamedTuple, Tuple
 
 from ..errors import BadAttribute, RestrictedPath
-from ..model import layout_pool, stores
-from ..model import steps_front as f
-from ..model.exchange import Here, On, Part
-from ..model.refs import ImageRef
-from ..opennebula.args import absolute, number
+from ..model import steps_datastore as d
+from ..model import stores
+from ..model.exchange import Here, On, Part, warn
+from ..model.refs import ImageRef, Step
+from ..opennebula.args import absolute, image_source, number
 from ..opennebula.xml import Datastore, Image
 from ..units import MiB, mib_ceil
 from . import images
@@ -41,174 +43,150 @@ class Asked(NamedTuple):
         return absolute(self.datastore.base_path, "BASE_PATH")
 
     @property
+    def root(self) -> str:
+        """The pool or directory that its images are in."""
+        return stores.pool(self.datastore) if self.access.can.has_bridge else self.directory
+
+    @property
     def bridge(self) -> str:
+        """The machine that changes the store, '' for this one."""
         return stores.bridge(self.datastore, max(self.image.id, 0))
 
     @property
     def format(self) -> str:
-        return images.format_of(self.image, self.datastore)
+        """What the image is; where there is no choice, FORMAT does not matter."""
+        formats = self.access.can.formats
+        return images.format_of(self.image, self.datastore) if len(formats) > 1 else formats[0]
 
     @property
-    def path(self) -> str:
-        """SOURCE, if it is an image of this mounted datastore; raise RestrictedPath."""
-        plain = absolute(self.image.source, "SOURCE")
-        if posixpath.dirname(plain) != self.directory or posixpath.basename(plain).startswith("."):
-            raise RestrictedPath(f"{plain} is no image of datastore {self.datastore.id}")
-        return plain
+    def new(self) -> ImageRef:
+        """The image that is to be made."""
+        source = stores.new_source(self.access, self.root, self.image.id, self.token)
+        return ImageRef(self.datastore.id, self.image.id, self.format, source, access=self.access)
 
-    def ref(self, source: str = "") -> ImageRef:
-        """Return the image in the pool that `source` names, else the new one of this id; raise RestrictedPath."""
-        pool = stores.pool(self.datastore)
-        found = images.ref_at(self.datastore.id, self.access, self.image.id, source or f"{pool}/{layout_pool.image(self.image.id)}")
-        if stores.pool_and_name(found.source)[0] != pool:
-            raise RestrictedPath(f"{found.source} is no image of datastore {self.datastore.id}, whose pool is {pool}")
+    def source(self, text: str, what: str) -> str:
+        """Return `text` if it names an image in a store of this kind; raise BadArguments."""
+        return image_source(stores.check_source(self.access, text, what), what)
+
+    @property
+    def stored(self) -> ImageRef:
+        """SOURCE, if it is an image of this datastore; raise RestrictedPath."""
+        found = self.new._replace(source=self.source(self.image.source, "SOURCE"))
+        if found.root != self.root or found.source[len(found.root) :].startswith("/."):
+            pool = f", whose pool is {self.root}" if self.access.can.has_bridge else ""
+            raise RestrictedPath(f"{found.source} is no image of datastore {self.datastore.id}{pool}")
         return found
 
+    @property
+    def snapshot(self) -> int:
+        return number(self.image.text("TARGET_SNAPSHOT"), "TARGET_SNAPSHOT")
 
-def _is_mounted(asked: Asked) -> Part[bool]:
-    """Return whether the store is a directory here; below a mount point that is not mounted nothing is made, counted or gone."""
-    access = asked.access
-    if access.can.is_mounted:
-        yield Here(f.CheckMarker(asked.directory, access.marker))
-    return access.can.is_mounted
+    def done(self, step: Step) -> Part[Any]:
+        """Have a step carried out where the store is changed; return its answer."""
+        if not self.bridge:
+            return (yield Here(step))
+        (answer,) = yield On(self.bridge, (step,))
+        return answer
 
 
 def stat(asked: Asked) -> Part[str]:
     """Plan stat: the size in MiB that the image at PATH will have."""
-    size = yield Here(f.MeasureSource(asked.image.path))
+    size = yield Here(d.MeasureSource(asked.image.path))
     return str(mib_ceil(size))
 
 
 def cp(asked: Asked) -> Part[str]:
     """Plan cp: bring the image at PATH into the datastore; SOURCE and FORMAT."""
-    if (yield from _is_mounted(asked)):
-        stored, format = yield Here(f.StoreUpload(asked.image.path, asked.directory))
-        return f"{stored} {format}"
-    ref = asked.ref()
-    yield Here(f.SendUpload(asked.image.path, asked.directory, ref, asked.bridge))
-    return f"{ref.source} {ref.format}"
+    known = asked.format if len(asked.access.can.formats) == 1 else ""
+    image = asked.new._replace(format=known)
+    found = yield Here(d.StoreUpload(asked.image.path, asked.directory, image, asked.bridge))
+    return f"{image.source} {known or found}"
 
 
 def mkfs(asked: Asked) -> Part[str]:
     """Plan mkfs: an empty image; SOURCE alone, the whole line is taken for it."""
-    is_mounted, image = (yield from _is_mounted(asked)), asked.image
-    ref = None if is_mounted else asked.ref()
+    image, formats, new = asked.image, asked.access.can.formats, asked.new
     if image.format == SAVE_AS:
-        return ref.source if ref else f"{asked.directory}/{asked.token}"
-    format = asked.format
-    if ref and image.format not in ("", ref.format):
-        raise BadAttribute(f"FORMAT of image {image.id} is {image.format!r}; images on Ceph are {ref.format}")
-    if not ref and format not in images.STORED:
-        raise BadAttribute(f"FORMAT of image {image.id} is {format!r}, not one of {', '.join(images.STORED)}")
+        return new.source
+    format = images.format_of(image, asked.datastore)
+    if format not in formats:
+        possible = f", not one of {', '.join(formats)}" if len(formats) > 1 else f"; images on Ceph are {formats[0]}"
+        raise BadAttribute(f"FORMAT of image {image.id} is {format!r}{possible}")
     fs = image.file_system or image.attribute("FS").lower()
     if fs and fs not in asked.file_systems:
         raise BadAttribute(f"FS of image {image.id} is {fs!r}, not one of {', '.join(sorted(asked.file_systems))}")
     if not 0 < image.size <= asked.max_size:
         raise BadAttribute(f"SIZE of image {image.id} is {image.size // MiB} MiB; 1 to {asked.max_size // MiB} are possible")
-    if ref:
-        from ..model.steps_image import CreateImage
-
-        yield On(asked.bridge, (CreateImage(ref, image.size, fs),))
-        return ref.source
-    return str((yield Here(f.MakeFile(asked.directory, format, image.size, fs))))
+    yield from asked.done(d.CreateImage(new, image.size, fs))
+    return new.source
 
 
 def clone(asked: Asked) -> Part[str]:
     """Plan clone: copy another image (PATH is its SOURCE) into the datastore; SOURCE and FORMAT."""
-    if (yield from _is_mounted(asked)):
-        stored = yield Here(f.CopyStoredFile(absolute(asked.image.path, "PATH"), asked.directory, asked.format))
-        return f"{stored} {asked.format}"
-    from ..model.steps_image import CopyStored
-
-    ref = asked.ref()
-    source = stores.check_source(ref.access, asked.image.path, "PATH")
-    yield On(asked.bridge, (CopyStored(ref, source, -1, running=False),))
-    return f"{ref.source} {ref.format}"
+    new = asked.new
+    yield from asked.done(d.CopyStored(new, asked.source(asked.image.path, "PATH"), most=asked.max_size))
+    return f"{new.source} {new.format}"
 
 
 def rm(asked: Asked) -> Part[str]:
     """Plan rm: remove the image SOURCE; one that is not there is removed already."""
-    is_mounted = yield from _is_mounted(asked)
-    if not asked.image.source:
-        return ""
-    if is_mounted:
-        yield Here(f.RemoveStored(asked.path))
-    else:
-        from ..model.steps_image import RemoveImage
-
-        yield On(asked.bridge, (RemoveImage(asked.ref(asked.image.source)),))
+    if asked.image.source:
+        yield from asked.done(d.RemoveImage(asked.stored))
     return ""
 
 
 def snap_delete(asked: Asked) -> Part[str]:
     """Plan snap_delete: remove the image's TARGET_SNAPSHOT; one that is not there is removed already."""
-    if (yield from _is_mounted(asked)):
-        yield Here(f.DropSnapshot(asked.path, asked.format, _snapshot(asked)))
-    else:
-        from ..model.steps_image import ForgetSnapshot
-
-        yield On(asked.bridge, (ForgetSnapshot(asked.ref(asked.image.source), _snapshot(asked)),))
+    yield from asked.done(d.ForgetSnapshot(asked.stored, asked.snapshot))
     return ""
 
 
 def snap_revert(asked: Asked) -> Part[str]:
     """Plan snap_revert: make the image's TARGET_SNAPSHOT its content; all snapshots stay."""
-    if (yield from _is_mounted(asked)):
-        yield Here(f.RevertStored(asked.path, asked.format, _snapshot(asked), asked.image.size))
-    else:
-        from ..model.steps_image import RevertImage
-
-        yield On(asked.bridge, (RevertImage(asked.ref(asked.image.source), _snapshot(asked), asked.image.size),))
+    yield from asked.done(d.RevertImage(asked.stored, asked.snapshot, asked.image.size))
     return ""
 
 
 def snap_flatten(asked: Asked) -> Part[str]:
     """Plan snap_flatten: make the image's TARGET_SNAPSHOT its content and remove all snapshots; without any it is done already."""
-    if (yield from _is_mounted(asked)):
-        yield Here(f.FlattenStored(asked.path, asked.format, _snapshot(asked), asked.image.size))
-    else:
-        from ..model.steps_image import FlattenImage
-
-        yield On(asked.bridge, (FlattenImage(asked.ref(asked.image.source), _snapshot(asked), asked.image.size),))
+    yield from asked.done(d.FlattenImage(asked.stored, asked.snapshot, asked.image.size))
     return ""
-
-
-def _snapshot(asked: Asked) -> int:
-    return number(asked.image.text("TARGET_SNAPSHOT"), "TARGET_SNAPSHOT")
 
 
 def export(asked: Asked) -> Part[str]:
     """Plan export: IMPORT_INFO for the marketplace; SOURCE is what OpenNebula's downloader reads, here or by ssh from the bridge."""
     from xml.sax.saxutils import escape
 
-    if (yield from _is_mounted(asked)):
-        source, format = asked.path, asked.format
-        digest = yield Here(f.DigestStored(source, format, "md5"))
-    else:
-        from ..model.steps_image import DigestImage
-
-        image, bridge = asked.ref(asked.image.source), asked.bridge
-        (found,) = yield On(bridge, (DigestImage(image, "md5"),))
+    image, bridge = asked.stored, asked.bridge
+    digest, _ = yield from asked.done(d.DigestImage(image, "md5"))
+    source = image.source
+    if bridge:
         conf = f"&CEPH_CONF={image.access.conf}" if image.access.conf else ""
         host = asked.node if bridge == "localhost" else bridge
-        source, format, digest = f"rbd://{host}/{image.source}?CEPH_USER={image.access.bridge_user}{conf}", image.format, found["digest"]
-    facts = {"IMPORT_SOURCE": source, "MD5": digest, "SIZE": str(asked.image.size // MiB), "FORMAT": format, "DISPOSE": "NO"}
+        source = f"rbd://{host}/{source}?CEPH_USER={image.access.bridge_user}{conf}"
+    facts = {
+        "IMPORT_SOURCE": source, "MD5": digest, "SIZE": str(asked.image.size // MiB), "FORMAT": image.format, "DISPOSE": "NO",
+    }  # fmt: skip
     return f"<IMPORT_INFO>{''.join(f'<{name}>{escape(text)}</{name}>' for name, text in facts.items())}</IMPORT_INFO>"
 
 
 def monitor(asked: Asked) -> Part[str]:
     """Plan monitor: the capacity of the store in MiB; a pool's as Ceph has it: replicas taken off, quotas kept."""
-    if (yield from _is_mounted(asked)):
-        if not asked.access.marker:
-            yield Here(f.MakeStore(asked.directory))
-        found = yield Here(f.MeasureStore(asked.directory))
-    else:
-        from ..model.steps_image import MeasurePool
-
-        (found,) = yield On(asked.bridge, (MeasurePool(asked.access, stores.pool(asked.datastore)),))
-    return f"USED_MB={found['used'] // MiB}\nTOTAL_MB={found['total'] // MiB}\nFREE_MB={found['free'] // MiB}"
+    if not asked.bridge and not asked.access.marker:
+        yield Here(d.MakeStore(asked.directory))
+    used, total, free = yield from asked.done(d.MeasureStore(asked.access, asked.root))
+    return f"USED_MB={used // MiB}\nTOTAL_MB={total // MiB}\nFREE_MB={free // MiB}"
 
 
-PLANNERS = {planner.__name__: planner for planner in (
+ACTIONS = {planner.__name__: planner for planner in (
     stat, cp, mkfs, clone, rm, monitor, snap_delete, snap_revert, snap_flatten, export,
 )}  # fmt: skip
+
+
+def planned(action: str, asked: Asked) -> Part[str]:
+    """Plan a datastore action. Below a mount point that is not mounted nothing is made, counted or gone."""
+    if action != stat.__name__ and not asked.access.can.has_bridge:
+        yield Here(d.CheckStore(asked.access, asked.root))
+        if stores.unmarked(asked.datastore):
+            yield warn(stores.unmarked(asked.datastore))
+    return (yield from ACTIONS[action](asked))

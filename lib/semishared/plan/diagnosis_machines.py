@@ -100,7 +100,7 @@ def _ceph(cloud: Cloud) -> list[stores.Access]:
             access = stores.access(store)
         except SemisharedError:
             continue
-        if not access.can.is_mounted:
+        if access.can.has_bridge:
             found.append(access)
     return found
 

@@ -37,7 +37,11 @@ def grown(disk: Disk) -> int:
 
 def check_store(access: stores.Access, path: str) -> list[s.Step]:
     """Plan to look whether the store is there, before something is read from or written to `path` in it."""
-    return [s.CheckStore(posixpath.dirname(path), access.marker)] if access.marker else []
+    if not access.marker:
+        return []
+    from ..model.steps_datastore import CheckStore
+
+    return [CheckStore(access, posixpath.dirname(path))]
 
 
 def copy_kernel(asked: FromImage, datastore: Datastore) -> Plan:
@@ -53,14 +57,13 @@ def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, over
     if image.is_persistent:
         raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
-    place, is_mounted = placement.place(image, datastore, is_persistent=False), ref.access.can.is_mounted
-    encryption.check_clone(disk, image, place, is_mounted=is_mounted)
+    place, bridge = placement.place(image, datastore, is_persistent=False), stores.bridge(datastore, image.id)
+    encryption.check_clone(disk, image, place, has_bridge=bool(bridge))
     host, prepare, min_size = asked.target.host, _prepare(asked.target), grown(disk)
     root = layout.base_store(asked.target.vm_place.datastore_location)
-    if not is_mounted:
+    if bridge:
         from . import rbd
 
-        bridge = stores.bridge(datastore, image.id)
         if not place.is_local:
             yield from rbd.clone(host, bridge, ref, target, min_size)
             return
@@ -79,14 +82,13 @@ def ln(asked: FromImage, disk: Disk, image: Image, datastore: Datastore) -> Plan
     placement.place(image, datastore, is_persistent=True)
     encryption.secret(disk, image)
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
-    host, readonly = asked.target.host, disk.is_readonly
-    if ref.access.can.is_mounted:
+    host, readonly, bridge = asked.target.host, disk.is_readonly, stores.bridge(datastore, image.id)
+    if not bridge:
         link = s.LinkInPlace(target, ref, readonly, session=not readonly, shareable=disk.is_shareable)
         yield On(host, (_prepare(asked.target), link))
         return
     from . import rbd
 
-    bridge = stores.bridge(datastore, image.id)
     yield from rbd.ln(host, bridge, ref, target, readonly=readonly, shareable=disk.is_shareable)
 
 

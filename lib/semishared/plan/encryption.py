@@ -28,9 +28,9 @@ def secret(disk: Disk, image: Image | None = None) -> str:
     return disk.luks_secret or (image.luks_secret if image else "")
 
 
-def check_clone(disk: Disk, image: Image, place: Place, is_mounted: bool) -> None:
+def check_clone(disk: Disk, image: Image, place: Place, has_bridge: bool) -> None:
     """Raise EncryptedDisk if a disk made of an encrypted image, in `place`, could not be opened."""
-    if secret(disk, image) and place.backing != "none" and (place.is_local or is_mounted):
+    if secret(disk, image) and place.backing != "none" and (place.is_local or not has_bridge):
         raise EncryptedDisk(
             f"image {image.id} is encrypted (LUKS_SECRET) and cannot be laid under a qcow2 overlay, which QEMU would not open: "
             "set SEMISHARED_LOCAL = copy, without SEMISHARED_PLACE = shared, or make the image persistent"

@@ -73,7 +73,7 @@ def clone(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, min_size: 
     try:
         yield On(host, (i.ConfirmDisk(disk),))
     except VmGone:
-        yield On(bridge, (i.RemoveClone(made),))
+        yield On(bridge, (i.RemoveImage(made),))
         raise
 
 
@@ -120,8 +120,10 @@ def record_of(host: str, disk: s.DiskRef) -> Part[Record]:
 def copy(host: str, bridge: str, source: str, target: s.ImageRef, disk: s.DiskRef, snapshot: int, guest: resting.Guest) -> Plan:
     """Save the disk `source` on the network as the image `target`; a running guest rests while its moment is held."""
     if guest.domain:
-        yield from resting.meanwhile(host, disk, guest, On(bridge, (i.HoldMoment(target, source),)))
-    yield On(bridge, (i.CopyStored(target, source, snapshot, bool(guest.domain)),))
+        yield from resting.meanwhile(host, disk, guest, On(bridge, (i.HoldMoment(target._replace(source=source)),)))
+        yield On(bridge, (i.CopyHeld(target, source),))
+    else:
+        yield On(bridge, (i.CopyStored(target, source, snapshot),))
 
 
 class Local(NamedTuple):
@@ -135,8 +137,8 @@ class Local(NamedTuple):
 
 def fill(local: Local, bridge: str, target: s.ImageRef, snapshot: int, guest: resting.Guest) -> Plan:
     """Save a local disk as the image `target`, which the bridge makes and the disk's host fills."""
-    (made,) = yield On(bridge, (i.StageImage(target, local.size),))
-    staged = target._replace(source=made["staged"], access=local.access)
+    (name,) = yield On(bridge, (i.StageImage(target, local.size),))
+    staged = target._replace(source=str(name), access=local.access)
     try:
         found = yield On(local.host, (i.FillImage(local.disk, staged, guest.domain, snapshot, guest.freeze),))
         yield Say(resting.lines, tuple(found))
@@ -149,7 +151,7 @@ def fill(local: Local, bridge: str, target: s.ImageRef, snapshot: int, guest: re
 def remove_clone(image: s.ImageRef) -> Plan:
     """Remove the clone that a disk turned out to be."""
     bridge = yield from bridge_of(image)
-    yield On(bridge, (i.RemoveClone(image),))
+    yield On(bridge, (i.RemoveImage(image),))
 
 
 def snapshot(what: str, host: str, disk: s.DiskRef, found: Mapping[str, Any], number: int, size: int, guest: resting.Guest) -> Plan:
@@ -181,12 +183,12 @@ def restore(host: str, disk: s.DiskRef, record: Record, size: int, source: Downl
     """Replace the content of a disk on the network by that of a backup: whole, or as it was."""
     if record.readonly:
         raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is read-only and cannot be restored")
-    image = record.stored
+    image = record.bridged
     assert image is not None
     bridge = yield from bridge_of(image)
-    (begun,) = yield On(bridge, (i.BeginChange(image, size),))
+    (hidden,) = yield On(bridge, (i.BeginChange(image, size),))
     try:
-        yield Feed(On(host, (i.RestoreImage(disk, image._replace(source=begun["hidden"])),)), source)
+        yield Feed(On(host, (i.RestoreImage(disk, image._replace(source=str(hidden))),)), source)
     except SemisharedError:
         yield On(bridge, (i.EndChange(image, whole=False),))
         raise

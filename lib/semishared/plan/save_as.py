@@ -36,7 +36,7 @@ def cpds(asked: ToImage, vm: Vm, datastore: Datastore, told: Told) -> Plan:
     # A snapshot does not change while the guest runs.
     is_running = vm.lcm_state == LIVE and asked.snapshot == -1
     guest = resting.Guest(running_domain(vm), told.freeze) if is_running else resting.Guest()
-    if not access.can.is_mounted:
+    if access.can.has_bridge:
         yield from _to_rbd(asked, vm, datastore, told, guest)
         return
     if is_running:

@@ -102,9 +102,6 @@ class Store(Protocol):
 
     # -- images -------------------------------------------------------------------------------------
 
-    def new_source(self, root: str, number: int) -> str:
-        """Return the SOURCE for the new image `number`."""
-
     def publish(self, image: ImageRef, path: str, known: Manifest | None = None, *, sparse: bool = True) -> str:
         """Make a private file the new image, and return its generation; `known`: what is in it. The store may take the file."""
 
@@ -114,8 +111,11 @@ class Store(Protocol):
     def create(self, image: ImageRef, size: int, fs: str) -> None:
         """Make a new empty image, with a file system unless `fs` is ''."""
 
-    def copy(self, image: ImageRef, source: ImageRef, snapshot: int = -1) -> None:
-        """Make the new `image` an independent copy of another one that nobody writes to, or of a snapshot of it."""
+    def copy(self, image: ImageRef, source: str, snapshot: int = -1, most: int = 0) -> None:
+        """Make the new `image` an independent copy of another one of this kind that nobody writes to, or of a snapshot of it.
+
+        Raise UploadTooLarge if it has more than `most` bytes, unless that is 0.
+        """
 
     def made(self, image: ImageRef, size: int) -> ContextManager[Draft]:
         """Yield the draft of a new image; it is published when the block ends well, else removed."""
@@ -181,7 +181,7 @@ class Bridged(Store, Protocol):
     def hold(self, image: ImageRef) -> None:
         """Keep the present moment of an image that a guest writes to, for `copy_held`."""
 
-    def copy_held(self, image: ImageRef, source: ImageRef) -> None:
+    def copy_held(self, image: ImageRef, source: str) -> None:
         """Make the new `image` a copy of the moment that is held of `source`."""
 
     def stage(self, image: ImageRef, size: int) -> str:
@@ -202,8 +202,8 @@ class Bridged(Store, Protocol):
     def names(self, root: str) -> List[str]:
         """Return the names of all images of a pool."""
 
-    def describe(self, root: str, name: str) -> Dict[str, object] | None:
-        """Return age, size, maker, watchers and clones of an image of a pool, None if it is not there."""
+    def describe(self, root: str, names: Iterable[str]) -> Dict[str, Dict[str, object]]:
+        """Return age, size, maker, watchers and clones of images of a pool, by name, of those that are there."""
 
 
 def _dir(access: Access) -> Store:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from contextlib import contextmanager
 from typing import Callable, Iterable, Iterator, NamedTuple
 
-from ..errors import TransferCorrupt
+from ..errors import TransferCorrupt, UploadTooLarge
 from ..model.refs import ImageRef
 from ..model.stores import Access
 from ..tools import beneath, extents, files, inspection, progress, qemu_img
 from ..tools.crash_points import point
-from . import dir_clones, dir_image, dir_leftovers, dir_snapshots, dir_upload, marker, stock_layout, writers
+from ..units import human
+from . import dir_image, dir_snapshots, dir_upload, marker, stock_layout, writers
 from .dir_content import DirContent
 from .dir_image import Stored
 
@@ -107,13 +109,11 @@ class DirStore:
 
     def leftovers(self, root: str) -> list[str]:
         """Return the staged files and uploads."""
+        from . import dir_leftovers
+
         return dir_leftovers.unpublished(root)
 
     # -- images -------------------------------------------------------------------------------------
-
-    def new_source(self, root: str, number: int) -> str:
-        """Return a name that nothing else has."""
-        return f"{root}/{os.urandom(16).hex()}"
 
     @contextmanager
     def _uploading(self, image: ImageRef) -> Iterator[dir_upload.Upload]:
@@ -143,15 +143,20 @@ class DirStore:
         with self._uploading(image) as up:
             dir_upload.create(image.format, size, fs, up)
 
-    def copy(self, image: ImageRef, source: ImageRef, snapshot: int = -1) -> None:
-        """Copy the file: the same format."""
-        self._at(source)
-        stock_layout.refuse(source.source, source.format)
-        with self.opened(source, snapshot) as opened, self._uploading(image) as up:
-            found = extents.copy(opened, up.file("copy"), image.format, "store_read", direct=True)
+    def copy(self, image: ImageRef, source: str, snapshot: int = -1, most: int = 0) -> None:
+        """Copy the file, which may be another datastore's: the same format. The copy is judged: others can write to what it is of."""
+        with self.opened(image._replace(source=source), snapshot) as opened, self._uploading(image) as up:
+            stock_layout.refuse(source, image.format)
+            size, path = os.path.getsize(opened), up.file("copy")
+            if most and size > most:
+                raise UploadTooLarge(f"{source} has {human(size)}, and a disk of {human(most)} was approved")
+            found = extents.copy(opened, path, image.format, "store_read", direct=True)
             point("copied in")
-            inspection.check(up.file("copy"), image.format, source.source)
-            self.publish(image, up.file("copy"), found)
+            inspection.check(path, image.format, source)
+            # A raw image may look like anything: that is its guest's affair.
+            if image.format != "raw":
+                inspection.inspect(path, most or sys.maxsize, source)
+            self.publish(image, path, found)
 
     @contextmanager
     def made(self, image: ImageRef, size: int) -> Iterator[DirDraft]:
@@ -255,12 +260,16 @@ class DirStore:
 
     def clone(self, image: ImageRef, clone: str, size: int) -> None:
         """Make a first layer over the image itself, which oned keeps in use."""
+        from . import dir_clones
+
         self.check(image)
         dir_image.make_link(Stored(image.source))
         dir_clones.create(Stored(image.source), image.format, clone, size)
 
     def remove_clone(self, image: ImageRef, clone: str) -> None:
         """Remove the layers."""
+        from . import dir_clones
+
         # A clone that cannot be reached would be said to be gone, and stay.
         self.reach(image.root)
         dir_clones.remove(clone)

@@ -44,10 +44,10 @@ def empty(where: ceph.Pool, name: str, made_for: str, size: int, fs: str) -> Non
         _freeze(where, staged)
 
 
-def copied(where: ceph.Pool, name: str, made_for: str, of: ceph.Pool, source: str, snapshot: str) -> None:
-    """Make an image an independent copy of another one, at a snapshot if one is named."""
+def copied(where: ceph.Pool, name: str, made_for: str, of: ceph.Pool, source: str, snapshot: str, most: int = 0) -> None:
+    """Make an image an independent copy of another one, at a snapshot if one is named; raise UploadTooLarge beyond `most` bytes."""
     with rbd_pool.published(where, name, made_for) as staged:
-        rbd_pool.copy(of, source, snapshot, staged)
+        rbd_pool.copy(of, source, snapshot, staged, most)
         _freeze(where, staged)
 
 

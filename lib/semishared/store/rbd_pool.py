@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from datetime import timezone
 from typing import Iterator
 
-from ..errors import CephUnavailable, DataInTheWay, ImageInUse, MissingImage, NotSupported
+from ..errors import CephUnavailable, DataInTheWay, ImageInUse, MissingImage, NotSupported, UploadTooLarge
 from ..model import layout_pool
 from ..tools import progress
 from ..tools.crash_points import point
+from ..units import human
 from . import ceph, rbd_change, rbd_image
 
 
@@ -90,13 +91,15 @@ def create(where: ceph.Pool, name: str, size: int) -> None:
     point("image made")
 
 
-def copy(where: ceph.Pool, name: str, snapshot: str, target: str) -> None:
+def copy(where: ceph.Pool, name: str, snapshot: str, target: str, most: int = 0) -> None:
     """Make `target`, an independent sparse copy of an image, at a snapshot if one is named."""
     with ceph.opened(where, name, read_only=True) as image:
         if snapshot:
             if rbd_image.find(image, snapshot) is None:
                 raise MissingImage(f"snapshot {snapshot} of {where.name}/{name} is not there")
             image.set_snap(snapshot)
+        if most and image.size() > most:
+            raise UploadTooLarge(f"{where.name}/{name} has {human(image.size())}, and a disk of {human(most)} was approved")
         with ceph.long():
             image.copy(where.ioctx, target, data_pool=where.access.data_pool or None)
     point("image copied")

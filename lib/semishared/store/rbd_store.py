@@ -115,15 +115,12 @@ class RbdStore:
         """Return the names of all images of a pool."""
         return rbd_pool.names(self._pool(root))
 
-    def describe(self, root: str, name: str) -> dict[str, object] | None:
-        """Return what plan/gc_pools.py judges an image by, None if it is not there."""
-        return rbd_pool.look(self._pool(root), name)
+    def describe(self, root: str, names: Iterable[str]) -> dict[str, dict[str, object]]:
+        """Return what plan/gc_pools.py judges images by."""
+        where = self._pool(root)
+        return {name: found for name in names for found in (rbd_pool.look(where, name),) if found}
 
     # -- images -------------------------------------------------------------------------------------
-
-    def new_source(self, root: str, number: int) -> str:
-        """Return the name that OpenNebula's own driver would give it."""
-        return f"{root}/{layout_pool.image(number)}"
 
     def publish(self, image: ImageRef, path: str, known: extents.Manifest | None = None, *, sparse: bool = True) -> str:
         """Write what is not zero in the file to a new image: RBD has no other."""
@@ -139,17 +136,18 @@ class RbdStore:
         """Make an image, and freeze it."""
         rbd_new.empty(*ceph.bridged(image), made_for(image), size, fs)
 
-    def copy(self, image: ImageRef, source: ImageRef, snapshot: int = -1) -> None:
+    def copy(self, image: ImageRef, source: str, snapshot: int = -1, most: int = 0) -> None:
         """Let Ceph copy what is allocated."""
-        rbd_new.copied(*ceph.bridged(image), made_for(image), *self._settled(source), "" if snapshot == -1 else str(snapshot))
+        at = "" if snapshot == -1 else str(snapshot)
+        rbd_new.copied(*ceph.bridged(image), made_for(image), *self._settled(image._replace(source=source)), at, most)
 
     def hold(self, image: ImageRef) -> None:
         """Make a snapshot, below QEMU."""
         rbd_snapshots.hold(*ceph.bridged(image))
 
-    def copy_held(self, image: ImageRef, source: ImageRef) -> None:
+    def copy_held(self, image: ImageRef, source: str) -> None:
         """Copy that snapshot, and remove it."""
-        held = ceph.bridged(source)
+        held = ceph.bridged(image._replace(source=source))
         try:
             rbd_new.copied(*ceph.bridged(image), made_for(image), *held, layout_pool.SAVED)
         finally:

@@ -190,7 +190,7 @@ def postbackup(case: Case) -> Plan:
 
 def of_datastore(name: str, case: Case) -> Part[str]:
     asked = datastores.Asked(image(case), datastore(case), 16 << 40, ("ext4", "xfs"), "70" * 16, "fe")
-    return datastores.PLANNERS[name](asked)
+    return datastores.planned(name, asked)
 
 
 def of_hypervisor(name: str, case: Case) -> Plan:
@@ -207,7 +207,7 @@ PLANNERS: dict[str, Callable[[Case], Part[Any]]] = {
         mv, premigrate, postmigrate, failmigrate, prebackup, postbackup, restore,
     )
 }  # fmt: skip
-PLANNERS.update({f"datastore_{name}": partial(of_datastore, name) for name in datastores.PLANNERS})
+PLANNERS.update({f"datastore_{name}": partial(of_datastore, name) for name in datastores.ACTIONS})
 PLANNERS.update({f"vmm_{name}": partial(of_hypervisor, name) for name in hypervisor.PLANNERS})
 
 

@@ -1,28 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of `semishared setup` that marks stores: who finds the marker of a datastore in its directory has its store there.
+"""Stores that the front-end mounts, beside actions: `semishared setup` marks them, `doctor` looks what is in them.
 
-A marker below a mount point would be worse than none. So a directory is marked where the images that oned knows are in it;
-for a datastore without any, where something is mounted, or where the operator says that this is the store itself.
+Who finds the marker of a datastore in its directory has its store there. A marker below a mount point would be worse than none.
+So a directory is marked where the images that oned knows are in it; for a datastore without any, where something is mounted, or
+where the operator says that this is the store itself.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from typing import Iterable, NamedTuple, Sequence
+from typing import Callable, Iterable, NamedTuple, Sequence
 
 from ..errors import SemisharedError
-from ..install.preflight import mount_of
 from ..model import stores
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Image
-from ..store import marker
+from ..store import marker, stock_layout
 
 SETTLED = (1, 2, 3, 6, 8)
 """States in which an image is in its store: READY, USED, DISABLED, CLONE, USED_PERS (include/Image.h)."""
-SHARED_TYPES = re.compile(r"(nfs4?|ceph|lustre|gpfs|beegfs|glusterfs|gfs2|ocfs2|9p|virtiofs|fuse\..*)\Z")
-MOUNTS = "/proc/self/mountinfo"
 
 
 class Marked(NamedTuple):
@@ -39,15 +36,17 @@ def cloud_of(datastores: Iterable[Datastore]) -> str:
     return found[0] if found else os.urandom(16).hex()
 
 
-def mark(oned: Oned, datastore: Datastore, others: Sequence[Datastore], images: Iterable[Image], is_store: bool) -> Marked:
-    """Mark the store of a datastore, and say to oned whose it is; `is_store`: the operator says that it is in its place.
+def mark(
+    oned: Oned, datastore: Datastore, others: Sequence[Datastore], images: Iterable[Image], is_store: Callable[[str], bool]
+) -> Marked:
+    """Mark the store of a datastore, and say to oned whose it is; `is_store` tells whether a directory without images is one.
 
     Raise SemisharedError if it is another datastore's, or oned refuses.
     """
     access = stores.access(datastore)
     attributes = {} if access.cloud else {"SEMISHARED_CLOUD": cloud_of([datastore, *others])}
     marked = Marked()
-    if access.can.is_mounted:
+    if not access.can.has_bridge:
         directory = absolute(datastore.base_path, "BASE_PATH")
         sources = [image.source for image in images if image.store_id == datastore.id and image.number("STATE") in SETTLED]
         marked = _mark(directory, access.marker, others, sources, is_store)
@@ -58,7 +57,7 @@ def mark(oned: Oned, datastore: Datastore, others: Sequence[Datastore], images: 
     return marked
 
 
-def _mark(directory: str, wanted: str, others: Sequence[Datastore], sources: Sequence[str], is_store: bool) -> Marked:
+def _mark(directory: str, wanted: str, others: Sequence[Datastore], sources: Sequence[str], is_store: Callable[[str], bool]) -> Marked:
     found = marker.read(directory)
     taken = [other for other in others if found and other.attribute("SEMISHARED_STORE") == found]
     if taken:
@@ -66,7 +65,7 @@ def _mark(directory: str, wanted: str, others: Sequence[Datastore], sources: Seq
     if found and wanted:
         marker.check(directory, wanted)
         return Marked(wanted)
-    why_not = _doubt(directory, sources, is_store or bool(found))
+    why_not = _doubt(directory, sources, lambda path: bool(found) or is_store(path))
     if why_not:
         return Marked(wanted, why_not)
     store = found or wanted or os.urandom(16).hex()
@@ -75,14 +74,14 @@ def _mark(directory: str, wanted: str, others: Sequence[Datastore], sources: Seq
     return Marked(store)
 
 
-def _doubt(directory: str, sources: Sequence[str], is_store: bool) -> str:
+def _doubt(directory: str, sources: Sequence[str], is_store: Callable[[str], bool]) -> str:
     """Return why the directory might not be the store, '' if it is."""
     if not os.path.isdir(directory):
         return f"{directory} is not there"
     missing = [source for source in sources if not _is_there(source)]
     if missing:
         return f"{len(missing)} of {len(sources)} images are not in it, e.g. {missing[0]}"
-    if not sources and not is_store and not is_mount(directory):
+    if not sources and not is_store(directory):
         return f"nothing is mounted at {directory}"
     return ""
 
@@ -96,9 +95,6 @@ def _is_there(source: str) -> bool:
     return True
 
 
-def is_mount(directory: str, mounts: str = MOUNTS) -> bool:
-    """Tell whether something is mounted for this directory or for all datastores, or it lies on a shared file system."""
-    with open(mounts, encoding="utf-8", errors="surrogateescape") as file:
-        mount = mount_of(os.path.realpath(directory), file.read())
-    above = {os.path.realpath(path) for path in (directory, os.path.dirname(directory))} - {"/"}
-    return mount.get("point") in above or bool(SHARED_TYPES.match(str(mount.get("type"))))
+def is_stock(image: Image) -> bool:
+    """Tell whether an image lies in layers of a stock driver; raise OSError or SemisharedError if that cannot be read."""
+    return stores.is_path(image.source) and stock_layout.is_layered(image.source, image.format)

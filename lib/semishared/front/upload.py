@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An upload, from PATH into the datastore: brought, judged and converted on the front-end, whatever the store is.
+
+It works in BASE_PATH. A store without a bridge is given the file. To a bridge go extents, which it writes straight into the
+new image: nothing of an image is ever staged there.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from .. import store
+from ..errors import BadArguments, BadAttribute, RestrictedPath
+from ..intake import private_copy
+from ..intake import source as sources
+from ..intake.source import Source
+from ..model.steps_datastore import ReceiveImage
+from ..plan import images
+from ..store import dir_upload
+from ..tools import extents, files, inspection
+from ..tools.crash_points import point
+from ..units import human
+
+if TYPE_CHECKING:
+    from ..model.steps_datastore import StoreUpload
+    from ..plan.datastore import Asked
+    from .action import Action
+
+ALWAYS_RESTRICTED = ("/var/lib/one", "/etc", "/root", "/proc", "/sys", "/dev", "/run")
+
+
+class Upload:
+    """What is at the PATH of the image that an action is asked for, and what may be done with it."""
+
+    def __init__(self, asked: Asked, action: Action) -> None:
+        self._image, self._datastore, self._most = asked.image, asked.datastore, asked.max_size
+        self._action, self._config, self._report = action, action.config, action.report
+        # SIZE is what `stat` said, or a backup or a marketplace; oned has asked the quota for that.
+        self._bound = private_copy.Bound(self._image.size, self._most)
+        self._source = self._described()
+
+    def _described(self) -> Source:
+        """Return what the image's PATH is; raise BadArguments if it has none or one that no file can have."""
+        path = self._image.path
+        if not path or any(not c.isprintable() for c in path):
+            raise BadArguments(f"not a path: {path!r}")
+        sums = {kind: self._image.attribute(kind.upper()) for kind in ("md5", "sha1", "sha256")}
+        decompress = self._datastore.attribute("NO_DECOMPRESS").lower()
+        limit = self._datastore.attribute("LIMIT_TRANSFER_BW")
+        if limit and not (limit.isascii() and limit.rstrip("kKmMgG").isdigit()):
+            raise BadAttribute(f"LIMIT_TRANSFER_BW of datastore {self._datastore.id} is {limit!r}")
+        is_file = self._datastore.type == images.FILE_DATASTORE
+        given = {kind: text for kind, text in sums.items() if text}
+        return Source(path, given, decompress == "no" or (not decompress and not is_file), limit)
+
+    def _check_allowed(self, real: str) -> None:
+        """Raise RestrictedPath unless the datastore may read the file that PATH leads to."""
+        home = os.path.expanduser("~")
+        safe = self._datastore.attribute("SAFE_DIRS").split()
+        restricted = self._datastore.attribute("RESTRICTED_DIRS").split()
+        if not safe and not restricted:
+            safe, restricted = ["/var/tmp"], ["/"]
+        images.check_allowed(
+            self._source.path, real, [os.path.realpath(p) for p in safe if p.startswith("/")],
+            [os.path.realpath(p) for p in (*restricted, *ALWAYS_RESTRICTED, home)],
+        )  # fmt: skip
+
+    def _check_allowed_url(self) -> None:
+        """Raise BadArguments, NotSupported or RestrictedPath unless the datastore may fetch the URL."""
+        source = self._source
+        source.check_url()
+        if source.backup_store != -1 and self._image.attribute("FROM_BACKUP_DS") != str(source.backup_store):
+            raise RestrictedPath(f"{source.path} is in a backup, which only a restore of that backup may read")
+        if source.ssh:
+            images.check_allowed_ssh(source.path, self._datastore.attribute("SAFE_DIRS").split())
+
+    def size(self) -> int:
+        """Return the size in bytes that the image will have; its content stays where it is."""
+        source, limit_s = self._source, self._config.uploads_stat_limit_s
+        if source.is_url:
+            from ..intake import web
+
+            self._check_allowed_url()
+            with private_copy.within(limit_s, source.path):
+                return web.size_of(source, self._most, limit_s)
+        with private_copy.within(limit_s, source.path), sources.opened(source.path) as opened:
+            self._check_allowed(sources.real_path(opened))
+            return sources.size_of(opened, self._most, source.path, source.decompress, limit_s)
+
+    def carry_out(self, step: StoreUpload) -> str:
+        """Publish the image; return its format."""
+        if self._source.is_url:
+            self._check_allowed_url()
+        name = "" if step.bridge else os.path.basename(step.image.source)
+        if step.bridge:
+            # No store: where the front-end works on uploads, which nobody else has made.
+            os.makedirs(step.directory, exist_ok=True)
+        with dir_upload.uploading(step.directory, name) as up:
+            kept = self._brought(up)
+            found = self._judged(kept)
+            format = step.image.format or self._stored_format(kept, found)
+            path, image = dir_upload.convert(kept.path, found, format, up), step.image._replace(format=format)
+            if step.bridge:
+                stored = f"{human(self._send(path, ReceiveImage(image, os.path.getsize(path)), step.bridge))} of data"
+            else:
+                known, sparse = kept.manifest if found == format else None, self._datastore.attribute("SPARSE").lower() != "no"
+                store.of(image.access).publish(image, path, known, sparse=sparse)
+                stored = f"{human(files.allocated(image.source))} on disk"
+        self._report.info(f"{self._source.path} stored as {image.source} ({stored})")
+        return format
+
+    def _brought(self, up: dir_upload.Upload) -> private_copy.Kept:
+        """Return a private copy of what is at PATH, decompressed, with the checksums it should have. Nothing is read from there again."""
+        source, bound, config = self._source, self._bound, self._config
+        if source.is_url:
+            kept = sources.fetch(source, up.file("download"), bound, config.uploads_least_rate, config.uploads_least_rate_s)
+        else:
+            with sources.opened(source.path) as opened:
+                self._check_allowed(sources.real_path(opened))
+                kept = private_copy.copy(opened, up.file("copy"), bound, source.path)
+            point("copied in")
+        sources.check_sums(kept.path, source.checksums, source.path)
+        return sources.decompress(kept, up.file("decompressed"), bound, source.path) if source.decompress else kept
+
+    def _judged(self, kept: private_copy.Kept) -> str:
+        """Return the format of a private copy; raise UnsafeImage, UploadTooLarge."""
+        bound, name = self._bound, self._source.path
+        if self._datastore.type == images.FILE_DATASTORE or self._image.type == images.CDROM:
+            bound.check_data(kept, "raw", name)
+            return "raw"
+        found = inspection.inspect(kept.path, self._most, name)
+        bound.check_disk(found.virtual_size, name)
+        if found.format in images.STORED:
+            bound.check_data(kept, found.format, name)
+        return found.format
+
+    def _stored_format(self, kept: private_copy.Kept, found: str) -> str:
+        """Return the format to store it in; say if a raw image's LUKS header does not go with its attributes."""
+        has_header = found == "raw" and inspection.is_luks(kept.path)
+        secret = self._image.luks_secret
+        if has_header and not secret:
+            self._report.info(f"image {self._image.id} has a LUKS header but no LUKS_SECRET: its guest has to decrypt it itself")
+        if secret and not has_header:
+            self._report.warn(f"image {self._image.id} has a LUKS_SECRET but no LUKS header: with that no VM will start from it")
+        return images.stored_format(found, self._image, self._datastore, encrypted=has_header)
+
+    def _send(self, path: str, step: ReceiveImage, bridge: str) -> int:
+        """Have a bridge publish the raw file `path` as an image; return the bytes that crossed."""
+        sent = 0
+        with open(path, "rb") as file, self._action.session(bridge, bulk=True) as session:
+            made = extents.Copy(None, step.size)
+            session.begin([step])
+            for index, content in extents.data(file.fileno(), step.size):
+                if extents.is_zero(content):
+                    continue
+                made.add(index, content)
+                session.send(extent=index)
+                session.send_data(content)
+                sent += len(content)
+            session.send(end=True, sha256=made.manifest(step.image.format).generation)
+            session.finish()
+        return sent
