@@ -50,11 +50,8 @@ def reason(cell: Cell) -> str:
     action, place, format, mode = cell
     if (place, format) == ("volatile", "rbd"):
         return "volatile disks are files on the host, whatever the images' store"
-    if action == "migrate":
-        if mode == "off":
-            return "a VM that is off is migrated cold: mv"
-        if place != "in-place" and (place, format) != ("store-clone", "rbd"):
-            return REFUSED + "live migration of local disks, and of store clones that are files, is not supported yet"
+    if action == "migrate" and mode == "off":
+        return "a VM that is off is migrated cold: mv"
     if action == "mv" and mode == "live":
         return "the VM is saved or shut down first; what runs is moved by migrate"
     if action in ("snap_revert", "restore") and mode == "live":

@@ -26,7 +26,9 @@ TABLE = "/usr/share/systemtap/tapset/libvirt_functions.stp"
 VERBS = {
     # virsh's verb: libvirt's procedure
     "backup-begin": "domain_backup_begin",
+    "blockcommit": "domain_block_commit",
     "blockcopy": "domain_block_copy",
+    "blockjob": "domain_block_job_abort",
     "blockpull": "domain_block_rebase",
     "domfsfreeze": "domain_fsfreeze",
     "domfsthaw": "domain_fsthaw",

@@ -209,6 +209,14 @@ class Live:
         record = self.record(disk)
         self.host.run(["qemu-io", "-f", record["format"], "-c", f"write -q -P {mark} {mark}M 512k", record["path"]])
 
+    def write_running(self, disk: int, mark: int) -> None:
+        """Write as the guest would, while the domain runs, and let that be written out."""
+        device = f"/machine/peripheral/virtio-disk{disk}/virtio-backend"
+        for command in (f"write -P {mark} {mark}M 512k", "flush"):
+            said = self.virsh("qemu-monitor-command", "--hmp", DOMAIN, f'qemu-io -d {device} "{command}"')
+            # What it has to say of a write that is done goes into its log.
+            assert not said, said
+
     def record(self, disk: int) -> Dict[str, str]:
         found = json.loads(self.host.path(f"{VM_DIR}/.semishared/disk.{disk}.json").read_text())
         assert isinstance(found, dict)

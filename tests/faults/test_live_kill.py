@@ -78,6 +78,26 @@ def _save(disk: int) -> Case:
     )  # fmt: skip
 
 
+OWN = (OVERLAY, COPY)
+
+
+def _delta(disk: int, start: str, killed: str, dies_in: Sequence[str]) -> Case:
+    """Deltas put on the guest's own disks and merged; of the two what dies is `killed`, before the merge the guest writes."""
+    kept = {} if start == "plain" else {0: KEPT[0], 1: KEPT[1]}
+    marks = (1, 2) if start == "plain" else (1, 2, 3, 4)
+
+    def act(live: Live, env: Environment) -> None:
+        live.run(env if killed == "add" else {}, s.AddDeltas(VM, VM_DIR, DOMAIN, OWN))
+        for own in OWN if killed == "merge" else ():
+            live.write_running(own, 5)
+        live.run(env if killed == "merge" else {}, s.MergeDeltas(VM, VM_DIR, DOMAIN))
+
+    return Case(
+        f"deltas {killed} {PLACES[disk]}, {start}", disk, start, act, dies_in, kept,
+        written(*marks, 5) if killed == "merge" else written(*marks), Live.put_right,
+    )  # fmt: skip
+
+
 CASES = [
     _create(OVERLAY, "plain", 0), _create(COPY, "plain", 0), _create(ON_STORE, "plain", 3), _create(IN_PLACE, "plain", 0),
     _create(OVERLAY, "tree", 2),
@@ -86,6 +106,8 @@ CASES = [
     _save(OVERLAY), _save(IN_PLACE),
     Case("prebackup_live", OVERLAY, "plain", lambda live, env: live.back_up(env, "SUSPEND"), ("suspend", "resume", "backup-begin")),
     Case("postbackup_live", OVERLAY, "backed up", lambda live, env: live.end_backup(env)),
+    _delta(OVERLAY, "tree", "add", ("snapshot-create-as",)), _delta(COPY, "plain", "add", ("snapshot-create-as",)),
+    _delta(OVERLAY, "tree", "merge", ("blockcommit", "blockjob", "suspend", "resume")), _delta(COPY, "plain", "merge", ("blockcommit",)),
 ]  # fmt: skip
 
 
@@ -190,6 +212,29 @@ class Proof:
         if case.name.startswith("prebackup"):
             for disk in range(4):
                 assert live.reads(f"{VM_DIR}/backup/disk.{disk}.0", "qcow2") == digest(case.now)
+
+
+@pytest.mark.parametrize("at", ["deltas equal", "delta merged"])
+def test_guest_that_goes_on_after_a_killed_merge_is_recorded_where_it_writes(live: Live, at: str) -> None:
+    """Some of its deltas merged, some not; before it is woken the records say which, and its QEMU may die any time."""
+    merge = s.MergeDeltas(VM, VM_DIR, DOMAIN)
+    live.restore("plain")
+    live.start()
+    live.run({}, s.AddDeltas(VM, VM_DIR, DOMAIN, OWN))
+    live.forget_trace()
+    live.run({"SEMISHARED_TRACE": TRACE}, merge)
+    number = live.points().index(at) + 1
+    live.run({}, s.AddDeltas(VM, VM_DIR, DOMAIN, OWN))
+    with pytest.raises(SemisharedError):
+        live.run({"SEMISHARED_KILL_AT": str(number)}, merge)
+    until(lambda: live.virsh("domstate", DOMAIN) == "running", 20, "a guest that was woken", 0.05)
+    for disk in OWN:
+        live.check_opened(disk)
+        live.write_running(disk, 6)
+    live.end_domain()
+    live.put_right()
+    for disk in OWN:
+        live.check(disk, written(1, 2, 6), {})
 
 
 def test_guest_without_an_agent_is_told_of_and_goes_on(live: Live) -> None:

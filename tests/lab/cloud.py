@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from contextlib import contextmanager
 from pathlib import Path
@@ -174,6 +175,15 @@ class Cloud:
         """Run a transfer action for the VM on the front-end, with the VM on stdin as oned gives it."""
         argv = [f"/var/lib/one/remotes/tm/semishared/{action}", f"{self.oned.vm(vm).last.host.name}:{self.vm_dir(vm)}", *words]
         done = self.lab.fe.run(argv, input=self.oned.vm(vm).to_xml().encode(), check=False, timeout=120)
+        assert done.returncode == 0, done.stderr.decode()
+
+    def tm_migrate(self, action: str, vm: int, target: str) -> None:
+        """Run premigrate, postmigrate or failmigrate for the VM, as if it were to move to another host."""
+        record = self.oned.vm(vm)
+        where = [record.last.host.name, target, self.vm_dir(vm), str(vm), str(record.last.ds_id)]
+        argv = [f"/var/lib/one/remotes/tm/semishared/{action}", *where]
+        stdin = base64.b64encode(record.to_xml(only_last=True).encode())
+        done = self.lab.fe.run(argv, user="oneadmin", input=stdin, check=False, timeout=120)
         assert done.returncode == 0, done.stderr.decode()
 
     # -- what is on disk -----------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def cloud() -> Iterator[Cloud]:
 def only_this_test(request: pytest.FixtureRequest) -> Iterator[None]:
     """Remove the VMs that a failing test leaves, so that the next one is judged for itself."""
     yield
-    if "cloud" in request.fixturenames and "hot" not in request.fixturenames:
+    if "cloud" in request.fixturenames and not {"hot", "own"} & set(request.fixturenames):
         cloud = request.getfixturevalue("cloud")
         for vm in list(cloud.oned.vms.values()):
             if cloud.oned.state(vm.id)[0] != "DONE":

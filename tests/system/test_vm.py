@@ -255,43 +255,6 @@ def test_vm_with_all_disks_in_place_when_migrated_live_loses_nothing(
     cell("migrate", "in-place", ("raw", "qcow2"), "live")
 
 
-def refuses_to_migrate(cloud: Cloud, vm: int, disk: int) -> None:
-    """Try to move a VM with one disk that cannot move; take the disk away again."""
-    with pytest.raises(ActionFailed, match=f"disk {disk} of VM"):
-        cloud.oned.vm_migrate(vm, "h2", how="live")
-    assert cloud.files(cloud.lab.node("h2"), cloud.vm_dir(vm)) == []
-    assert cloud.oned.state(vm) == ("ACTIVE", 3)
-    cloud.oned.disk_detach(vm, disk)
-
-
-def test_vm_with_a_local_disk_when_migrated_live_is_refused_untouched(
-    cloud: Cloud, os_image: int, cell: Callable[..., None]
-) -> None:
-    system = cloud.os_image("os-mine-2", persistent=True)
-    vm = cloud.deploy("stay", [{"IMAGE_ID": str(system)}, {"IMAGE_ID": str(os_image)}])
-    guest = cloud.guest(vm)
-    guest.write("vdb", 1, 16384, 64)
-    before = cloud.files(cloud.lab.node("h1"), cloud.vm_dir(vm))
-    with pytest.raises(ActionFailed, match="disk 1 of VM"):
-        cloud.oned.vm_migrate(vm, "h2", how="live")
-    assert cloud.files(cloud.lab.node("h1"), cloud.vm_dir(vm)) == before
-    assert cloud.files(cloud.lab.node("h2"), cloud.vm_dir(vm)) == []
-    assert cloud.oned.state(vm) == ("ACTIVE", 3)
-    cloud.guest(vm).check("vdb", 1, 16384, 64)
-    cloud.oned.disk_detach(vm, 1)
-    guest.wait_disk("vdb", present=False)
-    for place, _, attributes in CELLS[1:]:
-        for format in ("raw", "qcow2"):
-            image = cloud.data_image(f"stay-{place}-{format}", DATA, format=format, **attributes)
-            refuses_to_migrate(cloud, vm, cloud.oned.disk_attach(vm, image))
-    for format in ("raw", "qcow2"):
-        refuses_to_migrate(cloud, vm, cloud.oned.disk_attach(vm, attributes={"TYPE": "fs", "SIZE": "8", "FORMAT": format}))
-    guest.disks()
-    cell("migrate", matrix.PLACES[1:], ("raw", "qcow2"), "live")
-    cloud.terminate(vm)
-    assert cloud.leftovers() == []
-
-
 def test_probe_when_asked_on_the_host_tells_allocated_sizes(cloud: Cloud, os_image: int) -> None:
     vm = cloud.deploy("probe", [{"IMAGE_ID": str(os_image)}, {"TYPE": "fs", "SIZE": "512", "FORMAT": "raw"}])
     host = cloud.lab.node("h1")

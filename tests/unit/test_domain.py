@@ -20,7 +20,7 @@ from semishared.opennebula.xml_edit import Markup, escape
 from semishared.plan.attach_xml import AttachMessage
 from semishared.plan.checkpoint import with_active_layers
 from semishared.plan.domain_xml import Domain, check_system_snapshot, disk_number, disks_of_ours
-from semishared.plan.live_migration import Outcome, is_proved, options, outcome, paths_in_place
+from semishared.plan.live_migration import Moving, Outcome, is_proved, moving, options, outcome
 from semishared.plan.migrate_options import parsed
 
 GOLDEN = Path(__file__).parent / "golden" / "domain"
@@ -270,19 +270,33 @@ CONTEXT = live_disk(f"{VM_DIR}/disk.1", more="<readonly/>")
 
 def test_vm_in_place_with_context_iso_may_move() -> None:
     domain = live(live_disk(IN_PLACE), CONTEXT, live_disk("pool/image", "network"), "<disk type='file' device='cdrom'/>")
-    assert paths_in_place(domain, VM_DIR, {0: record(0, "in-place", "raw")}, 1) == [IN_PLACE]
+    assert moving(domain, VM_DIR, {0: record(0, "in-place", "raw")}, 1) == Moving([IN_PLACE], [])
 
 
 def test_name_in_the_vm_directory_stands_for_its_record() -> None:
     domain = live(live_disk(f"{VM_DIR}/disk.0"))
-    assert paths_in_place(domain, VM_DIR, {0: record(0, "in-place", "raw")}, -1) == [IN_PLACE]
+    assert moving(domain, VM_DIR, {0: record(0, "in-place", "raw")}, -1) == Moving([IN_PLACE], [])
 
 
 @pytest.mark.parametrize("how", ["overlay", "copy", "volatile"])
-def test_local_disk_may_not_move_and_is_named(how: str) -> None:
-    records = {0: record(0, "in-place", "raw"), 2: record(2, how)}
-    with pytest.raises(MigrationRefused, match=rf"disk 2 \({how}\)"):
-        paths_in_place(live(live_disk(IN_PLACE)), VM_DIR, records, 1)
+def test_local_disk_moves_by_its_delta(how: str) -> None:
+    delta = "/var/lib/one/datastores/101/7/disk.2.snap/1000000"
+    records = {0: record(0, "in-place", "raw"), 2: record(2, how, path=delta)}
+    domain = live(live_disk(IN_PLACE), live_disk(f"{VM_DIR}/disk.2.snap/1000000").replace("vda", "vdc"))
+    assert moving(domain, VM_DIR, records, 1) == Moving([IN_PLACE], ["vdc"])
+
+
+@pytest.mark.parametrize("opened", ["disk.2.snap/0", "disk.2"])
+def test_local_disk_without_its_delta_may_not_move_and_is_named(opened: str) -> None:
+    records = {0: record(0, "in-place", "raw"), 2: record(2, path=f"/var/lib/one/datastores/101/7/{opened}")}
+    with pytest.raises(MigrationRefused, match="disk 2"):
+        moving(live(live_disk(IN_PLACE), live_disk(f"{VM_DIR}/{opened}")), VM_DIR, records, 1)
+
+
+def test_local_disk_that_the_guest_has_not_open_stops_the_migration() -> None:
+    records = {2: record(2, path="/var/lib/one/datastores/101/7/disk.2.snap/1000000")}
+    with pytest.raises(MigrationRefused, match="disk 2"):
+        moving(live(), VM_DIR, records, 1)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +315,7 @@ def test_local_disk_may_not_move_and_is_named(how: str) -> None:
 )
 def test_any_disk_that_is_not_known_to_be_shared_stops_the_migration(disk: str, named: str) -> None:
     with pytest.raises(MigrationRefused, match=named):
-        paths_in_place(live(live_disk(IN_PLACE), disk), VM_DIR, {0: record(0, "in-place", "raw")}, 1)
+        moving(live(live_disk(IN_PLACE), disk), VM_DIR, {0: record(0, "in-place", "raw")}, 1)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from semishared.opennebula.xml import Vm
 from semishared.plan.attach_xml import AttachMessage
 from semishared.plan.checkpoint import with_active_layers
 from semishared.plan.domain_xml import Domain, disks_of_ours
-from semishared.plan.live_migration import paths_in_place
+from semishared.plan.live_migration import moving
 
 GOLDEN = Path(__file__).parent / "golden" / "network"
 CASES = sorted(path.stem for path in GOLDEN.glob("*.json"))
@@ -254,13 +254,13 @@ def live_disk(name: str, protocol: str = "rbd") -> str:
 
 def test_vm_on_ceph_may_move() -> None:
     records = {0: network_record(), 1: network_record(1, "store-clone", name="one/one-36-50-1")}
-    assert paths_in_place(live(live_disk("one/one-35"), live_disk("one/one-36-50-1")), "/d/101/50", records, 2) == []
+    assert moving(live(live_disk("one/one-35"), live_disk("one/one-36-50-1")), "/d/101/50", records, 2) == ([], [])
 
 
 def test_local_disk_beside_one_on_ceph_may_not_move() -> None:
     records = {0: network_record(), 1: Record(1, PLACES["overlay"], "qcow2", "/d/101/50/disk.1.snap/0")}
     with pytest.raises(MigrationRefused, match="disk 1"):
-        paths_in_place(live(live_disk("one/one-35")), "/d/101/50", records, 2)
+        moving(live(live_disk("one/one-35")), "/d/101/50", records, 2)
 
 
 def test_vm_of_the_recordings_is_read() -> None:

@@ -176,6 +176,11 @@ def opened(record: Record | None, path: str, format: str, snapshot: int = -1) ->
 def save_disk(step: SaveDisk) -> dict[str, object]:
     """Publish an independent copy of a disk at `step.path` on the store (cpds)."""
     disk = step.disk
+    if step.domain:
+        job_lock.take(disk.vm, disk.vm_dir)
+    if step.domain or step.snapshot == -1:
+        # Of a snapshot nobody says whether a guest runs, and nothing that could be left concerns it.
+        recovery.recover(disk.vm_dir, step.domain)
     record = records.read_record(disk.vm_dir, disk.disk)
     source_format = record.format if record else step.format
     path = record.path if record else disk.path
@@ -183,11 +188,6 @@ def save_disk(step: SaveDisk) -> dict[str, object]:
         path, source_format = snapshots.snapshot_file(records.record_of(disk), step.snapshot)
     elif not files.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
-    if step.domain:
-        job_lock.take(disk.vm, disk.vm_dir)
-    if step.domain or step.snapshot == -1:
-        # Of a snapshot nobody says whether a guest runs, and nothing that could be left concerns it.
-        recovery.recover(disk.vm_dir, step.domain)
     found: dict[str, object] = {}
     target = ImageRef(-1, -1, step.format, step.path)
     with store.of(target.access).made(target, 0) as draft:

@@ -234,6 +234,12 @@ def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
     records.check_place(record, vm)
     if not record.is_local:
         return
+    if layout.is_delta(record.path) and not os.path.lexists(layout.delta(staging, disk)):
+        from ..guest import active_layer
+
+        # A delta that stayed where its guest is: what it lies over counts, and gets a new one here.
+        record = next((below for below in active_layer.noted(staging) if below.disk == disk), record)
+        records.check_place(record, vm)
     plain = layout.disk(staging, disk)
     folder = layout.layers(plain)
     format, layer = record.format, layout.layer_of(record.path)

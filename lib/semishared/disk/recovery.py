@@ -30,6 +30,10 @@ def recover(vm_dir: str, name: str) -> None:
             _put_back(vm_dir, disk, job)
         files.unlink(path)
         point("job ended")
+    if os.path.lexists(layout.deltas_note(vm_dir)):
+        from ..guest import deltas
+
+        deltas.merge(vm_dir, name)
 
 
 def left(vm_dir: str) -> list[str]:

@@ -28,6 +28,7 @@ def describe(step: DescribeDisk) -> dict[str, object]:
     record = records.record_of(disk)
     if _is_recovered(record, step.domain):
         recovery.recover(disk.vm_dir, step.domain)
+        record = records.record_of(disk)
     return _described(record, step.domain)
 
 

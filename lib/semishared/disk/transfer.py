@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Callable, Iterator
+from typing import Callable, Iterable, Iterator
 
 from ..base import cache, room
 from ..base.ensure import ensure
@@ -41,14 +41,18 @@ from .epochs import Planned
 CHUNK = 1 << 20
 
 
-def send(directory: str, write: Callable[[bytes], None]) -> dict[str, object]:
-    """Write the directory as a tar stream; return the hash of the stream, and the fingerprint of what was sent."""
+def send(directory: str, write: Callable[[bytes], None], deltas: Iterable[int] = ()) -> dict[str, object]:
+    """Write the directory as a tar stream; return the hash of the stream, and the fingerprint of what was sent.
+
+    `deltas`: disks whose deltas are not sent; a guest writes to them.
+    """
     beneath.refuse_link(directory)
     try:
         before, seen = os.stat(directory), whereabouts.fingerprint(directory)
     except FileNotFoundError:
         raise MissingImage(f"{directory} is not there on {os.uname().nodename}") from None
-    argv = ["tar", "--create", "--sparse", "--file=-", f"--directory={directory}", "."]
+    stay = [f"--exclude=./{os.path.relpath(layout.delta(directory, disk), directory)}" for disk in deltas]
+    argv = ["tar", "--create", "--sparse", "--anchored", *stay, "--file=-", f"--directory={directory}", "."]
     digest = hashlib.sha256()
     with piped(argv, feed=False) as stream:
         for chunk in iter(lambda: stream.read(CHUNK), b""):
@@ -97,8 +101,19 @@ def receive(
         if sent_sha256() != received:
             raise TransferCorrupt(f"VM {step.vm}: what arrived on {os.uname().nodename} is not what was sent")
         guard.check_received(staging, step.vm, step.vm_dir, step.foreign)
+        if step.deltas:
+            _add_deltas(staging, step.deltas)
         _publish(staging, step, move, planned, ask)
     beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
+
+
+def _add_deltas(staging: str, disks: tuple[int, ...]) -> None:
+    """Give disks new, empty deltas in the place of those that stayed where their guest is."""
+    from ..guest import active_layer, deltas
+
+    for record in active_layer.noted(staging):
+        if record.disk in disks:
+            deltas.create(record)
 
 
 def _unpack(staging: str, chunks: Iterator[bytes]) -> str:

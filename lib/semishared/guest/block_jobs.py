@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager
-from typing import Any, Iterator
+from typing import Any, Iterator, Mapping
 
 from ..errors import MissingImage, SemisharedError, ToolFailed, ToolTimeout
 from ..model import layout
@@ -42,6 +42,9 @@ def find(name: str, path: str) -> tuple[str, str]:
         plain = "/" + os.path.normpath(source).lstrip("/")
         if plain == path or (layout.are_layers(folder) and os.path.dirname(plain) == folder):
             return target, plain
+        if f"{plain}.snap" == folder:
+            # It was a plain file when the guest was started (deltas.py), and its only layer has that name still.
+            return target, os.path.join(os.path.dirname(plain), os.readlink(plain))
     raise MissingImage(f"domain {name} on {os.uname().nodename} has no disk {path}")
 
 
@@ -59,18 +62,18 @@ def opened(name: str, folder: str) -> set[int]:
 
 def end(directory: str, name: str, job: dict[str, object]) -> None:
     """End a job that a killed action has left in a guest that runs."""
-    _wait_for_snapshot(name)
+    wait_for_snapshot(name)
     _finish(directory, name, job)
 
 
 def _finish(directory: str, name: str, job: dict[str, object]) -> None:
     """End a job of a guest that runs; what it has pulled becomes durable."""
-    _end_job(name, str(job.get("target", "")))
+    end_job(name, str(job.get("target", "")))
     if job.get("layer"):
         flush(directory, name)
 
 
-def _wait_for_snapshot(name: str) -> None:
+def wait_for_snapshot(name: str) -> None:
     """Wait until libvirt has finished a snapshot that its dead caller has asked for: only then it says who writes where."""
     deadline = time.monotonic() + END_S
     while domain.is_in(domain.job(name), "SNAPSHOT"):
@@ -80,7 +83,7 @@ def _wait_for_snapshot(name: str) -> None:
         time.sleep(0.1)
 
 
-def _end_job(name: str, target: str) -> None:
+def end_job(name: str, target: str) -> None:
     """End a job; a copy is cut short, a pull has pulled less."""
     deadline = time.monotonic() + END_S
     while target and job_events.block_job(name, target):
@@ -127,9 +130,14 @@ def flush(directory: str, name: str) -> None:
         with rest.resting(directory, name, "SUSPEND"):
             pass
     else:
-        # libvirt leaves a paused guest alone; QEMU flushes whenever it is told to stop.
-        domain.ask(name, "qemu-monitor-command", _stop, timeout_s=60)
+        write_out(name)
     point("guest flushed")
+
+
+def write_out(name: str) -> None:
+    """Make the QEMU of a guest that rests write all it knows of its disks."""
+    # libvirt leaves a paused guest alone; QEMU flushes whenever it is told to stop.
+    domain.ask(name, "qemu-monitor-command", _stop, timeout_s=60)
 
 
 def _stop(guest: Any) -> None:
@@ -185,13 +193,13 @@ def copy(disk: DiskRef, name: str, target: str, path: str, format: str, freeze: 
         point("disk mirrored")
         with rest.resting(disk.vm_dir, name, freeze) as rested:
             if rested.how != "NONE":
-                _wait_for_equal(name, target)
+                wait_for_equal(name, target)
             _abort(name, target)
             point("disk copied")
     return rested
 
 
-def _wait_for_equal(name: str, target: str) -> None:
+def wait_for_equal(name: str, target: str) -> None:
     """Wait until a mirror holds all that a guest which rests has written."""
     deadline = time.monotonic() + EQUAL_S
     while True:
@@ -211,15 +219,23 @@ def capacity(name: str, target: str) -> int:
 
 def switch(disk: DiskRef, name: str, target: str, path: str, freeze: str) -> rest.Rest:
     """Let the guest write to `path` from now on, an empty layer over what it writes to; it rests (`freeze`) meanwhile."""
-    others = "".join(f"<disk name='{quoted(other)}' snapshot='no'/>" for other in domain.disks(name) if other != target)
-    own = f"<disk name='{quoted(target)}' snapshot='external'><source file='{quoted(path)}'/></disk>"
+    with noted(disk, name, target), rest.resting(disk.vm_dir, name, freeze) as rested:
+        put_over(name, {target: path})
+        point("guest switched")
+    return rested
+
+
+def put_over(name: str, paths: Mapping[str, str]) -> None:
+    """Let the guest write, from one moment on, to the empty layer `paths[target]` over what each of these disks writes to."""
+    others = "".join(f"<disk name='{quoted(other)}' snapshot='no'/>" for other in domain.disks(name) if other not in paths)
+    own = "".join(
+        f"<disk name='{quoted(target)}' snapshot='external'><source file='{quoted(path)}'/></disk>" for target, path in paths.items()
+    )
     xml = f"<domainsnapshot><disks>{own}{others}</disks></domainsnapshot>"
     libvirt = libvirtd.binding()
     flags = (
         libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_ATOMIC
         | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_REUSE_EXT
     )  # fmt: skip
-    with noted(disk, name, target), rest.resting(disk.vm_dir, name, freeze) as rested:
-        domain.ask(name, f"snapshot-create-as {target}", lambda guest: guest.snapshotCreateXML(xml, flags), timeout_s=END_S)
-        point("guest switched")
-    return rested
+    about = " ".join(sorted(paths))
+    domain.ask(name, f"snapshot-create-as {about}", lambda guest: guest.snapshotCreateXML(xml, flags), timeout_s=END_S)

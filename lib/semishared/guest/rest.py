@@ -186,6 +186,9 @@ def wake(directory: str, name: str, token: str = "") -> bool:
         if note is None or (token and note.get("token") != token):
             return True
         if is_of_this_run(note, name):
+            from . import active_layer
+
+            active_layer.settle(directory, name)
             ways = _ways(note, but="AGENT")
             if ways:
                 _resume(name)

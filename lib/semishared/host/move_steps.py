@@ -7,11 +7,12 @@ import os
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..disk import records, transfer, whereabouts
+from ..disk import records, transfer, vm_dir, whereabouts
 from ..errors import MigrationRefused, StoreUnavailable
 from ..guest import listing
 from ..model import layout
 from ..model import steps_move as m
+from ..model.refs import DiskRef
 from ..tools import beneath, files
 from ..tools.crash_points import point
 from .conversation import Steps
@@ -34,7 +35,7 @@ class OnMoves(Steps):
 
     def SendVm(self, step: m.SendVm) -> object:
         whereabouts.unmark(step.vm_dir, step.token)
-        sent = transfer.send(step.vm_dir, self.talk.send_data)
+        sent = transfer.send(step.vm_dir, self.talk.send_data, step.deltas)
         self.talk.send(event="sent", **sent)
         point("directory sent")
         return sent
@@ -91,10 +92,27 @@ class OnMoves(Steps):
             pass
         raise StoreUnavailable(f"{store_dir} on {os.uname().nodename} is not the same as on the other host")
 
-    def TakeNetworkDisk(self, step: m.TakeNetworkDisk) -> None:
+    def ReachDisk(self, step: m.ReachDisk) -> None:
         from . import rbd_disk
 
-        rbd_disk.take(step, self.planned)
+        rbd_disk.reach(step)
+
+    def AddDeltas(self, step: m.AddDeltas) -> None:
+        from ..disk import recovery
+        from ..guest import deltas, job_lock
+
+        job_lock.take(step.vm, step.vm_dir)
+        recovery.recover(step.vm_dir, step.domain)
+        with vm_dir.publishing(step.vm, step.vm_dir, self.planned):
+            deltas.add(step.vm_dir, step.domain, [records.record_of(DiskRef(step.vm, disk, step.vm_dir)) for disk in step.disks])
+
+    def MergeDeltas(self, step: m.MergeDeltas) -> None:
+        from ..disk import recovery
+        from ..guest import job_lock
+
+        if recovery.left(step.vm_dir):
+            job_lock.take(step.vm, step.vm_dir)
+            recovery.recover(step.vm_dir, step.domain)
 
     def AllowMigration(self, step: m.AllowMigration) -> None:
         files.remove_staged(*os.path.split(layout.migration_note(step.vm_dir)))

@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import os
 
-from ..disk import records, vm_dir
-from ..disk.epochs import Planned
 from ..errors import MigrationRefused, SemisharedError
 from ..guest import listing
 from ..model.record import Record
-from ..model.steps import TakeNetworkDisk
+from ..model.steps import ReachDisk
 from ..store import ceph
-from ..tools.crash_points import point
 
 
-def take(step: TakeNetworkDisk, planned: Planned) -> None:
-    """Record the disk of a VM on its way here; raise MigrationRefused if its QEMU would not find it."""
+def reach(step: ReachDisk) -> None:
+    """Raise MigrationRefused if QEMU would not find the disk of a VM that is to come here."""
     disk, record = step.disk, Record.from_data({**step.record, "disk": step.disk.disk})
     network, image = record.network, record.stored
     assert network is not None and image is not None
@@ -29,6 +26,3 @@ def take(step: TakeNetworkDisk, planned: Planned) -> None:
             pass
     except SemisharedError as e:
         raise MigrationRefused(f"{host} cannot open {network.name}, disk {disk.disk} of VM {disk.vm}: {e.detail}") from None
-    with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-        records.write_record(disk.vm_dir, record)
-    point("record published")

@@ -49,6 +49,9 @@ class OnStore(Steps):
     def FillImage(self, step: i.FillImage) -> object:
         found: dict[str, object] = {}
         disk = step.disk
+        if step.domain:
+            job_lock.take(disk.vm, disk.vm_dir)
+            recovery.recover(disk.vm_dir, step.domain)
         record = records.record_of(disk)
         if record.image:
             # The disk may lie where it is not at home (undeployed, on the front-end): with the keys that are there.
@@ -72,8 +75,6 @@ class OnStore(Steps):
 
     def _copied(self, disk: DiskRef, domain: str, path: str, freeze: str) -> tuple[str, dict[str, object]]:
         """Return a local copy of one moment of a running guest's disk, and how the guest rested."""
-        job_lock.take(disk.vm, disk.vm_dir)
-        recovery.recover(disk.vm_dir, domain)
         copy = layout.saved(disk.vm_dir, disk.disk)
         if os.path.lexists(copy):
             os.unlink(copy)

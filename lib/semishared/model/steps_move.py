@@ -58,6 +58,8 @@ class SendVm(NamedTuple):
     vm: int
     vm_dir: str
     token: str = ""
+    deltas: tuple[int, ...] = ()
+    """Disks whose deltas stay: their guest writes to them."""
 
 
 class MakeRoom(NamedTuple):
@@ -83,6 +85,8 @@ class ReceiveVm(NamedTuple):
     """The disks that oned says the VM has: a directory that has one of them is not replaced by one that has it not."""
     foreign: tuple[int, ...] = ()
     """Those of them that are another driver's."""
+    deltas: tuple[int, ...] = ()
+    """Disks that get new, empty deltas: for libvirt to write what their guest has in its own."""
 
 
 class RenameVm(NamedTuple):
@@ -138,11 +142,28 @@ class CheckProbe(NamedTuple):
     text: str
 
 
-class TakeNetworkDisk(NamedTuple):
-    """Give a VM's disk on the network the `record` it has on another host, once this one is seen to reach the disk."""
+class ReachDisk(NamedTuple):
+    """Fail unless this host could open a VM's disk on the network, as its `record` on another host has it."""
 
     disk: DiskRef
     record: dict[str, Any]
+
+
+class AddDeltas(NamedTuple):
+    """Let a running guest write to an empty layer on top of each of these disks, from one moment on."""
+
+    vm: int
+    vm_dir: str
+    domain: str
+    disks: tuple[int, ...]
+
+
+class MergeDeltas(NamedTuple):
+    """Merge the layers that AddDeltas has put on top, if there are any, into what they lie over."""
+
+    vm: int
+    vm_dir: str
+    domain: str
 
 
 class AllowMigration(NamedTuple):

@@ -84,6 +84,7 @@ def deploy(asked: Asked) -> Plan:
     _refuse_unrecorded(vm_dir, set(ours or ()) & set(domain.disk_numbers) - set(records))
     if (yield Here(h.SeeNotes(vm_dir))):
         yield Here(h.Recover(vm_dir))
+        records = yield from _recorded(vm_dir, tuple(domain.disk_numbers))
     for record in records.values():
         yield Here(h.CheckDisk(vm_dir, record))
     chains = yield from _chains(domain.sources(records), records)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The live migration of a VM that has a disk of ours: whether it may move, with which options, and who owns it after a failure.
 
-Only a VM whose disks are all in place moves: nothing of it is copied but memory. The stock script would create empty
-images over its disks, so every doubt here is a refusal.
+What lies on shared storage stays there, and of what is local libvirt copies deltas alone (guest/deltas.py): premigrate has
+brought the rest. The stock script would create empty images over the disks, so every doubt here is a refusal.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..errors import BadArguments, HostUnreachable, MigrationRefused, NotSupported, SemisharedError
+from ..model import layout
 from ..model import steps_live as h
 from ..model.exchange import Here, Lines, Part, Plan, Say, warn
 from ..model.steps import State
@@ -20,7 +21,7 @@ from ..opennebula.args import HOST, absolute
 from ..opennebula.xml import View, Vm, parse
 from ..opennebula.xml_edit import Element, Markup
 from .domain_xml import Records, disk_number
-from .migrate_options import parsed
+from .migrate_options import parsed, with_disks
 
 DEPLOY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*\Z")
 PAUSE_S = 5
@@ -58,12 +59,15 @@ def moved(move: Move, vm_dir: str, records: Records) -> Plan:
     """Move a running VM, whose disks have `records`, to another host."""
     domain, host = move.domain, move.target
     seen = yield Here(h.SeeDomain(domain))
-    paths = paths_in_place(seen["xml"].encode(), vm_dir, records, move.vm.context_disk)
+    disks = moving(seen["xml"].encode(), vm_dir, records, move.vm.context_disk)
     if move.source == host:
         raise NotSupported("live migration to another system datastore")
     if seen["snapshots"]:
         raise MigrationRefused(f"VM {move.vm.id} has {len(seen['snapshots'])} system snapshots, libvirt does not move them")
-    proved = is_proved(paths, (yield Here(h.TakeProof(vm_dir))), host)
+    proof = yield Here(h.TakeProof(vm_dir))
+    if disks.mirrored and not is_proved((), proof, host):
+        raise MigrationRefused(f"premigrate has made nothing ready on {host} for the local disks of VM {move.vm.id}")
+    proved = is_proved(disks.in_place, proof, host)
     if not proved:
         yield warn(f"premigrate has not seen {host} share the disks of VM {move.vm.id}: libvirt decides if it is safe")
     site = yield Here(h.ReadSite(host))
@@ -73,7 +77,8 @@ def moved(move: Move, vm_dir: str, records: Records) -> Plan:
         raise HostUnreachable(f"libvirtd of {host} does not answer at {site['target']}")
     if before is not State.ABSENT:
         raise MigrationRefused(f"{host} already has a domain {domain} ({before.value})")
-    yield from _handed_over(h.MigrateDomain(domain, host, parsed(["--live", *chosen])), int(site["tries"]))
+    wanted = with_disks(parsed(["--live", *chosen]), disks.mirrored)
+    yield from _handed_over(h.MigrateDomain(domain, host, wanted), int(site["tries"]))
     # As the stock script does; none of it decides about success.
     if site["sync_time"]:
         yield Here(h.SyncTime(domain, host))
@@ -125,13 +130,18 @@ def _has_arrived(domain: str, host: str) -> Part[bool]:
     return False
 
 
-def paths_in_place(domain: bytes, vm_dir: str, records: Records, context_disk: int) -> list[str]:
-    """Return the paths of the disks in place; raise MigrationRefused if any other disk would be left behind."""
-    for number, record in sorted(records.items()):
-        if record.is_local:
-            raise MigrationRefused(f"disk {number} ({record.how}) lies on the disk of this host alone")
-    known = {absolute(record.path, "path") for record in records.values() if record.path}
-    found = []
+class Moving(NamedTuple):
+    """What becomes of a running guest's disks: paths that the target has too, and targets of those that libvirt is to mirror."""
+
+    in_place: list[str]
+    mirrored: list[str]
+
+
+def moving(domain: bytes, vm_dir: str, records: Records, context_disk: int) -> Moving:
+    """Return what is to become of the disks; raise MigrationRefused if one would be left behind."""
+    known = {absolute(record.path, "path") for record in records.values() if record.path and not record.is_local}
+    own = {record.path: record for record in records.values() if record.is_local}
+    found, mirrored = [], []
     for disk in Markup(domain, "domain").root.find("devices", "disk"):
         path = _source(disk)
         if disk.attributes.get("type") == "network" or not path:
@@ -139,13 +149,22 @@ def paths_in_place(domain: bytes, vm_dir: str, records: Records, context_disk: i
         named = disk_number(path, vm_dir)
         if named is not None and named == context_disk and disk.first("readonly"):
             continue
+        plain = "/" + "/".join(_parts(path))
+        if plain in own:
+            record = own.pop(plain)
+            if not layout.is_delta(plain):
+                raise MigrationRefused(f"disk {record.disk} ({record.how}) lies on this host alone: premigrate has not prepared its move")
+            mirrored.append(_target_of(disk))
+            continue
         plain = path if named is None or named not in records else records[named].path
         plain = "/" + "/".join(part for part in plain.split("/") if part)
         if disk.attributes.get("type") != "file" or plain not in known:
-            name = f"disk {named}" if named is not None else _target(disk)
+            name = f"disk {named}" if named is not None else f"disk {_target_of(disk)}" if _target_of(disk) else "a disk"
             raise MigrationRefused(f"{name} ({path}) is not on a shared store that semishared knows")
         found.append(plain)
-    return found
+    for path, record in own.items():
+        raise MigrationRefused(f"disk {record.disk} ({record.how}) lies on this host alone, and the guest does not have {path} open")
+    return Moving(found, mirrored)
 
 
 def _source(disk: Element) -> str:
@@ -154,9 +173,9 @@ def _source(disk: Element) -> str:
     return next((attributes[key] for key in ("file", "dev", "dir", "volume", "name") if attributes.get(key)), "")
 
 
-def _target(disk: Element) -> str:
+def _target_of(disk: Element) -> str:
     target = disk.first("target")
-    return f"disk {target.attributes.get('dev')}" if target else "a disk"
+    return target.attributes.get("dev", "") if target else ""
 
 
 def is_proved(paths: Iterable[str], proof: object, host: str) -> bool:

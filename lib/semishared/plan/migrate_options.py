@@ -80,6 +80,13 @@ def parsed(words: list[str]) -> MigrateOptions:
     return found._replace(flags=tuple(flags), values=values)
 
 
+def with_disks(options: MigrateOptions, targets: list[str]) -> MigrateOptions:
+    """Return the options with which libvirt also copies what the active layers of these disks hold, and of no others."""
+    if not targets:
+        return options
+    return options._replace(flags=(*options.flags, "NON_SHARED_INC"), values={**options.values, "MIGRATE_DISKS": targets})
+
+
 def _text(word: str, rest: list[str]) -> str:
     if not rest:
         raise BadArguments(f"MIGRATE_OPTIONS of kvmrc: nothing follows {word}")

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live migration of a VM whose disks are all in place.
+"""Live migration: what lies on a shared store stays there, what is local goes along.
 
                    source                          target
-premigrate         records are read                VM directory, links, context ISO
+premigrate         records are read                there is room, and a base for each overlay;
+                                                   and disks on the network are within reach
                    every store is probed  ----->   and seen to be the same
-                                                   disks on the network are seen to be within reach
-(vmm/migrate)      libvirt moves the guest; no disk of ours is copied
-postmigrate        directory removed               -
-failmigrate        -                               directory removed
+                   local disks get deltas
+                   the directory is read  ----->   VM directory with leases, and new deltas
+(vmm/migrate)      libvirt moves the guest, and what it has written to its deltas
+postmigrate        directory removed               deltas merged
+failmigrate        deltas merged                   directory removed
 each removal only where the domain is known not to run.
+
+oned may not call failmigrate: so premigrate undoes what it did, and every later action on the disks begins with what it finds
+(disk/recovery.py).
 """
 
 from __future__ import annotations
@@ -16,12 +21,13 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
-from ..errors import MigrationRefused, SemisharedError
+from ..errors import HostUnreachable, MigrationRefused, SameDirectory, SemisharedError
 from ..model import layout
 from ..model import steps as s
-from ..model.exchange import Feed, Fetch, On, Plan, agree, warn
+from ..model.exchange import End, On, Part, Plan, Relay, agree, warn
 from ..opennebula.args import Migrate, VmPlace
 from ..opennebula.xml import Vm
+from . import encryption
 from .disks import running_domain
 
 if TYPE_CHECKING:
@@ -29,12 +35,13 @@ if TYPE_CHECKING:
     from ..model.record import Record
 
 
-class InPlace(NamedTuple):
-    """What travels with the guest: links to make, stores to probe, disks that QEMU opens over the network."""
+class Luggage(NamedTuple):
+    """What travels with the guest: disks of its own, the bases below them, stores to probe, disks that QEMU opens over the network."""
 
-    links: tuple[s.LinkInPlace, ...]
+    own: tuple[int, ...]
+    bases: tuple[s.StageBase, ...]
     stores: tuple[str, ...]
-    network: tuple[s.TakeNetworkDisk, ...] = ()
+    network: tuple[s.ReachDisk, ...] = ()
 
 
 def premigrate(asked: Migrate, vm: Vm, token: str) -> Plan:
@@ -44,20 +51,46 @@ def premigrate(asked: Migrate, vm: Vm, token: str) -> Plan:
     place, here = asked.target, asked.source_host
     left = vm.system_datastores[-1] if vm.system_datastores else -1
     source_dir = f"{place.datastore_location}/{left}/{place.vm}"
+    yield agree(here)
     yield agree(place.host)
-    (found,) = yield On(here, (s.DescribeVm(place.vm, source_dir),))
-    plan = check(asked, vm, described(found), left)
-    if plan.stores:
-        yield from _same_stores(here, place.host, plan.stores, token)
-    yield On(place.host, (s.PrepareVm(place.vm, place.path), *plan.links, *plan.network))
-    if vm.context_disk >= 0:
-        path = layout.disk(source_dir, vm.context_disk)
-        (sent,), file = yield Fetch(On(here, (s.SendFile(path),)))
-        if sent["sha256"] != file.sha256:
-            raise MigrationRefused(f"{path} could not be read whole")
-        receive = s.ReceiveFile(layout.disk(place.path, vm.context_disk), place.vm, sent["size"], file.sha256)
-        yield Feed(On(place.host, (receive,)), file)
-    yield On(here, (s.AllowMigration(place.vm, source_dir, place.host, plan.stores),))
+    found, seen = yield On(here, (s.DescribeVm(place.vm, source_dir), s.LookAtVm(place.vm, source_dir)))
+    luggage = check(asked, vm, described(found), left)
+    if luggage.stores:
+        yield from _same_stores(here, place.host, luggage.stores, token)
+    yield On(place.host, (*luggage.network, s.MakeRoom(place.vm, place.path, int(seen["bytes"]), tuple(seen["bases"])), *luggage.bases))
+    try:
+        yield from _brought(asked, vm, source_dir, luggage)
+        yield On(here, (s.AllowMigration(place.vm, source_dir, place.host, luggage.stores),))
+    except SemisharedError:
+        yield from _undone(asked, vm, source_dir)
+        raise
+
+
+def _brought(asked: Migrate, vm: Vm, source_dir: str, luggage: Luggage) -> Plan:
+    """Have the VM's directory at the target, with what its guest has written until now."""
+    place, here, domain = asked.target, asked.source_host, running_domain(vm)
+    same, unmark = yield from _one_directory(here, place.host, vm.id, source_dir, place.path)
+    if same:
+        yield On(here, (unmark,))
+        if luggage.own:
+            raise SameDirectory(f"{source_dir} on {here} and {place.path} on {place.host} are one directory")
+        return
+    if luggage.own:
+        yield On(here, (s.AddDeltas(vm.id, source_dir, domain, luggage.own),))
+    ids = tuple(sorted(disk.id for disk in vm.disks))
+    receive = s.ReceiveVm(vm.id, place.path, True, domain, ids, deltas=luggage.own)
+    sent = yield Relay(On(here, (s.SendVm(vm.id, source_dir, unmark.token, luggage.own),)), On(place.host, (receive,)))
+    yield End(place.host, str(sent.get("sha256")))
+
+
+def _undone(asked: Migrate, vm: Vm, source_dir: str) -> Plan:
+    """Undo premigrate, as far as that goes."""
+    place, here = asked.target, asked.source_host
+    try:
+        yield On(here, (s.MergeDeltas(vm.id, source_dir, running_domain(vm)),))
+        yield from _clear(place.host, here, place, vm)
+    except SemisharedError as e:
+        yield warn(f"not all that was made ready for VM {vm.id} on {place.host} is undone: {e.detail}")
 
 
 def _same_stores(source: str, target: str, stores: tuple[str, ...], token: str) -> Plan:
@@ -70,14 +103,42 @@ def _same_stores(source: str, target: str, stores: tuple[str, ...], token: str) 
 
 
 def postmigrate(asked: Migrate, vm: Vm) -> Plan:
-    """Plan postmigrate: remove what is left at the source."""
-    yield from _clear(asked.source_host, asked.target.host, asked.target, vm)
+    """Plan postmigrate: remove what is left at the source, and merge what the guest has written meanwhile."""
+    place = asked.target
+    yield agree(asked.source_host)
+    try:
+        yield On(place.host, (s.MergeDeltas(vm.id, place.path, running_domain(vm)),))
+    except SemisharedError as e:
+        yield warn(f"the next action on VM {vm.id} merges what it has written while it moved: {e.detail}")
+    yield from _clear(asked.source_host, place.host, place, vm)
 
 
 def failmigrate(asked: Migrate, vm: Vm) -> Plan:
-    """Plan failmigrate: remove what was made at the target."""
-    if asked.source_host != asked.target.host:
-        yield from _clear(asked.target.host, asked.source_host, asked.target, vm)
+    """Plan failmigrate: remove what was made at the target, and merge what the guest has written meanwhile."""
+    place, here = asked.target, asked.source_host
+    if here != place.host:
+        left = vm.system_datastores[-1] if vm.system_datastores else -1
+        lost: HostUnreachable | None = None
+        try:
+            yield agree(place.host)
+        except HostUnreachable as e:
+            lost = e  # what has failed may be the target
+        yield On(here, (s.MergeDeltas(vm.id, f"{place.datastore_location}/{left}/{vm.id}", running_domain(vm)),))
+        if lost:
+            raise lost
+        yield from _clear(place.host, here, place, vm)
+
+
+def _one_directory(host: str, other: str, vm: int, path: str, other_path: str) -> Part[tuple[bool, s.UnmarkVm]]:
+    """Return whether the VM has one directory on both hosts; it is marked on `host` until the UnmarkVm is done."""
+    (marked,) = yield On(host, (s.MarkVm(vm, path),))
+    unmark = s.UnmarkVm(vm, path, str(marked["token"]))
+    try:
+        (looked,) = yield On(other, (s.LookForVm(vm, other_path, unmark.token, str(marked["seen"])),))
+    except SemisharedError:
+        yield On(host, (unmark,))
+        raise
+    return bool(looked["same"]), unmark
 
 
 def _clear(host: str, other: str, place: VmPlace, vm: Vm) -> Plan:
@@ -87,14 +148,8 @@ def _clear(host: str, other: str, place: VmPlace, vm: Vm) -> Plan:
     ends: tuple[s.Step, ...] = (not_running, s.RemoveVm(vm.id, place.path))
     if found["present"] and host != other:
         yield agree(other)
-        (marked,) = yield On(host, (s.MarkVm(vm.id, place.path),))
-        unmark = s.UnmarkVm(vm.id, place.path, str(marked["token"]))
-        try:
-            (looked,) = yield On(other, (s.LookForVm(vm.id, place.path, unmark.token, str(marked["seen"])),))
-        except SemisharedError:
-            yield On(host, (unmark,))
-            raise
-        if looked["same"]:
+        same, unmark = yield from _one_directory(host, other, vm.id, place.path, place.path)
+        if same:
             yield On(host, (unmark,))
             yield warn(f"{place.path} is one directory on {host} and {other}: nothing was removed")
             return
@@ -102,32 +157,24 @@ def _clear(host: str, other: str, place: VmPlace, vm: Vm) -> Plan:
     yield On(host, ends)
 
 
-def check(request: Migrate, vm: Vm, records: Sequence[Record], datastore: int) -> InPlace:
-    """Return what to make at the target; raise MigrationRefused, naming the disk, if any disk would be left behind.
+def check(request: Migrate, vm: Vm, records: Sequence[Record], datastore: int) -> Luggage:
+    """Return what is to travel; raise MigrationRefused, naming the disk, if any disk would be left behind.
 
     `records` are those of the source host, `datastore` the system datastore that the VM is leaving.
     """
-    if request.source_host == request.target.host:
+    place = request.target
+    if request.source_host == place.host:
         raise MigrationRefused(f"VM {vm.id} cannot change its system datastore while it runs (not supported yet)")
-    if int(request.target.path.split("/")[-2]) != datastore:
+    if int(place.path.split("/")[-2]) != datastore:
         raise MigrationRefused(f"VM {vm.id} cannot change host and system datastore at once")
-    known = {record.disk: record for record in records}
-    links, network = [], []
+    known = {record.disk for record in records}
     for disk in vm.disks:
         if disk.id not in known:
             raise MigrationRefused(f"disk {disk.id} of VM {vm.id} is none of ours (driver {disk.driver or 'unknown'})")
-    for number, record in sorted(known.items()):
-        if record.is_local or record.image is None:
-            raise MigrationRefused(
-                f"disk {number} of VM {vm.id} is local to {request.source_host} ({record.how}): live migration of local disks "
-                "is not supported yet"
-            )
-        ref = s.DiskRef(vm.id, number, request.target.path)
-        if record.network:
-            network.append(s.TakeNetworkDisk(ref, record.to_data()))
-        elif record.place.moves_live != "nothing":
-            raise MigrationRefused(f"disk {number} of VM {vm.id} ({record.how}) cannot migrate live yet")
-        else:
-            links.append(s.LinkInPlace(ref, record.image, record.readonly, session=False))
-    stores = sorted({posixpath.dirname(link.image.source) for link in links})
-    return InPlace(tuple(links), tuple(stores), tuple(network))
+    own = tuple(sorted(record.disk for record in records if record.is_local))
+    encryption.check_running(vm, own, "live migration")
+    root = layout.base_store_of(place.path)
+    bases = {record.of_image: s.StageBase(root, record.of_image) for record in records if record.place.leases}
+    stores = {posixpath.dirname(record.of_image.source) for record in records if not record.is_local and not record.network}
+    network = [s.ReachDisk(s.DiskRef(vm.id, record.disk, place.path), record.to_data()) for record in records if record.network]
+    return Luggage(own, tuple(bases.values()), tuple(sorted(stores)), tuple(network))

@@ -111,6 +111,11 @@ def grow(path: str, format: str, size: int) -> None:
     work(["qemu-img", "resize", "-q", f"json:{json.dumps(node)}", str(size)])
 
 
+def commit(path: str) -> None:
+    """Write what the qcow2 `path` holds into what it lies over; it stays as it is, to be committed again if that is cut short."""
+    work(["qemu-img", "commit", "-q", "-d", "-f", "qcow2", path])
+
+
 def rebase(path: str, backing: str, backing_format: str) -> None:
     """Copy into the qcow2 `path` what it has from below itself, but not from `backing` ('' for none); lay it over that."""
     argv = ["qemu-img", "rebase", "-q", "-f", "qcow2", "-b", backing]

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which layer a running guest writes to, said in the records: while a delta is put on its disks, or merged (deltas.py).
+
+    .semishared/deltas.json     {"version": 1, "disks": [the record that each disk had without a delta]}
+
+libvirt alone knows whether a delta is in use, and its caller may die before it has heard. So a guest that was stopped while
+that was decided goes on only after `settle`, whoever wakes it: else it would write to a layer that no record names.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, List
+
+from ..errors import BadRecord
+from ..model import layout
+from ..model.record import Record
+from ..tools import files
+from ..tools.crash_points import point
+from . import domain
+
+
+def noted(vm_dir: str) -> List[Record]:
+    """Return what the records of the disks that have deltas, or are to have them, say without; where the VM directory is now."""
+    data = files.read_json(layout.deltas_note(vm_dir))
+    if data is None:
+        return []
+    disks = data.get("disks")
+    if data.get("version") != 1 or not isinstance(disks, list):
+        raise BadRecord(f"{layout.deltas_note(vm_dir)} on {os.uname().nodename} cannot be understood")
+    found = [Record.from_data(disk) for disk in disks]
+    return [record._replace(path=f"{layout.disk(vm_dir, record.disk)}{record.layer}") for record in found]
+
+
+def delta_of(record: Record) -> str:
+    """Return the path of the delta that a disk has, or is to have."""
+    return f"{os.path.dirname(record.path)}/{layout.DELTA}"
+
+
+def with_delta(record: Record) -> Record:
+    """Return the record of a disk that has its delta."""
+    raw = int(os.path.basename(record.path)) if record.format == "raw" else record.raw_layer
+    return record._replace(path=delta_of(record), format="qcow2", raw_layer=raw)
+
+
+def opened(vm_dir: str, name: str) -> Dict[str, str]:
+    """Return the target of each of a running guest's local disks by the file that it writes to."""
+    here = _plain(vm_dir)
+    # No link of a disk on a store is followed: it may hang, and the guest be waiting to be woken.
+    local = ((_plain(path), target) for target, path in domain.disks(name).items())
+    return {os.path.realpath(path): target for path, target in local if path.startswith(f"{here}/")}
+
+
+def _plain(path: str) -> str:
+    return "/" + os.path.normpath(path).lstrip("/")
+
+
+def settle(vm_dir: str, name: str) -> None:
+    """Let the records of disks with deltas say what the running guest writes to."""
+    without = noted(vm_dir)
+    if not without:
+        return
+    active = opened(vm_dir, name)
+    for record in without:
+        for known in (record, with_delta(record)):
+            if os.path.realpath(known.path) in active:
+                write(vm_dir, known)
+
+
+def write(vm_dir: str, record: Record) -> None:
+    """Write the record of a disk, unless it says that already."""
+    file = layout.record(vm_dir, record.disk)
+    if files.read_json(file) != record.to_data():
+        files.remove_staged(*os.path.split(file))
+        files.write_json(file, record.to_data())
+        point("layer recorded")

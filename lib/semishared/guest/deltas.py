@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deltas: what a guest writes while its local disks move to another host.
+
+libvirt mirrors what a disk's active layer holds, in units of 64 KiB. So before the move every local disk of the guest gets an
+empty layer on top, its delta. What lies below is only read from then on, and crosses as files; libvirt mirrors deltas alone.
+Afterwards, wherever the guest is, deltas are merged into what they lie over.
+
+    add       K           ->   K <- delta
+    merge     K <- delta  ->   K
+
+`.semishared/deltas.json` (active_layer.py) is there from before the first to after the last of that. Whoever finds it merges:
+a delta that no guest has open is a redo log, which may be committed again and again.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any, Iterable, List
+
+from ..errors import BadRecord, MissingImage, SemisharedError, ToolFailed
+from ..model import layout
+from ..model.record import Record
+from ..tools import files, layers, qemu_img
+from ..tools.crash_points import point
+from . import active_layer, block_jobs, domain, job_events, libvirtd, rest
+from .active_layer import delta_of, noted, with_delta
+
+CALL_S = 60
+
+
+def add(vm_dir: str, name: str, records: Iterable[Record]) -> None:
+    """Put a delta on each of these disks of a running guest, on all at one moment; `merge` has ended what was there."""
+    without = [_layered(vm_dir, record) for record in records]
+    opened = active_layer.opened(vm_dir, name)
+    missing = [record.path for record in without if os.path.realpath(record.path) not in opened]
+    if missing:
+        raise MissingImage(f"domain {name} on {os.uname().nodename} has no disk {missing[0]}")
+    note = layout.deltas_note(vm_dir)
+    files.remove_staged(*os.path.split(note))
+    files.write_json(note, {"version": 1, "disks": [record.to_data() for record in without]})
+    point("deltas noted")
+    for record in without:
+        create(record)
+    targets = {opened[os.path.realpath(record.path)]: delta_of(record) for record in without}
+    try:
+        for record in without:
+            # Both hold what the guest has, until it writes; only then the records must not name the lower.
+            active_layer.write(vm_dir, with_delta(record))
+        block_jobs.put_over(name, targets)
+        point("guest writes to deltas")
+    except Exception:
+        try:
+            merge(vm_dir, name)
+        except SemisharedError:
+            pass  # whoever comes next does
+        raise
+    point("deltas added")
+
+
+def create(record: Record) -> None:
+    """Make the empty delta of a disk, over what it lies over."""
+    path = delta_of(record)
+    files.remove_staged(*os.path.split(path))
+    # By name and size: what lies further below need not be there yet.
+    size = qemu_img.virtual_size(record.path, record.format)
+    with files.published(path) as staged:
+        qemu_img.create_overlay(staged, os.path.basename(record.path), record.format, size, "", look=False)
+        os.chmod(staged, 0o660)
+
+
+def _layered(vm_dir: str, record: Record) -> Record:
+    """Give a disk that is a plain file the layout of one with layers; who has it open under its name goes on with that."""
+    if record.layer:
+        return record
+    path = layout.disk(vm_dir, record.disk)
+    folder = layers.folder(path)
+    if not os.path.islink(path):
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+        files.remove_staged(folder, "0")
+        staged = files.staged_name(f"{folder}/0")
+        os.link(path, staged)
+        os.rename(staged, f"{folder}/0")
+        files.fsync(folder)
+        point("plain disk has a layer")
+    layered = record._replace(path=f"{folder}/0")
+    active_layer.write(vm_dir, layered)
+    files.remove_staged(vm_dir, os.path.basename(path))
+    files.symlink(f"{os.path.basename(folder)}/0", path)
+    point("plain disk has a link")
+    return layered
+
+
+def merge(vm_dir: str, name: str) -> None:
+    """Merge the deltas of a VM; `name`: the guest that may run here, '' if none does."""
+    without = noted(vm_dir)
+    if not without:
+        return
+    state = domain.state(name) if name else "absent"
+    if state == "unknown":
+        raise ToolFailed(f"libvirtd on {os.uname().nodename} does not say whether {name} runs: its deltas are not merged")
+    if state in ("running", "paused"):
+        block_jobs.wait_for_snapshot(name)
+        active_layer.settle(vm_dir, name)
+        _commit(vm_dir, name, without)
+    else:
+        for record in without:
+            _redo(vm_dir, record)
+    _drop(vm_dir, without)
+
+
+def _commit(vm_dir: str, name: str, without: List[Record]) -> None:
+    """Have QEMU write the deltas of a running guest into what they lie over, and the guest go on with that."""
+    opened = active_layer.opened(vm_dir, name)
+    targets = [opened[path] for path in (os.path.realpath(delta_of(record)) for record in without) if path in opened]
+    if not targets:
+        return
+    for target in targets:
+        block_jobs.end_job(name, target)
+        with job_events.listening(name, target) as job:
+            domain.ask(name, f"blockcommit {target}", partial(_begin, target), timeout_s=CALL_S)
+            job.wait_until_ready()
+    point("deltas mirrored")
+    with rest.resting(vm_dir, name, "SUSPEND"):
+        for target in targets:
+            block_jobs.wait_for_equal(name, target)
+        # What was mirrored is in QEMU's memory still, and no delta will have it.
+        block_jobs.write_out(name)
+        point("deltas equal")
+        for target in targets:
+            pivot = partial(_pivot, target)
+            domain.ask(name, f"blockjob {target} --pivot", pivot, timeout_s=CALL_S)
+            point("delta merged")
+        active_layer.settle(vm_dir, name)
+
+
+def _begin(target: str, guest: Any) -> None:
+    libvirt = libvirtd.binding()
+    guest.blockCommit(target, None, None, 0, libvirt.VIR_DOMAIN_BLOCK_COMMIT_ACTIVE | libvirt.VIR_DOMAIN_BLOCK_COMMIT_SHALLOW)
+
+
+def _pivot(target: str, guest: Any) -> None:
+    guest.blockJobAbort(target, libvirtd.binding().VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT)
+
+
+def _redo(vm_dir: str, record: Record) -> None:
+    """Merge the delta of a disk that no guest has open."""
+    if _names_delta(vm_dir, record) and files.exists(delta_of(record)):
+        qemu_img.commit(delta_of(record))
+        files.fsync(record.path)
+        point("delta committed")
+    active_layer.write(vm_dir, record)
+
+
+def _drop(vm_dir: str, without: List[Record]) -> None:
+    """Remove deltas that no record names, and the note when none is left."""
+    for record in without:
+        if _names_delta(vm_dir, record):
+            raise BadRecord(f"disk {record.disk} of {vm_dir} on {os.uname().nodename} still has its delta")
+        files.unlink(delta_of(record))
+    files.unlink(layout.deltas_note(vm_dir))
+    point("deltas gone")
+
+
+def _names_delta(vm_dir: str, record: Record) -> bool:
+    return (files.read_json(layout.record(vm_dir, record.disk)) or {}).get("path") == delta_of(record)

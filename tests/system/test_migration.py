@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running VMs that move with disks of their own: everything the guest has written is there, and nothing is left behind."""
+
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import contextmanager
+from typing import Callable, Iterator
+
+import pytest
+
+from lab import Node
+from lab.cloud import DATASTORES, STORE, SYSTEM, Cloud
+from lab.guest import Guest, content
+from lab.oned import ActionFailed
+
+KIB = 1024
+DATA = content("base", 0, KIB)
+LOCAL = [
+    # (place, attributes)
+    ("overlay", {}), ("copy", {"SEMISHARED_LOCAL": "copy"}), ("store-clone", {"SEMISHARED_PLACE": "shared"}),
+]  # fmt: skip
+FORMATS = ("raw", "qcow2")
+WRITTEN = tuple(f"vd{letter}" for letter in "abcdefghij")
+
+
+def mixed(cloud: Cloud, name: str) -> int:
+    """Deploy a VM with every kind of disk in each format, and a snapshot of one."""
+    images = [
+        cloud.os_image(f"os-{name}"),
+        *(cloud.data_image(f"{place}-{format}-{name}", DATA, format=format, **more) for place, more in LOCAL for format in FORMATS),
+        cloud.data_image(f"mine-{name}", DATA, persistent=True),
+    ]
+    volatile = [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in FORMATS]
+    vm = cloud.deploy(name, [*({"IMAGE_ID": str(image)} for image in images), *volatile])
+    cloud.guest(vm).write("vdb", "before", 2 * KIB, 64)
+    cloud.oned.disk_snapshot_create(vm, 1, "s0")
+    return vm
+
+
+def start(guest: Guest, *disks: str) -> None:
+    for disk in disks:
+        guest.loop(disk, f"loop-{disk}", 4 * KIB, 4 * KIB, 20)
+
+
+def stop(guest: Guest, *disks: str) -> list[int]:
+    """End the writers; return how long each waited at most, in ms."""
+    gaps = []
+    for disk in disks:
+        counts = guest.loop_stop(disk)
+        assert (counts["errors"], counts["mismatches"]) == (0, 0), (disk, counts)
+        assert counts["writes"] > 10
+        gaps.append(counts["maxgap_ms"])
+    return gaps
+
+
+def test_mixed_vm_when_moved_live_loses_nothing(
+    cloud: Cloud, figure: Callable[[str, object], None], cell: Callable[..., None]
+) -> None:
+    vm = mixed(cloud, "mixed")
+    guest = cloud.guest(vm)
+    start(guest, *WRITTEN)
+    shapes = {}
+    for target in ("h2", "h1"):
+        cloud.oned.vm_migrate(vm, target, how="live")
+        assert cloud.oned.state(vm) == ("ACTIVE", 3)
+        other = cloud.lab.node("h1" if target == "h2" else "h2")
+        assert cloud.files(other, cloud.vm_dir(vm)) == []
+        shapes[target] = cloud.files(cloud.lab.node(target), cloud.vm_dir(vm))
+        guest = cloud.guest(vm)
+        guest.check("vdb", "before", 2 * KIB, 64)
+    figure("live migration of local disks: longest gap ms", max(stop(guest, *WRITTEN)))
+    assert shapes["h1"] == shapes["h2"]
+    assert not [name for name in shapes["h1"] if "1000000" in name or "deltas" in name]
+    cloud.oned.disk_snapshot_create(vm, 1, "s1")
+    cloud.oned.vm_poweroff(vm)
+    cloud.oned.disk_snapshot_revert(vm, 1, 0)
+    cloud.oned.vm_resume(vm)
+    cloud.guest(vm).check("vdb", "before", 2 * KIB, 64)
+    cloud.terminate(vm)
+    assert cloud.leftovers() == []
+    cell("migrate", (*(place for place, _ in LOCAL), "volatile"), FORMATS, "live")
+
+
+# -- what goes wrong --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def own(cloud: Cloud) -> Iterator[int]:
+    """A running VM on h1 with an overlay of its own, which writes all the time; nothing of it is on h2."""
+    image = cloud.os_image("own")
+    vm = cloud.deploy("own", [{"IMAGE_ID": str(image)}, {"TYPE": "fs", "SIZE": "64", "FORMAT": "qcow2"}])
+    guest = cloud.guest(vm)
+    start(guest, "vda", "vdb")
+    yield vm
+    stop(cloud.guest(vm), "vda", "vdb")
+    cloud.terminate(vm)
+
+
+def is_untouched(cloud: Cloud, vm: int) -> None:
+    """See that the guest runs on h1, on the disks it had, and that nothing of it is on h2."""
+    h1, h2 = cloud.lab.node("h1"), cloud.lab.node("h2")
+    assert cloud.oned.state(vm) == ("ACTIVE", 3)
+    assert domains(h1) == [f"one-{vm}"]
+    assert domains(h2) == []
+    names = cloud.files(h1, cloud.vm_dir(vm))
+    assert not [name for name in names if "1000000" in name or "deltas" in name], names
+    assert [name for name in cloud.files(h2, f"{DATASTORES}/{SYSTEM}") if not name.startswith(".m")] == []
+    assert cloud.guest(vm).loop_stat("vda")["errors"] == 0
+
+
+def domains(node: Node) -> list[str]:
+    return node.run(["virsh", "-q", "-c", "qemu:///system", "list", "--name"]).stdout.decode().split()
+
+
+def is_refused(cloud: Cloud, vm: int, why: str) -> None:
+    with pytest.raises(ActionFailed, match=why):
+        cloud.oned.vm_migrate(vm, "h2", how="live")
+
+
+def in_its_midst(cloud: Cloud, vm: int, then: Callable[[], object]) -> None:
+    """Have something happen while libvirt copies the deltas of the VM, slowly."""
+    kvmrc = cloud.lab.node("h1").path("/var/tmp/one/etc/vmm/kvm/kvmrc")
+    before = kvmrc.read_text()
+    kvmrc.write_text(f'{before}\nMIGRATE_OPTIONS="--bandwidth 1"\n')
+    moving = threading.Thread(target=_ends, args=(cloud, vm))
+    try:
+        moving.start()
+        until_moving(cloud, vm)
+        then()
+        cloud.lab.node("h1").run(["virsh", "-q", "-c", "qemu:///system", "migrate-setspeed", f"one-{vm}", "1000"], check=False)
+        moving.join(180)
+        assert not moving.is_alive()
+    finally:
+        kvmrc.write_text(before)
+
+
+def _ends(cloud: Cloud, vm: int) -> None:
+    with pytest.raises(ActionFailed):
+        cloud.oned.vm_migrate(vm, "h2", how="live")
+
+
+def until_moving(cloud: Cloud, vm: int) -> None:
+    said = ""
+    for _ in range(600):
+        said = cloud.lab.node("h1").run(["virsh", "-q", "-c", "qemu:///system", "domjobinfo", f"one-{vm}"], check=False).stdout.decode()
+        if re.search(r"Memory processed: *[1-9]", said):
+            return
+    raise AssertionError(f"no migration has begun: {said}")
+
+
+@contextmanager
+def mounted(node: Node, directory: str, size: str) -> Iterator[None]:
+    """Have a small file system in the place of a directory."""
+    node.run(["mkdir", "-p", directory])
+    node.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=777", "small", directory], user="root")
+    try:
+        yield
+    finally:
+        node.run(["umount", directory], user="root")
+
+
+def test_target_without_room_is_refused_before_anything_moves(cloud: Cloud, own: int) -> None:
+    with mounted(cloud.lab.node("h2"), f"{DATASTORES}/{SYSTEM}", "1m"):
+        is_refused(cloud, own, "bytes left")
+    is_untouched(cloud, own)
+
+
+def test_target_without_base_and_store_is_refused_before_anything_moves(cloud: Cloud, own: int) -> None:
+    h2 = cloud.lab.node("h2")
+    with mounted(h2, f"{DATASTORES}/{STORE}", "1m"):
+        h2.run(["rm", "-rf", f"{DATASTORES}/.semishared/bases"], user="root")
+        cloud.lab.node("h1").run(["chmod", "0", "/var/lib/one/.ssh"], user="root")
+        try:
+            is_refused(cloud, own, "SS0")
+        finally:
+            cloud.lab.node("h1").run(["chmod", "700", "/var/lib/one/.ssh"], user="root")
+    is_untouched(cloud, own)
+
+
+def test_target_that_loses_its_libvirtd_in_the_midst(cloud: Cloud, own: int) -> None:
+    h2 = cloud.lab.node("h2")
+
+    def kill() -> None:
+        h2.run(["pkill", "-KILL", "-x", "libvirtd"], user="root")
+        h2.run(["/usr/sbin/libvirtd", "-d"], user="root")
+
+    in_its_midst(cloud, own, kill)
+    is_untouched(cloud, own)
+
+
+def test_target_that_is_cut_off_in_the_midst(cloud: Cloud, own: int) -> None:
+    h2 = cloud.lab.node("h2")
+    in_its_midst(cloud, own, h2.cut)
+    h2.join()
+    h2.run(["bash", "-c", f"virsh -q -c qemu:///system destroy one-{own} || true"], user="root")
+    cloud.tm_migrate("failmigrate", own, "h2")
+    is_untouched(cloud, own)
+
+
+def test_migration_that_is_given_up_in_its_midst(cloud: Cloud, own: int) -> None:
+    in_its_midst(cloud, own, lambda: cloud.lab.node("h1").run(["virsh", "-c", "qemu:///system", "domjobabort", f"one-{own}"]))
+    is_untouched(cloud, own)
+
+
+def test_failmigrate_that_nobody_calls_is_made_good_by_the_next_action(cloud: Cloud, own: int) -> None:
+    cloud.tm_migrate("premigrate", own, "h2")
+    assert "deltas" in " ".join(cloud.files(cloud.lab.node("h1"), cloud.vm_dir(own)))
+    cloud.oned.disk_snapshot_create(own, 0, "s")
+    names = cloud.files(cloud.lab.node("h1"), cloud.vm_dir(own))
+    assert not [name for name in names if "1000000" in name or "deltas" in name]
+    cloud.oned.disk_snapshot_delete(own, 0, 0)
+    cloud.tm_migrate("failmigrate", own, "h2")
+    is_untouched(cloud, own)
