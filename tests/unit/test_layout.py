@@ -11,14 +11,15 @@ from typing import Any, Iterator
 
 import pytest
 
-from semishared.model import layout, layout_base, layout_pool, layout_store
+from semishared.model import layout, layout_base, layout_delta, layout_pool, layout_store
 from semishared.tools import signatures
 
 pytestmark = pytest.mark.reads_checkout
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "lib" / "semishared"
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.stem not in {"layout", "layout_base", "layout_pool", "layout_store"})
+LAYOUT = {"layout", "layout_base", "layout_delta", "layout_pool", "layout_store"}
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.stem not in LAYOUT)
 
 # -- nobody else ------------------------------------------------------------------------------------
 
@@ -164,7 +165,7 @@ NOT_OURS = re.compile(r"<datastore>|<DATASTORE_LOCATION>|<system datastore>|<vm>
 
 def made() -> Iterator[str]:
     """Yield what each formatter makes of what the page has in the place of its arguments, and each constant name."""
-    for module in (layout, layout_base, layout_store, layout_pool):
+    for module in (layout, layout_base, layout_delta, layout_store, layout_pool):
         short = module.__name__.rpartition(".")[2]
         yield from (value for name, value in vars(module).items() if name.isupper() and isinstance(value, str) and value[-1] not in "-")
         for name, function in inspect.getmembers(module, inspect.isfunction):

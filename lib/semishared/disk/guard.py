@@ -234,11 +234,11 @@ def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
     records.check_place(record, vm)
     if not record.is_local:
         return
-    if layout.is_delta(record.path) and not os.path.lexists(layout.delta(staging, disk)):
+    if os.path.lexists(f"{layout.records(staging)}/{layout.DELTAS}"):
         from ..guest import active_layer
 
         # A delta that stayed where its guest is: what it lies over counts, and gets a new one here.
-        record = next((below for below in active_layer.noted(staging) if below.disk == disk), record)
+        record = active_layer.arrived(staging, record)
         records.check_place(record, vm)
     plain = layout.disk(staging, disk)
     folder = layout.layers(plain)

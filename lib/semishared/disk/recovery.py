@@ -30,7 +30,7 @@ def recover(vm_dir: str, name: str) -> None:
             _put_back(vm_dir, disk, job)
         files.unlink(path)
         point("job ended")
-    if os.path.lexists(layout.deltas_note(vm_dir)):
+    if os.path.lexists(f"{layout.records(vm_dir)}/{layout.DELTAS}"):
         from ..guest import deltas
 
         deltas.merge(vm_dir, name)

@@ -29,7 +29,7 @@ from ..errors import (
     WholeDirectoryThere,
 )  # fmt: skip
 from ..guest import listing
-from ..model import layout
+from ..model import layout, layout_delta
 from ..model.record import Record
 from ..model.steps import MakeRoom, ReceiveVm, ReleaseVm, RenameVm, has_arrived
 from ..tools import beneath, files, progress
@@ -51,7 +51,7 @@ def send(directory: str, write: Callable[[bytes], None], deltas: Iterable[int] =
         before, seen = os.stat(directory), whereabouts.fingerprint(directory)
     except FileNotFoundError:
         raise MissingImage(f"{directory} is not there on {os.uname().nodename}") from None
-    stay = [f"--exclude=./{os.path.relpath(layout.delta(directory, disk), directory)}" for disk in deltas]
+    stay = [f"--exclude={layout_delta.delta('.', disk)}" for disk in deltas]
     argv = ["tar", "--create", "--sparse", "--anchored", *stay, "--file=-", f"--directory={directory}", "."]
     digest = hashlib.sha256()
     with piped(argv, feed=False) as stream:

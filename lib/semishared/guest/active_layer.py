@@ -13,7 +13,7 @@ import os
 from typing import Dict, List
 
 from ..errors import BadRecord
-from ..model import layout
+from ..model import layout, layout_delta
 from ..model.record import Record
 from ..tools import files
 from ..tools.crash_points import point
@@ -22,19 +22,25 @@ from . import domain
 
 def noted(vm_dir: str) -> List[Record]:
     """Return what the records of the disks that have deltas, or are to have them, say without; where the VM directory is now."""
-    data = files.read_json(layout.deltas_note(vm_dir))
+    data = files.read_json(layout_delta.note(vm_dir))
     if data is None:
         return []
     disks = data.get("disks")
     if data.get("version") != 1 or not isinstance(disks, list):
-        raise BadRecord(f"{layout.deltas_note(vm_dir)} on {os.uname().nodename} cannot be understood")
+        raise BadRecord(f"{layout_delta.note(vm_dir)} on {os.uname().nodename} cannot be understood")
     found = [Record.from_data(disk) for disk in disks]
-    return [record._replace(path=f"{layout.disk(vm_dir, record.disk)}{record.layer}") for record in found]
+    return [record._replace(path=record.active(layout.disk(vm_dir, record.disk))) for record in found]
 
 
 def delta_of(record: Record) -> str:
     """Return the path of the delta that a disk has, or is to have."""
-    return f"{os.path.dirname(record.path)}/{layout.DELTA}"
+    return layout.layer(layout.plain(record.path), layout_delta.NUMBER)
+
+
+def arrived(vm_dir: str, record: Record) -> Record:
+    """Return a disk's record as it was without its delta, if that has stayed where the guest is."""
+    without = {below.disk: below for below in noted(vm_dir) if not os.path.lexists(delta_of(below))}
+    return without.get(record.disk, record)
 
 
 def with_delta(record: Record) -> Record:

@@ -42,7 +42,7 @@ def find(name: str, path: str) -> tuple[str, str]:
         plain = "/" + os.path.normpath(source).lstrip("/")
         if plain == path or (layout.are_layers(folder) and os.path.dirname(plain) == folder):
             return target, plain
-        if f"{plain}.snap" == folder:
+        if layout.layers(plain) == folder:
             # It was a plain file when the guest was started (deltas.py), and its only layer has that name still.
             return target, os.path.join(os.path.dirname(plain), os.readlink(plain))
     raise MissingImage(f"domain {name} on {os.uname().nodename} has no disk {path}")

@@ -19,9 +19,9 @@ from functools import partial
 from typing import Any, Iterable, List
 
 from ..errors import BadRecord, MissingImage, SemisharedError, ToolFailed
-from ..model import layout
+from ..model import layout, layout_delta
 from ..model.record import Record
-from ..tools import files, layers, qemu_img
+from ..tools import files, qemu_img
 from ..tools.crash_points import point
 from . import active_layer, block_jobs, domain, job_events, libvirtd, rest
 from .active_layer import delta_of, noted, with_delta
@@ -36,7 +36,7 @@ def add(vm_dir: str, name: str, records: Iterable[Record]) -> None:
     missing = [record.path for record in without if os.path.realpath(record.path) not in opened]
     if missing:
         raise MissingImage(f"domain {name} on {os.uname().nodename} has no disk {missing[0]}")
-    note = layout.deltas_note(vm_dir)
+    note = layout_delta.note(vm_dir)
     files.remove_staged(*os.path.split(note))
     files.write_json(note, {"version": 1, "disks": [record.to_data() for record in without]})
     point("deltas noted")
@@ -74,19 +74,19 @@ def _layered(vm_dir: str, record: Record) -> Record:
     if record.layer:
         return record
     path = layout.disk(vm_dir, record.disk)
-    folder = layers.folder(path)
+    first = layout.layer(path, 0)
     if not os.path.islink(path):
-        os.makedirs(folder, mode=0o755, exist_ok=True)
-        files.remove_staged(folder, "0")
-        staged = files.staged_name(f"{folder}/0")
+        os.makedirs(layout.layers(path), mode=0o755, exist_ok=True)
+        files.remove_staged(*os.path.split(first))
+        staged = files.staged_name(first)
         os.link(path, staged)
-        os.rename(staged, f"{folder}/0")
-        files.fsync(folder)
+        os.rename(staged, first)
+        files.fsync(layout.layers(path))
         point("plain disk has a layer")
-    layered = record._replace(path=f"{folder}/0")
+    layered = record._replace(path=first)
     active_layer.write(vm_dir, layered)
-    files.remove_staged(vm_dir, os.path.basename(path))
-    files.symlink(f"{os.path.basename(folder)}/0", path)
+    files.remove_staged(*os.path.split(path))
+    files.symlink(layout.layer(os.path.basename(path), 0), path)
     point("plain disk has a link")
     return layered
 
@@ -158,7 +158,7 @@ def _drop(vm_dir: str, without: List[Record]) -> None:
         if _names_delta(vm_dir, record):
             raise BadRecord(f"disk {record.disk} of {vm_dir} on {os.uname().nodename} still has its delta")
         files.unlink(delta_of(record))
-    files.unlink(layout.deltas_note(vm_dir))
+    files.unlink(layout_delta.note(vm_dir))
     point("deltas gone")
 
 

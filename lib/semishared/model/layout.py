@@ -18,6 +18,7 @@ import posixpath
 import re
 from typing import NamedTuple, Optional
 
+DELTAS = "deltas.json"
 SIDE = ".semishared"
 """What is ours, in a directory that is not."""
 
@@ -181,25 +182,6 @@ def clone_note(vm_dir: str, disk: int) -> str:
     return f"{records(vm_dir)}/clone.{disk}.json"
 
 
-DELTA = 1_000_000
-"""The number of a delta (guest/deltas.py) among a disk's layers: above all that snapshots of OpenNebula give."""
-
-
-def delta(vm_dir: str, number: int) -> str:
-    """Return the delta of a disk."""
-    return layer(disk(vm_dir, number), DELTA)
-
-
-def is_delta(path: str) -> bool:
-    """Tell whether a path is that of a delta."""
-    return layer_of(path) == str(DELTA)
-
-
-def deltas_note(vm_dir: str) -> str:
-    """Return the note of the disks that have deltas, or are to have them."""
-    return f"{records(vm_dir)}/deltas.json"
-
-
 def job_note(vm_dir: str, disk: int) -> str:
     """Return the note of a job of QEMU on a disk."""
     return f"{records(vm_dir)}/job.{disk}.json"
@@ -213,7 +195,7 @@ def job_noted(name: str) -> Optional[int]:
 
 def is_unsettled(name: str) -> bool:
     """Tell whether a note says that something is under way in the guest: whoever finds it ends that."""
-    return job_noted(name) is not None or name in (posixpath.basename(rest_note("")), posixpath.basename(deltas_note("")))
+    return job_noted(name) is not None or posixpath.basename(rest_note("")) == name or name == DELTAS
 
 
 def saved(vm_dir: str, disk: int) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..errors import BadArguments, HostUnreachable, MigrationRefused, NotSupported, SemisharedError
-from ..model import layout
+from ..model import layout_delta
 from ..model import steps_live as h
 from ..model.exchange import Here, Lines, Part, Plan, Say, warn
 from ..model.steps import State
@@ -152,7 +152,7 @@ def moving(domain: bytes, vm_dir: str, records: Records, context_disk: int) -> M
         plain = "/" + "/".join(_parts(path))
         if plain in own:
             record = own.pop(plain)
-            if not layout.is_delta(plain):
+            if not layout_delta.is_delta(plain):
                 raise MigrationRefused(f"disk {record.disk} ({record.how}) lies on this host alone: premigrate has not prepared its move")
             mirrored.append(_target_of(disk))
             continue
