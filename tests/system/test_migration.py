@@ -146,7 +146,7 @@ def until_moving(cloud: Cloud, vm: int) -> None:
     said = ""
     for _ in range(600):
         said = cloud.lab.node("h1").run(["virsh", "-q", "-c", "qemu:///system", "domjobinfo", f"one-{vm}"], check=False).stdout.decode()
-        if re.search(r"Memory processed: *[1-9]", said):
+        if re.search(r"(Data|File|Memory) processed: *[1-9]", said):
             return
     raise AssertionError(f"no migration has begun: {said}")
 
@@ -191,6 +191,7 @@ def test_target_that_loses_its_libvirtd_in_the_midst(cloud: Cloud, own: int) -> 
     is_untouched(cloud, own)
 
 
+@pytest.mark.long
 def test_target_that_is_cut_off_in_the_midst(cloud: Cloud, own: int) -> None:
     h2 = cloud.lab.node("h2")
     in_its_midst(cloud, own, h2.cut)
