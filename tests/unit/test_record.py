@@ -118,7 +118,6 @@ def test_table_of_places_is_consistent() -> None:
     for name, place in PLACES.items():
         assert place.name == name
         assert place.snapshots in ("layers", "copies", "none") and place.backing in ("none", "base", "store")
-        assert place.moves_live in ("nothing", "refused")
         assert place.leases == (place.backing == "base"), "whoever lies over a base must hold it"
         assert place.backing != "none" or place.is_local or place.is_image
     assert [place for place in PLACES.values() if place.is_image] == [IN_PLACE]

@@ -26,8 +26,6 @@ class Place(NamedTuple):
     """What it lies over: 'base' (of the host), 'store' (the image), or 'none'."""
     leases: bool
     """It needs a base, and so holds a lease on it."""
-    moves_live: str
-    """What a live migration has to copy of it: 'nothing', or 'refused': cannot do it yet."""
 
     @property
     def where(self) -> str:
@@ -44,9 +42,9 @@ class Place(NamedTuple):
         return not self.is_local and self.backing == "none"
 
 
-OVERLAY = Place("overlay", True, "layers", backing="base", leases=True, moves_live="refused")
-COPY = Place("copy", True, "layers", backing="none", leases=False, moves_live="refused")
-VOLATILE = Place("volatile", True, "none", backing="none", leases=False, moves_live="refused")
-IN_PLACE = Place("in-place", False, "copies", backing="none", leases=False, moves_live="nothing")
-STORE_CLONE = Place("store-clone", False, "layers", backing="store", leases=False, moves_live="refused")
+OVERLAY = Place("overlay", True, "layers", backing="base", leases=True)
+COPY = Place("copy", True, "layers", backing="none", leases=False)
+VOLATILE = Place("volatile", True, "none", backing="none", leases=False)
+IN_PLACE = Place("in-place", False, "copies", backing="none", leases=False)
+STORE_CLONE = Place("store-clone", False, "layers", backing="store", leases=False)
 PLACES = {place.name: place for place in (OVERLAY, COPY, VOLATILE, IN_PLACE, STORE_CLONE)}
