@@ -27,6 +27,7 @@ from semishared.opennebula import args
 from semishared.opennebula.report import Report
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
 from semishared.plan import disks, moves, removals
+from semishared.plan import migration as migrations
 from semishared.store import dir_image, dir_upload
 from semishared.wire import session as ssh
 
@@ -181,11 +182,11 @@ VM_XML = """<VM><ID>7</ID><LCM_STATE>3</LCM_STATE><TEMPLATE><DISK><DISK_ID>2</DI
 
 
 def premigrate(rig: Rig, environment: Environment) -> None:
-    """Run tm/premigrate from a to b."""
+    """Run tm/premigrate from a to b, machines without libvirt."""
     action = front.Action("premigrate", ["a", "b", rig.inside(f"101/{VM}"), str(VM), "101"], Report("premigrate"))
     stdin, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(base64.b64encode(VM_XML.encode())))
     try:
-        with rig.sessions(environment):
+        with rig.sessions(environment), mock.patch.object(migrations, "running_domain", lambda _: ""):
             front.carry_out(migration.premigrate(action), action)
     finally:
         sys.stdin = stdin

@@ -525,7 +525,7 @@ def deployed(host: Host) -> tuple[list[str], bytes]:
     return host.deploy_argv(), host.domain
 
 
-@situation("deploy after a run that died", "Recover", "CheckDisk", "ReadChain", "...")
+@situation("deploy after a run that died", "Recover", "ReadRecords", "...")
 def deployed_again(host: Host) -> tuple[list[str], bytes]:
     host.add_local(0)
     (host.vm_dir / ".semishared" / "job.0.json").write_text(json.dumps({"target": "vda", "run": "5"}))
