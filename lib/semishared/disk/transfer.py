@@ -51,8 +51,10 @@ def send(directory: str, write: Callable[[bytes], None], deltas: Iterable[int] =
         before, seen = os.stat(directory), whereabouts.fingerprint(directory)
     except FileNotFoundError:
         raise MissingImage(f"{directory} is not there on {os.uname().nodename}") from None
-    stay = [f"--exclude={layout_delta.delta('.', disk)}" for disk in deltas]
-    argv = ["tar", "--create", "--sparse", "--anchored", *stay, "--file=-", f"--directory={directory}", "."]
+    # Nor does what says that a live migration from here may go on, or what nobody has published.
+    stay = [layout.migration_note("."), *(layout_delta.delta(".", disk) for disk in deltas)]
+    excluded = [f"--exclude={layout.STAGED}*", "--anchored", *(f"--exclude={path}" for path in stay)]
+    argv = ["tar", "--create", "--sparse", *excluded, "--file=-", f"--directory={directory}", "."]
     digest = hashlib.sha256()
     with piped(argv, feed=False) as stream:
         for chunk in iter(lambda: stream.read(CHUNK), b""):
