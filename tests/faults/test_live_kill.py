@@ -237,6 +237,18 @@ def test_guest_that_goes_on_after_a_killed_merge_is_recorded_where_it_writes(liv
         live.check(disk, written(1, 2, 6), {})
 
 
+def test_disk_that_was_taken_away_with_its_delta_does_not_come_back(live: Live) -> None:
+    live.restore("plain")
+    live.start()
+    live.run({}, s.AddDeltas(VM, VM_DIR, DOMAIN, OWN))
+    live.write_running(OVERLAY, 6)
+    live.end_domain()
+    live.run({}, s.RemoveDisk(live.ref(COPY), ""))
+    live.put_right()
+    assert not [name for name in live.listing() if name.startswith(f"vm/{VM}/") and (f"disk.{COPY}" in name or "deltas" in name)]
+    live.check(OVERLAY, written(1, 2, 6), {})
+
+
 def test_guest_without_an_agent_is_told_of_and_goes_on(live: Live) -> None:
     """FS_FREEZE = AGENT: it cannot be frozen, nor thawed; nothing that comes after may fail for that."""
     live.restore("plain")

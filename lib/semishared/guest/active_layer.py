@@ -28,7 +28,8 @@ def noted(vm_dir: str) -> List[Record]:
     disks = data.get("disks")
     if data.get("version") != 1 or not isinstance(disks, list):
         raise BadRecord(f"{layout_delta.note(vm_dir)} on {os.uname().nodename} cannot be understood")
-    found = [Record.from_data(disk) for disk in disks]
+    # One that was taken away meanwhile has no record any more.
+    found = [record for record in map(Record.from_data, disks) if os.path.lexists(layout.record(vm_dir, record.disk))]
     return [record._replace(path=record.active(layout.disk(vm_dir, record.disk))) for record in found]
 
 
