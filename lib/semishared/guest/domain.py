@@ -53,6 +53,13 @@ def dumpxml(name: str, uri: str = HERE) -> bytes:
     return ask(name, "dumpxml", lambda domain: str(domain.XMLDesc(0)).encode(), uri=uri)
 
 
+def migratable(name: str) -> bytes:
+    """Return the XML of a domain as another host may be given it, with its secrets."""
+    libvirt = libvirtd.binding()
+    flags = libvirt.VIR_DOMAIN_XML_MIGRATABLE | libvirt.VIR_DOMAIN_XML_SECURE
+    return ask(name, "dumpxml --migratable", lambda domain: str(domain.XMLDesc(flags)).encode())
+
+
 def state(name: str, uri: str = HERE) -> str:
     """Return running, paused, off, absent or unknown; absent only if libvirtd says that there is no such domain."""
     try:

@@ -63,6 +63,8 @@ class MigrateDomain(NamedTuple):
     domain: str
     host: str
     options: MigrateOptions
+    chains: dict[str, Any] = {}
+    """What disks lie over, (path, format) of each file, by the paths of their active layers."""
 
 
 class Wait(NamedTuple):

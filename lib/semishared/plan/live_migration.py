@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..errors import BadArguments, HostUnreachable, MigrationRefused, NotSupported, SemisharedError
@@ -20,6 +20,7 @@ from ..model.steps import State
 from ..opennebula.args import HOST, absolute
 from ..opennebula.xml import View, Vm, parse
 from ..opennebula.xml_edit import Element, Markup
+from .backing import Chain, lay_over
 from .domain_xml import Records, disk_number
 from .migrate_options import parsed, with_disks
 
@@ -78,12 +79,40 @@ def moved(move: Move, vm_dir: str, records: Records) -> Plan:
     if before is not State.ABSENT:
         raise MigrationRefused(f"{host} already has a domain {domain} ({before.value})")
     wanted = with_disks(parsed(["--live", *chosen]), disks.mirrored)
-    yield from _handed_over(h.MigrateDomain(domain, host, wanted), int(site["tries"]))
+    chains = yield from _chains(records)
+    yield from _handed_over(h.MigrateDomain(domain, host, wanted, chains), int(site["tries"]))
     # As the stock script does; none of it decides about success.
     if site["sync_time"]:
         yield Here(h.SyncTime(domain, host))
     if site["compact_memory"]:
         yield Here(h.CompactMemory())
+
+
+def _chains(records: Records) -> Part[dict[str, list[tuple[str, str]]]]:
+    """Return what disks that have layers lie over, by the paths of their active ones.
+
+    libvirt does not know it: of a layer below the active one that was merged with the one below it, and so replaced, QEMU
+    goes on with the files that it had open.
+    """
+    from ..model.steps_hypervisor import ReadChain
+
+    found = {}
+    for record in records.values():
+        if record.format == "qcow2" and record.path and not record.place.is_image:
+            chain = yield Here(ReadChain(record.path, record))
+            found[record.path] = [(str(below), str(format)) for below, format in chain]
+    return found
+
+
+def arriving(domain: bytes, chains: Mapping[str, Chain]) -> bytes:
+    """Return the XML of a domain for the host that it moves to, with disks over what `chains` says."""
+    markup = Markup(domain, "domain")
+    for disk in markup.root.find("devices", "disk"):
+        source = disk.first("source")
+        chain = chains.get("/" + "/".join(_parts(_source(disk))))
+        if source is not None and chain is not None:
+            lay_over(markup, disk, source, chain)
+    return markup.result()
 
 
 def _handed_over(migrate: h.MigrateDomain, tries: int) -> Plan:

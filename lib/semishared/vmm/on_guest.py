@@ -13,6 +13,7 @@ from ..guest import domain, libvirtd
 from ..guest.kvmrc import site
 from ..model import layout
 from ..model import steps_live as h
+from ..plan.live_migration import arriving
 from ..tools.run import run
 from . import migration_job
 
@@ -48,7 +49,11 @@ class OnGuest:
         return domain.state(step.domain, site().uri_of(step.host)) if step.host else domain.state(step.domain)
 
     def MigrateDomain(self, step: h.MigrateDomain) -> str:
-        return migration_job.migrate(step.domain, site().uri_of(step.host), step.options)
+        options = step.options
+        if step.chains:
+            xml = arriving(domain.migratable(step.domain), step.chains)
+            options = options._replace(values={**options.values, "DEST_XML": xml.decode()})
+        return migration_job.migrate(step.domain, site().uri_of(step.host), options)
 
     def Wait(self, step: h.Wait) -> None:
         time.sleep(step.seconds)
