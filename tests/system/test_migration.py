@@ -37,6 +37,9 @@ def mixed(cloud: Cloud, name: str) -> int:
     vm = cloud.deploy(name, [*({"IMAGE_ID": str(image)} for image in images), *volatile])
     cloud.guest(vm).write("vdb", "before", 2 * KIB, 64)
     cloud.oned.disk_snapshot_create(vm, 1, "s0")
+    # The layer of one that is deleted is replaced under the guest: QEMU goes on with the one it had open.
+    kept = [cloud.oned.disk_snapshot_create(vm, 2, name) for name in ("one", "two")]
+    cloud.oned.disk_snapshot_delete(vm, 2, kept[0])
     return vm
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
-from ..errors import HostUnreachable, MigrationRefused, SameDirectory, SemisharedError
+from ..errors import MigrationRefused, SameDirectory, SemisharedError
 from ..model import layout
 from ..model import steps as s
 from ..model.exchange import End, On, Part, Plan, Relay, agree, warn
@@ -105,28 +105,27 @@ def _same_stores(source: str, target: str, stores: tuple[str, ...], token: str) 
 def postmigrate(asked: Migrate, vm: Vm) -> Plan:
     """Plan postmigrate: remove what is left at the source, and merge what the guest has written meanwhile."""
     place = asked.target
-    yield agree(asked.source_host)
-    try:
-        yield On(place.host, (s.MergeDeltas(vm.id, place.path, running_domain(vm)),))
-    except SemisharedError as e:
-        yield warn(f"the next action on VM {vm.id} merges what it has written while it moved: {e.detail}")
-    yield from _clear(asked.source_host, place.host, place, vm)
+    yield from _ended(asked.source_host, place.host, place.path, place, vm)
 
 
 def failmigrate(asked: Migrate, vm: Vm) -> Plan:
     """Plan failmigrate: remove what was made at the target, and merge what the guest has written meanwhile."""
-    place, here = asked.target, asked.source_host
-    if here != place.host:
+    place = asked.target
+    if asked.source_host != place.host:
         left = vm.system_datastores[-1] if vm.system_datastores else -1
-        lost: HostUnreachable | None = None
-        try:
-            yield agree(place.host)
-        except HostUnreachable as e:
-            lost = e  # what has failed may be the target
-        yield On(here, (s.MergeDeltas(vm.id, f"{place.datastore_location}/{left}/{vm.id}", running_domain(vm)),))
-        if lost:
-            raise lost
-        yield from _clear(place.host, here, place, vm)
+        yield from _ended(place.host, asked.source_host, f"{place.datastore_location}/{left}/{vm.id}", place, vm)
+
+
+def _ended(left: str, runs: str, vm_dir: str, place: VmPlace, vm: Vm) -> Plan:
+    """Clear the host that is `left`, and merge deltas where the guest `runs`, which does not depend on that: it may be lost."""
+    lost: SemisharedError | None = None
+    try:
+        yield from _clear(left, runs, place, vm)
+    except SemisharedError as e:
+        lost = e
+    yield On(runs, (s.MergeDeltas(vm.id, vm_dir, running_domain(vm)),))
+    if lost:
+        raise lost
 
 
 def _one_directory(host: str, other: str, vm: int, path: str, other_path: str) -> Part[tuple[bool, s.UnmarkVm]]:
@@ -146,8 +145,9 @@ def _clear(host: str, other: str, place: VmPlace, vm: Vm) -> Plan:
     not_running = s.CheckNotRunning(running_domain(vm))
     _, found = yield On(host, (not_running, s.LookAtVm(vm.id, place.path)))
     ends: tuple[s.Step, ...] = (not_running, s.RemoveVm(vm.id, place.path))
-    if found["present"] and host != other:
+    if host != other:
         yield agree(other)
+    if found["present"] and host != other:
         same, unmark = yield from _one_directory(host, other, vm.id, place.path, place.path)
         if same:
             yield On(host, (unmark,))
