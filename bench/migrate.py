@@ -3,11 +3,13 @@
 
 Between two hosts of a lab, forth and back in turns: the VM as our drivers move it (an overlay, whose base both hosts have),
 the same VM with the same writes and all disks in place, and the first VM by `virsh migrate --copy-storage-all`, into an empty
-image that was made before. An image of 2 GiB, of which the guest has written 64 MiB as a whole, or 4 KiB here and there.
+overlay that was made before. An image of 2 GiB, of which the guest has written 64 MiB as a whole, or 4 KiB here and there.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections import defaultdict
 from typing import Dict, List, Tuple
@@ -89,7 +91,11 @@ class Rig:
         directory = self.cloud.vm_dir(self.vms["own"])
         tar = f"tar -C / --exclude='*.snap/*' -cf - {directory[1:]} | ssh {there.name} 'tar -C / -xf -'"
         here.run(["bash", "-c", tar])
-        there.run(["qemu-img", "create", "-q", "-f", "qcow2", path, f"{SIZE_MIB}M"])
+        # Over the base, which is there; what the guest sees is copied all the same.
+        chain = here.run(["qemu-img", "info", "-U", "--output=json", "-f", "qcow2", path]).stdout
+        lease = str(json.loads(chain)["backing-filename"])
+        there.run(["ln", "-f", f"{os.path.dirname(os.path.dirname(lease))}/image", lease])
+        there.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", lease, "-F", "raw", path])
         guest = self.guest("own")
         guest.loop("vdb", "loop", (SIZE_MIB - 64) << 10, 32 << 10, 5)
         before, started = _received(there), time.monotonic()
