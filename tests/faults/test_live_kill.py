@@ -237,6 +237,25 @@ def test_guest_that_goes_on_after_a_killed_merge_is_recorded_where_it_writes(liv
         live.check(disk, written(1, 2, 6), {})
 
 
+def test_deltas_of_a_guest_that_somebody_has_paused_wait_until_it_runs(live: Live) -> None:
+    """Nobody keeps it from going on between the switch and the records."""
+    live.restore("plain")
+    live.start()
+    live.run({}, s.AddDeltas(VM, VM_DIR, DOMAIN, OWN))
+    live.virsh("suspend", DOMAIN)
+    with pytest.raises(SemisharedError, match="paused by somebody else"):
+        live.run({}, s.MergeDeltas(VM, VM_DIR, DOMAIN))
+    for disk in OWN:
+        live.check_opened(disk)
+        assert "1000000" in live.record(disk)["path"]
+    live.virsh("resume", DOMAIN)
+    live.write_running(OVERLAY, 6)
+    live.run({}, s.MergeDeltas(VM, VM_DIR, DOMAIN))
+    live.at_rest()
+    live.end_domain()
+    live.check(OVERLAY, written(1, 2, 6), {})
+
+
 def test_disk_that_was_taken_away_with_its_delta_does_not_come_back(live: Live) -> None:
     live.restore("plain")
     live.start()
