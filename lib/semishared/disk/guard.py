@@ -234,7 +234,9 @@ def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
     records.check_place(record, vm)
     if not record.is_local:
         return
-    if os.path.lexists(f"{layout.records(staging)}/{layout.DELTAS}"):
+    from ..model import layout_delta  # only of a VM that arrives
+
+    if os.path.lexists(layout_delta.note(staging)):
         from ..guest import active_layer
 
         # A delta that stayed where its guest is: what it lies over counts, and gets a new one here.

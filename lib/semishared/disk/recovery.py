@@ -30,7 +30,9 @@ def recover(vm_dir: str, name: str) -> None:
             _put_back(vm_dir, disk, job)
         files.unlink(path)
         point("job ended")
-    if os.path.lexists(f"{layout.records(vm_dir)}/{layout.DELTAS}"):
+    from ..model import layout_delta  # not for every step on a host
+
+    if os.path.lexists(layout_delta.note(vm_dir)):
         from ..guest import deltas
 
         deltas.merge(vm_dir, name)

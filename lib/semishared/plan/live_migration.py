@@ -109,7 +109,7 @@ def arriving(domain: bytes, chains: Mapping[str, Chain]) -> bytes:
     markup = Markup(domain, "domain")
     for disk in markup.root.find("devices", "disk"):
         source = disk.first("source")
-        chain = chains.get("/" + "/".join(_parts(_source(disk))))
+        chain = chains.get(_plain(_source(disk)))
         if source is not None and chain is not None:
             lay_over(markup, disk, source, chain)
     return markup.result()
@@ -178,15 +178,14 @@ def moving(domain: bytes, vm_dir: str, records: Records, context_disk: int) -> M
         named = disk_number(path, vm_dir)
         if named is not None and named == context_disk and disk.first("readonly"):
             continue
-        plain = "/" + "/".join(_parts(path))
+        plain = _plain(path)
         if plain in own:
             record = own.pop(plain)
             if not layout_delta.is_delta(plain):
                 raise MigrationRefused(f"disk {record.disk} ({record.how}) lies on this host alone: premigrate has not prepared its move")
             mirrored.append(_target_of(disk))
             continue
-        plain = path if named is None or named not in records else records[named].path
-        plain = "/" + "/".join(part for part in plain.split("/") if part)
+        plain = plain if named is None or named not in records else _plain(records[named].path)
         if disk.attributes.get("type") != "file" or plain not in known:
             name = f"disk {named}" if named is not None else f"disk {_target_of(disk)}" if _target_of(disk) else "a disk"
             raise MigrationRefused(f"{name} ({path}) is not on a shared store that semishared knows")
@@ -214,8 +213,12 @@ def is_proved(paths: Iterable[str], proof: object, host: str) -> bool:
     checked = proof.get("shared_checked")
     if not isinstance(checked, list) or not all(isinstance(place, str) for place in checked):
         return False
-    places = [[part for part in place.split("/") if part] for place in checked if place.startswith("/")]
+    places = [_parts(place) for place in checked if place.startswith("/")]
     return all(any(place and _parts(path)[: len(place)] == place for place in places) for path in paths)
+
+
+def _plain(path: str) -> str:
+    return "/" + "/".join(_parts(path))
 
 
 def _parts(path: str) -> list[str]:
