@@ -24,7 +24,8 @@ measured to their end."""
 ASKS_ONED = ("tm/clone", "tm/ln", "tm/mkimage", "tm/cpds", "tm/mv (directory)")
 
 
-def _round(cloud: Cloud, meter: Meter, number: int) -> None:
+def round_of_operations(cloud: Cloud, meter: Meter, number: object) -> None:
+    """Upload, deploy, save, move, end: what calls nearly every action; names end in `number`."""
     oned = cloud.oned
     path = cloud.upload_file("data.img")
     # Small: hashing and copying data is no start-up.
@@ -82,7 +83,7 @@ def actions(quick: bool) -> List[Figure]:
         meter = Meter(cloud.lab, cloud.oned.settings.environment)
         cloud.oned.runner = cloud.oned.drivers.runner = meter
         for number in rounds_within(80, rounds):
-            _round(cloud, meter, number)
+            round_of_operations(cloud, meter, number)
         print("  live migrations", flush=True)
         _migrations(cloud, meter, rounds)
     python = [sample.cpu * 1000 for sample in meter.samples.pop("python")]

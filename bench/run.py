@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
-    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate
+    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases
     bench/run.py --docs [TABLE ...]       write the tables in docs/ (all, or those) from build/bench.json
 
 Times mean nothing on a shared machine: every figure is compared with a baseline of the same run.
@@ -29,6 +29,7 @@ import migrate  # noqa: E402
 import overlay  # noqa: E402
 import page  # noqa: E402
 import plots  # noqa: E402
+import releases  # noqa: E402
 import stage  # noqa: E402
 from figures import Figure  # noqa: E402
 
@@ -46,6 +47,7 @@ BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "stage": stage.stage,
     "interference": stage.interference,
     "migrate": migrate.migrate,
+    "releases": releases.releases,
 }
 
 

@@ -120,6 +120,7 @@ class Liar(packets.Sealer):
         (b"x", b""), (struct.pack(">QI32s", 0, 10, b""), b"123456789"), (struct.pack(">QI32s", 0, 10, b""), b"12345678901"), (b"", b"1"),
         (struct.pack(">QI32s", 0, (4 << 20) + 1, b""), bytes((4 << 20) + 1)), (bytes(44 * 2000), b""),
     ],
+    ids=["half a row", "less", "more", "no row", "too long", "too many"],
 )  # fmt: skip
 def test_packets_that_lie_about_their_extents_are_refused(table: bytes, payload: bytes) -> None:
     with pytest.raises(TransferCorrupt):

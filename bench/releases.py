@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every action costs now, against the release before: two labs side by side, in turn."""
+
+from __future__ import annotations
+
+from typing import List
+
+import actions
+from figures import Figure, rounds_within
+from meter import Meter, Sample
+
+from lab.cloud import DATASTORES, STORE, Cloud
+from lab.hosts import REMOTES
+from upgrade import versions
+
+WARM = 1
+"""Rounds that nobody counts, of each version: byte code is compiled, caches are filled."""
+
+
+def releases(quick: bool) -> List[Figure]:
+    """Measure CPU until the first command, and all of it, of every action of an ordinary operation, by version."""
+    rounds = 2 if quick else 10
+    with Cloud.up(hosts=2) as now, Cloud.up(hosts=2) as before:
+        _older(before)
+        meters = [Meter(cloud.lab, cloud.oned.settings.environment) for cloud in (now, before)]
+        for number in rounds_within(900, rounds + WARM):
+            for cloud, meter in zip((now, before), meters):
+                cloud.oned.runner = cloud.oned.drivers.runner = meter
+                actions.round_of_operations(cloud, meter, number)
+                if number < WARM:
+                    meter.samples.clear()
+    both = sorted(set(meters[0].samples) & set(meters[1].samples) - {"python"})
+    return [figure for name in both for figure in _figures(name, meters[0].samples[name], meters[1].samples[name])]
+
+
+def _older(cloud: Cloud) -> None:
+    """Give a cloud the older version, before it has done anything."""
+    versions.unpack(cloud.lab)
+    # Both have what the older version does not know; defaults are the same.
+    cloud.lab.fe.path(f"{REMOTES}/etc/semishared.conf").unlink()
+    cloud.lab.fe.run(["rm", "-rf", f"{DATASTORES}/{STORE}/.semishared"], user="root")
+    cloud.lab.fe.run([f"{versions.TREES[versions.OLDER]}/install.sh", "--remotes", REMOTES])
+    cloud.lab.sync()
+
+
+def _figures(name: str, now: List[Sample], before: List[Sample]) -> List[Figure]:
+    old = f"the same of {versions.RELEASE}"
+
+    def compared(part: str, what: str, of: List[List[float]]) -> Figure:
+        return Figure(
+            f"releases/{name}/{part}", f"{name}: {what}", "ms", of[0], old, of[1], paired=False, expected=1.0,
+            because="more is planned, less is imported", budget=("ratio", "<=", 1.0) if part == "first" else None,
+            budget_from="start-up CPU of an action is not higher than before",
+        )  # fmt: skip
+
+    first = [[s.first_cpu * 1000 for s in samples if s.first_cpu is not None] for samples in (now, before)]
+    whole = [[s.cpu * 1000 for s in samples if s.first_cpu is None] for samples in (now, before)]
+    figures = []
+    if all(first):
+        figures.append(compared("first", "CPU until its first command", first))
+    if all(whole):
+        figures.append(compared("cpu", "CPU on the front-end", whole))
+    return figures
