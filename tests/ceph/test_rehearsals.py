@@ -17,7 +17,7 @@ def test_every_action_is_rehearsed_and_then_done(cloud: Cloud, ceph: Cluster) ->
     with rehearsing.rehearsing(cloud) as found:
         rehearsing.life(cloud, RBD_STORE, **places)
         rehearsing.moved_live(cloud, RBD_STORE)
-    assert found.said["vmm/migrate"] == [["MigrateDomain", "SyncTime"]] and "vmm/migrate" in found.refused
+    assert found.said["vmm/migrate"] == [["MigrateDomain", "SyncTime"]] * 3 and "vmm/migrate" in found.refused
     assert found.said["vmm/deploy"] == [["BecomeStock"]] * 3
     assert {"premigrate", "postmigrate", "failmigrate", "restore", "snap_create_live"} <= set(found.said)
     assert cloud.leftovers() == []

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import ExitStack
 from typing import Any, Dict
@@ -22,9 +23,14 @@ def migrate(name: str, target: str, options: MigrateOptions) -> str:
     with ExitStack() as stack:
         counted = stack.enter_context(domain.hearing(name, "JOB_COMPLETED"))
         rounds = stack.enter_context(domain.hearing(name, "MIGRATION_ITERATION")) if options.after_precopy else None
-        call = libvirtd.Call(f"migrate {name}", lambda here: _moved(here, name, target, values, flags))
+        cut_off = threading.Event()
+        call = libvirtd.Call(f"migrate {name}", lambda here: _moved(here, name, target, values, flags, cut_off))
         began, is_due = time.monotonic(), bool(options.limit_s)
         while not call.is_over(LOOK_S if not (is_due or rounds) else 0.2):
+            if cut_off.is_set():
+                # QEMU would wait for the other one for as long as TCP does, a quarter of an hour.
+                cut_off.clear()
+                _act(name, "abort")
             said = next_said(rounds, 0) if rounds else None
             if said and said[0] > 1:
                 rounds = None
@@ -50,18 +56,25 @@ def _of_libvirt(options: MigrateOptions) -> tuple[int, Dict[str, Any]]:
     return flags, values
 
 
-def _moved(here: Any, name: str, target: str, values: Dict[str, Any], flags: int) -> None:
+def _moved(here: Any, name: str, target: str, values: Dict[str, Any], flags: int, cut_off: threading.Event) -> None:
     guest = domain.lookup(here, name)
     if flags & libvirtd.binding().VIR_MIGRATE_PEER2PEER:
         guest.migrateToURI3(target, values, flags)
     else:
         with libvirtd.connected(target) as there:
-            guest.migrate3(there, values, flags)
+            there.registerCloseCallback(lambda *_: cut_off.set(), None)
+            try:
+                guest.migrate3(there, values, flags)
+            finally:
+                there.unregisterCloseCallback()
 
 
 def _act(name: str, what: str) -> None:
-    """Suspend a guest that does not come to an end with its memory, or let it go on over there without all of it."""
+    """Suspend a guest that does not come to an end with its memory, let it go on over there without all of it, or give it up."""
     try:
+        if what == "abort":
+            domain.ask(name, "domjobabort", lambda guest: guest.abortJob())
+            return
         if what == "postcopy":
             domain.ask(name, "migrate-postcopy", lambda guest: guest.migrateStartPostCopy(0))
         else:
