@@ -12,6 +12,7 @@ import gzip
 import http.server
 import lzma
 import os
+import resource
 import shutil
 import struct
 import subprocess
@@ -270,14 +271,20 @@ def test_less_than_a_mib_more_is_rounding(store: Store) -> None:
     store.fails("cp", "SS072", PATH=path, SIZE=2)
 
 
+def _used_s() -> float:
+    """Return what the drivers have used of the processors until now: how long they took says more about this machine's load."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @pytest.mark.fault(8, "a few bytes of bz2 do not occupy stat for as long as they like")
 def test_bomb_does_not_occupy_stat(store: Store) -> None:
     path = store.uploads / "bomb"
     # Streams in a row are one file.
     path.write_bytes(bz2.compress(bytes(15_000_000)) * 150)
-    began = time.monotonic()
+    before = _used_s()
     store.fails("stat", "SS073", "unpack", PATH=path)
-    assert time.monotonic() - began < 20
+    assert _used_s() - before < 20
     store.fails("cp", "SS072", PATH=path, SIZE=1)
 
 
@@ -366,9 +373,9 @@ def test_giant_tables_are_refused_quickly(store: Store, at: int, value: int, for
     with open(path, "r+b") as file:
         file.seek(at)
         file.write(struct.pack(format, value))
-    began = time.monotonic()
+    before = _used_s()
     done = store.run("cp", PATH=path, SIZE=8)
-    assert time.monotonic() - began < 20
+    assert _used_s() - before < 20
     if done.returncode == 0:
         assert at in (40, 48), done.stdout
     else:
