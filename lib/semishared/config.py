@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 from .errors import BadAttribute
 
@@ -17,6 +17,15 @@ OPTIONS = re.compile(r"([a-z0-9_]+=[A-Za-z0-9.]+(,[a-z0-9_]+=[A-Za-z0-9.]+)*)?\Z
 
 FREEZES = ("agent-or-suspend", "agent", "suspend", "none")
 COMPRESSORS = ("auto", "zstd", "lzop", "none")
+CHOICES = {
+    "staging_compress": COMPRESSORS,
+    "snapshots_freeze": FREEZES,
+    "migration_auto_converge": ("yes", "no"),
+    "migration_at_timeout": ("abort", "suspend", "post-copy"),
+}
+RATES = ("uploads_least_rate", "migration_rate")
+LIBVIRTS_UNIT = 1 << 20
+"""Bytes: libvirt counts rates of migrations in MiB per second."""
 
 
 class Config(NamedTuple):
@@ -37,11 +46,22 @@ class Config(NamedTuple):
     staging_rate: str = "none"
     staging_portbase: int = 9000
     snapshots_freeze: str = "agent-or-suspend"
+    migration_rate: int = 0
+    migration_downtime_ms: int = 300
+    migration_auto_converge: str = "no"
+    migration_timeout_s: int = 0
+    migration_at_timeout: str = "abort"
 
     @property
     def freeze(self) -> str:
         """How a guest rests while a snapshot of its disk is taken, as steps say it."""
         return self.snapshots_freeze.upper()
+
+    @property
+    def migration(self) -> dict[str, Union[int, str]]:
+        """[migration], as a host tells its plan (plan/migrate_options.py)."""
+        section = "migration_"
+        return {name[len(section) :]: value for name, value in self._asdict().items() if name.startswith(section)}
 
 
 def load(path: str = PATH) -> Config:
@@ -60,33 +80,43 @@ def load(path: str = PATH) -> Config:
             name = f"{section}_{key}"
             if name not in defaults:
                 raise BadAttribute(f"semishared.conf: unknown key {key!r} in [{section}]")
-            if name == "uploads_least_rate":
-                values[name] = _rate(text)
-            elif isinstance(defaults[name], int):
-                if not text.isascii() or not text.isdigit() or int(text) < 1:
-                    raise BadAttribute(f"semishared.conf: {key} = {text!r} is not a positive number")
-                values[name] = int(text)
-            else:
-                values[name] = text
+            values[name] = _value(name, key, text, defaults[name])
     config = Config(**values)  # type: ignore[arg-type]
     if not OPTIONS.match(config.overlays_options):
         raise BadAttribute(f"semishared.conf: options = {config.overlays_options!r} is not key=value,key=value")
     if not re.match(r"/[A-Za-z0-9._/\-]+\Z", config.hosts_scripts_dir):
         raise BadAttribute(f"semishared.conf: scripts_dir = {config.hosts_scripts_dir!r} is not a plain path")
-    if config.staging_compress not in COMPRESSORS:
-        raise BadAttribute(f"semishared.conf: compress = {config.staging_compress!r} is not one of {', '.join(COMPRESSORS)}")
     if not re.match(r"none\Z|[0-9.]+[KMGkmg]?\Z", config.staging_rate):
         raise BadAttribute(f"semishared.conf: rate = {config.staging_rate!r} is neither bytes per second (40M) nor none")
-    if config.snapshots_freeze not in FREEZES:
-        raise BadAttribute(f"semishared.conf: freeze = {config.snapshots_freeze!r} is not one of {', '.join(FREEZES)}")
     if config.staging_portbase % 2 or not 1024 <= config.staging_portbase <= 65000:
         raise BadAttribute(f"semishared.conf: portbase = {config.staging_portbase} is not an even number from 1024 to 65000")
+    if 0 < config.migration_rate < LIBVIRTS_UNIT:
+        raise BadAttribute("semishared.conf: rate in [migration] is less than 1M: libvirt counts in MiB per second")
+    if config.migration_at_timeout != "abort" and not config.migration_timeout_s:
+        raise BadAttribute(f"semishared.conf: at_timeout = {config.migration_at_timeout} has no timeout_s at which it would happen")
     return config
 
 
-def _rate(text: str) -> int:
+def _value(name: str, key: str, text: str, default: object) -> object:
+    """Return the value of a key; raise BadAttribute."""
+    if name in RATES:
+        return _rate(key, text)
+    if isinstance(default, int):
+        return 0 if not default and text == "none" else _number(key, text, or_none=not default)
+    if name in CHOICES and text not in CHOICES[name]:
+        raise BadAttribute(f"semishared.conf: {key} = {text!r} is not one of {', '.join(CHOICES[name])}")
+    return text
+
+
+def _number(key: str, text: str, or_none: bool) -> int:
+    if not re.match(r"[0-9]{1,9}\Z", text, re.ASCII) or int(text) < 1:
+        raise BadAttribute(f"semishared.conf: {key} = {text!r} is not a positive number{' or none' * or_none}")
+    return int(text)
+
+
+def _rate(key: str, text: str) -> int:
     """Return bytes per second, 0 for none; raise BadAttribute."""
     match = re.match(r"([0-9]{1,9})([KMG]?)\Z", text.upper(), re.ASCII)
     if text != "none" and not match:
-        raise BadAttribute(f"semishared.conf: least_rate = {text!r} is neither bytes per second (32K) nor none")
+        raise BadAttribute(f"semishared.conf: {key} = {text!r} is neither bytes per second (32K) nor none")
     return int(match.group(1)) << {"": 0, "K": 10, "M": 20, "G": 30}[match.group(2)] if match else 0

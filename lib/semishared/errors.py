@@ -195,6 +195,16 @@ class MigrationRefused(SemisharedError):
     remedy = "power the VM off and migrate it cold, or undeploy it"
 
 
+class MigrationTimeout(SemisharedError):
+    """A live migration that had not come to its end within `timeout_s`; the guest stays where it is."""
+
+    id = "SS045"
+    remedy = (
+        "move the VM when it writes less, or let it take more: timeout_s, rate, downtime_ms, auto_converge, at_timeout of [migration] "
+        "in semishared.conf"
+    )
+
+
 class Overtaken(SemisharedError):
     """An action that began when oned had already ended it."""
 

@@ -41,6 +41,9 @@ def test_values_replace_defaults(tmp_path: Path) -> None:
     assert found == Config(hosts_connect_timeout_s=3, hosts_scripts_dir="/opt/one-1", overlays_options="")
     assert load(written(tmp_path, "[uploads]\nleast_rate = 2M\n")).uploads_least_rate == 2 << 20
     assert load(written(tmp_path, "[uploads]\nleast_rate = none\n")).uploads_least_rate == 0
+    text = "[migration]\nrate = 40m\ndowntime_ms = 50\nauto_converge = yes\ntimeout_s = 60\nat_timeout = post-copy\n"
+    expected = {"rate": 40 << 20, "downtime_ms": 50, "auto_converge": "yes", "timeout_s": 60, "at_timeout": "post-copy"}
+    assert load(written(tmp_path, text)).migration == expected
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,18 @@ def test_values_replace_defaults(tmp_path: Path) -> None:
         ("[uploads]\nleast_rate = 32 KB\n", "least_rate = '32 KB'"),
         ("[uploads]\nleast_rate = -1\n", "neither bytes per second"),
         ("[uploads]\nstat_limit_s = none\n", "not a positive number"),
+        ("[hosts]\nconnect_timeout_s = 9999999999\n", "not a positive number"),
+        ("[migration]\nrate = 1023K\n", "libvirt counts in MiB per second"),
+        ("[migration]\nrate = fast\n", "rate = 'fast' is neither bytes per second"),
+        ("[migration]\nrate =\n", "rate = '' is neither bytes per second"),
+        ("[migration]\nrate = 40M; reboot\n", "neither bytes per second"),
+        ("[migration]\ndowntime_ms = none\n", "downtime_ms = 'none' is not a positive number"),
+        ("[migration]\ndowntime_ms = 0\n", "not a positive number"),
+        ("[migration]\nauto_converge = true\n", "auto_converge = 'true' is not one of yes, no"),
+        ("[migration]\ntimeout_s = 0\n", "timeout_s = '0' is not a positive number or none"),
+        ("[migration]\ntimeout_s = -1\n", "not a positive number or none"),
+        ("[migration]\nat_timeout = pause\n", "at_timeout = 'pause' is not one of abort, suspend, post-copy"),
+        ("[migration]\nat_timeout = suspend\n", "at_timeout = suspend has no timeout_s"),
         ("connect_timeout_s = 3\n", "semishared.conf"),
         ("[hosts\n", "semishared.conf"),
         ("[hosts]\n[hosts]\n", "semishared.conf"),

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from semishared.errors import SemisharedError, catalogue
-from semishared.opennebula.report import LONGEST, Report, printable
+from semishared.opennebula.report import LONGEST, Progress, Report, printable
 
 CRASHES_ONED = re.compile(r"^(ERROR|INFO|WARN|DEBUG):\s+\d")
 PREFIXED = re.compile(r"^(ERROR|INFO|WARN|DEBUG): ")
@@ -86,3 +86,23 @@ def test_closed_stderr_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(Closed())))
     Report("clone").info("nobody listens")
+
+
+def test_lines_of_progress_are_few() -> None:
+    now, lines = 100.0, []
+    progress = Progress(lines.append, lambda: now)
+    for _ in range(700):
+        progress.tell("half of it")
+        now += 1
+    assert lines == [f"after {seconds} s: half of it" for seconds in (10, 20, 40, 80, 160, 320, 640)]
+
+
+def test_a_line_of_progress_that_is_late_counts_for_those_before() -> None:
+    now, lines = 0.0, []
+    progress = Progress(lines.append, lambda: now)
+    now = 79.0
+    progress.tell("a")
+    progress.tell("b")
+    now = 80.0
+    progress.tell("c")
+    assert lines == ["after 79 s: a", "after 80 s: c"]

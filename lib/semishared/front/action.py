@@ -31,6 +31,8 @@ class Action:
         """SEQ of the VM's last history record, -1 if it is not known: every message carries it (disk/epochs.py)."""
         self.here: Callable[[Step], Any] = _nothing
         """Carries out what plans yield for the front-end itself."""
+        self.rate = 0
+        """Bytes per second that it brings from machine to machine at most, 0 for no limit."""
         self.bulk = False
         """It carries bulk data, which must not hold up other actions on a shared ssh connection."""
 
@@ -153,7 +155,8 @@ class Sessions:
         self._relayed = wanted.target.steps
         source, target = (self._with(on.machine, beside=False) for on in wanted)
         with self.unless_it_breaks_off(source, target):
-            return streams.relay(source, wanted.source.steps, target, wanted.target.steps)
+            action = self.action
+            return streams.relay(source, wanted.source.steps, target, wanted.target.steps, action.rate, action.report.info)
 
     def _both(self, wanted: While) -> tuple[list[Any], list[Any]]:
         found: list[Any] = []

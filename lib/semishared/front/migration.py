@@ -26,6 +26,7 @@ def _migrating(action: Action) -> tuple[args.Migrate, Vm]:
 
 def premigrate(action: Action) -> Plan:
     """SOURCE_HOST TARGET_HOST VMDIR VM DATASTORE - make everything ready at the target, or refuse."""
+    action.rate = action.config.migration_rate
     return migration.premigrate(*_migrating(action), os.urandom(8).hex())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import IO, Any
+from typing import IO, Any, Callable
 
 from ..errors import SemisharedError
 from ..model.exchange import File
@@ -16,16 +16,28 @@ from .answering import Answer
 REMOTES = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", ".."))
 
 
-def relay(source: Session, sends: tuple[Step, ...], target: Session, receives: tuple[Step, ...]) -> dict[str, Any]:
-    """Give `target` what `source` sends; return what that says of it. The target waits for `end`."""
+def relay(
+    source: Session, sends: tuple[Step, ...], target: Session, receives: tuple[Step, ...], rate: int, say: Callable[[str], None]
+) -> dict[str, Any]:  # fmt: skip
+    """Give `target` what `source` sends, `rate` bytes per second at most (0: no limit); return what that says of it.
+
+    To that is added how much it was and how long it took: `bytes`, `seconds`. The target waits for `end`. `say`: a line for the log.
+    """
+    from ..opennebula.report import Progress
+    from ..tools.rate_limit import Pace
+
+    progress, pace, size = Progress(say), Pace(rate), 0
     target.begin(receives, answers=True)
     source.begin(sends)
     message = source.read()
     while isinstance(message, bytes):
+        pace.wait(len(message))
         target.send_data(message)
+        size += len(message)
+        progress.tell(f"{size >> 20} MiB have crossed")
         message = source.read()
     source.finish()
-    return message if isinstance(message, dict) else {}
+    return {**(message if isinstance(message, dict) else {}), "bytes": size, "seconds": round(progress.seconds, 1)}
 
 
 def end(target: Session, sha256: str, answer: Answer) -> list[Any]:

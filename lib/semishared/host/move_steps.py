@@ -116,7 +116,7 @@ class OnMoves(Steps):
 
     def AllowMigration(self, step: m.AllowMigration) -> None:
         files.remove_staged(*os.path.split(layout.migration_note(step.vm_dir)))
-        data = {"version": 1, "to": step.to, "shared_checked": list(step.stores)}
+        data = {"version": 1, "to": step.to, "shared_checked": list(step.stores), "brought": step.brought}
         files.write_json(layout.migration_note(step.vm_dir), data)
 
     def CheckNotRunning(self, step: m.CheckNotRunning) -> None:

@@ -28,7 +28,7 @@ class LookAtProof(NamedTuple):
 
 
 class ReadSite(NamedTuple):
-    """Return the settings of kvmrc that concern a migration to `host`, whose libvirtd is at `target`."""
+    """Return what kvmrc, and semishared.conf (`migration`), say of a migration to `host`, whose libvirtd is at `target`."""
 
     host: str
 
@@ -48,9 +48,14 @@ class MigrateOptions(NamedTuple):
     limit_s: int = 0
     """After so many seconds (0: never) `at_limit` happens."""
     at_limit: str = "suspend"
-    """The guest stands still until it has arrived (`suspend`), or goes on there with part of its memory still here (`postcopy`)."""
+    """The guest stands still until it has arrived (`suspend`), goes on there with part of its memory still here (`postcopy`), or
+    stays here (`abort`)."""
     after_precopy: bool = False
     """The same as `postcopy`, as soon as all of its memory was copied once."""
+    downtime_ms: int = 0
+    """How long the guest may stand still at the end; 0: as libvirt has it."""
+    memory_mib_s: int = 0
+    """MiB per second that memory may take once the disks, which share as much, are mirrored; 0: BANDWIDTH, as they have it."""
 
     def to_data(self) -> dict[str, object]:
         """Return the options as JSON data."""

@@ -167,12 +167,13 @@ class MergeDeltas(NamedTuple):
 
 
 class AllowMigration(NamedTuple):
-    """Leave the proof, for vmm/migrate, that both hosts see the same stores."""
+    """Leave the proof, for vmm/migrate, that both hosts see the same stores; `brought`: what was made ready, for the VM's log."""
 
     vm: int
     vm_dir: str
     to: str
     stores: tuple[str, ...]
+    brought: str = ""
 
 
 class CheckNotRunning(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Callable
 
 from ..errors import SemisharedError
@@ -53,6 +54,27 @@ class Report:
     def fail(self, error: SemisharedError) -> None:
         """Say the one unprefixed line that becomes the VM's or image's ERROR attribute."""
         self._write(f"{self.action}: {printable(error.line())}")
+
+
+class Progress:
+    """Tell of something that takes long: after 10, 20, 40 s and so on, for the log gets all lines together when the action ends."""
+
+    def __init__(self, say: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
+        self._say, self._now, self._due_s = say, now, 10.0
+        self._began = now()
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken until now."""
+        return self._now() - self._began
+
+    def tell(self, how_far: str) -> None:
+        """Say how far it is, if a line is due."""
+        seconds = self.seconds
+        if seconds >= self._due_s:
+            while self._due_s <= seconds:
+                self._due_s *= 2
+            self._say(f"after {seconds:.0f} s: {how_far}")
 
 
 def caught(action: str, work: Callable[[Report], int]) -> int:

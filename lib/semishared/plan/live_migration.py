@@ -22,7 +22,7 @@ from ..opennebula.xml import View, Vm, parse
 from ..opennebula.xml_edit import Element, Markup
 from .backing import Chain, lay_over
 from .domain_xml import Records, disk_number
-from .migrate_options import parsed, with_disks
+from .migrate_options import Settings, parsed, with_disks, with_settings
 
 DEPLOY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*\Z")
 PAUSE_S = 5
@@ -68,6 +68,9 @@ def moved(move: Move, vm_dir: str, records: Records) -> Plan:
     proof = yield Here(h.TakeProof(vm_dir))
     if disks.mirrored and not is_proved((), proof, host):
         raise MigrationRefused(f"premigrate has made nothing ready on {host} for the local disks of VM {move.vm.id}")
+    if isinstance(proof, dict) and proof.get("brought"):
+        # What premigrate says itself gets into the VM's log only if it fails.
+        yield Say(_brought, (str(proof["brought"]),))
     proved = is_proved(disks.in_place, proof, host)
     if not proved:
         yield warn(f"premigrate has not seen {host} share the disks of VM {move.vm.id}: libvirt decides if it is safe")
@@ -78,7 +81,7 @@ def moved(move: Move, vm_dir: str, records: Records) -> Plan:
         raise HostUnreachable(f"libvirtd of {host} does not answer at {site['target']}")
     if before is not State.ABSENT:
         raise MigrationRefused(f"{host} already has a domain {domain} ({before.value})")
-    wanted = with_disks(parsed(["--live", *chosen]), disks.mirrored)
+    wanted = with_disks(with_settings(parsed(["--live", *chosen]), Settings(**site["migration"])), disks.mirrored)
     chains = yield from _chains(records)
     yield from _handed_over(h.MigrateDomain(domain, host, wanted, chains), int(site["tries"]))
     # As the stock script does; none of it decides about success.
@@ -130,6 +133,10 @@ def _handed_over(migrate: h.MigrateDomain, tries: int) -> Plan:
         else:
             yield Say(_told, (migrate.host, took))
         return
+
+
+def _brought(what: str) -> Lines:
+    return [("info", f"premigrate has brought {what}")]
 
 
 def _told(host: str, took: str) -> Lines:

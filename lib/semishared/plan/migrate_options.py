@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a live migration in libvirt's terms: kvmrc's MIGRATE_OPTIONS are words of `virsh migrate`.
+"""The options of a live migration in libvirt's terms: kvmrc's MIGRATE_OPTIONS are words of `virsh migrate`, [migration] of
+semishared.conf are ours. What only one of the two says holds; where both say something of the same it has to be the same.
 
 Names of flags and parameters are those of libvirt's constants without VIR_MIGRATE_ and VIR_MIGRATE_PARAM_.
 """
 
 from __future__ import annotations
 
-from typing import Union
+from typing import NamedTuple, Union
 
-from ..errors import BadArguments, NotSupported
+from ..errors import BadArguments, BadAttribute, NotSupported
 from ..model.steps_live import MigrateOptions
 
 Value = Union[int, str, "list[str]"]
@@ -80,11 +81,55 @@ def parsed(words: list[str]) -> MigrateOptions:
     return found._replace(flags=tuple(flags), values=values)
 
 
+class Settings(NamedTuple):
+    """[migration] of semishared.conf (config.py); by default it says nothing."""
+
+    rate: int = 0
+    """Bytes per second."""
+    downtime_ms: int = 0
+    auto_converge: str = "no"
+    timeout_s: int = 0
+    at_timeout: str = "abort"
+
+
+def with_settings(options: MigrateOptions, settings: Settings) -> MigrateOptions:
+    """Return the options with what [migration] says; raise BadAttribute if kvmrc says otherwise."""
+    flags, values, rate = list(options.flags), dict(options.values), settings.rate >> 20
+    at_limit = settings.at_timeout.replace("-", "")
+    if rate:
+        _agreed("--bandwidth", values.get("BANDWIDTH", rate), "rate", rate)
+        values["BANDWIDTH"] = rate
+    if settings.auto_converge == "yes":
+        flags.append("AUTO_CONVERGE")
+    if settings.timeout_s:
+        said = (options.limit_s, options.at_limit) if options.limit_s else (settings.timeout_s, at_limit)
+        _agreed("--timeout", "{} ({})".format(*said), "timeout_s", f"{settings.timeout_s} ({at_limit})")
+        options = options._replace(limit_s=settings.timeout_s, at_limit=at_limit)
+        if at_limit == "postcopy":
+            flags.append("POSTCOPY")
+    if rate and "POSTCOPY" in flags:
+        values.setdefault("BANDWIDTH_POSTCOPY", rate)
+    return options._replace(
+        flags=tuple(dict.fromkeys(flags)), values=values, downtime_ms=settings.downtime_ms, memory_mib_s=rate
+    )  # fmt: skip
+
+
+def _agreed(word: str, said: object, key: str, wanted: object) -> None:
+    if said != wanted:
+        raise BadAttribute(
+            f"MIGRATE_OPTIONS of kvmrc has {word} {said}, [migration] of semishared.conf {key} = {wanted}: only one of them can hold"
+        )
+
+
 def with_disks(options: MigrateOptions, targets: list[str]) -> MigrateOptions:
     """Return the options with which libvirt also copies what the active layers of these disks hold, and of no others."""
     if not targets:
         return options
-    return options._replace(flags=(*options.flags, "NON_SHARED_INC"), values={**options.values, "MIGRATE_DISKS": targets})
+    values = {**options.values, "MIGRATE_DISKS": targets}
+    if options.memory_mib_s:
+        # libvirt lets each disk take that much, all at once.
+        values["BANDWIDTH"] = max(1, options.memory_mib_s // len(targets))
+    return options._replace(flags=(*options.flags, "NON_SHARED_INC"), values=values)
 
 
 def _text(word: str, rest: list[str]) -> str:

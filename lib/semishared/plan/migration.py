@@ -59,28 +59,29 @@ def premigrate(asked: Migrate, vm: Vm, token: str) -> Plan:
         yield from _same_stores(here, place.host, luggage.stores, token)
     yield On(place.host, (*luggage.network, s.MakeRoom(place.vm, place.path, int(seen["bytes"]), tuple(seen["bases"])), *luggage.bases))
     try:
-        yield from _brought(asked, vm, source_dir, luggage)
-        yield On(here, (s.AllowMigration(place.vm, source_dir, place.host, luggage.stores),))
+        took = yield from _brought(asked, vm, source_dir, luggage)
+        yield On(here, (s.AllowMigration(place.vm, source_dir, place.host, luggage.stores, took),))
     except SemisharedError:
         yield from _undone(asked, vm, source_dir)
         raise
 
 
-def _brought(asked: Migrate, vm: Vm, source_dir: str, luggage: Luggage) -> Plan:
-    """Have the VM's directory at the target, with what its guest has written until now."""
+def _brought(asked: Migrate, vm: Vm, source_dir: str, luggage: Luggage) -> Part[str]:
+    """Have the VM's directory at the target, with what its guest has written until now; return what that took, '' for nothing."""
     place, here, domain = asked.target, asked.source_host, running_domain(vm)
     same, unmark = yield from _one_directory(here, place.host, vm.id, source_dir, place.path)
     if same:
         yield On(here, (unmark,))
         if luggage.own:
             raise SameDirectory(f"{source_dir} on {here} and {place.path} on {place.host} are one directory")
-        return
+        return ""
     if luggage.own:
         yield On(here, (s.AddDeltas(vm.id, source_dir, domain, luggage.own),))
     ids = tuple(sorted(disk.id for disk in vm.disks))
     receive = s.ReceiveVm(vm.id, place.path, True, domain, ids, deltas=luggage.own)
     sent = yield Relay(On(here, (s.SendVm(vm.id, source_dir, unmark.token, luggage.own),)), On(place.host, (receive,)))
     yield End(place.host, str(sent.get("sha256")))
+    return f"{int(sent['bytes']) >> 20} MiB of files in {sent['seconds']} s"
 
 
 def _undone(asked: Migrate, vm: Vm, source_dir: str) -> Plan:

@@ -21,7 +21,7 @@ def run(here: str, argv: list[str]) -> int:
 
     def act(report: Report) -> int:
         asked = Asked(name, tuple(argv[1:]), sys.stdin.buffer.read() if name in READ else b"")
-        host = OnHost(here, asked.stdin)
+        host = OnHost(here, asked.stdin, report.info)
 
         def do(wanted: Exchange) -> Any:
             if isinstance(wanted, Here):

@@ -4,43 +4,47 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import ExitStack
-from typing import Any, Dict
+from typing import Any, Callable, Dict, Optional
 
-from ..errors import NotSupported, SemisharedError
+from ..errors import MigrationTimeout, NotSupported, SemisharedError, ToolFailed
 from ..guest import domain, libvirtd
 from ..guest.job_events import LOOK_S, next_said
 from ..model.steps_live import MigrateOptions
+from ..opennebula.report import Progress
 
 COUNTED_S = 1.0
 """How long to wait for the statistics of a migration that has succeeded; they come before its end, or with it."""
+SOON_S = 0.2
+"""Seconds between two looks while something is to be done to it."""
+MIB = 1 << 20
 
 
-def migrate(name: str, target: str, options: MigrateOptions) -> str:
+def migrate(name: str, target: str, options: MigrateOptions, say: Callable[[str], None]) -> str:
     """Move a running domain to the libvirtd `target`; return what that took. It may take as long as the guest keeps writing."""
     flags, values = _of_libvirt(options)
+    if options.downtime_ms:
+        domain.ask(name, "migrate-setmaxdowntime", lambda guest: guest.migrateSetMaxDowntime(options.downtime_ms))
     with ExitStack() as stack:
         counted = stack.enter_context(domain.hearing(name, "JOB_COMPLETED"))
         rounds = stack.enter_context(domain.hearing(name, "MIGRATION_ITERATION")) if options.after_precopy else None
         cut_off = threading.Event()
         call = libvirtd.Call(f"migrate {name}", lambda here: _moved(here, name, target, values, flags, cut_off))
-        began, is_due = time.monotonic(), bool(options.limit_s)
-        while not call.is_over(LOOK_S if not (is_due or rounds) else 0.2):
+        job = _Job(name, options, rounds, say)
+        while not call.is_over(SOON_S if job.is_due else LOOK_S):
+            job.look()
             if cut_off.is_set():
                 # QEMU would wait for the other one for as long as TCP does, a quarter of an hour.
                 cut_off.clear()
-                _act(name, "abort")
-            said = next_said(rounds, 0) if rounds else None
-            if said and said[0] > 1:
-                rounds = None
-                _act(name, "postcopy")
-            if is_due and time.monotonic() - began > options.limit_s:
-                is_due = False
-                _act(name, options.at_limit)
-        call.answer(0)
+                job.abort()
+        try:
+            call.answer(0)
+        except ToolFailed:
+            if not job.given_up:
+                raise
+            raise MigrationTimeout(f"the migration of {name} was given up after {options.limit_s} s: {job.how_far()}") from None
         said = next_said(counted, COUNTED_S)
-    return _told(said[0]) if said else ""
+    return job.told(said[0]) if said else ""
 
 
 def _of_libvirt(options: MigrateOptions) -> tuple[int, Dict[str, Any]]:
@@ -69,22 +73,76 @@ def _moved(here: Any, name: str, target: str, values: Dict[str, Any], flags: int
                 there.unregisterCloseCallback()
 
 
-def _act(name: str, what: str) -> None:
-    """Suspend a guest that does not come to an end with its memory, let it go on over there without all of it, or give it up."""
-    try:
-        if what == "abort":
-            domain.ask(name, "domjobabort", lambda guest: guest.abortJob())
-            return
+class _Job:
+    """A migration under way: what is told of it, and what is done to it."""
+
+    def __init__(self, name: str, options: MigrateOptions, rounds: Optional[libvirtd.Heard], say: Callable[[str], None]) -> None:
+        self._name, self._rounds, self._say = name, rounds, say
+        self._progress = Progress(say)
+        self._limit_s, self._at_limit = options.limit_s, options.at_limit
+        self._memory_mib_s = options.memory_mib_s if "MIGRATE_DISKS" in options.values else 0
+        self._stats: Dict[str, Any] = {}
+        self.given_up = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something is to be done that cannot wait long."""
+        return bool(self._limit_s or self._rounds or self._memory_mib_s)
+
+    def look(self) -> None:
+        """See how far it is, and do what is due."""
+        try:
+            self._stats = domain.job(self._name) or self._stats
+        except SemisharedError:
+            pass  # a busy libvirtd, or a guest that has just left
+        self._progress.tell(self.how_far())
+        if self._memory_mib_s and self._stats.get("memory_processed"):
+            speed, self._memory_mib_s = self._memory_mib_s, 0
+            self._do("migrate-setspeed", lambda guest: guest.migrateSetMaxSpeed(speed))
+        said = next_said(self._rounds, 0) if self._rounds else None
+        if said and said[0] > 1:
+            self._rounds = None
+            self._act("postcopy")
+        if self._limit_s and self._progress.seconds > self._limit_s:
+            self._limit_s = 0
+            self._say(f"not there after {self._progress.seconds:.0f} s: {self._at_limit} ({self.how_far()})")
+            self._act(self._at_limit)
+
+    def how_far(self) -> str:
+        """Return how much has crossed, and how much has not."""
+        stats = self._stats
+        total, left = int(stats.get("data_total", 0)), int(stats.get("data_remaining", 0))
+        slowed = f", guest slowed down by {stats['auto_converge_throttle']} %" if stats.get("auto_converge_throttle") else ""
+        rounds = f", round {stats['memory_iteration']}" if stats.get("memory_iteration") else ""
+        percent = 100 - 100 * left // total if total else 0
+        sent = int(stats.get("data_processed", 0))
+        return f"{sent / MIB:.0f} MiB sent, {left / MIB:.0f} of {total / MIB:.0f} MiB left ({percent} % there{rounds}{slowed})"
+
+    def told(self, job: Dict[str, Any]) -> str:
+        """Return libvirt's statistics of a migration that is over, and what was seen of its disks, as a sentence."""
+        memory, seconds = int(job.get("memory_processed", 0)), int(job.get("time_elapsed", 0)) / 1000
+        disks = max(int(one.get("disk_processed", 0)) for one in (job, self._stats))
+        own = f" and {disks / MIB:.0f} MiB of disks" if disks else ""
+        still = f", the guest stood still for {job['downtime']} ms" if "downtime" in job else ""
+        prepared = f" ({job['setup_time']} ms of them to set up)" if "setup_time" in job else ""
+        return f"{memory / MIB:.0f} MiB of memory{own} in {seconds:.1f} s{prepared}{still}"
+
+    def _act(self, what: str) -> None:
+        """Suspend a guest that does not come to an end, let it go on over there without all of its memory, or give up."""
         if what == "postcopy":
-            domain.ask(name, "migrate-postcopy", lambda guest: guest.migrateStartPostCopy(0))
+            self._do("migrate-postcopy", lambda guest: guest.migrateStartPostCopy(0))
+        elif what == "abort":
+            self.given_up = self.abort()
         else:
-            domain.ask(name, "suspend", lambda guest: guest.suspend())
-    except SemisharedError:
-        pass  # it has just arrived, or goes on as it did
+            self._do("suspend", lambda guest: guest.suspend())
 
+    def abort(self) -> bool:
+        """End it; tell whether libvirt has agreed to that."""
+        return self._do("domjobabort", lambda guest: guest.abortJob())
 
-def _told(job: Dict[str, Any]) -> str:
-    """Return libvirt's statistics of a migration as a sentence."""
-    memory, seconds = int(job.get("memory_processed", 0)), int(job.get("time_elapsed", 0)) / 1000
-    still = f", the guest stood still for {job['downtime']} ms" if "downtime" in job else ""
-    return f"{memory / (1 << 20):.0f} MiB of memory in {seconds:.1f} s{still}"
+    def _do(self, verb: str, do: Callable[[Any], Any]) -> bool:
+        try:
+            domain.ask(self._name, verb, do)
+        except SemisharedError:
+            return False  # it has just arrived, or goes on as it did
+        return True

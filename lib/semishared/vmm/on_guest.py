@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any
+from typing import Any, Callable
 
+from ..config import load
 from ..errors import SemisharedError
 from ..guest import domain, libvirtd
 from ..guest.kvmrc import site
@@ -19,7 +20,10 @@ from . import migration_job
 
 
 class OnGuest:
-    """The steps of one migration."""
+    """The steps of one migration; `say` is given lines for the log while it goes on."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
 
     def SeeDomain(self, step: h.SeeDomain) -> dict[str, object]:
         name = step.domain
@@ -43,7 +47,7 @@ class OnGuest:
         return proof
 
     def ReadSite(self, step: h.ReadSite) -> dict[str, object]:
-        return {**site()._asdict(), "target": site().uri_of(step.host)}
+        return {**site()._asdict(), "target": site().uri_of(step.host), "migration": load().migration}
 
     def SeeState(self, step: h.SeeState) -> str:
         return domain.state(step.domain, site().uri_of(step.host)) if step.host else domain.state(step.domain)
@@ -53,7 +57,7 @@ class OnGuest:
         if step.chains:
             xml = arriving(domain.migratable(step.domain), step.chains)
             options = options._replace(values={**options.values, "DEST_XML": xml.decode()})
-        return migration_job.migrate(step.domain, site().uri_of(step.host), options)
+        return migration_job.migrate(step.domain, site().uri_of(step.host), options, self._say)
 
     def Wait(self, step: h.Wait) -> None:
         time.sleep(step.seconds)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NoReturn
+from typing import Any, Callable, NoReturn
 
 from ..errors import BadArguments, ToolMissing
 from ..model import steps_hypervisor as h
@@ -17,11 +17,12 @@ CHECKPOINT_S = 60
 
 
 class OnHost:
-    """The steps of one action: `scripts` is the directory of the vmm scripts, `stdin` what was read there."""
+    """The steps of one action: `scripts` is the directory of the vmm scripts, `stdin` what was read there, `say` gets lines for the log."""
 
-    def __init__(self, scripts: str = "", stdin: bytes = b"") -> None:
+    def __init__(self, scripts: str = "", stdin: bytes = b"", say: Callable[[str], None] = lambda _: None) -> None:
         self._scripts = scripts
         self._stdin = stdin
+        self._say = say
 
     def do(self, step: Step) -> Any:
         """Carry out one step."""
@@ -31,7 +32,7 @@ class OnHost:
         # Of a migration: loaded where one is.
         from .on_guest import OnGuest
 
-        return getattr(OnGuest(), name)(step)
+        return getattr(OnGuest(self._say), name)(step)
 
     def ReadVm(self, step: h.ReadVm) -> str | None:
         try:

@@ -9,6 +9,7 @@
 //   sum DEV [OFF_KIB COUNT_KIB]        sha256
 //   discard DEV OFF_KIB COUNT_KIB      trim
 //   loop DEV SEED [OFF_KIB [COUNT_KIB [PER_SECOND]]]    write and verify 64 KiB blocks in the background
+//   loop memory MIB PER_SECOND         the same with so much memory, a word in each page of a MiB at a time
 //   loop-stat DEV | loop-stop DEV      counts; stop also reads everything written once more
 //   context                            the context ISO's context.sh, newlines and backslashes escaped
 //   sync | poweroff | uptime
@@ -34,7 +35,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { KIB = 1024, CHUNK = 256 * KIB, BLOCK_KIB = 64, LOOPS = 8, WORDS = 8 };
+enum { KIB = 1024, CHUNK = 256 * KIB, BLOCK_KIB = 64, LOOPS = 9, WORDS = 8 };
 typedef uint64_t u64;
 
 struct loop {
@@ -302,6 +303,29 @@ static void loop_run(struct loop *l, int fd, u64 seed, u64 base, u64 blocks, int
     _exit(0);
 }
 
+static void memory_run(struct loop *l, u64 mib, int rate)
+{
+    enum { PAGE = 4096 / sizeof(u64), SLICE = 256 };
+    u64 *memory = calloc(mib * SLICE * PAGE, sizeof *memory), start = now_ms();
+    for (u64 slice = 0; memory && !l->stop; slice++) {
+        u64 round = slice / mib, first = slice % mib * SLICE;
+        for (u64 page = first; page < first + SLICE; page++) {
+            u64 *word = memory + page * PAGE + page % PAGE;
+            l->mismatches += *word != (round ? mix(mix(round) ^ page) : 0);
+            *word = mix(mix(round + 1) ^ page);
+        }
+        l->writes++, l->reads++;
+        u64 t = now_ms(), want = start + l->writes * 1000 / rate;
+        if (t - l->last_ms > l->gap_ms)
+            l->gap_ms = t - l->last_ms;
+        if (want > t)
+            usleep((want - t) * 1000);
+        l->last_ms = now_ms();
+    }
+    l->errors += !memory;
+    _exit(0);
+}
+
 static struct loop *loop_of(const char *dev)
 {
     for (int i = 0; i < LOOPS; i++)
@@ -319,19 +343,21 @@ static void loop_start(const char *dev, const char *seed, u64 base, u64 count, i
         answer("ERR %s", loop_of(dev) ? "already running on this disk" : "too many loops");
         return;
     }
-    int fd = open_disk(dev, O_RDWR);
-    if (fd < 0 || size_of(fd) < (base + BLOCK_KIB) * KIB) {
+    int is_memory = !strcmp(dev, "memory"), fd = is_memory ? -1 : open_disk(dev, O_RDWR);
+    if (!is_memory && (fd < 0 || size_of(fd) < (base + BLOCK_KIB) * KIB)) {
         answer("ERR open %s: %s", dev, fd < 0 ? strerror(errno) : "too small");
         return;
     }
     if (!count)
         count = 16 * 1024;
-    if ((base + count) * KIB > size_of(fd))
+    if (!is_memory && (base + count) * KIB > size_of(fd))
         count = size_of(fd) / KIB - base;
     memset((void *)l, 0, sizeof *l);
     snprintf(l->dev, sizeof l->dev, "%s", dev);
     l->last_ms = now_ms();
     pid_t child = fork(); // not straight into l->pid: the child would set it to 0 for all
+    if (!child && is_memory)
+        memory_run(l, strtoull(seed, NULL, 10), base ? (int)base : 50);
     if (!child)
         loop_run(l, fd, seed_of(seed), base, count / BLOCK_KIB, rate > 0 ? rate : 50);
     l->pid = child;

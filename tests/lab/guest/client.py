@@ -188,6 +188,10 @@ class Guest:
         """Start writing and verifying 64 KiB blocks in the background, `rate` per second."""
         self.command(f"loop {disk} {seed} {offset} {count} {rate}")
 
+    def loop_memory(self, mib: int, rate: int) -> None:
+        """Start writing and verifying memory, `rate` MiB (a word in each page) per second; its disk is called `memory`."""
+        self.command(f"loop memory {mib} {rate}")
+
     def _counts(self, line: str) -> dict[str, int]:
         return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", self.command(line, 120))}
 
