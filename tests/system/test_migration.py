@@ -181,6 +181,16 @@ def test_target_without_base_and_store_is_refused_before_anything_moves(cloud: C
     is_untouched(cloud, own)
 
 
+def test_directory_that_is_there_already_is_neither_replaced_nor_removed(cloud: Cloud, own: int) -> None:
+    h2, place = cloud.lab.node("h2"), cloud.vm_dir(own)
+    h2.run(["sh", "-c", f"mkdir -p {place}/.semishared; echo all that there is of it > {place}/disk.7"])
+    is_refused(cloud, own, "SS063")
+    assert cloud.files(h2, place) == [".semishared", "disk.7"]
+    assert any("is kept: it is not what this migration has brought" in said for said in cloud.said("failmigrate"))
+    h2.run(["rm", "-r", place])
+    is_untouched(cloud, own)
+
+
 def test_target_that_loses_its_libvirtd_in_the_midst(cloud: Cloud, own: int) -> None:
     h2 = cloud.lab.node("h2")
 

@@ -58,7 +58,7 @@ def check_place(path: str) -> None:
     beneath.refuse_link(layout.records(path))
 
 
-REMOVALS = ("RemoveVm", "RemoveDisk", "EndSession", "EndBackup", "ForgetDisk", "ReleaseVm", "UnmarkVm", "LookForVm")
+REMOVALS = ("RemoveVm", "RemoveDisk", "EndSession", "EndBackup", "ForgetDisk", "ReleaseVm", "ClearVm", "UnmarkVm", "LookForVm")
 """Steps that clean up whatever lies there; they follow nothing."""
 
 

@@ -31,7 +31,7 @@ from ..errors import (
 from ..guest import listing
 from ..model import layout, layout_delta
 from ..model.record import Record
-from ..model.steps import MakeRoom, ReceiveVm, ReleaseVm, RenameVm, has_arrived
+from ..model.steps import ClearVm, MakeRoom, ReceiveVm, ReleaseVm, RenameVm, has_arrived
 from ..tools import beneath, files, progress
 from ..tools.crash_points import point
 from ..tools.run import piped, work
@@ -237,3 +237,20 @@ def release(step: ReleaseVm, planned: Planned) -> dict[str, object]:
     except ToolFailed as e:
         # The VM is elsewhere: that is no reason to fail its move for ever.
         return {"kept": e.detail}
+
+
+def clear(step: ClearVm, planned: Planned) -> dict[str, object]:
+    """Remove a VM directory that a live migration has brought, or come from; return {"kept": why it was not}."""
+
+    def why_not() -> str:
+        if not os.path.lexists(step.vm_dir):
+            return ""
+        seq = vm_dir.seq_of(step.vm_dir)
+        if step.brought:
+            return "" if seq == step.seq else "it is not what this migration has brought"
+        return f"the VM came back there at SEQ {seq} of its history" if 0 <= step.seq <= seq else ""
+
+    kept = vm_dir.remove(step.vm, step.vm_dir, planned, why_not)
+    if kept:
+        beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
+    return {"kept": kept}

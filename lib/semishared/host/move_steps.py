@@ -52,6 +52,9 @@ class OnMoves(Steps):
     def ReleaseVm(self, step: m.ReleaseVm) -> object:
         return transfer.release(step, self.planned)
 
+    def ClearVm(self, step: m.ClearVm) -> object:
+        return transfer.clear(step, self.planned)
+
     def DescribeVm(self, step: m.DescribeVm) -> object:
         return {"present": os.path.isdir(step.vm_dir), "records": [record.to_data() for record in records.records(step.vm_dir)]}
 

@@ -111,6 +111,18 @@ class ReleaseVm(NamedTuple):
     """'' if there was none."""
 
 
+class ClearVm(NamedTuple):
+    """Remove a VM directory that a live migration has left behind, and all leases of the VM; report why another one is `kept`.
+
+    `seq`: the SEQ of that migration in the VM's history. What it has `brought` here is of that SEQ; where it came from, of a lower.
+    """
+
+    vm: int
+    vm_dir: str
+    seq: int
+    brought: bool
+
+
 class DescribeVm(NamedTuple):
     """Report the records of a VM's disks."""
 

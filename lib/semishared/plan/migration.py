@@ -89,7 +89,7 @@ def _undone(asked: Migrate, vm: Vm, source_dir: str) -> Plan:
     place, here = asked.target, asked.source_host
     try:
         yield On(here, (s.MergeDeltas(vm.id, source_dir, running_domain(vm)),))
-        yield from _clear(place.host, here, place, vm)
+        yield from _clear(place.host, here, place, vm, brought=True)
     except SemisharedError as e:
         yield warn(f"not all that was made ready for VM {vm.id} on {place.host} is undone: {e.detail}")
 
@@ -106,7 +106,7 @@ def _same_stores(source: str, target: str, stores: tuple[str, ...], token: str) 
 def postmigrate(asked: Migrate, vm: Vm) -> Plan:
     """Plan postmigrate: remove what is left at the source, and merge what the guest has written meanwhile."""
     place = asked.target
-    yield from _ended(asked.source_host, place.host, place.path, place, vm)
+    yield from _ended(asked.source_host, place.host, place.path, place, vm, brought=False)
 
 
 def failmigrate(asked: Migrate, vm: Vm) -> Plan:
@@ -114,14 +114,14 @@ def failmigrate(asked: Migrate, vm: Vm) -> Plan:
     place = asked.target
     if asked.source_host != place.host:
         left = vm.system_datastores[-1] if vm.system_datastores else -1
-        yield from _ended(place.host, asked.source_host, f"{place.datastore_location}/{left}/{vm.id}", place, vm)
+        yield from _ended(place.host, asked.source_host, f"{place.datastore_location}/{left}/{vm.id}", place, vm, brought=True)
 
 
-def _ended(left: str, runs: str, vm_dir: str, place: VmPlace, vm: Vm) -> Plan:
+def _ended(left: str, runs: str, vm_dir: str, place: VmPlace, vm: Vm, *, brought: bool) -> Plan:
     """Clear the host that is `left`, and merge deltas where the guest `runs`, which does not depend on that: it may be lost."""
     lost: SemisharedError | None = None
     try:
-        yield from _clear(left, runs, place, vm)
+        yield from _clear(left, runs, place, vm, brought=brought)
     except SemisharedError as e:
         lost = e
     yield On(runs, (s.MergeDeltas(vm.id, vm_dir, running_domain(vm)),))
@@ -141,11 +141,14 @@ def _one_directory(host: str, other: str, vm: int, path: str, other_path: str) -
     return bool(looked["same"]), unmark
 
 
-def _clear(host: str, other: str, place: VmPlace, vm: Vm) -> Plan:
-    """Remove the VM's directory on `host`, unless the VM runs there, or has that very directory on the `other` host."""
+def _clear(host: str, other: str, place: VmPlace, vm: Vm, *, brought: bool) -> Plan:
+    """Remove the VM's directory on `host`, unless the VM runs there, or has that very directory on the `other` host.
+
+    Nor is anything removed but what this migration has `brought` there, or has come from.
+    """
     not_running = s.CheckNotRunning(running_domain(vm))
     _, found = yield On(host, (not_running, s.LookAtVm(vm.id, place.path)))
-    ends: tuple[s.Step, ...] = (not_running, s.RemoveVm(vm.id, place.path))
+    ends: tuple[s.Step, ...] = (not_running, s.ClearVm(vm.id, place.path, vm.seq, brought))
     if host != other:
         yield agree(other)
     if found["present"] and host != other:
@@ -155,7 +158,9 @@ def _clear(host: str, other: str, place: VmPlace, vm: Vm) -> Plan:
             yield warn(f"{place.path} is one directory on {host} and {other}: nothing was removed")
             return
         ends = (unmark, *ends)
-    yield On(host, ends)
+    *_, cleared = yield On(host, ends)
+    if cleared and cleared["kept"]:
+        yield warn(f"{place.path} on {host} is kept: {cleared['kept']}. semishared gc removes it when it is not the VM's")
 
 
 def check(request: Migrate, vm: Vm, records: Sequence[Record], datastore: int) -> Luggage:
