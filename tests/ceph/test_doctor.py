@@ -25,9 +25,6 @@ def installed(cloud: Cloud) -> Iterator[None]:
     (etc / "vmm_exec/vmm_execrc").write_text(vmm_execrc())
     cloud.lab.fe.run(["/opt/semishared/install.sh"], user="root")
     cloud.lab.sync()
-    for store in cloud.oned.datastores.values():
-        if "DS_LIVE_MIGRATE" in store.template:
-            store.template["DS_LIVE_MIGRATE"] = "NO"
     yield
     cloud.lab.fe.run(["rm", "-r", "/etc/one"], user="root")
 

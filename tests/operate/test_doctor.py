@@ -34,10 +34,6 @@ def installed(cloud: Cloud) -> Iterator[None]:
     front_end.run(["/opt/semishared/install.sh"], user="root")
     front_end.run(["sh", "-c", "sleep 0.1; touch /var/lib/one/config"])
     cloud.lab.sync()
-    # The recordings' oned had another TM_MAD_CONF.
-    for store in cloud.oned.datastores.values():
-        if "DS_LIVE_MIGRATE" in store.template:
-            store.template["DS_LIVE_MIGRATE"] = "NO"
     yield
     front_end.run(["rm", "-r", "/etc/one"], user="root")
 

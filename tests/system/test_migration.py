@@ -17,6 +17,7 @@ from lab.oned import ActionFailed
 
 KIB = 1024
 DATA = content("base", 0, KIB)
+OTHER_SYSTEM = 102
 LOCAL = [
     # (place, attributes)
     ("overlay", {}), ("copy", {"SEMISHARED_LOCAL": "copy"}), ("store-clone", {"SEMISHARED_PLACE": "shared"}),
@@ -65,18 +66,20 @@ def test_mixed_vm_when_moved_live_loses_nothing(
     vm = mixed(cloud, "mixed")
     guest = cloud.guest(vm)
     start(guest, *WRITTEN)
-    shapes = {}
-    for target in ("h2", "h1"):
-        cloud.oned.vm_migrate(vm, target, how="live")
+    shapes = []
+    for target, system in (("h2", SYSTEM), ("h2", OTHER_SYSTEM), ("h1", OTHER_SYSTEM), ("h1", SYSTEM)):
+        before = cloud.lab.node(cloud.oned.vm(vm).last.host.name), cloud.vm_dir(vm)
+        cloud.oned.vm_migrate(vm, target, system, how="live")
         assert cloud.oned.state(vm) == ("ACTIVE", 3)
-        other = cloud.lab.node("h1" if target == "h2" else "h2")
-        assert cloud.files(other, cloud.vm_dir(vm)) == []
-        shapes[target] = cloud.files(cloud.lab.node(target), cloud.vm_dir(vm))
+        assert cloud.files(*before) == []
+        shapes.append(cloud.files(cloud.lab.node(target), cloud.vm_dir(vm)))
+        xml = cloud.lab.node(target).run(["virsh", "-q", "-c", "qemu:///system", "dumpxml", f"one-{vm}"]).stdout.decode()
+        assert f"/{SYSTEM if system == OTHER_SYSTEM else OTHER_SYSTEM}/{vm}" not in xml
         guest = cloud.guest(vm)
         guest.check("vdb", "before", 2 * KIB, 64)
     figure("live migration of local disks: longest gap ms", max(stop(guest, *WRITTEN)))
-    assert shapes["h1"] == shapes["h2"]
-    assert not [name for name in shapes["h1"] if "1000000" in name or "deltas" in name]
+    assert shapes == [shapes[0]] * 4
+    assert not [name for name in shapes[0] if "1000000" in name or "deltas" in name]
     cloud.oned.disk_snapshot_create(vm, 1, "s1")
     cloud.oned.vm_poweroff(vm)
     cloud.oned.disk_snapshot_revert(vm, 1, 0)

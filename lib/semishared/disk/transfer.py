@@ -111,11 +111,11 @@ def receive(
 
 def _add_deltas(staging: str, disks: tuple[int, ...]) -> None:
     """Give disks new, empty deltas in the place of those that stayed where their guest is."""
-    from ..guest import active_layer, deltas
+    from ..guest import active_layer
 
     for record in active_layer.noted(staging):
         if record.disk in disks:
-            deltas.create(record)
+            active_layer.create(record)
 
 
 def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
@@ -214,10 +214,34 @@ def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
         work(["cp", "-a", "--sparse=always", "--reflink=auto", "--", f"{step.source}/.", staging])
         _check_still(step.source, before)
         point("directory copied")
+        deltas = _without_deltas(staging) if step.live else []
         guard.check_received(staging, step.vm, step.vm_dir, step.foreign)
+        if step.live:
+            _begin_deltas(staging, step.source, deltas)
         _publish(staging, step, move, planned, ask)
     beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
     return {"seen": seen}
+
+
+def _without_deltas(staging: str) -> list[Record]:
+    """Let a copied VM directory be as its guest left it when it began to write to deltas; return the records of those disks."""
+    from ..guest import active_layer
+
+    files.unlink(layout.migration_note(staging))
+    found = active_layer.noted(staging)
+    for record in found:
+        files.unlink(active_layer.delta_of(record))
+        active_layer.write(staging, record)
+    return found
+
+
+def _begin_deltas(staging: str, source: str, disks: list[Record]) -> None:
+    """Give these disks new, empty deltas, for what is mirrored from the source."""
+    from ..guest import active_layer
+
+    for record in disks:
+        active_layer.create(record)
+    active_layer.note(staging, disks, source)
 
 
 def release(step: ReleaseVm, planned: Planned) -> dict[str, object]:

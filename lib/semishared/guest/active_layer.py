@@ -2,6 +2,7 @@
 """Which layer a running guest writes to, said in the records: while a delta is put on its disks, or merged (deltas.py).
 
     .semishared/deltas.json     {"version": 1, "disks": [the record that each disk had without a delta]}
+                                in a copy for a guest that changes its datastore also "from": the VM directory (relocation.py)
 
 libvirt alone knows whether a delta is in use, and its caller may die before it has heard. So a guest that was stopped while
 that was decided goes on only after `settle`, whoever wakes it: else it would write to a layer that no record names.
@@ -15,7 +16,7 @@ from typing import Dict, List
 from ..errors import BadRecord
 from ..model import layout, layout_delta
 from ..model.record import Record
-from ..tools import files
+from ..tools import files, qemu_img
 from ..tools.crash_points import point
 from . import domain
 
@@ -33,9 +34,37 @@ def noted(vm_dir: str) -> List[Record]:
     return [record._replace(path=record.active(layout.disk(vm_dir, record.disk))) for record in found]
 
 
+def origin(vm_dir: str) -> str:
+    """Return the VM directory of which this is a copy that its guest has not entered yet, '' for any other; raise BadRecord."""
+    found = (files.read_json(layout_delta.note(vm_dir)) or {}).get("from", "")
+    location, vm = layout.location_of(vm_dir), os.path.basename(vm_dir)
+    system = os.path.basename(os.path.dirname(str(found)))
+    if found and not (layout.is_number(system) and found == f"{location}/{system}/{vm}" != vm_dir):
+        raise BadRecord(f"{layout_delta.note(vm_dir)} on {os.uname().nodename} names {found!r}, which is no directory of VM {vm}")
+    return str(found)
+
+
+def note(vm_dir: str, without: List[Record], origin: str = "") -> None:
+    """Note the disks that are to have deltas, as they are without; `origin`: of a copy the VM directory."""
+    path = layout_delta.note(vm_dir)
+    files.remove_staged(*os.path.split(path))
+    files.write_json(path, {"version": 1, "disks": [record.to_data() for record in without], **({"from": origin} if origin else {})})
+
+
 def delta_of(record: Record) -> str:
     """Return the path of the delta that a disk has, or is to have."""
     return layout.layer(layout.plain(record.path), layout_delta.NUMBER)
+
+
+def create(record: Record) -> None:
+    """Make the empty delta of a disk, over what it lies over."""
+    path = delta_of(record)
+    files.remove_staged(*os.path.split(path))
+    # By name and size: what lies further below need not be there yet.
+    size = qemu_img.virtual_size(record.path, record.format)
+    with files.published(path) as staged:
+        qemu_img.create_overlay(staged, os.path.basename(record.path), record.format, size, "", look=False)
+        os.chmod(staged, 0o660)
 
 
 def arrived(vm_dir: str, record: Record) -> Record:

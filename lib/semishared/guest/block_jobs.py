@@ -212,6 +212,12 @@ def wait_for_equal(name: str, target: str) -> None:
         time.sleep(0.05)
 
 
+def pivot(name: str, target: str) -> None:
+    """Let a guest that rests go on with what its disk was copied to, or committed to."""
+    flag = libvirtd.binding().VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT
+    domain.ask(name, f"blockjob {target} --pivot", lambda guest: guest.blockJobAbort(target, flag), timeout_s=60)
+
+
 def capacity(name: str, target: str) -> int:
     """Return the size of a disk as the guest sees it."""
     return domain.ask(name, f"domblkinfo {target}", lambda guest: int(guest.blockInfo(target)[0]))

@@ -36,12 +36,10 @@ def add(vm_dir: str, name: str, records: Iterable[Record]) -> None:
     missing = [record.path for record in without if os.path.realpath(record.path) not in opened]
     if missing:
         raise MissingImage(f"domain {name} on {os.uname().nodename} has no disk {missing[0]}")
-    note = layout_delta.note(vm_dir)
-    files.remove_staged(*os.path.split(note))
-    files.write_json(note, {"version": 1, "disks": [record.to_data() for record in without]})
+    active_layer.note(vm_dir, without)
     point("deltas noted")
     for record in without:
-        create(record)
+        active_layer.create(record)
     targets = {opened[os.path.realpath(record.path)]: delta_of(record) for record in without}
     try:
         for record in without:
@@ -56,17 +54,6 @@ def add(vm_dir: str, name: str, records: Iterable[Record]) -> None:
             pass  # whoever comes next does
         raise
     point("deltas added")
-
-
-def create(record: Record) -> None:
-    """Make the empty delta of a disk, over what it lies over."""
-    path = delta_of(record)
-    files.remove_staged(*os.path.split(path))
-    # By name and size: what lies further below need not be there yet.
-    size = qemu_img.virtual_size(record.path, record.format)
-    with files.published(path) as staged:
-        qemu_img.create_overlay(staged, os.path.basename(record.path), record.format, size, "", look=False)
-        os.chmod(staged, 0o660)
 
 
 def _layered(vm_dir: str, record: Record) -> Record:
@@ -93,14 +80,20 @@ def _layered(vm_dir: str, record: Record) -> Record:
 
 def merge(vm_dir: str, name: str) -> None:
     """Merge the deltas of a VM; `name`: the guest that may run here, '' if none does."""
-    without = noted(vm_dir)
-    if not without:
+    without, origin = noted(vm_dir), active_layer.origin(vm_dir)
+    if not without and not origin:
         return
     state = domain.state(name) if name else "absent"
     if state == "unknown":
         raise ToolFailed(f"libvirtd on {os.uname().nodename} does not say whether {name} runs: its deltas are not merged")
-    if state in ("running", "paused"):
+    runs = state in ("running", "paused")
+    if runs:
         block_jobs.wait_for_snapshot(name)
+    if origin:
+        from . import relocation
+
+        relocation.enter(vm_dir, origin, name if runs else "")
+    if runs:
         active_layer.settle(vm_dir, name)
         _commit(vm_dir, name, without)
     else:
@@ -131,8 +124,7 @@ def _commit(vm_dir: str, name: str, without: List[Record]) -> None:
         block_jobs.write_out(name)
         point("deltas equal")
         for target in targets:
-            pivot = partial(_pivot, target)
-            domain.ask(name, f"blockjob {target} --pivot", pivot, timeout_s=CALL_S)
+            block_jobs.pivot(name, target)
             point("delta merged")
         active_layer.settle(vm_dir, name)
 
@@ -140,10 +132,6 @@ def _commit(vm_dir: str, name: str, without: List[Record]) -> None:
 def _begin(target: str, guest: Any) -> None:
     libvirt = libvirtd.binding()
     guest.blockCommit(target, None, None, 0, libvirt.VIR_DOMAIN_BLOCK_COMMIT_ACTIVE | libvirt.VIR_DOMAIN_BLOCK_COMMIT_SHALLOW)
-
-
-def _pivot(target: str, guest: Any) -> None:
-    guest.blockJobAbort(target, libvirtd.binding().VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT)
 
 
 def _redo(vm_dir: str, record: Record) -> None:

@@ -35,6 +35,7 @@ class OnMoves(Steps):
 
     def SendVm(self, step: m.SendVm) -> object:
         whereabouts.unmark(step.vm_dir, step.token)
+        self._enter(step.vm, step.vm_dir)
         sent = transfer.send(step.vm_dir, self.talk.send_data, step.deltas)
         self.talk.send(event="sent", **sent)
         point("directory sent")
@@ -47,7 +48,16 @@ class OnMoves(Steps):
         transfer.receive(step, self.talk.chunks(), self.talk.sha256, self.planned, self.talk.asking)
 
     def RenameVm(self, step: m.RenameVm) -> object:
+        self._enter(step.vm, step.source)
         return transfer.rename(step, self.planned, self.talk.asking)
+
+    def _enter(self, vm: int, vm_dir: str) -> None:
+        """See that a VM directory does not depend on another one, of which it is a copy that its guest has not entered."""
+        if (files.read_json(f"{layout.records(vm_dir)}/{layout.DELTAS}") or {}).get("from"):
+            from ..guest import deltas, job_lock
+
+            job_lock.take(vm, vm_dir)
+            deltas.merge(vm_dir, f"one-{vm}")
 
     def ReleaseVm(self, step: m.ReleaseVm) -> object:
         return transfer.release(step, self.planned)
@@ -121,6 +131,11 @@ class OnMoves(Steps):
         files.remove_staged(*os.path.split(layout.migration_note(step.vm_dir)))
         data = {"version": 1, "to": step.to, "shared_checked": list(step.stores), "brought": step.brought}
         files.write_json(layout.migration_note(step.vm_dir), data)
+
+    def CheckNotOpen(self, step: m.CheckNotOpen) -> None:
+        from ..guest import relocation
+
+        relocation.check_not_open(step.vm_dir, step.domain, disks=step.disks)
 
     def CheckNotRunning(self, step: m.CheckNotRunning) -> None:
         if step.domain in listing.active():

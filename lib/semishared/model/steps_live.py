@@ -72,6 +72,15 @@ class MigrateDomain(NamedTuple):
     """What disks lie over, (path, format) of each file, by the paths of their active layers."""
 
 
+class CopyDeltas(NamedTuple):
+    """Have what a running guest writes mirrored from its VM directory `origin` into the copy of that, `vm_dir`, until they are equal."""
+
+    vm: int
+    vm_dir: str
+    origin: str
+    domain: str
+
+
 class Wait(NamedTuple):
     """Wait."""
 

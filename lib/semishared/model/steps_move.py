@@ -99,6 +99,8 @@ class RenameVm(NamedTuple):
     domain: str
     disks: tuple[int, ...] = ()
     foreign: tuple[int, ...] = ()
+    live: bool = False
+    """Its guest runs on in the source, with deltas, and gets new, empty ones in the copy (guest/relocation.py)."""
 
 
 class ReleaseVm(NamedTuple):
@@ -186,6 +188,15 @@ class AllowMigration(NamedTuple):
     to: str
     stores: tuple[str, ...]
     brought: str = ""
+
+
+class CheckNotOpen(NamedTuple):
+    """Fail if the domain, if it runs on this host, has anything of a VM directory open; `disks`: its disks count too."""
+
+    vm: int
+    vm_dir: str
+    domain: str
+    disks: bool
 
 
 class CheckNotRunning(NamedTuple):

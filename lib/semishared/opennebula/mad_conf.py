@@ -9,7 +9,7 @@ TM_CONF = (
     ("CLONE_TARGET", "SYSTEM", True),
     ("SHARED", "NO", True),
     ("DS_MIGRATE", "YES", False),
-    ("DS_LIVE_MIGRATE", "NO", True),
+    ("DS_LIVE_MIGRATE", "YES", False),
     ("DS_MIGRATE_SNAP", "YES", False),
     ("ALLOW_ORPHANS", "YES", True),
 )

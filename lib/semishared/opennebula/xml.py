@@ -186,6 +186,11 @@ class Vm(Object):
         records = self.element.findall("HISTORY_RECORDS/HISTORY")
         return [View(record).number("DS_ID") for record in records]
 
+    def datastore_at(self, seq: int) -> int:
+        """Return the id of the system datastore at a SEQ of the history, -1 if there is no such."""
+        records = map(View, self.element.findall("HISTORY_RECORDS/HISTORY"))
+        return next((record.number("DS_ID") for record in records if record.number("SEQ") == seq), -1)
+
 
 class Image(Object):
     """/IMAGE."""

@@ -84,9 +84,9 @@ def of_cloud(cloud: Cloud, front_end: str) -> list[Finding]:
             found.append(Finding(BROKEN, front_end, f"{name}: TM_MAD is {store.driver}, DS_MAD {store.store_driver}, not both {DRIVER}",
                                  f"{update}: both are {DRIVER}, or none"))  # fmt: skip
         for key, value, must in TM_CONF:
-            applies = ("SHARED", "DS_LIVE_MIGRATE") if store.type == 1 else ("LN_TARGET", "CLONE_TARGET", "ALLOW_ORPHANS")
+            applies = () if store.type == 1 else ("LN_TARGET", "CLONE_TARGET", "ALLOW_ORPHANS")
             there = store.attribute(key).upper()
-            if must and key in applies and there not in ("", value) and key != "SHARED":
+            if must and key in applies and there not in ("", value):
                 found.append(Finding(WARNING, front_end, f"{name}: {key} is {there}, oned.conf says {value}",
                                      f"{update}: save it unchanged, and oned copies what oned.conf says"))  # fmt: skip
     for image in cloud.images:

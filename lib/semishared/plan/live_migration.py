@@ -17,7 +17,7 @@ from ..model import layout_delta
 from ..model import steps_live as h
 from ..model.exchange import Here, Lines, Part, Plan, Say, warn
 from ..model.steps import State
-from ..opennebula.args import HOST, absolute
+from ..opennebula.args import HOST, Location, VmPlace, absolute
 from ..opennebula.xml import View, Vm, parse
 from ..opennebula.xml_edit import Element, Markup
 from .backing import Chain, lay_over
@@ -40,6 +40,8 @@ class Move(NamedTuple):
     vm: Vm
     auto_converge: str
     compressed: str
+    vm_dir: str = ""
+    """Where the VM directory is to be."""
 
     @classmethod
     def parse(cls, argv: Sequence[str], stdin: bytes) -> Move:
@@ -53,7 +55,7 @@ class Move(NamedTuple):
         if vm is None:
             raise BadArguments("the driver message has no VM")
         wanted = message.text(f"{features}AUTO_CONVERGE"), message.text(f"{features}COMPRESSED")
-        return cls(argv[0], argv[1], argv[2], Vm(vm), *wanted)
+        return cls(argv[0], argv[1], argv[2], Vm(vm), *wanted, message.text("DISK_TARGET_PATH"))
 
 
 def moved(move: Move, vm_dir: str, records: Records) -> Plan:
@@ -62,7 +64,8 @@ def moved(move: Move, vm_dir: str, records: Records) -> Plan:
     seen = yield Here(h.SeeDomain(domain))
     disks = moving(seen["xml"].encode(), vm_dir, records, move.vm.context_disk)
     if move.source == host:
-        raise NotSupported("live migration to another system datastore")
+        yield from _copied(move, vm_dir)
+        return
     if seen["snapshots"]:
         raise MigrationRefused(f"VM {move.vm.id} has {len(seen['snapshots'])} system snapshots, libvirt does not move them")
     proof = yield Here(h.TakeProof(vm_dir))
@@ -89,6 +92,14 @@ def moved(move: Move, vm_dir: str, records: Records) -> Plan:
         yield Here(h.SyncTime(domain, host))
     if site["compact_memory"]:
         yield Here(h.CompactMemory())
+
+
+def _copied(move: Move, vm_dir: str) -> Plan:
+    """Have what the guest writes in the copy of its VM directory, which premigrate has made in another datastore of this host."""
+    place = VmPlace.at(Location(move.target, absolute(move.vm_dir, "VM directory")), str(move.vm.id))
+    if not is_proved((), (yield Here(h.TakeProof(vm_dir))), move.target) or place.path == vm_dir:
+        raise MigrationRefused(f"premigrate has not made VM {move.vm.id} ready for {place.path}")
+    yield Here(h.CopyDeltas(place.vm, place.path, vm_dir, move.domain))
 
 
 def _chains(records: Records) -> Part[dict[str, list[tuple[str, str]]]]:

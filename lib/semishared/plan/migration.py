@@ -12,49 +12,40 @@ postmigrate        directory removed               deltas merged
 failmigrate        deltas merged                   directory removed
 each removal only where the domain is known not to run.
 
+A VM that stays on its host changes its system datastore: datastore_change.py.
+
 oned may not call failmigrate: so premigrate undoes what it did, and every later action on the disks begins with what it finds
 (disk/recovery.py).
 """
 
 from __future__ import annotations
 
-import posixpath
-from typing import TYPE_CHECKING, NamedTuple, Sequence
-
 from ..errors import MigrationRefused, SameDirectory, SemisharedError
-from ..model import layout
 from ..model import steps as s
 from ..model.exchange import End, On, Part, Plan, Relay, agree, warn
 from ..opennebula.args import Migrate, VmPlace
 from ..opennebula.xml import Vm
-from . import encryption
+from . import datastore_change
 from .disks import running_domain
-
-if TYPE_CHECKING:
-    # Every action imports the plans of all; only this one reads records.
-    from ..model.record import Record
-
-
-class Luggage(NamedTuple):
-    """What travels with the guest: disks of its own, the bases below them, stores to probe, disks that QEMU opens over the network."""
-
-    own: tuple[int, ...]
-    bases: tuple[s.StageBase, ...]
-    stores: tuple[str, ...]
-    network: tuple[s.ReachDisk, ...] = ()
+from .luggage import Luggage, packed
 
 
 def premigrate(asked: Migrate, vm: Vm, token: str) -> Plan:
     """Plan premigrate: make everything ready at the target, or refuse. `token`: what nobody else would write into a store."""
     from ..model.record import described
 
+    if asked.source_host == asked.target.host:
+        yield from datastore_change.premigrate(asked, vm)
+        return
     place, here = asked.target, asked.source_host
     left = vm.system_datastores[-1] if vm.system_datastores else -1
     source_dir = f"{place.datastore_location}/{left}/{place.vm}"
     yield agree(here)
     yield agree(place.host)
     found, seen = yield On(here, (s.DescribeVm(place.vm, source_dir), s.LookAtVm(place.vm, source_dir)))
-    luggage = check(asked, vm, described(found), left)
+    if int(place.path.split("/")[-2]) != left:
+        raise MigrationRefused(f"VM {vm.id} cannot change host and system datastore at once")
+    luggage = packed(vm, described(found), place.path)
     if luggage.stores:
         yield from _same_stores(here, place.host, luggage.stores, token)
     yield On(place.host, (*luggage.network, s.MakeRoom(place.vm, place.path, int(seen["bytes"]), tuple(seen["bases"])), *luggage.bases))
@@ -106,13 +97,18 @@ def _same_stores(source: str, target: str, stores: tuple[str, ...], token: str) 
 def postmigrate(asked: Migrate, vm: Vm) -> Plan:
     """Plan postmigrate: remove what is left at the source, and merge what the guest has written meanwhile."""
     place = asked.target
+    if asked.source_host == place.host:
+        yield from datastore_change.postmigrate(asked, vm)
+        return
     yield from _ended(asked.source_host, place.host, place.path, place, vm, brought=False)
 
 
 def failmigrate(asked: Migrate, vm: Vm) -> Plan:
     """Plan failmigrate: remove what was made at the target, and merge what the guest has written meanwhile."""
     place = asked.target
-    if asked.source_host != place.host:
+    if asked.source_host == place.host:
+        yield from datastore_change.failmigrate(asked, vm)
+    else:
         left = vm.system_datastores[-1] if vm.system_datastores else -1
         yield from _ended(place.host, asked.source_host, f"{place.datastore_location}/{left}/{vm.id}", place, vm, brought=True)
 
@@ -161,26 +157,3 @@ def _clear(host: str, other: str, place: VmPlace, vm: Vm, *, brought: bool) -> P
     *_, cleared = yield On(host, ends)
     if cleared and cleared["kept"]:
         yield warn(f"{place.path} on {host} is kept: {cleared['kept']}. semishared gc removes it when it is not the VM's")
-
-
-def check(request: Migrate, vm: Vm, records: Sequence[Record], datastore: int) -> Luggage:
-    """Return what is to travel; raise MigrationRefused, naming the disk, if any disk would be left behind.
-
-    `records` are those of the source host, `datastore` the system datastore that the VM is leaving.
-    """
-    place = request.target
-    if request.source_host == place.host:
-        raise MigrationRefused(f"VM {vm.id} cannot change its system datastore while it runs (not supported yet)")
-    if int(place.path.split("/")[-2]) != datastore:
-        raise MigrationRefused(f"VM {vm.id} cannot change host and system datastore at once")
-    known = {record.disk for record in records}
-    for disk in vm.disks:
-        if disk.id not in known:
-            raise MigrationRefused(f"disk {disk.id} of VM {vm.id} is none of ours (driver {disk.driver or 'unknown'})")
-    own = tuple(sorted(record.disk for record in records if record.is_local))
-    encryption.check_running(vm, own, "live migration")
-    root = layout.base_store_of(place.path)
-    bases = {record.of_image: s.StageBase(root, record.of_image) for record in records if record.place.leases}
-    stores = {posixpath.dirname(record.of_image.source) for record in records if not record.is_local and not record.network}
-    network = [s.ReachDisk(s.DiskRef(vm.id, record.disk, place.path), record.to_data()) for record in records if record.network]
-    return Luggage(own, tuple(bases.values()), tuple(sorted(stores)), tuple(network))

@@ -59,6 +59,12 @@ class OnGuest:
             options = options._replace(values={**options.values, "DEST_XML": xml.decode()})
         return migration_job.migrate(step.domain, site().uri_of(step.host), options, self._say)
 
+    def CopyDeltas(self, step: h.CopyDeltas) -> None:
+        from ..guest import job_lock, relocation
+
+        job_lock.take(step.vm, step.vm_dir)
+        relocation.mirrored(step.vm_dir, step.origin, step.domain)
+
     def Wait(self, step: h.Wait) -> None:
         time.sleep(step.seconds)
 

@@ -8,7 +8,7 @@ from typing import Optional, Union
 
 from .disks import DiskOps
 from .drivers import ActionFailed, Refused
-from .objects import History, Vm, now
+from .objects import Datastore, History, Vm, now
 from .states import RETRY, Act, Lcm
 from .states import Vm as State
 from .template import scalar
@@ -31,6 +31,8 @@ class MoveOps(DiskOps):
                     raise Refused("Cannot migrate to a system datastore of another transfer driver")
                 if how == "live" and target.id != old.host.id and ds.id != old.ds_id:
                     raise Refused("Cannot live migrate to another host and datastore at once")
+                if ds.id != old.ds_id:
+                    self._allow_change(ds, how)
                 self._require_transfer_mode(vm)
             if vm.state != State.ACTIVE:
                 self._migrate_files(vm, self._add_history(vm, target, ds), vm.state)
@@ -39,6 +41,14 @@ class MoveOps(DiskOps):
                 self._migrate_live(vm, old, self._add_history(vm, target, ds))
             else:
                 self._migrate_running(vm, old, self._add_history(vm, target, ds), how)
+
+    @staticmethod
+    def _allow_change(ds: Datastore, how: str) -> None:
+        """Ask the datastore that a VM is to move to whether its driver can do that (src/rm/api/VirtualMachineAPI.cc)."""
+        if ds.template["DS_MIGRATE"] != "YES":
+            raise Refused("System datastore migration not supported by driver")
+        if how == "live" and ds.template["DS_LIVE_MIGRATE"] != "YES":
+            raise Refused("Live system datastore migration not supported by driver")
 
     def vm_recover(self, vm_id: int, how: str) -> None:
         """Recover: `retry`, `success`, `failure`, `delete` or `recreate`."""

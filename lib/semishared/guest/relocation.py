@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A running guest goes on in a copy of its VM directory, on the same host: its system datastore changes (plan/datastore_change.py).
+
+    origin   K <- delta  <- guest      K <- delta  <- guest      K <- delta
+    copy     K <- delta                K <- delta  = mirror      K <- delta  <- guest
+
+premigrate has put deltas on its disks (deltas.py) and copied what lies below. `mirrored` has QEMU mirror the deltas, which goes
+on until somebody ends it: whoever acts where oned then says that the VM is. In the origin that ends the mirrors, in the copy
+it is `enter`; deltas are merged in either. The note of the deltas in the copy says where it comes `from`.
+
+QEMU writes to what is mirrored first. So as long as a disk's record in the copy does not name the delta there, the one in the
+origin counts, also for a guest that died: `enter` brings it. The record names it only while the guest rests and both are equal.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any, Dict
+from xml.etree import ElementTree
+
+from ..errors import GuestNotFrozen, MigrationRefused, MissingImage
+from ..model import layout, layout_delta
+from ..model.record import Record
+from ..tools import files
+from ..tools.crash_points import point
+from ..tools.run import work
+from . import active_layer, block_jobs, domain, job_events, libvirtd, rest
+from .domain import quoted
+
+BEGIN_S = 60
+METADATA = "http://opennebula.org/xmlns/libvirt/1.0"
+"""Of what OpenNebula has libvirt keep with a domain: `<one:system_datastore>` is its VM directory."""
+
+
+def mirrored(vm_dir: str, origin: str, name: str) -> Dict[str, Record]:
+    """Have the deltas that the guest writes to in `origin` mirrored into those of the copy; return the disks by their targets.
+
+    The mirrors go on when this returns: until then each is equal to its delta once.
+    """
+    opened, found = active_layer.opened(origin, name), {}
+    for record in active_layer.noted(vm_dir):
+        there = os.path.realpath(layout_delta.delta(origin, record.disk))
+        if there in opened:
+            found[opened[there]] = record
+    ready = _ready(name)
+    for target, record in found.items():
+        path = active_layer.delta_of(record)
+        if ready.get(target) != path:
+            block_jobs.end_job(name, target)
+            active_layer.create(record)
+            with job_events.listening(name, target) as job:
+                domain.ask(name, f"blockcopy {target}", partial(_begin, target, path), timeout_s=BEGIN_S)
+                point("delta is being mirrored")
+                job.wait_until_ready()
+    return found
+
+
+def _begin(target: str, path: str, guest: Any) -> None:
+    libvirt = libvirtd.binding()
+    flags = (
+        libvirt.VIR_DOMAIN_BLOCK_COPY_SHALLOW | libvirt.VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | libvirt.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB
+    )  # fmt: skip
+    guest.blockCopy(target, f"<disk type='file'><source file='{quoted(path)}'/><driver type='qcow2'/></disk>", {}, flags)
+
+
+def _ready(name: str) -> Dict[str, str]:
+    """Return the files into which disks of a guest are mirrored that have been equal once, by the disks' targets."""
+    found = {}
+    for disk in ElementTree.fromstring(domain.dumpxml(name)).iterfind("devices/disk"):
+        target, mirror = disk.find("target"), disk.find("mirror")
+        source = None if mirror is None else mirror.find("source")
+        if target is not None and mirror is not None and source is not None and mirror.get("ready") == "yes":
+            found[target.get("dev", "")] = source.get("file", "")
+    return found
+
+
+def enter(vm_dir: str, origin: str, name: str) -> None:
+    """Let the guest go on with the deltas of the copy, and with all else that it has open there; `name` is '' when none runs."""
+    if name:
+        _switch(vm_dir, origin, name)
+        _change_media(vm_dir, origin, name)
+        domain.ask(name, "metadata", partial(_say_where, vm_dir, origin))
+    else:
+        for record in active_layer.noted(vm_dir):
+            if (files.read_json(layout.record(vm_dir, record.disk)) or {}).get("path") == record.path:
+                _fetch(vm_dir, origin, record)
+    # From here on a record may name no delta since that was merged.
+    active_layer.note(vm_dir, active_layer.noted(vm_dir))
+    point("copy entered")
+
+
+def _switch(vm_dir: str, origin: str, name: str) -> None:
+    found, here = mirrored(vm_dir, origin, name), os.uname().nodename
+    if found:
+        with rest.resting(vm_dir, name, "SUSPEND") as rested:
+            if rested.how == "NONE":
+                raise GuestNotFrozen(f"domain {name} on {here} was paused by somebody else: it goes on in {vm_dir} when it runs")
+            for target in found:
+                block_jobs.wait_for_equal(name, target)
+            point("mirrors equal")
+            for target in found:
+                block_jobs.pivot(name, target)
+                point("guest writes to the copy")
+            active_layer.settle(vm_dir, name)
+    opened = active_layer.opened(vm_dir, name)
+    for record in active_layer.noted(vm_dir):
+        if os.path.realpath(active_layer.delta_of(record)) not in opened:
+            raise MissingImage(f"domain {name} on {here} has disk {record.disk} open neither in {origin} nor in {vm_dir}")
+
+
+def _change_media(vm_dir: str, origin: str, name: str) -> None:
+    """Put the copies of what lies in CD drives in their place."""
+    libvirt = libvirtd.binding()
+    flags = libvirt.VIR_DOMAIN_AFFECT_LIVE | libvirt.VIR_DOMAIN_DEVICE_MODIFY_FORCE
+    for disk in ElementTree.fromstring(domain.dumpxml(name)).iterfind("devices/disk"):
+        source = disk.find("source")
+        path = "" if source is None else "/" + os.path.normpath(source.get("file", "")).lstrip("/")
+        if source is None or disk.get("device") != "cdrom" or not path.startswith(f"{origin}/"):
+            continue
+        source.attrib = {"file": f"{vm_dir}{path[len(origin) :]}"}
+        for below in disk.findall("backingStore"):
+            disk.remove(below)
+        xml = ElementTree.tostring(disk, "unicode")
+        domain.ask(name, "change-media", partial(_update, xml, flags), timeout_s=BEGIN_S)
+        point("medium changed")
+
+
+def _update(device: str, flags: int, guest: Any) -> None:
+    guest.updateDeviceFlags(device, flags)
+
+
+def _say_where(vm_dir: str, origin: str, guest: Any) -> None:
+    """Let libvirt's notes of OpenNebula say where the VM directory is: system snapshots and the host's probe go by them."""
+    libvirt = libvirtd.binding()
+    kind, live = libvirt.VIR_DOMAIN_METADATA_ELEMENT, libvirt.VIR_DOMAIN_AFFECT_LIVE
+    try:
+        said = ElementTree.fromstring(guest.metadata(kind, METADATA, live))
+    except libvirt.libvirtError as e:
+        if e.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN_METADATA:
+            return
+        raise
+    for element in said.iter():
+        if element.tag.rpartition("}")[2] == "system_datastore" and os.path.normpath(f"/{element.text or ''}".replace("//", "/")) == origin:
+            element.text = vm_dir
+            guest.setMetadata(kind, ElementTree.tostring(said, "unicode"), "one", METADATA, live)
+            point("metadata changed")
+
+
+def _fetch(vm_dir: str, origin: str, record: Record) -> None:
+    """Bring the delta of a guest that died in the origin, where its record names it; here `record` does not yet."""
+    there = layout_delta.delta(origin, record.disk)
+    if (files.read_json(layout.record(origin, record.disk)) or {}).get("path") != there or not files.exists(there):
+        raise MissingImage(f"{there} on {os.uname().nodename} is not there, and {vm_dir} has not what its guest has written")
+    path = active_layer.delta_of(record)
+    files.remove_staged(*os.path.split(path))
+    with files.published(path) as staged:
+        work(["cp", "-a", "--sparse=always", "--reflink=auto", "--", there, staged])
+    point("delta fetched")
+    active_layer.write(vm_dir, active_layer.with_delta(record))
+
+
+def check_not_open(vm_dir: str, name: str, *, disks: bool) -> None:
+    """Raise MigrationRefused if the guest, if it runs, has anything of a VM directory open: `disks` count too, or only what else there is.
+
+    With what are no disks it could not go on in a copy, nor with system snapshots, whose XML names the directory.
+    """
+    if domain.state(name) in ("absent", "off"):
+        return
+    xml, here = ElementTree.fromstring(domain.dumpxml(name)), os.uname().nodename
+    if not disks and domain.snapshots(name):
+        raise MigrationRefused(f"domain {name} on {here} has system snapshots, which name its directory: it cannot change while it runs")
+    devices = xml.find("devices")
+    for parent, child in ((xml, "metadata"), *(((devices, "disk"),) if devices is not None and not disks else ())):
+        for element in parent.findall(child):
+            parent.remove(element)
+    for element in xml.iter():
+        for text in (*element.attrib.values(), element.text or ""):
+            if f"{vm_dir}/" in text.replace("//", "/"):
+                raise MigrationRefused(f"domain {name} on {here} has {text.strip()} open ({element.tag})")
