@@ -177,12 +177,14 @@ class Cloud:
         done = self.lab.fe.run(argv, input=self.oned.vm(vm).to_xml().encode(), check=False, timeout=120)
         assert done.returncode == 0, done.stderr.decode()
 
-    def tm_migrate(self, action: str, vm: int, target: str) -> None:
-        """Run premigrate, postmigrate or failmigrate for the VM, as if it were to move to another host."""
+    def tm_migrate(self, action: str, vm: int, target: str, seq: Optional[int] = None) -> None:
+        """Run premigrate, postmigrate or failmigrate for the VM, as if it were to move to another host at that SEQ, or at the last one."""
         record = self.oned.vm(vm)
         where = [record.last.host.name, target, self.vm_dir(vm), str(vm), str(record.last.ds_id)]
         argv = [f"/var/lib/one/remotes/tm/semishared/{action}", *where]
-        stdin = base64.b64encode(record.to_xml(only_last=True).encode())
+        known = f"<SEQ>{record.last.seq}</SEQ>"
+        xml = record.to_xml(only_last=True).replace(known, known if seq is None else f"<SEQ>{seq}</SEQ>")
+        stdin = base64.b64encode(xml.encode())
         done = self.lab.fe.run(argv, user="oneadmin", input=stdin, check=False, timeout=120)
         assert done.returncode == 0, done.stderr.decode()
 

@@ -26,5 +26,5 @@ def test_every_action_is_rehearsed_and_then_done(cloud: Cloud) -> None:
     assert found.said["vmm/migrate"] == [["MigrateDomain", "SyncTime"]] * 3 and "vmm/migrate" in found.refused
     assert found.said["vmm/deploy"] == [["BecomeStock"]] * 3
     assert found.said["vmm/restore"] == [["WriteCheckpoint", "BecomeStock"]]
-    assert found.said["postmigrate"] == [["UnmarkVm", "CheckNotRunning", "RemoveVm", "MergeDeltas"]] * 3
+    assert found.said["postmigrate"] == [["UnmarkVm", "CheckNotRunning", "ClearVm", "MergeDeltas"]] * 3
     assert cloud.leftovers() == []

@@ -215,7 +215,8 @@ def test_target_that_is_cut_off_in_the_midst(cloud: Cloud, own: int) -> None:
     finally:
         h2.join()
     h2.run(["bash", "-c", f"virsh -q -c qemu:///system destroy one-{own} || true"], user="root")
-    cloud.tm_migrate("failmigrate", own, "h2")
+    # That failed; then oned put the VM back.
+    cloud.tm_migrate("failmigrate", own, "h2", cloud.oned.vm(own).last.seq - 1)
     is_untouched(cloud, own)
 
 
@@ -225,11 +226,12 @@ def test_migration_that_is_given_up_in_its_midst(cloud: Cloud, own: int) -> None
 
 
 def test_failmigrate_that_nobody_calls_is_made_good_by_the_next_action(cloud: Cloud, own: int) -> None:
-    cloud.tm_migrate("premigrate", own, "h2")
+    seq = cloud.oned.vm(own).last.seq
+    cloud.tm_migrate("premigrate", own, "h2", seq)
     assert "deltas" in " ".join(cloud.files(cloud.lab.node("h1"), cloud.vm_dir(own)))
     cloud.oned.disk_snapshot_create(own, 0, "s")
     names = cloud.files(cloud.lab.node("h1"), cloud.vm_dir(own))
     assert not [name for name in names if "1000000" in name or "deltas" in name]
     cloud.oned.disk_snapshot_delete(own, 0, 0)
-    cloud.tm_migrate("failmigrate", own, "h2")
+    cloud.tm_migrate("failmigrate", own, "h2", seq)
     is_untouched(cloud, own)

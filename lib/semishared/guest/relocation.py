@@ -78,6 +78,8 @@ def _ready(name: str) -> Dict[str, str]:
 def enter(vm_dir: str, origin: str, name: str) -> None:
     """Let the guest go on with the deltas of the copy, and with all else that it has open there; `name` is '' when none runs."""
     if name:
+        # Where whoever acts there would find that too.
+        rest.wake(origin, name)
         _switch(vm_dir, origin, name)
         _change_media(vm_dir, origin, name)
         domain.ask(name, "metadata", partial(_say_where, vm_dir, origin))
@@ -93,7 +95,7 @@ def enter(vm_dir: str, origin: str, name: str) -> None:
 def _switch(vm_dir: str, origin: str, name: str) -> None:
     found, here = mirrored(vm_dir, origin, name), os.uname().nodename
     if found:
-        with rest.resting(vm_dir, name, "SUSPEND") as rested:
+        with rest.resting(origin, name, "SUSPEND", copy=vm_dir) as rested:
             if rested.how == "NONE":
                 raise GuestNotFrozen(f"domain {name} on {here} was paused by somebody else: it goes on in {vm_dir} when it runs")
             for target in found:

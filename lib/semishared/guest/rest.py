@@ -92,10 +92,11 @@ def _alone(directory: str) -> Iterator[None]:
 
 
 @contextmanager
-def resting(directory: str, name: str, how: str) -> Iterator[Rest]:
+def resting(directory: str, name: str, how: str, copy: str = "") -> Iterator[Rest]:
     """Let the guest rest within the block, and yield how it does; raise GuestNotFrozen if it does not as wanted.
 
     Also raise that if it was woken before the block had ended: what was copied then shows no moment of rest.
+    `copy`: one of the VM directory, to which its guest may have been switched when it is woken (relocation.py).
     """
     if how == "NONE" or domain.state(name) != "running":
         yield Rest("NONE")
@@ -104,7 +105,7 @@ def resting(directory: str, name: str, how: str) -> Iterator[Rest]:
     watch = [PYTHON, "-I", WATCH, directory, name, token, str(LIMIT_S)]
     with beside(watch), progress.if_we_die(lambda: _wake_after(directory, name)):
         try:
-            found = _begin(directory, name, how, token)
+            found = _begin(directory, name, how, {"token": token, **({"copy": copy} if copy else {})})
             yield found
             if found.how != "NONE" and (files.read_json(_path(directory)) or {}).get("token") != token:
                 raise GuestNotFrozen(f"domain {name} on {os.uname().nodename} was woken after {LIMIT_S} s, before its copy was done")
@@ -114,12 +115,12 @@ def resting(directory: str, name: str, how: str) -> Iterator[Rest]:
         wake(directory, name)
 
 
-def _begin(directory: str, name: str, how: str, token: str) -> Rest:
-    """Let the guest rest in the first way that works."""
+def _begin(directory: str, name: str, how: str, what: dict[str, str]) -> Rest:
+    """Let the guest rest in the first way that works; `what` is noted with it."""
     why = ""
     for way in ("AGENT", "SUSPEND") if how == ANY else (how,):
         try:
-            _freeze(directory, name, way, token)
+            _freeze(directory, name, way, what)
         except SemisharedError as e:
             said = e.detail.rpartition("error: ")[2]
             why = f"{why}; {said}" if why else said
@@ -135,14 +136,14 @@ def _begin(directory: str, name: str, how: str, token: str) -> Rest:
     raise GuestNotFrozen(f"domain {name} on {os.uname().nodename} does not rest ({how}): {why}")
 
 
-def _freeze(directory: str, name: str, way: str, token: str) -> None:
+def _freeze(directory: str, name: str, way: str, what: dict[str, str]) -> None:
     with _alone(directory):
         files.remove_staged(*os.path.split(layout.rest_note(directory)))
         # An agent that was asked, and did not answer in time, may still do it.
         earlier = files.read_json(_path(directory)) or {}
         ways = [*_ways(earlier, but=way), way]
         told = {"told": True} if earlier.get("told") else {}
-        files.write_json(_path(directory), {"how": "+".join(ways), "run": run_of(name), "token": token, **told})
+        files.write_json(_path(directory), {"how": "+".join(ways), "run": run_of(name), **what, **told})
     point("rest noted")
     if way == "AGENT":
         domain.ask(name, "domfsfreeze", lambda guest: guest.fsFreeze(), timeout_s=FREEZE_S)
@@ -189,6 +190,9 @@ def wake(directory: str, name: str, token: str = "") -> bool:
             from . import active_layer
 
             active_layer.settle(directory, name)
+            copy = str(note.get("copy", ""))
+            if copy and active_layer.origin(copy) == directory:
+                active_layer.settle(copy, name)
             ways = _ways(note, but="AGENT")
             if ways:
                 _resume(name)

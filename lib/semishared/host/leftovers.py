@@ -104,7 +104,8 @@ def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
             places = [path, layout.records(path), *(f"{path}/{entry}" for entry in entries if layout.are_layers(entry))]
             staged = [item for place in places for item in inventory.staged(place)]
             seq = vm_dir.seq_of(path)
-            yield inventory.seen(path, system=number, vm=vm, kind=kind, entries=entries, staged=staged, seq=seq)
+            noted = any(map(layout.is_unsettled, inventory.names(layout.records(path))))
+            yield inventory.seen(path, system=number, vm=vm, kind=kind, entries=entries, staged=staged, seq=seq, noted=noted)
 
 
 def discard(step: Discard) -> dict[str, object]:

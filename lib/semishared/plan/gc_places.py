@@ -62,6 +62,8 @@ def why_kept(item: Mapping[str, Any], home: Optional[Mapping[str, Any]], place: 
     if item.get("seq", -1) > home.get("seq", -1):
         # A directory of an earlier stay was left where the VM belongs, and the move that was to replace it never came.
         return f"it is of SEQ {item['seq']} of the VM's history, what is on {place.machine} is older"
+    if home.get("noted"):
+        return f"what a killed action has begun in that on {place.machine} is not ended, and may need this one: the next action there does"
     ours = {name for name in item["entries"] if layout.disk_named(name) in place.disks}
     missing = sorted(ours - set(home["entries"]))
     if missing:

@@ -20,21 +20,28 @@ oned may not call failmigrate: so premigrate undoes what it did, and every later
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..errors import MigrationRefused, SameDirectory, SemisharedError
 from ..model import steps as s
 from ..model.exchange import End, On, Part, Plan, Relay, agree, warn
 from ..opennebula.args import Migrate, VmPlace
 from ..opennebula.xml import Vm
-from . import datastore_change
 from .disks import running_domain
-from .luggage import Luggage, packed
+
+if TYPE_CHECKING:
+    # Every action imports the plans of all.
+    from .luggage import Luggage
 
 
 def premigrate(asked: Migrate, vm: Vm, token: str) -> Plan:
     """Plan premigrate: make everything ready at the target, or refuse. `token`: what nobody else would write into a store."""
     from ..model.record import described
+    from .luggage import packed
 
     if asked.source_host == asked.target.host:
+        from . import datastore_change
+
         yield from datastore_change.premigrate(asked, vm)
         return
     place, here = asked.target, asked.source_host
@@ -98,6 +105,8 @@ def postmigrate(asked: Migrate, vm: Vm) -> Plan:
     """Plan postmigrate: remove what is left at the source, and merge what the guest has written meanwhile."""
     place = asked.target
     if asked.source_host == place.host:
+        from . import datastore_change
+
         yield from datastore_change.postmigrate(asked, vm)
         return
     yield from _ended(asked.source_host, place.host, place.path, place, vm, brought=False)
@@ -107,6 +116,8 @@ def failmigrate(asked: Migrate, vm: Vm) -> Plan:
     """Plan failmigrate: remove what was made at the target, and merge what the guest has written meanwhile."""
     place = asked.target
     if asked.source_host == place.host:
+        from . import datastore_change
+
         yield from datastore_change.failmigrate(asked, vm)
     else:
         left = vm.system_datastores[-1] if vm.system_datastores else -1
