@@ -19,7 +19,7 @@ from .cloud import SYSTEM, Cloud
 from .live import COPY, DOMAIN, OVERLAY, TRACE, VM, VM_DIR, Environment, Live, digest, s, written
 
 ALL = bool(os.environ.get("SEMISHARED_FULL"))
-EVERY = 1 if ALL else 6
+EVERY = 1 if ALL else 10
 OWN = (OVERLAY, COPY)
 COPIED = f"{SYSTEM.replace('/101', '/103')}/{VM}"
 SINCE = written(1, 2, 5)
