@@ -51,6 +51,8 @@ class Config(NamedTuple):
     migration_auto_converge: str = "no"
     migration_timeout_s: int = 0
     migration_at_timeout: str = "abort"
+    fence_command: str = "none"
+    fence_timeout_s: int = 120
 
     @property
     def freeze(self) -> str:
@@ -62,6 +64,13 @@ class Config(NamedTuple):
         """[migration], as a host tells its plan (plan/migrate_options.py)."""
         section = "migration_"
         return {name[len(section) :]: value for name, value in self._asdict().items() if name.startswith(section)}
+
+    @property
+    def fencing(self) -> list[str]:
+        """The words of the command that switches a host off, but for the host's name; none if there is no such command."""
+        import shlex
+
+        return [] if self.fence_command == "none" else shlex.split(self.fence_command)
 
 
 def load(path: str = PATH) -> Config:
@@ -94,7 +103,16 @@ def load(path: str = PATH) -> Config:
         raise BadAttribute("semishared.conf: rate in [migration] is less than 1M: libvirt counts in MiB per second")
     if config.migration_at_timeout != "abort" and not config.migration_timeout_s:
         raise BadAttribute(f"semishared.conf: at_timeout = {config.migration_at_timeout} has no timeout_s at which it would happen")
+    if config.fence_command != "none" and not _is_program(config):
+        raise BadAttribute(f"semishared.conf: command = {config.fence_command!r} in [fence] is neither /a/program and its words nor none")
     return config
+
+
+def _is_program(config: Config) -> bool:
+    try:
+        return config.fencing[0].startswith("/")
+    except (ValueError, IndexError):
+        return False
 
 
 def _value(name: str, key: str, text: str, default: object) -> object:

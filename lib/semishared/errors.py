@@ -387,6 +387,20 @@ class GuestStillFrozen(SemisharedError):
     remedy = "it is tried again for 15 minutes and by every next action; by hand: `virsh domfsthaw` on that host, or restart the guest"
 
 
+class NotFenced(SemisharedError):
+    """A host of which it is not proved that it can write to no disk in any store any more."""
+
+    id = "SS087"
+    remedy = "mend what is named and run `semishared fence` again; once the host is surely off: `semishared fence HOST --confirmed-off`"
+
+
+class StillFenced(SemisharedError):
+    """A host that was shut out, and may not be let in yet."""
+
+    id = "SS088"
+    remedy = "restart the host, so that no guest of before is left on it, then `semishared fence --lift HOST` again"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

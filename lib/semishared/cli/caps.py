@@ -14,13 +14,17 @@ import json
 
 from ..errors import BadArguments
 from ..model import stores
-from ..plan.ceph_caps import Key, keys
+from ..opennebula.xml import Datastore
+from ..plan.ceph_caps import Key, fence, keys
 
 WHERE = {
     "bridge": "on the front-end (or the BRIDGE_LIST hosts): makes, clones and removes images",
     "hosts": "on the hosts, and in their libvirt secret: reads and writes the disks of guests",
     "bases": "on the hosts: reads images to keep local bases, writes nothing",
+    "fence": "on each front-end, nowhere else: shuts a dead host out (`semishared fence`), writes nothing",
 }
+FENCE_USER = "semishared-fence"
+"""Whose key is printed for a datastore that names none yet."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,16 +33,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--user", default="", metavar="NAME", help="CEPH_USER, without `client.`")
     parser.add_argument("--reader", default="", metavar="NAME", help="SEMISHARED_CEPH_READER; default: CEPH_USER")
     parser.add_argument("--bridge-user", default="", metavar="NAME", help="SEMISHARED_CEPH_BRIDGE_USER; default: CEPH_USER")
+    parser.add_argument("--fence-user", default="", metavar="NAME", help="SEMISHARED_CEPH_FENCE_USER; default: no such key")
+    parser.add_argument("--role", choices=list(WHERE), help="only the key of this role")
     parser.add_argument("--pool", default="", metavar="NAME", help=f"POOL_NAME ({stores.DEFAULT_POOL})")
     parser.add_argument("--data-pool", default="", metavar="NAME", help="EC_POOL_NAME, if images keep their data there")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of commands")
 
 
+OPTIONS = ("user", "reader", "bridge_user", "fence_user", "pool", "data_pool")
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Print what is needed."""
-    if arguments.datastore and any(getattr(arguments, name) for name in ("user", "reader", "bridge_user", "pool", "data_pool")):
+    if arguments.datastore and any(getattr(arguments, name) for name in OPTIONS):
         raise BadArguments("a datastore's own attributes name its users and pools: options are for one that is still to be made")
-    wanted = _of_datastore(arguments.datastore) if arguments.datastore else _of_options(arguments)
+    wanted = _of_datastore(arguments.datastore, arguments.role) if arguments.datastore else _of_options(arguments)
+    wanted = [key for key in wanted if arguments.role in (None, *key.roles)]
     if arguments.json:
         print(json.dumps({"keys": [{"user": key.user, "roles": key.roles, "caps": dict(key.caps)} for key in wanted]}))
         return 0
@@ -50,18 +60,35 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _of_options(arguments: argparse.Namespace) -> list[Key]:
-    if not arguments.user:
+    pool = arguments.pool or stores.DEFAULT_POOL
+    shuts_out = arguments.fence_user or (FENCE_USER if arguments.role == "fence" else "")
+    fencing = [fence(shuts_out, [pool])] if shuts_out else []
+    if not arguments.user and not fencing:
         raise BadArguments("name a datastore, or a user with --user")
-    return keys(arguments.user, arguments.pool or stores.DEFAULT_POOL, arguments.reader, arguments.bridge_user, arguments.data_pool)
+    if shuts_out in (arguments.user, arguments.reader, arguments.bridge_user) and shuts_out:
+        raise BadArguments(f"{shuts_out} has another role: the key that shuts hosts out is one of its own")
+    if not arguments.user:
+        return fencing
+    return [*keys(arguments.user, pool, arguments.reader, arguments.bridge_user, arguments.data_pool), *fencing]
 
 
-def _of_datastore(word: str) -> list[Key]:
+def _of_datastore(word: str, role: str | None) -> list[Key]:
     from ..opennebula.oned import Oned
 
-    found = [datastore for datastore in Oned().datastores() if word in (str(datastore.id), datastore.name)]
+    known = Oned().datastores()
+    found = [datastore for datastore in known if word in (str(datastore.id), datastore.name)]
     if not found:
         raise BadArguments(f"no datastore {word!r} in OpenNebula")
     access = stores.access(found[0])
     if not access.can.has_bridge:
         raise BadArguments(f"datastore {word} is not on Ceph (DISK_TYPE = RBD)")
-    return keys(access.user, stores.pool(found[0]), access.reader, access.bridge_user, access.data_pool)
+    made = keys(access.user, stores.pool(found[0]), access.reader, access.bridge_user, access.data_pool)
+    user = stores.fence_user(found[0]) or (FENCE_USER if role == "fence" else "")
+    # `ceph auth get-or-create` refuses a user whose capabilities are others: one key for all pools of a cluster.
+    others = [other for other in known if stores.kind(other).has_bridge and _is_beside(other, found[0], user)]
+    return [*made, fence(user, [stores.pool(store) for store in (found[0], *others)])] if user else made
+
+
+def _is_beside(other: Datastore, datastore: Datastore, user: str) -> bool:
+    """Tell whether a datastore is on the same cluster, as far as one can see, and one user shuts hosts out of both."""
+    return other.attribute("CEPH_CONF") == datastore.attribute("CEPH_CONF") and stores.fence_user(other) == user

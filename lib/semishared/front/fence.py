@@ -1,32 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shut a host out of all stores, prove it, and let it in again. (INTERFACE: bodies follow)
+"""Shut a host out of all stores, prove it, and let it in again: all from one front-end, which need not reach the host.
 
-The mark of a fenced host is SEMISHARED_FENCED in its template in OpenNebula, which oned replicates to every front-end and which
-monitoring never touches (Host::update_info merges what probes say by name):
-
-    SEMISHARED_FENCED = [ STATE = "fenced",            begun | fenced | lifted
-        EPOCH = "3",                                   counts the host's fences, from 1; never falls, also not by --lift
-        BOOT = "6f0c...", SINCE = "1763842000",        boot id that is shut out ('' if its probe never said one), unix seconds
-        OFF = "command",                               command | confirmed | '' : how it was switched off, if it was
-        BLOCKED = "FSID/10.0.0.3:0/0 FSID/[fd00::3]:0/0" ]   entries of blocklists, by cluster
-
-What failover needs:
-
-    from ..front.fence import Fence
-    proof = Fence(oned, config).proof("host3")         # raises NotFenced (SS...) with what is missing: looks, changes nothing
-    proof = Fence(oned, config).fence("host3")         # does it, then the same proof; raises NotFenced. Idempotent
+    proof = Fence(oned, config).proof("host3")         looks, changes nothing
+    proof = Fence(oned, config).fence("host3")         does what is missing, then the same
     proof.epoch, proof.boot, proof.since
 
-Exit code 0 of `semishared fence HOST` (and a Proof) iff no disk of any of our stores can be written by that host any more:
-the boot of it that the mark names. A host that has come back with another boot id has none of its old guests.
+There is a Proof iff no disk of any of our stores can be written by that host any more: by the boot of it that the proof names.
+Either may raise NotFenced, with all that is missing; what was done by then stays done, and is done again by the next, to the
+same end. The mark (plan/fence.py) is set before anything else, so that `lift` finds what a killed one has left.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import os
+import time
+from functools import partial
+from typing import NamedTuple, Sequence
 
 from ..config import Config
+from ..errors import AnotherWriter, BadArguments, NotFenced, SemisharedError, StillFenced
+from ..model import layout
+from ..model.fencing import is_whole
 from ..opennebula.oned import Oned
+from ..opennebula.xml import Datastore
+from ..plan import fence as plan
+from ..store import writers
+from ..store.blocklist import Fencer
+from ..tools.crash_points import point
+from ..tools.run import run
+from ..wire.session import is_here
+from . import fence_facts
+from .fence_facts import Cloud, answered
+
+TURNS = 5
+LOCKS_S = 330
+"""How long the locks of a host that is off may stay: 300 s on CephFS (mds_session_autoclose), 90 s on NFSv4."""
 
 
 class Proof(NamedTuple):
@@ -40,25 +48,198 @@ class Proof(NamedTuple):
     since: int
     """When it was proved, in seconds since 1970 by the front-end's clock."""
     off: str
-    """`command`, `confirmed`, or '' if blocklists alone shut it out."""
+    """How it is known to be off: `command`, `confirmed`; '' if blocklists alone shut it out."""
     blocked: tuple[str, ...]
-    """Entries of blocklists, FSID/ADDRESS."""
+    """Entries of blocklists, CLUSTER/ENTRY."""
+    notes: tuple[str, ...] = ()
+    """What could not be done and was not needed, since the host is off."""
 
 
 class Fence:
-    """Fencing by one front-end."""
+    """Fencing by one front-end; each method raises BadArguments for a host that oned does not know, and OnedUnavailable."""
 
-    def __init__(self, oned: Oned, config: Config) -> None:
-        self._oned, self._config = oned, config
+    def __init__(self, oned: Oned, config: Config, locks_s: float = LOCKS_S) -> None:
+        self._oned, self._config, self._locks_s = oned, config, locks_s
+
+    # -- out ------------------------------------------------------------------------------------------
 
     def fence(self, host: str, confirmed_off: bool = False) -> Proof:
-        """Shut a host, by its name in OpenNebula, out of all stores; raise NotFenced if some store is left, with all that is missing."""
-        raise NotImplementedError
+        """Shut a host, by its name in OpenNebula, out of all stores; raise NotFenced if it may still write to one.
+
+        `confirmed_off`: somebody has seen that it is off.
+        """
+        if is_here(host):
+            raise BadArguments(f"{host} is this front-end: nobody can shut out himself")
+        cloud = fence_facts.ask(self._oned, host)
+        try:
+            return self._proof(cloud)
+        except NotFenced:
+            pass
+        mark = plan.begun(plan.mark_of(cloud.host), plan.boot_of(cloud.host), (), int(time.time()))
+        mark, missing = self._shut_out(cloud, mark)
+        off, why_on = self._switched_off(cloud, confirmed_off, bool(cloud.mounted or missing))
+        # What is off writes nothing: then it does not matter what a cluster said, but for whoever reads it.
+        notes = tuple(missing) if off else ()
+        missing = self._still_locked(cloud) if off else [*missing, *why_on]
+        if missing:
+            raise NotFenced(f"{host} may still write: {'; '.join(missing)}")
+        mark = mark._replace(state=plan.FENCED, since=int(time.time()), off=off)
+        self._note(cloud, mark)
+        return _proven(host, mark)._replace(notes=notes)
+
+    def _shut_out(self, cloud: Cloud, mark: plan.Mark) -> tuple[plan.Mark, list[str]]:
+        """Block the host in each cluster, what it opens meanwhile too; return the mark as it is then, and what is missing."""
+        for turn in range(TURNS):
+            ways, missing = self._ways(cloud)
+            blocked = dict.fromkeys([*mark.blocked, *(f"{way.fsid}/{entry}" for way in ways for entry in way.entries)])
+            if turn and len(blocked) == len(mark.blocked):
+                return mark, missing
+            mark = mark._replace(blocked=tuple(blocked))
+            self._note(cloud, mark)
+            missing += [text for way in ways for text in self._block(way)]
+            if all(is_whole(entry) for way in ways for entry in way.entries):
+                return mark, missing
+        return mark, [*missing, f"{cloud.host.name} goes on to open images"]
+
+    def _ways(self, cloud: Cloud) -> tuple[list[_Way], list[str]]:
+        """Return how the host is shut out of each cluster, and what is missing for that."""
+        ways, missing = [], []
+        for datastores in fence_facts.clusters(cloud.pools):
+            try:
+                fencer, ceph = fence_facts.look(cloud, datastores)
+            except SemisharedError as e:
+                missing.append(f"{_named(datastores)}: {e.detail}")
+                continue
+            entries, lacks = plan.blocks(ceph, cloud.machines(), cloud.on(datastores))
+            ways.append(_Way(datastores, fencer, ceph.fsid, entries))
+            missing += [f"{_named(datastores)}: {text}" for text in lacks]
+        return ways, missing
+
+    @staticmethod
+    def _block(way: _Way) -> list[str]:
+        """Block what is to be blocked in a cluster; return what could not be."""
+        try:
+            lacks = way.fencer.block(way.entries).lacks(way.entries)
+        except SemisharedError as e:
+            return [f"{_named(way.datastores)}: {e.detail}"]
+        return [f"{_named(way.datastores)}: {', '.join(lacks)} is not on the blocklist"] if lacks else []
+
+    def _switched_off(self, cloud: Cloud, confirmed_off: bool, needed: bool) -> tuple[str, list[str]]:
+        """Have the host off if that is needed; return how it is known that it is, and why it is not."""
+        if confirmed_off or not needed:
+            return plan.CONFIRMED if confirmed_off else "", []
+        command, where = self._config.fencing, f"{_named(cloud.mounted)}: " if cloud.mounted else ""
+        if not command:
+            return "", [f"{where}a host writes to a mounted store until it is off, and [fence] command is not set"] if where else []
+        try:
+            run([*command, cloud.host.name], timeout_s=self._config.fence_timeout_s)
+        except SemisharedError as e:
+            return "", [f"{where}the fencing command failed: {e.detail}"]
+        point("host switched off")
+        return plan.COMMAND, []
+
+    def _still_locked(self, cloud: Cloud) -> list[str]:
+        """Return which files are still locked by a writer: of a host that is off the locks go, which may take its time."""
+        deadline = time.monotonic() + self._locks_s
+        while True:
+            held = [text for path in cloud.on(cloud.mounted) for text in answered(partial(_writers, path), [f"{path}: its store hangs"])]
+            if not held or time.monotonic() >= deadline:
+                return held
+            time.sleep(1)
+
+    def _note(self, cloud: Cloud, mark: plan.Mark) -> None:
+        self._oned.update_host(cloud.host.id, mark.template())
+        point(f"mark {mark.state}")
+
+    # -- proved ---------------------------------------------------------------------------------------
 
     def proof(self, host: str) -> Proof:
         """Return the proof that a host is shut out, as of now; raise NotFenced. Changes nothing."""
-        raise NotImplementedError
+        return self._proof(fence_facts.ask(self._oned, host))
 
-    def lift(self, host: str) -> None:
-        """Let a host in again that has another boot id than the one it was fenced with; raise StillFenced."""
-        raise NotImplementedError
+    @staticmethod
+    def _proof(cloud: Cloud) -> Proof:
+        host, mark = cloud.host, plan.mark_of(cloud.host)
+        if mark.state != plan.FENCED:
+            raise NotFenced(f"{host.name} is not fenced" + (": that was begun, and did not end" if mark.stands else ""))
+        if mark.boot != plan.boot_of(host):
+            raise NotFenced(f"{host.name} was fenced before it was started the last time")
+        missing = []
+        if not mark.off:
+            missing = [f"{_named([store])} was not there then" for store in cloud.mounted]
+            for datastores in fence_facts.clusters(cloud.pools):
+                try:
+                    fencer = Fencer(*fence_facts.reached(datastores))
+                    wanted = mark.entries(fencer.fsid)
+                    lacks = fencer.look()[0].lacks(wanted)
+                except SemisharedError as e:
+                    missing.append(f"{_named(datastores)}: {e.detail}")
+                    continue
+                if lacks or not wanted:
+                    missing.append(f"{_named(datastores)}: {', '.join(lacks) or host.name} is not on the blocklist any more")
+        if missing:
+            raise NotFenced(f"{host.name} may write again: {'; '.join(missing)}")
+        return _proven(host.name, mark)
+
+    # -- in again -------------------------------------------------------------------------------------
+
+    def lift(self, host: str, boot: str, up_s: float) -> tuple[str, ...]:
+        """Let a host in again that says it has `boot` and is up for `up_s` seconds; one that was not shut out is in.
+
+        Return the entries that stay, since no datastore of ours is on their cluster any more. Raise StillFenced if that may be the
+        boot that was shut out, or a cluster cannot be asked.
+        """
+        cloud = fence_facts.ask(self._oned, host)
+        mark = plan.mark_of(cloud.host)
+        if not mark.stands:
+            return ()
+        why = plan.not_anew(mark, boot, up_s, int(time.time()))
+        if why:
+            raise StillFenced(f"{host}: {why}")
+        stay, left = set(mark.blocked), []
+        for datastores in fence_facts.clusters(cloud.all_pools):
+            try:
+                fencer = Fencer(*fence_facts.reached(datastores))
+                entries = mark.entries(fencer.fsid)
+                fencer.unblock(entries)
+                stay -= {f"{fencer.fsid}/{entry}" for entry in entries}
+            except SemisharedError as e:
+                left.append(f"{_named(datastores)}: {e.detail}")
+        if left and stay:
+            raise StillFenced(f"{host} is still shut out: {'; '.join(left)}")
+        self._note(cloud, mark._replace(state=plan.LIFTED, off="", blocked=()))
+        return tuple(sorted(stay))
+
+
+class _Way(NamedTuple):
+    """How to shut a host out of one cluster."""
+
+    datastores: list[Datastore]
+    fencer: Fencer
+    fsid: str
+    entries: tuple[str, ...]
+
+
+def _proven(host: str, mark: plan.Mark) -> Proof:
+    return Proof(host, mark.epoch, mark.boot, mark.since, mark.off, mark.blocked)
+
+
+def _named(datastores: Sequence[Datastore]) -> str:
+    return "datastore " + ", ".join(f"{store.id} ({store.name})" for store in datastores)
+
+
+def _writers(path: str) -> list[str]:
+    """Return who writes to a disk in a mounted store, in whichever of its layers."""
+    layers = layout.layers(path)
+    files = [path, *(f"{layers}/{name}" for name in (os.listdir(layers) if os.path.isdir(layers) else ()))]
+    said = []
+    for file in files:
+        try:
+            writers.check_file(file)
+        except AnotherWriter as e:
+            said.append(e.detail)
+        except FileNotFoundError:
+            continue
+        except OSError as e:
+            said.append(f"{file}: {e.strerror}")
+    return said

@@ -2,10 +2,11 @@
 """The health of a host, for its OpenNebula template: capacity of its base store, and the stores that its disks need.
 
     SEMISHARED = [ VERSION = "0.2.0", HEALTH = "store 100 is not mounted", STORES = "100 102", BASES = "3", LEASES = "17",
-                   BASES_MB = "2048", FREE_MB = "51200", TOTAL_MB = "102400" ]
+                   BASES_MB = "2048", FREE_MB = "51200", TOTAL_MB = "102400", BOOT = "6f0c2a4e-...", ADDRESSES = "10.0.0.3 fd00::3" ]
 
 HEALTH is OK if every store that a VM's disk or a base here came from is mounted and answers, and no other machine has the
-system datastores or the base store of this one. Run by im/semishared, which is what OpenNebula's monitoring calls every 10
+system datastores or the base store of this one. BOOT and ADDRESSES are what is known of the host when it is dead: by them it is
+shut out of the stores (`semishared fence`). Run by im/semishared, which is what OpenNebula's monitoring calls every 10
 minutes with its settings as XML on stdin.
 """
 
@@ -23,9 +24,10 @@ from semishared import VERSION
 from semishared.errors import SemisharedError, ToolTimeout
 from semishared.model import layout, layout_base
 from semishared.model.refs import ImageRef
+from semishared.tools.addresses import addresses
 from semishared.tools.files import allocated
 from semishared.tools.run import run
-from semishared.tools.signatures import sign
+from semishared.tools.signatures import boot, sign
 from semishared.units import MiB
 
 LOCATION = "/var/lib/one/datastores"
@@ -121,6 +123,8 @@ def report(location: str) -> str:
         "BASES_MB": sum(allocated(layout_base.image(base)) for base in bases) // MiB,
         "FREE_MB": stat.f_bavail * stat.f_frsize // MiB,
         "TOTAL_MB": stat.f_blocks * stat.f_frsize // MiB,
+        "BOOT": boot(),
+        "ADDRESSES": " ".join(addresses()),
     }
     inside = ", ".join(f'{key} = "{value}"' for key, value in values.items())
     return f"SEMISHARED = [ {inside} ]"

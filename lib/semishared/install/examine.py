@@ -11,7 +11,7 @@ from ..errors import HostUnreachable, SemisharedError, ToolMissing, ToolTimeout
 from ..tools.run import stream
 from ..wire.session import PYTHON, is_here
 
-IMPORT = b"from ..tools.signatures import STAGED, sign\n"
+IMPORT = b"from ..tools.signatures import STAGED, boot, sign\n"
 SILENT_S = 45
 """More than all limits of preflight.py together."""
 

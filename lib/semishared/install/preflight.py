@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ..tools.signatures import STAGED, sign
+from ..tools.signatures import STAGED, boot, sign
 
 NAME = "semishared"
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
@@ -83,6 +83,7 @@ def examine(question: Question) -> Dict[str, Any]:
     answers["lacks"] = {"needed": lacking(NEEDS, question, answers), "wanted": lacking(WANTS, question, answers)}
     answers["python"] = list(sys.version_info[:3])
     answers["user"] = user()
+    answers["boot"], answers["up_s"] = boot(), up_s()
     if question.location:
         answers["local"] = limited(lambda: local(question.location))
         # In threads that may hang for ever: each store gets its own, and nobody waits for the hung ones.
@@ -105,6 +106,12 @@ def user() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return str(os.geteuid())
+
+
+def up_s() -> float:
+    """Return for how many seconds the machine is up."""
+    with open("/proc/uptime", encoding="ascii") as file:
+        return float(file.read().split()[0])
 
 
 def limited(work: Callable[[], Any]) -> Any:

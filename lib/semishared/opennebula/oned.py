@@ -91,6 +91,10 @@ class Oned:
         """Add attributes to a datastore's template; raise OnedUnavailable with oned's reason."""
         self._answer("one.datastore.update", datastore_id, attributes, 1)
 
+    def update_host(self, host_id: int, attributes: str) -> None:
+        """Set attributes in a host's template, the others stay; raise OnedUnavailable with oned's reason."""
+        self._answer("one.host.update", host_id, attributes, 1)
+
     def version(self) -> str:
         """Return the version of oned; raise OnedUnavailable."""
         return str(self._answer("one.system.version"))

@@ -25,10 +25,12 @@ HOLDERS: Mapping[str, tuple[str, ...]] = {
     "SEMISHARED_STAGE": ("image", "image datastore"),
     "SEMISHARED_CEPH_READER": ("image datastore",),
     "SEMISHARED_CEPH_BRIDGE_USER": ("image datastore",),
+    "SEMISHARED_CEPH_FENCE_USER": ("image datastore",),
     "SEMISHARED_STORE": ("image datastore",),
     "SEMISHARED_CLOUD": ("image datastore",),
     "SEMISHARED_BASES_LIMIT": ("host",),
     "SEMISHARED_BASES_FLOOR": ("host",),
+    "SEMISHARED_FENCED": ("host",),
 }
 """Name -> in whose template it means something."""
 NAME = re.compile(r"[A-Z][A-Z0-9_]*\Z")
@@ -94,6 +96,7 @@ def _image_datastore(attributes: Mapping[str, str]) -> None:
     if access.can.has_bridge:
         stores.pool(view)
         stores.bridges(view)
+        stores.fence_user(view)
         if not access.secret:
             raise BadAttribute("there is no CEPH_SECRET: the UUID of the libvirt secret with the key of CEPH_USER")
     driver = attributes.get("DRIVER", "").lower()

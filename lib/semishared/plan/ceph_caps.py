@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Say what each Ceph key of an image datastore may do, and no more.
 
-Three keys, one per role, since they lie in three places:
+One key per role, since they lie in several places:
 
     bridge  where datastore actions run (front-end or BRIDGE_LIST): makes, clones, renames and removes images
     hosts   CEPH_USER: QEMU on the hosts reads and writes the persistent disks; makes and removes no image
     bases   SEMISHARED_CEPH_READER: hosts read the images whose copies they keep; writes nothing
+    fence   SEMISHARED_CEPH_FENCE_USER: the front-end shuts a dead host out (`semishared fence`); reads images, writes none
 
-A role without a user of its own is CEPH_USER's, whose key then can what both roles need.
+A role without a user of its own is CEPH_USER's, whose key then can what both roles need. But for fence: nobody else has that.
 """
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from ..errors import BadAttribute
 from ..model.stores import ADMIN, POOL
@@ -46,6 +47,15 @@ def _caps(roles: Tuple[str, ...], pools: List[str]) -> Tuple[Tuple[str, str], ..
         writes = [f"allow rwx pool={pool} object_prefix {prefix}" for pool in pools for prefix in WRITABLE]
         return ("mon", "profile rbd"), ("osd", ", ".join([_profile("rbd-read-only", pools), *writes]))
     return ("mon", "profile rbd-read-only"), ("osd", _profile("rbd-read-only", pools))
+
+
+def fence(user: str, pools: Sequence[str]) -> Key:
+    """Return the key that shuts hosts out of the cluster of `pools`, and sees who has their images open; raise BadAttribute."""
+    for name in (user, *pools):
+        if not POOL.match(name) or name == ADMIN:
+            raise BadAttribute(f"{name!r} is no name for a user or a pool")
+    mon = 'profile rbd-read-only, allow command "osd blocklist"'
+    return Key(("fence",), user, (("mon", mon), ("osd", _profile("rbd-read-only", list(dict.fromkeys(pools))))))
 
 
 def keys(user: str, pool: str, reader: str = "", bridge: str = "", data_pool: str = "") -> List[Key]:

@@ -21,11 +21,15 @@ FORGOTTEN = 1000
 """After so many rounds without a change the signature of another machine goes: one of before its last start, mostly."""
 
 
-def machine() -> str:
-    """Return what no other running machine is called: the kernel draws it at each start (namespaces of one kernel have names)."""
+def boot() -> str:
+    """Return the boot id: the kernel draws it at each start."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        drawn = file.read().strip()
-    return hashlib.sha256(f"{drawn} {os.uname().nodename}".encode()).hexdigest()[:16]
+        return file.read().strip()
+
+
+def machine() -> str:
+    """Return what no other running machine is called (namespaces of one kernel have names)."""
+    return hashlib.sha256(f"{boot()} {os.uname().nodename}".encode()).hexdigest()[:16]
 
 
 def sign(directory: str, remember: bool = False) -> Dict[str, Any]:

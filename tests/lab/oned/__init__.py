@@ -49,6 +49,7 @@ class Oned(MoveOps):
         oned.rpc = Rpc(oned, lab.fe.pid)
         oned.rpc.allocate_datastore = oned.datastore_create
         oned.rpc.update_datastore = oned.datastore_update
+        oned.rpc.update_host = oned.host_update
         return oned
 
     @classmethod
@@ -59,6 +60,7 @@ class Oned(MoveOps):
         oned.rpc = Rpc(oned, None, 0)
         oned.rpc.allocate_datastore = oned.datastore_create
         oned.rpc.update_datastore = oned.datastore_update
+        oned.rpc.update_host = oned.host_update
         runner.extra = {"ONE_XMLRPC": oned.rpc.url}
         return oned
 

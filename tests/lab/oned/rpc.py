@@ -51,6 +51,7 @@ class Rpc:
         self.core = core
         self.allocate_datastore: Callable[[str], int] = lambda template: -1
         self.update_datastore: Callable[[int, str], None] = lambda number, attributes: None
+        self.update_host: Callable[[int, str], None] = lambda number, attributes: None
         listener = listen(("127.0.0.1", port), pid)
         self.requests: List[Tuple[str, Tuple[Any, ...]]] = []
         rpc = self
@@ -111,6 +112,12 @@ class Rpc:
             if number not in core.datastores or append != 1:
                 return [False, f"[{method}] Error getting datastore [{number}].", _NO_EXISTS]
             self.update_datastore(number, attributes)
+            return [True, number, 0]
+        if method == "one.host.update":
+            number, attributes, append = parameters[1:]
+            if number not in core.hosts or append != 1:
+                return [False, f"[{method}] Error getting host [{number}].", _NO_EXISTS]
+            self.update_host(number, attributes)
             return [True, number, 0]
         pools: "dict[str, tuple[str, Callable[[], Any]]]" = {
             "one.vm.info": ("virtual machine", lambda: core.vms),

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What oned and Ceph know of a host that is to be shut out: the stores it can reach, and what its guests may have open there."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Callable, Iterator, NamedTuple, Sequence, TypeVar
+
+from .. import NAME
+from ..errors import BadArguments, BadAttribute
+from ..model import layout_pool, layout_store, stores
+from ..model.fencing import Ceph, Opener
+from ..model.steps import Access
+from ..opennebula.args import absolute
+from ..opennebula.oned import Oned
+from ..opennebula.xml import Datastore, Disk, Host, Vm
+from ..plan import fence as plan
+from ..store.blocklist import Fencer
+from ..tools.addresses import addresses
+
+ANSWER_S = 10
+Answer = TypeVar("Answer")
+MIGRATE = 4
+"""LCM state of a VM on its way from one host to another: both have it (include/VirtualMachine.h)."""
+
+
+class Cloud(NamedTuple):
+    """What oned knows."""
+
+    host: Host
+    hosts: Sequence[Host]
+    pools: Sequence[Datastore]
+    """Image datastores of ours on Ceph that the host can reach."""
+    mounted: Sequence[Datastore]
+    """The others of ours that it can reach."""
+    disks: tuple[tuple[int, str], ...]
+    """Datastore and SOURCE, or clone, of what guests of the host may have open for writing."""
+    all_pools: Sequence[Datastore]
+    """All image datastores of ours on Ceph."""
+
+    def on(self, datastores: Sequence[Datastore]) -> list[str]:
+        """Return the disks in these datastores."""
+        numbers = {store.id for store in datastores}
+        return [disk for number, disk in self.disks if number in numbers]
+
+    def machines(self) -> plan.Machines:
+        """Return whose an address is."""
+        return plan.Machines(self.host.name, {host.name: plan.addresses_of(host) for host in self.hosts}, frozenset(addresses()))
+
+
+def ask(oned: Oned, name: str) -> Cloud:
+    """Return what oned knows of a host, by its name; raise BadArguments, OnedUnavailable."""
+    hosts = oned.hosts()
+    found = [host for host in hosts if host.name == name]
+    if not found:
+        raise BadArguments(f"no host {name!r} in OpenNebula")
+    host = found[0]
+    # Several clouds may have a datastore of one name; ids are oned's.
+    ours = {store.id: store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD")) and store.type != 1}
+    disks = [(disk.store_id, where) for vm in _guests(oned, name) for disk in vm.disks for where in _places(vm, disk, ours)]
+    used = {number for number, _ in disks}
+    reached = [store for store in ours.values() if store.id in used or host.cluster_id in store.clusters]
+    pools = [store for store in ours.values() if stores.kind(store).has_bridge]
+    mounted = [store for store in reached if store not in pools]
+    return Cloud(host, hosts, [store for store in reached if store in pools], mounted, tuple(disks), pools)
+
+
+def clusters(pools: Sequence[Datastore]) -> list[list[Datastore]]:
+    """Return datastores on Ceph by how they are reached, which is once for each cluster."""
+    found: dict[str, list[Datastore]] = {}
+    for store in pools:
+        found.setdefault(store.attribute("CEPH_CONF"), []).append(store)
+    return list(found.values())
+
+
+def answered(look: Callable[[], Answer], otherwise: Answer) -> Answer:
+    """Return what `look` finds in a mounted store, `otherwise` if the store hangs."""
+    found = [otherwise]
+    thread = threading.Thread(target=lambda: found.__setitem__(0, look()), daemon=True)
+    thread.start()
+    thread.join(ANSWER_S)
+    return found[0]
+
+
+def _guests(oned: Oned, name: str) -> list[Vm]:
+    """Return the VMs of a host, and those that are on their way from it."""
+    near = [vm.id for vm in oned.vms() if vm.host == name or vm.lcm_state == MIGRATE]
+    return [vm for vm in map(oned.vm, near) if name in vm.hosts[-2 if vm.lcm_state == MIGRATE else -1 :]]
+
+
+def _places(vm: Vm, disk: Disk, ours: dict[int, Datastore]) -> Iterator[str]:
+    """Yield where a guest may write of a disk: to the image itself, or to a clone if there is one."""
+    store = ours.get(disk.store_id)
+    if store is None or disk.is_readonly or not disk.source:
+        return
+    if disk.is_persistent:
+        yield disk.source
+    elif stores.kind(store).has_bridge:
+        yield layout_pool.clone(disk.source, vm.id, disk.id)
+    else:
+        directory, _, image = absolute(disk.source, "SOURCE").rpartition("/")
+        clone = layout_store.clone(f"{directory}/{layout_store.side(image)}", vm.id, disk.id, store.attribute("SEMISHARED_CLOUD"))
+        # Else its disk is on the host.
+        if answered(lambda: os.path.exists(clone), True):
+            yield clone
+
+
+def reached(datastores: Sequence[Datastore]) -> tuple[Access, str]:
+    """Return how the front-end reaches their cluster to shut somebody out; raise BadAttribute, SemisharedError."""
+    users = sorted({stores.fence_user(store) for store in datastores} - {""})
+    numbers = ", ".join(str(store.id) for store in datastores)
+    if not users:
+        raise BadAttribute(f"datastore {numbers} has no SEMISHARED_CEPH_FENCE_USER (`semishared caps --role fence {datastores[0].id}`)")
+    return stores.access(datastores[0]), users[0]
+
+
+def look(cloud: Cloud, datastores: Sequence[Datastore]) -> tuple[Fencer, Ceph]:
+    """Ask a cluster; raise SemisharedError."""
+    fencer = Fencer(*reached(datastores))
+    images: list[str] = []
+    openers: list[Opener] = []
+    for pool in sorted({stores.pool(store) for store in datastores}):
+        names, found = fencer.openers(pool)
+        images += names
+        openers += found
+    _, daemons = fencer.look()
+    bridges = frozenset(host for store in datastores for host in stores.bridges(store))
+    return fencer, Ceph(fencer.fsid, tuple(openers), daemons, frozenset(images), bridges)
+

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cluster of Ceph says of its clients, for who shuts one out: plan/fence.py decides on it, store/blocklist.py asks for it."""
+
+from __future__ import annotations
+
+from typing import FrozenSet, Mapping, NamedTuple, Tuple
+
+FOR_EVER_S = 10 * 365 * 86400
+"""How long an entry of ours lasts unless `semishared fence --lift` removes it: Ceph knows none without an end."""
+
+
+class Opener(NamedTuple):
+    """A client that has an image open for writing, or the lock of one that had: that stays when the client is gone."""
+
+    image: str
+    """POOL/IMAGE"""
+    client: str
+    """client.4142, as `rbd lock ls` has it."""
+    address: str
+    """10.0.0.3:0/1285607948: the last number is drawn anew by each connection."""
+
+
+class Ceph(NamedTuple):
+    """One cluster."""
+
+    fsid: str
+    openers: Tuple[Opener, ...] = ()
+    daemons: FrozenSet[str] = frozenset()
+    """Addresses of its OSDs, without ports."""
+    images: FrozenSet[str] = frozenset()
+    """POOL/IMAGE, of our pools."""
+    bridges: FrozenSet[str] = frozenset()
+    """Hosts that make and change images there (BRIDGE_LIST)."""
+
+
+class Blocklist(NamedTuple):
+    """The entries of a cluster's blocklist: address -> for how many seconds yet."""
+
+    entries: Mapping[str, float]
+
+    def lacks(self, wanted: Tuple[str, ...]) -> Tuple[str, ...]:
+        """Return those of the wanted entries that are not there, or would end by themselves before somebody lifts them."""
+        return tuple(entry for entry in wanted if self.entries.get(entry, 0.0) < FOR_EVER_S / 2)
+
+
+def ip_of(address: str) -> str:
+    """Return the bare address of ADDRESS:PORT/NONCE as Ceph writes it, in IPv6 without the brackets."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def whole(ip: str) -> str:
+    """Return the entry that shuts out every client of an address."""
+    return f"[{ip}]:0/0" if ":" in ip else f"{ip}:0/0"
+
+
+def is_whole(entry: str) -> bool:
+    """Tell whether an entry is for an address, whatever connects from it."""
+    return entry.endswith(":0/0")

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decide how a host is shut out of all stores, what of that is proved, and what is missing.
+
+Ceph: an entry of the blocklist for each address that is the host's alone. Where an OSD has that address too, the host's clients
+one by one, and only if each disk that it may have open shows its client: one that is not seen would come back and write.
+
+A mounted store has no such list. That a lock is gone proves nothing: a server takes it from a client that is cut off, and the
+client writes when it is back. So a host has to be off: a command of the site said so, or the operator does.
+
+The mark of a fenced host is SEMISHARED_FENCED in its template in OpenNebula: oned replicates it to every front-end, and lets
+monitoring replace no attribute but those that a probe prints (Host::update_info).
+"""
+
+from __future__ import annotations
+
+from typing import Collection, Mapping, NamedTuple, Sequence
+
+from ..model.fencing import Ceph, ip_of, whole
+from ..opennebula.xml import Host
+
+ATTRIBUTE = "SEMISHARED_FENCED"
+BEGUN, FENCED, LIFTED = "begun", "fenced", "lifted"
+COMMAND, CONFIRMED = "command", "confirmed"
+
+
+class Mark(NamedTuple):
+    """What is known of a host's last fence."""
+
+    state: str = ""
+    """begun, fenced, lifted; '' of a host that never was."""
+    epoch: int = 0
+    """Counts the fences of the host; never falls."""
+    boot: str = ""
+    """The boot id that is shut out, '' if the host's monitoring never said one."""
+    since: int = 0
+    """Seconds since 1970 at which it was begun, or proved, by the front-end's clock."""
+    off: str = ""
+    """How it is known to be off: command, confirmed, or '' : it is not."""
+    blocked: tuple[str, ...] = ()
+    """Entries of blocklists, CLUSTER/ENTRY."""
+
+    @property
+    def stands(self) -> bool:
+        """Tell whether the host is shut out, or on the way to that."""
+        return self.state in (BEGUN, FENCED)
+
+    def entries(self, fsid: str) -> tuple[str, ...]:
+        """Return the entries in the blocklist of one cluster."""
+        return tuple(word.partition("/")[2] for word in self.blocked if word.startswith(f"{fsid}/"))
+
+    def template(self) -> str:
+        """Return the attribute as one.host.update reads it."""
+        values = {
+            "STATE": self.state, "EPOCH": self.epoch, "BOOT": self.boot, "SINCE": self.since, "OFF": self.off,
+            "BLOCKED": " ".join(self.blocked),
+        }  # fmt: skip
+        inside = ", ".join(f'{name} = "{value}"' for name, value in values.items())
+        return f"{ATTRIBUTE} = [ {inside} ]"
+
+
+def mark_of(host: Host) -> Mark:
+    """Return the mark in a host's template; an empty one if it has none."""
+    path = f"TEMPLATE/{ATTRIBUTE}"
+    return Mark(
+        host.text(f"{path}/STATE"), host.number(f"{path}/EPOCH", 0), host.text(f"{path}/BOOT"), host.number(f"{path}/SINCE", 0),
+        host.text(f"{path}/OFF"), tuple(host.text(f"{path}/BLOCKED").split()),
+    )  # fmt: skip
+
+
+def boot_of(host: Host) -> str:
+    """Return the boot id that the host's probe said last, '' if none ever did."""
+    return host.text("TEMPLATE/SEMISHARED/BOOT")
+
+
+def addresses_of(host: Host) -> frozenset[str]:
+    """Return the addresses that the host's probe said last."""
+    return frozenset(host.text("TEMPLATE/SEMISHARED/ADDRESSES").split())
+
+
+def begun(mark: Mark, boot: str, blocked: Collection[str], now: int) -> Mark:
+    """Return the mark to set before anything is done: what it names is what --lift removes, so it forgets nothing that may be there."""
+    epoch = mark.epoch if mark.stands and mark.boot == boot else mark.epoch + 1
+    return Mark(BEGUN, epoch, boot, now, "", tuple(dict.fromkeys([*mark.blocked, *blocked])))
+
+
+# -- Ceph -------------------------------------------------------------------------------------------
+
+
+class Machines(NamedTuple):
+    """Whose an address is."""
+
+    host: str
+    told: Mapping[str, frozenset[str]]
+    """Host -> addresses that its monitoring told."""
+    front_end: frozenset[str]
+
+
+class Blocks(NamedTuple):
+    """How a host is shut out of one cluster."""
+
+    entries: tuple[str, ...]
+    missing: tuple[str, ...]
+    """Why that would not be all of it; none: it is."""
+
+
+def blocks(cluster: Ceph, machines: Machines, disks: Sequence[str]) -> Blocks:
+    """Return whom to block in a cluster; `disks`: POOL/IMAGE that guests of the host may have open for writing."""
+    told = machines.told.get(machines.host, frozenset())
+    others = machines.front_end.union(*(found for name, found in machines.told.items() if name != machines.host))
+    openers = [opener for opener in cluster.openers if opener.image in disks]
+    seen = {ip_of(opener.address) for opener in openers}
+    missing = [
+        f"{opener.client} at {opener.address} has {opener.image} open, and no machine's monitoring has told that address"
+        for opener in openers if told and ip_of(opener.address) not in told | others
+    ]  # fmt: skip
+    missing += [f"{ip} is an address of another machine too, and has a disk of this host open" for ip in sorted(seen & told & others)]
+    # Of a host that told none (its probe is older), those are left that have its disks open.
+    mine = (told or seen) - others
+    if not mine:
+        missing.append(f"no address of {machines.host} alone is known, and none of its disks shows one")
+    singles = mine & cluster.daemons
+    if singles:
+        missing += _unseen(cluster, machines.host, singles, disks)
+    clients = {opener.address: None for opener in cluster.openers if ip_of(opener.address) in singles}
+    return Blocks((*map(whole, sorted(mine - singles)), *clients), tuple(missing))
+
+
+def _unseen(cluster: Ceph, host: str, ips: Collection[str], disks: Sequence[str]) -> list[str]:
+    """Return what clients the host may have that nobody sees, where they have to be shut out one by one."""
+    why = f"{', '.join(sorted(ips))} is an OSD's address too, so that clients are shut out one by one"
+    known = {opener.image for opener in cluster.openers if ip_of(opener.address) in ips}
+    found = [f"{why}, and the one that has {disk} open is not seen" for disk in disks if disk in cluster.images and disk not in known]
+    if host in cluster.bridges:
+        found.append(f"{why}, and {host} is a bridge (BRIDGE_LIST) that may open any image anew")
+    return found
+
+
+# -- back again -------------------------------------------------------------------------------------
+
+
+def not_anew(mark: Mark, boot: str, up_s: float, now: int) -> str:
+    """Return why a host that has `boot` and is up for `up_s` seconds may not be let in, '' if it may."""
+    if boot == mark.boot:
+        return "it has not been restarted since: its boot id is the one that is shut out"
+    # A boot that monitoring had not told yet when the host was fenced is another one too, and as old as its guests.
+    if up_s >= now - mark.since:
+        return f"it has not been restarted since: it is up for {up_s:.0f} s, and was fenced {now - mark.since} s ago"
+    return ""

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`semishared fence` on mounted stores, and on a real Ceph cluster whose OSD shares its address with the host that is shut out.
+
+Whole addresses of hosts that are cut off, with guests: tests/ceph/test_fence.py. Over NFS: tests/nfs/test_fence.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List
+
+import pytest
+
+from lab.oned.objects import Datastore, History, Vm
+from semishared.cli import caps
+from semishared.config import Config
+from semishared.errors import NotFenced, StillFenced
+from semishared.front.fence import Fence, Proof
+from semishared.opennebula.oned import Oned
+from semishared.plan.ceph_caps import fence as fence_key
+from semishared.plan.fence import mark_of
+from tools.oned_site import STORE, SYSTEM, ActionSite
+from tools.test_writers import exported
+
+if TYPE_CHECKING:
+    from tools.ceph_site import Site
+
+RBD = 110
+BOOT, NEXT = "6f0c2a4e-0000-4000-8000-000000000001", "6f0c2a4e-0000-4000-8000-000000000002"
+FENCER = caps.FENCE_USER
+WRITER = """
+import rados, rbd, sys
+cluster = rados.Rados(conffile=sys.argv[1], rados_id="libvirt")
+for option in ("rados_osd_op_timeout", "rados_mon_op_timeout"):
+    cluster.conf_set(option, "15")
+cluster.connect(timeout=15)
+image = rbd.Image(cluster.open_ioctx("one"), sys.argv[2])
+print("open", flush=True)
+for line in sys.stdin:
+    try:
+        image.write(line.strip().encode() * 4096, 0)
+        image.flush()
+        print("written", flush=True)
+    except rbd.Error as e:
+        print("refused", e, flush=True)
+"""
+
+
+class Cloud:
+    """A simulated oned that knows hosts h1 and h2 besides this machine, and what was told to their monitoring."""
+
+    def __init__(self, site: ActionSite, config: Config) -> None:
+        self.site, self.config = site, config
+        site.oned.host_create("h1")
+        self.tell("h1", "10.0.0.3")
+
+    def tell(self, host: str, *addresses: str, boot: str = BOOT) -> None:
+        """Let a host's monitoring say where it is."""
+        told = f'SEMISHARED = [ HEALTH = "OK", BOOT = "{boot}", ADDRESSES = "{" ".join(addresses)}" ]'
+        self.site.oned.host_update(self.site.oned.host(host).id, told)
+
+    def runs(self, *disks: Dict[str, str], host: str = "h1") -> None:
+        """Let a VM be on a host."""
+        oned = self.site.oned
+        rows = [{"DISK_ID": str(number), "READONLY": "NO", **disk} for number, disk in enumerate(disks)]
+        vm = Vm(len(oned.vms), "vm", {"DISK": list(rows)}, {}, 3, 3)
+        vm.history.append(History(0, 0, oned.host(host), "semishared", SYSTEM))
+        oned.vms[vm.id] = vm
+
+    def fence(self, host: str = "h1", off: bool = False, locks_s: float = 1, **settings: Any) -> Proof:
+        return Fence(Oned(), self.config._replace(**settings), locks_s).fence(host, off)
+
+    def proof(self, host: str = "h1") -> Proof:
+        return Fence(Oned(), self.config).proof(host)
+
+    def refused(self, *, check: bool = False, **words: Any) -> str:
+        """Return why a host is not fenced."""
+        with pytest.raises(NotFenced) as caught:
+            self.proof() if check else self.fence(**words)
+        return caught.value.detail
+
+    def mark(self) -> Any:
+        (host,) = [host for host in Oned().hosts() if host.name == "h1"]
+        return mark_of(host)
+
+
+@pytest.fixture()
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    with ActionSite.up(tmp_path) as site:
+        assert site.oned.rpc
+        monkeypatch.setenv("ONE_XMLRPC", site.oned.rpc.url)
+        monkeypatch.setenv("ONE_AUTH", str(site.auth))
+        yield Cloud(site, Config())
+
+
+@pytest.fixture()
+def command(tmp_path: Path) -> Path:
+    """A fencing command that notes its words and ends with the code that is in a file."""
+    path = tmp_path / "fencing"
+    path.write_text(f'#!/bin/bash\nprintf "%s\\n" "$@" >>{tmp_path}/said\nexit "$(cat {tmp_path}/code 2>/dev/null || echo 0)"\n')
+    path.chmod(0o755)
+    return path
+
+
+def said(command: Path) -> List[str]:
+    path = command.parent / "said"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+# -- mounted stores -------------------------------------------------------------------------------------------------
+
+
+def test_a_host_with_a_mounted_store_is_fenced_by_nothing_but_its_being_off(cloud: Cloud, command: Path) -> None:
+    assert "datastore 100 (semi_img): a host writes to a mounted store until it is off" in cloud.refused()
+    assert "was begun, and did not end" in cloud.refused(check=True)
+    (command.parent / "code").write_text("7")
+    assert "the fencing command failed" in cloud.refused(fence_command=str(command))
+    assert "did not end within 1 s" in cloud.refused(fence_command="/bin/bash -c 'sleep 60' --", fence_timeout_s=1)
+    (command.parent / "code").write_text("0")
+    proof = cloud.fence(fence_command=f"{command} 'two words'")
+    assert (proof.host, proof.epoch, proof.boot, proof.off, proof.blocked) == ("h1", 1, BOOT, "command", ())
+    assert said(command) == ["h1", "two words", "h1"]
+    assert cloud.fence(fence_command="/bin/false") == proof == cloud.proof(), "what is proved is not done again"
+
+
+def test_the_operator_may_say_that_it_is_off_and_no_command_runs(cloud: Cloud, command: Path) -> None:
+    assert cloud.fence(off=True, fence_command=str(command)).off == "confirmed" and not said(command)
+
+
+def test_a_lock_that_is_held_forbids_and_one_that_is_gone_proves_nothing(cloud: Cloud, command: Path) -> None:
+    image = cloud.site.source(cloud.site.image(persistent=True))
+    cloud.runs({"DATASTORE_ID": str(STORE), "SOURCE": str(image), "PERSISTENT": "YES"})
+    with exported(str(image), "raw"):
+        for words in ({"off": True}, {"fence_command": str(command)}):
+            assert f"{image} is written to by process" in cloud.refused(**words)
+        assert cloud.mark().state == "begun"
+    assert "until it is off" in cloud.refused(), "its lock is gone"
+    assert cloud.fence(off=True).off == "confirmed"
+
+
+def test_clones_and_snapshots_count_as_disks_too(cloud: Cloud) -> None:
+    source = cloud.site.source(cloud.site.image(format="qcow2"))
+    clone = source.parent / f".semishared/{source.name}/clones/0-0"
+    clone.parent.mkdir(parents=True)
+    cloud.runs({"DATASTORE_ID": str(STORE), "SOURCE": str(source), "PERSISTENT": "NO"})
+    layer = Path(f"{clone}.snap/1")
+    layer.parent.mkdir()
+    for path in (clone, layer):
+        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", str(path), "1M"], check=True)
+    with exported(str(layer), "qcow2"):
+        assert f"{layer} is written to" in cloud.refused(off=True)
+
+
+def test_a_host_that_is_back_needs_another_boot_and_is_fenced_anew_the_next_time(cloud: Cloud, command: Path) -> None:
+    first = cloud.fence(off=True)
+    fence = Fence(Oned(), cloud.config)
+    with pytest.raises(StillFenced, match="its boot id is the one that is shut out"):
+        fence.lift("h1", BOOT, 1)
+    with pytest.raises(StillFenced, match="up for 500 s"):
+        fence.lift("h1", NEXT, 500)
+    assert cloud.proof() == first
+    cloud.tell("h1", "10.0.0.3", boot=NEXT)
+    assert "before it was started the last time" in cloud.refused(check=True)
+    time.sleep(1.1)
+    assert fence.lift("h1", NEXT, 0.5) == () and cloud.mark().state == "lifted"
+    assert fence.lift("h1", NEXT, 0.5) == (), "it is in"
+    assert cloud.refused(check=True) == "h1 is not fenced"
+    again = cloud.fence(fence_command=str(command))
+    assert (again.epoch, again.boot) == (2, NEXT)
+
+
+def test_the_command_line(cloud: Cloud) -> None:
+    done = cloud.site.cli("fence", "h1", code=1)
+    assert "until it is off" in done.stderr and "[SS087]" in done.stderr and done.stdout == ""
+    assert cloud.site.cli("fence", "h1", "--check", "--json", code=1).stdout.startswith('{"host": "h1", "fenced": false')
+    said = cloud.site.cli("fence", "h1", "--confirmed-off").stdout
+    assert said.startswith(f"h1 is shut out (fence 1, boot {BOOT}):")
+    assert json.loads(cloud.site.cli("fence", "h1", "--check", "--json").stdout)["off"] == "confirmed"
+    assert "no host 'h9'" in cloud.site.cli("fence", "h9", code=2).stderr
+    assert "nobody can shut out himself" in cloud.site.cli("fence", os.uname().nodename, code=2).stderr
+    # The name is a word of ssh, and no shell reads it.
+    assert "[SS010]" in cloud.site.cli("fence", "h1", "--lift", code=2).stderr
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_killed_anywhere_it_ends_the_same_when_it_is_repeated(cloud: Cloud, command: Path, at: int, tmp_path: Path) -> None:
+    code = f"""
+from semishared.config import Config
+from semishared.front.fence import Fence
+from semishared.opennebula.oned import Oned
+Fence(Oned(), Config(fence_command={str(command)!r})).fence("h1")
+"""
+    lib = str(Path(__file__).resolve().parents[2] / "lib")
+    env = {**os.environ, "PYTHONPATH": lib, "SEMISHARED_KILL_AT": str(at), "SEMISHARED_TRACE": str(tmp_path / "trace")}
+    assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == -9
+    names = [line.split(" ", 1)[1] for line in (tmp_path / "trace").read_text().splitlines()]
+    assert names == ["mark begun", "host switched off", "mark fenced"][:at]
+    if at < 3:
+        assert "begun" in cloud.refused(check=True)
+    assert cloud.fence(fence_command=str(command)).epoch == 1
+    assert len(said(command)) == (1 if at in (1, 3) else 2)
+
+
+# -- Ceph ------------------------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """A client of its own process, as a guest's QEMU has one for each disk."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def write(self, letter: str) -> bool:
+        """Tell whether it could write."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(f"{letter}\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().startswith("written")
+
+
+@contextmanager
+def writer(conf: str, image: str) -> Iterator[Writer]:
+    argv = [sys.executable, "-c", WRITER, conf, image]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout and process.stdout.readline() == "open\n"
+            yield Writer(process)
+        finally:
+            process.kill()
+
+
+@pytest.fixture()
+def pool(cloud: Cloud, site: "Site") -> Iterator["Site"]:
+    """A datastore on the cluster, in the place of the mounted one; its OSD is where h1 is."""
+    key = fence_key(FENCER, ["one"])
+    made = site.command("auth get-or-create", entity=f"client.{FENCER}", caps=[word for cap in key.caps for word in cap])
+    (Path(site.conf).parent / f"ceph.client.{FENCER}.keyring").write_text(f"[client.{FENCER}]\n\tkey = {made[0]['key']}\n")
+    add_pool(cloud, RBD, site.conf)
+    del cloud.site.oned.datastores[STORE]
+    cloud.tell("h1", "127.0.0.1")
+    try:
+        yield site
+    finally:
+        site.command("osd blocklist clear")
+
+
+def add_pool(cloud: Cloud, number: int, conf: str) -> None:
+    template = {
+        "DISK_TYPE": "RBD", "POOL_NAME": "one", "CEPH_USER": "libvirt", "CEPH_CONF": conf, "SEMISHARED_CEPH_FENCE_USER": FENCER
+    }  # fmt: skip
+    oned = cloud.site.oned
+    oned.datastores[number] = Datastore(number, f"rbd{number}", 0, "semishared", "semishared", "/nowhere", dict(template))
+
+
+def disk(number: int = 7, **more: str) -> Dict[str, str]:
+    return {"DATASTORE_ID": str(RBD), "SOURCE": f"one/one-{number}", "PERSISTENT": "YES", **more}
+
+
+def blocked(site: "Site") -> Dict[str, str]:
+    found: Dict[str, str] = site.command("osd dump")["blocklist"]
+    return found
+
+
+def test_clients_are_shut_out_one_by_one_where_an_osd_has_their_address(cloud: Cloud, pool: "Site") -> None:
+    pool.make(7)
+    pool.make(8)
+    cloud.runs(disk(7))
+    with writer(pool.conf, "one-7") as guest, writer(pool.conf, "one-8") as other:
+        assert guest.write("a") and other.write("a")
+        proof = cloud.fence()
+        assert proof.off == "" and len(proof.blocked) == 2 and not any(word.endswith(":0/0") for word in proof.blocked)
+        assert not guest.write("b") and not other.write("b"), "whoever is at that address is not to write"
+    pool.write("one-7", 0, b"n" * 4096)
+    assert pool.read("one-7", 0, 1) == b"n", "the next has the image, and another client of that address the cluster"
+    assert cloud.proof() == proof
+
+
+def test_a_disk_whose_client_nobody_sees_is_no_proof_where_an_osd_has_the_address(cloud: Cloud, pool: "Site", command: Path) -> None:
+    for number in (7, 8):
+        pool.make(number)
+    cloud.runs(disk(7), disk(8), disk(9, PERSISTENT="NO"))
+    with writer(pool.conf, "one-7") as guest:
+        assert guest.write("a")
+        said = cloud.refused()
+        assert "127.0.0.1 is an OSD's address too" in said and "the one that has one/one-8 open is not seen" in said
+        assert "one-7 open" not in said and "one-9" not in said, "what is seen, and what is not there"
+        assert not guest.write("b"), "what could be done was done"
+    assert cloud.fence(fence_command=str(command)).off == "command", "a host that is off has none"
+
+
+def test_watchers_that_are_gone_leave_their_locks_and_these_name_who_is_shut_out(cloud: Cloud, pool: "Site") -> None:
+    pool.make(7)
+    cloud.runs(disk(7))
+    with writer(pool.conf, "one-7") as guest:
+        assert guest.write("a")
+        # As after 30 s without a sign of life: the OSD forgets the watch, the lock stays.
+        (address,) = pool.busy()["one-7"]
+        pool.command("osd blocklist", blocklistop="add", addr=address, expire=4.0)
+        deadline = time.monotonic() + 30
+        while pool.busy():
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        proof = cloud.fence()
+        assert [word.partition("/")[2] for word in proof.blocked] == [address]
+        until = blocked(pool)[address]
+        assert int(until[:4]) >= time.gmtime().tm_year + 9, "the entry that was there already ends when it ended"
+        time.sleep(6)  # what was added for 4 s would have ended
+        assert address in blocked(pool) and not guest.write("b") and cloud.proof() == proof
+
+
+def test_one_of_two_clusters_is_not_enough_and_is_done_all_the_same(cloud: Cloud, pool: "Site", tmp_path: Path) -> None:
+    pool.make(7)
+    cloud.runs(disk(7))
+    (tmp_path / "other.conf").write_text("[global]\nfsid = 00000000-0000-4000-8000-000000000001\nmon host = v2:127.0.0.1:1/0\n")
+    add_pool(cloud, 111, str(tmp_path / "other.conf"))
+    with writer(pool.conf, "one-7") as guest:
+        assert guest.write("a")
+        said = cloud.refused()
+        assert "datastore 111 (rbd111)" in said and "110" not in said
+        assert not guest.write("b") and len(blocked(pool)) == 1
+        proof = cloud.fence(off=True)
+        assert proof.off == "confirmed" and "datastore 111" in proof.notes[0]
+    fence = Fence(Oned(), cloud.config)
+    time.sleep(1.1)
+    # Nothing of h1 is on the list of the cluster that nobody reaches.
+    assert fence.lift("h1", NEXT, 0.1) == () and not blocked(pool)
+
+
+def test_whole_addresses_and_a_list_that_somebody_clears(cloud: Cloud, pool: "Site") -> None:
+    cloud.tell("h1", "10.0.0.3", "fd00::3", "172.17.0.1")
+    cloud.site.oned.host_create("h2")
+    cloud.tell("h2", "10.0.0.4", "172.17.0.1")
+    proof = cloud.fence()
+    assert sorted(blocked(pool)) == ["10.0.0.3:0/0", "[fd00::3]:0/0"] and proof.off == ""
+    pool.command("osd blocklist", blocklistop="rm", addr="10.0.0.3:0/0")
+    assert "10.0.0.3:0/0 is not on the blocklist any more" in cloud.refused(check=True)
+    again = cloud.fence()
+    assert again._replace(since=0) == proof._replace(since=0) and "10.0.0.3:0/0" in blocked(pool)
+    fence = Fence(Oned(), cloud.config)
+    time.sleep(1.1)
+    with pytest.raises(StillFenced):
+        fence.lift("h1", BOOT, 0.1)
+    assert len(blocked(pool)) == 2
+    assert fence.lift("h1", NEXT, 0.1) == () and not blocked(pool)
+
+
+def test_without_a_key_or_an_address_nothing_is_proved(cloud: Cloud, pool: "Site") -> None:
+    cloud.tell("h1")
+    assert "no address of h1 alone is known" in cloud.refused()
+    store = cloud.site.oned.datastores[RBD]
+    del store.template["SEMISHARED_CEPH_FENCE_USER"]
+    assert "has no SEMISHARED_CEPH_FENCE_USER (`semishared caps --role fence 110`)" in cloud.refused()
+    store.template["SEMISHARED_CEPH_FENCE_USER"] = "bases"
+    cloud.tell("h1", "10.0.0.3")
+    assert "access denied" in cloud.refused() and not blocked(pool), "a key that may not"
+
+
+def test_the_key_may_shut_out_and_look_and_nothing_else(cloud: Cloud, pool: "Site") -> None:
+    pool.make(7)
+    words = cloud.site.cli("caps", "--role", "fence", "--pool", "one").stdout.splitlines()
+    assert words[-1] == fence_key(FENCER, ["one"]).command()
+    for argv in (["rbd", "rm", "one/one-7"], ["rbd", "snap", "create", "one/one-7@x"], ["ceph", "auth", "ls"], ["ceph", "osd", "down", "0"]):
+        done = subprocess.run([*argv, "--id", FENCER, "-c", pool.conf], capture_output=True, timeout=60, check=False)
+        assert done.returncode, argv
+    assert pool.names() == ["one-7"]
