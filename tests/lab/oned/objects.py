@@ -48,6 +48,7 @@ class Datastore:
     base_path: str
     template: Template
     images: List[int] = field(default_factory=list)
+    clusters: List[int] = field(default_factory=lambda: [0])
     total_mb: int = 0
     free_mb: int = 0
     used_mb: int = 0
@@ -64,7 +65,7 @@ class Datastore:
             f"<DATASTORE><ID>{self.id}</ID>{_OWNER}{_plain([('NAME', self.name)])}{_permissions(1)}"
             f"<DS_MAD>{cdata(self.ds_mad)}</DS_MAD><TM_MAD>{cdata(self.tm_mad)}</TM_MAD>"
             f"<BASE_PATH>{cdata(self.base_path)}</BASE_PATH><TYPE>{self.type}</TYPE>"
-            f"<DISK_TYPE>{self.disk_type}</DISK_TYPE><STATE>0</STATE><CLUSTERS><ID>0</ID></CLUSTERS>"
+            f"<DISK_TYPE>{self.disk_type}</DISK_TYPE><STATE>0</STATE>{_ids('CLUSTERS', self.clusters)}"
             f"<TOTAL_MB>{self.total_mb}</TOTAL_MB><FREE_MB>{self.free_mb}</FREE_MB>"
             f"<USED_MB>{self.used_mb}</USED_MB>{_ids('IMAGES', self.images)}"
             f"<TEMPLATE>{render(self.template)}</TEMPLATE></DATASTORE>"
