@@ -20,7 +20,8 @@ import pytest
 from lab.oned.objects import Datastore, History, Vm
 from semishared.cli import caps
 from semishared.config import Config
-from semishared.errors import NotFenced, StillFenced
+from semishared.errors import CephRefused, NotFenced, StillFenced
+from semishared.front import fence_facts
 from semishared.front.fence import Fence, Proof
 from semishared.opennebula.oned import Oned
 from semishared.plan.ceph_caps import fence as fence_key
@@ -364,13 +365,19 @@ def test_without_a_key_or_an_address_nothing_is_proved(cloud: Cloud, pool: "Site
     store.template["SEMISHARED_CEPH_FENCE_USER"] = "bases"
     cloud.tell("h1", "10.0.0.3")
     assert "access denied" in cloud.refused() and not blocked(pool), "a key that may not"
+    with pytest.raises(CephRefused):
+        fence_facts.try_key([Oned().datastore(RBD)])
+    store.template["SEMISHARED_CEPH_FENCE_USER"] = FENCER
+    fence_facts.try_key([Oned().datastore(RBD)])
+    assert not blocked(pool)
 
 
 def test_the_key_may_shut_out_and_look_and_nothing_else(cloud: Cloud, pool: "Site") -> None:
     pool.make(7)
     words = cloud.site.cli("caps", "--role", "fence", "--pool", "one").stdout.splitlines()
     assert words[-1] == fence_key(FENCER, ["one"]).command()
-    for argv in (["rbd", "rm", "one/one-7"], ["rbd", "snap", "create", "one/one-7@x"], ["ceph", "auth", "ls"], ["ceph", "osd", "down", "0"]):
+    for line in ("rbd rm one/one-7", "rbd snap create one/one-7@x", "ceph auth ls", "ceph osd down 0"):
+        argv = line.split()
         done = subprocess.run([*argv, "--id", FENCER, "-c", pool.conf], capture_output=True, timeout=60, check=False)
         assert done.returncode, argv
     assert pool.names() == ["one-7"]

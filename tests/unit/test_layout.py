@@ -31,6 +31,7 @@ OURS = re.compile(
 """What a name or path of ours has that hardly any other text has."""
 ELSEWHERE = {
     # (module, the text): why it is none of the layout's
+    ("cli/caps.py", "semishared-fence"): "a user of Ceph",
     ("disk/guard.py", r"disk\.[0-9]+[A-Za-z0-9._-]*\Z"): "second names of disks, of OpenNebula's own drivers",
     ("errors.py", "docs/explanation/staging.md"): "a page",
     ("install/edits.py", ".semishared-"): "a copy of a file of OpenNebula's, beside it",

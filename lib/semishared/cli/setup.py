@@ -241,9 +241,13 @@ def after(templates: list[Template], made: dict[str, int], kind: str, marked: Ma
     if not stores.KINDS[kind].has_bridge:
         return (
             f"The store is marked. Next: the same tree at <DATASTORE_LOCATION>/{image} "
-            f"(/var/lib/one/datastores/{image}) on every host, writable for oneadmin; then `semishared doctor`"
+            f"(/var/lib/one/datastores/{image}) on every host, writable for oneadmin; then `semishared doctor`; for hosts that die: "
+            "docs/how-to/dead-host.md"
         )
-    return "Next: keys and libvirt secrets on the hosts (docs/how-to/ceph.md); then `semishared doctor`"
+    return (
+        "Next: keys and libvirt secrets on the hosts (docs/how-to/ceph.md); then `semishared doctor`; for hosts that die: "
+        "docs/how-to/dead-host.md"
+    )
 
 
 def sunstone(template: Template) -> str:

@@ -20,9 +20,11 @@ from ..store.blocklist import Fencer
 from ..tools.addresses import addresses
 
 ANSWER_S = 10
+NOBODY = "192.0.2.1:0/1"
+"""An address that documentation has (RFC 5737): what removes it from a list removes nobody."""
 Answer = TypeVar("Answer")
-MIGRATE = 4
-"""LCM state of a VM on its way from one host to another: both have it (include/VirtualMachine.h)."""
+ACTIVE, MIGRATE = 3, 4
+"""State of a VM that may have a guest, and LCM state of one on its way from host to host: both have it (include/VirtualMachine.h)."""
 
 
 class Cloud(NamedTuple):
@@ -84,8 +86,9 @@ def answered(look: Callable[[], Answer], otherwise: Answer) -> Answer:
 
 
 def _guests(oned: Oned, name: str) -> list[Vm]:
-    """Return the VMs of a host, and those that are on their way from it."""
-    near = [vm.id for vm in oned.vms() if vm.host == name or vm.lcm_state == MIGRATE]
+    """Return the VMs that may have a guest on a host, also those that are on their way from it."""
+    active = [vm for vm in oned.vms() if vm.number("STATE") == ACTIVE]
+    near = [vm.id for vm in active if vm.host == name or vm.lcm_state == MIGRATE]
     return [vm for vm in map(oned.vm, near) if name in vm.hosts[-2 if vm.lcm_state == MIGRATE else -1 :]]
 
 
@@ -128,3 +131,12 @@ def look(cloud: Cloud, datastores: Sequence[Datastore]) -> tuple[Fencer, Ceph]:
     bridges = frozenset(host for store in datastores for host in stores.bridges(store))
     return fencer, Ceph(fencer.fsid, tuple(openers), daemons, frozenset(images), bridges)
 
+
+
+def try_key(datastores: Sequence[Datastore]) -> None:
+    """Raise SemisharedError if their cluster would not let the front-end shut somebody out, or see whom; nothing is changed."""
+    fencer = Fencer(*reached(datastores))
+    fencer.look()
+    fencer.unblock([NOBODY])
+    for pool in {stores.pool(store) for store in datastores}:
+        fencer.see(pool)

@@ -160,8 +160,9 @@ def _user(datastore: Datastore, name: str, default: str) -> str:
 def fence_user(datastore: Datastore) -> str:
     """Return as whom the front-end shuts a dead host out of an rbd datastore's cluster, '' if nobody is named; raise BadAttribute."""
     user = _user(datastore, "SEMISHARED_CEPH_FENCE_USER", "")
-    if user and user in (datastore.attribute(name) for name in ("CEPH_USER", "SEMISHARED_CEPH_READER", "SEMISHARED_CEPH_BRIDGE_USER")):
-        raise BadAttribute(f"SEMISHARED_CEPH_FENCE_USER of datastore {datastore.id} is {user!r}, whose key lies on hosts: name one of its own")
+    others = ("CEPH_USER", "SEMISHARED_CEPH_READER", "SEMISHARED_CEPH_BRIDGE_USER")
+    if user and user in map(datastore.attribute, others):
+        raise BadAttribute(f"SEMISHARED_CEPH_FENCE_USER of datastore {datastore.id} is {user!r}, who has another role: name one of its own")
     return user
 
 

@@ -2,6 +2,7 @@
 """The blocklist of a Ceph cluster, and who might have to be on it, with the key of the role `fence` (`semishared caps --role fence`).
 
 An OSD takes no operation from a client on the list; an entry ADDRESS:0/0 is for all clients of an address, those of tomorrow too.
+An OSD that has not heard of an entry yet hears of it from the first client that connects later, before it does anything for that one.
 Adding what is there already leaves its end as it was (so did 16.2.15): what was put there for an hour, by librbd or by hand, is
 removed and added again.
 """
@@ -53,14 +54,18 @@ class Fencer:
         """Return the blocklist, and the addresses of the cluster's OSDs."""
         found = self._command("osd dump")
         addresses = [str(osd[key]) for osd in found["osds"] for key in ("public_addr", "cluster_addr") if key in osd]
-        entries = {str(entry): _end(str(until)) - time.time() for entry, until in found["blocklist"].items()}
+        entries = {str(entry): _end(str(until)) - time.time() for entry, until in found.get("blocklist", {}).items()}
         return Blocklist(entries), frozenset(ip_of(address) for address in addresses)
+
+    def see(self, pool: str) -> Tuple[ceph.Pool, List[str]]:
+        """Return a pool and the names of its images."""
+        where = ceph.pool(self._access, self._user, pool)
+        with ceph.understood(f"pool {pool}", self._user):
+            return where, [str(name) for name in where.rbd.list(where.ioctx)]
 
     def openers(self, pool: str) -> Tuple[List[str], List[Opener]]:
         """Return the images of a pool, POOL/IMAGE, and who has them open for writing, or has their locks."""
-        where = ceph.pool(self._access, self._user, pool)
-        with ceph.understood(f"pool {pool}", self._user):
-            names = [str(name) for name in where.rbd.list(where.ioctx)]
+        where, names = self.see(pool)
         with ThreadPoolExecutor(AT_ONCE) as threads:
             found = threads.map(lambda name: _openers_of(where, name), names)
             return [f"{pool}/{name}" for name in names], [opener for row in found for opener in row]
@@ -69,8 +74,10 @@ class Fencer:
 
     def block(self, entries: Iterable[str]) -> Blocklist:
         """Shut out the clients that entries name, until they are let in again; return the list as it is then."""
-        for entry in self.look()[0].lacks(tuple(entries)):
-            self._command("osd blocklist", blocklistop="rm", addr=entry)
+        listed, _ = self.look()
+        for entry in listed.lacks(tuple(entries)):
+            if entry in listed.entries:
+                self._command("osd blocklist", blocklistop="rm", addr=entry)
             self._command("osd blocklist", blocklistop="add", addr=entry, expire=float(FOR_EVER_S))
             point("address blocked")
         return self.look()[0]

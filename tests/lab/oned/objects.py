@@ -48,10 +48,10 @@ class Datastore:
     base_path: str
     template: Template
     images: List[int] = field(default_factory=list)
-    clusters: List[int] = field(default_factory=lambda: [0])
     total_mb: int = 0
     free_mb: int = 0
     used_mb: int = 0
+    clusters: List[int] = field(default_factory=lambda: [0])
 
     @property
     def disk_type(self) -> int:

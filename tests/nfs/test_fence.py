@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the locks of real NFSv4.2 say of a host that is to be fenced: held, they forbid it; gone, they prove nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from lab.kernel_host import ONEADMIN
+from nfs.site import LEASE_S, Guest, Host, NfsSite
+
+FENCE = """
+import json, sys, time
+from xml.etree import ElementTree
+from semishared.config import Config
+from semishared.errors import NotFenced
+from semishared.front.fence import Fence
+from semishared.opennebula.xml import Datastore, Host, Vm
+
+path, wait_s, cases = json.loads(sys.argv[1])
+HISTORY = "<HISTORY_RECORDS><HISTORY><SEQ>0</SEQ><HOSTNAME>h1</HOSTNAME></HISTORY></HISTORY_RECORDS>"
+DISK = f"<DISK><DISK_ID>0</DISK_ID><DATASTORE_ID>100</DATASTORE_ID><PERSISTENT>YES</PERSISTENT><SOURCE>{path}</SOURCE></DISK>"
+
+class Oned:
+    # What one front-end asks of oned, and what it is told.
+    def hosts(self): return [Host.parse("<HOST><ID>1</ID><NAME>h1</NAME><CLUSTER_ID>0</CLUSTER_ID><TEMPLATE/></HOST>")]
+    def datastores(self): return [Datastore.parse(
+        "<DATASTORE><ID>100</ID><NAME>img</NAME><TYPE>0</TYPE><TM_MAD>semishared</TM_MAD><CLUSTERS><ID>0</ID></CLUSTERS><TEMPLATE/></DATASTORE>")]
+    def vm(self, number): return Vm.parse(f"<VM><ID>3</ID><STATE>3</STATE>{HISTORY}<TEMPLATE>{DISK}</TEMPLATE></VM>")
+    def vms(self): return [self.vm(3)]
+    def update_host(self, number, text): pass
+
+def fence(off, command):
+    try:
+        return [Fence(Oned(), Config(fence_command=command), locks_s=0).fence("h1", off).off, ""]
+    except NotFenced as e:
+        return ["", e.detail]
+
+end = time.monotonic() + wait_s
+while wait_s and "is written to" in fence(True, "none")[1] and time.monotonic() < end:
+    time.sleep(0.5)
+print(json.dumps([fence(*case) for case in cases]))
+"""
+
+
+def fence(front_end: Host, path: str, *cases: tuple[bool, str], wait_s: int = 0) -> list[tuple[str, str]]:
+    """Fence h1 from the front-end, (somebody said that it is off, fencing command) each; return how it is known to be off, or why not.
+
+    With `wait_s`, the locks on the image may go until then.
+    """
+    done = front_end.python(FENCE, json.dumps([path, wait_s, cases]), user=ONEADMIN, timeout=wait_s + 180)
+    found: Any = json.loads(done.out)
+    return [(str(off), str(why)) for off, why in found]
+
+
+def test_a_lock_that_is_held_forbids_and_one_that_is_gone_proves_nothing(nfs_site: NfsSite) -> None:
+    fe, h1 = nfs_site.fe, nfs_site.hosts[0]
+    path = nfs_site.image().source
+    guest = Guest(h1, path)
+    guest.do("write -P 1 1M 64k")
+    for off, why in fence(fe, path, (True, "none"), (False, "/bin/true")):
+        assert not off and f"{path} is written to by another client of the nfs4 file system" in why, "the word that it is off is wrong"
+    h1.cut()
+    try:
+        found = fence(fe, path, (False, "none"), (False, "/bin/false"), (True, "none"), wait_s=6 * LEASE_S + 120)
+    finally:
+        h1.mend()
+    assert "a host writes to a mounted store until it is off" in found[0][1]
+    assert "the fencing command failed" in found[1][1]
+    assert found[2] == ("confirmed", ""), "the lock of who is cut off does not go"
+    assert "wrote" not in guest.do("write -P 2 1M 64k"), "who has lost a lock knows it"
+    guest.kill()
+    again = Guest(h1, path)
+    assert "wrote 65536/65536" in again.do("write -P 3 1M 64k"), "and opens the image again"
+    assert h1.holds(path, 3)
+    again.end()

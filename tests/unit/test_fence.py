@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is to be blocked, what is missing for a proof, marks, and what doctor says of them."""
+
+from __future__ import annotations
+
+from xml.sax.saxutils import escape
+
+import pytest
+
+from lab.oned.template import parse, render
+from semishared.config import Config, load
+from semishared.errors import BadAttribute
+from semishared.model.fencing import FOR_EVER_S, Blocklist, Ceph, Opener, ip_of, whole
+from semishared.model.stores import fence_user
+from semishared.opennebula.xml import Host
+from semishared.plan import fence as plan
+from semishared.plan.attributes import datastore
+from semishared.plan.ceph_caps import fence as key
+from semishared.plan.diagnosis_fence import of_fenced, of_means
+
+BOOT, NEXT = "6f0c2a4e-0000-4000-8000-000000000001", "6f0c2a4e-0000-4000-8000-000000000002"
+MARK = plan.Mark(plan.FENCED, 2, BOOT, 1700000000, "", ("f/10.0.0.3:0/0", "f/[fd00::3]:0/0", "g/10.0.0.3:0/0"))
+DISK = "one/one-7"
+IMAGES = frozenset({DISK, "one/one-8"})
+
+
+def machines(front_end: str = "10.0.0.1", **told: str) -> plan.Machines:
+    return plan.Machines("h1", {name: frozenset(text.split()) for name, text in told.items()}, frozenset(front_end.split()))
+
+
+def opener(address: str, image: str = DISK) -> Opener:
+    return Opener(image, "client.1", address)
+
+
+def host(mark: plan.Mark | None = None, boot: str = BOOT, addresses: str = "") -> Host:
+    told = f'SEMISHARED = [ BOOT = "{boot}", ADDRESSES = "{addresses}" ]' if boot else ""
+    template = parse(f"{mark.template() if mark else ''}\n{told}")
+    return Host.parse(f"<HOST><ID>1</ID><NAME>h1</NAME><STATE>2</STATE><TEMPLATE>{render(template)}</TEMPLATE></HOST>")
+
+
+# -- whom to block -----------------------------------------------------------------------------------------------------
+
+
+def test_every_address_that_is_the_hosts_alone_is_blocked_whole() -> None:
+    whose = machines(h1="10.0.0.3 fd00::3 172.17.0.1", h2="10.0.0.4 172.17.0.1")
+    found = plan.blocks(Ceph("f", daemons=frozenset({"10.0.0.9"})), whose, [])
+    assert found == plan.Blocks(("10.0.0.3:0/0", "[fd00::3]:0/0"), ())
+
+
+def test_an_address_of_the_front_end_is_never_blocked() -> None:
+    found = plan.blocks(Ceph("f", (opener("10.0.0.1:0/5"),)), machines(h1="10.0.0.1"), [DISK])
+    assert found.entries == () and "no address of h1 alone is known" in found.missing[-1]
+
+
+def test_where_monitoring_told_nothing_lock_owners_do() -> None:
+    cluster = Ceph("f", (opener("10.0.0.3:0/5"), opener("10.0.0.4:0/6"), opener("10.0.0.7:0/7", "one/one-8"), opener("10.0.0.1:0/8")))
+    found = plan.blocks(cluster, machines(h2="10.0.0.4"), [DISK])
+    assert found == plan.Blocks(("10.0.0.3:0/0",), ())
+
+
+def test_nothing_known_is_nothing_proved() -> None:
+    found = plan.blocks(Ceph("f"), machines(h2="10.0.0.4"), [DISK])
+    assert found == plan.Blocks((), ("no address of h1 alone is known, and none of its disks shows one",))
+
+
+def test_a_stranger_that_has_a_disk_of_the_host_open_is_named() -> None:
+    found = plan.blocks(Ceph("f", (opener("10.9.9.9:0/5"),)), machines(h1="10.0.0.3"), [DISK])
+    assert found.entries == ("10.0.0.3:0/0",) and "client.1 at 10.9.9.9:0/5 has one/one-7 open" in found.missing[0]
+
+
+def test_a_shared_address_that_has_a_disk_of_the_host_open_is_named() -> None:
+    found = plan.blocks(Ceph("f", (opener("10.0.0.8:0/5"),)), machines(h1="10.0.0.3 10.0.0.8", h2="10.0.0.8"), [DISK])
+    assert found.entries == ("10.0.0.3:0/0",) and "10.0.0.8 is an address of another machine too" in found.missing[0]
+
+
+def test_where_an_osd_has_the_address_all_clients_seen_there_are_blocked_and_one_unseen_is_missing() -> None:
+    cluster = Ceph("f", (opener("10.0.0.3:0/5"), opener("10.0.0.3:0/6", "one/other"), opener("10.0.0.4:0/7", "one/one-8")),
+                   frozenset({"10.0.0.3"}), IMAGES)  # fmt: skip
+    whose = machines(h1="10.0.0.3 10.1.0.3", h2="10.0.0.4")
+    assert plan.blocks(cluster, whose, [DISK, "one/not-there"]) == plan.Blocks(("10.1.0.3:0/0", "10.0.0.3:0/5", "10.0.0.3:0/6"), ())
+    (missing,) = plan.blocks(cluster, whose, [DISK, "one/one-8"]).missing
+    assert missing.startswith("10.0.0.3 is an OSD's address too") and missing.endswith("one/one-8 open is not seen")
+    (missing,) = plan.blocks(cluster._replace(bridges=frozenset({"h1"})), whose, [DISK]).missing
+    assert "is a bridge (BRIDGE_LIST)" in missing
+
+
+def test_addresses_as_ceph_writes_them() -> None:
+    assert [ip_of(text) for text in ("10.0.0.3:0/128", "[fd00::3]:0/7", "10.0.0.3:6801/12")] == ["10.0.0.3", "fd00::3", "10.0.0.3"]
+    assert [whole("10.0.0.3"), whole("fd00::3")] == ["10.0.0.3:0/0", "[fd00::3]:0/0"]
+
+
+def test_an_entry_that_ends_soon_is_lacking() -> None:
+    listed = Blocklist({"a:0/0": FOR_EVER_S - 9.0, "b:0/0": 3600.0})
+    assert listed.lacks(("a:0/0", "b:0/0", "c:0/0")) == ("b:0/0", "c:0/0")
+
+
+# -- marks -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_mark_is_read_as_it_was_written() -> None:
+    for mark in (MARK, plan.Mark(plan.BEGUN, 1, "", 5, "confirmed")):
+        assert plan.mark_of(host(mark)) == mark
+    assert plan.mark_of(host()) == plan.Mark() and plan.boot_of(host()) == BOOT and plan.boot_of(host(boot="")) == ""
+    assert MARK.entries("f") == ("10.0.0.3:0/0", "[fd00::3]:0/0")
+    assert escape(MARK.template()) == MARK.template()
+
+
+def test_a_fence_counts_and_forgets_no_entry() -> None:
+    again = plan.begun(MARK, BOOT, ["f/10.0.0.3:0/0", "f/10.0.0.9:0/0"], 7)
+    assert (again.state, again.epoch, again.off, again.since) == (plan.BEGUN, 2, "", 7)
+    assert again.blocked == (*MARK.blocked, "f/10.0.0.9:0/0")
+    assert plan.begun(MARK, NEXT, [], 7).epoch == 3, "it was started since"
+    assert plan.begun(MARK._replace(state=plan.LIFTED), BOOT, [], 7).epoch == 3
+    assert plan.begun(plan.Mark(), "", [], 7).epoch == 1
+
+
+@pytest.mark.parametrize(("boot", "up_s", "may"), [(BOOT, 1, False), (NEXT, 1, True), (NEXT, 100, False), (NEXT, 101, False)])
+def test_a_host_is_let_in_with_another_boot_that_began_after_the_fence(boot: str, up_s: float, may: bool) -> None:
+    assert (plan.not_anew(MARK, boot, up_s, MARK.since + 100) == "") == may
+    assert plan.not_anew(MARK._replace(boot=""), boot, up_s, MARK.since + 100) == "" or up_s >= 100
+
+
+# -- settings, keys, doctor ------------------------------------------------------------------------------------------------
+
+
+def test_the_key_reads_images_and_shuts_out() -> None:
+    assert key("fencer", ["one", "two", "one"]).command() == (
+        "ceph auth get-or-create client.fencer mon 'profile rbd-read-only, allow command \"osd blocklist\"' "
+        "osd 'profile rbd-read-only pool=one, profile rbd-read-only pool=two'"
+    )
+    for user in ("admin", "", "a b"):
+        with pytest.raises(BadAttribute):
+            key(user, ["one"])
+
+
+def test_a_key_that_lies_on_hosts_shuts_nobody_out() -> None:
+    assert fence_user(datastore({"CEPH_USER": "libvirt", "SEMISHARED_CEPH_FENCE_USER": "fencer"})) == "fencer"
+    with pytest.raises(BadAttribute, match="who has another role"):
+        fence_user(datastore({"CEPH_USER": "libvirt", "SEMISHARED_CEPH_FENCE_USER": "libvirt"}))
+
+
+def test_the_command_is_words_and_a_path(tmp_path: object) -> None:
+    def written(text: str) -> Config:
+        path = f"{tmp_path}/semishared.conf"
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(f"[fence]\ncommand = {text}\n")
+        return load(path)
+
+    assert written("none").fencing == [] and Config().fencing == []
+    assert written("/sbin/off --how 'at once'").fencing == ["/sbin/off", "--how", "at once"]
+    for text in ("off", "", "'/sbin/off", "./off"):
+        with pytest.raises(BadAttribute, match="neither /a/program"):
+            written(text)
+
+
+def test_doctor_says_what_became_of_fenced_hosts() -> None:
+    def said(mark: plan.Mark, boot: str = "") -> list[str]:
+        return [f"{item.severity} {item.mend}" for item in of_fenced([host(mark)], {"h1": boot} if boot else {})]
+
+    assert said(plan.Mark(), BOOT) == said(MARK) == said(MARK._replace(state=plan.LIFTED), NEXT) == []
+    assert said(MARK, BOOT) == ["2 restart h1; then semishared fence --lift h1"]
+    assert said(MARK, NEXT) == ["1 semishared fence --lift h1"]
+    assert said(MARK._replace(state=plan.BEGUN)) == ["2 semishared fence h1"]
+    assert of_means("", {"110": ""}, "fe") == []
+    assert [item.what for item in of_means("/x is not there", {"110": "no key"}, "fe")] == [
+        "[fence] command: /x is not there", "datastore 110: a dead host cannot be shut out: no key"
+    ]  # fmt: skip
