@@ -13,7 +13,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Tuple
 
 import pytest
 
@@ -240,9 +240,7 @@ def writer(conf: str, image: str) -> Iterator[Writer]:
 @pytest.fixture()
 def pool(cloud: Cloud, site: "Site") -> Iterator["Site"]:
     """A datastore on the cluster, in the place of the mounted one; its OSD is where h1 is."""
-    key = fence_key(FENCER, ["one"])
-    made = site.command("auth get-or-create", entity=f"client.{FENCER}", caps=[word for cap in key.caps for word in cap])
-    (Path(site.conf).parent / f"ceph.client.{FENCER}.keyring").write_text(f"[client.{FENCER}]\n\tkey = {made[0]['key']}\n")
+    give_key(site, FENCER, *fence_key(FENCER, ["one"]).caps)
     add_pool(cloud, RBD, site.conf)
     del cloud.site.oned.datastores[STORE]
     cloud.tell("h1", "127.0.0.1")
@@ -251,6 +249,11 @@ def pool(cloud: Cloud, site: "Site") -> Iterator["Site"]:
         yield site
     finally:
         site.command("osd blocklist clear")
+
+
+def give_key(site: "Site", user: str, *caps: Tuple[str, str]) -> None:
+    made = site.command("auth get-or-create", entity=f"client.{user}", caps=[word for cap in caps for word in cap])
+    (Path(site.conf).parent / f"ceph.client.{user}.keyring").write_text(f"[client.{user}]\n\tkey = {made[0]['key']}\n")
 
 
 def add_pool(cloud: Cloud, number: int, conf: str) -> None:
@@ -321,6 +324,7 @@ def test_one_of_two_clusters_is_not_enough_and_is_done_all_the_same(
     cloud: Cloud, pool: "Site", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ceph, "CONNECT_S", 1)
+    monkeypatch.setitem(ceph.LIMITS, "client_mount_timeout", 1)
     pool.make(7)
     cloud.runs(disk(7))
     (tmp_path / "other.conf").write_text("[global]\nfsid = 00000000-0000-4000-8000-000000000001\nmon host = v2:127.0.0.1:1/0\n")
@@ -362,7 +366,8 @@ def test_without_a_key_or_an_address_nothing_is_proved(cloud: Cloud, pool: "Site
     store = cloud.site.oned.datastores[RBD]
     del store.template["SEMISHARED_CEPH_FENCE_USER"]
     assert "has no SEMISHARED_CEPH_FENCE_USER (`semishared caps --role fence 110`)" in cloud.refused()
-    store.template["SEMISHARED_CEPH_FENCE_USER"] = "bases"
+    give_key(pool, "looker", ("mon", "allow r"), ("osd", "profile rbd-read-only pool=one"))
+    store.template["SEMISHARED_CEPH_FENCE_USER"] = "looker"
     cloud.tell("h1", "10.0.0.3")
     assert "access denied" in cloud.refused() and not blocked(pool), "a key that may not"
     with pytest.raises(CephRefused):
