@@ -40,7 +40,7 @@ def monitored(cloud: Cloud, host: Node) -> None:
     cloud.oned.host_update(cloud.oned.host(host.name).id, host.run(PROBE, input=said).stdout.decode())
 
 
-def writes(guest: Guest, seconds: float = 4) -> int:
+def writes(guest: Guest, seconds: float = 2) -> int:
     """Return how many writes of its loop succeed in some seconds."""
     before = guest.loop_stat("vdb")
     time.sleep(seconds)
@@ -65,6 +65,7 @@ def keyed(cloud: Cloud, ceph: Cluster) -> Iterator[None]:
     try:
         yield
     finally:
+        cloud.lab.fe.path(f"/etc/ceph/ceph.client.{FENCE_USER}.keyring").unlink()
         del rbd.template["SEMISHARED_CEPH_FENCE_USER"]
         mounted.clusters = [0]
         ceph.ask(["command", ["config rm"], {"who": "osd", "name": "osd_client_watch_timeout"}], ["command", ["osd blocklist clear"], {}])
@@ -91,7 +92,7 @@ def test_a_host_that_was_cut_off_and_fenced_writes_nothing_when_it_is_back(cloud
         assert ceph.images()[name]["lockers"], "its lock stays"
         said = fence(cloud, "h1")
         assert f"{h1.ip}:0/0 is on the blocklist" in said and f"{h2.ip}:0/0" not in said
-        assert fence(cloud, "h1") == said and fence(cloud, "h1", "--check") == said
+        assert fence(cloud, "h1", "--check") == said
         assert write_from(h2, image, 7) == 0, "the next writer has it"
     finally:
         h1.join()
