@@ -190,18 +190,24 @@ def test_the_command_line(cloud: Cloud) -> None:
     assert "[SS010]" in cloud.site.cli("fence", "h1", "--lift", code=2).stderr
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_killed_anywhere_it_ends_the_same_when_it_is_repeated(cloud: Cloud, command: Path, at: int, tmp_path: Path) -> None:
+def killed(at: int, words: str, tmp_path: Path) -> List[str]:
+    """Do something with a Fence until the N-th point, and be killed there; return the points."""
     code = f"""
 from semishared.config import Config
 from semishared.front.fence import Fence
 from semishared.opennebula.oned import Oned
-Fence(Oned(), Config(fence_command={str(command)!r})).fence("h1")
+Fence(Oned(), Config{words}
 """
+    trace = tmp_path / f"trace{at}"
     lib = str(Path(__file__).resolve().parents[2] / "lib")
-    env = {**os.environ, "PYTHONPATH": lib, "SEMISHARED_KILL_AT": str(at), "SEMISHARED_TRACE": str(tmp_path / "trace")}
-    assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == -9
-    names = [line.split(" ", 1)[1] for line in (tmp_path / "trace").read_text().splitlines()]
+    env = {**os.environ, "PYTHONPATH": lib, "SEMISHARED_KILL_AT": str(at), "SEMISHARED_TRACE": str(trace)}
+    assert subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=60).returncode == -9
+    return [line.split(" ", 1)[1] for line in trace.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_killed_anywhere_it_ends_the_same_when_it_is_repeated(cloud: Cloud, command: Path, at: int, tmp_path: Path) -> None:
+    names = killed(at, f'(fence_command={str(command)!r})).fence("h1")', tmp_path)
     assert names == ["mark begun", "host switched off", "mark fenced"][:at]
     if at < 3:
         assert "begun" in cloud.refused(check=True)
@@ -358,6 +364,22 @@ def test_whole_addresses_and_a_list_that_somebody_clears(cloud: Cloud, pool: "Si
         fence.lift("h1", BOOT, 0.1)
     assert len(blocked(pool)) == 2
     assert fence.lift("h1", NEXT, 0.1) == () and not blocked(pool)
+
+
+def test_killed_anywhere_nothing_is_left_on_the_list_that_is_not_noted(cloud: Cloud, pool: "Site", tmp_path: Path) -> None:
+    cloud.tell("h1", "10.0.0.3", "fd00::3")
+    both = ["10.0.0.3:0/0", "[fd00::3]:0/0"]
+    points = ["mark begun", "address blocked", "address blocked", "mark fenced", "address let in", "address let in", "mark lifted"]
+    for at in range(1, 5):
+        assert killed(at, '()).fence("h1")', tmp_path) == points[:at]
+        assert set(blocked(pool)) <= set(cloud.mark().entries(pool.command("fsid")["fsid"]))
+        assert cloud.fence().epoch == at and sorted(blocked(pool)) == both
+        time.sleep(1.1)
+        if at < 4:
+            assert killed(at, f'()).lift("h1", {NEXT!r}, 0.1)', tmp_path / "..") == points[4 : 4 + at]
+            assert (cloud.mark().state == "fenced") == (at < 3)
+        assert Fence(Oned(), cloud.config).lift("h1", NEXT, 0.1) == ()
+        assert not blocked(pool) and cloud.mark().state == "lifted"
 
 
 def test_without_a_key_or_an_address_nothing_is_proved(cloud: Cloud, pool: "Site") -> None:

@@ -78,12 +78,13 @@ class Fence:
         mark = plan.begun(plan.mark_of(cloud.host), plan.boot_of(cloud.host), (), int(time.time()))
         mark, missing = self._shut_out(cloud, mark)
         off, why_on = self._switched_off(cloud, confirmed_off, bool(cloud.mounted or missing))
+        since = int(time.time())  # before the locks are waited for: meanwhile somebody may switch it on again
         # What is off writes nothing: then it does not matter what a cluster said, but for whoever reads it.
         notes = tuple(missing) if off else ()
         missing = self._still_locked(cloud) if off else [*missing, *why_on]
         if missing:
             raise NotFenced(f"{host} may still write: {'; '.join(missing)}")
-        mark = mark._replace(state=plan.FENCED, since=int(time.time()), off=off)
+        mark = mark._replace(state=plan.FENCED, since=since, off=off)
         self._note(cloud, mark)
         return _proven(host, mark)._replace(notes=notes)
 

@@ -14,7 +14,7 @@ from ..model.fencing import Ceph, Opener
 from ..model.steps import Access
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
-from ..opennebula.xml import Datastore, Disk, Host, Vm
+from ..opennebula.xml import Datastore, Disk, Host, View, Vm
 from ..plan import fence as plan
 from ..store.blocklist import Fencer
 from ..tools.addresses import addresses
@@ -62,7 +62,7 @@ def ask(oned: Oned, name: str) -> Cloud:
     ours = {store.id: store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD")) and store.type != 1}
     disks = [(disk.store_id, where) for vm in _guests(oned, name) for disk in vm.disks for where in _places(vm, disk, ours)]
     used = {number for number, _ in disks}
-    reached = [store for store in ours.values() if store.id in used or host.cluster_id in store.clusters]
+    reached = [store for store in ours.values() if store.id in used or host.cluster_id in _numbers(store, "CLUSTERS/ID")]
     pools = [store for store in ours.values() if stores.kind(store).has_bridge]
     mounted = [store for store in reached if store not in pools]
     return Cloud(host, hosts, [store for store in reached if store in pools], mounted, tuple(disks), pools)
@@ -89,7 +89,16 @@ def _guests(oned: Oned, name: str) -> list[Vm]:
     """Return the VMs that may have a guest on a host, also those that are on their way from it."""
     active = [vm for vm in oned.vms() if vm.number("STATE") == ACTIVE]
     near = [vm.id for vm in active if vm.host == name or vm.lcm_state == MIGRATE]
-    return [vm for vm in map(oned.vm, near) if name in vm.hosts[-2 if vm.lcm_state == MIGRATE else -1 :]]
+    return [vm for vm in map(oned.vm, near) if name in _hosts(vm)[-2 if vm.lcm_state == MIGRATE else -1 :]]
+
+
+def _hosts(vm: Vm) -> list[str]:
+    """Return the names of the hosts of a VM's history records, oldest first."""
+    return [found.text or "" for found in vm.element.findall("HISTORY_RECORDS/HISTORY/HOSTNAME")]
+
+
+def _numbers(view: View, path: str) -> list[int]:
+    return [View(found).number(".") for found in view.element.findall(path)]
 
 
 def _places(vm: Vm, disk: Disk, ours: dict[int, Datastore]) -> Iterator[str]:
@@ -130,7 +139,6 @@ def look(cloud: Cloud, datastores: Sequence[Datastore]) -> tuple[Fencer, Ceph]:
     _, daemons = fencer.look()
     bridges = frozenset(host for store in datastores for host in stores.bridges(store))
     return fencer, Ceph(fencer.fsid, tuple(openers), daemons, frozenset(images), bridges)
-
 
 
 def try_key(datastores: Sequence[Datastore]) -> None:

@@ -151,11 +151,6 @@ class Vm(Object):
         return self.text("HISTORY_RECORDS/HISTORY[last()]/HOSTNAME")
 
     @property
-    def hosts(self) -> list[str]:
-        """Names of the hosts of all history records, oldest first."""
-        return [View(record).text("HOSTNAME") for record in self.element.findall("HISTORY_RECORDS/HISTORY")]
-
-    @property
     def deploy_id(self) -> str:
         return self.text("DEPLOY_ID")
 
@@ -254,11 +249,6 @@ class Datastore(Object):
     @property
     def base_path(self) -> str:
         return self.text("BASE_PATH")
-
-    @property
-    def clusters(self) -> list[int]:
-        """Ids of the clusters whose hosts may use it."""
-        return [View(element).number(".") for element in self.element.findall("CLUSTERS/ID")]
 
     @property
     def store_driver(self) -> str:
