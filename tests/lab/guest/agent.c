@@ -12,6 +12,8 @@
 //   loop memory MIB PER_SECOND         the same with so much memory, a word in each page of a MiB at a time
 //   loop-stat DEV | loop-stop DEV      counts; stop also reads everything written once more
 //   context                            the context ISO's context.sh, newlines and backslashes escaped
+//   file PATH [HEX]                    write that to a file, at once; read it
+//   device PATH HEX                    write that to a device and read its answer
 //   sync | poweroff | uptime
 #define _GNU_SOURCE
 #include "context.h"
@@ -35,7 +37,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { KIB = 1024, CHUNK = 256 * KIB, BLOCK_KIB = 64, LOOPS = 9, WORDS = 8 };
+enum { KIB = 1024, CHUNK = 256 * KIB, BLOCK_KIB = 64, LOOPS = 12, WORDS = 8 };
 typedef uint64_t u64;
 
 struct loop {
@@ -443,6 +445,36 @@ static void context(void)
     free(text);
 }
 
+static size_t unhex(const char *hex, unsigned char *to, size_t most)
+{
+    size_t n = 0;
+    for (unsigned byte; n < most && sscanf(hex + 2 * n, "%2x", &byte) == 1; n++)
+        to[n] = byte;
+    return n;
+}
+
+// A file has what was written when it is opened again; a device answers the one who wrote.
+static void talk(char **w, int n)
+{
+    unsigned char bytes[1024];
+    int is_device = !strcmp(w[0], "device"), writes = n > 2, reads = is_device || !writes;
+    ssize_t size = writes ? (ssize_t)unhex(w[2], bytes, sizeof bytes) : 0;
+    int fd = open(w[1], is_device ? O_RDWR : writes ? O_WRONLY | O_CREAT : O_RDONLY, 0644);
+    int failed = fd < 0 || (writes && write(fd, bytes, size) < 0); // a TPM tells the length of its answer here
+    if (!failed && reads)
+        failed = (size = read(fd, bytes, sizeof bytes)) < 0;
+    if (failed) {
+        answer("ERR %s: %s", w[1], strerror(errno));
+    } else {
+        printf("OK ");
+        for (ssize_t i = 0; reads && i < size; i++)
+            printf("%02x", bytes[i]);
+        answer("");
+    }
+    if (fd >= 0)
+        close(fd);
+}
+
 static void power_off(void)
 {
     sync();
@@ -530,6 +562,8 @@ static void obey(char *line)
         sync(), answer("OK");
     else if (!strcmp(w[0], "poweroff"))
         answer("OK"), tcdrain(1), power_off();
+    else if (n > 1 && (!strcmp(w[0], "file") || (n > 2 && !strcmp(w[0], "device"))))
+        talk(w, n);
     else if (n > 1)
         on_disk(w, n);
     else

@@ -209,6 +209,14 @@ class Guest:
         words = shlex.split(text, comments=True)
         return dict(word.split("=", 1) for word in words if "=" in word)
 
+    def file(self, path: str, data: bytes = b"") -> bytes:
+        """Write to a file of the guest in one go, or return what it holds."""
+        return bytes.fromhex(self.command(f"file {path} {data.hex()}".rstrip()))
+
+    def device(self, path: str, data: bytes) -> bytes:
+        """Write to a device and return its answer."""
+        return bytes.fromhex(self.command(f"device {path} {data.hex()}"))
+
     def sync(self) -> None:
         """Flush everything."""
         self.command("sync")

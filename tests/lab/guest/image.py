@@ -20,7 +20,7 @@ from lab.initramfs import BUSYBOX
 HERE = Path(__file__).resolve().parent
 MIB = 32
 # What they need comes by itself. The cloud kernel has no AHCI: see context.c.
-MODULES = ["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "ata_piix", "sr_mod", "evdev", "button"]
+MODULES = ["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "ata_piix", "sr_mod", "evdev", "button", "efivarfs"]
 COMMAND_LINE = (
     "console=ttyS0 quiet loglevel=0 panic=1 mitigations=off nokaslr random.trust_cpu=on tsc=reliable cryptomgr.notests audit=0"
 )

@@ -10,6 +10,7 @@
 while read -r name; do
     /bin/busybox insmod "/modules/$name.ko" 2>/dev/null
 done </modules/order
+[ ! -d /sys/firmware/efi ] || /bin/busybox mount -t efivarfs efivarfs /sys/firmware/efi/efivars
 while :; do
     /bin/busybox setsid /bin/busybox cttyhack /bin/agent </dev/ttyS0 >/dev/ttyS0 2>&1
 done

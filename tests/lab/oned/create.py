@@ -16,7 +16,7 @@ from .template import Template, Vector, scalar, vectors
 from .transfer import is_volatile
 
 _TO_VM = {
-    "NAME", "CPU", "VCPU", "MEMORY", "DISK", "CONTEXT", "OS", "FEATURES", "RAW", "GRAPHICS",
+    "NAME", "CPU", "VCPU", "MEMORY", "DISK", "CONTEXT", "OS", "FEATURES", "TPM", "RAW", "GRAPHICS",
     "TM_MAD_SYSTEM", "SUBMIT_ON_HOLD", "NIC",
 }  # fmt: skip
 

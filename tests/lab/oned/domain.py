@@ -147,6 +147,9 @@ def domain_xml(settings: Settings, vm: Vm) -> str:
     for name, tag in (("KERNEL", "kernel"), ("INITRD", "initrd"), ("KERNEL_CMD", "cmdline")):
         if system.get(name):
             lines.append(f"\t\t<{tag}>{cdata(system[name])}</{tag}>")
+    if system.get("FIRMWARE"):
+        lines.append(f'\t\t<loader readonly="yes" type="pflash" secure="no">{system["FIRMWARE"]}</loader>')
+        lines.append(f"\t\t<nvram>{directory}/{escape(vm.name)}_VARS.fd</nvram>")
     lines += ["\t</os>", "\t<devices>", f"\t\t<emulator>{cdata(settings.emulator)}</emulator>"]
     for disk in vm.disks:
         name = f"disk{disk['DISK_ID']}"
@@ -154,6 +157,9 @@ def domain_xml(settings: Settings, vm: Vm) -> str:
     context = vm.template.get("CONTEXT")
     if isinstance(context, dict):
         lines += disk_lines(vm, directory, dict(context, TYPE="CDROM", READONLY="YES"), q35, 0)
+    tpm = (vectors(vm.template, "TPM") or [{}])[0]
+    if tpm.get("MODEL"):
+        lines += [f"\t\t<tpm model='{tpm['MODEL']}'>", "\t\t\t<backend type='emulator' version='2.0'/>", "\t\t</tpm>"]
     lines += [*_controllers(q35), "\t</devices>", "\t<features>", "\t\t<acpi/>", "\t</features>"]
     features = (vectors(vm.template, "FEATURES") or [{}])[0]
     if features.get("GUEST_AGENT", "YES" if settings.guest_agent else "NO").upper() == "YES":
