@@ -153,8 +153,8 @@ def test_clones_and_snapshots_count_as_disks_too(cloud: Cloud) -> None:
     cloud.runs({"DATASTORE_ID": str(STORE), "SOURCE": str(source), "PERSISTENT": "NO"})
     layer = Path(f"{clone}.snap/1")
     layer.parent.mkdir()
-    for path in (clone, layer):
-        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", str(path), "1M"], check=True)
+    clone.symlink_to("0-0.snap/1")
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", str(layer), "1M"], check=True)
     with exported(str(layer), "qcow2"):
         assert f"{layer} is written to" in cloud.refused(off=True)
 
@@ -356,6 +356,9 @@ def test_whole_addresses_and_a_list_that_somebody_clears(cloud: Cloud, pool: "Si
     assert sorted(blocked(pool)) == ["10.0.0.3:0/0", "[fd00::3]:0/0"] and proof.off == ""
     pool.command("osd blocklist", blocklistop="rm", addr="10.0.0.3:0/0")
     assert "10.0.0.3:0/0 is not on the blocklist any more" in cloud.refused(check=True)
+    cloud.tell("h1", "10.0.0.3", "fd00::3", "10.0.0.9")
+    assert "10.0.0.3:0/0, 10.0.0.9 is not on the blocklist any more" in cloud.refused(check=True)
+    cloud.tell("h1", "10.0.0.3", "fd00::3", "172.17.0.1")
     again = cloud.fence()
     assert again._replace(since=0) == proof._replace(since=0) and "10.0.0.3:0/0" in blocked(pool)
     fence = Fence(Oned(), cloud.config)
@@ -380,6 +383,11 @@ def test_killed_anywhere_nothing_is_left_on_the_list_that_is_not_noted(cloud: Cl
             assert (cloud.mark().state == "fenced") == (at < 3)
         assert Fence(Oned(), cloud.config).lift("h1", NEXT, 0.1) == ()
         assert not blocked(pool) and cloud.mark().state == "lifted"
+
+
+def test_a_host_with_an_osd_and_no_client_has_nobody_to_block(cloud: Cloud, pool: "Site") -> None:
+    proof = cloud.fence()
+    assert proof.blocked == () and cloud.proof() == proof and not blocked(pool)
 
 
 def test_without_a_key_or_an_address_nothing_is_proved(cloud: Cloud, pool: "Site") -> None:

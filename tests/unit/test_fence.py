@@ -84,6 +84,15 @@ def test_where_an_osd_has_the_address_all_clients_seen_there_are_blocked_and_one
     assert "is a bridge (BRIDGE_LIST)" in missing
 
 
+def test_an_address_that_came_later_is_not_shut_out_by_entries_of_before() -> None:
+    whose = machines(h1="10.0.0.3 10.0.0.5 172.17.0.1", h2="172.17.0.1")
+    assert plan.unlisted(whose, [], ["10.0.0.3:0/0", "10.0.0.5:0/0"]) == ()
+    assert plan.unlisted(whose, [], ["10.0.0.3:0/0"]) == ("10.0.0.5",)
+    assert plan.unlisted(whose, ["10.0.0.3", "10.0.0.5"], []) == (), "an OSD's, of which no client was seen"
+    assert plan.unlisted(machines(h2="10.0.0.4"), [], ["10.0.0.3:0/0"]) == (), "from a lock"
+    assert plan.unlisted(machines(h2="10.0.0.4"), [], []) == ("h1",)
+
+
 def test_addresses_as_ceph_writes_them() -> None:
     assert [ip_of(text) for text in ("10.0.0.3:0/128", "[fd00::3]:0/7", "10.0.0.3:6801/12")] == ["10.0.0.3", "fd00::3", "10.0.0.3"]
     assert [whole("10.0.0.3"), whole("fd00::3")] == ["10.0.0.3:0/0", "[fd00::3]:0/0"]

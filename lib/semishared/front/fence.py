@@ -172,12 +172,13 @@ class Fence:
                 try:
                     fencer = Fencer(*fence_facts.reached(datastores))
                     wanted = mark.entries(fencer.fsid)
-                    lacks = fencer.look()[0].lacks(wanted)
+                    listed, daemons = fencer.look()
+                    lacks = (*listed.lacks(wanted), *plan.unlisted(cloud.machines(), daemons, wanted))
                 except SemisharedError as e:
                     missing.append(f"{_named(datastores)}: {e.detail}")
                     continue
-                if lacks or not wanted:
-                    missing.append(f"{_named(datastores)}: {', '.join(lacks) or host.name} is not on the blocklist any more")
+                if lacks:
+                    missing.append(f"{_named(datastores)}: {', '.join(lacks)} is not on the blocklist any more")
         if missing:
             raise NotFenced(f"{host.name} may write again: {'; '.join(missing)}")
         return _proven(host.name, mark)
@@ -234,7 +235,8 @@ def _writers(path: str) -> list[str]:
     layers = layout.layers(path)
     files = [path, *(f"{layers}/{name}" for name in (os.listdir(layers) if os.path.isdir(layers) else ()))]
     said = []
-    for file in files:
+    # A clone is a link to one of its layers, which are all looked at.
+    for file in (file for file in files if not os.path.islink(file)):
         try:
             writers.check_file(file)
         except AnotherWriter as e:

@@ -94,6 +94,16 @@ class Machines(NamedTuple):
     """Host -> addresses that its monitoring told."""
     front_end: frozenset[str]
 
+    @property
+    def own(self) -> frozenset[str]:
+        """What monitoring told of the host."""
+        return self.told.get(self.host, frozenset())
+
+    @property
+    def others(self) -> frozenset[str]:
+        """What is another machine's, too."""
+        return self.front_end.union(*(found for name, found in self.told.items() if name != self.host))
+
 
 class Blocks(NamedTuple):
     """How a host is shut out of one cluster."""
@@ -105,8 +115,7 @@ class Blocks(NamedTuple):
 
 def blocks(cluster: Ceph, machines: Machines, disks: Sequence[str]) -> Blocks:
     """Return whom to block in a cluster; `disks`: POOL/IMAGE that guests of the host may have open for writing."""
-    told = machines.told.get(machines.host, frozenset())
-    others = machines.front_end.union(*(found for name, found in machines.told.items() if name != machines.host))
+    told, others = machines.own, machines.others
     openers = [opener for opener in cluster.openers if opener.image in disks]
     seen = {ip_of(opener.address) for opener in openers}
     missing = [
@@ -123,6 +132,13 @@ def blocks(cluster: Ceph, machines: Machines, disks: Sequence[str]) -> Blocks:
         missing += _unseen(cluster, machines.host, singles, disks)
     clients = {opener.address: None for opener in cluster.openers if ip_of(opener.address) in singles}
     return Blocks((*map(whole, sorted(mine - singles)), *clients), tuple(missing))
+
+
+def unlisted(machines: Machines, daemons: Collection[str], entries: Collection[str]) -> tuple[str, ...]:
+    """Return the addresses, as far as they are known now, that a host which entries were made for is not shut out by."""
+    mine = machines.own - machines.others
+    left = mine - set(map(ip_of, entries)) - set(daemons)
+    return tuple(sorted(left)) if mine or entries else (machines.host,)
 
 
 def _unseen(cluster: Ceph, host: str, ips: Collection[str], disks: Sequence[str]) -> list[str]:
