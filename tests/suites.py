@@ -41,6 +41,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "system": {"paths": ["tests/system"], "minutes": 35},
     "nfs": {"paths": ["tests/nfs"], "minutes": 20},
     "tools": {"paths": ["tests/tools"], "minutes": 35},
+    "faults": {"paths": [f"tests/faults/test_{name}.py" for name in ("faults", "bad_input", "links", "moves")], "minutes": 15},
     "upgrade": {"paths": ["tests/upgrade/test_dir.py", "tests/upgrade/test_configuration.py"], "minutes": 25},
     "upgrade-ceph": {"paths": ["tests/upgrade/test_rbd.py"], "minutes": 25, "full": True},
     "cephfs": {"paths": ["tests/cephfs"], "minutes": 20},
@@ -51,14 +52,13 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "cephfaults": {"paths": ["tests/cephfaults"], "minutes": 25},
     "cephstore": {"paths": ["tests/cephstore"], "minutes": 20},
     "store": {"paths": ["tests/store"], "minutes": 10},
-    "faults": {"paths": [f"tests/faults/test_{name}.py" for name in ("faults", "bad_input", "links", "moves")], "minutes": 15},
     "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 15},
     "operate": {"paths": ["tests/operate"], "minutes": 15},
     "docs": {"paths": ["tests/docs"], "minutes": 10},
     "shell": {"paths": ["tests/shell"], "minutes": 10, "runner": "bats"},
     "staging-more": {"paths": ["tests/staging/test_more_faults.py"], "minutes": 10, "full": True},
 }
-"""The longest first, so that none runs alone at the end. Minutes are where a suite hangs, also on a busy machine.
+"""The longest first (faults is with --full), so that none runs alone at the end. Minutes are where a suite hangs, also on a busy machine.
 
 `first`: before the others, which need not run to know that a checkout is no good.
 `runner`: what runs its files (RUNNERS), pytest if nothing is said.
