@@ -401,6 +401,27 @@ class StillFenced(SemisharedError):
     remedy = "restart the host, so that no guest of before is left on it, then `semishared fence --lift HOST` again"
 
 
+class DiskLost(SemisharedError):
+    """A disk that is only on a lost host, and must not be made anew elsewhere without what it held."""
+
+    id = "SS130"
+    remedy = "wait for that host, or say SEMISHARED_ON_HOST_FAILURE = recreate of its image and retry: docs/how-to/dead-host.md"
+
+
+class HostNotLost(SemisharedError):
+    """A VM that oned has lost sight of, on a host that neither answers nor is shut out of the stores: its guest may still run."""
+
+    id = "SS131"
+    remedy = "make the host answer, or shut it out (`semishared fence HOST`), then `onevm recover --retry`"
+
+
+class StaleDirectory(SemisharedError):
+    """What a host has of a VM that was taken over by another host since: nothing of it is the VM's any more."""
+
+    id = "SS132"
+    remedy = "`semishared gc` removes it; if the VM is to be here, migrate it here"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

@@ -454,6 +454,34 @@ def a_clone_is_of_the_present_content_and_its_own(bench: Bench, top: Path) -> No
     nothing_left(bench)
 
 
+@case()
+def a_clone_is_found_by_its_disk_as_its_guest_left_it(bench: Bench, top: Path) -> None:
+    made = image(bench, top)
+    assert of(bench).clone_found(made, 23, 1) == ""
+    clone = of(bench).clone_of(made, 23, 1)
+    of(bench).clone(made, clone, 0)
+    found = of(bench).clone_found(made, 23, 1)
+    assert found.startswith(clone)
+    bench.write(found, MiB, b"\x55" * 65536)
+    assert pattern(bench, found) == 0x55
+    assert of(bench).clone_found(made, 23, 2) == of(bench).clone_found(made, 2, 1) == ""
+    of(bench).remove_clone(made, clone)
+    assert of(bench).clone_found(made, 23, 1) == ""
+    nothing_left(bench)
+
+
+@case()
+def an_epoch_is_a_vms_own_and_never_falls(bench: Bench, top: Path) -> None:
+    made = image(bench, top)
+    assert of(bench).epoch(made, 23) == -1
+    for epoch in (9, 9, 4):
+        of(bench).note_epoch(made, 23, epoch)
+        assert (of(bench).epoch(made, 23), of(bench).epoch(made, 2)) == (9, -1)
+    of(bench).note_epoch(made, 23, 12)
+    assert of(bench).epoch(made, 23) == 12
+    nothing_left(bench)
+
+
 # -- who else -----------------------------------------------------------------------------------------
 
 

@@ -33,6 +33,7 @@ class Image:
         self.data = bytearray(data)
         self.snapshots: Dict[int, bytes] = {}
         self.clones: Dict[str, Image] = {}
+        self.epochs: Dict[int, int] = {}
         self.guests = 0
         self.session = 0
         self.known = (-1, "")
@@ -266,6 +267,17 @@ class MemoryStore:
     def remove_clone(self, image: ImageRef, clone: str) -> None:
         for found in self._images().values():
             found.clones.pop(clone, None)
+
+    def clone_found(self, image: ImageRef, vm: int, disk: int) -> str:
+        name = self.clone_of(image, vm, disk)
+        return name if name in self.image(image.source).clones else ""
+
+    def note_epoch(self, image: ImageRef, vm: int, epoch: int) -> None:
+        epochs = self.image(image.source).epochs
+        epochs[vm] = max(epoch, epochs.get(vm, -1))
+
+    def epoch(self, image: ImageRef, vm: int) -> int:
+        return self.image(image.source).epochs.get(vm, -1)
 
 
 class MemoryBench:

@@ -95,7 +95,10 @@ def test_generator_writes_a_page_and_check_notices_a_change(tmp_path: Path, caps
 
 def test_page_of_attributes_lists_what_placement_knows_and_nothing_else() -> None:
     page = (REFERENCE / "attributes.md").read_text()
-    known = {"SEMISHARED_PLACE": set(placement.WHERE), "SEMISHARED_LOCAL": set(placement.LOCALS), "SEMISHARED_STAGE": set(staging.WHEN)}
+    known = {
+        "SEMISHARED_PLACE": set(placement.WHERE), "SEMISHARED_LOCAL": set(placement.LOCALS), "SEMISHARED_STAGE": set(staging.WHEN),
+        "SEMISHARED_ON_HOST_FAILURE": set(placement.ON_HOST_FAILURE),
+    }  # fmt: skip
     sections = re.split(r"(?m)^## ", page)
     found: dict[str, set[str]] = {}
     for section in sections:

@@ -16,6 +16,7 @@ from ..model import layout
 from ..model.place import COPY, IN_PLACE, OVERLAY, STORE_CLONE, VOLATILE
 from ..model.record import Record
 from ..model.steps import (
+    AdoptClone,
     CloneOnStore,
     CopyFile,
     CopyImage,
@@ -121,6 +122,21 @@ def clone_on_store(step: CloneOnStore, planned: Planned) -> None:
             at.clone(image, clone, step.min_size)
             os.symlink(clone, staged)
         undo.keep()
+
+
+def adopt_clone(step: AdoptClone, planned: Planned) -> None:
+    """Publish a link to a clone that is on the store, and its record, as the host had them that was lost."""
+    disk, image = step.disk, step.image
+    store.of(image.access).check(image)
+    clone = layout.plain(step.layer)
+    record = Record(disk.disk, STORE_CLONE, "qcow2", step.layer, image=image._replace(generation=""))
+    with _publishing(disk, planned, record) as staged:
+        os.symlink(clone, staged)
+    active = layout.layer(os.path.basename(clone), layout.layer_of(step.layer))
+    if os.readlink(clone) != active:
+        # A snapshot died with the host just before it said this.
+        files.symlink(active, clone)
+    point("clone adopted")
 
 
 def link_in_place(step: LinkInPlace, planned: Planned) -> None:

@@ -62,6 +62,10 @@ REMOVALS = ("RemoveVm", "RemoveDisk", "EndSession", "EndBackup", "ForgetDisk", "
 """Steps that clean up whatever lies there; they follow nothing."""
 
 
+TAKES_ALONG = ("SendVm", "RenameVm", "SaveDisk", "FillImage", "BackUp")
+"""Steps by which what a directory holds becomes the VM's elsewhere, or somebody's image."""
+
+
 def guard(step: Tuple[Any, ...]) -> None:
     """Look at the VM directories and the base store that a step works in, before it does; raise as `check_vm_dir`."""
     name, disk, sent = type(step).__name__, getattr(step, "disk", None), None
@@ -83,6 +87,10 @@ def guard(step: Tuple[Any, ...]) -> None:
             check_vm_dir(path, owner, numbers.__contains__)
             for number in numbers:
                 check_below(path, owner, number)
+            if name in TAKES_ALONG and os.path.isdir(path):
+                from . import overtaken
+
+                overtaken.check(owner, path, records.records(path))
         elif name != "RemoveVm":
             check_place(path)
     location = [getattr(step, "root", ""), *(layout.base_store_of(path) for path, _ in places)]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ..errors import OnedUnavailable
+from ..errors import OnedUnavailable, SemisharedError
 from ..model.exchange import Plan
 from ..opennebula import args
 from ..opennebula.oned import Oned
@@ -17,7 +17,20 @@ def mv(action: Action, asked: args.Move) -> Plan:
     oned, here = Oned(), (is_here(asked.source.host), is_here(asked.target.host))
     vm = oned.vm(asked.source.vm)
     action.seq, action.bulk = vm.seq, True
-    return moves.mv(asked, vm, moves.Told(*here, any(here) and _front_end_runs_vms(oned)))
+    why_not = _why_not_fenced(oned, action, asked.source.host) if vm.lcm_state in moves.UNKNOWN else ""
+    told = moves.Told(*here, any(here) and _front_end_runs_vms(oned), why_not, action.config.overlays_options)
+    return moves.mv(asked, vm, told)
+
+
+def _why_not_fenced(oned: Oned, action: Action, host: str) -> str:
+    """Return why a host may write to a store still, '' if it is proved that it cannot."""
+    from .fence import Fence
+
+    try:
+        Fence(oned, action.config).proof(host)
+    except SemisharedError as e:
+        return e.detail
+    return ""
 
 
 def _front_end_runs_vms(oned: Oned) -> bool:

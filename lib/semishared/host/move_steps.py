@@ -110,6 +110,11 @@ class OnMoves(Steps):
 
         rbd_disk.reach(step)
 
+    def AdoptClone(self, step: m.AdoptClone) -> None:
+        from ..disk import create
+
+        create.adopt_clone(step, self.planned)
+
     def AddDeltas(self, step: m.AddDeltas) -> None:
         from ..disk import recovery
         from ..guest import deltas, job_lock

@@ -25,6 +25,11 @@ MADE = "semishared_made"
 """Key of an image's metadata: which image of which datastore we made it for."""
 
 
+def epoch(vm: int, cloud: str = "") -> str:
+    """Return the key of an image's metadata that says since when a VM is elsewhere than on a host that was lost."""
+    return f"semishared_epoch_{vm}_{cloud}" if cloud else f"semishared_epoch_{vm}"
+
+
 class Name(NamedTuple):
     """What the name of an image says."""
 

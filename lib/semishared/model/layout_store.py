@@ -4,6 +4,7 @@
     <datastore>/<image>  <image>.snap/<snapshot>
     <datastore>/.semishared/store                            its marker
                             .uploads.lock  .uploads/<image>/lock
+                            .epochs/<vm>-<cloud>             since when which VM is elsewhere than on a host that was lost
                             <image>/image  session  generation.json  manifest
                                     clones/<vm>-<disk>-<cloud>  clones/<vm>-<disk>-<cloud>.snap/<layer>
 """
@@ -19,6 +20,7 @@ from .layout import SIDE
 MARKER = "store"
 UPLOADS = ".uploads"
 UPLOADS_LOCK = f"{UPLOADS}.lock"
+EPOCHS = ".epochs"
 
 
 def is_image(name: str) -> bool:
@@ -66,6 +68,21 @@ def manifest(side: str) -> str:
 def upload_lock(directory: str) -> str:
     """Return the lock that an upload holds in its directory."""
     return f"{directory}/lock"
+
+
+def epochs() -> str:
+    """Return the directory of the epochs of VMs, seen from the datastore's."""
+    return f"{SIDE}/{EPOCHS}"
+
+
+def epoch_name(vm: int, cloud: str = "") -> str:
+    return f"{vm}-{cloud}" if cloud else str(vm)
+
+
+def epoch_named(name: str) -> Optional[tuple[int, str]]:
+    """Return VM and cloud ('' without one) that the name of an epoch says, None if it is none."""
+    match = re.match(r"([0-9]+)(?:-([0-9a-f]{32}))?\Z", name)
+    return (int(match.group(1)), match.group(2) or "") if match else None
 
 
 # -- clones -----------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ class Discard(NamedTuple):
 
 
 LOOKS = frozenset({
-    "CheckNotOpen", "CheckNotRunning", "CheckStore", "DescribeVm", "ListBases", "ListPool", "LookAround", "LookAtDisk",
+    "CheckNotOpen", "CheckNotRunning", "CheckStore", "DescribeVm", "FindClone", "ListBases", "ListPool", "LookAround", "LookAtDisk",
     "LookAtImages", "LookAtVm", "LookForVm", "MeasureStore", "ReachDisk", "ReadBase", "RehearseHypervisor", "ReportDisks",
     "SeeImage",
 })  # fmt: skip

@@ -44,6 +44,13 @@ class CheckDisk(NamedTuple):
     record: Record
 
 
+class CheckEpoch(NamedTuple):
+    """Fail if the VM was taken over by another host since its directory here was made; return why that cannot be told, or ''."""
+
+    vm_dir: str
+    record: Record
+
+
 class ReadChain(NamedTuple):
     """Return what the qcow2 file `path` lies over, as its headers say it now: (path, format) of each file, topmost first."""
 
@@ -82,7 +89,7 @@ class BecomeStock(NamedTuple):
 
 
 LOOKS = frozenset({
-    "ReadVm", "ReadRecords", "SeeNotes", "CheckDisk", "ReadChain", "ReadCheckpoint", "ListTargets", "SeeDomain", "LookAtProof",
+    "ReadVm", "ReadRecords", "SeeNotes", "CheckDisk", "CheckEpoch", "ReadChain", "ReadCheckpoint", "ListTargets", "SeeDomain", "LookAtProof",
     "ReadSite", "SeeState",
 })  # fmt: skip
 """Those that change nothing, also of steps_live.py."""

@@ -133,6 +133,22 @@ class BeginSession(NamedTuple):
     """Others may write to it too."""
 
 
+class FindClone(NamedTuple):
+    """Report the clone of an image that there is for a disk: its active layer, or its name in the pool; '' for none."""
+
+    image: ImageRef
+    vm: int
+    number: int
+
+
+class NoteEpoch(NamedTuple):
+    """Note, beside an image or on it, that what any machine has of a VM from before SEQ `epoch` of its history is not the VM's."""
+
+    image: ImageRef
+    vm: int
+    epoch: int
+
+
 class CloneStored(NamedTuple):
     """Publish `clone`, a copy-on-write clone of an image for a disk, of at least `size` bytes."""
 

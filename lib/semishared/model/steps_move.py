@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple
 
-from .refs import DiskRef
+from .refs import DiskRef, ImageRef
 
 
 def has_arrived(source: Mapping[str, Any], target: Mapping[str, Any], seq: int) -> bool:
@@ -161,6 +161,14 @@ class ReachDisk(NamedTuple):
 
     disk: DiskRef
     record: dict[str, Any]
+
+
+class AdoptClone(NamedTuple):
+    """Make the clone on a mounted store whose active layer is `layer` the VM's disk on this host: link and record, as it had elsewhere."""
+
+    disk: DiskRef
+    image: ImageRef
+    layer: str
 
 
 class AddDeltas(NamedTuple):

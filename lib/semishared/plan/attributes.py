@@ -22,6 +22,7 @@ PREFIX = "SEMISHARED_"
 HOLDERS: Mapping[str, tuple[str, ...]] = {
     "SEMISHARED_PLACE": ("image", "image datastore"),
     "SEMISHARED_LOCAL": ("image", "image datastore"),
+    "SEMISHARED_ON_HOST_FAILURE": ("image", "image datastore"),
     "SEMISHARED_STAGE": ("image", "image datastore"),
     "SEMISHARED_CEPH_READER": ("image datastore",),
     "SEMISHARED_CEPH_BRIDGE_USER": ("image datastore",),
@@ -82,6 +83,7 @@ def _with_template(root: ElementTree.Element, attributes: Mapping[str, str]) -> 
 def _image(attributes: Mapping[str, str]) -> None:
     image = Image(_with_template(ElementTree.Element("IMAGE"), attributes))
     placement.place(image, datastore({}), is_persistent=False)
+    placement.may_recreate(image, datastore({}))
     staging.when(image, datastore({}))
 
 
@@ -102,7 +104,9 @@ def _image_datastore(attributes: Mapping[str, str]) -> None:
     driver = attributes.get("DRIVER", "").lower()
     if driver and driver not in access.can.formats:
         raise BadAttribute(f"DRIVER is {driver!r}, not one of {', '.join(access.can.formats)}")
-    placement.place(Image(ElementTree.Element("IMAGE")), view, is_persistent=False)
+    empty = Image(ElementTree.Element("IMAGE"))
+    placement.place(empty, view, is_persistent=False)
+    placement.may_recreate(empty, view)
 
 
 def _system_datastore(attributes: Mapping[str, str]) -> None:

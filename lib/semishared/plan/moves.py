@@ -11,19 +11,21 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, NamedTuple
 
-from ..errors import NotSupported, OnedUnavailable, Overtaken, SameDirectory, SemisharedError
+from ..errors import OnedUnavailable, Overtaken, SameDirectory, SemisharedError
 from ..model import steps as s
 from ..model.exchange import AskOned, End, On, Part, Plan, Relay, agree, warn
 from ..opennebula.args import Move, VmPlace
 from ..opennebula.xml import Vm
 from .disks import DRIVER, running_domain
 
-MOVING = (8, 9, 10, 30, 31, 43, 45)
+MOVING = (8, 9, 10, 30, 31, 43, 45, 60)
 """LCM states in which oned has a VM's files moved: prologs of migrations and resumes, epilogs of stop and undeploy."""
-COMING = (8, 9, 31, 43, 45)
+COMING = (8, 9, 31, 43, 45, 60)
 """Those of them in which the target is a host, where the VM is to run."""
-FAULT_TOLERANCE = (60, 61)
-"""LCM states of a migration away from a dead host."""
+
+
+UNKNOWN = (60, 61)
+"""LCM states of a migration of a VM that oned has lost sight of, as a rule with its host (plan/failover.py)."""
 
 
 class Told(NamedTuple):
@@ -34,13 +36,23 @@ class Told(NamedTuple):
     target_is_here: bool
     front_end_runs_vms: bool = False
     """The front-end is a host too."""
+    why_not_fenced: str = ""
+    """Of a VM that oned has lost sight of: why its host might write to a store still, '' if it cannot."""
+    overlay_options: str = ""
 
 
 def mv(asked: Move, vm: Vm, told: Told) -> Plan:
     """Plan mv of a VM directory; its disks travel with it, and mv of a disk is nothing."""
-    pair = steps_of(asked, vm, *told)
+    pair = steps_of(asked, vm, *told[:3])
     if pair is None:
         return
+    if vm.lcm_state in UNKNOWN:
+        from . import failover
+
+        if not told.why_not_fenced:
+            yield from failover.mv(asked, vm, told.overlay_options)
+            return
+        yield from failover.seen_to_be_off(asked.source.host, vm, told.why_not_fenced)
     source_step, target_step = pair
     guest = domain_at(vm, told.source_is_here, told.front_end_runs_vms)
     if target_step is None:
@@ -59,8 +71,6 @@ def steps_of(
     source, target = request.source, request.target
     if request.disk or (source.host, source.path) == (target.host, target.path):
         return None
-    if vm.lcm_state in FAULT_TOLERANCE:
-        raise NotSupported(f"host {source.host} is lost and cannot be fenced yet; recreating VM {source.vm} elsewhere")
     guest, ids = domain_at(vm, target_is_frontend, front_end_runs_vms), tuple(sorted(disk.id for disk in vm.disks))
     foreign = tuple(sorted(disk.id for disk in vm.disks if disk.driver not in ("", DRIVER)))
     # A VM at rest on the front-end has no leases there; one that comes to it as a host needs them.

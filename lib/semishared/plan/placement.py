@@ -3,6 +3,7 @@
 
     SEMISHARED_PLACE = auto|shared|local          auto: persistent -> shared, non-persistent -> local
     SEMISHARED_LOCAL = overlay|copy|remote-first  how a non-persistent disk is local
+    SEMISHARED_ON_HOST_FAILURE = wait|recreate    whether a local disk may be made anew elsewhere when its host is lost
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from typing import Sequence
 
 from ..errors import BadAttribute, NotSupported
 from ..model.place import IN_PLACE, PLACES, STORE_CLONE, Place
-from ..opennebula.xml import Datastore, Image
+from ..opennebula.xml import Datastore, Disk, Image
 
 WHERE = ("auto", "shared", "local")
 LOCALS = (*(place.name for place in PLACES.values() if place.is_local and place.is_layered), "remote-first")
 """Volatile disks, which have no layers, are of no image."""
+
+
+ON_HOST_FAILURE = ("wait", "recreate")
 
 
 def _value(image: Image, datastore: Datastore, name: str, known: Sequence[str], default: str) -> tuple[str, str]:
@@ -50,6 +54,19 @@ def place(image: Image, datastore: Datastore, is_persistent: bool) -> Place:
     if how == "remote-first":
         raise NotSupported(f"SEMISHARED_LOCAL = remote-first of {how_from} is not supported yet")
     return PLACES[how]
+
+
+def may_recreate(image: Image, datastore: Datastore) -> bool:
+    """Tell whether a local disk from `image` may begin anew elsewhere, without what its guest wrote, when its host is lost."""
+    return _value(image, datastore, "SEMISHARED_ON_HOST_FAILURE", ON_HOST_FAILURE, "wait")[0] == "recreate"
+
+
+def may_recreate_volatile(vm: int, disk: Disk) -> bool:
+    """Tell the same of a disk of no image: DISK of the VM's template says it."""
+    text = disk.text("SEMISHARED_ON_HOST_FAILURE")
+    if text and text.lower() not in ON_HOST_FAILURE:
+        raise BadAttribute(f"SEMISHARED_ON_HOST_FAILURE of disk {disk.id} of VM {vm} is {text!r}, not one of {', '.join(ON_HOST_FAILURE)}")
+    return text.lower() == "recreate"
 
 
 def reason(image: Image, datastore: Datastore, is_persistent: bool) -> str:

@@ -171,6 +171,17 @@ class Store(Protocol):
     def remove_clone(self, image: ImageRef, clone: str) -> None:
         """Remove a clone with its snapshots; one that is not there is removed already."""
 
+    def clone_found(self, image: ImageRef, vm: int, disk: int) -> str:
+        """Return what `clone` has made for a disk, as its guest last wrote to it: an active layer or an image; '' for nothing."""
+
+    # -- whose a VM is ------------------------------------------------------------------------------
+
+    def note_epoch(self, image: ImageRef, vm: int, epoch: int) -> None:
+        """Note that what was made of a VM before SEQ `epoch` of its history is not the VM's any more; never an earlier one."""
+
+    def epoch(self, image: ImageRef, vm: int) -> int:
+        """Return what `note_epoch` has noted, -1 for nothing; asked by hosts."""
+
 
 class Bridged(Store, Protocol):
     """A store whose images one machine changes and another one fills; image.source is then what the first has told."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from ..errors import UnexpectedLink
-from ..model import layout_store
+from ..model import layout, layout_store
 from ..tools import beneath, files, inspection, layers, qemu_img
 from ..tools.crash_points import point
 from . import dir_image
@@ -36,6 +36,26 @@ def create(stored: Stored, format: str, clone: str, min_size: int) -> None:
             files.unlink(staged)
             layers.remove(here)
             raise
+
+
+def active(stored: Stored, vm: int, disk: int, cloud: str) -> str:
+    """Return the active layer of the clone for a disk, '' if there is none; raise BrokenChain if that cannot be told.
+
+    Its link says it, and is the last thing that a snapshot writes: whoever died before that had a guest that wrote to the one
+    layer above, which until then is empty. So the topmost layer has the guest's data either way.
+    """
+    for path in dict.fromkeys((stored.clone(vm, disk, cloud), stored.clone(vm, disk))):
+        name = os.path.basename(path)
+        try:
+            with dir_image.side(stored, layout_store.CLONES) as clones, beneath.directory(clones, layout.layers(name)) as folder:
+                number = layout.layer_of(os.readlink(f"{clones}/{name}"))
+                if number:
+                    return layout.layer(path, layers.topmost(folder, int(number)))
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as e:
+            raise UnexpectedLink(f"{path} on {os.uname().nodename} is no link to a layer: {e.strerror}") from None
+    return ""
 
 
 def remove(path: str) -> None:

@@ -273,3 +273,25 @@ class DirStore:
         # A clone that cannot be reached would be said to be gone, and stay.
         self.reach(image.root)
         dir_clones.remove(clone)
+
+    def clone_found(self, image: ImageRef, vm: int, disk: int) -> str:
+        """Return the path of the active layer."""
+        from . import dir_clones
+
+        self._at(image)
+        return dir_clones.active(Stored(image.source), vm, disk, image.access.cloud)
+
+    # -- whose a VM is ------------------------------------------------------------------------------
+
+    def note_epoch(self, image: ImageRef, vm: int, epoch: int) -> None:
+        """Write a file for the whole store."""
+        from . import dir_epochs
+
+        self.reach(image.root)
+        dir_epochs.note(image, vm, epoch)
+
+    def epoch(self, image: ImageRef, vm: int) -> int:
+        """Read that file."""
+        from . import dir_epochs
+
+        return dir_epochs.read(image, vm)

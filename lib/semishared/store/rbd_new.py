@@ -5,14 +5,31 @@ from __future__ import annotations
 
 import os
 import tempfile
-from typing import Callable, Iterable
+from typing import Callable, Iterable, NamedTuple
 
 from ..errors import TransferCorrupt
 from ..model import layout_pool
-from ..tools import extents, mkfs
+from ..model.refs import ImageRef
+from ..tools import extents, mkfs, qemu_img
 from ..tools.crash_points import point
 from . import ceph, rbd_image, rbd_pool
 from .rbd_content import Writing
+
+
+def made_for(image: ImageRef) -> str:
+    """Return what is written on an image that we make: one of the same name that somebody else made has it not."""
+    return layout_pool.made_for(image.store, image.source)
+
+
+class RbdDraft(NamedTuple):
+    """New content for an image that is there, empty, and of the right size."""
+
+    path: str
+
+    def fill(self, source: str, format: str, *, share: bool = False) -> None:
+        """Write it."""
+        qemu_img.fill(source, format, self.path, share=share)
+        point("image filled")
 
 
 def received(

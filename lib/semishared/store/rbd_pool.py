@@ -13,10 +13,11 @@ import re
 import time
 from contextlib import contextmanager
 from datetime import timezone
-from typing import Iterator
+from typing import Any, Iterator
 
 from ..errors import CephUnavailable, DataInTheWay, ImageInUse, MissingImage, NotSupported, UploadTooLarge
 from ..model import layout_pool
+from ..model.refs import ImageRef
 from ..tools import progress
 from ..tools.crash_points import point
 from ..units import human
@@ -238,3 +239,26 @@ def look(where: ceph.Pool, name: str) -> dict[str, object] | None:
             }  # fmt: skip
     except MissingImage:
         return None
+
+
+# -- whose a VM is (store.Store.note_epoch) ----------------------------------------------------------
+
+
+def note_epoch(image: ImageRef, where: ceph.Pool, name: str, vm: int, number: int) -> None:
+    """Note an epoch, unless a later one is."""
+    key = layout_pool.epoch(vm, image.access.cloud)
+    with ceph.opened(where, name) as opened:
+        if _noted(opened, key) < number:
+            opened.metadata_set(key, str(number))
+    point("epoch noted")
+
+
+def epoch(image: ImageRef, where: ceph.Pool, name: str, vm: int) -> int:
+    """Return the epoch that is noted, -1 for none."""
+    with ceph.opened(where, name, read_only=True) as opened:
+        return _noted(opened, layout_pool.epoch(vm, image.access.cloud))
+
+
+def _noted(opened: Any, key: str) -> int:
+    said = str(dict(opened.metadata_list()).get(key, ""))
+    return int(said) if said.isdigit() else -1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import contextmanager
-from typing import Callable, Iterable, Iterator, NamedTuple
+from typing import Callable, Iterable, Iterator
 
 from ..model import layout_pool
 from ..model.network_disk import NetworkDisk
@@ -19,22 +19,7 @@ from ..tools import extents, progress, qemu_img
 from ..tools.crash_points import point
 from . import ceph, rbd_change, rbd_image, rbd_new, rbd_pool, rbd_snapshots, writers
 from .rbd_content import RbdContent
-
-
-def made_for(image: ImageRef) -> str:
-    """Return what is written on an image that we make: one of the same name that somebody else made has it not."""
-    return layout_pool.made_for(image.store, image.source)
-
-
-class RbdDraft(NamedTuple):
-    """New content for an image that is there, empty, and of the right size."""
-
-    path: str
-
-    def fill(self, source: str, format: str, *, share: bool = False) -> None:
-        """Write it."""
-        qemu_img.fill(source, format, self.path, share=share)
-        point("image filled")
+from .rbd_new import RbdDraft
 
 
 class RbdStore:
@@ -126,20 +111,20 @@ class RbdStore:
         """Write what is not zero in the file to a new image: RBD has no other."""
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            return rbd_new.received(*ceph.bridged(image), made_for(image), size, extents.data(file.fileno(), size), None)
+            return rbd_new.received(*ceph.bridged(image), rbd_new.made_for(image), size, extents.data(file.fileno(), size), None)
 
     def receive(self, image: ImageRef, size: int, arriving: Iterable[tuple[int, bytes]], said: Callable[[], str]) -> str:
         """Write the extents straight to a new image."""
-        return rbd_new.received(*ceph.bridged(image), made_for(image), size, arriving, said)
+        return rbd_new.received(*ceph.bridged(image), rbd_new.made_for(image), size, arriving, said)
 
     def create(self, image: ImageRef, size: int, fs: str) -> None:
         """Make an image, and freeze it."""
-        rbd_new.empty(*ceph.bridged(image), made_for(image), size, fs)
+        rbd_new.empty(*ceph.bridged(image), rbd_new.made_for(image), size, fs)
 
     def copy(self, image: ImageRef, source: str, snapshot: int = -1, most: int = 0) -> None:
         """Let Ceph copy what is allocated."""
         at = "" if snapshot == -1 else str(snapshot)
-        rbd_new.copied(*ceph.bridged(image), made_for(image), *self._settled(image._replace(source=source)), at, most)
+        rbd_new.copied(*ceph.bridged(image), rbd_new.made_for(image), *self._settled(image._replace(source=source)), at, most)
 
     def hold(self, image: ImageRef) -> None:
         """Make a snapshot, below QEMU."""
@@ -149,7 +134,7 @@ class RbdStore:
         """Copy that snapshot, and remove it."""
         held = ceph.bridged(image._replace(source=source))
         try:
-            rbd_new.copied(*ceph.bridged(image), made_for(image), *held, layout_pool.SAVED)
+            rbd_new.copied(*ceph.bridged(image), rbd_new.made_for(image), *held, layout_pool.SAVED)
         finally:
             rbd_snapshots.let_go(*held)
 
@@ -164,7 +149,7 @@ class RbdStore:
     def show(self, image: ImageRef, staged: str) -> None:
         """Freeze it, and rename it."""
         where, name = ceph.bridged(image)
-        rbd_new.show(where, ceph.bridged(image._replace(source=staged))[1], name, made_for(image))
+        rbd_new.show(where, ceph.bridged(image._replace(source=staged))[1], name, rbd_new.made_for(image))
 
     def draft(self, image: ImageRef) -> RbdDraft:
         """Return the draft of an image that was staged or hidden, as guests' user."""
@@ -288,7 +273,7 @@ class RbdStore:
         frozen = rbd_image.freeze(where, name)
         # Made anew: what is there was made by an action that oned has given up, and may be half.
         rbd_pool.remove(where, target)
-        with rbd_pool.published(where, target, made_for(made)) as staged:
+        with rbd_pool.published(where, target, rbd_new.made_for(made)) as staged:
             rbd_pool.clone(where, name, frozen.name, staged)
             if size > frozen.size:
                 rbd_change.grow(where, staged, size)
@@ -296,3 +281,19 @@ class RbdStore:
     def remove_clone(self, image: ImageRef, clone: str) -> None:
         """Remove an image that is a clone."""
         self.remove(image._replace(source=clone))
+
+    def clone_found(self, image: ImageRef, vm: int, disk: int) -> str:
+        """Return the name of the image, which may be hidden while it is changed."""
+        clone = self.clone_of(image, vm, disk)
+        where, name = self._settled(image._replace(source=clone))
+        return clone if rbd_pool.look(where, name) else ""
+
+    # -- whose a VM is ------------------------------------------------------------------------------
+
+    def note_epoch(self, image: ImageRef, vm: int, epoch: int) -> None:
+        """Write it on the image."""
+        rbd_pool.note_epoch(image, *self._settled(image), vm, epoch)
+
+    def epoch(self, image: ImageRef, vm: int) -> int:
+        """Read it there, as guests' user."""
+        return rbd_pool.epoch(image, *ceph.pool_of(image, image.access.user), vm)

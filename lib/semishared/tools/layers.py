@@ -158,6 +158,23 @@ def numbered(folder: str) -> list[int]:
     return sorted(found.values())
 
 
+def topmost(folder: str, number: int) -> int:
+    """Return the layer over `number` that no other lies over, `number` itself if none does; raise BrokenChain if there are two."""
+    top = number
+    while True:
+        over = [other for other in numbered(folder) if _lies_over(folder, other, top)]
+        if not over:
+            return top
+        if len(over) > 1:
+            raise BrokenChain(f"both {over[0]} and {over[1]} in {beneath.readable(folder)} lie over {top}: which of them the guest wrote to")
+        top = over[0]
+
+
+def _lies_over(folder: str, number: int, below: int) -> bool:
+    name = backing_of(f"{folder}/{number}")[0]
+    return layout.is_number(name) and os.path.exists(f"{folder}/{name}") and os.path.samefile(f"{folder}/{name}", f"{folder}/{below}")
+
+
 def tree(folder: str, active: int, active_format: str, raw_layer: object = None) -> dict[int, dict[str, object]]:
     """Return every layer's parent, format and backing name, from the headers of the files.
 

@@ -58,6 +58,12 @@ class OnHost:
     def CheckDisk(self, step: h.CheckDisk) -> None:
         records.check_disk(step.vm_dir, step.record)
 
+    def CheckEpoch(self, step: h.CheckEpoch) -> str:
+        from ..disk import overtaken
+
+        name = os.path.basename(step.vm_dir.rstrip("/"))
+        return overtaken.check(int(name) if name.isdigit() else -1, step.vm_dir, (step.record,))
+
     def ReadChain(self, step: h.ReadChain) -> list[tuple[str, str]]:
         return records.read_chain(step.path, step.record)
 

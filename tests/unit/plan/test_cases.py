@@ -7,6 +7,7 @@
     image       changes to the recorded image 1 (not persistent); TEMPLATE is an object of attributes
     datastore   changes to the recorded datastore 100
     here        hosts that are this machine (mv, cpds)
+    why_not_fenced  why the source host may still write (mv of a VM that oned has lost sight of)
     is_here     the front-end has the VM, and is not its host (delete, mvds)
     live        the VM runs (prebackup, postbackup)
     base_path   BACKUP_BASE_PATH of datastore.conf
@@ -157,7 +158,8 @@ def resize(case: Case) -> Plan:
 
 def mv(case: Case) -> Plan:
     request, here = args.Move.parse(case["argv"]), case.get("here", ["fe"])
-    told = moves.Told(request.source.host in here, request.target.host in here, case.get("front_end_runs_vms", False))
+    is_here = request.source.host in here, request.target.host in here
+    told = moves.Told(*is_here, case.get("front_end_runs_vms", False), case.get("why_not_fenced", ""), OVERLAY_OPTIONS)
     return moves.mv(request, vm(case), told)
 
 

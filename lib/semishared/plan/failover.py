@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mv of a VM that oned has lost sight of (LCM states 60 and 61), from a host that is lost.
+
+                       target                                      bridge, or who mounts the store
+    which clones                                                   looked for
+    older stay         removed, unless the VM runs there
+    in place           linked or recorded anew                     nobody writes to the image? a session begins
+    clone on the store linked or recorded anew
+    swap area          made anew
+    any other          made anew, if it may begin without what it held
+    epoch                                                          noted: what older directories hold is not the VM's any more
+
+Nothing is asked of the host that is lost, nor of the front-end's own files: all comes from oned and the stores. What a refusal
+can be known by is asked first, so that nothing is half-done. The epoch comes last: until then what the lost host has is the
+VM still, and `recover --failure` gives it back. oned has context made when it boots the VM here.
+
+A host that is not shut out of the stores may be alive, and have lost no more than oned's sight of that VM. Then the move is
+an ordinary one, if the host says that the guest does not run.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+from ..errors import DiskLost, HostNotLost, HostUnreachable, NotSupported
+from ..model import layout, stores
+from ..model import steps as s
+from ..model import steps_image as i
+from ..model.exchange import AskOned, On, Part, Plan, agree
+from ..model.network_disk import NetworkDisk
+from ..model.place import STORE_CLONE
+from ..opennebula.args import DiskPlace, FromImage, Move, NewDisk, VmPlace, image_source
+from ..opennebula.xml import Datastore, Disk, Image, View, Vm
+from . import disks, images, placement
+
+KERNELS = ("KERNEL", "INITRD")
+"""What OS of a VM may take from a datastore of files, as <name>_DS."""
+
+
+def _is_swap(disk: Disk) -> bool:
+    return disk.text("TYPE").lower() == "swap"
+
+
+def _is_clone(disk: Disk) -> bool:
+    """Tell whether oned has the disk made by clone, and not by ln."""
+    return disk.text("CLONE").upper() == "YES"
+
+
+def _has_no_file(disk: Disk) -> bool:
+    """Tell whether nothing in the VM directory leads to a disk, whoever's it is: RBD, or a file system that is passed through."""
+    return disk.text("TYPE").upper() in ("RBD", "FILESYSTEM")
+
+
+class _Rebuilt(NamedTuple):
+    """How one disk comes to the target; its image, and the bridge of that, if it has one."""
+
+    plan: Plan
+    image: Optional[s.ImageRef] = None
+    bridge: str = ""
+
+
+def mv(asked: Move, vm: Vm, overlay_options: str) -> Plan:
+    """Plan mv of a VM directory from a host that can write to no store any more; raise DiskLost or NotSupported before anything is done."""
+    place, found = asked.target, []
+    for disk in vm.disks:
+        if disk.driver in ("", disks.DRIVER) or not _has_no_file(disk):
+            found.append((yield from _decided(asked, vm, disk, overlay_options)))
+    for name in KERNELS:
+        if View(vm.element).text(f"TEMPLATE/OS/{name}_DS"):
+            found.append((yield from _kernel(place, vm, name)))
+    for bridge in sorted({rebuilt.bridge for rebuilt in found if rebuilt.bridge}):
+        yield agree(bridge)
+    yield from _cleared(place, vm)
+    yield On(place.host, (s.PrepareVm(vm.id, place.path),))
+    for rebuilt in found:
+        yield from rebuilt.plan
+    noted = {_noted_at(rebuilt.image): rebuilt for rebuilt in found if rebuilt.image}
+    for rebuilt in noted.values():
+        assert rebuilt.image
+        yield On(rebuilt.bridge or place.host, (i.NoteEpoch(rebuilt.image, vm.id, vm.seq),))
+
+
+def _noted_at(image: s.ImageRef) -> str:
+    """Return what an epoch is noted on: a mounted store, or each image of another."""
+    return image.source if image.access.can.has_bridge else image.root
+
+
+def _decided(asked: Move, vm: Vm, disk: Disk, overlay_options: str) -> Part[_Rebuilt]:
+    place = DiskPlace(asked.target, layout.disk_name(disk.id), disk.id)
+    if disk.image_id < 0:
+        _may_begin_anew(asked.source.host, vm, disk)
+        request = NewDisk(disk.size, "raw" if _is_swap(disk) else disk.format, place)
+        return _Rebuilt(disks.mkswap(request) if _is_swap(disk) else disks.mkimage(request, disk))
+    if disk.driver not in ("", disks.DRIVER):
+        raise NotSupported(f"disk {disk.id} of VM {vm.id} is of driver {disk.driver}: what {asked.source.host} had of it is not made elsewhere")
+    image: Image = yield AskOned("image", disk.image_id)
+    datastore: Datastore = yield AskOned("datastore", disk.store_id)
+    request_image = FromImage(image_source(disk.source, "SOURCE"), place, disk.store_id)
+    ref, bridge = images.image_ref(image, datastore, request_image.source), stores.bridge(datastore, image.id)
+    if not _is_clone(disk):
+        return _Rebuilt(disks.ln(request_image, disk, image, datastore), ref, bridge)
+    # What there is on the store says where the disk was: attributes may have changed since it was made.
+    (clone,) = yield On(bridge or place.host, (i.FindClone(ref, vm.id, disk.id),))
+    if clone:
+        return _Rebuilt(_adopted(place, ref, str(clone)), ref, bridge)
+    _may_begin_anew(asked.source.host, vm, disk, image, datastore)
+    return _Rebuilt(disks.clone(request_image, disk, image, datastore, overlay_options), ref, bridge)
+
+
+def _adopted(place: DiskPlace, image: s.ImageRef, clone: str) -> Plan:
+    """Give the VM the clone that it has on the store."""
+    disk = disks.disk_ref(place)
+    if image.access.can.has_bridge:
+        network = NetworkDisk.of(clone, image.access)
+        yield On(place.host, (i.RecordNetwork(disk, image, network, STORE_CLONE.name, readonly=False),))
+    else:
+        yield On(place.host, (s.AdoptClone(disk, image, clone),))
+
+
+def _may_begin_anew(host: str, vm: Vm, disk: Disk, image: Optional[Image] = None, datastore: Optional[Datastore] = None) -> None:
+    why = why_not_anew(vm, disk, image, datastore)
+    if why:
+        raise DiskLost(f"disk {disk.id} of VM {vm.id} was only on {host}: {why}")
+
+
+def why_not_anew(vm: Vm, disk: Disk, image: Optional[Image] = None, datastore: Optional[Datastore] = None) -> str:
+    """Return why a disk that was only on a lost host may not begin anew elsewhere, '' if it may; raise BadAttribute.
+
+    A volatile disk (of no image) has the attribute in the VM's template. What a swap area held is worth nothing without the guest.
+    """
+    if _is_swap(disk):
+        return ""
+    if image is None or datastore is None:
+        may = placement.may_recreate_volatile(vm.id, disk)
+    else:
+        may = placement.may_recreate(image, datastore)
+    if not may:
+        return "SEMISHARED_ON_HOST_FAILURE is wait" + (f" for image {image.id}" if image else "")
+    if vm.snapshots_of(disk.id):
+        # oned would go on counting on them, and revert to what is not there.
+        return f"its snapshots {', '.join(map(str, vm.snapshots_of(disk.id)))} were there too"
+    return ""
+
+
+def why_waits(vm: Vm, disk: Disk, image: Image, datastore: Datastore) -> str:
+    """Return why a VM with this disk of an image would not come up elsewhere, '' if it would, as far as oned knows."""
+    if not _is_clone(disk) or not placement.place(image, datastore, is_persistent=False).is_local:
+        return ""
+    return why_not_anew(vm, disk, image, datastore)
+
+
+def _kernel(place: VmPlace, vm: Vm, name: str) -> Part[_Rebuilt]:
+    """Decide how a kernel or initrd of a datastore comes to the target: as it came to the host before."""
+    of = {key: View(vm.element).text(f"TEMPLATE/OS/{name}_DS_{key}") for key in ("SOURCE", "DSID", "TM")}
+    if of["TM"] != disks.DRIVER or not of["DSID"].isdigit():
+        raise NotSupported(f"the {name.lower()} of VM {vm.id} is of driver {of['TM'] or 'unknown'}, and is not brought elsewhere")
+    datastore: Datastore = yield AskOned("datastore", int(of["DSID"]))
+    target = DiskPlace(place, name.lower(), None)
+    return _Rebuilt(disks.copy_kernel(FromImage(image_source(of["SOURCE"], "SOURCE"), target, datastore.id), datastore))
+
+
+def _cleared(place: VmPlace, vm: Vm) -> Plan:
+    """Remove what an earlier stay of the VM has left at the target; what this very move made there before it was killed is used."""
+    not_running, look = s.CheckNotRunning(disks.running_domain(vm)), s.LookAtVm(vm.id, place.path)
+    _, found = yield On(place.host, (not_running, look))
+    if found["present"] and found["seq"] != vm.seq:
+        yield On(place.host, (s.RemoveVm(vm.id, place.path),))
+
+
+def seen_to_be_off(host: str, vm: Vm, why_not_fenced: str) -> Plan:
+    """See that a host which is not shut out of the stores answers, and does not run the VM; raise HostNotLost or MigrationRefused."""
+    try:
+        yield On(host, (s.CheckNotRunning(disks.running_domain(vm)),))
+    except HostUnreachable as e:
+        raise HostNotLost(f"VM {vm.id}: {e.detail}, and {why_not_fenced}") from None
