@@ -50,6 +50,7 @@ class Oned(MoveOps):
         oned.rpc.allocate_datastore = oned.datastore_create
         oned.rpc.update_datastore = oned.datastore_update
         oned.rpc.update_host = oned.host_update
+        oned.rpc.reschedule = oned.vm_resched
         return oned
 
     @classmethod
@@ -61,6 +62,7 @@ class Oned(MoveOps):
         oned.rpc.allocate_datastore = oned.datastore_create
         oned.rpc.update_datastore = oned.datastore_update
         oned.rpc.update_host = oned.host_update
+        oned.rpc.reschedule = oned.vm_resched
         runner.extra = {"ONE_XMLRPC": oned.rpc.url}
         return oned
 

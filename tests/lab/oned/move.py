@@ -14,13 +14,21 @@ from .states import Vm as State
 from .template import scalar
 
 
+_MOVES = {
+    State.POWEROFF: Lcm.PROLOG_MIGRATE_POWEROFF, State.SUSPENDED: Lcm.PROLOG_MIGRATE_SUSPEND, State.ACTIVE: Lcm.PROLOG_MIGRATE_UNKNOWN,
+}  # fmt: skip
+"""What a cold migration is called, by the state it begins in; an active VM with which it begins is one that is not seen."""
+
+
 class MoveOps(DiskOps):
     """From host to host, from datastore to datastore, and out of failures."""
 
     def vm_migrate(self, vm_id: int, host: Union[int, str], datastore_id: Optional[int] = None, how: str = "save") -> None:
         """Migrate: `save`, `poweroff`, `poweroff-hard` or `live`; a stopped VM just moves its files."""
         with self._operate(vm_id) as vm:
-            self._need(vm, State.ACTIVE, State.POWEROFF, State.SUSPENDED)
+            unseen = (vm.state, vm.lcm) == (State.ACTIVE, Lcm.UNKNOWN)
+            if not unseen:
+                self._need(vm, State.ACTIVE, State.POWEROFF, State.SUSPENDED)
             with self.data:
                 target = self.host(host)
                 ds = self.datastore(vm.last.ds_id if datastore_id is None else datastore_id)
@@ -34,7 +42,7 @@ class MoveOps(DiskOps):
                 if ds.id != old.ds_id:
                     self._allow_change(ds, how)
                 self._require_transfer_mode(vm)
-            if vm.state != State.ACTIVE:
+            if vm.state != State.ACTIVE or unseen:
                 self._migrate_files(vm, self._add_history(vm, target, ds), vm.state)
             elif how == "live":
                 self._act(old, Act.LIVE_MIGRATE)
@@ -76,8 +84,10 @@ class MoveOps(DiskOps):
             old.etime = old.retime = moment
             new.pstime = moment
             self._act(new, Act.MIGRATE)
-            poweroff = back == State.POWEROFF
-            self._enter(vm, Lcm.PROLOG_MIGRATE_POWEROFF if poweroff else Lcm.PROLOG_MIGRATE_SUSPEND)
+            vm.resched = False
+            if back == State.ACTIVE:
+                self._act(old, Act.MIGRATE)
+            self._enter(vm, _MOVES[back])
         self._move_files(vm)
 
     def _move_files(self, vm: Vm) -> None:
@@ -92,8 +102,21 @@ class MoveOps(DiskOps):
                 vm.last.petime = vm.last.retime = now()
                 self._enter(vm, Lcm.INIT, backs[vm.lcm])
         else:
-            saved = vm.last.action == Act.MIGRATE
+            saved = vm.last.action == Act.MIGRATE and vm.lcm != Lcm.PROLOG_MIGRATE_UNKNOWN
             self._boot(vm, Lcm.BOOT_MIGRATE if saved else Lcm.BOOT)
+
+    def vm_lose(self, vm_id: int) -> None:
+        """Let monitoring not see a running VM any more, as when its host is lost."""
+        with self._operate(vm_id) as vm:
+            self._need(vm, State.ACTIVE)
+            self._enter(vm, Lcm.UNKNOWN)
+
+    def vm_resched(self, vm_id: int) -> None:
+        """Ask for another host."""
+        with self._operate(vm_id) as vm, self.data:
+            if (vm.state, vm.lcm) not in ((State.POWEROFF, Lcm.INIT), (State.ACTIVE, Lcm.RUNNING), (State.ACTIVE, Lcm.UNKNOWN)):
+                raise Refused(f"Could not set rescheduling flag for VM {vm_id}, wrong state {vm.state}/{vm.lcm}.")
+            vm.resched = True
 
     def _migrate_running(self, vm: Vm, old: History, new: History, how: str) -> None:
         action = {"save": Act.MIGRATE, "poweroff": Act.POFF_MIGRATE, "poweroff-hard": Act.POFF_HARD_MIGRATE}[how]
@@ -165,7 +188,7 @@ class MoveOps(DiskOps):
         self._enter(vm, step)
         if step == Lcm.PROLOG:
             self._prolog(vm)
-        elif step in (Lcm.PROLOG_MIGRATE, Lcm.PROLOG_MIGRATE_POWEROFF, Lcm.PROLOG_MIGRATE_SUSPEND):
+        elif step in (Lcm.PROLOG_MIGRATE, *_MOVES.values()):
             self._move_files(vm)
         elif step in (Lcm.PROLOG_RESUME, Lcm.PROLOG_UNDEPLOY):
             self._resume_files(vm, step)
@@ -181,7 +204,7 @@ class MoveOps(DiskOps):
         step = RETRY.get(vm.lcm)
         if step == Lcm.PROLOG:
             self._boot(vm, Lcm.BOOT)
-        elif step in (Lcm.PROLOG_MIGRATE, Lcm.PROLOG_MIGRATE_POWEROFF, Lcm.PROLOG_MIGRATE_SUSPEND):
+        elif step in (Lcm.PROLOG_MIGRATE, *_MOVES.values()):
             self._enter(vm, step)
             self._moved(vm)
         elif step == Lcm.EPILOG:
@@ -208,13 +231,14 @@ class MoveOps(DiskOps):
                 record = self._add_history(vm, old.host, self.datastore(old.ds_id))
                 record.pstime = record.petime = record.retime = moment
                 self._enter(vm, Lcm.INIT, backs[step])
-        elif step == Lcm.PROLOG_MIGRATE:
+        elif step in (Lcm.PROLOG_MIGRATE, Lcm.PROLOG_MIGRATE_UNKNOWN):
             with self.data:
                 old, new, moment = vm.history[-2], vm.last, now()
                 new.etime = new.petime = moment
                 record = self._add_history(vm, old.host, self.datastore(old.ds_id))
                 record.pstime = record.petime = record.rstime = moment
-            self._boot(vm, Lcm.BOOT_MIGRATE if new.action == Act.MIGRATE else Lcm.BOOT)
+            saved = new.action == Act.MIGRATE and step == Lcm.PROLOG_MIGRATE
+            self._boot(vm, Lcm.BOOT_MIGRATE if saved else Lcm.BOOT)
         # Everything else keeps its failure state, as real oned does after PROLOG_FAILURE.
 
     def _delete(self, vm: Vm) -> None:
@@ -251,9 +275,7 @@ class MoveOps(DiskOps):
     def _clean(self, vm: Vm, lcm: int, operation: str) -> None:
         """Delete every disk, on both hosts when the VM was under way between them."""
         lines = self._lines(vm)
-        moving = RETRY.get(lcm, lcm) in (
-            Lcm.PROLOG_MIGRATE, Lcm.PROLOG_MIGRATE_POWEROFF, Lcm.PROLOG_MIGRATE_SUSPEND,
-        )  # fmt: skip
+        moving = RETRY.get(lcm, lcm) in (Lcm.PROLOG_MIGRATE, *_MOVES.values())
         commands = lines.delete(vm.last) + (lines.delete(vm.history[-2]) if moving else [])
         booted = lcm in (Lcm.RUNNING, Lcm.HOTPLUG, Lcm.UNKNOWN) or RETRY.get(lcm) in (
             Lcm.BOOT, Lcm.BOOT_MIGRATE, Lcm.BOOT_UNDEPLOY, Lcm.BOOT_STOPPED,

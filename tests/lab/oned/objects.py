@@ -204,6 +204,7 @@ class Vm:
     deploy_id: str = ""
     history: List[History] = field(default_factory=list)
     snapshots: Dict[int, Template] = field(default_factory=dict)
+    resched: bool = False
 
     @property
     def disks(self) -> List[Vector]:
@@ -231,7 +232,7 @@ class Vm:
             f"<VM><ID>{self.id}</ID>{_OWNER}{_plain([('NAME', self.name)])}{_permissions()}"
             f"<LAST_POLL>0</LAST_POLL><STATE>{self.state}</STATE><LCM_STATE>{self.lcm}</LCM_STATE>"
             f"<PREV_STATE>{self.state}</PREV_STATE><PREV_LCM_STATE>{self.lcm}</PREV_LCM_STATE>"
-            f"<RESCHED>0</RESCHED><STIME>{self.stime}</STIME><ETIME>{self.etime}</ETIME>"
+            f"<RESCHED>{int(self.resched)}</RESCHED><STIME>{self.stime}</STIME><ETIME>{self.etime}</ETIME>"
             f"<DEPLOY_ID>{escape(self.deploy_id)}</DEPLOY_ID><MONITORING></MONITORING>"
             f"<SCHED_ACTIONS></SCHED_ACTIONS><TEMPLATE>{render(self.template)}</TEMPLATE>"
             f"<USER_TEMPLATE>{render(self.user_template)}</USER_TEMPLATE>{history}{snapshots}"

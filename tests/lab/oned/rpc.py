@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Callable, List, Optional, Tuple
 
 from .core import Core
+from .drivers import Refused
 
 _CLONE_NEWNET = 0x40000000
 _NO_AUTH, _NO_EXISTS, _NO_METHOD = 0x0100, 0x0400, -506
@@ -52,6 +53,9 @@ class Rpc:
         self.allocate_datastore: Callable[[str], int] = lambda template: -1
         self.update_datastore: Callable[[int, str], None] = lambda number, attributes: None
         self.update_host: Callable[[int, str], None] = lambda number, attributes: None
+        self.reschedule: Callable[[int], None] = lambda number: None
+        self.hooks: List[str] = []
+        """Hooks that are registered, as XML."""
         listener = listen(("127.0.0.1", port), pid)
         self.requests: List[Tuple[str, Tuple[Any, ...]]] = []
         rpc = self
@@ -119,6 +123,19 @@ class Rpc:
                 return [False, f"[{method}] Error getting host [{number}].", _NO_EXISTS]
             self.update_host(number, attributes)
             return [True, number, 0]
+        if method == "one.vm.action":
+            action, number = parameters[1:]
+            if action != "resched":
+                return [False, f"[{method}] action {action} is not served by the simulated oned", _NO_METHOD]
+            try:
+                self.reschedule(number)
+            except Refused as e:
+                return [False, f"[{method}] {e}", _NO_EXISTS]
+            return [True, number, 0]
+        if method == "one.system.config":
+            return [True, "<OPENNEBULA_CONFIGURATION><MONITORING_INTERVAL_HOST>1</MONITORING_INTERVAL_HOST></OPENNEBULA_CONFIGURATION>", 0]
+        if method == "one.hookpool.info":
+            return [True, f"<HOOK_POOL>{''.join(self.hooks)}</HOOK_POOL>", 0]
         pools: "dict[str, tuple[str, Callable[[], Any]]]" = {
             "one.vm.info": ("virtual machine", lambda: core.vms),
             "one.image.info": ("image", lambda: core.images),
