@@ -16,6 +16,7 @@ COMMANDS = {
     "base": "list, verify, prune and evict the bases of hosts",
     "caps": "print the Ceph keys a datastore needs, and what each may do",
     "doctor": "look at the whole installation: what is wrong, and what mends it",
+    "failover": "have the VMs of a lost host come up elsewhere",
     "fence": "shut a dead host out of all stores, or let it in again",
     "gc": "remove what killed actions left over",
     "plan": "say what an action would do, and do nothing",

@@ -29,6 +29,7 @@ from ..model.steps import (
 )
 from ..store import dir_chain, dir_image
 from ..tools import extents, files, inspection, mkfs, progress, qemu_img
+from ..tools.crash_points import point
 from ..tools.undo import Undo
 from . import records, recovery, snapshots, vm_dir
 from .epochs import Planned

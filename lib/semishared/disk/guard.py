@@ -90,7 +90,7 @@ def guard(step: Tuple[Any, ...]) -> None:
             if name in TAKES_ALONG and os.path.isdir(path):
                 from . import overtaken
 
-                overtaken.check(owner, path, records.records(path))
+                overtaken.check(owner, path)
         elif name != "RemoveVm":
             check_place(path)
     location = [getattr(step, "root", ""), *(layout.base_store_of(path) for path, _ in places)]

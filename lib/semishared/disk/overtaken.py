@@ -9,32 +9,24 @@ back sees it before it starts what it has, sends it or saves it, whatever it is 
 from __future__ import annotations
 
 import os
-from typing import Iterable
 
-from ..errors import SemisharedError, StaleDirectory
+from ..errors import BadRecord, SemisharedError, StaleDirectory
+from ..model import layout, layout_store
 from ..model.record import Record
-from ..store import dir_epochs
-from . import vm_dir
+from ..model.refs import ImageRef
+from ..tools import counter_file
 
 
-def check(vm: int, directory: str, found: Iterable[Record]) -> str:
+def check(vm: int, directory: str) -> str:
     """Raise StaleDirectory if a VM directory is older than the VM's epoch; return why that cannot be told, '' if it can.
 
-    `found`: records of the directory. Not to be reached is no reason to refuse: a VM on the host's own disks runs without its store.
+    A store that is not to be reached is no reason to refuse: a VM on the host's own disks runs without it.
     """
-    seq = vm_dir.seq_of(directory)
-    unknown = ""
-    for record in found:
-        if record.image is None:
-            continue
-        image = record.image
+    note = os.path.basename(layout.history_note(directory))
+    seq, unknown = counter_file.read(layout.records(directory), note, "seq"), ""
+    for image in _images(directory):
         try:
-            if image.access.can.has_bridge:
-                from .. import store
-
-                epoch = store.of(image.access).epoch(image, vm)
-            else:
-                epoch = dir_epochs.read(image, vm)
+            epoch = _epoch(image, vm)
         except (SemisharedError, OSError) as e:
             unknown = f"whether another host has taken VM {vm} over cannot be told: {e}"
             continue
@@ -43,3 +35,33 @@ def check(vm: int, directory: str, found: Iterable[Record]) -> str:
                 f"{directory} on {os.uname().nodename} is of SEQ {seq} of VM {vm}'s history, and at SEQ {epoch} another host took the VM over"
             )
     return unknown
+
+
+def _images(directory: str) -> list[ImageRef]:
+    """Return the images that the disks of a VM directory were made from: of a mounted store one will do."""
+    try:
+        names = os.listdir(layout.records(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found: dict[str, ImageRef] = {}
+    for number in map(layout.recorded, names):
+        image = _image(directory, number) if number is not None else None
+        if image:
+            found[image.source if image.access.can.has_bridge else image.root] = image
+    return list(found.values())
+
+
+def _image(directory: str, number: int) -> ImageRef | None:
+    try:
+        with open(layout.record(directory, number), "rb") as file:
+            return Record.parse(number, file.read(65536)).image
+    except (OSError, BadRecord):
+        return None  # whoever works on that disk says so
+
+
+def _epoch(image: ImageRef, vm: int) -> int:
+    if not image.access.can.has_bridge:
+        return counter_file.read(f"{image.root}/{layout_store.epochs()}", layout_store.epoch_name(vm, image.access.cloud), "epoch")
+    from .. import store  # what opens images there takes its time to load
+
+    return store.of(image.access).epoch(image, vm)

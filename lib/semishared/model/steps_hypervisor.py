@@ -48,7 +48,6 @@ class CheckEpoch(NamedTuple):
     """Fail if the VM was taken over by another host since its directory here was made; return why that cannot be told, or ''."""
 
     vm_dir: str
-    record: Record
 
 
 class ReadChain(NamedTuple):

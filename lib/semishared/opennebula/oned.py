@@ -95,6 +95,14 @@ class Oned:
         """Set attributes in a host's template, the others stay; raise OnedUnavailable with oned's reason."""
         self._answer("one.host.update", host_id, attributes, 1)
 
+    def reschedule(self, vm_id: int) -> None:
+        """Have the scheduler find another host for a VM; raise OnedUnavailable with oned's reason."""
+        self._answer("one.vm.action", "resched", vm_id)
+
+    def hooks(self) -> list[View]:
+        """Return all hooks; raise OnedUnavailable."""
+        return [View(e) for e in parse(self._call("one.hookpool.info", -2, -1, -1), "HOOK_POOL").findall("HOOK")]
+
     def version(self) -> str:
         """Return the version of oned; raise OnedUnavailable."""
         return str(self._answer("one.system.version"))

@@ -9,7 +9,7 @@ from .. import NAME as DRIVER
 from ..errors import SemisharedError
 from ..opennebula.args import absolute
 from ..opennebula.mad_conf import TM_CONF
-from ..opennebula.xml import Datastore, Host, Image
+from ..opennebula.xml import Datastore, Host, Image, View
 from . import attributes
 
 OK, WARNING, BROKEN = 0, 1, 2
@@ -49,6 +49,7 @@ class Cloud(NamedTuple):
     datastores: Sequence[Datastore] = ()
     images: Sequence[Image] = ()
     hosts: Sequence[Host] = ()
+    hooks: Sequence[View] = ()
 
 
 def of_site(site: Site) -> list[Finding]:
@@ -95,6 +96,23 @@ def of_cloud(cloud: Cloud, front_end: str) -> list[Finding]:
     for host in cloud.hosts:
         for text in attributes.problems("host", _template(host)):
             found.append(Finding(BROKEN, host.name, text, f"onehost update {host.name}"))
+    return [*found, *_of_host_failures(cloud, front_end)]
+
+
+def _of_host_failures(cloud: Cloud, front_end: str) -> list[Finding]:
+    """Judge what is to happen when a host is lost, and what OpenNebula keeps from happening."""
+    page, found = "docs/how-to/dead-host.md", []
+    commands = [hook.text("TEMPLATE/COMMAND") for hook in cloud.hooks]
+    arguments = [hook.text("TEMPLATE/ARGUMENTS").split() for hook in cloud.hooks if "host_error" in hook.text("TEMPLATE/COMMAND")]
+    is_ours = any(f"{DRIVER} failover" in command for command in commands)
+    if any({"-r", "--recreate", "-d", "--delete"} & set(words) for words in arguments):
+        found.append(Finding(WARNING, front_end, f"OpenNebula's hook for lost hosts removes VMs, disks of {DRIVER} too", page))
+    elif arguments and not is_ours:
+        found.append(Finding(WARNING, front_end, f"OpenNebula's hook for lost hosts passes over all VMs of {DRIVER}", page))
+    for image in cloud.images:
+        if image.attribute("PERSISTENT_TYPE").upper() == "SHAREABLE":
+            what = f"image {image.id} ({image.name}) is SHAREABLE: the scheduler gives its VMs no system datastore of {DRIVER}"
+            found.append(Finding(WARNING, front_end, what, "deploy and migrate them by hand: onevm deploy VM HOST"))
     return found
 
 

@@ -142,8 +142,15 @@ def why_not_anew(vm: Vm, disk: Disk, image: Optional[Image] = None, datastore: O
     return ""
 
 
+def is_unseen(vm: Vm) -> bool:
+    """Tell whether oned takes a VM for running and does not see it: what it has started elsewhere when it is rescheduled."""
+    return (vm.number("STATE"), vm.lcm_state) == (3, 16)
+
+
 def why_waits(vm: Vm, disk: Disk, image: Image, datastore: Datastore) -> str:
     """Return why a VM with this disk of an image would not come up elsewhere, '' if it would, as far as oned knows."""
+    if disk.driver not in ("", disks.DRIVER):
+        return "" if _has_no_file(disk) else f"it is of driver {disk.driver}"
     if not _is_clone(disk) or not placement.place(image, datastore, is_persistent=False).is_local:
         return ""
     return why_not_anew(vm, disk, image, datastore)

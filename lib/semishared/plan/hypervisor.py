@@ -75,6 +75,7 @@ def _stock(asked: Asked, stdin: bytes = b"") -> Plan:
 def deploy(asked: Asked) -> Plan:
     """Boot the VM whose domain XML is on stdin, with its disks where and what their records say."""
     vm_dir = asked.vm_dir
+    yield from _not_overtaken(vm_dir)
     ours = yield from _named_by_oned(vm_dir)
     domain = Domain(asked.stdin, vm_dir, ours)
     if domain.has_unknown:
@@ -85,7 +86,6 @@ def deploy(asked: Asked) -> Plan:
     if (yield Here(h.SeeNotes(vm_dir))):
         yield Here(h.Recover(vm_dir))
         records = yield from _recorded(vm_dir, tuple(domain.disk_numbers))
-    yield from _of_this_host(vm_dir, records)
     for record in records.values():
         yield Here(h.CheckDisk(vm_dir, record))
     chains = yield from _chains(domain.sources(records), records)
@@ -150,8 +150,8 @@ def migrate(asked: Asked) -> Plan:
 def restore(asked: Asked) -> Plan:
     """Resume the VM from the checkpoint `argv[0]`, with its disks at the layers that are active now, over what those lie."""
     vm_dir = asked.vm_dir
+    yield from _not_overtaken(vm_dir)
     records = yield from _recorded(vm_dir)
-    yield from _of_this_host(vm_dir, records)
     if any(record.format == "qcow2" or record.layer for record in records.values()):
         yield from _brought_up_to_date(asked.argv[0], vm_dir, records)
     yield from _stock(asked)
@@ -191,12 +191,11 @@ def _recorded(vm_dir: str, disks: Optional[tuple[int, ...]] = None) -> Part[Reco
     return {record.disk: record for record in described(found)}
 
 
-def _of_this_host(vm_dir: str, records: Records) -> Plan:
-    """See that no other host has taken the VM over: one look per image, of whose store any might know."""
-    for record in {record.image: record for record in records.values() if record.image}.values():
-        unknown = yield Here(h.CheckEpoch(vm_dir, record))
-        if unknown:
-            yield warn(unknown)
+def _not_overtaken(vm_dir: str) -> Plan:
+    """See that no other host has taken the VM over since."""
+    unknown = yield Here(h.CheckEpoch(vm_dir))
+    if unknown:
+        yield warn(str(unknown))
 
 
 def _refuse_unrecorded(vm_dir: str, disks: Iterable[int]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ..model import layout_store
 from ..model.refs import ImageRef
-from ..tools import beneath, files
+from ..tools import beneath, counter_file, files
 from ..tools.crash_points import point
 
 VERSION = 1
@@ -30,10 +30,4 @@ def note(image: ImageRef, vm: int, epoch: int) -> None:
 
 def read(image: ImageRef, vm: int) -> int:
     """Return the epoch that is noted, -1 for none; nothing is made of one that nobody understands."""
-    try:
-        with beneath.directory(image.root, layout_store.epochs()) as where:
-            found = files.read_json(f"{where}/{layout_store.epoch_name(vm, image.access.cloud)}") or {}
-    except (FileNotFoundError, NotADirectoryError):
-        return -1
-    epoch = found.get("epoch")
-    return epoch if isinstance(epoch, int) else -1
+    return counter_file.read(f"{image.root}/{layout_store.epochs()}", layout_store.epoch_name(vm, image.access.cloud), "epoch")

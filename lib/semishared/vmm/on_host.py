@@ -61,8 +61,8 @@ class OnHost:
     def CheckEpoch(self, step: h.CheckEpoch) -> str:
         from ..disk import overtaken
 
-        name = os.path.basename(step.vm_dir.rstrip("/"))
-        return overtaken.check(int(name) if name.isdigit() else -1, step.vm_dir, (step.record,))
+        name = os.path.basename(step.vm_dir)
+        return overtaken.check(int(name), step.vm_dir) if name.isdigit() else ""
 
     def ReadChain(self, step: h.ReadChain) -> list[tuple[str, str]]:
         return records.read_chain(step.path, step.record)

@@ -132,8 +132,6 @@ class Rpc:
             except Refused as e:
                 return [False, f"[{method}] {e}", _NO_EXISTS]
             return [True, number, 0]
-        if method == "one.system.config":
-            return [True, "<OPENNEBULA_CONFIGURATION><MONITORING_INTERVAL_HOST>1</MONITORING_INTERVAL_HOST></OPENNEBULA_CONFIGURATION>", 0]
         if method == "one.hookpool.info":
             return [True, f"<HOOK_POOL>{''.join(self.hooks)}</HOOK_POOL>", 0]
         pools: "dict[str, tuple[str, Callable[[], Any]]]" = {

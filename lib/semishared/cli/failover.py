@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Have the VMs of a lost host come up elsewhere: shut the host out of all stores first, then have OpenNebula reschedule them.
+
+A VM whose disks are all in place or clones on the store goes on with its data. One with disks on the host itself waits, unless
+SEMISHARED_ON_HOST_FAILURE of each of them says `recreate`. Those that wait are named, with the reason. Nothing is rescheduled
+of a host that comes back in the meantime, or that cannot be shut out.
+
+--hook: started by OpenNebula's hook for hosts in state ERROR, which gives the host's template on standard input;
+`--print-hook | onehook create` is how it is registered.
+
+exit codes: 0 all of its VMs are rescheduled, or the host came back, 1 some wait, 2 it is not shut out, or oned could not be asked
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import Iterator
+
+from .. import NAME
+from ..config import load
+from ..errors import BadArguments, SemisharedError
+from ..front.fence import Fence
+from ..opennebula.encoded import decode
+from ..opennebula.oned import Oned
+from ..opennebula.report import printable
+from ..opennebula.xml import Host, Vm
+from ..plan import failover
+
+WAIT_S = 300
+"""As long as OpenNebula's own hook waits, with the arguments that its page names."""
+ERROR, MONITORED = 3, 2
+"""States of a host (include/Host.h)."""
+HOOK = """NAME = "{name}-failover"
+TYPE = "state"
+RESOURCE = "HOST"
+STATE = "ERROR"
+REMOTE = "NO"
+COMMAND = "{command} failover --hook"
+ARGUMENTS = "$TEMPLATE"
+ARGUMENTS_STDIN = "YES"
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments."""
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("host", metavar="HOST", nargs="?", help="by its name in OpenNebula; nobody waits for it to come back")
+    what.add_argument("--hook", action="store_true", help="the host that standard input names, after --wait")
+    what.add_argument("--print-hook", action="store_true", help="print the template for onehook create")
+    parser.add_argument("--wait", metavar="SECONDS", type=int, default=WAIT_S, help=f"with --hook: how long (default: {WAIT_S})")
+    parser.add_argument("--dry-run", action="store_true", help="say which VMs would be rescheduled, and which wait")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `semishared failover`."""
+    if arguments.print_hook:
+        print(HOOK.format(name=NAME, command=os.path.realpath(sys.argv[0])), end="")
+        return 0
+    oned = Oned()
+    host = lost(oned, arguments.host or named(sys.stdin.buffer.read()), arguments.wait if arguments.hook else 0)
+    if host is None:
+        return 0
+    if not arguments.dry_run:
+        proof = Fence(oned, load()).fence(host.name)
+        say(f"{host.name} is shut out of all stores (fence {proof.epoch})")
+    waiting = 0
+    for vm in oned.vms():
+        if vm.host == host.name:
+            waiting += rescheduled(oned, oned.vm(vm.id), arguments.dry_run)
+    return int(bool(waiting))
+
+
+def say(text: str) -> None:
+    """Print a line at once: OpenNebula keeps what a hook has printed."""
+    print(printable(text), flush=True)
+
+
+def named(text: bytes) -> str:
+    """Return the name of the host in what a hook is given; raise BadArguments."""
+    words = text.split()
+    if not words:
+        raise BadArguments("there is no template of a host on standard input")
+    return Host.parse(decode(words[0])).name
+
+
+def lost(oned: Oned, name: str, wait_s: int) -> Host | None:
+    """Return the host if it still is not seen after `wait_s` seconds, None if it came back; raise BadArguments."""
+    if wait_s:
+        say(f"{name}: {wait_s} s for it to come back")
+        time.sleep(wait_s)
+    host = next((host for host in oned.hosts() if host.name == name), None)
+    if host is None:
+        raise BadArguments(f"OpenNebula knows no host {name}")
+    state = host.number("STATE")
+    if wait_s and state != ERROR:
+        say(f"{name} came back")
+        return None
+    if state == MONITORED:
+        raise BadArguments(f"{name} answers OpenNebula's monitoring: it is not lost")
+    return host
+
+
+def rescheduled(oned: Oned, vm: Vm, is_dry: bool) -> bool:
+    """Have a VM come up elsewhere; tell whether it has to wait, and say why."""
+    try:
+        why = "; ".join(reasons(oned, vm))
+        if not why and not is_dry:
+            oned.reschedule(vm.id)
+    except SemisharedError as e:
+        why = e.detail
+    say(f"VM {vm.id} ({vm.name}) {f'waits: {why}' if why else 'would be rescheduled' if is_dry else 'is rescheduled'}")
+    return bool(why)
+
+
+def reasons(oned: Oned, vm: Vm) -> Iterator[str]:
+    """Yield why a VM would not come up elsewhere."""
+    if not failover.is_unseen(vm):
+        yield f"it is in state {vm.number('STATE')}/{vm.lcm_state}, in which OpenNebula has nothing running to start elsewhere"
+        return
+    for disk in vm.disks:
+        if disk.is_shareable:
+            yield f"disk {disk.id} is SHAREABLE, and the scheduler puts it on no system datastore with SHARED = NO: onevm migrate {vm.id} HOST"
+        if disk.image_id < 0:
+            why = failover.why_not_anew(vm, disk)
+        else:
+            why = failover.why_waits(vm, disk, oned.image(disk.image_id), oned.datastore(disk.store_id))
+        if why:
+            yield f"disk {disk.id}: {why}"

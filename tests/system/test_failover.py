@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host is lost and shut out: its VMs come up elsewhere, or wait; when it comes back, what it has of them is nobody's."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lab.cloud import DATASTORES, STORE, Cloud
+from lab.guest import content, serial_xml
+from lab.oned import ActionFailed, Lcm
+
+COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
+PAUSED = "<!-- lab: paused -->"
+KIB = 64
+DATA = content("base", 0, KIB)
+
+
+def fence(cloud: Cloud, host: str) -> None:
+    cloud.lab.fe.run([COMMAND, "fence", host, "--confirmed-off"], user="oneadmin", timeout=120)
+
+
+def stale(cloud: Cloud, vm: int, source: str) -> str:
+    """Try everything that would make what h1 has of the VM its own again; return what was said, one line each."""
+    h1, directory = cloud.lab.node("h1"), f"{DATASTORES}/101/{vm}"
+    (deployment,) = [name for name in cloud.files(h1, directory) if name.startswith("deployment.")]
+    tm = "/var/lib/one/remotes/tm/semishared"
+    said = []
+    as_oned_has_it = f"/var/lib/one//datastores/101/{vm}/{deployment}"
+    for node, argv in (
+        (h1, ["/var/tmp/one/vmm/semishared/deploy", as_oned_has_it, "h1", str(vm), "h1"]),
+        (cloud.lab.fe, [f"{tm}/mv", f"h1:{directory}", f"h2:{DATASTORES}/102/{vm}", str(vm), "102"]),
+        (cloud.lab.fe, [f"{tm}/cpds", f"h1:{directory}/disk.1", source, "-1", str(vm), str(STORE)]),
+    ):
+        domain = cloud.lab.fe.path(f"/var/lib/one/vms/{vm}/{deployment}").read_bytes()
+        done = node.run(argv, user="oneadmin", input=domain, check=False, timeout=120)
+        assert done.returncode == 1, (argv, done.stderr)
+        said.append(done.stderr.decode().strip().splitlines()[-1])
+    assert h1.run(["virsh", "-q", "-c", "qemu:///system", "list", "--all", "--name"]).stdout.strip() == b""
+    assert not cloud.lab.fe.path(source).exists()
+    return "\n".join(said)
+
+
+@pytest.fixture
+def images(cloud: Cloud) -> dict[str, int]:
+    return {
+        "os": cloud.os_image("over-os", SEMISHARED_PLACE="shared"),
+        "mine": cloud.data_image("over-mine", DATA, persistent=True),
+        "beside": cloud.data_image("over-beside", DATA, format="qcow2", SEMISHARED_PLACE="shared"),
+        "local": cloud.data_image("over-local", DATA),
+    }
+
+
+def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images: dict[str, int]) -> None:
+    """Two VMs: one on the store, whose guest goes on with its data; one on an overlay, which waits, then begins anew."""
+    h1, h2 = cloud.lab.node("h1"), cloud.lab.node("h2")
+    store = [{"IMAGE_ID": str(images[name])} for name in ("os", "mine", "beside")] + [{"TYPE": "swap", "SIZE": "8"}]
+    guest_of, waits = cloud.deploy("over", store), cloud.oned.vm_create({
+        **cloud.template("waits", [{"IMAGE_ID": str(images["local"])}, {"TYPE": "swap", "SIZE": "8"}]),
+        "RAW": {"TYPE": "kvm", "DATA": serial_xml("waits") + PAUSED}, "MEMORY": "32",
+    })  # fmt: skip
+    cloud.oned.vm_deploy(waits, "h1", 101)
+    guest = cloud.guest(guest_of)
+    guest.write("vdb", "mine", 4096, 128)
+    guest.write("vdc", "beside", 4096, 128)
+    cloud.oned.disk_snapshot_create(guest_of, 2, "kept")
+    guest.write("vdc", "later", 8192, 128)
+    guest.sync()
+    h1.kill()
+    for vm in (guest_of, waits):
+        cloud.oned.vm_lose(vm)
+
+    # Nobody has said that the host is off: it might be the cable.
+    with pytest.raises(ActionFailed, match="not fenced"):
+        cloud.oned.vm_migrate(guest_of, "h2")
+    assert cloud.oned.state(guest_of) == ("ACTIVE", Lcm.PROLOG_MIGRATE_UNKNOWN_FAILURE)
+    fence(cloud, "h1")
+    cloud.oned.vm_recover(guest_of, "retry")
+    guest = cloud.guest(guest_of)
+    assert guest.node is h2
+    guest.check("vdb", "mine", 4096, 128)
+    guest.check("vdc", "beside", 4096, 128)
+    guest.check("vdc", "later", 8192, 128)
+    assert guest.context()["SEMI"] == "over"
+    cloud.oned.disk_snapshot_delete(guest_of, 2, 0)
+    guest.check("vdc", "beside", 4096, 128)
+
+    with pytest.raises(ActionFailed, match="disk 0 of VM .* only on h1"):
+        cloud.oned.vm_migrate(waits, "h2")
+    assert cloud.files(h2, f"{DATASTORES}/101/{waits}") == []
+    cloud.oned.images[images["local"]].template["SEMISHARED_ON_HOST_FAILURE"] = "recreate"
+    cloud.oned.vm_recover(waits, "retry")
+    assert cloud.oned.state(waits) == ("ACTIVE", Lcm.RUNNING)
+    h2.run(["qemu-img", "compare", "-U", "-f", "qcow2", "-F", "raw", f"{DATASTORES}/101/{waits}/disk.0", cloud.source(images["local"])])
+
+    # The host comes back with all that it had.
+    h1.start()
+    for vm in (guest_of, waits):
+        said = stale(cloud, vm, f"{DATASTORES}/{STORE}/{'c' * 32}")
+        assert said.count("another host took the VM over") == 3, said
+    done = json.loads(cloud.lab.fe.run([COMMAND, "gc", "--json", "--now"], timeout=60).stdout)
+    removed = {item["path"] for item in done["findings"] if item["machine"] == "h1" and item["result"] == "removed"}
+    assert {f"{DATASTORES}/101/{vm}" for vm in (guest_of, waits)} <= removed
+    guest.check("vdb", "mine", 4096, 128)
+    # And is as good as any other from now on.
+    cloud.oned.vm_migrate(guest_of, "h1", how="poweroff-hard")
+    guest = cloud.guest(guest_of)
+    guest.check("vdb", "mine", 4096, 128)
+    guest.check("vdc", "later", 8192, 128)
+    for vm in (guest_of, waits):
+        cloud.terminate(vm)
+    assert cloud.leftovers() == []
