@@ -22,7 +22,7 @@ from semishared.errors import SemisharedError
 from semishared.front import action as front
 from semishared.front import migration
 from semishared.model import steps as s
-from semishared.model.exchange import On, Plan
+from semishared.model.exchange import AskOned, On, Plan
 from semishared.opennebula import args
 from semishared.opennebula.report import Report
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
@@ -174,6 +174,33 @@ def move(rig: Rig, machine: str, target: str, environment: Environment, path: st
         plan = moves.carried(request, (first, second._replace(domain="")), MOVED, "")  # type: ignore[attr-defined]
     with rig.sessions(environment), mock.patch.object(front, "ask_oned", lambda _: MOVED):
         front.carry_out(plan, action)
+
+
+def lost_vm(rig: Rig) -> Vm:
+    """Return the VM of `whole_vm` as oned has it when it is under way from a host that is lost."""
+    made = [(0, RAW, "YES"), (2, PERSISTENT, "NO"), (4, QCOW2, "YES")]
+    disks = "".join(
+        f"<DISK><DISK_ID>{disk}</DISK_ID><IMAGE_ID>{image.id}</IMAGE_ID><DATASTORE_ID>100</DATASTORE_ID><CLONE>{clone}</CLONE>"
+        f"<SOURCE>{source(rig, image)}</SOURCE><TM_MAD>semishared</TM_MAD><SIZE>8</SIZE><ORIGINAL_SIZE>8</ORIGINAL_SIZE></DISK>"
+        for disk, image, clone in made
+    )
+    swap = "<DISK><DISK_ID>1</DISK_ID><TYPE>swap</TYPE><SIZE>8</SIZE><TM_MAD>semishared</TM_MAD></DISK>"
+    history = "<HISTORY_RECORDS><HISTORY><SEQ>2</SEQ></HISTORY></HISTORY_RECORDS>"
+    return Vm.parse(f"<VM><ID>{VM}</ID><LCM_STATE>60</LCM_STATE><TEMPLATE>{disks}{swap}</TEMPLATE>{history}</VM>")
+
+
+def take_over(rig: Rig, environment: Environment) -> None:
+    """Move the VM from a, which is not asked, to b as tm/mv does in LCM 60, on machines without libvirt."""
+    request = args.Move.parse([f"a:{rig.inside(f'101/{VM}')}", f"b:{rig.inside(f'101/{VM}')}", str(VM), "101"])
+    lost, images = lost_vm(rig), {image.id: facts(image, SEMISHARED_ON_HOST_FAILURE="recreate") for image in IMAGES.values()}
+    action = front.Action("mv", [], Report("mv"))
+    action.seq = lost.seq
+
+    def oned(wanted: AskOned) -> object:
+        return {"image": lambda: images[wanted.id][1], "datastore": lambda: facts(RAW)[2]}[wanted.what]()
+
+    with rig.sessions(environment), mock.patch.object(front, "ask_oned", oned), mock.patch.object(disks, "running_domain", lambda _: ""):
+        front.carry_out(moves.mv(request, lost, moves.Told(False, False, overlay_options=OPTIONS)), action)
 
 
 VM_XML = """<VM><ID>7</ID><LCM_STATE>3</LCM_STATE><TEMPLATE><DISK><DISK_ID>2</DISK_ID><IMAGE_ID>4</IMAGE_ID>
@@ -406,6 +433,7 @@ CASES = [
     Case("mv front-end to host", lambda rig, env: move(rig, "fe", "b", env), stopped_vm, ("fe", "b"), VOLATILE, ALL_GUEST),
     Case("mv to another datastore", lambda rig, env: move(rig, "a", "a", env, to=f"102/{VM}"), second_datastore, ("a",), VOLATILE,
          ALL_GUEST),
+    Case("take over from a lost host", take_over, whole_vm, ("b",), VOLATILE, {f"a/101/{VM}/disk.0": bytes(DIRTY)}),
     _case("prebackup", back_up, whole_vm, opaque=VOLATILE, guest=ALL_GUEST),
     _case("prebackup, an older one there", back_up, backed_up, opaque=VOLATILE, guest=ALL_GUEST),
     _case("postbackup", lambda rig: [s.EndBackup(VM, rig.inside(f"101/{VM}"), rig.inside(f"101/{VM}/backup"), "")], backed_up,

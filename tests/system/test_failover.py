@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
 import pytest
@@ -12,13 +13,20 @@ from lab.guest import content, serial_xml
 from lab.oned import ActionFailed, Lcm
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
+ERROR, MONITORED = 3, 2
 PAUSED = "<!-- lab: paused -->"
 KIB = 64
 DATA = content("base", 0, KIB)
 
 
-def fence(cloud: Cloud, host: str) -> None:
-    cloud.lab.fe.run([COMMAND, "fence", host, "--confirmed-off"], user="oneadmin", timeout=120)
+def hook(cloud: Cloud, host: str, code: int) -> str:
+    """Start what OpenNebula's hook does, as its hook manager does; return what it prints."""
+    printed = cloud.lab.fe.run([COMMAND, "failover", "--print-hook"]).stdout.decode()
+    command = next(line for line in printed.splitlines() if line.startswith("COMMAND")).split('"')[1]
+    stdin = base64.b64encode(cloud.oned.host(host).to_xml().encode())
+    done = cloud.lab.fe.run(["sh", "-c", f"{command} --wait 1"], user="oneadmin", input=stdin, check=False, timeout=120)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return done.stdout.decode() + done.stderr.decode()
 
 
 def stale(cloud: Cloud, vm: int, source: str) -> str:
@@ -73,10 +81,17 @@ def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images:
 
     # Nobody has said that the host is off: it might be the cable.
     with pytest.raises(ActionFailed, match="not fenced"):
-        cloud.oned.vm_migrate(guest_of, "h2")
-    assert cloud.oned.state(guest_of) == ("ACTIVE", Lcm.PROLOG_MIGRATE_UNKNOWN_FAILURE)
-    fence(cloud, "h1")
-    cloud.oned.vm_recover(guest_of, "retry")
+        cloud.oned.vm_migrate(waits, "h2")
+    assert cloud.oned.state(waits) == ("ACTIVE", Lcm.PROLOG_MIGRATE_UNKNOWN_FAILURE)
+    assert "came back" in hook(cloud, "h1", 0)
+    cloud.oned.host("h1").state = ERROR
+    assert "may still write" in hook(cloud, "h1", 2)
+    assert not cloud.oned.vm(guest_of).resched
+    cloud.lab.fe.run([COMMAND, "fence", "h1", "--confirmed-off"], user="oneadmin", timeout=120)
+    said = hook(cloud, "h1", 1)
+    assert f"VM {guest_of} (over) is rescheduled" in said and f"VM {waits} (waits) waits: " in said
+    assert cloud.oned.vm(guest_of).resched
+    cloud.oned.vm_migrate(guest_of, "h2")
     guest = cloud.guest(guest_of)
     assert guest.node is h2
     guest.check("vdb", "mine", 4096, 128)
@@ -87,7 +102,7 @@ def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images:
     guest.check("vdc", "beside", 4096, 128)
 
     with pytest.raises(ActionFailed, match="disk 0 of VM .* only on h1"):
-        cloud.oned.vm_migrate(waits, "h2")
+        cloud.oned.vm_recover(waits, "retry")
     assert cloud.files(h2, f"{DATASTORES}/101/{waits}") == []
     cloud.oned.images[images["local"]].template["SEMISHARED_ON_HOST_FAILURE"] = "recreate"
     cloud.oned.vm_recover(waits, "retry")
@@ -96,6 +111,7 @@ def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images:
 
     # The host comes back with all that it had.
     h1.start()
+    cloud.oned.host("h1").state = MONITORED
     for vm in (guest_of, waits):
         said = stale(cloud, vm, f"{DATASTORES}/{STORE}/{'c' * 32}")
         assert said.count("another host took the VM over") == 3, said

@@ -29,7 +29,7 @@ def vm(number: int, kind: str = "dir", **more: Any) -> dict[str, Any]:
 
 
 def store(**more: Any) -> dict[str, Any]:
-    return {"path": f"{LOCATION}/100", "images": [], "sides": [], "staged": [], "uploads": [], **more}
+    return {"path": f"{LOCATION}/100", "images": [], "sides": [], "staged": [], "uploads": [], "epochs": [], **more}
 
 
 def machine(name: str = "h1", **more: Any) -> gc.Machine:

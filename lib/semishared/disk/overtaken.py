@@ -8,13 +8,14 @@ back sees it before it starts what it has, sends it or saves it, whatever it is 
 
 from __future__ import annotations
 
+import json
 import os
 
 from ..errors import BadRecord, SemisharedError, StaleDirectory
-from ..model import layout, layout_store
+from ..model import layout
 from ..model.record import Record
 from ..model.refs import ImageRef
-from ..tools import counter_file
+from ..store import dir_epochs
 
 
 def check(vm: int, directory: str) -> str:
@@ -22,8 +23,7 @@ def check(vm: int, directory: str) -> str:
 
     A store that is not to be reached is no reason to refuse: a VM on the host's own disks runs without it.
     """
-    note = os.path.basename(layout.history_note(directory))
-    seq, unknown = counter_file.read(layout.records(directory), note, "seq"), ""
+    seq, unknown = _seq(directory), ""
     for image in _images(directory):
         try:
             epoch = _epoch(image, vm)
@@ -35,6 +35,16 @@ def check(vm: int, directory: str) -> str:
                 f"{directory} on {os.uname().nodename} is of SEQ {seq} of VM {vm}'s history, and at SEQ {epoch} another host took the VM over"
             )
     return unknown
+
+
+def _seq(directory: str) -> int:
+    """Return what vm_dir.seq_of does, which takes its time to load."""
+    try:
+        with open(layout.history_note(directory), "rb") as file:
+            found = json.loads(file.read(4096)).get("seq")
+    except (OSError, ValueError, AttributeError):
+        return -1
+    return found if isinstance(found, int) else -1
 
 
 def _images(directory: str) -> list[ImageRef]:
@@ -61,7 +71,7 @@ def _image(directory: str, number: int) -> ImageRef | None:
 
 def _epoch(image: ImageRef, vm: int) -> int:
     if not image.access.can.has_bridge:
-        return counter_file.read(f"{image.root}/{layout_store.epochs()}", layout_store.epoch_name(vm, image.access.cloud), "epoch")
+        return dir_epochs.read(image, vm)
     from .. import store  # what opens images there takes its time to load
 
     return store.of(image.access).epoch(image, vm)

@@ -143,5 +143,5 @@ class OnMoves(Steps):
         relocation.check_not_open(step.vm_dir, step.domain, disks=step.disks)
 
     def CheckNotRunning(self, step: m.CheckNotRunning) -> None:
-        if step.domain in listing.active():
+        if step.domain and step.domain in listing.active():
             raise MigrationRefused(f"domain {step.domain} still runs on {os.uname().nodename}, nothing was removed")

@@ -4,7 +4,7 @@
     <datastore>/<image>  <image>.snap/<snapshot>
     <datastore>/.semishared/store                            its marker
                             .uploads.lock  .uploads/<image>/lock
-                            .epochs/<vm>-<cloud>             since when which VM is elsewhere than on a host that was lost
+                            .epochs/<vm>-<seq>-<cloud>       since when which VM is elsewhere than on a host that was lost
                             <image>/image  session  generation.json  manifest
                                     clones/<vm>-<disk>-<cloud>  clones/<vm>-<disk>-<cloud>.snap/<layer>
 """
@@ -75,14 +75,23 @@ def epochs() -> str:
     return f"{SIDE}/{EPOCHS}"
 
 
-def epoch_name(vm: int, cloud: str = "") -> str:
-    return f"{vm}-{cloud}" if cloud else str(vm)
+class Epoch(NamedTuple):
+    """What the name of an epoch says."""
+
+    vm: int
+    epoch: int
+    cloud: str
+    """'' of a cloud without an id."""
 
 
-def epoch_named(name: str) -> Optional[tuple[int, str]]:
-    """Return VM and cloud ('' without one) that the name of an epoch says, None if it is none."""
-    match = re.match(r"([0-9]+)(?:-([0-9a-f]{32}))?\Z", name)
-    return (int(match.group(1)), match.group(2) or "") if match else None
+def epoch_name(vm: int, epoch: int, cloud: str = "") -> str:
+    return f"{vm}-{epoch}-{cloud}" if cloud else f"{vm}-{epoch}"
+
+
+def epoch_named(name: str) -> Optional[Epoch]:
+    """Return what such a name says, None if it is none."""
+    match = re.match(r"([0-9]+)-([0-9]+)(?:-([0-9a-f]{32}))?\Z", name)
+    return Epoch(int(match.group(1)), int(match.group(2)), match.group(3) or "") if match else None
 
 
 # -- clones -----------------------------------------------------------------------------------------

@@ -208,6 +208,6 @@ class CheckNotOpen(NamedTuple):
 
 
 class CheckNotRunning(NamedTuple):
-    """Fail if the domain is running on this host."""
+    """Fail if the domain is running on this host; '' on a machine that runs no domains."""
 
     domain: str

@@ -170,7 +170,7 @@ def _cleared(place: VmPlace, vm: Vm) -> Plan:
     """Remove what an earlier stay of the VM has left at the target; what this very move made there before it was killed is used."""
     not_running, look = s.CheckNotRunning(disks.running_domain(vm)), s.LookAtVm(vm.id, place.path)
     _, found = yield On(place.host, (not_running, look))
-    if found["present"] and found["seq"] != vm.seq:
+    if found["disks"] and found["seq"] != vm.seq:
         yield On(place.host, (s.RemoveVm(vm.id, place.path),))
 
 

@@ -16,6 +16,7 @@
       .semishared/NAME/                                   NAME is not there, no image of oned has that SOURCE, no clone in it
                                                           that is another cloud's, or might be
       .semishared/.uploads/NAME/                          nobody holds its lock
+      .semishared/.epochs/VM-SEQ-CLOUD                    oned does not know the VM, it is this cloud's, and all machines were asked
       .staged-*, NAME.snap                                as above; no process of any machine has it open
 
 A clone without CLOUD, of 0.1.0 or of a store on Ceph, is this cloud's if oned remembers the VM, and that its disk was made from
@@ -258,6 +259,9 @@ class _OnMachine:
         for item in store["uploads"]:
             if not item["held"]:
                 yield self._finding("upload", item, "nobody holds this upload")
+        for item in store["epochs"]:
+            if item["vm"] not in self.known.vms and item["cloud"] == self.known.cloud and not self.known.why_not(item["vm"]) and not unseen:
+                yield self._finding("epoch", item, f"VM {item['vm']} is not known to oned")
         for item in store["staged"]:
             if self._is_idle(item):
                 yield self._finding("staged", item, "a killed action left it", -1, unseen)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Callable, ContextManager, Dict, Iterable,
 
 from ..model.refs import ImageRef
 from ..model.stores import Access
-from ..tools.extents import Manifest
 
 if TYPE_CHECKING:
+    from ..tools.extents import Manifest
     from ..model.network_disk import NetworkDisk
 
 

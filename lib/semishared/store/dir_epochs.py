@@ -1,33 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Since when a VM is elsewhere than on a host that was lost (store.Store.note_epoch): a file for each such VM.
+"""Since when a VM is elsewhere than on a host that was lost (store.Store.note_epoch): the name of an empty file.
 
-    <datastore>/.semishared/.epochs/VM-CLOUD      {"version": 1, "epoch": 9}
+    <datastore>/.semishared/.epochs/VM-SEQ-CLOUD
 
-Written by whoever takes the VM over, read by every host before it starts, sends or saves what it has of a VM.
+Written by whoever takes the VM over, read by every host before it starts, sends or saves what it has of a VM: so nothing else is
+loaded for that.
 """
 
 from __future__ import annotations
 
+import os
+
 from ..model import layout_store
 from ..model.refs import ImageRef
-from ..tools import beneath, counter_file, files
-from ..tools.crash_points import point
-
-VERSION = 1
 
 
 def note(image: ImageRef, vm: int, epoch: int) -> None:
-    """Note an epoch, unless a later one is."""
-    if read(image, vm) >= epoch:
-        return
-    name = layout_store.epoch_name(vm, image.access.cloud)
-    with beneath.directory(image.root, layout_store.epochs(), make=True) as where:
-        files.remove_staged(where, name)
-        with files.enough_space(image.root):
-            files.write_json(f"{where}/{name}", {"version": VERSION, "epoch": epoch})
-    point("epoch noted")
+    """Note an epoch, and forget earlier ones."""
+    from ..tools import beneath, files
+    from ..tools.crash_points import point
+
+    cloud = image.access.cloud
+    with files.enough_space(image.root), beneath.directory(image.root, layout_store.epochs(), make=True) as where:
+        noted = [said for said in map(layout_store.epoch_named, os.listdir(where)) if said and (said.vm, said.cloud) == (vm, cloud)]
+        if any(said.epoch >= epoch for said in noted):
+            return
+        os.close(os.open(f"{where}/{layout_store.epoch_name(vm, epoch, cloud)}", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644))
+        point("epoch noted")
+        for said in noted:
+            files.unlink(f"{where}/{layout_store.epoch_name(*said)}")
+        files.fsync(where)
 
 
 def read(image: ImageRef, vm: int) -> int:
-    """Return the epoch that is noted, -1 for none; nothing is made of one that nobody understands."""
-    return counter_file.read(f"{image.root}/{layout_store.epochs()}", layout_store.epoch_name(vm, image.access.cloud), "epoch")
+    """Return the epoch that is noted, -1 for none; raise OSError."""
+    try:
+        names = os.listdir(f"{image.root}/{layout_store.epochs()}")
+    except (FileNotFoundError, NotADirectoryError):
+        return -1
+    own = (vm, image.access.cloud)
+    return max((said.epoch for said in map(layout_store.epoch_named, names) if said and (said.vm, said.cloud) == own), default=-1)

@@ -15,7 +15,7 @@ def look(path: str) -> dict[str, object]:
     images = inventory.names(path, root=True)
     sides, staged = [], inventory.staged(path) + inventory.staged(side)
     if beneath.is_link(side):
-        return {"path": path, "images": [], "sides": [], "staged": [], "uploads": []}
+        return {"path": path, "images": [], "sides": [], "staged": [], "uploads": [], "epochs": []}
     for name in images:
         if layout.are_layers(name):
             staged += inventory.staged(f"{path}/{name}")
@@ -33,12 +33,16 @@ def look(path: str) -> dict[str, object]:
         staged += inventory.staged(directory) + inventory.staged(folder)
         entries = inventory.names(directory)
         sides.append(inventory.seen(directory, name=name, clones=clones, entries=entries, image=os.path.lexists(f"{path}/{name}")))
-    uploads = f"{side}/{layout_store.UPLOADS}"
+    uploads, epochs = f"{side}/{layout_store.UPLOADS}", f"{path}/{layout_store.epochs()}"
     return {
         "path": path,
         "images": [inventory.seen(f"{path}/{name}", name=name) for name in images if not name.startswith(".")],
         "sides": sides,
         "staged": staged,
+        "epochs": [
+            inventory.seen(f"{epochs}/{name}", vm=said.vm, cloud=said.cloud)
+            for name in inventory.names(epochs) for said in (layout_store.epoch_named(name),) if said
+        ],
         # After the sides: an upload makes its own directory before that of its image.
         "uploads": [
             inventory.seen(f"{uploads}/{name}", name=name, held=locks.is_held(layout_store.upload_lock(f"{uploads}/{name}")))

@@ -138,11 +138,12 @@ class Host:
     name: str
     vm_mad: str
     template: Template = field(default_factory=dict)
+    state: int = 2
 
     def to_xml(self) -> str:
         """Return what one.host.info serves, as far as a driver may care."""
         return (
-            f"<HOST><ID>{self.id}</ID>{_plain([('NAME', self.name)])}<STATE>2</STATE><PREV_STATE>2</PREV_STATE>"
+            f"<HOST><ID>{self.id}</ID>{_plain([('NAME', self.name)])}<STATE>{self.state}</STATE><PREV_STATE>2</PREV_STATE>"
             f"<IM_MAD>{cdata(self.vm_mad)}</IM_MAD><VM_MAD>{cdata(self.vm_mad)}</VM_MAD>"
             f"<CLUSTER_ID>0</CLUSTER_ID><CLUSTER>default</CLUSTER><VMS></VMS><TEMPLATE>{render(self.template)}</TEMPLATE></HOST>"
         )
