@@ -67,9 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         proof = Fence(oned, load()).fence(host.name)
         say(f"{host.name} is shut out of all stores (fence {proof.epoch})")
     waiting = 0
-    for vm in oned.vms():
-        if vm.host == host.name:
-            waiting += rescheduled(oned, oned.vm(vm.id), arguments.dry_run)
+    for vm in those_of(oned, host.name):
+        waiting += rescheduled(oned, vm, arguments.dry_run)
     return int(bool(waiting))
 
 
@@ -103,6 +102,15 @@ def lost(oned: Oned, name: str, wait_s: int) -> Host | None:
     return host
 
 
+def those_of(oned: Oned, host: str) -> Iterator[Vm]:
+    """Yield the VMs that are on a host, and those that were to leave it when that failed."""
+    for vm in oned.vms():
+        if vm.host == host or vm.lcm_state == failover.FAILED:
+            known = oned.vm(vm.id)
+            if host in (vm.host, *known.hosts[-2:-1]):
+                yield known
+
+
 def rescheduled(oned: Oned, vm: Vm, is_dry: bool) -> bool:
     """Have a VM come up elsewhere; tell whether it has to wait, and say why."""
     try:
@@ -117,7 +125,9 @@ def rescheduled(oned: Oned, vm: Vm, is_dry: bool) -> bool:
 
 def reasons(oned: Oned, vm: Vm) -> Iterator[str]:
     """Yield why a VM would not come up elsewhere."""
-    if not failover.is_unseen(vm):
+    if vm.lcm_state == failover.FAILED:
+        yield f"it did not come to {vm.host}: onevm recover --retry {vm.id}"
+    elif not failover.is_unseen(vm):
         yield f"it is in state {vm.number('STATE')}/{vm.lcm_state}, in which OpenNebula has nothing running to start elsewhere"
         return
     for disk in vm.disks:

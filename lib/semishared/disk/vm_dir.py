@@ -57,6 +57,7 @@ def seq_of(vm_dir: str) -> int:
 def note_seq(vm_dir: str, seq: int) -> None:
     """Note the SEQ in a VM directory, unless it is not known."""
     if seq > seq_of(vm_dir):
+        files.remove_staged(*os.path.split(layout.history_note(vm_dir)))
         files.write_json(layout.history_note(vm_dir), {"version": VERSION, "seq": seq})
 
 

@@ -33,6 +33,8 @@ from ..opennebula.args import DiskPlace, FromImage, Move, NewDisk, VmPlace, imag
 from ..opennebula.xml import Datastore, Disk, Image, View, Vm
 from . import disks, images, placement
 
+FAILED = 61
+"""LCM state of a VM that did not come to its new host; `recover --retry` asks for the same mv again."""
 KERNELS = ("KERNEL", "INITRD")
 """What OS of a VM may take from a datastore of files, as <name>_DS."""
 
