@@ -90,6 +90,16 @@ def test_image_that_is_reserved_or_on_its_way_keeps_its_side() -> None:
     assert find(machine(stores=[store(sides=[foreign])])) == []
 
 
+def test_an_epoch_goes_with_its_vm_if_it_is_this_clouds_and_no_host_is_missing() -> None:
+    def epoch(number: int, cloud: str = "") -> dict[str, Any]:
+        return item(f"/ds/100/.semishared/.epochs/{number}-4", vm=number, cloud=cloud)
+
+    found = find(machine("fe", stores=[store(epochs=[epoch(5), epoch(7), epoch(8, "ab" * 16)])]))
+    assert [(one.kind, one.path, one.keep) for one in found] == [("epoch", epoch(7)["path"], "")]
+    # It may be a host that has what the epoch warns of.
+    assert find(machine("fe", stores=[store(epochs=[epoch(7)])]), all_seen=False) == []
+
+
 def place(number: int, machine_name: str, *disks: int) -> dict[int, gc_places.Place]:
     return {number: gc_places.Place(machine_name, 101, frozenset(disks))}
 

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which VMs of a lost host come up elsewhere as `semishared failover` says it, and what doctor warns of."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from semishared.cli import failover as cli
+from semishared.errors import BadArguments, BrokenChain, OnedUnavailable
+from semishared.opennebula.xml import Datastore, Host, Image, View, Vm
+from semishared.plan.diagnosis import Cloud, of_cloud
+from semishared.tools import layers
+
+
+def disk(number: int, image: int = -1, **more: str) -> str:
+    rows = {"DISK_ID": number, "DATASTORE_ID": 100, "TM_MAD": "semishared", **({"IMAGE_ID": image} if image >= 0 else {}), **more}
+    return "<DISK>" + "".join(f"<{name}>{value}</{name}>" for name, value in rows.items()) + "</DISK>"
+
+
+def vm(number: int, disks: str = "", state: int = 3, lcm: int = 16, hosts: tuple[str, ...] = ("h1",)) -> Vm:
+    history = "".join(f"<HISTORY><SEQ>{seq}</SEQ><HOSTNAME>{name}</HOSTNAME></HISTORY>" for seq, name in enumerate(hosts))
+    return Vm.parse(
+        f"<VM><ID>{number}</ID><NAME>vm-{number}</NAME><STATE>{state}</STATE><LCM_STATE>{lcm}</LCM_STATE>"
+        f"<TEMPLATE>{disks}</TEMPLATE><HISTORY_RECORDS>{history}</HISTORY_RECORDS></VM>"
+    )
+
+
+def image(number: int, **attributes: str) -> Image:
+    rows = "".join(f"<{name}>{value}</{name}>" for name, value in attributes.items())
+    return Image.parse(f"<IMAGE><ID>{number}</ID><NAME>image-{number}</NAME><TEMPLATE>{rows}</TEMPLATE></IMAGE>")
+
+
+class Known:
+    """What oned says, and whom it was asked to reschedule."""
+
+    def __init__(self, *vms: Vm, refused: tuple[int, ...] = ()) -> None:
+        self._vms, self._refused, self.asked = {item.id: item for item in vms}, refused, list[int]()
+        self.images = {
+            1: image(1), 2: image(2, SEMISHARED_ON_HOST_FAILURE="recreate"), 3: image(3, SEMISHARED_PLACE="shared"), 4: image(4, SEMISHARED_LOCAL="odd")
+        }  # fmt: skip
+
+    def vms(self) -> list[Vm]:
+        return list(self._vms.values())
+
+    def vm(self, number: int) -> Vm:
+        return self._vms[number]
+
+    def image(self, number: int) -> Image:
+        return self.images[number]
+
+    def datastore(self, number: int) -> Datastore:
+        return Datastore.parse(f"<DATASTORE><ID>{number}</ID><TEMPLATE/></DATASTORE>")
+
+    def reschedule(self, number: int) -> None:
+        if number in self._refused:
+            raise OnedUnavailable("wrong state")
+        self.asked.append(number)
+
+
+@pytest.mark.parametrize(
+    ("disks", "words"),
+    [
+        (disk(0, 1, CLONE="NO"), None),
+        (disk(0, 3, CLONE="YES"), None),
+        (disk(0, 2, CLONE="YES"), None),
+        (disk(0, TYPE="swap"), None),
+        (disk(0, TYPE="fs", SEMISHARED_ON_HOST_FAILURE="Recreate"), None),
+        (disk(0, 1, CLONE="YES", TM_MAD="ceph", TYPE="RBD"), None),
+        (disk(0, 1, CLONE="YES"), "disk 0: SEMISHARED_ON_HOST_FAILURE is wait for image 1"),
+        (disk(0, 3, CLONE="YES") + disk(1, 2, CLONE="YES") + disk(2, 1, CLONE="YES"), "disk 2: "),
+        (disk(0, TYPE="fs"), "disk 0: SEMISHARED_ON_HOST_FAILURE is wait"),
+        (disk(0, 1, CLONE="YES", TM_MAD="qcow2"), "disk 0: it is of driver qcow2"),
+        (disk(0, 1, CLONE="NO", SHAREABLE="YES"), "onevm migrate 7 HOST"),
+        (disk(0, 4, CLONE="YES"), "SEMISHARED_LOCAL of image 4"),
+    ],
+)
+def test_a_vm_is_rescheduled_or_waits_for_a_reason(disks: str, words: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    oned: Any = Known()
+    waits = cli.rescheduled(oned, vm(7, disks), False)
+    said = capsys.readouterr().out
+    assert waits == (words is not None) and oned.asked == ([] if words else [7])
+    assert (words or "is rescheduled") in said and "VM 7 (vm-7)" in said
+
+
+def test_a_disk_with_snapshots_is_not_made_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    found = vm(7, disk(0, 2, CLONE="YES"))
+    found.element.append(ElementTree.fromstring("<SNAPSHOTS><DISK_ID>0</DISK_ID><SNAPSHOT><ID>3</ID></SNAPSHOT></SNAPSHOTS>"))
+    oned: Any = Known()
+    assert cli.rescheduled(oned, found, False) and "snapshots 3" in capsys.readouterr().out
+
+
+def test_those_that_were_off_under_way_or_are_refused_are_named_too(capsys: pytest.CaptureFixture[str]) -> None:
+    oned: Any = Known(
+        vm(1), vm(2, state=8, lcm=0), vm(3, lcm=61, hosts=("h1", "h2")), vm(4, hosts=("h1", "h2")), vm(5), vm(6, lcm=61, hosts=("h3", "h2")),
+        refused=(5,),
+    )  # fmt: skip
+    assert [cli.rescheduled(oned, item, False) for item in cli.those_of(oned, "h1")] == [False, True, True, True]
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(" (")[0] for line in said] == ["VM 1", "VM 2", "VM 3", "VM 5"]
+    assert "8/0" in said[1] and "onevm recover --retry 3" in said[2] and "wrong state" in said[3]
+    assert oned.asked == [1]
+
+
+def test_a_dry_run_asks_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    oned: Any = Known()
+    assert not cli.rescheduled(oned, vm(1), True) and oned.asked == []
+    assert "would be" in capsys.readouterr().out
+
+
+def test_a_hook_names_its_host_in_base64() -> None:
+    text = base64.b64encode(b"<HOST><ID>3</ID><NAME>h3</NAME></HOST>")
+    assert cli.named(text + b"\n") == "h3"
+    for wrong in (b"", b" \n", base64.b64encode(b"<VM/>")):
+        with pytest.raises(BadArguments):
+            cli.named(wrong)
+
+
+def test_a_host_that_is_seen_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    class Hosts:
+        state = 3
+
+        def hosts(self) -> list[Host]:
+            return [Host.parse(f"<HOST><ID>1</ID><NAME>h1</NAME><STATE>{self.state}</STATE></HOST>")]
+
+    oned: Any = Hosts()
+    assert cli.lost(oned, "h1", 0)
+    oned.state = 2
+    with pytest.raises(BadArguments, match="not lost"):
+        cli.lost(oned, "h1", 0)
+    with pytest.raises(BadArguments, match="no host h2"):
+        cli.lost(oned, "h2", 0)
+
+
+# -- what doctor says --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hooks", "words"),
+    [
+        ([], ""),
+        ([("semishared failover --hook", "$TEMPLATE")], ""),
+        ([("ft/host_error.rb", "$TEMPLATE -m -p 5")], "passes over"),
+        ([("ft/host_error.rb", "$TEMPLATE -m -p 5"), ("/x/semishared failover --hook", "$TEMPLATE")], ""),
+        ([("ft/host_error.rb", "$TEMPLATE -r -p 5"), ("/x/semishared failover --hook", "$TEMPLATE")], "removes VMs"),
+        ([("ft/host_error.rb", "$TEMPLATE --delete")], "removes VMs"),
+    ],
+)
+def test_doctor_knows_opennebulas_own_hook(hooks: list[tuple[str, str]], words: str) -> None:
+    views = [
+        View(ElementTree.fromstring(f"<HOOK><TEMPLATE><COMMAND>{command}</COMMAND><ARGUMENTS>{words}</ARGUMENTS></TEMPLATE></HOOK>"))
+        for command, words in hooks
+    ]
+    found = [item.what for item in of_cloud(Cloud(hooks=views), "fe") if "hook" in item.what]
+    assert len(found) == bool(words) and all(words in text for text in found)
+
+
+def test_doctor_names_images_whose_vms_nobody_schedules() -> None:
+    found = of_cloud(Cloud(images=[image(1), image(2, PERSISTENT_TYPE="SHAREABLE")]), "fe")
+    assert [item.what for item in found if "SHAREABLE" in item.what] == [
+        "image 2 (image-2) is SHAREABLE: the scheduler gives its VMs no system datastore of semishared"
+    ]
+
+
+# -- which layer a guest wrote to --------------------------------------------------------------------------------------
+
+
+def test_the_topmost_layer_is_the_one_of_the_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    below = {"0": "", "1": "0", "2": "1"}
+    for name in below:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(layers, "backing_of", lambda path: (below[path.rpartition("/")[2]], "qcow2"))
+    assert [layers.topmost(str(tmp_path), number) for number in (0, 1, 2)] == [2, 2, 2]
+    (tmp_path / "3").touch()
+    below["3"] = "1"
+    assert layers.topmost(str(tmp_path), 3) == 3
+    with pytest.raises(BrokenChain, match="which of them"):
+        layers.topmost(str(tmp_path), 1)
