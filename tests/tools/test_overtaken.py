@@ -68,4 +68,5 @@ def test_an_epoch_is_a_name_and_earlier_ones_go(stay: tuple[str, ImageRef]) -> N
     names = [path.name for path in Path(of.root, layout_store.epochs()).iterdir()]
     assert names == [f"7-11-{CLOUD}"] and dir_epochs.read(of, 7) == 11
     assert layout_store.epoch_named(names[0]) == (7, 11, CLOUD)
-    assert layout_store.epoch_named("7-11") == (7, 11, "") and not layout_store.epoch_named("7") and not layout_store.epoch_named(".staged-7-1")
+    assert layout_store.epoch_named("7-11") == (7, 11, "")
+    assert not layout_store.epoch_named("7") and not layout_store.epoch_named(".staged-7-1")

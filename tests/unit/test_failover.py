@@ -41,7 +41,8 @@ class Known:
     def __init__(self, *vms: Vm, refused: tuple[int, ...] = ()) -> None:
         self._vms, self._refused, self.asked = {item.id: item for item in vms}, refused, list[int]()
         self.images = {
-            1: image(1), 2: image(2, SEMISHARED_ON_HOST_FAILURE="recreate"), 3: image(3, SEMISHARED_PLACE="shared"), 4: image(4, SEMISHARED_LOCAL="odd")
+            1: image(1), 2: image(2, SEMISHARED_ON_HOST_FAILURE="recreate"), 3: image(3, SEMISHARED_PLACE="shared"),
+            4: image(4, SEMISHARED_LOCAL="odd"),
         }  # fmt: skip
 
     def vms(self) -> list[Vm]:
@@ -96,8 +97,8 @@ def test_a_disk_with_snapshots_is_not_made_anew(capsys: pytest.CaptureFixture[st
 
 def test_those_that_were_off_under_way_or_are_refused_are_named_too(capsys: pytest.CaptureFixture[str]) -> None:
     oned: Any = Known(
-        vm(1), vm(2, state=8, lcm=0), vm(3, lcm=61, hosts=("h1", "h2")), vm(4, hosts=("h1", "h2")), vm(5), vm(6, lcm=61, hosts=("h3", "h2")),
-        refused=(5,),
+        vm(1), vm(2, state=8, lcm=0), vm(3, lcm=61, hosts=("h1", "h2")), vm(4, hosts=("h1", "h2")), vm(5),
+        vm(6, lcm=61, hosts=("h3", "h2")), refused=(5,),
     )  # fmt: skip
     assert [cli.rescheduled(oned, item, False) for item in cli.those_of(oned, "h1")] == [False, True, True, True]
     said = capsys.readouterr().out.splitlines()

@@ -151,7 +151,8 @@ PLACEHOLDERS: dict[str, Any] = {
     "vm": "<vm>", "disk": "<disk>", "generation": "<generation>", "random": "<random>", "port": "<port>", "cloud": "<cloud>",
     "maker": "<host><boot>-<pid>-<start>-<random>", "kind": "removed", "store": "<store>", "prefix": "<store>-<image>",
     **{f"layout.{name}.disk": "N" for name in ("disk_name", "record_name", "record", "clone_note", "job_note", "saved", "arriving_backup")},
-    "layout.disk.number": "N", "layout.backup_copy.number": "N", "epoch": "<seq>", "layout.layer.number": "K", "layout_pool.image.number": "<image>",
+    "epoch": "<seq>",
+    "layout.disk.number": "N", "layout.backup_copy.number": "N", "layout.layer.number": "K", "layout_pool.image.number": "<image>",
     "layout.layer.disk": "disk.N", "layout.layers.disk": "disk.N", "layout.staged.name": "NAME", "layout.lock.name": "holders",
     "layout.made_by.maker": layout.Maker("<host><boot>", "<pid>", "<start>"),  # type: ignore[arg-type]
     "layout.incoming_lock.incoming": ".incoming-<vm>-<random>", "layout.staged_backup.directory": "<vm>/backup",

@@ -132,7 +132,7 @@ def reasons(oned: Oned, vm: Vm) -> Iterator[str]:
         return
     for disk in vm.disks:
         if disk.is_shareable:
-            yield f"disk {disk.id} is SHAREABLE, and the scheduler puts it on no system datastore with SHARED = NO: onevm migrate {vm.id} HOST"
+            yield f"disk {disk.id} is SHAREABLE: the scheduler gives it no datastore with SHARED = NO, onevm migrate {vm.id} HOST does"
         if disk.image_id < 0:
             why = failover.why_not_anew(vm, disk)
         else:

@@ -32,7 +32,7 @@ def check(vm: int, directory: str) -> str:
             continue
         if epoch > seq:
             raise StaleDirectory(
-                f"{directory} on {os.uname().nodename} is of SEQ {seq} of VM {vm}'s history, and at SEQ {epoch} another host took the VM over"
+                f"{directory} on {os.uname().nodename} is of SEQ {seq} of VM {vm}'s history; at SEQ {epoch} another host took the VM over"
             )
     return unknown
 

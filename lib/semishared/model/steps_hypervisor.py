@@ -88,8 +88,8 @@ class BecomeStock(NamedTuple):
 
 
 LOOKS = frozenset({
-    "ReadVm", "ReadRecords", "SeeNotes", "CheckDisk", "CheckEpoch", "ReadChain", "ReadCheckpoint", "ListTargets", "SeeDomain", "LookAtProof",
-    "ReadSite", "SeeState",
+    "ReadVm", "ReadRecords", "SeeNotes", "CheckDisk", "CheckEpoch", "ReadChain", "ReadCheckpoint", "ListTargets", "SeeDomain",
+    "LookAtProof", "ReadSite", "SeeState",
 })  # fmt: skip
 """Those that change nothing, also of steps_live.py."""
 

@@ -94,7 +94,7 @@ def _decided(asked: Move, vm: Vm, disk: Disk, overlay_options: str) -> Part[_Reb
         request = NewDisk(disk.size, "raw" if _is_swap(disk) else disk.format, place)
         return _Rebuilt(disks.mkswap(request) if _is_swap(disk) else disks.mkimage(request, disk))
     if disk.driver not in ("", disks.DRIVER):
-        raise NotSupported(f"disk {disk.id} of VM {vm.id} is of driver {disk.driver}: what {asked.source.host} had of it is not made elsewhere")
+        raise NotSupported(f"disk {disk.id} of VM {vm.id} is of driver {disk.driver}, and is not brought elsewhere")
     image: Image = yield AskOned("image", disk.image_id)
     datastore: Datastore = yield AskOned("datastore", disk.store_id)
     request_image = FromImage(image_source(disk.source, "SOURCE"), place, disk.store_id)

@@ -16,8 +16,8 @@ from ..model.refs import ImageRef
 from ..model.stores import Access
 
 if TYPE_CHECKING:
-    from ..tools.extents import Manifest
     from ..model.network_disk import NetworkDisk
+    from ..tools.extents import Manifest
 
 
 class Content(Protocol):

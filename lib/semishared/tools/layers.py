@@ -166,7 +166,8 @@ def topmost(folder: str, number: int) -> int:
         if not over:
             return top
         if len(over) > 1:
-            raise BrokenChain(f"both {over[0]} and {over[1]} in {beneath.readable(folder)} lie over {top}: which of them the guest wrote to")
+            both = f"{over[0]} and {over[1]} in {beneath.readable(folder)}"
+            raise BrokenChain(f"both {both} lie over {top}: which of them the guest wrote to cannot be told")
         top = over[0]
 
 

@@ -13,7 +13,6 @@ from .states import RETRY, Act, Lcm
 from .states import Vm as State
 from .template import scalar
 
-
 _MOVES = {
     State.POWEROFF: Lcm.PROLOG_MIGRATE_POWEROFF, State.SUSPENDED: Lcm.PROLOG_MIGRATE_SUSPEND, State.ACTIVE: Lcm.PROLOG_MIGRATE_UNKNOWN,
 }  # fmt: skip
