@@ -107,7 +107,7 @@ def those_of(oned: Oned, host: str) -> Iterator[Vm]:
     for vm in oned.vms():
         if vm.host == host or vm.lcm_state == failover.FAILED:
             known = oned.vm(vm.id)
-            if host in (vm.host, *known.hosts[-2:-1]):
+            if host in (vm.host, known.text("HISTORY_RECORDS/HISTORY[last()-1]/HOSTNAME")):
                 yield known
 
 
