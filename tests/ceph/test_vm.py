@@ -409,29 +409,8 @@ def test_disks_saved_and_grown_running_off_and_undeployed(
     cell("resize", PLACES, "rbd", ("off", "live"))
 
 
-def test_vm_on_ceph_when_migrated_live_loses_nothing(cloud: Cloud, ceph: Cluster, cell: Callable[..., None]) -> None:
-    system = cloud.os_image("move-os", persistent=True, store=RBD_STORE)
-    mine = cloud.data_image("move-mine", DATA, persistent=True)
-    clone = cloud.data_image("move-clone", DATA, store=RBD_STORE, SEMISHARED_PLACE="shared")
-    cow = cloud.data_image("move-cow", DATA, store=RBD_STORE)
-    full = cloud.data_image("move-full", DATA, store=RBD_STORE, SEMISHARED_LOCAL="copy")
-    vm = cloud.deploy("move", [{"IMAGE_ID": str(image)} for image in (system, mine, clone, cow, full)])
-    guest = cloud.guest(vm)
-    for disk in ("vdc", "vdd", "vde"):
-        guest.check(disk, "base", 0, KIB)
-        guest.loop(disk, "loop", 4096, 4096)
-    for target in ("h2", "h1"):
-        cloud.oned.vm_migrate(vm, target, how="live")
-        assert cloud.oned.state(vm)[1] == 3
-        guest = cloud.guest(vm)
-        check_domain(cloud, vm)
-    for disk in ("vdc", "vdd", "vde"):
-        counts = guest.loop_stop(disk)
-        assert (counts["errors"], counts["mismatches"]) == (0, 0)
-        assert counts["writes"] > 10
-    assert cloud.files(cloud.lab.node("h2"), cloud.vm_dir(vm)) == []
-
-    # A target that could not open a disk is known before anything is done.
+def refuses_a_target_out_of_reach(cloud: Cloud, ceph: Cluster, vm: int) -> None:
+    """See that a target that could not open a disk is known before anything is done."""
     virsh = ["virsh", "-q", "-c", "qemu:///system"]
     there = cloud.lab.node("h2")
     there.run([*virsh, "secret-undefine", SECRET], user="root")
@@ -445,6 +424,32 @@ def test_vm_on_ceph_when_migrated_live_loses_nothing(cloud: Cloud, ceph: Cluster
     keyring.with_suffix(".away").rename(keyring)
     assert cloud.files(there, cloud.vm_dir(vm)) == []
     assert cloud.oned.state(vm) == ("ACTIVE", 3)
+
+
+@pytest.mark.parametrize("turns", [1, pytest.param(20, marks=pytest.mark.long)])
+def test_vm_on_ceph_when_migrated_live_loses_nothing(cloud: Cloud, ceph: Cluster, cell: Callable[..., None], turns: int) -> None:
+    system = cloud.os_image(f"move{turns}-os", persistent=True, store=RBD_STORE)
+    mine = cloud.data_image(f"move{turns}-mine", DATA, persistent=True)
+    clone = cloud.data_image(f"move{turns}-clone", DATA, store=RBD_STORE, SEMISHARED_PLACE="shared")
+    cow = cloud.data_image(f"move{turns}-cow", DATA, store=RBD_STORE)
+    full = cloud.data_image(f"move{turns}-full", DATA, store=RBD_STORE, SEMISHARED_LOCAL="copy")
+    vm = cloud.deploy(f"move{turns}", [{"IMAGE_ID": str(image)} for image in (system, mine, clone, cow, full)])
+    guest = cloud.guest(vm)
+    written = ("vdb", "vdc", "vdd", "vde")
+    for disk in written:
+        guest.check(disk, "base", 0, KIB)
+        guest.loop(disk, "loop", 4096, 4096)
+    for target in ("h2", "h1") * turns:
+        cloud.oned.vm_migrate(vm, target, how="live")
+        assert cloud.oned.state(vm)[1] == 3
+        guest = cloud.guest(vm)
+        check_domain(cloud, vm)
+    for disk in written:
+        counts = guest.loop_stop(disk)
+        assert (counts["errors"], counts["mismatches"]) == (0, 0)
+        assert counts["writes"] > 10
+    assert cloud.files(cloud.lab.node("h2"), cloud.vm_dir(vm)) == []
+    refuses_a_target_out_of_reach(cloud, ceph, vm)
     guest.check("vdc", "base", 0, KIB)
     cloud.terminate(vm)
     nothing_left(cloud, ceph)

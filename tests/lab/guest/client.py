@@ -192,16 +192,16 @@ class Guest:
         """Start writing and verifying memory, `rate` MiB (a word in each page) per second; its disk is called `memory`."""
         self.command(f"loop memory {mib} {rate}")
 
-    def _counts(self, line: str) -> dict[str, int]:
-        return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", self.command(line, 120))}
+    def _counts(self, line: str, timeout: float = 120) -> dict[str, int]:
+        return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", self.command(line, timeout))}
 
     def loop_stat(self, disk: str) -> dict[str, int]:
         """Return writes, reads, errors, mismatches, maxgap_ms and verified so far."""
         return self._counts(f"loop-stat {disk}")
 
     def loop_stop(self, disk: str) -> dict[str, int]:
-        """Stop it, read all it wrote once more, and return the counts."""
-        return self._counts(f"loop-stop {disk}")
+        """Stop it, flush, read all it wrote once more, and return the counts; on a busy machine a flush alone can take minutes."""
+        return self._counts(f"loop-stop {disk}", 300)
 
     def context(self) -> dict[str, str]:
         """Return the variables of the context ISO, wherever it is attached."""
