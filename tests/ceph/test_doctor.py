@@ -12,7 +12,8 @@ import pytest
 from configurations import oned_conf, vmm_execrc
 from lab import Node
 from lab.ceph import BRIDGE, READER, SECRET
-from lab.cloud import Cloud
+from lab.cloud import RBD_STORE, Cloud
+from semishared.plan.fence import FENCED, Mark
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 
@@ -76,3 +77,18 @@ def test_admin_is_refused_by_name(cloud: Cloud) -> None:
     finally:
         store.template["CEPH_USER"] = before
     assert "not admin" in finding["what"] and "onedatastore update" in finding["mend"]
+
+
+def test_no_key_to_shut_hosts_out_and_a_fenced_host_that_runs_on(cloud: Cloud) -> None:
+    h1 = cloud.oned.host("h1")
+    boot = cloud.lab.node("h1").run(["cat", "/proc/sys/kernel/random/boot_id"]).stdout.decode().strip()
+    store = cloud.oned.datastores[RBD_STORE].template
+    store["SEMISHARED_CEPH_FENCE_USER"] = "nobody"
+    cloud.oned.host_update(h1.id, Mark(FENCED, 1, boot, 1).template())
+    try:
+        runs, cannot = sorted(doctor(cloud), key=lambda finding: str(finding["machine"]), reverse=True)
+    finally:
+        del store["SEMISHARED_CEPH_FENCE_USER"], h1.template["SEMISHARED_FENCED"]
+    assert (runs["machine"], runs["severity"]) == ("h1", "broken") and "runs on with the guests of then" in runs["what"]
+    assert "a dead host cannot be shut out" in cannot["what"] and "client.nobody" in cannot["what"]
+    assert f"semishared caps --role fence {RBD_STORE}" in cannot["mend"]

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the locks of real NFSv4.2 say of a host that is to be fenced: held, they forbid it; gone, they prove nothing."""
+"""What locks over real NFSv4.2 (and CephFS, at length) say of a host that is to be fenced: held, they forbid; gone, they prove nothing."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import pytest
+
 from lab.kernel_host import ONEADMIN
-from nfs.site import LEASE_S, Guest, Host, NfsSite
+from nfs.cephfs import CephSite
+from nfs.site import PATIENCE_S, STORE, Guest, Host, NfsSite, Site
 
 FENCE = """
 import json, sys, time
@@ -37,7 +40,7 @@ def fence(off, command):
         return ["", e.detail]
 
 end = time.monotonic() + wait_s
-while wait_s and "is written to" in fence(True, "none")[1] and time.monotonic() < end:
+while wait_s and fence(True, "none")[1] and time.monotonic() < end:
     time.sleep(0.5)
 print(json.dumps([fence(*case) for case in cases]))
 """
@@ -53,24 +56,47 @@ def fence(front_end: Host, path: str, *cases: tuple[bool, str], wait_s: int = 0)
     return [(str(off), str(why)) for off, why in found]
 
 
-def test_a_lock_that_is_held_forbids_and_one_that_is_gone_proves_nothing(nfs_site: NfsSite) -> None:
-    fe, h1 = nfs_site.fe, nfs_site.hosts[0]
-    path = nfs_site.image().source
-    guest = Guest(h1, path)
-    guest.do("write -P 1 1M 64k")
+def cut_off(site: Site, path: str) -> None:
+    """Have h1, whose guest has an image open, cut off until nobody sees its lock any more; none of that is enough."""
+    fe, h1 = site.fe, site.hosts[0]
     for off, why in fence(fe, path, (True, "none"), (False, "/bin/true")):
-        assert not off and f"{path} is written to by another client of the nfs4 file system" in why, "the word that it is off is wrong"
+        assert not off and f"{path} is written to by another client of the {site.kind} file system" in why, "it is not off"
     h1.cut()
     try:
-        found = fence(fe, path, (False, "none"), (False, "/bin/false"), (True, "none"), wait_s=6 * LEASE_S + 120)
+        found = fence(fe, path, (False, "none"), (False, "/bin/false"), (True, "none"), wait_s=PATIENCE_S)
     finally:
         h1.mend()
     assert "a host writes to a mounted store until it is off" in found[0][1]
     assert "the fencing command failed" in found[1][1]
     assert found[2] == ("confirmed", ""), "the lock of who is cut off does not go"
+
+
+def writes_again(host: Host, path: str) -> None:
+    """Have somebody on a host that was cut off open the image again, and write."""
+    again = Guest(host, path)
+    assert "wrote 65536/65536" in again.do("write -P 3 1M 64k")
+    assert host.holds(path, 3)
+    again.end()
+
+
+def test_a_lock_that_is_held_forbids_and_one_that_is_gone_proves_nothing(nfs_site: NfsSite) -> None:
+    h1, path = nfs_site.hosts[0], nfs_site.image().source
+    guest = Guest(h1, path)
+    guest.do("write -P 1 1M 64k")
+    cut_off(nfs_site, path)
     assert "wrote" not in guest.do("write -P 2 1M 64k"), "who has lost a lock knows it"
     guest.kill()
-    again = Guest(h1, path)
-    assert "wrote 65536/65536" in again.do("write -P 3 1M 64k"), "and opens the image again"
-    assert h1.holds(path, 3)
-    again.end()
+    writes_again(h1, path)
+
+
+@pytest.mark.long
+def test_on_cephfs_who_mounts_it_again_writes_again(cephfs_site: CephSite) -> None:
+    h1, path = cephfs_site.hosts[0], cephfs_site.image().source
+    guest = Guest(h1, path)
+    guest.do("write -P 1 1M 64k")
+    cut_off(cephfs_site, path)
+    assert "wrote" not in guest.do("write -P 2 1M 64k"), "the metadata server has shut its client out"
+    guest.kill()
+    h1.script(f"umount -f {STORE} || umount -l {STORE}", timeout=PATIENCE_S)
+    cephfs_site.mount(h1)
+    writes_again(h1, path)
