@@ -278,3 +278,52 @@ def test_two_moves_at_once(site: Site) -> None:
     assert site.is_whole(h2)
     assert not h1.path(f"{SYSTEM}/{VM}").exists()
     assert not [path for path in site.cloud.left_of(VM, h2) if "/.incoming" in path or "/.removed" in path]
+
+
+# -- to another datastore -----------------------------------------------------------------------------
+
+
+@contextmanager
+def other_file_system(node: Node, size: str) -> Iterator[None]:
+    """Have a file system of its own in the place of the other datastore."""
+    node.run(["mkdir", "-p", OTHER])
+    node.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=777", "other", OTHER], user="root")
+    try:
+        yield
+    finally:
+        node.run(["umount", OTHER], user="root")
+
+
+def test_datastore_on_another_file_system_then_another_host_and_datastore_at_once(site: Site) -> None:
+    h1, h2 = site.cloud.h1, site.cloud.h2
+    with other_file_system(h1, "200m"):
+        done = site.move(f"h1:{OTHER}")
+        assert done.returncode == 0, done.stderr.decode()
+        assert site.is_whole(h1, OTHER)
+        assert not h1.path(f"{SYSTEM}/{VM}").exists()
+        site.knows(seq=2)
+        done = site.cloud.tm("mv", f"h1:{OTHER}/{VM}", f"h2:{SYSTEM}/{VM}", str(VM), "101")
+        assert done.returncode == 0, done.stderr.decode()
+        assert site.is_whole(h2)
+        assert not h1.path(f"{OTHER}/{VM}").exists()
+
+
+def test_datastore_without_room_is_refused_and_left_as_it_was(site: Site) -> None:
+    h1 = site.cloud.h1
+    with other_file_system(h1, "100k"):
+        one_line(site.move(f"h1:{OTHER}"), "SS030")
+        assert [name for name in h1.run(["ls", "-A", OTHER]).stdout.decode().split() if str(VM) in name] == []
+    assert site.is_whole(h1)
+
+
+@pytest.mark.parametrize("target", [f"h1:{OTHER}", f"h2:{SYSTEM}"])
+def test_directory_of_another_driver_is_not_taken_for_ours(site: Site, target: str) -> None:
+    h1 = site.cloud.h1
+    h1.run(["mv", f"{SYSTEM}/{VM}/.semishared", "/var/tmp/records"])
+    done = site.move(target)
+    h1.run(["mv", "/var/tmp/records", f"{SYSTEM}/{VM}/.semishared"])
+    one_line(done, "has no records of ours")
+    assert site.is_whole(h1)
+    for node in (h1, site.cloud.h2):
+        for system in (OTHER, SYSTEM):
+            assert (node, system) == (h1, SYSTEM) or not node.path(f"{system}/{VM}").exists()

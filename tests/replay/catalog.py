@@ -43,11 +43,6 @@ def scenarios() -> Dict[str, Status]:
 
 
 _NOT_PLAYED = {
-    **{
-        name: "live migration of a VM with local disks comes with a later issue"
-        for name in [*_MATCHED, *_OPEN]
-        if name.startswith(("13", "14"))
-    },
     **{name: "its image datastore belongs to another driver" for name in _MATCHED if name.startswith(("b-v1", "b-v2"))},
     **{
         name: "an image datastore without DISK_TYPE = RBD holds files, and ours takes no POOL/IMAGE for one"

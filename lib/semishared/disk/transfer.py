@@ -31,7 +31,7 @@ from ..errors import (
 from ..guest import listing
 from ..model import layout, layout_delta
 from ..model.record import Record
-from ..model.steps import ClearVm, MakeRoom, ReceiveVm, ReleaseVm, RenameVm, has_arrived
+from ..model.steps import ClearVm, MakeRoom, ReceiveVm, ReleaseVm, RenameVm, has_arrived, no_records
 from ..tools import beneath, files, progress
 from ..tools.crash_points import point
 from ..tools.run import piped, work
@@ -203,6 +203,8 @@ def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
         return {"seen": whereabouts.fingerprint(step.source)}
     if not source["present"]:
         raise MissingImage(f"{step.source} is not there on {os.uname().nodename}")
+    if not source["whole"] and set(step.disks) - set(step.foreign):
+        raise MigrationRefused(no_records(step.source, os.uname().nodename))
     for one, other in ((step.source, step.vm_dir), (os.path.dirname(step.source), os.path.dirname(step.vm_dir))):
         if os.path.exists(other) and os.path.samefile(one, other):
             raise SameDirectory(f"{step.source} and {step.vm_dir} on {os.uname().nodename} are one directory")

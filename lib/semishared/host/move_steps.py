@@ -69,11 +69,20 @@ class OnMoves(Steps):
         return {"present": os.path.isdir(step.vm_dir), "records": [record.to_data() for record in records.records(step.vm_dir)]}
 
     def WriteProbe(self, step: m.WriteProbe) -> object:
-        with beneath.directory(step.store_dir, layout.SIDE) as directory:
-            files.remove_stale(directory)
-            path = files.staged_name(f"{directory}/probe")
-            files.write(path, step.text.encode())
-        return {"name": f"{layout.SIDE}/{os.path.basename(path)}"}
+        try:
+            with beneath.directory(step.store_dir, layout.SIDE if step.side else "") as directory:
+                files.remove_stale(directory)
+                path = files.staged_name(f"{directory}/probe")
+                files.write(path, step.text.encode())
+        except OSError as e:
+            raise StoreUnavailable(f"nothing can be written into {step.store_dir} on {os.uname().nodename}: {e.strerror}") from None
+        name = os.path.basename(path)
+        return {"name": f"{layout.SIDE}/{name}" if step.side else name}
+
+    def LookAtGuest(self, step: m.LookAtGuest) -> object:
+        from ..guest import foreign
+
+        return foreign.disks(step.vm_dir, step.domain)
 
     def AnswerProbe(self, step: m.AnswerProbe) -> None:
         with self._beside(step) as path:
@@ -134,8 +143,8 @@ class OnMoves(Steps):
 
     def AllowMigration(self, step: m.AllowMigration) -> None:
         files.remove_staged(*os.path.split(layout.migration_note(step.vm_dir)))
-        data = {"version": 1, "to": step.to, "shared_checked": list(step.stores), "brought": step.brought}
-        files.write_json(layout.migration_note(step.vm_dir), data)
+        proof = {"shared_checked": list(step.stores), "foreign": list(step.foreign)}
+        files.write_json(layout.migration_note(step.vm_dir), {"version": 1, "to": step.to, "brought": step.brought, **proof})
 
     def CheckNotOpen(self, step: m.CheckNotOpen) -> None:
         from ..guest import relocation

@@ -198,9 +198,9 @@ class Discard(NamedTuple):
 
 
 LOOKS = frozenset({
-    "CheckNotOpen", "CheckNotRunning", "CheckStore", "DescribeVm", "FindClone", "ListBases", "ListPool", "LookAround", "LookAtDisk",
-    "LookAtImages", "LookAtVm", "LookForVm", "MeasureStore", "ReachDisk", "ReadBase", "RehearseHypervisor", "ReportDisks",
-    "SeeImage",
+    "CheckNotOpen", "CheckNotRunning", "CheckStore", "DescribeVm", "FindClone", "ListBases", "ListPool", "LookAround",
+    "LookAtDisk", "LookAtGuest", "LookAtImages", "LookAtVm", "LookForVm", "MeasureStore", "ReachDisk", "ReadBase",
+    "RehearseHypervisor", "ReportDisks", "SeeImage",
 })  # fmt: skip
 """Steps that change nothing wherever they are carried out: all that a dry run may send."""
 

@@ -18,6 +18,11 @@ def has_arrived(source: Mapping[str, Any], target: Mapping[str, Any], seq: int) 
     return not source["whole"] and target["whole"] and not older and bool(target["disks"] or not source["present"])
 
 
+def no_records(vm_dir: str, host: str) -> str:
+    """Return why a directory is not moved as that of a VM with disks of ours."""
+    return f"{vm_dir} on {host} has no records of ours: another driver has made it, or it is a remainder; nothing was moved"
+
+
 class MarkVm(NamedTuple):
     """Report what there is of a VM directory, and mark it with a token by which it is known again under any name."""
 
@@ -132,11 +137,23 @@ class DescribeVm(NamedTuple):
     vm_dir: str
 
 
+class LookAtGuest(NamedTuple):
+    """Report how the guest that runs in a VM directory has its disks open, by their targets (guest/foreign.py)."""
+
+    vm: int
+    vm_dir: str
+    domain: str
+
+
 class WriteProbe(NamedTuple):
-    """Write a small file into a store, to see whether another host reads it; report its name."""
+    """Write a small file into a store, to see whether another host reads it; report its name.
+
+    `side`: among what is ours there, else into the directory itself, which is another driver's.
+    """
 
     store_dir: str
     text: str
+    side: bool = True
 
 
 class AnswerProbe(NamedTuple):
@@ -196,6 +213,8 @@ class AllowMigration(NamedTuple):
     to: str
     stores: tuple[str, ...]
     brought: str = ""
+    foreign: tuple[str, ...] = ()
+    """Files of other drivers that both see as well, as the guest has them open."""
 
 
 class CheckNotOpen(NamedTuple):

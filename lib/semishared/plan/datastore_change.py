@@ -19,7 +19,7 @@ from ..model.exchange import AskOned, On, Part, Plan, agree, warn
 from ..opennebula.args import Migrate
 from ..opennebula.xml import Vm
 from . import luggage
-from .disks import DRIVER, running_domain
+from .disks import running_domain
 
 
 def premigrate(asked: Migrate, vm: Vm) -> Plan:
@@ -30,9 +30,11 @@ def premigrate(asked: Migrate, vm: Vm) -> Plan:
     source = yield from _left(asked, vm)
     look = s.DescribeVm(vm.id, source), s.LookAtVm(vm.id, source), s.CheckNotOpen(vm.id, source, domain, disks=False)
     found, seen, _ = yield On(place.host, look)
-    own = luggage.own_disks(vm, described(found))
-    foreign = tuple(sorted(disk.id for disk in vm.disks if disk.driver not in ("", DRIVER)))
-    copy = s.RenameVm(vm.id, source, place.path, True, "", tuple(sorted(disk.id for disk in vm.disks)), foreign, live=True)
+    records = described(found)
+    for disk in luggage.of_others(vm, records):
+        raise luggage.refusal(vm, disk, "only its driver could change its place")
+    own = luggage.own_disks(vm, records)
+    copy = s.RenameVm(vm.id, source, place.path, True, "", tuple(sorted(disk.id for disk in vm.disks)), live=True)
     yield On(place.host, (s.MakeRoom(vm.id, place.path, int(seen["bytes"]), tuple(seen["bases"])),))
     try:
         frozen = s.AddDeltas(vm.id, source, domain, own) if own else s.MergeDeltas(vm.id, source, domain)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..errors import BadArguments, HostUnreachable, MigrationRefused, NotSupported, SemisharedError
@@ -62,13 +62,13 @@ def moved(move: Move, vm_dir: str, records: Records) -> Plan:
     """Move a running VM, whose disks have `records`, to another host."""
     domain, host = move.domain, move.target
     seen = yield Here(h.SeeDomain(domain))
-    disks = moving(seen["xml"].encode(), vm_dir, records, move.vm.context_disk)
+    proof = yield Here(h.TakeProof(vm_dir))
+    disks = moving(seen["xml"].encode(), vm_dir, records, move.vm.context_disk, handed_over(proof, host))
     if move.source == host:
-        yield from _copied(move, vm_dir)
+        yield from _copied(move, vm_dir, proof)
         return
     if seen["snapshots"]:
         raise MigrationRefused(f"VM {move.vm.id} has {len(seen['snapshots'])} system snapshots, libvirt does not move them")
-    proof = yield Here(h.TakeProof(vm_dir))
     if disks.mirrored and not is_proved((), proof, host):
         raise MigrationRefused(f"premigrate has made nothing ready on {host} for the local disks of VM {move.vm.id}")
     if isinstance(proof, dict) and proof.get("brought"):
@@ -94,10 +94,10 @@ def moved(move: Move, vm_dir: str, records: Records) -> Plan:
         yield Here(h.CompactMemory())
 
 
-def _copied(move: Move, vm_dir: str) -> Plan:
+def _copied(move: Move, vm_dir: str, proof: object) -> Plan:
     """Have what the guest writes in the copy of its VM directory, which premigrate has made in another datastore of this host."""
     place = VmPlace.at(Location(move.target, absolute(move.vm_dir, "VM directory")), str(move.vm.id))
-    if not is_proved((), (yield Here(h.TakeProof(vm_dir))), move.target) or place.path == vm_dir:
+    if not is_proved((), proof, move.target) or place.path == vm_dir:
         raise MigrationRefused(f"premigrate has not made VM {move.vm.id} ready for {place.path}")
     yield Here(h.CopyDeltas(place.vm, place.path, vm_dir, move.domain))
 
@@ -184,14 +184,17 @@ class Moving(NamedTuple):
     mirrored: list[str]
 
 
-def moving(domain: bytes, vm_dir: str, records: Records, context_disk: int) -> Moving:
-    """Return what is to become of the disks; raise MigrationRefused if one would be left behind."""
+def moving(domain: bytes, vm_dir: str, records: Records, context_disk: int, others: Collection[str] = ()) -> Moving:
+    """Return what is to become of the disks; raise MigrationRefused if one would be left behind.
+
+    `others`: files of other drivers' disks that both hosts are known to see.
+    """
     known = {absolute(record.path, "path") for record in records.values() if record.path and not record.is_local}
     own = {record.path: record for record in records.values() if record.is_local}
     found, mirrored = [], []
     for disk in Markup(domain, "domain").root.find("devices", "disk"):
         path = _source(disk)
-        if disk.attributes.get("type") == "network" or not path:
+        if disk.attributes.get("type") == "network" or not path or (disk.attributes.get("type") == "file" and path in others):
             continue
         named = disk_number(path, vm_dir)
         if named is not None and named == context_disk and disk.first("readonly"):
@@ -233,6 +236,12 @@ def is_proved(paths: Iterable[str], proof: object, host: str) -> bool:
         return False
     places = [_parts(place) for place in checked if place.startswith("/")]
     return all(any(place and _parts(path)[: len(place)] == place for place in places) for path in paths)
+
+
+def handed_over(proof: object, host: str) -> list[str]:
+    """Return the files of other drivers' disks of which premigrate has seen that `host` has the same."""
+    found = proof.get("foreign") if isinstance(proof, dict) and is_proved((), proof, host) else None
+    return [path for path in found if isinstance(path, str)] if isinstance(found, list) else []
 
 
 def _plain(path: str) -> str:

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import posixpath
-from typing import TYPE_CHECKING, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 from ..errors import MigrationRefused
 from ..model import layout
 from ..model import steps as s
-from ..opennebula.xml import Vm
+from ..opennebula.xml import Disk, Vm
 from . import encryption
+from .disks import DRIVER
 
 if TYPE_CHECKING:
     # Every action imports the plans of all; only those around a live migration read records.
@@ -18,29 +19,69 @@ if TYPE_CHECKING:
 
 
 class Luggage(NamedTuple):
-    """What travels with the guest: disks of its own, the bases below them, stores to probe, disks that QEMU opens over the network."""
+    """What travels with the guest: disks of its own, the bases below them, stores to probe, disks that QEMU opens over the network.
+
+    `files` are disks of other drivers, as the guest has them open; `places` the directories to probe for those.
+    """
 
     own: tuple[int, ...]
     bases: tuple[s.StageBase, ...]
     stores: tuple[str, ...]
     network: tuple[s.ReachDisk, ...] = ()
+    files: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+
+
+def of_others(vm: Vm, records: Sequence[Record]) -> list[Disk]:
+    """Return the disks that other drivers have made; raise MigrationRefused for one of ours that lost its record."""
+    known = {record.disk for record in records}
+    found = [disk for disk in vm.disks if disk.id not in known]
+    for disk in found:
+        if disk.driver == DRIVER:
+            raise MigrationRefused(f"disk {disk.id} of VM {vm.id} has no record")
+    return found
+
+
+def refusal(vm: Vm, disk: Disk, why: str) -> MigrationRefused:
+    """Return the error that names a disk of another driver."""
+    return MigrationRefused(f"disk {disk.id} of VM {vm.id} is none of ours (driver {disk.driver or 'unknown'}) and {why}")
 
 
 def own_disks(vm: Vm, records: Sequence[Record]) -> tuple[int, ...]:
-    """Return the disks that lie on the host alone; raise MigrationRefused, EncryptedDisk, naming the disk that cannot move live."""
-    known = {record.disk for record in records}
-    for disk in vm.disks:
-        if disk.id not in known:
-            raise MigrationRefused(f"disk {disk.id} of VM {vm.id} is none of ours (driver {disk.driver or 'unknown'})")
+    """Return the disks that lie on the host alone; raise EncryptedDisk, naming the disk, for one that cannot move live."""
     own = tuple(sorted(record.disk for record in records if record.is_local))
     encryption.check_running(vm, own, "live migration")
     return own
 
 
-def packed(vm: Vm, records: Sequence[Record], vm_dir: str) -> Luggage:
-    """Return what is to travel to `vm_dir`; raise as own_disks. `records` are those of the source host."""
+def packed(vm: Vm, records: Sequence[Record], vm_dir: str, opened: Mapping[str, Any]) -> Luggage:
+    """Return what is to travel to `vm_dir`; raise MigrationRefused, EncryptedDisk, naming the disk that cannot.
+
+    `records` are those of the source host; `opened` is what its guest has open, by targets, asked if others have made disks.
+    """
     own, root = own_disks(vm, records), layout.base_store_of(vm_dir)
     bases = {record.of_image: s.StageBase(root, record.of_image) for record in records if record.place.leases}
     stores = {posixpath.dirname(record.of_image.source) for record in records if not record.is_local and not record.network}
     network = [s.ReachDisk(s.DiskRef(vm.id, record.disk, vm_dir), record.to_data()) for record in records if record.network]
-    return Luggage(own, tuple(bases.values()), tuple(sorted(stores)), tuple(network))
+    files, places = _shared(vm, of_others(vm, records), opened)
+    return Luggage(own, tuple(bases.values()), tuple(sorted(stores)), tuple(network), files, places)
+
+
+def _shared(vm: Vm, others: Sequence[Disk], opened: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the files that disks of other drivers are, and the directories in which both hosts must see the same.
+
+    A disk that QEMU opens over the network is the same wherever it does that.
+    """
+    files, places = [], set[str]()
+    for disk in others:
+        found = opened.get(disk.text("TARGET"))
+        if found is None:
+            raise refusal(vm, disk, "the guest does not have it open")
+        if found["type"] == "network":
+            continue
+        if found["type"] != "file" or "" in found.get("directories", [""]):
+            what = "a file in the VM's own directory" if found["type"] == "file" else f"of the type {found['type']}"
+            raise refusal(vm, disk, f"{what}, not known to be the same on both hosts")
+        files.append(str(found["path"]))
+        places.update(map(str, found["directories"]))
+    return tuple(files), tuple(sorted(places))

@@ -27,7 +27,7 @@ from ..model import steps as s
 from ..model.exchange import End, On, Part, Plan, Relay, agree, warn
 from ..opennebula.args import Migrate, VmPlace
 from ..opennebula.xml import Vm
-from .disks import running_domain
+from .disks import DRIVER, running_domain
 
 if TYPE_CHECKING:
     # Every action imports the plans of all.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def premigrate(asked: Migrate, vm: Vm, token: str) -> Plan:
     """Plan premigrate: make everything ready at the target, or refuse. `token`: what nobody else would write into a store."""
     from ..model.record import described
-    from .luggage import packed
+    from .luggage import of_others, packed
 
     if asked.source_host == asked.target.host:
         from . import datastore_change
@@ -52,13 +52,16 @@ def premigrate(asked: Migrate, vm: Vm, token: str) -> Plan:
     found, seen = yield On(here, (s.DescribeVm(place.vm, source_dir), s.LookAtVm(place.vm, source_dir)))
     if int(place.path.split("/")[-2]) != left:
         raise MigrationRefused(f"VM {vm.id} cannot change host and system datastore at once")
-    luggage = packed(vm, described(found), place.path)
-    if luggage.stores:
-        yield from _same_stores(here, place.host, luggage.stores, token)
+    records, opened = described(found), {}
+    if of_others(vm, records):
+        (opened,) = yield On(here, (s.LookAtGuest(vm.id, source_dir, running_domain(vm)),))
+    luggage = packed(vm, records, place.path, opened)
+    if luggage.stores or luggage.places:
+        yield from _same_stores(here, place.host, luggage, token)
     yield On(place.host, (*luggage.network, s.MakeRoom(place.vm, place.path, int(seen["bytes"]), tuple(seen["bases"])), *luggage.bases))
     try:
         took = yield from _brought(asked, vm, source_dir, luggage)
-        yield On(here, (s.AllowMigration(place.vm, source_dir, place.host, luggage.stores, took),))
+        yield On(here, (s.AllowMigration(place.vm, source_dir, place.host, luggage.stores, took, luggage.files),))
     except SemisharedError:
         yield from _undone(asked, vm, source_dir)
         raise
@@ -76,7 +79,8 @@ def _brought(asked: Migrate, vm: Vm, source_dir: str, luggage: Luggage) -> Part[
     if luggage.own:
         yield On(here, (s.AddDeltas(vm.id, source_dir, domain, luggage.own),))
     ids = tuple(sorted(disk.id for disk in vm.disks))
-    receive = s.ReceiveVm(vm.id, place.path, True, domain, ids, deltas=luggage.own)
+    foreign = tuple(sorted(disk.id for disk in vm.disks if disk.driver not in ("", DRIVER)))
+    receive = s.ReceiveVm(vm.id, place.path, True, domain, ids, foreign, luggage.own)
     sent = yield Relay(On(here, (s.SendVm(vm.id, source_dir, unmark.token, luggage.own),)), On(place.host, (receive,)))
     yield End(place.host, str(sent.get("sha256")))
     return f"{int(sent['bytes']) >> 20} MiB of files in {sent['seconds']} s"
@@ -92,13 +96,24 @@ def _undone(asked: Migrate, vm: Vm, source_dir: str) -> Plan:
         yield warn(f"not all that was made ready for VM {vm.id} on {place.host} is undone: {e.detail}")
 
 
-def _same_stores(source: str, target: str, stores: tuple[str, ...], token: str) -> Plan:
-    """See that both hosts have the same `stores`: each reads what the other has written."""
+def _same_stores(source: str, target: str, luggage: Luggage, token: str) -> Plan:
+    """See that both hosts have the same stores, and directories of other drivers: each reads what the other has written."""
     ask, answer = f"{token} {source}", f"{token} {target}"
-    written = yield On(source, tuple(s.WriteProbe(store, ask) for store in stores))
-    probes = [(store, str(found["name"])) for store, found in zip(stores, written)]
-    yield On(target, tuple(s.AnswerProbe(store, name, ask, answer) for store, name in probes))
-    yield On(source, tuple(s.CheckProbe(store, name, answer) for store, name in probes))
+    places = [(store, True) for store in luggage.stores] + [(place, False) for place in luggage.places]
+    written = yield On(source, tuple(s.WriteProbe(place, ask, side) for place, side in places))
+    probes = [(place, str(found["name"])) for (place, _), found in zip(places, written)]
+    checks = tuple(s.CheckProbe(place, name, answer) for place, name in probes)
+    try:
+        yield On(target, tuple(s.AnswerProbe(place, name, ask, answer) for place, name in probes))
+    except SemisharedError:
+        for check in checks:
+            try:
+                # It finds no answer, and removes the probe.
+                yield On(source, (check,))
+            except SemisharedError:
+                pass
+        raise
+    yield On(source, checks)
 
 
 def postmigrate(asked: Migrate, vm: Vm) -> Plan:

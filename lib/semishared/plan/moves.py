@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, NamedTuple
 
-from ..errors import OnedUnavailable, Overtaken, SameDirectory, SemisharedError
+from ..errors import MigrationRefused, OnedUnavailable, Overtaken, SameDirectory, SemisharedError
 from ..model import steps as s
 from ..model.exchange import AskOned, End, On, Part, Plan, Relay, agree, warn
 from ..opennebula.args import Move, VmPlace
@@ -106,6 +106,9 @@ def carried(asked: Move, steps: tuple[Any, s.Step], vm: Vm, guest: str) -> Plan:
         yield unmark
     elif not found["present"]:
         raise SemisharedError(f"VM {place.vm} is neither on {place.host} nor, as it is now, on {there.host}")
+    elif not found["whole"] and any(disk.driver in ("", DRIVER) for disk in vm.disks):
+        yield unmark
+        raise MigrationRefused(s.no_records(place.path, place.host))
     else:
         source_step, target_step = steps
         yield On(there.host, (s.MakeRoom(there.vm, there.path, int(found["bytes"]), tuple(found["bases"])),))
