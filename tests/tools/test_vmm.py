@@ -485,7 +485,6 @@ def test_migration_refuses_what_it_cannot_do(host: Host) -> None:
     proof = host.vm_dir / ".semishared" / "migration.json"
     proof.write_text(json.dumps({"version": 1, "to": "h2", "shared_checked": [str(host.stores / "100")]}))
     stdin = migrate_stdin(host)
-    assert "another system datastore" in host.refuses("migrate", "252e", "h1", "h1", "7", "h1", stdin=stdin)
     lost = migrate_stdin(host, "<DISK><DISK_ID>3</DISK_ID><TM_MAD>semishared</TM_MAD></DISK>")
     assert "disk 3 of" in host.refuses("migrate", *MIGRATE_ARGV, stdin=lost)
     assert "not a host name" in host.refuses("migrate", "252e", "-oProxyCommand=x", "h1", "7", "h1", stdin=stdin)
@@ -494,6 +493,7 @@ def test_migration_refuses_what_it_cannot_do(host: Host) -> None:
     # All is well up to the other libvirtd, which is not there: nothing was started, and the proof is used up.
     assert "does not answer at qemu+unix://h2/system" in host.refuses("migrate", *MIGRATE_ARGV, stdin=stdin)
     assert not proof.exists()
+    assert "has not made VM 7 ready" in host.refuses("migrate", "252e", "h1", "h1", "7", "h1", stdin=stdin)
 
 
 def test_what_kvmrc_does_not_say_has_its_default(tmp_path: Path) -> None:
