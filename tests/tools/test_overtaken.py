@@ -16,14 +16,18 @@ from semishared.model.record import Record
 from semishared.model.refs import ImageRef
 from semishared.model.stores import Access
 from semishared.store import dir_epochs
+from tools.slow_disk import SlowDisk
 
 CLOUD = "c" * 32
 
 
 @pytest.fixture
 def stay(tmp_path: Path) -> tuple[str, ImageRef]:
+    return made(tmp_path / "100", tmp_path / "101/7")
+
+
+def made(store: Path, directory: Path) -> tuple[str, ImageRef]:
     """Return a VM directory of SEQ 3 with an overlay and a disk in place, and an image of the one store."""
-    store, directory = tmp_path / "100", tmp_path / "101/7"
     store.mkdir()
     (directory / ".semishared").mkdir(parents=True)
     of = ImageRef(100, 5, "raw", f"{store}/{'a' * 32}", "ab" * 16, Access(cloud=CLOUD))
@@ -70,3 +74,18 @@ def test_an_epoch_is_a_name_and_earlier_ones_go(stay: tuple[str, ImageRef]) -> N
     assert layout_store.epoch_named(names[0]) == (7, 11, CLOUD)
     assert layout_store.epoch_named("7-11") == (7, 11, "")
     assert not layout_store.epoch_named("7") and not layout_store.epoch_named(".staged-7-1")
+
+
+def test_a_store_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
+    disk = SlowDisk(tmp_path, 32 << 20, {})
+    try:
+        directory, of = made(disk.mount / "100", tmp_path / "101/7")
+        dir_epochs.note(of, 7, 4)
+        disk.forget_cached()
+        disk.hang()
+        assert "does not answer" in overtaken.check(7, directory)
+        disk.go_on()
+        with pytest.raises(StaleDirectory):
+            overtaken.check(7, directory)
+    finally:
+        disk.end()

@@ -10,26 +10,33 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 
 from ..errors import BadRecord, SemisharedError, StaleDirectory
 from ..model import layout
 from ..model.record import Record
 from ..model.refs import ImageRef
 from ..store import dir_epochs
+from ..tools.answered import answered
+
+HANGS = -2
+"""In place of an epoch."""
 
 
 def check(vm: int, directory: str) -> str:
     """Raise StaleDirectory if a VM directory is older than the VM's epoch; return why that cannot be told, '' if it can.
 
-    A store that is not to be reached is no reason to refuse: a VM on the host's own disks runs without it.
+    A store that is not to be reached, or hangs, is no reason to refuse: a VM on the host's own disks runs without it.
     """
     seq, unknown = _seq(directory), ""
     for image in _images(directory):
         try:
-            epoch = _epoch(image, vm)
+            epoch = answered(partial(_epoch, image, vm), HANGS)
         except (SemisharedError, OSError) as e:
             unknown = f"whether another host has taken VM {vm} over cannot be told: {e}"
             continue
+        if epoch == HANGS:
+            unknown = f"whether another host has taken VM {vm} over cannot be told: {image.root or image.source} does not answer"
         if epoch > seq:
             raise StaleDirectory(
                 f"{directory} on {os.uname().nodename} is of SEQ {seq} of VM {vm}'s history; at SEQ {epoch} another host took the VM over"

@@ -26,11 +26,12 @@ from ..opennebula.xml import Datastore
 from ..plan import fence as plan
 from ..store import writers
 from ..store.blocklist import Fencer
+from ..tools.answered import answered
 from ..tools.crash_points import point
 from ..tools.run import run
 from ..wire.session import is_here
 from . import fence_facts
-from .fence_facts import Cloud, answered
+from .fence_facts import Cloud
 
 TURNS = 5
 LOCKS_S = 330

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import os
-import threading
-from typing import Callable, Iterator, NamedTuple, Sequence, TypeVar
+from typing import Iterator, NamedTuple, Sequence
 
 from .. import NAME
 from ..errors import BadArguments, BadAttribute
@@ -18,11 +17,10 @@ from ..opennebula.xml import Datastore, Disk, Host, View, Vm
 from ..plan import fence as plan
 from ..store.blocklist import Fencer
 from ..tools.addresses import addresses
+from ..tools.answered import answered
 
-ANSWER_S = 10
 NOBODY = "192.0.2.1:0/1"
 """An address that documentation has (RFC 5737): what removes it from a list removes nobody."""
-Answer = TypeVar("Answer")
 ACTIVE, MIGRATE = 3, 4
 """State of a VM that may have a guest, and LCM state of one on its way from host to host: both have it (include/VirtualMachine.h)."""
 
@@ -74,15 +72,6 @@ def clusters(pools: Sequence[Datastore]) -> list[list[Datastore]]:
     for store in pools:
         found.setdefault(store.attribute("CEPH_CONF"), []).append(store)
     return list(found.values())
-
-
-def answered(look: Callable[[], Answer], otherwise: Answer) -> Answer:
-    """Return what `look` finds in a mounted store, `otherwise` if the store hangs."""
-    found = [otherwise]
-    thread = threading.Thread(target=lambda: found.__setitem__(0, look()), daemon=True)
-    thread.start()
-    thread.join(ANSWER_S)
-    return found[0]
 
 
 def _guests(oned: Oned, name: str) -> list[Vm]:
