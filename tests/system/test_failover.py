@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 
 import pytest
 
@@ -51,13 +52,17 @@ def stale(cloud: Cloud, vm: int, source: str) -> str:
 
 
 @pytest.fixture
-def images(cloud: Cloud) -> dict[str, int]:
-    return {
+def images(cloud: Cloud) -> Iterator[dict[str, int]]:
+    """Yield images of every kind; at the end no host is down, or fenced."""
+    yield {
         "os": cloud.os_image("over-os", SEMISHARED_PLACE="shared"),
         "mine": cloud.data_image("over-mine", DATA, persistent=True),
         "beside": cloud.data_image("over-beside", DATA, format="qcow2", SEMISHARED_PLACE="shared"),
         "local": cloud.data_image("over-local", DATA),
     }
+    cloud.oned.host("h1").state = MONITORED
+    cloud.oned.host("h1").template.pop("SEMISHARED_FENCED", None)
+    cloud.lab.node("h1").start()
 
 
 def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images: dict[str, int]) -> None:

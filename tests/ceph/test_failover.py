@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host with a VM on Ceph loses its power: the VM goes on elsewhere, and what the host has of it when it is back is nobody's.
+
+That a host which is only cut off writes nothing any more: test_fence.py. On a mounted store: tests/system/test_failover.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from lab.ceph import Cluster
+from lab.cloud import DATASTORES, RBD_STORE, Cloud
+from lab.guest import content
+from lab.oned import Lcm
+
+COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
+DATA = content("base", 0, 64)
+
+
+@pytest.fixture()
+def short_watches(cloud: Cloud, ceph: Cluster) -> Iterator[None]:
+    """Have the cluster forget clients that died after seconds; at the end no host is fenced."""
+    ceph.ask(["command", ["config set"], {"who": "osd", "name": "osd_client_watch_timeout", "value": "5"}])
+    yield
+    cloud.oned.host("h1").template.pop("SEMISHARED_FENCED", None)
+    cloud.lab.node("h1").start()
+    ceph.ask(["command", ["config rm"], {"who": "osd", "name": "osd_client_watch_timeout"}], ["command", ["osd blocklist clear"], {}])
+
+
+def test_vm_on_ceph_is_taken_over(cloud: Cloud, ceph: Cluster, short_watches: None) -> None:
+    """Disks in place, a clone in the pool, and an overlay over a base from it, which begins anew."""
+    h1, h2 = cloud.lab.hosts
+    images = [
+        cloud.os_image("over-os", store=RBD_STORE, SEMISHARED_ON_HOST_FAILURE="recreate"),
+        cloud.data_image("over-mine", DATA, persistent=True, store=RBD_STORE),
+        cloud.data_image("over-beside", DATA, store=RBD_STORE, SEMISHARED_PLACE="shared"),
+    ]
+    vm = cloud.deploy("over", [{"IMAGE_ID": str(image)} for image in images])
+    guest = cloud.guest(vm)
+    for name in ("vda", "vdb", "vdc"):
+        guest.write(name, name, 8192, 64)
+    guest.sync()
+    mine = cloud.source(images[1]).partition("/")[2]
+    h1.kill()
+    cloud.oned.vm_lose(vm)
+    cloud.lab.fe.run([COMMAND, "fence", "h1", "--confirmed-off"], user="oneadmin", timeout=120)
+    deadline = time.monotonic() + 60
+    while ceph.images()[mine]["watchers"]:
+        assert time.monotonic() < deadline, "the watch of a client that died does not end"
+        time.sleep(0.5)
+    cloud.oned.vm_migrate(vm, "h2")
+    assert cloud.oned.state(vm) == ("ACTIVE", Lcm.RUNNING)
+    guest = cloud.guest(vm)
+    assert guest.node is h2
+    for name in ("vdb", "vdc"):
+        guest.check(name, name, 8192, 64)
+        guest.check(name, "base", 0, 64)
+    with pytest.raises(Exception, match="vda"):
+        guest.check("vda", "vda", 8192, 64)
+
+    h1.start()
+    directory = f"/var/lib/one//datastores/101/{vm}"
+    domain = cloud.lab.fe.path(f"/var/lib/one/vms/{vm}/deployment.0").read_bytes()
+    tm = "/var/lib/one/remotes/tm/semishared"
+    for node, argv in (
+        (h1, ["/var/tmp/one/vmm/semishared/deploy", f"{directory}/deployment.0", "h1", str(vm), "h1"]),
+        (cloud.lab.fe, [f"{tm}/mv", f"h1:{directory}", f"h2:{DATASTORES}/102/{vm}", str(vm), "102"]),
+        (cloud.lab.fe, [f"{tm}/cpds", f"h1:{directory}/disk.0", "one/one-999", "-1", str(vm), str(RBD_STORE)]),
+    ):
+        done = node.run(argv, user="oneadmin", input=domain, check=False, timeout=120)
+        assert done.returncode == 1 and b"[SS132]" in done.stderr, (argv, done.stderr)
+    assert h1.run(["virsh", "-q", "-c", "qemu:///system", "list", "--all", "--name"]).stdout.strip() == b""
+    assert not [name for name in ceph.images() if name.startswith("one-999")]
+    guest.check("vdb", "vdb", 8192, 64)
+    cloud.terminate(vm)
+    cloud.lab.fe.run([COMMAND, "gc", "--now"], timeout=60)
+    assert cloud.leftovers() == []
