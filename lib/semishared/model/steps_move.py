@@ -23,6 +23,12 @@ def no_records(vm_dir: str, host: str) -> str:
     return f"{vm_dir} on {host} has no records of ours: another driver has made it, or it is a remainder; nothing was moved"
 
 
+def why_kept(vm_dir: str, host: str, cleared: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return what the log says of a directory that ClearVm has not removed; nothing else depends on that."""
+    text = f"{vm_dir} on {host} is kept: {cleared['kept']}. semishared gc removes it when it is not the VM's"
+    return [("warn", text)] if cleared["kept"] else []
+
+
 class MarkVm(NamedTuple):
     """Report what there is of a VM directory, and mark it with a token by which it is known again under any name."""
 

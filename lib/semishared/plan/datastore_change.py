@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from ..errors import MigrationRefused, SemisharedError
 from ..model import steps as s
-from ..model.exchange import AskOned, On, Part, Plan, agree, warn
+from ..model.exchange import AskOned, On, Part, Plan, Say, agree, warn
 from ..opennebula.args import Migrate
 from ..opennebula.xml import Vm
 from . import luggage
@@ -69,8 +69,7 @@ def _undone(asked: Migrate, vm: Vm, source: str) -> Plan:
 def _cleared(asked: Migrate, vm: Vm, vm_dir: str, *, brought: bool) -> Plan:
     not_open = s.CheckNotOpen(vm.id, vm_dir, running_domain(vm), disks=True)
     _, cleared = yield On(asked.target.host, (not_open, s.ClearVm(vm.id, vm_dir, vm.seq, brought)))
-    if cleared and cleared["kept"]:
-        yield warn(f"{vm_dir} on {asked.target.host} is kept: {cleared['kept']}. semishared gc removes it when it is not the VM's")
+    yield Say(s.why_kept, (vm_dir, asked.target.host, cleared))
 
 
 def _left(asked: Migrate, vm: Vm) -> Part[str]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import MigrationRefused, SameDirectory, SemisharedError
 from ..model import steps as s
-from ..model.exchange import End, On, Part, Plan, Relay, agree, warn
+from ..model.exchange import End, On, Part, Plan, Relay, Say, agree, warn
 from ..opennebula.args import Migrate, VmPlace
 from ..opennebula.xml import Vm
 from .disks import DRIVER, running_domain
@@ -181,5 +181,4 @@ def _clear(host: str, other: str, place: VmPlace, vm: Vm, *, brought: bool) -> P
             return
         ends = (unmark, *ends)
     *_, cleared = yield On(host, ends)
-    if cleared and cleared["kept"]:
-        yield warn(f"{place.path} on {host} is kept: {cleared['kept']}. semishared gc removes it when it is not the VM's")
+    yield Say(s.why_kept, (place.path, host, cleared))
