@@ -181,6 +181,31 @@ def actions(report: Data) -> str:
     return text + _table(head, rows)
 
 
+def migrate(report: Data) -> str:
+    """Live migrations by way, a line for each load; below, what has a budget."""
+    found = _by_name(report)
+    rows = []
+    for load in dict.fromkeys(name.rsplit("/", 1)[1] for name in found if name.startswith("migrate/all-bytes/")):
+        for way, words in (("shared", "all disks in place"), ("own", "by our drivers"), ("stock", "`--copy-storage-all`")):
+            size = found[f"migrate/all-bytes/{way}/{load}"]
+            row = [load, words, number(size["median"] / (1 << 20))]
+            for key in ("seconds", "downtime", "gap", "kept"):
+                figure = found[f"migrate/{'stock-' * (way == 'stock')}{key}/{load}"]
+                text = number(figure["baseline"]["median"] if way == "shared" else figure["median"])
+                row.append(text if way == "shared" else f"{text} ({_ratio(figure)}, expected {number(figure['expected'])})")
+            rows.append([*row, str(size["n"])])
+    head = [
+        "guest", "way", "MiB that cross", "time, s", "stands still, ms", "longest wait of a write, ms", "writes/s kept", "n",
+    ]  # fmt: skip
+    others = [
+        [f["what"], f"{number(f['median'])} {f['unit']}", f["baseline"]["what"], _ratio(f), number(f["expected"]), _budget(f), _met(f)]
+        for name, f in found.items() if name.startswith(("migrate/bytes/", "migrate/scattered", "migrate/stock")) and name.count("-") == 0
+    ]  # fmt: skip
+    run = report["runs"]["migrate"]
+    load = f"Load {number(run['load_before'][0])} before, {number(run['load_after'][0])} after, itself included.\n\n"
+    return load + _table(head, rows) + "\n" + _table(["what", "measured", "baseline", "ratio", "expected", "budget", "met"], others)
+
+
 def options(report: Data) -> str:
     """Overlay options, one table for each size of image."""
     found = _by_name(report)
@@ -228,7 +253,7 @@ def overlay(report: Data) -> str:
 
 BLOCKS: Dict[str, Callable[[Data], str]] = {
     "machine": machine, "budgets": budgets, "clone": clone, "ceph": ceph, "actions": actions, "overlay": overlay,
-    "options": options, "creation": creation, "stage": stage,
+    "options": options, "creation": creation, "stage": stage, "migrate": migrate,
 }  # fmt: skip
 
 
