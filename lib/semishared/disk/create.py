@@ -13,7 +13,7 @@ from ..base.ensure import ensure
 from ..errors import ImageChanged, MissingImage, NotSupported
 from ..guest import block_jobs, job_lock
 from ..model import layout
-from ..model.place import COPY, IN_PLACE, OVERLAY, STORE_CLONE, VOLATILE
+from ..model.place import COPY, IN_PLACE, OVERLAY, REMOTE_FIRST, STORE_CLONE, VOLATILE
 from ..model.record import Record
 from ..model.steps import (
     AdoptClone,
@@ -21,6 +21,7 @@ from ..model.steps import (
     CopyFile,
     CopyImage,
     CreateOverlay,
+    CreateRemote,
     CreateVolatile,
     DiskRef,
     ImageRef,
@@ -69,6 +70,29 @@ def create_overlay(step: CreateOverlay, planned: Planned, ask: room.Ask | None) 
         undo.keep()
     # A disk made anew over another generation: the overlay that needed the older lease is gone now.
     cache.release(root, disk.vm, disk.disk, but=base.directory)
+
+
+def create_remote(step: CreateRemote, planned: Planned) -> None:
+    """Publish an overlay over the image on the store (disk.N -> disk.N.snap/0 over the image, of which nothing is copied)."""
+    from ..model.network_disk import NetworkDisk
+    from . import remote
+
+    disk, image, at = step.disk, step.image, store.of(step.image.access)
+    over = None
+    if step.snapshot:
+        over = NetworkDisk.below(image.source, step.snapshot, image.access)
+    else:
+        at.check(image)
+        at.attach(image)
+        content = at.content(image)
+        image = image._replace(generation=content.generation(content.see()))
+    record = Record(disk.disk, REMOTE_FIRST, "qcow2", first_layer(disk), image=image, over=over)
+    remote.check(record)
+    with _publishing(disk, planned, record) as staged:
+        size = max(remote.size(record), step.min_size)
+        qemu_img.create_overlay(staged, remote.backing_name(record), image.format, size, step.options, look=False)
+    # A disk made anew in another place.
+    cache.release(cache.root_of(disk.vm_dir), disk.vm, disk.disk)
 
 
 def _grown(path: str, image: ImageRef, min_size: int) -> int:
@@ -181,7 +205,12 @@ def opened(record: Record | None, path: str, format: str, snapshot: int = -1) ->
     if stored:
         with store.of(stored.access).opened(stored, snapshot) as found:
             yield found
-    elif record and record.place.backing == "store":
+    elif record and record.place.is_remote:
+        from . import remote
+
+        with remote.opened(record, path) as found:
+            yield found
+    elif record and record.place.is_clone:
         image = record.of_image
         with dir_chain.opened(dir_image.Stored(image.source), path, format, image.format, record.raw_layer) as chain:
             yield chain

@@ -116,7 +116,7 @@ def check_below(path: str, vm: int, disk: int) -> None:
     beneath.check(datastore, layout.layers(name))
     beneath.check(datastore, side)
     _check_target(layout_store.link(f"{datastore}/{side}"), layout_store.link_target(name))
-    if record.place.backing == "store":
+    if record.place.is_clone:
         clone = f"{layout_store.clones(side)}/{os.path.basename(layout.plain(record.path))}"
         folder, link = layout.layers(f"{datastore}/{clone}"), f"{datastore}/{clone}"
         beneath.check(datastore, layout.layers(clone))
@@ -260,8 +260,23 @@ def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
     for path, kind in found.items():
         # A raw one's first bytes are its guest's, to be believed in nothing.
         trouble = layers.reaches_out(path) if kind != "raw" else ""
-        if trouble and not _lay_over_lease(path, record, vm, vm_dir):
+        if trouble and not _lay_over_lease(path, record, vm, vm_dir) and not _lies_over_store(path, record, trouble):
             raise UnexpectedFile(f"{os.path.basename(path)} of disk {disk} of VM {vm}, as it came to {_here()}, has {trouble}")
+
+
+def _lies_over_store(path: str, record: Record, trouble: str) -> bool:
+    """Tell whether a layer lies over the image on the store that its record names."""
+    if not record.place.is_remote:
+        return False
+    from . import remote
+
+    name, format = layers.backing_of(path)
+    if trouble != layers.outside(name):
+        return False
+    if record.over:
+        # Nobody goes by what is named there, but for that it is no file.
+        return bool(layers.PROTOCOL.match(name))
+    return (name, format) == (remote.link_of(record), record.of_image.format)
 
 
 def _lay_over_lease(path: str, record: Record, vm: int, vm_dir: str) -> bool:

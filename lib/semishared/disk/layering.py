@@ -9,6 +9,8 @@ before hold the guest's data; the link follows.
 from __future__ import annotations
 
 import os
+from functools import partial
+from typing import Callable
 
 from ..errors import BadRecord, NotSupported
 from ..guest import block_jobs
@@ -27,6 +29,17 @@ def folder_of(record: Record) -> str:
     if not layout.layer_of(record.path):
         raise NotSupported(f"disk {record.disk} is a plain file, it cannot have snapshots")
     return folder
+
+
+def backing_of(record: Record, path: str) -> tuple[str, str]:
+    """Return name and format of what a layer of a disk lies over: as its header has it, or the record, of what is on the network."""
+    name, format = layers.backing_of(path)
+    if not record.over or not layers.PROTOCOL.match(name):
+        return name, format
+    from . import remote
+
+    # A pull by QEMU leaves a name without the user.
+    return remote.backing_name(record), "raw"
 
 
 def _layer(disk: DiskRef, number: int) -> str:
@@ -55,7 +68,9 @@ def add_layer(step: AddLayer, planned: Planned) -> None:
     with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
         files.remove_staged(os.path.dirname(path))
         with files.published(path) as staged:
-            qemu_img.create_overlay(staged, str(step.over), step.over_format, 0, "")
+            # By name and size: what lies further below need not be within reach.
+            size = qemu_img.virtual_size(f"{os.path.dirname(path)}/{step.over}", step.over_format)
+            qemu_img.create_overlay(staged, str(step.over), step.over_format, size, "", look=False)
             os.chmod(staged, 0o660)
     point("layer added")
 
@@ -118,19 +133,25 @@ def switch_layer(step: SwitchLayer, planned: Planned) -> dict[str, object]:
 
 def merge_layer(step: MergeLayer) -> None:
     """Give a layer the data of the one below."""
-    path = _layer(step.disk, step.layer)
+    path, record = _layer(step.disk, step.layer), records.record_of(step.disk)
     folder = os.path.dirname(path)
-    if layers.backing_of(path)[0] == step.backing:
+    if backing_of(record, path)[0] == step.backing:
         return
+    named: Callable[[str], str] = str
+    if record.place.is_remote:
+        from . import remote
+
+        remote.check(record)
+        named = partial(remote.for_qemu_img, record)
     if qemu_img.info(path, "qcow2").get("snapshots"):
         raise NotSupported(f"{path} holds system snapshots, which count on what it lies over")
     if not step.copy:
-        qemu_img.rebase(path, step.backing, step.backing_format)
+        qemu_img.rebase(named(path), step.backing, step.backing_format)
         point("layer rebased")
         return
     files.remove_staged(folder, str(step.layer))
     with files.published(path) as staged:
-        qemu_img.rebased(path, staged, step.backing, step.backing_format)
+        qemu_img.rebased(path, staged, step.backing, step.backing_format, named)
         os.chmod(staged, 0o660)
     point("layer merged")
 
@@ -138,7 +159,7 @@ def merge_layer(step: MergeLayer) -> None:
 def pull_layer(step: PullLayer) -> None:
     """Let the running guest's QEMU copy into its active layer what that does not share with `backing`."""
     path = _layer(step.disk, step.layer)
-    if layers.backing_of(path)[0] != step.backing:
+    if backing_of(records.record_of(step.disk), path)[0] != step.backing:
         block_jobs.pull(step.disk, step.domain, step.target, step.backing, path)
 
 

@@ -117,9 +117,9 @@ def _restore_own(step: RestoreDisk, record: Record, backup: str, planned: Planne
                 first = _only_layer(active)
                 # Its only layer is what was restored, in the format of the record: a raw one below is no more.
                 record = record._replace(path=first if path == active else path, raw_layer=None)
-                if record.place.leases:
+                if record.place.leases or record.place.is_remote:
                     # After the content: the record may claim a lease that is not needed, never miss one that is.
-                    record = record._replace(place=COPY)
+                    record = record._replace(place=COPY, over=None)
                 records.write_record(disk.vm_dir, record)
                 _drop_other_layers(active, first)
     finally:

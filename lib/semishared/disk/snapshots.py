@@ -77,6 +77,8 @@ def _layers(record: Record, path: str) -> dict[str, object]:
         raise MissingImage(f"{folder}/{active} is not there on {os.uname().nodename}")
     names = [int(name) for name in os.listdir(folder) if layout.is_number(name)]
     tree = layers.tree(folder, active, format, record.raw_layer)
+    for number, found in tree.items() if record.over else ():
+        found["backing"], found["backing_format"] = layering.backing_of(record, f"{folder}/{number}")
     return {"aliases": sorted(set(names) - set(layers.numbered(folder))), "layers": tree, "active": active}
 
 

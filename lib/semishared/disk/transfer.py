@@ -193,6 +193,10 @@ def _adopt(staging: str, directory: str, vm: int, record: Record, keep_bases: bo
             ensure(cache.root_of(directory), record.image, ask, (vm, disk), want=room.FOR_THIS)
         except ImageChanged as e:
             raise ImageChanged(f"disk {disk} of VM {vm} needs the image as it was: {e.detail}") from None
+    elif record.place.is_remote and keep_bases:
+        from . import remote
+
+        remote.check(record)
 
 
 def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, object]:

@@ -131,7 +131,7 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
     with _lock(disk.vm, disk.vm_dir) as file:
         noted = _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned)
         record = _to_remove(disk)
-        if record and not forget and record.place.backing == "store":
+        if record and not forget and record.place.is_clone:
             if records.on_store(record):
                 return records.on_store(record)
             # A clone that cannot be reached would be said to be gone, and stay.
@@ -167,7 +167,7 @@ def intended(disk: DiskRef) -> str:
 
 def _layered_clone(record: Record | None) -> str:
     """Return the clone on a store that a record names, '' if it is of another disk."""
-    return layout.plain(record.path) if record and record.place.backing == "store" else ""
+    return layout.plain(record.path) if record and record.place.is_clone else ""
 
 
 def _clones(disk: DiskRef, record: Record | None) -> list[str]:

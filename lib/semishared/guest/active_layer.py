@@ -16,7 +16,7 @@ from typing import Dict, List
 from ..errors import BadRecord
 from ..model import layout, layout_delta
 from ..model.record import Record
-from ..tools import files, qemu_img
+from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
 from . import domain
 
@@ -71,6 +71,11 @@ def arrived(vm_dir: str, record: Record) -> Record:
     """Return a disk's record as it was without its delta, if that has stayed where the guest is."""
     without = {below.disk: below for below in noted(vm_dir) if not os.path.lexists(delta_of(below))}
     return without.get(record.disk, record)
+
+
+def for_qemu_img(record: Record, path: str) -> str:
+    """Return what qemu-img is to be told to open the layer `path` of a disk, with what it lies over."""
+    return layers.explicit(path, "qcow2", record.over.node) if record.over else path
 
 
 def with_delta(record: Record) -> Record:

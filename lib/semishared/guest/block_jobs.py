@@ -151,7 +151,9 @@ def _stop(guest: Any) -> None:
 
 def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str) -> None:
     """Let QEMU copy into a disk's active layer, the file `layer`, what that does not share with `backing` ('' for nothing)."""
-    base = f"{target}[{_index(name, target, os.path.join(os.path.dirname(layer), backing))}]" if backing else None
+    # On the network there is at most one, the lowest.
+    wanted = "" if layers.PROTOCOL.match(backing) else os.path.join(os.path.dirname(layer), backing)
+    base = f"{target}[{_index(name, target, wanted)}]" if backing else None
     # Else QEMU writes an absolute name into the header, and the directory could not be moved any more.
     flags = libvirtd.binding().VIR_DOMAIN_BLOCK_REBASE_RELATIVE if backing and "/" not in backing else 0
     below, below_format = layers.backing_of(layer)
@@ -166,7 +168,7 @@ def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str) -> Non
 
 
 def _index(name: str, target: str, wanted: str) -> int:
-    """Return libvirt's index of the file `wanted` in the backing chain of a running guest's disk."""
+    """Return libvirt's index of the file `wanted` ('' for what is on the network) in the backing chain of a running guest's disk."""
     from xml.etree import ElementTree
 
     for disk in ElementTree.fromstring(domain.dumpxml(name)).iterfind("devices/disk"):
@@ -176,9 +178,10 @@ def _index(name: str, target: str, wanted: str) -> int:
         for below in disk.iter("backingStore"):
             source = below.find("source")
             path = source.get("file", "") if source is not None else ""
-            if path and os.path.exists(path) and os.path.samefile(path, wanted):
+            is_wanted = path and os.path.exists(path) and os.path.samefile(path, wanted) if wanted else below.get("type") == "network"
+            if is_wanted:
                 return int(below.get("index", "0"))
-    raise MissingImage(f"{wanted} is not below disk {target} of the running domain {name}")
+    raise MissingImage(f"{wanted or 'an image on the network'} is not below disk {target} of the running domain {name}")
 
 
 def copy(disk: DiskRef, name: str, target: str, path: str, format: str, freeze: str) -> rest.Rest:

@@ -137,7 +137,7 @@ def _begin(target: str, guest: Any) -> None:
 def _redo(vm_dir: str, record: Record) -> None:
     """Merge the delta of a disk that no guest has open."""
     if _names_delta(vm_dir, record) and files.exists(delta_of(record)):
-        qemu_img.commit(delta_of(record))
+        qemu_img.commit(active_layer.for_qemu_img(record, delta_of(record)))
         files.fsync(record.path)
         point("delta committed")
     active_layer.write(vm_dir, record)

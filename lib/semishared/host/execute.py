@@ -60,6 +60,9 @@ class Execution(Steps):
     def CreateOverlay(self, step: s.CreateOverlay) -> None:
         create.create_overlay(step, self.planned, self.talk.asking)
 
+    def CreateRemote(self, step: s.CreateRemote) -> None:
+        create.create_remote(step, self.planned)
+
     def CopyImage(self, step: s.CopyImage) -> None:
         create.copy_image(step, self.planned, self.talk.asking)
 

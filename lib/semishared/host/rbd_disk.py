@@ -5,24 +5,25 @@ from __future__ import annotations
 
 import os
 
-from ..errors import MigrationRefused, SemisharedError
+from ..errors import MigrationRefused, MissingImage, SemisharedError
 from ..guest import listing
 from ..model.record import Record
 from ..model.steps import ReachDisk
-from ..store import ceph
+from ..store import ceph, rbd_image
 
 
 def reach(step: ReachDisk) -> None:
     """Raise MigrationRefused if QEMU would not find the disk of a VM that is to come here."""
     disk, record = step.disk, Record.from_data({**step.record, "disk": step.disk.disk})
-    network, image = record.network, record.stored
+    network, image = record.network or record.over, record.stored or record.image
     assert network is not None and image is not None
     host = os.uname().nodename
     if network.secret not in listing.secrets():
         raise MigrationRefused(f"libvirt on {host} does not know the secret {network.secret} for disk {disk.disk} of VM {disk.vm}")
     try:
         where, name = ceph.pool_of(image, image.access.reader)
-        with ceph.opened(where, name, read_only=True):
-            pass
+        with ceph.opened(where, name, read_only=True) as opened:
+            if network.snapshot and not rbd_image.find(opened, network.snapshot):
+                raise MissingImage(f"it has no snapshot {network.snapshot}")
     except SemisharedError as e:
         raise MigrationRefused(f"{host} cannot open {network.name}, disk {disk.disk} of VM {disk.vm}: {e.detail}") from None

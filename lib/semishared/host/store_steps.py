@@ -55,7 +55,9 @@ class OnStore(Steps):
         record = records.record_of(disk)
         if record.image:
             # The disk may lie where it is not at home (undeployed, on the front-end): with the keys that are there.
-            record = record._replace(image=record.image._replace(access=step.image.access))
+            access = step.image.access
+            over = record.over and record.over._replace(user=access.remote or access.user)
+            record = record._replace(image=record.image._replace(access=access), over=over)
         path, format = record.path, record.format
         with borrowed(cache.root_of(disk.vm_dir), record, (disk.vm, disk.disk), self.talk.asking):
             if step.snapshot != -1:

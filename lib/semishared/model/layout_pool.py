@@ -3,7 +3,7 @@
 
     one-<image>                           an image, and
     one-<image>-<vm>-<disk>               a clone of it for a disk: OpenNebula's own names
-        @semishared-<generation>  @semishared-new  @semishared-old-<x>  @semishared-undo  @semishared-saved
+        @semishared-<generation>  @semishared-new  @semishared-lent-<id>  @semishared-old-<x>  @semishared-undo  @semishared-saved
     <either>.semishared-<random>          one that is being made
     <either>.semishared-changing          one whose content is being replaced
 """
@@ -91,6 +91,11 @@ def generation(snapshot: str) -> str:
     """Return the generation whose content a snapshot holds, '' if that is not known."""
     match = re.match(r"semishared-([0-9a-f]{32})\Z", snapshot)
     return match.group(1) if match else ""
+
+
+def lent(snapshot: int) -> str:
+    """Return the name under which guests read the content of a snapshot that nobody has hashed yet."""
+    return f"{OURS}lent-{snapshot}"
 
 
 def set_aside(random: str) -> str:

@@ -3,6 +3,7 @@
 
 overlay       on the host, over a leased base
 copy          on the host, whole
+remote-first  on the host, over the image on the store
 volatile      on the host, made empty
 in-place      on the store: the image itself
 store-clone   on the store, over the image
@@ -37,6 +38,16 @@ class Place(NamedTuple):
         return self.snapshots == "layers"
 
     @property
+    def is_clone(self) -> bool:
+        """Tell whether the disk is a clone beside its image, on the store."""
+        return not self.is_local and self.backing == "store"
+
+    @property
+    def is_remote(self) -> bool:
+        """Tell whether the disk lies on the host and reads from the store what its guest has not written."""
+        return self.is_local and self.backing == "store"
+
+    @property
     def is_image(self) -> bool:
         """Tell whether the disk is the image itself: what its guest writes is the image's content."""
         return not self.is_local and self.backing == "none"
@@ -44,7 +55,8 @@ class Place(NamedTuple):
 
 OVERLAY = Place("overlay", True, "layers", backing="base", leases=True)
 COPY = Place("copy", True, "layers", backing="none", leases=False)
+REMOTE_FIRST = Place("remote-first", True, "layers", backing="store", leases=False)
 VOLATILE = Place("volatile", True, "none", backing="none", leases=False)
 IN_PLACE = Place("in-place", False, "copies", backing="none", leases=False)
 STORE_CLONE = Place("store-clone", False, "layers", backing="store", leases=False)
-PLACES = {place.name: place for place in (OVERLAY, COPY, VOLATILE, IN_PLACE, STORE_CLONE)}
+PLACES = {place.name: place for place in (OVERLAY, COPY, REMOTE_FIRST, VOLATILE, IN_PLACE, STORE_CLONE)}

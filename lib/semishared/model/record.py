@@ -37,6 +37,8 @@ class Record(NamedTuple):
     """Where QEMU opens the disk, if that is no path."""
     raw_layer: Optional[int] = None
     """The number of its raw layer: that one's first bytes are its guest's, who could write a header there."""
+    over: Optional[NetworkDisk] = None
+    """What its lowest layer lies over, if that is on the network."""
 
     @property
     def how(self) -> str:
@@ -95,6 +97,8 @@ class Record(NamedTuple):
             data["network"] = self.network.to_data()
         if self.raw_layer is not None:
             data["raw_layer"] = self.raw_layer
+        if self.over is not None:
+            data["over"] = self.over.to_data()
         return data
 
     @classmethod
@@ -124,11 +128,13 @@ class Record(NamedTuple):
             raise BadRecord(f"{what} says how={how!r}, place={data.get('place')!r}")
         if not isinstance(format, str) or format not in FORMATS:
             raise BadRecord(f"{what} says format={format!r}")
-        image, network = data.get("image"), data.get("network")
+        image, network, over = data.get("image"), data.get("network"), data.get("over")
         found = cls(number, place, format, "", data.get("readonly") is True, raw_layer=_raw_layer(what, data.get("raw_layer")))
         try:
             if image is not None:
                 found = found._replace(image=_image(image))
+            if place.is_remote:
+                found = found._replace(over=_over(found.of_image, over))
             if network is not None:
                 if place.is_local or path or format != "raw":
                     raise BadRecord(f"says how={how!r}, path={path!r} of a disk on the network")
@@ -154,6 +160,13 @@ def _image(data: object) -> ImageRef:
     if not all(isinstance(text, str) for text in texts) or not all(type(number) is int for number in numbers):
         raise BadRecord(f"not an image: {str(data)[:200]}")
     return image
+
+
+def _over(image: ImageRef, data: object) -> Optional[NetworkDisk]:
+    over = NetworkDisk.parse(data) if data is not None else None
+    if image.access.can.has_bridge != (over is not None) or (over and (over.name != image.source or not over.snapshot)):
+        raise BadRecord(f"says over={str(data)[:200]} of a disk over {image.source}")
+    return over
 
 
 def _raw_layer(what: str, number: object) -> Optional[int]:

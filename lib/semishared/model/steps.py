@@ -54,6 +54,16 @@ class CreateOverlay(NamedTuple):
     options: str
 
 
+class CreateRemote(NamedTuple):
+    """Publish a qcow2 overlay over the image on its store (over `snapshot` of it, where it has a bridge) as the VM's disk."""
+
+    disk: DiskRef
+    image: ImageRef
+    min_size: int
+    options: str
+    snapshot: str = ""
+
+
 class CopyImage(NamedTuple):
     """Publish a verified full copy of the image as the VM's disk."""
 

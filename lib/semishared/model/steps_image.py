@@ -65,6 +65,12 @@ class RestoreImage(NamedTuple):
 # -- where images are changed --------------------------------------------------------------------------
 
 
+class LendContent(NamedTuple):
+    """Have a snapshot of an image's present content that keeps its name until a session begins; return that and the generation."""
+
+    image: ImageRef
+
+
 class HoldMoment(NamedTuple):
     """Keep the present content of an image that a guest writes to, for the CopyHeld which follows."""
 

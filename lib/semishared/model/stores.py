@@ -56,7 +56,7 @@ KINDS = {
 }
 
 
-NEWER = ("marker", "cloud")
+NEWER = ("marker", "cloud", "remote", "remote_secret")
 """Fields that records of older disks do not have."""
 
 
@@ -77,6 +77,10 @@ class Access(NamedTuple):
     """Id of a mounted store, as its marker says it (store/marker.py); '' for one that was never marked."""
     cloud: str = ""
     """Id of the OpenNebula whose datastore this is; '' if it has none. What is made beside images carries it."""
+    remote: str = ""
+    """Who opens what remote-first disks lie over, '' for `user`."""
+    remote_secret: str = ""
+    """UUID of the libvirt secret with the key of `remote`, '' for `secret`."""
 
     @property
     def can(self) -> Kind:
@@ -127,8 +131,19 @@ def access(datastore: Datastore) -> Access:
         "rbd", user, _user(datastore, "SEMISHARED_CEPH_READER", user), _user(datastore, "SEMISHARED_CEPH_BRIDGE_USER", user),
         _checked(datastore, "CEPH_CONF", CONF, "a plain absolute path"), hosts,
         _checked(datastore, "CEPH_SECRET", SECRET, "the UUID of a libvirt secret"),
-        _checked(datastore, "EC_POOL_NAME", POOL, "the name of a pool"), cloud=cloud,
+        _checked(datastore, "EC_POOL_NAME", POOL, "the name of a pool"), cloud=cloud, **_remote(datastore),
     )  # fmt: skip
+
+
+def _remote(datastore: Datastore) -> dict[str, str]:
+    user = _user(datastore, "SEMISHARED_CEPH_REMOTE", "")
+    secret = _checked(datastore, "SEMISHARED_CEPH_REMOTE_SECRET", SECRET, "the UUID of a libvirt secret")
+    if bool(user) != bool(secret):
+        raise BadAttribute(
+            f"datastore {datastore.id} names only one of SEMISHARED_CEPH_REMOTE and SEMISHARED_CEPH_REMOTE_SECRET: a user and libvirt's "
+            "secret with the key of that user"
+        )
+    return {"remote": user, "remote_secret": secret}
 
 
 def unmarked(datastore: Datastore) -> str:

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import posixpath
-from typing import Optional
+from typing import Optional, Union
 
 from ..model import layout
+from ..model.network_disk import NetworkDisk
 from ..model.record import Record
 from ..opennebula.xml_edit import Markup
 from .backing import NO_CHAINS, Chains, lay_over
@@ -61,6 +62,8 @@ def _recorded(local: layout.DiskFile, records: Records) -> Optional[Record]:
     return record if is_same else None
 
 
-def _moved(path: str, was: str, now: str) -> str:
+def _moved(path: Union[str, NetworkDisk], was: str, now: str) -> Union[str, NetworkDisk]:
+    if not isinstance(path, str):
+        return path
     folder, _, name = path.rpartition("/")
     return f"{now}/{name}" if was and folder == was else path

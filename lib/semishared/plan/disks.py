@@ -67,9 +67,14 @@ def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, over
         if not place.is_local:
             yield from rbd.clone(host, bridge, ref, target, min_size)
             return
+        if place.is_remote:
+            yield from rbd.remote(host, bridge, ref, s.CreateRemote(target, ref, min_size, overlay_options))
+            return
         ref = yield from rbd.frozen(host, bridge, ref, root if place.leases else "")
     if not place.is_local:
         yield On(host, (prepare, s.CloneOnStore(target, ref, min_size)))
+    elif place.is_remote:
+        yield On(host, (prepare, s.CreateRemote(target, ref, min_size, overlay_options)))
     elif not place.leases:
         yield On(host, (prepare, s.CopyImage(target, ref, min_size)))
     else:

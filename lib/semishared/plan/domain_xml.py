@@ -20,7 +20,7 @@ from ..model.network_disk import NetworkDisk
 from ..model.record import Record
 from ..opennebula.args import DISK
 from ..opennebula.xml_edit import Element, Markup, escape
-from .backing import NO_CHAINS, Chain, Chains, backing, lay_over
+from .backing import NO_CHAINS, Chain, Chains, auth, backing, lay_over, reached
 
 DRIVER = "semishared"
 
@@ -146,14 +146,9 @@ class Domain:
 
 def _network_source(network: NetworkDisk) -> list[str]:
     """Return `<source>` and `<auth>` of a disk."""
-    inside = "".join(
-        f"<host name='{escape(name)}'" + (f" port='{escape(port)}'/>" if port else "/>") for name, port in network.monitors
-    )
-    if network.conf:
-        inside += f"<config file='{escape(network.conf)}'/>"
     return [
-        f"<source protocol='{escape(network.protocol)}' name='{escape(network.name)}'>{inside}</source>",
-        f"<auth username='{escape(network.user)}'><secret type='ceph' uuid='{escape(network.secret)}'/></auth>",
+        f"<source protocol='{escape(network.protocol)}' name='{escape(network.name)}'>{reached(network)}</source>",
+        auth(network),
     ]
 
 

@@ -19,12 +19,12 @@ import posixpath
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Optional
 
-from ..errors import BadArguments, BadRecord, SemisharedError
+from ..errors import BadArguments, BadRecord, NotSupported, SemisharedError
 from ..model import layout
 from ..model import steps_hypervisor as h
 from ..model.exchange import Here, Part, Plan, warn
 from ..model.record import described
-from .backing import Chains
+from .backing import Chains, chain_of
 from .domain_xml import DRIVER, Domain, Records, check_system_snapshot, disk_number, disks_of_ours
 
 
@@ -108,6 +108,11 @@ def attach_disk(asked: Asked) -> Plan:
         _refuse_unrecorded(vm_dir, {number} if message.is_ours else ())
         yield from _stock(asked)
         return
+    if record.over:
+        raise NotSupported(
+            f"disk {number} (remote-first) reads from Ceph, and OpenNebula's script has no words for as whom when it attaches to a "
+            "running VM: power the VM off before, or attach an image without SEMISHARED_LOCAL = remote-first"
+        )
     source = record.source(path)
     yield Here(h.CheckDisk(vm_dir, record))
     # What it lies over libvirt finds by itself, and tells AppArmor; the stock script has no words for it.
@@ -209,7 +214,7 @@ def _chains(sources: Mapping[int, str], records: Records) -> Part[Chains]:
     for number, path in sources.items():
         if records[number].format == "qcow2":
             chain = yield Here(h.ReadChain(path, records[number]))
-            found[number] = [(str(below), str(format)) for below, format in chain]
+            found[number] = chain_of(records[number], chain)
     return found
 
 

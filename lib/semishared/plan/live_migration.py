@@ -20,7 +20,7 @@ from ..model.steps import State
 from ..opennebula.args import HOST, Location, VmPlace, absolute
 from ..opennebula.xml import View, Vm, parse
 from ..opennebula.xml_edit import Element, Markup
-from .backing import Chain, lay_over
+from .backing import Chain, chain_of, lay_over
 from .domain_xml import Records, disk_number
 from .migrate_options import Settings, parsed, with_disks, with_settings
 
@@ -102,7 +102,7 @@ def _copied(move: Move, vm_dir: str, proof: object) -> Plan:
     yield Here(h.CopyDeltas(place.vm, place.path, vm_dir, move.domain))
 
 
-def _chains(records: Records) -> Part[dict[str, list[tuple[str, str]]]]:
+def _chains(records: Records) -> Part[dict[str, Chain]]:
     """Return what disks that have layers lie over, by the paths of their active ones.
 
     libvirt does not know it: of a layer below the active one that was merged with the one below it, and so replaced, QEMU
@@ -110,11 +110,11 @@ def _chains(records: Records) -> Part[dict[str, list[tuple[str, str]]]]:
     """
     from ..model.steps_hypervisor import ReadChain
 
-    found = {}
+    found: dict[str, Chain] = {}
     for record in records.values():
         if record.format == "qcow2" and record.path and not record.place.is_image:
             chain = yield Here(ReadChain(record.path, record))
-            found[record.path] = [(str(below), str(format)) for below, format in chain]
+            found[record.path] = chain_of(record, chain)
     return found
 
 

@@ -15,7 +15,7 @@ from ..model.place import IN_PLACE, PLACES, STORE_CLONE, Place
 from ..opennebula.xml import Datastore, Disk, Image
 
 WHERE = ("auto", "shared", "local")
-LOCALS = (*(place.name for place in PLACES.values() if place.is_local and place.is_layered), "remote-first")
+LOCALS = tuple(place.name for place in PLACES.values() if place.is_local and place.is_layered)
 """Volatile disks, which have no layers, are of no image."""
 
 
@@ -51,8 +51,6 @@ def place(image: Image, datastore: Datastore, is_persistent: bool) -> Place:
         if how_from and how_from == where_from:
             raise BadAttribute(f"SEMISHARED_LOCAL = {how} of {how_from} contradicts its SEMISHARED_PLACE = shared")
         return STORE_CLONE
-    if how == "remote-first":
-        raise NotSupported(f"SEMISHARED_LOCAL = remote-first of {how_from} is not supported yet")
     return PLACES[how]
 
 

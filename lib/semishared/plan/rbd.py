@@ -8,6 +8,9 @@
                  record (so that delete knows)
                                                         clone of the frozen image
                  still wanted? else it is removed again
+    clone, remote-first
+                                                        a snapshot that is there as long as the image is in use
+                 overlay over that
     clone, local
                  is the content frozen, and which?
                                                         frozen, if it is not
@@ -75,6 +78,15 @@ def clone(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, min_size: 
     except VmGone:
         yield On(bridge, (i.RemoveImage(made),))
         raise
+
+
+def remote(host: str, bridge: str, image: s.ImageRef, create: s.CreateRemote) -> Plan:
+    """Make a disk that lies on the host, over a snapshot of the image's content: nothing of that is read before its guest does."""
+    NetworkDisk.below(image.source, "", image.access)
+    yield agree(host)
+    (lent,) = yield On(bridge, (i.LendContent(image),))
+    over = create._replace(image=image._replace(generation=str(lent["generation"])), snapshot=str(lent["snapshot"]))
+    yield On(host, (s.PrepareVm(create.disk.vm, create.disk.vm_dir), over))
 
 
 def frozen(host: str, bridge: str, image: s.ImageRef, root: str) -> Part[s.ImageRef]:

@@ -5,6 +5,7 @@
           @7                      snapshot 7 as OpenNebula counts them: stock's name, protected as stock has it
           @semishared-<hash>      a generation: the content that has this manifest
           @semishared-new         a content whose hash nobody knows yet
+          @semishared-lent-<id>   the same content, under a name that stays: guests read it (remote-first)
           @semishared-old-<x>     what was a generation and has clones still
           @semishared-undo        what the image was before the change that is under way
     one-35.semishared-changing    the image while its content is replaced (rbd_change.py)
@@ -149,6 +150,18 @@ def forget(image: Any, shown: str, snapshot: int) -> None:
     if drop(image, str(snapshot)):
         return
     raise ImageInUse(f"snapshot {snapshot} of {shown} has clones; flatten those first (rbd children {shown}@{snapshot})")
+
+
+def lend(where: ceph.Pool, name: str) -> Snapshot:
+    """Return a snapshot of the image's present content whose name stays while nobody writes: librbd finds it by that, all the time."""
+    frozen = freeze(where, name)
+    lent = frozen.name if frozen.generation else layout_pool.lent(frozen.id)
+    with ceph.opened(where, name) as image:
+        create(image, lent, protect=True)
+        found = find(image, lent)
+        if found is None or not is_unchanged(image, found):
+            raise ImageInUse(f"somebody writes to {where.name}/{name} while a guest is to read it")
+        return found
 
 
 def freeze(where: ceph.Pool, name: str) -> Snapshot:

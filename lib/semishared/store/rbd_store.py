@@ -56,6 +56,11 @@ class RbdStore:
         found = RbdContent(image).look()
         return {"frozen": found is not None, "generation": found.generation if found else ""}
 
+    def readable(self, image: ImageRef) -> list[str]:
+        """Return the names of snapshots that a user sees."""
+        with ceph.opened(*ceph.pool_of(image, image.access.reader), read_only=True) as opened:
+            return [found.name for found in rbd_image.snapshots(opened)]
+
     @contextmanager
     def opened(self, image: ImageRef, snapshot: int = -1) -> Iterator[str]:
         """Yield QEMU's name for the image. As the guests' own user: QEMU opens none, not even to read it, with a key that may only read."""
@@ -182,6 +187,11 @@ class RbdStore:
     def freeze(self, image: ImageRef) -> str:
         """Have a snapshot of ours that is the image's present content."""
         return rbd_image.freeze(*self._settled(image)).generation
+
+    def lend(self, image: ImageRef) -> dict[str, str]:
+        """Name it, and protect it from whoever tidies up snapshots."""
+        lent = rbd_image.lend(*self._settled(image))
+        return {"snapshot": lent.name, "generation": lent.generation}
 
     def name(self, image: ImageRef, snapshot: int, generation: str) -> None:
         """Give the snapshot the generation's name."""

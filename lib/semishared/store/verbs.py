@@ -26,6 +26,7 @@ VERBS = {
     "GrowImage": "grow",
     "HoldMoment": "hold",
     "KeepSnapshot": "keep",
+    "LendContent": "lend",
     "ListPool": "names",
     "LookAtImages": "describe",
     "MeasureStore": "capacity",

@@ -12,6 +12,7 @@ live snapshot libvirt must never hold a name that means another layer than befor
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -96,19 +97,27 @@ def reaches_out(path: str) -> str:
     name = backing_of(path)[0]
     if not name and struct.unpack_from(">Q", head, 8)[0]:
         return "a backing file that cannot be told"
-    return "" if not name or layout.is_number(name) else f"the backing file {name}"
+    return "" if not name or layout.is_number(name) else outside(name)
 
 
-def below(path: str, format: str) -> list[tuple[str, str]]:
+def outside(name: str) -> str:
+    """Return what `reaches_out` says of a backing file that is no layer."""
+    return f"the backing file {name}"
+
+
+def below(path: str, format: str, *, over_network: bool = False) -> list[tuple[str, str]]:
     """Return path and format of each file below a disk's active layer `path`, from the headers, the topmost first.
 
+    A disk `over_network` ends at a layer whose header names no file: what is there, only its record says.
     Raise MissingImage if one is not there, BrokenChain if a header does not tell plainly what is below it: a chain that is
     cut short would show the guest zeros in the place of its data.
     """
     found: list[tuple[str, str]] = []
     while format == "qcow2":
-        name, format = _named(path)
-        if not name:
+        name, format = _named(path, over_network)
+        if over_network and not name:
+            raise BrokenChain(f"{path} does not lie over an image on the network")
+        if not name or (over_network and PROTOCOL.match(name)):
             break
         path = os.path.join(os.path.dirname(path), name)
         if not os.path.exists(path):
@@ -119,7 +128,7 @@ def below(path: str, format: str) -> list[tuple[str, str]]:
     return found
 
 
-def _named(path: str) -> tuple[str, str]:
+def _named(path: str, over_network: bool) -> tuple[str, str]:
     """Return what a qcow2 header names as the file below and its format, ('', '') for nothing; raise BrokenChain."""
     try:
         # Not to wait for the other end of a FIFO.
@@ -138,11 +147,21 @@ def _named(path: str) -> tuple[str, str]:
     if not offset:
         return "", ""
     name, format = backing_of(os.path.realpath(path))
-    if not name or PROTOCOL.match(name) or "\0" in name:
+    if not name or (PROTOCOL.match(name) and not over_network) or "\0" in name:
         raise BrokenChain(f"{path} does not lie over a file: its header names {name!r}")
     if format not in FORMATS:
         raise BrokenChain(f"{path} lies over {name}, but does not name a known format of that ({format or 'none'})")
     return name, format
+
+
+def explicit(path: str, format: str, node: dict[str, object]) -> str:
+    """Return a `json:` name for the layer `path`, with all that it lies over down to `node`, which is on the network.
+
+    What headers name there QEMU and libvirt write, without the user who is to open it.
+    """
+    for name, kind in reversed([(path, format), *below(path, format, over_network=True)]):
+        node = {"driver": kind, "file": {"driver": "file", "filename": name}, "backing": node}
+    return f"json:{json.dumps(node)}"
 
 
 def numbered(folder: str) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Callable
 
 from ..errors import ToolFailed
 from ..units import MiB, mib_ceil
@@ -113,12 +114,12 @@ def grow(path: str, format: str, size: int) -> None:
 
 def commit(path: str) -> None:
     """Write what the qcow2 `path` holds into what it lies over; it stays as it is, to be committed again if that is cut short."""
-    work(["qemu-img", "commit", "-q", "-d", "-f", "qcow2", path])
+    work(["qemu-img", "commit", "-q", "-d", *_format(path, "qcow2"), path])
 
 
 def rebase(path: str, backing: str, backing_format: str) -> None:
     """Copy into the qcow2 `path` what it has from below itself, but not from `backing` ('' for none); lay it over that."""
-    argv = ["qemu-img", "rebase", "-q", "-f", "qcow2", "-b", backing]
+    argv = ["qemu-img", "rebase", "-q", *_format(path, "qcow2"), "-b", backing]
     work([*argv, *(["-F", backing_format] if backing else []), path])
 
 
@@ -127,13 +128,14 @@ def lay_over(path: str, backing: str, backing_format: str) -> None:
     work(["qemu-img", "rebase", "-u", "-q", "-f", "qcow2", "-b", backing, "-F", backing_format, path])
 
 
-def rebased(path: str, target: str, backing: str, backing_format: str) -> None:
+def rebased(path: str, target: str, backing: str, backing_format: str, named: Callable[[str], str] = str) -> None:
     """Write the new file `target`, beside `path` and with its content, as `rebase` would make it; `path` stays as it is.
 
-    Not by `convert -B`: that takes what `path` itself holds, and leaves out what lies between it and `backing`.
+    `named` returns what qemu-img is to be told for a file. Not by `convert -B`: that takes what `path` itself holds, and
+    leaves out what lies between it and `backing`.
     """
     work(["cp", "--sparse=always", "--reflink=auto", "--", path, target])
-    rebase(target, backing, backing_format)
+    rebase(named(target), backing, backing_format)
 
 
 def resize(path: str, format: str, size: int) -> None:

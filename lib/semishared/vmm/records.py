@@ -45,29 +45,34 @@ def read_chain(path: str, record: Record) -> list[tuple[str, str]]:
 
     try:
         in_place = record.place.is_image
-        found = layers.below(os.path.realpath(path) if in_place else path, "qcow2")
+        found = layers.below(os.path.realpath(path) if in_place else path, "qcow2", over_network=bool(record.over))
         if in_place and found:
             raise UnsafeImage(f"image {path} has a backing file")
-        if record.place.backing == "store":
-            _check_chain(path, found)
+        if record.place.is_clone:
+            _check_chain(path, found, layout_store.link(layout_store.side_of(path)))
+        elif record.place.is_remote:
+            from ..disk import remote
+
+            _check_chain(path, found, remote.link_of(record))
+            if not record.over and (not found or found[-1][0] != remote.link_of(record)):
+                raise UnsafeImage(f"{path} does not lie over {record.of_image.source}")
     except SemisharedError as e:
         raise type(e)(f"disk {record.disk}: {e.detail}") from None
     return found
 
 
-def _check_chain(path: str, chain: list[tuple[str, str]]) -> None:
-    """Raise UnsafeImage if the layer `path` of a clone on the store lies over anything but layers beside it and, last, its image.
+def _check_chain(path: str, chain: list[tuple[str, str]], image: str) -> None:
+    """Raise UnsafeImage if the layer `path` lies over anything but layers beside it and, last, its `image`, by the link to it.
 
-    Every host can write those headers, and what is in the chain QEMU is let open.
+    Every host can write the headers of a clone on a store, and what is in the chain QEMU is let open.
     """
-    folder, image = os.path.dirname(path), layout_store.link(layout_store.side_of(path))
-    above = path
+    folder, above = os.path.dirname(path), path
     for below, _ in chain:
         name = below[len(folder) + 1 :] if below.startswith(f"{folder}/") else ""
         is_layer = layout.is_number(name)
         above, earlier = below, above
         if earlier == image or not (is_layer or below == image):
-            raise UnsafeImage(f"the clone {path} lies over {below}, which is neither a layer of it nor its image")
+            raise UnsafeImage(f"{path} lies over {below}, which is neither a layer of its disk nor its image")
 
 
 def check_disk(vm_dir: str, record: Record) -> None:
@@ -80,11 +85,15 @@ def check_disk(vm_dir: str, record: Record) -> None:
     if record.is_local and link and not link.startswith(f"{inside}/"):
         raise BadRecord(f"disk {record.disk} is recorded as {record.how} but is a link to {link}")
     # An action that was killed may have left the link at an older layer; which one is active, the record alone says.
-    leads = os.path.dirname(record.path) == layout.layers(link) if record.place.backing == "store" else link == record.path
+    leads = os.path.dirname(record.path) == layout.layers(link) if record.place.is_clone else link == record.path
     if not record.is_local and not leads:
         raise BadRecord(f"disk {record.disk} is recorded as {record.path} but {link or 'no link'} is there")
     if not record.is_local:
         _check_on_store(record)
+    elif record.place.is_remote:
+        from ..disk import remote
+
+        remote.check(record)
     for name in (path, record.active(path) if record.is_local else record.path):
         if not os.path.exists(name):
             shown = name if record.is_local else record.path

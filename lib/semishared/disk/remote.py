@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks that read from the store what their guests have not written (`remote-first`): layers on the host, the lowest over the image.
+
+    disk.N.snap/0  over  <datastore>/.semishared/NAME/image -> ../../NAME
+                   or    POOL/IMAGE@SNAPSHOT, which libvirt and qemu-img are told in full: of what a header names of it only
+                         that it is on the network counts
+
+As long as a VM has such a disk oned keeps the image in use, so that no session begins on it: its content stays what it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import contextmanager
+from typing import Iterator
+
+from .. import store
+from ..errors import MissingImage, SemisharedError
+from ..guest.active_layer import for_qemu_img as for_qemu_img
+from ..model import layout_store
+from ..model.record import Record
+from ..store import dir_image
+from ..tools import qemu_img
+
+
+def backing_name(record: Record) -> str:
+    """Return what the lowest layer of a disk names in its header as what it lies over.
+
+    Of what is on the network no `rbd:` name: of that QEMU would take more than of what it is told beside it.
+    """
+    return f"json:{json.dumps(record.over.node)}" if record.over else link_of(record)
+
+
+def size(record: Record) -> int:
+    """Return the size in bytes of what a disk lies over, opened as who will read it for the guest."""
+    name, over = link_of(record), record.over
+    if over:
+        name = qemu_img.rbd_name(f"{over.name}@{over.snapshot}", over.user, over.conf)
+    return qemu_img.virtual_size(name, record.of_image.format)
+
+
+def link_of(record: Record) -> str:
+    """Return the link to the image in a mounted store."""
+    directory, _, name = record.of_image.source.rpartition("/")
+    return layout_store.link(f"{directory}/{layout_store.side(name)}")
+
+
+def check(record: Record) -> None:
+    """Raise unless what a disk lies over is there, in the right store, and within reach of this machine."""
+    image = record.of_image
+    try:
+        if not record.over:
+            store.of(image.access).check(image)
+            dir_image.check_link(dir_image.Stored(image.source))
+        elif record.over.snapshot not in store.bridged(image.access).readable(image):
+            raise MissingImage(f"{record.over.name} has no snapshot {record.over.snapshot}")
+    except SemisharedError as e:
+        here = f"disk {record.disk} reads from {image.source}, which {os.uname().nodename} does not have"
+        raise type(e)(f"{here}: {e.detail}") from None
+
+
+@contextmanager
+def opened(record: Record, path: str) -> Iterator[str]:
+    """Yield what qemu-img is to open to read the layer `path` of a disk, with all that it lies over."""
+    check(record)
+    yield for_qemu_img(record, path)
