@@ -14,9 +14,10 @@ from lab.guest import content
 from lab.oned.objects import Datastore, Image
 
 PLACES = {
-    "in-place": {}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "store-clone": {"SEMISHARED_PLACE": "shared"}
+    "in-place": {}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "store-clone": {"SEMISHARED_PLACE": "shared"},
+    "remote-first": {"SEMISHARED_LOCAL": "remote-first"},
 }  # fmt: skip
-TARGETS = ("vdb", "vdc", "vdd", "vde")
+TARGETS = ("vdb", "vdc", "vdd", "vde", "vdf")
 DATA = content("base", 0, 64)
 REPOSITORY, NAME = 107, "8e4cbd"
 
@@ -35,14 +36,14 @@ def test_backup_running_and_off_and_restore(cloud: Cloud, ceph: Cluster, cell: C
         for place, attributes in PLACES.items()
     ]
     vm = cloud.deploy("backup", [{"IMAGE_ID": str(image)} for image in (cloud.os_image("backup-os"), *images)])
-    words = ("1:2:3:4", f"one-{vm}", "-", str(vm), "101")
+    words = ("1:2:3:4:5", f"one-{vm}", "-", str(vm), "101")
     host, directory = cloud.lab.node("h1"), cloud.vm_dir(vm)
     guest = cloud.guest(vm)
     for target in TARGETS:
         guest.write(target, "one", 1024, 64)
 
     def check_copies(seed: str) -> None:
-        for disk in range(1, 5):
+        for disk in range(1, 6):
             path = f"{directory}/backup/disk.{disk}.0"
             assert b"backing file" not in host.run(["qemu-img", "info", "-U", "-f", "qcow2", path]).stdout
             assert cloud.read(path, "qcow2", 64 << 10, 1024 << 10, node=host) == content(seed, 1024, 64)

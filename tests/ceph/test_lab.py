@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from lab.ceph import BRIDGE, POOL, READER, SECRET, USER, Cluster
+from lab.ceph import BRIDGE, POOL, READER, REMOTE, REMOTE_SECRET, SECRET, USER, Cluster
 from lab.cloud import Cloud
 from lab.node import Node
 from semishared.plan import ceph_caps
@@ -36,12 +36,13 @@ def test_keys_lie_only_where_their_role_is(cloud: Cloud) -> None:
 
     assert users(cloud.lab.fe) == [BRIDGE]
     for host in cloud.lab.hosts:
-        assert users(host) == sorted([USER, READER])
-        assert SECRET in host.run(["virsh", "-q", "-c", "qemu:///system", "secret-list"]).stdout.decode()
+        assert users(host) == sorted([USER, READER, REMOTE])
+        known = host.run(["virsh", "-q", "-c", "qemu:///system", "secret-list"]).stdout.decode()
+        assert SECRET in known and REMOTE_SECRET in known
 
 
 def test_keys_are_made_of_the_printed_capabilities(ceph: Cluster) -> None:
-    for key in ceph_caps.keys(USER, POOL, READER, BRIDGE):
+    for key in ceph_caps.keys(USER, POOL, READER, BRIDGE, remote=REMOTE):
         there = ceph.command("auth get", entity=f"client.{key.user}")[0]["caps"]
         assert there == dict(key.caps)
 
@@ -50,11 +51,11 @@ def test_the_printed_commands_make_those_keys(cloud: Cloud, ceph: Cluster) -> No
     say = ["/var/lib/one/remotes/lib/semishared/semishared", "caps"]
     env = {"ONE_XMLRPC": cloud.oned.rpc.url} if cloud.oned.rpc else {}
     assert cloud.lab.fe.run([*say, "semi_rbd"], env=env).stdout == cloud.lab.fe.run(
-        [*say, "--user", USER, "--reader", READER, "--bridge-user", BRIDGE, "--pool", POOL]
+        [*say, "--user", USER, "--reader", READER, "--bridge-user", BRIDGE, "--remote", REMOTE, "--pool", POOL]
     ).stdout
-    printed = cloud.lab.fe.run([*say, "--user", "a", "--reader", "b", "--bridge-user", "c", "--pool", POOL]).stdout
+    printed = cloud.lab.fe.run([*say, "--user", "a", "--reader", "b", "--bridge-user", "c", "--remote", "d", "--pool", POOL]).stdout
     assert cloud.lab.ceph.node.run(["bash", "-eu"], user="root", input=printed, cwd="/").returncode == 0
-    for key in ceph_caps.keys("a", POOL, "b", "c"):
+    for key in ceph_caps.keys("a", POOL, "b", "c", remote="d"):
         assert ceph.command("auth get", entity=f"client.{key.user}")[0]["caps"] == dict(key.caps)
         ceph.command("auth del", entity=f"client.{key.user}")
 
@@ -74,6 +75,15 @@ def test_a_reader_reads_and_cannot_write(cloud: Cloud, image: str) -> None:
     assert rbd(host, READER, "bench", "--io-type", "write", "--io-total", "1M", f"{POOL}/{image}") != 0
     assert rbd(host, READER, "snap", "create", f"{POOL}/{image}@s") != 0
     assert rbd(host, READER, "resize", "--size", "32M", f"{POOL}/{image}") != 0
+
+
+def test_who_reads_for_guests_opens_snapshots_as_qemu_does_and_writes_no_data(cloud: Cloud, ceph: Cluster, image: str) -> None:
+    host = cloud.lab.hosts[0]
+    ceph.rbd("snap", "create", f"{POOL}/{image}@s")
+    assert host.run(["qemu-img", "info", "-f", "raw", f"rbd:{POOL}/{image}@s:id={REMOTE}"], check=False).returncode == 0
+    assert rbd(host, REMOTE, "bench", "--io-type", "write", "--io-total", "1M", f"{POOL}/{image}") != 0
+    assert rbd(host, REMOTE, "create", f"{POOL}/other", "--size", "16M") != 0
+    assert rbd(host, REMOTE, "rm", f"{POOL}/{image}") != 0
 
 
 def test_what_is_read_is_counted(cloud: Cloud, ceph: Cluster, image: str) -> None:

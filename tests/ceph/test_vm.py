@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lab.ceph import BRIDGE, POOL, READER, SECRET, USER, Cluster
+from lab.ceph import BRIDGE, POOL, READER, REMOTE, REMOTE_SECRET, SECRET, USER, Cluster
 from lab.cloud import DATASTORES, RBD_STORE, Cloud
 from lab.guest import content
 from lab.oned import ActionFailed
@@ -25,10 +26,11 @@ from lab.oned import ActionFailed
 KIB = 64
 DATA = content("base", 0, KIB)
 PLACES: dict[str, dict[str, str]] = {
-    "in-place": {}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "store-clone": {"SEMISHARED_PLACE": "shared"}
+    "in-place": {}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "store-clone": {"SEMISHARED_PLACE": "shared"},
+    "remote-first": {"SEMISHARED_LOCAL": "remote-first"},
 }  # fmt: skip
-TARGETS = dict(zip(("vdb", "vdc", "vdd", "vde"), PLACES))
-"""Disks 1 to 4 of every VM here; the first boots from an image of the mounted store."""
+TARGETS = dict(zip(("vdb", "vdc", "vdd", "vde", "vdf"), PLACES))
+"""Disks 1 to 5 of every VM here; the first boots from an image of the mounted store."""
 ON_CEPH = ("in-place", "store-clone")
 
 
@@ -97,13 +99,16 @@ def nothing_left(cloud: Cloud, ceph: Cluster) -> None:
 
 
 def check_domain(cloud: Cloud, vm: int) -> None:
-    """See that each disk is where its record says, and that libvirt asks Ceph as nobody but CEPH_USER."""
+    """See that each disk is where its record says, and that libvirt asks Ceph as nobody but CEPH_USER, or who only reads."""
     disks = running_disks(cloud, vm)
     for disk in cloud.oned.vm(vm).disks:
         found, kept = disks[disk["TARGET"]], record(cloud, vm, int(disk["DISK_ID"]))
         source, auth = found.find("source"), found.find("auth")
         assert source is not None
         network = kept.get("network")
+        if kept["how"] == "remote-first":
+            check_lowest(found, kept)
+            continue
         if not isinstance(network, dict):
             assert (found.get("type"), auth, found.find(".//auth")) == ("file", None, None)
             assert "rbd" not in ElementTree.tostring(found).decode()
@@ -116,10 +121,21 @@ def check_domain(cloud: Cloud, vm: int) -> None:
         assert [len(below) for below in found.findall("backingStore")] in ([], [0])
 
 
+def check_lowest(found: ElementTree.Element, kept: dict[str, object]) -> None:
+    """See that a disk on the host ends at a snapshot in the pool, opened as who writes no data."""
+    over = kept["over"]
+    assert isinstance(over, dict) and found.get("type") == "file" and found.find("auth") is None
+    (lowest,) = [below for below in found.iter("backingStore") if below.get("type") == "network"]
+    source, snapshot, auth, secret = (lowest.find(f"source{path}") for path in ("", "/snapshot", "/auth", "/auth/secret"))
+    assert source is not None and snapshot is not None and auth is not None and secret is not None
+    assert (source.get("name"), snapshot.get("name")) == (over["name"], over["snapshot"])
+    assert (auth.get("username"), secret.get("uuid")) == (REMOTE, REMOTE_SECRET)
+
+
 @pytest.fixture()
 def secrets_unseen(cloud: Cloud, ceph: Cluster) -> Iterator[None]:
     """No key is on a command line, in a log of ours, or in what was told to users while the test runs."""
-    keys = [ceph.key(user) for user in (USER, READER, BRIDGE)]
+    keys = [ceph.key(user) for user in (USER, READER, REMOTE, BRIDGE)]
     yield
     said = "".join(f"{call.stderr}{call.argv}" for call in cloud.oned.calls)
     for node in (cloud.lab.fe, *cloud.lab.hosts):
@@ -140,10 +156,12 @@ def test_mixed_vm_through_suspend_stop_undeploy_and_migration(
     vm = cloud.deploy("life", disks)
     guest = cloud.guest(vm)
     assert guest.context()["SEMI"] == "life"
-    assert [record(cloud, vm, disk)["how"] for disk in range(8)] == ["overlay", *PLACES, "in-place", "volatile", "in-place"]
+    assert [record(cloud, vm, disk)["how"] for disk in range(9)] == ["overlay", *PLACES, "in-place", "volatile", "in-place"]
     check_domain(cloud, vm)
-    seeds = {"vdb": "mine", "vdc": "cow", "vdd": "full", "vde": "beside", "vdf": "mounted", "vdg": "volatile"}
-    for target in [*TARGETS, "vdf", "sr0"]:
+    seeds = {
+        "vdb": "mine", "vdc": "cow", "vdd": "full", "vde": "beside", "vdf": "remote", "vdg": "mounted", "vdh": "volatile"
+    }  # fmt: skip
+    for target in [*TARGETS, "vdg", "sr0"]:
         guest.check(target, "base", 0, KIB)
     for target, seed in seeds.items():
         guest.write(target, seed, 4096, 128)
@@ -177,7 +195,7 @@ def test_mixed_vm_through_suspend_stop_undeploy_and_migration(
     cloud.terminate(vm)
     nothing_left(cloud, ceph)
     assert ceph.read(name(cloud, images["in-place"]), 128 << 10, 4096 << 10) == content("mine", 4096, 128)
-    for place in ("overlay", "copy", "store-clone"):
+    for place in ("overlay", "copy", "store-clone", "remote-first"):
         assert ceph.read(name(cloud, images[place]), 128 << 10, 4096 << 10) == bytes(128 << 10)
         assert ceph.read(name(cloud, images[place]), KIB << 10) == DATA
     assert cloud.read(cloud.source(beside), "raw", 128 << 10, 4096 << 10) == content("mounted", 4096, 128)
@@ -190,9 +208,9 @@ def test_mixed_vm_through_suspend_stop_undeploy_and_migration(
 
 
 def nobody_else(cloud: Cloud, ceph: Cluster) -> None:
-    """See that hosts and front-end are connected to the cluster as CEPH_USER alone, and could not be as its admin."""
+    """See that hosts and front-end are connected to the cluster as guests' users alone, and could not be as its admin."""
     there = {node.ip for node in (cloud.lab.fe, *cloud.lab.hosts)}
-    assert {user for user, addresses in ceph.sessions().items() if there & set(addresses)} == {f"client.{USER}"}
+    assert {user for user, addresses in ceph.sessions().items() if there & set(addresses)} == {f"client.{USER}", f"client.{REMOTE}"}
     for node in (cloud.lab.fe, *cloud.lab.hosts):
         found = node.run(["find", "/etc/ceph", "/var/lib/one", "/root", "-name", "*admin*keyring*"], user="root", check=False).stdout
         assert found == b""
@@ -245,7 +263,47 @@ def test_disks_attached_and_detached_in_every_order(
     cloud.terminate(vm)
     nothing_left(cloud, ceph)
     assert ceph.read(name(cloud, images["in-place"]), 16 << 10, 1024 << 10) == content(written["in-place"], 1024, 16)
-    cell(("clone", "delete"), PLACES, "rbd", "live")
+    cell(("clone", "delete"), [place for place in PLACES if place != "remote-first"], "rbd", "live")
+
+
+def test_disk_that_reads_from_the_pool_copies_nothing_waits_for_it_and_is_not_attached_hot(
+    cloud: Cloud, ceph: Cluster, os_image: int, cell: Callable[..., None]
+) -> None:
+    image = cloud.data_image("remote", DATA + bytes(8 << 20) + content("far", 8192, KIB), store=RBD_STORE, SEMISHARED_LOCAL="remote-first")
+    first = cloud.deploy("remote", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])
+    cloud.guest(first).check("vdb", "base", 0, KIB)
+    host, before = cloud.lab.node("h1"), ceph.bytes_read()
+    vm = cloud.deploy("remote-2", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])
+    guest = cloud.guest(vm)
+    guest.check("vdb", "base", 0, KIB)
+    assert ceph.bytes_read() - before < 4 << 20
+    bases = cloud.files(host, f"{DATASTORES}/.semishared/bases")
+    assert not [base for base in bases if base.startswith(f"{RBD_STORE}-{image}-")]
+    guest.write("vdb", "mine", 1024, KIB)
+    reading = threading.Thread(target=guest.check, args=("vdb", "far", 8192, KIB))
+    with ceph.stopped():
+        reading.start()
+        time.sleep(2)
+        assert reading.is_alive()
+        cloud.oned.vm_poweroff(first, hard=True)
+        with pytest.raises(ActionFailed, match=f"disk 1 reads from {POOL}/.*, which h1 does not have: .*no answer|no monitor"):
+            cloud.oned.vm_resume(first)
+    reading.join(120)
+    assert not reading.is_alive()
+    for target, seed in (("vdb", "base"), ("vdb", "mine")):
+        guest.check(target, seed, 0 if seed == "base" else 1024, KIB)
+    there = cloud.files(host, cloud.vm_dir(vm))
+    with pytest.raises(ActionFailed, match="no words for as whom"):
+        cloud.oned.disk_attach(vm, image)
+    assert cloud.files(host, cloud.vm_dir(vm)) == there
+    cell("clone", "remote-first", "rbd", "live")
+    cloud.oned.disk_detach(vm, 1)
+    guest.wait_disk("vdb", present=False)
+    assert [watcher for watcher in ceph.images()[name(cloud, image)]["watchers"] if host.ip in watcher] == []
+    cell("delete", "remote-first", "rbd", "live")
+    cloud.terminate(vm)
+    cloud.terminate(first)
+    nothing_left(cloud, ceph)
 
 
 def test_image_when_flipped_is_a_new_generation_and_never_an_old_base(cloud: Cloud, ceph: Cluster, os_image: int) -> None:
@@ -317,12 +375,12 @@ def test_snapshots_of_a_running_guest_and_of_one_that_is_off(
     for target in TARGETS:
         guest.write(target, "one", 1024, KIB)
     guest.loop("vdb", "loop", 4096, 2048)
-    numbers = dict(zip(TARGETS, range(1, 5)))
+    numbers = dict(zip(TARGETS, range(1, 6)))
     for disk in numbers.values():
         assert cloud.oned.disk_snapshot_create(vm, disk, "first") == 0
     for target in TARGETS:
         guest.write(target, "two", 1024, KIB)
-    with rests(cloud, vm, 4):
+    with rests(cloud, vm, 5):
         for disk in numbers.values():
             assert cloud.oned.disk_snapshot_create(vm, disk, "second") == 1
     for target, disk in numbers.items():
@@ -367,10 +425,10 @@ def test_disks_saved_and_grown_running_off_and_undeployed(
     images = on_rbd(cloud, "save")
     vm = cloud.deploy("save", mixed(cloud, os_image, images))
     guest = cloud.guest(vm)
-    numbers = dict(zip(TARGETS, range(1, 5)))
+    numbers = dict(zip(TARGETS, range(1, 6)))
     for target in TARGETS:
         guest.write(target, "one", 1024, KIB)
-    with rests(cloud, vm, 4):
+    with rests(cloud, vm, 5):
         saved = [cloud.oned.disk_saveas(vm, disk, f"live-{disk}") for disk in numbers.values()]
     for target, disk in numbers.items():
         guest.write(target, "two", 1024, KIB)
@@ -385,8 +443,8 @@ def test_disks_saved_and_grown_running_off_and_undeployed(
     cloud.oned.vm_undeploy(vm)
     for disk in numbers.values():
         cloud.oned.disk_resize(vm, disk, 40)
-    saved.append(cloud.oned.disk_saveas(vm, 1, "away-1"))
-    for image, seed in zip(saved, ["one"] * 4 + ["two"] * 5):
+    saved += [cloud.oned.disk_saveas(vm, disk, f"away-{disk}") for disk in (1, 5)]
+    for image, seed in zip(saved, ["one"] * 5 + ["two"] * 7):
         assert ceph.read(name(cloud, image), KIB << 10, 1024 << 10) == content(seed, 1024, KIB)
         assert ceph.read(name(cloud, image), KIB << 10) == DATA
         assert ceph.images()[name(cloud, image)]["parent"] == ""
@@ -397,7 +455,7 @@ def test_disks_saved_and_grown_running_off_and_undeployed(
         guest.check(target, "two", 1024, KIB)
         guest.check(target, "end", (24 << 10) - KIB, KIB)
     # A saved image never passed through cp: its first use makes its generation.
-    for image, seed, target in ((saved[1], "one", "vdf"), (saved[8], "two", "vdg")):
+    for image, seed, target in ((saved[1], "one", "vdg"), (saved[10], "two", "vdh")):
         cloud.oned.disk_attach(vm, image)
         guest.wait_disk(target)
         guest.check(target, seed, 1024, KIB)
@@ -417,6 +475,10 @@ def refuses_a_target_out_of_reach(cloud: Cloud, ceph: Cluster, vm: int) -> None:
     with pytest.raises(ActionFailed, match=f"does not know the secret {SECRET}"):
         cloud.oned.vm_migrate(vm, "h2", how="live")
     ceph.define_secret(there, SECRET, ceph.key(USER))
+    there.run([*virsh, "secret-undefine", REMOTE_SECRET], user="root")
+    with pytest.raises(ActionFailed, match=f"does not know the secret {REMOTE_SECRET} for disk 5"):
+        cloud.oned.vm_migrate(vm, "h2", how="live")
+    ceph.define_secret(there, REMOTE_SECRET, ceph.key(REMOTE))
     keyring = there.path(f"/etc/ceph/ceph.client.{READER}.keyring")
     keyring.rename(keyring.with_suffix(".away"))
     with pytest.raises(ActionFailed, match=f"h2 cannot open {POOL}/"):
@@ -433,9 +495,10 @@ def test_vm_on_ceph_when_migrated_live_loses_nothing(cloud: Cloud, ceph: Cluster
     clone = cloud.data_image(f"move{turns}-clone", DATA, store=RBD_STORE, SEMISHARED_PLACE="shared")
     cow = cloud.data_image(f"move{turns}-cow", DATA, store=RBD_STORE)
     full = cloud.data_image(f"move{turns}-full", DATA, store=RBD_STORE, SEMISHARED_LOCAL="copy")
-    vm = cloud.deploy(f"move{turns}", [{"IMAGE_ID": str(image)} for image in (system, mine, clone, cow, full)])
+    remote = cloud.data_image(f"move{turns}-remote", DATA, store=RBD_STORE, SEMISHARED_LOCAL="remote-first")
+    vm = cloud.deploy(f"move{turns}", [{"IMAGE_ID": str(image)} for image in (system, mine, clone, cow, full, remote)])
     guest = cloud.guest(vm)
-    written = ("vdb", "vdc", "vdd", "vde")
+    written = ("vdb", "vdc", "vdd", "vde", "vdf")
     for disk in written:
         guest.check(disk, "base", 0, KIB)
         guest.loop(disk, "loop", 4096, 4096)

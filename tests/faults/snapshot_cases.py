@@ -18,6 +18,7 @@ Plan = Callable[[args.SnapshotPlace, snapshots.Facts], List[s.Step]]
 PLACES: Dict[str, Tuple[Stored, Dict[str, str]]] = {
     "overlay": (RAW, {}),
     "copy": (RAW, {"SEMISHARED_LOCAL": "copy"}),
+    "remote-first": (RAW, {"SEMISHARED_LOCAL": "remote-first"}),
     "on store": (RAW, {"SEMISHARED_PLACE": "shared"}),
     "in place": (PERSISTENT, {}),
 }

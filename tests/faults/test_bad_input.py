@@ -433,7 +433,7 @@ def test_hostile_attribute_values(cloud: Cloud, source: str, name: str, kind: st
     ("attributes", "persistent", "word"),
     [
         ("<SEMISHARED_PLACE>shared</SEMISHARED_PLACE><SEMISHARED_LOCAL>copy</SEMISHARED_LOCAL>", False, "contradicts"),
-        ("<SEMISHARED_LOCAL>remote-first</SEMISHARED_LOCAL>", False, "not supported yet"),
+        ("<SEMISHARED_PLACE>shared</SEMISHARED_PLACE><SEMISHARED_LOCAL>remote-first</SEMISHARED_LOCAL>", False, "contradicts"),
         ("<SEMISHARED_PLACE>local</SEMISHARED_PLACE>", True, "not supported yet"),
     ],
 )

@@ -116,7 +116,7 @@ def check_disk(rig: Rig, case: Case, machine: str, vm_dir: Path, path: Path) -> 
         if machine == "fe":
             return  # Without a lease there; its base is the image's generation in the store
         rig.run(machine, ["qemu-img", "check", "-q", "-f", "qcow2", record["path"]])
-    elif record["how"] == "store-clone":
+    elif record["how"] in ("store-clone", "remote-first"):
         backing = lowest_backing(rig, machine, record["path"])
         directory, name = os.path.split(image["source"])
         assert (case.restored and not backing) or backing == f"{directory}/.semishared/{name}/image"

@@ -16,7 +16,8 @@ from lab.oned.objects import Datastore, Image
 
 FORMATS = ("raw", "qcow2")
 PLACES: Dict[str, Dict[str, str]] = {
-    "in-place": {}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "store-clone": {"SEMISHARED_PLACE": "shared"}
+    "in-place": {}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"},
+    "remote-first": {"SEMISHARED_LOCAL": "remote-first"}, "store-clone": {"SEMISHARED_PLACE": "shared"}
 }  # fmt: skip
 DATA = content("base", 0, 64)
 REPOSITORY, NAME = 107, "8e4cbd"
@@ -69,7 +70,7 @@ def test_backup_running_and_off_and_restore(cloud: Cloud, cell: Callable[..., No
     disks += [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in FORMATS]
     vm = cloud.deploy("places", disks)
     count = len(disks) - 1
-    targets = [f"vd{letter}" for letter in "bcdefghijk"[:count]]
+    targets = [f"vd{letter}" for letter in "bcdefghijklm"[:count]]
     words = (":".join(str(disk) for disk in range(1, count + 1)), f"one-{vm}", "-", str(vm), "101")
     guest = cloud.guest(vm)
     for target in targets:

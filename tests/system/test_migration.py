@@ -20,10 +20,11 @@ DATA = content("base", 0, KIB)
 OTHER_SYSTEM = 102
 LOCAL = [
     # (place, attributes)
-    ("overlay", {}), ("copy", {"SEMISHARED_LOCAL": "copy"}), ("store-clone", {"SEMISHARED_PLACE": "shared"}),
+    ("overlay", {}), ("copy", {"SEMISHARED_LOCAL": "copy"}), ("remote-first", {"SEMISHARED_LOCAL": "remote-first"}),
+    ("store-clone", {"SEMISHARED_PLACE": "shared"}),
 ]  # fmt: skip
 FORMATS = ("raw", "qcow2")
-WRITTEN = tuple(f"vd{letter}" for letter in "bcdefgij")
+WRITTEN = tuple(f"vd{letter}" for letter in "bcdfghkl")
 """The verifier writes to eight disks at once."""
 
 

@@ -24,10 +24,12 @@ DISKS = [
     ("vdg", "cowq", False, "qcow2", {}),
     ("vdh", "fullq", False, "qcow2", {"SEMISHARED_LOCAL": "copy"}),
     ("vdi", "besider", False, "raw", {"SEMISHARED_PLACE": "shared"}),
+    ("vdj", "remote", False, "raw", {"SEMISHARED_LOCAL": "remote-first"}),
+    ("vdk", "remoteq", False, "qcow2", {"SEMISHARED_LOCAL": "remote-first"}),
 ]
-PLACES = ("overlay", "copy", "store-clone", "in-place")
+PLACES = ("overlay", "copy", "remote-first", "store-clone", "in-place")
 FORMATS = ("raw", "qcow2")
-MERGED = ("vdb", "vdg", "vdh", "vdi")
+MERGED = ("vdb", "vdg", "vdh", "vdi", "vdk")
 """Disks whose first snapshot is deleted under the guest: a frozen layer takes it over. Of the others, the one right below."""
 NAMES = {target: disk for disk, (target, *_) in enumerate(DISKS, 1)}
 
@@ -114,11 +116,12 @@ def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(
     cloud.oned.disk_snapshot_delete(vm, NAMES["vdb"], 1)
     cloud.oned.disk_snapshot_delete(vm, NAMES["vdc"], 0)
     cloud.oned.disk_snapshot_delete(vm, NAMES["vdd"], 0)
+    cloud.oned.disk_snapshot_delete(vm, NAMES["vdj"], 0)
     # What libvirt says the guest reads is read again after it has been off: by then only the files know.
     cloud.oned.vm_poweroff(vm, hard=True)
     cloud.oned.vm_resume(vm)
     guest = cloud.guest(vm)
-    for target, seed in (("vdb", "two"), ("vdc", "one"), ("vdd", "one")):
+    for target, seed in (("vdb", "two"), ("vdc", "one"), ("vdd", "one"), ("vdj", "one")):
         guest.check(target, seed, 1024, 64)
         guest.check(target, "only", 1536, 64)
     # Layers travel: names in headers must be relative, whoever wrote them.
@@ -127,7 +130,8 @@ def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(
     cloud.oned.vm_migrate(vm, "h2", how="poweroff-hard", datastore_id=102)
     guest = cloud.guest(vm)
     guest.check("vdb", "four", 1024, 64)
-    guest.check("vdc", "one", 1024, 64)
+    for target in ("vdc", "vdj"):
+        guest.check(target, "one", 1024, 64)
     cloud.terminate(vm)
     assert cloud.leftovers() == []
     for image, format in ((data[3], "raw"), (data[4], "qcow2")):
@@ -140,10 +144,11 @@ def test_snapshots_of_a_suspended_guest(cloud: Cloud, os_image: int) -> None:
     """The memory image names layers that are frozen, merged and gone when the guest comes back."""
     cow, full = cloud.data_image("susp-cow", DATA), cloud.data_image("susp-full", DATA, SEMISHARED_LOCAL="copy")
     beside = cloud.data_image("susp-beside", DATA, SEMISHARED_PLACE="shared")
+    remote = cloud.data_image("susp-remote", DATA, SEMISHARED_LOCAL="remote-first")
     mine = cloud.data_image("susp-mine", DATA, persistent=True)
-    vm = cloud.deploy("susp", [{"IMAGE_ID": str(image)} for image in (os_image, cow, full, beside, mine)])
+    vm = cloud.deploy("susp", [{"IMAGE_ID": str(image)} for image in (os_image, cow, full, beside, mine, remote)])
     guest = cloud.guest(vm)
-    disks = {"vdb": 1, "vdc": 2, "vdd": 3, "vde": 4}
+    disks = {"vdb": 1, "vdc": 2, "vdd": 3, "vde": 4, "vdf": 5}
     for target in disks:
         guest.write(target, "one", 1024, 64)
     cloud.oned.disk_snapshot_create(vm, 1, "before")
@@ -206,9 +211,9 @@ def test_disks_grow_running_off_and_undeployed(cloud: Cloud, os_image: int, cell
     disks += [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in FORMATS]
     vm = cloud.deploy("grow", disks)
     guest = cloud.guest(vm)
-    numbers = {**NAMES, "vdj": 9, "vdk": 10}
+    numbers = {**NAMES, "vdl": 11, "vdm": 12}
     sizes = {target: 16 + 8 * number for target, number in numbers.items()}
-    reverted = ("vdb", "vdc", "vdd", "vde", "vdf")
+    reverted = ("vdb", "vdc", "vdd", "vde", "vdf", "vdj")
     for target in reverted:
         assert cloud.oned.disk_snapshot_create(vm, numbers[target], "small") == 0
     for target, size in sizes.items():

@@ -21,6 +21,7 @@ CELLS = [
     ("in-place", True, {}),
     ("overlay", False, {}),
     ("copy", False, {"SEMISHARED_LOCAL": "copy"}),
+    ("remote-first", False, {"SEMISHARED_LOCAL": "remote-first"}),
     ("store-clone", False, {"SEMISHARED_PLACE": "shared"}),
 ]
 
@@ -117,14 +118,15 @@ def test_mixed_vm_through_power_off_undeploy_and_migration(cloud: Cloud, os_imag
         others.append(cloud.data_image(f"cow-{format}", DATA, format=format))
         others.append(cloud.data_image(f"full-{format}", DATA, format=format, SEMISHARED_LOCAL="copy"))
         others.append(cloud.data_image(f"beside-{format}", DATA, format=format, SEMISHARED_PLACE="shared"))
+        others.append(cloud.data_image(f"remote-{format}", DATA, format=format, SEMISHARED_LOCAL="remote-first"))
     disks = [{"IMAGE_ID": str(image)} for image in (os_image, *mine.values(), *others)]
     disks += [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in formats]
     vm = cloud.deploy("mixed", disks)
     # The target of each disk after the first, and what is written there.
-    names = {f"vd{letter}": f"seed-{letter}" for letter in "bcdefghijk"}
+    names = {f"vd{letter}": f"seed-{letter}" for letter in "bcdefghijklm"}
     guest = cloud.guest(vm)
     assert guest.context()["SEMI"] == "mixed"
-    assert len([name for name in guest.disks() if name.startswith("vd")]) == 11
+    assert len([name for name in guest.disks() if name.startswith("vd")]) == 13
     for name in list(names)[:-2]:
         guest.check(name, "base", 0, KIB)
     for name, seed in names.items():
@@ -210,10 +212,10 @@ def test_saved_disk_when_running_or_off_is_what_the_guest_wrote(
     guest = cloud.guest(vm)
     disks = range(1, len(images) + 1)
     for disk in disks:
-        guest.write(f"vd{'abcdefghij'[disk]}", "one", 1024, 64)
+        guest.write(f"vd{'abcdefghijk'[disk]}", "one", 1024, 64)
     saved = [cloud.oned.disk_saveas(vm, disk, f"live-{disk}") for disk in disks]
     for disk in disks:
-        guest.write(f"vd{'abcdefghij'[disk]}", "two", 1024, 64)
+        guest.write(f"vd{'abcdefghijk'[disk]}", "two", 1024, 64)
     cloud.oned.vm_poweroff(vm, hard=True)
     saved += [cloud.oned.disk_saveas(vm, disk, f"off-{disk}") for disk in disks]
     for image, format, seed in zip(saved, formats * 2, ["one"] * len(images) + ["two"] * len(images)):
@@ -273,7 +275,6 @@ def test_probe_when_asked_on_the_host_tells_allocated_sizes(cloud: Cloud, os_ima
     ("attributes", "persistent", "words"),
     [
         ({"SEMISHARED_PLACE": "cloudy"}, False, "SEMISHARED_PLACE of image"),
-        ({"SEMISHARED_LOCAL": "remote-first"}, False, "remote-first of image"),
         ({"SEMISHARED_PLACE": "local"}, True, "attached in place (persistent, CD-ROM) is not supported yet"),
         ({"SEMISHARED_PLACE": "shared", "SEMISHARED_LOCAL": "copy"}, False, "contradicts"),
     ],

@@ -20,7 +20,7 @@ from semishared.plan import snapshots
 from semishared.tools import qemu_img
 from tools.world import OVERLAY_OPTIONS, MiB, World, qemu_io
 
-PLACES = ["overlay", "copy", "store-clone", "in-place"]
+PLACES = ["overlay", "copy", "remote-first", "store-clone", "in-place"]
 CELLS = [(place, format) for place in PLACES for format in ("raw", "qcow2")]
 SIZE = 16 * MiB
 
@@ -42,6 +42,7 @@ class Disk:
         self.world.on(*{
             "overlay": [s.StageBase(str(self.world.root), image), prepare, s.CreateOverlay(ref, image, 0, OVERLAY_OPTIONS)],
             "copy": [prepare, s.CopyImage(ref, image, 0)],
+            "remote-first": [prepare, s.CreateRemote(ref, image, 0, OVERLAY_OPTIONS)],
             "store-clone": [prepare, s.CloneOnStore(ref, image, 0)],
             "in-place": [prepare, s.LinkInPlace(ref, image, False, session=True)],
         }[self.place])  # fmt: skip

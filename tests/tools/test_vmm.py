@@ -281,6 +281,48 @@ def test_deploy_refuses_a_clone_on_the_store_whose_image_lies_over_a_file(host: 
     assert f"lies over {tmp_path}/secret, which is neither" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
 
 
+@pytest.fixture()
+def remote(host: Host) -> Path:
+    """A disk on the host over the image on the store as disk 1, with one snapshot; the path of its active layer."""
+    snap = host.vm_dir / "disk.1.snap"
+    snap.mkdir()
+    (host.vm_dir / "disk.1").symlink_to("disk.1.snap/1")
+    image = {"store": 100, "id": 4, "format": "raw", "source": str(host.stores / "100" / "abc"), "generation": ""}
+    host.add_record(1, "local", "remote-first", "qcow2", str(snap / "1"), image=image)
+    lay_over(snap / "0", str(host.image))
+    lay_over(snap / "1", "0")
+    return snap / "1"
+
+
+def test_deploy_says_all_that_a_disk_over_the_store_lies_over(host: Host, remote: Path) -> None:
+    got = host.passes("deploy", *host.deploy_argv(), stdin=host.domain).stdin.decode()
+    chain = f"<backingStore type='file'><format type='raw'/><source file='{host.image}'/><backingStore/></backingStore></backingStore>"
+    assert f"<source file='{host.spelled}/disk.1.snap/0'/>{chain}" in got
+
+
+def test_deploy_of_a_disk_over_a_store_that_is_not_there_says_so_in_a_line(host: Host, remote: Path) -> None:
+    (host.stores / "100").rename(host.stores / "away")
+    said = host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+    assert f"disk 1 reads from {host.stores}/100/abc, which {os.uname().nodename} does not have" in said and "is not mounted" in said
+    (host.stores / "away").rename(host.stores / "100")
+    (host.stores / "100" / "abc").unlink()
+    assert "is not there" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+
+
+def test_deploy_refuses_a_disk_over_anything_but_the_image_of_its_record(host: Host, remote: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"secret" * 1000)
+    lay_over(remote.parent / "0", str(tmp_path / "secret"))
+    assert "which is neither" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", str(remote.parent / "0"), "1M"], check=True)
+    assert "does not lie over" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+    lay_over(remote.parent / "0", "nbd://127.0.0.1/x")
+    assert "does not lie over a file" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+    lay_over(remote.parent / "0", str(host.image))
+    host.image.unlink()
+    host.image.symlink_to(tmp_path / "secret")
+    assert "leads to" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+
+
 def test_deploy_does_not_wait_for_a_fifo_in_a_chain(host: Host, clone: Path) -> None:
     (clone.parent / "0").unlink()
     os.mkfifo(clone.parent / "0")

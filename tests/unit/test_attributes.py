@@ -17,6 +17,8 @@ CEPH = {
 }  # fmt: skip
 SOUND = [
     ("image", {}), ("image", {"SEMISHARED_PLACE": "Shared", "OTHER": "x"}), ("image datastore", {"SEMISHARED_LOCAL": "copy"}),
+    ("image", {"SEMISHARED_LOCAL": "remote-first"}),
+    ("image datastore", {**CEPH, "SEMISHARED_CEPH_REMOTE": "m", "SEMISHARED_CEPH_REMOTE_SECRET": CEPH["CEPH_SECRET"]}),
     ("image datastore", CEPH), ("image datastore", {**CEPH, "SEMISHARED_CEPH_READER": "r", "SEMISHARED_PLACE": "local"}),
     ("system datastore", {"SHARED": "no"}), ("host", {"SEMISHARED_BASES_LIMIT": "200G", "SEMISHARED_BASES_FLOOR": "5%"}),
 ]  # fmt: skip
@@ -26,7 +28,6 @@ WRONG = [
     ("image", {"SEMISHARED_XYZZY_QQ": "copy"}, "there is no attribute SEMISHARED_XYZZY_QQ"),
     ("image", {"SEMISHARED_PLACE": "here"}, "'here', not one of auto, shared, local"),
     ("image", {"SEMISHARED_PLACE": "shared", "SEMISHARED_LOCAL": "copy"}, "contradicts"),
-    ("image", {"SEMISHARED_LOCAL": "remote-first"}, "not supported yet"),
     ("image", {"SEMISHARED_CEPH_READER": "r"}, "only in image datastores"),
     ("image datastore", {"SEMISHARED_BASES_LIMIT": "1G"}, "means nothing in image datastores, only in hosts"),
     ("image datastore", {"DISK_TYPE": "rbd"}, "in capitals"),
@@ -34,6 +35,8 @@ WRONG = [
     ("image datastore", {"DISK_TYPE": "RBD"}, "has no CEPH_USER"),
     ("image datastore", {**CEPH, "CEPH_USER": "admin"}, "not admin"),
     ("image datastore", {**CEPH, "CEPH_SECRET": ""}, "no CEPH_SECRET"),
+    ("image datastore", {**CEPH, "SEMISHARED_CEPH_REMOTE": "m"}, "only one of SEMISHARED_CEPH_REMOTE and"),
+    ("image datastore", {**CEPH, "SEMISHARED_CEPH_REMOTE_SECRET": CEPH["CEPH_SECRET"]}, "only one of SEMISHARED_CEPH_REMOTE and"),
     ("image datastore", {**CEPH, "CEPH_HOST": "mon1,mon2"}, "no address"),
     ("image datastore", {**CEPH, "CEPH_KEY": "AQ"}, "keyring"),
     ("image datastore", {**CEPH, "DRIVER": "qcow2"}, "not one of raw"),

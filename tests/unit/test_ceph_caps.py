@@ -29,6 +29,15 @@ def test_a_user_of_several_roles_can_what_all_need() -> None:
     assert keys("one", "one", bridge="b")[1].caps == keys("one", "one", reader="r", bridge="b")[1].caps
 
 
+def test_who_reads_for_guests_writes_no_data() -> None:
+    remote = keys("libvirt", "one", "bases", "bridge", remote="boots")[3]
+    assert (remote.roles, remote.user) == (("remote",), "boots")
+    assert dict(remote.caps)["osd"] == "profile rbd-read-only pool=one, allow rwx pool=one object_prefix rbd_header."
+    assert keys("libvirt", "one", "bases", "bridge", remote="libvirt") == [
+        key._replace(roles=("hosts", "remote")) if key.user == "libvirt" else key for key in keys("libvirt", "one", "bases", "bridge")
+    ]  # fmt: skip
+
+
 def test_a_data_pool_is_in_every_capability_of_the_osds() -> None:
     for key in keys("libvirt", "one", "bases", "bridge", data_pool="one-ec"):
         assert "pool=one-ec" in dict(key.caps)["osd"]

@@ -21,6 +21,7 @@ WHERE = {
     "bridge": "on the front-end (or the BRIDGE_LIST hosts): makes, clones and removes images",
     "hosts": "on the hosts, and in their libvirt secret: reads and writes the disks of guests",
     "bases": "on the hosts: reads images to keep local bases, writes nothing",
+    "remote": "on the hosts, and in their libvirt secret: reads what remote-first disks lie over, writes no data",
     "fence": "on each front-end, nowhere else: shuts a dead host out (`semishared fence`), writes nothing",
 }
 FENCE_USER = "semishared-fence"
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--user", default="", metavar="NAME", help="CEPH_USER, without `client.`")
     parser.add_argument("--reader", default="", metavar="NAME", help="SEMISHARED_CEPH_READER; default: CEPH_USER")
     parser.add_argument("--bridge-user", default="", metavar="NAME", help="SEMISHARED_CEPH_BRIDGE_USER; default: CEPH_USER")
+    parser.add_argument("--remote", default="", metavar="NAME", help="SEMISHARED_CEPH_REMOTE; default: CEPH_USER does that too")
     parser.add_argument("--fence-user", default="", metavar="NAME", help="SEMISHARED_CEPH_FENCE_USER; default: no such key")
     parser.add_argument("--role", choices=list(WHERE), help="only the key of this role")
     parser.add_argument("--pool", default="", metavar="NAME", help=f"POOL_NAME ({stores.DEFAULT_POOL})")
@@ -40,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of commands")
 
 
-OPTIONS = ("user", "reader", "bridge_user", "fence_user", "pool", "data_pool")
+OPTIONS = ("user", "reader", "bridge_user", "remote", "fence_user", "pool", "data_pool")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,11 +67,12 @@ def _of_options(arguments: argparse.Namespace) -> list[Key]:
     fencing = [fence(shuts_out, [pool])] if shuts_out else []
     if not arguments.user and not fencing:
         raise BadArguments("name a datastore, or a user with --user")
-    if shuts_out in (arguments.user, arguments.reader, arguments.bridge_user) and shuts_out:
+    if shuts_out in (arguments.user, arguments.reader, arguments.bridge_user, arguments.remote) and shuts_out:
         raise BadArguments(f"{shuts_out} has another role: the key that shuts hosts out is one of its own")
     if not arguments.user:
         return fencing
-    return [*keys(arguments.user, pool, arguments.reader, arguments.bridge_user, arguments.data_pool), *fencing]
+    made = keys(arguments.user, pool, arguments.reader, arguments.bridge_user, arguments.data_pool, arguments.remote)
+    return [*made, *fencing]
 
 
 def _of_datastore(word: str, role: str | None) -> list[Key]:
@@ -82,7 +85,7 @@ def _of_datastore(word: str, role: str | None) -> list[Key]:
     access = stores.access(found[0])
     if not access.can.has_bridge:
         raise BadArguments(f"datastore {word} is not on Ceph (DISK_TYPE = RBD)")
-    made = keys(access.user, stores.pool(found[0]), access.reader, access.bridge_user, access.data_pool)
+    made = keys(access.user, stores.pool(found[0]), access.reader, access.bridge_user, access.data_pool, access.remote)
     user = stores.fence_user(found[0]) or (FENCE_USER if role == "fence" else "")
     # `ceph auth get-or-create` refuses a user whose capabilities are others: one key for all pools of a cluster.
     others = [other for other in known if stores.kind(other).has_bridge and _is_beside(other, found[0], user)]

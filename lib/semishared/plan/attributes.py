@@ -27,6 +27,8 @@ HOLDERS: Mapping[str, tuple[str, ...]] = {
     "SEMISHARED_CEPH_READER": ("image datastore",),
     "SEMISHARED_CEPH_BRIDGE_USER": ("image datastore",),
     "SEMISHARED_CEPH_FENCE_USER": ("image datastore",),
+    "SEMISHARED_CEPH_REMOTE": ("image datastore",),
+    "SEMISHARED_CEPH_REMOTE_SECRET": ("image datastore",),
     "SEMISHARED_STORE": ("image datastore",),
     "SEMISHARED_CLOUD": ("image datastore",),
     "SEMISHARED_BASES_LIMIT": ("host",),

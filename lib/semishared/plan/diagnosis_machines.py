@@ -85,8 +85,9 @@ def _libvirt(machine: str, answer: Mapping[str, Any], cloud: Cloud) -> list[Find
         return [Finding(BROKEN, machine, f"libvirt does not answer: {answer['error']}", mend)]
     found = []
     for access in _ceph(cloud):
-        if access.secret and access.secret not in answer["secrets"]:
-            found.append(Finding(BROKEN, machine, f"libvirt does not know the secret {access.secret}", "docs/how-to/ceph.md, 4. libvirt"))
+        for secret in filter(None, (access.secret, access.remote_secret)):
+            if secret not in answer["secrets"]:
+                found.append(Finding(BROKEN, machine, f"libvirt does not know the secret {secret}", "docs/how-to/ceph.md, 4. libvirt"))
     if "selinux" in answer.get("confines", ()):
         what = "libvirt confines QEMU by SELinux: nobody has tried that with semishared"
         found.append(Finding(WARNING, machine, what, "docs/how-to/apparmor.md, SELinux"))

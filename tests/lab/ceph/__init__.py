@@ -12,6 +12,6 @@ admin's on the cluster's own node and nowhere else.
 
 from __future__ import annotations
 
-from lab.ceph.cluster import BRIDGE, POOL, READER, SECRET, USER, Cluster
+from lab.ceph.cluster import BRIDGE, POOL, READER, REMOTE, REMOTE_SECRET, SECRET, USER, Cluster
 
-__all__ = ["BRIDGE", "POOL", "READER", "SECRET", "USER", "Cluster"]
+__all__ = ["BRIDGE", "POOL", "READER", "REMOTE", "REMOTE_SECRET", "SECRET", "USER", "Cluster"]

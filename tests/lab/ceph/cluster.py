@@ -23,16 +23,18 @@ if TYPE_CHECKING:
     from semishared.plan.ceph_caps import Key
 
 POOL = "one"
-BRIDGE, USER, READER = "semishared-bridge", "libvirt", "semishared-reader"
+BRIDGE, USER, READER, REMOTE = "semishared-bridge", "libvirt", "semishared-reader", "semishared-remote"
 SECRET = "1d2a6b1e-5f0c-4e0b-9a57-6f2f0e7a5c11"
 """Under which libvirt on every host knows the key of USER (CEPH_SECRET)."""
+REMOTE_SECRET = "7b3f0c52-9d64-4c1e-8a0d-2f5d1f6a4e22"
+"""And that of REMOTE, who only reads (SEMISHARED_CEPH_REMOTE_SECRET)."""
 OWNER = "ceph"
 DAEMONS = ("mon", "mgr", "osd", "mds")
 ADMIN = "/etc/ceph/ceph.client.admin.keyring"
 SECRET_XML = f"""\
 <secret ephemeral='no' private='yes'>
   <uuid>{SECRET}</uuid>
-  <usage type='ceph'><name>client.{USER} secret</name></usage>
+  <usage type='ceph'><name>{SECRET}</name></usage>
 </secret>
 """
 
@@ -86,14 +88,16 @@ class Cluster:
         """Give front-end and hosts what an admin gives them: ceph.conf, the keys of their roles, libvirt's secret."""
         from semishared.plan.ceph_caps import keys  # here: most of the lab does without lib/
 
-        made = {key.user: self.make_key(key) for key in keys(USER, POOL, READER, BRIDGE)}
+        made = {key.user: self.make_key(key) for key in keys(USER, POOL, READER, BRIDGE, remote=REMOTE)}
         for node in (front_end, *hosts):
             self.introduce(node)
         self.give_key(front_end, BRIDGE, made[BRIDGE])
         for host in hosts:
             self.give_key(host, USER, made[USER])
             self.give_key(host, READER, made[READER])
+            self.give_key(host, REMOTE, made[REMOTE])
             self.define_secret(host, SECRET, made[USER])
+            self.define_secret(host, REMOTE_SECRET, made[REMOTE])
 
     def make_key(self, key: Key) -> str:
         """Make a user with exactly these capabilities and return its key."""
@@ -128,7 +132,8 @@ class Cluster:
         values = {
             "NAME": name, "TYPE": "IMAGE_DS", "DS_MAD": "semishared", "TM_MAD": "semishared", "DISK_TYPE": "RBD", "RBD_FORMAT": "2",
             "POOL_NAME": POOL, "CEPH_HOST": self.node.ip, "CEPH_USER": USER, "CEPH_SECRET": SECRET,
-            "SEMISHARED_CEPH_READER": READER, "SEMISHARED_CEPH_BRIDGE_USER": BRIDGE, **attributes,
+            "SEMISHARED_CEPH_READER": READER, "SEMISHARED_CEPH_BRIDGE_USER": BRIDGE, "SEMISHARED_CEPH_REMOTE": REMOTE,
+            "SEMISHARED_CEPH_REMOTE_SECRET": REMOTE_SECRET, **attributes,
         }  # fmt: skip
         return " ".join(f'{key}="{value}"' for key, value in values.items())
 
