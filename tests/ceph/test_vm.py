@@ -269,7 +269,8 @@ def test_disks_attached_and_detached_in_every_order(
 def test_disk_that_reads_from_the_pool_copies_nothing_waits_for_it_and_is_not_attached_hot(
     cloud: Cloud, ceph: Cluster, os_image: int, cell: Callable[..., None]
 ) -> None:
-    image = cloud.data_image("remote", DATA + bytes(8 << 20) + content("far", 8192, KIB), store=RBD_STORE, SEMISHARED_LOCAL="remote-first")
+    far = content("far", 8192, KIB)
+    image = cloud.data_image("remote", DATA.ljust(8 << 20, b"\0") + far, store=RBD_STORE, SEMISHARED_LOCAL="remote-first")
     first = cloud.deploy("remote", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])
     cloud.guest(first).check("vdb", "base", 0, KIB)
     host, before = cloud.lab.node("h1"), ceph.bytes_read()

@@ -79,6 +79,59 @@ def test_what_lacks_of_a_base_is_read_from_the_frozen_content(site: Site, world:
     assert (base / "source").read_text() == f"{image.source}\n", "no host needs a mount for it"
 
 
+# -- what guests read (remote-first) --------------------------------------------------------------------
+
+
+def remote(site: Site, world: World, image: s.ImageRef, vm: int) -> tuple[str, Path]:
+    """Do what tm/clone does for a disk over the image; return the snapshot that it lies over."""
+    (lent,) = site.on(i.LendContent(image))
+    disk, known = world.disk(vm), image._replace(generation=lent["generation"])
+    site.on(s.PrepareVm(disk.vm, disk.vm_dir), s.CreateRemote(disk, known, 0, "", lent["snapshot"]))
+    return lent["snapshot"], Path(disk.path)
+
+
+def test_disk_over_a_content_that_nobody_has_hashed_reads_on_when_that_has_a_name(site: Site, world: World) -> None:
+    import rbd
+
+    image = site.make()
+    lent, path = remote(site, world, image, 5)
+    assert site.moved == {} and world.bases() == [], "nothing is copied"
+    assert site.protected("one-7", lent)
+    assert remote(site, world, image, 6)[0] == lent
+    with rbd.Image(site.ioctx, "one-7", snapshot=lent) as guest:
+        generation = site.base(world, image)
+        assert site.snapshots("one-7") == sorted([f"semishared-{generation}", lent])
+        assert guest.read(MiB, 3) == b"\xa1\xa1\xa1"
+    qemu_io(path, "qcow2", "read -P 0xa1 1M 64k")
+    named, later = remote(site, world, image, 7)
+    assert named == f"semishared-{generation}" and site.protected("one-7", named)
+    for disk in (path, later):
+        qemu_io(disk, "qcow2", "write -P 0x55 2M 64k")
+        qemu_io(disk, "qcow2", "read -P 0xa1 1M 64k")
+    assert site.read("one-7", 2 * MiB, 3) == bytes(3)
+
+
+def test_what_was_lent_goes_with_the_session_and_with_the_image(site: Site, world: World) -> None:
+    image = site.make()
+    lent, _ = remote(site, world, image, 5)
+    site.on(i.BeginSession(image, readonly=False))
+    assert site.snapshots("one-7") == []
+    with pytest.raises(MissingImage, match=f"no snapshot {lent}"):
+        site.on(s.CreateRemote(world.disk(6), image, 0, "", lent))
+    remote(site, world, image, 5)
+    site.on(i.RemoveImage(image))
+    assert site.names() == []
+
+
+def test_disk_as_large_as_is_asked_for(site: Site, world: World) -> None:
+    image = site.make()
+    (lent,) = site.on(i.LendContent(image))
+    disk = world.disk(5)
+    site.on(s.PrepareVm(disk.vm, disk.vm_dir), s.CreateRemote(disk, image, 96 * MiB, "", lent["snapshot"]))
+    qemu_io(disk.path, "qcow2", f"read -P 0 {80 * MiB} 64k")
+    qemu_io(disk.path, "qcow2", f"read -P 0xa1 {64 * MiB - 65536} 64k")
+
+
 def test_write_by_whatever_way_ends_the_generation(site: Site, world: World) -> None:
     image = site.make()
     first, old = overlay(site, world, image, 5)

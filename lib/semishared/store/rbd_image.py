@@ -153,7 +153,7 @@ def forget(image: Any, shown: str, snapshot: int) -> None:
 
 
 def lend(where: ceph.Pool, name: str) -> Snapshot:
-    """Return a snapshot of the image's present content whose name stays while nobody writes: librbd finds it by that, all the time."""
+    """Return a snapshot of the image's present content whose name stays while nobody writes: at each start a VM finds it by that."""
     frozen = freeze(where, name)
     lent = frozen.name if frozen.generation else layout_pool.lent(frozen.id)
     with ceph.opened(where, name) as image:
