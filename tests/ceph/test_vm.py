@@ -282,11 +282,11 @@ def test_disk_that_reads_from_the_pool_copies_nothing_waits_for_it_and_is_not_at
     assert not [base for base in bases if base.startswith(f"{RBD_STORE}-{image}-")]
     guest.write("vdb", "mine", 1024, KIB)
     reading = threading.Thread(target=guest.check, args=("vdb", "far", 8192, KIB))
+    cloud.oned.vm_poweroff(first, hard=True)
     with ceph.stopped():
         reading.start()
         time.sleep(2)
         assert reading.is_alive()
-        cloud.oned.vm_poweroff(first, hard=True)
         with pytest.raises(ActionFailed, match=f"disk 1 reads from {POOL}/.*, which h1 does not have: .*no answer|no monitor"):
             cloud.oned.vm_resume(first)
     reading.join(120)

@@ -94,6 +94,11 @@ def copy(cloud: CephSite) -> Words:
     return cloud.words(cloud.image(SEMISHARED_LOCAL="copy"))
 
 
+@situation("clone over the pool", "LendContent", "...")
+def remote(cloud: CephSite) -> Words:
+    return cloud.words(cloud.image(SEMISHARED_LOCAL="remote-first"))
+
+
 @situation("clone on the store", "PrepareVm", "RecordNetwork", "CloneStored", "ConfirmDisk")
 def shared(cloud: CephSite) -> Words:
     return cloud.words(cloud.image(SEMISHARED_PLACE="shared"))

@@ -55,6 +55,11 @@ def copy(site: ActionSite) -> Words:
     return from_image(site, site.image(SEMISHARED_LOCAL="copy"))
 
 
+@situation("clone over the store", "PrepareVm", "CreateRemote")
+def remote(site: ActionSite) -> Words:
+    return from_image(site, site.image(SEMISHARED_LOCAL="remote-first"))
+
+
 @situation("clone on the store", "PrepareVm", "CloneOnStore")
 def shared(site: ActionSite) -> Words:
     return from_image(site, site.image(SEMISHARED_PLACE="shared"))

@@ -70,6 +70,29 @@ WRITTEN: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+OVER = {**NETWORK, "user": "boots", "snapshot": f"semishared-{GENERATION}"}
+OVER_CEPH = {
+    "version": 1, "disk": 1, "place": "local", "how": "remote-first", "format": "qcow2", "path": f"{VM_DIR}/disk.1.snap/0",
+    "readonly": False, "image": {**ON_CEPH, "generation": GENERATION}, "over": OVER,
+}  # fmt: skip
+WRITTEN["over the image on a store"] = {
+    **{key: value for key, value in OVER_CEPH.items() if key != "over"}, "image": {**IMAGE, "generation": GENERATION},
+}  # fmt: skip
+WRITTEN["over the image on Ceph"] = OVER_CEPH
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"over": None}, {"over": {**OVER, "name": "one/one-36"}}, {"over": {**OVER, "snapshot": ""}}, {"over": NETWORK},
+        {"over": {**OVER, "snapshot": "a@b"}}, {"over": {**OVER, "snapshot": 1}}, {"over": {**OVER, "user": ""}}, {"over": "one/one-35"},
+        {"image": {**IMAGE, "generation": GENERATION}}, {"image": None}, {"network": NETWORK},
+    ],
+)  # fmt: skip
+def test_record_over_a_store_that_does_not_say_what_it_is_over_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(BadRecord):
+        Record.from_data({**OVER_CEPH, **changes}, 1)
+
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_record_of_version_1_is_read_and_written_again_as_it_was(name: str) -> None:

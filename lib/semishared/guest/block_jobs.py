@@ -155,7 +155,7 @@ def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str) -> Non
     wanted = "" if layers.PROTOCOL.match(backing) else os.path.join(os.path.dirname(layer), backing)
     base = f"{target}[{_index(name, target, wanted)}]" if backing else None
     # Else QEMU writes an absolute name into the header, and the directory could not be moved any more.
-    flags = libvirtd.binding().VIR_DOMAIN_BLOCK_REBASE_RELATIVE if backing and "/" not in backing else 0
+    flags = libvirtd.binding().VIR_DOMAIN_BLOCK_REBASE_RELATIVE if layout.is_number(backing) else 0
     below, below_format = layers.backing_of(layer)
     noting = noted(disk, name, target, layer=os.path.basename(layer), below=below, below_format=below_format)
     with noting, job_events.listening(name, target) as job:
