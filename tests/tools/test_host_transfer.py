@@ -342,6 +342,51 @@ def test_directory_with_a_way_out_is_refused_where_it_arrives(world: World, tmp_
     assert os.path.isdir(source), "what was refused stays where it is"
 
 
+def over_the_store(world: World) -> tuple[s.ImageRef, str, str]:
+    """Make VM 5 with a disk over the image on the store, and a snapshot of it; return image, source and target."""
+    image, disk = world.image(), world.disk(5, 1)
+    world.on(s.PrepareVm(5, disk.vm_dir), s.CreateRemote(disk, image, 0, ""))
+    qemu_io(disk.path, "qcow2", "write -P 0x31 2M 64k")
+    world.on(s.NameLayer(disk, 0, 0), s.AddLayer(disk, 1, 0, "qcow2"), s.ActivateLayer(disk, 1, "qcow2"))
+    return image, disk.vm_dir, world.disk(5, 1, 103).vm_dir
+
+
+def test_disk_over_the_store_is_there_where_the_store_is(world: World) -> None:
+    image, source, target = over_the_store(world)
+    carry(source, target, 5)
+    for pattern in ("0x31 2M", "0xa1 1M"):
+        qemu_io(f"{target}/disk.1.snap/1", "qcow2", f"read -P {pattern} 64k")
+    assert world.leases() == [] and world.bases() == []
+    os.rename(image.source, f"{image.source}.away")
+    with pytest.raises(MissingImage, match=f"disk 1 reads from {image.source}, which"):
+        carry(target, source, 5)
+    carry(target, source, 5, keep_bases=False)
+    os.rename(f"{image.source}.away", image.source)
+    qemu_io(f"{source}/disk.1.snap/1", "qcow2", "read -P 0xa1 1M 64k")
+
+
+@pytest.mark.parametrize("data_file", [False, True], ids=["another file", "a data file"])
+def test_disk_over_the_store_that_arrives_over_anything_else_is_refused(world: World, tmp_path: Path, data_file: bool) -> None:
+    image, source, target = over_the_store(world)
+    link = f"{world.store}/.semishared/image/image"
+    (tmp_path / "secret").write_bytes(b"private" * 1000)
+    lowest = f"{source}/disk.1.snap/0"
+    if data_file:
+        options = f"data_file={tmp_path}/secret"
+        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-o", options, lowest, "64M"], check=True)
+        head = bytearray(Path(lowest).read_bytes())
+        name = link.encode()
+        head[8:20] = (60000).to_bytes(8, "big") + len(name).to_bytes(4, "big")
+        head[60000 : 60000 + len(name)] = name
+        Path(lowest).write_bytes(head)
+    else:
+        subprocess.run(["qemu-img", "rebase", "-u", "-q", "-f", "qcow2", "-b", tmp_path / "secret", "-F", "raw", lowest], check=True)
+    with pytest.raises(SemisharedError) as refused:
+        carry(source, target, 5)
+    assert refused.value.id in ("SS070", "SS071"), refused.value.detail
+    assert not os.path.lexists(target)
+
+
 def test_disk_of_another_driver_leads_where_it_does(world: World) -> None:
     _, source, target = prepared(world)
     os.symlink("/dev/null", f"{source}/disk.4")
