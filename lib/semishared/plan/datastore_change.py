@@ -34,6 +34,10 @@ def premigrate(asked: Migrate, vm: Vm) -> Plan:
     for disk in luggage.of_others(vm, records):
         raise luggage.refusal(vm, disk, "only its driver could change its place")
     own = luggage.own_disks(vm, records)
+    for record in records:
+        if record.over:
+            # Of what a mirror's target lies over libvirt knows what headers say, and those name no user.
+            raise MigrationRefused(f"disk {record.disk} (remote-first) reads from Ceph: its system datastore changes while the VM is off")
     copy = s.RenameVm(vm.id, source, place.path, True, "", tuple(sorted(disk.id for disk in vm.disks)), live=True)
     yield On(place.host, (s.MakeRoom(vm.id, place.path, int(seen["bytes"]), tuple(seen["bases"])),))
     try:

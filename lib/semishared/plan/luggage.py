@@ -61,8 +61,10 @@ def packed(vm: Vm, records: Sequence[Record], vm_dir: str, opened: Mapping[str, 
     """
     own, root = own_disks(vm, records), layout.base_store_of(vm_dir)
     bases = {record.of_image: s.StageBase(root, record.of_image) for record in records if record.place.leases}
-    stores = {posixpath.dirname(record.of_image.source) for record in records if not record.is_local and not record.network}
-    network = [s.ReachDisk(s.DiskRef(vm.id, record.disk, vm_dir), record.to_data()) for record in records if record.network]
+    shared = [record for record in records if not record.is_local or record.place.is_remote]
+    networked = [record for record in shared if record.network or record.over]
+    stores = {posixpath.dirname(record.of_image.source) for record in shared if record not in networked}
+    network = [s.ReachDisk(s.DiskRef(vm.id, record.disk, vm_dir), record.to_data()) for record in networked]
     files, places = _shared(vm, of_others(vm, records), opened)
     return Luggage(own, tuple(bases.values()), tuple(sorted(stores)), tuple(network), files, places)
 
