@@ -265,22 +265,11 @@ def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
 
 
 def _lies_over_store(path: str, record: Record, trouble: str) -> bool:
-    """Tell whether a layer lies over the image on the store that its record names; let its header name that, and nothing more."""
     if not record.place.is_remote:
         return False
     from . import remote
 
-    name, format = layers.backing_of(path)
-    if trouble != layers.outside(name):
-        return False
-    wanted = remote.backing_name(record)
-    if not record.over:
-        return (name, format) == (wanted, record.of_image.format)
-    if layers.PROTOCOL.match(name) and name != wanted:
-        from ..tools import qemu_img
-
-        qemu_img.lay_over(path, wanted, "raw")
-    return bool(layers.PROTOCOL.match(name))
+    return remote.lies_over_it(record, path, trouble)
 
 
 def _lay_over_lease(path: str, record: Record, vm: int, vm_dir: str) -> bool:

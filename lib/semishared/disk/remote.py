@@ -20,8 +20,9 @@ from ..errors import MissingImage, SemisharedError
 from ..guest.active_layer import for_qemu_img as for_qemu_img
 from ..model import layout_store
 from ..model.record import Record
+from ..model.refs import ImageRef
 from ..store import dir_image
-from ..tools import qemu_img
+from ..tools import layers, qemu_img
 
 
 def backing_name(record: Record) -> str:
@@ -46,6 +47,19 @@ def link_of(record: Record) -> str:
     return layout_store.link(f"{directory}/{layout_store.side(name)}")
 
 
+def lies_over_it(record: Record, path: str, trouble: str) -> bool:
+    """Tell whether a layer that has `trouble` lies over what its record names; let its header name that, and nothing more."""
+    name, format = layers.backing_of(path)
+    if trouble != layers.outside(name):
+        return False
+    wanted = backing_name(record)
+    if not record.over:
+        return (name, format) == (wanted, record.of_image.format)
+    if layers.PROTOCOL.match(name) and name != wanted:
+        qemu_img.lay_over(path, wanted, "raw")
+    return bool(layers.PROTOCOL.match(name))
+
+
 def check(record: Record) -> None:
     """Raise unless what a disk lies over is there, in the right store, and within reach of this machine."""
     image = record.of_image
@@ -53,11 +67,17 @@ def check(record: Record) -> None:
         if not record.over:
             store.of(image.access).check(image)
             dir_image.check_link(dir_image.Stored(image.source))
-        elif record.over.snapshot not in store.bridged(image.access).readable(image):
+        elif record.over.snapshot not in _snapshots(image):
             raise MissingImage(f"{record.over.name} has no snapshot {record.over.snapshot}")
     except SemisharedError as e:
         here = f"disk {record.disk} reads from {image.source}, which {os.uname().nodename} does not have"
         raise type(e)(f"{here}: {e.detail}") from None
+
+
+def _snapshots(image: ImageRef) -> list[str]:
+    from ..store import ceph, rbd_image
+
+    return rbd_image.names(*ceph.pool_of(image, image.access.reader))
 
 
 @contextmanager

@@ -192,9 +192,6 @@ class Bridged(Store, Protocol):
     def lend(self, image: ImageRef) -> Dict[str, str]:
         """Have a `snapshot` of the present content that keeps its name until a session begins; return it, and its `generation`."""
 
-    def readable(self, image: ImageRef) -> List[str]:
-        """Return the names of the snapshots of an image, as a host that only reads sees them."""
-
     def hold(self, image: ImageRef) -> None:
         """Keep the present moment of an image that a guest writes to, for `copy_held`."""
 

@@ -18,12 +18,14 @@ written since: Ceph itself says so (`diff_iterate`), whatever was told to whom.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from typing import Any, NamedTuple
 
 from ..errors import ImageInUse
 from ..model import layout_pool
 from ..model.layout_pool import NEW, OLD, OURS
+from ..tools import extents, progress
 from ..tools.crash_points import point
 from . import ceph
 
@@ -152,7 +154,24 @@ def forget(image: Any, shown: str, snapshot: int) -> None:
     raise ImageInUse(f"snapshot {snapshot} of {shown} has clones; flatten those first (rbd children {shown}@{snapshot})")
 
 
-def lend(where: ceph.Pool, name: str) -> Snapshot:
+def digest(where: ceph.Pool, name: str, kind: str) -> tuple[str, int]:
+    """Return the hex digest of an image, and its size."""
+    found = hashlib.new(kind)
+    with ceph.opened(where, name, read_only=True) as image:
+        size: int = image.size()
+        for offset in range(0, size, extents.EXTENT):
+            found.update(image.read(offset, min(extents.EXTENT, size - offset)))
+            progress.touch()
+    return found.hexdigest(), size
+
+
+def names(where: ceph.Pool, name: str) -> list[str]:
+    """Return the names of the snapshots of an image, read as who may only read."""
+    with ceph.opened(where, name, read_only=True) as image:
+        return [found.name for found in snapshots(image)]
+
+
+def lend(where: ceph.Pool, name: str) -> dict[str, str]:
     """Return a snapshot of the image's present content whose name stays while nobody writes: at each start a VM finds it by that."""
     frozen = freeze(where, name)
     lent = frozen.name if frozen.generation else layout_pool.lent(frozen.id)
@@ -161,7 +180,7 @@ def lend(where: ceph.Pool, name: str) -> Snapshot:
         found = find(image, lent)
         if found is None or not is_unchanged(image, found):
             raise ImageInUse(f"somebody writes to {where.name}/{name} while a guest is to read it")
-        return found
+        return {"snapshot": found.name, "generation": found.generation}
 
 
 def freeze(where: ceph.Pool, name: str) -> Snapshot:

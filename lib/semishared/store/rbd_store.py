@@ -6,7 +6,6 @@ Images are changed by the store's bridge, as `bridge_user`; hosts read, and writ
 
 from __future__ import annotations
 
-import hashlib
 import os
 from contextlib import contextmanager
 from typing import Callable, Iterable, Iterator
@@ -15,7 +14,7 @@ from ..model import layout_pool
 from ..model.network_disk import NetworkDisk
 from ..model.refs import ImageRef
 from ..model.stores import Access
-from ..tools import extents, progress, qemu_img
+from ..tools import extents, qemu_img
 from ..tools.crash_points import point
 from . import ceph, rbd_change, rbd_image, rbd_new, rbd_pool, rbd_snapshots, writers
 from .rbd_content import RbdContent
@@ -56,11 +55,6 @@ class RbdStore:
         found = RbdContent(image).look()
         return {"frozen": found is not None, "generation": found.generation if found else ""}
 
-    def readable(self, image: ImageRef) -> list[str]:
-        """Return the names of snapshots that a user sees."""
-        with ceph.opened(*ceph.pool_of(image, image.access.reader), read_only=True) as opened:
-            return [found.name for found in rbd_image.snapshots(opened)]
-
     @contextmanager
     def opened(self, image: ImageRef, snapshot: int = -1) -> Iterator[str]:
         """Yield QEMU's name for the image. As the guests' own user: QEMU opens none, not even to read it, with a key that may only read."""
@@ -84,14 +78,7 @@ class RbdStore:
 
     def digest(self, image: ImageRef, kind: str) -> tuple[str, int]:
         """Return the digest of the raw content."""
-        where, name = self._settled(image)
-        digest = hashlib.new(kind)
-        with ceph.opened(where, name, read_only=True) as opened:
-            size: int = opened.size()
-            for offset in range(0, size, extents.EXTENT):
-                digest.update(opened.read(offset, min(extents.EXTENT, size - offset)))
-                progress.touch()
-        return digest.hexdigest(), size
+        return rbd_image.digest(*self._settled(image), kind)
 
     def capacity(self, root: str) -> tuple[int, int, int]:
         """Return bytes used, total and free, as `ceph df` has them."""
@@ -190,8 +177,7 @@ class RbdStore:
 
     def lend(self, image: ImageRef) -> dict[str, str]:
         """Name it, and protect it from whoever tidies up snapshots."""
-        lent = rbd_image.lend(*self._settled(image))
-        return {"snapshot": lent.name, "generation": lent.generation}
+        return rbd_image.lend(*self._settled(image))
 
     def name(self, image: ImageRef, snapshot: int, generation: str) -> None:
         """Give the snapshot the generation's name."""
