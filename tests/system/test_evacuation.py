@@ -28,8 +28,8 @@ MIXES: Dict[str, Sequence[str]] = {
     "clones": ("store-clone",), "in-place": ("in-place",), "own": ("overlay", "copy", "volatile"),
     "mixed": ("in-place", "overlay", "copy", "store-clone", "volatile"),
 }  # fmt: skip
-SOME = ("snapshots", "mixed")
-"""All places, formats and snapshots."""
+SOME = ("snapshots", "own")
+"""All that does not stay on the store."""
 BEFORE_KIB, LOOP_KIB = 8 << 10, 4 << 10
 """Where a guest writes on each disk before it moves, and while it does."""
 PER_SECOND = 4
