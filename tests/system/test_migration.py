@@ -95,6 +95,65 @@ def test_mixed_vm_when_moved_live_loses_nothing(
     cell("migrate", (*(place for place, _ in LOCAL), "volatile"), FORMATS, "live")
 
 
+OTHERS = f"{DATASTORES}/104"
+
+
+def of_another_driver(cloud: Cloud, vm: int, number: int, driver: str, source: str) -> None:
+    """Give a running VM a disk that is none of ours, as libvirt has it, and oned."""
+    target = f"vd{chr(ord('a') + number)}"
+    h1 = cloud.lab.node("h1")
+    kind = "network" if "protocol" in source else "file"
+    h1.path("/var/tmp/disk.xml").write_text(
+        f"<disk type='{kind}' device='disk'><driver name='qemu' type='raw' cache='none'/><source {source}</source>"
+        f"<target dev='{target}' bus='virtio'/></disk>"
+    )
+    h1.run(["virsh", "-q", "-c", "qemu:///system", "attach-device", f"one-{vm}", "/var/tmp/disk.xml"])
+    known = {"DISK_ID": str(number), "IMAGE_ID": "99", "TM_MAD": driver, "TARGET": target}
+    cloud.oned.vm(vm).template["DISK"] = [*cloud.oned.vm(vm).disks, known]
+
+
+def forgotten(cloud: Cloud, vm: int, number: int) -> None:
+    node = cloud.lab.node(cloud.oned.vm(vm).last.host.name)
+    node.run(["virsh", "-q", "-c", "qemu:///system", "detach-disk", f"one-{vm}", f"vd{chr(ord('a') + number)}"], check=False)
+    cloud.oned.vm(vm).template["DISK"] = [disk for disk in cloud.oned.vm(vm).disks if disk["DISK_ID"] != str(number)]
+
+
+def test_disks_of_other_drivers_move_where_both_hosts_see_them_and_are_named_else(cloud: Cloud) -> None:
+    """What is on the network, or in a directory in which each host reads what the other writes; nothing else."""
+    vm = cloud.deploy("others", [{"IMAGE_ID": str(cloud.os_image("others"))}])
+    fe, h1, h2 = cloud.lab.fe, cloud.lab.node("h1"), cloud.lab.node("h2")
+    shared, alone = f"{DATASTORES}/{STORE}/other-disk", f"{OTHERS}/other-disk"
+    for node in (h1, h2):
+        node.run(["mkdir", "-p", OTHERS])
+        node.run(["truncate", "-s", "16M", alone])
+    h1.run(["truncate", "-s", "16M", shared, f"{cloud.vm_dir(vm)}/disk.7"])
+    fe.run(["truncate", "-s", "16M", "/var/tmp/nbd.img"])
+    server = fe.popen(["qemu-nbd", "--shared=4", "--persistent", "--format=raw", "/var/tmp/nbd.img"])
+    try:
+        of_another_driver(cloud, vm, 5, "shared", f"file='{shared}'>")
+        h1.run(["ln", "-s", shared, f"{cloud.vm_dir(vm)}/disk.5"])
+        of_another_driver(cloud, vm, 6, "iscsi_libvirt", f"protocol='nbd' name=''><host name='{fe.ip}' port='10809'/>")
+        refused = ((7, f"{cloud.vm_dir(vm)}/disk.7", "disk 7.*qcow2.*own directory"), (8, alone, f"{OTHERS} on h2 is not the same"))
+        for number, file, why in refused:
+            of_another_driver(cloud, vm, number, "qcow2", f"file='{file}'>")
+            is_refused(cloud, vm, why)
+            forgotten(cloud, vm, number)
+        h1.run(["rm", f"{cloud.vm_dir(vm)}/disk.7"])
+        cloud.oned.vm_migrate(vm, "h2", how="live")
+        said = h2.run(["virsh", "-q", "-c", "qemu:///system", "domblklist", f"one-{vm}"]).stdout.decode()
+        assert shared in said
+        assert "vdg" in said
+        assert not [name for name in cloud.files(fe, f"{DATASTORES}/{STORE}") + cloud.files(h1, OTHERS) if "probe" in name]
+    finally:
+        server.kill()
+        for number in (5, 6):
+            forgotten(cloud, vm, number)
+        h2.run(["rm", "-rf", f"{cloud.vm_dir(vm)}/disk.5", shared, OTHERS])
+        h1.run(["rm", "-rf", OTHERS])
+    cloud.terminate(vm)
+    assert cloud.leftovers() == []
+
+
 # -- what goes wrong --------------------------------------------------------------------------------
 
 
@@ -240,62 +299,3 @@ def test_failmigrate_that_nobody_calls_is_made_good_by_the_next_action(cloud: Cl
     cloud.oned.disk_snapshot_delete(own, 0, 0)
     cloud.tm_migrate("failmigrate", own, "h2", seq)
     is_untouched(cloud, own)
-
-
-OTHERS = f"{DATASTORES}/104"
-
-
-def of_another_driver(cloud: Cloud, vm: int, number: int, driver: str, source: str) -> None:
-    """Give a running VM a disk that is none of ours, as libvirt has it, and oned."""
-    target = f"vd{chr(ord('a') + number)}"
-    h1 = cloud.lab.node("h1")
-    kind = "network" if "protocol" in source else "file"
-    h1.path("/var/tmp/disk.xml").write_text(
-        f"<disk type='{kind}' device='disk'><driver name='qemu' type='raw' cache='none'/><source {source}</source>"
-        f"<target dev='{target}' bus='virtio'/></disk>"
-    )
-    h1.run(["virsh", "-q", "-c", "qemu:///system", "attach-device", f"one-{vm}", "/var/tmp/disk.xml"])
-    known = {"DISK_ID": str(number), "IMAGE_ID": "99", "TM_MAD": driver, "TARGET": target}
-    cloud.oned.vm(vm).template["DISK"] = [*cloud.oned.vm(vm).disks, known]
-
-
-def forgotten(cloud: Cloud, vm: int, number: int) -> None:
-    node = cloud.lab.node(cloud.oned.vm(vm).last.host.name)
-    node.run(["virsh", "-q", "-c", "qemu:///system", "detach-disk", f"one-{vm}", f"vd{chr(ord('a') + number)}"], check=False)
-    cloud.oned.vm(vm).template["DISK"] = [disk for disk in cloud.oned.vm(vm).disks if disk["DISK_ID"] != str(number)]
-
-
-def test_disks_of_other_drivers_move_where_both_hosts_see_them_and_are_named_else(cloud: Cloud) -> None:
-    """What is on the network, or in a directory in which each host reads what the other writes; nothing else."""
-    vm = cloud.deploy("others", [{"IMAGE_ID": str(cloud.os_image("others"))}])
-    fe, h1, h2 = cloud.lab.fe, cloud.lab.node("h1"), cloud.lab.node("h2")
-    shared, alone = f"{DATASTORES}/{STORE}/other-disk", f"{OTHERS}/other-disk"
-    for node in (h1, h2):
-        node.run(["mkdir", "-p", OTHERS])
-        node.run(["truncate", "-s", "16M", alone])
-    h1.run(["truncate", "-s", "16M", shared, f"{cloud.vm_dir(vm)}/disk.7"])
-    fe.run(["truncate", "-s", "16M", "/var/tmp/nbd.img"])
-    server = fe.popen(["qemu-nbd", "--shared=4", "--persistent", "--format=raw", "/var/tmp/nbd.img"])
-    try:
-        of_another_driver(cloud, vm, 5, "shared", f"file='{shared}'>")
-        h1.run(["ln", "-s", shared, f"{cloud.vm_dir(vm)}/disk.5"])
-        of_another_driver(cloud, vm, 6, "iscsi_libvirt", f"protocol='nbd' name=''><host name='{fe.ip}' port='10809'/>")
-        refused = ((7, f"{cloud.vm_dir(vm)}/disk.7", "disk 7.*qcow2.*own directory"), (8, alone, f"{OTHERS} on h2 is not the same"))
-        for number, file, why in refused:
-            of_another_driver(cloud, vm, number, "qcow2", f"file='{file}'>")
-            is_refused(cloud, vm, why)
-            forgotten(cloud, vm, number)
-        h1.run(["rm", f"{cloud.vm_dir(vm)}/disk.7"])
-        cloud.oned.vm_migrate(vm, "h2", how="live")
-        said = h2.run(["virsh", "-q", "-c", "qemu:///system", "domblklist", f"one-{vm}"]).stdout.decode()
-        assert shared in said
-        assert "vdg" in said
-        assert not [name for name in cloud.files(fe, f"{DATASTORES}/{STORE}") + cloud.files(h1, OTHERS) if "probe" in name]
-    finally:
-        server.kill()
-        for number in (5, 6):
-            forgotten(cloud, vm, number)
-        h2.run(["rm", "-rf", f"{cloud.vm_dir(vm)}/disk.5", shared, OTHERS])
-        h1.run(["rm", "-rf", OTHERS])
-    cloud.terminate(vm)
-    assert cloud.leftovers() == []
