@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Callable
 
 import pytest
@@ -178,6 +179,31 @@ def test_snapshots_of_a_suspended_guest(cloud: Cloud, os_image: int) -> None:
     guest.check("vdb", "two", 2048, 64)
     for target in disks:
         guest.check(target, "one", 1024, 64)
+    cloud.terminate(vm)
+    assert cloud.leftovers() == []
+
+
+def test_snapshots_are_deleted_while_the_guest_runs_after_others_were(cloud: Cloud, os_image: int) -> None:
+    """libvirt goes on to know layers that were merged away, and looks into each when the next is pulled."""
+    places: list[dict[str, str]] = [{}, {"SEMISHARED_LOCAL": "copy"}, {"SEMISHARED_PLACE": "shared"}]
+    data = [cloud.data_image(f"gone-{number}", DATA, **place) for number, place in enumerate(places)]
+    vm = cloud.deploy("gone", [{"IMAGE_ID": str(image)} for image in (os_image, *data)])
+    guest, disks = cloud.guest(vm), {"vdb": 1, "vdc": 2, "vdd": 3}
+    for number, target in product(range(4), disks):
+        guest.write(target, f"kept{number}", 1024 + 64 * number, 64)
+        if number < 3:
+            assert cloud.oned.disk_snapshot_create(vm, disks[target], f"{number}") == number
+    for target, disk in disks.items():
+        cloud.oned.disk_snapshot_delete(vm, disk, 0)
+        cloud.oned.disk_snapshot_delete(vm, disk, 2)
+        assert not {"0", "2"} & set(layers(cloud, vm, disk)), target
+        cloud.oned.disk_snapshot_delete(vm, disk, 1)
+        assert len(layers(cloud, vm, disk)) == 1, target
+    cloud.oned.vm_poweroff(vm, hard=True)
+    cloud.oned.vm_resume(vm)
+    guest = cloud.guest(vm)
+    for number, target in product(range(4), disks):
+        guest.check(target, f"kept{number}", 1024 + 64 * number, 64)
     cloud.terminate(vm)
     assert cloud.leftovers() == []
 

@@ -158,13 +158,32 @@ def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str) -> Non
     flags = libvirtd.binding().VIR_DOMAIN_BLOCK_REBASE_RELATIVE if layout.is_number(backing) else 0
     below, below_format = layers.backing_of(layer)
     noting = noted(disk, name, target, layer=os.path.basename(layer), below=below, below_format=below_format)
-    with noting, job_events.listening(name, target) as job:
+    with noting, _standing_in(name, os.path.dirname(layer)), job_events.listening(name, target) as job:
         domain.ask(name, f"blockpull {target}", lambda guest: guest.blockRebase(target, base, 0, flags), timeout_s=END_S)
         job.wait_until_over()
         if layers.backing_of(layer)[0] == below:
             raise ToolFailed(f"the pull into disk {target} of {name} on {os.uname().nodename} has ended before it was done")
         point("layer pulled")
         flush(disk.vm_dir, name)
+
+
+@contextmanager
+def _standing_in(name: str, folder: str) -> Iterator[None]:
+    """Have an empty file, within the block, in place of each layer that libvirt still knows and that was merged away.
+
+    For a relative name it looks into all that the guest has had below its disk since it was started; QEMU opens none of them anew.
+    What a killed one leaves is a stray (disk/layering.py).
+    """
+    gone = [path for path in (f"{folder}/{number}" for number in opened(name, folder)) if not os.path.lexists(path)]
+    for path in gone:
+        with files.published(path) as staged:
+            qemu_img.create(staged, "qcow2", 0)
+            os.chmod(staged, 0o660)
+    try:
+        yield
+    finally:
+        for path in gone:
+            files.unlink(path)
 
 
 def _index(name: str, target: str, wanted: str) -> int:

@@ -73,7 +73,7 @@ def to_install(place: FrontEnd, own_actions: Sequence[str]) -> list[Edited]:
 def to_uninstall(place: FrontEnd, own_actions: Sequence[str]) -> list[Edited]:
     """Return what has to change to be rid of us: oned.conf, then vmm_execrc.
 
-    A file that is still what we made of a backup becomes that backup.
+    A file that is still what we made of a backup becomes that backup, unless that was of an upgrade, and has us in it.
     """
     text = read(place.oned_conf)
     names = plan.hypervisor_names(text, place.oned_conf)
@@ -88,7 +88,7 @@ def _undone(path: str, text: str, undo: Callable[[str, str], Changed], redo: Cal
     for backup in backups(path):
         old = read(backup)
         try:
-            if old != text and redo(old).text == text:
+            if old != text and undo(old, path).text == old and redo(old).text == text:
                 return Edited(path, text, changed._replace(text=old))
         except BadConfiguration:
             continue
