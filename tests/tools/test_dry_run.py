@@ -12,6 +12,7 @@ from typing import Any, Iterator
 import pytest
 
 from lab.oned import IMAGE_DS, SYSTEM_DS, Oned, Settings
+from lab.oned.objects import History, Host
 from rehearsing import things
 from semishared.cli import base
 from semishared.cli.main import COMMANDS, main, parser
@@ -23,6 +24,7 @@ from tools.world import MiB, World
 
 RUNS = {
     "base": [["verify"], ["prune"], ["evict", "os"], ["evict", "free"], ["verify", "os"]],
+    "failover": [["lost"]],
     "gc": [["--now"], []],
 }
 """How each subcommand with --dry-run is run, without it."""
@@ -49,6 +51,16 @@ class Site:
 
     def run(self, *words: str) -> int:
         return main(list(words))
+
+    def lose_a_host(self) -> Host:
+        """Have a host in state ERROR, with a VM that oned does not see any more."""
+        lost = self.oned.hosts[self.oned.host_create("lost")]
+        lost.state = 3
+        swap = {"TYPE": "swap", "SIZE": "16"}
+        vm = self.oned.vms[self.oned.vm_create({"NAME": "gone", "CPU": "1", "MEMORY": "64", "DISK": [swap]})]
+        vm.state, vm.lcm = 3, 16
+        vm.history.append(History(vm.id, 0, lost, "semishared", 101))
+        return lost
 
 
 @pytest.fixture
@@ -94,9 +106,14 @@ def test_every_subcommand_with_a_dry_run_is_run_here() -> None:
 @pytest.mark.fault(21, "--dry-run changes nothing on any machine: no name, byte, time or attribute")
 @pytest.mark.parametrize("words", [[command, *words] for command, runs in RUNS.items() for words in runs], ids=" ".join)
 def test_a_dry_run_changes_nothing_on_disk(site: Site, words: list[str]) -> None:
+    lost = site.lose_a_host() if words[0] == "failover" else None
     before = things(site.world.top)
-    site.run(*words, "--dry-run")
+    code = site.run(*words, "--dry-run")
     assert things(site.world.top) == before
+    if lost:
+        assert code == 0
+        assert not lost.template
+        assert not any(vm.resched for vm in site.oned.vms.values())
 
 
 @pytest.mark.parametrize("words", [["base", "verify"], ["base", "prune"], ["base", "evict", "free"]], ids=" ".join)
