@@ -139,10 +139,11 @@ def merge_layer(step: MergeLayer) -> None:
         return
     named: Callable[[str], str] = str
     if record.place.is_remote:
+        from ..guest import active_layer
         from . import remote
 
         remote.check(record)
-        named = partial(remote.for_qemu_img, record)
+        named = partial(active_layer.for_qemu_img, record)
     if qemu_img.info(path, "qcow2").get("snapshots"):
         raise NotSupported(f"{path} holds system snapshots, which count on what it lies over")
     if not step.copy:

@@ -17,7 +17,7 @@ from typing import Iterator
 
 from .. import store
 from ..errors import MissingImage, SemisharedError
-from ..guest.active_layer import for_qemu_img as for_qemu_img
+from ..guest import active_layer
 from ..model import layout_store
 from ..model.record import Record
 from ..model.refs import ImageRef
@@ -84,4 +84,4 @@ def _snapshots(image: ImageRef) -> list[str]:
 def opened(record: Record, path: str) -> Iterator[str]:
     """Yield what qemu-img is to open to read the layer `path` of a disk, with all that it lies over."""
     check(record)
-    yield for_qemu_img(record, path)
+    yield active_layer.for_qemu_img(record, path)
