@@ -47,6 +47,25 @@ def test_a_generation_is_what_all_hosts_take_and_a_session_ends_it_for_all(site:
     assert h1.stage(image) == third
 
 
+@pytest.mark.fault(13, "a base of an image that is written to, by a host whose clock is behind, is taken for current by nobody later")
+def test_writes_of_a_host_whose_clock_is_behind_are_in_the_next_base(site: Site) -> None:
+    """CephFS keeps the later of two times of a file: what that host writes changes neither its time nor its size."""
+    h1, h2 = site.hosts
+    image = site.image()
+    h1.link(image)
+    h1.script("date -s @$(($(date +%s) - 3600))")
+    try:
+        guest = Guest(h1, image.source)
+        for pattern in (0xB2, 0xC3):
+            guest.do(f"write -P {pattern:#x} 1M 64k")
+            generation = h2.stage(image)
+            assert h2.holds(h2.base(image, generation), pattern), "the base of an earlier content was taken for that of now"
+        guest.end()
+    finally:
+        h1.script("date -s @$(($(date +%s) + 3600))")
+    assert h1.stage(image) == generation
+
+
 @pytest.mark.fault(18, "a session that began while another host copied ends the generation on NFS too, whatever that host had seen absent")
 def test_a_session_that_began_while_another_host_copied_is_seen(site: Site) -> None:
     h1, h2 = site.hosts

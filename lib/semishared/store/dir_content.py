@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The content of images in mounted stores: read past this machine's cache, its generation named by whoever hashes it first."""
+"""The content of images in mounted stores: read past this machine's cache, its generation named by whoever hashes it first.
+
+Nobody while a guest has the image open for writing: size and time may say of what it writes next that nothing has changed. On
+CephFS each client gives a file its own clock's time, and the metadata server keeps the later one (Locker::_update_cap_fields):
+writes of a host whose clock is behind show in neither.
+"""
 
 from __future__ import annotations
 
 from typing import Iterable, Iterator
 
 from ..tools import extents, files, progress
-from . import dir_image, marker, stock_layout
+from . import dir_image, marker, stock_layout, writers
 from .dir_image import Seen, Stored
 
 
@@ -26,7 +31,11 @@ class DirContent:
 
     def generation(self, seen: Seen) -> str:
         """Return the generation that was seen."""
-        return dir_image.generation(self._stored, seen, self._format)
+        return "" if self._is_written() else dir_image.generation(self._stored, seen, self._format)
+
+    def _is_written(self) -> bool:
+        with dir_image.opened(self._stored.source) as path, open(path, "rb") as file:
+            return writers.is_written(file.fileno())
 
     def allocated(self, seen: Seen) -> int:
         """Return what the image's file takes."""
@@ -51,8 +60,9 @@ class DirContent:
         return dir_image.manifest(self._stored, generation_name)
 
     def publish(self, found: extents.Manifest, seen: Seen) -> None:
-        """Publish the generation that was found."""
-        dir_image.publish_generation(self._stored, found, seen)
+        """Publish the generation that was found, unless that may end with the next write."""
+        if not self._is_written():
+            dir_image.publish_generation(self._stored, found, seen)
 
     def unnamed(self) -> dict[str, object]:
         """Return nothing: hosts publish generations themselves."""

@@ -45,10 +45,15 @@ def check_file(path: str) -> None:
     """Raise AnotherWriter if some QEMU, here or on another client of the file system, may write to the image `path`."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
-        if any(_is_locked(fd, LOCK_PERM_BASE + bit) for bit in (WRITE, RESIZE)):
+        if is_written(fd):
             raise AnotherWriter(f"{path} is written to by {_holder(fd)}")
     finally:
         os.close(fd)
+
+
+def is_written(fd: int) -> bool:
+    """Tell whether some QEMU, here or on another client of the file system, may write to an open file."""
+    return any(_is_locked(fd, LOCK_PERM_BASE + bit) for bit in (WRITE, RESIZE))
 
 
 def _is_locked(fd: int, byte: int) -> bool:
@@ -184,7 +189,7 @@ def _locked(holder: Locker, shown: str) -> str:
     host = holder.address.rpartition(":")[0]
     return (
         f"{shown} is written to by {holder.client} at {holder.address}, which has its exclusive lock: end the guest on {host} "
-        f"(`virsh list` there); if nobody reaches that machine, `ceph osd blocklist add {holder.address}`; a client that dies is out of "
+        f"(`virsh list` there); if nobody reaches that machine, `semishared fence HOST` shuts it out; a client that dies is out of "
         f"sight 30 s later, and `onevm recover --retry` works from then on"
     )
 
