@@ -333,6 +333,12 @@ def in_place_vm(rig: Rig) -> None:
     plan(rig, "a", receive_iso(rig), {}, ISO)
 
 
+def been_there(rig: Rig) -> None:
+    """b has had the VM and counted its deletion, as what undoes a premigrate that failed counts one."""
+    in_place_vm(rig)
+    plan(rig, "b", [s.RemoveVm(VM, rig.inside(f"101/{VM}"))], {})
+
+
 def stopped_vm(rig: Rig) -> None:
     """The VM's directory is on the front-end."""
     whole_vm(rig)
@@ -443,8 +449,7 @@ CASES = [
           opaque=VOLATILE, guest=ALL_GUEST),
     _restore("restore overlay", 0), _restore("restore overlay, grown since", 0, 16), _restore("restore in place", 2),
     _restore("restore clone on the store", 4),
-    # What an earlier attempt has brought is cleared first: that is a deletion, and counted.
-    Case("premigrate", premigrate, in_place_vm, ("a", "b"), opaque=[r"b/\.semishared/locks/vm-7\Z"]),
+    Case("premigrate", premigrate, been_there, ("a", "b")),
     _cp("datastore cp raw", "image-raw.raw", ""),
     _cp("datastore cp compressed", "image.gz", ""),
     _cp("datastore cp convert", "image-qcow2.raw.qcow2", "<DRIVER>raw</DRIVER>"),
