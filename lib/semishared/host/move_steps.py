@@ -10,7 +10,7 @@ from typing import Iterator
 from ..disk import records, transfer, vm_dir, whereabouts
 from ..errors import MigrationRefused, StoreUnavailable
 from ..guest import listing
-from ..model import layout
+from ..model import layout, layout_delta
 from ..model import steps_move as m
 from ..model.refs import DiskRef
 from ..tools import beneath, files
@@ -35,7 +35,7 @@ class OnMoves(Steps):
 
     def SendVm(self, step: m.SendVm) -> object:
         whereabouts.unmark(step.vm_dir, step.token)
-        self._enter(step.vm, step.vm_dir)
+        self._enter(step.vm, step.vm_dir, step.domain)
         sent = transfer.send(step.vm_dir, self.talk.send_data, step.deltas)
         self.talk.send(event="sent", **sent)
         point("directory sent")
@@ -48,16 +48,18 @@ class OnMoves(Steps):
         transfer.receive(step, self.talk.chunks(), self.talk.sha256, self.planned, self.talk.asking)
 
     def RenameVm(self, step: m.RenameVm) -> object:
-        self._enter(step.vm, step.source)
+        self._enter(step.vm, step.source, step.domain)
         return transfer.rename(step, self.planned, self.talk.asking)
 
-    def _enter(self, vm: int, vm_dir: str) -> None:
+    def _enter(self, vm: int, vm_dir: str, domain: str) -> None:
         """See that a VM directory does not depend on another one, of which it is a copy that its guest has not entered."""
-        if (files.read_json(f"{layout.records(vm_dir)}/{layout.DELTAS}") or {}).get("from"):
-            from ..guest import deltas, job_lock
+        if not os.path.lexists(layout_delta.note(vm_dir)):
+            return
+        from ..guest import active_layer, deltas, job_lock
 
+        if active_layer.origin(vm_dir):
             job_lock.take(vm, vm_dir)
-            deltas.merge(vm_dir, f"one-{vm}")
+            deltas.merge(vm_dir, domain)
 
     def ReleaseVm(self, step: m.ReleaseVm) -> object:
         return transfer.release(step, self.planned)

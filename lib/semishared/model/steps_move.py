@@ -71,6 +71,8 @@ class SendVm(NamedTuple):
     token: str = ""
     deltas: tuple[int, ...] = ()
     """Disks whose deltas stay: their guest writes to them."""
+    domain: str = ""
+    """The guest that may run there."""
 
 
 class MakeRoom(NamedTuple):

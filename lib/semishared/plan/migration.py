@@ -81,7 +81,7 @@ def _brought(asked: Migrate, vm: Vm, source_dir: str, luggage: Luggage) -> Part[
     ids = tuple(sorted(disk.id for disk in vm.disks))
     foreign = tuple(sorted(disk.id for disk in vm.disks if disk.driver not in ("", DRIVER)))
     receive = s.ReceiveVm(vm.id, place.path, True, domain, ids, foreign, luggage.own)
-    sent = yield Relay(On(here, (s.SendVm(vm.id, source_dir, unmark.token, luggage.own),)), On(place.host, (receive,)))
+    sent = yield Relay(On(here, (s.SendVm(vm.id, source_dir, unmark.token, luggage.own, domain),)), On(place.host, (receive,)))
     yield End(place.host, str(sent.get("sha256")))
     return f"{int(sent['bytes']) >> 20} MiB of files in {sent['seconds']} s"
 

@@ -79,7 +79,7 @@ def steps_of(
         step = s.RenameVm(source.vm, source.path, target.path, runs, guest, ids, foreign)
         return (step, None) if source.path != target.path else None
     return (
-        s.SendVm(source.vm, source.path),
+        s.SendVm(source.vm, source.path, domain=domain_at(vm, source_is_frontend, front_end_runs_vms)),
         s.ReceiveVm(target.vm, target.path, keep_bases=runs, domain=guest, disks=ids, foreign=foreign),
     )
 
