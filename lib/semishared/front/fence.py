@@ -26,8 +26,8 @@ from ..opennebula.xml import Datastore
 from ..plan import fence as plan
 from ..store import writers
 from ..store.blocklist import Fencer
-from ..tools.answered import answered
 from ..tools.crash_points import point
+from ..tools.hung_store import unless_it_hangs
 from ..tools.run import run
 from ..wire.session import is_here
 from . import fence_facts
@@ -144,7 +144,8 @@ class Fence:
         """Return which files are still locked by a writer: of a host that is off the locks go, which may take its time."""
         deadline = time.monotonic() + self._locks_s
         while True:
-            held = [text for path in cloud.on(cloud.mounted) for text in answered(partial(_writers, path), [f"{path}: its store hangs"])]
+            asked = (unless_it_hangs(partial(_writers, path), [f"{path}: its store hangs"]) for path in cloud.on(cloud.mounted))
+            held = [text for found in asked for text in found]
             if not held or time.monotonic() >= deadline:
                 return held
             time.sleep(1)

@@ -17,7 +17,7 @@ from ..opennebula.xml import Datastore, Disk, Host, View, Vm
 from ..plan import fence as plan
 from ..store.blocklist import Fencer
 from ..tools.addresses import addresses
-from ..tools.answered import answered
+from ..tools.hung_store import unless_it_hangs
 
 NOBODY = "192.0.2.1:0/1"
 """An address that documentation has (RFC 5737): what removes it from a list removes nobody."""
@@ -103,7 +103,7 @@ def _places(vm: Vm, disk: Disk, ours: dict[int, Datastore]) -> Iterator[str]:
         directory, _, image = absolute(disk.source, "SOURCE").rpartition("/")
         clone = layout_store.clone(f"{directory}/{layout_store.side(image)}", vm.id, disk.id, store.attribute("SEMISHARED_CLOUD"))
         # Else its disk is on the host.
-        if answered(lambda: os.path.exists(clone), True):
+        if unless_it_hangs(lambda: os.path.exists(clone), True):
             yield clone
 
 

@@ -11,7 +11,7 @@ LIMIT_S = 10.0
 """Seconds: a mounted store that answers does so at once; one whose server is away holds its callers for ever."""
 
 
-def answered(look: Callable[[], Answer], otherwise: Answer, limit_s: float = LIMIT_S) -> Answer:
+def unless_it_hangs(look: Callable[[], Answer], otherwise: Answer, limit_s: float = LIMIT_S) -> Answer:
     """Return what `look` returns, or raise what it raises; return `otherwise` if it does neither within `limit_s` seconds."""
     found: List[Answer] = []
     failed: List[BaseException] = []
