@@ -21,11 +21,10 @@ from typing import IO, Any, Iterable, NamedTuple
 from ..errors import LateAction, VmGone
 from ..model import layout
 from ..tools import locks
+from .history import UNKNOWN
 
 ALL = ""
 """Key of a whole VM; a disk's key is its id."""
-UNKNOWN = -1
-"""In place of a SEQ."""
 Noted = dict[str, Any]
 
 

@@ -8,7 +8,6 @@ back sees it before it starts what it has, sends it or saves it, whatever it is 
 
 from __future__ import annotations
 
-import json
 import os
 from functools import partial
 
@@ -17,7 +16,8 @@ from ..model import layout
 from ..model.record import Record
 from ..model.refs import ImageRef
 from ..store import dir_epochs
-from ..tools.answered import answered
+from ..tools.hung_store import unless_it_hangs
+from .history import seq_of
 
 HANGS = -2
 """In place of an epoch."""
@@ -28,10 +28,10 @@ def check(vm: int, directory: str) -> str:
 
     A store that is not to be reached, or hangs, is no reason to refuse: a VM on the host's own disks runs without it.
     """
-    seq, unknown = _seq(directory), ""
+    seq, unknown = seq_of(directory), ""
     for image in _images(directory):
         try:
-            epoch = answered(partial(_epoch, image, vm), HANGS)
+            epoch = unless_it_hangs(partial(_epoch, image, vm), HANGS)
         except (SemisharedError, OSError) as e:
             unknown = f"whether another host has taken VM {vm} over cannot be told: {e}"
             continue
@@ -42,16 +42,6 @@ def check(vm: int, directory: str) -> str:
                 f"{directory} on {os.uname().nodename} is of SEQ {seq} of VM {vm}'s history; at SEQ {epoch} another host took the VM over"
             )
     return unknown
-
-
-def _seq(directory: str) -> int:
-    """Return what vm_dir.seq_of does, which takes its time to load."""
-    try:
-        with open(layout.history_note(directory), "rb") as file:
-            found = json.loads(file.read(4096)).get("seq")
-    except (OSError, ValueError, AttributeError):
-        return -1
-    return found if isinstance(found, int) else -1
 
 
 def _images(directory: str) -> list[ImageRef]:

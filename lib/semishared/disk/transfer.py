@@ -35,7 +35,7 @@ from ..model.steps import ClearVm, MakeRoom, ReceiveVm, ReleaseVm, RenameVm, has
 from ..tools import beneath, files, progress
 from ..tools.crash_points import point
 from ..tools.run import piped, work
-from . import beside, epochs, guard, records, vm_dir, whereabouts
+from . import beside, epochs, guard, history, records, vm_dir, whereabouts
 from .epochs import Planned
 
 CHUNK = 1 << 20
@@ -160,7 +160,7 @@ def _check_may_replace(staging: str, step: ReceiveVm | RenameVm, planned: Planne
     there = whereabouts.inventory(directory)
     if not there:
         return
-    seq = vm_dir.seq_of(directory)
+    seq = history.seq_of(directory)
     if 0 <= planned.seq < seq:
         raise LateAction(f"{directory} on {here} is of SEQ {seq} of the VM's history, and this move of SEQ {planned.seq} ({directory})")
     arrived = whereabouts.inventory(staging)
@@ -275,7 +275,7 @@ def clear(step: ClearVm, planned: Planned) -> dict[str, object]:
     def why_not() -> str:
         if not os.path.lexists(step.vm_dir):
             return ""
-        seq = vm_dir.seq_of(step.vm_dir)
+        seq = history.seq_of(step.vm_dir)
         if step.brought:
             return "" if seq == step.seq else "it is not what this migration has brought"
         return f"the VM came back there at SEQ {seq} of its history" if 0 <= step.seq <= seq else ""

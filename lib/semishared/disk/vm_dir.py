@@ -22,7 +22,7 @@ from ..model.steps import DiskRef
 from ..store import dir_clones
 from ..tools import files, layers, locks
 from ..tools.crash_points import point
-from . import beside, epochs, records
+from . import beside, epochs, history, records
 from .epochs import Planned
 from .records import read_record as read_record
 
@@ -48,15 +48,9 @@ def publishing(vm: int, vm_dir: str, planned: Planned, disk: int | None = None) 
         yield file
 
 
-def seq_of(vm_dir: str) -> int:
-    """Return the SEQ that is noted in a VM directory, -1 if none is."""
-    found = (files.read_json(layout.history_note(vm_dir)) or {}).get("seq")
-    return found if isinstance(found, int) else epochs.UNKNOWN
-
-
 def note_seq(vm_dir: str, seq: int) -> None:
     """Note the SEQ in a VM directory, unless it is not known."""
-    if seq > seq_of(vm_dir):
+    if seq > history.seq_of(vm_dir):
         files.remove_staged(*os.path.split(layout.history_note(vm_dir)))
         files.write_json(layout.history_note(vm_dir), {"version": VERSION, "seq": seq})
 

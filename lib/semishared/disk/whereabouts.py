@@ -14,7 +14,7 @@ from ..errors import BadRecord
 from ..model import layout
 from ..tools import extents, files
 from ..tools.crash_points import point
-from . import records, vm_dir
+from . import history, records
 
 HERE = "here"
 """What a directory's mark is called, as a staged file."""
@@ -89,7 +89,7 @@ def describe(directory: str) -> dict[str, object]:
     names = inventory(directory)
     return {
         "present": os.path.isdir(directory), "whole": os.path.isdir(layout.records(directory)),
-        "disks": len(names), "seq": vm_dir.seq_of(directory),
+        "disks": len(names), "seq": history.seq_of(directory),
     }  # fmt: skip
 
 

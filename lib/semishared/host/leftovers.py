@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..disk import beside, vm_dir
+from ..disk import beside, history
 from ..errors import SemisharedError, ToolFailed
 from ..guest import listing
 from ..model import layout, layout_base, layout_store
@@ -103,7 +103,7 @@ def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
             entries = inventory.names(path)
             places = [path, layout.records(path), *(f"{path}/{entry}" for entry in entries if layout.are_layers(entry))]
             staged = [item for place in places for item in inventory.staged(place)]
-            seq = vm_dir.seq_of(path)
+            seq = history.seq_of(path)
             noted = any(map(layout.is_unsettled, inventory.names(layout.records(path))))
             yield inventory.seen(path, system=number, vm=vm, kind=kind, entries=entries, staged=staged, seq=seq, noted=noted)
 

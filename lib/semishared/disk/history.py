@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Of which SEQ of its VM's history a VM directory is, as vm_dir.py notes it. Read before every start: so nothing else is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from ..model import layout
+
+UNKNOWN = -1
+"""In place of a SEQ."""
+
+
+def seq_of(vm_dir: str) -> int:
+    """Return the SEQ that is noted in a VM directory, UNKNOWN if none is."""
+    try:
+        with open(os.open(layout.history_note(vm_dir), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            found = json.loads(file.read(4096)).get("seq")
+    except (OSError, ValueError, AttributeError):
+        return UNKNOWN
+    return found if isinstance(found, int) else UNKNOWN
