@@ -28,7 +28,7 @@ from semishared.errors import (
     WholeDirectoryThere,
 )
 from semishared.model import steps as s
-from semishared.tools import locks
+from semishared.tools import layers, locks
 from semishared.wire.session import Session
 from tools.world import MiB, World, allocated, qemu_io
 
@@ -313,6 +313,15 @@ def test_rename_to_another_system_datastore_of_the_host(world: World) -> None:
         rename(world, 6, source.replace("/5", "/6"), target.replace("/5", "/6"))
 
 
+def with_data_file(path: Path) -> None:
+    """Let the header of a qcow2 file say that its data is in another file; what it lies over stays."""
+    with path.open("r+b") as file:
+        file.seek(72)
+        features = int.from_bytes(file.read(8), "big")
+        file.seek(72)
+        file.write((features | layers.DATA_FILE).to_bytes(8, "big"))
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -324,8 +333,9 @@ def test_rename_to_another_system_datastore_of_the_host(world: World) -> None:
         lambda source, secret: subprocess.run(
             ["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", source / "disk.1.snap/0"], check=True
         ),
+        lambda source, secret: with_data_file(source / "disk.1.snap/0"),
     ],
-    ids=["layer", "disk", "other place", "folder", "device", "backing file"],
+    ids=["layer", "disk", "other place", "folder", "device", "backing file", "data file, over its lease"],
 )
 @pytest.mark.fault(7, "a VM directory that arrives holds no link, device or backing name that leads out of it")
 def test_directory_with_a_way_out_is_refused_where_it_arrives(world: World, tmp_path: Path, spoil: Any) -> None:

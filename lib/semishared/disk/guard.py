@@ -260,7 +260,7 @@ def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
     for path, kind in found.items():
         # A raw one's first bytes are its guest's, to be believed in nothing.
         trouble = layers.reaches_out(path) if kind != "raw" else ""
-        if trouble and not _lay_over_lease(path, record, vm, vm_dir) and not _lies_over_store(path, record, trouble):
+        if trouble and not _lay_over_lease(path, record, trouble, vm, vm_dir) and not _lies_over_store(path, record, trouble):
             raise UnexpectedFile(f"{os.path.basename(path)} of disk {disk} of VM {vm}, as it came to {_here()}, has {trouble}")
 
 
@@ -272,8 +272,8 @@ def _lies_over_store(path: str, record: Record, trouble: str) -> bool:
     return remote.lies_over_it(record, path, trouble)
 
 
-def _lay_over_lease(path: str, record: Record, vm: int, vm_dir: str) -> bool:
-    """Let an overlay lie over the lease that it has here, if it lay over its lease where it was; tell whether it does."""
+def _lay_over_lease(path: str, record: Record, trouble: str, vm: int, vm_dir: str) -> bool:
+    """Let an overlay lie over the lease that it has here, if its only `trouble` is its lease where it was; tell whether it does."""
     if not record.place.leases or record.image is None:
         return False
     if not layout_base.named(record.image.base_name):
@@ -281,6 +281,8 @@ def _lay_over_lease(path: str, record: Record, vm: int, vm_dir: str) -> bool:
     root = layout.base_store_of(vm_dir)
     here = _lease(root, record.image, vm, record.disk)
     name, format = layers.backing_of(path)
+    if trouble != layers.outside(name):
+        return False
     if name == here:
         return True
     if not name.endswith(here[len(layout.location_of(vm_dir)) :]) or format not in ("raw", "qcow2"):
