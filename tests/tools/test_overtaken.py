@@ -4,19 +4,27 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from semishared.config import Config
 from semishared.disk import overtaken
 from semishared.errors import StaleDirectory
+from semishared.front import action as front
 from semishared.model import layout, layout_store
+from semishared.model import steps as s
+from semishared.model.exchange import On, Plan
 from semishared.model.place import IN_PLACE, OVERLAY
 from semishared.model.record import Record
 from semishared.model.refs import ImageRef
 from semishared.model.stores import Access
+from semishared.opennebula.report import Report
 from semishared.store import dir_epochs
+from semishared.wire.session import Session
 from tools.slow_disk import SlowDisk
+from tools.world import MiB, World
 
 CLOUD = "c" * 32
 
@@ -89,3 +97,54 @@ def test_a_store_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
             overtaken.check(7, directory)
     finally:
         disk.end()
+
+
+def taking(world: World) -> dict[str, s.Step]:
+    """Return the steps by which what a host has of VM 5 becomes the VM's elsewhere, or somebody's image; its disk 0 is in place."""
+    image, directory = world.image(), world.disk(5, 0).vm_dir
+    world.clone(image, world.disk(5, 1))
+    world.link(world.image("in-place"), world.disk(5, 0))
+    return {
+        "mv": s.SendVm(5, directory),
+        "mv to another datastore": s.RenameVm(5, directory, world.disk(5, 0, 103).vm_dir, True, ""),
+        "cpds": s.SaveDisk(world.disk(5, 1), str(world.store / "saved"), "qcow2", ""),
+        "prebackup": s.BackUp(5, directory, f"{directory}/backup", ("0", "1"), "", "NONE", "PFZNPjwvVk0+"),
+        "restore of a disk on the host": s.RestoreDisk(world.disk(5, 1), 64 * MiB),
+        "restore of a disk in place": s.RestoreDisk(world.disk(5, 0), 64 * MiB),
+    }
+
+
+def files_of(world: World) -> dict[str, tuple[int, int]]:
+    """Return size and time of all files that there are, but for locks."""
+    found = (path for path in world.top.rglob("*") if path.is_file() and not path.is_symlink() and "locks" not in path.parts)
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+
+
+def test_what_a_stale_directory_holds_is_neither_moved_nor_saved_backed_up_or_restored_into(world: World) -> None:
+    steps = taking(world)
+    dir_epochs.note(s.ImageRef(100, 7, "raw", f"{world.store}/image"), 5, 4)
+    before = files_of(world)
+    for name, step in steps.items():
+        with pytest.raises(StaleDirectory) as caught:
+            world.on(step, seq=3)
+        assert "at SEQ 4 another host took the VM over" in caught.value.detail, name
+    assert files_of(world) == before
+
+
+def test_what_cannot_be_told_of_a_directory_is_in_the_log(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+    """As deploy says it, and goes on."""
+    steps = taking(world)
+    epochs = f"{world.store}/{layout_store.epochs()}"
+    os.symlink(os.path.basename(epochs), epochs)  # cannot be listed
+    with Session("localhost", "test", Config()) as session:
+        session.run([steps["cpds"]])
+        assert ["cannot be told" in text for text in session.warnings] == [True]
+        session.begin([steps["mv"]])
+        assert isinstance(session.read(), bytes), "the warning is no part of what is sent"
+    os.unlink(world.store / "saved")
+
+    def plan() -> Plan:
+        yield On("localhost", (steps["cpds"],))
+
+    front.carry_out(plan(), front.Action("cpds", [], Report("cpds")))
+    assert "WARN: cpds: whether another host has taken VM 5 over cannot be told" in capfd.readouterr().err

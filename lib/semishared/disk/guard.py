@@ -62,12 +62,15 @@ REMOVALS = ("RemoveVm", "RemoveDisk", "EndSession", "EndBackup", "ForgetDisk", "
 """Steps that clean up whatever lies there; they follow nothing."""
 
 
-TAKES_ALONG = ("SendVm", "RenameVm", "SaveDisk", "FillImage", "BackUp")
-"""Steps by which what a directory holds becomes the VM's elsewhere, or somebody's image."""
+TAKES_ALONG = ("SendVm", "RenameVm", "SaveDisk", "FillImage", "BackUp", "RestoreDisk")
+"""Steps by which what a directory holds becomes the VM's elsewhere, or somebody's image, or leads to one that is replaced."""
 
 
-def guard(step: Tuple[Any, ...]) -> None:
-    """Look at the VM directories and the base store that a step works in, before it does; raise as `check_vm_dir`."""
+def guard(step: Tuple[Any, ...], warn: Callable[[str], None]) -> None:
+    """Look at the VM directories and the base store that a step works in, before it does; raise as `check_vm_dir`.
+
+    `warn` is told what cannot be told of them.
+    """
     name, disk, sent = type(step).__name__, getattr(step, "disk", None), None
     places: list[tuple[str, int]] = []
     if isinstance(disk, DiskRef):
@@ -90,7 +93,9 @@ def guard(step: Tuple[Any, ...]) -> None:
             if name in TAKES_ALONG and os.path.isdir(path):
                 from . import overtaken
 
-                overtaken.check(owner, path)
+                unknown = overtaken.check(owner, path)
+                if unknown:
+                    warn(unknown)
         elif name != "RemoveVm":
             check_place(path)
     location = [getattr(step, "root", ""), *(layout.base_store_of(path) for path, _ in places)]

@@ -72,6 +72,8 @@ class Sessions:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> None:
         for session in self._open.values():
             session.close(is_over=error is None)
+            for text in session.warnings:
+                self.action.report.warn(text)
             if error is None:
                 self.action.tell(session.host, session.moved)
         for file in self._kept:

@@ -63,6 +63,10 @@ class Conversation:
         """What asks the front-end, None if it does not answer."""
         return self.ask if self._answers else None
 
+    def warn(self, text: str) -> None:
+        """Say what the action's log is to say as a warning."""
+        self.send(event="warning", text=text)
+
     def ask(self, **question: object) -> dict[str, object]:
         """Ask the front-end; return its answer, an empty one if it has none."""
         self.send(event="ask", **question)

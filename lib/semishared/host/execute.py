@@ -24,7 +24,7 @@ class Execution(Steps):
 
     def step(self, step: s.Step) -> object:
         """Carry out one step; return what it found out (JSON data) or None."""
-        guard.guard(step)
+        guard.guard(step, self.talk.warn)
         name = type(step).__name__
         return verbs.do(step) if name in verbs.VERBS else getattr(self.part(step), name)(step)
 

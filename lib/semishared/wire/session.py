@@ -55,6 +55,8 @@ class Session:
     def __init__(self, host: str, action: str, config: Config, *, bulk: bool = False) -> None:
         self.host = host
         self.moved: dict[str, int] = {}
+        self.warnings: list[str] = []
+        """What the host wants the log to say."""
         self.seq = -1
         """SEQ of the last history record of the VM that the plans are about, -1 if it is not known."""
         self.is_busy = False
@@ -166,15 +168,17 @@ class Session:
             raise HostFailed(f"{self.host} stopped listening") from None
 
     def read(self, within_s: float | None = None) -> Message:
-        """Return the next chunk or message that is no sign of life; raise the error that the host reports.
+        """Return the next chunk or message that is neither a sign of life nor a warning; raise the error that the host reports.
 
         With `within_s`, return None when there was none in that time.
         """
         deadline = None if within_s is None else time.monotonic() + within_s
         while True:
             message = self._heard.popleft() if self._heard else self._next(deadline)
-            if message is None or isinstance(message, bytes) or message.get("event") != "alive":
+            if message is None or isinstance(message, bytes) or message.get("event") not in ("alive", "warning"):
                 return message
+            if "text" in message:
+                self.warnings.append(str(message["text"]))
 
     def _next(self, deadline: float | None = None) -> Message:
         silence = self._heard_at + self._config.hosts_silence_timeout_s
