@@ -159,10 +159,17 @@ untouched() { # untouched COMMAND...: call it; nothing below $root is another af
     next=${output#*done; next, in this order:}
     [ "$next" != "$output" ] || wrong 'not what comes next'
     [[ $next == *"1. "*"onehost sync --force"*"2. "*restart*"3. "*"semishared setup --apply"* ]] || wrong 'not the three commands'
+    template=$remotes/lib/semishared/failover.tmpl
+    prints "onehook create $template"
     untouched "$install" --root "$root"
     exits 0
     says_nothing
     [[ $output == 'nothing to do in '* ]] || wrong 'there was something to do'
+    # What `onehook create` is given is what the operator's command prints, and starts that.
+    call "$remotes/lib/semishared/semishared" failover --print-hook
+    exits 0
+    diff <(printf '%s\n' "$output") "$template"
+    prints "COMMAND = \"$remotes/lib/semishared/semishared failover --hook\""
 }
 
 @test "a version of OpenNebula that is too old is refused, one that is new or unknown is warned of on stderr" {
@@ -237,6 +244,7 @@ untouched() { # untouched COMMAND...: call it; nothing below $root is another af
     exits 0
     says_nothing
     prints "remove $BATS_TEST_TMPDIR/installed/var/lib/one/remotes/vmm/semishared"
+    prints 'onehook delete ID of semishared-failover'
     call "$install" --root "$BATS_TEST_TMPDIR/installed" --uninstall
     exits 0
     prints 'nothing to do in '

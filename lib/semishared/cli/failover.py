@@ -6,7 +6,7 @@ SEMISHARED_ON_HOST_FAILURE of each of them says `recreate`. Those that wait are 
 of a host that comes back in the meantime, or that cannot be shut out.
 
 --hook: started by OpenNebula's hook for hosts in state ERROR, which gives the host's template on standard input;
-`--print-hook | onehook create` is how it is registered.
+install.sh leaves its template beside this command.
 
 exit codes: 0 all of its VMs are rescheduled, or the host came back, 1 some wait, 2 it is not shut out, or oned could not be asked
 """
@@ -19,10 +19,10 @@ import sys
 import time
 from typing import Iterator
 
-from .. import NAME
 from ..config import load
 from ..errors import BadArguments, SemisharedError
 from ..front.fence import Fence
+from ..install import next_steps
 from ..opennebula.encoded import decode
 from ..opennebula.oned import Oned
 from ..opennebula.report import printable
@@ -33,15 +33,6 @@ WAIT_S = 300
 """As long as OpenNebula's own hook waits, with the arguments that its page names."""
 ERROR, MONITORED = 3, 2
 """States of a host (include/Host.h)."""
-HOOK = """NAME = "{name}-failover"
-TYPE = "state"
-RESOURCE = "HOST"
-STATE = "ERROR"
-REMOTE = "NO"
-COMMAND = "{command} failover --hook"
-ARGUMENTS = "$TEMPLATE"
-ARGUMENTS_STDIN = "YES"
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared failover`."""
     if arguments.print_hook:
-        print(HOOK.format(name=NAME, command=os.path.realpath(sys.argv[0])), end="")
+        print(next_steps.hook(os.path.realpath(sys.argv[0])), end="")
         return 0
     oned = Oned()
     host = lost(oned, arguments.host or named(sys.stdin.buffer.read()), arguments.wait if arguments.hook else 0)

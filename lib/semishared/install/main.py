@@ -254,8 +254,13 @@ def told(place: FrontEnd, options: argparse.Namespace, changed: bool, kept: bool
     print("done; next, in this order:")
     for number, command in enumerate(next_steps.commands(place, options.uninstall), 1):
         print(f"  {number}. {command.line()}")
-    if not options.uninstall:
-        print(f"the operator's command: {place.remotes}/lib/semishared/semishared")
+    package, admin = f"{place.remotes}/lib/{NAME}", next_steps.administrator(place)
+    if options.uninstall:
+        print(f"if hosts that fail were left to semishared: as {admin}: onehook list, onehook delete ID of {NAME}-failover")
+        return
+    print(f"the operator's command: {package}/{NAME}")
+    print("to have VMs of a host that fails come up elsewhere by themselves, when it can be fenced (docs/how-to/dead-host.md):")
+    print(f"  as {admin}: onehook create {package}/{next_steps.HOOK}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from .front_end import ONEADMIN, FrontEnd
 
 LIMIT_S = 6 * 3600
 """Limit of one command: a cloud may have many hosts, and slow ones."""
+HOOK = "failover.tmpl"
+"""File beside the operator's command: the template of `hook`."""
 
 
 class Command(NamedTuple):
@@ -37,6 +39,19 @@ def commands(place: FrontEnd, uninstalled: bool) -> list[Command]:
     if uninstalled:
         return [restart, sync]
     return [sync, restart, Command(admin, (f"{place.remotes}/lib/{NAME}/{NAME}", "setup", "--apply"))]
+
+
+def hook(command: str) -> str:
+    """Return the template for `onehook create` that has OpenNebula start `command` failover for each host in state ERROR."""
+    return f"""NAME = "{NAME}-failover"
+TYPE = "state"
+RESOURCE = "HOST"
+STATE = "ERROR"
+REMOTE = "NO"
+COMMAND = "{command} failover --hook"
+ARGUMENTS = "$TEMPLATE"
+ARGUMENTS_STDIN = "YES"
+"""
 
 
 def administrator(place: FrontEnd) -> str:

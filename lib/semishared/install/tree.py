@@ -23,7 +23,7 @@ from ..tools import beneath
 from ..tools.crash_points import point
 from ..tools.files import fsync
 from ..wire.messages import BUILD
-from . import preflight
+from . import next_steps, preflight
 from .front_end import FrontEnd
 
 STAGE = f".{NAME}-install."
@@ -73,6 +73,8 @@ class Tree:
         build = preflight.digest(package)[:BUILD_DIGITS]
         with open(f"{package}/{BUILD}", "w", encoding="ascii") as file:
             file.write(f"{build}\n")
+        with open(f"{package}/{next_steps.HOOK}", "w", encoding="utf-8") as file:
+            file.write(next_steps.hook(f"{self.place.remotes}/lib/{NAME}/{NAME}"))
         # Saves every action 5 ms; rsync keeps the times that make byte code valid on the hosts too.
         if not compileall.compile_dir(package, quiet=2, ddir=f"{self.place.remotes}/lib/{NAME}"):
             raise CannotInstall(f"this python cannot compile the package in {self.checkout}/lib")
