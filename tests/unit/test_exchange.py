@@ -25,7 +25,7 @@ class Machine:
     script: Dict[str, List[Any]] = {}
 
     def __init__(self, host: str, *_: Any, **__: Any) -> None:
-        self.host, self.moved, self.seq, self.is_busy = host, {"sent": 1}, -1, False
+        self.host, self.moved, self.warnings, self.seq, self.is_busy = host, {"sent": 1}, list[str](), -1, False
         self.heard: List[List[str]] = []
         self.closed: Optional[bool] = None
         Machine.opened.append(self)
