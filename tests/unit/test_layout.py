@@ -35,6 +35,7 @@ ELSEWHERE = {
     ("disk/guard.py", r"disk\.[0-9]+[A-Za-z0-9._-]*\Z"): "second names of disks, of OpenNebula's own drivers",
     ("errors.py", "docs/explanation/staging.md"): "a page",
     ("install/edits.py", ".semishared-"): "a copy of a file of OpenNebula's, beside it",
+    ("install/next_steps.py", "semishared-failover"): "a hook of OpenNebula's",
     ("install/tree.py", ".semishared-install."): "in remotes/, while install.sh runs",
     ("intake/source.py", r"/disk\."): "of a backup, as OpenNebula's backup drivers name it",
     ("opennebula/args.py", r"disk\.([0-9]{1,9})\Z"): "a word of oned, which knows of no layout",

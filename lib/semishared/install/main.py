@@ -256,11 +256,11 @@ def told(place: FrontEnd, options: argparse.Namespace, changed: bool, kept: bool
         print(f"  {number}. {command.line()}")
     package, admin = f"{place.remotes}/lib/{NAME}", next_steps.administrator(place)
     if options.uninstall:
-        print(f"if hosts that fail were left to semishared: as {admin}: onehook list, onehook delete ID of {NAME}-failover")
+        print(f"if hosts that fail were left to semishared: as {admin}: onehook list, onehook delete ID of {next_steps.HOOK}")
         return
     print(f"the operator's command: {package}/{NAME}")
     print("to have VMs of a host that fails come up elsewhere by themselves, when it can be fenced (docs/how-to/dead-host.md):")
-    print(f"  as {admin}: onehook create {package}/{next_steps.HOOK}")
+    print(f"  as {admin}: onehook create {package}/{next_steps.HOOK_FILE}")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,10 @@ from .front_end import ONEADMIN, FrontEnd
 
 LIMIT_S = 6 * 3600
 """Limit of one command: a cloud may have many hosts, and slow ones."""
-HOOK = "failover.tmpl"
-"""File beside the operator's command: the template of `hook`."""
+HOOK = f"{NAME}-failover"
+"""What OpenNebula calls the hook for hosts that fail."""
+HOOK_FILE = "failover.tmpl"
+"""File beside the operator's command: the template of that."""
 
 
 class Command(NamedTuple):
@@ -43,7 +45,7 @@ def commands(place: FrontEnd, uninstalled: bool) -> list[Command]:
 
 def hook(command: str) -> str:
     """Return the template for `onehook create` that has OpenNebula start `command` failover for each host in state ERROR."""
-    return f"""NAME = "{NAME}-failover"
+    return f"""NAME = "{HOOK}"
 TYPE = "state"
 RESOURCE = "HOST"
 STATE = "ERROR"

@@ -73,7 +73,7 @@ class Tree:
         build = preflight.digest(package)[:BUILD_DIGITS]
         with open(f"{package}/{BUILD}", "w", encoding="ascii") as file:
             file.write(f"{build}\n")
-        with open(f"{package}/{next_steps.HOOK}", "w", encoding="utf-8") as file:
+        with open(f"{package}/{next_steps.HOOK_FILE}", "w", encoding="utf-8") as file:
             file.write(next_steps.hook(f"{self.place.remotes}/lib/{NAME}/{NAME}"))
         # Saves every action 5 ms; rsync keeps the times that make byte code valid on the hosts too.
         if not compileall.compile_dir(package, quiet=2, ddir=f"{self.place.remotes}/lib/{NAME}"):
