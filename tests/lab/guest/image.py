@@ -21,8 +21,10 @@ HERE = Path(__file__).resolve().parent
 MIB = 32
 # What they need comes by itself. The cloud kernel has no AHCI: see context.c.
 MODULES = ["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "ata_piix", "sr_mod", "evdev", "button", "efivarfs"]
+# no_timer_check: an emulated timer that a busy machine lets wait is not a broken one, for which Linux would panic.
 COMMAND_LINE = (
-    "console=ttyS0 quiet loglevel=0 panic=1 mitigations=off nokaslr random.trust_cpu=on tsc=reliable cryptomgr.notests audit=0"
+    "console=ttyS0 quiet loglevel=0 panic=1 mitigations=off nokaslr no_timer_check random.trust_cpu=on tsc=reliable"
+    " cryptomgr.notests audit=0"
 )
 BOOT = f"""\
 DEFAULT lab
