@@ -422,6 +422,34 @@ class StaleDirectory(SemisharedError):
     remedy = "`semishared gc` removes it; if the VM is to be here, migrate it here"
 
 
+class NotOwner(SemisharedError):
+    """A disk of a persistent image that waits for another disk's writing, or for nobody's."""
+
+    id = "SS140"
+    remedy = "the image stays as it is; `semishared commit VM DISK --as-new-image NAME` makes another image of the disk"
+
+
+class CommitRefused(SemisharedError):
+    """What a local disk holds of a persistent image does not fit the image any more; the disk stays, and the image as well."""
+
+    id = "SS141"
+    remedy = "nothing is lost: `semishared commit VM DISK --as-new-image NAME` makes another image of the disk"
+
+
+class StaleDiff(SemisharedError):
+    """What a local disk holds of a persistent image, on a host whose VM another host has taken over since: it is not the VM's any more."""
+
+    id = "SS142"
+    remedy = "nothing is lost: `semishared commit VM DISK --as-new-image NAME` makes another image of it, `semishared gc` lists it"
+
+
+class JournalDamaged(SemisharedError):
+    """A commit that was decided and then killed, and of whose journal beside the image not all is there: the image may be between."""
+
+    id = "SS143"
+    remedy = "commit again on the host that has the disk, or revert the image to a snapshot or a backup"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

@@ -5,7 +5,9 @@
     <datastore>/.semishared/store                            its marker
                             .uploads.lock  .uploads/<image>/lock
                             .epochs/<vm>-<seq>-<cloud>       since when which VM is elsewhere than on a host that was lost
-                            <image>/image  session  generation.json  manifest
+                            <image>/image  session  generation.json  manifest  owner.json
+                                    commit/journal.json  ranges  data  image  manifest    a commit that is decided
+                                    commits/.staged-*                                     one that is not
                                     clones/<vm>-<disk>-<cloud>  clones/<vm>-<disk>-<cloud>.snap/<layer>
 """
 
@@ -63,6 +65,47 @@ def generation(side: str) -> str:
 
 def manifest(side: str) -> str:
     return f"{side}/manifest"
+
+
+def owner(side: str) -> str:
+    """Return the record of who may commit to the image (store/claims.py)."""
+    return f"{side}/owner.json"
+
+
+# -- commits (store/dir_journal.py) -----------------------------------------------------------------
+
+COMMIT = "commit"
+COMMITS = "commits"
+
+
+def commit(side: str) -> str:
+    """Return the journal of a commit that is decided, and whose effects are under way."""
+    return f"{side}/{COMMIT}"
+
+
+def commits(side: str) -> str:
+    """Return the directory of the journals that are being written."""
+    return f"{side}/{COMMITS}"
+
+
+def journal(directory: str) -> str:
+    return f"{directory}/journal.json"
+
+
+def journal_ranges(directory: str) -> str:
+    return f"{directory}/ranges"
+
+
+def journal_data(directory: str) -> str:
+    return f"{directory}/data"
+
+
+def journal_image(directory: str) -> str:
+    """Return the new content of the image, where that is made beside it."""
+    return f"{directory}/image"
+
+
+# -- uploads ----------------------------------------------------------------------------------------
 
 
 def upload_lock(directory: str) -> str:

@@ -17,7 +17,9 @@ from ..model.stores import Access
 
 if TYPE_CHECKING:
     from ..model.network_disk import NetworkDisk
+    from ..model.owner import Owner
     from ..tools.extents import Manifest
+    from .diffs import Committed, Diff
 
 
 class Content(Protocol):
@@ -174,6 +176,31 @@ class Store(Protocol):
     def clone_found(self, image: ImageRef, vm: int, disk: int) -> str:
         """Return what `clone` has made for a disk, as its guest last wrote to it: an active layer or an image; '' for nothing."""
 
+    # -- diffs (model/owner.py) ---------------------------------------------------------------------
+
+    def settle(self, image: ImageRef) -> None:
+        """End what a killed commit has begun, or undo it; what looks at an image or changes it here does that first by itself."""
+
+    def claim(self, image: ImageRef, owner: Owner) -> Optional[Owner]:
+        """Make a disk the only one that may commit to the image, which is `owner.generation` now; return whose it was before.
+
+        Again for the same diff, on another host or later: what it has committed stays noted. Raise StaleDiff, CommitRefused.
+        """
+
+    def owner(self, image: ImageRef) -> Optional[Owner]:
+        """Return the last claim, None for none."""
+
+    def disown(self, image: ImageRef, owner: Owner) -> None:
+        """Forget a claim, if it is this disk's."""
+
+    def commit(self, image: ImageRef, owner: Owner, diff: Diff) -> Committed:
+        """Make the image what `diff` is: its layers over its base. Told by a host; returns when that is durable.
+
+        For every reader it is the old or the new content. Killed anywhere, and done again or not, it is one of both, and the
+        diff is as it was. A store with a bridge is told `begin_commit` before and `settle` after it, there.
+        Raise NotOwner, StaleDiff, CommitRefused, AnotherWriter, NoSpace.
+        """
+
     # -- whose a VM is ------------------------------------------------------------------------------
 
     def note_epoch(self, image: ImageRef, vm: int, epoch: int) -> None:
@@ -209,6 +236,9 @@ class Bridged(Store, Protocol):
 
     def end_change(self, image: ImageRef, whole: bool) -> None:
         """Show it again: with its new content, or with what it had."""
+
+    def begin_commit(self, image: ImageRef, owner: Owner) -> None:
+        """Keep what the image is, for who settles it if the host that is told `commit` now dies. Raise as `commit`."""
 
     def draft(self, image: ImageRef) -> Draft:
         """Return what a host fills that was staged, or hidden."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Iterable, Iterator
 
 from ..tools import extents, files, progress
-from . import dir_image, marker, stock_layout, writers
+from . import dir_diffs, dir_image, marker, stock_layout, writers
 from .dir_image import Seen, Stored
 
 
@@ -25,6 +25,7 @@ class DirContent:
 
     def see(self) -> Seen:
         """Return the image's state."""
+        dir_diffs.settle(self._stored)
         found = dir_image.see(self._stored, self._marker)
         stock_layout.refuse(self._stored.source, self._format)
         return found

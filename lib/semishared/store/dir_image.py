@@ -10,6 +10,8 @@ Beside the images of a datastore lies one directory of ours per image:
                                                       persistent session
                                     /generation.json  {generation, session, format, size, mtime_ns} of a known content
                                     /manifest         the hashes of that content (extents.py)
+                                    /owner.json      whose diff may be committed to it (claims.py)
+                                    /commit/         the journal of a commit (dir_journal.py)
                                     /clones/VM-DISK-CLOUD    non-persistent disks whose place is shared (tools/layers.py)
 
 A generation is current only while its token is the session's and size and time are the image's own. So the end of a
@@ -75,12 +77,12 @@ def check(source: str, marker_id: str = "") -> os.stat_result:
     """
     directory, name = os.path.split(source)
     marker.check(directory, marker_id)
-    with _explained(source):
+    with explained(source):
         return beneath.status(directory, name)
 
 
 @contextmanager
-def _explained(source: str) -> Iterator[None]:
+def explained(source: str) -> Iterator[None]:
     """Turn what the system says when `source` cannot be opened into what there is to do."""
     node, directory = os.uname().nodename, os.path.dirname(source)
     try:
@@ -92,11 +94,12 @@ def _explained(source: str) -> Iterator[None]:
     except OSError as e:
         raise StoreUnavailable(f"{source} on {node}: {e.strerror}") from None
 
+
 @contextmanager
 def opened(source: str) -> Iterator[str]:
     """Yield a path to the image (or another file of a datastore) `source`, open for reading; raise as `check`."""
     directory, name = os.path.split(source)
-    with _explained(source):
+    with explained(source):
         fd = beneath.open_file(directory, name)
     try:
         yield beneath.path_of(fd)
@@ -139,13 +142,15 @@ def session(stored: Stored) -> str:
         return ""
 
 
-def begin_session(stored: Stored) -> None:
-    """End the image's generation: from here on its content is unknown."""
+def begin_session(stored: Stored) -> str:
+    """End the image's generation: from here on its content is unknown. Return the new token."""
+    token = os.urandom(8).hex()
     with _made(stored) as path:
-        files.write(layout_store.session(path), os.urandom(8).hex().encode() + b"\n")
+        files.write(layout_store.session(path), token.encode() + b"\n")
         files.refresh(path)
         files.unlink(layout_store.generation(path))
     point("generation ended")
+    return token
 
 
 def make_link(stored: Stored) -> str:
@@ -158,7 +163,7 @@ def make_link(stored: Stored) -> str:
 def check_link(stored: Stored) -> None:
     """Raise unless the image's link leads to the image, and that is a file."""
     check(stored.source)
-    with _explained(stored.link), side(stored) as path:
+    with explained(stored.link), side(stored) as path:
         if os.readlink(layout_store.link(path)) != layout_store.link_target(stored.name):
             raise UnexpectedLink(f"{stored.link} on {os.uname().nodename} leads to {os.readlink(layout_store.link(path))}")
 

@@ -30,7 +30,7 @@ def look(path: str) -> dict[str, object]:
                 clones.append(inventory.seen(f"{folder}/{entry}", vm=own.vm, disk=own.disk, cloud=own.cloud))
                 if own.are_layers:
                     staged += inventory.staged(f"{folder}/{entry}")
-        staged += inventory.staged(directory) + inventory.staged(folder)
+        staged += inventory.staged(directory) + inventory.staged(folder) + inventory.staged(layout_store.commits(directory))
         entries = inventory.names(directory)
         sides.append(inventory.seen(directory, name=name, clones=clones, entries=entries, image=os.path.lexists(f"{path}/{name}")))
     uploads, epochs = f"{side}/{layout_store.UPLOADS}", f"{path}/{layout_store.epochs()}"

@@ -20,6 +20,7 @@ from ..tools.crash_points import point
 from ..units import human
 from . import dir_image, dir_snapshots, dir_upload, marker, stock_layout, writers
 from .dir_content import DirContent
+from .dir_diffs import DirDiffs
 from .dir_image import Stored
 
 
@@ -41,14 +42,15 @@ class DirDraft(NamedTuple):
         progress.count("store_written", files.allocated(self.path))
 
 
-class DirStore:
+class DirStore(DirDiffs):
     """A mounted store."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
 
     def _at(self, image: ImageRef) -> os.stat_result:
-        """Return the status of an image that is there, in the store it should be in."""
+        """Return the status of an image that is there, in the store it should be in, after a commit that was killed is ended."""
+        self.settle(image)
         return dir_image.check(image.source, image.access.marker)
 
     # -- looking ------------------------------------------------------------------------------------
@@ -71,6 +73,7 @@ class DirStore:
     @contextmanager
     def opened(self, image: ImageRef, snapshot: int = -1) -> Iterator[str]:
         """Yield a path to the file, opened here: no name in a header and no link on the store says what is read."""
+        self.settle(image)
         with dir_image.opened(image.source) if snapshot == -1 else dir_snapshots.opened(image.source, snapshot) as found:
             inspection.check(found, image.format, beneath.readable(found))
             yield found
@@ -84,6 +87,7 @@ class DirStore:
 
     def writers(self, image: ImageRef) -> list[str]:
         """Raise AnotherWriter if a QEMU has the write lock; who else has a file open cannot be seen."""
+        self.settle(image)
         writers.check_file(image.source)
         return []
 
@@ -93,6 +97,7 @@ class DirStore:
 
     def digest(self, image: ImageRef, kind: str) -> tuple[str, int]:
         """Return the digest of the file."""
+        self.settle(image)
         stock_layout.refuse(image.source, image.format)
         digest, size = hashlib.new(kind), 0
         with dir_image.opened(image.source) as path, open(path, "rb") as file:
@@ -280,18 +285,3 @@ class DirStore:
 
         self._at(image)
         return dir_clones.active(Stored(image.source), vm, disk, image.access.cloud)
-
-    # -- whose a VM is ------------------------------------------------------------------------------
-
-    def note_epoch(self, image: ImageRef, vm: int, epoch: int) -> None:
-        """Write a file for the whole store."""
-        from . import dir_epochs
-
-        self.reach(image.root)
-        dir_epochs.note(image, vm, epoch)
-
-    def epoch(self, image: ImageRef, vm: int) -> int:
-        """Read that file."""
-        from . import dir_epochs
-
-        return dir_epochs.read(image, vm)

@@ -16,14 +16,18 @@ import fcntl
 import os
 import struct
 import time
+from contextlib import contextmanager
 from typing import Any, Iterator, NamedTuple
 
-from ..errors import AnotherWriter
-from ..tools import progress
+from ..errors import AnotherWriter, StoreUnavailable
+from ..tools import beneath, progress
 
 LOCK_PERM_BASE = 100
 WRITE, RESIZE = 1, 3
 """Bits of BLK_PERM_WRITE and BLK_PERM_RESIZE: whoever may write, or change the size, holds the byte 100 + bit."""
+OURS = 299
+"""Locked by who changes an image without QEMU, with all bytes that QEMU uses (100 to 107, 200 to 207): an end of that."""
+ALONE_S = 1800.0
 FLOCK = "hhqqi4x"
 LETS_GO = {
     "nfs4": "90 s (the lease time of its server)",
@@ -45,15 +49,59 @@ def check_file(path: str) -> None:
     """Raise AnotherWriter if some QEMU, here or on another client of the file system, may write to the image `path`."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
-        if is_written(fd):
-            raise AnotherWriter(f"{path} is written to by {_holder(fd)}")
+        _check_open(fd, path)
     finally:
         os.close(fd)
 
 
 def is_written(fd: int) -> bool:
     """Tell whether some QEMU, here or on another client of the file system, may write to an open file."""
+    return _is_taken(fd) and not _is_locked(fd, OURS)
+
+
+def _is_taken(fd: int) -> bool:
     return any(_is_locked(fd, LOCK_PERM_BASE + bit) for bit in (WRITE, RESIZE))
+
+
+def _check_open(fd: int, shown: str) -> None:
+    if _is_taken(fd):
+        raise AnotherWriter(f"{shown} is written to by {_holder(fd)}")
+
+
+@contextmanager
+def alone(datastore: str, name: str, wait_s: float = ALONE_S) -> Iterator[int]:
+    """Yield the image `name`, open for writing, while no QEMU and nobody else who changes it this way has it open.
+
+    Raise AnotherWriter if a guest writes to it, or whoever has it open does not let go.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        fd = beneath.open_file(datastore, name, os.O_RDWR)
+        try:
+            # It may have been replaced while it was being opened.
+            if take(fd) and os.path.samestat(os.fstat(fd), beneath.status(datastore, name)):
+                yield fd
+                return
+            if not _is_locked(fd, OURS):
+                _check_open(fd, f"{datastore}/{name}")
+            if time.monotonic() > deadline:
+                raise AnotherWriter(f"{datastore}/{name} is held open, since {wait_s:.0f} s, by {_holder(fd)}")
+        finally:
+            os.close(fd)
+        time.sleep(0.1)
+        progress.touch()
+
+
+def take(fd: int) -> bool:
+    """Lock an open image against every QEMU and every other `take`, until it is closed; tell whether nobody has it."""
+    wanted = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, LOCK_PERM_BASE, OURS - LOCK_PERM_BASE + 1, 0)
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
+    except OSError as e:
+        if e.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise StoreUnavailable(f"{os.readlink(beneath.path_of(fd))} on {os.uname().nodename} cannot be locked: {e.strerror}") from None
+    return True
 
 
 def _is_locked(fd: int, byte: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Callable
+from typing import Any, Callable, Sequence
 
 from ..errors import ToolFailed
 from ..units import MiB, mib_ceil
@@ -66,6 +66,25 @@ def _set_length(path: str) -> None:
         except OSError:
             # Larger than this file system's files can be: the overlay grows as it is written.
             pass
+
+
+def chain(layers: Sequence[str], base: str, base_format: str) -> str:
+    """Return a `json:` name for qcow2 `layers`, the lowest first, over `base`: what their headers name is not asked."""
+    node: dict[str, object] = {"driver": base_format, "file": {"driver": "file", "filename": base}}
+    if base_format == "qcow2":
+        node["backing"] = None
+    for layer in layers:
+        node = {"driver": "qcow2", "file": {"driver": "file", "filename": layer}, "backing": node}
+    return f"json:{json.dumps(node)}"
+
+
+def mapped(source: str) -> list[dict[str, Any]]:
+    """Return which file of the chain `source` (a `json:` name) holds what: start, length, depth, present, zero, data, offset."""
+    try:
+        found = json.loads(work(["qemu-img", "map", "--output=json", source]))
+    except ValueError:
+        raise ToolFailed(f"qemu-img map {source}: answer is not JSON") from None
+    return found if isinstance(found, list) else []
 
 
 def convert(

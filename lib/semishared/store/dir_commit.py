@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claim an image in a mounted store for a diff, and commit that to it. How it is whole or not at all: dir_journal.py."""
+
+from __future__ import annotations
+
+import os
+
+from ..model import layout_store
+from ..model.owner import Owner
+from ..model.refs import ImageRef
+from ..tools import beneath, files, progress, qemu_img
+from ..tools.crash_points import point
+from ..tools.rate_limit import Pace
+from . import claims, diffs, dir_epochs, dir_image, dir_journal, dir_redo, dir_snapshots, stock_layout
+from .claims import Claim
+from .diffs import Change, Committed, Diff
+from .dir_image import Stored
+
+
+def _now(image: ImageRef, owner: Owner) -> Claim:
+    """Return the image as it is."""
+    stored = Stored(image.source)
+    seen = dir_image.see(stored, image.access.marker)
+    stock_layout.refuse(image.source, image.format)
+    generation = dir_image.generation(stored, seen, image.format)
+    return Claim(owner, generation, seen.size, tuple(seen), tuple(dir_snapshots.numbers(image.source)))
+
+
+def claim(image: ImageRef, owner: Owner) -> Owner | None:
+    """See store.Store.claim."""
+    stored = Stored(image.source)
+    with files.enough_space(stored.datastore), dir_journal.settled(stored):
+        claims.check_epoch(image.source, owner, dir_epochs.read(image, owner.vm))
+        before = dir_journal.claim(stored)
+        new = claims.claimed(image.source, before, _now(image, owner))
+        if new != before:
+            dir_journal.write_claim(stored, new)
+    return before.owner if before else None
+
+
+def owner(image: ImageRef) -> Owner | None:
+    """See store.Store.owner."""
+    found = dir_journal.claim(Stored(image.source))
+    return found.owner if found else None
+
+
+def disown(image: ImageRef, owner: Owner) -> None:
+    """See store.Store.disown."""
+    stored = Stored(image.source)
+    found = dir_journal.claim(stored)
+    if found and found.owner.is_same(owner):
+        with dir_journal.settled(stored):
+            found = dir_journal.claim(stored)
+            if found and found.owner.is_same(owner):
+                dir_journal.write_claim(stored, None)
+
+
+def _may(image: ImageRef, owner: Owner) -> Claim:
+    claims.check_epoch(image.source, owner, dir_epochs.read(image, owner.vm))
+    return claims.check(image.source, dir_journal.claim(Stored(image.source)), owner, _now(image, owner))
+
+
+def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
+    """See store.Store.commit."""
+    stored = Stored(image.source)
+    with files.enough_space(stored.datastore), dir_journal.settled(stored) as fd:
+        before = _may(image, owner)
+        size = qemu_img.virtual_size(beneath.path_of(fd), image.format) if image.format != "raw" else before.size
+        with diffs.opened(diff, before.touched, size) as change, dir_journal.draft(stored) as directory:
+            staging = _Staging(image, diff, fd, directory)
+            manifest, done = diffs.carry_out(diff, change, before.generation, staging.write)
+            if not staging.how:
+                return done._replace(generation=before.generation)
+            point("commit staged")
+            # Who has taken the VM over meanwhile has not waited for the lock to say so.
+            claims.check_epoch(image.source, owner, dir_epochs.read(image, owner.vm))
+            after = before._replace(
+                owner=owner, generation=done.generation, touched=frozenset(before.touched | change.extents)
+            )  # fmt: skip
+            dir_journal.decide(stored, directory, change.size, staging.digest, after, manifest)
+            sent = progress.moved["store_written"]
+            dir_journal.end(stored, fd, trusted=True)
+        diffs.remember(diff, manifest)
+    return done._replace(written=done.written + progress.moved["store_written"] - sent, how=staging.how)
+
+
+class _Staging:
+    """The new content on its way into a journal."""
+
+    def __init__(self, image: ImageRef, diff: Diff, fd: int, directory: str) -> None:
+        self._image, self._diff, self._fd, self._directory = image, diff, fd, directory
+        self.how = ""
+        self.digest = ""
+
+    def write(self, change: Change) -> int:
+        """Write a change into the journal; return how many bytes were sent."""
+        if not change.writes and self._image.format == "raw" and change.size == os.fstat(self._fd).st_size:
+            return 0
+        chunks = change.chunks(Pace(self._diff.rate))
+        if self._image.format != "raw":
+            return self._whole()
+        new = dir_redo.cloned(self._fd, self._directory)
+        if new < 0:
+            self.how = "journal"
+            self.digest, written = dir_redo.note(self._directory, chunks)
+            dir_journal.check_room(Stored(self._image.source), self._fd, written)
+            return written
+        self.how = "reflink"
+        try:
+            written = dir_redo.put(new, chunks, change.size)
+            dir_redo.as_before(self._fd, new)
+            files.fsync_open(new)
+        finally:
+            os.close(new)
+        return written
+
+    def _whole(self) -> int:
+        """Make the image anew: into a qcow2 file nobody but QEMU can write, and its half-done writes could not be repeated by others."""
+        self.how, path = "whole", layout_store.journal_image(self._directory)
+        diff = self._diff
+        qemu_img.convert(qemu_img.chain(diff.layers, diff.base, diff.format), "qcow2", path, self._image.format)
+        with open(path, "r+b") as new:
+            dir_redo.as_before(self._fd, new.fileno())
+            files.fsync_open(new.fileno())
+        written = files.allocated(path)
+        progress.count("store_written", written)
+        return written

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a mounted store does for who may write to an image from elsewhere (store.Store): diffs, and VMs that were taken over.
+
+Most of it is loaded when there is something to do: dir_commit.py, dir_journal.py, dir_epochs.py.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ..model import layout_store
+from ..model.refs import ImageRef
+from . import dir_image, marker
+from .dir_image import Stored
+
+if TYPE_CHECKING:
+    from ..model.owner import Owner
+    from .diffs import Committed, Diff
+
+
+def settle(stored: Stored) -> None:
+    """End a commit to the image that is decided: everybody does before they look at it, or change it."""
+    try:
+        with dir_image.side(stored) as side:
+            if not os.path.exists(layout_store.commit(side)):
+                return
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    from . import dir_journal
+
+    dir_journal.settle(stored)
+
+
+class DirDiffs:
+    """The verbs."""
+
+    def settle(self, image: ImageRef) -> None:
+        """Replay a journal that is whole."""
+        settle(Stored(image.source))
+
+    def claim(self, image: ImageRef, owner: Owner) -> Owner | None:
+        """Write a record beside the image."""
+        from . import dir_commit
+
+        return dir_commit.claim(image, owner)
+
+    def owner(self, image: ImageRef) -> Owner | None:
+        """Read it."""
+        from . import dir_commit
+
+        return dir_commit.owner(image)
+
+    def disown(self, image: ImageRef, owner: Owner) -> None:
+        """Remove it."""
+        from . import dir_commit
+
+        dir_commit.disown(image, owner)
+
+    def commit(self, image: ImageRef, owner: Owner, diff: Diff) -> Committed:
+        """Make the new content beside the image, or note beside it what is to be written, and end that."""
+        from . import dir_commit
+
+        return dir_commit.commit(image, owner, diff)
+
+    def note_epoch(self, image: ImageRef, vm: int, epoch: int) -> None:
+        """Write a file for the whole store."""
+        from . import dir_epochs
+
+        marker.check(image.root, image.access.marker)
+        dir_epochs.note(image, vm, epoch)
+
+    def epoch(self, image: ImageRef, vm: int) -> int:
+        """Read that file."""
+        from . import dir_epochs
+
+        return dir_epochs.read(image, vm)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commits to images in mounted stores: decided by one rename, and ended by whoever comes next, if who has begun them cannot.
+
+    .semishared/NAME/commits/.staged-*  a journal that is being written: thrown away by the next claim or commit
+    .semishared/NAME/commit/            one that is whole, put here by one rename: from then on the image is the new content,
+                                        for everybody who settles it before they look
+        journal.json    {version, size, digest, claim}: the record of the image after it
+        image           the new content, a clone of the image by reflink (or all of it anew): the image is replaced by it; or
+        ranges  data    what is to be written to the image, where it is
+        manifest        of the new content, if that is known
+
+All under one lock, on the image itself (writers.alone): no QEMU opens it meanwhile. A process that has lost that lock, since its
+machine was cut off, finds its journal thrown away, and cannot decide any more; and its file system lets it write no more.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, contextmanager
+from typing import Iterator
+
+from ..errors import AnotherWriter, JournalDamaged, NoSpace
+from ..model import layout_store
+from ..tools import beneath, extents, files
+from ..tools.crash_points import point
+from ..units import human
+from . import diffs, dir_image, dir_redo, writers
+from .claims import Claim
+from .dir_image import Seen, Stored
+
+VERSION = 1
+
+
+def is_decided(stored: Stored) -> bool:
+    """Tell whether a commit to the image is decided, and not ended."""
+    try:
+        with dir_image.side(stored) as side:
+            return os.path.exists(layout_store.commit(side))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def settle(stored: Stored) -> None:
+    """End a commit that is decided; wait for who is at it."""
+    while is_decided(stored):
+        with _alone(stored) as fd:
+            if is_decided(stored):
+                end(stored, fd)
+
+
+@contextmanager
+def _alone(stored: Stored) -> Iterator[int]:
+    with ExitStack() as stack:
+        with dir_image.explained(stored.source):
+            fd = stack.enter_context(writers.alone(stored.datastore, stored.name))
+        yield fd
+
+
+@contextmanager
+def settled(stored: Stored) -> Iterator[int]:
+    """Yield the image, locked, open for writing, with no commit under way, and no other one that could still be decided."""
+    while True:
+        settle(stored)
+        with _alone(stored) as fd:
+            if not is_decided(stored):
+                throw_away(stored)
+                yield fd
+                return
+
+
+def throw_away(stored: Stored) -> None:
+    """Remove journals that were not decided; the caller has the lock."""
+    try:
+        with dir_image.side(stored, layout_store.COMMITS) as commits:
+            for name in os.listdir(commits):
+                files.remove_folder(f"{commits}/{name}")
+    except FileNotFoundError:
+        pass
+
+
+# -- the record of the image ------------------------------------------------------------------------
+
+
+def claim(stored: Stored) -> Claim | None:
+    """Return the record of the image, None if it was claimed for no disk."""
+    try:
+        with dir_image.side(stored) as side:
+            return Claim.from_data(files.read_json(layout_store.owner(side)))
+    except FileNotFoundError:
+        return None
+
+
+def write_claim(stored: Stored, found: Claim | None) -> None:
+    """Write the record of the image, or remove it; the caller has the lock."""
+    with dir_image.side(stored, make=True) as side:
+        if found:
+            files.write_json(layout_store.owner(side), found.to_data())
+        elif files.unlink(layout_store.owner(side)):
+            files.fsync(side)
+    point("claim written")
+
+
+# -- a journal --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def draft(stored: Stored) -> Iterator[str]:
+    """Yield the directory of a new journal; it is thrown away unless it was decided."""
+    with dir_image.side(stored, layout_store.COMMITS, make=True) as commits:
+        directory = files.staged_name(f"{commits}/{layout_store.COMMIT}")
+        os.mkdir(directory)
+        try:
+            with beneath.directory(commits, os.path.basename(directory)) as path:
+                yield path
+        finally:
+            files.remove_folder(directory, ignore_errors=True)
+
+
+def decide(stored: Stored, directory: str, size: int, digest: str, after: Claim, manifest: extents.Manifest | None) -> None:
+    """Decide a commit whose data are in the journal `directory`; the caller has the lock."""
+    said = {"version": VERSION, "size": size, "digest": digest, "claim": after.to_data()}
+    try:
+        if manifest:
+            files.write(layout_store.manifest(directory), manifest.text())
+        files.write_json(layout_store.journal(directory), said)
+        point("commit written")
+        with dir_image.side(stored) as side:
+            # By its name: what was thrown away is not there.
+            os.rename(f"{layout_store.commits(side)}/{os.path.basename(os.readlink(directory))}", layout_store.commit(side))
+            files.fsync(side)
+    except FileNotFoundError:
+        raise AnotherWriter(f"{stored.source}: another machine has taken its lock from {os.uname().nodename}, which was cut off") from None
+    point("commit decided")
+
+
+def check_room(stored: Stored, fd: int, wanted: int) -> None:
+    """Raise NoSpace unless `wanted` bytes can be written to the open image: once that is decided, it must not fail."""
+    needed = min(wanted, os.fstat(fd).st_size - os.fstat(fd).st_blocks * 512)
+    free = dir_image.capacity(stored.datastore)[2]
+    if needed > free:
+        raise NoSpace(f"{stored.datastore} has {human(free)} free, and what is to be committed needs {human(needed)} beside its journal")
+
+
+def end(stored: Stored, fd: int, *, trusted: bool = False) -> None:
+    """Carry out what was decided, and forget it; the caller has the lock, `fd` is the image. `trusted`: we have just written it."""
+    with dir_image.side(stored, layout_store.COMMIT) as directory:
+        said = files.read_json(layout_store.journal(directory)) or {}
+        after = Claim.from_data(said.get("claim"))
+        if said.get("version") != VERSION or after is None:
+            raise JournalDamaged(f"{stored.side}/{layout_store.COMMIT}/journal.json cannot be read")
+        if not trusted and said["digest"] and dir_redo.digest(directory) != said["digest"]:
+            raise JournalDamaged(f"the data in {stored.side}/{layout_store.COMMIT} are not those that were written")
+        token = dir_image.begin_session(stored)
+        with _content(stored, directory, fd, int(str(said["size"])), bool(said["digest"])) as found:
+            seen = Seen(token, found.st_size, found.st_mtime_ns)
+            manifest = diffs.manifest_at(layout_store.manifest(directory))
+            if manifest:
+                dir_image.publish_generation(stored, manifest, seen)
+            write_claim(stored, after._replace(size=seen.size, state=tuple(seen)))
+            _forget(stored)
+
+
+@contextmanager
+def _content(stored: Stored, directory: str, fd: int, size: int, in_ranges: bool) -> Iterator[os.stat_result]:
+    """Yield the status of the image when it has the new content; it stays locked within the block."""
+    if in_ranges:
+        with files.enough_space(stored.datastore):
+            dir_redo.put(fd, dir_redo.noted(directory), size)
+        point("commit replayed")
+        yield os.fstat(fd)
+        return
+    try:
+        new = beneath.open_file(directory, os.path.basename(layout_store.journal_image(directory)), os.O_RDWR)
+    except FileNotFoundError:
+        yield os.fstat(fd)  # it has the image's name already
+        return
+    try:
+        writers.take(new)
+        os.rename(layout_store.journal_image(directory), stored.source)
+        files.fsync(stored.datastore)
+        point("commit renamed")
+        yield os.fstat(new)
+    finally:
+        os.close(new)
+
+
+def _forget(stored: Stored) -> None:
+    with dir_image.side(stored, layout_store.COMMITS, make=True) as commits, dir_image.side(stored) as side:
+        done = files.staged_name(f"{commits}/{layout_store.COMMIT}")
+        os.rename(layout_store.commit(side), done)
+        files.fsync(side)
+        point("commit ended")
+        files.remove_folder(done, ignore_errors=True)
+    point("commit forgotten")
