@@ -3,7 +3,8 @@
 
     one-<image>                           an image, and
     one-<image>-<vm>-<disk>               a clone of it for a disk: OpenNebula's own names
-        @semishared-<generation>  @semishared-new  @semishared-lent-<id>  @semishared-old-<x>  @semishared-undo  @semishared-saved
+        @semishared-<generation>  @semishared-new  @semishared-lent-<id>  @semishared-old-<x>  @semishared-undo
+        @semishared-before  @semishared-saved
     <either>.semishared-<random>          one that is being made
     <either>.semishared-changing          one whose content is being replaced
 """
@@ -19,10 +20,14 @@ OURS = "semishared-"
 """Prefix of our snapshots."""
 NEW = f"{OURS}new"
 UNDO = f"{OURS}undo"
+BEFORE = f"{OURS}before"
 SAVED = f"{OURS}saved"
 OLD = f"{OURS}old-"
 MADE = "semishared_made"
 """Key of an image's metadata: which image of which datastore we made it for."""
+
+CLAIM = "semishared_claim"
+"""The same, of the record of who may commit to the image (store/claims.py)."""
 
 
 def epoch(vm: int, cloud: str = "") -> str:

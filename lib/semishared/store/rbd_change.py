@@ -7,17 +7,15 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
-from typing import Any, Iterator
+from typing import Iterator
 
-from ..errors import ImageInUse, MissingImage, SemisharedError
+from ..errors import MissingImage, SemisharedError
 from ..model import layout_pool
 from ..model.layout_pool import UNDO
-from ..tools import progress
 from ..tools.crash_points import point
-from . import ceph
-from .rbd_image import WATCH_S, check_unused, create, drop, end_generations, find
+from . import ceph, rbd_claim
+from .rbd_image import create, drop, end_generations, find, roll_back, wait_unused
 
 
 def exists(where: ceph.Pool, name: str) -> bool:
@@ -27,19 +25,6 @@ def exists(where: ceph.Pool, name: str) -> bool:
             return True
     except MissingImage:
         return False
-
-
-def wait_unused(image: Any, name: str) -> None:
-    """As check_unused, after the time that a client which was killed stays in sight."""
-    deadline = time.monotonic() + WATCH_S
-    while True:
-        try:
-            return check_unused(image, name)
-        except ImageInUse:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(1)
-        progress.touch()
 
 
 def begin(where: ceph.Pool, name: str) -> str:
@@ -67,10 +52,10 @@ def end(where: ceph.Pool, name: str) -> None:
 
 
 def settle(where: ceph.Pool, name: str) -> None:
-    """Undo a change of an image that was killed half-way."""
+    """Undo a change of an image that was killed half-way, or a commit to it."""
     hidden = layout_pool.changing(name)
     if not exists(where, hidden):
-        return
+        return rbd_claim.settle(where, name)
     if exists(where, name):
         raise SemisharedError(f"both {where.name}/{name} and {hidden} are there: look at them, and remove one by hand")
     with ceph.opened(where, hidden) as image:
@@ -78,13 +63,6 @@ def settle(where: ceph.Pool, name: str) -> None:
         if find(image, UNDO):
             roll_back(image, UNDO)
     end(where, name)
-
-
-def roll_back(image: Any, snapshot: str) -> None:
-    """Give an open image the content and the size of a snapshot."""
-    with ceph.long():
-        image.rollback_to_snap(snapshot)
-    point("rolled back")
 
 
 @contextmanager

@@ -150,21 +150,36 @@ def stream(image: Any, size: int) -> Iterator[tuple[int, bytes]]:
 
 
 class Writing:
-    """Writes to a new, empty image, several under way; zeros stay holes."""
+    """Writes to an open image, several under way; `write` is for a new one: zeros stay holes."""
 
-    def __init__(self, image: Any) -> None:
-        self._image = image
+    def __init__(self, image: Any, at_once: int = AT_ONCE) -> None:
+        self._image, self._at_once = image, at_once
         self._done: queue.Queue[int] = queue.Queue()
         self._pending = 0
 
     def write(self, offset: int, content: bytes) -> None:
         """Write what is not zero in `content`."""
         for at, data in extents.blocks(content):
-            self._image.aio_write(bytes(data), offset + at, lambda completion: self._done.put(completion.get_return_value()))
-            self._pending += 1
-            progress.count("store_written", len(data))
-            while self._pending > AT_ONCE:
-                self._wait()
+            self.put(offset + at, bytes(data))
+
+    def put(self, offset: int, content: bytes) -> None:
+        """Write all of `content`."""
+        self._image.aio_write(content, offset, self._ended)
+        progress.count("store_written", len(content))
+        self._begun()
+
+    def zero(self, offset: int, length: int) -> None:
+        """Make a range zero."""
+        self._image.aio_write_zeroes(offset, length, self._ended)
+        self._begun()
+
+    def _ended(self, completion: Any) -> None:
+        self._done.put(completion.get_return_value())
+
+    def _begun(self) -> None:
+        self._pending += 1
+        while self._pending > self._at_once:
+            self._wait()
 
     def _wait(self) -> None:
         try:

@@ -8,6 +8,7 @@
           @semishared-lent-<id>   the same content, under a name that stays: guests read it (remote-first)
           @semishared-old-<x>     what was a generation and has clones still
           @semishared-undo        what the image was before the change that is under way
+          @semishared-before      what it was before the commit that is under way (rbd_claim.py)
     one-35.semishared-changing    the image while its content is replaced (rbd_change.py)
     one-35-23-1                   its clone for disk 1 of VM 23
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import time
 from typing import Any, NamedTuple
 
 from ..errors import ImageInUse
@@ -128,6 +130,26 @@ def check_unused(image: Any, name: str) -> None:
     with_us = list(image.watchers_list())
     if len(with_us) > 1:
         raise ImageInUse(f"{name} is open on {', '.join(sorted({watcher['addr'].split(':')[0] for watcher in with_us}))}")
+
+
+def wait_unused(image: Any, name: str) -> None:
+    """As check_unused, after the time that a client which was killed stays in sight."""
+    deadline = time.monotonic() + WATCH_S
+    while True:
+        try:
+            return check_unused(image, name)
+        except ImageInUse:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(1)
+        progress.touch()
+
+
+def roll_back(image: Any, snapshot: str) -> None:
+    """Give an open image the content and the size of a snapshot."""
+    with ceph.long():
+        image.rollback_to_snap(snapshot)
+    point("rolled back")
 
 
 def name_snapshot(image: Any, snapshot: int, generation: str) -> None:

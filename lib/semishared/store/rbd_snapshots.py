@@ -39,7 +39,7 @@ def revert(where: ceph.Pool, name: str, snapshot: int, size: int) -> None:
             raise MissingImage(f"snapshot {snapshot} of {where.name}/{name} is not there")
     with rbd_change.changing(where, name) as hidden:
         with ceph.opened(where, hidden) as image:
-            rbd_change.roll_back(image, str(snapshot))
+            rbd_image.roll_back(image, str(snapshot))
             # SIZE is in MiB, rounded up: that alone makes no image larger.
             is_smaller = mib_ceil(image.size()) * MiB < size
         if is_smaller:

@@ -18,10 +18,11 @@ from ..tools import extents, qemu_img
 from ..tools.crash_points import point
 from . import ceph, rbd_change, rbd_image, rbd_new, rbd_pool, rbd_snapshots, writers
 from .rbd_content import RbdContent
+from .rbd_diffs import RbdDiffs
 from .rbd_new import RbdDraft
 
 
-class RbdStore:
+class RbdStore(RbdDiffs):
     """A pool."""
 
     def __init__(self, access: Access) -> None:
@@ -29,12 +30,6 @@ class RbdStore:
 
     def _pool(self, root: str) -> ceph.Pool:
         return ceph.pool(self._access, self._access.bridge_user, root)
-
-    def _settled(self, image: ImageRef) -> tuple[ceph.Pool, str]:
-        """Return pool and name of an image, after a change of it that was killed is undone."""
-        where, name = ceph.bridged(image)
-        rbd_change.settle(where, name)
-        return where, name
 
     # -- looking ------------------------------------------------------------------------------------
 
@@ -283,13 +278,3 @@ class RbdStore:
         clone = self.clone_of(image, vm, disk)
         where, name = self._settled(image._replace(source=clone))
         return clone if rbd_pool.look(where, name) else ""
-
-    # -- whose a VM is ------------------------------------------------------------------------------
-
-    def note_epoch(self, image: ImageRef, vm: int, epoch: int) -> None:
-        """Write it on the image."""
-        rbd_pool.note_epoch(image, *self._settled(image), vm, epoch)
-
-    def epoch(self, image: ImageRef, vm: int) -> int:
-        """Read it there, as guests' user."""
-        return rbd_pool.epoch(image, *ceph.pool_of(image, image.access.user), vm)

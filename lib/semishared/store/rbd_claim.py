@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may commit to an RBD image, noted in its metadata, and what becomes of a commit that was killed.
+
+The bridge makes the snapshot @semishared-before. The host notes `changing`, writes, and notes what the image is then: that one
+write of metadata decides. Until then whoever comes to the bridge rolls the image back, as soon as the host has let go of it; the
+diff is on the host as it was, and is committed again from there. After it the snapshot goes. A host that was cut off and comes
+back can write no more: who rolls back takes the image's exclusive lock, and Ceph puts the one who had it on its blocklist.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from ..errors import MissingImage
+from ..model import layout_pool
+from ..model.layout_pool import BEFORE, CLAIM, NEW
+from ..model.owner import Owner
+from ..tools.crash_points import point
+from . import ceph, rbd_image
+from .claims import Claim
+
+
+def read(image: Any) -> Claim | None:
+    """Return the record of an open image, None if it was claimed for no disk."""
+    said = dict(image.metadata_list()).get(CLAIM)
+    try:
+        return Claim.from_data(json.loads(said)) if said else None
+    except ValueError:
+        return None
+
+
+def write(image: Any, claim: Claim | None) -> None:
+    """Write the record of an open image, or remove it."""
+    if claim:
+        image.metadata_set(CLAIM, json.dumps(claim.to_data(), sort_keys=True))
+    elif CLAIM in dict(image.metadata_list()):
+        image.metadata_remove(CLAIM)
+    point("claim written")
+
+
+def now(image: Any, owner: Owner, claim: Claim | None) -> Claim:
+    """Return an open image as it is; what it is known by is the snapshot that holds its content, the claim's if that does."""
+    found = rbd_image.content(image)
+    held = next((it for it in rbd_image.snapshots(image) if claim and (it.id,) == claim.state), None)
+    if held and (not found or found.id != held.id) and rbd_image.is_unchanged(image, held):
+        found = held
+    numbers = sorted(int(it.name) for it in rbd_image.snapshots(image) if it.name.isdigit())
+    return Claim(owner, found.generation if found else "", image.size(), (found.id,) if found else (), tuple(numbers))
+
+
+def settle(where: ceph.Pool, name: str) -> None:
+    """Roll an image back to what it was before a commit that was killed; give one that was committed the snapshot of its content."""
+    try:
+        with ceph.opened(where, name, read_only=True) as image:
+            if _is_settled(image, read(image)):
+                return
+        with ceph.opened(where, name) as image:
+            rbd_image.wait_unused(image, f"{where.name}/{name}")
+            claim = read(image)
+            if claim and claim.changing:
+                rbd_image.roll_back(image, BEFORE)
+                claim = claim._replace(changing=False, state=())
+            if claim and not claim.state:
+                write(image, claim._replace(changing=False, state=(_frozen(image, claim.generation),)))
+            rbd_image.drop(image, BEFORE)
+    except MissingImage:
+        return  # who needs it says so
+    point("commit settled")
+
+
+def _is_settled(image: Any, claim: Claim | None) -> bool:
+    return (claim is None or (not claim.changing and bool(claim.state))) and rbd_image.find(image, BEFORE) is None
+
+
+def _frozen(image: Any, generation: str) -> int:
+    """Return the id of a new snapshot of an open image's content, under the name of its generation."""
+    name = layout_pool.frozen(generation) if generation else NEW
+    if not rbd_image.drop(image, name):
+        image.rename_snap(name, layout_pool.set_aside(os.urandom(4).hex()))
+    rbd_image.create(image, name)
+    found = rbd_image.find(image, name)
+    assert found
+    return found.id

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claim an RBD image for a diff, and commit that to it: on the host, as the guests' user. How it is whole or not at all: rbd_claim.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import CommitRefused
+from ..model import layout_pool
+from ..model.layout_pool import BEFORE
+from ..model.owner import Owner
+from ..model.refs import ImageRef
+from ..tools import progress
+from ..tools.crash_points import point
+from ..tools.rate_limit import Pace
+from . import ceph, claims, diffs, rbd_claim, rbd_image
+from .claims import Claim
+from .diffs import Change, Committed, Diff
+from .rbd_content import Writing
+
+AT_ONCE = 32
+"""Writes in flight: most are small."""
+
+
+def _noted(image: ImageRef, opened: Any, owner: Owner) -> int:
+    said = str(dict(opened.metadata_list()).get(layout_pool.epoch(owner.vm, image.access.cloud), ""))
+    return int(said) if said.isdigit() else -1
+
+
+def _may(image: ImageRef, opened: Any, owner: Owner) -> Claim:
+    claims.check_epoch(image.source, owner, _noted(image, opened, owner))
+    claim = rbd_claim.read(opened)
+    return claims.check(image.source, claim, owner, rbd_claim.now(opened, owner, claim))
+
+
+def claim(image: ImageRef, owner: Owner) -> Owner | None:
+    """See store.Store.claim."""
+    with ceph.opened(*ceph.pool_of(image, image.access.user)) as opened:
+        claims.check_epoch(image.source, owner, _noted(image, opened, owner))
+        before = rbd_claim.read(opened)
+        if before and before.changing:
+            raise CommitRefused(f"a commit to {image.source} was killed, and nobody has settled it yet")
+        new = claims.claimed(image.source, before, rbd_claim.now(opened, owner, before))
+        if new != before:
+            rbd_claim.write(opened, new)
+    return before.owner if before else None
+
+
+def owner(image: ImageRef) -> Owner | None:
+    """See store.Store.owner."""
+    with ceph.opened(*ceph.pool_of(image, image.access.user), read_only=True) as opened:
+        found = rbd_claim.read(opened)
+    return found.owner if found else None
+
+
+def disown(image: ImageRef, owner: Owner) -> None:
+    """See store.Store.disown."""
+    with ceph.opened(*ceph.pool_of(image, image.access.user)) as opened:
+        found = rbd_claim.read(opened)
+        if found and found.owner.is_same(owner) and not found.changing:
+            rbd_claim.write(opened, None)
+
+
+def begin(where: ceph.Pool, name: str, image: ImageRef, owner: Owner) -> None:
+    """See store.Bridged.begin_commit."""
+    with ceph.opened(where, name) as opened:
+        rbd_image.wait_unused(opened, image.source)
+        _may(image, opened, owner)
+        rbd_image.create(opened, BEFORE)
+    point("commit begun")
+
+
+def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
+    """See store.Store.commit."""
+    with ceph.opened(*ceph.pool_of(image, image.access.user)) as opened:
+        before = _may(image, opened, owner)
+        kept = rbd_image.find(opened, BEFORE)
+        if kept is None or not rbd_image.is_unchanged(opened, kept):
+            raise CommitRefused(f"what {image.source} is has not been kept for this commit, or somebody has settled it meanwhile")
+        with diffs.opened(diff, before.touched, before.size) as change:
+            writing = _Writing(opened, before, diff)
+            manifest, done = diffs.carry_out(diff, change, before.generation, writing.write)
+            if not writing.begun:
+                return done._replace(generation=before.generation)
+            # Who has taken the VM over meanwhile has not waited for us.
+            claims.check_epoch(image.source, owner, _noted(image, opened, owner))
+            touched = frozenset(before.touched | change.extents)
+            rbd_claim.write(opened, Claim(owner, done.generation, change.size, (), before.snapshots, touched))
+        point("commit decided")
+        diffs.remember(diff, manifest)
+    return done._replace(how="rbd")
+
+
+class _Writing:
+    """A diff on its way into an open image."""
+
+    def __init__(self, opened: Any, before: Claim, diff: Diff) -> None:
+        self._opened, self._before, self._diff = opened, before, diff
+        self.begun = False
+
+    def write(self, change: Change) -> int:
+        """Write a change; return how many bytes were sent."""
+        if not change.writes and change.size == self._before.size:
+            return 0
+        self.begun = True
+        rbd_claim.write(self._opened, self._before._replace(changing=True))
+        if change.size > self._before.size:
+            self._opened.resize(change.size)
+            point("image grown")
+        sent, writing = progress.moved["store_written"], Writing(self._opened, AT_ONCE)
+        for start, length, content in change.chunks(Pace(self._diff.rate)):
+            if content is None:
+                writing.zero(start, length)
+            else:
+                writing.put(start, content)
+        writing.finish()
+        point("commit written")
+        return progress.moved["store_written"] - sent

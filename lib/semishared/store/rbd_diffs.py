@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pool does for who may write to an image from elsewhere (store.Bridged): diffs, and VMs that were taken over.
+
+Hosts claim, commit and give up a claim, as guests' user; the bridge keeps what an image was before, and settles it after.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..model.refs import ImageRef
+from . import ceph, rbd_change, rbd_pool
+
+if TYPE_CHECKING:
+    from ..model.owner import Owner
+    from .diffs import Committed, Diff
+
+
+class RbdDiffs:
+    """The verbs."""
+
+    def _settled(self, image: ImageRef) -> tuple[ceph.Pool, str]:
+        """Return pool and name of an image, after a change of it that was killed is undone."""
+        where, name = ceph.bridged(image)
+        rbd_change.settle(where, name)
+        return where, name
+
+    def settle(self, image: ImageRef) -> None:
+        """Roll back, or give what was committed its snapshot."""
+        self._settled(image)
+
+    def claim(self, image: ImageRef, owner: Owner) -> Owner | None:
+        """Write a record on the image."""
+        from . import rbd_commit
+
+        return rbd_commit.claim(image, owner)
+
+    def owner(self, image: ImageRef) -> Owner | None:
+        """Read it."""
+        from . import rbd_commit
+
+        return rbd_commit.owner(image)
+
+    def disown(self, image: ImageRef, owner: Owner) -> None:
+        """Remove it."""
+        from . import rbd_commit
+
+        rbd_commit.disown(image, owner)
+
+    def begin_commit(self, image: ImageRef, owner: Owner) -> None:
+        """Make a snapshot."""
+        from . import rbd_commit
+
+        rbd_commit.begin(*self._settled(image), image, owner)
+
+    def commit(self, image: ImageRef, owner: Owner, diff: Diff) -> Committed:
+        """Write to the image, and note what it is then."""
+        from . import rbd_commit
+
+        return rbd_commit.commit(image, owner, diff)
+
+    def note_epoch(self, image: ImageRef, vm: int, epoch: int) -> None:
+        """Write it on the image."""
+        rbd_pool.note_epoch(image, *self._settled(image), vm, epoch)
+
+    def epoch(self, image: ImageRef, vm: int) -> int:
+        """Read it there, as guests' user."""
+        return rbd_pool.epoch(image, *ceph.pool_of(image, image.access.user), vm)
