@@ -37,6 +37,22 @@ def convert(name: str, target: Path, *words: str) -> None:
     subprocess.run(["qemu-img", "convert", *words, "-O", "raw", name, target], check=True, timeout=120)
 
 
+@contextmanager
+def reflinking(top: Path) -> Iterator[Path]:
+    """Yield a directory on a file system of its own that clones files."""
+    file, where = top / "xfs", top / "mounted"
+    with open(file, "wb") as made:
+        made.truncate(1 << 30)
+    where.mkdir()
+    subprocess.run(["mkfs.xfs", "-q", file], check=True, timeout=60)
+    subprocess.run(["mount", "-o", "loop", file, where], check=True, timeout=60)
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", where], check=True, timeout=60)
+        file.unlink()
+
+
 class DirBench:
     """A directory that nothing else is in, marked."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kind of store, asked all cases that its capabilities allow: one list for all (cases.py)."""
+"""Every kind of store, asked all cases that its capabilities allow: one list for all (cases.py, diff_cases.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from store.benches import DirBench, RbdBench
+from store import diff_cases
+from store.benches import DirBench, RbdBench, reflinking
 from store.cases import CASES, Bench
 
 
@@ -23,3 +24,9 @@ def test_every_kind(bench: Bench, name: str, tmp_path: Path) -> None:
     asked = CASES[name]
     assert asked.is_asked(bench), "these two are asked everything"
     asked.ask(bench, tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].ask.__module__ == diff_cases.__name__])
+def test_diffs_where_files_are_cloned(name: str, tmp_path: Path) -> None:
+    with reflinking(tmp_path) as top:
+        CASES[name].ask(DirBench(top), tmp_path)

@@ -8,6 +8,7 @@ commit` would do, but writes 64 KiB for each 4 KiB of scattered writes: its mirr
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from ..tools import extents, files, progress, qemu_img
 from ..tools.extents import EXTENT, Manifest
 from ..tools.rate_limit import Pace
 from . import writers
+from .claims import Claim
 
 HOLE = -1
 """In place of a file: zeros."""
@@ -78,18 +80,39 @@ class Range(NamedTuple):
         return Range(self.start + cut, min(self.start + self.length, end) - self.start - cut, self.file, self.offset + cut)
 
 
+class Last(NamedTuple):
+    """What an image was made by the last commit, as this machine has noted it."""
+
+    manifest: Manifest
+    ranges: list[Range]
+    """Where it is not what the diff lies over."""
+
+    @classmethod
+    def of(cls, path: str, generation: str) -> Optional[Last]:
+        """Return what a file says, None if there is none, or it is of another generation than what the image is now."""
+        try:
+            data = json.loads(files.read(path, 2 * MANIFEST_LIMIT)) if path else None
+            found = cls(extents.parse(data["manifest"].encode()), [Range(*pair, HOLE, 0) for pair in data["ranges"]]) if data else None
+        except (OSError, ValueError, KeyError, TypeError, ImageChanged):
+            return None
+        return found if found and found.manifest.generation == generation else None
+
+
 class Change:
     """A diff, opened: use within `opened`."""
 
-    def __init__(self, diff: Diff, fds: list[int], touched: frozenset[int]) -> None:
+    def __init__(self, diff: Diff, fds: list[int], claim: Claim) -> None:
         self._diff, self._fds = diff, fds
         self.size = qemu_img.virtual_size(diff.layers[-1], "qcow2")
-        own, below = _ranges(diff)
-        self.dirty = sum(found.length for found in own if found.file != HOLE)
-        self._ranges = sorted(own + below)
-        self.extents = {index for found in own for index in _indexes(found)} | touched
-        self.writes = sorted(own + [part for found in below for part in _in_extents(found, touched)])
-        """What is to be written to the image, by offset."""
+        self.own, below = _ranges(diff)
+        self.dirty = sum(found.length for found in self.own if found.file != HOLE)
+        self._ranges = sorted(self.own + below)
+        self.extents = {index for found in self.own for index in _indexes(found)}
+        """Those that are not what the base has."""
+        self.last = Last.of(diff.last, claim.generation)
+        was = self.last.ranges if self.last else [Range(index * EXTENT, EXTENT, HOLE, 0) for index in sorted(claim.touched)]
+        self.writes = sorted(self.own + list(_common(below, was)))
+        """What is to be written to the image, by offset: also what the base has, where the image has it not."""
 
     def content(self, index: int, parts: list[Range]) -> bytes:
         """Return what an extent of the image is to hold; `parts` of the chain are in it."""
@@ -131,8 +154,8 @@ class Change:
 
     def leave_out(self, new: Manifest, held: Manifest) -> None:
         """Do not write the extents that the image holds already."""
-        same = {index for index in self.extents if new.extents.get(index) == held.extents.get(index)}
-        self.writes = [part for found in self.writes for part in _in_extents(found, self.extents - same)]
+        parts = (found.within(index * EXTENT, (index + 1) * EXTENT) for found in self.writes for index in _indexes(found))
+        self.writes = [part for part in parts if new.extents.get(part.start // EXTENT) != held.extents.get(part.start // EXTENT)]
 
     def chunks(self, pace: Pace) -> Iterator[tuple[int, int, bytes | None]]:
         """Yield (offset, length, content) of what is to be written, None for zeros, in pieces of at most an extent, at a pace."""
@@ -151,10 +174,17 @@ def _indexes(found: Range) -> range:
     return range(found.start // EXTENT, (found.start + found.length - 1) // EXTENT + 1)
 
 
-def _in_extents(found: Range, wanted: "frozenset[int] | set[int]") -> Iterator[Range]:
-    for index in _indexes(found):
-        if index in wanted:
-            yield found.within(index * EXTENT, (index + 1) * EXTENT)
+def _common(ranges: list[Range], others: list[Range]) -> Iterator[Range]:
+    """Yield the parts of `ranges` that lie within `others`; both are sorted."""
+    at = 0
+    for found in ranges:
+        end = found.start + found.length
+        while at < len(others) and others[at].start + others[at].length <= found.start:
+            at += 1
+        for other in others[at:]:
+            if other.start >= end:
+                break
+            yield found.within(other.start, other.start + other.length)
 
 
 def _ranges(diff: Diff) -> tuple[list[Range], list[Range]]:
@@ -185,7 +215,7 @@ def manifest_at(path: str) -> Optional[Manifest]:
 
 
 @contextmanager
-def opened(diff: Diff, touched: frozenset[int], size: int) -> Iterator[Change]:
+def opened(diff: Diff, claim: Claim, size: int) -> Iterator[Change]:
     """Yield what a diff changes in an image of `size` bytes, as a guest sees it; raise AnotherWriter if somebody writes to a layer."""
     for layer in diff.layers:
         writers.check_file(layer)
@@ -194,33 +224,34 @@ def opened(diff: Diff, touched: frozenset[int], size: int) -> Iterator[Change]:
         for path in (*diff.layers, diff.base):
             fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
             stack.callback(os.close, fds[-1])
-        change = Change(diff, fds, touched)
+        change = Change(diff, fds, claim)
         if change.size < size:
             raise CommitRefused(f"{diff.layers[-1]} has {change.size} bytes, and its image {size}")
         yield change
 
 
-def carry_out(diff: Diff, change: Change, generation: str, write: Callable[[Change], int]) -> tuple[Optional[Manifest], Committed]:
+def carry_out(change: Change, write: Callable[[Change], int]) -> tuple[Optional[Manifest], Committed]:
     """Have `write` write a change, and hash it meanwhile; return the manifest of the new content, and what was done.
 
-    `generation` is what the image is now; `write` returns how many bytes it has sent to the store.
+    `write` returns how many bytes it has sent to the store.
     """
-    began, held = time.monotonic(), manifest_at(diff.last)
+    began = time.monotonic()
     with ThreadPoolExecutor(1) as beside:
         hashing = beside.submit(change.hashed)
-        if held and held.generation == generation:
+        if change.last:
             new = hashing.result()[0]
             if new:
-                change.leave_out(new, held)
+                change.leave_out(new, change.last.manifest)
         written = write(change)
         manifest, read = hashing.result()
     name = manifest.generation if manifest else ""
     return manifest, Committed(name, change.size, change.dirty, written, time.monotonic() - began, read, "")
 
 
-def remember(diff: Diff, manifest: Optional[Manifest]) -> None:
+def remember(diff: Diff, change: Change, manifest: Optional[Manifest]) -> None:
     """Keep on this machine what the image now has."""
     if diff.last and manifest:
-        files.write(diff.last, manifest.text())
+        ranges = [[found.start, found.length] for found in change.own]
+        files.write_json(diff.last, {"manifest": manifest.text().decode(), "ranges": ranges})
     elif diff.last:
         files.unlink(diff.last)

@@ -66,21 +66,19 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
     with files.enough_space(stored.datastore), dir_journal.settled(stored) as fd:
         before = _may(image, owner)
         size = qemu_img.virtual_size(beneath.path_of(fd), image.format) if image.format != "raw" else before.size
-        with diffs.opened(diff, before.touched, size) as change, dir_journal.draft(stored) as directory:
+        with diffs.opened(diff, before, size) as change, dir_journal.draft(stored) as directory:
             staging = _Staging(image, diff, fd, directory)
-            manifest, done = diffs.carry_out(diff, change, before.generation, staging.write)
+            manifest, done = diffs.carry_out(change, staging.write)
             if not staging.how:
                 return done._replace(generation=before.generation)
             point("commit staged")
             # Who has taken the VM over meanwhile has not waited for the lock to say so.
             claims.check_epoch(image.source, owner, dir_epochs.read(image, owner.vm))
-            after = before._replace(
-                owner=owner, generation=done.generation, touched=frozenset(before.touched | change.extents)
-            )  # fmt: skip
+            after = before._replace(owner=owner, generation=done.generation, touched=frozenset(change.extents))
             dir_journal.decide(stored, directory, change.size, staging.digest, after, manifest)
             sent = progress.moved["store_written"]
             dir_journal.end(stored, fd, trusted=True)
-        diffs.remember(diff, manifest)
+            diffs.remember(diff, change, manifest)
     return done._replace(written=done.written + progress.moved["store_written"] - sent, how=staging.how)
 
 

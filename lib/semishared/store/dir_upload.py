@@ -66,7 +66,6 @@ def uploading(datastore_dir: str, name: str = "") -> Iterator[Upload]:
 
 @contextmanager
 def _begun(datastore_dir: str, side: str, uploads: str, name: str) -> Iterator[Upload]:
-    lock = None
     with files.enough_space(datastore_dir):
         # One at a time: between its directory and its lock, a new upload looks like a killed one.
         with locks.exclusive(f"{side}/{layout_store.UPLOADS_LOCK}", 300):
@@ -75,9 +74,9 @@ def _begun(datastore_dir: str, side: str, uploads: str, name: str) -> Iterator[U
             files.remove_stale(side)
             os.mkdir(f"{uploads}/{name}")
             directory = beneath.open_directory(uploads, name)
-        try:
             upload = Upload(datastore_dir, name, beneath.path_of(directory))
             lock = _hold(layout_store.upload_lock(upload.directory))
+        try:
             point("upload begun")
             yield upload
         finally:

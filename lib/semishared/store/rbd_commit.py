@@ -77,17 +77,17 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
         kept = rbd_image.find(opened, BEFORE)
         if kept is None or not rbd_image.is_unchanged(opened, kept):
             raise CommitRefused(f"what {image.source} is has not been kept for this commit, or somebody has settled it meanwhile")
-        with diffs.opened(diff, before.touched, before.size) as change:
+        with diffs.opened(diff, before, before.size) as change:
             writing = _Writing(opened, before, diff)
-            manifest, done = diffs.carry_out(diff, change, before.generation, writing.write)
+            manifest, done = diffs.carry_out(change, writing.write)
             if not writing.begun:
                 return done._replace(generation=before.generation)
             # Who has taken the VM over meanwhile has not waited for us.
             claims.check_epoch(image.source, owner, _noted(image, opened, owner))
-            touched = frozenset(before.touched | change.extents)
-            rbd_claim.write(opened, Claim(owner, done.generation, change.size, (), before.snapshots, touched))
-        point("commit decided")
-        diffs.remember(diff, manifest)
+            after = Claim(owner, done.generation, change.size, (), before.snapshots, frozenset(change.extents))
+            rbd_claim.write(opened, after)
+            point("commit decided")
+            diffs.remember(diff, change, manifest)
     return done._replace(how="rbd")
 
 

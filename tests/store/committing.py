@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commit a diff to its image in a process of its own, which is killed where SEMISHARED_KILL_AT says.
+
+    python3 -m store.committing FILE      FILE: (image, owner, diff), pickled; exit code 1: an error, which is printed
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+from semishared import store
+from semishared.errors import SemisharedError
+from semishared.model.owner import Owner
+from semishared.model.refs import ImageRef
+from semishared.store.diffs import Committed, Diff
+
+
+def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
+    """Commit as an action does: on the bridge, on the host, and on the bridge again, where there is one."""
+    at = store.of(image.access)
+    if image.access.can.has_bridge:
+        store.bridged(image.access).begin_commit(image, owner)
+    done = at.commit(image, owner, diff)
+    at.settle(image)
+    return done
+
+
+if __name__ == "__main__":
+    try:
+        commit(*pickle.loads(Path(sys.argv[1]).read_bytes()))
+    except SemisharedError as e:
+        sys.exit(e.line())
