@@ -18,6 +18,7 @@ from semishared.host.execute import Execution, read_plan
 from semishared.model import steps as s
 from semishared.model import steps_base, steps_image
 from semishared.model.network_disk import NetworkDisk
+from semishared.model.owner import Owner
 from semishared.store import Bridged
 from semishared.store.verbs import VERBS
 from semishared.wire.messages import Writer
@@ -25,7 +26,7 @@ from semishared.wire.messages import Writer
 SECRET = "00000000-0000-4000-8000-0000000000cc"
 OF_IMAGES = {
     name: cls for name, cls in vars(steps_image).items()
-    if hasattr(cls, "_fields") and cls not in (s.ImageRef, s.DiskRef, s.Access, NetworkDisk)
+    if hasattr(cls, "_fields") and cls not in (s.ImageRef, s.DiskRef, s.Access, NetworkDisk, Owner)
 }  # fmt: skip
 STEPS = {**s.STEPS, **OF_IMAGES}
 OF_BASES = {name: cls for name, cls in vars(steps_base).items() if hasattr(cls, "_fields") and cls is not s.ImageRef}
@@ -47,6 +48,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "DiskRef": st.builds(s.DiskRef, numbers, numbers, words),
     "Access": accesses,
     "NetworkDisk": st.just(NetworkDisk("one/one-7", ("mon:6789",), "libvirt", SECRET)),
+    "Owner": st.builds(Owner, numbers, numbers, numbers, words, words, words),
     "dict[str, Any]": st.dictionaries(words, json_values, max_size=3),
 }
 
@@ -100,7 +102,7 @@ EXAMPLES: dict[str, Any] = {
     "int": 3, "str": "x", "bool": True, "tuple[str, ...]": ("x",), "tuple[int, ...]": (3,),
     "ImageRef": s.ImageRef(100, 1, "raw", "/x"), "DiskRef": s.DiskRef(2, 1, "/x"),
     "Access": s.Access("rbd"), "NetworkDisk": NetworkDisk("one/one-7", (), "libvirt", SECRET),
-    "dict[str, Any]": {"x": 1},
+    "dict[str, Any]": {"x": 1}, "Owner": Owner(2, 1, 3, "0" * 32),
 }  # fmt: skip
 
 
@@ -109,7 +111,7 @@ def test_a_step_with_a_part_missing_or_added_is_none(cls: Any) -> None:
     whole = s.to_data(cls(*[EXAMPLES[kind] for kind in kinds(cls)]))
     parts = [{**whole, "more": 1}, {**whole, "step": "Nothing"}, {**whole, "step": ["PrepareVm"]}]
     parts += [{key: value for key, value in whole.items() if key != name} for name in whole]
-    for name in ("image", "disk", "access", "network"):
+    for name in ("image", "disk", "access", "network", "owner"):
         if isinstance(whole.get(name), dict):
             parts += [{**whole, name: {}}, {**whole, name: None}, {**whole, name: {**whole[name], "x": 1}}]  # type: ignore[dict-item]
     for part in parts:

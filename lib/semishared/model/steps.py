@@ -231,9 +231,9 @@ STEPS: dict[str, Any] = {
 def _named(name: str) -> Any:
     if name not in STEPS:
         # What no transfer action plans is not loaded by any.
-        from . import network_disk, steps_base, steps_image
+        from . import network_disk, owner, steps_base, steps_image
 
-        _NESTED["network"] = network_disk.NetworkDisk
+        _NESTED["network"], _NESTED["owner"] = network_disk.NetworkDisk, owner.Owner
         for module in (steps_base, steps_image):
             STEPS.update({key: cls for key, cls in vars(module).items() if hasattr(cls, "_fields") and cls not in _NESTED.values()})
     return STEPS.get(name)
@@ -256,6 +256,8 @@ def from_data(data: dict[str, object]) -> Step:
     for name, kind in _NESTED.items():
         if name in values:
             values[name] = kind.from_data(values[name])
+            if values[name] is None:
+                raise BadArguments(f"not a step: {str(data)[:200]}")
     for name, value in values.items():
         if isinstance(value, list):
             values[name] = tuple(value)

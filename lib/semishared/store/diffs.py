@@ -92,10 +92,13 @@ class Last(NamedTuple):
         """Return what a file says, None if there is none, or it is of another generation than what the image is now."""
         try:
             data = json.loads(files.read(path, 2 * MANIFEST_LIMIT)) if path else None
-            found = cls(extents.parse(data["manifest"].encode()), [Range(*pair, HOLE, 0) for pair in data["ranges"]]) if data else None
+            if not data:
+                return None
+            ranges = [Range(start, length, HOLE, 0) for start, length in data["ranges"]]
+            found = cls(extents.parse(data["manifest"].encode()), ranges)
         except (OSError, ValueError, KeyError, TypeError, ImageChanged):
             return None
-        return found if found and found.manifest.generation == generation else None
+        return found if found.manifest.generation == generation else None
 
 
 class Change:

@@ -31,13 +31,13 @@ def read(image: Any) -> Claim | None:
         return None
 
 
-def write(image: Any, claim: Claim | None) -> None:
-    """Write the record of an open image, or remove it."""
+def write(image: Any, claim: Claim | None, done: str = "claim written") -> None:
+    """Write the record of an open image, or remove it; `done` is then the name of the point."""
     if claim:
         image.metadata_set(CLAIM, json.dumps(claim.to_data(), sort_keys=True))
     elif CLAIM in dict(image.metadata_list()):
         image.metadata_remove(CLAIM)
-    point("claim written")
+    point(done)
 
 
 def now(image: Any, owner: Owner, claim: Claim | None) -> Claim:

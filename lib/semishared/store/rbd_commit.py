@@ -85,8 +85,7 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
             # Who has taken the VM over meanwhile has not waited for us.
             claims.check_epoch(image.source, owner, _noted(image, opened, owner))
             after = Claim(owner, done.generation, change.size, (), before.snapshots, frozenset(change.extents))
-            rbd_claim.write(opened, after)
-            point("commit decided")
+            rbd_claim.write(opened, after, "commit decided")
             diffs.remember(diff, change, manifest)
     return done._replace(how="rbd")
 
@@ -103,7 +102,7 @@ class _Writing:
         if not change.writes and change.size == self._before.size:
             return 0
         self.begun = True
-        rbd_claim.write(self._opened, self._before._replace(changing=True))
+        rbd_claim.write(self._opened, self._before._replace(changing=True), "change noted")
         if change.size > self._before.size:
             self._opened.resize(change.size)
             point("image grown")

@@ -12,6 +12,7 @@ from . import of
 
 VERBS = {
     "BeginChange": "begin_change",
+    "BeginCommit": "begin_commit",
     "CheckStore": "reach",
     "CloneStored": "clone",
     "CopyHeld": "copy_held",
@@ -36,6 +37,7 @@ VERBS = {
     "RemoveImage": "remove",
     "RevertImage": "revert",
     "SeeImage": "look",
+    "SettleImage": "settle",
     "StageImage": "stage",
 }
 

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commits to images of mounted stores, beyond what every kind of store does (tests/store/diff_cases.py): locks, room, formats."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from semishared.errors import AnotherWriter, JournalDamaged, NoSpace
+from semishared.model import layout_store
+from semishared.model.owner import Owner
+from semishared.store.diffs import Diff
+from store.benches import DirBench
+from store.cases import MiB, nothing_left, of, ref
+from store.diff_cases import DISK, SEQ, VM, Lent, is_content, lent
+from tools.test_writers import exported
+
+
+@pytest.fixture()
+def bench(tmp_path: Path) -> DirBench:
+    return DirBench(tmp_path)
+
+
+def points(it: Lent, trace: Path) -> list[str]:
+    """Return the points that a commit passes."""
+    assert it.run(SEMISHARED_TRACE=str(trace)).returncode == 0
+    return [line.split(" ", 1)[1] for line in trace.read_text().splitlines()]
+
+
+@contextmanager
+def stopped(it: Lent, at: int) -> Iterator["subprocess.Popen[bytes]"]:
+    """Have a commit stand still at a point."""
+    with subprocess.Popen(it.words(), env=it.env(SEMISHARED_STOP_AT=str(at)), stderr=subprocess.PIPE) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+                assert time.monotonic() < deadline and process.poll() is None
+                time.sleep(0.02)
+            yield process
+        finally:
+            process.kill()
+
+
+def test_who_reads_waits_for_a_commit_that_is_decided(bench: DirBench, tmp_path: Path) -> None:
+    at = points(lent(bench, tmp_path, 6), tmp_path / "trace").index("commit decided") + 1
+    it = lent(bench, tmp_path)
+    new = it.wanted()
+    with stopped(it, at) as process, ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(is_content, bench, it, new)
+        words = ["qemu-io", "-f", "raw", "-c", "write 0 4k", it.image.source]
+        guest = subprocess.run(words, capture_output=True, check=False, timeout=60)
+        assert b"lock" in guest.stderr and guest.returncode, "no QEMU opens it meanwhile"
+        time.sleep(0.5)
+        assert not reading.done()
+        process.send_signal(signal.SIGCONT)
+        reading.result(60)
+        assert process.wait(60) == 0
+    nothing_left(bench)
+
+
+def test_who_was_cut_off_decides_nothing_any_more(bench: DirBench, tmp_path: Path) -> None:
+    passed = points(lent(bench, tmp_path, 6), tmp_path / "trace")
+    it = lent(bench, tmp_path)
+    old = (it.top / "base").read_bytes()
+    with stopped(it, passed.index("commit staged") + 1) as process:
+        assert len(of(bench).leftovers(bench.root)) == 1
+        # What the next claim or commit does first: with a lock that the server has taken from this one.
+        side = f"{bench.root}/{layout_store.side(os.path.basename(it.image.source))}"
+        subprocess.run(["rm", "-r", layout_store.commits(side)], check=True)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == 1
+        assert process.stderr
+        assert b"was cut off" in process.stderr.read()
+    is_content(bench, it, old)
+    it.commit()
+    is_content(bench, it, it.wanted())
+
+
+def test_an_image_that_a_guest_has_open_is_not_committed_to(bench: DirBench, tmp_path: Path) -> None:
+    it = lent(bench, tmp_path)
+    with exported(it.image.source, "raw"), pytest.raises(AnotherWriter, match="process"):
+        it.commit()
+    it.commit()
+    is_content(bench, it, it.wanted())
+
+
+def test_a_journal_that_is_not_whole_is_not_carried_out(bench: DirBench, tmp_path: Path) -> None:
+    at = points(lent(bench, tmp_path, 6), tmp_path / "trace").index("commit decided") + 1
+    it = lent(bench, tmp_path)
+    assert it.run(SEMISHARED_KILL_AT=str(at)).returncode == -signal.SIGKILL
+    journal = f"{bench.root}/{layout_store.side(os.path.basename(it.image.source))}/{layout_store.COMMIT}"
+    with open(layout_store.journal_data(journal), "r+b") as data:
+        data.write(b"\xff")
+    before = Path(it.image.source).read_bytes()
+    for ask in (lambda: of(bench).check(it.image), lambda: of(bench).begin_session(it.image), lambda: of(bench).freeze(it.image)):
+        with pytest.raises(JournalDamaged):
+            ask()
+    assert Path(it.image.source).read_bytes() == before
+
+
+@pytest.mark.parametrize("size", [8, 25])
+def test_a_store_without_room_keeps_the_old_content(size: int, tmp_path: Path) -> None:
+    """For the journal, or for what it notes."""
+    where = tmp_path / "small"
+    where.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}m", "small", where], check=True)
+    try:
+        bench = DirBench(where)
+        it = lent(bench, tmp_path)
+        it.write("write -P 7 1M 14M")
+        with pytest.raises(NoSpace):
+            it.commit()
+        is_content(bench, it, (it.top / "base").read_bytes())
+        nothing_left(bench)
+        subprocess.run(["mount", "-o", "remount,size=60m", where], check=True)
+        it.commit()
+        is_content(bench, it, it.wanted())
+    finally:
+        subprocess.run(["umount", where], check=True)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_image_that_is_qcow2_is_made_anew(killed: bool, bench: DirBench, tmp_path: Path) -> None:
+    made = ref(bench)._replace(format="qcow2")
+    with of(bench).made(made, 0) as draft:
+        source = tmp_path / "source"
+        source.write_bytes(b"\xa1" * MiB + bytes(7 * MiB))
+        draft.fill(str(source), "raw")
+    base, manifest = str(tmp_path / "base"), tmp_path / "manifest"
+    found = of(bench).content(made)
+    seen = found.see()
+    copied = found.copy(seen, base, "qcow2")
+    found.publish(copied, seen)
+    manifest.write_bytes(copied.text())
+    owner = Owner(VM, DISK, SEQ, copied.generation, "h1", bench.access.cloud)
+    of(bench).claim(made, owner)
+    layer = str(tmp_path / "layer")
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "qcow2", layer], check=True)
+    it = Lent(made, owner, Diff((layer,), base, "qcow2", str(manifest), str(tmp_path / "last")), tmp_path)
+    it.write("write -P 1 3M 4k", "write -z 0 64k")
+    if killed:
+        assert it.run(SEMISHARED_KILL_AT="5").returncode == -signal.SIGKILL
+    done = it.commit()
+    assert (done.how, done.generation, done.size) == ("whole", "", 8 * MiB)
+    compare = ["qemu-img", "compare", "-q", "-f", "qcow2", "-F", "qcow2", made.source, layer]
+    subprocess.run(compare, check=True, timeout=60)
+    it.write("write -P 2 5M 4k")
+    assert it.commit().how == "whole"
+    subprocess.run(compare, check=True, timeout=60)
+    data = tmp_path / "again"
+    again = found.copy(found.see(), str(data), "qcow2")
+    assert again.generation != copied.generation
+
+
+def test_owner_and_mode_stay(bench: DirBench, tmp_path: Path) -> None:
+    from store.benches import reflinking
+
+    with reflinking(tmp_path) as top:
+        cloning = DirBench(top)
+        it = lent(cloning, tmp_path)
+        os.chmod(it.image.source, 0o640)
+        os.chown(it.image.source, 9869, 9869)
+        assert it.commit().how == "reflink"
+        found = os.stat(it.image.source)
+        assert (found.st_mode & 0o777, found.st_uid, found.st_gid) == (0o640, 9869, 9869)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may commit to an image: the record there and back, and what is no record."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semishared.errors import CommitRefused, NotOwner, SemisharedError, StaleDiff
+from semishared.model.owner import Owner
+from semishared.store import claims
+from semishared.store.claims import Claim
+
+OWNER = Owner(23, 1, 5, "a" * 32, "h1", "f" * 32)
+CLAIM = Claim(OWNER, "a" * 32, 8 << 20, ("token", 8 << 20, 7), (0, 3), frozenset({0, 9, 4000}))
+
+
+@given(st.frozensets(st.integers(0, 100_000), max_size=50))
+def test_a_record_is_the_same_after_its_way_through_json(touched: frozenset[int]) -> None:
+    claim = CLAIM._replace(touched=touched)
+    assert Claim.from_data(json.loads(json.dumps(claim.to_data()))) == claim
+
+
+@pytest.mark.parametrize(
+    "data",
+    [None, [], {}, {"touched": "?"}, {"touched": "YWJj"}, {"owner": None}, {"owner": {}}, {"size": "8"}, {"state": 7}, {"snapshots": ["x"]}],
+    ids=repr,
+)
+def test_what_anybody_can_write_there_is_no_record(data: Any) -> None:
+    whole = {**CLAIM.to_data(), **data} if isinstance(data, dict) and data else data
+    assert Claim.from_data(whole) is None
+
+
+def test_a_million_extents_are_some_bytes() -> None:
+    claim = CLAIM._replace(touched=frozenset(range(1_000_000)))
+    assert len(json.dumps(claim.to_data())) < 2000
+
+
+@pytest.mark.parametrize(
+    ("claim", "owner", "now", "error"),
+    [
+        (None, {}, {}, NotOwner),
+        (CLAIM, {"vm": 24}, {}, NotOwner),
+        (CLAIM, {"cloud": "0" * 32}, {}, NotOwner),
+        (CLAIM, {"epoch": 4}, {}, StaleDiff),
+        (CLAIM, {"generation": "b" * 32}, {}, NotOwner),
+        (CLAIM, {}, {"snapshots": (0,)}, CommitRefused),
+        (CLAIM, {}, {"size": 4 << 20}, CommitRefused),
+        (CLAIM, {}, {"state": ("other", 8 << 20, 7)}, CommitRefused),
+        (CLAIM, {"epoch": 6, "host": "h2"}, {}, None),
+    ],
+)
+def test_who_may_commit(claim: Claim | None, owner: Any, now: Any, error: type[SemisharedError] | None) -> None:
+    asked = ("/store/image", claim, OWNER._replace(**owner), CLAIM._replace(**now))
+    if error is None:
+        assert claims.check(*asked) == claim
+        return
+    with pytest.raises(error, match="/store/image"):
+        claims.check(*asked)
+
+
+def test_a_new_diff_of_the_same_disk_begins_anew() -> None:
+    later = OWNER._replace(generation="b" * 32, epoch=6)
+    new = Claim(later, "b" * 32, 8 << 20, ("other", 8 << 20, 8))
+    assert claims.claimed("/store/image", CLAIM, new) == new
+    moved = CLAIM._replace(owner=OWNER._replace(epoch=9))
+    assert claims.claimed("/store/image", CLAIM, moved._replace(touched=frozenset())) == moved
+    with pytest.raises(CommitRefused):
+        claims.claimed("/store/image", None, new._replace(generation=""))
