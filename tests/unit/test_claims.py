@@ -27,7 +27,10 @@ def test_a_record_is_the_same_after_its_way_through_json(touched: frozenset[int]
 
 @pytest.mark.parametrize(
     "data",
-    [None, [], {}, {"touched": "?"}, {"touched": "YWJj"}, {"owner": None}, {"owner": {}}, {"size": "8"}, {"state": 7}, {"snapshots": ["x"]}],
+    [
+        None, [], {}, {"touched": "?"}, {"touched": "YWJj"}, {"owner": None}, {"owner": {}}, {"size": "8"}, {"state": 7},
+        {"snapshots": ["x"]},
+    ],
     ids=repr,
 )
 def test_what_anybody_can_write_there_is_no_record(data: Any) -> None:
