@@ -73,7 +73,7 @@ def test_what_lacks_of_a_base_is_read_from_the_frozen_content(site: Site, world:
     arrived.begin(manifest)
     assert arrived.put(0, content[: extents.EXTENT])
     arrived.close()
-    site.on(b.FetchBase(str(world.root), pinned, (), "last", "", "none", 0, (), ()))
+    site.on(b.FetchBases(str(world.root), (b.Part(pinned),), (), "rest", "", "none", 0, 0, (), ()))
     assert site.moved == {"store_read": extents.EXTENT}, "one of two"
     assert (base / "image").read_bytes() == content
     assert (base / "source").read_text() == f"{image.source}\n", "no host needs a mount for it"

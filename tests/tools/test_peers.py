@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import threading
@@ -11,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from semishared.base import cache, partial, peers
+from semishared.base import cache, peers
 from semishared.base.ensure import ensure
 from semishared.base.partial import Partial
 from semishared.config import Config
-from semishared.errors import HostFailed, HostUnreachable, MissingImage, TransferCorrupt
+from semishared.errors import BadArguments, HostFailed, HostUnreachable, MissingImage, TransferCorrupt
 from semishared.model import steps as s
 from semishared.model import steps_base as b
+from semishared.model.ranges import ALL, ranges
 from semishared.tools import compress, extents, locks
 from semishared.wire import packets
 from tools.test_base_care import flip
@@ -41,6 +43,10 @@ def image(world: World) -> s.ImageRef:
 def serve(world: World, image: s.ImageRef, wanted: tuple[tuple[int, int], ...] = (), name: str = "none") -> b.ServeBase:
     base = f"100-7-{image.generation}"
     return b.ServeBase(str(world.root), base, wanted, packets.Session.new().text, name, 0)
+
+
+def wanted(world: World, *parts: b.Part, sources: tuple[str, ...] = (), store: str = "rest") -> b.FetchBases:
+    return b.FetchBases(str(world.root), parts, sources, store, "", "none", 0, 0, (), ())
 
 
 def fetch(step: b.ServeBase, target: Partial, skip: bool = False) -> int:
@@ -75,7 +81,7 @@ def test_only_what_is_missing_is_sent(world: World, image: s.ImageRef, tmp_path:
     target.close()
     again = Partial(str(tmp_path / "other"), image)
     assert len(again.have) == first, "what was there is gone on with"
-    packed = fetch(serve(world, image, partial.ranges(again.missing())), again)
+    packed = fetch(serve(world, image, ranges(again.missing())), again)
     assert packed < (len(again.have) - first) * extents.EXTENT * 1.01 + 100_000
     assert whole(world, again)
 
@@ -105,7 +111,7 @@ def test_what_rotted_in_a_partial_base_is_fetched_again(world: World, image: s.I
         file.write("7")
     again = Partial(str(tmp_path / "other"), image)
     assert index in again.missing() and len(again.have) == len(target.have) - 1
-    fetch(serve(world, image, partial.ranges(again.missing())), again)
+    fetch(serve(world, image, ranges(again.missing())), again)
     assert whole(world, again)
 
 
@@ -171,8 +177,7 @@ def test_receiver_has_it_from_the_peer_and_the_store_is_the_last_resort(world: W
 
     def have(sources: tuple[str, ...], from_store: str) -> dict[str, object]:
         cache.forget(cache.at(str(world.root), base.name))
-        step = b.FetchBase(str(world.root), image, sources, from_store, "", "none", 0, (), ())
-        (found,) = world.on(step)
+        (found,) = world.on(wanted(world, b.Part(image, sources, ALL if from_store == "no" else ())))
         assert isinstance(found, dict)
         assert extents.copy(str(base / "image"), None, "raw", "test").generation == image.generation
         return found
@@ -182,10 +187,10 @@ def test_receiver_has_it_from_the_peer_and_the_store_is_the_last_resort(world: W
     assert found["sources"] == {"store": {"extents": data, "bytes": data * extents.EXTENT}}
     with pytest.raises(HostUnreachable):
         have((), "no")
-    (again,) = world.on(b.FetchBase(str(world.root), image, (), "last", "", "none", 0, (), ()))
+    (again,) = world.on(wanted(world, b.Part(image)))
     assert again["sources"] != {}  # type: ignore[index]
-    (there,) = world.on(b.FetchBase(str(world.root), image, ("nowhere",), "no", "", "none", 0, (), ()))
-    assert there == {"name": base.name, "sources": {}, "troubles": []}
+    (there,) = world.on(wanted(world, b.Part(image, ("nowhere",), ALL)))
+    assert there == {"sources": {}, "troubles": []}
     assert world.leftovers() == []
 
 
@@ -239,7 +244,7 @@ def test_reception_killed_at_any_step_is_gone_on_with(world: World, image: s.Ima
     peer.close()
     kept = world.root / "kept"
     os.rename(peer.directory, kept)
-    step = b.FetchBase(str(world.root), image, (), "last", "", "none", 0, (), ())
+    step = wanted(world, b.Part(image))
     killed = 0
     for kill_at in range(1, 60):
         cache.forget(cache.at(str(world.root), base.name))
@@ -259,3 +264,71 @@ def test_reception_killed_at_any_step_is_gone_on_with(world: World, image: s.Ima
         if not is_killed:
             break
     assert killed >= 4, "begun, copied, finished, published"
+
+
+def second(world: World, image: s.ImageRef, name: str, at: int) -> s.ImageRef:
+    """Make an image that differs from another one in one extent, and has its own generation."""
+    path = Path(image.source).with_name(name)
+    subprocess.run(["cp", "--sparse=always", image.source, str(path)], check=True)
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(os.urandom(4096))
+    other = image._replace(id=8, source=str(path), generation="")
+    generation = ensure(str(world.root), other, None).base.generation
+    cache.forget(cache.named(str(world.root), other, generation))
+    return other._replace(generation=generation)
+
+
+def test_what_another_base_has_is_not_fetched(world: World, image: s.ImageRef) -> None:
+    other = second(world, image, "other", 22 * MiB)
+    (found,) = world.on(b.DescribeBase(str(world.root), other))
+    assert found["lacks"] == [[5, 6]] and found["manifest"]  # type: ignore[index]
+    (found,) = world.on(wanted(world, b.Part(other)))
+    (old,) = [base for base in world.bases() if base.name.startswith("100-7-")]
+    data = len(extents.parse((old / "manifest").read_bytes()).extents)
+    sources = found["sources"]  # type: ignore[index]
+    assert sources["store"] == {"extents": 1, "bytes": extents.EXTENT} and sources["here"]["extents"] == data - 1
+    made = cache.named(str(world.root), other, other.generation)
+    assert extents.copy(made.image, None, "raw", "test").generation == other.generation
+    assert world.leftovers() == []
+
+
+def test_what_has_rotted_in_another_base_comes_from_the_store(world: World, image: s.ImageRef) -> None:
+    other = second(world, image, "other", 22 * MiB)
+    (old,) = world.bases()
+    flip(old / "image", 101 * MiB)
+    (found,) = world.on(wanted(world, b.Part(other)))
+    assert found["sources"]["store"]["extents"] == 2  # type: ignore[index]
+    assert extents.copy(cache.named(str(world.root), other, other.generation).image, None, "raw", "test").generation == other.generation
+
+
+def test_extents_of_several_bases_come_by_their_hashes(world: World, image: s.ImageRef, tmp_path: Path) -> None:
+    """A peer that has one base gives what it has of another one."""
+    from semishared.base.account import Account, Orders
+    from semishared.base.fetch import _Filling
+    from semishared.base.targets import Target, Targets
+
+    other = second(world, image, "other", 22 * MiB)
+    targets, root = Targets(), str(tmp_path / "else")
+    step = wanted(world, b.Part(other, (), ALL), b.Part(image, (), ALL), sources=("localhost",))
+    account = Account(targets, lambda **_: None)
+    for part in step.parts:
+        targets.add(Target(root, part))
+    filling = _Filling(step._replace(parts=()), targets, account, Orders(lambda: None), Config())
+    for target in targets.all:
+        assert targets.total >= 0 and not target.is_known
+    for found in (extents.copy(ref.source, None, "raw", "test") for ref in (other, image)):
+        targets.begin(found.text())
+    filling._ask(step.sources, lambda: not targets.has_shared, filling._shared)
+    lacking = [target.shared() for target in targets.all]
+    assert lacking == [[5], []], "what it does not have"
+    assert account.sources["localhost"]["bytes"] < (targets.count / 2 + 1) * extents.EXTENT * 1.01, "each once, for both"
+    targets.close()
+
+
+def test_step_with_parts_is_the_same_after_its_way_through_json(world: World, image: s.ImageRef) -> None:
+    step = wanted(world, b.Part(image, ("h1",), ((0, 3), (5, 7)), ALL), b.Part(image), sources=("h2", "h3"))
+    assert s.from_data(json.loads(json.dumps(s.to_data(step)))) == step
+    for bad in ({}, {"parts": 7}, {"parts": [7]}, {"parts": [{"image": 1}]}):
+        with pytest.raises(BadArguments):
+            s.from_data({**s.to_data(step), **bad} if bad else {"step": "FetchBases"})

@@ -29,7 +29,7 @@ OF_IMAGES = {
     if hasattr(cls, "_fields") and cls not in (s.ImageRef, s.DiskRef, s.Access, NetworkDisk, Owner)
 }  # fmt: skip
 STEPS = {**s.STEPS, **OF_IMAGES}
-OF_BASES = {name: cls for name, cls in vars(steps_base).items() if hasattr(cls, "_fields") and cls is not s.ImageRef}
+OF_BASES = {name: cls for name, cls in vars(steps_base).items() if hasattr(cls, "_fields") and cls not in (s.ImageRef, steps_base.Part)}
 words = st.text(max_size=20)
 numbers = st.integers(0, 2**60)
 json_values = st.recursive(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import Any, Callable
 
-from .partial import Partial
+from .targets import Targets
 
 Tell = Callable[..., None]
 """Sends an event to the front-end."""
@@ -16,7 +16,7 @@ TELL_S = 0.5
 class Account:
     """What came from where, told to the front-end as it comes."""
 
-    def __init__(self, target: Partial, tell: Tell) -> None:
+    def __init__(self, target: Targets, tell: Tell) -> None:
         self._target, self._tell, self._told = target, tell, 0.0
         self.sources: dict[str, dict[str, int]] = {}
         self.troubles: list[str] = []
@@ -24,18 +24,25 @@ class Account:
     def came(self, source: str, extents_before: int, packed: int, **more: Any) -> None:
         """Note that `packed` bytes came from `source`, and that before them `extents_before` extents were there."""
         if packed:  # a stream that brought nothing is no source
-            entry = self.sources.setdefault(source, {"extents": 0, "bytes": 0})
-            entry["extents"] += len(self._target.have) - extents_before
-            entry["bytes"] += packed
+            self.count(source, self._target.count - extents_before, packed)
         self.tell(source, **more)
+
+    def count(self, source: str, extents: int, size: int) -> None:
+        """Note that extents, in `size` bytes, came from `source`."""
+        entry = self.sources.setdefault(source, {"extents": 0, "bytes": 0})
+        entry["extents"] += extents
+        entry["bytes"] += size
+
+    def data(self) -> dict[str, object]:
+        """Return what there is to be said in the end."""
+        return {"sources": self.sources, "troubles": self.troubles}
 
     def tell(self, source: str, *, now: bool = False, **more: object) -> None:
         """Say how far it is, not more often than the front-end can want to know."""
         if now or time.monotonic() - self._told > TELL_S:
             self._told = time.monotonic()
-            manifest = self._target.manifest
             self._tell(
-                event="progress", have=len(self._target.have), of=len(manifest.extents) if manifest else 0, source=source,
+                event="progress", have=self._target.count, of=self._target.total, source=source,
                 came=self.sources.get(source, {}).get("bytes", 0), **more,
             )  # fmt: skip
 

@@ -74,7 +74,7 @@ def _have(root: str, image: ImageRef, ask: room.Ask | None, want: room.Want, con
         from . import fetch
 
         fetch.fetch(root, image._replace(generation=wanted), content, seen, current, ask, want)
-        return cache.publish(root, cache.named(root, image, wanted), image)
+        return cache.named(root, image, wanted)
 
 
 def _published(root: str, image: ImageRef, generation: str) -> cache.Base | None:

@@ -22,17 +22,17 @@ import time
 from typing import Callable
 
 from ..errors import HostUnreachable, SemisharedError, StreamFailed, ToolTimeout
-from ..model.steps_base import FetchBase, StreamBase
+from ..model.steps_base import FetchBases, StreamBases
 from ..tools import compress, progress
 from ..tools.crash_points import point
 from ..tools.program import Program, started
 from ..tools.rate_limit import stand_back
 from ..tools.run import run
 from ..wire import packets
-from . import peers
+from . import manifests, peers
 from .account import Account, Orders
 from .arrival import Arrival
-from .partial import Partial
+from .targets import Targets
 
 START_S = 20
 """Until the first packet: seconds that a receiver waits for the sender, and the sender for receivers."""
@@ -85,8 +85,8 @@ def slice_size() -> int:
         return SMALL_SLICE
 
 
-def send(step: StreamBase, tell: Callable[..., None], poll: Callable[[], object]) -> dict[str, object]:
-    """Send a base to the receivers of its session; return its codec, its bytes plain and packed, and what was resent."""
+def send(step: StreamBases, poll: Callable[[], object]) -> dict[str, object]:
+    """Send what is shared to the receivers of the session; return its codec, its bytes plain and packed, and what was resent."""
     stand_back()
     argv = [
         "udp-sender", "--nokbd", "--interface", device(step.toward), "--portbase", str(step.portbase),
@@ -99,8 +99,8 @@ def send(step: StreamBase, tell: Callable[..., None], poll: Callable[[], object]
     sealer, name, plain, packed = packets.Sealer(packets.Session.of(step.session), compress.NONE), step.codec, 0, 0
     with started(argv, feed=True) as program:
         point("stream sender started")
-        for text, group in peers.groups(step.root, step.name, (), step.rate):
-            if not group:
+        for text, group in manifests.shared(step):
+            if text:
                 pieces = sealer.manifest(text)
             else:
                 if not plain:
@@ -154,7 +154,7 @@ def _statistics(said: str) -> dict[str, object]:
     return {"resent_percent": float(found[-1]) if found else 0.0, "dropped": len(dropped)}
 
 
-def receive(step: FetchBase, target: Partial, account: Account, orders: Orders) -> None:
+def receive(step: FetchBases, target: Targets, account: Account, orders: Orders) -> None:
     """Take the session's stream for as long as it is whole; raise what ended it otherwise."""
     portbase, sender = step.stream
     argv = [
@@ -173,16 +173,16 @@ def receive(step: FetchBase, target: Partial, account: Account, orders: Orders) 
         code = program.wait(10)
         if code:
             raise StreamFailed(f"udp-receiver ended with code {code}: {program.said(300)}")
-        if not target.is_complete:
+        if not target.has_shared:
             raise StreamFailed("the stream ended before all had come")
 
 
 def _take(
-    program: Program, arrival: Arrival, opener: packets.Opener, target: Partial, account: Account, orders: Orders
+    program: Program, arrival: Arrival, opener: packets.Opener, target: Targets, account: Account, orders: Orders
 ) -> None:
     """Take what comes until the stream ends; raise why it is left."""
     coming = _Packets(program, opener)
-    had, came = len(target.have), 0
+    had, came = target.count, 0
     while True:
         packet = coming.next(0.25)
         orders.hear()
@@ -194,7 +194,7 @@ def _take(
         more, came = coming.came - came, coming.came
         progress.count("received", more)
         account.came("stream", had, more, speed=arrival.speed())
-        had = len(target.have)
+        had = target.count
         if coming.over():
             return
         # Its own limits would cost udp-receiver a further system call for each packet.

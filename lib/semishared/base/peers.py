@@ -11,19 +11,21 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Callable, Iterator
+from typing import Callable, Iterable, Iterator, Sequence
 
 from ..config import Config
-from ..errors import HostUnreachable, ImageChanged, MissingImage, TransferCorrupt
+from ..errors import HostUnreachable, MissingImage
 from ..model import layout_base
-from ..model.steps_base import ServeBase
+from ..model.steps_base import ServeBase, ServeExtents
 from ..tools import compress, extents, locks, progress
 from ..tools.compress import Bytes
 from ..tools.rate_limit import Pace, stand_back
 from ..wire import packets
 from ..wire.session import Session
 from . import cache, partial
+from .held import Held, manifest_in
 from .partial import Partial
+from .targets import Targets
 
 FOLLOW_S = 20.0
 """Seconds without a further extent after which a base that is still arriving is not waited for any more."""
@@ -61,13 +63,8 @@ class _Here:
                 fd = os.open(layout_base.image(directory), os.O_RDONLY)
             except FileNotFoundError:
                 continue
-            try:
-                with open(layout_base.manifest(directory), "rb") as file:
-                    text = file.read()
-                if extents.generation_of(text) != self._base.generation:
-                    raise ImageChanged("a manifest of another generation")
-                self.manifest = extents.parse(text)
-            except (FileNotFoundError, ImageChanged):
+            self.manifest = manifest_in(directory, self._base.generation)
+            if self.manifest is None:
                 os.close(fd)
                 continue
             if self._fd >= 0:
@@ -106,8 +103,7 @@ def groups(root: str, name: str, wanted: tuple[tuple[int, int], ...], rate: int)
             time.sleep(POLL_S)
             progress.touch()
             continue
-        # While it arrives extents go on one by one: a chain is as much slower as its packets are larger.
-        size = GROUP if left is not None and len(ready) == len(left) and not 0 < rate < GROUP_RATE else 1
+        size = _size(left is not None and len(ready) == len(left), rate)
         for at in range(0, len(ready), size):
             yield b"", [here.read(index) for index in ready[at : at + size]]
         last = time.monotonic()
@@ -115,19 +111,69 @@ def groups(root: str, name: str, wanted: tuple[tuple[int, int], ...], rate: int)
         left = [index for index in left or [] if index not in sent]
 
 
+def groups_of(
+    root: str, wanted: Sequence[str], rate: int, otherwise: Callable[[list[str]], Iterator[packets.Extent]] | None = None
+) -> Iterator[list[packets.Extent]]:
+    """Yield extents by their hashes, as they are here; `otherwise` reads those that neither are nor come, else they are left out.
+
+    Raise MissingImage when no more of what was about to come does.
+    """
+    held, left = Held(root, wanted), list(dict.fromkeys(wanted))
+    begun = last = time.monotonic()
+    try:
+        while left:
+            held.look(arriving=True)
+            ready = [digest for digest in left if digest in held]
+            # Whoever is to receive something himself may be about to begin.
+            is_early = otherwise is None and len(left) == len(wanted) and time.monotonic() - begun < GRACE_S
+            if ready:
+                size = _size(len(ready) == len(left), rate)
+                for at in range(0, len(ready), size):
+                    found = [(digest, held.read(digest)) for digest in ready[at : at + size]]
+                    yield [packets.Extent(0, digest, content) for digest, content in found if content is not None]
+                last = time.monotonic()
+                left = [digest for digest in left if digest not in held]
+            elif held.coming or is_early:
+                if time.monotonic() - last > FOLLOW_S:
+                    raise MissingImage(f"no more of what was to come arrives on {os.uname().nodename}")
+                time.sleep(POLL_S)
+                progress.touch()
+            else:
+                break
+    finally:
+        held.close()
+    for item in otherwise(left) if otherwise else ():
+        yield [item]
+
+
+def _size(is_rest: bool, rate: int) -> int:
+    """Return how many extents go in a packet: one by one while they arrive, as a chain is as much slower as packets are larger."""
+    return GROUP if is_rest and not 0 < rate < GROUP_RATE else 1
+
+
+def serve_extents(step: ServeExtents, write: Callable[[Bytes], None]) -> dict[str, object]:
+    """Write extents as packets."""
+    return _serve(((b"", group) for group in groups_of(step.root, step.wanted, step.rate)), step, write)
+
+
 def serve(step: ServeBase, write: Callable[[Bytes], None]) -> dict[str, object]:
     """Write a base as packets."""
+    return _serve(groups(step.root, step.name, step.wanted, step.rate), step, write)
+
+
+def _serve(
+    pieces: Iterable[tuple[bytes, list[packets.Extent]]], step: ServeBase | ServeExtents, write: Callable[[Bytes], None]
+) -> dict[str, object]:
     stand_back()
     pace = Pace(step.rate)
-    sealer, name, plain = None, step.codec, 0
-    for text, group in groups(step.root, step.name, step.wanted, step.rate):
-        if sealer is None:
-            sealer = packets.Sealer(packets.Session.of(step.session), compress.NONE)
+    sealer, name, plain = packets.Sealer(packets.Session.of(step.session), compress.NONE), step.codec, 0
+    for text, group in pieces:
+        if text:
             _send(sealer.manifest(text), write, pace)
+        if not group:
             continue
         if not plain:
-            name = compress.choose(step.codec, b"".join(item.content for item in group), step.rate)
-            sealer.compressor = name
+            name = sealer.compressor = compress.choose(step.codec, b"".join(item.content for item in group), step.rate)
         plain += sum(len(item.content) for item in group)
         _send(sealer.extents(group), write, pace)
     return {"codec": name, "plain": plain}
@@ -148,8 +194,9 @@ def _send(pieces: list[Bytes], write: Callable[[Bytes], None], pace: Pace) -> No
 
 
 def fetch(
-    host: str, step: ServeBase, target: Partial, config: Config, tell: Callable[[int, int], None], skip: Callable[[str], bool]
-) -> None:
+    host: str, step: ServeBase | ServeExtents, target: Partial | Targets, config: Config, tell: Callable[[int, int], None],
+    skip: Callable[[str], bool],
+) -> None:  # fmt: skip
     """Take from `host` what `target` lacks. Raise HostUnreachable, MissingImage, TransferCorrupt or what else stops it.
 
     `tell` is told (extents, packed bytes) after each packet; `skip` says whether to leave this source.
@@ -175,13 +222,11 @@ def fetch(
             tell(0, len(message))
 
 
-def take(target: Partial, opener: packets.Opener, packet: packets.Packet) -> None:
+def take(target: Partial | Targets, opener: packets.Opener, packet: packets.Packet) -> None:
     """Put what is in a packet where it belongs; raise TransferCorrupt."""
     kind, group, content = opener.open(packet)
     if kind == packets.MANIFEST:
         target.begin(bytes(content))
-    elif target.manifest is None:
-        raise TransferCorrupt("extents before their manifest")
     for item in group:
         # One that is damaged where it comes from, or on the way, is asked for elsewhere.
         target.put(item.number, item.content, item.sha256)

@@ -78,11 +78,11 @@ def describe(base: cache.Base) -> dict[str, object] | None:
     return None
 
 
-def evict(root: str, name: str, held: str = "") -> dict[str, object]:
-    """Remove a base unless somebody has a lease on it; `held` is the lock that the caller has."""
+def evict(root: str, name: str, held: tuple[str, ...] = ()) -> dict[str, object]:
+    """Remove a base unless somebody has a lease on it; `held` are the locks that the caller has."""
     base = cache.at(root, name)
     lock = cache.lock_path(root, base)
-    if lock == held:
+    if lock in held:
         return _evicted(base)
     os.makedirs(os.path.dirname(lock), exist_ok=True)
     # Without waiting: whoever holds it is about to use the image, and may himself be evicting for room.
@@ -99,7 +99,7 @@ def _evicted(base: cache.Base) -> dict[str, object]:
     return {"evicted": gone, "bytes": described["bytes"] if described and gone else 0}
 
 
-def evict_all(root: str, bases: Iterable[object], held: str = "") -> None:
+def evict_all(root: str, bases: Iterable[object], held: tuple[str, ...] = ()) -> None:
     """Remove these bases, as far as nobody has leases on them."""
     for name in bases:
         evict(root, str(name), held)
@@ -145,7 +145,7 @@ def ask_for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want:
 def for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want: Want) -> None:
     """Make room for `needed` bytes of a base whose name nobody knows, under its image's lock; raise NoSpace."""
     answer = ask_for_base(root, image, needed, ask, want)
-    evict_all(root, chosen(answer), layout_base.image_lock(root, image.base_prefix))
+    evict_all(root, chosen(answer), (layout_base.image_lock(root, image.base_prefix),))
 
 
 def _limits(listed: dict[str, Any]) -> eviction.Limits:

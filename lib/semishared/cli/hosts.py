@@ -35,18 +35,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def chosen(hosts: list[Host], arguments: argparse.Namespace) -> list[Host]:
     """Return the hosts that the arguments name; raise BadArguments for one that OpenNebula does not know."""
     if arguments.hosts is not None:
-        by_name = {host.name: host for host in hosts}
-        names = [name.strip() for name in arguments.hosts.split(",") if name.strip()]
-        unknown = [name for name in names if name not in by_name]
-        if unknown or not names:
-            raise BadArguments(f"no such host in OpenNebula: {', '.join(unknown) or 'none was named'}")
-        return [by_name[name] for name in dict.fromkeys(names)]
+        return named(hosts, arguments.hosts)
     if arguments.cluster is not None:
         found = [host for host in hosts if arguments.cluster in (host.cluster, str(host.cluster_id))]
         if not found:
             raise BadArguments(f"no cluster {arguments.cluster!r} with hosts in OpenNebula")
         return found
     return hosts
+
+
+def named(hosts: list[Host], text: str) -> list[Host]:
+    """Return the hosts A,B of a text; raise BadArguments for one that OpenNebula does not know."""
+    by_name = {host.name: host for host in hosts}
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in by_name]
+    if unknown or not names:
+        raise BadArguments(f"no such host in OpenNebula: {', '.join(unknown) or 'none was named'}")
+    return [by_name[name] for name in dict.fromkeys(names)]
 
 
 def roots(oned: Oned) -> list[str]:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put an image's base onto hosts before VMs need it there: one reading of the store, one stream to all.
+"""Put bases of images onto hosts before VMs need them there: one reading of the store, one stream to all.
 
-Hosts that have the base cost nothing, and one that has a part of it gets the rest. Progress goes to the terminal as bars,
-else to stdout as JSON lines, of which the last is the summary.
+Each IMAGE goes to the hosts behind its @, or else to those that the options name: `stage web@h1,h2 db@h3` is one session.
+What several hosts lack, of whichever images, is sent once; what one host alone lacks goes to that host; what it has of
+another base is not sent. Hosts that have the base cost nothing. Progress goes to the terminal as bars, else to stdout as
+JSON lines, of which the last is the summary.
 
-exit codes: 0 every named host has a verified base; 1 some have not, and the summary says which and why; 2 nothing was
-begun: oned, the image or the arguments
+exit codes: 0 every named host has its verified bases; 1 some have not, and the summary says which and why; 2 nothing was
+begun: oned, an image or the arguments
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ import argparse
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, List, Tuple
 
 from .. import NAME
 from ..config import COMPRESSORS, Config, load
 from ..errors import BadArguments, BadAttribute, NotSupported, SemisharedError
 from ..front.staging import Staging
-from ..front.staging_hosts import Wish
+from ..front.staging_hosts import Wanted, Wish
 from ..model import layout, stores
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
@@ -38,7 +40,7 @@ READY, USED = 1, 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
-    parser.add_argument("image", nargs="?", metavar="IMAGE", help="id or name")
+    parser.add_argument("image", nargs="*", metavar="IMAGE[,IMAGE...][@HOST[,HOST...]]", help="ids or names; to which hosts")
     parser.add_argument(
         "--due", action="store_true", help="all images with SEMISHARED_STAGE = on-upload (their own or their datastore's)"
     )
@@ -56,40 +58,58 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{NAME} stage: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
         return 2
     if arguments.due == bool(arguments.image):
-        raise BadArguments("one image is wanted, or --due")
+        raise BadArguments("images are wanted, or --due")
     config, oned = load(), Oned()
     oned.require_admin()
-    hosts = on.chosen(oned.hosts(), arguments)
+    known = oned.hosts()
+    hosts = on.chosen(known, arguments)
     wish = Wish(
         arguments.transport, arguments.compress or config.staging_compress,
         rate(arguments.rate) if arguments.rate else rate("0" if config.staging_rate == "none" else config.staging_rate),
         arguments.wait,
     )  # fmt: skip
     is_text = sys.stdout.isatty() and not arguments.json
+    datastores = {store.id: store for store in oned.datastores()}
+    if not arguments.due:
+        return stage(wanted(oned.images(), datastores, arguments.image, hosts, known), known, wish, config, is_text)
     code = 0
-    for image, datastore in wanted(oned, arguments):
-        code = max(code, stage(image, datastore, hosts, wish, config, is_text))
+    for image in oned.images():
+        if image.store_id in datastores and is_due(image, datastores[image.store_id]):
+            # One that cannot be had is no reason not to have the others.
+            code = max(code, stage([(image, datastores[image.store_id], hosts)], known, wish, config, is_text))
     return code
 
 
-def wanted(oned: Oned, arguments: argparse.Namespace) -> list[tuple[Image, Datastore]]:
-    """Return the images to stage, with their datastores; raise BadArguments or NotSupported for one that cannot be."""
-    datastores = {store.id: store for store in oned.datastores()}
-    images = oned.images()
-    if arguments.due:
-        pairs = [(image, datastores[image.store_id]) for image in images if image.store_id in datastores]
-        return [pair for pair in pairs if is_due(*pair)]
-    found = [image for image in images if arguments.image in (str(image.id), image.name)]
+Order = Tuple[Image, Datastore, List[Host]]
+"""An image, its datastore, and to which hosts it goes."""
+
+
+def wanted(
+    images: list[Image], datastores: dict[int, Datastore], words: list[str], hosts: list[Host], known: list[Host]
+) -> list[Order]:
+    """Return which images go where; raise BadArguments or NotSupported for one that cannot be."""
+    found = []
+    for word in words:
+        # Names may have any character: what is one is taken as it is.
+        names, at, places = (word, "", "") if any(image.name == word for image in images) else word.partition("@")
+        there = on.named(known, places) if at else hosts
+        for name in [names] if any(image.name == names for image in images) else names.split(","):
+            image = _image(images, name.strip())
+            trouble = cannot(image, datastores.get(image.store_id))
+            if trouble:
+                raise NotSupported(f"image {image.id}: {trouble}")
+            found.append((image, datastores[image.store_id], there))
+    return found
+
+
+def _image(images: list[Image], name: str) -> Image:
+    found = [image for image in images if name in (str(image.id), image.name)]
     if len(found) > 1:
-        found = [image for image in found if str(image.id) == arguments.image] or found
+        found = [image for image in found if str(image.id) == name] or found
     if len(found) != 1:
         what = f"{len(found)} images are called" if found else "no image"
-        raise BadArguments(f"{what} {arguments.image!r} in OpenNebula{': name one by its id' if found else ''}")
-    image = found[0]
-    trouble = cannot(image, datastores.get(image.store_id))
-    if trouble:
-        raise NotSupported(f"image {image.id}: {trouble}")
-    return [(image, datastores[image.store_id])]
+        raise BadArguments(f"{what} {name!r} in OpenNebula{': name one by its id' if found else ''}")
+    return found[0]
 
 
 def cannot(image: Image, datastore: Datastore | None) -> str:
@@ -114,20 +134,27 @@ def is_due(image: Image, datastore: Datastore) -> bool:
         return False
 
 
-def stage(image: Image, datastore: Datastore, hosts: list[Host], wish: Wish, config: Config, is_text: bool) -> int:
-    """Stage one image; return the exit code."""
-    root = layout.base_store(os.path.dirname(absolute(datastore.base_path, "BASE_PATH")))
+def stage(orders: list[Order], known: list[Host], wish: Wish, config: Config, is_text: bool) -> int:
+    """Stage images in one session; return the exit code."""
     view = Bars(sys.stderr) if is_text else Lines(sys.stdout)
+    named = ", ".join(str(number) for number in dict.fromkeys(image.id for image, _, _ in orders))
     try:
-        found = image_ref(image, datastore)
-        session = Staging(root, found, stores.bridge(datastore, image.id), hosts, wish, config, view.tell)
+        roots = {layout.base_store(os.path.dirname(absolute(store.base_path, "BASE_PATH"))) for _, store, _ in orders}
+        if len(roots) > 1:
+            raise BadArguments(f"their datastores have base stores in several places: {', '.join(sorted(roots))}")
+        wants: dict[str, list[Wanted]] = {}
+        for image, store, hosts in orders:
+            item = Wanted(image_ref(image, store), stores.bridge(store, image.id))
+            for host in hosts:
+                wants.setdefault(host.name, []).append(item)
+        session = Staging(roots.pop(), wants, known, wish, config, view.tell)
         session.run()
     except SemisharedError as e:
         view.close()
-        print(f"{NAME} stage: image {image.id}: {e.line()}", file=sys.stderr)
+        print(f"{NAME} stage: image {named}: {e.line()}", file=sys.stderr)
         return 2
     view.close()
-    outcome = summary(image, session)
+    outcome = summary({image.id: image for image, _, _ in orders}, session)
     if is_text:
         show(outcome)
     else:
@@ -135,18 +162,20 @@ def stage(image: Image, datastore: Datastore, hosts: list[Host], wish: Wish, con
     return 0 if outcome["complete"] else 1
 
 
-def summary(image: Image, session: Staging) -> dict[str, Any]:
+def summary(images: dict[int, Image], session: Staging) -> dict[str, Any]:
     """Return what became of it: per host, and the bytes from each source."""
     rows = {name: outcome.data() for name, outcome in session.hosts.outcomes.items()}
-    sources = {"stream": 0, "peers": 0, "store": 0}
+    sources = {"stream": 0, "peers": 0, "store": 0, "here": 0}
     for outcome in session.hosts.outcomes.values():
         for name, entry in outcome.sources.items():
-            sources[name if name in ("stream", "store") else "peers"] += entry["bytes"]
+            sources[name if name in sources else "peers"] += entry["bytes"]
     stream = session.stream
     plain, packed = stream.get("plain"), stream.get("packed")
+    generations = {ref.id: ref.generation for ref in session.images.values()}
     return {
-        "image": image.id, "name": image.name, "generation": session.image.generation, "transports": session.transports,
-        "sender": session.sender, "seconds": round(session.seconds, 2), "bytes": sources, "stream": stream,
+        "images": [{"id": image.id, "name": image.name, "generation": generations.get(image.id, "")} for image in images.values()],
+        "transports": session.transports, "sender": session.sender, "seconds": round(session.seconds, 2),
+        "bytes": sources, "common": session.common, "unique": session.unique, "stream": stream,
         "ratio": round(packed / plain, 3) if isinstance(plain, int) and isinstance(packed, int) and plain else None,
         "rate": int(packed / session.seconds) if isinstance(packed, int) and session.seconds else None,
         "complete": all(outcome.ok for outcome in session.hosts.outcomes.values()), "hosts": rows,
@@ -158,9 +187,10 @@ def show(found: dict[str, Any]) -> None:
     good = [name for name, row in found["hosts"].items() if row["ok"]]
     ways = ", then ".join(found["transports"]) or "nothing to do"
     amounts = ", ".join(f"{human(size)} from {name}" for name, size in found["bytes"].items() if size)
-    print(f"image {found['image']} ({found['name']}), generation {found['generation'][:8]}: {len(good)} of {len(found['hosts'])} hosts")
+    for image in found["images"]:
+        print(f"image {image['id']} ({image['name']}), generation {image['generation'][:8]}")
     packed = f", packed to {found['ratio']:.0%}" if found["ratio"] else ""
-    print(f"{ways}; {amounts or 'no bytes'}; {found['seconds']} s{packed}")
+    print(f"{len(good)} of {len(found['hosts'])} hosts; {ways}; {amounts or 'no bytes'}; {found['seconds']} s{packed}")
     for name, row in found["hosts"].items():
         if not row["ok"]:
             print(f"{name}: {row['why']}")

@@ -1,162 +1,220 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A staging session, as the front-end leads it: round by round, until every host has the base or cannot be helped.
+"""A staging session, as the front-end leads it: round by round, until every host has its bases or cannot be helped.
 
-Nothing of a session outlives it: each host's part ends with its ssh (hostside.py), and what that has started with it.
+Each host is to have its own bases, which may be those of all. Nothing of a session outlives it: each host's part ends with
+its ssh (hostside.py), and what that has started with it.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Callable, Sequence
+from typing import Callable, Iterator, Mapping, Sequence
 
 from ..config import Config
-from ..errors import ImageChanged, NoSpace, NotSupported
+from ..errors import ImageChanged, NoSpace, NotSupported, SemisharedError
+from ..model.ranges import from_data, within
 from ..model.refs import ImageRef
 from ..model.steps import StageBase, Step
 from ..model.steps_image import FreezeImage, NameGeneration
 from ..opennebula.xml import Host
-from ..plan import eviction
+from ..plan import eviction, sharing
 from ..plan import staging as plan
+from ..tools import extents
 from ..wire.session import Session
 from . import base_tracker
-from .staging_hosts import Hosts, Outcome, Wish
+from .staging_hosts import Hosts, Outcome, Wanted, Wish
 from .staging_round import Round
+
+Answers = Mapping[str, Sequence[Mapping[str, object]]]
+"""What hosts said of the bases that they are to have, in the order of these."""
+
+
+def waves(wants: Mapping[str, Sequence[Wanted]]) -> Iterator[dict[str, list[Wanted]]]:
+    """Yield the wants in parts in which no host is to have two generations of one image: they are made in one place."""
+    left = {host: list(dict.fromkeys(items)) for host, items in wants.items() if items}
+    while left:
+        wave = {host: list({item.image.base_prefix: item for item in reversed(items)}.values())[::-1] for host, items in left.items()}
+        yield wave
+        left = {host: [item for item in items if item not in wave[host]] for host, items in left.items()}
+        left = {host: items for host, items in left.items() if items}
 
 
 class Staging:
-    """The session of one image and its hosts."""
+    """The session of hosts and the bases that each of them is to have."""
 
     def __init__(
-        self, root: str, image: ImageRef, bridge: str, hosts: Sequence[Host], wish: Wish, config: Config, tell: Callable[..., None]
-    ) -> None:
-        self.root, self.image = root, image
-        self.hosts = Hosts(hosts, wish, config, tell)
-        self._bridge = bridge
-        """The machine that changes the image, '' if all that is to be known of it lies beside it in a mounted store."""
+        self, root: str, wants: Mapping[str, Sequence[Wanted]], hosts: Sequence[Host], wish: Wish, config: Config,
+        tell: Callable[..., None],
+    ) -> None:  # fmt: skip
+        self.root, self.wants = root, wants
+        self.hosts = Hosts([host for host in hosts if wants.get(host.name)], wish, config, tell)
+        self.images: dict[str, ImageRef] = {}
+        """By the names of their bases."""
+        self._contents: dict[str, Mapping[int, str]] = {}
         self.transports: list[str] = []
         self.sender = ""
         self.stream: dict[str, object] = {}
-
-    @property
-    def name(self) -> str:
-        return self.image.base_name
+        self.common = self.unique = 0
+        """Bytes that hosts lacked at first: what several did, counted once, and the rest."""
 
     def run(self) -> dict[str, Outcome]:
         """Stage; return how it went on each host."""
         started = time.monotonic()
         try:
-            self._run()
+            for wave in waves(self.wants):
+                self._wave(wave)
         finally:
             self.hosts.close()
+        for outcome in self.hosts.outcomes.values():
+            outcome.ok = outcome.ok and not outcome.lacks
         self.seconds = time.monotonic() - started
         return self.hosts.outcomes
 
-    def _run(self) -> None:
-        if self._bridge:
-            # Hosts read what is frozen, and may not freeze.
-            self._on_bridge(FreezeImage(self.image))
-        described = self._describe(list(self.hosts.all))
-        if not self.image.generation:
-            self._find_generation(described)
-            described = self._describe(list(self.hosts.all))
-        if described and not any(answer["has"] or answer["manifest"] for answer in described.values()):
-            # Nobody can verify extents one by one: one host reads the image whole, and the others have it from there.
-            self._read_whole(described)
-            described = self._describe(list(self.hosts.all))
-        base_tracker.begin(self.root, self.name, [name for name in described if not described[name]["has"]])
+    def _wave(self, wants: Mapping[str, Sequence[Wanted]]) -> None:
+        asked = self._found({host: items for host, items in wants.items() if host in self.hosts.all})
+        for host, images in asked.items():
+            outcome = self.hosts.outcomes[host]
+            outcome.ok, outcome.lacks = False, outcome.lacks | {image.base_name for image in images}
+        names = {name: [host for host in asked if name in _names(asked[host])] for images in asked.values() for name in _names(images)}
+        for name, hosts in names.items():
+            base_tracker.begin(self.root, name, hosts)
         try:
             for number in range(plan.ROUNDS):
-                if number:
-                    # Also those that did not answer before: who comes late gets it from the others.
-                    described = self._describe([name for name, outcome in self.hosts.outcomes.items() if not outcome.ok])
-                    if not described:
-                        break
-                if not self._round(described, is_last=number == plan.ROUNDS - 1):
+                # Also those that did not answer before: who comes late gets it from the others.
+                left = {host: images for host, images in asked.items() if not self.hosts.outcomes[host].ok}
+                if not left or not self._round(left, asked, is_last=number == plan.ROUNDS - 1):
                     break
         finally:
-            base_tracker.leave(self.root, self.name, {name: outcome.ok for name, outcome in self.hosts.outcomes.items()})
+            for name, hosts in names.items():
+                base_tracker.leave(self.root, name, {host: name not in self.hosts.outcomes[host].lacks for host in hosts})
 
     # -- before a round --------------------------------------------------------------------------------
 
-    def _describe(self, names: list[str]) -> dict[str, dict[str, object]]:
-        return self.hosts.describe(names, self.root, self.image)
+    def _found(self, wants: Mapping[str, Sequence[Wanted]]) -> dict[str, list[ImageRef]]:
+        """Return the images that hosts are to have, with their generations; raise why none of them can be had."""
+        items = list(dict.fromkeys(item for wanted in wants.values() for item in wanted))
+        for item in items:
+            if item.bridge:
+                # Hosts read what is frozen, and may not freeze.
+                self._on_bridge(item.bridge, FreezeImage(item.image))
+        described = self.hosts.describe(self.root, {host: [item.image for item in wanted] for host, wanted in wants.items()})
+        found: dict[Wanted, ImageRef] = {}
+        for item in items:
+            answers = {host: said[wants[host].index(item)] for host, said in described.items() if item in wants[host]}
+            try:
+                found[item] = self._settled(item, answers)
+            except SemisharedError as e:
+                if len(items) == 1:
+                    raise
+                for host in (host for host, wanted in wants.items() if item in wanted):
+                    self.hosts.outcomes[host].fail(f"image {item.image.id}: {e.line()}", item.image.base_name or item.image.base_prefix)
+        self.images.update({image.base_name: image for image in found.values()})
+        return {host: [found[item] for item in wanted if item in found] for host, wanted in wants.items()}
 
-    def _find_generation(self, described: dict[str, dict[str, object]]) -> None:
-        """Find out which generation the hosts are to have; if nobody knows it, one host reads the image to say so."""
-        known = {str(answer["current"]) for answer in described.values() if answer["current"]}
-        if len(known) > 1:
-            raise ImageChanged(f"image {self.image.id} changes while it is to be staged")
-        if not known:
-            known = {self._read_whole(described)}
-        self.image = self.image._replace(generation=known.pop())
+    def _settled(self, item: Wanted, answers: Mapping[str, Mapping[str, object]]) -> ImageRef:
+        """Return an image with the generation that hosts are to have, whose extents are known then."""
+        image = item.image
+        knowing = [host for host, answer in answers.items() if answer["has"] or answer["manifest"]]
+        if not image.generation:
+            known = {str(answer["current"]) for answer in answers.values() if answer["current"]}
+            if len(known) > 1:
+                raise ImageChanged(f"image {image.id} changes while it is to be staged")
+            image = image._replace(generation=known.pop() if known else "")
+        if not knowing or not image.generation:
+            # Nobody can verify extents one by one: one host reads the image whole, and the others have it from there.
+            host, generation = self._read_whole(item, answers)
+            knowing, image = [host], image._replace(generation=generation)
+        if image.base_name not in self._contents:
+            self._contents[image.base_name] = extents.parse(self.hosts.manifest(knowing[0], self.root, image)).extents
+        return image
 
-    def _read_whole(self, described: dict[str, dict[str, object]]) -> str:
-        """Have one host stage the image from the store, as a clone does; return the generation."""
-        host = next((name for name, answer in described.items() if not answer["trouble"]), "")
+    def _read_whole(self, item: Wanted, answers: Mapping[str, Mapping[str, object]]) -> tuple[str, str]:
+        """Have one host stage an image from the store, as a clone does; return the host and the generation."""
+        image = item.image
+        host = next((name for name, answer in answers.items() if not answer["trouble"]), "")
         if not host:
-            why = next((str(answer["trouble"]) for answer in described.values()), "no host answers")
-            raise NotSupported(f"no host that answers reaches image {self.image.id} on its store ({why})")
+            why = next((str(answer["trouble"]) for answer in answers.values()), "no host answers")
+            raise NotSupported(f"no host that answers reaches image {image.id} on its store ({why})")
         self.hosts.note(host, "reads the image whole: nobody knows its hashes yet")
         with self.hosts.session(host) as session:
-            (answer,) = session.run([StageBase(self.root, self.image)], answer=lambda question: self._answer(host, question))
+            (answer,) = session.run([StageBase(self.root, image)], answer=lambda question: self._answer(host, question))
         self.hosts.outcomes[host].add({"store": {"extents": 0, "bytes": session.moved.get("store_read", 0)}})
-        if not isinstance(answer, dict):
-            return ""
-        generation = str(answer["generation"])
-        if "snapshot" in answer:
-            self._on_bridge(NameGeneration(self.image, answer["snapshot"], generation))
-        return generation
+        generation = str(answer["generation"]) if isinstance(answer, dict) else ""
+        if isinstance(answer, dict) and "snapshot" in answer:
+            self._on_bridge(item.bridge, NameGeneration(image, answer["snapshot"], generation))
+        return host, generation
 
     def _answer(self, host: str, question: dict[str, object]) -> dict[str, object]:
         """Return which bases have to go; from where others get this one, the session says."""
-        return {"evict": self._room(host, question)} if question.get("question") == "base" else {}
+        return {"evict": self._room(host, question, _number(question, "needed"), ())} if question.get("question") == "base" else {}
 
-    def _on_bridge(self, step: Step) -> None:
-        with Session(self._bridge, "stage", self.hosts.config) as session:
+    def _on_bridge(self, bridge: str, step: Step) -> None:
+        with Session(bridge, "stage", self.hosts.config) as session:
             session.run([step])
 
-    def _room(self, name: str, answer: dict[str, object]) -> tuple[str, ...]:
+    def _room(self, host: str, listed: Mapping[str, object], needed: int, keep: Sequence[str]) -> tuple[str, ...]:
         config = self.hosts.config
-        total = answer["total"] if isinstance(answer["total"], int) else 0
-        limit = eviction.limits_of(self.hosts.all[name], config.bases_size_limit, config.bases_free_floor, total)
-        needed = answer["needed"] if isinstance(answer["needed"], int) else 0
-        return tuple(eviction.room(answer, limit, name, needed, self.name))
+        limit = eviction.limits_of(self.hosts.all[host], config.bases_size_limit, config.bases_free_floor, _number(listed, "total"))
+        return tuple(eviction.room(listed, limit, host, needed, *keep))
 
     # -- a round ---------------------------------------------------------------------------------------
 
-    def _round(self, described: dict[str, dict[str, object]], is_last: bool) -> bool:
-        """Carry out one round; tell whether another one may help."""
-        hosts = self.hosts
-        evict: dict[str, tuple[str, ...]] = {}
-        for name, answer in list(described.items()):
-            if answer["has"]:
-                hosts.outcomes[name].ok, hosts.outcomes[name].why = True, ""
-                hosts.tell(event="host", host=name, have=1, of=1, source="", done=True)
-                continue
-            try:
-                evict[name] = self._room(name, answer)
-            except NoSpace as e:
-                hosts.outcomes[name].why = e.line()
-                hosts.note(name, e.line())
-                del described[name]
-        holders = [
-            plan.Described(name, True, True) for name, outcome in hosts.outcomes.items() if outcome.ok and name not in described
-        ]  # fmt: skip
-        facts = [plan.Described(name, bool(a["has"]), _has_udpcast(a)) for name, a in described.items()]
-        elsewhere = [name for name in base_tracker.holders_of(self.root, self.name) if name not in hosts.outcomes]
-        wish = hosts.wish.transport
-        if self.transports and wish == "auto" and self.transports[-1] in ("multicast", "chain"):
-            wish = "chain" if self.transports[-1] == "multicast" else "unicast"
-        chosen = plan.plan([*facts, *holders], elsewhere, wish, is_last)
+    def _round(self, left: Mapping[str, list[ImageRef]], asked: Mapping[str, list[ImageRef]], is_last: bool) -> bool:
+        """Carry out one round for the hosts that are `left` of those that were asked; tell whether another one may help."""
+        hosts, evict = self.hosts, {}
+        said = [sharing.Said(host, True, _names(asked[host]), {}) for host in asked if host not in left]
+        for host, answers in hosts.describe(self.root, left).items():
+            found = self._said(left[host], host, answers)
+            hosts.outcomes[host].lacks -= found.has
+            if not found.lacks:
+                hosts.outcomes[host].ok, hosts.outcomes[host].why = True, ""
+                hosts.tell(event="host", host=host, have=1, of=1, source="", done=True)
+            else:
+                try:
+                    needed = sum(_number(answer, "needed") for answer in answers)
+                    evict[host] = self._room(host, answers[0], needed, sorted(_names(asked[host])))
+                except NoSpace as e:
+                    hosts.outcomes[host].why = e.line()
+                    hosts.note(host, e.line())
+                    continue
+            said.append(found)
+        chosen = self._plan(said)
         if not chosen.hosts:
             return False
-        self.transports.append(chosen.transport)
-        self.sender = chosen.sender
         hosts.tell(event="plan", transport=chosen.transport, sender=chosen.sender, hosts=[item.host for item in chosen.hosts])
-        self.stream = Round(hosts, self.root, self.image, chosen, evict).run() or self.stream
-        return not all(outcome.ok for outcome in hosts.outcomes.values())
+        self.stream = Round(hosts, self.root, self.images, chosen, evict, "all" if is_last else "rest").run() or self.stream
+        return not all(hosts.outcomes[host].ok for host in asked)
+
+    def _said(self, images: Sequence[ImageRef], host: str, answers: Sequence[Mapping[str, object]]) -> sharing.Said:
+        lacks = {}
+        for image, answer in zip(images, answers):
+            if not answer["has"]:
+                content = self._contents[image.base_name]
+                lacks[image.base_name] = set(content if answer["lacks"] is None else within(from_data(answer["lacks"]), content))
+        tools = answers[0].get("tools")
+        can_stream = isinstance(tools, list) and {"udp-sender", "udp-receiver"} <= set(tools)
+        return sharing.Said(host, can_stream, _names(images) - lacks.keys(), lacks)
+
+    def _plan(self, said: Sequence[sharing.Said]) -> sharing.Plan:
+        """Return how hosts get what they lack; what did not work before is not tried again."""
+        names = {name for item in said for name in item.lacks}
+        elsewhere = {name: [host for host in base_tracker.holders_of(self.root, name) if host not in self.hosts.all] for name in names}
+        wish = self.hosts.wish.transport
+        if self.transports and wish == "auto" and self.transports[-1] in ("multicast", "chain"):
+            wish = "chain" if self.transports[-1] == "multicast" else "unicast"
+        chosen = sharing.plan(said, self._contents, elsewhere, wish)
+        if chosen.hosts:
+            if not self.transports:
+                self.common, self.unique = chosen.common * extents.EXTENT, chosen.unique * extents.EXTENT
+            self.transports.append(chosen.transport)
+            self.sender = chosen.sender
+        return chosen
 
 
-def _has_udpcast(answer: dict[str, object]) -> bool:
-    tools = answer.get("tools")
-    return isinstance(tools, list) and {"udp-sender", "udp-receiver"} <= set(tools)
+def _names(images: Sequence[ImageRef]) -> set[str]:
+    return {image.base_name for image in images}
+
+
+def _number(answer: Mapping[str, object], key: str) -> int:
+    value = answer.get(key)
+    return value if isinstance(value, int) else 0

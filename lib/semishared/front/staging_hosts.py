@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Callable, NamedTuple, Sequence
+from contextlib import contextmanager
+from typing import Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from ..config import Config
 from ..errors import NotSupported, SemisharedError
@@ -24,11 +25,22 @@ class Wish(NamedTuple):
     wait: bool
 
 
+class Wanted(NamedTuple):
+    """A base that a host is to have; of the image's current generation if it names none."""
+
+    image: ImageRef
+    bridge: str = ""
+    """The machine that changes the image, '' if all that is to be known of it lies beside it in a mounted store."""
+
+
 class Outcome:
     """How it went on one host."""
 
     def __init__(self) -> None:
         self.ok = False
+        """It has all its bases."""
+        self.lacks: set[str] = set()
+        """The names of those that it has not, as far as they were found out."""
         self.sources: dict[str, dict[str, int]] = {}
         self.troubles: list[str] = []
         self.why = ""
@@ -40,12 +52,19 @@ class Outcome:
             for key in known:
                 known[key] += int(entry[key])
 
+    def fail(self, why: str, name: str) -> None:
+        """Note that a base cannot be had, and why."""
+        self.why = why
+        self.lacks.add(name)
+
     def data(self) -> dict[str, object]:
-        return {"ok": self.ok, "sources": self.sources, "troubles": self.troubles, "why": self.why}
+        return {
+            "ok": self.ok, "sources": self.sources, "troubles": self.troubles, "why": self.why, "lacks": sorted(self.lacks)
+        }  # fmt: skip
 
 
 class Hosts:
-    """The hosts that are to have a base, by name."""
+    """The hosts that are to have bases, by name."""
 
     def __init__(self, hosts: Sequence[Host], wish: Wish, config: Config, tell: Callable[..., None]) -> None:
         self.all = {host.name: host for host in hosts}
@@ -84,23 +103,42 @@ class Hosts:
     def note(self, host: str, text: str) -> None:
         self.tell(event="note", host=host, text=text)
 
-    def describe(self, names: Sequence[str], root: str, image: ImageRef) -> dict[str, dict[str, object]]:
-        """Return what hosts answer about the base of an image; a host that does not is not in it."""
-        found: dict[str, dict[str, object]] = {}
+    def describe(self, root: str, wants: Mapping[str, Sequence[ImageRef]]) -> dict[str, list[dict[str, object]]]:
+        """Return what each host answers about the bases of images, in their order; a host that does not answer is not in it."""
+        found: dict[str, list[dict[str, object]]] = {}
 
         def ask(name: str) -> None:
             if self.all[name].is_offline:
                 raise NotSupported("the host is offline in OpenNebula")
-            session = self.session(name)
-            try:
-                (answer,) = session.run([b.DescribeBase(root, image)])
-            except BaseException:
-                session.close(is_over=False)
-                raise
-            if isinstance(answer, dict):
-                found[name] = answer
-            # What it is to do next goes the same way: an ssh more is half a second of a host's processor.
-            self._conversations[name] = session
+            with self._kept(name) as session:
+                answers = session.run([b.DescribeBase(root, image) for image in wants[name]])
+                found[name] = [answer for answer in answers if isinstance(answer, dict)]
 
-        self.on(names, ask)
-        return {name: found[name] for name in names if name in found}
+        self.on(list(wants), ask)
+        return {name: found[name] for name in wants if name in found}
+
+    def manifest(self, host: str, root: str, image: ImageRef) -> bytes:
+        """Return the text of a manifest that a host knows."""
+        parts: list[bytes] = []
+        with self._kept(host) as session:
+            session.begin([b.SendManifest(root, image)])
+            while True:
+                message = session.read()
+                if isinstance(message, bytes):
+                    parts.append(message)
+                elif isinstance(message, dict) and message.get("event") == "done":
+                    return b"".join(parts)
+
+    @contextmanager
+    def _kept(self, host: str) -> Iterator[Session]:
+        """Yield a conversation that is gone on with: what a host is to do next goes the same way.
+
+        An ssh more is half a second of its processor.
+        """
+        session = self.session(host)
+        try:
+            yield session
+        except BaseException:
+            session.close(is_over=False)
+            raise
+        self._conversations[host] = session

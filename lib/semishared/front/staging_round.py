@@ -8,13 +8,14 @@ import random
 import threading
 import time
 from contextlib import contextmanager
-from typing import IO, Iterator
+from typing import IO, Iterator, Mapping
 
 from ..errors import BaseBusy, HostFailed, HostUnreachable, SemisharedError
 from ..model import layout, layout_base
 from ..model import steps_base as b
 from ..model.refs import ImageRef
 from ..plan import staging as plan
+from ..plan.sharing import Assignment, Plan
 from ..tools import locks
 from ..wire.packets import Session as Packets
 from ..wire.session import Session
@@ -28,8 +29,12 @@ TICK_S = 0.5
 class Round:
     """One plan on its way: hosts that receive, the stream, and the watch over both."""
 
-    def __init__(self, hosts: Hosts, root: str, image: ImageRef, chosen: plan.Plan, evict: dict[str, tuple[str, ...]]) -> None:
-        self.hosts, self.root, self.image, self.plan, self._evict = hosts, root, image, chosen, evict
+    def __init__(
+        self, hosts: Hosts, root: str, images: Mapping[str, ImageRef], chosen: Plan, evict: Mapping[str, tuple[str, ...]],
+        from_store: str,
+    ) -> None:  # fmt: skip
+        self.hosts, self.root, self.images, self.plan, self._evict = hosts, root, images, chosen, evict
+        self._from_store = from_store
         self.packets = Packets.new().text
         self._sessions: dict[str, Session] = {}
         self._history: plan.History = {}
@@ -63,12 +68,13 @@ class Round:
                     thread.join(10)
         return self._streamed
 
-    def _receive(self, item: plan.Assignment, port: int) -> None:
+    def _receive(self, item: Assignment, port: int) -> None:
         hosts, outcome = self.hosts, self.hosts.outcomes[item.host]
-        stream = (port, self.plan.sender) if item.stream else ()
-        step = b.FetchBase(
-            self.root, self.image, item.sources, item.from_store, self.packets, hosts.wish.codec, plan.rate(hosts.wish.rate, self.plan),
-            stream, self._evict.get(item.host, ()), hosts.wish.wait,
+        parts = tuple(b.Part(self.images[way.name], way.holders, way.shared, way.first) for way in item.ways)
+        wish = hosts.wish
+        step = b.FetchBases(
+            self.root, parts, item.sources, self._from_store, self.packets, wish.codec, self.plan.rate(wish.rate),
+            self.plan.unique_rate(wish.rate), (port, self.plan.sender) if item.stream else (), self._evict.get(item.host, ()), wish.wait,
         )  # fmt: skip
         try:
             with hosts.session(item.host) as session:
@@ -80,8 +86,10 @@ class Round:
                     if not isinstance(message, dict):
                         continue
                     if message.get("event") == "done":
-                        self._done(outcome, message)
+                        self._done(item, outcome, message)
                         break
+                    if message.get("event") == "came":
+                        self._came(outcome, message)
                     if message.get("event") == "progress":
                         self._progress(item.host, message)
         except BaseBusy as e:
@@ -98,12 +106,18 @@ class Round:
                 self._sessions.pop(item.host, None)
         hosts.tell(event="host", host=item.host, have=1, of=1, source="", done=True)
 
-    def _done(self, outcome: Outcome, message: dict[str, object]) -> None:
+    def _done(self, item: Assignment, outcome: Outcome, message: dict[str, object]) -> None:
         results = message.get("results")
-        found = results[0] if isinstance(results, list) and results and isinstance(results[0], dict) else {}
-        outcome.add(found.get("sources"))
-        outcome.troubles += [str(text) for text in found.get("troubles", ())]
+        outcome.lacks -= {way.name for way in item.ways}
+        self._came(outcome, results[0] if isinstance(results, list) and results and isinstance(results[0], dict) else {})
         outcome.ok, outcome.why = True, ""
+
+    def _came(self, outcome: Outcome, found: dict[str, object]) -> None:
+        """Note what a host has got, also one that could not get all."""
+        outcome.add(found.get("sources"))
+        have, troubles = found.get("have"), found.get("troubles")
+        outcome.lacks -= set(have) if isinstance(have, list) else set()
+        outcome.troubles += [str(text) for text in troubles] if isinstance(troubles, list) else []
 
     def _progress(self, host: str, message: dict[str, object]) -> None:
         have, of, speed, came = (_number(message, key) for key in ("have", "of", "speed", "came"))
@@ -129,9 +143,9 @@ class Round:
             ready = [host for host in receivers if host in self._ready and host not in self._over]
         if not ready or self._ended.is_set():
             return
-        hosts, image = self.hosts, self.image
-        name = image.base_name
-        step = b.StreamBase(self.root, name, self.packets, hosts.wish.codec, hosts.wish.rate, port, len(ready), ready[0])
+        hosts = self.hosts
+        parts = tuple(b.Part(self.images[name], (), shared) for name, shared in self.plan.stream)
+        step = b.StreamBases(self.root, parts, self.packets, hosts.wish.codec, hosts.wish.rate, port, len(ready), ready[0])
         try:
             with hosts.session(self.plan.sender) as session:
                 self._stream, self._begun = session, time.monotonic()

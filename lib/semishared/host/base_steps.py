@@ -34,20 +34,31 @@ class OnBases(Steps):
 
         return peers.serve(step, self.talk.send_data)
 
-    def FetchBase(self, step: b.FetchBase) -> object:
+    def ServeExtents(self, step: b.ServeExtents) -> object:
+        from ..base import peers
+
+        return peers.serve_extents(step, self.talk.send_data)
+
+    def SendManifest(self, step: b.SendManifest) -> object:
+        from ..base import manifests
+
+        manifests.send_manifest(step, self.talk.send_data)
+        return None
+
+    def FetchBases(self, step: b.FetchBases) -> object:
         from ..base import fetch
 
         return fetch.receive(step, self.talk.send, self.talk.poll)
 
-    def StreamBase(self, step: b.StreamBase) -> object:
+    def StreamBases(self, step: b.StreamBases) -> object:
         from ..base import multicast
 
-        return multicast.send(step, self.talk.send, self.talk.poll)
+        return multicast.send(step, self.talk.poll)
 
     def DescribeBase(self, step: b.DescribeBase) -> object:
-        from ..base import fetch
+        from ..base import describe
 
-        return fetch.describe(step)
+        return describe.describe(step)
 
     def EvictBase(self, step: b.EvictBase) -> object:
         return room.evict(step.root, step.name)

@@ -233,7 +233,7 @@ def _named(name: str) -> Any:
         # What no transfer action plans is not loaded by any.
         from . import network_disk, owner, steps_base, steps_image
 
-        _NESTED["network"], _NESTED["owner"] = network_disk.NetworkDisk, owner.Owner
+        _NESTED.update(network=network_disk.NetworkDisk, owner=owner.Owner, parts=steps_base.Part)
         for module in (steps_base, steps_image):
             STEPS.update({key: cls for key, cls in vars(module).items() if hasattr(cls, "_fields") and cls not in _NESTED.values()})
     return STEPS.get(name)
@@ -243,6 +243,8 @@ def to_data(step: Step) -> dict[str, object]:
     """Return `step` as JSON data."""
     data: dict[str, object] = {"step": type(step).__name__}
     for name, value in step._asdict().items():  # type: ignore[attr-defined]
+        if name == "parts":
+            value = [part.to_data() for part in value]
         data[name] = value.to_data() if hasattr(value, "to_data") else value
     return data
 
@@ -255,7 +257,8 @@ def from_data(data: dict[str, object]) -> Step:
         raise BadArguments(f"not a step: {str(data)[:200]}")
     for name, kind in _NESTED.items():
         if name in values:
-            values[name] = kind.from_data(values[name])
+            found = values[name]
+            values[name] = tuple(map(kind.from_data, found)) if name == "parts" and isinstance(found, list) else kind.from_data(found)
             if values[name] is None:
                 raise BadArguments(f"not a step: {str(data)[:200]}")
     for name, value in values.items():

@@ -10,7 +10,34 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..errors import BadArguments
+from .ranges import Ranges, from_data
 from .refs import ImageRef
+
+
+class Part(NamedTuple):
+    """A base of `image` (with its generation) among those that a host is to have."""
+
+    image: ImageRef
+    holders: tuple[str, ...] = ()
+    """Hosts that have it, or are about to, in the order in which they are asked for what is not shared."""
+    shared: Ranges = ()
+    """What hosts of the session send each other: the store is not read for it."""
+    first: Ranges = ()
+    """What the store gives before anything else: others wait for it."""
+
+    def to_data(self) -> dict[str, object]:
+        """Return the part as JSON data."""
+        return {**self._asdict(), "image": self.image.to_data()}
+
+    @classmethod
+    def from_data(cls, data: object) -> Part:
+        """Return the part in JSON data; raise BadArguments."""
+        if not isinstance(data, dict) or set(data) != set(cls._fields) or not isinstance(data["holders"], list):
+            raise BadArguments(f"no part: {str(data)[:200]}")
+        return cls(
+            ImageRef.from_data(data["image"]), tuple(map(str, data["holders"])), from_data(data["shared"]), from_data(data["first"])
+        )
 
 
 class ListBases(NamedTuple):
@@ -72,19 +99,43 @@ class ServeBase(NamedTuple):
     """Bytes per second at most, 0 for no limit."""
 
 
-class FetchBase(NamedTuple):
-    """Have the base of `image` (with its generation): from the stream of a session, from peers, or from the store."""
+class ServeExtents(NamedTuple):
+    """Send extents by their hashes, from whatever base they are in, also one that is being made here; packets follow as data.
+
+    What is not here, and is not about to come, is not sent.
+    """
+
+    root: str
+    wanted: tuple[str, ...]
+    session: str
+    codec: str
+    rate: int
+    """Bytes per second at most, 0 for no limit."""
+
+
+class SendManifest(NamedTuple):
+    """Send the manifest of the base of `image` (with its generation), from here or from the store; its text follows as data."""
 
     root: str
     image: ImageRef
+
+
+class FetchBases(NamedTuple):
+    """Have the bases of `parts`: from other bases here, the stream of a session, its hosts, holders, and the store."""
+
+    root: str
+    parts: tuple[Part, ...]
     sources: tuple[str, ...]
-    """Hosts that have it or are about to, in the order in which they are asked."""
+    """Hosts of the session that have what is shared, or are about to, in the order in which they are asked."""
     from_store: str
-    """'first' (before any peer), 'last', or 'no'."""
+    """'rest': what is not shared; 'all': in the end also what nobody has sent of that."""
     session: str
     """ID:KEY of the session whose stream is received."""
     codec: str
     rate: int
+    """Bytes per second at most from a peer, and of what the store gives first; 0 for no limit."""
+    store_rate: int
+    """The same of everything else that the store gives."""
     stream: tuple[object, ...]
     """Where to receive the session's stream: (portbase, the sender's name); empty if there is none."""
     evict: tuple[str, ...]
@@ -93,11 +144,11 @@ class FetchBase(NamedTuple):
     """Wait while a clone or another session is at the same image; else raise BaseBusy."""
 
 
-class StreamBase(NamedTuple):
-    """Send a base, or one that is arriving here, to all receivers of a session at once (udpcast)."""
+class StreamBases(NamedTuple):
+    """Send what is `shared` of the parts to all receivers of a session at once (udpcast): as it arrives here, or from the store."""
 
     root: str
-    name: str
+    parts: tuple[Part, ...]
     session: str
     codec: str
     rate: int

@@ -118,8 +118,8 @@ def number(data: Mapping[str, Any], key: str) -> int:
 
 
 def room(
-    listed: Mapping[str, Any], limit: Limits, host: str, needed: int, keep: str = "", *, must: bool = False, mends: bool = False
-) -> list[str]:  # fmt: skip
+    listed: Mapping[str, Any], limit: Limits, host: str, needed: int, *keep: str, must: bool = False, mends: bool = False
+) -> list[str]:
     """Return which bases have to go so that a base of `needed` bytes can come; raise NoSpace if all that may is not enough.
 
     With `must` it is to come also where the limits cannot be kept, if only it fits. One that `mends` is no base more than there was.
@@ -127,7 +127,7 @@ def room(
     bases, free = _listed(listed)
     if mends:
         limit = Limits(-1, 0)
-    chosen = choose(bases, limit, free, needed, (keep,))
+    chosen = choose(bases, limit, free, needed, keep)
     stay = [base for base in bases if base.name not in chosen]
     gone = sum(base.bytes for base in bases) - sum(base.bytes for base in stay)
     left = missing(stay, Limits(-1, 0) if must else limit, free + gone, needed)

@@ -1,21 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A staging session: who sends, who gets it from whom, by which transport, and whom to leave behind on the way.
-
-    multicast  one stream from the sender to all; who misses something, or leaves, goes on as in a chain
-    chain      sender -> first -> second -> ...; each passes on what has come while the rest still comes
-    unicast    each from the sender itself
-
-The sender is a host that has the base; if none has, it is the first of those who lack it, which reads the store and sends
-what has come. So the store is read once, whatever the number of hosts.
-"""
+"""A staging session: when there is one, and whom to leave behind on the way (who sends what to whom: sharing.py)."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, Sequence
 
-from ..errors import BadAttribute, NotSupported
+from ..errors import BadAttribute
 from ..opennebula.xml import Datastore, Image
-from .sources import MOST
 
 WHEN = ("no", "on-upload")
 """SEMISHARED_STAGE of an image, or else of its datastore: whether `semishared stage --due` is about it."""
@@ -44,86 +35,6 @@ def when(image: Image, datastore: Datastore) -> str:
                 raise BadAttribute(f"SEMISHARED_STAGE of {holder} is {text!r}, not one of {', '.join(WHEN)}")
             return value
     return WHEN[0]
-
-
-class Described(NamedTuple):
-    """What a host said of itself."""
-
-    host: str
-    has: bool
-    udpcast: bool
-
-
-class Assignment(NamedTuple):
-    """How one host gets the base."""
-
-    host: str
-    sources: tuple[str, ...]
-    from_store: str
-    stream: bool
-
-
-class Plan(NamedTuple):
-    """One round of a session."""
-
-    transport: str
-    """'store' if only one host lacks the base and nobody has it; '' if there is nothing to do."""
-    sender: str
-    hosts: tuple[Assignment, ...]
-
-
-def plan(described: Sequence[Described], elsewhere: Sequence[str], transport: str, is_last: bool = False) -> Plan:
-    """Return how the hosts that lack the base get it; `elsewhere` are hosts not asked that are said to have it.
-
-    Raise NotSupported if the transport that is wished for is not there.
-    """
-    missing = [item for item in described if not item.has]
-    if not missing:
-        return Plan("", "", ())
-    having = [item for item in described if item.has]
-    # Of equals one that can also stream.
-    having.sort(key=lambda item: not item.udpcast)
-    last = "last" if is_last else "no"
-    found: list[Assignment] = []
-    if having:
-        sender, receivers, can_stream = having[0].host, missing, having[0].udpcast
-    else:
-        first = next((item for item in missing if item.udpcast), missing[0])
-        sender, receivers, can_stream = first.host, [item for item in missing if item is not first], first.udpcast
-        found.append(Assignment(sender, tuple(elsewhere[:MOST]), "last", False))
-    streaming = [item for item in receivers if item.udpcast] if can_stream else []
-    chosen = _transport(transport, receivers, streaming, sender, can_stream)
-    others = [item.host for item in having[1:]]
-    before: list[str] = []
-    for item in receivers:
-        if chosen == "unicast":
-            sources = [sender, *others]
-        else:
-            sources = [*reversed(before[-(MOST - 1) :]), sender]
-        found.append(Assignment(item.host, tuple(sources[:MOST]), last, chosen == "multicast" and item.udpcast))
-        before.append(item.host)
-    return Plan(chosen, sender, tuple(found))
-
-
-def rate(wish: int, chosen: Plan) -> int:
-    """Return the limit for each host of the plan, in bytes per second, so that the sender keeps to `wish` (0: no limit)."""
-    served = sum(item.sources[:1] == (chosen.sender,) for item in chosen.hosts)
-    return max(wish // served, 1) if wish and chosen.transport == "unicast" and served else wish
-
-
-def _transport(
-    wish: str, receivers: Sequence[Described], streaming: Sequence[Described], sender: str, can_stream: bool
-) -> str:
-    if not receivers:
-        return "store"
-    if wish == "multicast" and not streaming:
-        lacking = ", ".join([*([] if can_stream else [sender]), *(item.host for item in receivers if not item.udpcast)])
-        raise NotSupported(f"multicast without udpcast on {lacking}")
-    if wish != "auto":
-        return wish
-    if len(receivers) == 1:
-        return "unicast"
-    return "multicast" if len(streaming) > 1 else "chain"
 
 
 class Sample(NamedTuple):

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host says of an image's base before a session is planned."""
+
+from __future__ import annotations
+
+import shutil
+
+from .. import store
+from ..errors import SemisharedError
+from ..model import layout_base
+from ..model.ranges import Ranges, ranges
+from ..model.refs import ImageRef
+from ..model.steps_base import DescribeBase
+from ..tools import compress, extents
+from ..tools.run import PATH
+from . import cache, manifests, partial, room
+from .held import Held
+
+
+def describe(step: DescribeBase) -> dict[str, object]:
+    """Return what the front-end plans a session with."""
+    image = step.image
+    content = store.content(image)
+    seen, current, expected, trouble = None, "", None, ""
+    try:
+        seen = content.see()
+        current = content.generation(seen)
+        expected = content.expected(current) if current else None
+    except SemisharedError as e:
+        # A host that does not reach the store can still have the base from a peer.
+        trouble = e.line()
+    wanted = image._replace(generation=image.generation or current)
+    has = bool(wanted.generation) and cache.is_published(cache.named(step.root, wanted, wanted.generation))
+    found = manifests.manifest(step.root, wanted) if wanted.generation else None
+    tools = [*compress.available(), *(name for name in ("udp-sender", "udp-receiver") if shutil.which(name, path=PATH))]
+    return {
+        "generation": wanted.generation, "current": current, "has": has, "manifest": found is not None,
+        "needed": 0 if has or trouble else needed(content, seen, expected),
+        "lacks": [] if has else _lacks(step.root, wanted, found), "tools": tools, "trouble": trouble,
+        **room.list_bases(step.root),
+    }  # fmt: skip
+
+
+def _lacks(root: str, image: ImageRef, found: extents.Manifest | None) -> Ranges | None:
+    """Return the extents of a base that have to come: neither begun here, nor in another base; None if its manifest is not known."""
+    if found is None:
+        return None
+    staging = layout_base.staging(root, image.base_prefix)
+    there = partial.have(staging) if partial.generation_in(staging) == image.generation else set()
+    left = {index: digest for index, digest in sorted(found.extents.items()) if index not in there}
+    others = Held(root, left.values())
+    others.look()
+    return ranges(index for index, digest in left.items() if digest not in others)
+
+
+def needed(content: store.Content, seen: object, expected: extents.Manifest | None) -> int:
+    """Return about how many bytes the base will take: extents are not full where blocks of zeros are."""
+    found = content.allocated(seen)
+    return min(found, len(expected.extents) * extents.EXTENT) if expected else found

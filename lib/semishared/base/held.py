@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The extents of this host's bases by their hashes: images that were made from one another have most of them in common.
+
+What is here of another base need not be sent: it is copied, or shared where the file system can do that.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Callable, Iterable
+
+from ..errors import ImageChanged
+from ..model import layout_base
+from ..tools import extents, locks
+from . import partial
+from .room import names
+from .targets import Targets
+
+
+class Held:
+    """Where the extents `wanted` are. `close` when done."""
+
+    def __init__(self, root: str, wanted: Iterable[str]) -> None:
+        self._root, self._wanted = root, set(wanted)
+        self._where: dict[str, tuple[str, int]] = {}
+        self._files: dict[str, int] = {}
+        self._manifests: dict[str, extents.Manifest | None] = {}
+        self.coming: set[str] = set()
+        """Those that are not here, but in a base that is being made at this moment."""
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._where
+
+    def look(self, *, arriving: bool = False) -> None:
+        """Look at the bases that are here by now; with `arriving` also at those that are being made."""
+        self.coming = set()
+        for name in names(layout_base.bases(self._root)):
+            directory = layout_base.base(self._root, name)
+            if directory not in self._manifests and layout_base.named(name):
+                self._note(directory, name.rpartition("-")[2], None)
+        for prefix in names(layout_base.all_staging(self._root)) if arriving else ():
+            directory = layout_base.staging(self._root, prefix)
+            self._note(directory, partial.generation_in(directory), partial.have(directory))
+            manifest = self._manifests.pop(directory, None)
+            if manifest and locks.is_held(layout_base.image_lock(self._root, prefix)):
+                self.coming |= self._wanted.intersection(manifest.extents.values())
+        self.coming -= self._where.keys()
+
+    def _note(self, directory: str, generation: str, have: set[int] | None) -> None:
+        """Note what is in a base, of one that is being made what it has."""
+        self._manifests[directory] = manifest = manifest_in(directory, generation)
+        if manifest is None or not os.path.exists(layout_base.image(directory)):
+            return
+        for index, digest in manifest.extents.items():
+            if digest in self._wanted and digest not in self._where and (have is None or index in have):
+                self._where[digest] = (directory, index)
+
+    def place(self, digest: str) -> tuple[int, int] | None:
+        """Return the open file that has an extent, and its index there; None if it has gone."""
+        directory, index = self._where[digest]
+        if directory not in self._files:
+            try:
+                self._files[directory] = os.open(layout_base.image(directory), os.O_RDONLY)
+            except FileNotFoundError:
+                # Published or evicted meanwhile.
+                self._where = {key: value for key, value in self._where.items() if value[0] != directory}
+                return None
+        return self._files[directory], index
+
+    def read(self, digest: str) -> bytes | None:
+        """Return an extent as it is found, None if it has gone."""
+        place = self.place(digest)
+        return extents.read_at(*place) if place else None
+
+    def close(self) -> None:
+        for fd in self._files.values():
+            os.close(fd)
+        self._files = {}
+
+
+def manifest_in(directory: str, generation: str) -> extents.Manifest | None:
+    """Return the manifest of the base in `directory`, None if it is not there, or that of another generation."""
+    try:
+        with open(layout_base.manifest(directory), "rb") as file:
+            text = file.read()
+        return extents.parse(text) if extents.generation_of(text) == generation else None
+    except (FileNotFoundError, NotADirectoryError, ImageChanged):
+        return None
+
+
+def reuse(root: str, targets: Targets, came: Callable[[int, int], None]) -> None:
+    """Take what other bases of this host have; `came` is told (extents, bytes). What has rotted there is not taken."""
+    held = Held(root, targets.digests((target, target.partial.missing()) for target in targets.all))
+    try:
+        held.look()
+        for digest in [digest for digest in held._wanted if digest in held]:
+            place = held.place(digest)
+            if place is None:
+                continue
+            content, places = extents.read_at(*place), targets.places(digest)
+            taken = sum(target.put_from(*place, index, content) for target, index in places)
+            if taken:
+                came(taken, taken * len(content))
+    finally:
+        held.close()
