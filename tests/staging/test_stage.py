@@ -111,7 +111,8 @@ def test_damaged_store_stages_nothing_and_says_why(staging: Staging) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nothing"], "no image 'nothing'"), ([], "one image is wanted"), (["1", "--due"], "one image is wanted"),
+        (["nothing"], "no image 'nothing'"), ([], "images are wanted"), (["1", "--due"], "images are wanted"),
+        (["{image},nothing@h1"], "no image 'nothing'"), (["{image}@h1,x9"], "no such host in OpenNebula: x9"),
         (["{image}", "--hosts", "h1,x9"], "no such host in OpenNebula: x9"), (["{image}", "--cluster", "none"], "no cluster"),
         (["{image}", "--rate", "fast"], "not a rate"), (["{persistent}"], "it is persistent"),
     ],
@@ -131,7 +132,7 @@ def test_images_that_are_due_are_staged_and_no_others(staging: Staging) -> None:
     staging.cloud.oned.images[due].template["SEMISHARED_STAGE"] = "on-upload"
     try:
         lines = staging.command("stage", "--due", "--hosts", "h1,h2")
-        assert [line["image"] for line in lines if line["event"] == "summary"] == [due]
+        assert [image["id"] for line in lines if line["event"] == "summary" for image in line["images"]] == [due]
         check(staging, due, "h1 h2")
         assert not staging.has("h1", other)
     finally:

@@ -15,13 +15,14 @@ from ..opennebula.report import drop_output, printable
 COMMANDS = {
     "base": "list, verify, prune and evict the bases of hosts",
     "caps": "print the Ceph keys a datastore needs, and what each may do",
+    "cluster": "boot a set of VMs, or say where it is",
     "doctor": "look at the whole installation: what is wrong, and what mends it",
     "failover": "have the VMs of a lost host come up elsewhere",
     "fence": "shut a dead host out of all stores, or let it in again",
     "gc": "remove what killed actions left over",
     "plan": "say what an action would do, and do nothing",
     "setup": "make the datastores, or print their templates and what to click",
-    "stage": "put an image's base onto hosts before VMs need it there",
+    "stage": "put bases of images onto hosts before VMs need them there",
     "status": "say where each disk lives and why, and what it needs",
 }
 """Subcommand -> its one line of help. Each is a module here with add_arguments(parser) and run(arguments) -> exit code."""

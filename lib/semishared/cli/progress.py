@@ -54,6 +54,8 @@ class Bars:
                     self._draw("")
             elif event.get("event") == "plan":
                 self._draw(f"{event['transport']} from {event['sender']} to {len(event['hosts'])} hosts")  # type: ignore[arg-type]
+            elif event.get("event") == "vm":
+                self._draw(f"VM {event['vm']}: {event.get('why') or event['how']}")
             elif event.get("event") == "note":
                 self._draw(f"{event['host']}: {event['text']}")
 

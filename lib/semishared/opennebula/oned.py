@@ -97,7 +97,19 @@ class Oned:
 
     def reschedule(self, vm_id: int) -> None:
         """Have the scheduler find another host for a VM; raise OnedUnavailable with oned's reason."""
-        self._answer("one.vm.action", "resched", vm_id)
+        self.act(vm_id, "resched")
+
+    def act(self, vm_id: int, action: str) -> None:
+        """Have oned begin an action on a VM (one.vm.action: "resume", "release"); raise OnedUnavailable with oned's reason."""
+        self._answer("one.vm.action", action, vm_id)
+
+    def vm_groups(self) -> list[View]:
+        """Return all VM groups; raise OnedUnavailable."""
+        return [View(e) for e in parse(self._call("one.vmgrouppool.info", -2, -1, -1), "VM_GROUP_POOL").findall("VM_GROUP")]
+
+    def documents(self, type: int) -> list[View]:  # noqa: A002 - OpenNebula's word
+        """Return all documents of a type (100: services of OneFlow); raise OnedUnavailable."""
+        return [View(e) for e in parse(self._call("one.documentpool.info", -2, -1, -1, type), "DOCUMENT_POOL").findall("DOCUMENT")]
 
     def hooks(self) -> list[View]:
         """Return all hooks; raise OnedUnavailable."""

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do with a set of VMs what can be done with one: a cluster boots, and says where it is.
+
+  cluster boot       have its VMs run: their bases come first, in one session, then all start at once
+  cluster status     the state of each VM, and where its disks live
+
+The set is named by VMs, a label, a VM group, or a service of OneFlow. VMs without a disk of ours are left alone, and said. Progress
+goes to the terminal, else to stdout as JSON lines, of which the last is the summary.
+
+exit codes: 0 done for all; 1 for some it is not, and the row of each says why; 2 nothing was begun: oned or the arguments
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any, Callable, Dict, List
+
+from .. import NAME
+from ..config import COMPRESSORS, load
+from ..front.clusters import Boot, Row, row
+from ..front.staging_hosts import Wish
+from ..opennebula.oned import Oned
+from ..opennebula.report import printable
+from ..opennebula.xml import Vm
+from ..plan import clusters as plan
+from . import hosts as on
+from . import status
+from .base import rate
+from .progress import Bars, Lines
+
+FINE = ("booted", "running", "seen", "skipped")
+"""What may have become of a VM without anything being wrong."""
+NOT_OURS = f"no disk of it is of driver {NAME}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments."""
+    parser.add_argument("verb", choices=sorted(VERBS), metavar="|".join(VERBS))
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--vms", metavar="VM[,VM...]", help="ids or names")
+    which.add_argument("--label", metavar="L", help="VMs with this label")
+    which.add_argument("--vmgroup", metavar="G", help="VMs of a VM group, by its id or name")
+    which.add_argument("--service", metavar="S", help="VMs of a service of OneFlow, by its id or name")
+    parser.add_argument("--hosts", metavar="A,B", help="boot: where VMs that have no host yet may come (default: where they were last)")
+    parser.add_argument("--rate", metavar="R", help="bytes per second that one host sends at most (default: semishared.conf)")
+    parser.add_argument("--compress", choices=COMPRESSORS, help="of bases on their way (default: semishared.conf)")
+    parser.add_argument("--timeout", type=int, default=600, metavar="S", help="boot: seconds for all VMs to run (default: 600)")
+    parser.add_argument("--json", action="store_true", help="JSON lines also on a terminal; the last is the summary")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `semishared cluster`."""
+    if os.geteuid() == 0:
+        print(f"{NAME} cluster: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
+        return 2
+    oned = Oned()
+    oned.require_admin()
+    # Pools leave out what a VM is made of.
+    vms = [oned.vm(vm.id) for vm in chosen(oned, arguments)]
+    ours = [vm for vm in vms if plan.is_ours(vm)]
+    is_text = sys.stdout.isatty() and not arguments.json
+    view = Bars(sys.stderr) if is_text else Lines(sys.stdout)
+    others = [row(vm, "skipped", NOT_OURS) for vm in vms if not plan.is_ours(vm)]
+    try:
+        for found in others:
+            view.tell(event="vm", **found)
+        rows = VERBS[arguments.verb](oned, ours, arguments, view.tell) if ours else []
+    finally:
+        view.close()
+    failed = [found for found in rows if found["how"] not in FINE]
+    # Whoever names a VM means that one.
+    failed += others if arguments.vms else []
+    if is_text:
+        show([*rows, *others])
+    else:
+        outcome = {"verb": arguments.verb, "vms": len(vms), "failed": len(failed), "rows": [*rows, *others]}
+        print(json.dumps({"event": "summary", **outcome}), flush=True)
+    return int(bool(failed))
+
+
+def chosen(oned: Oned, arguments: argparse.Namespace) -> List[Vm]:
+    """Return the VMs of the set; raise BadArguments if there are none, or one is named that there is not."""
+    vms = oned.vms()
+    if arguments.vms is not None:
+        return plan.named(vms, arguments.vms)
+    if arguments.label is not None:
+        return plan.labelled(vms, arguments.label)
+    if arguments.vmgroup is not None:
+        group = plan.one_of(oned.vm_groups(), arguments.vmgroup, "VM group")
+        return plan.members(vms, plan.of_group(group), f"VM group {arguments.vmgroup!r}")
+    service = plan.one_of(oned.documents(plan.SERVICE), arguments.service, "service of OneFlow")
+    return plan.members(vms, plan.of_service(service), f"service {arguments.service!r}")
+
+
+def boot(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callable[..., None]) -> List[Row]:
+    """Have the VMs run."""
+    config = load()
+    limit = arguments.rate or ("0" if config.staging_rate == "none" else config.staging_rate)
+    wish = Wish("auto", arguments.compress or config.staging_compress, rate(limit), True)
+    hosts = on.named(oned.hosts(), arguments.hosts) if arguments.hosts is not None else None
+    return Boot(oned, config, tell, wish, arguments.timeout).run(vms, hosts)
+
+
+def status_of(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callable[..., None]) -> List[Row]:
+    """Say where the VMs and their disks are; a disk about which oned and its machine do not agree is wrong."""
+    cloud = status.Cloud()
+    places = {vm.host for vm in vms}
+    cloud.ask([host for host in cloud.hosts if host.name in places])
+    silent = {error["host"]: error["error"] for error in cloud.survey.errors}
+    rows = []
+    for vm in vms:
+        disks = cloud.rows(vm)
+        why = silent.get(vm.host, "") or "; ".join(f"disk {disk['disk']}: {disk['missing']}" for disk in disks if disk["missing"])
+        state = "running" if plan.is_running(vm) else status.STATES.get(vm.number("STATE"), "").lower()
+        found = {**row(vm, "failed" if why else "seen", why), "state": state, "disks": disks}
+        rows.append(found)
+        tell(event="vm", **found)
+    return rows
+
+
+VERBS: Dict[str, Callable[[Oned, List[Vm], argparse.Namespace, Callable[..., None]], List[Row]]] = {"boot": boot, "status": status_of}
+
+
+def show(rows: List[Row]) -> None:
+    """Print a line for each VM, and one for all."""
+    for found in rows:
+        print(printable(line(found)))
+    counts: Dict[str, int] = {}
+    for found in rows:
+        counts[found["how"]] = counts.get(found["how"], 0) + 1
+    print(f"{len(rows)} VMs: {', '.join(f'{count} {how}' for how, count in sorted(counts.items()))}")
+
+
+def line(found: Dict[str, Any]) -> str:
+    """Return a VM's line."""
+    disks = [f"disk {disk['disk']} {disk['place']}, {disk['how']}" for disk in found.get("disks", ())]
+    parts = [found.get("state") or found["how"], *disks, *([found["why"]] if found["why"] else [])]
+    seconds = f" in {found['seconds']} s" if found["seconds"] else ""
+    return f"VM {found['vm']} ({found['name']}) on {found['host'] or 'no host'}: {'; '.join(parts)}{seconds}"

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Have a set of VMs run: their bases first, all in one session; then all are started at once, and watched until they run."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+from ..config import Config
+from ..errors import OnedUnavailable, SemisharedError
+from ..model import layout, stores
+from ..opennebula.args import absolute
+from ..opennebula.oned import Oned
+from ..opennebula.xml import Datastore, Host, Vm
+from ..plan import clusters as plan
+from ..plan.images import image_ref
+from .staging import Staging
+from .staging_hosts import Wanted, Wish
+
+POLL_S = 1.0
+BEGIN_S = 60.0
+"""Within so many seconds OpenNebula begins to do what it has accepted."""
+Row = Dict[str, Any]
+"""{"vm", "name", "host", "how": booted|running|failed|skipped, "why", "seconds"}"""
+Tell = Callable[..., None]
+
+
+def row(vm: Vm, how: str, why: str = "", seconds: float = 0.0) -> Row:
+    """Return what became of a VM."""
+    return {"vm": vm.id, "name": vm.name, "host": vm.host, "how": how, "why": why, "seconds": round(seconds, 1)}
+
+
+class Boot:
+    """One set on its way to run."""
+
+    def __init__(self, oned: Oned, config: Config, tell: Tell, wish: Wish, limit_s: float) -> None:
+        self._oned, self._config, self._tell, self._wish, self._limit_s = oned, config, tell, wish, limit_s
+        self._started: Dict[int, float] = {}
+        self._rows: Dict[int, Row] = {}
+
+    def run(self, vms: Sequence[Vm], hosts: Optional[Sequence[Host]]) -> List[Row]:
+        """Have the VMs run; return a row for each. `hosts`: where their disks may come to be, None for where they were last.
+
+        Raise OnedUnavailable.
+        """
+        begun = time.monotonic()
+        for vm in vms:
+            why = plan.start(vm).why
+            if plan.is_running(vm) or why:
+                self._done(vm, "failed" if why else "running", why)
+        self._stage([vm for vm in vms if vm.id not in self._rows and plan.waits_for_files(vm)], hosts)
+        for vm in vms:
+            if vm.id not in self._rows:
+                self._start(vm)
+        self._watch({vm.id: vm for vm in vms}, begun)
+        return [self._rows[vm.id] for vm in vms]
+
+    def _done(self, vm: Vm, how: str, why: str = "") -> None:
+        started = self._started.get(vm.id)
+        found = self._rows[vm.id] = row(vm, how, why, time.monotonic() - started if started else 0.0)
+        self._tell(event="vm", **found)
+
+    def _start(self, vm: Vm) -> None:
+        # Staging may have taken a while.
+        action = plan.start(self._oned.vm(vm.id)).action
+        self._started[vm.id] = time.monotonic()
+        try:
+            if action:
+                self._oned.act(vm.id, action)
+        except OnedUnavailable as e:
+            self._done(vm, "failed", e.detail)
+
+    def _watch(self, vms: Mapping[int, Vm], begun: float) -> None:
+        """Wait for all that were started, as long as they may still come up."""
+        active: set[int] = set()
+        while True:
+            now = {vm.id: vm for vm in self._oned.vms()}
+            for number in [number for number in vms if number not in self._rows]:
+                vm, waited = now.get(number), time.monotonic() - self._started[number]
+                if vm is None:
+                    self._done(vms[number], "failed", "it is gone")
+                    continue
+                why = plan.why_failed(vm, number in active or waited > BEGIN_S)
+                if plan.is_running(vm) or why:
+                    self._done(self._oned.vm(number), "failed" if why else "booted", why)
+                elif time.monotonic() - begun > self._limit_s:
+                    self._done(vm, "failed", f"it does not run after {self._limit_s:.0f} s: state {vm.number('STATE')}/{vm.lcm_state}")
+                if vm.number("STATE") == plan.ACTIVE:
+                    active.add(number)
+            if len(self._rows) == len(vms):
+                return
+            time.sleep(POLL_S)
+
+    # -- bases ----------------------------------------------------------------------------------------
+
+    def _stage(self, vms: Sequence[Vm], hosts: Optional[Sequence[Host]]) -> None:
+        """Bring the bases of VMs to where these will be; a VM whose base does not come gets it as any clone does."""
+        images = {image.id: image for image in self._oned.images()} if vms else {}
+        datastores = {store.id: store for store in self._oned.datastores()} if vms else {}
+        known = {host.name: host for host in self._oned.hosts()} if vms else {}
+        wants: Dict[str, Dict[str, List[Wanted]]] = {}
+        for vm in vms:
+            for name in [host.name for host in hosts] if hosts is not None else [vm.host] if vm.host in known else []:
+                for image, store in plan.bases(vm, images, datastores):
+                    item = Wanted(image_ref(image, store), stores.bridge(store, image.id))
+                    wants.setdefault(_root(store), {}).setdefault(name, []).append(item)
+        for root, by_host in wants.items():
+            try:
+                session = Staging(root, by_host, list(known.values()), self._wish, self._config, self._tell)
+                outcomes = session.run()
+            except SemisharedError as e:
+                self._tell(event="note", host="stage", text=e.line())
+                continue
+            for name, outcome in outcomes.items():
+                if not outcome.ok:
+                    self._tell(event="note", host=name, text=f"its bases did not all come: {outcome.why}")
+
+
+def _root(datastore: Datastore) -> str:
+    return layout.base_store(os.path.dirname(absolute(datastore.base_path, "BASE_PATH")))
