@@ -124,6 +124,7 @@ def test_sender_that_is_killed_midway_is_replaced(staging: Staging) -> None:
     ended(staging, 90)
 
 
+@pytest.mark.long
 def test_chain_does_without_udpcast(staging: Staging) -> None:
     images = cluster(staging, "chained")
     found = staging.command("stage", *words(images), "--transport", "chain")[-1]

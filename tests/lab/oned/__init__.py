@@ -50,7 +50,7 @@ class Oned(MoveOps):
         oned.rpc.allocate_datastore = oned.datastore_create
         oned.rpc.update_datastore = oned.datastore_update
         oned.rpc.update_host = oned.host_update
-        oned.rpc.reschedule = oned.vm_resched
+        oned.rpc.actions = {"resched": oned.vm_resched, "resume": oned.vm_begin_to_resume}
         return oned
 
     @classmethod
@@ -62,7 +62,7 @@ class Oned(MoveOps):
         oned.rpc.allocate_datastore = oned.datastore_create
         oned.rpc.update_datastore = oned.datastore_update
         oned.rpc.update_host = oned.host_update
-        oned.rpc.reschedule = oned.vm_resched
+        oned.rpc.actions = {"resched": oned.vm_resched, "resume": oned.vm_begin_to_resume}
         runner.extra = {"ONE_XMLRPC": oned.rpc.url}
         return oned
 

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import os.path
+import threading
 from typing import Union
 
 from .create import CreateOps
 from .domain import domain_xml
 from .drivers import ActionFailed, Refused, Step
 from .objects import Vm, now
-from .states import Act, Lcm
+from .states import STATE_NAMES, Act, Lcm
 from .states import Vm as State
 from .template import scalar, vectors
 from .transfer import is_volatile
@@ -122,6 +123,19 @@ class LifeOps(CreateOps):
                 record.rstime = now()
                 self._act(record, Act.RESUME)
             self._boot(vm, Lcm.BOOT_SUSPENDED if suspended else Lcm.BOOT_POWEROFF)
+
+    def vm_begin_to_resume(self, vm_id: int) -> None:
+        """Answer as one.vm.action does: at once, with what is refused; how it goes on the VM's state says."""
+        if self.vm(vm_id).state not in (State.POWEROFF, State.SUSPENDED, State.STOPPED, State.UNDEPLOYED):
+            raise Refused(f"This action is not available for state {STATE_NAMES[self.vm(vm_id).state]}")
+
+        def work() -> None:
+            try:
+                self.vm_resume(vm_id)
+            except (ActionFailed, Refused):
+                pass  # noted in the VM, as for everybody who looks at it
+
+        threading.Thread(target=work, daemon=True).start()
 
     # -- steps ----------------------------------------------------------------------------------
 

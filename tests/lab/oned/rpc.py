@@ -53,7 +53,12 @@ class Rpc:
         self.allocate_datastore: Callable[[str], int] = lambda template: -1
         self.update_datastore: Callable[[int, str], None] = lambda number, attributes: None
         self.update_host: Callable[[int, str], None] = lambda number, attributes: None
-        self.reschedule: Callable[[int], None] = lambda number: None
+        self.actions: "dict[str, Callable[[int], None]]" = {}
+        """What one.vm.action does, by the name of the action; begun, as oned does it, and gone on with after the answer."""
+        self.documents: List[Tuple[int, str]] = []
+        """(type, XML) of the documents that there are: type 100 are services of OneFlow."""
+        self.vm_groups: List[str] = []
+        """VM groups, as XML."""
         self.hooks: List[str] = []
         """Hooks that are registered, as XML."""
         listener = listen(("127.0.0.1", port), pid)
@@ -125,13 +130,20 @@ class Rpc:
             return [True, number, 0]
         if method == "one.vm.action":
             action, number = parameters[1:]
-            if action != "resched":
+            if action not in self.actions:
                 return [False, f"[{method}] action {action} is not served by the simulated oned", _NO_METHOD]
+            if number not in core.vms:
+                return [False, f"[{method}] Error getting virtual machine [{number}].", _NO_EXISTS]
             try:
-                self.reschedule(number)
+                self.actions[action](number)
             except Refused as e:
                 return [False, f"[{method}] {e}", _NO_EXISTS]
             return [True, number, 0]
+        if method == "one.vmgrouppool.info":
+            return [True, f"<VM_GROUP_POOL>{''.join(self.vm_groups)}</VM_GROUP_POOL>", 0]
+        if method == "one.documentpool.info":
+            found = "".join(text for kind, text in self.documents if kind == parameters[4])
+            return [True, f"<DOCUMENT_POOL>{found}</DOCUMENT_POOL>", 0]
         if method == "one.hookpool.info":
             return [True, f"<HOOK_POOL>{''.join(self.hooks)}</HOOK_POOL>", 0]
         pools: "dict[str, tuple[str, Callable[[], Any]]]" = {
@@ -143,11 +155,11 @@ class Rpc:
         with core.data:
             if method in pools:
                 name, pool = pools[method]
-                found = pool().get(parameters[1]) if len(parameters) > 1 else None
-                if found is None:
+                item = pool().get(parameters[1]) if len(parameters) > 1 else None
+                if item is None:
                     which = parameters[1] if len(parameters) > 1 else "?"
                     return [False, f"[{method}] Error getting {name} [{which}].", _NO_EXISTS]
-                return [True, found.to_xml(), 0]
+                return [True, item.to_xml(), 0]
             if method == "one.user.info":
                 return [True, "<USER><ID>0</ID><GID>0</GID><NAME>oneadmin</NAME></USER>", 0]
             if method == "one.vmpool.info":
