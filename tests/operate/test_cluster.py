@@ -147,7 +147,8 @@ def test_vms_of_other_drivers_are_left_alone_and_said(cloud: Cloud, cluster: Lis
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["boot", "--vms", "99999"], "no VM '99999'"), (["boot", "--vms", ""], "no VM ''"), (["boot", "--label", "x' --"], "no VM has the label"),
+        (["boot", "--vms", "99999"], "no VM '99999'"), (["boot", "--vms", ""], "no VM ''"),
+        (["boot", "--label", "x' --"], "no VM has the label"),
         (["status", "--service", "nothing"], "no service of OneFlow 'nothing'"), (["status", "--service", "odd"], "is no service"),
         (["status", "--service", "template"], "no service of OneFlow 'template'"), (["status", "--vmgroup", "7"], "no VM group '7'"),
         (["boot", "--vms", "cluster-0", "--hosts", "h9"], "no such host"), (["boot", "--vms", "cluster-0", "--rate", "fast"], "not a rate"),

@@ -35,7 +35,9 @@ def test_vms_by_ids_and_names(text: str, expected: List[int]) -> None:
     assert ids(clusters.named(VMS, text)) == expected
 
 
-@pytest.mark.parametrize(("label", "expected"), [("web", [3, 5]), ("x", [5]), ("it's \"blue\"", [3]), (" web ", [3, 5]), ("web/inner", [13])])
+@pytest.mark.parametrize(
+    ("label", "expected"), [("web", [3, 5]), ("x", [5]), ("it's \"blue\"", [3]), (" web ", [3, 5]), ("web/inner", [13])]
+)
 def test_vms_by_their_label(label: str, expected: List[int]) -> None:
     assert ids(clusters.labelled(VMS, label)) == expected
 
@@ -48,7 +50,8 @@ def service(body: str, name: str = "flow") -> View:
     return view(f"<DOCUMENT><ID>7</ID><NAME>{name}</NAME><TEMPLATE><BODY>{escape(body)}</BODY></TEMPLATE></DOCUMENT>")
 
 
-GROUP = view("<VM_GROUP><ID>2</ID><NAME>g</NAME><ROLES><ROLE><VMS>3,5</VMS></ROLE><ROLE><NAME>none</NAME></ROLE><ROLE><VMS>12</VMS></ROLE></ROLES></VM_GROUP>")  # fmt: skip
+IN_ROLES = "<ROLE><VMS>3,5</VMS></ROLE><ROLE><NAME>none</NAME></ROLE><ROLE><VMS>12</VMS></ROLE>"
+GROUP = view(f"<VM_GROUP><ID>2</ID><NAME>g</NAME><ROLES>{IN_ROLES}</ROLES></VM_GROUP>")
 ROLES = {"roles": [{"name": "a", "nodes": [{"deploy_id": 3}, {"deploy_id": 99}]}, {"name": "b"}, {"nodes": [{"deploy_id": 4}]}]}
 
 

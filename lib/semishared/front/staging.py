@@ -8,6 +8,7 @@ its ssh (hostside.py), and what that has started with it.
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Iterator, Mapping, Sequence
 
 from ..config import Config
@@ -25,8 +26,8 @@ from . import base_tracker
 from .staging_hosts import Hosts, Outcome, Wanted, Wish
 from .staging_round import Round
 
-Answers = Mapping[str, Sequence[Mapping[str, object]]]
-"""What hosts said of the bases that they are to have, in the order of these."""
+AT_ONCE = 8
+"""Images whose extents are found out at the same time."""
 
 
 def waves(wants: Mapping[str, Sequence[Wanted]]) -> Iterator[dict[str, list[Wanted]]]:
@@ -98,17 +99,23 @@ class Staging:
                 # Hosts read what is frozen, and may not freeze.
                 self._on_bridge(item.bridge, FreezeImage(item.image))
         described = self.hosts.describe(self.root, {host: [item.image for item in wanted] for host, wanted in wants.items()})
-        found: dict[Wanted, ImageRef] = {}
-        for item in items:
-            answers = {host: said[wants[host].index(item)] for host, said in described.items() if item in wants[host]}
+
+        def settled(item: Wanted) -> ImageRef | SemisharedError:
             try:
-                found[item] = self._settled(item, answers)
+                return self._settled(item, {host: said[wants[host].index(item)] for host, said in described.items() if item in wants[host]})
             except SemisharedError as e:
-                if len(items) == 1:
-                    raise
-                for host in (host for host, wanted in wants.items() if item in wanted):
-                    self.hosts.outcomes[host].fail(f"image {item.image.id}: {e.line()}", item.image.base_name or item.image.base_prefix)
-        self.images.update({image.base_name: image for image in found.values()})
+                return e
+
+        found: dict[Wanted, ImageRef] = {}
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for item, result in zip(items, pool.map(settled, items)):
+                if not isinstance(result, SemisharedError):
+                    found[item] = self.images[result.base_name] = result
+                elif len(items) == 1:
+                    raise result
+                else:
+                    for host in (host for host, wanted in wants.items() if item in wanted):
+                        self.hosts.outcomes[host].fail(f"image {item.image.id}: {result.line()}", item.image.base_prefix)
         return {host: [found[item] for item in wanted if item in found] for host, wanted in wants.items()}
 
     def _settled(self, item: Wanted, answers: Mapping[str, Mapping[str, object]]) -> ImageRef:

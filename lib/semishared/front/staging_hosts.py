@@ -141,4 +141,5 @@ class Hosts:
         except BaseException:
             session.close(is_over=False)
             raise
-        self._conversations[host] = session
+        if self._conversations.setdefault(host, session) is not session:
+            session.close()
