@@ -31,7 +31,7 @@ def test_image_comes_to_all_hosts_and_the_store_is_read_once(staging: Staging, t
     image = staging.image(f"{transport}-{compress}")
     events = staging.command("stage", str(image), "--all", "--transport", transport, "--compress", compress)
     found = summary(events)
-    assert found["complete"] and found["transports"] == [transport]
+    assert found["complete"] and found["transports"] == [transport], found
     assert found["bytes"]["store"] == DATA, "one host's"
     assert list(found["hosts"]) == staging.names
     if transport == "multicast":

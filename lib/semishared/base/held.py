@@ -27,13 +27,15 @@ class Held:
         self._manifests: dict[str, extents.Manifest | None] = {}
         self.coming: set[str] = set()
         """Those that are not here, but in a base that is being made at this moment."""
+        self.is_beginning = False
+        """A base is being made of which nothing is known yet."""
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._where
 
     def look(self, *, arriving: bool = False) -> None:
         """Look at the bases that are here by now; with `arriving` also at those that are being made."""
-        self.coming = set()
+        self.coming, self.is_beginning = set(), False
         for name in names(layout_base.bases(self._root)):
             directory = layout_base.base(self._root, name)
             if directory not in self._manifests and layout_base.named(name):
@@ -42,8 +44,9 @@ class Held:
             directory = layout_base.staging(self._root, prefix)
             self._note(directory, partial.generation_in(directory), partial.have(directory))
             manifest = self._manifests.pop(directory, None)
-            if manifest and locks.is_held(layout_base.image_lock(self._root, prefix)):
-                self.coming |= self._wanted.intersection(manifest.extents.values())
+            if locks.is_held(layout_base.image_lock(self._root, prefix)):
+                self.coming |= self._wanted.intersection(manifest.extents.values()) if manifest else set()
+                self.is_beginning = self.is_beginning or manifest is None
         self.coming -= self._where.keys()
 
     def _note(self, directory: str, generation: str, have: set[int] | None) -> None:

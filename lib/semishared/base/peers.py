@@ -133,7 +133,7 @@ def groups_of(
                     yield [packets.Extent(0, digest, content) for digest, content in found if content is not None]
                 last = time.monotonic()
                 left = [digest for digest in left if digest not in held]
-            elif held.coming or is_early:
+            elif held.coming or held.is_beginning or is_early:
                 if time.monotonic() - last > FOLLOW_S:
                     raise MissingImage(f"no more of what was to come arrives on {os.uname().nodename}")
                 time.sleep(POLL_S)

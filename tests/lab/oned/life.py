@@ -122,7 +122,13 @@ class LifeOps(CreateOps):
                 record = self._add_history(vm, vm.last.host, self.datastore(vm.last.ds_id))
                 record.rstime = now()
                 self._act(record, Act.RESUME)
-            self._boot(vm, Lcm.BOOT_SUSPENDED if suspended else Lcm.BOOT_POWEROFF)
+            back = vm.state
+            try:
+                self._boot(vm, Lcm.BOOT_SUSPENDED if suspended else Lcm.BOOT_POWEROFF)
+            except ActionFailed:
+                # As oned has it (LifeCycleManager::trigger_deploy_failure): off, or suspended, as it was.
+                self._enter(vm, Lcm.INIT, back)
+                raise
 
     def vm_begin_to_resume(self, vm_id: int) -> None:
         """Answer as one.vm.action does: at once, with what is refused; how it goes on the VM's state says."""
