@@ -51,6 +51,8 @@ class Staging:
         self.hosts = Hosts([host for host in hosts if wants.get(host.name)], wish, config, tell)
         self.images: dict[str, ImageRef] = {}
         """By the names of their bases."""
+        self.generations: dict[ImageRef, str] = {}
+        """Of the images as they were asked for, as far as that was found out."""
         self._contents: dict[str, Mapping[int, str]] = {}
         self.transports: list[str] = []
         self.sender = ""
@@ -111,6 +113,7 @@ class Staging:
             for item, result in zip(items, pool.map(settled, items)):
                 if not isinstance(result, SemisharedError):
                     found[item] = self.images[result.base_name] = result
+                    self.generations[item.image] = result.generation
                 elif len(items) == 1:
                     raise result
                 else:
