@@ -61,7 +61,9 @@ def test_what_is_not_there_is_said(word: str, said: str) -> None:
     assert said in caught.value.detail
 
 
-refs = st.builds(lambda number, generation: Wanted(ImageRef(100, number, "raw", "/x", generation)), st.integers(1, 3), st.sampled_from("abc"))
+refs = st.builds(
+    lambda number, generation: Wanted(ImageRef(100, number, "raw", "/x", generation)), st.integers(1, 3), st.sampled_from("abc")
+)
 
 
 @given(st.dictionaries(st.sampled_from(["h1", "h2"]), st.lists(refs, max_size=6)))
