@@ -70,6 +70,19 @@ def _delete(disk: int, number: int, dies_in: Sequence[str]) -> Case:
     )  # fmt: skip
 
 
+def _delete_again(disk: int) -> Case:
+    """Snapshot 2, after snapshot 0 was merged into 1: libvirt still knows its layer, which is not there any more."""
+
+    def act(live: Live, env: Environment, domain: str = DOMAIN) -> None:
+        live.change({}, "delete", disk, 0, (0, 1, 2), domain)
+        live.change(env, "delete", disk, 2, (1, 2), domain)
+
+    return Case(
+        f"snap_delete running {PLACES[disk]}, snapshot 2, after 0", disk, "deep", act, ("blockpull",), {1: KEPT[1]},
+        written(1, 2, 3, 4, 5), lambda live: act(live, {}, ""),
+    )  # fmt: skip
+
+
 def _save(disk: int) -> Case:
     return Case(
         f"cpds live {PLACES[disk]}", disk, "tree",
@@ -102,7 +115,7 @@ CASES = [
     _create(OVERLAY, "plain", 0), _create(COPY, "plain", 0), _create(ON_STORE, "plain", 3), _create(IN_PLACE, "plain", 0),
     _create(OVERLAY, "tree", 2),
     _delete(OVERLAY, 1, ("blockpull", "suspend", "resume")), _delete(OVERLAY, 0, ()), _delete(COPY, 1, ("blockpull",)),
-    _delete(ON_STORE, 1, ("blockpull",)), _delete(IN_PLACE, 1, ()),
+    _delete(ON_STORE, 1, ("blockpull",)), _delete(IN_PLACE, 1, ()), _delete_again(OVERLAY),
     _save(OVERLAY), _save(IN_PLACE),
     Case("prebackup_live", OVERLAY, "plain", lambda live, env: live.back_up(env, "SUSPEND"), ("suspend", "resume", "backup-begin")),
     Case("postbackup_live", OVERLAY, "backed up", lambda live, env: live.end_backup(env)),
@@ -125,6 +138,9 @@ def live() -> Iterator[Live]:
                     live.change({}, "create", disk, number, domain="")
                     live.write(disk, number + 3)
             live.save("tree")
+            live.change({}, "create", OVERLAY, 2, domain="")
+            live.write(OVERLAY, 5)
+            live.save("deep")
             live.restore("plain")
             live.start()
             live.back_up({}, "NONE")

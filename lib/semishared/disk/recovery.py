@@ -28,6 +28,7 @@ def recover(vm_dir: str, name: str) -> None:
             block_jobs.end(vm_dir, name, job)
         else:
             _put_back(vm_dir, disk, job)
+        _remove_stand_ins(vm_dir, disk, job)
         files.unlink(path)
         point("job ended")
     from ..model import layout_delta  # not for every step on a host
@@ -57,3 +58,12 @@ def _put_back(vm_dir: str, disk: int, job: dict[str, object]) -> None:
     if files.exists(layer) and os.path.exists(f"{folder}/{below}") and layers.backing_of(layer)[0] != below:
         qemu_img.lay_over(layer, below, str(job.get("below_format", "")))
         point("layer put back")
+
+
+def _remove_stand_ins(vm_dir: str, disk: int, job: dict[str, object]) -> None:
+    """Remove the empty layers that a pull had libvirt look into; nothing else has been made of the disk since."""
+    record, numbers = records.read_record(vm_dir, disk), job.get("stand_ins")
+    if record and isinstance(numbers, list):
+        folder = os.path.dirname(record.path)
+        files.remove_staged(folder)
+        block_jobs.leave(folder, [number for number in numbers if isinstance(number, int)])

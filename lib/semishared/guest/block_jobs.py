@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterable, Iterator, Mapping
 
 from ..errors import MissingImage, SemisharedError, ToolFailed, ToolTimeout
 from ..model import layout
@@ -101,10 +101,11 @@ def _abort(name: str, target: str) -> None:
 
 
 @contextmanager
-def noted(disk: DiskRef, name: str, target: str, **pull: str) -> Iterator[None]:
+def noted(disk: DiskRef, name: str, target: str, **pull: object) -> Iterator[None]:
     """Do, within the block, what libvirt may go on with when we are dead; end it when the block fails.
 
-    `pull`: the number of the `layer` that is pulled into, and of that which it lies over: `below`, `below_format`.
+    `pull`: the number of the `layer` that is pulled into, and of that which it lies over: `below`, `below_format`; `stand_ins`: the
+    numbers of layers that are there for libvirt alone.
     """
     path = layout.job_note(disk.vm_dir, disk.disk)
     files.remove_staged(*os.path.split(path))
@@ -156,9 +157,11 @@ def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str) -> Non
     base = f"{target}[{_index(name, target, wanted)}]" if backing else None
     # Else QEMU writes an absolute name into the header, and the directory could not be moved any more.
     flags = libvirtd.binding().VIR_DOMAIN_BLOCK_REBASE_RELATIVE if layout.is_number(backing) else 0
-    below, below_format = layers.backing_of(layer)
-    noting = noted(disk, name, target, layer=os.path.basename(layer), below=below, below_format=below_format)
-    with noting, _standing_in(name, os.path.dirname(layer)), job_events.listening(name, target) as job:
+    (folder, number), (below, below_format) = os.path.split(layer), layers.backing_of(layer)
+    # For a relative name libvirt looks into all that the guest has had below its disk since it was started, also what was merged away.
+    gone = [known for known in sorted(opened(name, folder)) if not os.path.lexists(f"{folder}/{known}")] if flags else []
+    noting = noted(disk, name, target, layer=number, below=below, below_format=below_format, stand_ins=gone)
+    with noting, _standing_in(folder, gone), job_events.listening(name, target) as job:
         domain.ask(name, f"blockpull {target}", lambda guest: guest.blockRebase(target, base, 0, flags), timeout_s=END_S)
         job.wait_until_over()
         if layers.backing_of(layer)[0] == below:
@@ -168,22 +171,26 @@ def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str) -> Non
 
 
 @contextmanager
-def _standing_in(name: str, folder: str) -> Iterator[None]:
-    """Have an empty file, within the block, in place of each layer that libvirt still knows and that was merged away.
-
-    For a relative name it looks into all that the guest has had below its disk since it was started; QEMU opens none of them anew.
-    What a killed one leaves is a stray (disk/layering.py).
-    """
-    gone = [path for path in (f"{folder}/{number}" for number in opened(name, folder)) if not os.path.lexists(path)]
-    for path in gone:
-        with files.published(path) as staged:
+def _standing_in(folder: str, gone: Iterable[int]) -> Iterator[None]:
+    """Have an empty file, within the block, in place of each layer that is gone; QEMU opens none of them anew."""
+    for number in gone:
+        with files.published(f"{folder}/{number}") as staged:
             qemu_img.create(staged, "qcow2", 0)
             os.chmod(staged, 0o660)
+        point("layer stood in for")
     try:
         yield
     finally:
-        for path in gone:
+        leave(folder, gone)
+
+
+def leave(folder: str, gone: Iterable[int]) -> None:
+    """Remove what stands in for layers that are gone; what has a size is none of that."""
+    for number in gone:
+        path = f"{folder}/{number}"
+        if files.exists(path) and not qemu_img.virtual_size(path, "qcow2"):
             files.unlink(path)
+            point("stand-in removed")
 
 
 def _index(name: str, target: str, wanted: str) -> int:
