@@ -59,6 +59,7 @@ def images(cloud: Cloud) -> Iterator[dict[str, int]]:
         "mine": cloud.data_image("over-mine", DATA, persistent=True),
         "beside": cloud.data_image("over-beside", DATA, format="qcow2", SEMISHARED_PLACE="shared"),
         "local": cloud.data_image("over-local", DATA),
+        "off": cloud.data_image("over-off", DATA, persistent=True),
     }
     cloud.oned.host("h1").state = MONITORED
     cloud.oned.host("h1").template.pop("SEMISHARED_FENCED", None)
@@ -66,14 +67,20 @@ def images(cloud: Cloud) -> Iterator[dict[str, int]]:
 
 
 def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images: dict[str, int]) -> None:
-    """Two VMs: one on the store, whose guest goes on with its data; one on an overlay, which waits, then begins anew."""
+    """Three VMs: one on the store, whose guest goes on with its data; one on an overlay, which waits, then begins anew; one that is off."""
     h1, h2 = cloud.lab.node("h1"), cloud.lab.node("h2")
     store = [{"IMAGE_ID": str(images[name])} for name in ("os", "mine", "beside")] + [{"TYPE": "swap", "SIZE": "8"}]
-    guest_of, waits = cloud.deploy("over", store), cloud.oned.vm_create({
-        **cloud.template("waits", [{"IMAGE_ID": str(images["local"])}, {"TYPE": "swap", "SIZE": "8"}]),
-        "RAW": {"TYPE": "kvm", "DATA": serial_xml("waits") + PAUSED}, "MEMORY": "32",
-    })  # fmt: skip
-    cloud.oned.vm_deploy(waits, "h1", 101)
+    guest_of = cloud.deploy("over", store)
+    waits, off = (
+        cloud.oned.vm_create({
+            **cloud.template(name, [{"IMAGE_ID": str(images[image])}, {"TYPE": "swap", "SIZE": "8"}]),
+            "RAW": {"TYPE": "kvm", "DATA": serial_xml(name) + PAUSED}, "MEMORY": "32",
+        })
+        for name, image in (("waits", "local"), ("off", "off"))
+    )  # fmt: skip
+    for vm in (waits, off):
+        cloud.oned.vm_deploy(vm, "h1", 101)
+    cloud.oned.vm_poweroff(off, hard=True)
     guest = cloud.guest(guest_of)
     guest.write("vdb", "mine", 4096, 128)
     guest.write("vdc", "beside", 4096, 128)
@@ -88,6 +95,10 @@ def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images:
     with pytest.raises(ActionFailed, match="not fenced"):
         cloud.oned.vm_migrate(waits, "h2")
     assert cloud.oned.state(waits) == ("ACTIVE", Lcm.PROLOG_MIGRATE_UNKNOWN_FAILURE)
+    with pytest.raises(ActionFailed, match="h1"):
+        cloud.oned.vm_migrate(off, "h2")
+    cloud.oned.vm_recover(off, "failure")
+    assert cloud.oned.state(off) == ("POWEROFF", Lcm.INIT)
     assert "came back" in hook(cloud, "h1", 0)
     cloud.oned.host("h1").state = ERROR
     assert "may still write" in hook(cloud, "h1", 2)
@@ -95,7 +106,11 @@ def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images:
     cloud.lab.fe.run([COMMAND, "fence", "h1", "--confirmed-off"], user="oneadmin", timeout=120)
     said = hook(cloud, "h1", 1)
     assert f"VM {guest_of} (over) is rescheduled" in said and f"VM {waits} (waits) waits: " in said
+    assert f"onevm migrate {off} HOST" in said
     assert cloud.oned.vm(guest_of).resched
+    cloud.oned.vm_migrate(off, "h2")
+    cloud.oned.vm_resume(off)
+    assert (cloud.oned.state(off), cloud.oned.vm(off).last.host.name) == (("ACTIVE", Lcm.RUNNING), "h2")
     cloud.oned.vm_migrate(guest_of, "h2")
     guest = cloud.guest(guest_of)
     assert guest.node is h2
@@ -117,15 +132,15 @@ def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images:
     # The host comes back with all that it had.
     h1.start()
     cloud.oned.host("h1").state = MONITORED
-    for vm in (guest_of, waits):
+    for vm in (guest_of, waits, off):
         said = stale(cloud, vm, f"{DATASTORES}/{STORE}/{'c' * 32}")
         assert said.count("another host took the VM over") == 3, said
     done = json.loads(cloud.lab.fe.run([COMMAND, "gc", "--json", "--now"], timeout=60).stdout)
     removed = {item["path"] for item in done["findings"] if item["machine"] == "h1" and item["result"] == "removed"}
-    assert {f"{DATASTORES}/101/{vm}" for vm in (guest_of, waits)} <= removed
+    assert {f"{DATASTORES}/101/{vm}" for vm in (guest_of, waits, off)} <= removed
     guest.check("vdb", "mine", 4096, 128)
     # And is as good as any other from now on.
     cloud.oned.vm_migrate(waits, "h1", how="poweroff-hard")
-    for vm in (guest_of, waits):
+    for vm in (guest_of, waits, off):
         cloud.terminate(vm)
     assert cloud.leftovers() == []

@@ -97,14 +97,21 @@ def test_a_disk_with_snapshots_is_not_made_anew(capsys: pytest.CaptureFixture[st
 
 def test_those_that_were_off_under_way_or_are_refused_are_named_too(capsys: pytest.CaptureFixture[str]) -> None:
     oned: Any = Known(
-        vm(1), vm(2, state=8, lcm=0), vm(3, lcm=61, hosts=("h1", "h2")), vm(4, hosts=("h1", "h2")), vm(5),
+        vm(1), vm(2, state=5, lcm=0), vm(3, lcm=61, hosts=("h1", "h2")), vm(4, hosts=("h1", "h2")), vm(5),
         vm(6, lcm=61, hosts=("h3", "h2")), refused=(5,),
     )  # fmt: skip
     assert [cli.rescheduled(oned, item, False) for item in cli.those_of(oned, "h1")] == [False, True, True, True]
     said = capsys.readouterr().out.splitlines()
     assert [line.split(" (")[0] for line in said] == ["VM 1", "VM 2", "VM 3", "VM 5"]
-    assert "8/0" in said[1] and "onevm recover --retry 3" in said[2] and "wrong state" in said[3]
+    assert "5/0" in said[1] and "onevm recover --retry 3" in said[2] and "wrong state" in said[3]
     assert oned.asked == [1]
+
+
+def test_a_vm_that_is_off_waits_for_its_user_and_one_without_files_there_is_none_of_the_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    oned: Any = Known(vm(1, disk(0, 1, CLONE="YES"), state=8, lcm=0), *(vm(2 + state, state=state, lcm=0) for state in (1, 2, 4, 9)))
+    assert [cli.rescheduled(oned, item, False) for item in cli.those_of(oned, "h1")] == [True]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "onevm migrate 1 HOST" in line and "disk 0: SEMISHARED_ON_HOST_FAILURE is wait for image 1" in line
 
 
 def test_a_dry_run_asks_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,8 +94,10 @@ def lost(oned: Oned, name: str, wait_s: int) -> Host | None:
 
 
 def those_of(oned: Oned, host: str) -> Iterator[Vm]:
-    """Yield the VMs that are on a host, and those that were to leave it when that failed."""
+    """Yield the VMs that are on a host, and those that were to leave it when that failed; those that were on it last are not."""
     for vm in oned.vms():
+        if failover.is_elsewhere(vm):
+            continue
         if vm.host == host or vm.lcm_state == failover.FAILED:
             known = oned.vm(vm.id)
             if host in (vm.host, known.text("HISTORY_RECORDS/HISTORY[last()-1]/HOSTNAME")):
@@ -118,6 +120,8 @@ def reasons(oned: Oned, vm: Vm) -> Iterator[str]:
     """Yield why a VM would not come up elsewhere."""
     if vm.lcm_state == failover.FAILED:
         yield f"it did not come to {vm.host}: onevm recover --retry {vm.id}"
+    elif failover.is_off(vm):
+        yield f"it is off, which OpenNebula starts nowhere by itself: onevm migrate {vm.id} HOST takes it elsewhere, then onevm resume"
     elif not failover.is_unseen(vm):
         yield f"it is in state {vm.number('STATE')}/{vm.lcm_state}, in which OpenNebula has nothing running to start elsewhere"
         return

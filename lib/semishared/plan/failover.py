@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mv of a VM that oned has lost sight of (LCM states 60 and 61), from a host that is lost.
+"""mv of a VM that oned has lost sight of (LCM states 60 and 61), or that is off (43), from a host that is lost.
 
                        target                                      bridge, or who mounts the store
     which clones                                                   looked for
@@ -144,6 +144,16 @@ def why_not_anew(vm: Vm, disk: Disk, image: Optional[Image] = None, datastore: O
     return ""
 
 
+def is_elsewhere(vm: Vm) -> bool:
+    """Tell whether the front-end has a VM's files: one that is stopped or undeployed, or waits to be deployed."""
+    return vm.number("STATE") in (1, 2, 4, 9)
+
+
+def is_off(vm: Vm) -> bool:
+    """Tell whether a VM is powered off: OpenNebula moves its files when it is told to, and starts nothing."""
+    return vm.number("STATE") == 8
+
+
 def is_unseen(vm: Vm) -> bool:
     """Tell whether oned takes a VM for running and does not see it: what it has started elsewhere when it is rescheduled."""
     return (vm.number("STATE"), vm.lcm_state) == (3, 16)
@@ -174,6 +184,15 @@ def _cleared(place: VmPlace, vm: Vm) -> Plan:
     _, found = yield On(place.host, (not_running, look))
     if found["disks"] and found["seq"] != vm.seq:
         yield On(place.host, (s.RemoveVm(vm.id, place.path),))
+
+
+def is_away(place: VmPlace) -> Part[bool]:
+    """Tell whether a host does not answer; one that does, though it is shut out of the stores, has what is on its own disks."""
+    try:
+        yield On(place.host, (s.LookAtVm(place.vm, place.path),))
+    except HostUnreachable:
+        return True
+    return False
 
 
 def seen_to_be_off(host: str, vm: Vm, why_not_fenced: str) -> Plan:

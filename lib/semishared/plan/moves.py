@@ -26,6 +26,8 @@ COMING = (8, 9, 31, 43, 45, 60)
 
 UNKNOWN = (60, 61)
 """LCM states of a migration of a VM that oned has lost sight of, as a rule with its host (plan/failover.py)."""
+OFF = 43
+"""LCM state of a migration of a VM that is powered off: its host may be lost as well."""
 
 
 class Told(NamedTuple):
@@ -37,7 +39,7 @@ class Told(NamedTuple):
     front_end_runs_vms: bool = False
     """The front-end is a host too."""
     why_not_fenced: str = ""
-    """Of a VM that oned has lost sight of: why its host might write to a store still, '' if it cannot."""
+    """Of a VM that oned has lost sight of, or that is off: why its host might write to a store still, '' if it cannot."""
     overlay_options: str = ""
 
 
@@ -46,13 +48,14 @@ def mv(asked: Move, vm: Vm, told: Told) -> Plan:
     pair = steps_of(asked, vm, *told[:3])
     if pair is None:
         return
-    if vm.lcm_state in UNKNOWN:
+    if vm.lcm_state in (*UNKNOWN, OFF):
         from . import failover
 
-        if not told.why_not_fenced:
+        if not told.why_not_fenced and (vm.lcm_state in UNKNOWN or (yield from failover.is_away(asked.source))):
             yield from failover.mv(asked, vm, told.overlay_options)
             return
-        yield from failover.seen_to_be_off(asked.source.host, vm, told.why_not_fenced)
+        if vm.lcm_state in UNKNOWN:
+            yield from failover.seen_to_be_off(asked.source.host, vm, told.why_not_fenced)
     source_step, target_step = pair
     guest = domain_at(vm, told.source_is_here, told.front_end_runs_vms)
     if target_step is None:
