@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is to be blocked, what is missing for a proof, marks, and what doctor says of them."""
+"""Addresses and entries of blocklists, marks, and what doctor says of them; who is to be blocked: plan/test_blocked.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from lab.oned.template import parse, render
 from semishared.config import Config, load
 from semishared.errors import BadAttribute
-from semishared.model.fencing import FOR_EVER_S, Blocklist, Ceph, Opener, ip_of, whole
+from semishared.model.fencing import FOR_EVER_S, Blocklist, ip_of, whole
 from semishared.model.stores import fence_user
 from semishared.opennebula.xml import Host
 from semishared.plan import fence as plan
@@ -20,16 +20,10 @@ from semishared.plan.diagnosis_fence import of_fenced, of_means
 
 BOOT, NEXT = "6f0c2a4e-0000-4000-8000-000000000001", "6f0c2a4e-0000-4000-8000-000000000002"
 MARK = plan.Mark(plan.FENCED, 2, BOOT, 1700000000, "", ("f/10.0.0.3:0/0", "f/[fd00::3]:0/0", "g/10.0.0.3:0/0"))
-DISK = "one/one-7"
-IMAGES = frozenset({DISK, "one/one-8"})
 
 
 def machines(front_end: str = "10.0.0.1", **told: str) -> plan.Machines:
     return plan.Machines("h1", {name: frozenset(text.split()) for name, text in told.items()}, frozenset(front_end.split()))
-
-
-def opener(address: str, image: str = DISK) -> Opener:
-    return Opener(image, "client.1", address)
 
 
 def host(mark: plan.Mark | None = None, boot: str = BOOT, addresses: str = "") -> Host:
@@ -39,49 +33,6 @@ def host(mark: plan.Mark | None = None, boot: str = BOOT, addresses: str = "") -
 
 
 # -- whom to block -----------------------------------------------------------------------------------------------------
-
-
-def test_every_address_that_is_the_hosts_alone_is_blocked_whole() -> None:
-    whose = machines(h1="10.0.0.3 fd00::3 172.17.0.1", h2="10.0.0.4 172.17.0.1")
-    found = plan.blocks(Ceph("f", daemons=frozenset({"10.0.0.9"})), whose, [])
-    assert found == plan.Blocks(("10.0.0.3:0/0", "[fd00::3]:0/0"), ())
-
-
-def test_an_address_of_the_front_end_is_never_blocked() -> None:
-    found = plan.blocks(Ceph("f", (opener("10.0.0.1:0/5"),)), machines(h1="10.0.0.1"), [DISK])
-    assert found.entries == () and "no address of h1 alone is known" in found.missing[-1]
-
-
-def test_where_monitoring_told_nothing_lock_owners_do() -> None:
-    cluster = Ceph("f", (opener("10.0.0.3:0/5"), opener("10.0.0.4:0/6"), opener("10.0.0.7:0/7", "one/one-8"), opener("10.0.0.1:0/8")))
-    found = plan.blocks(cluster, machines(h2="10.0.0.4"), [DISK])
-    assert found == plan.Blocks(("10.0.0.3:0/0",), ())
-
-
-def test_nothing_known_is_nothing_proved() -> None:
-    found = plan.blocks(Ceph("f"), machines(h2="10.0.0.4"), [DISK])
-    assert found == plan.Blocks((), ("no address of h1 alone is known, and none of its disks shows one",))
-
-
-def test_a_stranger_that_has_a_disk_of_the_host_open_is_named() -> None:
-    found = plan.blocks(Ceph("f", (opener("10.9.9.9:0/5"),)), machines(h1="10.0.0.3"), [DISK])
-    assert found.entries == ("10.0.0.3:0/0",) and "client.1 at 10.9.9.9:0/5 has one/one-7 open" in found.missing[0]
-
-
-def test_a_shared_address_that_has_a_disk_of_the_host_open_is_named() -> None:
-    found = plan.blocks(Ceph("f", (opener("10.0.0.8:0/5"),)), machines(h1="10.0.0.3 10.0.0.8", h2="10.0.0.8"), [DISK])
-    assert found.entries == ("10.0.0.3:0/0",) and "10.0.0.8 is an address of another machine too" in found.missing[0]
-
-
-def test_where_an_osd_has_the_address_all_clients_seen_there_are_blocked_and_one_unseen_is_missing() -> None:
-    cluster = Ceph("f", (opener("10.0.0.3:0/5"), opener("10.0.0.3:0/6", "one/other"), opener("10.0.0.4:0/7", "one/one-8")),
-                   frozenset({"10.0.0.3"}), IMAGES)  # fmt: skip
-    whose = machines(h1="10.0.0.3 10.1.0.3", h2="10.0.0.4")
-    assert plan.blocks(cluster, whose, [DISK, "one/not-there"]) == plan.Blocks(("10.1.0.3:0/0", "10.0.0.3:0/5", "10.0.0.3:0/6"), ())
-    (missing,) = plan.blocks(cluster, whose, [DISK, "one/one-8"]).missing
-    assert missing.startswith("10.0.0.3 is an OSD's address too") and missing.endswith("one/one-8 open is not seen")
-    (missing,) = plan.blocks(cluster._replace(bridges=frozenset({"h1"})), whose, [DISK]).missing
-    assert "is a bridge (BRIDGE_LIST)" in missing
 
 
 def test_an_address_that_came_later_is_not_shut_out_by_entries_of_before() -> None:
