@@ -21,6 +21,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 import pytest
 
 from semishared.errors import SemisharedError
+from semishared.model.record import Record
 
 from . import agent_guest, conftest
 from .cloud import Cloud, until
@@ -270,6 +271,26 @@ def test_deltas_of_a_guest_that_somebody_has_paused_wait_until_it_runs(live: Liv
     live.at_rest()
     live.end_domain()
     live.check(OVERLAY, written(1, 2, 6), {})
+
+
+def test_clone_on_a_store_whose_host_died_in_a_pull(live: Live) -> None:
+    """The note in the VM's directory goes with its host; whoever takes the VM over has the one beside the clone."""
+    delete = _delete(ON_STORE, 1, ())
+    live.restore("tree")
+    live.start()
+    live.forget_trace()
+    delete.act(live, {"SEMISHARED_TRACE": TRACE})
+    number = live.points().index("layer pulled") + 1
+    live.restore("tree")
+    live.start()
+    with pytest.raises(SemisharedError):
+        delete.act(live, {"SEMISHARED_KILL_AT": str(number)})
+    record = live.record(ON_STORE)
+    live.end_domain()
+    live.host.run(["rm", "-r", VM_DIR])
+    image = Record.parse(ON_STORE, json.dumps(record).encode()).of_image
+    live.run({}, s.PrepareVm(VM, VM_DIR), s.AdoptClone(live.ref(ON_STORE), image, record["path"]))
+    live.check(ON_STORE, KEPT[-1], {0: KEPT[0], 1: KEPT[1]})
 
 
 def test_disk_that_was_taken_away_with_its_delta_does_not_come_back(live: Live) -> None:

@@ -14,10 +14,12 @@ from typing import Callable, Dict, List
 import pytest
 
 from semishared.errors import BadRecord, MissingImage, NotSupported
+from semishared.model import layout_store
 from semishared.model import steps as s
 from semishared.opennebula import args
 from semishared.plan import snapshots
-from semishared.tools import qemu_img
+from semishared.store import dir_clones
+from semishared.tools import layers, qemu_img
 from tools.world import OVERLAY_OPTIONS, MiB, World, qemu_io
 
 PLACES = ["overlay", "copy", "remote-first", "store-clone", "in-place"]
@@ -309,4 +311,26 @@ def test_in_place_snapshots_outlive_the_vm_and_serve_the_next(world: World, form
     disk.make()
     disk.check()
     disk.revert(0)
+    disk.check()
+
+
+@pytest.mark.parametrize("noted", ["what it was", "9", "../../image"])
+def test_clone_whose_host_died_in_a_pull_lies_over_what_it_lay_over(world: World, noted: str) -> None:
+    """QEMU has named another backing file in the header of the active layer; what it copied before that died with it."""
+    disk = Disk(world, "store-clone", "raw")
+    for at in (2, 3, 4):
+        disk.create()
+        disk.write(at, 0xB0 + at)
+    top, folder = str(disk.record["path"]), os.path.dirname(str(disk.record["path"]))
+    below, above = layers.backing_of(top)[0], dict(disk.now)
+    dir_clones.note_pull(top)
+    qemu_img.lay_over(top, "1", "qcow2")
+    note = Path(layout_store.pull_note(folder))
+    noted = below if noted == "what it was" else noted
+    note.write_text(json.dumps({**json.loads(note.read_text()), "below": noted}))
+    subprocess.run(["rm", "-r", disk.ref.vm_dir], check=True)
+    world.on(s.PrepareVm(disk.ref.vm, disk.ref.vm_dir), s.AdoptClone(disk.ref, disk.image, top))
+    assert layers.backing_of(top)[0] == (below if noted == below else "1") and not note.exists()
+    disk.now = above if noted == below else {at: pattern for at, pattern in above.items() if at != 3}
+    disk.kept.clear()
     disk.check()

@@ -28,7 +28,7 @@ from ..model.steps import (
     LinkInPlace,
     SaveDisk,
 )
-from ..store import dir_chain, dir_image
+from ..store import dir_chain, dir_clones, dir_image
 from ..tools import extents, files, inspection, mkfs, progress, qemu_img
 from ..tools.crash_points import point
 from ..tools.undo import Undo
@@ -154,6 +154,7 @@ def adopt_clone(step: AdoptClone, planned: Planned) -> None:
     disk, image = step.disk, step.image
     store.of(image.access).check(image)
     clone = layout.plain(step.layer)
+    dir_clones.put_back(dir_image.Stored(image.source), clone)
     record = Record(disk.disk, STORE_CLONE, "qcow2", step.layer, image=image._replace(generation=""))
     with _publishing(disk, planned, record) as staged:
         os.symlink(clone, staged)

@@ -159,9 +159,16 @@ def merge_layer(step: MergeLayer) -> None:
 
 def pull_layer(step: PullLayer) -> None:
     """Let the running guest's QEMU copy into its active layer what that does not share with `backing`."""
-    path = _layer(step.disk, step.layer)
-    if backing_of(records.record_of(step.disk), path)[0] != step.backing:
-        block_jobs.pull(step.disk, step.domain, step.target, step.backing, path)
+    path, record = _layer(step.disk, step.layer), records.record_of(step.disk)
+    if backing_of(record, path)[0] == step.backing:
+        return
+    beside = block_jobs.NOTHING
+    if record.place.is_clone:
+        from ..store import dir_clones
+
+        # The other note goes with its host.
+        beside = block_jobs.Beside(partial(dir_clones.note_pull, path), partial(dir_clones.forget_pull, os.path.dirname(path)))
+    block_jobs.pull(step.disk, step.domain, step.target, step.backing, path, beside)
 
 
 def drop_strays(step: DropStrays) -> None:

@@ -28,7 +28,7 @@ def recover(vm_dir: str, name: str) -> None:
             block_jobs.end(vm_dir, name, job)
         else:
             _put_back(vm_dir, disk, job)
-        _remove_stand_ins(vm_dir, disk, job)
+        _tidy(vm_dir, disk, job)
         files.unlink(path)
         point("job ended")
     from ..model import layout_delta  # not for every step on a host
@@ -60,10 +60,15 @@ def _put_back(vm_dir: str, disk: int, job: dict[str, object]) -> None:
         point("layer put back")
 
 
-def _remove_stand_ins(vm_dir: str, disk: int, job: dict[str, object]) -> None:
-    """Remove the empty layers that a pull had libvirt look into; nothing else has been made of the disk since."""
+def _tidy(vm_dir: str, disk: int, job: dict[str, object]) -> None:
+    """Remove what a pull has left beside its layer: empty layers for libvirt to look into, and its note on a store."""
     record, numbers = records.read_record(vm_dir, disk), job.get("stand_ins")
-    if record and isinstance(numbers, list):
-        folder = os.path.dirname(record.path)
-        files.remove_staged(folder)
-        block_jobs.leave(folder, [number for number in numbers if isinstance(number, int)])
+    if not record or not isinstance(numbers, list):
+        return
+    folder = os.path.dirname(record.path)
+    files.remove_staged(folder)
+    block_jobs.leave(folder, [number for number in numbers if isinstance(number, int)])
+    if record.place.is_clone:
+        from ..store import dir_clones
+
+        dir_clones.forget_pull(folder)

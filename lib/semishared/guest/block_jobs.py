@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager
-from typing import Any, Iterable, Iterator, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple
 
 from ..errors import MissingImage, SemisharedError, ToolFailed, ToolTimeout
 from ..model import layout
@@ -58,6 +58,16 @@ def opened(name: str, folder: str) -> set[int]:
 
 
 # -- what is noted ----------------------------------------------------------------------------------
+
+
+class Beside(NamedTuple):
+    """What notes a job elsewhere too, for as long as it is noted here."""
+
+    note: Callable[[], object]
+    forget: Callable[[], object]
+
+
+NOTHING = Beside(lambda: None, lambda: None)
 
 
 def end(directory: str, name: str, job: dict[str, object]) -> None:
@@ -101,7 +111,7 @@ def _abort(name: str, target: str) -> None:
 
 
 @contextmanager
-def noted(disk: DiskRef, name: str, target: str, **pull: object) -> Iterator[None]:
+def noted(disk: DiskRef, name: str, target: str, beside: Beside = NOTHING, **pull: object) -> Iterator[None]:
     """Do, within the block, what libvirt may go on with when we are dead; end it when the block fails.
 
     `pull`: the number of the `layer` that is pulled into, and of that which it lies over: `below`, `below_format`; `stand_ins`: the
@@ -113,14 +123,17 @@ def noted(disk: DiskRef, name: str, target: str, **pull: object) -> Iterator[Non
     files.write_json(path, job)
     point("job noted")
     try:
+        beside.note()
         yield
     except BaseException:
         try:
             _finish(disk.vm_dir, name, job)
+            beside.forget()
             files.unlink(path)
         except SemisharedError:
             pass  # whoever comes next ends it
         raise
+    beside.forget()
     files.unlink(path)
     point("job done")
 
@@ -150,7 +163,7 @@ def _stop(guest: Any) -> None:
 # -- jobs -------------------------------------------------------------------------------------------
 
 
-def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str) -> None:
+def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str, beside: Beside) -> None:
     """Let QEMU copy into a disk's active layer, the file `layer`, what that does not share with `backing` ('' for nothing)."""
     # On the network there is at most one, the lowest.
     wanted = "" if layers.PROTOCOL.match(backing) else os.path.join(os.path.dirname(layer), backing)
@@ -160,7 +173,7 @@ def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str) -> Non
     (folder, number), (below, below_format) = os.path.split(layer), layers.backing_of(layer)
     # For a relative name libvirt looks into all that the guest has had below its disk since it was started, also what was merged away.
     gone = [known for known in sorted(opened(name, folder)) if not os.path.lexists(f"{folder}/{known}")] if flags else []
-    noting = noted(disk, name, target, layer=number, below=below, below_format=below_format, stand_ins=gone)
+    noting = noted(disk, name, target, beside, layer=number, below=below, below_format=below_format, stand_ins=gone)
     with noting, _standing_in(folder, gone), job_events.listening(name, target) as job:
         domain.ask(name, f"blockpull {target}", lambda guest: guest.blockRebase(target, base, 0, flags), timeout_s=END_S)
         job.wait_until_over()

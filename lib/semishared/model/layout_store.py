@@ -8,7 +8,7 @@
                             <image>/image  session  generation.json  manifest  owner.json
                                     commit/journal.json  ranges  data  image  manifest    a commit that is decided
                                     commits/.staged-*                                     one that is not
-                                    clones/<vm>-<disk>-<cloud>  clones/<vm>-<disk>-<cloud>.snap/<layer>
+                                    clones/<vm>-<disk>-<cloud>  clones/<vm>-<disk>-<cloud>.snap/<layer>  .../pull.json
 """
 
 from __future__ import annotations
@@ -175,6 +175,11 @@ def clone_named(name: str) -> Optional[Clone]:
 def is_clone_of(path: str, vm: int, disk: int) -> bool:
     """Tell whether a path is that of a clone for a disk, of whatever cloud, in a datastore."""
     return re.match(rf"/.+/{re.escape(SIDE)}/[^/]+/{CLONES}/{vm}-{disk}(-[0-9a-f]{{32}})?\Z", path) is not None
+
+
+def pull_note(folder: str) -> str:
+    """Return the note of a pull into a layer of a clone, by the directory of its layers."""
+    return f"{folder}/pull.json"
 
 
 def side_of(path: str) -> str:

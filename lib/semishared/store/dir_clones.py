@@ -31,6 +31,7 @@ def create(stored: Stored, format: str, clone: str, min_size: int) -> None:
                 with files.made(staged) as path:
                     qemu_img.create_overlay(path, stored.link, format, size, "", look=False)
                 point("store clone staged")
+                forget_pull(layout.layers(here))
                 layers.publish_first(here, staged)
         except BaseException:
             files.unlink(staged)
@@ -56,6 +57,38 @@ def active(stored: Stored, vm: int, disk: int, cloud: str) -> str:
         except OSError as e:
             raise UnexpectedLink(f"{path} on {os.uname().nodename} is no link to a layer: {e.strerror}") from None
     return ""
+
+
+def note_pull(path: str) -> None:
+    """Note beside the layer `path` of a clone what it lies over, before its guest's QEMU copies that into it: see `put_back`."""
+    (folder, layer), (below, format) = os.path.split(path), layers.backing_of(path)
+    files.write_json(layout_store.pull_note(folder), {"version": 1, "layer": layer, "below": below, "format": format})
+    point("pull noted beside the clone")
+
+
+def forget_pull(folder: str) -> None:
+    """Remove that note: the layers in `folder` are whole as they are."""
+    files.unlink(layout_store.pull_note(folder))
+
+
+def put_back(stored: Stored, clone: str) -> None:
+    """Put a layer back over what it lay over before a pull that died with its host: all the data is there, in the one below.
+
+    QEMU changes the name in the header last but one: then it still has in memory where in the layer what it has copied is.
+    """
+    with dir_image.side(stored, f"{layout_store.CLONES}/{layout.layers(os.path.basename(clone))}") as folder:
+        noted = files.read_json(layout_store.pull_note(folder)) or {}
+        layer, below, format = (str(noted.get(name, "")) for name in ("layer", "below", "format"))
+        is_plain = layout.is_number(layer) and layout.is_number(below) and format in layers.FORMATS
+        if is_plain and os.path.lexists(f"{folder}/{layer}") and os.path.lexists(f"{folder}/{below}"):
+            fd = beneath.open_file(folder, layer, os.O_RDWR)
+            try:
+                if layers.backing_of(beneath.path_of(fd))[0] != below:
+                    qemu_img.lay_over(beneath.path_of(fd), below, format)
+                    point("layer put back")
+            finally:
+                os.close(fd)
+        forget_pull(folder)
 
 
 def remove(path: str) -> None:
