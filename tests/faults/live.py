@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Dict, Iterator, List, Sequence, Tuple
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 from lab import NodeProcess
 from semishared.config import Config
@@ -56,7 +56,7 @@ def written(*marks: int) -> bytes:
 class Live:
     """VM 7 on h1: disk 0 an overlay, 1 a copy, 2 a clone on the store, 3 in place."""
 
-    def __init__(self, cloud: Cloud) -> None:
+    def __init__(self, cloud: Cloud, attributes: Optional[Dict[int, str]] = None) -> None:
         self.cloud, self.host = cloud, cloud.h1
         self.top = Path(tempfile.mkdtemp(prefix="semishared-live-"))
         self.environment = self.host._command([], "oneadmin", None, "/")[1]
@@ -65,15 +65,20 @@ class Live:
         ssh.RELEASE = messages.release(str(self.host.path("/var/tmp/one/lib/semishared")))
         self._server, self._machine = self._power_on()
         for number, extra in enumerate(("", "<SEMISHARED_LOCAL>copy</SEMISHARED_LOCAL>", "<SEMISHARED_PLACE>shared</SEMISHARED_PLACE>")):
-            cloud.image(number + 1, attributes=extra)
+            cloud.image(number + 1, attributes=(attributes or {}).get(number, extra))
         cloud.image(4, persistent=True)
         cloud.vm(VM, {0: 1, 1: 2, 2: 3, 3: 4})
         source, self.mine = cloud.upload(CONTENT), cloud.upload(CONTENT)
+        self._source = source
         for disk in range(4):
             words = [f"fe:{self.mine if disk == IN_PLACE else source}", f"h1:{VM_DIR}/disk.{disk}", str(VM), "100"]
             done = cloud.tm("ln" if disk == IN_PLACE else "clone", *words)
             assert done.returncode == 0, done.stderr.decode()
         self.save("new")
+
+    def image_of(self, disk: int) -> str:
+        """Return the image on the store that a disk was made from."""
+        return self.mine if disk == IN_PLACE else self._source
 
     def close(self) -> None:
         self.end_domain()

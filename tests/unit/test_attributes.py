@@ -17,7 +17,7 @@ CEPH = {
 }  # fmt: skip
 SOUND = [
     ("image", {}), ("image", {"SEMISHARED_PLACE": "Shared", "OTHER": "x"}), ("image datastore", {"SEMISHARED_LOCAL": "copy"}),
-    ("image", {"SEMISHARED_LOCAL": "remote-first"}),
+    ("image", {"SEMISHARED_LOCAL": "remote-first"}), ("image datastore", {"SEMISHARED_DETACH": "After-Boot"}),
     ("image datastore", {**CEPH, "SEMISHARED_CEPH_REMOTE": "m", "SEMISHARED_CEPH_REMOTE_SECRET": CEPH["CEPH_SECRET"]}),
     ("image datastore", CEPH), ("image datastore", {**CEPH, "SEMISHARED_CEPH_READER": "r", "SEMISHARED_PLACE": "local"}),
     ("system datastore", {"SHARED": "no"}), ("host", {"SEMISHARED_BASES_LIMIT": "200G", "SEMISHARED_BASES_FLOOR": "5%"}),
@@ -27,6 +27,8 @@ WRONG = [
     ("image", {"SEMISHARED_LOCALE": "copy"}, "is SEMISHARED_LOCAL meant?"),
     ("image", {"SEMISHARED_XYZZY_QQ": "copy"}, "there is no attribute SEMISHARED_XYZZY_QQ"),
     ("image", {"SEMISHARED_PLACE": "here"}, "'here', not one of auto, shared, local"),
+    ("image", {"SEMISHARED_DETACH": "now"}, "'now', not one of on-request, after-boot"),
+    ("image datastore", {"SEMISHARED_DETACH": "now"}, "'now', not one of on-request, after-boot"),
     ("image", {"SEMISHARED_PLACE": "shared", "SEMISHARED_LOCAL": "copy"}, "contradicts"),
     ("image", {"SEMISHARED_CEPH_READER": "r"}, "only in image datastores"),
     ("image datastore", {"SEMISHARED_BASES_LIMIT": "1G"}, "means nothing in image datastores, only in hosts"),

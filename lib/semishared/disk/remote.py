@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Iterator
 
 from .. import store
-from ..errors import MissingImage, SemisharedError
+from ..errors import ImageChanged, MissingImage, SemisharedError
 from ..guest import active_layer
 from ..model import layout_store
 from ..model.record import Record
@@ -43,8 +43,7 @@ def size(record: Record) -> int:
 
 def link_of(record: Record) -> str:
     """Return the link to the image in a mounted store."""
-    directory, _, name = record.of_image.source.rpartition("/")
-    return layout_store.link(f"{directory}/{layout_store.side(name)}")
+    return layout_store.link_of(record.of_image.source)
 
 
 def lies_over_it(record: Record, path: str, trouble: str) -> bool:
@@ -72,6 +71,23 @@ def check(record: Record) -> None:
     except SemisharedError as e:
         here = f"disk {record.disk} reads from {image.source}, which {os.uname().nodename} does not have"
         raise type(e)(f"{here}: {e.detail}") from None
+
+
+def check_unchanged(record: Record) -> None:
+    """Raise ImageChanged if a disk's image is not any more what the disk lies over: a base of it would be another content."""
+    image, over = record.of_image, record.over
+    if not over:
+        content = store.content(image)
+        now = content.generation(content.see())
+        same = not image.generation or now == image.generation
+    else:
+        from ..store import ceph, rbd_image
+
+        with ceph.opened(*ceph.pool_of(image, image.access.reader), read_only=True) as opened:
+            found = rbd_image.find(opened, over.snapshot)
+            same = found is not None and rbd_image.is_unchanged(opened, found)
+    if not same:
+        raise ImageChanged(f"{image.source} was written to since disk {record.disk} was made over it")
 
 
 def _snapshots(image: ImageRef) -> list[str]:

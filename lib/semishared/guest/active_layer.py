@@ -3,6 +3,7 @@
 
     .semishared/deltas.json     {"version": 1, "disks": [the record that each disk had without a delta]}
                                 in a copy for a guest that changes its datastore also "from": the VM directory (relocation.py)
+                                of disks that go over to bases also "remote": their records before (base_switch.py)
 
 libvirt alone knows whether a delta is in use, and its caller may die before it has heard. So a guest that was stopped while
 that was decided goes on only after `settle`, whoever wakes it: else it would write to a layer that no record names.
@@ -11,7 +12,7 @@ that was decided goes on only after `settle`, whoever wakes it: else it would wr
 from __future__ import annotations
 
 import os
-from typing import Dict, List
+from typing import Dict, List, Sequence
 
 from ..errors import BadRecord
 from ..model import layout, layout_delta
@@ -23,10 +24,19 @@ from . import domain
 
 def noted(vm_dir: str) -> List[Record]:
     """Return what the records of the disks that have deltas, or are to have them, say without; where the VM directory is now."""
+    return _noted(vm_dir, "disks")
+
+
+def leaving(vm_dir: str) -> List[Record]:
+    """Return what the records of disks said, without deltas, that are about to lie over a base of the host."""
+    return _noted(vm_dir, "remote")
+
+
+def _noted(vm_dir: str, which: str) -> List[Record]:
     data = files.read_json(layout_delta.note(vm_dir))
     if data is None:
         return []
-    disks = data.get("disks")
+    disks = data.get(which, [])
     if data.get("version") != 1 or not isinstance(disks, list):
         raise BadRecord(f"{layout_delta.note(vm_dir)} on {os.uname().nodename} cannot be understood")
     # One that was taken away meanwhile has no record any more.
@@ -44,11 +54,19 @@ def origin(vm_dir: str) -> str:
     return str(found)
 
 
-def note(vm_dir: str, without: List[Record], origin: str = "") -> None:
-    """Note the disks that are to have deltas, as they are without; `origin`: of a copy the VM directory."""
+def note(vm_dir: str, without: List[Record], origin: str = "", remote: Sequence[Record] = ()) -> None:
+    """Note the disks that are to have deltas, as they are without; `origin`: of a copy the VM directory.
+
+    `remote`: how those of them were that are to lie over bases.
+    """
     path = layout_delta.note(vm_dir)
     files.remove_staged(*os.path.split(path))
-    files.write_json(path, {"version": 1, "disks": [record.to_data() for record in without], **({"from": origin} if origin else {})})
+    data: Dict[str, object] = {"version": 1, "disks": [record.to_data() for record in without]}
+    if origin:
+        data["from"] = origin
+    if remote:
+        data["remote"] = [record.to_data() for record in remote]
+    files.write_json(path, data)
 
 
 def delta_of(record: Record) -> str:

@@ -93,6 +93,11 @@ def merge(vm_dir: str, name: str) -> None:
         from . import relocation
 
         relocation.enter(vm_dir, origin, name if runs else "")
+    if active_layer.leaving(vm_dir):
+        from . import base_switch
+
+        base_switch.end(vm_dir, name if runs else "")
+        without = noted(vm_dir)
     if runs:
         active_layer.settle(vm_dir, name)
         _commit(vm_dir, name, without)
@@ -149,6 +154,7 @@ def _drop(vm_dir: str, without: List[Record]) -> None:
         if _names_delta(vm_dir, record):
             raise BadRecord(f"disk {record.disk} of {vm_dir} on {os.uname().nodename} still has its delta")
         files.unlink(delta_of(record))
+        files.remove_staged(layout.layers(layout.plain(record.path)))
     files.unlink(layout_delta.note(vm_dir))
     point("deltas gone")
 

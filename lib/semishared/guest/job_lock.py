@@ -34,7 +34,27 @@ def take(vm: int, vm_dir: str) -> None:
     path = lock_path(vm, vm_dir)
     if path in _mine:
         return
-    file = _opened(path)
+    _keep(path, _opened(path))
+
+
+def take_if_free(vm: int, vm_dir: str) -> bool:
+    """Have the turn until `leave`, unless another action has it; tell whether we have. Nobody is ended for it."""
+    path = lock_path(vm, vm_dir)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    file = locks.attempt(path)
+    if file:
+        _keep(path, file)
+    return file is not None
+
+
+def leave(vm: int, vm_dir: str) -> None:
+    """Let others have the turn that this process has."""
+    file = _mine.pop(lock_path(vm, vm_dir))
+    run.kept.remove(file.fileno())
+    file.close()
+
+
+def _keep(path: str, file: IO[str]) -> None:
     _mine[path] = file
     run.kept.append(file.fileno())
     locks.note(file, {**locks.noted(file), "pid": os.getpid(), "start": owner.started(os.getpid())})

@@ -26,7 +26,6 @@ from ..tools import files
 from ..tools.crash_points import point
 from ..tools.run import work
 from . import active_layer, block_jobs, domain, job_events, libvirtd, rest
-from .domain import quoted
 
 BEGIN_S = 60
 METADATA = "http://opennebula.org/xmlns/libvirt/1.0"
@@ -50,18 +49,10 @@ def mirrored(vm_dir: str, origin: str, name: str) -> Dict[str, Record]:
             block_jobs.end_job(name, target)
             active_layer.create(record)
             with job_events.listening(name, target) as job:
-                domain.ask(name, f"blockcopy {target}", partial(_begin, target, path), timeout_s=BEGIN_S)
+                block_jobs.mirror(name, target, path)
                 point("delta is being mirrored")
                 job.wait_until_ready()
     return found
-
-
-def _begin(target: str, path: str, guest: Any) -> None:
-    libvirt = libvirtd.binding()
-    flags = (
-        libvirt.VIR_DOMAIN_BLOCK_COPY_SHALLOW | libvirt.VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | libvirt.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB
-    )  # fmt: skip
-    guest.blockCopy(target, f"<disk type='file'><source file='{quoted(path)}'/><driver type='qcow2'/></disk>", {}, flags)
 
 
 def _ready(name: str) -> Dict[str, str]:

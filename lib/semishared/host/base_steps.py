@@ -63,6 +63,11 @@ class OnBases(Steps):
     def EvictBase(self, step: b.EvictBase) -> object:
         return room.evict(step.root, step.name)
 
+    def DetachVm(self, step: b.DetachVm) -> object:
+        from ..disk import detach
+
+        return detach.detach(step, self.planned, self.talk.asking)
+
     def ReportDisks(self, step: b.ReportDisks) -> object:
         from ..disk import report
 

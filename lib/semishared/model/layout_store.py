@@ -137,6 +137,12 @@ def epoch_named(name: str) -> Optional[Epoch]:
     return Epoch(int(match.group(1)), int(match.group(2)), match.group(3) or "") if match else None
 
 
+def link_of(source: str) -> str:
+    """Return the link to the image `source` of a mounted store."""
+    directory, _, name = source.rpartition("/")
+    return link(f"{directory}/{side(name)}")
+
+
 # -- clones -----------------------------------------------------------------------------------------
 
 

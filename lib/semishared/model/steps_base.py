@@ -167,6 +167,23 @@ class RehearseHypervisor(NamedTuple):
     stdin: str
 
 
+class DetachVm(NamedTuple):
+    """Let disks of a VM that read from the store lie over bases of this host, while the VM runs; report each, or why it does not.
+
+    The machine asks, when it has the VM to itself, whether oned still has it as it was: {"question": "vm", "vm": id}.
+    """
+
+    vm: int
+    vm_dir: str
+    domain: str
+    """'' of a VM that is off."""
+    disks: tuple[int, ...]
+    generations: tuple[str, ...]
+    """Of what each of `disks` lies over."""
+    rate: int
+    """Bytes per second at which layers are copied, 0 for no limit."""
+
+
 class DescribeBase(NamedTuple):
     """Report whether the base of an image's current generation (or `image.generation`) is here, and what staging needs."""
 

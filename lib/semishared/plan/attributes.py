@@ -23,6 +23,7 @@ HOLDERS: Mapping[str, tuple[str, ...]] = {
     "SEMISHARED_PLACE": ("image", "image datastore"),
     "SEMISHARED_LOCAL": ("image", "image datastore"),
     "SEMISHARED_ON_HOST_FAILURE": ("image", "image datastore"),
+    "SEMISHARED_DETACH": ("image", "image datastore"),
     "SEMISHARED_STAGE": ("image", "image datastore"),
     "SEMISHARED_CEPH_READER": ("image datastore",),
     "SEMISHARED_CEPH_BRIDGE_USER": ("image datastore",),
@@ -86,6 +87,7 @@ def _image(attributes: Mapping[str, str]) -> None:
     image = Image(_with_template(ElementTree.Element("IMAGE"), attributes))
     placement.place(image, datastore({}), is_persistent=False)
     placement.may_recreate(image, datastore({}))
+    placement.detach_when(image, datastore({}))
     staging.when(image, datastore({}))
 
 
@@ -109,6 +111,7 @@ def _image_datastore(attributes: Mapping[str, str]) -> None:
     empty = Image(ElementTree.Element("IMAGE"))
     placement.place(empty, view, is_persistent=False)
     placement.may_recreate(empty, view)
+    placement.detach_when(empty, view)
 
 
 def _system_datastore(attributes: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 
     SEMISHARED_PLACE = auto|shared|local          auto: persistent -> shared, non-persistent -> local
     SEMISHARED_LOCAL = overlay|copy|remote-first  how a non-persistent disk is local
+    SEMISHARED_DETACH = on-request|after-boot     whether a remote-first disk of a running VM comes to lie over a base by itself
     SEMISHARED_ON_HOST_FAILURE = wait|recreate    whether a local disk may be made anew elsewhere when its host is lost
 """
 
@@ -20,6 +21,7 @@ LOCALS = tuple(place.name for place in PLACES.values() if place.is_local and pla
 
 
 ON_HOST_FAILURE = ("wait", "recreate")
+DETACH = ("on-request", "after-boot")
 
 
 def _value(image: Image, datastore: Datastore, name: str, known: Sequence[str], default: str) -> tuple[str, str]:
@@ -52,6 +54,11 @@ def place(image: Image, datastore: Datastore, is_persistent: bool) -> Place:
             raise BadAttribute(f"SEMISHARED_LOCAL = {how} of {how_from} contradicts its SEMISHARED_PLACE = shared")
         return STORE_CLONE
     return PLACES[how]
+
+
+def detach_when(image: Image, datastore: Datastore) -> str:
+    """Return when remote-first disks from `image` are detached from their store; raise BadAttribute."""
+    return _value(image, datastore, "SEMISHARED_DETACH", DETACH, "on-request")[0]
 
 
 def may_recreate(image: Image, datastore: Datastore) -> bool:

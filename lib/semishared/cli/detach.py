@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Have disks that read from their store (SEMISHARED_LOCAL = remote-first) lie over bases of their hosts, while their VMs run.
+
+Bases are brought first, each image once to all hosts that need it. Then every guest goes on over its base; it stands still once, for
+the moment in which both hold the same. A VM that is powered off takes part; any other state is left alone, and said.
+
+--due: disks of running VMs whose image, or its datastore, says SEMISHARED_DETACH = after-boot; for a timer:
+`--print-timer` says what to write where, for systemd and for cron.
+
+exit codes: 0 all that were meant are detached, or were before; 1 some are not, and a row says why; 2 nothing was begun: oned or the
+arguments
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Dict, Iterator, List, Optional, Tuple
+
+from .. import NAME
+from ..errors import BadArguments, BadAttribute
+from ..front.detach import detach
+from ..opennebula.oned import Oned
+from ..opennebula.report import printable
+from ..opennebula.xml import Vm
+from ..plan import detach as plan
+from ..plan.detach import Row
+from ..plan.staging import TRANSPORTS
+from .base import rate
+from .progress import Bars, Lines
+
+TIMER = """# /etc/systemd/system/{name}-detach.service
+[Unit]
+Description=VMs of OpenNebula let go of their images' stores
+
+[Service]
+Type=oneshot
+User={user}
+ExecStart={command} detach --due
+
+# /etc/systemd/system/{name}-detach.timer
+[Unit]
+Description=VMs of OpenNebula let go of their images' stores
+
+[Timer]
+OnActiveSec=2min
+OnUnitInactiveSec=2min
+
+[Install]
+WantedBy=timers.target
+
+# systemctl daemon-reload && systemctl enable --now {name}-detach.timer
+# Without systemd, in /etc/cron.d/{name}-detach:
+# */2 * * * * {user} {command} detach --due >/dev/null
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments."""
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("vms", nargs="?", metavar="VM[,VM...]", help="ids or names")
+    which.add_argument("--all", action="store_true", help="all VMs that run or are powered off")
+    which.add_argument("--host", metavar="HOST", help="those of them that are on this host")
+    which.add_argument("--due", action="store_true", help="running VMs with SEMISHARED_DETACH = after-boot, as a timer does it")
+    which.add_argument("--print-timer", action="store_true", help="print units of systemd, and a line of cron, for --due")
+    parser.add_argument(
+        "--rate", metavar="R", help="bytes per second that one host sends, and copies on its disks, at most, e.g. 40M (default: no limit)"
+    )
+    parser.add_argument("--transport", choices=TRANSPORTS, default="auto", help="of bases, as `semishared stage` has it (default: auto)")
+    parser.add_argument("--json", action="store_true", help="JSON lines also on a terminal; the last is the summary")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `semishared detach`."""
+    if arguments.print_timer:
+        print(TIMER.format(name=NAME, command=os.path.realpath(sys.argv[0]), user="oneadmin"), end="")
+        return 0
+    if os.geteuid() == 0:
+        print(f"{NAME} detach: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
+        return 2
+    limit, oned = rate(arguments.rate) if arguments.rate else 0, Oned()
+    oned.require_admin()
+    disks = due(oned) if arguments.due else None
+    ids = list(disks) if disks is not None else [vm.id for vm in meant(oned.vms(), arguments)]
+    is_text = sys.stdout.isatty() and not arguments.json
+    view = Bars(sys.stderr) if is_text else Lines(sys.stdout)
+    try:
+        rows = detach(ids, view.tell, rate=limit, transport=arguments.transport, disks=disks)
+    finally:
+        view.close()
+    # Whoever names a VM means that one; of all of them only those are meant that can be.
+    failed = [row for row in rows if row["how"] == "failed" or (arguments.vms and row["how"] == "skipped" and not is_done(row))]
+    if is_text:
+        show(rows, arguments.vms is None)
+    else:
+        detached = sum(row["how"] == "detached" for row in rows)
+        print(json.dumps({"event": "summary", "detached": detached, "failed": len(failed), "rows": rows}), flush=True)
+    return int(bool(failed))
+
+
+def is_done(row: Row) -> bool:
+    """Tell whether a VM was left alone since nothing of it reads from a store."""
+    return bool(row["why"] == plan.NOTHING)
+
+
+def meant(vms: List[Vm], arguments: argparse.Namespace) -> Iterator[Vm]:
+    """Yield the VMs that the arguments name; raise BadArguments for one that OpenNebula does not know."""
+    if arguments.vms is None:
+        yield from (vm for vm in vms if not plan.why_not(vm) and arguments.host in (None, vm.host))
+        return
+    for word in dict.fromkeys(word.strip() for word in arguments.vms.split(",")):
+        found = [vm for vm in vms if word and word in (str(vm.id), vm.name)]
+        found = [vm for vm in found if word == str(vm.id)] or found
+        if len(found) != 1:
+            what = f"{len(found)} VMs are called" if found else "no VM"
+            raise BadArguments(f"{what} {word!r} in OpenNebula{': name one by its id' if found else ''}")
+        yield found[0]
+
+
+def due(oned: Oned) -> Dict[int, Tuple[int, ...]]:
+    """Return the disks that are to be detached without being asked, by their VMs; what is wrong with an attribute is said."""
+    images = {image.id: image for image in oned.images()}
+    datastores = {store.id: store for store in oned.datastores()}
+    found = {}
+    for vm in oned.vms():
+        try:
+            disks = () if plan.why_not(vm) else plan.due(oned.vm(vm.id), images, datastores)
+        except BadAttribute as e:
+            print(f"{NAME} detach: VM {vm.id}: {e.line()}", file=sys.stderr)
+            continue
+        if disks:
+            found[vm.id] = disks
+    return found
+
+
+def show(rows: List[Row], is_short: bool) -> None:
+    """Print the rows for a person; `is_short`: without VMs that have nothing to detach."""
+    lines = [line for line in (text_of(row, is_short) for row in rows) if line]
+    for line in lines or ["no VM has a disk that reads from a store"]:
+        print(printable(line))
+
+
+def text_of(row: Row, is_short: bool) -> Optional[str]:
+    """Return a row's line."""
+    if is_short and is_done(row):
+        return None
+    disk = f" disk {row['disk']} (image {row['image']})" if row["disk"] >= 0 else ""
+    how = f"detached in {row['seconds']:.1f} s" if row["how"] == "detached" else f"{row['how']}: {row['why']}"
+    return f"VM {row['vm']} on {row['host'] or 'no host'}{disk}: {how}"

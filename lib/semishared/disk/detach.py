@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks of a VM that read from the store (`remote-first`) lie over bases of this host from now on: they become overlays.
+
+The lease comes first, then a running guest goes over (guest/detach.py), or headers and records of one that is off are changed. What
+is killed on the way is ended by the next action on the VM's disks, or its next start (guest/base_switch.py).
+
+oned knows nothing of this, and may begin anything with the VM meanwhile. So nobody is ended for it who is at work on the disks;
+oned is asked when they are ours, and whatever it begins after that ends us.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..base import cache, room
+from ..base.ensure import ensure
+from ..errors import CannotDetach, ImageChanged, SemisharedError
+from ..guest import detach as live
+from ..guest import domain, job_lock
+from ..model.place import OVERLAY
+from ..model.record import Record
+from ..model.steps import DiskRef
+from ..model.steps_base import DetachVm
+from ..tools import files, qemu_img
+from . import guard, layering, overtaken, records, recovery, remote, vm_dir
+from .epochs import Planned
+
+
+def detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
+    """Detach disks of one VM, and report {"disks": [{"disk", "generation", "copied"}], "seconds", "error", "id"}; `error` is '' if all is done.
+
+    What is wrong with one VM is no reason to leave the others of a plan: nothing is raised for it.
+    """
+    began, answer = time.monotonic(), {"vm": step.vm, "disks": [], "error": "", "id": ""}
+    try:
+        if not job_lock.take_if_free(step.vm, step.vm_dir):
+            raise CannotDetach(f"VM {step.vm} on {os.uname().nodename} is being acted upon")
+        try:
+            _check_wanted(step, ask)
+            recovery.recover(step.vm_dir, step.domain)
+            answer["disks"] = _detach(step, planned, ask)
+        finally:
+            job_lock.leave(step.vm, step.vm_dir)
+    except SemisharedError as e:
+        answer.update(error=e.line(), id=e.id)
+    except OSError as e:
+        answer.update(error=f"on {os.uname().nodename}: {e}", id="SS012")
+    return {**answer, "seconds": round(time.monotonic() - began, 2)}
+
+
+def _check_wanted(step: DetachVm, ask: room.Ask | None) -> None:
+    """Raise CannotDetach unless oned has the VM still as it was planned, and nothing has taken it over."""
+    why = str(ask(question="vm", vm=step.vm).get("why", "")) if ask else ""
+    if why:
+        raise CannotDetach(f"VM {step.vm}: {why}")
+    overtaken.check(step.vm, step.vm_dir)
+    for disk in step.disks:
+        guard.check_below(step.vm_dir, step.vm, disk)
+    state, wanted = (domain.state(step.domain) if step.domain else "off"), "running" if step.domain else "off"
+    if state != wanted:
+        raise CannotDetach(f"domain {step.domain} of VM {step.vm} is {state} on {os.uname().nodename}")
+
+
+def _detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> list[dict[str, object]]:
+    found = {disk: records.record_of(DiskRef(step.vm, disk, step.vm_dir)) for disk in step.disks}
+    wanted = [(found[disk], generation) for disk, generation in zip(step.disks, step.generations) if found[disk].place.is_remote]
+    with vm_dir.publishing(step.vm, step.vm_dir, planned):
+        pass  # what comes now is published into a VM that was not deleted since this was planned
+    try:
+        disks = [live.Detached(before, _over_base(step, before, generation, ask)) for before, generation in wanted]
+        size = live.copied_bytes(disks) if step.domain else 0
+        if disks and step.domain:
+            room.require(step.vm_dir, size, ask, tuple(disk.after.of_image.base_name for disk in disks))
+            live.detach(step.vm_dir, step.domain, disks, step.rate)
+        elif disks:
+            live.detach_off(step.vm_dir, disks)
+    finally:
+        _release(step)
+    return [
+        {"disk": disk.after.disk, "generation": disk.after.of_image.generation, "layers": files.allocated(disk.after.path)} for disk in disks
+    ]
+
+
+def _over_base(step: DetachVm, before: Record, generation: str, ask: room.Ask | None) -> Record:
+    """Return a disk's record over the base of its image, on which it has a lease; raise unless that is what it lies over now."""
+    layering.folder_of(before)
+    remote.check(before)
+    remote.check_unchanged(before)
+    _check_system_snapshots(step, before)
+    image = before.of_image
+    if image.generation and generation and image.generation != generation:
+        raise ImageChanged(f"disk {before.disk} lies over generation {image.generation[:8]} of image {image.id}, and {generation[:8]} is staged")
+    ref = image._replace(generation=image.generation or generation)
+    base, _ = ensure(cache.root_of(step.vm_dir), ref, ask, (step.vm, before.disk))
+    return before._replace(place=OVERLAY, image=image._replace(generation=base.generation), over=None)
+
+
+def _check_system_snapshots(step: DetachVm, record: Record) -> None:
+    """Raise CannotDetach if the VM has snapshots that libvirt keeps: they name what the disks lie over."""
+    if step.domain:
+        count = len(domain.snapshots(step.domain))
+    else:
+        kept = qemu_img.info(record.path, record.format).get("snapshots")
+        count = len(kept) if isinstance(kept, list) else 0
+    if count:
+        raise CannotDetach(f"disk {record.disk}: the VM has {count} system snapshots, which count on what its disks lie over: delete them before")
+
+
+def _release(step: DetachVm) -> None:
+    """Give up leases of disks that read from the store still; those that are over their bases keep theirs."""
+    for disk in step.disks:
+        record = records.read_record(step.vm_dir, disk)
+        if record and record.place.is_remote and not recovery.left(step.vm_dir):
+            cache.release(cache.root_of(step.vm_dir), step.vm, disk)

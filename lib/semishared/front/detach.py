@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lead a set of VMs to bases of their hosts: look, stage each image once to all hosts that need it, then let every host detach.
+
+    rows = detach([12, 13, 17], tell, rate=100 << 20)
+
+Whoever has the ids of VMs calls that: `semishared detach`, and whatever finds VMs in another way. `tell` is called from several
+threads, with event="vm" and a Row (plan/detach.py) as soon as a disk is done, and with what a staging session says (event="plan",
+"host" or "note", with the image in "image"). It returns all rows, and raises only what keeps it from beginning.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ..config import Config, load
+from ..errors import OnedUnavailable, SemisharedError
+from ..model import layout, stores
+from ..model import steps as s
+from ..model.exchange import On, drive
+from ..model.refs import ImageRef
+from ..opennebula.args import absolute
+from ..opennebula.oned import Oned
+from ..opennebula.xml import Datastore, Vm
+from ..plan import detach as plan
+from ..plan.detach import Found, Row, Staged, Wanted
+from ..wire.session import Session
+from .answering import answering
+from .staging import Staging
+from .staging_hosts import Wish
+
+ACTION = "detach"
+AT_ONCE = 32
+"""Hosts at work at the same time."""
+Tell = Callable[..., None]
+
+
+def detach(
+    ids: Sequence[int], tell: Tell, *, rate: int = 0, transport: str = "auto", disks: Optional[Mapping[int, Collection[int]]] = None
+) -> List[Row]:
+    """Detach these VMs; return a row for each disk, and for each VM that is left alone.
+
+    `rate`: bytes per second that a host sends, and that it copies, at most, 0 for no limit. `disks`: by VM the only ones that are
+    meant. Raise OnedUnavailable.
+    """
+    led = _Led(Oned(), load(), tell, rate, transport)
+    rows, asked = [], []
+    for vm in (led.oned.vm(number) for number in ids):
+        wanted = plan.wanted(vm, led.location(vm), None if disks is None else disks.get(vm.id))
+        why = plan.why_not(vm)
+        if why:
+            rows.append(led.told(plan.row(wanted, how="skipped", why=why)))
+        else:
+            asked.append(wanted)
+    return rows + led.run(asked)
+
+
+class _Led:
+    """One run: the conversations with its hosts, and what was staged."""
+
+    def __init__(self, oned: Oned, config: Config, tell: Tell, rate: int, transport: str) -> None:
+        self.oned, self._config, self._tell, self._rate, self._transport = oned, config, tell, rate, transport
+        self._datastores: Dict[int, Datastore] = {store.id: store for store in oned.datastores()}
+        self._hosts = {host.name: host for host in oned.hosts()}
+        self._sessions: Dict[str, Session] = {}
+        self._staged: Dict[Tuple[ImageRef, str], Staged] = {}
+
+    def location(self, vm: Vm) -> str:
+        """Return the DATASTORE_LOCATION that a VM's directory is below."""
+        system = self._datastores.get(vm.system_datastores[-1] if vm.system_datastores else -1)
+        if system is None:
+            return ""  # it was never deployed
+        return os.path.dirname(absolute(system.base_path, "BASE_PATH"))
+
+    def told(self, row: Row) -> Row:
+        self._tell(event="vm", **row)
+        return row
+
+    def run(self, asked: Sequence[Wanted]) -> List[Row]:
+        """Detach VMs that can be; return their rows."""
+        by_host: Dict[str, List[Wanted]] = {}
+        for wanted in asked:
+            by_host.setdefault(wanted.host, []).append(wanted)
+        try:
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                looked = dict(zip(by_host, pool.map(self._look, by_host.values())))
+            vms = [vm for found, _ in looked.values() for vm in found]
+            for image, hosts in plan.images(vms).items():
+                self._stage(image, hosts)
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                done = list(pool.map(self._on_host, (found for found, _ in looked.values())))
+        finally:
+            for session in self._sessions.values():
+                session.close(is_over=not session.is_busy)
+        return [row for _, rows in looked.values() for row in rows] + [row for rows in done for row in rows]
+
+    # -- one host -------------------------------------------------------------------------------------
+
+    def _session(self, host: str) -> Session:
+        session = self._sessions.get(host)
+        if session is None or session.is_busy:
+            # Another action has ended the host's part, with the VM that it was at: the others are still to be done.
+            if session:
+                session.close(is_over=False)
+            session = self._sessions[host] = Session(host, ACTION, self._config, bulk=True)
+        return session
+
+    def _look(self, asked: Sequence[Wanted]) -> Tuple[List[Found], List[Row]]:
+        """Return what the host of these VMs says of them, and rows of those that it says nothing of."""
+        host, found, rows = asked[0].host, [], []
+        try:
+            if host not in self._hosts or self._hosts[host].is_offline:
+                raise SemisharedError(f"{host} is offline in OpenNebula and was not asked")
+            answers = self._session(host).run([s.DescribeVm(wanted.vm, wanted.vm_dir) for wanted in asked])
+        except SemisharedError as e:
+            return [], [self.told(plan.row(wanted, how="failed", why=e.line(), id=e.id)) for wanted in asked]
+        for wanted, answer in zip(asked, answers):
+            try:
+                found.append(plan.found(wanted, answer))
+            except SemisharedError as e:
+                rows.append(self.told(plan.row(wanted, how="failed", why=e.line(), id=e.id)))
+        return found, rows
+
+    def _on_host(self, vms: Sequence[Found]) -> List[Row]:
+        rows = []
+        for vm in vms:
+            rows += [self.told(row) for row in drive(plan.on_host([vm], self._staged, self._rate), self._do)]
+        return rows
+
+    def _do(self, wanted: Any) -> Any:
+        assert isinstance(wanted, On)
+        (step,) = wanted.steps
+        with answering(layout.base_store_of(step.vm_dir), wanted.machine, self._config) as of_bases:
+
+            def answer(question: Dict[str, object]) -> object:
+                return {"why": _changed(step.vm, wanted.machine)} if question.get("question") == "vm" else of_bases(question)
+
+            return self._session(wanted.machine).run([step], answer=answer)
+
+    # -- bases ----------------------------------------------------------------------------------------
+
+    def _stage(self, image: ImageRef, hosts: Sequence[str]) -> None:
+        """Have the base of an image on these hosts, or note why it is not there."""
+        root = self._root(image)
+        wish = Wish(self._transport, self._config.staging_compress, self._rate, True)
+        why = {host: "" for host in hosts}
+        generation = image.generation
+        try:
+            datastore = self._datastores[image.store]
+
+            def tell(**event: object) -> None:
+                self._tell(**event, image=image.id)
+
+            bridge = stores.bridge(datastore, image.id)
+            session = Staging(root, image, bridge, [self._hosts[host] for host in hosts], wish, self._config, tell)
+            outcomes = session.run()
+            generation = session.image.generation
+            why = {host: "" if outcome.ok else outcome.why or "the base did not come" for host, outcome in outcomes.items()}
+        except SemisharedError as e:
+            why = {host: e.line() for host in hosts}
+        for host in hosts:
+            self._staged[image, host] = Staged(generation, why[host])
+
+    def _root(self, image: ImageRef) -> str:
+        return layout.base_store(os.path.dirname(absolute(self._datastores[image.store].base_path, "BASE_PATH")))
+
+
+def _changed(vm: int, host: str) -> str:
+    """Return why a VM may not be detached any more, '' if oned has it on its host as it was."""
+    try:
+        now = Oned().vm(vm)
+    except OnedUnavailable as e:
+        return e.detail
+    return plan.why_not(now) or ("" if now.host == host else f"it is on {now.host} by now")

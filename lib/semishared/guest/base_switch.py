@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks that lay over the image on its store come to lie over a base of their host, while their guest runs on deltas (detach.py).
+
+    disk.N.snap/K         the copy of a layer, which ends at the disk's lease on the base
+    disk.N.snap/K.kept    the layer itself, which QEMU has open until it goes over
+
+A layer and its copy hold the same; the copy of the active one also what QEMU has mirrored into it, and that is in the delta
+too. So as long as a disk's record names its delta, that may lie over either, and whoever finds the records of before noted
+(active_layer.py: "remote") ends it by what he sees:
+
+    the guest writes to its delta    layers have their names back, of which QEMU opens one again when the delta is merged
+    the guest writes to a layer      it has gone over
+    no guest runs                    its disks go over: nobody has any of it open
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, Iterator, Mapping, Sequence, Tuple
+
+from ..model import layout, layout_base, layout_delta
+from ..model.record import Record
+from ..tools import files, layers, qemu_img
+from ..tools.crash_points import point
+from . import active_layer, block_jobs
+from .active_layer import delta_of, with_delta
+
+
+def lease_of(vm_dir: str, record: Record) -> str:
+    """Return the lease that a disk has, or is to have, on the base of its record."""
+    base = layout_base.base(layout.base_store_of(vm_dir), record.of_image.base_name)
+    return layout_base.lease(base, int(os.path.basename(vm_dir)), record.disk)
+
+
+def outermost(record: Record) -> Iterator[Tuple[str, str]]:
+    """Yield path and backing name of each layer of a disk that lies over no other layer."""
+    folder = layout.layers(layout.plain(record.path))
+    for number in layers.numbered(folder):
+        name, _ = layers.backing_of(f"{folder}/{number}")
+        if not layout.is_number(name):
+            yield f"{folder}/{number}", name
+
+
+def begin(vm_dir: str, before: Sequence[Record], after: Sequence[Record], copies: Mapping[str, str]) -> None:
+    """Let the staged `copies` take the names of layers, by these; the records say what the disks are `after` that."""
+    active_layer.note(vm_dir, list(after), remote=before)
+    point("switch noted")
+    for path, staged in copies.items():
+        _replace(path, staged)
+    for record in after:
+        active_layer.write(vm_dir, with_delta(record))
+    point("layers lie over bases")
+
+
+def _replace(path: str, staged: str) -> None:
+    """Let a staged file take all names of a layer, which keeps a second one of each."""
+    folder = os.path.dirname(path)
+    numbers = [name for name in sorted(os.listdir(folder)) if layout.is_number(name)]
+    names = [name for name in numbers if os.path.samefile(f"{folder}/{name}", path)]
+    for name in names:
+        files.unlink(layout_delta.kept(f"{folder}/{name}"))
+        os.link(f"{folder}/{name}", layout_delta.kept(f"{folder}/{name}"))
+        point("layer kept")
+    for name in names[1:]:
+        again = files.staged_name(f"{folder}/{name}")
+        os.link(staged, again)
+        os.rename(again, f"{folder}/{name}")
+    os.rename(staged, f"{folder}/{names[0]}")
+    files.fsync(folder)
+    point("layer replaced")
+
+
+def end(vm_dir: str, name: str) -> None:
+    """End what `begin` has begun, with the disks over bases or as they were before; `name` is '' when no guest runs."""
+    before, opened = active_layer.leaving(vm_dir), _at_rest(vm_dir, name)
+    settled = {record.disk: record for record in active_layer.noted(vm_dir)}
+    for record in before:
+        if os.path.realpath(delta_of(record)) in opened:
+            _take_back(vm_dir, record)
+            settled[record.disk] = record
+        else:
+            _go_over(vm_dir, settled[record.disk])
+    active_layer.note(vm_dir, list(settled.values()))
+    point("switch ended")
+
+
+def _at_rest(vm_dir: str, name: str) -> Dict[str, str]:
+    """Return which target has which file open when no job is under way any more: a pivot may just be ending."""
+    if not name:
+        return {}
+    for target in active_layer.opened(vm_dir, name).values():
+        block_jobs.end_job(name, target)
+    return active_layer.opened(vm_dir, name)
+
+
+def _take_back(vm_dir: str, before: Record) -> None:
+    for path, layer in _kept(before):
+        os.rename(path, layer)
+        # Of one name and the other of one file rename() leaves both.
+        files.unlink(path)
+        files.fsync(os.path.dirname(path))
+        point("layer taken back")
+    active_layer.write(vm_dir, with_delta(before))
+
+
+def _go_over(vm_dir: str, after: Record) -> None:
+    lease = lease_of(vm_dir, after)
+    for path, name in outermost(after):
+        if name != lease:
+            qemu_img.lay_over(path, lease, after.of_image.format)
+            files.fsync(path)
+            point("layer laid over its base")
+    has_delta = (files.read_json(layout.record(vm_dir, after.disk)) or {}).get("path") == delta_of(after)
+    active_layer.write(vm_dir, with_delta(after) if has_delta else after)
+    for path, _ in _kept(after):
+        files.unlink(path)
+        point("layer let go")
+
+
+def _kept(record: Record) -> Sequence[Tuple[str, str]]:
+    """Return the second names of a disk's layers, with the first ones."""
+    folder = layout.layers(layout.plain(record.path))
+    paths = [f"{folder}/{name}" for name in sorted(os.listdir(folder))]
+    return [(path, layout_delta.kept_layer(path)) for path in paths if layout_delta.kept_layer(path)]

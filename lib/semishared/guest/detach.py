@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A running guest lets go of the image on the store that its disks lay over, and goes on over bases of its host.
+
+    store <- K  <- guest
+    store <- K  <- delta <- guest              what is below the delta is only read (deltas.py)
+    store <- K. <- delta <- guest              K is a copy of that, and lies over the base (base_switch.py)
+    base  <- K   = mirror of the delta
+    base  <- K  <- guest                       all disks in one moment of rest; delta and K. go
+
+QEMU copies what is in the deltas, into files that have the rest: the shorter the copies of layers take, the less that is. It has
+to be the mirror that the guest goes on with: what lies below a node that is in use libvirt cannot exchange by itself, and what
+QEMU is told behind its back it does not know.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from typing import Dict, List, NamedTuple, Sequence
+from xml.etree import ElementTree
+
+from ..errors import CannotDetach, GuestNotFrozen, SemisharedError
+from ..model import layout, layout_store
+from ..model.record import Record
+from ..tools import extents, files, progress, qemu_img
+from ..tools.crash_points import point
+from ..tools.rate_limit import Pace
+from . import active_layer, base_switch, block_jobs, deltas, domain, job_events, rest
+
+FICLONE = 0x40049409
+"""ioctl_ficlone(2)."""
+EXTENDED_L2 = 1 << 4
+"""Bit of a qcow2 header's incompatible features."""
+UNIT = 1 << 16
+"""Bytes of QEMU's largest unit of a mirror, if it may choose."""
+
+
+class Detached(NamedTuple):
+    """A disk before and after it lies over a base."""
+
+    before: Record
+    after: Record
+
+
+def copied_bytes(disks: Sequence[Detached]) -> int:
+    """Return how many bytes copies of layers may take while disks are detached from their stores."""
+    return sum(files.allocated(path) for disk in disks for path in _to_copy(disk.before))
+
+
+def _to_copy(record: Record) -> List[str]:
+    """Return the layers of a disk that get copies: those over the image, and the one that its guest writes to."""
+    found = [path for path, _ in base_switch.outermost(record)]
+    return found if any(os.path.samefile(path, record.path) for path in found) else [*found, record.path]
+
+
+def detach(vm_dir: str, name: str, disks: Sequence[Detached], rate: int) -> None:
+    """Let the guest go on over bases on which its disks have leases; copies are made at `rate` bytes per second, 0 for no limit.
+
+    Raise CannotDetach if libvirt has a disk open in another way than its record says. After any error it is as it was, or the
+    next action on its disks sees to that.
+    """
+    check(name, [disk.before for disk in disks])
+    deltas.add(vm_dir, name, [disk.before for disk in disks])
+    try:
+        copies = _copied(vm_dir, disks, Pace(rate))
+        base_switch.begin(vm_dir, [disk.before for disk in disks], [disk.after for disk in disks], copies)
+        _go_over(vm_dir, name, [disk.after for disk in disks])
+    except Exception:
+        try:
+            deltas.merge(vm_dir, name)
+        except SemisharedError:
+            pass  # whoever comes next does
+        raise
+    deltas.merge(vm_dir, name)
+
+
+def detach_off(vm_dir: str, disks: Sequence[Detached]) -> None:
+    """Lay the disks of a VM that is off over bases on which they have leases."""
+    active_layer.note(vm_dir, [disk.after for disk in disks], remote=[disk.before for disk in disks])
+    point("switch noted")
+    deltas.merge(vm_dir, "")
+
+
+def check(name: str, records: Sequence[Record]) -> None:
+    """Raise CannotDetach unless the guest has these disks open as their records say: the active layer, down to the image."""
+    found = _chains(name)
+    here = os.uname().nodename
+    for record in records:
+        chain = next((chain for chain in found if chain and _is_same(chain[0], record.path)), None)
+        if chain is None:
+            raise CannotDetach(f"disk {record.disk}: domain {name} on {here} does not write to {record.path}")
+        wanted = f"{record.over.name}@{record.over.snapshot}" if record.over else layout_store.link_of(record.of_image.source)
+        if len(chain) < 2 or not _is_same(chain[-1], wanted):
+            shown = " over ".join(chain)
+            raise CannotDetach(f"disk {record.disk}: domain {name} on {here} has {shown} open, which does not end at {wanted}")
+
+
+def _is_same(path: str, wanted: str) -> bool:
+    if path == wanted:
+        return True
+    return path.startswith("/") and wanted.startswith("/") and os.path.realpath(path) == os.path.realpath(wanted)
+
+
+def _chains(name: str) -> List[List[str]]:
+    """Return what libvirt says that each disk of a guest is, and lies over: paths, and POOL/IMAGE@SNAPSHOT."""
+    found = []
+    for disk in ElementTree.fromstring(domain.dumpxml(name)).iterfind("devices/disk"):
+        sources = [source for source in (disk.find("source"), *(below.find("source") for below in disk.iter("backingStore"))) if source is not None]
+        found.append([_named(source) for source in sources])
+    return found
+
+
+def _named(source: ElementTree.Element) -> str:
+    path = source.get("file", "")
+    if path:
+        return "/" + os.path.normpath(path).lstrip("/")
+    snapshot = source.find("snapshot")
+    return f"{source.get('name', '')}@{'' if snapshot is None else snapshot.get('name', '')}"
+
+
+def _copied(vm_dir: str, disks: Sequence[Detached], pace: Pace) -> Dict[str, str]:
+    """Stage a copy of each layer that is to be replaced, over the lease if it lay over the image; return them by the layers."""
+    copies: Dict[str, str] = {}
+    for disk in disks:
+        outermost = dict(base_switch.outermost(disk.before))
+        files.remove_staged(layout.layers(layout.plain(disk.before.path)))
+        for path in _to_copy(disk.before):
+            copies[path] = files.staged_name(path)
+            with files.enough_space(vm_dir):
+                copy(path, copies[path], pace)
+                if path in outermost:
+                    lease = base_switch.lease_of(vm_dir, disk.after)
+                    qemu_img.lay_over(copies[path], lease, disk.after.of_image.format)
+                os.chmod(copies[path], 0o660)
+                files.fsync(copies[path])
+            point("layer copied")
+    return copies
+
+
+def copy(source: str, target: str, pace: Pace) -> None:
+    """Copy a file that nobody writes to, with its holes: by reference where the file system can, else at a pace."""
+    with open(source, "rb", buffering=0) as old, open(target, "xb", buffering=0) as new:
+        try:
+            fcntl.ioctl(new.fileno(), FICLONE, old.fileno())
+            return
+        except OSError as e:
+            if e.errno not in (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS):
+                raise
+        size = os.fstat(old.fileno()).st_size
+        os.ftruncate(new.fileno(), size)
+        for index, content in extents.data(old.fileno(), size):
+            pace.wait(len(content))
+            progress.count("layers_copied", len(content))
+            for at, data in extents.blocks(content):
+                extents.pwrite(new.fileno(), data, index * extents.EXTENT + at)
+
+
+def _go_over(vm_dir: str, name: str, after: Sequence[Record]) -> None:
+    """Have QEMU mirror the deltas into the layers that they lie over by now, and the guest go on with those."""
+    opened = active_layer.opened(vm_dir, name)
+    targets = {opened[os.path.realpath(active_layer.delta_of(record))]: record for record in after}
+    for target, record in targets.items():
+        with job_events.listening(name, target) as job:
+            block_jobs.mirror(name, target, record.path, _granularity(record.path))
+            point("delta is being copied")
+            job.wait_until_ready()
+    point("layers ready")
+    with rest.resting(vm_dir, name, "SUSPEND") as rested:
+        if rested.how == "NONE":
+            raise GuestNotFrozen(f"domain {name} on {os.uname().nodename} was paused by somebody else: it stays as it is until it runs")
+        for target in targets:
+            block_jobs.wait_for_equal(name, target)
+        # What was mirrored is in QEMU's memory still.
+        block_jobs.write_out(name)
+        point("layers equal")
+        for target in targets:
+            block_jobs.pivot(name, target)
+            point("guest writes over the base")
+        active_layer.settle(vm_dir, name)
+
+
+def _granularity(path: str) -> int:
+    """Return the units in which QEMU is to mirror into a qcow2 layer, 0 for its own.
+
+    It opens the layer without what that lies over: of a cluster that it writes a part of, it would fill the rest with zeros.
+    """
+    bits, features = struct.unpack(">20xI48xQ", files.read(path, 80))
+    return 0 if features & EXTENDED_L2 or 1 << bits <= UNIT else 1 << bits

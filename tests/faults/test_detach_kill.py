@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks that let go of their store, killed at every step of that; with and without their QEMU, while the guest runs and off.
+
+Whatever was killed, the next action has all that the guest had written, and every snapshot; the disk lies over its base or over the
+image as before, never between.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import Dict, Iterator, List
+
+import pytest
+
+from semishared.errors import SemisharedError
+from semishared.model.steps_base import DetachVm
+
+from .cloud import STORE, Cloud
+from .live import DOMAIN, OVERLAY, TRACE, VM, VM_DIR, Environment, Live, digest, s, written
+
+ALL = bool(os.environ.get("SEMISHARED_FULL"))
+EVERY = 1 if ALL else 9
+ALWAYS = ("switch noted", "layer kept", "layers lie over bases", "layers ready", "layers equal", "guest writes over the base", "switch ended")
+"""Points that are killed at in every run."""
+DISK = OVERLAY
+"""The one that is made remote-first here; the others have nothing to let go of."""
+NOW, KEPT = written(1, 2, 3, 5), {0: written(1), 1: written(1, 2)}
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with Cloud.up() as cloud:
+        live = Live(cloud, {DISK: "<SEMISHARED_LOCAL>remote-first</SEMISHARED_LOCAL>"})
+        try:
+            live.write(DISK, 1)
+            live.change({}, "create", DISK, 0, (0,), domain="")
+            live.write(DISK, 2)
+            live.change({}, "create", DISK, 1, (0, 1), domain="")
+            live.write(DISK, 3)
+            live.save("snapshots")
+            yield live
+        finally:
+            live.close()
+
+
+def begin(live: Live, *, runs: bool = True) -> None:
+    """Have a guest that has written since its start, and two snapshots."""
+    live.restore("snapshots")
+    live.start()
+    live.write_running(DISK, 5)
+    if not runs:
+        live.end_domain()
+
+
+def detach(live: Live, env: Environment, domain: str = DOMAIN) -> None:
+    (answer,) = live.run(env, DetachVm(VM, VM_DIR, domain, (DISK,), ("",), 0))
+    assert isinstance(answer, dict)
+    if answer["error"]:
+        raise SemisharedError(str(answer["error"]))
+
+
+def put_right(live: Live, domain: str) -> None:
+    live.run({}, s.DescribeDisk(live.ref(DISK), domain))
+
+
+def check(live: Live, now: bytes = NOW) -> str:
+    """See that the disk is whole, that nothing is under way or left, and that headers and record say the same; return which they say."""
+    live.check(DISK, now, KEPT)
+    names = os.listdir(live.host.path(f"{VM_DIR}/.semishared"))
+    assert not [name for name in names if not name.startswith(("disk.", "clone.", "vm."))], names
+    record = live.record(DISK)
+    folder = live.host.path(f"{VM_DIR}/disk.{DISK}.snap")
+    assert sorted(os.listdir(folder)) == ["0", "1", "2"]
+    lowest = live.host.run(["qemu-img", "info", "-U", "--output=json", f"{VM_DIR}/disk.{DISK}.snap/0"]).stdout.decode()
+    assert (f"{STORE}/.semishared" in lowest) is (record["how"] == "remote-first"), lowest
+    assert ("/leases/" in lowest) is (record["how"] == "overlay"), lowest
+    return record["how"]
+
+
+def opens_store(live: Live) -> List[str]:
+    """Return what the guest's QEMU has open of the store's image."""
+    pid = live.host.path(f"/run/libvirt/qemu/{DOMAIN}.pid").read_text().strip()
+    said = live.host.run(["ls", "-l", f"/proc/{pid}/fd"], user="root").stdout.decode().splitlines()
+    image = os.path.basename(live.image_of(DISK))
+    return [line for line in said if image in line]
+
+
+def points(live: Live, *, runs: bool) -> List[str]:
+    begin(live, runs=runs)
+    live.forget_trace()
+    detach(live, {"SEMISHARED_TRACE": TRACE}, DOMAIN if runs else "")
+    return live.points()
+
+
+def test_guest_lets_go_of_the_store_and_every_action_takes_its_disk_for_an_overlay(live: Live) -> None:
+    begin(live)
+    assert opens_store(live)
+    detach(live, {})
+    assert not opens_store(live)
+    live.at_rest()
+    live.check_running(DISK, NOW)
+    live.write_running(DISK, 6)
+    live.change({}, "create", DISK, 2, (0, 1, 2))
+    live.write_running(DISK, 7)
+    live.change({}, "delete", DISK, 1, (0, 2))
+    live.check_running(DISK, written(1, 2, 3, 5, 6, 7))
+    live.end_domain()
+    live.check(DISK, written(1, 2, 3, 5, 6, 7), {0: written(1), 2: written(1, 2, 3, 5, 6)})
+    assert live.record(DISK)["how"] == "overlay"
+
+
+def killed(live: Live, number: int, then: str, *, runs: bool) -> str:
+    """Kill at a point, then do what is to follow; return how the disk is after that."""
+    begin(live, runs=runs)
+    with pytest.raises(SemisharedError):
+        detach(live, {"SEMISHARED_KILL_AT": str(number)}, DOMAIN if runs else "")
+    if then == "without its QEMU":
+        live.end_domain()
+    domain = DOMAIN if runs and then != "without its QEMU" else ""
+    if then == "again":
+        detach(live, {}, domain)
+    else:
+        put_right(live, domain)
+    if domain:
+        live.at_rest()
+        live.check_opened(DISK)
+        reads_store = bool(opens_store(live))
+        live.write_running(DISK, 6)
+        live.end_domain()
+        how = check(live, written(1, 2, 3, 5, 6))
+        assert reads_store is (how == "remote-first")
+        return how
+    return check(live)
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["running", "off"])
+def test_killed_at_every_step_the_disk_is_whole_over_its_base_or_over_the_image(live: Live, runs: bool) -> None:
+    names, failures, ends = points(live, runs=runs), [], {}
+    expected = set(ALWAYS) if runs else {"switch noted", "layer laid over its base", "switch ended"}
+    assert expected <= set(names), names
+    live.end_domain()
+    for number, name in enumerate(names, 1):
+        if number % EVERY and name not in expected:
+            continue
+        for then in ("again", "next action", *(("without its QEMU",) if runs else ())):
+            try:
+                ends[number, then] = killed(live, number, then, runs=runs)
+            except Exception:  # noqa: BLE001 - all points are tried, all failures told
+                failures.append(f"killed at {number} ({name}), then {then}: {traceback.format_exc(limit=-3)}")
+    assert not failures, "\n".join(failures)
+    assert {how for (_, then), how in ends.items() if then == "again"} == {"overlay"}
+    over = names.index("guest writes over the base") + 1 if runs else names.index("switch noted") + 1
+    done = {number: how for (number, then), how in ends.items() if then == "next action"}
+    assert all(how == ("overlay" if number >= over else "remote-first") for number, how in done.items()), done
+
+
+FAILURES: Dict[str, Environment] = {
+    "the copy does not begin": {"FAIL_IN": "blockcopy", "FAIL": "before"},
+    "libvirt does not answer when it begins": {"FAIL_IN": "blockcopy", "FAIL": "after"},
+    "the guest does not go over": {"FAIL_IN": "blockjob --pivot", "FAIL": "before"},
+    "nor says whether it has": {"FAIL_IN": "blockjob --pivot", "FAIL": "after"},
+    "it does not rest": {"FAIL_IN": "suspend", "FAIL": "before"},
+}
+
+
+@pytest.mark.parametrize("env", FAILURES.values(), ids=FAILURES)
+def test_what_libvirt_fails_at_leaves_the_guest_as_it_was_or_over_its_base(live: Live, env: Environment) -> None:
+    begin(live)
+    with pytest.raises(SemisharedError):
+        detach(live, env)
+    put_right(live, DOMAIN)
+    live.at_rest()
+    live.check_opened(DISK)
+    live.write_running(DISK, 6)
+    live.end_domain()
+    check(live, written(1, 2, 3, 5, 6))
+
+
+def test_guest_that_is_paused_or_at_work_for_others_is_left_alone(live: Live) -> None:
+    begin(live)
+    live.virsh("suspend", DOMAIN)
+    with pytest.raises(SemisharedError, match="is paused"):
+        detach(live, {})
+    live.virsh("resume", DOMAIN)
+    with live.session({}) as other:
+        other.run([s.DescribeDisk(live.ref(DISK), DOMAIN)])
+        host = live.host.run(["ls", f"{VM_DIR}/disk.{DISK}.snap"]).stdout
+        with pytest.raises(SemisharedError, match="acted upon"):
+            detach(live, {})
+        assert live.host.run(["ls", f"{VM_DIR}/disk.{DISK}.snap"]).stdout == host
+    live.end_domain()
+    assert check(live) == "remote-first"
+
+
+def test_guest_that_has_something_else_open_is_left_alone(live: Live) -> None:
+    begin(live)
+    live.end_domain()
+    path = f"{VM_DIR}/disk.{DISK}.snap/0"
+    other = f"{STORE}/other"
+    live.host.run(["cp", live.image_of(DISK), other])
+    live.host.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", other, "-F", "raw", path])
+    live.start()
+    with pytest.raises(SemisharedError, match="which does not end at"):
+        detach(live, {})
+    live.at_rest()
+    live.end_domain()
+    live.host.path(other).unlink()
