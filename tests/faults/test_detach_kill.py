@@ -17,11 +17,13 @@ from semishared.errors import SemisharedError
 from semishared.model.steps_base import DetachVm
 
 from .cloud import STORE, Cloud
-from .live import DOMAIN, OVERLAY, TRACE, VM, VM_DIR, Environment, Live, digest, s, written
+from .live import DOMAIN, OVERLAY, TRACE, VM, VM_DIR, Environment, Live, s, written
 
 ALL = bool(os.environ.get("SEMISHARED_FULL"))
 EVERY = 1 if ALL else 9
-ALWAYS = ("switch noted", "layer kept", "layers lie over bases", "layers ready", "layers equal", "guest writes over the base", "switch ended")
+ALWAYS = (
+    "switch noted", "layer kept", "layers lie over bases", "layers ready", "layers equal", "guest writes over the base", "switch ended",
+)  # fmt: skip
 """Points that are killed at in every run."""
 DISK = OVERLAY
 """The one that is made remote-first here; the others have nothing to let go of."""

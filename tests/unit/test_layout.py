@@ -118,6 +118,8 @@ def test_names_are_parsed_as_they_were_made() -> None:
     assert layout.incoming_of(lock, 7) == Path(incoming).name and not layout.incoming_of(lock, 8)
     assert layout.locked_vm(lock) == layout.locked_vm(Path(layout.vm_lock("/root", 7)).name) == 7
     assert layout.locked_vm(Path(layout.disks_lock("/root", 7)).name) is None
+    assert layout_delta.kept_layer(layout_delta.kept(layout.layer(own, 2))) == layout.layer(own, 2)
+    assert not any(map(layout_delta.kept_layer, (layout.layer(own, 2), layout_delta.kept(own), layout.layer(own, "x.kept"))))
 
 
 def test_names_of_bases_clones_and_images_are_parsed_as_they_were_made() -> None:
@@ -145,7 +147,8 @@ def test_names_of_bases_clones_and_images_are_parsed_as_they_were_made() -> None
 # -- docs/reference/names.md ------------------------------------------------------------------------
 
 PAGE = (ROOT / "docs" / "reference" / "names.md").read_text(encoding="utf-8")
-PARSERS = {"layer_of", "disk_of", "plain", "location_of", "incoming_of", "prefix_of", "store_of", "side_of", "layout_pool.generation"}
+PARSERS = {"layer_of", "disk_of", "plain", "location_of", "incoming_of", "prefix_of", "store_of", "side_of", "layout_pool.generation",
+           "kept_layer"}  # fmt: skip
 """Functions that return a text, but no name that they have made."""
 PLACEHOLDERS: dict[str, Any] = {
     # (function and) parameter: what the page has in its place; NAME in that of all others, which are paths or names
@@ -160,7 +163,7 @@ PLACEHOLDERS: dict[str, Any] = {
     "layout_base.name.image": "<image>", "layout_base.prefix.image": "<image>", "layout_base.base.name": "<store>-<image>-<generation>",
     "layout_base.holders.name": "<store>-<image>-<generation>", "layout_store.side.image": "NAME", "layout_store.link_target.image": "NAME",
     "layout_pool.clone.image": "one-<image>", "layout_pool.staged.image": "one-<image>", "layout_pool.changing.image": "one-<image>",
-    "layout_pool.lent.snapshot": "<id>",
+    "layout_pool.lent.snapshot": "<id>", "layout_delta.kept.layer": "K",
     "layout_pool.staged.random": "<x>", "layout_pool.set_aside.random": "<x>", "layout_pool.made_for.source": "SOURCE",
 }  # fmt: skip
 NOT_OURS = re.compile(r"<datastore>|<DATASTORE_LOCATION>|<system datastore>|<vm>|9b6635f6\.+(\.snap)?|POOL|NAME|ID|K|\.\.+|->|")

@@ -28,9 +28,9 @@ from .epochs import Planned
 
 
 def detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Detach disks of one VM, and report {"disks": [{"disk", "generation", "copied"}], "seconds", "error", "id"}; `error` is '' if all is done.
+    """Detach disks of one VM; report {"vm", "disks": [{"disk", "generation", "bytes"}], "seconds", "error", "id"}.
 
-    What is wrong with one VM is no reason to leave the others of a plan: nothing is raised for it.
+    `error` is the line of what is wrong, with its `id`, '' if all is done: nothing is raised for it.
     """
     began, answer = time.monotonic(), {"vm": step.vm, "disks": [], "error": "", "id": ""}
     try:
@@ -77,8 +77,9 @@ def _detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> list[dict
             live.detach_off(step.vm_dir, disks)
     finally:
         _release(step)
+    after = [disk.after for disk in disks]
     return [
-        {"disk": disk.after.disk, "generation": disk.after.of_image.generation, "layers": files.allocated(disk.after.path)} for disk in disks
+        {"disk": record.disk, "generation": record.of_image.generation, "bytes": files.allocated(record.path)} for record in after
     ]
 
 
@@ -90,7 +91,7 @@ def _over_base(step: DetachVm, before: Record, generation: str, ask: room.Ask | 
     _check_system_snapshots(step, before)
     image = before.of_image
     if image.generation and generation and image.generation != generation:
-        raise ImageChanged(f"disk {before.disk} lies over generation {image.generation[:8]} of image {image.id}, and {generation[:8]} is staged")
+        raise ImageChanged(f"disk {before.disk} lies over generation {image.generation[:8]} of its image, and {generation[:8]} is staged")
     ref = image._replace(generation=image.generation or generation)
     base, _ = ensure(cache.root_of(step.vm_dir), ref, ask, (step.vm, before.disk))
     return before._replace(place=OVERLAY, image=image._replace(generation=base.generation), over=None)
@@ -104,7 +105,7 @@ def _check_system_snapshots(step: DetachVm, record: Record) -> None:
         kept = qemu_img.info(record.path, record.format).get("snapshots")
         count = len(kept) if isinstance(kept, list) else 0
     if count:
-        raise CannotDetach(f"disk {record.disk}: the VM has {count} system snapshots, which count on what its disks lie over: delete them before")
+        raise CannotDetach(f"disk {record.disk}: the VM has {count} system snapshots, which count on what it lies over: delete them first")
 
 
 def _release(step: DetachVm) -> None:

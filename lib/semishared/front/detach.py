@@ -20,6 +20,7 @@ from ..model import layout, stores
 from ..model import steps as s
 from ..model.exchange import On, drive
 from ..model.refs import ImageRef
+from ..model.steps_base import DetachVm
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Vm
@@ -131,6 +132,7 @@ class _Led:
     def _do(self, wanted: Any) -> Any:
         assert isinstance(wanted, On)
         (step,) = wanted.steps
+        assert isinstance(step, DetachVm)
         with answering(layout.base_store_of(step.vm_dir), wanted.machine, self._config) as of_bases:
 
             def answer(question: Dict[str, object]) -> object:

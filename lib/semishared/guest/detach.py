@@ -107,8 +107,8 @@ def _chains(name: str) -> List[List[str]]:
     """Return what libvirt says that each disk of a guest is, and lies over: paths, and POOL/IMAGE@SNAPSHOT."""
     found = []
     for disk in ElementTree.fromstring(domain.dumpxml(name)).iterfind("devices/disk"):
-        sources = [source for source in (disk.find("source"), *(below.find("source") for below in disk.iter("backingStore"))) if source is not None]
-        found.append([_named(source) for source in sources])
+        sources = (disk.find("source"), *(below.find("source") for below in disk.iter("backingStore")))
+        found.append([_named(source) for source in sources if source is not None])
     return found
 
 

@@ -14,6 +14,8 @@
     urls        where a backup has each disk (restore)
     stdin       what a hypervisor action finds there
     message     the driver message that attach_disk is given among its arguments
+    described   what the host says of the VM's disks (cli_detach: `semishared detach`, on one host), "disks": the only ones that are
+                meant, "staged": by the disk, generation of its base and why that is not there; "rows": what becomes of each
     exchange    what is asked and answered (exchanges.py)
     stdout      what a datastore action answers; its cases are in datastore_ACTION, those of a hypervisor action in vmm_ACTION
     error       {"id": ..., "words": [...]} how it ends, if it fails
@@ -41,7 +43,7 @@ from semishared.model.exchange import File, Part, Plan
 from semishared.model.steps import LOOKS
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
-from semishared.plan import backup, disks, hypervisor, migration, moves, removals, save_as, snapshots
+from semishared.plan import backup, detach, disks, hypervisor, migration, moves, removals, save_as, snapshots
 from semishared.plan import datastore as datastores
 
 UNIT = Path(__file__).resolve().parents[1]
@@ -190,6 +192,12 @@ def postbackup(case: Case) -> Plan:
     return backup.postbackup(request, case.get("base_path", ""), live=case.get("live", False))
 
 
+def of_detach(case: Case) -> Part[Any]:
+    found = detach.found(detach.wanted(vm(case), "/var/lib/one/datastores", case.get("disks")), case["described"])
+    bases = {(record.of_image, "h1"): detach.Staged(*case["staged"][str(record.disk)]) for record in found.remote}
+    return (yield from detach.on_host([found], bases, 0))
+
+
 def of_datastore(name: str, case: Case) -> Part[str]:
     asked = datastores.Asked(image(case), datastore(case), 16 << 40, ("ext4", "xfs"), "70" * 16, "fe")
     return datastores.planned(name, asked)
@@ -209,6 +217,7 @@ PLANNERS: dict[str, Callable[[Case], Part[Any]]] = {
         mv, premigrate, postmigrate, failmigrate, prebackup, postbackup, restore,
     )
 }  # fmt: skip
+PLANNERS["cli_detach"] = of_detach
 PLANNERS.update({f"datastore_{name}": partial(of_datastore, name) for name in datastores.ACTIONS})
 PLANNERS.update({f"vmm_{name}": partial(of_hypervisor, name) for name in hypervisor.PLANNERS})
 
@@ -230,8 +239,9 @@ def test_plan_is_the_one_of_the_case(path: Path) -> None:
         for word in case["error"]["words"]:
             assert word in caught.value.detail
     if os.environ.get("REGENERATE"):  # pragma: no cover - by hand
-        pytest.skip(regenerate(path, {**case, **({"exchange": found} if found else {}), **({"stdout": said} if said else {})}))
-    assert said in (None, "", case.get("stdout"))
+        results = {"rows" if isinstance(said, list) else "stdout": said} if said else {}
+        pytest.skip(regenerate(path, {**case, **({"exchange": found} if found else {}), **results}))
+    assert said in (None, "", case.get("stdout"), case.get("rows"))
     assert found == case.get("exchange", [])
 
 
@@ -265,7 +275,7 @@ def test_every_planner_has_cases_and_refusals() -> None:
         by_action.setdefault(path.parent.name, []).append(json.loads(path.read_text()))
     assert set(by_action) == set(PLANNERS)
     of_running_guests = {"prebackup_live", "postbackup_live"}  # cases of the others, with "live"
-    assert set(transfer.PLANNED) - of_running_guests == {name for name in PLANNERS if not name.startswith(("datastore_", "vmm_"))}
+    assert set(transfer.PLANNED) - of_running_guests == {name for name in PLANNERS if not name.startswith(("cli_", "datastore_", "vmm_"))}
     for action, cases in by_action.items():
         assert any("error" not in case for case in cases), action
         assert any("error" in case for case in cases), f"{action} has no case of a refusal"
