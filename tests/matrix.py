@@ -35,6 +35,7 @@ ACTIONS: Dict[str, str] = {
     "migrate": "live migration",
     "backup": "prebackup, postbackup",
     "restore": "restore from a backup",
+    "detach": "letting go of the store (`semishared detach`)",
 }
 PLACES = ("in-place", "overlay", "copy", "remote-first", "store-clone", "volatile")
 FORMATS = ("raw", "qcow2", "rbd")
@@ -58,6 +59,8 @@ def reason(cell: Cell) -> str:
         return "the VM is saved or shut down first; what runs is moved by migrate"
     if action in ("snap_revert", "restore") and mode == "live":
         return "oned allows it in POWEROFF only"
+    if action == "detach" and place != "remote-first":
+        return "it lies over no image of a store that its guest could let go of"
     if place == "volatile" and action in ("cpds", "cpds-snapshot", "snap_create", "snap_delete", "snap_revert"):
         return "oned refuses snapshots and save-as of volatile disks"
     return ""

@@ -23,10 +23,11 @@ from ..config import load
 from ..errors import BadArguments, SemisharedError
 from ..model import layout
 from ..model import steps_base as b
+from ..model.place import OVERLAY
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host, Image, Vm
-from ..plan.placement import reason
+from ..plan.placement import place, reason
 from ..units import human
 from ..wire.session import Session, is_here
 from . import hosts as on
@@ -112,6 +113,8 @@ class Cloud:
             if image is not None and store is not None:
                 try:
                     why = reason(image, store, disk.is_persistent or disk.is_readonly)
+                    if record and record["how"] == OVERLAY.name and place(image, store, is_persistent=False).is_remote:
+                        why += ", detached since"
                 except SemisharedError as e:
                     why = e.detail
             missing = was_asked and record is None and state in DEPLOYED
