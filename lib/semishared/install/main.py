@@ -261,6 +261,8 @@ def told(place: FrontEnd, options: argparse.Namespace, changed: bool, kept: bool
     print(f"the operator's command: {package}/{NAME}")
     print("to have VMs of a host that fails come up elsewhere by themselves, when it can be fenced (docs/how-to/dead-host.md):")
     print(f"  as {admin}: onehook create {package}/{next_steps.HOOK_FILE}")
+    print("to have disks let go of their images' stores by themselves (SEMISHARED_DETACH = after-boot, docs/explanation/remote-first.md):")
+    print(f"  {package}/{NAME} detach --print-timer says what to write where")
 
 
 if __name__ == "__main__":
