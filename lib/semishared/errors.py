@@ -422,7 +422,6 @@ class StaleDirectory(SemisharedError):
     remedy = "`semishared gc` removes it; if the VM is to be here, migrate it here"
 
 
-<<<<<<< HEAD
 class NotOwner(SemisharedError):
     """A disk of a persistent image that waits for another disk's writing, or for nobody's."""
 
@@ -449,13 +448,13 @@ class JournalDamaged(SemisharedError):
 
     id = "SS143"
     remedy = "commit again on the host that has the disk, or revert the image to a snapshot or a backup"
-=======
+
+
 class CannotDetach(SemisharedError):
     """A disk that goes on reading from its store, since what is there is not what has to be there for it to go over to a base."""
 
-    id = "SS140"
+    id = "SS150"
     remedy = "its VM runs on as before; `semishared detach` again when what is named has changed"
->>>>>>> 4c77670 (detach: running guests go on over bases of their hosts)
 
 
 def catalogue() -> list[type[SemisharedError]]:

@@ -15,11 +15,8 @@ from ..opennebula.report import drop_output, printable
 COMMANDS = {
     "base": "list, verify, prune and evict the bases of hosts",
     "caps": "print the Ceph keys a datastore needs, and what each may do",
-<<<<<<< HEAD
     "cluster": "boot a set of VMs, or say where it is",
-=======
     "detach": "let running VMs go on without the store that their disks read from",
->>>>>>> 4c77670 (detach: running guests go on over bases of their hosts)
     "doctor": "look at the whole installation: what is wrong, and what mends it",
     "failover": "have the VMs of a lost host come up elsewhere",
     "fence": "shut a dead host out of all stores, or let it in again",

@@ -34,9 +34,22 @@ def recover(vm_dir: str, name: str) -> None:
     from ..model import layout_delta  # not for every step on a host
 
     if os.path.lexists(layout_delta.note(vm_dir)):
-        from ..guest import deltas
+        from ..guest import active_layer, deltas
 
+        leaving = [record.disk for record in active_layer.leaving(vm_dir)]
         deltas.merge(vm_dir, name)
+        if leaving:
+            _release(vm_dir, leaving)
+
+
+def _release(vm_dir: str, disks: list[int]) -> None:
+    """Give up the leases of disks that were to lie over bases, and read from their store as before."""
+    from ..base import cache
+
+    for disk in disks:
+        record = records.read_record(vm_dir, disk)
+        if record and record.place.is_remote:
+            cache.release(cache.root_of(vm_dir), int(os.path.basename(vm_dir)), disk)
 
 
 def left(vm_dir: str) -> list[str]:
