@@ -38,7 +38,9 @@ def detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
             raise CannotDetach(f"VM {step.vm} on {os.uname().nodename} is being acted upon")
         try:
             _check_wanted(step, ask)
+            # A killed action may have left the guest at rest.
             recovery.recover(step.vm_dir, step.domain)
+            _check_state(step)
             answer["disks"] = _detach(step, planned, ask)
         finally:
             job_lock.leave(step.vm, step.vm_dir)
@@ -57,6 +59,9 @@ def _check_wanted(step: DetachVm, ask: room.Ask | None) -> None:
     overtaken.check(step.vm, step.vm_dir)
     for disk in step.disks:
         guard.check_below(step.vm_dir, step.vm, disk)
+
+
+def _check_state(step: DetachVm) -> None:
     state, wanted = (domain.state(step.domain) if step.domain else "off"), "running" if step.domain else "off"
     if state != wanted:
         raise CannotDetach(f"domain {step.domain} of VM {step.vm} is {state} on {os.uname().nodename}")
