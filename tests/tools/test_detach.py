@@ -122,7 +122,7 @@ def test_store_that_is_away_and_snapshots_of_the_whole_vm_leave_it_as_it_was(vm:
 
     subprocess.run(["qemu-img", "snapshot", "-c", "whole", vm.record["path"]], check=True)
     answer = vm.detach()
-    assert answer["id"] == "SS140" and "1 system snapshots" in answer["error"], answer
+    assert answer["id"] == "SS150" and "1 system snapshots" in answer["error"], answer
     assert vm.check() == "remote-first" and vm.world.leases() == []
 
 
@@ -133,7 +133,7 @@ def test_vm_at_which_another_action_is_at_work_is_left_alone(vm: Vm) -> None:
     with Session("localhost", "test", Config()) as other:
         other.run([s.DescribeDisk(vm.ref, "")])
         answer = vm.detach()
-        assert answer["id"] == "SS140" and "acted upon" in answer["error"]
+        assert answer["id"] == "SS150" and "acted upon" in answer["error"]
         other.run([s.DescribeDisk(vm.ref, "")])
     assert vm.detach()["error"] == ""
 

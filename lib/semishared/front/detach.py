@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lead a set of VMs to bases of their hosts: look, stage each image once to all hosts that need it, then let every host detach.
+"""Lead a set of VMs to bases of their hosts: look, stage all images once to the hosts that need them, then let every host detach.
 
     rows = detach([12, 13, 17], tell, rate=100 << 20)
 
 Whoever has the ids of VMs calls that: `semishared detach`, and whatever finds VMs in another way. `tell` is called from several
 threads, with event="vm" and a Row (plan/detach.py) as soon as a disk is done, and with what a staging session says (event="plan",
-"host" or "note", with the image in "image"). It returns all rows, and raises only what keeps it from beginning.
+"host" or "note"). It returns all rows, and raises only what keeps it from beginning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..config import Config, load
-from ..errors import OnedUnavailable, SemisharedError
+from ..errors import MissingImage, OnedUnavailable, SemisharedError
 from ..model import layout, stores
 from ..model import steps as s
 from ..model.exchange import On, drive
@@ -29,7 +29,8 @@ from ..plan.detach import Found, Row, Staged, Wanted
 from ..wire.session import Session
 from .answering import answering
 from .staging import Staging
-from .staging_hosts import Wish
+from .staging_hosts import Outcome, Wish
+from .staging_hosts import Wanted as Base
 
 ACTION = "detach"
 AT_ONCE = 32
@@ -87,8 +88,7 @@ class _Led:
             with ThreadPoolExecutor(AT_ONCE) as pool:
                 looked = dict(zip(by_host, pool.map(self._look, by_host.values())))
             vms = [vm for found, _ in looked.values() for vm in found]
-            for image, hosts in plan.images(vms).items():
-                self._stage(image, hosts)
+            self._stage(plan.images(vms))
             with ThreadPoolExecutor(AT_ONCE) as pool:
                 done = list(pool.map(self._on_host, (found for found, _ in looked.values())))
         finally:
@@ -142,30 +142,38 @@ class _Led:
 
     # -- bases ----------------------------------------------------------------------------------------
 
-    def _stage(self, image: ImageRef, hosts: Sequence[str]) -> None:
-        """Have the base of an image on these hosts, or note why it is not there."""
-        root = self._root(image)
+    def _stage(self, needed: Mapping[ImageRef, Sequence[str]]) -> None:
+        """Have the bases of images on the hosts that need them, and note of each how it went."""
+        by_root: Dict[str, Dict[str, List[Base]]] = {}
+        for image, hosts in needed.items():
+            try:
+                if image.store not in self._datastores:
+                    raise MissingImage(f"OpenNebula has no datastore {image.store}")
+                base = Base(image, stores.bridge(self._datastores[image.store], image.id))
+            except SemisharedError as e:
+                self._staged.update({(image, host): Staged("", e.line()) for host in hosts})
+                continue
+            root = layout.base_store(os.path.dirname(absolute(self._datastores[image.store].base_path, "BASE_PATH")))
+            for host in hosts:
+                by_root.setdefault(root, {}).setdefault(host, []).append(base)
+        for root, wants in by_root.items():
+            self._stage_below(root, wants)
+
+    def _stage_below(self, root: str, wants: Mapping[str, Sequence[Base]]) -> None:
         wish = Wish(self._transport, self._config.staging_compress, self._rate, True)
-        why = {host: "" for host in hosts}
-        generation = image.generation
+        session = Staging(root, wants, list(self._hosts.values()), wish, self._config, self._tell)
+        outcomes: Mapping[str, Outcome] = {}
+        why = "its base did not come"
         try:
-            datastore = self._datastores[image.store]
-
-            def tell(**event: object) -> None:
-                self._tell(**event, image=image.id)
-
-            bridge = stores.bridge(datastore, image.id)
-            session = Staging(root, image, bridge, [self._hosts[host] for host in hosts], wish, self._config, tell)
             outcomes = session.run()
-            generation = session.image.generation
-            why = {host: "" if outcome.ok else outcome.why or "the base did not come" for host, outcome in outcomes.items()}
         except SemisharedError as e:
-            why = {host: e.line() for host in hosts}
-        for host in hosts:
-            self._staged[image, host] = Staged(generation, why[host])
-
-    def _root(self, image: ImageRef) -> str:
-        return layout.base_store(os.path.dirname(absolute(self._datastores[image.store].base_path, "BASE_PATH")))
+            why = e.line()
+        for host, bases in wants.items():
+            outcome = outcomes.get(host)
+            for image in (base.image for base in bases):
+                generation = session.generations.get(image, image.generation)
+                came = outcome and generation and image._replace(generation=generation).base_name not in outcome.lacks
+                self._staged[image, host] = Staged(generation, "" if came else (outcome.why if outcome else "") or why)
 
 
 def _changed(vm: int, host: str) -> str:
