@@ -241,20 +241,6 @@ def copy(disk: DiskRef, name: str, target: str, path: str, format: str, freeze: 
     return rested
 
 
-def mirror(name: str, target: str, path: str, granularity: int = 0) -> None:
-    """Have QEMU write what a disk's active layer holds, and will, to the qcow2 file `path` as well, until somebody ends that.
-
-    `granularity`: bytes of its units, 0 for what QEMU takes.
-    """
-    libvirt = libvirtd.binding()
-    flags = (
-        libvirt.VIR_DOMAIN_BLOCK_COPY_SHALLOW | libvirt.VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | libvirt.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB
-    )  # fmt: skip
-    xml = f"<disk type='file'><source file='{quoted(path)}'/><driver type='qcow2'/></disk>"
-    values = {libvirt.VIR_DOMAIN_BLOCK_COPY_GRANULARITY: granularity} if granularity else {}
-    domain.ask(name, f"blockcopy {target}", lambda guest: guest.blockCopy(target, xml, values, flags), timeout_s=END_S)
-
-
 def wait_for_equal(name: str, target: str) -> None:
     """Wait until a mirror holds all that a guest which rests has written."""
     deadline = time.monotonic() + EQUAL_S

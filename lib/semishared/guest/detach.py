@@ -27,7 +27,7 @@ from ..model.record import Record
 from ..tools import extents, files, progress, qemu_img
 from ..tools.crash_points import point
 from ..tools.rate_limit import Pace
-from . import active_layer, base_switch, block_jobs, deltas, domain, job_events, rest
+from . import active_layer, base_switch, block_jobs, deltas, domain, job_events, mirror, rest
 
 FICLONE = 0x40049409
 """ioctl_ficlone(2)."""
@@ -163,7 +163,7 @@ def _go_over(vm_dir: str, name: str, after: Sequence[Record]) -> None:
     targets = {opened[os.path.realpath(active_layer.delta_of(record))]: record for record in after}
     for target, record in targets.items():
         with job_events.listening(name, target) as job:
-            block_jobs.mirror(name, target, record.path, _granularity(record.path))
+            mirror.begin(name, target, record.path, _granularity(record.path))
             point("delta is being copied")
             job.wait_until_ready()
     point("layers ready")

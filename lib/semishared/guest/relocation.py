@@ -25,7 +25,7 @@ from ..model.record import Record
 from ..tools import files
 from ..tools.crash_points import point
 from ..tools.run import work
-from . import active_layer, block_jobs, domain, job_events, libvirtd, rest
+from . import active_layer, block_jobs, domain, job_events, libvirtd, mirror, rest
 
 BEGIN_S = 60
 METADATA = "http://opennebula.org/xmlns/libvirt/1.0"
@@ -49,7 +49,7 @@ def mirrored(vm_dir: str, origin: str, name: str) -> Dict[str, Record]:
             block_jobs.end_job(name, target)
             active_layer.create(record)
             with job_events.listening(name, target) as job:
-                block_jobs.mirror(name, target, path)
+                mirror.begin(name, target, path)
                 point("delta is being mirrored")
                 job.wait_until_ready()
     return found
