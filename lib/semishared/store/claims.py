@@ -15,8 +15,8 @@ from typing import FrozenSet, Iterable, NamedTuple, Optional, Tuple
 from ..errors import CommitRefused, NotOwner, StaleDiff
 from ..model.owner import Owner
 
-MOST = 64 << 20
-"""Bytes of the unpacked set of extents: of 2 PiB."""
+MOST = 2 << 20
+"""Bytes of the unpacked set of extents: of 64 TiB."""
 
 
 class Claim(NamedTuple):
@@ -65,6 +65,8 @@ def _packed(numbers: Iterable[int]) -> str:
 def _unpacked(text: str) -> FrozenSet[int]:
     unpacking = zlib.decompressobj()
     bits = unpacking.decompress(base64.b64decode(text, validate=True), MOST) if text else b""
+    if unpacking.unconsumed_tail:
+        raise ValueError("more extents than an image has")
     return frozenset(8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1)
 
 

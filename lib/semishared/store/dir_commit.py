@@ -114,12 +114,15 @@ class _Staging:
 
     def _whole(self) -> int:
         """Make the image anew: into a qcow2 file nobody but QEMU can write, and its half-done writes could not be repeated by others."""
-        self.how, path = "whole", layout_store.journal_image(self._directory)
-        diff = self._diff
-        qemu_img.convert(qemu_img.chain(diff.layers, diff.base, diff.format), "qcow2", path, self._image.format)
-        with open(path, "r+b") as new:
-            dir_redo.as_before(self._fd, new.fileno())
-            files.fsync_open(new.fileno())
+        self.how, path, diff = "whole", layout_store.journal_image(self._directory), self._diff
+        with files.made(path) as made:
+            qemu_img.convert(qemu_img.chain(diff.layers, diff.base, diff.format), "qcow2", made, self._image.format)
+        new = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            dir_redo.as_before(self._fd, new)
+            files.fsync_open(new)
+        finally:
+            os.close(new)
         written = files.allocated(path)
         progress.count("store_written", written)
         return written

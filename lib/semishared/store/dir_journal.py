@@ -145,13 +145,13 @@ def end(stored: Stored, fd: int, *, trusted: bool = False) -> None:
     """Carry out what was decided, and forget it; the caller has the lock, `fd` is the image. `trusted`: we have just written it."""
     with dir_image.side(stored, layout_store.COMMIT) as directory:
         said = files.read_json(layout_store.journal(directory)) or {}
-        after = Claim.from_data(said.get("claim"))
-        if said.get("version") != VERSION or after is None:
-            raise JournalDamaged(f"{stored.side}/{layout_store.COMMIT}/journal.json cannot be read")
-        if not trusted and said["digest"] and dir_redo.digest(directory) != said["digest"]:
-            raise JournalDamaged(f"the data in {stored.side}/{layout_store.COMMIT} are not those that were written")
+        after, size, digest = Claim.from_data(said.get("claim")), said.get("size"), said.get("digest")
+        if said.get("version") != VERSION or after is None or type(size) is not int or not isinstance(digest, str):
+            raise JournalDamaged(f"{beneath.readable(layout_store.journal(directory))} cannot be read")
+        if digest and not trusted and dir_redo.digest(directory, size) != digest:
+            raise JournalDamaged(f"the data in {beneath.readable(directory)} are not those that were written")
         token = dir_image.begin_session(stored)
-        with _content(stored, directory, fd, int(str(said["size"])), bool(said["digest"])) as found:
+        with _content(stored, directory, fd, size, bool(digest)) as found:
             seen = Seen(token, found.st_size, found.st_mtime_ns)
             manifest = diffs.manifest_at(layout_store.manifest(directory))
             if manifest:
@@ -165,7 +165,7 @@ def _content(stored: Stored, directory: str, fd: int, size: int, in_ranges: bool
     """Yield the status of the image when it has the new content; it stays locked within the block."""
     if in_ranges:
         with files.enough_space(stored.datastore):
-            dir_redo.put(fd, dir_redo.noted(directory), size)
+            dir_redo.put(fd, dir_redo.noted(directory, size), size)
         point("commit replayed")
         yield os.fstat(fd)
         return

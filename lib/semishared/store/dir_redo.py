@@ -12,10 +12,12 @@ import fcntl
 import hashlib
 import os
 import struct
-from typing import Iterator
+from contextlib import contextmanager
+from typing import IO, Iterator
 
+from ..errors import JournalDamaged
 from ..model import layout_store
-from ..tools import extents, files, progress
+from ..tools import beneath, extents, files, progress
 
 RANGE = struct.Struct(">QQq")
 """Start and length in the image, and 1 for zeros."""
@@ -100,25 +102,37 @@ def note(directory: str, chunks: Iterator[tuple[int, int, bytes | None]]) -> tup
     return found.hexdigest(), size
 
 
-def noted(directory: str) -> Iterator[tuple[int, int, bytes | None]]:
-    """Yield the chunks in a journal."""
-    with open(layout_store.journal_ranges(directory), "rb") as ranges, open(layout_store.journal_data(directory), "rb") as data:
+def noted(directory: str, size: int) -> Iterator[tuple[int, int, bytes | None]]:
+    """Yield the chunks in a journal, of an image of `size` bytes; raise JournalDamaged for what is none."""
+    with _opened(layout_store.journal_ranges(directory)) as ranges, _opened(layout_store.journal_data(directory)) as data:
         while True:
             head = ranges.read(RANGE.size)
-            if len(head) < RANGE.size:
+            if not head:
                 return
-            start, length, is_zero = RANGE.unpack(head)
-            yield start, length, None if is_zero else data.read(length)
+            start, length, is_zero = RANGE.unpack(head.ljust(RANGE.size, b"\xff"))
+            content = None if is_zero else data.read(min(length, extents.EXTENT))
+            if start + length > size or (content is not None and len(content) != length):
+                raise JournalDamaged(f"{beneath.readable(directory)} ends within a range, or names one that is not in the image")
+            yield start, length, content
             progress.touch()
 
 
-def digest(directory: str) -> str:
-    """Return the digest of the chunks in a journal, '' if they are not all there."""
-    found = hashlib.blake2b()
+@contextmanager
+def _opened(path: str) -> Iterator[IO[bytes]]:
+    # Every host can write there: no link is followed.
+    directory, name = os.path.split(path)
     try:
-        for start, length, content in noted(directory):
-            found.update(RANGE.pack(start, length, content is None))
-            found.update(content or b"")
-    except OSError:
-        return ""
+        fd = beneath.open_file(directory, name)
+    except FileNotFoundError:
+        raise JournalDamaged(f"{beneath.readable(path)} is not there") from None
+    with open(fd, "rb") as file:
+        yield file
+
+
+def digest(directory: str, size: int) -> str:
+    """Return the digest of the chunks in a journal; raise JournalDamaged."""
+    found = hashlib.blake2b()
+    for start, length, content in noted(directory, size):
+        found.update(RANGE.pack(start, length, content is None))
+        found.update(content or b"")
     return found.hexdigest()

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Iterator
 
-from ..errors import CommitRefused
+from ..errors import CommitRefused, NotSupported
 from ..model import layout_pool
 from ..model.layout_pool import BEFORE
 from ..model.owner import Owner
@@ -33,9 +34,22 @@ def _may(image: ImageRef, opened: Any, owner: Owner) -> Claim:
     return claims.check(image.source, claim, owner, rbd_claim.now(opened, owner, claim))
 
 
+@contextmanager
+def _alone(image: ImageRef) -> Iterator[Any]:
+    """Yield the image, open as guests' user, with its exclusive lock: who takes that away from us keeps us out of the cluster."""
+    import rbd
+
+    with ceph.opened(*ceph.pool_of(image, image.access.user)) as opened:
+        if not opened.features() & rbd.RBD_FEATURE_EXCLUSIVE_LOCK:
+            raise NotSupported(f"{image.source} lacks exclusive-lock (`rbd feature enable`): a host that was cut off could write to it")
+        # It ends when the image is closed.
+        opened.lock_acquire(rbd.RBD_LOCK_MODE_EXCLUSIVE)
+        yield opened
+
+
 def claim(image: ImageRef, owner: Owner) -> Owner | None:
     """See store.Store.claim."""
-    with ceph.opened(*ceph.pool_of(image, image.access.user)) as opened:
+    with _alone(image) as opened:
         claims.check_epoch(image.source, owner, _noted(image, opened, owner))
         before = rbd_claim.read(opened)
         if before and before.changing:
@@ -72,7 +86,7 @@ def begin(where: ceph.Pool, name: str, image: ImageRef, owner: Owner) -> None:
 
 def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
     """See store.Store.commit."""
-    with ceph.opened(*ceph.pool_of(image, image.access.user)) as opened:
+    with _alone(image) as opened:
         before = _may(image, opened, owner)
         kept = rbd_image.find(opened, BEFORE)
         if kept is None or not rbd_image.is_unchanged(opened, kept):

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commits to images on Ceph, beyond what every kind of store does (tests/store/diff_cases.py): hosts that are cut off, locks."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import rbd
+
+from semishared.errors import ImageInUse, NotSupported
+from semishared.store import rbd_image
+from store.benches import RbdBench
+from store.cases import of, ref
+from store.diff_cases import is_content, lent
+from tools.ceph_site import Site
+from tools.test_commits import points, stopped
+
+
+@pytest.mark.parametrize("where", ["change noted", "commit written"])
+def test_a_host_that_was_cut_off_writes_no_more(where: str, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = RbdBench(site)
+    at = points(lent(bench, tmp_path, 6), tmp_path / "trace").index(where) + 1
+    it = lent(bench, tmp_path)
+    old = (it.top / "base").read_bytes()
+    with stopped(it, at) as process:
+        # While it is in sight, nobody takes the image from it.
+        with monkeypatch.context() as soon:
+            soon.setattr(rbd_image, "WATCH_S", 0)
+            with pytest.raises(ImageInUse):
+                of(bench).check(it.image)
+        is_content(bench, it, old)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(120) != 0, "it has lost the image's lock"
+    is_content(bench, it, old)
+    it.commit()
+    is_content(bench, it, it.wanted())
+
+
+def test_an_image_that_cannot_be_locked_is_not_claimed(site: Site, tmp_path: Path) -> None:
+    bench = RbdBench(site)
+    it = lent(bench, tmp_path)
+    made = ref(bench, 8)
+    site.rbd.create(site.ioctx, made.source.split("/")[1], 16 << 20, old_format=False, features=rbd.RBD_FEATURE_LAYERING)
+    with pytest.raises(NotSupported, match="exclusive-lock"):
+        of(bench).claim(made, it.owner)
+
+
+def test_a_snapshot_of_a_commit_that_never_came_goes(site: Site, tmp_path: Path) -> None:
+    from semishared import store
+
+    bench = RbdBench(site)
+    it = lent(bench, tmp_path)
+    store.bridged(it.image.access).begin_commit(it.image, it.owner)
+    name = it.image.source.split("/")[1]
+    assert "semishared-before" in site.snapshots(name)
+    of(bench).check(it.image)
+    assert "semishared-before" not in site.snapshots(name)
+    is_content(bench, it, (it.top / "base").read_bytes())
+    it.commit()
+    is_content(bench, it, it.wanted())
