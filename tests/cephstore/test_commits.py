@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import rbd
 
-from semishared.errors import ImageInUse, NotSupported
+from semishared.errors import CommitRefused, ImageInUse, NotSupported
 from semishared.store import rbd_image
 from store.benches import RbdBench
 from store.cases import of, ref
@@ -47,16 +47,35 @@ def test_an_image_that_cannot_be_locked_is_not_claimed(site: Site, tmp_path: Pat
         of(bench).claim(made, it.owner)
 
 
-def test_a_snapshot_of_a_commit_that_never_came_goes(site: Site, tmp_path: Path) -> None:
-    from semishared import store
-
+def test_a_commit_leaves_one_snapshot_of_the_content(site: Site, tmp_path: Path) -> None:
     bench = RbdBench(site)
     it = lent(bench, tmp_path)
-    store.bridged(it.image.access).begin_commit(it.image, it.owner)
     name = it.image.source.split("/")[1]
-    assert "semishared-before" in site.snapshots(name)
-    of(bench).check(it.image)
-    assert "semishared-before" not in site.snapshots(name)
-    is_content(bench, it, (it.top / "base").read_bytes())
+    for byte in range(1, 4):
+        it.write(f"write -P {byte} 11M 4k")
+        done = it.commit()
+        assert site.snapshots(name) == [f"semishared-{done.generation}"]
+    is_content(bench, it, it.wanted(), done.generation)
+
+
+def test_a_commit_that_nobody_settled_is_settled_before_the_next(site: Site, tmp_path: Path) -> None:
+    bench = RbdBench(site)
+    it = lent(bench, tmp_path)
+    of(bench).commit(it.image, it.owner, it.diff)
+    it.write("write -P 9 11M 4k")
+    with pytest.raises(CommitRefused, match="settled"):
+        of(bench).commit(it.image, it.owner, it.diff)
     it.commit()
     is_content(bench, it, it.wanted())
+
+
+def test_an_image_that_a_guest_has_open_is_neither_claimed_nor_committed_to(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = RbdBench(site)
+    it = lent(bench, tmp_path)
+    monkeypatch.setattr(rbd_image, "WATCH_S", 0)
+    with bench.writing(it.image.source):
+        for ask in (lambda: of(bench).claim(it.image, it.owner), lambda: of(bench).commit(it.image, it.owner, it.diff)):
+            with pytest.raises(ImageInUse):
+                ask()

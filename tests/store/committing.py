@@ -18,10 +18,9 @@ from semishared.store.diffs import Committed, Diff
 
 
 def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
-    """Commit as an action does: on the bridge, on the host, and on the bridge again, where there is one."""
+    """Commit as an action does: settle, on the bridge if there is one, and on the host; and settle, as who comes next."""
     at = store.of(image.access)
-    if image.access.can.has_bridge:
-        store.bridged(image.access).begin_commit(image, owner)
+    at.settle(image)
     done = at.commit(image, owner, diff)
     at.settle(image)
     return done

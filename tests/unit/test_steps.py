@@ -18,7 +18,6 @@ from semishared.host.execute import Execution, read_plan
 from semishared.model import steps as s
 from semishared.model import steps_base, steps_image
 from semishared.model.network_disk import NetworkDisk
-from semishared.model.owner import Owner
 from semishared.store import Bridged
 from semishared.store.verbs import VERBS
 from semishared.wire.messages import Writer
@@ -26,7 +25,7 @@ from semishared.wire.messages import Writer
 SECRET = "00000000-0000-4000-8000-0000000000cc"
 OF_IMAGES = {
     name: cls for name, cls in vars(steps_image).items()
-    if hasattr(cls, "_fields") and cls not in (s.ImageRef, s.DiskRef, s.Access, NetworkDisk, Owner)
+    if hasattr(cls, "_fields") and cls not in (s.ImageRef, s.DiskRef, s.Access, NetworkDisk)
 }  # fmt: skip
 STEPS = {**s.STEPS, **OF_IMAGES}
 OF_BASES = {name: cls for name, cls in vars(steps_base).items() if hasattr(cls, "_fields") and cls not in (s.ImageRef, steps_base.Part)}
@@ -48,7 +47,6 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "DiskRef": st.builds(s.DiskRef, numbers, numbers, words),
     "Access": accesses,
     "NetworkDisk": st.just(NetworkDisk("one/one-7", ("mon:6789",), "libvirt", SECRET)),
-    "Owner": st.builds(Owner, numbers, numbers, numbers, words, words, words),
     "dict[str, Any]": st.dictionaries(words, json_values, max_size=3),
 }
 
@@ -102,7 +100,7 @@ EXAMPLES: dict[str, Any] = {
     "int": 3, "str": "x", "bool": True, "tuple[str, ...]": ("x",), "tuple[int, ...]": (3,),
     "ImageRef": s.ImageRef(100, 1, "raw", "/x"), "DiskRef": s.DiskRef(2, 1, "/x"),
     "Access": s.Access("rbd"), "NetworkDisk": NetworkDisk("one/one-7", (), "libvirt", SECRET),
-    "dict[str, Any]": {"x": 1}, "Owner": Owner(2, 1, 3, "0" * 32),
+    "dict[str, Any]": {"x": 1},
 }  # fmt: skip
 
 
@@ -111,7 +109,7 @@ def test_a_step_with_a_part_missing_or_added_is_none(cls: Any) -> None:
     whole = s.to_data(cls(*[EXAMPLES[kind] for kind in kinds(cls)]))
     parts = [{**whole, "more": 1}, {**whole, "step": "Nothing"}, {**whole, "step": ["PrepareVm"]}]
     parts += [{key: value for key, value in whole.items() if key != name} for name in whole]
-    for name in ("image", "disk", "access", "network", "owner"):
+    for name in ("image", "disk", "access", "network"):
         if isinstance(whole.get(name), dict):
             parts += [{**whole, name: {}}, {**whole, name: None}, {**whole, name: {**whole[name], "x": 1}}]  # type: ignore[dict-item]
     for part in parts:

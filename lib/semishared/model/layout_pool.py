@@ -3,8 +3,7 @@
 
     one-<image>                           an image, and
     one-<image>-<vm>-<disk>               a clone of it for a disk: OpenNebula's own names
-        @semishared-<generation>  @semishared-new  @semishared-lent-<id>  @semishared-old-<x>  @semishared-undo
-        @semishared-before  @semishared-saved
+        @semishared-<generation>  @semishared-new  @semishared-lent-<id>  @semishared-old-<x>  @semishared-undo  @semishared-saved
     <either>.semishared-<random>          one that is being made
     <either>.semishared-changing          one whose content is being replaced
 """
@@ -20,7 +19,6 @@ OURS = "semishared-"
 """Prefix of our snapshots."""
 NEW = f"{OURS}new"
 UNDO = f"{OURS}undo"
-BEFORE = f"{OURS}before"
 SAVED = f"{OURS}saved"
 OLD = f"{OURS}old-"
 MADE = "semishared_made"

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .network_disk import NetworkDisk
-from .owner import Owner
 from .refs import DiskRef, ImageRef
 from .steps_datastore import *  # noqa: F403 - the vocabulary is one, in files of a size to read
 from .stores import Access
@@ -192,14 +191,7 @@ class EndChange(NamedTuple):
     whole: bool
 
 
-class BeginCommit(NamedTuple):
-    """Keep what an image is, for a commit of `owner`'s diff by its host, which follows; then comes SettleImage."""
-
-    image: ImageRef
-    owner: Owner
-
-
 class SettleImage(NamedTuple):
-    """End or undo what a commit to an image has begun; of one that is done, keep the content for hosts to read."""
+    """End or undo what a commit to an image has begun; make what one has made of it known."""
 
     image: ImageRef

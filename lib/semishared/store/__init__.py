@@ -176,7 +176,7 @@ class Store(Protocol):
     def clone_found(self, image: ImageRef, vm: int, disk: int) -> str:
         """Return what `clone` has made for a disk, as its guest last wrote to it: an active layer or an image; '' for nothing."""
 
-    # -- diffs (model/owner.py) ---------------------------------------------------------------------
+    # -- diffs (model/owner.py): told by hosts, but for `settle` -----------------------------------------
 
     def settle(self, image: ImageRef) -> None:
         """End what a killed commit has begun, or undo it; what looks at an image or changes it here does that first by itself."""
@@ -194,10 +194,10 @@ class Store(Protocol):
         """Forget a claim, if it is this disk's."""
 
     def commit(self, image: ImageRef, owner: Owner, diff: Diff) -> Committed:
-        """Make the image what `diff` is: its layers over its base. Told by a host; returns when that is durable.
+        """Make the image what `diff` is: its layers over its base. Returns when that is durable.
 
         For every reader it is the old or the new content. Killed anywhere, and done again or not, it is one of both, and the
-        diff is as it was. A store with a bridge is told `begin_commit` before and `settle` after it, there.
+        diff is as it was. A store with a bridge is told `settle` there, before the next commit at the latest.
         Raise NotOwner, StaleDiff, CommitRefused, AnotherWriter, NoSpace.
         """
 
@@ -236,9 +236,6 @@ class Bridged(Store, Protocol):
 
     def end_change(self, image: ImageRef, whole: bool) -> None:
         """Show it again: with its new content, or with what it had."""
-
-    def begin_commit(self, image: ImageRef, owner: Owner) -> None:
-        """Keep what the image is, for who settles it if the host that is told `commit` now dies. Raise as `commit`."""
 
     def draft(self, image: ImageRef) -> Draft:
         """Return what a host fills that was staged, or hidden."""

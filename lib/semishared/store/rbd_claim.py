@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may commit to an RBD image, noted in its metadata, and what becomes of a commit that was killed.
 
-The bridge makes the snapshot @semishared-before. The host notes `changing`, writes, and notes what the image is then: that one
-write of metadata decides. Until then whoever comes to the bridge rolls the image back, as soon as the host has let go of it; the
-diff is on the host as it was, and is committed again from there. After it the snapshot goes. A host that was cut off and comes
-back can write no more: who rolls back takes the image's exclusive lock, and Ceph puts the one who had it on its blocklist.
+The snapshot of the content that is known, a generation's, is what a commit can be undone by: without it none begins. The host
+notes `changing`, writes, and notes what the image is then: that one write of metadata decides. Until then whoever comes to the
+bridge rolls the image back, as soon as the host has let go of it; the diff is on the host as it was, and is committed again from
+there. A host that was cut off and comes back can write no more: who rolls back takes the image's exclusive lock, which the host
+has had from the beginning, and Ceph puts it on its blocklist.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import json
 import os
 from typing import Any
 
-from ..errors import MissingImage
+from ..errors import JournalDamaged, MissingImage
 from ..model import layout_pool
-from ..model.layout_pool import BEFORE, CLAIM, NEW
+from ..model.layout_pool import CLAIM, NEW
 from ..model.owner import Owner
 from ..tools.crash_points import point
 from . import ceph, rbd_image
@@ -51,34 +52,43 @@ def now(image: Any, owner: Owner, claim: Claim | None) -> Claim:
 
 
 def settle(where: ceph.Pool, name: str) -> None:
-    """Roll an image back to what it was before a commit that was killed; give one that was committed the snapshot of its content."""
+    """Roll an image back to what it was before a commit that was killed; make one that was committed known by a snapshot."""
     try:
         with ceph.opened(where, name, read_only=True) as image:
-            if _is_settled(image, read(image)):
+            if _is_settled(read(image)):
                 return
         with ceph.opened(where, name) as image:
             rbd_image.wait_unused(image, f"{where.name}/{name}")
             claim = read(image)
-            if claim and claim.changing:
-                rbd_image.roll_back(image, BEFORE)
-                claim = claim._replace(changing=False, state=())
-            if claim and not claim.state:
-                write(image, claim._replace(changing=False, state=(_frozen(image, claim.generation),)))
-            rbd_image.drop(image, BEFORE)
+            if claim is None or _is_settled(claim):
+                return
+            if claim.changing:
+                rbd_image.roll_back(image, _undo(image, claim, f"{where.name}/{name}"))
+            frozen = _frozen(image, claim.generation)
+            write(image, claim._replace(changing=False, state=(frozen,)))
+            rbd_image.end_generations(image, keep=frozen)
     except MissingImage:
         return  # who needs it says so
     point("commit settled")
 
 
-def _is_settled(image: Any, claim: Claim | None) -> bool:
-    return (claim is None or (not claim.changing and bool(claim.state))) and rbd_image.find(image, BEFORE) is None
+def _is_settled(claim: Claim | None) -> bool:
+    return claim is None or (not claim.changing and bool(claim.state))
+
+
+def _undo(image: Any, claim: Claim, shown: str) -> str:
+    found = next((it.name for it in rbd_image.snapshots(image) if (it.id,) == claim.state), "")
+    if not found:
+        raise JournalDamaged(f"the snapshot of {shown} that a commit could be undone by was removed")
+    return found
 
 
 def _frozen(image: Any, generation: str) -> int:
-    """Return the id of a new snapshot of an open image's content, under the name of its generation."""
+    """Return the id of a new snapshot of an open image's content, under the name of its generation; what had that stays, aside."""
     name = layout_pool.frozen(generation) if generation else NEW
-    if not rbd_image.drop(image, name):
+    if rbd_image.find(image, name):
         image.rename_snap(name, layout_pool.set_aside(os.urandom(4).hex()))
+        point("generation set aside")
     rbd_image.create(image, name)
     found = rbd_image.find(image, name)
     assert found

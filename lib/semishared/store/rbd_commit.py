@@ -8,7 +8,6 @@ from typing import Any, Iterator
 
 from ..errors import CommitRefused, NotSupported
 from ..model import layout_pool
-from ..model.layout_pool import BEFORE
 from ..model.owner import Owner
 from ..model.refs import ImageRef
 from ..tools import progress
@@ -30,8 +29,16 @@ def _noted(image: ImageRef, opened: Any, owner: Owner) -> int:
 
 def _may(image: ImageRef, opened: Any, owner: Owner) -> Claim:
     claims.check_epoch(image.source, owner, _noted(image, opened, owner))
-    claim = rbd_claim.read(opened)
+    claim = _settled(image, opened)
     return claims.check(image.source, claim, owner, rbd_claim.now(opened, owner, claim))
+
+
+def _settled(image: ImageRef, opened: Any) -> Claim | None:
+    """Return the record of an image whose last commit was settled."""
+    claim = rbd_claim.read(opened)
+    if claim and (claim.changing or not claim.state):
+        raise CommitRefused(f"the commit before to {image.source} was not settled on the store's bridge yet")
+    return claim
 
 
 @contextmanager
@@ -42,6 +49,7 @@ def _alone(image: ImageRef) -> Iterator[Any]:
     with ceph.opened(*ceph.pool_of(image, image.access.user)) as opened:
         if not opened.features() & rbd.RBD_FEATURE_EXCLUSIVE_LOCK:
             raise NotSupported(f"{image.source} lacks exclusive-lock (`rbd feature enable`): a host that was cut off could write to it")
+        rbd_image.wait_unused(opened, image.source)
         # It ends when the image is closed.
         opened.lock_acquire(rbd.RBD_LOCK_MODE_EXCLUSIVE)
         yield opened
@@ -51,9 +59,7 @@ def claim(image: ImageRef, owner: Owner) -> Owner | None:
     """See store.Store.claim."""
     with _alone(image) as opened:
         claims.check_epoch(image.source, owner, _noted(image, opened, owner))
-        before = rbd_claim.read(opened)
-        if before and before.changing:
-            raise CommitRefused(f"a commit to {image.source} was killed, and nobody has settled it yet")
+        before = _settled(image, opened)
         new = claims.claimed(image.source, before, rbd_claim.now(opened, owner, before))
         if new != before:
             rbd_claim.write(opened, new)
@@ -75,22 +81,10 @@ def disown(image: ImageRef, owner: Owner) -> None:
             rbd_claim.write(opened, None)
 
 
-def begin(where: ceph.Pool, name: str, image: ImageRef, owner: Owner) -> None:
-    """See store.Bridged.begin_commit."""
-    with ceph.opened(where, name) as opened:
-        rbd_image.wait_unused(opened, image.source)
-        _may(image, opened, owner)
-        rbd_image.create(opened, BEFORE)
-    point("commit begun")
-
-
 def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
     """See store.Store.commit."""
     with _alone(image) as opened:
         before = _may(image, opened, owner)
-        kept = rbd_image.find(opened, BEFORE)
-        if kept is None or not rbd_image.is_unchanged(opened, kept):
-            raise CommitRefused(f"what {image.source} is has not been kept for this commit, or somebody has settled it meanwhile")
         with diffs.opened(diff, before, before.size) as change:
             writing = _Writing(opened, before, diff)
             manifest, done = diffs.carry_out(change, writing.write)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a pool does for who may write to an image from elsewhere (store.Bridged): diffs, and VMs that were taken over.
 
-Hosts claim, commit and give up a claim, as guests' user; the bridge keeps what an image was before, and settles it after.
+Hosts claim, commit and give up a claim, as guests' user; the bridge settles what they have begun.
 """
 
 from __future__ import annotations
@@ -46,12 +46,6 @@ class RbdDiffs:
         from . import rbd_commit
 
         rbd_commit.disown(image, owner)
-
-    def begin_commit(self, image: ImageRef, owner: Owner) -> None:
-        """Make a snapshot."""
-        from . import rbd_commit
-
-        rbd_commit.begin(*self._settled(image), image, owner)
 
     def commit(self, image: ImageRef, owner: Owner, diff: Diff) -> Committed:
         """Write to the image, and note what it is then."""

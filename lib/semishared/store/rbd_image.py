@@ -8,7 +8,6 @@
           @semishared-lent-<id>   the same content, under a name that stays: guests read it (remote-first)
           @semishared-old-<x>     what was a generation and has clones still
           @semishared-undo        what the image was before the change that is under way
-          @semishared-before      what it was before the commit that is under way (rbd_claim.py)
     one-35.semishared-changing    the image while its content is replaced (rbd_change.py)
     one-35-23-1                   its clone for disk 1 of VM 23
 
@@ -112,10 +111,10 @@ def drop(image: Any, name: str) -> bool:
     return True
 
 
-def end_generations(image: Any) -> None:
-    """Forget all generations of an open image: who writes to it now must leave nobody a stale base."""
+def end_generations(image: Any, keep: int = -1) -> None:
+    """Forget all generations of an open image, but the snapshot `keep`: who writes to it now must leave nobody a stale base."""
     for found in snapshots(image):
-        if found.name.startswith(OLD) or not found.name.startswith(OURS):
+        if found.id == keep or found.name.startswith(OLD) or not found.name.startswith(OURS):
             continue
         if not drop(image, found.name):
             image.rename_snap(found.name, layout_pool.set_aside(os.urandom(4).hex()))

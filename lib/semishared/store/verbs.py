@@ -12,7 +12,6 @@ from . import of
 
 VERBS = {
     "BeginChange": "begin_change",
-    "BeginCommit": "begin_commit",
     "CheckStore": "reach",
     "CloneStored": "clone",
     "CopyHeld": "copy_held",
