@@ -119,6 +119,9 @@ def a_diff_comes_into_its_image(bench: Bench, top: Path) -> None:
     more = it.commit()
     assert 8192 <= more.written <= 2 * 16384 + 100, "only the extents of 4 MiB that the image does not have, and what is dirty of them"
     is_content(bench, it, it.wanted(), more.generation)
+    kept = of(bench).content(it.image).expected(more.generation)
+    assert kept and kept.generation == more.generation, "whoever stages it knows what it has in common with others"
+    assert of(bench).content(it.image).expected(done.generation) is None
     of(bench).disown(it.image, it.owner)
     assert of(bench).owner(it.image) is None
     nothing_left(bench)

@@ -28,6 +28,19 @@ CLAIM = "semishared_claim"
 """The same, of the record of who may commit to the image (store/claims.py)."""
 
 
+MANIFEST = "semishared_manifest"
+"""The same, of which generation a manifest is that lies in other keys, and in how many (store/rbd_manifest.py)."""
+
+
+def manifest(number: int) -> str:
+    """Return the key of a piece of a manifest."""
+    return f"{MANIFEST}_{number}"
+
+
+def is_manifest(key: str) -> bool:
+    return key.startswith(MANIFEST)
+
+
 def epoch(vm: int, cloud: str = "") -> str:
     """Return the key of an image's metadata that says since when a VM is elsewhere than on a host that was lost."""
     return f"semishared_epoch_{vm}_{cloud}" if cloud else f"semishared_epoch_{vm}"

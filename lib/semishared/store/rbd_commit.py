@@ -13,7 +13,7 @@ from ..model.refs import ImageRef
 from ..tools import progress
 from ..tools.crash_points import point
 from ..tools.rate_limit import Pace
-from . import ceph, claims, diffs, rbd_claim, rbd_image
+from . import ceph, claims, diffs, rbd_claim, rbd_image, rbd_manifest
 from .claims import Claim
 from .diffs import Change, Committed, Diff
 from .rbd_content import Writing
@@ -93,6 +93,9 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
             # Who has taken the VM over meanwhile has not waited for us.
             claims.check_epoch(image.source, owner, _noted(image, opened, owner))
             after = Claim(owner, done.generation, change.size, (), before.snapshots, frozenset(change.extents))
+            if manifest:
+                rbd_manifest.write(opened, manifest)
+                point("commit described")
             rbd_claim.write(opened, after, "commit decided")
             diffs.remember(diff, change, manifest)
     return done._replace(how="rbd")

@@ -16,7 +16,7 @@ from ..errors import CephUnavailable, ImageChanged, NoSpace
 from ..model import layout_pool
 from ..model.steps import ImageRef
 from ..tools import extents, progress
-from . import ceph, rbd_image
+from . import ceph, rbd_image, rbd_manifest
 
 AT_ONCE = 8
 """Extents (4 MiB) in flight."""
@@ -89,8 +89,9 @@ class RbdContent:
                 yield index, content
 
     def expected(self, generation: str) -> extents.Manifest | None:
-        """Return None: the name of a generation is its hash, and all that RBD keeps of it."""
-        return None
+        """Return the manifest of a generation, if the image has it in its metadata: of an upload, or a commit."""
+        with ceph.opened(*self._place(), read_only=True) as image:
+            return rbd_manifest.read(image, generation)
 
     def publish(self, found: extents.Manifest, seen: Seen) -> None:
         """Note that the bridge must name what was found: this machine may only read."""

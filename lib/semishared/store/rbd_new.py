@@ -12,7 +12,7 @@ from ..model import layout_pool
 from ..model.refs import ImageRef
 from ..tools import extents, mkfs, qemu_img
 from ..tools.crash_points import point
-from . import ceph, rbd_image, rbd_pool
+from . import ceph, rbd_image, rbd_manifest, rbd_pool
 from .rbd_content import Writing
 
 
@@ -48,6 +48,7 @@ def received(
             if said and generation != said():
                 raise TransferCorrupt(f"{where.name}/{name}: what arrived on {os.uname().nodename} is not what was sent")
             point("image received")
+            rbd_manifest.write(image, made.manifest("raw"))
             rbd_image.create(image, layout_pool.frozen(generation))
     return generation
 
