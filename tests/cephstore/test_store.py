@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -214,7 +215,7 @@ def test_staged_image_is_read_once_for_all_hosts(cloud: Cloud) -> None:
     before = cloud.lab.ceph.bytes_read()
     done = cloud.lab.fe.run([COMMAND, "stage", str(image), "--hosts", "h1,h2", "--json"], timeout=120)
     found = json.loads(done.stdout.decode().splitlines()[-1])
-    assert found["complete"] and found["bytes"] == {"stream": 0, "peers": found["bytes"]["peers"], "store": EXTENT}
+    assert found["complete"] and found["bytes"] == {"stream": 0, "peers": found["bytes"]["peers"], "store": EXTENT, "here": 0}
     assert found["bytes"]["peers"] > 0 and cloud.lab.ceph.bytes_read() - before < EXTENT + (256 << 10)
     for host in cloud.lab.hosts:
         health = host.run(["/usr/bin/python3", "-I", f"{SCRIPTS}/lib/semishared/host/host_probe.py"], input=b"").stdout.decode()
@@ -223,8 +224,22 @@ def test_staged_image_is_read_once_for_all_hosts(cloud: Cloud) -> None:
     cloud.lab.ceph.rbd("bench", "--io-type", "write", "--io-total", "1M", "--io-size", "1M", cloud.source(image))
     again = cloud.lab.fe.run([COMMAND, "stage", str(image), "--hosts", "h1,h2", "--json"], timeout=120)
     other = json.loads(again.stdout.decode().splitlines()[-1])
-    assert other["complete"] and other["generation"] != found["generation"] and other["bytes"]["store"] == EXTENT
+    assert other["complete"] and other["images"] != found["images"] and other["bytes"]["store"] == EXTENT
     cloud.oned.image_delete(image)
+
+
+def test_images_with_much_in_common_are_read_as_if_they_were_one(cloud: Cloud) -> None:
+    """Nobody has a base of them: what they have in common is known by the manifests in their metadata."""
+    common = random.Random(1).randbytes(3 * EXTENT)
+    numbers = [cloud.data_image(f"alike-{seed}", common + random.Random(seed).randbytes(EXTENT), 64, store=RBD_STORE) for seed in (2, 3)]
+    words = [f"{image}@h{place}" for place, image in enumerate(numbers, 1)]
+    before = cloud.lab.ceph.bytes_read()
+    done = cloud.lab.fe.run([COMMAND, "stage", *words, "--json"], timeout=120)
+    found = json.loads(done.stdout.decode().splitlines()[-1])
+    assert found["complete"] and (found["common"], found["unique"]) == (3 * EXTENT, 2 * EXTENT)
+    assert found["bytes"]["store"] == 5 * EXTENT and cloud.lab.ceph.bytes_read() - before < 5 * EXTENT + (512 << 10)
+    for image in numbers:
+        cloud.oned.image_delete(image)
 
 
 @pytest.mark.long  # tests/ceph has the same with more places in one VM
