@@ -18,6 +18,7 @@ from . import records
 def recover(vm_dir: str, name: str) -> None:
     """End what a killed action has left in the guest: a rest, jobs; `name` is '' when no guest runs."""
     rest.wake(vm_dir, name)
+    rest.tidy(vm_dir)
     for note in sorted(left(vm_dir)):
         disk = layout.job_noted(note)
         if disk is None:

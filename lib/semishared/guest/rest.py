@@ -175,6 +175,14 @@ def _wake_after(directory: str, name: str) -> None:
         pass
 
 
+def tidy(directory: str) -> None:
+    """Remove what a killed action has left of a note that it began to write."""
+    records, note = os.path.split(layout.rest_note(directory))
+    if os.path.isdir(records) and any(layout.is_staged(entry, note) for entry in os.listdir(records)):
+        with _alone(directory):
+            files.remove_staged(records, note)
+
+
 def wake(directory: str, name: str, token: str = "") -> bool:
     """End the rest that is noted, if there is one (with `token`: if it is that one); tell whether none is noted any more.
 
