@@ -79,7 +79,7 @@ def _delete_again(disk: int) -> Case:
         live.change(env, "delete", disk, 2, (1, 2), domain)
 
     return Case(
-        f"snap_delete running {PLACES[disk]}, snapshot 2, after 0", disk, "deep", act, ("blockpull",), {1: KEPT[1]},
+        f"snap_delete running {PLACES[disk]}, snapshot 2, after 0 merged", disk, "deep", act, ("blockpull",), {1: KEPT[1]},
         written(1, 2, 3, 4, 5), lambda live: act(live, {}, ""),
     )  # fmt: skip
 
@@ -271,6 +271,25 @@ def test_deltas_of_a_guest_that_somebody_has_paused_wait_until_it_runs(live: Liv
     live.at_rest()
     live.end_domain()
     live.check(OVERLAY, written(1, 2, 6), {})
+
+
+def test_what_stands_in_for_a_merged_layer_goes_with_whatever_comes_next(live: Live) -> None:
+    """Not only with what changes snapshots: an empty layer is none that a plan may find."""
+    delete = _delete_again(OVERLAY)
+    live.restore("deep")
+    live.start()
+    live.forget_trace()
+    delete.act(live, {"SEMISHARED_TRACE": TRACE})
+    number = live.points().index("layer stood in for") + 1
+    live.restore("deep")
+    live.start()
+    with pytest.raises(SemisharedError):
+        delete.act(live, {"SEMISHARED_KILL_AT": str(number)})
+    folder = live.host.path(f"{VM_DIR}/disk.{OVERLAY}.snap")
+    assert sorted(os.listdir(folder)) == ["0", "1", "2", "3"]
+    live.run({}, s.DescribeDisk(live.ref(OVERLAY), DOMAIN))
+    assert sorted(os.listdir(folder)) == ["1", "2", "3"]
+    live.at_rest()
 
 
 def test_clone_on_a_store_whose_host_died_in_a_pull(live: Live) -> None:
