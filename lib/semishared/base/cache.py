@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import NamedTuple
+from typing import Collection, NamedTuple
 
 from ..errors import BadArguments
 from ..model import layout, layout_base
@@ -147,8 +147,8 @@ def lease(base: Base, vm: int, disk: int) -> str:
     return path
 
 
-def release(root: str, vm: int, disk: int | None = None, but: str = "") -> None:
-    """Give up the leases of a disk (of all disks of the VM if None), except one in the base directory `but`."""
+def release(root: str, vm: int, disk: int | None = None, but: str = "", spare: Collection[int] = ()) -> None:
+    """Give up the leases of a disk (of all disks of the VM if None, but those to `spare`), except one in the base directory `but`."""
     try:
         beneath.refuse_link(layout_base.bases(root))
         directories = os.listdir(layout_base.bases(root))
@@ -164,7 +164,7 @@ def release(root: str, vm: int, disk: int | None = None, but: str = "") -> None:
         except FileNotFoundError:
             continue
         for held in found:
-            if layout_base.is_leased_to(held, vm, disk):
+            if layout_base.is_leased_to(held, vm, disk) and not any(layout_base.is_leased_to(held, vm, other) for other in spare):
                 files.unlink(f"{leases}/{held}")
                 point("lease released")
                 progress.touch()

@@ -16,7 +16,7 @@ import os
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import NAME
@@ -42,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
     parser.add_argument("--dry-run", action="store_true", help="say what would be removed, remove nothing")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
+    parser.add_argument("--discard", metavar="NAME", action="append", default=[],
+                        help="remove these kept disks (`.kept-...`) too: what was not committed is lost")  # fmt: skip
     age = parser.add_mutually_exclusive_group()
     age.add_argument("--older-than", metavar="AGE", help="e.g. 90s, 30m, 2h, 7d (default: 1h)")
     age.add_argument("--now", action="store_true", help="whatever its age; for a cloud where nothing is under way")
@@ -82,7 +84,11 @@ def run(arguments: argparse.Namespace) -> int:
     older_than = 0 if arguments.now else seconds(arguments.older_than or "1h")
     config = load()
     survey = survey_cloud(Oned(), config)
+    survey.known = replace(survey.known, discarded=frozenset(arguments.discard))
     findings = plan.find(survey.machines, survey.known, older_than, not survey.errors)
+    unknown = set(arguments.discard) - {item.path.rpartition("/")[2] for item in findings if item.kind == "kept"}
+    if unknown:
+        raise BadArguments(f"no kept disk is called {min(unknown)!r}")
     findings += gc_pools.left(survey.pools, survey.known, older_than, config, survey.failed)
     results = [""] * len(findings) if arguments.dry_run else remove(findings, config, survey)
     if arguments.json:
@@ -168,7 +174,7 @@ def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list
                         done[number] = gc_strays.remove(session, item, survey.known.places[item.vm], config) or "removed"
                         continue
                     answer = session.run(item.steps())[-1]
-                    is_gone = not isinstance(answer, dict) or answer.get("removed") is True
+                    is_gone = not isinstance(answer, dict) or answer.get("removed", True) is True
                     done[number] = "removed" if is_gone else "it has changed meanwhile"
                 except SemisharedError as e:
                     survey.failed(machine, e)

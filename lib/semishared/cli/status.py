@@ -6,6 +6,9 @@
   status HOST        the disks and the bases on a host (name)
   status IMAGE       the disks that come from an image, and its bases (name); vm:X, host:X, image:X say which of the three
 
+What a persistent image's local disk holds, and its image does not (SEMISHARED_PLACE = local), is `not committed`: it is on that host
+alone, and lost with it. Such disks of VMs that were deleted are listed as kept; semishared commit brings them to their images.
+
 exit codes: 0 said; 1 oned and the machines do not agree: a disk that should have a record has none, or a base none of the
 kind; 2 a machine or oned could not be asked, or nothing is called so
 """
@@ -64,6 +67,8 @@ class Cloud:
         self.records: dict[tuple[str, int], Row] = {}
         """(machine, VM) -> what is there of it."""
         self.bases: list[Row] = []
+        self.kept: list[Row] = []
+        """Disks of deleted VMs that hold what no image does."""
         self.space: dict[str, Row] = {}
 
     def ask(self, hosts: list[Host]) -> None:
@@ -85,6 +90,7 @@ class Cloud:
             for answer in answers:
                 for vm in answer["vms"]:
                     self.records[machine, vm["vm"]] = vm
+                self.kept += [{"host": machine, **item} for item in answer.get("kept", ())]
                 self.bases += [{"host": machine, **base} for base in answer["bases"]]
                 self.space[machine] = {"free": answer["free"], "total": answer["total"]}
 
@@ -112,8 +118,8 @@ class Cloud:
             why = ""
             if image is not None and store is not None:
                 try:
-                    why = reason(image, store, disk.is_persistent or disk.is_readonly)
-                    if record and record["how"] == OVERLAY.name and place(image, store, is_persistent=False).is_remote:
+                    why = reason(image, store, disk)
+                    if record and record["how"] == OVERLAY.name and place(image, store).is_remote:
                         why += ", detached since"
                 except SemisharedError as e:
                     why = e.detail
@@ -123,6 +129,7 @@ class Cloud:
                 "image": image.name if image else None, "image_id": disk.image_id if image else None,
                 "place": record["place"] if record else None, "how": record["how"] if record else None,
                 "format": record["format"] if record else None, "bytes": record["bytes"] if record else None,
+                "uncommitted": record.get("uncommitted") if record else None,
                 "snapshots": record["snapshots"] if record else None, "path": record["path"] if record else None,
                 "why": why or ("volatile: its VM's own" if not image else ""),
                 "base": self.base_of(machine, vm.id, disk.id), "missing": there["error"] or ("no record" if missing else ""),
@@ -146,10 +153,12 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [row for vm in cloud.vms.values() for row in cloud.rows(vm)]
     bases = [base for base in cloud.bases if is_wanted_base(base, rows, kind, thing)]
     rows = [row for row in rows if is_wanted(row, kind, thing)]
+    kept = [item for item in cloud.kept if is_wanted(as_row(item), kind, thing)]
     if arguments.json:
-        print(json.dumps({"disks": rows, "bases": bases, "space": cloud.space, "errors": cloud.survey.errors}, indent=1))
+        print(json.dumps({"disks": rows, "bases": bases, "kept": kept, "space": cloud.space, "errors": cloud.survey.errors}, indent=1))
     else:
         show(cloud, rows, bases, kind)
+        show_kept(kept)
     if cloud.survey.errors:
         return 2
     return int(any(row["missing"] for row in rows))
@@ -186,6 +195,11 @@ def is_wanted(row: Row, kind: str, thing: Any) -> bool:
     return key is None or row[key] == (thing.name if kind == "host" else thing.id)
 
 
+def as_row(item: Row) -> Row:
+    """Return a kept disk as the row of a disk."""
+    return {**item, "machine": item["host"], "image_id": (item["image"] or {}).get("id")}
+
+
 def is_wanted_base(base: Row, rows: list[Row], kind: str, thing: Any) -> bool:
     """Tell whether a base belongs to what was asked for."""
     if kind == "vm":
@@ -208,6 +222,7 @@ def show(cloud: Cloud, rows: list[Row], bases: list[Row], kind: str) -> None:
     lines = [["VM", "STATE", "ON", "DISK", "IMAGE", "LIVES", "SIZE", "BASE", "WHY"]]
     for row in rows:
         lives = row["missing"] or f"{row['place']}, {row['how']}" + (f", {row['snapshots']} snapshots" if row["snapshots"] else "")
+        lives += f", {human(row['uncommitted'])} not committed" if row["uncommitted"] else ""
         lines.append([
             f"{row['vm']} {row['name']}", row["state"], row["machine"] or "-", str(row["disk"]), row["image"] or "-", lives,
             human(row["bytes"]) if row["place"] == "local" else "-", short(row["base"]), row["why"],
@@ -228,6 +243,13 @@ def show(cloud: Cloud, rows: list[Row], bases: list[Row], kind: str) -> None:
     table(lines)
     for error in cloud.survey.errors:
         print(f"{error['host']}: {error['error']}", file=sys.stderr)
+
+
+def show_kept(kept: list[Row]) -> None:
+    """Print the disks that were kept when their VMs were deleted, if there are any."""
+    for item in kept:
+        image = f"image {item['image']['id']}" if item["image"] else "an image"
+        print(f"{item['host']}: kept of VM {item['vm']} disk {item['disk']}, {human(item['bytes'])} not committed to {image}: {item['path']}")
 
 
 def table(lines: list[list[str]]) -> None:

@@ -36,7 +36,7 @@ from . import records, recovery, snapshots, vm_dir
 from .epochs import Planned
 
 
-def _publishing(disk: DiskRef, planned: Planned, record: Record) -> ContextManager[str]:
+def publishing(disk: DiskRef, planned: Planned, record: Record) -> ContextManager[str]:
     """Return a context that yields a staged name for the disk; when it ends well, the disk is recorded and published."""
 
     def write() -> None:
@@ -64,8 +64,8 @@ def create_overlay(step: CreateOverlay, planned: Planned, ask: room.Ask | None) 
     with Undo() as undo:
         if is_first:
             undo.add(lambda: cache.release(root, disk.vm, disk.disk))
-        with _publishing(disk, planned, record) as staged:
-            size = _grown(lease, image, step.min_size)
+        with publishing(disk, planned, record) as staged:
+            size = grown(lease, image, step.min_size)
             qemu_img.create_overlay(staged, lease, image.format, size, step.options)
         undo.keep()
     # A disk made anew over another generation: the overlay that needed the older lease is gone now.
@@ -88,14 +88,14 @@ def create_remote(step: CreateRemote, planned: Planned) -> None:
         image = image._replace(generation=content.generation(content.see()))
     record = Record(disk.disk, REMOTE_FIRST, "qcow2", first_layer(disk), image=image, over=over)
     remote.check(record)
-    with _publishing(disk, planned, record) as staged:
+    with publishing(disk, planned, record) as staged:
         size = max(remote.size(record), step.min_size)
         qemu_img.create_overlay(staged, remote.backing_name(record), image.format, size, step.options, look=False)
     # A disk made anew in another place.
     cache.release(cache.root_of(disk.vm_dir), disk.vm, disk.disk)
 
 
-def _grown(path: str, image: ImageRef, min_size: int) -> int:
+def grown(path: str, image: ImageRef, min_size: int) -> int:
     """Return the size to give an overlay: 0 (that of its backing image) unless the image is smaller than `min_size`."""
     return min_size if min_size and qemu_img.virtual_size(path, image.format) < min_size else 0
 
@@ -109,7 +109,7 @@ def copy_image(step: CopyImage, planned: Planned, ask: room.Ask | None) -> None:
     record = Record(disk.disk, COPY, image.format, first_layer(disk), image=image._replace(generation=current))
     base = cache.named(cache.root_of(disk.vm_dir), image, current)
     room.for_disk(disk.vm_dir, content.allocated(seen), ask, (os.path.basename(base.directory),))
-    with _publishing(disk, planned, record) as staged:
+    with publishing(disk, planned, record) as staged:
         if current and os.path.exists(base.image):
             found = extents.copy(base.image, staged, image.format, "base_read")
         else:
@@ -140,7 +140,7 @@ def clone_on_store(step: CloneOnStore, planned: Planned) -> None:
     with Undo() as undo:
         undo.add(lambda: at.remove_clone(image, clone))
         undo.add(lambda: files.unlink(vm_dir.intended(disk)))
-        with _publishing(disk, planned, record) as staged:
+        with publishing(disk, planned, record) as staged:
             # Killed before there is a record, what removes the disk finds the clone by this.
             files.remove_staged(*os.path.split(vm_dir.intended(disk)))
             files.write_json(vm_dir.intended(disk), {"clone": clone})
@@ -156,7 +156,7 @@ def adopt_clone(step: AdoptClone, planned: Planned) -> None:
     clone = layout.plain(step.layer)
     dir_clones.put_back(dir_image.Stored(image.source), clone)
     record = Record(disk.disk, STORE_CLONE, "qcow2", step.layer, image=image._replace(generation=""))
-    with _publishing(disk, planned, record) as staged:
+    with publishing(disk, planned, record) as staged:
         os.symlink(clone, staged)
     active = layout.layer(os.path.basename(clone), layout.layer_of(step.layer))
     if os.readlink(clone) != active:
@@ -176,7 +176,7 @@ def link_in_place(step: LinkInPlace, planned: Planned) -> None:
     if step.session:
         at.begin_session(image)
     record = Record(disk.disk, IN_PLACE, image.format, path, step.readonly, image._replace(generation=""), network)
-    with _publishing(disk, planned, record) as staged:
+    with publishing(disk, planned, record) as staged:
         os.symlink(path, staged)
 
 
@@ -186,7 +186,7 @@ def create_volatile(step: CreateVolatile, planned: Planned, ask: room.Ask | None
     if step.fs and step.fs not in mkfs.MKFS:
         raise NotSupported(f"file system {step.fs!r} of disk {disk.disk} is none of {', '.join(sorted(mkfs.MKFS))}")
     room.for_disk(disk.vm_dir, _written_empty(step), ask)
-    with _publishing(disk, planned, Record(disk.disk, VOLATILE, step.format, disk.path)) as staged:
+    with publishing(disk, planned, Record(disk.disk, VOLATILE, step.format, disk.path)) as staged:
         mkfs.make_empty(staged, step.format, step.size, step.fs)
         os.chmod(staged, 0o660)
 

@@ -11,14 +11,15 @@ from ..model.record import Record
 from ..model.steps_base import ReportDisks
 from ..tools import layers, progress
 from ..tools.files import allocated
-from . import records
+from . import kept, records
 
 
 def report(step: ReportDisks) -> dict[str, object]:
     """Return every VM directory of the system datastores with the records of its disks and what they occupy here."""
-    found = []
+    found, put_aside = [], []
     for system in step.systems:
         directory = f"{step.location}/{system}"
+        put_aside += kept.found(directory)
         for name in _names(directory):
             if not layout.is_number(name):
                 continue
@@ -29,7 +30,7 @@ def report(step: ReportDisks) -> dict[str, object]:
                 found.append({"vm": int(name), "system": system, "disks": disks, "error": ""})
             except SemisharedError as e:
                 found.append({"vm": int(name), "system": system, "disks": [], "error": e.detail})
-    return {"vms": found}
+    return {"vms": found, "kept": put_aside}
 
 
 def _names(directory: str) -> list[str]:
@@ -51,5 +52,6 @@ def _disk(vm_path: str, record: Record) -> dict[str, object]:
     path = record.network.name if record.network else record.path
     return {
         "disk": disk, "how": record.how, "place": record.place.where, "format": record.format, "path": path, "bytes": size,
-        "snapshots": snapshots, "image": record.image.to_data() if record.image else None,
+        "snapshots": 0 if record.place.commits else snapshots, "image": record.image.to_data() if record.image else None,
+        "uncommitted": kept.size(record) if record.place.commits else None,
     }  # fmt: skip

@@ -22,7 +22,7 @@ from ..model.steps import DiskRef
 from ..store import dir_clones
 from ..tools import files, layers, locks
 from ..tools.crash_points import point
-from . import beside, epochs, history, records
+from . import beside, epochs, history, kept, records
 from .epochs import Planned
 from .records import read_record as read_record
 
@@ -132,6 +132,7 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
             image = record.of_image
             store.of(image.access).reach(image.root)
         clones = _clones(disk, record)
+        place = kept.keep(disk, record) if record else ""
         _unlink_disk(disk)
         if not noted:
             _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned, must=True)
@@ -141,9 +142,9 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
             dir_clones.remove_unnamed(store_dir, disk.vm, disk.disk)
         files.remove_staged(*os.path.split(intended(disk)))
         files.unlink(intended(disk))
-        if not _is_elsewhere(disk.vm, disk.vm_dir):
+        if not _is_elsewhere(disk.vm, disk.vm_dir) and disk.disk not in kept.others(disk.vm, disk.vm_dir):
             cache.release(cache.root_of(disk.vm_dir), disk.vm, disk.disk)
-    return {}
+    return {"kept": kept.said(place)} if place else {}
 
 
 def _to_remove(disk: DiskRef) -> Record | None:
@@ -228,7 +229,7 @@ def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = 
             beside.sweep(vm_dir, root, vm)
             _note(file, vm, vm_dir, epochs.ALL, planned, must=True)
         if not _is_elsewhere(vm, vm_dir):
-            cache.release(root, vm)
+            cache.release(root, vm, spare=kept.others(vm, vm_dir))
         forget_old_locks(layout.locks(root), time.time())
     beside.sweep(vm_dir, root, vm)
     return ""

@@ -57,7 +57,7 @@ def clone(action: Action) -> Plan:
 def ln(action: Action) -> Plan:
     """FE:SOURCE HOST:VMDIR/disk.N VM DATASTORE - attach an image in place."""
     asked = args.FromImage.parse(action.argv)
-    return disks.ln(asked, *_facts(action, asked))
+    return disks.ln(asked, *_facts(action, asked), action.config.overlays_options)
 
 
 def mkimage(action: Action) -> Plan:

@@ -13,7 +13,7 @@ def is_on_front_end(path: str) -> bool:
     """Tell whether this machine has the VM directory `path`, or what a killed move left of it (disk/beside.py)."""
     parent, vm = os.path.split(path)
     beside = map(layout.beside_named, os.listdir(parent)) if os.path.isdir(parent) else ()
-    return os.path.lexists(path) or any(own is not None and str(own.vm) == vm for own in beside)
+    return os.path.lexists(path) or any(own is not None and str(own.vm) == vm and own.kind != "kept" for own in beside)
 
 
 def is_here_too(place: VmPlace) -> bool:

@@ -9,7 +9,7 @@ import os
 from .. import store
 from ..base import cache, room
 from ..base.ensure import borrowed, ensure
-from ..disk import create, guard, layering, records, snapshots, vm_dir
+from ..disk import create, guard, kept, layering, records, snapshots, vm_dir
 from ..errors import BadArguments, MissingImage, NoSpace, TransferCorrupt
 from ..model import steps as s
 from ..store import verbs
@@ -39,6 +39,10 @@ class Execution(Steps):
             from .base_steps import OnBases
 
             return OnBases(self.planned, self.talk)
+        if vocabulary == "steps_commit":
+            from .commit_steps import OnCommits
+
+            return OnCommits(self.planned, self.talk)
         if vocabulary in ("steps_image", "steps_datastore"):
             from .store_steps import OnStore
 
@@ -125,14 +129,27 @@ class Execution(Steps):
 
         return grow.grow(step)
 
-    def EndSession(self, step: s.EndSession) -> None:
+    def EndSession(self, step: s.EndSession) -> object:
+        record = records.as_found(step.disk.vm_dir, step.disk.disk)
+        if record and record.place.commits:
+            from ..disk import commits
+
+            return commits.finish(step.disk, self.planned)
         vm_dir.end_session(step.disk, self.planned)
+        return {}
 
     def RemoveDisk(self, step: s.RemoveDisk) -> object:
         return vm_dir.remove_disk(step.disk, self.planned, step.store_dir, forget=False)
 
-    def RemoveVm(self, step: s.RemoveVm) -> None:
-        vm_dir.remove(step.vm, step.vm_dir, self.planned)
+    def RemoveVm(self, step: s.RemoveVm) -> object:
+        found: list[str] = []
+
+        def keep() -> str:
+            found.extend(kept.keep_all(step.vm, step.vm_dir))
+            return ""
+
+        vm_dir.remove(step.vm, step.vm_dir, self.planned, keep)
+        return {"kept": found}
 
     def ReceiveFile(self, step: s.ReceiveFile) -> None:
         digest = hashlib.sha256()

@@ -197,7 +197,7 @@ def uses_lease(step: Discard) -> bool:
         if not system.isdigit():
             continue
         own = f"{step.location}/{system}/{vm}"
-        for directory in (own, *beside.listed(own, "incoming", "outgoing")):
+        for directory in (own, *beside.listed(own, "incoming", "outgoing", "kept")):
             if any(layout.is_of_disk(name, disk) for name in inventory.names(directory)):
                 return True
     return False

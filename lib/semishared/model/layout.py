@@ -4,7 +4,7 @@
     <DATASTORE_LOCATION>/.semishared/            the base store, `root`: layout_base.py
         locks/vm-<vm>  vm-<vm>-disks  incoming-<vm>-<random>
     <DATASTORE_LOCATION>/<system>/               a system datastore
-        .monitor  .machine-<id> (tools/signatures.py)  .incoming-<vm>-<random>  .outgoing-<vm>-<random>  .removed-<vm>-<random>
+        .monitor  .machine-<id> (tools/signatures.py)  .incoming-<vm>-<random>  .outgoing-<vm>-<random>  .removed- .kept-
         <vm>/                                    the directory of a VM, `vm_dir`
             disk.<N>  disk.<N>.snap/<layer>
             .semishared/disk.<N>.json            its record; and notes of what is under way
@@ -225,7 +225,7 @@ class Beside(NamedTuple):
     """What the name of a directory beside a VM's says (disk/beside.py)."""
 
     kind: str
-    """incoming, outgoing or removed."""
+    """incoming, outgoing, removed or kept."""
     vm: int
 
 
@@ -245,7 +245,7 @@ def beside(system: str, kind: str, vm: object, random: str) -> str:
 
 def beside_named(name: str) -> Optional[Beside]:
     """Return what such a name says (0.1.0 gave them without RANDOM), None if it is none."""
-    match = re.match(r"\.(incoming|outgoing|removed)-([0-9]+)(?:-[0-9a-f]+)?\Z", name)
+    match = re.match(r"\.(incoming|outgoing|removed|kept)-([0-9]+)(?:-[0-9a-f]+)?\Z", name)
     return Beside(match.group(1), int(match.group(2))) if match else None
 
 

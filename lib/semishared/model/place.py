@@ -2,6 +2,7 @@
 """The places that a disk can have, and what each means: one table, which everybody asks. Whoever adds a place adds a row.
 
 overlay       on the host, over a leased base
+diff          on the host, over a leased base; committed to the image, whose new content it is
 copy          on the host, whole
 remote-first  on the host, over the image on the store
 volatile      on the host, made empty
@@ -27,6 +28,8 @@ class Place(NamedTuple):
     """What it lies over: 'base' (of the host), 'store' (the image), or 'none'."""
     leases: bool
     """It needs a base, and so holds a lease on it."""
+    commits: bool = False
+    """It is what its guest has written of a persistent image: it goes there, and until then it is the only copy of that."""
 
     @property
     def where(self) -> str:
@@ -54,9 +57,10 @@ class Place(NamedTuple):
 
 
 OVERLAY = Place("overlay", True, "layers", backing="base", leases=True)
+DIFF = Place("diff", True, "layers", backing="base", leases=True, commits=True)
 COPY = Place("copy", True, "layers", backing="none", leases=False)
 REMOTE_FIRST = Place("remote-first", True, "layers", backing="store", leases=False)
 VOLATILE = Place("volatile", True, "none", backing="none", leases=False)
 IN_PLACE = Place("in-place", False, "copies", backing="none", leases=False)
 STORE_CLONE = Place("store-clone", False, "layers", backing="store", leases=False)
-PLACES = {place.name: place for place in (OVERLAY, COPY, REMOTE_FIRST, VOLATILE, IN_PLACE, STORE_CLONE)}
+PLACES = {place.name: place for place in (OVERLAY, DIFF, COPY, REMOTE_FIRST, VOLATILE, IN_PLACE, STORE_CLONE)}

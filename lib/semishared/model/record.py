@@ -39,6 +39,8 @@ class Record(NamedTuple):
     """The number of its raw layer: that one's first bytes are its guest's, who could write a header there."""
     over: Optional[NetworkDisk] = None
     """What its lowest layer lies over, if that is on the network."""
+    committed: Optional[int] = None
+    """Of a diff, the number of the layer which its image has, with all below it; None if it has none of them."""
 
     @property
     def how(self) -> str:
@@ -99,6 +101,8 @@ class Record(NamedTuple):
             data["raw_layer"] = self.raw_layer
         if self.over is not None:
             data["over"] = self.over.to_data()
+        if self.committed is not None:
+            data["committed"] = self.committed
         return data
 
     @classmethod
@@ -129,7 +133,8 @@ class Record(NamedTuple):
         if not isinstance(format, str) or format not in FORMATS:
             raise BadRecord(f"{what} says format={format!r}")
         image, network, over = data.get("image"), data.get("network"), data.get("over")
-        found = cls(number, place, format, "", data.get("readonly") is True, raw_layer=_raw_layer(what, data.get("raw_layer")))
+        raw_layer, committed = (_layer_number(what, data, name) for name in ("raw_layer", "committed"))
+        found = cls(number, place, format, "", data.get("readonly") is True, raw_layer=raw_layer, committed=committed)
         try:
             if image is not None:
                 found = found._replace(image=_image(image))
@@ -169,7 +174,8 @@ def _over(image: ImageRef, data: object) -> Optional[NetworkDisk]:
     return over
 
 
-def _raw_layer(what: str, number: object) -> Optional[int]:
+def _layer_number(what: str, data: "dict[str, object]", name: str) -> Optional[int]:
+    number = data.get(name)
     if number is not None and type(number) is not int:
-        raise BadRecord(f"{what} says raw_layer={number!r}")
+        raise BadRecord(f"{what} says {name}={number!r}")
     return number

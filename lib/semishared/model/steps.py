@@ -208,7 +208,7 @@ class Discard(NamedTuple):
 
 
 LOOKS = frozenset({
-    "CheckNotOpen", "CheckNotRunning", "CheckStore", "DescribeVm", "FindClone", "ListBases", "ListPool", "LookAround",
+    "CheckNotOpen", "CheckNotRunning", "CheckStore", "DescribeVm", "FindClone", "FindKept", "ListBases", "ListPool", "LookAround",
     "LookAtDisk", "LookAtGuest", "LookAtImages", "LookAtVm", "LookForVm", "MeasureStore", "ReachDisk", "ReadBase",
     "RehearseHypervisor", "ReportDisks", "SeeImage",
 })  # fmt: skip
@@ -231,10 +231,10 @@ STEPS: dict[str, Any] = {
 def _named(name: str) -> Any:
     if name not in STEPS:
         # What no transfer action plans is not loaded by any.
-        from . import network_disk, steps_base, steps_image
+        from . import network_disk, steps_base, steps_commit, steps_image
 
         _NESTED.update(network=network_disk.NetworkDisk, parts=steps_base.Part)
-        for module in (steps_base, steps_image):
+        for module in (steps_base, steps_image, steps_commit):
             STEPS.update({key: cls for key, cls in vars(module).items() if hasattr(cls, "_fields") and cls not in _NESTED.values()})
     return STEPS.get(name)
 

@@ -85,7 +85,7 @@ def _with_template(root: ElementTree.Element, attributes: Mapping[str, str]) -> 
 
 def _image(attributes: Mapping[str, str]) -> None:
     image = Image(_with_template(ElementTree.Element("IMAGE"), attributes))
-    placement.place(image, datastore({}), is_persistent=False)
+    placement.place(image, datastore({}))
     placement.may_recreate(image, datastore({}))
     placement.detach_when(image, datastore({}))
     staging.when(image, datastore({}))
@@ -109,7 +109,7 @@ def _image_datastore(attributes: Mapping[str, str]) -> None:
     if driver and driver not in access.can.formats:
         raise BadAttribute(f"DRIVER is {driver!r}, not one of {', '.join(access.can.formats)}")
     empty = Image(ElementTree.Element("IMAGE"))
-    placement.place(empty, view, is_persistent=False)
+    placement.place(empty, view)
     placement.may_recreate(empty, view)
     placement.detach_when(empty, view)
 

@@ -57,7 +57,7 @@ def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, over
     if image.is_persistent:
         raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
-    place, bridge = placement.place(image, datastore, is_persistent=False), stores.bridge(datastore, image.id)
+    place, bridge = placement.place(image, datastore), stores.bridge(datastore, image.id)
     encryption.check_clone(disk, image, place, has_bridge=bool(bridge))
     host, prepare, min_size = asked.target.host, _prepare(asked.target), grown(disk)
     root = layout.base_store(asked.target.vm_place.datastore_location)
@@ -82,12 +82,18 @@ def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, over
         yield On(host, (s.StageBase(root, ref), prepare, s.CreateOverlay(target, ref, min_size, overlay_options)))
 
 
-def ln(asked: FromImage, disk: Disk, image: Image, datastore: Datastore) -> Plan:
-    """Plan ln: the image itself, in place. CD-ROM and immutable images come read-only and keep their generation."""
-    placement.place(image, datastore, is_persistent=True)
+def ln(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay_options: str) -> Plan:
+    """Plan ln: the image itself, in place, or a diff. CD-ROM and immutable images come read-only and keep their generation."""
+    place = placement.attached(image, datastore, disk)
     encryption.secret(disk, image)
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
     host, readonly, bridge = asked.target.host, disk.is_readonly, stores.bridge(datastore, image.id)
+    if place.commits:
+        from . import commits
+
+        encryption.check_diff(disk, image)
+        yield from commits.attach(asked, ref, bridge, grown(disk), overlay_options)
+        return
     if not bridge:
         link = s.LinkInPlace(target, ref, readonly, session=not readonly, shareable=disk.is_shareable)
         yield On(host, (_prepare(asked.target), link))

@@ -37,6 +37,15 @@ def check_clone(disk: Disk, image: Image, place: Place, has_bridge: bool) -> Non
         )
 
 
+def check_diff(disk: Disk, image: Image) -> None:
+    """Raise EncryptedDisk if the image of a disk that is to be local and committed is encrypted."""
+    if secret(disk, image):
+        raise EncryptedDisk(
+            f"image {image.id} is encrypted (LUKS_SECRET) and cannot be laid under a qcow2 overlay, which QEMU would not open: "
+            "remove SEMISHARED_PLACE = local, it is then attached in place"
+        )
+
+
 def check_volatile(disk: Disk) -> None:
     """Raise EncryptedDisk if an empty disk is to be opened with a secret: it has no header that the secret opens."""
     if secret(disk):

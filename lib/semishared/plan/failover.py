@@ -7,6 +7,7 @@
     in place           linked or recorded anew                     nobody writes to the image? a session begins
     clone on the store linked or recorded anew
     swap area          made anew
+    diff               made anew, if it may begin at what was committed last
     any other          made anew, if it may begin without what it held
     epoch                                                          noted: what older directories hold is not the VM's any more
 
@@ -100,7 +101,10 @@ def _decided(asked: Move, vm: Vm, disk: Disk, overlay_options: str) -> Part[_Reb
     request_image = FromImage(image_source(disk.source, "SOURCE"), place, disk.store_id)
     ref, bridge = images.image_ref(image, datastore, request_image.source), stores.bridge(datastore, image.id)
     if not _is_clone(disk):
-        return _Rebuilt(disks.ln(request_image, disk, image, datastore), ref, bridge)
+        if placement.attached(image, datastore, disk).commits:
+            # What was not committed is lost with the host: the image's owner says whether that may be given up.
+            _may_begin_anew(asked.source.host, vm, disk, image, datastore)
+        return _Rebuilt(disks.ln(request_image, disk, image, datastore, overlay_options), ref, bridge)
     # What there is on the store says where the disk was: attributes may have changed since it was made.
     (clone,) = yield On(bridge or place.host, (i.FindClone(ref, vm.id, disk.id),))
     if clone:
@@ -163,7 +167,8 @@ def why_waits(vm: Vm, disk: Disk, image: Image, datastore: Datastore) -> str:
     """Return why a VM with this disk of an image would not come up elsewhere, '' if it would, as far as oned knows."""
     if disk.driver not in ("", disks.DRIVER):
         return "" if _has_no_file(disk) else f"it is of driver {disk.driver}"
-    if not _is_clone(disk) or not placement.place(image, datastore, is_persistent=False).is_local:
+    place = placement.place(image, datastore) if _is_clone(disk) else placement.attached(image, datastore, disk)
+    if not place.is_local:
         return ""
     return why_not_anew(vm, disk, image, datastore)
 

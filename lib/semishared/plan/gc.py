@@ -6,6 +6,7 @@
       <system>/<vm>/ of a known VM                        oned has it elsewhere, it is there, and nothing is under way (gc_places.py)
       <system>/.incoming-<vm>-* of a known VM             nobody writes it any more
       <system>/.removed-<vm>-*                            always: the removal of the VM's directory had begun
+      <system>/.kept-<vm>-*                               somebody names it: what was not committed to an image (disk/kept.py)
       bases/*/leases/VM-DISK                              neither the VM's disk nor a staged one is in any system datastore here
       bases/<store>-<image>-<generation>                  oned does not know the image, and nobody has a lease
       staging/*                                           nobody holds its lock
@@ -60,6 +61,8 @@ class Known:
     """(vm, disk, SOURCE) of VMs that are DONE, as far as somebody has asked."""
     places: Mapping[int, gc_places.Place] = field(default_factory=dict)
     """Where the files of VMs are, as far as somebody has asked."""
+    discarded: frozenset[str] = frozenset()
+    """Names of directories of kept disks that nobody wants any more: the administrator has said so."""
 
     def why_not(self, vm: int) -> str:
         """Return why a VM that oned does not know might be one all the same, '' if it is not."""
@@ -134,7 +137,7 @@ def find(machines: list[Machine], known: Known, older_than: int, all_seen: bool)
     found: list[Finding] = []
     for machine in machines:
         found += _OnMachine(machine, known, everywhere).findings()
-    limits = {"lock": LOCK_S}
+    limits = {"lock": LOCK_S, "kept": 0}
     return [item for item in found if item.age >= limits.get(item.kind, older_than)]
 
 
@@ -183,6 +186,11 @@ class _OnMachine:
         published = {(item["system"], item["vm"]) for item in facts["vms"] if item["kind"] == "dir"}
         for item in facts["vms"]:
             vm, kind = item["vm"], item["kind"]
+            if kind == "kept" and any(map(layout.are_layers, item["entries"])):
+                yield self._finding(kind, item, f"a persistent disk of VM {vm} was deleted before it was committed", vm, self._kept(item))
+                continue
+            if kind == "kept":
+                kind = "removed"  # its disks were committed, or never came
             if kind == "removed":
                 yield self._finding(kind, item, f"a killed removal of VM {vm} left it", vm)
                 continue
@@ -210,6 +218,10 @@ class _OnMachine:
             for staged in item["staged"]:
                 if self._is_idle(staged):
                     yield self._finding("staged", staged, f"a killed action of VM {vm} left it", vm)
+
+    def _kept(self, item: dict[str, Any]) -> str:
+        name = item["path"].rpartition("/")[2]
+        return "" if name in self.known.discarded else f"semishared commit {item['vm']}, or semishared gc --discard {name}"
 
     def _root(self, root: dict[str, Any]) -> Iterator[Finding]:
         for base in root["bases"]:

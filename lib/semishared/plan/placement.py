@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where does this disk live? From the attributes of the image and, below them, of its datastore.
 
-    SEMISHARED_PLACE = auto|shared|local          auto: persistent -> shared, non-persistent -> local
+    SEMISHARED_PLACE = auto|shared|local          auto: persistent -> shared (in place), non-persistent -> local
     SEMISHARED_LOCAL = overlay|copy|remote-first  how a non-persistent disk is local
     SEMISHARED_DETACH = on-request|after-boot     whether a remote-first disk of a running VM comes to lie over a base by itself
     SEMISHARED_ON_HOST_FAILURE = wait|recreate    whether a local disk may be made anew elsewhere when its host is lost
@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from ..errors import BadAttribute, NotSupported
-from ..model.place import IN_PLACE, PLACES, STORE_CLONE, Place
+from ..errors import BadAttribute
+from ..model.place import DIFF, IN_PLACE, PLACES, STORE_CLONE, Place
 from ..opennebula.xml import Datastore, Disk, Image
 
 WHERE = ("auto", "shared", "local")
-LOCALS = tuple(place.name for place in PLACES.values() if place.is_local and place.is_layered)
-"""Volatile disks, which have no layers, are of no image."""
+LOCALS = tuple(place.name for place in PLACES.values() if place.is_local and place.is_layered and not place.commits)
+"""Volatile disks, which have no layers, are of no image; the one that commits is for persistent images."""
 
 
 ON_HOST_FAILURE = ("wait", "recreate")
@@ -38,17 +38,10 @@ def _value(image: Image, datastore: Datastore, name: str, known: Sequence[str], 
     return default, ""
 
 
-def place(image: Image, datastore: Datastore, is_persistent: bool) -> Place:
-    """Return the place of a disk from `image`; raise BadAttribute or NotSupported."""
+def place(image: Image, datastore: Datastore) -> Place:
+    """Return the place of a disk that is cloned from `image`; raise BadAttribute."""
     where, where_from = _value(image, datastore, "SEMISHARED_PLACE", WHERE, "auto")
     how, how_from = _value(image, datastore, "SEMISHARED_LOCAL", LOCALS, "overlay")
-    if is_persistent:
-        if where == "local":
-            raise NotSupported(
-                f"SEMISHARED_PLACE = local of {where_from} for an image that is attached in place (persistent, CD-ROM) "
-                "is not supported yet"
-            )
-        return IN_PLACE
     if where == "shared":
         if how_from and how_from == where_from:
             raise BadAttribute(f"SEMISHARED_LOCAL = {how} of {how_from} contradicts its SEMISHARED_PLACE = shared")
@@ -59,6 +52,19 @@ def place(image: Image, datastore: Datastore, is_persistent: bool) -> Place:
 def detach_when(image: Image, datastore: Datastore) -> str:
     """Return when remote-first disks from `image` are detached from their store; raise BadAttribute."""
     return _value(image, datastore, "SEMISHARED_DETACH", DETACH, "on-request")[0]
+
+
+def attached(image: Image, datastore: Datastore, disk: Disk) -> Place:
+    """Return the place of a disk that OpenNebula attaches with ln: persistent, or read-only; raise BadAttribute."""
+    where, where_from = _value(image, datastore, "SEMISHARED_PLACE", WHERE, "auto")
+    if where != "local" or disk.is_readonly:
+        return IN_PLACE  # nothing is written to what is read-only: there would be nothing to commit
+    if disk.is_shareable:
+        raise BadAttribute(
+            f"SEMISHARED_PLACE = local of {where_from} contradicts PERSISTENT_TYPE = SHAREABLE: what several guests write at once "
+            "is in one place"
+        )
+    return DIFF
 
 
 def may_recreate(image: Image, datastore: Datastore) -> bool:
@@ -74,11 +80,13 @@ def may_recreate_volatile(vm: int, disk: Disk) -> bool:
     return text.lower() == "recreate"
 
 
-def reason(image: Image, datastore: Datastore, is_persistent: bool) -> str:
-    """Return, in a few words, why a disk from `image` is where `place` says."""
+def reason(image: Image, datastore: Datastore, disk: Disk) -> str:
+    """Return, in a few words, why a disk from `image` is where `place` or `attached` says."""
     where, where_from = _value(image, datastore, "SEMISHARED_PLACE", WHERE, "auto")
     how, how_from = _value(image, datastore, "SEMISHARED_LOCAL", LOCALS, "overlay")
-    if is_persistent:
+    if disk.is_persistent or disk.is_readonly:
+        if attached(image, datastore, disk).commits:
+            return f"persistent, SEMISHARED_PLACE = local of {where_from}: only here until it is committed"
         return "persistent: attached in place"
     if where_from and where != "auto":
         return f"SEMISHARED_PLACE = {where} of {where_from}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import HostUnreachable
 from ..model import steps as s
-from ..model.exchange import On, Part, Plan, agree, warn
+from ..model.exchange import Lines, On, Part, Plan, Say, agree, warn
 from ..opennebula.args import Delete, ToImage, VmPlace
 from .disks import disk_ref
 
@@ -23,13 +23,15 @@ def delete(asked: Delete, is_here: bool) -> Plan:
     if is_nothing(asked):
         return
     if asked.disk is None:
-        yield from everywhere(place, is_here, s.RemoveVm(place.vm, place.path))
+        gone = yield from everywhere(place, is_here, s.RemoveVm(place.vm, place.path))
+        yield Say(_finished, (place, *gone))
         return
     disk = disk_ref(asked.disk)
     # The datastore is the image's for an image disk, the system's for a volatile one, which has no clones.
     found = yield from everywhere(place, is_here, s.RemoveDisk(disk, f"{place.datastore_location}/{asked.store}"))
+    yield Say(_finished, (place, *found))
     for answer in found:
-        if answer:
+        if answer and "on_store" in answer:
             from ..model.steps_image import ForgetDisk
             from . import rbd
 
@@ -43,8 +45,18 @@ def is_nothing(asked: Delete) -> bool:
 
 
 def mvds(asked: ToImage, is_here: bool) -> Plan:
-    """Plan mvds: the session of an in-place disk ends, its data is where it belongs already."""
-    yield from everywhere(asked.disk.vm_place, is_here, s.EndSession(disk_ref(asked.disk)))
+    """Plan mvds: the session of an in-place disk ends, its data is where it belongs already; that of a diff is committed."""
+    place = asked.disk.vm_place
+    ended = yield from everywhere(place, is_here, s.EndSession(disk_ref(asked.disk)))
+    yield Say(_finished, (place, *ended))
+
+
+def _finished(place: VmPlace, *answers: Any) -> Lines:
+    if not any(answers):
+        return ()
+    from . import commits
+
+    return commits.finished(place.vm, answers)
 
 
 def everywhere(place: VmPlace, is_here: bool, step: s.Step) -> Part["list[Any]"]:

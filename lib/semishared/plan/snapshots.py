@@ -97,6 +97,12 @@ class Facts(NamedTuple):
 
 
 def _check(facts: Facts, request: SnapshotPlace) -> None:
+    if facts.place.commits:
+        # oned lists them with the image, whatever VM has it; these would be on the host of one, and gone with its disk.
+        raise NotSupported(
+            f"disk {request.disk.disk} is a local disk of a persistent image ({facts.place.name}): its snapshots would stay on the host, "
+            "those of a persistent image belong to the image; save the disk as another image instead (onevm disk-saveas)"
+        )
     if facts.place.snapshots == "none":
         raise NotSupported(f"disk {request.disk.disk} is volatile, it cannot have snapshots")
     if facts.system_snapshots:

@@ -87,6 +87,17 @@ def backing_of(path: str) -> tuple[str, str]:
     return head[offset : offset + size].decode("utf-8", "surrogateescape"), format
 
 
+def is_empty(path: str) -> bool:
+    """Tell whether a qcow2 file holds nothing of its own: it has no table of clusters yet, not even of discarded ones."""
+    with open(path, "rb") as file:
+        head = file.read(48)
+        if head[:4] != MAGIC or len(head) < 48:
+            return False
+        entries, offset = struct.unpack_from(">IQ", head, 36)
+        file.seek(offset)
+        return not any(file.read(8 * entries))
+
+
 def reaches_out(path: str) -> str:
     """Return what the header of a layer names beside other layers of its directory, '' for nothing."""
     head = files.read(path, 104)

@@ -104,7 +104,7 @@ def clone(case: Case) -> Plan:
 
 def ln(case: Case) -> Plan:
     request = args.FromImage.parse(case["argv"])
-    return disks.ln(request, disk(case, request.target.disk), image(case), datastore(case))
+    return disks.ln(request, disk(case, request.target.disk), image(case), datastore(case), OVERLAY_OPTIONS)
 
 
 def mkimage(case: Case) -> Plan:

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bring what local disks of persistent images hold (SEMISHARED_PLACE = local) to their images, also while the VM runs.
+
+  commit VM            all such disks of a VM (id or name), and what was kept when it was deleted
+  commit VM DISK       one of them
+
+Only what was written since the last commit goes. An image that is not what the disk lies over any more is left alone, and so is the
+disk. --as-new-image NAME does not touch the image: it says, or prepares, how the disk becomes another one.
+
+exit codes: 0 committed, or there was nothing to commit; 1 a disk was refused, with its line; 2 a machine or oned could not be asked
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from typing import Any, Iterator
+
+from .. import NAME
+from ..errors import BadArguments, SemisharedError
+from ..front.action import Action, carry_out
+from ..model import layout, record, stores
+from ..model import steps as s
+from ..model import steps_commit as c
+from ..model.exchange import On, Part
+from ..opennebula.args import DiskPlace, VmPlace, absolute
+from ..opennebula.oned import Oned
+from ..opennebula.report import Report
+from ..opennebula.xml import Vm
+from ..plan import commits, disks, gc_places
+from ..units import human, mib_ceil
+from ..wire.session import is_here
+
+DONE = 6
+"""State of a VM that is no more (include/VirtualMachine.h)."""
+RUNNING = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments."""
+    parser.add_argument("vm", metavar="VM", help="id or name")
+    parser.add_argument("disk", metavar="DISK", nargs="?", type=int, help="its number (DISK_ID); without it all")
+    parser.add_argument("--as-new-image", metavar="IMAGE", help="leave the image alone: how to make another one, of this name, of the disk")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `semishared commit`."""
+    if os.geteuid() == 0:
+        print(f"{NAME} commit: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
+        return 2
+    oned = Oned()
+    oned.require_admin()
+    vm = _vm(oned, arguments.vm)
+    action = Action("commit", [], Report("commit"))
+    action.seq, action.bulk = vm.seq, True
+    work = list(_here(oned, vm, arguments, action)) + list(_kept(oned, vm, arguments, action))
+    if not work:
+        which = f"disk {arguments.disk} of " if arguments.disk is not None else ""
+        print(f"{which}VM {vm.id}: nothing is local and of a persistent image, and nothing was kept")
+    failed = 0
+    for what, part in work:
+        try:
+            print(f"{what}: {carry_out(part, action)}", flush=True)
+        except SemisharedError as e:
+            failed = 1
+            print(f"{what}: {e.line()}", file=sys.stderr)
+    return failed
+
+
+def _vm(oned: Oned, word: str) -> Vm:
+    """Return the VM of this id or name; raise BadArguments, OnedUnavailable. One that is DONE goes by its id."""
+    if word.isdigit() and word.isascii():
+        return oned.vm(int(word))
+    found = [vm.id for vm in oned.vms() if vm.name == word]
+    if len(found) != 1:
+        raise BadArguments(f"{'no VM' if not found else 'more than one VM'} {word!r} in OpenNebula: its id says which")
+    return oned.vm(found[0])
+
+
+def _here(oned: Oned, vm: Vm, arguments: argparse.Namespace, action: Action) -> Iterator[tuple[str, Part[str]]]:
+    """Yield what is to be done for the disks of a VM that OpenNebula has."""
+    if vm.number("STATE") == DONE:
+        return
+    place = gc_places.place_of(vm, os.uname().nodename, is_here)
+    if place is None:
+        raise BadArguments(f"VM {vm.id} has no host, or OpenNebula is at work on it: commit when it is in RUNNING, POWEROFF or UNDEPLOYED")
+    machine = "localhost" if is_here(place.machine) else place.machine
+    base = absolute(oned.datastore(place.system).base_path, "BASE_PATH")
+    vm_dir = f"{base}/{vm.id}"
+
+    def described() -> Part[Any]:
+        (found,) = yield On(machine, (s.DescribeVm(vm.id, vm_dir),))
+        return found
+
+    running = vm.number("STATE") == gc_places.ACTIVE and vm.lcm_state == RUNNING
+    domain = disks.running_domain(vm) if running else ""
+    for known in record.described(carry_out(described(), action)):
+        if known.place.commits and arguments.disk in (None, known.disk):
+            at = DiskPlace(VmPlace(machine, vm_dir, vm.id), layout.disk_name(known.disk), known.disk)
+            if arguments.as_new_image:
+                yield _name(vm.id, known.disk), _told(shlex.join(["onevm", "disk-saveas", str(vm.id), str(known.disk), arguments.as_new_image]))
+            else:
+                yield _name(vm.id, known.disk), _committed(at, domain, action.config.freeze)
+
+
+def _name(vm: int, disk: int) -> str:
+    return f"VM {vm} disk {disk}"
+
+
+def _told(command: str) -> Part[str]:
+    """Return the command that makes another image of a disk that OpenNebula has."""
+    yield from ()
+    return f"run `{command}`"
+
+
+def _committed(place: DiskPlace, domain: str, freeze: str) -> Part[str]:
+    done = yield from commits.commit(place, domain, freeze)
+    return f"{human(done['bytes'])} committed" if done["bytes"] else "nothing new to commit"
+
+
+def _kept(oned: Oned, vm: Vm, arguments: argparse.Namespace, action: Action) -> Iterator[tuple[str, Part[str]]]:
+    """Yield what is to be done for the disks that were kept of a VM."""
+    systems = [store for store in oned.datastores() if store.type == 1 and store.driver == NAME]
+    machines = {host.name for host in oned.hosts() if not host.is_offline and not is_here(host.name)} | {"localhost"}
+
+    def look(machine: str, location: str) -> Part[Any]:
+        (found,) = yield On(machine, (c.FindKept(vm.id, location, tuple(sorted(store.id for store in systems))),))
+        return found["kept"]
+
+    for location in sorted({os.path.dirname(absolute(store.base_path, "BASE_PATH")) for store in systems}):
+        for machine in sorted(machines):
+            try:
+                found = carry_out(look(machine, location), action)
+            except SemisharedError as e:
+                print(f"{machine}: {e.line()}", file=sys.stderr)
+                continue
+            for item in found:
+                if arguments.disk in (None, item["disk"]):
+                    disk = s.DiskRef(vm.id, item["disk"], item["path"])
+                    name = f"{_name(vm.id, item['disk'])} kept in {item['path']} on {machine}"
+                    yield name, _new(machine, disk, item, arguments.as_new_image) if arguments.as_new_image else _finished(machine, disk)
+
+
+def _finished(machine: str, disk: s.DiskRef) -> Part[str]:
+    (done,) = yield On(machine, (c.FinishDisk(disk),))
+    return f"{human(done['bytes'])} committed, and gone"
+
+
+def _new(machine: str, disk: s.DiskRef, item: "dict[str, Any]", name: str) -> Part[str]:
+    """Make a file of a kept disk beside the images, for OpenNebula to register."""
+    image = s.ImageRef.from_data(item["image"])
+    path = stores.new_source(image.access, image.root, image.id, os.urandom(16).hex())
+    yield On(machine, (s.SaveDisk(disk, path, image.format, ""),))
+    words = ["--datastore", str(image.store), "--name", name, "--source", path, "--format", image.format, "--size", str(mib_ceil(item["size"]))]
+    command = shlex.join(["oneimage", "create", *words, "--persistent"])
+    return f"run `{command}`, then `{NAME} gc --discard {os.path.basename(disk.vm_dir)}`"

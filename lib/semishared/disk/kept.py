@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Diffs that were to be deleted before they were committed: kept beside the VM directory, until somebody commits or discards them.
+
+    <system>/.kept-VM-RANDOM/disk.N.snap/     the layers, by one rename
+                            /.semishared/disk.N.json  vm.json     the disk's record there, and the SEQ of the VM's history
+
+Killed before the rename there is a directory without layers, which holds nothing; after it, one that holds all. The lease on
+the base stays with the disk (vm_dir.py).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Iterable
+
+from ..errors import BadRecord
+from ..model import layout
+from ..model.record import Record
+from ..model.steps import DiskRef
+from ..tools import files, layers, qemu_img
+from ..tools.crash_points import point
+from . import beside, records
+
+
+def waiting(record: Record) -> list[str]:
+    """Return the layers of a diff, the lowest first, from the lowest one that holds what its image has not been given yet."""
+    found: list[str] = []
+    path = record.path
+    while layout.layer_of(path) and int(layout.layer_of(path)) != record.committed and os.path.exists(path):
+        found.insert(0, path)
+        below = layers.backing_of(path)[0]
+        path = f"{os.path.dirname(path)}/{below}" if layout.is_number(below) else ""
+    while found and layers.is_empty(found[0]):
+        del found[0]
+    return found
+
+
+def is_kept(vm_dir: str) -> bool:
+    """Tell whether a directory is of diffs that were kept."""
+    own = layout.beside_named(os.path.basename(vm_dir))
+    return own is not None and own.kind == "kept"
+
+
+def keep(disk: DiskRef, record: Record) -> str:
+    """Move a diff out of the VM's directory if it holds what is not committed; return where it is now, '' if it holds no such.
+
+    The caller holds the VM.
+    """
+    if not record.place.commits or not waiting(record):
+        return ""
+    if is_kept(disk.vm_dir):
+        return disk.vm_dir
+    place = beside.new_name("kept", f"{os.path.dirname(disk.vm_dir)}/{disk.vm}")
+    target = layout.disk(place, disk.disk)
+    os.makedirs(layout.records(place))
+    records.write_record(place, record._replace(path=layout.layer(target, layout.layer_of(record.path))))
+    if os.path.exists(layout.history_note(disk.vm_dir)):
+        os.link(layout.history_note(disk.vm_dir), layout.history_note(place))
+    files.fsync(layout.records(place))
+    point("kept directory made")
+    os.rename(layout.layers(disk.path), layout.layers(target))
+    for directory in (place, disk.vm_dir, os.path.dirname(place)):
+        files.fsync(directory)
+    point("diff kept")
+    return place
+
+
+def said(place: str) -> str:
+    """Return for people where a diff is kept, '' if it is not."""
+    return f"{place} on {os.uname().nodename}" if place else ""
+
+
+def keep_all(vm: int, vm_dir: str) -> list[str]:
+    """Keep whatever is not committed of a VM that is to be removed, and of what killed moves have left of it; say where."""
+    found = []
+    for directory in (vm_dir, *beside.listed(vm_dir, "outgoing")):
+        for record in _readable(directory):
+            found.append(keep(DiskRef(vm, record.disk, directory), record))
+    return [said(place) for place in found if place]
+
+
+def _readable(vm_dir: str) -> Iterable[Record]:
+    """Yield the records of a directory; what nobody understands is no diff."""
+    try:
+        names = os.listdir(layout.records(vm_dir))
+    except OSError:
+        return
+    for number in sorted(number for number in map(layout.recorded, names) if number is not None):
+        try:
+            record = records.as_found(vm_dir, number)
+        except BadRecord:
+            continue
+        if record and record.is_local:
+            # Where it lies now: a directory that was set aside has another name.
+            yield record._replace(path=record.active(layout.disk(vm_dir, number)))
+
+
+def others(vm: int, vm_dir: str) -> set[int]:
+    """Return the disks of a VM whose leases another directory in its system datastore needs than `vm_dir`."""
+    own = f"{os.path.dirname(vm_dir)}/{vm}"
+    directories = [path for path in (own, *beside.listed(own, "kept")) if path != vm_dir]
+    return {record.disk for path in directories for record in _readable(path) if os.path.isdir(layout.layers(layout.disk(path, record.disk)))}
+
+
+def found(system: str, vm: int = -1) -> list[dict[str, object]]:
+    """Return the kept diffs (of one VM) in a system datastore: where, of which disk and image, and the bytes that are not committed."""
+    answer: list[dict[str, object]] = []
+    for name in sorted(os.listdir(system)) if os.path.isdir(system) else ():
+        own = layout.beside_named(name)
+        if own is None or own.kind != "kept" or vm not in (-1, own.vm):
+            continue
+        for record in filter(_is_there, _readable(f"{system}/{name}")):
+            image = record.image.to_data() if record.image else None
+            answer.append({"path": f"{system}/{name}", "vm": own.vm, "disk": record.disk, "image": image, "bytes": size(record),
+                           "size": qemu_img.virtual_size(record.path, "qcow2")})  # fmt: skip
+    return answer
+
+
+def _is_there(record: Record) -> bool:
+    return os.path.exists(record.path)
+
+
+def size(record: Record) -> int:
+    """Return the bytes of a diff that its image has not been given yet."""
+    return sum(map(files.allocated, waiting(record)))

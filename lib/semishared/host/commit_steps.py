@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that concern diffs (model/steps_commit.py) to functions."""
+
+from __future__ import annotations
+
+from ..disk import commits, kept
+from ..model import steps_commit as c
+from .conversation import Steps
+
+
+class OnCommits(Steps):
+    """Forwards what disk/ does."""
+
+    def CreateDiff(self, step: c.CreateDiff) -> object:
+        return commits.make(step, self.planned, self.talk.asking)
+
+    def CommitDisk(self, step: c.CommitDisk) -> object:
+        return commits.commit(step, self.planned)
+
+    def FinishDisk(self, step: c.FinishDisk) -> object:
+        return commits.finish(step.disk, self.planned)
+
+    def FindKept(self, step: c.FindKept) -> object:
+        return {"kept": [item for system in step.systems for item in kept.found(f"{step.location}/{system}", step.vm)]}

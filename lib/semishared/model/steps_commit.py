@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of the vocabulary that concerns diffs: what is written on a host and belongs into an image. Loaded only for such."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .refs import DiskRef, ImageRef
+
+
+class CreateDiff(NamedTuple):
+    """Claim an image for a disk, and publish an overlay over the staged base of its present content; report whose it was before."""
+
+    disk: DiskRef
+    image: ImageRef
+    min_size: int
+    options: str
+
+
+class CommitDisk(NamedTuple):
+    """Write what the layers of a diff up to `top` hold, and the image does not have yet, into the image; the disk stays.
+
+    Nobody writes to these layers meanwhile.
+    """
+
+    disk: DiskRef
+    top: int
+
+
+class FinishDisk(NamedTuple):
+    """Commit all of a diff that no guest has open, give up its claim, and remove it."""
+
+    disk: DiskRef
+
+
+class FindKept(NamedTuple):
+    """Report the diffs of a VM that were kept when it was deleted, and what is not committed of each."""
+
+    vm: int
+    location: str
+    systems: tuple[int, ...]
