@@ -10,7 +10,7 @@ Several formats or modes at once: cell("clone", "copy", ("raw", "qcow2"), ("off"
 A cell that nothing has to report needs its reason in `reason` below; a cell without one that no test of `make test`
 reported fails the run (tests/suites.py prints the table). A refused cell is proved too: its refusal is tested.
 
-place    in-place | overlay | copy | remote-first | store-clone | volatile
+place    in-place | overlay | diff | copy | remote-first | store-clone | volatile
 format   of the image (of the disk, if volatile) in a mounted store: raw | qcow2; rbd: raw, in a store on Ceph
 mode     off: no domain runs (deploy, terminate, POWEROFF, UNDEPLOYED ...); live: the guest runs (attach, detach ...)
 """
@@ -37,7 +37,7 @@ ACTIONS: Dict[str, str] = {
     "restore": "restore from a backup",
     "detach": "letting go of the store (`semishared detach`)",
 }
-PLACES = ("in-place", "overlay", "copy", "remote-first", "store-clone", "volatile")
+PLACES = ("in-place", "overlay", "diff", "copy", "remote-first", "store-clone", "volatile")
 FORMATS = ("raw", "qcow2", "rbd")
 MODES = ("off", "live")
 CELLS: List[Cell] = list(product(ACTIONS, PLACES, FORMATS, MODES))
@@ -51,6 +51,13 @@ def reason(cell: Cell) -> str:
     action, place, format, mode = cell
     if (place, format) == ("volatile", "rbd"):
         return "volatile disks are files on the host, whatever the images' store"
+    if (place, format) == ("diff", "rbd"):
+        why = "nothing is committed to images on Ceph yet"
+        return REFUSED + why if action == "clone" else f"{why}, so there are no such disks"
+    if place == "diff" and action in ("snap_create", "snap_delete", "snap_revert") and (action, mode) != ("snap_revert", "live"):
+        return REFUSED + "OpenNebula keeps snapshots of a persistent image with the image, whatever VM has it; these would be on a host"
+    if (action, place) == ("cpds-snapshot", "diff"):
+        return "such disks have no snapshots"
     if cell == ("clone", "remote-first", "rbd", "live"):
         return REFUSED + "OpenNebula's attach script has no words for the user of what a disk lies over"
     if action == "migrate" and mode == "off":

@@ -12,18 +12,19 @@ import os
 
 from .. import store
 from ..base import cache, room
-from ..base.ensure import ensure
-from ..errors import BadRecord, CommitRefused, ImageChanged, NotOwner, NotSupported, StaleDirectory
+from ..base.ensure import borrowed, ensure
+from ..errors import BadRecord, NotSupported, SemisharedError
 from ..guest import job_lock
-from ..model import layout
+from ..model import layout, layout_diff
 from ..model.owner import Owner
 from ..model.place import DIFF
 from ..model.record import Record
 from ..model.steps import DiskRef, ImageRef
-from ..model.steps_commit import CommitDisk, CreateDiff
-from ..tools import files, qemu_img
+from ..model.steps_commit import CommitDisk, CreateDiff, RenewVm
+from ..store.diffs import Diff
+from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
-from . import beside, create, history, kept, overtaken, records, recovery, vm_dir
+from . import beside, create, history, kept, layering, records, recovery, vm_dir
 from .epochs import Planned
 
 
@@ -54,7 +55,7 @@ def _put_aside(disk: DiskRef, planned: Planned) -> str:
     if not record or not record.place.commits:
         return ""
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-        return kept.keep(disk, record)
+        return kept.keep(disk, record, is_last=False)
 
 
 def _owner(disk: DiskRef, image: ImageRef, seq: int, generation: str) -> Owner:
@@ -68,41 +69,37 @@ def _diff(disk: DiskRef) -> Record:
     return record
 
 
-def commit(step: CommitDisk, planned: Planned) -> dict[str, object]:
+def commit(step: CommitDisk, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
     """Write the layers up to `top` into the image, as far as it does not have them; return how many bytes they hold."""
     disk = step.disk
     job_lock.take(disk.vm, disk.vm_dir)
     record = _diff(disk)
     path = layout.layer(layout.plain(record.path), step.top)
-    if not os.path.exists(path):
-        raise BadRecord(f"disk {disk.disk} of VM {disk.vm} has no layer {step.top} on {os.uname().nodename}")
-    written = _write(disk, record._replace(path=path))
-    if written is None:
-        return {"bytes": 0}
+    if not os.path.exists(path) or path == record.path:
+        raise BadRecord(f"disk {disk.disk} of VM {disk.vm} has no layer {step.top} to which nobody writes on {os.uname().nodename}")
+    done = _write(disk, record._replace(path=path), ask)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         # As it is now: its guest may write to another layer than when this began.
         records.write_record(disk.vm_dir, _diff(disk)._replace(committed=step.top))
     point("commit recorded")
-    return {"bytes": written}
+    return done
 
 
-def _write(disk: DiskRef, record: Record) -> int | None:
-    """Have the image hold what a disk with this record does; return the bytes that were waiting, None if nothing was."""
+def _write(disk: DiskRef, record: Record, ask: room.Ask | None) -> dict[str, object]:
+    """Have the image hold what a disk with this record does; return how many bytes were waiting for that, and what was done."""
     image = record.of_image._replace(generation="")
-    at, waiting = store.of(image.access), kept.waiting(record)
-    size = qemu_img.virtual_size(record.path, "qcow2")
-    if not waiting and (record.committed is not None or not _has_grown(at, image, size)):
-        return None
-    held = kept.size(record)
+    at, held = store.of(image.access), kept.size(record)
+    if not kept.waiting(record) and not _has_grown(at, image, qemu_img.virtual_size(record.path, "qcow2")):
+        return {"bytes": 0}
     at.check(image)
-    overtaken.check(disk.vm, disk.vm_dir)
-    owner = _owner(disk, image, history.seq_of(disk.vm_dir), record.of_image.generation)
-    try:
-        at.commit(image, owner, waiting, size)
-    except (ImageChanged, NotOwner, StaleDirectory) as e:
-        raise CommitRefused(f"disk {disk.disk} of VM {disk.vm} is not committed to image {image.id}: {e.detail}") from None
+    root = cache.root_of(disk.vm_dir)
+    with borrowed(root, record, (disk.vm, disk.disk), ask):
+        base = cache.named(root, record.of_image, record.of_image.generation)
+        lease, last = base.lease(disk.vm, disk.disk), layout_diff.last(disk.vm_dir, disk.disk)
+        owner = _owner(disk, image, history.seq_of(disk.vm_dir), base.generation)
+        done = at.commit(image, owner, Diff(tuple(kept.chain(record)), lease, image.format, base.manifest, last))
     point("image committed")
-    return held
+    return {"bytes": held, **done.to_data()}
 
 
 def _has_grown(at: store.Store, image: ImageRef, size: int) -> bool:
@@ -110,7 +107,70 @@ def _has_grown(at: store.Store, image: ImageRef, size: int) -> bool:
         return qemu_img.virtual_size(path, image.format) < size
 
 
-def finish(disk: DiskRef, planned: Planned) -> dict[str, object]:
+def renew(step: RenewVm, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
+    """Commit the diffs of a VM that is off and about to move, and make them empty; what is refused stays as it is, and is said."""
+    job_lock.take(step.vm, step.vm_dir)
+    recovery.recover(step.vm_dir, "")
+    found: list[dict[str, object]] = []
+    for record in records.records(step.vm_dir):
+        if record.place.commits and (step.all or record.committed is not None):
+            disk = DiskRef(step.vm, record.disk, step.vm_dir)
+            try:
+                found.append({"disk": record.disk, **_renew(disk, record, planned, ask)})
+            except SemisharedError as e:
+                found.append({"disk": record.disk, "bytes": 0, "why": e.detail})
+    return {"disks": found}
+
+
+def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
+    """Commit one and lay an empty layer over what the image is now.
+
+    Each step says in the record that nothing waits any more, before the next takes away what held it.
+    """
+    done = _write(disk, record, ask)
+    if record.committed is None and not kept.waiting(record):
+        _drop_others(record)
+        return done
+    image, at, here = record.of_image._replace(generation=""), store.of(record.of_image.access), cache.root_of(disk.vm_dir)
+    _mark(disk, record, planned)
+    content = at.content(image)
+    generation = content.generation(content.see()) or ensure(here, image, ask).base.generation
+    at.claim(image, _owner(disk, image, history.seq_of(disk.vm_dir), generation))
+    point("image claimed")
+    new = int(record.layer) + 1
+    path = layout.layer(layout.plain(record.path), new)
+    lease = cache.named(here, image, generation).lease(disk.vm, disk.disk)
+    with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        files.remove_staged(os.path.dirname(path))
+        with files.published(path) as staged:
+            size = qemu_img.virtual_size(record.path, "qcow2")
+            qemu_img.create_overlay(staged, lease, image.format, size, "", look=False)
+            os.chmod(staged, 0o660)
+        point("empty layer made")
+        records.write_record(disk.vm_dir, record._replace(path=path, image=image._replace(generation=generation), committed=None))
+        point("layer recorded")
+        layering.link(record, disk, new)
+        _drop_others(record._replace(path=path))
+    return done
+
+
+def _drop_others(record: Record) -> None:
+    """Remove the layers that a disk does not lie over any more."""
+    folder, chain = os.path.dirname(record.path), kept.chain(record)
+    for number in layers.numbered(folder):
+        if f"{folder}/{number}" not in chain:
+            files.unlink(f"{folder}/{number}")
+            point("committed layer removed")
+
+
+def _mark(disk: DiskRef, record: Record, planned: Planned) -> None:
+    """Note that the image has all that a disk holds; nobody writes to it any more."""
+    with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        records.write_record(disk.vm_dir, record._replace(committed=int(record.layer)))
+    point("commit recorded")
+
+
+def finish(disk: DiskRef, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
     """Commit all that a disk holds and take it away; return the bytes, or where it is `kept` if another copy of it has come first."""
     job_lock.take(disk.vm, disk.vm_dir)
     recovery.recover(disk.vm_dir, "")
@@ -122,15 +182,13 @@ def finish(disk: DiskRef, planned: Planned) -> dict[str, object]:
             place = kept.keep(disk, record)
         vm_dir.remove_disk(disk, planned)
         return {"bytes": 0, "kept": kept.said(place)}
-    written = _write(disk, record)
-    with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-        records.write_record(disk.vm_dir, record._replace(committed=int(record.layer)))
-    point("commit recorded")
+    done = _write(disk, record, ask)
+    _mark(disk, record, planned)
     at.disown(image, own)
     vm_dir.remove_disk(disk, planned)
     if kept.is_kept(disk.vm_dir):
         files.remove_tree(beside.bury(disk.vm_dir, disk.vm))
-    return {"bytes": written or 0}
+    return done
 
 
 def _is_over(owner: Owner | None, own: Owner) -> bool:

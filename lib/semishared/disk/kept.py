@@ -22,17 +22,22 @@ from ..tools.crash_points import point
 from . import beside, records
 
 
-def waiting(record: Record) -> list[str]:
-    """Return the layers of a diff, the lowest first, from the lowest one that holds what its image has not been given yet."""
+def chain(record: Record) -> list[str]:
+    """Return the layers of a diff, the lowest first."""
     found: list[str] = []
     path = record.path
-    while layout.layer_of(path) and int(layout.layer_of(path)) != record.committed and os.path.exists(path):
+    while layout.layer_of(path) and os.path.exists(path) and path not in found:
         found.insert(0, path)
         below = layers.backing_of(path)[0]
         path = f"{os.path.dirname(path)}/{below}" if layout.is_number(below) else ""
-    while found and layers.is_empty(found[0]):
-        del found[0]
     return found
+
+
+def waiting(record: Record) -> list[str]:
+    """Return the layers of a diff, the lowest first, that hold what its image has not been given yet."""
+    found = chain(record)
+    done = [number for number, path in enumerate(found) if layout.layer_of(path) == str(record.committed)]
+    return [path for path in found[done[0] + 1 if done else 0 :] if not layers.is_empty(path)]
 
 
 def is_kept(vm_dir: str) -> bool:
@@ -41,10 +46,10 @@ def is_kept(vm_dir: str) -> bool:
     return own is not None and own.kind == "kept"
 
 
-def keep(disk: DiskRef, record: Record) -> str:
+def keep(disk: DiskRef, record: Record, *, is_last: bool = True) -> str:
     """Move a diff out of the VM's directory if it holds what is not committed; return where it is now, '' if it holds no such.
 
-    The caller holds the VM.
+    The caller holds the VM. Not `is_last`: another diff takes its place, so it is older than anything that claims the image.
     """
     if not record.place.commits or not waiting(record):
         return ""
@@ -54,7 +59,7 @@ def keep(disk: DiskRef, record: Record) -> str:
     target = layout.disk(place, disk.disk)
     os.makedirs(layout.records(place))
     records.write_record(place, record._replace(path=layout.layer(target, layout.layer_of(record.path))))
-    if os.path.exists(layout.history_note(disk.vm_dir)):
+    if is_last and os.path.exists(layout.history_note(disk.vm_dir)):
         os.link(layout.history_note(disk.vm_dir), layout.history_note(place))
     files.fsync(layout.records(place))
     point("kept directory made")
@@ -99,7 +104,7 @@ def others(vm: int, vm_dir: str) -> set[int]:
     """Return the disks of a VM whose leases another directory in its system datastore needs than `vm_dir`."""
     own = f"{os.path.dirname(vm_dir)}/{vm}"
     directories = [path for path in (own, *beside.listed(own, "kept")) if path != vm_dir]
-    return {record.disk for path in directories for record in _readable(path) if os.path.isdir(layout.layers(layout.disk(path, record.disk)))}
+    return {record.disk for path in directories for record in _readable(path) if _is_there(record)}
 
 
 def found(system: str, vm: int = -1) -> list[dict[str, object]]:

@@ -89,7 +89,7 @@ def _activate(disk: DiskRef, layer: int, format: str) -> None:
     if (record.path, record.format) != (path, format):
         records.write_record(disk.vm_dir, _over_raw(record, path))
         point("layer recorded")
-    _link(record, disk, layer)
+    link(record, disk, layer)
 
 
 def _over_raw(record: Record, path: str) -> Record:
@@ -103,10 +103,11 @@ def _over_raw(record: Record, path: str) -> Record:
     return record._replace(path=path, format="qcow2", raw_layer=raw)
 
 
-def _link(record: Record, disk: DiskRef, layer: int) -> None:
-    link = layout.disk_of(folder_of(record))
-    files.remove_staged(*os.path.split(link))
-    files.symlink(layout.layer(os.path.basename(link), layer), link)
+def link(record: Record, disk: DiskRef, layer: int) -> None:
+    """Let the link that is a disk lead to a layer."""
+    path = layout.disk_of(folder_of(record))
+    files.remove_staged(*os.path.split(path))
+    files.symlink(layout.layer(os.path.basename(path), layer), path)
     point("layer active")
 
 
@@ -127,7 +128,7 @@ def switch_layer(step: SwitchLayer, planned: Planned) -> dict[str, object]:
                 records.write_record(disk.vm_dir, was)
                 files.unlink(f"{folder}/{step.to}")
             raise
-        _link(before, disk, step.to)
+        link(before, disk, step.to)
     return rested.to_data()
 
 

@@ -19,7 +19,7 @@ from ..model import layout
 from ..model.place import COPY
 from ..model.record import Record
 from ..model.steps import DiskRef, ImageRef, RestoreDisk
-from ..tools import files, inspection, progress, qemu_img
+from ..tools import files, inspection, layers, progress, qemu_img
 from ..tools.crash_points import point
 from . import records, vm_dir
 from .epochs import Planned
@@ -76,9 +76,15 @@ def restore(step: RestoreDisk, backup: str, planned: Planned, ask: room.Ask | No
         _restore_own(step, record, backup, planned, ask)
 
 
-def _write(backup: str, target: str, format: str, min_size: int) -> None:
+def _write(backup: str, target: str, record: Record, active: str, min_size: int) -> None:
     """Make the new content, ready to be renamed into its place."""
-    qemu_img.convert(backup, "qcow2", target, format)
+    format = record.format
+    if record.place.commits:
+        # Over the base still, and with zeros where the backup has nothing: a commit then brings all of it to the image.
+        base = layers.below(active, format)[-1]
+        qemu_img.convert_over(backup, "qcow2", target, *base)
+    else:
+        qemu_img.convert(backup, "qcow2", target, format)
     if qemu_img.virtual_size(target, format) < min_size:
         qemu_img.resize(target, format, min_size)
     point("content made")
@@ -109,7 +115,7 @@ def _restore_own(step: RestoreDisk, record: Record, backup: str, planned: Planne
     try:
         with files.enough_space(os.path.dirname(active)):
             with files.made(staged) as made:
-                _write(backup, made, record.format, step.min_size)
+                _write(backup, made, record, active, step.min_size)
             with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
                 os.rename(staged, active)
                 point("disk replaced")
@@ -117,14 +123,15 @@ def _restore_own(step: RestoreDisk, record: Record, backup: str, planned: Planne
                 first = _only_layer(active)
                 # Its only layer is what was restored, in the format of the record: a raw one below is no more.
                 record = record._replace(path=first if path == active else path, raw_layer=None)
-                if record.place.leases or record.place.is_remote:
+                record = record._replace(committed=None)
+                if not record.place.commits and (record.place.leases or record.place.is_remote):
                     # After the content: the record may claim a lease that is not needed, never miss one that is.
                     record = record._replace(place=COPY, over=None)
                 records.write_record(disk.vm_dir, record)
                 _drop_other_layers(active, first)
     finally:
         files.unlink(staged)
-    if record.is_local:
+    if record.is_local and not record.place.commits:
         cache.release(cache.root_of(disk.vm_dir), disk.vm, disk.disk)
 
 

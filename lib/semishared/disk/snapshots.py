@@ -17,7 +17,7 @@ from ..model.record import Record
 from ..model.steps import CopyOut, DescribeDisk, LookAtDisk, RestGuest
 from ..tools import files, layers
 from ..tools.crash_points import point
-from . import layering, records, recovery, vm_dir
+from . import kept, layering, records, recovery, vm_dir
 from .epochs import Planned
 
 
@@ -55,6 +55,8 @@ def _described(record: Record, name: str) -> dict[str, object]:
     }  # fmt: skip
     if record.place.snapshots == "none":
         return answer
+    if record.place.commits:
+        answer["waiting"] = kept.size(record)
     path = record.path
     if name:
         target, path = block_jobs.find(name, path)

@@ -84,6 +84,14 @@ def bases(directory: str) -> tuple[str, ...]:
     return tuple(sorted({record.of_image.base_name for record in found if record.place.leases and record.image}))
 
 
+def has_diffs(directory: str) -> bool:
+    """Tell whether a disk in a VM directory is to be committed to an image, as far as its records can be understood."""
+    try:
+        return any(record.place.commits for record in records.records(directory))
+    except BadRecord:
+        return False
+
+
 def describe(directory: str) -> dict[str, object]:
     """Return what there is of a VM directory; without a record of ours it is not `whole`: a remainder, or somebody else's."""
     names = inventory(directory)
@@ -122,7 +130,8 @@ def seen(directory: str) -> dict[str, object]:
     found = describe(directory)
     if not found["present"]:
         return {**found, "token": "", "seen": "", "bytes": 0, "bases": []}
-    return {**found, "token": "", "seen": fingerprint(directory), "bytes": allocated(directory), "bases": bases(directory)}
+    answer = {**found, "token": "", "seen": fingerprint(directory), "bytes": allocated(directory), "bases": bases(directory)}
+    return {**answer, "diffs": True} if has_diffs(directory) else answer
 
 
 def unmark(directory: str, token: str) -> None:

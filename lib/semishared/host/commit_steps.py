@@ -15,10 +15,13 @@ class OnCommits(Steps):
         return commits.make(step, self.planned, self.talk.asking)
 
     def CommitDisk(self, step: c.CommitDisk) -> object:
-        return commits.commit(step, self.planned)
+        return commits.commit(step, self.planned, self.talk.asking)
 
     def FinishDisk(self, step: c.FinishDisk) -> object:
-        return commits.finish(step.disk, self.planned)
+        return commits.finish(step.disk, self.planned, self.talk.asking)
+
+    def RenewVm(self, step: c.RenewVm) -> object:
+        return commits.renew(step, self.planned, self.talk.asking)
 
     def FindKept(self, step: c.FindKept) -> object:
         return {"kept": [item for system in step.systems for item in kept.found(f"{step.location}/{system}", step.vm)]}

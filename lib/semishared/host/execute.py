@@ -134,7 +134,7 @@ class Execution(Steps):
         if record and record.place.commits:
             from ..disk import commits
 
-            return commits.finish(step.disk, self.planned)
+            return commits.finish(step.disk, self.planned, self.talk.asking)
         vm_dir.end_session(step.disk, self.planned)
         return {}
 

@@ -33,6 +33,17 @@ class FinishDisk(NamedTuple):
     disk: DiskRef
 
 
+class RenewVm(NamedTuple):
+    """Commit what the diffs of a VM that is off hold, and lay empty ones over what their images are then; report what was done.
+
+    Without `all` only of those that have been committed before: what they lie over is not what the image is any more.
+    """
+
+    vm: int
+    vm_dir: str
+    all: bool
+
+
 class FindKept(NamedTuple):
     """Report the diffs of a VM that were kept when it was deleted, and what is not committed of each."""
 

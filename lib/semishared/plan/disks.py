@@ -8,7 +8,7 @@ import posixpath
 from ..errors import BadArguments, NotSupported
 from ..model import layout, stores
 from ..model import steps as s
-from ..model.exchange import Feed, File, On, Plan
+from ..model.exchange import Feed, File, On, Plan, Say
 from ..opennebula.args import Context, DiskPlace, FromImage, NewDisk
 from ..opennebula.xml import Datastore, Disk, Image, Vm
 from . import encryption, images, placement
@@ -89,10 +89,8 @@ def ln(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
     host, readonly, bridge = asked.target.host, disk.is_readonly, stores.bridge(datastore, image.id)
     if place.commits:
-        from . import commits
-
         encryption.check_diff(disk, image)
-        yield from commits.attach(asked, ref, bridge, grown(disk), overlay_options)
+        yield from _diff(asked, ref, bridge, grown(disk), overlay_options)
         return
     if not bridge:
         link = s.LinkInPlace(target, ref, readonly, session=not readonly, shareable=disk.is_shareable)
@@ -101,6 +99,22 @@ def ln(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay
     from . import rbd
 
     yield from rbd.ln(host, bridge, ref, target, readonly=readonly, shareable=disk.is_shareable)
+
+
+def _diff(asked: FromImage, image: s.ImageRef, bridge: str, min_size: int, options: str) -> Plan:
+    """Plan ln of a persistent image whose place is local: claimed, and under an overlay of the VM's."""
+    from ..model.steps_commit import CreateDiff
+    from . import commit_lines
+
+    if bridge:
+        raise NotSupported(
+            f"SEMISHARED_PLACE = local of image {image.id}: it is persistent and on Ceph, where nothing is committed to yet; without "
+            "the attribute it is attached in place"
+        )
+    target, root = disk_ref(asked.target), layout.base_store(asked.target.vm_place.datastore_location)
+    create = CreateDiff(target, image, min_size, options)
+    found = yield On(asked.target.host, (s.StageBase(root, image), _prepare(asked.target), create))
+    yield Say(commit_lines.made, (target.vm, target.disk, *found))
 
 
 def mkimage(asked: NewDisk, disk: Disk) -> Plan:

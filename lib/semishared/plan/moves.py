@@ -13,7 +13,7 @@ from typing import Any, Callable, Mapping, NamedTuple
 
 from ..errors import MigrationRefused, OnedUnavailable, Overtaken, SameDirectory, SemisharedError
 from ..model import steps as s
-from ..model.exchange import AskOned, End, On, Part, Plan, Relay, agree, warn
+from ..model.exchange import AskOned, End, On, Part, Plan, Relay, Say, agree, warn
 from ..opennebula.args import Move, VmPlace
 from ..opennebula.xml import Vm
 from .disks import DRIVER, running_domain
@@ -114,10 +114,21 @@ def carried(asked: Move, steps: tuple[Any, s.Step], vm: Vm, guest: str) -> Plan:
         raise MigrationRefused(s.no_records(place.path, place.host))
     else:
         source_step, target_step = steps
+        if found.get("diffs"):
+            yield from _renewed(place, all_of_them=not getattr(target_step, "keep_bases", True))
         yield On(there.host, (s.MakeRoom(there.vm, there.path, int(found["bytes"]), tuple(found["bases"])),))
         relay = Relay(On(place.host, (source_step._replace(token=token),)), On(there.host, (target_step,)))
         seen = yield from _sent(relay, vm)
     yield from _release(place.host, s.ReleaseVm(place.vm, place.path, guest, seen), vm)
+
+
+def _renewed(place: VmPlace, *, all_of_them: bool) -> Plan:
+    """Commit the local disks of persistent images before they go where no base is, or where that may not be had any more."""
+    from ..model.steps_commit import RenewVm
+    from . import commit_lines
+
+    done = yield On(place.host, (RenewVm(place.vm, place.path, all_of_them),))
+    yield Say(commit_lines.renewed, tuple(done))
 
 
 def _same_directory(source: VmPlace, target: VmPlace) -> Plan:

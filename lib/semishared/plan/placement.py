@@ -57,6 +57,7 @@ def detach_when(image: Image, datastore: Datastore) -> str:
 def attached(image: Image, datastore: Datastore, disk: Disk) -> Place:
     """Return the place of a disk that OpenNebula attaches with ln: persistent, or read-only; raise BadAttribute."""
     where, where_from = _value(image, datastore, "SEMISHARED_PLACE", WHERE, "auto")
+    _value(image, datastore, "SEMISHARED_LOCAL", LOCALS, "overlay")
     if where != "local" or disk.is_readonly:
         return IN_PLACE  # nothing is written to what is read-only: there would be nothing to commit
     if disk.is_shareable:

@@ -54,9 +54,9 @@ def mvds(asked: ToImage, is_here: bool) -> Plan:
 def _finished(place: VmPlace, *answers: Any) -> Lines:
     if not any(answers):
         return ()
-    from . import commits
+    from . import commit_lines
 
-    return commits.finished(place.vm, answers)
+    return commit_lines.finished(place.vm, *answers)
 
 
 def everywhere(place: VmPlace, is_here: bool, step: s.Step) -> Part["list[Any]"]:

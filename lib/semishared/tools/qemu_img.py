@@ -95,6 +95,11 @@ def convert(
     work([*limits, "qemu-img", "convert", *shared, *_format(source, source_format), "-O", target_format, source, target])
 
 
+def convert_over(source: str, source_format: str, target: str, backing: str, backing_format: str) -> None:
+    """Write the content of the standalone image `source` to the new qcow2 `target` over `backing`, zeros and all: of that nothing shows."""
+    work(["qemu-img", "convert", "-f", source_format, "-O", "qcow2", "-B", backing, "-F", backing_format, source, target])
+
+
 def measure(source: str, format: str) -> int:
     """Return how many bytes a standalone qcow2 copy of `source` will take at most; works on images in use."""
     text = run(["qemu-img", "measure", "--force-share", "--output=json", *_format(source, format), "-O", "qcow2", source])

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a VM's log says of disks whose writing belongs into an image (plan/commits.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..model.exchange import Lines
+from ..model.owner import Owner
+from ..units import human
+
+
+def made(vm: int, disk: int, *answers: Any) -> Lines:
+    """Say whose writing the image does not wait for any more, now that a disk has claimed it; the last of `answers` tells."""
+    found = answers[-1] or {}
+    before = Owner.from_data(found.get("before"))
+    if before and (before.vm, before.disk) != (vm, disk):
+        yield "warn", (
+            f"the image waited for disk {before.disk} of VM {before.vm} on {before.host}: what that has not committed can only become "
+            f"another image now (semishared commit {before.vm} {before.disk} --as-new-image NAME)"
+        )
+    yield from _kept(vm, found)
+
+
+def finished(vm: int, *answers: Any) -> Lines:
+    """Say what was committed of disks that were taken away, and what was kept."""
+    for answer in answers:
+        if answer and answer.get("bytes"):
+            yield "info", f"{human(answer['bytes'])} were committed to the image"
+        yield from _kept(vm, answer)
+
+
+def renewed(answer: Any) -> Lines:
+    """Say what was committed of a VM before it was moved, and what goes with it as it is."""
+    for disk in (answer or {}).get("disks", ()):
+        if disk.get("why"):
+            yield "warn", f"disk {disk['disk']} was not committed to its image, and goes with the VM as it is: {disk['why']}"
+        elif disk["bytes"]:
+            yield "info", f"{human(disk['bytes'])} of disk {disk['disk']} were committed to the image"
+
+
+def _kept(vm: int, answer: Any) -> Lines:
+    found = (answer or {}).get("kept") or []
+    for place in [found] if isinstance(found, str) else found:
+        yield "warn", f"what was not committed is kept in {place}: semishared commit {vm} brings it to its image"

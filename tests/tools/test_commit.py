@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local disks of persistent images, through the real host side: claimed, committed, kept, refused; no guest runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semishared.errors import CommitRefused, NotOwner, SemisharedError, StaleDiff
+from semishared.model import steps as s
+from semishared.model import steps_commit as c
+from semishared.tools import qemu_img
+from tools.world import OVERLAY_OPTIONS, MiB, World, qemu_io
+
+FORMATS = ("raw", "qcow2")
+
+
+def attach(world: World, image: s.ImageRef, disk: s.DiskRef, seq: int = 0, size: int = 0) -> dict[str, Any]:
+    """Attach as `tm/ln` plans it; return what the host says."""
+    steps = (s.StageBase(str(world.root), image), s.PrepareVm(disk.vm, disk.vm_dir), c.CreateDiff(disk, image, size, OVERLAY_OPTIONS))
+    return world.on(*steps, seq=seq)[-1]  # type: ignore[return-value]
+
+
+def active(disk: s.DiskRef) -> str:
+    """Return the layer that a guest would write to."""
+    return os.path.realpath(disk.path)
+
+
+def ended(world: World, disk: s.DiskRef, seq: int = 0) -> Any:
+    return world.on(s.EndSession(disk), seq=seq)[0]
+
+
+def kept(world: World, vm: int = 5) -> list[Any]:
+    return world.on(c.FindKept(vm, str(world.location), (101, 103)))[0]["kept"]  # type: ignore[index,no-any-return]
+
+
+def frozen(world: World, disk: s.DiskRef, top: int) -> None:
+    """Put an empty layer over what the disk holds, as a commit on request does."""
+    world.on(s.AddLayer(disk, top + 1, top, "qcow2"), s.ActivateLayer(disk, top + 1, "qcow2"))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_the_guest_wrote_is_in_the_image_when_its_disk_goes(world: World, format: str) -> None:
+    image, disk = world.image(format=format), world.disk()
+    attach(world, image, disk)
+    record = json.loads(Path(disk.vm_dir, ".semishared/disk.1.json").read_text())
+    assert (record["how"], record["place"]) == ("diff", "local")
+    qemu_io(active(disk), "qcow2", "write -P 0x77 3M 64k")
+    qemu_io(image.source, format, "read -P 0 3M 64k")
+    assert ended(world, disk)["bytes"] >= 65536
+    qemu_io(image.source, format, "read -P 0x77 3M 64k")
+    qemu_io(image.source, format, "read -P 0xa1 1M 64k")
+    assert not os.path.lexists(disk.path)
+    assert (world.leases(), world.leftovers(), kept(world)) == ([], [], [])
+    # A retry of the epilog finds nothing to do.
+    assert ended(world, disk) in ({}, None)
+    qemu_io(image.source, format, "read -P 0x77 3M 64k")
+
+
+def test_an_empty_disk_changes_nothing_on_the_store(world: World) -> None:
+    image, disk = world.image(), world.disk()
+    attach(world, image, disk)
+    before = os.stat(image.source)
+    assert ended(world, disk)["bytes"] == 0
+    after = os.stat(image.source)
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    attach(world, image, world.disk(6))  # whose image it is was forgotten
+    assert ended(world, world.disk(6))["bytes"] == 0
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_grown_disk_grows_its_image(world: World, format: str) -> None:
+    image, disk = world.image(format=format), world.disk()
+    attach(world, image, disk)
+    world.on(s.GrowDisk(disk, 80 * MiB))
+    qemu_io(active(disk), "qcow2", "write -P 0x31 79M 64k")
+    ended(world, disk)
+    assert qemu_img.virtual_size(image.source, format) == 80 * MiB
+    qemu_io(image.source, format, "read -P 0x31 79M 64k")
+
+
+def test_commits_on_request_take_what_is_new(world: World) -> None:
+    image, disk = world.image(), world.disk()
+    attach(world, image, disk)
+    qemu_io(active(disk), "qcow2", "write -P 0x11 3M 64k")
+    frozen(world, disk, 0)
+    (done,) = world.on(c.CommitDisk(disk, 0))
+    assert done["bytes"] >= 65536  # type: ignore[index]
+    qemu_io(image.source, "raw", "read -P 0x11 3M 64k")
+    qemu_io(active(disk), "qcow2", "write -P 0x12 4M 64k")
+    qemu_io(active(disk), "qcow2", "read -P 0x11 3M 64k")
+    frozen(world, disk, 1)
+    world.on(c.CommitDisk(disk, 1))
+    qemu_io(image.source, "raw", "read -P 0x12 4M 64k")
+    (described,) = world.on(s.DescribeDisk(disk, ""))
+    assert described["waiting"] == 0  # type: ignore[index]
+    qemu_io(active(disk), "qcow2", "write -P 0x13 5M 64k")
+    ended(world, disk)
+    for pattern, at in ((0x11, 3), (0x12, 4), (0x13, 5), (0xA1, 1)):
+        qemu_io(image.source, "raw", f"read -P {pattern} {at}M 64k")
+
+
+def test_the_layer_that_is_written_is_not_committed_on_request(world: World) -> None:
+    image, disk = world.image(), world.disk()
+    attach(world, image, disk)
+    qemu_io(active(disk), "qcow2", "write -P 0x11 3M 64k")
+    with pytest.raises(SemisharedError, match="to which nobody writes"):
+        world.on(c.CommitDisk(disk, 0))
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["disk", "vm"])
+def test_a_deleted_disk_is_kept_and_can_still_be_committed(world: World, whole: bool) -> None:
+    image, disk = world.image(), world.disk()
+    attach(world, image, disk, seq=2)
+    qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
+    removal = s.RemoveVm(5, disk.vm_dir) if whole else s.RemoveDisk(disk, str(world.store))
+    (said,) = world.on(removal, seq=2)
+    (found,) = kept(world)
+    assert found["path"] in str(said)
+    assert (found["vm"], found["disk"], found["size"]) == (5, 1, 64 * MiB)
+    if not whole:
+        world.on(s.RemoveVm(5, disk.vm_dir), seq=2)
+    assert not os.path.lexists(disk.vm_dir)
+    assert len(world.leases()) == 1
+    qemu_io(image.source, "raw", "read -P 0 3M 64k")
+    world.on(s.RemoveVm(5, disk.vm_dir), seq=2)  # whoever deletes again takes nothing of it
+    (done,) = world.on(c.FinishDisk(s.DiskRef(5, 1, found["path"])))
+    assert done["bytes"] >= 65536  # type: ignore[index]
+    qemu_io(image.source, "raw", "read -P 0x55 3M 64k")
+    assert (kept(world), world.leases(), world.leftovers()) == ([], [], [])
+    assert not os.path.exists(found["path"])
+
+
+def test_what_holds_nothing_is_not_kept(world: World) -> None:
+    image, disk = world.image(), world.disk()
+    attach(world, image, disk)
+    world.on(s.RemoveVm(5, disk.vm_dir))
+    assert (kept(world), world.leases(), world.leftovers()) == ([], [], [])
+
+
+def test_a_disk_made_anew_keeps_what_was_there(world: World) -> None:
+    image, disk = world.image(), world.disk()
+    attach(world, image, disk, seq=1)
+    qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
+    assert "kept-5-" in attach(world, image, disk, seq=2)["kept"]
+    qemu_io(active(disk), "qcow2", "read -P 0 3M 64k")
+    qemu_io(active(disk), "qcow2", "write -P 0x56 4M 64k")
+    (found,) = kept(world)
+    with pytest.raises(StaleDiff):
+        world.on(c.FinishDisk(s.DiskRef(5, 1, found["path"])))
+    ended(world, disk, seq=2)
+    qemu_io(image.source, "raw", "read -P 0x56 4M 64k")
+    qemu_io(image.source, "raw", "read -P 0 3M 64k")
+    assert [item["path"] for item in kept(world)] == [found["path"]]
+    saved = world.store / "saved"
+    world.on(s.SaveDisk(s.DiskRef(5, 1, found["path"]), str(saved), "raw", ""))
+    qemu_io(saved, "raw", "read -P 0x55 3M 64k")
+    qemu_io(saved, "raw", "read -P 0xa1 1M 64k")
+
+
+def test_an_image_that_somebody_else_claimed_is_left_alone(world: World) -> None:
+    image, disk, other = world.image(), world.disk(5), world.disk(6)
+    attach(world, image, disk)
+    qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
+    said = attach(world, image, other)
+    assert (said["before"]["vm"], said["before"]["disk"]) == (5, 1)
+    with pytest.raises(NotOwner, match="VM 6"):
+        ended(world, disk)
+    qemu_io(active(disk), "qcow2", "read -P 0x55 3M 64k")
+    qemu_io(active(other), "qcow2", "write -P 0x66 3M 64k")
+    ended(world, other)
+    qemu_io(image.source, "raw", "read -P 0x66 3M 64k")
+
+
+@pytest.mark.parametrize("how", ["written", "grown", "in place"])
+def test_an_image_that_changed_meanwhile_is_left_alone(world: World, how: str) -> None:
+    image, disk = world.image(), world.disk()
+    attach(world, image, disk)
+    qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
+    if how == "written":
+        qemu_io(image.source, "raw", "write -P 0x99 8M 64k")
+    elif how == "grown":
+        world.on(*world_grow(image))
+    else:
+        world.link(image, world.disk(6))
+        world.on(s.EndSession(world.disk(6)))
+    with pytest.raises(CommitRefused):
+        ended(world, disk)
+    qemu_io(active(disk), "qcow2", "read -P 0x55 3M 64k")
+    qemu_io(image.source, "raw", "read -P 0 3M 64k")
+
+
+def world_grow(image: s.ImageRef) -> tuple[s.Step, ...]:
+    from semishared.model import steps_image
+
+    return (steps_image.GrowImage(image, 70 * MiB),)
+
+
+def test_a_second_copy_of_a_finished_disk_is_kept_and_not_committed(world: World) -> None:
+    image, disk = world.image(), world.disk()
+    attach(world, image, disk)
+    qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
+    copy = world.disk(system=103)
+    os.makedirs(os.path.dirname(copy.vm_dir))
+    world.on(s.RenameVm(5, disk.vm_dir, copy.vm_dir, True, "", (1,)), seq=1)
+    ended(world, copy, seq=1)
+    qemu_io(image.source, "raw", "read -P 0x55 3M 64k")
+    assert "kept-5-" in ended(world, disk, seq=1)["kept"]
+    assert not os.path.lexists(disk.path)
+
+
+def test_a_restored_disk_is_what_the_backup_was_and_no_more(world: World) -> None:
+    image, disk = world.image(), world.disk()
+    attach(world, image, disk)
+    qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
+    backup = world.top / "backup"
+    qemu_img.create(str(backup), "qcow2", 64 * MiB)
+    qemu_io(backup, "qcow2", "write -P 0x66 4M 64k")
+    data = backup.read_bytes()
+    import hashlib
+
+    world.on(s.RestoreDisk(disk, 64 * MiB), data=[data], sha256=hashlib.sha256(data).hexdigest())
+    ended(world, disk)
+    for pattern, at in ((0x66, 4), (0, 3), (0, 1)):
+        qemu_io(image.source, "raw", f"read -P {pattern} {at}M 64k")
