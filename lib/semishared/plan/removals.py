@@ -29,7 +29,6 @@ def delete(asked: Delete, is_here: bool) -> Plan:
     disk = disk_ref(asked.disk)
     # The datastore is the image's for an image disk, the system's for a volatile one, which has no clones.
     found = yield from everywhere(place, is_here, s.RemoveDisk(disk, f"{place.datastore_location}/{asked.store}"))
-    yield Say(_finished, (place, *found))
     for answer in found:
         if answer and "on_store" in answer:
             from ..model.steps_image import ForgetDisk
@@ -37,6 +36,8 @@ def delete(asked: Delete, is_here: bool) -> Plan:
 
             yield from rbd.remove_clone(s.ImageRef.from_data(answer["on_store"]))
             yield from everywhere(place, is_here, ForgetDisk(disk))
+            return
+    yield Say(_finished, (place, *found))
 
 
 def is_nothing(asked: Delete) -> bool:
