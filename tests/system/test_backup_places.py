@@ -16,7 +16,7 @@ from lab.oned.objects import Datastore, Image
 
 FORMATS = ("raw", "qcow2")
 PLACES: Dict[str, Dict[str, str]] = {
-    "in-place": {}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"},
+    "in-place": {}, "diff": {"SEMISHARED_PLACE": "local"}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"},
     "remote-first": {"SEMISHARED_LOCAL": "remote-first"}, "store-clone": {"SEMISHARED_PLACE": "shared"}
 }  # fmt: skip
 DATA = content("base", 0, 64)
@@ -63,14 +63,14 @@ def check_copies(cloud: Cloud, vm: int, disks: int, seed: str) -> None:
 
 def test_backup_running_and_off_and_restore(cloud: Cloud, cell: Callable[..., None]) -> None:
     images = [
-        cloud.data_image(f"places-{place}-{format}", DATA, persistent=place == "in-place", format=format, **attributes)
+        cloud.data_image(f"places-{place}-{format}", DATA, persistent=place in ("in-place", "diff"), format=format, **attributes)
         for place, attributes in PLACES.items() for format in FORMATS
     ]  # fmt: skip
     disks = [{"IMAGE_ID": str(image)} for image in (cloud.os_image("places-os"), *images)]
     disks += [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in FORMATS]
     vm = cloud.deploy("places", disks)
     count = len(disks) - 1
-    targets = [f"vd{letter}" for letter in "bcdefghijklm"[:count]]
+    targets = [f"vd{letter}" for letter in "bcdefghijklmno"[:count]]
     words = (":".join(str(disk) for disk in range(1, count + 1)), f"one-{vm}", "-", str(vm), "101")
     guest = cloud.guest(vm)
     for target in targets:
@@ -113,7 +113,7 @@ def test_backup_running_and_off_and_restore(cloud: Cloud, cell: Callable[..., No
         guest.check(target, "one", 1024, 64)
     cloud.terminate(vm)
     assert cloud.leftovers() == []
-    for source, format in zip(images[:2], FORMATS):
+    for source, format in zip(images[:4], FORMATS * 2):
         assert cloud.read(cloud.source(source), format, 64 << 10, 1024 << 10) == content("one", 1024, 64)
     cell("backup", matrix.PLACES, FORMATS, ("off", "live"))
     cell("restore", matrix.PLACES, FORMATS, "off")

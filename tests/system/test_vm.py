@@ -19,6 +19,7 @@ DATA = content("base", 0, KIB)
 CELLS = [
     # (place, persistent, attributes)
     ("in-place", True, {}),
+    ("diff", True, {"SEMISHARED_PLACE": "local"}),
     ("overlay", False, {}),
     ("copy", False, {"SEMISHARED_LOCAL": "copy"}),
     ("remote-first", False, {"SEMISHARED_LOCAL": "remote-first"}),
@@ -112,21 +113,24 @@ def test_terminated_vm_leaves_nothing_behind(cloud: Cloud, hot: Guest) -> None:
 def test_mixed_vm_through_power_off_undeploy_and_migration(cloud: Cloud, os_image: int, cell: Callable[..., None]) -> None:
     """One VM, all kinds of disk in both formats: every byte where it belongs after each way of not running."""
     formats = ("raw", "qcow2")
-    mine = {format: cloud.data_image(f"mine-{format}", DATA, persistent=True, format=format) for format in formats}
+    mine = [
+        cloud.data_image(f"{place}-{format}", DATA, persistent=True, format=format, **attributes)
+        for place, attributes in (("mine", {}), ("local", {"SEMISHARED_PLACE": "local"})) for format in formats
+    ]  # fmt: skip
     others: list[int] = []
     for format in formats:
         others.append(cloud.data_image(f"cow-{format}", DATA, format=format))
         others.append(cloud.data_image(f"full-{format}", DATA, format=format, SEMISHARED_LOCAL="copy"))
         others.append(cloud.data_image(f"beside-{format}", DATA, format=format, SEMISHARED_PLACE="shared"))
         others.append(cloud.data_image(f"remote-{format}", DATA, format=format, SEMISHARED_LOCAL="remote-first"))
-    disks = [{"IMAGE_ID": str(image)} for image in (os_image, *mine.values(), *others)]
+    disks = [{"IMAGE_ID": str(image)} for image in (os_image, *mine, *others)]
     disks += [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in formats]
     vm = cloud.deploy("mixed", disks)
     # The target of each disk after the first, and what is written there.
-    names = {f"vd{letter}": f"seed-{letter}" for letter in "bcdefghijklm"}
+    names = {f"vd{letter}": f"seed-{letter}" for letter in "bcdefghijklmno"}
     guest = cloud.guest(vm)
     assert guest.context()["SEMI"] == "mixed"
-    assert len([name for name in guest.disks() if name.startswith("vd")]) == 13
+    assert len([name for name in guest.disks() if name.startswith("vd")]) == 15
     for name in list(names)[:-2]:
         guest.check(name, "base", 0, KIB)
     for name, seed in names.items():
@@ -150,7 +154,8 @@ def test_mixed_vm_through_power_off_undeploy_and_migration(cloud: Cloud, os_imag
     assert cloud.files(cloud.lab.node("h2"), f"{DATASTORES}/101/{vm}") == []
     cloud.terminate(vm)
     assert cloud.leftovers() == []
-    for (format, image), seed in zip(mine.items(), ("seed-b", "seed-c")):
+    for image, seed in zip(mine, ("seed-b", "seed-c", "seed-d", "seed-e")):
+        format = cloud.oned.image(image).format
         assert cloud.read(cloud.source(image), format, 128 << 10, 4096 << 10) == content(seed, 4096, 128)
     for image in others:
         format = cloud.oned.image(image).format
@@ -212,10 +217,10 @@ def test_saved_disk_when_running_or_off_is_what_the_guest_wrote(
     guest = cloud.guest(vm)
     disks = range(1, len(images) + 1)
     for disk in disks:
-        guest.write(f"vd{'abcdefghijk'[disk]}", "one", 1024, 64)
+        guest.write(f"vd{'abcdefghijklm'[disk]}", "one", 1024, 64)
     saved = [cloud.oned.disk_saveas(vm, disk, f"live-{disk}") for disk in disks]
     for disk in disks:
-        guest.write(f"vd{'abcdefghijk'[disk]}", "two", 1024, 64)
+        guest.write(f"vd{'abcdefghijklm'[disk]}", "two", 1024, 64)
     cloud.oned.vm_poweroff(vm, hard=True)
     saved += [cloud.oned.disk_saveas(vm, disk, f"off-{disk}") for disk in disks]
     for image, format, seed in zip(saved, formats * 2, ["one"] * len(images) + ["two"] * len(images)):

@@ -11,14 +11,14 @@ from typing import Any, Iterator
 
 import pytest
 
-from semishared.model import layout, layout_base, layout_delta, layout_pool, layout_store
+from semishared.model import layout, layout_base, layout_delta, layout_diff, layout_pool, layout_store
 from semishared.tools import signatures
 
 pytestmark = pytest.mark.reads_checkout
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "lib" / "semishared"
-LAYOUT = {"layout", "layout_base", "layout_delta", "layout_pool", "layout_store"}
+LAYOUT = {"layout", "layout_base", "layout_delta", "layout_diff", "layout_pool", "layout_store"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.stem not in LAYOUT)
 
 # -- nobody else ------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ PLACEHOLDERS: dict[str, Any] = {
     "vm": "<vm>", "disk": "<disk>", "generation": "<generation>", "random": "<random>", "port": "<port>", "cloud": "<cloud>",
     "maker": "<host><boot>-<pid>-<start>-<random>", "kind": "removed", "store": "<store>", "prefix": "<store>-<image>",
     **{f"layout.{name}.disk": "N" for name in ("disk_name", "record_name", "record", "clone_note", "job_note", "saved", "arriving_backup")},
-    "epoch": "<seq>",
+    "epoch": "<seq>", "layout_diff.last.disk": "N",
     "layout.disk.number": "N", "layout.backup_copy.number": "N", "layout.layer.number": "K", "layout_pool.image.number": "<image>",
     "layout.layer.disk": "disk.N", "layout.layers.disk": "disk.N", "layout.staged.name": "NAME", "layout.lock.name": "holders",
     "layout.made_by.maker": layout.Maker("<host><boot>", "<pid>", "<start>"),  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ NOT_OURS = re.compile(r"<datastore>|<DATASTORE_LOCATION>|<system datastore>|<vm>
 
 def made() -> Iterator[str]:
     """Yield what each formatter makes of what the page has in the place of its arguments, and each constant name."""
-    for module in (layout, layout_base, layout_delta, layout_store, layout_pool):
+    for module in (layout, layout_base, layout_delta, layout_diff, layout_store, layout_pool):
         short = module.__name__.rpartition(".")[2]
         yield from (value for name, value in vars(module).items() if name.isupper() and isinstance(value, str) and value[-1] not in "-")
         for name, function in inspect.getmembers(module, inspect.isfunction):
@@ -190,7 +190,7 @@ def test_every_name_that_is_made_is_on_the_page() -> None:
 def test_every_name_on_the_page_is_made() -> None:
     """In the left column of its tables, which ends at two spaces or at the link's arrow."""
     known = {part for name in made() for part in name.split("/")}
-    known |= {part.replace("removed", kind) for part in known for kind in ("incoming", "outgoing")} | {f"{signatures.SIGNATURE}<id>"}
+    known |= {part.replace("removed", kind) for part in known for kind in ("incoming", "outgoing", "kept")} | {f"{signatures.SIGNATURE}<id>"}
     known |= {layout.layers(layout_store.clone_name("<vm>", "<disk>", cloud)) for cloud in ("", "<cloud>")} | {"<vm>-<disk>"}  # type: ignore[arg-type]
     left = re.findall(r"^ {4,42}(\S+?)(?:$|  | ->)", PAGE, re.MULTILINE)
     parts = {part.lstrip("@") for path in left for part in path.split("/")}
