@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 
 from semishared.errors import CommitRefused, NotOwner, SemisharedError, StaleDiff
 from semishared.model import steps as s
 from semishared.model import steps_commit as c
+from semishared.model.steps_image import GrowImage
 from semishared.tools import qemu_img
 from tools.world import OVERLAY_OPTIONS, MiB, World, qemu_io
 
@@ -184,7 +187,7 @@ def test_an_image_that_changed_meanwhile_is_left_alone(world: World, how: str) -
     if how == "written":
         qemu_io(image.source, "raw", "write -P 0x99 8M 64k")
     elif how == "grown":
-        world.on(*world_grow(image))
+        world.on(GrowImage(image, 70 * MiB))
     else:
         world.link(image, world.disk(6))
         world.on(s.EndSession(world.disk(6)))
@@ -192,12 +195,6 @@ def test_an_image_that_changed_meanwhile_is_left_alone(world: World, how: str) -
         ended(world, disk)
     qemu_io(active(disk), "qcow2", "read -P 0x55 3M 64k")
     qemu_io(image.source, "raw", "read -P 0 3M 64k")
-
-
-def world_grow(image: s.ImageRef) -> tuple[s.Step, ...]:
-    from semishared.model import steps_image
-
-    return (steps_image.GrowImage(image, 70 * MiB),)
 
 
 def test_a_second_copy_of_a_finished_disk_is_kept_and_not_committed(world: World) -> None:
@@ -221,9 +218,119 @@ def test_a_restored_disk_is_what_the_backup_was_and_no_more(world: World) -> Non
     qemu_img.create(str(backup), "qcow2", 64 * MiB)
     qemu_io(backup, "qcow2", "write -P 0x66 4M 64k")
     data = backup.read_bytes()
-    import hashlib
-
     world.on(s.RestoreDisk(disk, 64 * MiB), data=[data], sha256=hashlib.sha256(data).hexdigest())
     ended(world, disk)
     for pattern, at in ((0x66, 4), (0, 3), (0, 1)):
         qemu_io(image.source, "raw", f"read -P {pattern} {at}M 64k")
+
+
+# -- killed at every point ----------------------------------------------------------------------------
+
+
+def attaching(world: World, image: s.ImageRef, disk: s.DiskRef) -> None:
+    attach(world, image, disk)
+
+
+def finishing(world: World, image: s.ImageRef, disk: s.DiskRef) -> None:
+    ended(world, disk)
+
+
+def on_request(world: World, image: s.ImageRef, disk: s.DiskRef) -> None:
+    world.on(c.CommitDisk(disk, 0))
+
+
+def renewing(world: World, image: s.ImageRef, disk: s.DiskRef) -> None:
+    world.on(c.RenewVm(disk.vm, disk.vm_dir, True))
+
+
+def deleting(world: World, image: s.ImageRef, disk: s.DiskRef) -> None:
+    world.on(s.RemoveDisk(disk, str(world.store)), s.RemoveVm(disk.vm, disk.vm_dir))
+
+
+def deleting_all(world: World, image: s.ImageRef, disk: s.DiskRef) -> None:
+    world.on(s.RemoveVm(disk.vm, disk.vm_dir))
+
+
+KILLED: dict[str, Callable[[World, s.ImageRef, s.DiskRef], None]] = {
+    function.__name__: function for function in (attaching, finishing, on_request, renewing, deleting, deleting_all)
+}
+
+
+OWN = {
+    "claim written", "image claimed", "disk.1 layer renamed", "kept directory made", "diff kept", "disk unlinked", "commit decided",
+    "image committed", "commit recorded", "empty layer made", "layer recorded", "committed layer removed", "record removed",
+}
+"""Points between which something else may be true; what the store does to an image is killed in tests/store and test_commits.py."""
+
+
+def ready(world: World, number: int, what: str) -> tuple[s.ImageRef, s.DiskRef]:
+    """Return an image and a disk of a VM of this number, as the action finds it: written to, frozen for a commit on request."""
+    image, disk = world.image(f"image{number}", size=4 * MiB), world.disk(number)
+    image = image._replace(id=number)
+    if what != "attaching":
+        attach(world, image, disk)
+        qemu_io(active(disk), "qcow2", "write -P 0x71 2M 64k")
+        if what == "on_request":
+            frozen(world, disk, 0)
+    return image, disk
+
+
+def pattern(path: str, format: str, at: int) -> int:
+    """Return the byte that 64 KiB of an image hold; fail if they hold more than one."""
+    (found,) = {value for value in range(256) if _holds(path, format, value, at)}
+    return found
+
+
+def _holds(path: str, format: str, value: int, at: int) -> bool:
+    return value in (0, 0x71, 0xA1) and b"failed" not in _read(path, format, value, at)
+
+
+def _read(path: str, format: str, value: int, at: int) -> bytes:
+    argv = ["qemu-io", "-U", "-r", "-f", format, "-c", f"read -P {value} {at} 64k", path]
+    return subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=60).stdout
+
+
+@pytest.mark.parametrize("what", KILLED)
+def test_killed_at_every_point_and_done_again(world: World, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    act, trace = KILLED[what], world.top / "trace"
+    image, disk = ready(world, 1000, what)
+    monkeypatch.setenv("SEMISHARED_TRACE", str(trace))
+    act(world, image, disk)
+    monkeypatch.delenv("SEMISHARED_TRACE")
+    passed = [line.partition(" ")[2] for line in trace.read_text().splitlines()]
+    points = {number: name for number, name in enumerate(passed, 1) if name in OWN}
+    assert len(points) >= 2, passed
+    for number, name in points.items():
+        image, disk = ready(world, number, what)
+        monkeypatch.setenv("SEMISHARED_KILL_AT", str(number))
+        with pytest.raises(SemisharedError):
+            act(world, image, disk)
+        monkeypatch.delenv("SEMISHARED_KILL_AT")
+        act(world, image, disk)
+        is_committed = what in ("finishing", "on_request", "renewing")
+        wanted = 0x71 if is_committed else 0
+        assert pattern(image.source, "raw", 2 * MiB) == wanted, f"killed at {name}"
+        assert pattern(image.source, "raw", 1 * MiB) == 0xA1
+        if what == "renewing":
+            # It has no lease yet on what the image is now: where it arrives it gets one.
+            moved = world.disk(number, system=103)
+            os.makedirs(os.path.dirname(moved.vm_dir), exist_ok=True)
+            world.on(s.RenameVm(number, disk.vm_dir, moved.vm_dir, True, "", (1,)))
+            world.on(s.RemoveVm(number, disk.vm_dir))
+            disk = moved
+        if what in ("on_request", "renewing"):
+            qemu_io(active(disk), "qcow2", "read -P 0x71 2M 64k")
+            (described,) = world.on(s.DescribeDisk(disk, ""))
+            assert described["waiting"] == 0  # type: ignore[index]
+            ended(world, disk)
+        elif what == "attaching":
+            qemu_io(active(disk), "qcow2", "write -P 0x71 2M 64k")
+            ended(world, disk)
+            assert pattern(image.source, "raw", 2 * MiB) == 0x71
+        elif "deleting" in what:
+            (found,) = kept(world, number)
+            world.on(c.FinishDisk(s.DiskRef(number, 1, found["path"])))
+            assert pattern(image.source, "raw", 2 * MiB) == 0x71, f"killed at {name}"
+        world.on(s.RemoveVm(number, disk.vm_dir))
+        assert kept(world, number) == []
+        assert not [lease for lease in world.leases() if lease.endswith(f"/{number}-1")], name
