@@ -129,7 +129,8 @@ def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None
     """
     done = _write(disk, record, ask)
     if record.committed is None and not kept.waiting(record):
-        _drop_others(record)
+        with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+            _drop_others(disk, record)
         return done
     image, at, here = record.of_image._replace(generation=""), store.of(record.of_image.access), cache.root_of(disk.vm_dir)
     _mark(disk, record, planned)
@@ -149,13 +150,13 @@ def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None
         point("empty layer made")
         records.write_record(disk.vm_dir, record._replace(path=path, image=image._replace(generation=generation), committed=None))
         point("layer recorded")
-        layering.link(record, disk, new)
-        _drop_others(record._replace(path=path))
+        _drop_others(disk, record._replace(path=path))
     return done
 
 
-def _drop_others(record: Record) -> None:
-    """Remove the layers that a disk does not lie over any more."""
+def _drop_others(disk: DiskRef, record: Record) -> None:
+    """Let the link that is the disk lead to its active layer, and remove the layers that it does not lie over any more."""
+    layering.link(record, disk, int(record.layer))
     folder, chain = os.path.dirname(record.path), kept.chain(record)
     for number in layers.numbered(folder):
         if f"{folder}/{number}" not in chain:
