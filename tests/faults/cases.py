@@ -133,7 +133,7 @@ def ln_steps(
     rig: Rig, image: Stored, vm: int = VM, disk: int = 0, readonly: bool = False, machine: str = "a"
 ) -> List[s.Step]:
     request = from_image(rig, source(rig, image), vm, f"disk.{disk}", machine)
-    return first(disks.ln(request, *facts(image, readonly=readonly)))
+    return first(disks.ln(request, *facts(image, readonly=readonly), OPTIONS))
 
 
 def new_disk(rig: Rig, size: int, format: str, disk: int = 0, fs: str = "") -> List[s.Step]:

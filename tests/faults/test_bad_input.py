@@ -419,6 +419,8 @@ def test_delete_stays_in_the_vm_directory(cloud: Cloud, path: str) -> None:
     one_line(cloud.tm("delete", f"h1:{path}", "7", "101"))
 
 
+UUID = "11111111-2222-4333-8444-555555555555"
+
 # -- what oned says ----------------------------------------------------------------------------------------------
 
 
@@ -434,7 +436,7 @@ def test_hostile_attribute_values(cloud: Cloud, source: str, name: str, kind: st
     [
         ("<SEMISHARED_PLACE>shared</SEMISHARED_PLACE><SEMISHARED_LOCAL>copy</SEMISHARED_LOCAL>", False, "contradicts"),
         ("<SEMISHARED_PLACE>shared</SEMISHARED_PLACE><SEMISHARED_LOCAL>remote-first</SEMISHARED_LOCAL>", False, "contradicts"),
-        ("<SEMISHARED_PLACE>local</SEMISHARED_PLACE>", True, "not supported yet"),
+        (f"<SEMISHARED_PLACE>local</SEMISHARED_PLACE><LUKS_SECRET>{UUID}</LUKS_SECRET>", True, "encrypted"),
     ],
 )
 def test_values_that_do_not_go_together(cloud: Cloud, source: str, attributes: str, persistent: bool, word: str) -> None:
