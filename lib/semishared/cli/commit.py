@@ -100,7 +100,8 @@ def _here(oned: Oned, vm: Vm, arguments: argparse.Namespace, action: Action) -> 
         if known.place.commits and arguments.disk in (None, known.disk):
             at = DiskPlace(VmPlace(machine, vm_dir, vm.id), layout.disk_name(known.disk), known.disk)
             if arguments.as_new_image:
-                yield _name(vm.id, known.disk), _told(shlex.join(["onevm", "disk-saveas", str(vm.id), str(known.disk), arguments.as_new_image]))
+                words = ["onevm", "disk-saveas", str(vm.id), str(known.disk), arguments.as_new_image]
+                yield _name(vm.id, known.disk), _told(shlex.join(words))
             else:
                 yield _name(vm.id, known.disk), _committed(at, domain, action.config.freeze)
 
@@ -153,6 +154,6 @@ def _new(machine: str, disk: s.DiskRef, item: "dict[str, Any]", name: str) -> Pa
     image = s.ImageRef.from_data(item["image"])
     path = stores.new_source(image.access, image.root, image.id, os.urandom(16).hex())
     yield On(machine, (s.SaveDisk(disk, path, image.format, ""),))
-    words = ["--datastore", str(image.store), "--name", name, "--source", path, "--format", image.format, "--size", str(mib_ceil(item["size"]))]
-    command = shlex.join(["oneimage", "create", *words, "--persistent"])
+    words = ["--datastore", str(image.store), "--name", name, "--source", path, "--format", image.format]
+    command = shlex.join(["oneimage", "create", *words, "--size", str(mib_ceil(item["size"])), "--persistent"])
     return f"run `{command}`, then `{NAME} gc --discard {os.path.basename(disk.vm_dir)}`"

@@ -249,7 +249,8 @@ def show_kept(kept: list[Row]) -> None:
     """Print the disks that were kept when their VMs were deleted, if there are any."""
     for item in kept:
         image = f"image {item['image']['id']}" if item["image"] else "an image"
-        print(f"{item['host']}: kept of VM {item['vm']} disk {item['disk']}, {human(item['bytes'])} not committed to {image}: {item['path']}")
+        what = f"kept of VM {item['vm']} disk {item['disk']}, {human(item['bytes'])} not committed to {image}"
+        print(f"{item['host']}: {what}: {item['path']}")
 
 
 def table(lines: list[list[str]]) -> None:
