@@ -69,7 +69,7 @@ def everywhere(place: VmPlace, is_here: bool, step: s.Step) -> Part["list[Any]"]
     try:
         # Or half would be removed, and the rest be refused until that host is synced.
         yield agree(place.host)
-        found = yield On("localhost", (step,))
+        found = list((yield On("localhost", (step,))))
         found += yield on_host
     except HostUnreachable as e:
         found = found or (yield On("localhost", (step,)))
