@@ -190,7 +190,8 @@ def test_every_name_that_is_made_is_on_the_page() -> None:
 def test_every_name_on_the_page_is_made() -> None:
     """In the left column of its tables, which ends at two spaces or at the link's arrow."""
     known = {part for name in made() for part in name.split("/")}
-    known |= {part.replace("removed", kind) for part in known for kind in ("incoming", "outgoing", "kept")} | {f"{signatures.SIGNATURE}<id>"}
+    known |= {part.replace("removed", kind) for part in known for kind in ("incoming", "outgoing", "kept")}
+    known |= {f"{signatures.SIGNATURE}<id>"}
     known |= {layout.layers(layout_store.clone_name("<vm>", "<disk>", cloud)) for cloud in ("", "<cloud>")} | {"<vm>-<disk>"}  # type: ignore[arg-type]
     left = re.findall(r"^ {4,42}(\S+?)(?:$|  | ->)", PAGE, re.MULTILINE)
     parts = {part.lstrip("@") for path in left for part in path.split("/")}

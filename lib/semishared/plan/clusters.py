@@ -145,6 +145,8 @@ def bases(vm: Vm, images: Mapping[int, Image], datastores: Mapping[int, Datastor
 
 def _place(image: Image, datastore: Datastore, disk: Disk) -> Place | None:
     try:
-        return placement.place(image, datastore, disk.is_persistent or disk.is_readonly)
+        if disk.is_persistent or disk.is_readonly:
+            return placement.attached(image, datastore, disk)
+        return placement.place(image, datastore)
     except BadAttribute:
         return None  # its clone says what is wrong with it
