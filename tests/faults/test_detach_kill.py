@@ -19,7 +19,7 @@ import pytest
 from semishared.errors import SemisharedError
 from semishared.model.steps_base import DetachVm
 
-from .cloud import STORE, Cloud, until
+from .cloud import STORE, SYSTEM, Cloud, until
 from .live import DOMAIN, OVERLAY, TRACE, VM, VM_DIR, Environment, Live, s, written
 
 ALL = bool(os.environ.get("SEMISHARED_FULL"))
@@ -227,6 +227,22 @@ def test_guest_that_is_paused_or_at_work_for_others_is_left_alone(live: Live) ->
         assert live.host.run(["ls", f"{VM_DIR}/disk.{DISK}.snap"]).stdout == host
     live.end_domain()
     assert check(live) == "remote-first"
+
+
+def test_host_without_room_for_the_copies_says_how_much_is_missing(live: Live) -> None:
+    live.end_domain()
+    with live.cloud.small(live.host, SYSTEM, "16M"):
+        begin(live)
+        free = int(live.host.run(["df", "--output=avail", "-B1", SYSTEM]).stdout.split()[-1])
+        live.host.run(["dd", "if=/dev/zero", f"of={SYSTEM}/filler", "bs=4096", f"count={(free - 500_000) // 4096}"])
+        with pytest.raises(SemisharedError, match=r"no space for .* are missing.*SS030"):
+            detach(live, {})
+        live.host.run(["rm", f"{SYSTEM}/filler"])
+        assert reads_store(live)
+        detach(live, {})
+        assert not reads_store(live)
+        live.end_domain()
+        assert check(live) == "overlay"
 
 
 def test_guest_that_has_something_else_open_is_left_alone(live: Live) -> None:

@@ -168,7 +168,7 @@ def test_timer_detaches_what_its_image_wants_after_its_boot(cloud: Cloud) -> Non
     cloud.terminate(vm)
 
 
-def test_host_without_room_and_store_that_is_away_leave_the_guest_as_it_was(cloud: Cloud) -> None:
+def test_store_that_is_away_leaves_the_guest_as_it_was(cloud: Cloud) -> None:
     system = cloud.os_image("room")
     raw, _ = images(cloud, "room")
     vm = cloud.deploy("room", [{"IMAGE_ID": str(image)} for image in (system, raw)])

@@ -156,6 +156,8 @@ def restore(asked: Asked) -> Plan:
     """Resume the VM from the checkpoint `argv[0]`, with its disks at the layers that are active now, over what those lie."""
     vm_dir = asked.vm_dir
     yield from _not_overtaken(vm_dir)
+    if (yield Here(h.SeeNotes(vm_dir))):
+        yield Here(h.Recover(vm_dir))
     records = yield from _recorded(vm_dir)
     if any(record.format == "qcow2" or record.layer for record in records.values()):
         yield from _brought_up_to_date(asked.argv[0], vm_dir, records)
