@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 import traceback
+from contextlib import contextmanager
 from typing import Dict, Iterator, List
 
 import pytest
@@ -186,9 +187,9 @@ def test_what_libvirt_fails_at_leaves_the_guest_as_it_was_or_over_its_base(live:
     check(live, written(1, 2, 3, 5, 6))
 
 
-@pytest.mark.parametrize("name", ["layers ready", "layers equal", "guest writes over the base"])
-def test_qemu_that_dies_on_the_way_leaves_a_whole_disk_that_the_next_start_opens(live: Live, name: str) -> None:
-    """Between the moment in which both hold the same, the record and the pivot too; the driver goes on, and finds no guest."""
+@contextmanager
+def stopped_at(live: Live, name: str) -> Iterator[List[str]]:
+    """Have a driver stand still at the last point of this name; yield what it will have said when it has ended, with the block."""
     names = points(live, runs=True)
     number = len(names) - names[::-1].index(name)
     begin(live)
@@ -205,12 +206,32 @@ def test_qemu_that_dies_on_the_way_leaves_a_whole_disk_that_the_next_start_opens
     at_work.start()
     until(lambda: live.host.path(TRACE).exists() and len(live.points()) == number, 60, f"a driver at {name}", 0.05)
     time.sleep(0.1)
-    live.end_domain()
-    signal.pidfd_send_signal(live.talk._process._pidfd, signal.SIGCONT)  # type: ignore[attr-defined]
+    yield said
     at_work.join(150)
-    assert not at_work.is_alive() and said
+    assert not at_work.is_alive()
+
+
+@pytest.mark.parametrize("name", ["layers ready", "layers equal", "guest writes over the base"])
+def test_qemu_that_dies_on_the_way_leaves_a_whole_disk_that_the_next_start_opens(live: Live, name: str) -> None:
+    """Between the moment in which both hold the same, the record and the pivot too; the driver goes on, and finds no guest."""
+    with stopped_at(live, name) as said:
+        live.end_domain()
+        signal.pidfd_send_signal(live.talk._process._pidfd, signal.SIGCONT)  # type: ignore[attr-defined]
+    assert said
     put_right(live, "")
     assert check(live) == "overlay"
+
+
+def test_action_that_begins_meanwhile_goes_first(live: Live) -> None:
+    """OpenNebula knows nothing of what is under way: what it begins ends that, and finds the disk as it was."""
+    with stopped_at(live, "layers lie over bases") as said, live.session({}) as session:
+        session.run([s.DescribeDisk(live.ref(DISK), DOMAIN)])
+    assert said
+    live.at_rest()
+    live.check_opened(DISK)
+    assert reads_store(live)
+    live.end_domain()
+    assert check(live) == "remote-first"
 
 
 def test_guest_that_is_paused_or_at_work_for_others_is_left_alone(live: Live) -> None:
