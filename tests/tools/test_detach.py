@@ -11,12 +11,16 @@ from typing import Any, Dict, Iterator, List
 import pytest
 
 from semishared.errors import HostFailed
+from semishared.front.detach import detach
 from semishared.guest import detach as live
 from semishared.model import steps as s
 from semishared.model.steps_base import DetachVm
 from semishared.tools import layers
 from semishared.tools.rate_limit import Pace
+from tools.oned_site import HERE, SYSTEM, ActionSite
 from tools.world import OVERLAY_OPTIONS, MiB, World, qemu_io
+
+POWEROFF = 8
 
 
 class Vm:
@@ -148,3 +152,42 @@ def test_copies_have_the_content_and_the_holes(tmp_path: Path) -> None:
     live.copy(str(source), str(target), Pace(0))
     assert target.read_bytes() == source.read_bytes()
     assert os.stat(target).st_blocks * 512 < 1 * MiB
+
+
+def powered_off(site: ActionSite, image: int) -> int:
+    """Make a VM with a disk of an image, as oned has one that was powered off."""
+    number = site.vm(image)
+    vm = site.oned.vm(number)
+    site.oned._add_history(vm, site.oned.host(HERE), site.oned.datastores[SYSTEM])
+    site.make("clone", number)
+    vm.state, vm.lcm_state = POWEROFF, 0
+    return number
+
+
+def test_what_ends_one_vm_ends_no_other_and_each_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: List[Dict[str, object]] = []
+    with ActionSite.up(tmp_path) as site:
+        assert site.oned.rpc
+        monkeypatch.setenv("ONE_XMLRPC", site.oned.rpc.url)
+        monkeypatch.setenv("ONE_AUTH", str(site.auth))
+        image = site.image(SEMISHARED_LOCAL="remote-first")
+        first, *vms = [powered_off(site, image) for _ in range(4)]
+        trace = tmp_path / "trace"
+        (row,) = detach([first], lambda **event: told.append(event))
+        assert (row["how"], row["vm"], row["disk"]) == ("detached", first, 0), row
+        assert [event["how"] for event in told if event["event"] == "vm"] == ["detached"]
+        spare = powered_off(site, image)
+        monkeypatch.setenv("SEMISHARED_TRACE", str(trace))
+        detach([spare], lambda **event: None)
+        monkeypatch.delenv("SEMISHARED_TRACE")
+        count = len(trace.read_text().splitlines())
+        monkeypatch.setenv("SEMISHARED_KILL_AT", str(count + 2))
+        rows = detach(vms, lambda **event: None)
+        monkeypatch.delenv("SEMISHARED_KILL_AT")
+        assert [row["how"] for row in rows] == ["detached", "failed", "detached"], rows
+        assert rows[1]["id"] == "SS012" and "ended with code" in rows[1]["why"]
+        site.oned.vm(first).state = 5
+        again = detach([first, *vms], lambda **event: None)
+        assert [(row["vm"], row["how"]) for row in again] == [
+            (first, "skipped"), (vms[0], "skipped"), (vms[1], "detached"), (vms[2], "skipped")
+        ]
