@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 from typing import Any, Dict, Iterator, List, Tuple
 
@@ -13,6 +14,7 @@ from lab.cloud import STORE, SYSTEM, Cloud
 from lab.oned.states import Lcm
 from lab.oned.states import Vm as State
 
+EXTENT = 4 << 20
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 LABEL = "it's \"ours\" $(touch /tmp/x)"
 
@@ -104,6 +106,29 @@ def test_undeployed_vms_come_up_over_bases_that_came_first(cloud: Cloud, cluster
     cloud.terminate(moved)
     cloud.oned.vm_undeploy(vm, hard=True)
     cloud.oned.vm_deploy(vm, "h1", SYSTEM)
+
+
+def test_set_lets_go_of_its_store_with_one_session_for_all_bases(cloud: Cloud, cluster: List[int]) -> None:
+    """Two images that differ in one extent of three, each for its own host; the others have nothing to let go of."""
+    common = random.Random(1).randbytes(2 * EXTENT)
+    images = [
+        cloud.data_image(f"remote-{seed}", common + random.Random(seed).randbytes(EXTENT), 64, SEMISHARED_LOCAL="remote-first")
+        for seed in (2, 3)
+    ]  # fmt: skip
+    vms = [cloud.deploy(f"remote-{place}", [{"IMAGE_ID": str(image)}], f"h{place}") for place, image in enumerate(images, 1)]
+    words = ["--vms", ",".join(map(str, [*vms, cluster[0]]))]
+    found, _, _ = run(cloud, "status", *words)
+    assert [disk["how"] for row in found["rows"] for disk in row["disks"]] == ["remote-first", "remote-first", "overlay"]
+    found, events, _ = run(cloud, "detach", *words, "--rate", "200M")
+    assert rows(found) == {**{vm: ("detached", "") for vm in vms}, cluster[0]: ("skipped", "no disk of it reads from a store")}
+    assert [event["transport"] for event in events if event["event"] == "plan"] == ["unicast"], "one session"
+    found, _, _ = run(cloud, "status", *words)
+    assert [disk["how"] for row in found["rows"] for disk in row["disks"]] == ["overlay"] * 3
+    off(cloud, vms[:1])
+    found, _, _ = run(cloud, "detach", *words)
+    assert {how for how, _ in rows(found).values()} == {"skipped"} and found["failed"] == 0, "repeated, it finds nothing to do"
+    for vm in vms:
+        cloud.oned.vm_recover(vm, "delete")
 
 
 def test_vm_that_does_not_come_up_is_said_and_the_others_run(cloud: Cloud, cluster: List[int]) -> None:

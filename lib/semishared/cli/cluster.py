@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do with a set of VMs what can be done with one: a cluster boots, and says where it is.
+"""Do with a set of VMs what can be done with one: a cluster boots, lets go of its store, and says where it is.
 
   cluster boot       have its VMs run: their bases come first, in one session, then all start at once
+  cluster detach     have disks that read from their store lie over bases of their hosts, while the VMs run
   cluster status     the state of each VM, and where its disks live
 
 The set is named by VMs, a label, a VM group, or a service of OneFlow. VMs without a disk of ours are left alone, and said. Progress
@@ -20,20 +21,24 @@ from typing import Any, Callable, Dict, List
 
 from .. import NAME
 from ..config import COMPRESSORS, load
+from ..front import detach as front_detach
 from ..front.clusters import Boot, Row, row
 from ..front.staging_hosts import Wish
 from ..opennebula.oned import Oned
 from ..opennebula.report import printable
 from ..opennebula.xml import Vm
 from ..plan import clusters as plan
+from ..plan import detach as detaching
 from . import hosts as on
 from . import status
 from .base import rate
 from .progress import Bars, Lines
 
-FINE = ("booted", "running", "seen", "skipped")
+FINE = ("booted", "running", "detached", "seen")
 """What may have become of a VM without anything being wrong."""
 NOT_OURS = f"no disk of it is of driver {NAME}"
+NOTHING_TO_DO = (NOT_OURS, detaching.NOTHING)
+"""Why a VM may have been skipped without anything being wrong."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--vmgroup", metavar="G", help="VMs of a VM group, by its id or name")
     which.add_argument("--service", metavar="S", help="VMs of a service of OneFlow, by its id or name")
     parser.add_argument("--hosts", metavar="A,B", help="boot: where VMs that have no host yet may come (default: where they were last)")
-    parser.add_argument("--rate", metavar="R", help="bytes per second that one host sends at most (default: semishared.conf)")
+    parser.add_argument("--rate", metavar="R", help="bytes per second that one host sends, and copies, at most (default: semishared.conf)")
     parser.add_argument("--compress", choices=COMPRESSORS, help="of bases on their way (default: semishared.conf)")
     parser.add_argument("--timeout", type=int, default=600, metavar="S", help="boot: seconds for all VMs to run (default: 600)")
     parser.add_argument("--json", action="store_true", help="JSON lines also on a terminal; the last is the summary")
@@ -70,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         rows = VERBS[arguments.verb](oned, ours, arguments, view.tell) if ours else []
     finally:
         view.close()
-    failed = [found for found in rows if found["how"] not in FINE]
+    failed = [found for found in rows if not is_fine(found)]
     # Whoever names a VM means that one.
     failed += others if arguments.vms else []
     if is_text:
@@ -79,6 +84,11 @@ def run(arguments: argparse.Namespace) -> int:
         outcome = {"verb": arguments.verb, "vms": len(vms), "failed": len(failed), "rows": [*rows, *others]}
         print(json.dumps({"event": "summary", **outcome}), flush=True)
     return int(bool(failed))
+
+
+def is_fine(found: Row) -> bool:
+    """Tell whether what became of a VM, or of its disk, is what was meant."""
+    return found["how"] in FINE or (found["how"] == "skipped" and found["why"] in NOTHING_TO_DO)
 
 
 def chosen(oned: Oned, arguments: argparse.Namespace) -> List[Vm]:
@@ -98,10 +108,20 @@ def chosen(oned: Oned, arguments: argparse.Namespace) -> List[Vm]:
 def boot(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callable[..., None]) -> List[Row]:
     """Have the VMs run."""
     config = load()
-    limit = arguments.rate or ("0" if config.staging_rate == "none" else config.staging_rate)
-    wish = Wish("auto", arguments.compress or config.staging_compress, rate(limit), True)
+    wish = Wish("auto", arguments.compress or config.staging_compress, limit(arguments), True)
     hosts = on.named(oned.hosts(), arguments.hosts) if arguments.hosts is not None else None
     return Boot(oned, config, tell, wish, arguments.timeout).run(vms, hosts)
+
+
+def limit(arguments: argparse.Namespace) -> int:
+    """Return the rate limit of the set, in bytes per second, 0 for none."""
+    return rate(arguments.rate or {"none": "0"}.get(load().staging_rate, load().staging_rate))
+
+
+def detach(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callable[..., None]) -> List[Row]:
+    """Have disks that read from their store lie over bases of their hosts: one session for all bases; a row for each disk."""
+    names = {vm.id: vm.name for vm in vms}
+    return [{**found, "name": names[found["vm"]]} for found in front_detach.detach(list(names), tell, rate=limit(arguments))]
 
 
 def status_of(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callable[..., None]) -> List[Row]:
@@ -121,22 +141,25 @@ def status_of(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Ca
     return rows
 
 
-VERBS: Dict[str, Callable[[Oned, List[Vm], argparse.Namespace, Callable[..., None]], List[Row]]] = {"boot": boot, "status": status_of}
+VERBS: Dict[str, Callable[[Oned, List[Vm], argparse.Namespace, Callable[..., None]], List[Row]]] = {
+    "boot": boot, "detach": detach, "status": status_of
+}  # fmt: skip
 
 
 def show(rows: List[Row]) -> None:
-    """Print a line for each VM, and one for all."""
+    """Print a line for each VM, or each of its disks, and one for all."""
     for found in rows:
         print(printable(line(found)))
     counts: Dict[str, int] = {}
     for found in rows:
         counts[found["how"]] = counts.get(found["how"], 0) + 1
-    print(f"{len(rows)} VMs: {', '.join(f'{count} {how}' for how, count in sorted(counts.items()))}")
+    print(f"{len({found['vm'] for found in rows})} VMs: {', '.join(f'{count} {how}' for how, count in sorted(counts.items()))}")
 
 
 def line(found: Dict[str, Any]) -> str:
     """Return a VM's line."""
     disks = [f"disk {disk['disk']} {disk['place']}, {disk['how']}" for disk in found.get("disks", ())]
     parts = [found.get("state") or found["how"], *disks, *([found["why"]] if found["why"] else [])]
-    seconds = f" in {found['seconds']} s" if found["seconds"] else ""
-    return f"VM {found['vm']} ({found['name']}) on {found['host'] or 'no host'}: {'; '.join(parts)}{seconds}"
+    seconds = f" in {found['seconds']:.1f} s" if found.get("seconds") else ""
+    disk = f" disk {found['disk']}" if found.get("disk", -1) >= 0 else ""
+    return f"VM {found['vm']} ({found['name']}) on {found['host'] or 'no host'}{disk}: {'; '.join(parts)}{seconds}"

@@ -15,7 +15,7 @@ from ..opennebula.report import drop_output, printable
 COMMANDS = {
     "base": "list, verify, prune and evict the bases of hosts",
     "caps": "print the Ceph keys a datastore needs, and what each may do",
-    "cluster": "boot a set of VMs, or say where it is",
+    "cluster": "boot, detach or commit a set of VMs, or say where it is",
     "commit": "bring what local disks of persistent images hold to their images",
     "detach": "let running VMs go on without the store that their disks read from",
     "doctor": "look at the whole installation: what is wrong, and what mends it",
