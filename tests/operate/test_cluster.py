@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import threading
 from typing import Any, Dict, Iterator, List, Tuple
 
@@ -131,6 +132,37 @@ def test_set_lets_go_of_its_store_with_one_session_for_all_bases(cloud: Cloud, c
         cloud.oned.vm_recover(vm, "delete")
 
 
+def test_set_is_committed_and_boots_again_over_what_it_has_in_common(cloud: Cloud, cluster: List[int]) -> None:
+    """Two persistent images on their hosts, written to by each VM; then bases of both for a second boot, elsewhere."""
+    common = random.Random(7).randbytes(2 * EXTENT)
+    images = [
+        cloud.data_image(f"diff-{number}", common, 64, persistent=True, SEMISHARED_PLACE="local") for number in (1, 2)
+    ]  # fmt: skip
+    vms = [cloud.deploy(f"diff-{place}", [{"IMAGE_ID": str(image)}], f"h{place}") for place, image in enumerate(images, 1)]
+    off(cloud, vms)
+    for place, vm in enumerate(vms, 1):
+        argv = ["qemu-io", "-f", "qcow2", "-c", f"write -P {place} {place * 12}M 64k", f"{cloud.vm_dir(vm)}/disk.0"]
+        cloud.lab.node(f"h{place}").run(argv)
+    words = ["--vms", ",".join(map(str, [*vms, cluster[0]]))]
+    found, _, _ = run(cloud, "commit", *words)
+    assert {vm: how for vm, (how, _) in rows(found).items()} == {**{vm: "committed" for vm in vms}, cluster[0]: "skipped"}
+    for place, image in enumerate(images, 1):
+        with cloud.lab.fe.path(cloud.source(image)).open("rb") as file:
+            file.seek(place * 12 << 20)
+            assert file.read(65536) == bytes([place]) * 65536
+    found, _, _ = run(cloud, "commit", *words)
+    assert {row["said"] for row in found["rows"] if row["how"] == "committed"} == {"nothing new to commit"}
+    for path in [path for node in cloud.lab.hosts for path in node.path("/var/lib/one/datastores/.semishared/bases").iterdir()]:
+        if path.name.startswith(tuple(f"{STORE}-{image}-" for image in images)):
+            shutil.rmtree(path)
+    argv = [COMMAND, "stage", f"{images[0]}@h2", f"{images[1]}@h1", "--json"]
+    staged = json.loads(cloud.lab.fe.run(argv, timeout=200).stdout.decode().splitlines()[-1])
+    assert staged["complete"] and (staged["common"], staged["unique"]) == (2 * EXTENT, 2 * EXTENT)
+    assert staged["bytes"]["store"] == 4 * EXTENT
+    for vm in vms:
+        cloud.oned.vm_recover(vm, "delete")
+
+
 def test_vm_that_does_not_come_up_is_said_and_the_others_run(cloud: Cloud, cluster: List[int]) -> None:
     off(cloud, cluster[:2])
     node, disk = cloud.lab.node("h1"), f"{cloud.vm_dir(cluster[0])}/disk.0.snap/0"
@@ -177,6 +209,7 @@ def test_vms_of_other_drivers_are_left_alone_and_said(cloud: Cloud, cluster: Lis
         (["status", "--service", "nothing"], "no service of OneFlow 'nothing'"), (["status", "--service", "odd"], "is no service"),
         (["status", "--service", "template"], "no service of OneFlow 'template'"), (["status", "--vmgroup", "7"], "no VM group '7'"),
         (["boot", "--vms", "cluster-0", "--hosts", "h9"], "no such host"), (["boot", "--vms", "cluster-0", "--rate", "fast"], "not a rate"),
+        (["commit", "--vms", "cluster-0", "--rate", "4M"], "a commit has no limit"),
     ],
 )  # fmt: skip
 def test_what_is_not_there_is_one_line_and_nothing_is_begun(cloud: Cloud, cluster: List[int], words: List[str], said: str) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do with a set of VMs what can be done with one: a cluster boots, lets go of its store, and says where it is.
+"""Do with a set of VMs what can be done with one: a cluster boots, lets go of its store, commits, and says where it is.
 
   cluster boot       have its VMs run: their bases come first, in one session, then all start at once
   cluster detach     have disks that read from their store lie over bases of their hosts, while the VMs run
+  cluster commit     bring what local disks of persistent images hold to their images, also while the VMs run
   cluster status     the state of each VM, and where its disks live
 
 The set is named by VMs, a label, a VM group, or a service of OneFlow. VMs without a disk of ours are left alone, and said. Progress
@@ -17,27 +18,35 @@ import argparse
 import json
 import os
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List
 
 from .. import NAME
 from ..config import COMPRESSORS, load
+from ..errors import BadArguments, SemisharedError
 from ..front import detach as front_detach
+from ..front.action import Action, carry_out
 from ..front.clusters import Boot, Row, row
 from ..front.staging_hosts import Wish
 from ..opennebula.oned import Oned
-from ..opennebula.report import printable
+from ..opennebula.report import Report, printable
 from ..opennebula.xml import Vm
 from ..plan import clusters as plan
 from ..plan import detach as detaching
 from . import hosts as on
 from . import status
 from .base import rate
+from .commit import of_vm
 from .progress import Bars, Lines
 
-FINE = ("booted", "running", "detached", "seen")
+FINE = ("booted", "running", "detached", "committed", "seen")
 """What may have become of a VM without anything being wrong."""
+COMMITS = 8
+"""VMs whose disks are committed at the same time."""
 NOT_OURS = f"no disk of it is of driver {NAME}"
-NOTHING_TO_DO = (NOT_OURS, detaching.NOTHING)
+NO_DIFF = "no disk of it is local and of a persistent image"
+NOTHING_TO_DO = (NOT_OURS, NO_DIFF, detaching.NOTHING)
 """Why a VM may have been skipped without anything being wrong."""
 
 
@@ -124,6 +133,34 @@ def detach(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Calla
     return [{**found, "name": names[found["vm"]]} for found in front_detach.detach(list(names), tell, rate=limit(arguments))]
 
 
+def commit(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callable[..., None]) -> List[Row]:
+    """Bring what local disks of persistent images hold to these, several VMs at once; a row for each disk."""
+    if arguments.rate:
+        raise BadArguments("--rate: a commit has no limit")
+    with ThreadPoolExecutor(COMMITS) as pool:
+        return [found for rows in pool.map(lambda vm: committed(vm, tell), vms) for found in rows]
+
+
+def committed(vm: Vm, tell: Callable[..., None]) -> List[Row]:
+    """Commit the disks of a VM; return a row for each."""
+    action = Action("commit", [], Report("commit"))
+    action.seq, action.bulk = vm.seq, True
+    rows = []
+    try:
+        # A connection to oned is one thread's.
+        for disk, part in of_vm(Oned(), vm, action):
+            began = time.monotonic()
+            try:
+                said, how, why = carry_out(part, action), "committed", ""
+            except SemisharedError as e:
+                said, how, why = "", "failed", e.line()
+            rows.append({**row(vm, how, why, time.monotonic() - began), "disk": disk, "said": said})
+            tell(event="vm", **rows[-1])
+    except SemisharedError as e:
+        rows.append(row(vm, "failed", e.line()))
+    return rows or [row(vm, "skipped", NO_DIFF)]
+
+
 def status_of(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callable[..., None]) -> List[Row]:
     """Say where the VMs and their disks are; a disk about which oned and its machine do not agree is wrong."""
     cloud = status.Cloud()
@@ -142,7 +179,7 @@ def status_of(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Ca
 
 
 VERBS: Dict[str, Callable[[Oned, List[Vm], argparse.Namespace, Callable[..., None]], List[Row]]] = {
-    "boot": boot, "detach": detach, "status": status_of
+    "boot": boot, "detach": detach, "commit": commit, "status": status_of
 }  # fmt: skip
 
 
@@ -159,7 +196,7 @@ def show(rows: List[Row]) -> None:
 def line(found: Dict[str, Any]) -> str:
     """Return a VM's line."""
     disks = [f"disk {disk['disk']} {disk['place']}, {disk['how']}" for disk in found.get("disks", ())]
-    parts = [found.get("state") or found["how"], *disks, *([found["why"]] if found["why"] else [])]
+    parts = [found.get("state") or found.get("said") or found["how"], *disks, *([found["why"]] if found["why"] else [])]
     seconds = f" in {found['seconds']:.1f} s" if found.get("seconds") else ""
     disk = f" disk {found['disk']}" if found.get("disk", -1) >= 0 else ""
     return f"VM {found['vm']} ({found['name']}) on {found['host'] or 'no host'}{disk}: {'; '.join(parts)}{seconds}"

@@ -16,7 +16,7 @@ import argparse
 import os
 import shlex
 import sys
-from typing import Any, Iterator
+from typing import Any, Iterator, Optional
 
 from .. import NAME
 from ..errors import BadArguments, SemisharedError
@@ -55,7 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     vm = _vm(oned, arguments.vm)
     action = Action("commit", [], Report("commit"))
     action.seq, action.bulk = vm.seq, True
-    work = list(_here(oned, vm, arguments, action)) + list(_kept(oned, vm, arguments, action))
+    here = of_vm(oned, vm, action, arguments.disk, arguments.as_new_image)
+    work = [(_name(vm.id, disk), part) for disk, part in here] + list(_kept(oned, vm, arguments, action))
     if not work:
         which = f"disk {arguments.disk} of " if arguments.disk is not None else ""
         print(f"{which}VM {vm.id}: nothing is local and of a persistent image, and nothing was kept")
@@ -79,8 +80,13 @@ def _vm(oned: Oned, word: str) -> Vm:
     return oned.vm(found[0])
 
 
-def _here(oned: Oned, vm: Vm, arguments: argparse.Namespace, action: Action) -> Iterator[tuple[str, Part[str]]]:
-    """Yield what is to be done for the disks of a VM that OpenNebula has."""
+def of_vm(
+    oned: Oned, vm: Vm, action: Action, disk: Optional[int] = None, as_new_image: str = ""
+) -> Iterator[tuple[int, Part[str]]]:
+    """Yield what is to be done for each disk (or one) of a VM that OpenNebula has, by its number; its part returns what was done.
+
+    Raise BadArguments for a VM that is in no state for that.
+    """
     if vm.number("STATE") == DONE:
         return
     place = gc_places.place_of(vm, os.uname().nodename, is_here)
@@ -97,13 +103,12 @@ def _here(oned: Oned, vm: Vm, arguments: argparse.Namespace, action: Action) -> 
     running = vm.number("STATE") == gc_places.ACTIVE and vm.lcm_state == RUNNING
     domain = disks.running_domain(vm) if running else ""
     for known in record.described(carry_out(described(), action)):
-        if known.place.commits and arguments.disk in (None, known.disk):
+        if known.place.commits and disk in (None, known.disk):
             at = DiskPlace(VmPlace(machine, vm_dir, vm.id), layout.disk_name(known.disk), known.disk)
-            if arguments.as_new_image:
-                words = ["onevm", "disk-saveas", str(vm.id), str(known.disk), arguments.as_new_image]
-                yield _name(vm.id, known.disk), _told(shlex.join(words))
+            if as_new_image:
+                yield known.disk, _told(shlex.join(["onevm", "disk-saveas", str(vm.id), str(known.disk), as_new_image]))
             else:
-                yield _name(vm.id, known.disk), _committed(at, domain, action.config.freeze)
+                yield known.disk, _committed(at, domain, action.config.freeze)
 
 
 def _name(vm: int, disk: int) -> str:

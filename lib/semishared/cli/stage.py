@@ -27,6 +27,7 @@ from ..model import layout, stores
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host, Image
+from ..plan import placement
 from ..plan.images import image_ref
 from ..plan.staging import TRANSPORTS, when
 from ..units import human
@@ -34,7 +35,7 @@ from . import hosts as on
 from .base import rate
 from .progress import Bars, Lines
 
-READY, USED = 1, 2
+READY, USED, USED_PERS = 1, 2, 8
 """States of images that can be staged (include/Image.h)."""
 
 
@@ -116,11 +117,11 @@ def cannot(image: Image, datastore: Datastore | None) -> str:
     """Return why an image has no bases, '' if it may have."""
     if datastore is None or datastore.driver != NAME:
         return f"its datastore is not of driver {NAME}"
-    if image.is_persistent:
+    if image.is_persistent and not placement.is_diff(image, datastore):
         return "it is persistent: its disks are attached in place and never have a base"
     if image.type not in (0, 2):
         return "it is no disk image"
-    if image.number("STATE") not in (READY, USED) or not image.source:
+    if image.number("STATE") not in (READY, USED, USED_PERS) or not image.source:
         return "it is not ready"
     return ""
 

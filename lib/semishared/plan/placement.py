@@ -54,6 +54,11 @@ def detach_when(image: Image, datastore: Datastore) -> str:
     return _value(image, datastore, "SEMISHARED_DETACH", DETACH, "on-request")[0]
 
 
+def is_diff(image: Image, datastore: Datastore) -> bool:
+    """Tell whether disks of a persistent image lie over bases of their hosts; raise BadAttribute."""
+    return _value(image, datastore, "SEMISHARED_PLACE", WHERE, "auto")[0] == "local"
+
+
 def attached(image: Image, datastore: Datastore, disk: Disk) -> Place:
     """Return the place of a disk that OpenNebula attaches with ln: persistent, or read-only; raise BadAttribute."""
     where, where_from = _value(image, datastore, "SEMISHARED_PLACE", WHERE, "auto")
