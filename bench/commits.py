@@ -103,7 +103,8 @@ def measured(bench: Bench, device: str, top: Path, dirty: int, pattern: str) -> 
         "pattern": pattern, "dirty_mib": dirty // MiB, "how": done.how, "allocated": allocated,
         "sent": done.written, "device_bytes": ours_bytes, "plain_device_bytes": plain_bytes, "hashed": done.hashed,
         "seconds": round(ours_s, 3), "cpu_seconds": round(cpu_s, 3), "plain_seconds": round(plain_s, 3),
-        "rate_ratio": round(plain_s / ours_s, 2), "bytes_ratio": round(done.written / (allocated or 1), 2),
+        "hash_seconds": round(done.waited, 3), "rate_ratio": round(plain_s / (ours_s - done.waited), 2),
+        "bytes_ratio": round(done.written / (allocated or 1), 2),
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Callable, Iterator, NamedTuple, Optional, Tuple
 
@@ -22,6 +22,8 @@ from ..tools.rate_limit import Pace
 from . import writers
 from .claims import Claim
 
+HASHERS = 4
+"""Extents that are hashed at once, beside the writing."""
 HOLE = -1
 """In place of a file: zeros."""
 MANIFEST_LIMIT = 256 << 20
@@ -56,8 +58,11 @@ class Committed(NamedTuple):
     written: int
     """Bytes that were sent to the store, journal and all."""
     seconds: float
+    """Until all of it was sent."""
     hashed: int
     """Bytes that were read on this machine for the name of the generation, none from the store."""
+    waited: float
+    """Seconds more, for that."""
     how: str
     """reflink, journal, whole, rbd; '' if the image has it all already."""
 
@@ -132,28 +137,28 @@ class Change:
         # A raw base may end within a page.
         return found.ljust(part.length, b"\0")
 
-    def hashed(self) -> tuple[Optional[Manifest], int]:
+    def hashed(self, pool: Executor) -> tuple[Optional[Manifest], int]:
         """Return the manifest of the new content, None if that of the base is not known, and how many bytes were read for it."""
         base = manifest_at(self._diff.manifest)
         if base is None or self._diff.format != "raw":
             return None, 0
-        digests, read = dict(base.extents), 0
         wanted = set(self.extents)
         if base.size % EXTENT and base.size != self.size:
             wanted.add(base.size // EXTENT)  # which was shorter
-        parts: dict[int, list[Range]] = {index: [] for index in wanted}
+        parts: dict[int, list[Range]] = {index: [] for index in sorted(wanted)}
         for found in self._ranges:
             for index in _indexes(found):
                 if index in parts:
                     parts[index].append(found)
-        for index in sorted(wanted):
-            content = self.content(index, parts.pop(index))
-            read += len(content)
-            digests.pop(index, None)
-            if not extents.is_zero(content):
-                digests[index] = hashlib.sha256(content).hexdigest()
-            progress.touch()
-        return Manifest("raw", self.size, digests), read
+        digests = {index: digest for index, digest in base.extents.items() if index not in wanted}
+        digests.update((index, digest) for index, digest in pool.map(self._hashed, parts.items()) if digest)
+        return Manifest("raw", self.size, digests), sum(min(EXTENT, self.size - index * EXTENT) for index in wanted)
+
+    def _hashed(self, extent: tuple[int, list[Range]]) -> tuple[int, str]:
+        """Return the index of an extent and its digest, '' for zeros."""
+        content = self.content(*extent)
+        progress.touch()
+        return extent[0], "" if extents.is_zero(content) else hashlib.sha256(content).hexdigest()
 
     def leave_out(self, new: Manifest, held: Manifest) -> None:
         """Do not write the extents that the image holds already."""
@@ -239,16 +244,17 @@ def carry_out(change: Change, write: Callable[[Change], int]) -> tuple[Optional[
     `write` returns how many bytes it has sent to the store.
     """
     began = time.monotonic()
-    with ThreadPoolExecutor(1) as beside:
-        hashing = beside.submit(change.hashed)
+    with ThreadPoolExecutor(1 + HASHERS) as beside:
+        hashing = beside.submit(change.hashed, beside)
         if change.last:
             new = hashing.result()[0]
             if new:
                 change.leave_out(new, change.last.manifest)
         written = write(change)
+        done = time.monotonic()
         manifest, read = hashing.result()
-    name = manifest.generation if manifest else ""
-    return manifest, Committed(name, change.size, change.dirty, written, time.monotonic() - began, read, "")
+    name, waited = manifest.generation if manifest else "", time.monotonic() - done
+    return manifest, Committed(name, change.size, change.dirty, written, done - began, read, waited, "")
 
 
 def remember(diff: Diff, change: Change, manifest: Optional[Manifest]) -> None:

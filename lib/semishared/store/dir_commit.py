@@ -105,9 +105,8 @@ class _Staging:
             return written
         self.how = "reflink"
         try:
-            written = dir_redo.put(new, chunks, change.size)
             dir_redo.as_before(self._fd, new)
-            files.fsync_open(new)
+            written = dir_redo.put(new, chunks, change.size)
         finally:
             os.close(new)
         return written
