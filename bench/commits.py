@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast a diff comes into its image, and how many bytes that costs the store: against `qemu-img commit` of the same diff.
 
-    PYTHONPATH=tests:lib bench/commits.py [MIB ...]     (root: file systems of its own, by loop devices; a Ceph cluster)
+    PYTHONPATH=tests:lib bench/commits.py [MIB ...]     (root: file systems of its own, in TMPDIR; a Ceph cluster)
 """
 
 from __future__ import annotations
@@ -108,16 +108,18 @@ def measured(bench: Bench, device: str, top: Path, dirty: int, pattern: str) -> 
     }  # fmt: skip
 
 
-def all_of(bench: Bench, device: str, top: Path, sizes: List[int]) -> List[Dict[str, Any]]:
+def all_of(bench: Bench, device: str, top: Path, sizes: List[int]) -> Iterator[Dict[str, Any]]:
     """Measure all sizes and patterns on one store."""
-    return [measured(bench, device, top, size * MiB, pattern) for size in sizes for pattern in PATTERNS if size or pattern == PATTERNS[0]]
+    for size in sizes:
+        for pattern in PATTERNS if size else PATTERNS[:1]:
+            yield measured(bench, device, top, size * MiB, pattern)
 
 
 def main() -> None:
     """Print a line for each."""
     sizes = [int(word) for word in sys.argv[1:]] or [0, 64, 512]
     for name, make in (("reflink", ["mkfs.xfs", "-q"]), ("journal", ["mkfs.ext4", "-q", "-O", "^metadata_csum"])):
-        top = Path(tempfile.mkdtemp(prefix="bench-", dir="/var/tmp"))
+        top = Path(tempfile.mkdtemp(prefix="bench-"))
         with file_system(top, make, 6 << 30) as (where, device):
             for row in all_of(DirBench(where), device, top, sizes):
                 print(name, row, flush=True)
