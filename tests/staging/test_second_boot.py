@@ -145,5 +145,6 @@ def test_image_that_cannot_be_had_is_no_reason_to_have_no_other(staging: Staging
     assert found["complete"]
     good(staging, images)
     source.chmod(0)
-    run = staging.command("stage", f"{images[0]}@h3,h4", f"{images[1]}@h3", code=0)[-1]
-    assert run["complete"], "h2 has it"
+    found = staging.command("stage", f"{images[0]}@h3,h4", f"{images[1]}@h3", code=1)[-1]
+    assert not found["complete"] and found["hosts"]["h4"]["ok"] and staging.has("h3", images[0])
+    assert f"image {images[1]}" in found["hosts"]["h3"]["why"] and found["hosts"]["h3"]["lacks"] == [f"{STORE}-{images[1]}"]

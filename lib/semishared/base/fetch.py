@@ -164,12 +164,17 @@ class _Filling:
         for target in self.targets.all:
             if target.part.shared and not target.is_known:
                 self._peer(host, target)
-        wanted = self.targets.digests((target, target.shared()) for target in self.targets.all)[:MANY]
-        if wanted:
-            step = ServeExtents(self.step.root, tuple(wanted), packets.Session.new().text, self.step.codec, self.step.rate)
+        had, wanted = -1, self._lacking()
+        while wanted and self.targets.count > had:
+            had = self.targets.count
+            step = ServeExtents(self.step.root, wanted[:MANY], packets.Session.new().text, self.step.codec, self.step.rate)
             self._fetch(host, step)
+            wanted = self._lacking() if len(wanted) > MANY else ()
         if not self.targets.has_shared:
             raise TransferCorrupt(f"{host} does not have all that is shared, or not as it should be")
+
+    def _lacking(self) -> tuple[str, ...]:
+        return tuple(self.targets.digests((target, target.shared()) for target in self.targets.all))
 
     def _peer(self, host: str, target: Target) -> None:
         name = target.part.image.base_name

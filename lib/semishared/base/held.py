@@ -10,7 +10,7 @@ import os
 from typing import Callable, Iterable
 
 from ..errors import ImageChanged
-from ..model import layout_base
+from ..model import layout, layout_base
 from ..tools import extents, locks
 from . import partial
 from .room import names
@@ -43,8 +43,11 @@ class Held:
         for prefix in names(layout_base.all_staging(self._root)) if arriving else ():
             directory = layout_base.staging(self._root, prefix)
             self._note(directory, partial.generation_in(directory), partial.have(directory))
-            manifest = self._manifests.pop(directory, None)
-            if locks.is_held(layout_base.image_lock(self._root, prefix)):
+        # Who has just begun has a lock, and nothing else yet.
+        for name in names(layout.locks(self._root)) if arriving else ():
+            image = layout_base.locked_image(name)
+            if image and locks.is_held(layout_base.image_lock(self._root, image)):
+                manifest = self._manifests.get(layout_base.staging(self._root, image))
                 self.coming |= self._wanted.intersection(manifest.extents.values()) if manifest else set()
                 self.is_beginning = self.is_beginning or manifest is None
         self.coming -= self._where.keys()

@@ -69,7 +69,7 @@ class Staging:
         finally:
             self.hosts.close()
         for outcome in self.hosts.outcomes.values():
-            outcome.ok = outcome.ok and not outcome.lacks
+            outcome.ok, outcome.why = outcome.ok and not outcome.lacks, outcome.why or outcome.refused
         self.seconds = time.monotonic() - started
         return self.hosts.outcomes
 

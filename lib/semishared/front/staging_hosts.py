@@ -43,7 +43,8 @@ class Outcome:
         """The names of those that it has not, as far as they were found out."""
         self.sources: dict[str, dict[str, int]] = {}
         self.troubles: list[str] = []
-        self.why = ""
+        self.why = self.refused = ""
+        """Why it has not all of them: as it went last, and of images that nobody could have."""
 
     def add(self, sources: object) -> None:
         """Add what came from where in one round."""
@@ -54,7 +55,7 @@ class Outcome:
 
     def fail(self, why: str, name: str) -> None:
         """Note that a base cannot be had, and why."""
-        self.why = why
+        self.refused = why
         self.lacks.add(name)
 
     def data(self) -> dict[str, object]:

@@ -67,6 +67,12 @@ def image_lock(root: str, prefix: str) -> str:
     return layout.lock(root, f"base-{prefix}")
 
 
+def locked_image(name: str) -> Optional[str]:
+    """Return what the names of an image's bases begin with, by the name of its lock; None if it is another lock."""
+    match = re.match(r"base-([0-9]+-[0-9]+)\Z", name)
+    return match.group(1) if match else None
+
+
 def holders(root: str, name: str = "") -> str:
     """Return what the front-end remembers of who has a base; without a name, the directory of all that."""
     return f"{root}/holders/{name}"
