@@ -129,6 +129,8 @@ def killed(live: Live, number: int, then: str, *, runs: bool) -> str:
         detach(live, {}, domain)
     else:
         put_right(live, domain)
+        # What was never published the next who writes such a file removes, or gc.
+        live.host.run(["find", f"{VM_DIR}/.semishared", "-name", ".staged-*", "-delete"])
     if domain:
         live.at_rest()
         live.check_opened(DISK)
