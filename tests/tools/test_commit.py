@@ -15,8 +15,9 @@ import pytest
 from semishared.errors import CommitRefused, NotOwner, SemisharedError, StaleDiff
 from semishared.model import steps as s
 from semishared.model import steps_commit as c
-from semishared.model.steps_image import GrowImage
+from semishared.model.steps_image import GrowImage, NoteEpoch
 from semishared.tools import qemu_img
+from tools.test_host_transfer import carry
 from tools.world import OVERLAY_OPTIONS, MiB, World, qemu_io
 
 FORMATS = ("raw", "qcow2")
@@ -208,6 +209,49 @@ def test_a_second_copy_of_a_finished_disk_is_kept_and_not_committed(world: World
     qemu_io(image.source, "raw", "read -P 0x55 3M 64k")
     assert "kept-5-" in ended(world, disk, seq=1)["kept"]
     assert not os.path.lexists(disk.path)
+
+
+def taken_over(world: World, seq: int) -> tuple[s.ImageRef, s.DiskRef]:
+    """Return an image, and a disk with data of a VM that another host has taken over since."""
+    image, disk = world.image(), world.disk()
+    attach(world, image, disk, seq=1)
+    qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
+    world.on(NoteEpoch(image, 5, seq))
+    return image, disk
+
+
+def test_what_a_lost_host_has_is_not_committed_and_kept_when_it_goes(world: World) -> None:
+    image, disk = taken_over(world, 2)
+    with pytest.raises(StaleDiff):
+        ended(world, disk, seq=2)
+    seen = world.on(s.LookAtVm(5, disk.vm_dir))[0]["seen"]  # type: ignore[index]
+    (answer,) = world.on(c.KeepStale(5, disk.vm_dir, seen), seq=2)
+    assert world.on(s.ReleaseVm(5, disk.vm_dir, "", answer["seen"]), seq=2) == [{"kept": ""}]  # type: ignore[index]
+    (found,) = kept(world)
+    with pytest.raises(StaleDiff):
+        world.on(c.FinishDisk(s.DiskRef(5, 1, found["path"])))
+    qemu_io(image.source, "raw", "read -P 0 3M 64k")
+
+
+def test_what_was_only_moved_away_leaves_nothing(world: World) -> None:
+    image, disk = world.image(), world.disk()
+    attach(world, image, disk, seq=1)
+    qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
+    seen = world.on(s.LookAtVm(5, disk.vm_dir))[0]["seen"]  # type: ignore[index]
+    assert world.on(c.KeepStale(5, disk.vm_dir, seen)) == [{"kept": [], "seen": seen}]
+    world.on(s.ReleaseVm(5, disk.vm_dir, "", seen))
+    assert kept(world) == []
+
+
+def test_a_vm_that_comes_back_to_the_lost_host_leaves_what_that_had(world: World) -> None:
+    image, disk = taken_over(world, 2)
+    other = world.disk(system=103)
+    os.makedirs(os.path.dirname(other.vm_dir))
+    attach(world, image, other, seq=2)
+    carry(other.vm_dir, disk.vm_dir, 5, seq=3)
+    (found,) = kept(world)
+    assert os.path.dirname(found["path"]) == os.path.dirname(disk.vm_dir)
+    qemu_io(active(disk), "qcow2", "read -P 0 3M 64k")
 
 
 def test_a_restored_disk_is_what_the_backup_was_and_no_more(world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from ..config import Config
 from ..model import steps as s
+from ..model import steps_commit as c
 from ..opennebula.oned import Oned
 from ..plan import gc, gc_places
 from ..plan.disks import running_domain
@@ -40,5 +41,7 @@ def remove(session: Session, item: gc.Finding, place: gc_places.Place, config: C
     if now is None or (now.machine, now.system) != (place.machine, place.system):
         return "oned is at work on the VM"
     domain = running_domain(oned.vm(item.vm)) if item.libvirt else ""
-    (done,) = session.run([s.ReleaseVm(item.vm, item.path, domain, seen)])
+    (stale,) = session.run([c.KeepStale(item.vm, item.path, seen)])
+    assert isinstance(stale, dict)
+    (done,) = session.run([s.ReleaseVm(item.vm, item.path, domain, str(stale["seen"]))])
     return str(done.get("kept", "")) if isinstance(done, dict) else ""

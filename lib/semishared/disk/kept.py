@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from typing import Iterable
 
-from ..errors import BadRecord
+from ..errors import BadRecord, StaleDirectory
 from ..model import layout
 from ..model.record import Record
 from ..model.steps import DiskRef
@@ -82,6 +82,23 @@ def keep_all(vm: int, vm_dir: str) -> list[str]:
         for record in _readable(directory):
             found.append(keep(DiskRef(vm, record.disk, directory), record))
     return [said(place) for place in found if place]
+
+
+def keep_stale(vm: int, vm_dir: str) -> list[str]:
+    """Keep the same of a directory that goes since its VM was taken over by another host, which never had it; say where.
+
+    A directory that was moved away has left nothing: what it held is where the VM is.
+    """
+    from . import overtaken
+
+    if not any(record.place.commits for record in _readable(vm_dir)):
+        return []
+    try:
+        if not overtaken.check(vm, vm_dir):
+            return []
+    except StaleDirectory:
+        pass
+    return [said(place) for place in (keep(DiskRef(vm, record.disk, vm_dir), record) for record in _readable(vm_dir)) if place]
 
 
 def _readable(vm_dir: str) -> Iterable[Record]:

@@ -35,7 +35,7 @@ from ..model.steps import ClearVm, MakeRoom, ReceiveVm, ReleaseVm, RenameVm, has
 from ..tools import beneath, files, progress
 from ..tools.crash_points import point
 from ..tools.run import piped, work
-from . import beside, epochs, guard, history, records, vm_dir, whereabouts
+from . import beside, epochs, guard, history, kept, records, vm_dir, whereabouts
 from .epochs import Planned
 
 CHUNK = 1 << 20
@@ -151,6 +151,7 @@ def _publish(staging: str, step: ReceiveVm | RenameVm, move: str, planned: Plann
         files.fsync(os.path.dirname(directory))
         point("vm directory published")
         for older in beside.listed(directory, "outgoing"):
+            kept.keep_stale(vm, older)
             beside.bury(older, vm)
 
 
@@ -280,7 +281,7 @@ def clear(step: ClearVm, planned: Planned) -> dict[str, object]:
             return "" if seq == step.seq else "it is not what this migration has brought"
         return f"the VM came back there at SEQ {seq} of its history" if 0 <= step.seq <= seq else ""
 
-    kept = vm_dir.remove(step.vm, step.vm_dir, planned, why_not)
-    if kept:
+    why = vm_dir.remove(step.vm, step.vm_dir, planned, why_not)
+    if why:
         beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
-    return {"kept": kept}
+    return {"kept": why}

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ..disk import commits, kept
+from ..disk import commits, kept, vm_dir, whereabouts
 from ..model import steps_commit as c
 from .conversation import Steps
 
@@ -22,6 +22,13 @@ class OnCommits(Steps):
 
     def RenewVm(self, step: c.RenewVm) -> object:
         return commits.renew(step, self.planned, self.talk.asking)
+
+    def KeepStale(self, step: c.KeepStale) -> object:
+        with vm_dir.publishing(step.vm, step.vm_dir, self.planned):
+            if whereabouts.fingerprint(step.vm_dir) != step.seen:
+                return {"kept": [], "seen": step.seen}
+            found = kept.keep_stale(step.vm, step.vm_dir)
+            return {"kept": found, "seen": whereabouts.fingerprint(step.vm_dir) if found else step.seen}
 
     def FindKept(self, step: c.FindKept) -> object:
         return {"kept": [item for system in step.systems for item in kept.found(f"{step.location}/{system}", step.vm)]}

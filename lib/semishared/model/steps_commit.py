@@ -44,6 +44,14 @@ class RenewVm(NamedTuple):
     all: bool
 
 
+class KeepStale(NamedTuple):
+    """Keep what is not committed of a VM directory that is to go, if its VM was taken over; report where, and as what it is `seen` now."""
+
+    vm: int
+    vm_dir: str
+    seen: str
+
+
 class FindKept(NamedTuple):
     """Report the diffs of a VM that were kept when it was deleted, and what is not committed of each."""
 
