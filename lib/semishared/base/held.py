@@ -11,7 +11,7 @@ from typing import Callable, Iterable
 
 from ..errors import ImageChanged
 from ..model import layout, layout_base
-from ..tools import extents, locks
+from ..tools import extents, locks, progress
 from . import partial
 from .room import names
 from .targets import Targets
@@ -107,5 +107,6 @@ def reuse(root: str, targets: Targets, came: Callable[[int, int], None]) -> None
             taken = sum(target.put_from(*place, index, content) for target, index in places)
             if taken:
                 came(taken, taken * len(content))
+                progress.count("reused", taken * len(content))
     finally:
         held.close()
