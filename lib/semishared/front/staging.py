@@ -119,7 +119,8 @@ class Staging:
                 else:
                     for host in (host for host, wanted in wants.items() if item in wanted):
                         self.hosts.outcomes[host].fail(f"image {item.image.id}: {result.line()}", item.image.base_prefix)
-        return {host: [found[item] for item in wanted if item in found] for host, wanted in wants.items()}
+        asked = {host: [found[item] for item in wanted if item in found] for host, wanted in wants.items()}
+        return {host: images for host, images in asked.items() if images}
 
     def _settled(self, item: Wanted, answers: Mapping[str, Mapping[str, object]]) -> ImageRef:
         """Return an image with the generation that hosts are to have, whose extents are known then."""
