@@ -59,3 +59,27 @@ def test_host_that_wants_only_what_cannot_be_had_does_not_end_the_others_session
     found = staging.run()
     assert not found["h1"].ok and "gone" in found["h1"].why
     assert found["h2"].ok
+
+
+def test_bridge_that_is_down_costs_only_the_hosts_of_its_images() -> None:
+    staging = session({"h1": [A._replace(bridge="ceph")], "h2": [A._replace(bridge="ceph"), B]})
+    staging.down = ["ceph"]
+    found = staging.run()
+    assert not found["h1"].ok and not found["h2"].ok and "ceph is down" in found["h1"].why
+    assert found["h2"].lacks == {A.image.base_prefix}, "it has the other one"
+    assert list(staging.generations) == [B.image]
+
+
+def test_later_generation_that_cannot_be_had_leaves_what_came_of_the_one_before() -> None:
+    later = Wanted(A.image._replace(generation="f" * 64))
+    staging = session({"h1": [A, later], "h2": [A]})
+    staging.gone = [later.image]
+    found = staging.run()
+    assert found["h2"].ok and not found["h1"].ok and "gone" in found["h1"].why
+
+
+def test_only_image_that_cannot_be_had_is_what_is_wrong_with_the_session() -> None:
+    staging = session({"h1": [A], "h2": [A]})
+    staging.gone = [A.image]
+    with pytest.raises(ImageChanged):
+        staging.run()

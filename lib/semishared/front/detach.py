@@ -172,7 +172,8 @@ class _Led:
             outcome = outcomes.get(host)
             for image in (base.image for base in bases):
                 generation = session.generations.get(image, image.generation)
-                came = outcome and generation and image._replace(generation=generation).base_name not in outcome.lacks
+                is_found = image in session.generations
+                came = outcome and is_found and image._replace(generation=generation).base_name not in outcome.lacks
                 self._staged[image, host] = Staged(generation, "" if came else (outcome.why if outcome else "") or why)
 
 

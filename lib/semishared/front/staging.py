@@ -96,31 +96,44 @@ class Staging:
     def _found(self, wants: Mapping[str, Sequence[Wanted]]) -> dict[str, list[ImageRef]]:
         """Return the images that hosts are to have, with their generations; raise why none of them can be had."""
         items = list(dict.fromkeys(item for wanted in wants.values() for item in wanted))
-        for item in items:
-            if item.bridge:
-                # Hosts read what is frozen, and may not freeze.
-                self._on_bridge(item.bridge, FreezeImage(item.image))
-        described = self.hosts.describe(self.root, {host: [item.image for item in wanted] for host, wanted in wants.items()})
+        frozen = [item for item in items if self._is_frozen(item, wants)]
+        left = {host: [item for item in wanted if item in frozen] for host, wanted in wants.items()}
+        left = {host: wanted for host, wanted in left.items() if wanted}
+        described = self.hosts.describe(self.root, {host: [item.image for item in wanted] for host, wanted in left.items()})
 
         def settled(item: Wanted) -> ImageRef | SemisharedError:
             try:
-                return self._settled(item, {host: said[wants[host].index(item)] for host, said in described.items() if item in wants[host]})
+                return self._settled(item, {host: said[left[host].index(item)] for host, said in described.items() if item in left[host]})
             except SemisharedError as e:
                 return e
 
         found: dict[Wanted, ImageRef] = {}
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for item, result in zip(items, pool.map(settled, items)):
+            for item, result in zip(frozen, pool.map(settled, frozen)):
                 if not isinstance(result, SemisharedError):
                     found[item] = self.images[result.base_name] = result
                     self.generations[item.image] = result.generation
-                elif len(items) == 1:
-                    raise result
                 else:
-                    for host in (host for host, wanted in wants.items() if item in wanted):
-                        self.hosts.outcomes[host].fail(f"image {item.image.id}: {result.line()}", item.image.base_prefix)
+                    self._refuse(item, wants, result)
         asked = {host: [found[item] for item in wanted if item in found] for host, wanted in wants.items()}
         return {host: images for host, images in asked.items() if images}
+
+    def _is_frozen(self, item: Wanted, wants: Mapping[str, Sequence[Wanted]]) -> bool:
+        """Have an image's bridge freeze it, if it has one: hosts read what is frozen, and may not freeze."""
+        try:
+            if item.bridge:
+                self._on_bridge(item.bridge, FreezeImage(item.image))
+            return True
+        except SemisharedError as e:
+            self._refuse(item, wants, e)
+            return False
+
+    def _refuse(self, item: Wanted, wants: Mapping[str, Sequence[Wanted]], error: SemisharedError) -> None:
+        """Note at its hosts why an image cannot be had; raise that if the session is about no other."""
+        if all(other == item for wanted in self.wants.values() for other in wanted):
+            raise error
+        for host in (host for host, wanted in wants.items() if item in wanted):
+            self.hosts.outcomes[host].fail(f"image {item.image.id}: {error.line()}", item.image.base_prefix)
 
     def _settled(self, item: Wanted, answers: Mapping[str, Mapping[str, object]]) -> ImageRef:
         """Return an image with the generation that hosts are to have, whose extents are known then."""
