@@ -15,7 +15,17 @@ from typing import Callable, Sequence
 
 from .. import store
 from ..config import Config, load
-from ..errors import BaseBusy, HostUnreachable, ImageChanged, NoSpace, SemisharedError, TransferCorrupt, UnsafeImage, WrongFormat
+from ..errors import (
+    BaseBusy,
+    HostFailed,
+    HostUnreachable,
+    ImageChanged,
+    NoSpace,
+    SemisharedError,
+    TransferCorrupt,
+    UnsafeImage,
+    WrongFormat,
+)
 from ..model import layout_base
 from ..model.ranges import ranges, within
 from ..model.steps import ImageRef
@@ -100,8 +110,10 @@ def _publish(root: str, target: Target, error: SemisharedError | None) -> Semish
             cache.publish(root, cache.named(root, image, image.generation), image)
             target.is_published = True
             return None
-    except OF_NO_USE as e:
+    except SemisharedError as e:
         error = e
+    except OSError as e:
+        error = HostFailed(f"on {os.uname().nodename}: {e}")
     finally:
         target.partial.close()
     if isinstance(error, OF_NO_USE):
@@ -227,13 +239,20 @@ class _Filling:
     def _store_without_manifest(self, target: Target, content: store.Content, seen: object) -> None:
         """Copy the image whole: that its hash is its generation shows only at the end."""
         image, path = target.part.image, layout_base.image(target.partial.directory)
-        files.unlink(path)
-        found = content.copy(seen, path, image.format)
-        if found.generation != image.generation or content.see() != seen:
+        if not target.is_known:
             files.unlink(path)
-            raise ImageChanged(f"{image.source} does not have the content of its generation")
-        if not content.generation(seen):
-            content.publish(found, seen)
+        # Else it is open: what comes for another base may belong into it as well.
+        staged = files.staged_name(path)
+        try:
+            found = content.copy(seen, staged, image.format)
+            if found.generation != image.generation or content.see() != seen:
+                raise ImageChanged(f"{image.source} does not have the content of its generation")
+            if not content.generation(seen):
+                content.publish(found, seen)
+            os.rename(staged, path)
+        except BaseException:
+            files.unlink(staged)
+            raise
         had = self.targets.count
         target.partial.adopt(found)
         self.account.came("store", had, len(found.extents) * extents.EXTENT)

@@ -63,6 +63,7 @@ class Partial:
             os.makedirs(layout_base.leases(self.directory))
             files.write(layout_base.generation(self.directory), image.generation.encode())
             point("partial made")
+        files.remove_staged(self.directory)
         try:
             with open(self._manifest, "rb") as file:
                 self.begin(file.read())
