@@ -63,9 +63,9 @@ class Boot:
 
     def _start(self, vm: Vm) -> None:
         # Staging may have taken a while.
-        action = plan.start(self._oned.vm(vm.id)).action
         self._started[vm.id] = time.monotonic()
         try:
+            action = plan.start(self._oned.vm(vm.id)).action
             if action:
                 self._oned.act(vm.id, action)
         except OnedUnavailable as e:
@@ -74,23 +74,32 @@ class Boot:
     def _watch(self, vms: Mapping[int, Vm], begun: float) -> None:
         """Wait for all that were started, as long as they may still come up."""
         active: set[int] = set()
-        while True:
-            now = {vm.id: vm for vm in self._oned.vms()}
-            for number in [number for number in vms if number not in self._rows]:
-                vm, waited = now.get(number), time.monotonic() - self._started[number]
-                if vm is None:
-                    self._done(vms[number], "failed", "it is gone")
-                    continue
-                why = plan.why_failed(vm, number in active or waited > BEGIN_S)
-                if plan.is_running(vm) or why:
-                    self._done(self._oned.vm(number), "failed" if why else "booted", why)
-                elif time.monotonic() - begun > self._limit_s:
-                    self._done(vm, "failed", f"it does not run after {self._limit_s:.0f} s: state {vm.number('STATE')}/{vm.lcm_state}")
-                if vm.number("STATE") == plan.ACTIVE:
-                    active.add(number)
-            if len(self._rows) == len(vms):
-                return
-            time.sleep(POLL_S)
+        while len(self._rows) < len(vms):
+            try:
+                self._look(vms, active, begun)
+            except OnedUnavailable as e:
+                # They were started, and may run by now.
+                if time.monotonic() - begun > self._limit_s:
+                    for number in [number for number in vms if number not in self._rows]:
+                        self._done(vms[number], "failed", e.detail)
+            if len(self._rows) < len(vms):
+                time.sleep(POLL_S)
+
+    def _look(self, vms: Mapping[int, Vm], active: set[int], begun: float) -> None:
+        """Note what has become of those that were started; `active` are those that once were; raise OnedUnavailable."""
+        now = {vm.id: vm for vm in self._oned.vms()}
+        for number in [number for number in vms if number not in self._rows]:
+            vm, waited = now.get(number), time.monotonic() - self._started[number]
+            if vm is None:
+                self._done(vms[number], "failed", "it is gone")
+                continue
+            why = plan.why_failed(vm, number in active or waited > BEGIN_S)
+            if plan.is_running(vm) or why:
+                self._done(self._oned.vm(number), "failed" if why else "booted", why)
+            elif time.monotonic() - begun > self._limit_s:
+                self._done(vm, "failed", f"it does not run after {self._limit_s:.0f} s: state {vm.number('STATE')}/{vm.lcm_state}")
+            if vm.number("STATE") == plan.ACTIVE:
+                active.add(number)
 
     # -- bases ----------------------------------------------------------------------------------------
 
