@@ -10,6 +10,7 @@ import pytest
 
 from semishared.cli import detach as cli
 from semishared.errors import BadArguments, BadAttribute
+from semishared.front import detach as front
 from semishared.model.record import Record
 from semishared.opennebula.xml import Datastore, Image, Vm
 from semishared.plan import detach
@@ -44,6 +45,26 @@ def test_only_what_runs_or_is_powered_off_is_detached(states: tuple[int, int], w
     assert (words in why) if words else not why
     wanted = detach.wanted(vm(7, states), "/data")
     assert (wanted.vm_dir, wanted.host, wanted.domain) == ("/data/101/7", "h1", "one-7" if states[0] == 3 else "")
+
+
+def test_vm_of_which_nothing_can_be_planned_is_one_row_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = Vm.parse("<VM><ID>7</ID><STATE>3</STATE><LCM_STATE>3</LCM_STATE><DEPLOY_ID>a b</DEPLOY_ID></VM>")
+    vms = {7: odd, 8: vm(8, (3, 4))}
+
+    class Oned:
+        def vm(self, number: int) -> Vm:
+            return vms[number]
+
+        def datastores(self) -> list[Datastore]:
+            return []
+
+        hosts = datastores
+
+    monkeypatch.setattr(front, "Oned", Oned)
+    monkeypatch.setattr(front, "load", lambda: None)
+    rows = front.detach([7, 8], lambda **_: None)
+    assert {row["vm"]: row["how"] for row in rows} == {7: "failed", 8: "skipped"}
+    assert "not a deploy id" in next(row["why"] for row in rows if row["vm"] == 7)
 
 
 def test_due_are_disks_whose_image_or_else_datastore_says_so() -> None:

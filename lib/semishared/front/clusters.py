@@ -112,8 +112,12 @@ class Boot:
         for vm in vms:
             for name in [host.name for host in hosts] if hosts is not None else [vm.host] if vm.host in known else []:
                 for image, store in plan.bases(vm, images, datastores):
-                    item = Wanted(image_ref(image, store), stores.bridge(store, image.id))
-                    wants.setdefault(_root(store), {}).setdefault(name, []).append(item)
+                    try:
+                        root, item = _root(store), Wanted(image_ref(image, store), stores.bridge(store, image.id))
+                    except SemisharedError as e:
+                        self._tell(event="note", host=name, text=f"image {image.id}: {e.line()}")
+                        continue
+                    wants.setdefault(root, {}).setdefault(name, []).append(item)
         for root, by_host in wants.items():
             try:
                 session = Staging(root, by_host, list(known.values()), self._wish, self._config, self._tell)

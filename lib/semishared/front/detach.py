@@ -49,7 +49,11 @@ def detach(
     led = _Led(Oned(), load(), tell, rate, transport)
     rows, asked = [], []
     for vm in (led.oned.vm(number) for number in ids):
-        wanted = plan.wanted(vm, led.location(vm), None if disks is None else disks.get(vm.id))
+        try:
+            wanted = plan.wanted(vm, led.location(vm), None if disks is None else disks.get(vm.id))
+        except SemisharedError as e:
+            rows.append(led.told(plan.row(Wanted(vm.id, vm.host, "", ""), how="failed", why=e.line(), id=e.id)))
+            continue
         why = plan.why_not(vm)
         if why:
             rows.append(led.told(plan.row(wanted, how="skipped", why=why)))
@@ -150,10 +154,10 @@ class _Led:
                 if image.store not in self._datastores:
                     raise MissingImage(f"OpenNebula has no datastore {image.store}")
                 base = Base(image, stores.bridge(self._datastores[image.store], image.id))
+                root = layout.base_store(os.path.dirname(absolute(self._datastores[image.store].base_path, "BASE_PATH")))
             except SemisharedError as e:
                 self._staged.update({(image, host): Staged("", e.line()) for host in hosts})
                 continue
-            root = layout.base_store(os.path.dirname(absolute(self._datastores[image.store].base_path, "BASE_PATH")))
             for host in hosts:
                 by_root.setdefault(root, {}).setdefault(host, []).append(base)
         for root, wants in by_root.items():
