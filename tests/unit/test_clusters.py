@@ -57,6 +57,7 @@ ROLES = {"roles": [{"name": "a", "nodes": [{"deploy_id": 3}, {"deploy_id": 99}]}
 
 def test_vms_of_a_group_and_of_a_service() -> None:
     assert clusters.of_group(GROUP) == [3, 5, 12]
+    assert clusters.of_group(view("<VM_GROUP><ROLES><ROLE><VMS>3, 5,²,x</VMS></ROLE></ROLES></VM_GROUP>")) == [3, 5]
     assert clusters.of_service(service(json.dumps(ROLES))) == [3, 99, 4]
     assert ids(clusters.members(VMS, [3, 99, 4], "it")) == [3, 4], "who is gone belongs to nothing any more"
 
@@ -78,6 +79,7 @@ def test_vms_of_a_group_and_of_a_service() -> None:
         (lambda: clusters.of_service(service('{"roles": 7}')), "no service"),
         (lambda: clusters.of_service(service('{"roles": [{"nodes": [{"deploy_id": "x"}]}]}')), "no service"),
         (lambda: clusters.of_service(service('{"roles": [7]}')), "no service"),
+        (lambda: clusters.of_service(service('{"roles": [{"nodes": [{"deploy_id": 1e999}]}]}')), "no service"),
     ],
 )
 def test_what_is_not_there_is_said_in_one_line(ask: Callable[[], object], said: str) -> None:

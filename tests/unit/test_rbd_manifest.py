@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 from typing import Dict, List, Tuple
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,3 +76,11 @@ def test_one_that_is_too_large_is_not_kept() -> None:
     image = Metadata()
     rbd_manifest.write(image, manifest(300_000, "a"))
     assert image.kept == {"conf_x": "1"}
+
+
+@pytest.mark.parametrize("count", ["²", "-1", "", "257", "9" * 5000, "1 1"])
+def test_odd_counts_are_the_manifest_of_nothing(count: str) -> None:
+    image, made = Metadata(), manifest(3, "a")
+    rbd_manifest.write(image, made)
+    image.kept[layout_pool.MANIFEST] = f"{made.generation} {count}"
+    assert rbd_manifest.read(image, made.generation) is None

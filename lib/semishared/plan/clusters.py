@@ -12,6 +12,7 @@ from typing import Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 from .. import NAME
 from ..errors import BadArguments, BadAttribute
+from ..model import layout
 from ..model.place import Place
 from ..opennebula.xml import Datastore, Disk, Image, View, Vm
 from . import placement
@@ -61,7 +62,7 @@ def one_of(pool: Sequence[View], word: str, kind: str) -> View:
 def of_group(group: View) -> List[int]:
     """Return the VMs of all roles of a VM group."""
     lists = [View(role).text("VMS") for role in group.element.findall("ROLES/ROLE")]
-    return [int(word) for text in lists for word in text.split(",") if word.strip().isdigit()]
+    return [int(word) for text in lists for word in map(str.strip, text.split(",")) if layout.is_number(word)]
 
 
 def of_service(document: View) -> List[int]:
@@ -70,7 +71,7 @@ def of_service(document: View) -> List[int]:
     try:
         roles = json.loads(document.text("TEMPLATE/BODY"))["roles"]
         return [int(node["deploy_id"]) for role in roles for node in role.get("nodes", ())]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         raise BadArguments(f"document {document.text('ID')} ({name}) is no service as OneFlow keeps them") from None
 
 

@@ -12,7 +12,7 @@ import zlib
 from typing import Any
 
 from ..errors import ImageChanged
-from ..model import layout_pool
+from ..model import layout, layout_pool
 from ..tools import extents
 
 PIECE = 32 << 10
@@ -39,7 +39,7 @@ def read(image: Any, generation: str) -> extents.Manifest | None:
     """Return the manifest of a generation of an open image, None if it is not kept."""
     found = dict(image.metadata_list())
     name, _, count = str(found.get(layout_pool.MANIFEST, "")).partition(" ")
-    if name != generation or not count.isdigit() or int(count) > MOST:
+    if name != generation or not layout.is_number(count) or len(count) > len(str(MOST)) or int(count) > MOST:
         return None
     try:
         packed = "".join(str(found[layout_pool.manifest(number)]) for number in range(int(count)))
