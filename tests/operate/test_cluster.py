@@ -44,7 +44,7 @@ def cluster(cloud: Cloud) -> Iterator[List[int]]:
     assert rpc
     body = json.dumps({"roles": [{"nodes": [{"deploy_id": vm} for vm in (*vms[:3], 9999)]}, {"nodes": []}]})
     rpc.documents = [
-        (100, f"<DOCUMENT><ID>1</ID><NAME>flow</NAME><TYPE>100</TYPE><TEMPLATE><BODY><![CDATA[{body}]]></BODY></TEMPLATE></DOCUMENT>"),
+        (100, f"<DOCUMENT><ID>1</ID><UID>0</UID><NAME>flow</NAME><TEMPLATE><BODY><![CDATA[{body}]]></BODY></TEMPLATE></DOCUMENT>"),
         (100, "<DOCUMENT><ID>2</ID><NAME>odd</NAME><TYPE>100</TYPE><TEMPLATE><BODY>{</BODY></TEMPLATE></DOCUMENT>"),
         (101, "<DOCUMENT><ID>3</ID><NAME>template</NAME><TYPE>101</TYPE><TEMPLATE/></DOCUMENT>"),
     ]  # fmt: skip

@@ -62,6 +62,11 @@ def test_vms_of_a_group_and_of_a_service() -> None:
     assert ids(clusters.members(VMS, [3, 99, 4], "it")) == [3, 4], "who is gone belongs to nothing any more"
 
 
+def test_document_names_only_vms_of_its_owner() -> None:
+    vms = [Vm(parse(f"<VM><ID>{number}</ID><UID>{uid}</UID></VM>", "VM")) for number, uid in ((3, 0), (4, 7), (99, 8))]
+    assert ids(clusters.owned(vms, view("<DOCUMENT><ID>7</ID><UID>7</UID></DOCUMENT>"))) == [4]
+
+
 @pytest.mark.parametrize(
     ("ask", "said"),
     [

@@ -111,7 +111,7 @@ def chosen(oned: Oned, arguments: argparse.Namespace) -> List[Vm]:
         group = plan.one_of(oned.vm_groups(), arguments.vmgroup, "VM group")
         return plan.members(vms, plan.of_group(group), f"VM group {arguments.vmgroup!r}")
     service = plan.one_of(oned.documents(plan.SERVICE), arguments.service, "service of OneFlow")
-    return plan.members(vms, plan.of_service(service), f"service {arguments.service!r}")
+    return plan.members(plan.owned(vms, service), plan.of_service(service), f"service {arguments.service!r}")
 
 
 def boot(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callable[..., None]) -> List[Row]:
