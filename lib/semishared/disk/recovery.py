@@ -37,10 +37,10 @@ def recover(vm_dir: str, name: str) -> None:
     if os.path.lexists(layout_delta.note(vm_dir)):
         from ..guest import active_layer, deltas
 
-        leaving = [record.disk for record in active_layer.leaving(vm_dir)]
+        # Also those that only have deltas: one that was to be detached had its lease before.
+        noted = [record.disk for record in active_layer.noted(vm_dir)]
         deltas.merge(vm_dir, name)
-        if leaving:
-            _release(vm_dir, leaving)
+        _release(vm_dir, noted)
 
 
 def _release(vm_dir: str, disks: list[int]) -> None:

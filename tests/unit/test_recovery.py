@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What killed actions have left of a VM that is off, in a temporary directory."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from semishared.disk import recovery
+from semishared.model import layout, layout_base, layout_delta
+from semishared.model.place import OVERLAY, REMOTE_FIRST
+from semishared.model.record import Record
+from semishared.model.refs import ImageRef
+
+
+def test_lease_of_a_disk_goes_that_was_to_be_detached_when_it_only_had_its_delta(tmp_path: Path) -> None:
+    vm_dir, image = f"{tmp_path}/101/42", ImageRef(100, 7, "raw", f"{tmp_path}/100/9b66", "3d" * 16)
+    base = layout_base.base(layout.base_store_of(vm_dir), image.base_name)
+    os.makedirs(layout_base.leases(base))
+    os.makedirs(layout.records(vm_dir))
+    noted = []
+    for disk, place in ((1, REMOTE_FIRST), (2, OVERLAY), (3, REMOTE_FIRST)):
+        record = Record(disk, place, "qcow2", f"{vm_dir}/disk.{disk}.snap/0", False, image)
+        Path(layout.record(vm_dir, disk)).write_text(json.dumps(record.to_data()), encoding="utf-8")
+        Path(layout_base.lease(base, 42, disk)).write_text("", encoding="utf-8")
+        os.makedirs(os.path.dirname(record.path))
+        Path(record.path).write_text("", encoding="utf-8")
+        os.symlink(record.path, f"{vm_dir}/disk.{disk}")
+        noted += [record.to_data()] if disk < 3 else []
+    Path(layout_delta.note(vm_dir)).write_text(json.dumps({"version": 1, "disks": noted}), encoding="utf-8")
+    recovery.recover(vm_dir, "")
+    assert not os.path.exists(layout_delta.note(vm_dir))
+    assert sorted(os.listdir(layout_base.leases(base))) == ["42-2", "42-3"], "of an overlay, and of one that nothing was begun with"
