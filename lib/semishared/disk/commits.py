@@ -13,14 +13,16 @@ import os
 from .. import store
 from ..base import cache, room
 from ..base.ensure import borrowed, ensure
-from ..errors import BadRecord, NotSupported, SemisharedError
+from ..errors import AnotherWriter, BadRecord, NotSupported, SemisharedError
 from ..guest import job_lock
 from ..model import layout, layout_diff
 from ..model.owner import Owner
 from ..model.place import DIFF
 from ..model.record import Record
 from ..model.steps import DiskRef, ImageRef
+from ..model.steps_snapshot import ActivateLayer, AddLayer
 from ..model.steps_commit import CommitDisk, CreateDiff, RenewVm
+from ..store import writers
 from ..store.diffs import Diff
 from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
@@ -127,13 +129,13 @@ def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None
 
     Each step says in the record that nothing waits any more, before the next takes away what held it.
     """
-    done = _write(disk, record, ask)
     if record.committed is None and not kept.waiting(record):
+        done = _write(disk, record, ask)
         with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
             _drop_others(disk, record)
         return done
+    done, record = _written(disk, record, planned, ask)
     image, at, here = record.of_image._replace(generation=""), store.of(record.of_image.access), cache.root_of(disk.vm_dir)
-    _mark(disk, record, planned)
     content = at.content(image)
     generation = content.generation(content.see()) or ensure(here, image, ask).base.generation
     at.claim(image, _owner(disk, image, history.seq_of(disk.vm_dir), generation))
@@ -142,6 +144,10 @@ def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None
     path = layout.layer(layout.plain(record.path), new)
     lease = cache.named(here, image, generation).lease(disk.vm, disk.disk)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        # oned may have given the VM back to its host meanwhile, which stops nobody who moves it.
+        writers.check_file(record.path)
+        if kept.waiting(record):
+            raise AnotherWriter(f"disk {disk.disk} of VM {disk.vm} on {os.uname().nodename} was written to while it was committed")
         files.remove_staged(os.path.dirname(path))
         with files.published(path) as staged:
             size = qemu_img.virtual_size(record.path, "qcow2")
@@ -164,11 +170,24 @@ def _drop_others(disk: DiskRef, record: Record) -> None:
             point("committed layer removed")
 
 
-def _mark(disk: DiskRef, record: Record, planned: Planned) -> None:
-    """Note that the image has all that a disk holds; nobody writes to it any more."""
+def _written(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None) -> tuple[dict[str, object], Record]:
+    """Commit all that a disk holds; return what was done, and its record then.
+
+    What is committed lies under an empty layer before it is read: whoever starts the guest after that, since what comes next has
+    failed, has it write to a layer of which nobody says that the image has it.
+    """
+    if not kept.waiting(record):
+        return _write(disk, record, ask), record
+    top = int(record.layer)
+    writers.check_file(record.path)
+    layering.add_layer(AddLayer(disk, top + 1, top, record.format), planned)
+    layering.activate_layer(ActivateLayer(disk, top + 1, "qcow2"), planned)
+    done = _write(disk, record, ask)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-        records.write_record(disk.vm_dir, record._replace(committed=int(record.layer)))
+        after = _diff(disk)._replace(committed=top)
+        records.write_record(disk.vm_dir, after)
     point("commit recorded")
+    return done, after
 
 
 def finish(disk: DiskRef, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
@@ -178,13 +197,15 @@ def finish(disk: DiskRef, planned: Planned, ask: room.Ask | None) -> dict[str, o
     record = _diff(disk)
     image = record.of_image._replace(generation="")
     at, own = store.of(image.access), _owner(disk, image, history.seq_of(disk.vm_dir), "")
+    if kept.waiting(record):
+        # A store that is not there says nothing of its owners.
+        at.check(image)
     if kept.waiting(record) and not kept.is_kept(disk.vm_dir) and _is_over(at.owner(image), own):
         with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
             place = kept.keep(disk, record)
         vm_dir.remove_disk(disk, planned)
         return {"bytes": 0, "kept": kept.said(place)}
-    done = _write(disk, record, ask)
-    _mark(disk, record, planned)
+    done, _ = _written(disk, record, planned, ask)
     at.disown(image, own)
     vm_dir.remove_disk(disk, planned)
     if kept.is_kept(disk.vm_dir):
