@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, NamedTuple
 
-from ..errors import MigrationRefused, OnedUnavailable, Overtaken, SameDirectory, SemisharedError
+from ..errors import CommitRefused, MigrationRefused, OnedUnavailable, Overtaken, SameDirectory, SemisharedError
 from ..model import steps as s
 from ..model.exchange import AskOned, End, On, Part, Plan, Relay, Say, agree, warn
 from ..opennebula.args import Move, VmPlace
@@ -133,7 +133,7 @@ def _renewed(place: VmPlace, *, all_of_them: bool) -> Plan:
     if refused and all_of_them:
         # No host would keep the base, which may be the content of no image any more.
         text = "; ".join(f"disk {disk['disk']}: {disk['why']}" for disk in refused)
-        raise MigrationRefused(f"VM {place.vm} stays on {place.host}: what was not committed would lose what it lies over ({text})")
+        raise CommitRefused(f"VM {place.vm} stays on {place.host}: what was not committed would lose what it lies over ({text})")
 
 
 def _same_directory(source: VmPlace, target: VmPlace) -> Plan:
