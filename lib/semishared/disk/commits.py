@@ -20,8 +20,8 @@ from ..model.owner import Owner
 from ..model.place import DIFF
 from ..model.record import Record
 from ..model.steps import DiskRef, ImageRef
-from ..model.steps_snapshot import ActivateLayer, AddLayer
 from ..model.steps_commit import CommitDisk, CreateDiff, RenewVm
+from ..model.steps_snapshot import ActivateLayer, AddLayer
 from ..store import writers
 from ..store.diffs import Diff
 from ..tools import files, layers, qemu_img
