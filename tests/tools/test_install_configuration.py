@@ -51,14 +51,14 @@ class FrontEnd:
         return done.stdout + done.stderr
 
     def tree(self) -> Tree:
-        """Return everything there is: mode, owner, content; byte code and times do not count."""
+        """Return everything there is: mode, owner, content; byte code and times do not count, nor where all of it is."""
         found = {}
         for path in sorted(self.root.rglob("*")):
             if "__pycache__" in str(path):
                 continue
             status = path.lstat()
             content = path.read_bytes() if path.is_file() else os.readlink(path).encode() if path.is_symlink() else b""
-            found[str(path.relative_to(self.root))] = (status.st_mode, status.st_uid, status.st_gid, content)
+            found[str(path.relative_to(self.root))] = (status.st_mode, status.st_uid, status.st_gid, content.replace(bytes(self.root), b""))
         return found
 
     def without_backups(self) -> Tree:
