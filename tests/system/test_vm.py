@@ -280,7 +280,7 @@ def test_probe_when_asked_on_the_host_tells_allocated_sizes(cloud: Cloud, os_ima
     ("attributes", "persistent", "words"),
     [
         ({"SEMISHARED_PLACE": "cloudy"}, False, "SEMISHARED_PLACE of image"),
-        ({"SEMISHARED_PLACE": "local"}, True, "attached in place (persistent, CD-ROM) is not supported yet"),
+        ({"SEMISHARED_PLACE": "cloudy"}, True, "SEMISHARED_PLACE of image"),
         ({"SEMISHARED_PLACE": "shared", "SEMISHARED_LOCAL": "copy"}, False, "contradicts"),
     ],
 )
