@@ -34,7 +34,7 @@ def renewed(answer: Any) -> Lines:
     """Say what was committed of a VM before it was moved, and what goes with it as it is."""
     for disk in (answer or {}).get("disks", ()):
         if disk.get("why"):
-            yield "warn", f"disk {disk['disk']} was not committed to its image: {disk['why']}"
+            yield "warn", f"disk {disk['disk']} was not committed to its image, and goes with the VM as it is: {disk['why']}"
         elif disk["bytes"]:
             yield "info", f"{human(disk['bytes'])} of disk {disk['disk']} were committed to the image"
 

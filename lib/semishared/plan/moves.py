@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, NamedTuple
 
-from ..errors import CommitRefused, MigrationRefused, OnedUnavailable, Overtaken, SameDirectory, SemisharedError
+from ..errors import MigrationRefused, OnedUnavailable, Overtaken, SameDirectory, SemisharedError
 from ..model import steps as s
 from ..model.exchange import AskOned, End, On, Part, Plan, Relay, Say, agree, warn
 from ..opennebula.args import Move, VmPlace
@@ -129,11 +129,6 @@ def _renewed(place: VmPlace, *, all_of_them: bool) -> Plan:
 
     done = yield On(place.host, (RenewVm(place.vm, place.path, all_of_them),))
     yield Say(commit_lines.renewed, tuple(done))
-    refused = [disk for disk in (done[0] or {}).get("disks", ()) if disk.get("why")]
-    if refused and all_of_them:
-        # No host would keep the base, which may be the content of no image any more.
-        text = "; ".join(f"disk {disk['disk']}: {disk['why']}" for disk in refused)
-        raise CommitRefused(f"VM {place.vm} stays on {place.host}: what was not committed would lose what it lies over ({text})")
 
 
 def _same_directory(source: VmPlace, target: VmPlace) -> Plan:
