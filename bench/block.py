@@ -13,7 +13,9 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence
+
+from lab import Node
 
 KiB, MiB, GiB, TiB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 DEPTH = 16
@@ -21,11 +23,15 @@ DEPTH = 16
 
 @dataclass(frozen=True)
 class Disk:
-    """A disk to export; with `base` it is a qcow2 overlay over that raw file, without it is raw itself."""
+    """A disk to export; with `base`, a raw file, or `network` it is a qcow2 overlay over that, without it is raw itself.
+
+    Without a `path` it is what `network` says, in QEMU's words.
+    """
 
     name: str
-    path: Path
+    path: Optional[Path]
     base: str = ""
+    network: Optional[Dict[str, Any]] = None
     writable: bool = True
 
 
@@ -46,11 +52,17 @@ def _nodes(disks: Sequence[Disk]) -> List[Dict[str, Any]]:
             {"node-name": node_name, "driver": "raw", "file": f"file-{node_name}", "read-only": True},
         ]
     for i, disk in enumerate(disks):
+        if disk.path is None:
+            nodes.append({**(disk.network or {}), "node-name": f"disk-{i}", "read-only": not disk.writable})
+            continue
         nodes.append(_file(f"file-{i}", str(disk.path), disk.writable))
         node: Dict[str, Any] = {"node-name": f"disk-{i}", "file": f"file-{i}", "read-only": not disk.writable}
-        if disk.base:
+        if disk.network:
+            nodes.append({**disk.network, "node-name": f"below-{i}", "read-only": True})
+        if disk.base or disk.network:
             # No l2-cache-size: what libvirt gives its guests is QEMU's own choice.
-            node.update({"driver": "qcow2", "backing": bases[disk.base], "discard": "unmap"})
+            backing = bases[disk.base] if disk.base else f"below-{i}"
+            node.update({"driver": "qcow2", "backing": backing, "discard": "unmap"})
         else:
             node["driver"] = "raw"
         nodes.append(node)
@@ -58,19 +70,21 @@ def _nodes(disks: Sequence[Disk]) -> List[Dict[str, Any]]:
 
 
 @contextmanager
-def exported(folder: Path, disks: Sequence[Disk]) -> Iterator[Dict[str, str]]:
-    """Export disks and yield the NBD address of each by its name."""
-    socket, ready = folder / "nbd.sock", folder / "qsd.pid"
+def exported(folder: Path, disks: Sequence[Disk], machine: Optional[Node] = None) -> Iterator[Dict[str, str]]:
+    """Export disks and yield the NBD address of each by its name; on a `machine` of a lab all paths are those that it sees."""
+    here = machine.path(folder) if machine else folder
+    socket, ready = here / "nbd.sock", here / "qsd.pid"
     for old in (socket, ready):
         old.unlink(missing_ok=True)
     argv = ["qemu-storage-daemon"]
     for node in _nodes(disks):
         argv += ["--blockdev", json.dumps(node)]
-    argv += ["--nbd-server", f"addr.type=unix,addr.path={socket}"]
+    argv += ["--nbd-server", f"addr.type=unix,addr.path={folder / 'nbd.sock'}"]
     for i, disk in enumerate(disks):
         writable = "on" if disk.writable else "off"
         argv += ["--export", f"type=nbd,id=export-{i},node-name=disk-{i},name=disk-{i},writable={writable}"]
-    daemon = subprocess.Popen([*argv, "--pidfile", str(ready)], stdin=subprocess.DEVNULL)
+    argv += ["--pidfile", str(folder / "qsd.pid")]
+    daemon = machine.popen(argv, user="root", stdin=subprocess.DEVNULL) if machine else subprocess.Popen(argv, stdin=subprocess.DEVNULL)
     try:
         while not ready.exists():
             if daemon.poll() is not None:
@@ -83,12 +97,13 @@ def exported(folder: Path, disks: Sequence[Disk]) -> Iterator[Dict[str, str]]:
 
 
 def fio(
-    address: str, rw: str, size: int, *, count: int = 0, seconds: float = 0.0, seed: int = 1, flush: int = 0, window: int = 0
+    address: str, rw: str, size: int, *, count: int = 0, seconds: float = 0.0, seed: int = 1, flush: int = 0, window: int = 0,
+    at: int = 0,
 ) -> float:
     """Return the I/O operations per second of `count` random ones (none twice), or of as many as fit in `seconds`.
 
     With `flush`, one flush per so many writes is part of the time: cached metadata must reach the disk, too.
-    With `window`, only so many bytes from the start are used.
+    With `window`, only so many bytes are used, from offset `at`.
     """
     argv = [
         "fio", "--name=bench", "--output-format=json", "--ioengine=nbd", f"--uri={address}", f"--rw={rw}", f"--bs={size}",
@@ -98,6 +113,8 @@ def fio(
         argv.append(f"--io_size={count * size}")
     if window:
         argv.append(f"--size={window}")
+    if at:
+        argv.append(f"--offset={at}")
     if seconds:
         argv += ["--time_based=1", f"--runtime={int(seconds * 1000)}ms"]
     if flush:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast a diff comes into its image, and how many bytes that costs the store: against `qemu-img commit` of the same diff.
 
-    PYTHONPATH=tests:lib bench/commits.py [MIB ...]     (root: file systems of its own, in TMPDIR; a Ceph cluster)
+On file systems of its own, one that has reflinks and one that has none, and a Ceph cluster.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
+from collections import defaultdict
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
+
+from figures import Figure, rounds_within
 
 from semishared.model.owner import Owner
 from semishared.store.diffs import Diff
@@ -115,14 +117,13 @@ def all_of(bench: Bench, device: str, top: Path, sizes: List[int]) -> Iterator[D
             yield measured(bench, device, top, size * MiB, pattern)
 
 
-def main() -> None:
-    """Print a line for each."""
-    sizes = [int(word) for word in sys.argv[1:]] or [0, 64, 512]
+def rows(sizes: List[int]) -> Iterator[Tuple[str, Dict[str, Any]]]:
+    """Yield the kind of store and what was measured on it, one diff after the other."""
     for name, make in (("reflink", ["mkfs.xfs", "-q"]), ("journal", ["mkfs.ext4", "-q", "-O", "^metadata_csum"])):
         top = Path(tempfile.mkdtemp(prefix="bench-"))
         with file_system(top, make, 6 << 30) as (where, device):
             for row in all_of(DirBench(where), device, top, sizes):
-                print(name, row, flush=True)
+                yield name, row
         shutil.rmtree(top)
     from tools.ceph_cluster import LocalCluster
     from tools.ceph_site import Site
@@ -133,12 +134,42 @@ def main() -> None:
         site = Site(cluster.conf)
         site.command("osd set-require-min-compat-client", version="mimic")
         for row in all_of(RbdBench(site), "", top, sizes):
-            print("rbd", row, flush=True)
+            yield "rbd", row
         site.close()
     finally:
         cluster.end()
         shutil.rmtree(top)
 
 
-if __name__ == "__main__":
-    main()
+SIZES = [0, 64, 512]
+LIMITS = {"reflink": (0.7, 1.05), "rbd": (0.7, 1.05), "journal": (0.4, 2.1)}
+"""Rate of ours to that of plain `qemu-img commit`, and bytes written to bytes of the diff and 8 MiB."""
+
+
+def commits(quick: bool) -> List[Figure]:
+    """Measure; `quick`: little, once."""
+    found: Dict[Tuple[str, int, str], List[Dict[str, Any]]] = defaultdict(list)
+    for _ in rounds_within(600, 1 if quick else 3):
+        for kind, row in rows([0, 64] if quick else SIZES):
+            print(f"  {kind} {row}", flush=True)
+            found[kind, row["dirty_mib"], row["pattern"]].append(row)
+    return [figure for (kind, dirty, pattern), measured in found.items() for figure in _figures(kind, dirty, pattern, measured)]
+
+
+def _figures(kind: str, dirty: int, pattern: str, of_it: List[Dict[str, Any]]) -> List[Figure]:
+    name, what = f"{kind}/{dirty}/{pattern}", f"{dirty} MiB {pattern} into an image ({kind})"
+    seconds = Figure(
+        f"commit/seconds/{name}", f"commit of {what}: plain `qemu-img commit`", "s", [row["plain_seconds"] for row in of_it],
+        "ours, less the wait for hashes of what is on the store", [row["seconds"] - row["hash_seconds"] for row in of_it],
+        expected=0.4 if kind == "journal" else 0.8, because="ours hashes what it brings, for the manifest",
+        budget=("ratio", ">=", LIMITS[kind][0]) if dirty else None, budget_from="commit",
+    )  # fmt: skip
+    if not dirty:
+        return [seconds]
+    return [seconds, Figure(
+        f"commit/bytes/{name}", f"written to the store by a commit of {what}", "bytes",
+        [row["device_bytes"] or row["sent"] for row in of_it], "what the diff occupies, and 8 MiB",
+        [row["allocated"] + 8 * MiB / LIMITS[kind][1] for row in of_it], expected=2.0 if kind == "journal" else 1.0,
+        because="to the journal and from there" if kind == "journal" else "each block once",
+        budget=("ratio", "<=", LIMITS[kind][1]), budget_from="commit",
+    )]  # fmt: skip

@@ -206,6 +206,33 @@ def migrate(report: Data) -> str:
     return load + _table(head, rows) + "\n" + _table(["what", "measured", "baseline", "ratio", "expected", "budget", "met"], others)
 
 
+def _plain(report: Data, prefix: str) -> str:
+    """Every figure whose name begins so, a line each."""
+    rows = []
+    for name, figure in _by_name(report).items():
+        if name.startswith(prefix):
+            base = figure["baseline"]
+            against = f"{base['what']}: {number(base['median'])}" if base else ""
+            measured = f"{_spread(figure)} {figure['unit']}"
+            rows.append([
+                figure["what"], measured, against, _ratio(figure), number(figure["expected"]), _budget(figure), _met(figure),
+                str(figure["n"]),
+            ])  # fmt: skip
+    run = report["runs"][prefix.rstrip("/")]
+    load = f"Load {number(run['load_before'][0])} before, {number(run['load_after'][0])} after, itself included.\n\n"
+    return load + _table(["what", "measured", "baseline", "ratio", "expected", "budget", "met", "n"], rows)
+
+
+def commit(report: Data) -> str:
+    """Commits of diffs, by kind of store."""
+    return _plain(report, "commit/")
+
+
+def cluster(report: Data) -> str:
+    """Phases of a virtual cluster, rates of its disks."""
+    return _plain(report, "cluster/")
+
+
 def options(report: Data) -> str:
     """Overlay options, one table for each size of image."""
     found = _by_name(report)
@@ -254,6 +281,7 @@ def overlay(report: Data) -> str:
 BLOCKS: Dict[str, Callable[[Data], str]] = {
     "machine": machine, "budgets": budgets, "clone": clone, "ceph": ceph, "actions": actions, "overlay": overlay,
     "options": options, "creation": creation, "stage": stage, "migrate": migrate,
+    "commit": commit, "cluster": cluster,
 }  # fmt: skip
 
 

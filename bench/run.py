@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
-    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases
+    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases commit cluster
     bench/run.py --docs [TABLE ...]       write the tables in docs/ (all, or those) from build/bench.json
 
 Times mean nothing on a shared machine: every figure is compared with a baseline of the same run.
@@ -25,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import actions  # noqa: E402
 import clone  # noqa: E402
+import cluster  # noqa: E402
+import commits  # noqa: E402
 import migrate  # noqa: E402
 import overlay  # noqa: E402
 import page  # noqa: E402
@@ -48,6 +50,8 @@ BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "interference": stage.interference,
     "migrate": migrate.migrate,
     "releases": releases.releases,
+    "commit": commits.commits,
+    "cluster": cluster.cluster,
 }
 
 
