@@ -40,7 +40,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     },  # fmt: skip
     "system": {"paths": ["tests/system"], "minutes": 35},
     "nfs": {"paths": ["tests/nfs"], "minutes": 20},
-    "tools": {"paths": ["tests/tools"], "minutes": 35},
+    "tools": {"paths": ["tests/tools"], "minutes": 45},
     "faults": {"paths": [f"tests/faults/test_{name}.py" for name in ("faults", "bad_input", "links", "moves")], "minutes": 15},
     "upgrade": {"paths": ["tests/upgrade/test_dir.py", "tests/upgrade/test_configuration.py"], "minutes": 25},
     "upgrade-ceph": {"paths": ["tests/upgrade/test_rbd.py"], "minutes": 25, "full": True},

@@ -211,7 +211,7 @@ def test_second_vm_of_an_image_reads_nothing_from_ceph(cloud: Cloud, os_image: i
 
 
 def test_staged_image_is_read_once_for_all_hosts(cloud: Cloud) -> None:
-    image = cloud.data_image("staged", DATA, 64, store=RBD_STORE)
+    image = cloud.data_image("staged", content("staged", 0, KIB), 64, store=RBD_STORE)
     before = cloud.lab.ceph.bytes_read()
     done = cloud.lab.fe.run([COMMAND, "stage", str(image), "--hosts", "h1,h2", "--json"], timeout=120)
     found = json.loads(done.stdout.decode().splitlines()[-1])
