@@ -115,19 +115,29 @@ def plan(said: Sequence[Said], contents: Contents, elsewhere: Mapping[str, Seque
         return Plan("", "", (), ())
     lot = _Lot(said, contents)
     sender, receivers, chosen = _lead(said, lot, transport)
-    lacking.sort(key=lambda item: item.host != sender)
     streamed = {item.host for item in receivers if item.udpcast} if chosen == "multicast" else set()
+    # Who cannot stream asks those that do: also for what the sender streams without having it.
+    lacking.sort(key=lambda item: (item.host != sender, item.host not in streamed))
     stream = lot.stream(sender, streamed, said)
-    comes = {contents[name][at] for name, indices in stream.items() for at in indices} | lot.have[sender]
+    streams = {contents[name][at] for name, indices in stream.items() for at in indices}
+    # What each host can give by the time it is asked: who is not yet here gets all that it lacks.
+    gives = {item.host: lot.have[item.host] for item in said if item.host == sender or not item.lacks}
     found = []
     for item in lacking:
-        # What nobody before has, or gets, the first that lacks it reads for the others, if there are any.
-        own = lot.lacks[item.host] if item.host == sender else lot.lacks[item.host] - comes
-        comes |= own
+        wanted = lot.common & lot.lacks[item.host]
+        sources: tuple[str, ...] = ()
+        own: AbstractSet[str] = wanted
+        if item.host != sender:
+            comes = streams if item.host in streamed else set()
+            sources = _sources(wanted - comes or wanted, _askable(gives, sender, chosen), sender)
+            # What none of those gives, the first that lacks it reads for the others.
+            own = wanted.difference(comes, *(gives[host] for host in sources))
         ways = tuple(_ways(item, said, lot, own, elsewhere))
-        found.append(Assignment(item.host, item.host in streamed, _sources(item, sender, receivers, chosen, said), ways))
-    streams = tuple((name, ranges(indices)) for name, indices in stream.items())
-    return Plan(chosen, sender, streams, tuple(found), len(lot.common), lot.unique)
+        found.append(Assignment(item.host, item.host in streamed, sources, ways))
+        # Where each asks the sender, what another has read himself is all that the sender does not give.
+        gives[item.host] = lot.have[item.host] | (own if chosen == "unicast" and item.host != sender else lot.lacks[item.host])
+    as_one = tuple((name, ranges(indices)) for name, indices in stream.items())
+    return Plan(chosen, sender, as_one, tuple(found), len(lot.common), lot.unique)
 
 
 def _lead(said: Sequence[Said], lot: _Lot, transport: str) -> tuple[str, list[Said], str]:
@@ -141,8 +151,9 @@ def _lead(said: Sequence[Said], lot: _Lot, transport: str) -> tuple[str, list[Sa
         return (having[0], [], "unicast") if having else (first, [], "store")
 
     def worth(item: Said) -> tuple[int, bool, int]:
-        # Of equals one that can also stream.
-        return len(lot.common & lot.have[item.host]), item.udpcast, len(lot.common & lot.lacks[item.host])
+        lacked = len(lot.common & lot.lacks[item.host])
+        # Of equals one that can also stream, if it has anything to do with what is common.
+        return (had := len(lot.common & lot.have[item.host])), item.udpcast and bool(had or lacked), lacked
 
     lead = max(said, key=worth)
     receivers = [item for item in said if item is not lead and lot.common & lot.lacks[item.host]]
@@ -161,14 +172,27 @@ def _transport(wish: str, receivers: Sequence[Said], streaming: Sequence[Said], 
     return "multicast" if len(streaming) > 1 else "chain"
 
 
-def _sources(item: Said, sender: str, receivers: Sequence[Said], chosen: str, said: Sequence[Said]) -> tuple[str, ...]:
-    """Return whom a host asks for what is common: nobody who might be waiting for it."""
-    if item not in receivers:
-        return ()
-    if chosen == "unicast":
-        return (sender, *(other.host for other in said if not other.lacks and other.host != sender))[:MOST]
-    before = [other.host for other in receivers[: receivers.index(item)]]
-    return (*reversed(before[-(MOST - 1) :]), sender)[:MOST]
+def _askable(gives: Mapping[str, AbstractSet[str]], sender: str, chosen: str) -> dict[str, AbstractSet[str]]:
+    """Return whom a host may ask, the best first: nobody who might be waiting for it."""
+    whole = [host for host in gives if host != sender]
+    order = [sender, *whole] if chosen == "unicast" else [*reversed(whole), sender]
+    return {host: gives[host] for host in order}
+
+
+def _sources(wanted: AbstractSet[str], askable: Mapping[str, AbstractSet[str]], sender: str) -> tuple[str, ...]:
+    """Return whom a host asks: those that give all of what is wanted, if there are any such MOST, and ways round them."""
+    hosts = [host for host in askable if askable[host] & wanted]
+    chosen: list[str] = []
+    left = wanted
+    while len(chosen) < MOST and (best := max(hosts, key=lambda host: len(askable[host] & left), default="")):
+        if not askable[best] & left:
+            break
+        chosen.append(best)
+        left = left - askable[best]
+    for host in (sender, *hosts):
+        if host in hosts and host not in chosen and len(chosen) < MOST:
+            chosen.append(host)
+    return tuple(host for host in hosts if host in chosen)
 
 
 def _ways(
