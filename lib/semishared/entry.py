@@ -10,6 +10,7 @@ import os
 import sys
 
 from .opennebula.report import Report, caught, drop_output
+from .tools.ending import ended
 
 
 def monitor_ds(argv: list[str]) -> str:
@@ -47,4 +48,4 @@ def run(kind: str, action: str) -> int:
     code = caught(action, act_and_answer)
     if code:
         drop_output()
-    return code
+    return ended(code)

@@ -28,6 +28,7 @@ from semishared.host.conversation import Conversation
 from semishared.host.execute import Execution, read_plan
 from semishared.tools import progress, standstill
 from semishared.tools.beneath import readable
+from semishared.tools.ending import ended
 from semishared.wire.messages import RELEASE, Message, Reader, Writer
 
 ALIVE_S = 5
@@ -138,7 +139,7 @@ def main() -> int:
         os.setpgid(0, 0)
     # A guest's data is for the driver's user and group only, whatever umask ssh brought.
     os.umask(0o027)
-    return Host(0, 1).serve()
+    return ended(Host(0, 1).serve())
 
 
 if __name__ == "__main__":

@@ -90,6 +90,11 @@ def cluster(access: Access, user: str) -> Any:
     return _clusters[key]
 
 
+def is_connected() -> bool:
+    """Tell whether this process is connected to any cluster."""
+    return bool(_clusters)
+
+
 def _connected(conf: str, user: str) -> Any:
     rados, _ = _bindings()
     where = f"on {os.uname().nodename}"

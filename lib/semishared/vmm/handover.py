@@ -9,6 +9,7 @@ from typing import Any
 from ..model.exchange import Exchange, Here, Say, drive
 from ..opennebula.report import Report, caught
 from ..plan.hypervisor import PLANNERS, READ, Asked, planned
+from ..tools.ending import ended
 from .on_host import OnHost
 
 
@@ -34,4 +35,4 @@ def run(here: str, argv: list[str]) -> int:
         drive(planned(asked), do)
         return 0
 
-    return caught(name if name in PLANNERS else "with_records", act)
+    return ended(caught(name if name in PLANNERS else "with_records", act))
