@@ -7,8 +7,10 @@ image as before, never between.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import threading
 import time
 import traceback
@@ -17,6 +19,7 @@ from typing import Dict, Iterator, List
 
 import pytest
 
+from lab import NodeProcess
 from semishared.errors import SemisharedError
 from semishared.model.steps_base import DetachVm
 
@@ -26,11 +29,12 @@ from .live import DOMAIN, OVERLAY, TRACE, VM, VM_DIR, Environment, Live, s, writ
 ALL = bool(os.environ.get("SEMISHARED_FULL"))
 EVERY = 1 if ALL else 1000
 ALWAYS = (
-    "switch noted", "layer kept", "layers lie over bases", "layers ready", "layers equal", "guest writes over the base", "switch ended",
+    "detach noted", "leased", "switch noted", "layer kept", "layers lie over bases", "layers ready", "mirrors equal", "guest has gone over", "switch ended",
 )  # fmt: skip
 """Points that are killed at in every run."""
 DISK = OVERLAY
 """The one that is made remote-first here; the others have nothing to let go of."""
+BASES = "/var/lib/one/datastores/.semishared/bases"
 NOW, KEPT = written(1, 2, 3, 5), {0: written(1), 1: written(1, 2)}
 
 
@@ -81,6 +85,8 @@ def check(live: Live, now: bytes = NOW) -> str:
     lowest = live.host.run(["qemu-img", "info", "-U", "--output=json", f"{VM_DIR}/disk.{DISK}.snap/0"]).stdout.decode()
     assert (f"{STORE}/.semishared" in lowest) is (record["how"] == "remote-first"), lowest
     assert ("/leases/" in lowest) is (record["how"] == "overlay"), lowest
+    leases = [path.name for path in live.host.path(BASES).glob("*/leases/*") if path.name.endswith(f"{VM}-{DISK}")]
+    assert leases == ([f"{VM}-{DISK}"] if record["how"] == "overlay" else []), leases
     return record["how"]
 
 
@@ -161,7 +167,7 @@ def test_killed_at_every_step_the_disk_is_whole_over_its_base_or_over_the_image(
                 failures.append(f"killed at {number} ({name}), then {then}: {traceback.format_exc(limit=-3)}")
     assert not failures, "\n".join(failures)
     assert {how for (_, then), how in ends.items() if then == "again"} <= {"overlay"}
-    over = names.index("guest writes over the base") + 1 if runs else names.index("switch noted") + 1
+    over = names.index("guest has gone over") + 1 if runs else names.index("switch noted") + 1
     done = {number: how for (number, then), how in ends.items() if then == "next action"}
     assert all(how == ("overlay" if number >= over else "remote-first") for number, how in done.items()), done
 
@@ -213,15 +219,73 @@ def stopped_at(live: Live, name: str) -> Iterator[List[str]]:
     assert not at_work.is_alive()
 
 
-@pytest.mark.parametrize("name", ["layers ready", "layers equal", "guest writes over the base"])
+@pytest.mark.parametrize("name", ["layers ready", "mirrors equal", "guest has gone over"])
 def test_qemu_that_dies_on_the_way_leaves_a_whole_disk_that_the_next_start_opens(live: Live, name: str) -> None:
     """Between the moment in which both hold the same, the record and the pivot too; the driver goes on, and finds no guest."""
     with stopped_at(live, name) as said:
         live.end_domain()
-        signal.pidfd_send_signal(live.talk._process._pidfd, signal.SIGCONT)  # type: ignore[attr-defined]
+        go_on(live)
     assert said
     put_right(live, "")
     assert check(live) == "overlay"
+
+
+def go_on(live: Live) -> None:
+    """Let a driver that stands still go on."""
+    signal.pidfd_send_signal(live.talk._process._pidfd, signal.SIGCONT)  # type: ignore[attr-defined]
+
+
+def waking(live: Live) -> NodeProcess:
+    """Do what is done when the guest has rested for too long."""
+    token = json.loads(live.host.path(f"{VM_DIR}/.semishared/frozen.json").read_text())["token"]
+    argv = ["/usr/bin/python3", "-I", "/var/tmp/one/lib/semishared/guest/watch.py", VM_DIR, DOMAIN, token, "0"]
+    return live.host.popen(argv, stdin=subprocess.PIPE)
+
+
+def test_guest_that_was_woken_before_its_turn_is_not_switched_any_more(live: Live) -> None:
+    """It would write where no record says, until somebody notices."""
+    with stopped_at(live, "mirrors equal") as said:
+        assert waking(live).wait(30) == 0
+        live.write_running(DISK, 6)
+        go_on(live)
+    assert "was woken after 60 s" in said[0]
+    live.at_rest()
+    live.check_opened(DISK)
+    assert reads_store(live)
+    live.end_domain()
+    assert check(live, written(1, 2, 3, 5, 6)) == "remote-first"
+
+
+def test_nobody_wakes_the_guest_between_its_switch_and_the_record(live: Live) -> None:
+    with stopped_at(live, "guest has gone over") as said:
+        woken = waking(live)
+        time.sleep(1)
+        assert live.virsh("domstate", DOMAIN) == "paused"
+        go_on(live)
+    assert (woken.wait(30), said) == (0, [])
+    live.at_rest()
+    live.check_opened(DISK)
+    live.end_domain()
+    assert check(live) == "overlay"
+
+
+def test_guest_is_not_woken_while_libvirt_is_at_a_switch_for_a_driver_that_was_killed(live: Live) -> None:
+    """Until that is over libvirt says nothing of it: a QEMU that does not answer for a while."""
+    with stopped_at(live, "mirrors equal") as said:
+        qemu = live.host.path(f"/run/libvirt/qemu/{DOMAIN}.pid").read_text().strip()
+        live.host.run(["kill", "-STOP", qemu], user="root")
+        go_on(live)
+        time.sleep(1)
+        live.talk._process.kill()
+        time.sleep(3)
+        live.host.run(["kill", "-CONT", qemu], user="root")
+        until(lambda: live.virsh("domstate", DOMAIN) == "running", 30, "a guest that goes on", 0.02)
+        live.check_opened(DISK)
+        live.write_running(DISK, 6)
+    assert said
+    live.end_domain()
+    put_right(live, "")
+    assert check(live, written(1, 2, 3, 5, 6)) == "overlay"
 
 
 def test_action_that_begins_meanwhile_goes_first(live: Live) -> None:

@@ -231,7 +231,7 @@ class Proof:
                 assert live.reads(f"{VM_DIR}/backup/disk.{disk}.0", "qcow2") == digest(case.now)
 
 
-@pytest.mark.parametrize("at", ["deltas equal", "delta merged"])
+@pytest.mark.parametrize("at", ["mirrors equal", "guest has gone over"])
 def test_guest_that_goes_on_after_a_killed_merge_is_recorded_where_it_writes(live: Live, at: str) -> None:
     """Some of its deltas merged, some not; before it is woken the records say which, and its QEMU may die any time."""
     merge = s.MergeDeltas(VM, VM_DIR, DOMAIN)

@@ -16,13 +16,14 @@ import time
 from ..base import cache, room
 from ..base.ensure import ensure
 from ..errors import CannotDetach, ImageChanged, SemisharedError
+from ..guest import active_layer, domain, job_lock
 from ..guest import detach as live
-from ..guest import domain, job_lock
 from ..model.place import OVERLAY
 from ..model.record import Record
 from ..model.steps import DiskRef
 from ..model.steps_base import DetachVm
 from ..tools import files, qemu_img
+from ..tools.crash_points import point
 from . import guard, layering, overtaken, records, recovery, remote, vm_dir
 from .epochs import Planned
 
@@ -72,16 +73,24 @@ def _detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> list[dict
     wanted = [(found[disk], generation) for disk, generation in zip(step.disks, step.generations) if found[disk].place.is_remote]
     with vm_dir.publishing(step.vm, step.vm_dir, planned):
         pass  # what comes now is published into a VM that was not deleted since this was planned
+    if not wanted:
+        return []
     try:
+        # Before the first lease: who finds this gives leases back that no disk lies over.
+        active_layer.note(step.vm_dir, [before for before, _ in wanted])
+        point("detach noted")
         disks = [live.Detached(before, _over_base(step, before, generation, ask)) for before, generation in wanted]
-        size = live.copied_bytes(disks) if step.domain else 0
-        if disks and step.domain:
-            room.require(step.vm_dir, size, ask, tuple(disk.after.of_image.base_name for disk in disks))
+        if step.domain:
+            room.require(step.vm_dir, live.copied_bytes(disks), ask, tuple(disk.after.of_image.base_name for disk in disks))
             live.detach(step.vm_dir, step.domain, disks, step.rate)
-        elif disks:
+        else:
             live.detach_off(step.vm_dir, disks)
-    finally:
-        _release(step)
+    except Exception:
+        try:
+            recovery.recover(step.vm_dir, step.domain)
+        except SemisharedError:
+            pass  # whoever comes next does
+        raise
     after = [disk.after for disk in disks]
     return [
         {"disk": record.disk, "generation": record.of_image.generation, "bytes": files.allocated(record.path)} for record in after
@@ -111,11 +120,3 @@ def _check_system_snapshots(step: DetachVm, record: Record) -> None:
         count = len(kept) if isinstance(kept, list) else 0
     if count:
         raise CannotDetach(f"disk {record.disk}: the VM has {count} system snapshots, which count on what it lies over: delete them first")
-
-
-def _release(step: DetachVm) -> None:
-    """Give up leases of disks that read from the store still; those that are over their bases keep theirs."""
-    for disk in step.disks:
-        record = records.read_record(step.vm_dir, disk)
-        if record and record.place.is_remote and not recovery.left(step.vm_dir):
-            cache.release(cache.root_of(step.vm_dir), step.vm, disk)

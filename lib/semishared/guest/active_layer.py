@@ -19,7 +19,7 @@ from ..model import layout, layout_delta
 from ..model.record import Record
 from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
-from . import domain
+from . import domain, job_events
 
 
 def noted(vm_dir: str) -> List[Record]:
@@ -119,6 +119,9 @@ def settle(vm_dir: str, name: str) -> None:
     without = noted(vm_dir)
     if not without:
         return
+    for target in opened(vm_dir, name).values():
+        # Of a pivot that libvirt is at for a dead caller nothing is said yet; this is answered when it is over.
+        job_events.block_job(name, target)
     active = opened(vm_dir, name)
     for record in without:
         for known in (record, with_delta(record)):

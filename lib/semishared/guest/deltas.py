@@ -18,12 +18,12 @@ import os
 from functools import partial
 from typing import Any, Iterable, List
 
-from ..errors import BadRecord, GuestNotFrozen, MissingImage, SemisharedError, ToolFailed
+from ..errors import BadRecord, MissingImage, SemisharedError, ToolFailed
 from ..model import layout, layout_delta
 from ..model.record import Record
 from ..tools import files, qemu_img
 from ..tools.crash_points import point
-from . import active_layer, block_jobs, domain, job_events, libvirtd, rest
+from . import active_layer, block_jobs, domain, handover, job_events, libvirtd
 from .active_layer import delta_of, noted, with_delta
 
 CALL_S = 60
@@ -119,19 +119,7 @@ def _commit(vm_dir: str, name: str, without: List[Record]) -> None:
             domain.ask(name, f"blockcommit {target}", partial(_begin, target), timeout_s=CALL_S)
             job.wait_until_ready()
     point("deltas mirrored")
-    with rest.resting(vm_dir, name, "SUSPEND") as rested:
-        if rested.how == "NONE":
-            # Whoever has paused it may let it go on any time, between the switch and the records.
-            raise GuestNotFrozen(f"domain {name} on {os.uname().nodename} was paused by somebody else: its deltas are merged when it runs")
-        for target in targets:
-            block_jobs.wait_for_equal(name, target)
-        # What was mirrored is in QEMU's memory still, and no delta will have it.
-        block_jobs.write_out(name)
-        point("deltas equal")
-        for target in targets:
-            block_jobs.pivot(name, target)
-            point("delta merged")
-        active_layer.settle(vm_dir, name)
+    handover.go_over(vm_dir, name, targets, "its deltas are merged when it runs")
 
 
 def _begin(target: str, guest: Any) -> None:

@@ -21,13 +21,13 @@ import struct
 from typing import Dict, List, NamedTuple, Sequence
 from xml.etree import ElementTree
 
-from ..errors import CannotDetach, GuestNotFrozen, SemisharedError
+from ..errors import CannotDetach
 from ..model import layout, layout_store
 from ..model.record import Record
 from ..tools import extents, files, progress, qemu_img
 from ..tools.crash_points import point
 from ..tools.rate_limit import Pace
-from . import active_layer, base_switch, block_jobs, deltas, domain, job_events, mirror, rest
+from . import active_layer, base_switch, deltas, domain, handover, job_events, mirror
 
 FICLONE = 0x40049409
 """ioctl_ficlone(2)."""
@@ -58,21 +58,14 @@ def _to_copy(record: Record) -> List[str]:
 def detach(vm_dir: str, name: str, disks: Sequence[Detached], rate: int) -> None:
     """Let the guest go on over bases on which its disks have leases; copies are made at `rate` bytes per second, 0 for no limit.
 
-    Raise CannotDetach if libvirt has a disk open in another way than its record says. After any error it is as it was, or the
-    next action on its disks sees to that.
+    Raise CannotDetach if libvirt has a disk open in another way than its record says. What any error leaves begun is noted, for
+    whoever is to end it (disk/recovery.py).
     """
     check(name, [disk.before for disk in disks])
     deltas.add(vm_dir, name, [disk.before for disk in disks])
-    try:
-        copies = _copied(vm_dir, disks, Pace(rate))
-        base_switch.begin(vm_dir, [disk.before for disk in disks], [disk.after for disk in disks], copies)
-        _go_over(vm_dir, name, [disk.after for disk in disks])
-    except Exception:
-        try:
-            deltas.merge(vm_dir, name)
-        except SemisharedError:
-            pass  # whoever comes next does
-        raise
+    copies = _copied(vm_dir, disks, Pace(rate))
+    base_switch.begin(vm_dir, [disk.before for disk in disks], [disk.after for disk in disks], copies)
+    _go_over(vm_dir, name, [disk.after for disk in disks])
     deltas.merge(vm_dir, name)
 
 
@@ -167,18 +160,7 @@ def _go_over(vm_dir: str, name: str, after: Sequence[Record]) -> None:
             point("delta is being copied")
             job.wait_until_ready()
     point("layers ready")
-    with rest.resting(vm_dir, name, "SUSPEND") as rested:
-        if rested.how == "NONE":
-            raise GuestNotFrozen(f"domain {name} on {os.uname().nodename} was paused by somebody else: it stays as it is until it runs")
-        for target in targets:
-            block_jobs.wait_for_equal(name, target)
-        # What was mirrored is in QEMU's memory still.
-        block_jobs.write_out(name)
-        point("layers equal")
-        for target in targets:
-            block_jobs.pivot(name, target)
-            point("guest writes over the base")
-        active_layer.settle(vm_dir, name)
+    handover.go_over(vm_dir, name, targets, "it stays as it is until it runs")
 
 
 def _granularity(path: str) -> int:

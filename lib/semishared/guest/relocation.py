@@ -19,13 +19,13 @@ from functools import partial
 from typing import Any, Dict
 from xml.etree import ElementTree
 
-from ..errors import GuestNotFrozen, MigrationRefused, MissingImage
+from ..errors import MigrationRefused, MissingImage
 from ..model import layout, layout_delta
 from ..model.record import Record
 from ..tools import files
 from ..tools.crash_points import point
 from ..tools.run import work
-from . import active_layer, block_jobs, domain, job_events, libvirtd, mirror, rest
+from . import active_layer, block_jobs, domain, handover, job_events, libvirtd, mirror, rest
 
 BEGIN_S = 60
 METADATA = "http://opennebula.org/xmlns/libvirt/1.0"
@@ -86,16 +86,7 @@ def enter(vm_dir: str, origin: str, name: str) -> None:
 def _switch(vm_dir: str, origin: str, name: str) -> None:
     found, here = mirrored(vm_dir, origin, name), os.uname().nodename
     if found:
-        with rest.resting(origin, name, "SUSPEND", copy=vm_dir) as rested:
-            if rested.how == "NONE":
-                raise GuestNotFrozen(f"domain {name} on {here} was paused by somebody else: it goes on in {vm_dir} when it runs")
-            for target in found:
-                block_jobs.wait_for_equal(name, target)
-            point("mirrors equal")
-            for target in found:
-                block_jobs.pivot(name, target)
-                point("guest writes to the copy")
-            active_layer.settle(vm_dir, name)
+        handover.go_over(vm_dir, name, found, f"it goes on in {vm_dir} when it runs", origin)
     opened = active_layer.opened(vm_dir, name)
     for record in active_layer.noted(vm_dir):
         if os.path.realpath(active_layer.delta_of(record)) not in opened:

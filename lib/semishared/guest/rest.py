@@ -51,6 +51,8 @@ class Rest(NamedTuple):
 
     how: str
     why: str = ""
+    token: str = ""
+    """Of this rest, in its note."""
 
     def to_data(self) -> dict[str, object]:
         """Return the rest as JSON data."""
@@ -105,14 +107,27 @@ def resting(directory: str, name: str, how: str, copy: str = "") -> Iterator[Res
     watch = [PYTHON, "-I", WATCH, directory, name, token, str(LIMIT_S)]
     with beside(watch), progress.if_we_die(lambda: _wake_after(directory, name)):
         try:
-            found = _begin(directory, name, how, {"token": token, **({"copy": copy} if copy else {})})
+            found = _begin(directory, name, how, {"token": token, **({"copy": copy} if copy else {})})._replace(token=token)
             yield found
-            if found.how != "NONE" and (files.read_json(_path(directory)) or {}).get("token") != token:
-                raise GuestNotFrozen(f"domain {name} on {os.uname().nodename} was woken after {LIMIT_S} s, before its copy was done")
+            if found.how != "NONE":
+                _check_noted(directory, name, token)
         except BaseException:
             _wake_after(directory, name)
             raise
         wake(directory, name)
+
+
+@contextmanager
+def held(directory: str, name: str, rested: Rest) -> Iterator[None]:
+    """Keep a guest that rests from being woken within the block, which is to be short; raise GuestNotFrozen if it was before."""
+    with _alone(directory):
+        _check_noted(directory, name, rested.token)
+        yield
+
+
+def _check_noted(directory: str, name: str, token: str) -> None:
+    if (files.read_json(_path(directory)) or {}).get("token") != token:
+        raise GuestNotFrozen(f"domain {name} on {os.uname().nodename} was woken after {LIMIT_S} s, before all was done")
 
 
 def _begin(directory: str, name: str, how: str, what: dict[str, str]) -> Rest:
