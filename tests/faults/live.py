@@ -17,8 +17,11 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
+import pytest
+
 from lab import NodeProcess
 from semishared.config import Config
+from semishared.errors import SemisharedError
 from semishared.model import steps as s
 from semishared.opennebula import args
 from semishared.plan import snapshots
@@ -178,6 +181,14 @@ class Live:
         )
         self.host.path("/var/tmp/domain.xml").write_text(xml)
         self.virsh("create", "/var/tmp/domain.xml")
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Have somebody else pause the domain for the block, in which what is done is refused for that."""
+        self.virsh("suspend", DOMAIN)
+        with pytest.raises(SemisharedError, match=r"is paused|paused by somebody else"):
+            yield
+        self.virsh("resume", DOMAIN)
 
     def end_domain(self) -> None:
         """Pull the plug: what QEMU has not written is lost."""

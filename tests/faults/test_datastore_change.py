@@ -140,10 +140,8 @@ def test_directory_that_a_guest_has_open_is_not_removed(live: Live) -> None:
 
 def test_guest_that_somebody_has_paused_stays_where_it_is(live: Live) -> None:
     begin(live)
-    live.virsh("suspend", DOMAIN)
-    with pytest.raises(SemisharedError, match="paused by somebody else"):
+    with live.paused():
         enter(live, {})
-    live.virsh("resume", DOMAIN)
     live.write_running(OVERLAY, 6)
     enter(live, {})
     check_opened(live, COPIED)

@@ -259,13 +259,11 @@ def test_deltas_of_a_guest_that_somebody_has_paused_wait_until_it_runs(live: Liv
     live.restore("plain")
     live.start()
     live.run({}, s.AddDeltas(VM, VM_DIR, DOMAIN, OWN))
-    live.virsh("suspend", DOMAIN)
-    with pytest.raises(SemisharedError, match="paused by somebody else"):
+    with live.paused():
         live.run({}, s.MergeDeltas(VM, VM_DIR, DOMAIN))
     for disk in OWN:
         live.check_opened(disk)
         assert "1000000" in live.record(disk)["path"]
-    live.virsh("resume", DOMAIN)
     live.write_running(OVERLAY, 6)
     live.run({}, s.MergeDeltas(VM, VM_DIR, DOMAIN))
     live.at_rest()
@@ -273,18 +271,22 @@ def test_deltas_of_a_guest_that_somebody_has_paused_wait_until_it_runs(live: Liv
     live.check(OVERLAY, written(1, 2, 6), {})
 
 
-def test_what_stands_in_for_a_merged_layer_goes_with_whatever_comes_next(live: Live) -> None:
-    """Not only with what changes snapshots: an empty layer is none that a plan may find."""
-    delete = _delete_again(OVERLAY)
-    live.restore("deep")
+def _killed_at(live: Live, name: str, case: Case, saved: str) -> None:
+    """Have an action on a guest that was started from saved files killed at the first point of a name."""
+    live.restore(saved)
     live.start()
     live.forget_trace()
-    delete.act(live, {"SEMISHARED_TRACE": TRACE})
-    number = live.points().index("layer stood in for") + 1
-    live.restore("deep")
+    case.act(live, {"SEMISHARED_TRACE": TRACE})
+    number = live.points().index(name) + 1
+    live.restore(saved)
     live.start()
     with pytest.raises(SemisharedError):
-        delete.act(live, {"SEMISHARED_KILL_AT": str(number)})
+        case.act(live, {"SEMISHARED_KILL_AT": str(number)})
+
+
+def test_what_stands_in_for_a_merged_layer_goes_with_whatever_comes_next(live: Live) -> None:
+    """Not only with what changes snapshots: an empty layer is none that a plan may find."""
+    _killed_at(live, "layer stood in for", _delete_again(OVERLAY), "deep")
     folder = live.host.path(f"{VM_DIR}/disk.{OVERLAY}.snap")
     assert sorted(os.listdir(folder)) == ["0", "1", "2", "3"]
     live.run({}, s.DescribeDisk(live.ref(OVERLAY), DOMAIN))
@@ -294,16 +296,7 @@ def test_what_stands_in_for_a_merged_layer_goes_with_whatever_comes_next(live: L
 
 def test_clone_on_a_store_whose_host_died_in_a_pull(live: Live) -> None:
     """The note in the VM's directory goes with its host; whoever takes the VM over has the one beside the clone."""
-    delete = _delete(ON_STORE, 1, ())
-    live.restore("tree")
-    live.start()
-    live.forget_trace()
-    delete.act(live, {"SEMISHARED_TRACE": TRACE})
-    number = live.points().index("layer pulled") + 1
-    live.restore("tree")
-    live.start()
-    with pytest.raises(SemisharedError):
-        delete.act(live, {"SEMISHARED_KILL_AT": str(number)})
+    _killed_at(live, "layer pulled", _delete(ON_STORE, 1, ()), "tree")
     record = live.record(ON_STORE)
     live.end_domain()
     live.host.run(["rm", "-r", VM_DIR])
