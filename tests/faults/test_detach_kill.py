@@ -29,7 +29,8 @@ from .live import DOMAIN, OVERLAY, TRACE, VM, VM_DIR, Environment, Live, s, writ
 ALL = bool(os.environ.get("SEMISHARED_FULL"))
 EVERY = 1 if ALL else 1000
 ALWAYS = (
-    "detach noted", "leased", "switch noted", "layer kept", "layers lie over bases", "layers ready", "mirrors equal", "guest has gone over", "switch ended",
+    "detach noted", "leased", "switch noted", "layer kept",
+    "layers lie over bases", "layers ready", "mirrors equal", "guest has gone over", "switch ended",
 )  # fmt: skip
 """Points that are killed at in every run."""
 DISK = OVERLAY
