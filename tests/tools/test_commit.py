@@ -15,6 +15,7 @@ import pytest
 from semishared.errors import CommitRefused, NotOwner, SemisharedError, StaleDiff
 from semishared.model import steps as s
 from semishared.model import steps_commit as c
+from semishared.model.steps_base import EvictBase
 from semishared.model.steps_image import GrowImage, NoteEpoch
 from semishared.tools import qemu_img
 from tools.test_host_transfer import carry
@@ -268,6 +269,54 @@ def test_a_restored_disk_is_what_the_backup_was_and_no_more(world: World) -> Non
         qemu_io(image.source, "raw", f"read -P {pattern} {at}M 64k")
 
 
+# -- VMs that are moved ----------------------------------------------------------------------------
+
+
+def moved(world: World, source: str, target: str, *, keep_bases: bool = True) -> list[Any]:
+    """Renew and carry as `tm/mv` plans it; return what was said of the disks."""
+    (answer,) = world.on(c.RenewVm(5, source, not keep_bases))
+    carry(source, target, 5, keep_bases=keep_bases)
+    return list(answer["disks"])  # type: ignore[index,call-overload]
+
+
+def gone(world: World) -> None:
+    """Let all bases go that nobody has a lease on, as the room for others would."""
+    for base in world.bases():
+        world.on(EvictBase(str(world.root), base.name))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("written", [True, False], ids=["written", "empty"])
+def test_a_disk_that_cannot_be_committed_takes_its_base_along(world: World, format: str, written: bool) -> None:
+    image, disk = world.image(format=format), world.disk()
+    attach(world, image, disk)
+    if written:
+        qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
+    qemu_io(image.source, format, "write -P 0x99 8M 64k")
+    rest, far = str(world.top / "fe" / "101" / "5"), str(world.top / "far" / "101" / "5")
+    (said,) = moved(world, disk.vm_dir, rest, keep_bases=False)
+    assert (said["waiting"], said["with_base"]) == (written, True)
+    gone(world)
+    assert world.bases() == []
+    saved = world.store / "saved"
+    world.on(s.SaveDisk(s.DiskRef(5, 1, rest), str(saved), "raw", ""))
+    for place in (far, disk.vm_dir):
+        carry(rest, place, 5)
+        for path in (os.path.realpath(f"{place}/disk.1"), saved):
+            qemu_io(path, "raw" if path is saved else "qcow2", f"read -P {0x55 if written else 0} 3M 64k")
+            qemu_io(path, "raw" if path is saved else "qcow2", "read -P 0xa1 1M 64k")
+            qemu_io(path, "raw" if path is saved else "qcow2", "read -P 0 8M 64k")
+        assert sorted(os.listdir(f"{place}/disk.1.snap")) == (["0", "1"] if written else ["0"])
+        (said,) = moved(world, place, rest, keep_bases=False)
+        assert said["why"]
+    world.on(s.RemoveVm(5, rest))
+    (left,) = [path for path in (world.top / "fe" / "101").iterdir() if path.name.startswith(".kept-")] or [None]
+    assert (left is not None) == written
+    if left:
+        world.on(s.SaveDisk(s.DiskRef(5, 1, str(left)), str(saved), "raw", ""))
+        qemu_io(saved, "raw", "read -P 0x55 3M 64k")
+
+
 # -- killed at every point ----------------------------------------------------------------------------
 
 
@@ -355,13 +404,6 @@ def test_killed_at_every_point_and_done_again(world: World, what: str, monkeypat
         wanted = 0x71 if is_committed else 0
         assert pattern(image.source, "raw", 2 * MiB) == wanted, f"killed at {name}"
         assert pattern(image.source, "raw", 1 * MiB) == 0xA1
-        if what == "renewing":
-            # It has no lease yet on what the image is now: where it arrives it gets one.
-            moved = world.disk(number, system=103)
-            os.makedirs(os.path.dirname(moved.vm_dir), exist_ok=True)
-            world.on(s.RenameVm(number, disk.vm_dir, moved.vm_dir, True, "", (1,)))
-            world.on(s.RemoveVm(number, disk.vm_dir))
-            disk = moved
         if what in ("on_request", "renewing"):
             qemu_io(active(disk), "qcow2", "read -P 0x71 2M 64k")
             (described,) = world.on(s.DescribeDisk(disk, ""))
@@ -378,3 +420,72 @@ def test_killed_at_every_point_and_done_again(world: World, what: str, monkeypat
         world.on(s.RemoveVm(number, disk.vm_dir))
         assert kept(world, number) == []
         assert not [lease for lease in world.leases() if lease.endswith(f"/{number}-1")], name
+
+
+def passed(world: World, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], among: set[str]) -> dict[str, int]:
+    """Return the numbers of these points, which one process of an action passes, if it does more than once the last."""
+    trace = world.top / "trace"
+    monkeypatch.setenv("SEMISHARED_TRACE", str(trace))
+    act()
+    monkeypatch.delenv("SEMISHARED_TRACE")
+    found = {name: int(number) for number, _, name in (line.partition(" ") for line in trace.read_text().splitlines())}
+    return {name: found[name] for name in sorted(among)}
+
+
+def killed(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], object]) -> None:
+    monkeypatch.setenv("SEMISHARED_KILL_AT", str(number))
+    with pytest.raises(SemisharedError):
+        act()
+    monkeypatch.delenv("SEMISHARED_KILL_AT")
+
+
+RENEWED = {"commit recorded", "leased", "layer recorded", "image claimed", "committed layer removed", "lease released"}
+
+
+def test_a_vm_starts_where_it_was_after_a_renewal_that_was_killed_anywhere(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The move that it was for failed: the guest goes on there, and what it writes then is committed too."""
+    renewing(world, *ready(world, 1000, "renewing"))  # from now on their content is on the host, under another name
+    it = ready(world, 1001, "renewing")
+    numbers = passed(world, monkeypatch, lambda: renewing(world, *it), RENEWED)
+    for at, number in numbers.items():
+        image, disk = ready(world, 2000 + number, "renewing")
+        killed(monkeypatch, number, lambda image=image, disk=disk: renewing(world, image, disk))  # type: ignore[misc]
+        gone(world)
+        # What libvirt opens.
+        path = json.loads(Path(disk.vm_dir, f".semishared/disk.{disk.disk}.json").read_text())["path"]
+        qemu_io(path, "qcow2", "read -P 0x71 2M 64k")
+        qemu_io(path, "qcow2", "write -P 0x72 3M 64k")
+        ended(world, disk)
+        assert (pattern(image.source, "raw", 2 * MiB), pattern(image.source, "raw", 1 * MiB)) == (0x71, 0xA1), at
+        qemu_io(image.source, "raw", "read -P 0x72 3M 64k")
+        assert not os.path.lexists(disk.path)
+        world.on(s.RemoveVm(disk.vm, disk.vm_dir))
+        assert kept(world, disk.vm) == []
+        assert not [lease for lease in world.leases() if lease.endswith(f"/{disk.vm}-1")], at
+
+
+COMES = {"carried base staged", "base published", "leased", "carried base removed", "vm directory renamed"}
+
+
+def test_killed_anywhere_while_a_base_comes_along(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rests(number: int) -> tuple[s.DiskRef, str]:
+        """Leave the only base of a disk in the directory of its VM at rest."""
+        image, disk = ready(world, number, "renewing")
+        qemu_io(image.source, "raw", "write -P 0x99 3M 64k")
+        rest = str(world.top / "fe" / "101" / str(number))
+        world.on(c.RenewVm(number, disk.vm_dir, True))
+        carry(disk.vm_dir, rest, number, keep_bases=False)
+        gone(world)
+        return disk, rest
+
+    disk, rest = rests(1000)
+    numbers = passed(world, monkeypatch, lambda: carry(rest, disk.vm_dir, 1000), COMES)
+    for at, number in numbers.items():
+        disk, rest = rests(2000 + number)
+        killed(monkeypatch, number, lambda disk=disk, rest=rest: carry(rest, disk.vm_dir, disk.vm))  # type: ignore[misc]
+        carry(rest, disk.vm_dir, disk.vm)
+        for value, where in ((0x71, "2M"), (0xA1, "1M"), (0, "3M")):
+            qemu_io(active(disk), "qcow2", f"read -P {value} {where} 64k")
+        assert [name for name in world.leases() if name.endswith(f"/{disk.vm}-1")], at
+        assert not os.path.lexists(f"{disk.path}.snap/base")
+        assert world.leftovers() == []

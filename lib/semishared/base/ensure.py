@@ -135,6 +135,10 @@ def borrowed(root: str, record: Record | None, disk: Disk, ask: room.Ask | None)
         yield
         return
     was_there = os.path.isdir(wanted.directory)
+    if record.place.commits:
+        from . import carried
+
+        carried.take(root, disk[0], record)
     base, lease = ensure(root, ref, ask, disk, want=room.BORROWED)
     try:
         yield

@@ -13,14 +13,14 @@ import os
 from .. import store
 from ..base import cache, room
 from ..base.ensure import borrowed, ensure
-from ..errors import AnotherWriter, BadRecord, NotSupported, SemisharedError
+from ..errors import BadRecord, NotSupported
 from ..guest import job_lock
 from ..model import layout, layout_diff
 from ..model.owner import Owner
 from ..model.place import DIFF
 from ..model.record import Record
 from ..model.steps import DiskRef, ImageRef
-from ..model.steps_commit import CommitDisk, CreateDiff, RenewVm
+from ..model.steps_commit import CommitDisk, CreateDiff
 from ..model.steps_snapshot import ActivateLayer, AddLayer
 from ..store import writers
 from ..store.diffs import Diff
@@ -41,7 +41,7 @@ def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, 
     root = cache.root_of(disk.vm_dir)
     base, lease = ensure(root, image, ask, (disk.vm, disk.disk))
     record = Record(disk.disk, DIFF, "qcow2", create.first_layer(disk), image=image._replace(generation=base.generation))
-    before = at.claim(image, _owner(disk, image, planned.seq, base.generation))
+    before = at.claim(image, owner_of(disk, image, planned.seq, base.generation))
     point("image claimed")
     with create.publishing(disk, planned, record) as staged:
         size = create.grown(lease, image, step.min_size)
@@ -60,7 +60,8 @@ def _put_aside(disk: DiskRef, planned: Planned) -> str:
         return kept.keep(disk, record, is_last=False)
 
 
-def _owner(disk: DiskRef, image: ImageRef, seq: int, generation: str) -> Owner:
+def owner_of(disk: DiskRef, image: ImageRef, seq: int, generation: str) -> Owner:
+    """Return a disk as the owner of an image, over a generation of which its diff lies."""
     return Owner(disk.vm, disk.disk, seq, generation, os.uname().nodename, image.access.cloud)
 
 
@@ -98,10 +99,18 @@ def _write(disk: DiskRef, record: Record, ask: room.Ask | None) -> dict[str, obj
     with borrowed(root, record, (disk.vm, disk.disk), ask):
         base = cache.named(root, record.of_image, record.of_image.generation)
         lease, last = base.lease(disk.vm, disk.disk), layout_diff.last(disk.vm_dir, disk.disk)
-        owner = _owner(disk, image, history.seq_of(disk.vm_dir), base.generation)
+        owner = owner_of(disk, image, history.seq_of(disk.vm_dir), base.generation)
+        _claim_again(at, image, owner)
         done = at.commit(image, owner, Diff(tuple(kept.chain(record)), lease, image.format, base.manifest, last))
     point("image committed")
     return {"bytes": held, **done.to_data()}
+
+
+def _claim_again(at: store.Store, image: ImageRef, owner: Owner) -> None:
+    """Claim an image for what a disk lies over now, if who laid it so was killed before (renewal.py); refused if it is not that."""
+    claimed = at.owner(image)
+    if claimed and claimed.is_same(owner) and claimed.generation != owner.generation:
+        at.claim(image, owner)
 
 
 def _has_grown(at: store.Store, image: ImageRef, size: int) -> bool:
@@ -109,68 +118,7 @@ def _has_grown(at: store.Store, image: ImageRef, size: int) -> bool:
         return qemu_img.virtual_size(path, image.format) < size
 
 
-def renew(step: RenewVm, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Commit the diffs of a VM that is off and about to move, and make them empty; what is refused stays as it is, and is said."""
-    job_lock.take(step.vm, step.vm_dir)
-    recovery.recover(step.vm_dir, "")
-    found: list[dict[str, object]] = []
-    for record in records.records(step.vm_dir):
-        if record.place.commits and (step.all or record.committed is not None):
-            disk = DiskRef(step.vm, record.disk, step.vm_dir)
-            try:
-                found.append({"disk": record.disk, **_renew(disk, record, planned, ask)})
-            except SemisharedError as e:
-                found.append({"disk": record.disk, "bytes": 0, "why": e.detail})
-    return {"disks": found}
-
-
-def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Commit one and lay an empty layer over what the image is now.
-
-    Each step says in the record that nothing waits any more, before the next takes away what held it.
-    """
-    if record.committed is None and not kept.waiting(record):
-        done = _write(disk, record, ask)
-        with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-            _drop_others(disk, record)
-        return done
-    done, record = _written(disk, record, planned, ask)
-    image, at, here = record.of_image._replace(generation=""), store.of(record.of_image.access), cache.root_of(disk.vm_dir)
-    content = at.content(image)
-    generation = content.generation(content.see()) or ensure(here, image, ask).base.generation
-    at.claim(image, _owner(disk, image, history.seq_of(disk.vm_dir), generation))
-    point("image claimed")
-    new = int(record.layer) + 1
-    path = layout.layer(layout.plain(record.path), new)
-    lease = cache.named(here, image, generation).lease(disk.vm, disk.disk)
-    with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-        # oned may have given the VM back to its host meanwhile, which stops nobody who moves it.
-        writers.check_file(record.path)
-        if kept.waiting(record):
-            raise AnotherWriter(f"disk {disk.disk} of VM {disk.vm} on {os.uname().nodename} was written to while it was committed")
-        files.remove_staged(os.path.dirname(path))
-        with files.published(path) as staged:
-            size = qemu_img.virtual_size(record.path, "qcow2")
-            qemu_img.create_overlay(staged, lease, image.format, size, "", look=False)
-            os.chmod(staged, 0o660)
-        point("empty layer made")
-        records.write_record(disk.vm_dir, record._replace(path=path, image=image._replace(generation=generation), committed=None))
-        point("layer recorded")
-        _drop_others(disk, record._replace(path=path))
-    return done
-
-
-def _drop_others(disk: DiskRef, record: Record) -> None:
-    """Let the link that is the disk lead to its active layer, and remove the layers that it does not lie over any more."""
-    layering.link(record, disk, int(record.layer))
-    folder, chain = os.path.dirname(record.path), kept.chain(record)
-    for number in layers.numbered(folder):
-        if f"{folder}/{number}" not in chain:
-            files.unlink(f"{folder}/{number}")
-            point("committed layer removed")
-
-
-def _written(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None) -> tuple[dict[str, object], Record]:
+def written(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None) -> tuple[dict[str, object], Record]:
     """Commit all that a disk holds; return what was done, and its record then.
 
     What is committed lies under an empty layer before it is read: whoever starts the guest after that, since what comes next has
@@ -178,10 +126,14 @@ def _written(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | No
     """
     if not kept.waiting(record):
         return _write(disk, record, ask), record
-    top = int(record.layer)
     writers.check_file(record.path)
-    layering.add_layer(AddLayer(disk, top + 1, top, record.format), planned)
-    layering.activate_layer(ActivateLayer(disk, top + 1, "qcow2"), planned)
+    if len(kept.chain(record)) > 1 and layers.is_empty(record.path):
+        # There is one, of a commit that was refused.
+        top = int(layout.layer_of(kept.chain(record)[-2]))
+    else:
+        top = int(record.layer)
+        layering.add_layer(AddLayer(disk, top + 1, top, record.format), planned)
+        layering.activate_layer(ActivateLayer(disk, top + 1, "qcow2"), planned)
     done = _write(disk, record, ask)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         after = _diff(disk)._replace(committed=top)
@@ -196,7 +148,7 @@ def finish(disk: DiskRef, planned: Planned, ask: room.Ask | None) -> dict[str, o
     recovery.recover(disk.vm_dir, "")
     record = _diff(disk)
     image = record.of_image._replace(generation="")
-    at, own = store.of(image.access), _owner(disk, image, history.seq_of(disk.vm_dir), "")
+    at, own = store.of(image.access), owner_of(disk, image, history.seq_of(disk.vm_dir), "")
     if kept.waiting(record):
         # A store that is not there says nothing of its owners.
         at.check(image)
@@ -205,7 +157,7 @@ def finish(disk: DiskRef, planned: Planned, ask: room.Ask | None) -> dict[str, o
             place = kept.keep(disk, record)
         vm_dir.remove_disk(disk, planned)
         return {"bytes": 0, "kept": kept.said(place)}
-    done, _ = _written(disk, record, planned, ask)
+    done, _ = written(disk, record, planned, ask)
     at.disown(image, own)
     vm_dir.remove_disk(disk, planned)
     if kept.is_kept(disk.vm_dir):

@@ -14,7 +14,7 @@ import hashlib
 import os
 from typing import Callable, Iterable, Iterator
 
-from ..base import cache, room
+from ..base import cache, carried, room
 from ..base.ensure import ensure
 from ..errors import (
     ImageChanged,
@@ -190,10 +190,13 @@ def _adopt(staging: str, directory: str, vm: int, record: Record, keep_bases: bo
     if path != here:
         records.write_record(staging, record._replace(path=here))
     if record.place.leases and keep_bases and record.image:
+        arrived = record._replace(path=record.active(layout.disk(staging, disk)))
+        carried.take(cache.root_of(directory), vm, arrived)
         try:
             ensure(cache.root_of(directory), record.image, ask, (vm, disk), want=room.FOR_THIS)
         except ImageChanged as e:
             raise ImageChanged(f"disk {disk} of VM {vm} needs the image as it was: {e.detail}") from None
+        carried.drop(arrived)
     elif record.place.is_remote and keep_bases:
         from . import remote
 

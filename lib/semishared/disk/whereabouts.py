@@ -11,7 +11,7 @@ import hashlib
 import os
 
 from ..errors import BadRecord
-from ..model import layout
+from ..model import layout, layout_diff
 from ..tools import extents, files
 from ..tools.crash_points import point
 from . import history, records
@@ -48,7 +48,10 @@ def _listed(directory: str) -> list[str]:
 
 
 def fingerprint(directory: str) -> str:
-    """Return what changes with every change of a file in the directory, '' if there is no file."""
+    """Return what changes with every change of a file in the directory, '' if there is no file.
+
+    A base that goes along is none of them: other disks' leases are names of the same file, and come and go.
+    """
     lines = []
     for folder, _, names in os.walk(directory):
         for name in names:
@@ -57,7 +60,7 @@ def fingerprint(directory: str) -> str:
                 stat = os.lstat(path)
             except FileNotFoundError:
                 continue
-            if not layout.is_staged(name):
+            if not layout.is_staged(name) and not layout_diff.is_carried(path):
                 lines.append(f"{path[len(directory) :]} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}")
     return hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest() if lines else ""
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ..disk import commits, kept, vm_dir, whereabouts
+from ..disk import commits, kept, renewal, vm_dir, whereabouts
 from ..model import steps_commit as c
 from .conversation import Steps
 
@@ -21,7 +21,7 @@ class OnCommits(Steps):
         return commits.finish(step.disk, self.planned, self.talk.asking)
 
     def RenewVm(self, step: c.RenewVm) -> object:
-        return commits.renew(step, self.planned, self.talk.asking)
+        return renewal.renew(step, self.planned, self.talk.asking)
 
     def KeepStale(self, step: c.KeepStale) -> object:
         with vm_dir.publishing(step.vm, step.vm_dir, self.planned):

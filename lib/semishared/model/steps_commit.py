@@ -36,12 +36,15 @@ class FinishDisk(NamedTuple):
 class RenewVm(NamedTuple):
     """Commit what the diffs of a VM that is off hold, and lay empty ones over what their images are then; report what was done.
 
-    Without `all` only of those that have been committed before: what they lie over is not what the image is any more.
+    With `all` for a machine that keeps no bases: those of disks that stay as they are go along. Without it only of disks that
+    have been committed before: what they lie over is not what the image is any more.
     """
 
     vm: int
     vm_dir: str
     all: bool
+    domain: str = ""
+    """What libvirt calls the VM; '' on a machine that runs no domains."""
 
 
 class KeepStale(NamedTuple):

@@ -34,7 +34,9 @@ def renewed(answer: Any) -> Lines:
     """Say what was committed of a VM before it was moved, and what goes with it as it is."""
     for disk in (answer or {}).get("disks", ()):
         if disk.get("why"):
-            yield "warn", f"disk {disk['disk']} was not committed to its image, and goes with the VM as it is: {disk['why']}"
+            how = "was not committed to its image, and goes" if disk["waiting"] else "goes"
+            base = ", its base with it" if disk["with_base"] else ""
+            yield "warn", f"disk {disk['disk']} {how} with the VM as it is{base}: {disk['why']}"
         elif disk["bytes"]:
             yield "info", f"{human(disk['bytes'])} of disk {disk['disk']} were committed to the image"
 

@@ -115,20 +115,24 @@ def carried(asked: Move, steps: tuple[Any, s.Step], vm: Vm, guest: str) -> Plan:
     else:
         source_step, target_step = steps
         if found.get("diffs"):
-            yield from _renewed(place, all_of_them=not getattr(target_step, "keep_bases", True))
+            found = yield from _renewed(place, guest, leaves_bases=not getattr(target_step, "keep_bases", True))
         yield On(there.host, (s.MakeRoom(there.vm, there.path, int(found["bytes"]), tuple(found["bases"])),))
         relay = Relay(On(place.host, (source_step._replace(token=token),)), On(there.host, (target_step,)))
         seen = yield from _sent(relay, vm)
     yield from _release(place.host, s.ReleaseVm(place.vm, place.path, guest, seen), vm)
 
 
-def _renewed(place: VmPlace, *, all_of_them: bool) -> Plan:
-    """Commit the local disks of persistent images before they go where no base is, or where that may not be had any more."""
+def _renewed(place: VmPlace, guest: str, *, leaves_bases: bool) -> Part[Mapping[str, Any]]:
+    """Commit the local disks of persistent images before they go where no base is, or where that may not be had any more.
+
+    Return what the directory is then.
+    """
     from ..model.steps_commit import RenewVm
     from . import commit_lines
 
-    done = yield On(place.host, (RenewVm(place.vm, place.path, all_of_them),))
-    yield Say(commit_lines.renewed, tuple(done))
+    (found,) = yield On(place.host, (RenewVm(place.vm, place.path, leaves_bases, guest),))
+    yield Say(commit_lines.renewed, (found,))
+    return dict(found)
 
 
 def _same_directory(source: VmPlace, target: VmPlace) -> Plan:
