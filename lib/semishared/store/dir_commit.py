@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from ..model import layout_store
 from ..model.owner import Owner
@@ -11,9 +12,10 @@ from ..model.refs import ImageRef
 from ..tools import beneath, files, progress, qemu_img
 from ..tools.crash_points import point
 from ..tools.rate_limit import Pace
-from . import claims, diffs, dir_epochs, dir_image, dir_journal, dir_redo, dir_snapshots, stock_layout
+from . import carrying, claims, dir_epochs, dir_image, dir_journal, dir_redo, dir_snapshots, stock_layout
+from .change import Change
 from .claims import Claim
-from .diffs import Change, Committed, Diff
+from .diffs import Committed, Diff
 from .dir_image import Stored
 
 
@@ -66,9 +68,9 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
     with files.enough_space(stored.datastore), dir_journal.settled(stored) as fd:
         before = _may(image, owner)
         size = qemu_img.virtual_size(beneath.path_of(fd), image.format) if image.format != "raw" else before.size
-        with diffs.opened(diff, before, size) as change, dir_journal.draft(stored) as directory:
+        with carrying.opened(diff, before, size) as change, dir_journal.draft(stored) as directory:
             staging = _Staging(image, diff, fd, directory)
-            manifest, done = diffs.carry_out(change, staging.write)
+            manifest, done = carrying.carry_out(change, staging.write)
             if not staging.how:
                 return done._replace(generation=before.generation)
             point("commit staged")
@@ -78,7 +80,7 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
             dir_journal.decide(stored, directory, change.size, staging.digest, after, manifest)
             sent = progress.moved["store_written"]
             dir_journal.end(stored, fd, trusted=True)
-            diffs.remember(diff, change, manifest)
+            carrying.remember(diff, change, manifest)
     return done._replace(written=done.written + progress.moved["store_written"] - sent, how=staging.how)
 
 
@@ -94,22 +96,21 @@ class _Staging:
         """Write a change into the journal; return how many bytes were sent."""
         if not change.writes and self._image.format == "raw" and change.size == os.fstat(self._fd).st_size:
             return 0
-        chunks = change.chunks(Pace(self._diff.rate))
         if self._image.format != "raw":
             return self._whole()
+        pace = Pace(self._diff.rate)
         new = dir_redo.cloned(self._fd, self._directory)
         if new < 0:
             self.how = "journal"
-            self.digest, written = dir_redo.note(self._directory, chunks)
+            self.digest, written = dir_redo.note(self._directory, change, pace)
             dir_journal.check_room(Stored(self._image.source), self._fd, written)
             return written
         self.how = "reflink"
         try:
             dir_redo.as_before(self._fd, new)
-            written = dir_redo.put(new, chunks, change.size)
+            return dir_redo.put(new, change.size, change.each(partial(dir_redo.write, new), pace))
         finally:
             os.close(new)
-        return written
 
     def _whole(self) -> int:
         """Make the image anew: into a qcow2 file nobody but QEMU can write, and its half-done writes could not be repeated by others."""

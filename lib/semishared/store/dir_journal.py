@@ -17,14 +17,16 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Iterator
 
 from ..errors import AnotherWriter, JournalDamaged, NoSpace
 from ..model import layout_store
 from ..tools import beneath, extents, files
 from ..tools.crash_points import point
+from ..tools.in_order import in_order
 from ..units import human
-from . import diffs, dir_image, dir_redo, writers
+from . import change, dir_image, dir_redo, writers
 from .claims import Claim
 from .dir_image import Seen, Stored
 
@@ -153,7 +155,7 @@ def end(stored: Stored, fd: int, *, trusted: bool = False) -> None:
         token = dir_image.begin_session(stored)
         with _content(stored, directory, fd, size, bool(digest)) as found:
             seen = Seen(token, found.st_size, found.st_mtime_ns)
-            manifest = diffs.manifest_at(layout_store.manifest(directory))
+            manifest = change.manifest_at(layout_store.manifest(directory))
             if manifest:
                 dir_image.publish_generation(stored, manifest, seen)
             write_claim(stored, after._replace(size=seen.size, state=tuple(seen)))
@@ -165,7 +167,7 @@ def _content(stored: Stored, directory: str, fd: int, size: int, in_ranges: bool
     """Yield the status of the image when it has the new content; it stays locked within the block."""
     if in_ranges:
         with files.enough_space(stored.datastore):
-            dir_redo.put(fd, dir_redo.noted(directory, size), size)
+            dir_redo.put(fd, size, in_order(partial(dir_redo.write, fd), dir_redo.noted(directory, size), change.AT_ONCE))
         point("commit replayed")
         yield os.fstat(fd)
         return

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data of a commit to an image in a mounted store: written to a file, or noted in a journal to be written later (dir_journal.py).
 
-A chunk is (offset in the image, length, content), None for zeros.
+Chunks come by the extent, and several extents are worked on side by side.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ import fcntl
 import hashlib
 import os
 import struct
+import threading
 from contextlib import contextmanager
-from typing import IO, Iterator
+from typing import IO, Iterable, Iterator
 
 from ..errors import JournalDamaged
 from ..model import layout_store
-from ..tools import beneath, extents, files, progress
+from ..tools import beneath, extents, files, progress, write_out
+from ..tools.rate_limit import Pace
+from .change import Change, Chunk
 
 RANGE = struct.Struct(">QQq")
-"""Start and length in the image, and 1 for zeros."""
+"""Start and length in the image, and where in the journal's data that is, or ZERO."""
+ZERO = -1
 FICLONE = 0x40049409
 PUNCH = 3
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE"""
@@ -53,19 +57,29 @@ def as_before(fd: int, new: int) -> None:
     os.fchmod(new, was.st_mode & 0o777)
 
 
-def put(fd: int, chunks: Iterator[tuple[int, int, bytes | None]], size: int) -> int:
-    """Write chunks into an open image of `size` bytes; return how many were sent."""
-    written = 0
+def put(fd: int, size: int, sent: Iterable[int]) -> int:
+    """Make an open image of `size` bytes of what `write` sends; return how many bytes that were, as it said."""
     if os.fstat(fd).st_size < size:
         os.ftruncate(fd, size)
+    written = 0
+    for count in sent:
+        progress.count("store_written", count)
+        written += count
+    files.fsync_open(fd)
+    return written
+
+
+def write(fd: int, chunks: list[Chunk]) -> int:
+    """Write chunks into an open image; return how many bytes were sent."""
+    written = 0
     for start, length, content in chunks:
         if content is None:
             written += _zero(fd, start, length)
         else:
             extents.pwrite(fd, memoryview(content), start)
             written += length
-            progress.count("store_written", length)
-    files.fsync_open(fd)
+    begin, (last, length, _) = chunks[0][0], chunks[-1]
+    write_out.begin(fd, begin, last + length - begin)
     return written
 
 
@@ -75,46 +89,77 @@ def _zero(fd: int, start: int, length: int) -> int:
     if not done:
         return 0
     for at in range(start, start + length, len(ZEROS)):
-        part = min(len(ZEROS), start + length - at)
-        extents.pwrite(fd, memoryview(ZEROS)[:part], at)
-        progress.count("store_written", part)
+        extents.pwrite(fd, memoryview(ZEROS)[: start + length - at], at)
     return length
 
 
-def note(directory: str, chunks: Iterator[tuple[int, int, bytes | None]]) -> tuple[str, int]:
-    """Write chunks into a journal; return their digest, and how many bytes were sent."""
-    found, size = hashlib.blake2b(), 0
+def note(directory: str, change: Change, pace: Pace) -> tuple[str, int]:
+    """Write a change into a journal; return its digest, and how many bytes were sent."""
+    found, lock, end = hashlib.blake2b(), threading.Lock(), 0
     with open(layout_store.journal_ranges(directory), "xb") as ranges, open(layout_store.journal_data(directory), "xb", 0) as data:
-        for start, length, content in chunks:
-            head = RANGE.pack(start, length, content is None)
-            found.update(head)
-            ranges.write(head)
-            size += len(head)
-            if content is not None:
-                found.update(content)
-                extents.pwrite(data.fileno(), memoryview(content), data.tell())
-                data.seek(length, os.SEEK_CUR)
-                size += length
-                progress.count("store_written", length)
+
+        def append(chunks: list[Chunk]) -> tuple[list[bytes], bytes, int]:
+            nonlocal end
+            content = b"".join(content for _, _, content in chunks if content is not None)
+            with lock:
+                at, end = end, end + len(content)
+            extents.pwrite(data.fileno(), memoryview(content), at)
+            write_out.begin(data.fileno(), at, len(content))
+            return _heads(chunks, at), hashlib.blake2b(content).digest(), len(content)
+
+        for heads, digest, sent in change.each(append, pace):
+            ranges.writelines(heads)
+            found.update(b"".join([*heads, digest]))
+            progress.count("store_written", sent)
+        files.fsync_open(data.fileno())
         ranges.flush()
         files.fsync_open(ranges.fileno())
-        files.fsync_open(data.fileno())
-    return found.hexdigest(), size
+        return found.hexdigest(), end + ranges.tell()
 
 
-def noted(directory: str, size: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """Yield the chunks in a journal, of an image of `size` bytes; raise JournalDamaged for what is none."""
+def _heads(chunks: list[Chunk], at: int) -> list[bytes]:
+    """Return what the journal says of the chunks of an extent, whose data it has from an offset on."""
+    heads = []
+    for start, length, content in chunks:
+        heads.append(RANGE.pack(start, length, ZERO if content is None else at))
+        at += 0 if content is None else length
+    return heads
+
+
+def noted(directory: str, size: int) -> Iterator[list[Chunk]]:
+    """Yield the chunks in a journal, extent by extent, of an image of `size` bytes; raise JournalDamaged for what is none."""
+    for _, chunks in _extents(directory, size):
+        yield chunks
+
+
+def digest(directory: str, size: int) -> str:
+    """Return the digest of the chunks in a journal; raise JournalDamaged."""
+    found = hashlib.blake2b()
+    for heads, chunks in _extents(directory, size):
+        content = b"".join(content for _, _, content in chunks if content is not None)
+        found.update(heads + hashlib.blake2b(content).digest())
+        progress.touch()
+    return found.hexdigest()
+
+
+def _extents(directory: str, size: int) -> Iterator[tuple[bytes, list[Chunk]]]:
+    """Yield what a journal says of each extent, and its chunks."""
+    heads, index = b"", -1
+    chunks: list[Chunk] = []
     with _opened(layout_store.journal_ranges(directory)) as ranges, _opened(layout_store.journal_data(directory)) as data:
-        while True:
-            head = ranges.read(RANGE.size)
-            if not head:
-                return
-            start, length, is_zero = RANGE.unpack(head.ljust(RANGE.size, b"\xff"))
-            content = None if is_zero else data.read(min(length, extents.EXTENT))
+        for head in iter(lambda: ranges.read(RANGE.size), b""):
+            start, length, at = RANGE.unpack(head.ljust(RANGE.size, b"\xff"))
+            if chunks and start // extents.EXTENT != index:
+                yield heads, chunks
+                heads, chunks = b"", []
+            index = start // extents.EXTENT
+            content = None if at == ZERO else os.pread(data.fileno(), min(length, extents.EXTENT), max(at, 0))
             if start + length > size or (content is not None and len(content) != length):
                 raise JournalDamaged(f"{beneath.readable(directory)} ends within a range, or names one that is not in the image")
-            yield start, length, content
-            progress.touch()
+            heads += head
+            chunks.append((start, length, content))
+        if chunks:
+            yield heads, chunks
 
 
 @contextmanager
@@ -127,12 +172,3 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
         raise JournalDamaged(f"{beneath.readable(path)} is not there") from None
     with open(fd, "rb") as file:
         yield file
-
-
-def digest(directory: str, size: int) -> str:
-    """Return the digest of the chunks in a journal; raise JournalDamaged."""
-    found = hashlib.blake2b()
-    for start, length, content in noted(directory, size):
-        found.update(RANGE.pack(start, length, content is None))
-        found.update(content or b"")
-    return found.hexdigest()

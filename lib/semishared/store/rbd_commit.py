@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
+from threading import Lock
 from typing import Any, Iterator
 
 from ..errors import CommitRefused, NotSupported
@@ -13,9 +15,10 @@ from ..model.refs import ImageRef
 from ..tools import progress
 from ..tools.crash_points import point
 from ..tools.rate_limit import Pace
-from . import ceph, claims, diffs, rbd_claim, rbd_image, rbd_manifest
+from . import carrying, ceph, claims, rbd_claim, rbd_image, rbd_manifest
+from .change import Change, Chunk
 from .claims import Claim
-from .diffs import Change, Committed, Diff
+from .diffs import Committed, Diff
 from .rbd_content import Writing
 
 AT_ONCE = 32
@@ -85,9 +88,9 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
     """See store.Store.commit."""
     with _alone(image) as opened:
         before = _may(image, opened, owner)
-        with diffs.opened(diff, before, before.size) as change:
+        with carrying.opened(diff, before, before.size) as change:
             writing = _Writing(opened, before, diff)
-            manifest, done = diffs.carry_out(change, writing.write)
+            manifest, done = carrying.carry_out(change, writing.write)
             if not writing.begun:
                 return done._replace(generation=before.generation)
             # Who has taken the VM over meanwhile has not waited for us.
@@ -97,7 +100,7 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
                 rbd_manifest.write(opened, manifest)
                 point("commit described")
             rbd_claim.write(opened, after, "commit decided")
-            diffs.remember(diff, change, manifest)
+            carrying.remember(diff, change, manifest)
     return done._replace(how="rbd")
 
 
@@ -118,11 +121,17 @@ class _Writing:
             self._opened.resize(change.size)
             point("image grown")
         sent, writing = progress.moved["store_written"], Writing(self._opened, AT_ONCE)
-        for start, length, content in change.chunks(Pace(self._diff.rate)):
-            if content is None:
-                writing.zero(start, length)
-            else:
-                writing.put(start, content)
+        for _ in change.each(partial(_send, writing, Lock()), Pace(self._diff.rate)):
+            pass
         writing.finish()
         point("commit written")
         return progress.moved["store_written"] - sent
+
+
+def _send(writing: Writing, lock: Lock, chunks: list[Chunk]) -> None:
+    with lock:
+        for start, length, content in chunks:
+            if content is None:
+                writing.zero(start, length)
+            else:
+                writing.put(start, bytes(content))

@@ -139,7 +139,7 @@ def read_at(fd: int, index: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def is_zero(content: bytes | memoryview) -> bool:
+def is_zero(content: bytes | bytearray | memoryview) -> bool:
     """Tell whether `content`, of at most an extent, is all zero."""
     # bytes compare by memcmp; memoryviews compare item by item. What has data mostly has some at its beginning.
     if any(content[:PEEK]):

@@ -13,13 +13,11 @@ from typing import Iterator
 
 from ..errors import NoSpace, ToolFailed, UnexpectedLink
 from ..model import layout
-from . import crash_points, progress
+from . import crash_points
 from .crash_points import point
 
 WINDOW = 16 << 20
 """Bytes that are written out between two signs of progress."""
-WAIT_WRITE_WAIT = 7
-"""sync_file_range: what is being written, what is yet to be, and the end of both."""
 
 
 def staged_name(path: str) -> str:
@@ -50,20 +48,9 @@ def _write_out(fd: int) -> None:
     found = os.fstat(fd)
     if found.st_blocks * 512 <= WINDOW or not stat.S_ISREG(found.st_mode):
         return
-    try:
-        import ctypes
+    from .write_out import write_out  # here: most files are small
 
-        sync_file_range = ctypes.CDLL(None, use_errno=True).sync_file_range
-    except (ImportError, AttributeError, OSError):
-        return  # not there: fsync does it at once
-    for offset in range(0, found.st_size, WINDOW):
-        if sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(WINDOW), WAIT_WRITE_WAIT):
-            number = ctypes.get_errno()
-            if number in (errno.ENOSYS, errno.EINVAL, errno.ESPIPE):
-                return
-            # Now, not by fsync: a write that has failed is told of once.
-            raise OSError(number, os.strerror(number))
-        progress.touch()
+    write_out(fd, found.st_size, WINDOW)
 
 
 def fsync_tree(directory: str) -> None:

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a diff makes of its image: which ranges are to be written, what the extents hold then, and their hashes.
+
+qemu-img says which file of the chain holds which range (`map`), to the subcluster; the bytes are taken from there. `qemu-img
+commit` would do, but writes 64 KiB for each 4 KiB of scattered writes: its mirror job knows no smaller piece.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import Callable, Iterator, NamedTuple, Optional, Tuple, TypeVar, Union
+
+from ..errors import ImageChanged, NotSupported
+from ..tools import extents, files, progress, qemu_img
+from ..tools.extents import EXTENT, Manifest
+from ..tools.in_order import in_order
+from ..tools.rate_limit import Pace
+from .claims import Claim
+from .diffs import Diff
+
+AT_ONCE = 4
+"""Extents that are read, hashed and written side by side."""
+HOLE = -1
+"""In place of a file: zeros."""
+MANIFEST_LIMIT = 256 << 20
+Chunk = Tuple[int, int, Union[bytes, bytearray, None]]
+"""Offset in the image, length, at most an extent's, and content, None for zeros."""
+T = TypeVar("T")
+_NOTHING = Manifest("raw", 0, {})
+
+
+class Range(NamedTuple):
+    """Bytes of the image, and where they are: in a file of the chain, from an offset on."""
+
+    start: int
+    length: int
+    file: int
+    offset: int
+
+    def within(self, start: int, end: int) -> Range:
+        """Return the part between two bytes of the image."""
+        cut = max(start - self.start, 0)
+        return Range(self.start + cut, min(self.start + self.length, end) - self.start - cut, self.file, self.offset + cut)
+
+
+class Last(NamedTuple):
+    """What an image was made by the last commit, as this machine has noted it."""
+
+    manifest: Manifest
+    ranges: list[Range]
+    """Where it is not what the diff lies over."""
+
+    @classmethod
+    def of(cls, path: str, generation: str) -> Optional[Last]:
+        """Return what a file says, None if there is none, or it is of another generation than what the image is now."""
+        try:
+            data = json.loads(files.read(path, 2 * MANIFEST_LIMIT)) if path else None
+            if not data:
+                return None
+            ranges = [Range(start, length, HOLE, 0) for start, length in data["ranges"]]
+            found = cls(extents.parse(data["manifest"].encode()), ranges)
+        except (OSError, ValueError, KeyError, TypeError, ImageChanged):
+            return None
+        return found if found.manifest.generation == generation else None
+
+
+class Change:
+    """A diff, opened: use within `opened`.
+
+    Extents are worked on side by side, each read once: from what it is to hold, its hash is made and what is to be written is taken.
+    """
+
+    def __init__(self, diff: Diff, fds: list[int], claim: Claim) -> None:
+        self._diff, self._fds = diff, fds
+        self.own, below, self.size = _ranges(diff)
+        self.dirty = sum(found.length for found in self.own if found.file != HOLE)
+        self.extents = {index for found in self.own for index in _indexes(found)}
+        """Those that are not what the base has."""
+        self.last = Last.of(diff.last, claim.generation)
+        was = self.last.ranges if self.last else [Range(index * EXTENT, EXTENT, HOLE, 0) for index in sorted(claim.touched)]
+        self.writes = sorted(self.own + list(_common(below, was)))
+        """What is to be written to the image, by offset: also what the base has, where the image has it not."""
+        self._base = manifest_at(diff.manifest) if diff.format == "raw" else None
+        self._unhashed = self._of_extents(sorted(self.own + below))
+        self._digests = {index: found for index, found in (self._base or _NOTHING).extents.items() if index not in self._unhashed}
+        self.hashed = 0
+        """Bytes that were read for hashes."""
+
+    def _of_extents(self, ranges: list[Range]) -> dict[int, list[Range]]:
+        """Return, by index, the parts of the chain that are in each extent whose hash is not that of the base."""
+        if not self._base:
+            return {}
+        wanted = set(self.extents)
+        if self._base.size % EXTENT and self._base.size != self.size:
+            wanted.add(self._base.size // EXTENT)  # which was shorter
+        parts: dict[int, list[Range]] = {index: [] for index in sorted(wanted)}
+        for found in ranges:
+            for index in _indexes(found):
+                if index in parts:
+                    parts[index].append(found)
+        return parts
+
+    def each(self, work: Callable[[list[Chunk]], T], pace: Pace) -> Iterator[T]:
+        """Yield what `work` returns of the chunks of each extent that is to be written, by offset, at a pace; it is called side by side."""
+
+        def tasks() -> Iterator[tuple[int, list[Range], list[Range]]]:
+            for index, writes in _by_extent(self.writes):
+                pace.wait(sum(part.length for part in writes if part.file != HOLE))
+                yield index, writes, self._unhashed.get(index, [])
+
+        def carry(task: tuple[int, list[Range], list[Range]]) -> tuple[int, Optional[str], T]:
+            index, writes, parts = task
+            if not parts:
+                return index, None, work([(part.start, part.length, self._read(part)) for part in writes])
+            content, start = self._content(index, parts), index * EXTENT
+            done = work([
+                (part.start, part.length, None if part.file == HOLE else content[part.start - start : part.start - start + part.length])
+                for part in writes
+            ])  # fmt: skip
+            return index, _digest(content), done
+
+        for index, digest, done in in_order(carry, tasks(), AT_ONCE):
+            if digest is not None:
+                self._note(index, digest)
+            yield done
+
+    def hash(self) -> None:
+        """Make the hashes that are not made yet."""
+
+        def of(extent: tuple[int, list[Range]]) -> tuple[int, str]:
+            return extent[0], _digest(self._content(*extent))
+
+        for index, digest in in_order(of, list(self._unhashed.items()), AT_ONCE):
+            self._note(index, digest)
+
+    def _note(self, index: int, digest: str) -> None:
+        self.hashed += min(EXTENT, self.size - index * EXTENT)
+        del self._unhashed[index]
+        if digest:
+            self._digests[index] = digest
+        progress.touch()
+
+    def manifest(self) -> Optional[Manifest]:
+        """Return the manifest of the new content, all of which is hashed; None if that of the base is not known."""
+        return Manifest("raw", self.size, self._digests) if self._base else None
+
+    def _content(self, index: int, parts: list[Range]) -> bytes | bytearray:
+        """Return what an extent of the image is to hold, b"" for zeros; `parts` of the chain are in it."""
+        start, end = index * EXTENT, min((index + 1) * EXTENT, self.size)
+        within = [found.within(start, end) for found in parts if found.file != HOLE]
+        if len(within) == 1 and within[0].length == end - start:
+            return self._read(within[0]) or b""
+        if not within:
+            return b""
+        content = bytearray(end - start)
+        with memoryview(content) as view:
+            for part in within:
+                # A raw base may end within a page: the rest stays zero.
+                os.preadv(self._fds[part.file], [view[part.start - start : part.start - start + part.length]], part.offset)
+        return content
+
+    def _read(self, part: Range) -> Optional[bytes]:
+        if part.file == HOLE:
+            return None
+        return os.pread(self._fds[part.file], part.length, part.offset).ljust(part.length, b"\0")
+
+    def leave_out(self, held: Manifest) -> None:
+        """Do not write the extents that the image holds already; all of them are hashed."""
+        parts = (part for _, found in _by_extent(self.writes) for part in found)
+        self.writes = [part for part in parts if self._digests.get(part.start // EXTENT) != held.extents.get(part.start // EXTENT)]
+
+
+def _digest(content: bytes | bytearray) -> str:
+    """Return the hash of an extent, '' for zeros."""
+    return "" if extents.is_zero(content) else hashlib.sha256(content).hexdigest()
+
+
+def _by_extent(ranges: list[Range]) -> Iterator[tuple[int, list[Range]]]:
+    """Yield the index of each extent that some ranges, which are sorted, are in, and what of them is in it."""
+    index = -1
+    parts: list[Range] = []
+    for found in ranges:
+        for at in _indexes(found):
+            if at != index and parts:
+                yield index, parts
+                parts = []
+            index = at
+            parts.append(found.within(at * EXTENT, (at + 1) * EXTENT))
+    if parts:
+        yield index, parts
+
+
+def _indexes(found: Range) -> range:
+    return range(found.start // EXTENT, (found.start + found.length - 1) // EXTENT + 1)
+
+
+def _common(ranges: list[Range], others: list[Range]) -> Iterator[Range]:
+    """Yield the parts of `ranges` that lie within `others`; both are sorted."""
+    at = 0
+    for found in ranges:
+        end = found.start + found.length
+        while at < len(others) and others[at].start + others[at].length <= found.start:
+            at += 1
+        for other in others[at:]:
+            if other.start >= end:
+                break
+            yield found.within(other.start, other.start + other.length)
+
+
+def _ranges(diff: Diff) -> tuple[list[Range], list[Range], int]:
+    """Return what the layers hold, what is left of the base below them, and the size of the disk."""
+    own: list[Range] = []
+    below: list[Range] = []
+    end = 0
+    for entry in qemu_img.mapped(qemu_img.chain(diff.layers, diff.base, diff.format)):
+        start, length, file = int(entry["start"]), int(entry["length"]), len(diff.layers) - 1 - int(entry["depth"])
+        end = start + length
+        # What is not present lies behind the end of all that is below: the image has zeros there once it is grown.
+        is_own = file >= 0 and bool(entry["present"])
+        if diff.format != "raw" and not is_own:
+            continue
+        if entry["zero"]:
+            found = Range(start, length, HOLE, 0)
+        elif "offset" not in entry and diff.format == "raw":
+            raise NotSupported(f"{diff.layers[file]} holds compressed or encrypted clusters, which no commit takes")
+        else:
+            found = Range(start, length, file if is_own else len(diff.layers), int(entry.get("offset", 0)))
+        (own if is_own else below).append(found)
+    return own, below, end
+
+
+def manifest_at(path: str) -> Optional[Manifest]:
+    """Return the manifest in a file, None if there is none."""
+    try:
+        return extents.parse(files.read(path, MANIFEST_LIMIT)) if path else None
+    except (OSError, ImageChanged):
+        return None
