@@ -209,7 +209,7 @@ def test_vms_of_other_drivers_are_left_alone_and_said(cloud: Cloud, cluster: Lis
         (["status", "--service", "nothing"], "no service of OneFlow 'nothing'"), (["status", "--service", "odd"], "is no service"),
         (["status", "--service", "template"], "no service of OneFlow 'template'"), (["status", "--vmgroup", "7"], "no VM group '7'"),
         (["boot", "--vms", "cluster-0", "--hosts", "h9"], "no such host"), (["boot", "--vms", "cluster-0", "--rate", "fast"], "not a rate"),
-        (["commit", "--vms", "cluster-0", "--rate", "4M"], "a commit has no limit"),
+        (["commit", "--vms", "cluster-0", "--rate", "fast"], "not a rate"), (["status", "--vms", "cluster-0", "--rate", "4M"], "no --rate"),
     ],
 )  # fmt: skip
 def test_what_is_not_there_is_one_line_and_nothing_is_begun(cloud: Cloud, cluster: List[int], words: List[str], said: str) -> None:

@@ -66,6 +66,17 @@ def test_what_the_guest_wrote_is_in_the_image_when_its_disk_goes(world: World, f
     qemu_io(image.source, format, "read -P 0x77 3M 64k")
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_commit_on_request_keeps_to_its_rate(world: World, format: str) -> None:
+    image, disk = world.image(format=format), world.disk()
+    attach(world, image, disk)
+    qemu_io(active(disk), "qcow2", "write -P 0x77 4M 4M")
+    frozen(world, disk, 0)
+    (done,) = world.on(c.CommitDisk(disk, 0, 4 * MiB))
+    assert done["seconds"] > 0.7, done  # type: ignore[index]
+    qemu_io(image.source, format, "read -P 0x77 4M 4M")
+
+
 def test_an_empty_disk_changes_nothing_on_the_store(world: World) -> None:
     image, disk = world.image(), world.disk()
     attach(world, image, disk)

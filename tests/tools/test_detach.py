@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
@@ -162,6 +164,28 @@ def powered_off(site: ActionSite, image: int) -> int:
     site.make("clone", number)
     vm.state, vm.lcm_state = POWEROFF, 0
     return number
+
+
+def test_interrupted_it_ends_with_the_vm_that_it_is_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ActionSite.up(tmp_path) as site:
+        assert site.oned.rpc
+        monkeypatch.setenv("ONE_XMLRPC", site.oned.rpc.url)
+        monkeypatch.setenv("ONE_AUTH", str(site.auth))
+        image = site.image(SEMISHARED_LOCAL="remote-first")
+        vms = [powered_off(site, image) for _ in range(4)]
+        done: List[Dict[str, object]] = []
+
+        def tell(**event: object) -> None:
+            if event["event"] == "vm":
+                done.append(event)
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.5)
+
+        with pytest.raises(KeyboardInterrupt):
+            detach(vms, tell)
+        assert [row["how"] for row in done] == ["detached"]
+        rows = detach(vms, lambda **_: None)
+        assert [row["how"] for row in rows] == ["skipped", *["detached"] * 3]
 
 
 def test_what_ends_one_vm_ends_no_other_and_each_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

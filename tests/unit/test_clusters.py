@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from typing import Callable, List
 from xml.sax.saxutils import escape
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from semishared.cli import cluster as cli
 from semishared.errors import BadArguments
 from semishared.opennebula.xml import View, Vm, parse
 from semishared.plan import clusters
@@ -126,3 +128,27 @@ def test_vm_that_is_off_again_has_failed_and_one_that_is_still_off_has_not() -> 
 def test_vms_of_other_drivers_are_not_ours() -> None:
     assert not clusters.is_ours(vm(1)) and not clusters.is_ours(vm(1, disk="<DISK><TM_MAD>ssh</TM_MAD></DISK>"))
     assert clusters.is_ours(vm(1, disk="<DISK><TM_MAD>ssh</TM_MAD></DISK><DISK><TM_MAD>semishared</TM_MAD></DISK>"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("status --hosts h1", "status has no --hosts: it is for boot"), ("detach --compress zstd", "detach has no --compress"),
+        ("commit --timeout 5", "commit has no --timeout"), ("status --rate 4M", "status has no --rate: it is for boot and detach and commit"),
+        ("boot --timeout 0", "--timeout 0: from 1"), ("boot --timeout -5", "--timeout -5: from 1"),
+        ("boot --timeout 99999999", "--timeout 99999999"), ("commit --rate fast", "not a rate"), ("detach --rate=", "not a rate: ''"),
+    ],
+)  # fmt: skip
+def test_option_that_has_no_effect_is_none(words: str, said: str) -> None:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    with pytest.raises(BadArguments) as caught:
+        cli.check(parser.parse_args([*words.split(), "--vms", "3"]))
+    assert said in caught.value.detail
+
+
+@pytest.mark.parametrize("words", ["boot --hosts h1 --rate 4M --compress none --timeout 1", "detach --rate 4M", "commit --rate 4M", "status"])
+def test_verbs_take_what_is_theirs(words: str) -> None:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    cli.check(parser.parse_args([*words.split(), "--vms", "3"]))

@@ -43,7 +43,10 @@ from .progress import Bars, Lines
 FINE = ("booted", "running", "detached", "committed", "seen")
 """What may have become of a VM without anything being wrong."""
 COMMITS = 8
-"""VMs whose disks are committed at the same time."""
+"""VMs whose disks are committed at the same time; with a rate it is one, which has all of that."""
+OPTIONS = {"hosts": ("boot",), "rate": ("boot", "detach", "commit"), "compress": ("boot",), "timeout": ("boot",)}
+"""The verbs that an option is for."""
+TIMEOUT_S, LONGEST_S = 600, 7 * 86400
 NOT_OURS = f"no disk of it is of driver {NAME}"
 NO_DIFF = "no disk of it is local and of a persistent image"
 NOTHING_TO_DO = (NOT_OURS, NO_DIFF, detaching.NOTHING)
@@ -59,14 +62,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--vmgroup", metavar="G", help="VMs of a VM group, by its id or name")
     which.add_argument("--service", metavar="S", help="VMs of a service of OneFlow, by its id or name")
     parser.add_argument("--hosts", metavar="A,B", help="boot: where VMs that have no host yet may come (default: where they were last)")
-    parser.add_argument("--rate", metavar="R", help="bytes per second that one host sends, and copies, at most (default: semishared.conf)")
-    parser.add_argument("--compress", choices=COMPRESSORS, help="of bases on their way (default: semishared.conf)")
-    parser.add_argument("--timeout", type=int, default=600, metavar="S", help="boot: seconds for all VMs to run (default: 600)")
+    parser.add_argument(
+        "--rate", metavar="R", help="boot, detach: bytes per second that one host sends, and copies, at most (default: semishared.conf); "
+        "commit: that all VMs together send to their store (default: no limit)",
+    )  # fmt: skip
+    parser.add_argument("--compress", choices=COMPRESSORS, help="boot: of bases on their way (default: semishared.conf)")
+    parser.add_argument("--timeout", type=int, metavar="S", help=f"boot: seconds for all VMs to run (default: {TIMEOUT_S})")
     parser.add_argument("--json", action="store_true", help="JSON lines also on a terminal; the last is the summary")
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raise BadArguments for what a verb cannot do: an option without effect would be taken for one that has."""
+    for option, verbs in OPTIONS.items():
+        if getattr(arguments, option) is not None and arguments.verb not in verbs:
+            raise BadArguments(f"{arguments.verb} has no --{option}: it is for {' and '.join(verbs)}")
+    if arguments.rate is not None:
+        rate(arguments.rate)
+    if arguments.timeout is not None and not 1 <= arguments.timeout <= LONGEST_S:
+        raise BadArguments(f"--timeout {arguments.timeout}: from 1 to {LONGEST_S} seconds")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared cluster`."""
+    check(arguments)
     if os.geteuid() == 0:
         print(f"{NAME} cluster: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
         return 2
@@ -119,7 +137,7 @@ def boot(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callabl
     config = load()
     wish = Wish("auto", arguments.compress or config.staging_compress, limit(arguments), True)
     hosts = on.named(oned.hosts(), arguments.hosts) if arguments.hosts is not None else None
-    return Boot(oned, config, tell, wish, arguments.timeout).run(vms, hosts)
+    return Boot(oned, config, tell, wish, arguments.timeout or TIMEOUT_S).run(vms, hosts)
 
 
 def limit(arguments: argparse.Namespace) -> int:
@@ -135,20 +153,19 @@ def detach(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Calla
 
 def commit(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callable[..., None]) -> List[Row]:
     """Bring what local disks of persistent images hold to these, several VMs at once; a row for each disk."""
-    if arguments.rate:
-        raise BadArguments("--rate: a commit has no limit")
-    with ThreadPoolExecutor(COMMITS) as pool:
-        return [found for rows in pool.map(lambda vm: committed(vm, tell), vms) for found in rows]
+    most = rate(arguments.rate or "0")
+    with ThreadPoolExecutor(1 if most else COMMITS) as pool:
+        return [found for rows in pool.map(lambda vm: committed(vm, tell, most), vms) for found in rows]
 
 
-def committed(vm: Vm, tell: Callable[..., None]) -> List[Row]:
-    """Commit the disks of a VM; return a row for each."""
+def committed(vm: Vm, tell: Callable[..., None], most: int) -> List[Row]:
+    """Commit the disks of a VM at a rate of `most` bytes per second, 0 for no limit; return a row for each."""
     action = Action("commit", [], Report("commit"))
     action.seq, action.bulk = vm.seq, True
     rows = []
     try:
         # A connection to oned is one thread's.
-        for disk, part in of_vm(Oned(), vm, action):
+        for disk, part in of_vm(Oned(), vm, action, most=most):
             began = time.monotonic()
             try:
                 said, how, why = carry_out(part, action), "committed", ""

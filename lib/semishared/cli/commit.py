@@ -32,6 +32,7 @@ from ..opennebula.xml import Vm
 from ..plan import commits, disks, gc_places
 from ..units import human, mib_ceil
 from ..wire.session import is_here
+from .base import rate
 
 DONE = 6
 """State of a VM that is no more (include/VirtualMachine.h)."""
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("vm", metavar="VM", help="id or name")
     parser.add_argument("disk", metavar="DISK", nargs="?", type=int, help="its number (DISK_ID); without it all")
     parser.add_argument("--as-new-image", metavar="IMAGE", help="leave the image alone: how to make another one, of this name, of the disk")
+    parser.add_argument("--rate", metavar="R", help="bytes per second to the store at most, e.g. 40M (default: no limit)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,12 +52,13 @@ def run(arguments: argparse.Namespace) -> int:
     if os.geteuid() == 0:
         print(f"{NAME} commit: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
         return 2
+    most = 0 if arguments.rate is None else rate(arguments.rate)
     oned = Oned()
     oned.require_admin()
     vm = _vm(oned, arguments.vm)
     action = Action("commit", [], Report("commit"))
     action.seq, action.bulk = vm.seq, True
-    here = of_vm(oned, vm, action, arguments.disk, arguments.as_new_image)
+    here = of_vm(oned, vm, action, arguments.disk, arguments.as_new_image, most)
     work = [(_name(vm.id, disk), part) for disk, part in here] + list(_kept(oned, vm, arguments, action))
     if not work:
         which = f"disk {arguments.disk} of " if arguments.disk is not None else ""
@@ -81,11 +84,11 @@ def _vm(oned: Oned, word: str) -> Vm:
 
 
 def of_vm(
-    oned: Oned, vm: Vm, action: Action, disk: Optional[int] = None, as_new_image: str = ""
+    oned: Oned, vm: Vm, action: Action, disk: Optional[int] = None, as_new_image: str = "", most: int = 0
 ) -> Iterator[tuple[int, Part[str]]]:
     """Yield what is to be done for each disk (or one) of a VM that OpenNebula has, by its number; its part returns what was done.
 
-    Raise BadArguments for a VM that is in no state for that.
+    `most`: bytes per second that go to the store, 0 for no limit. Raise BadArguments for a VM that is in no state for that.
     """
     if vm.number("STATE") == DONE:
         return
@@ -108,7 +111,7 @@ def of_vm(
             if as_new_image:
                 yield known.disk, _told(shlex.join(["onevm", "disk-saveas", str(vm.id), str(known.disk), as_new_image]))
             else:
-                yield known.disk, _committed(at, domain, action.config.freeze)
+                yield known.disk, _committed(at, domain, action.config.freeze, most)
 
 
 def _name(vm: int, disk: int) -> str:
@@ -121,8 +124,8 @@ def _told(command: str) -> Part[str]:
     return f"run `{command}`"
 
 
-def _committed(place: DiskPlace, domain: str, freeze: str) -> Part[str]:
-    done = yield from commits.commit(place, domain, freeze)
+def _committed(place: DiskPlace, domain: str, freeze: str, most: int) -> Part[str]:
+    done = yield from commits.commit(place, domain, freeze, most)
     return f"{human(done['bytes'])} committed" if done["bytes"] else "nothing new to commit"
 
 

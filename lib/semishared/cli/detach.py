@@ -20,11 +20,12 @@ import sys
 from typing import Dict, Iterator, List, Optional, Tuple
 
 from .. import NAME
-from ..errors import BadArguments, BadAttribute
+from ..errors import BadAttribute
 from ..front.detach import detach
 from ..opennebula.oned import Oned
 from ..opennebula.report import printable
 from ..opennebula.xml import Vm
+from ..plan import clusters
 from ..plan import detach as plan
 from ..plan.detach import Row
 from ..plan.staging import TRANSPORTS
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     if os.geteuid() == 0:
         print(f"{NAME} detach: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
         return 2
-    limit, oned = rate(arguments.rate) if arguments.rate else 0, Oned()
+    limit, oned = 0 if arguments.rate is None else rate(arguments.rate), Oned()
     oned.require_admin()
     disks = due(oned) if arguments.due else None
     ids = list(disks) if disks is not None else [vm.id for vm in meant(oned.vms(), arguments)]
@@ -110,13 +111,7 @@ def meant(vms: List[Vm], arguments: argparse.Namespace) -> Iterator[Vm]:
     if arguments.vms is None:
         yield from (vm for vm in vms if not plan.why_not(vm) and arguments.host in (None, vm.host))
         return
-    for word in dict.fromkeys(word.strip() for word in arguments.vms.split(",")):
-        found = [vm for vm in vms if word and word in (str(vm.id), vm.name)]
-        found = [vm for vm in found if word == str(vm.id)] or found
-        if len(found) != 1:
-            what = f"{len(found)} VMs are called" if found else "no VM"
-            raise BadArguments(f"{what} {word!r} in OpenNebula{': name one by its id' if found else ''}")
-        yield found[0]
+    yield from clusters.named(vms, arguments.vms)
 
 
 def due(oned: Oned) -> Dict[int, Tuple[int, ...]]:

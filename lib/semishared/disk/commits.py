@@ -80,7 +80,7 @@ def commit(step: CommitDisk, planned: Planned, ask: room.Ask | None) -> dict[str
     path = layout.layer(layout.plain(record.path), step.top)
     if not os.path.exists(path) or path == record.path:
         raise BadRecord(f"disk {disk.disk} of VM {disk.vm} has no layer {step.top} to which nobody writes on {os.uname().nodename}")
-    done = _write(disk, record._replace(path=path), ask)
+    done = _write(disk, record._replace(path=path), ask, step.rate)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         # As it is now: its guest may write to another layer than when this began.
         records.write_record(disk.vm_dir, _diff(disk)._replace(committed=step.top))
@@ -88,8 +88,11 @@ def commit(step: CommitDisk, planned: Planned, ask: room.Ask | None) -> dict[str
     return done
 
 
-def _write(disk: DiskRef, record: Record, ask: room.Ask | None) -> dict[str, object]:
-    """Have the image hold what a disk with this record does; return how many bytes were waiting for that, and what was done."""
+def _write(disk: DiskRef, record: Record, ask: room.Ask | None, rate: int = 0) -> dict[str, object]:
+    """Have the image hold what a disk with this record does; return how many bytes were waiting for that, and what was done.
+
+    `rate`: bytes per second to the store, 0 for no limit.
+    """
     image = record.of_image._replace(generation="")
     at, held = store.of(image.access), kept.size(record)
     if not kept.waiting(record) and not _has_grown(at, image, qemu_img.virtual_size(record.path, "qcow2")):
@@ -101,7 +104,7 @@ def _write(disk: DiskRef, record: Record, ask: room.Ask | None) -> dict[str, obj
         lease, last = base.lease(disk.vm, disk.disk), layout_diff.last(disk.vm_dir, disk.disk)
         owner = owner_of(disk, image, history.seq_of(disk.vm_dir), base.generation)
         _claim_again(at, image, owner)
-        done = at.commit(image, owner, Diff(tuple(kept.chain(record)), lease, image.format, base.manifest, last))
+        done = at.commit(image, owner, Diff(tuple(kept.chain(record)), lease, image.format, base.manifest, last, rate))
     point("image committed")
     return {"bytes": held, **done.to_data()}
 

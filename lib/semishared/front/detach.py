@@ -71,6 +71,7 @@ class _Led:
         self._hosts = {host.name: host for host in oned.hosts()}
         self._sessions: Dict[str, Session] = {}
         self._staged: Dict[Tuple[ImageRef, str], Staged] = {}
+        self._is_over = False
 
     def location(self, vm: Vm) -> str:
         """Return the DATASTORE_LOCATION that a VM's directory is below."""
@@ -94,7 +95,12 @@ class _Led:
             vms = [vm for found, _ in looked.values() for vm in found]
             self._stage(plan.images(vms))
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                done = list(pool.map(self._on_host, (found for found, _ in looked.values())))
+                try:
+                    done = list(pool.map(self._on_host, (found for found, _ in looked.values())))
+                except BaseException:
+                    # Whoever interrupts us waits for the VM that each host is at, not for all of them.
+                    self._is_over = True
+                    raise
         finally:
             for session in self._sessions.values():
                 session.close(is_over=not session.is_busy)
@@ -128,8 +134,10 @@ class _Led:
         return found, rows
 
     def _on_host(self, vms: Sequence[Found]) -> List[Row]:
-        rows = []
+        rows: List[Row] = []
         for vm in vms:
+            if self._is_over:
+                break
             rows += [self.told(row) for row in drive(plan.on_host([vm], self._staged, self._rate), self._do)]
         return rows
 

@@ -20,11 +20,12 @@ class CreateDiff(NamedTuple):
 class CommitDisk(NamedTuple):
     """Write what the layers of a diff up to `top` hold, and the image does not have yet, into the image; the disk stays.
 
-    Nobody writes to these layers meanwhile.
+    Nobody writes to these layers meanwhile. At most `rate` bytes per second go to the store, 0 for no limit.
     """
 
     disk: DiskRef
     top: int
+    rate: int = 0
 
 
 class FinishDisk(NamedTuple):

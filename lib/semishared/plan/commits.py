@@ -24,8 +24,11 @@ from ..opennebula.args import DiskPlace
 from . import disks, resting, snapshots
 
 
-def commit(place: DiskPlace, domain: str, freeze: str) -> Part["dict[str, Any]"]:
-    """Plan a commit on request: of a running guest if `domain` names one. Return what the host says of it."""
+def commit(place: DiskPlace, domain: str, freeze: str, rate: int = 0) -> Part["dict[str, Any]"]:
+    """Plan a commit on request: of a running guest if `domain` names one. Return what the host says of it.
+
+    `rate`: bytes per second that go to the store, 0 for no limit.
+    """
     host, disk = place.host, disks.disk_ref(place)
     (described,) = yield On(host, (s.DescribeDisk(disk, domain),))
     facts = snapshots.Facts.parse(described)
@@ -35,7 +38,7 @@ def commit(place: DiskPlace, domain: str, freeze: str) -> Part["dict[str, Any]"]
         return {"bytes": 0}
     top = facts.tree.active
     yield from _frozen(host, disk, facts, domain, freeze)
-    (done,) = yield On(host, (c.CommitDisk(disk, top),))
+    (done,) = yield On(host, (c.CommitDisk(disk, top, rate),))
     yield from _merged(host, disk, top, domain)
     return dict(done)
 

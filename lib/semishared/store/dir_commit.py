@@ -116,7 +116,8 @@ class _Staging:
         """Make the image anew: into a qcow2 file nobody but QEMU can write, and its half-done writes could not be repeated by others."""
         self.how, path, diff = "whole", layout_store.journal_image(self._directory), self._diff
         with files.made(path) as made:
-            qemu_img.convert(qemu_img.chain(diff.layers, diff.base, diff.format), "qcow2", made, self._image.format)
+            chain = qemu_img.chain(diff.layers, diff.base, diff.format)
+            qemu_img.convert(chain, "qcow2", made, self._image.format, rate=int(diff.rate))
         new = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             dir_redo.as_before(self._fd, new)

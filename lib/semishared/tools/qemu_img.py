@@ -88,11 +88,15 @@ def mapped(source: str) -> list[dict[str, Any]]:
 
 
 def convert(
-    source: str, source_format: str, target: str, target_format: str, *, share: bool = False, foreign: bool = False
+    source: str, source_format: str, target: str, target_format: str, *, share: bool = False, foreign: bool = False, rate: int = 0
 ) -> None:
-    """Write an independent sparse copy of `source`, with all of its backing chain, to the new file `target`."""
+    """Write an independent sparse copy of `source`, with all of its backing chain, to the new file `target`.
+
+    `rate`: bytes per second, 0 for no limit.
+    """
     shared, limits = ["--force-share"] if share else [], [*FOREIGN, "--"] if foreign else []
-    work([*limits, "qemu-img", "convert", *shared, *_format(source, source_format), "-O", target_format, source, target])
+    pace = ["-r", str(rate)] if rate else []
+    work([*limits, "qemu-img", "convert", *shared, *pace, *_format(source, source_format), "-O", target_format, source, target])
 
 
 def convert_over(source: str, source_format: str, target: str, backing: str, backing_format: str) -> None:
