@@ -13,7 +13,8 @@ from typing import Dict, Tuple
 import pytest
 
 from configurations import REFUSED, SOUND, VERSIONS, oned_conf, oned_reads, vmm_execrc
-from semishared.install import tree
+from semishared.errors import CannotInstall
+from semishared.install import timer, tree
 from semishared.install.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -199,6 +200,65 @@ def test_root_installs_for_the_owner_of_remotes_and_configuration_stays_roots(fr
     assert front_end.conf.stat().st_uid == 0 and front_end.conf.stat().st_gid == 9869
 
 
+SYSTEMD, CRON = "etc/systemd/system", "etc/cron.d"
+TIMER = {SYSTEMD: ["semishared-detach.service", "semishared-detach.timer"], CRON: ["semishared-detach"]}
+
+
+@pytest.mark.parametrize("folder", TIMER)
+def test_timer_is_made_when_asked_for_stays_in_an_upgrade_and_goes_with_the_rest(front_end: FrontEnd, folder: str) -> None:
+    where = front_end.root / folder
+    where.mkdir(parents=True)
+    before = front_end.without_backups()
+    assert f"would make {where}/{TIMER[folder][-1]}" in front_end.run("--detach-timer", "--dry-run")
+    assert front_end.without_backups() == before
+    assert "install.sh --detach-timer" in front_end.run() and os.listdir(where) == []
+    said = front_end.run("--detach-timer")
+    assert f"make {where}/{TIMER[folder][-1]}" in said and "systemctl enable" not in said, "it is not this machine's"
+    assert sorted(os.listdir(where)) == TIMER[folder]
+    texts = [(where / name).read_text() for name in TIMER[folder]]
+    assert sum(text.count("/var/lib/one/remotes/lib/semishared/semishared detach --due") for text in texts) == 1
+    assert not any(str(front_end.root) in text for text in texts)
+    assert {(where / name).stat().st_mode & 0o777 for name in TIMER[folder]} == {0o644}
+    for options in ((), ("--detach-timer",)):
+        assert "nothing to do" in front_end.run(*options)
+    changed = where / TIMER[folder][-1]
+    changed.write_text(f"{texts[-1]}# every other night\n")
+    older(front_end)
+    assert "--detach-timer" not in front_end.run() and "every other night" in changed.read_text()
+    assert f"replace {changed}" in front_end.run("--detach-timer") and changed.read_text() == texts[-1]
+    if folder == SYSTEMD:
+        (where / "timers.target.wants").mkdir()
+        (where / "timers.target.wants/semishared-detach.timer").symlink_to("../semishared-detach.timer")
+    (where / "other").write_text("")
+    assert f"would remove {changed}" in front_end.run("--uninstall", "--dry-run")
+    front_end.run("--uninstall")
+    assert [path.name for path in where.rglob("*") if not path.is_dir()] == ["other"]
+
+
+def test_timer_that_cannot_be_made_is_refused_before_anything_is_touched(front_end: FrontEnd) -> None:
+    before = front_end.tree()
+    assert "neither systemd nor" in front_end.run("--detach-timer", code=1)
+    (front_end.root / CRON).mkdir()
+    assert "not allowed with" in front_end.run("--detach-timer", "--uninstall", code=1)
+    (front_end.root / CRON).rmdir()
+    assert front_end.tree() == before
+    for command, user in (("/a b/semishared", "oneadmin"), ("/a/semi%h", "oneadmin"), ("/a/semishared", "one;admin")):
+        with pytest.raises(CannotInstall, match="no timer can name"):
+            timer.units(command, user)
+        with pytest.raises(CannotInstall, match="no timer can name"):
+            timer.crontab(command, user)
+
+
+def test_systemd_is_told_of_a_timer_on_this_machine_alone(front_end: FrontEnd) -> None:
+    texts = timer.units("/semishared", "oneadmin")
+    lines = [command.line() for command in timer.Timer("", texts, ()).commands()]
+    assert lines == ["as root: systemctl daemon-reload", "as root: systemctl enable --now semishared-detach.timer"]
+    gone = [command.line() for command in timer.Timer("", {}, timer.PATHS).commands()]
+    assert gone == ["as root: systemctl stop semishared-detach.timer", "as root: systemctl daemon-reload"]
+    assert timer.Timer("", timer.crontab("/semishared", "oneadmin"), ()).commands() == []
+    assert timer.Timer("/root", texts, ()).commands() == []
+
+
 def test_two_installers_at_once(front_end: FrontEnd) -> None:
     env = {**os.environ, "SEMISHARED_STOP_AT": "2"}
     first = subprocess.Popen([str(ROOT / "install.sh"), "--root", str(front_end.root)], env=env, stdout=subprocess.DEVNULL)
@@ -221,10 +281,11 @@ def older(front_end: FrontEnd) -> None:
 @pytest.mark.parametrize("what", ["install", "upgrade", "uninstall"])
 def test_killed_anywhere_the_second_run_converges(tmp_path: Path, what: str) -> None:
     """After a kill at each step the files are sound, and a second run ends it: as if nobody had been killed."""
-    options = ["--uninstall"] if what == "uninstall" else []
+    options = ["--uninstall"] if what == "uninstall" else ["--detach-timer"]
     model = FrontEnd(tmp_path / "model")
+    (model.root / SYSTEMD).mkdir(parents=True)
     if what != "install":
-        model.run()
+        model.run("--detach-timer")
     if what == "upgrade":
         older(model)
     reference = FrontEnd(tmp_path / "reference")

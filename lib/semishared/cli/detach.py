@@ -32,32 +32,6 @@ from ..plan.staging import TRANSPORTS
 from .base import rate
 from .progress import Bars, Lines
 
-TIMER = """# /etc/systemd/system/{name}-detach.service
-[Unit]
-Description=VMs of OpenNebula let go of their images' stores
-
-[Service]
-Type=oneshot
-User={user}
-ExecStart={command} detach --due
-
-# /etc/systemd/system/{name}-detach.timer
-[Unit]
-Description=VMs of OpenNebula let go of their images' stores
-
-[Timer]
-OnActiveSec=2min
-OnUnitInactiveSec=2min
-
-[Install]
-WantedBy=timers.target
-
-# systemctl daemon-reload && systemctl enable --now {name}-detach.timer
-# Without systemd, in /etc/cron.d/{name}-detach:
-# */2 * * * * {user} {command} detach --due >/dev/null
-"""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
     which = parser.add_mutually_exclusive_group(required=True)
@@ -76,8 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared detach`."""
     if arguments.print_timer:
-        print(TIMER.format(name=NAME, command=os.path.realpath(sys.argv[0]), user="oneadmin"), end="")
-        return 0
+        return print_timer(os.path.realpath(sys.argv[0]))
     if os.geteuid() == 0:
         print(f"{NAME} detach: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
         return 2
@@ -99,6 +72,17 @@ def run(arguments: argparse.Namespace) -> int:
         detached = sum(row["how"] == "detached" for row in rows)
         print(json.dumps({"event": "summary", "detached": detached, "failed": len(failed), "rows": rows}), flush=True)
     return int(bool(failed))
+
+
+def print_timer(command: str) -> int:
+    """Print what has `command` detach --due started: what `install.sh --detach-timer` would write."""
+    from ..install import timer
+    from ..install.front_end import ONEADMIN
+
+    for path, text in {**timer.units(command, ONEADMIN), **timer.crontab(command, ONEADMIN)}.items():
+        print(f"# {path}\n{text}")
+    print(f"# with systemd: systemctl daemon-reload && systemctl enable --now {timer.NAMED}.timer; with cron the last of these alone")
+    return 0
 
 
 def is_done(row: Row) -> bool:

@@ -18,7 +18,7 @@ if __package__ in (None, ""):
 
 from semishared import NAME
 from semishared.errors import CannotInstall, SemisharedError
-from semishared.install import edits, next_steps, prerequisites
+from semishared.install import edits, next_steps, prerequisites, timer
 from semishared.install.front_end import FrontEnd, check_rights, check_version, locate
 from semishared.install.tree import CONF, PARTS, PROBES, STAGE, Tree
 from semishared.opennebula.oned import Oned
@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     mode = top.add_mutually_exclusive_group()
     mode.add_argument("--uninstall", action="store_true", help="take semishared out again: files, words, settings")
     mode.add_argument("--apply", action="store_true", help="also sync the hosts, restart oned and create the datastores")
+    top.add_argument("--detach-timer", action="store_true", help="also make a timer that runs `semishared detach --due` (systemd, or cron)")
     top.add_argument("--dry-run", action="store_true", help="say what would change, change nothing")
     top.add_argument("--diff", action="store_true", help="the same, with the changes of configuration files as a diff")
     top.add_argument("--yes", action="store_true", help="do not ask (without a terminal nothing is asked anyway)")
@@ -94,6 +95,7 @@ def run(options: argparse.Namespace) -> int:
     dry = options.dry_run or options.diff
     warnings = [] if options.uninstall else check_version(place.version())
     files = look(place, checkout, options.uninstall)
+    timed = timer.look(place, options.root or "", options.detach_timer, options.uninstall)
     for item in files:
         warnings += item.changed.warnings
     if options.uninstall:
@@ -104,14 +106,15 @@ def run(options: argparse.Namespace) -> int:
         check_rights(place, written(place, files))
     for warning in warnings:
         print(f"install.sh: warning: {warning}", file=sys.stderr)
-    if not dry and not options.yes and not agreed(place, files, options.uninstall):
+    if not dry and not options.yes and not agreed(place, files, timed, options.uninstall):
         return 1
     with staged(place, checkout, files, dry) as tree:
-        changed = change(tree, files, options, dry)
+        changed = change(tree, files, timed, options, dry)
         kept = tree.is_changed()
-    told(place, options, changed, kept, dry)
+    todo = [*next_steps.commands(place, options.uninstall), *timed.commands()]
+    told(place, options, todo if changed else [], kept, dry)
     if options.apply and not dry:
-        next_steps.carry_out(next_steps.commands(place, False))
+        next_steps.carry_out(todo)
     return 0
 
 
@@ -158,7 +161,7 @@ def written(place: FrontEnd, files: list[edits.Edited]) -> list[str]:
     return targets + [os.path.dirname(os.path.realpath(item.path)) for item in files if item.differs]
 
 
-def agreed(place: FrontEnd, files: list[edits.Edited], uninstall: bool) -> bool:
+def agreed(place: FrontEnd, files: list[edits.Edited], timed: timer.Timer, uninstall: bool) -> bool:
     """Ask at a terminal; without one there is nobody to ask."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return True
@@ -166,6 +169,8 @@ def agreed(place: FrontEnd, files: list[edits.Edited], uninstall: bool) -> bool:
     for item in files:
         for change in item.changed.changes:
             print(f"  {item.path}: {change}")
+    for path in (*timed.texts, *timed.gone):
+        print(f"  {timed.root}{path}")
     return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
 
 
@@ -204,7 +209,7 @@ def remote_scripts(files: list[edits.Edited]) -> str:
     return found[0] if found and found[0] != edits.SCRIPTS_DIR else ""
 
 
-def change(tree: Tree, files: list[edits.Edited], options: argparse.Namespace, dry: bool) -> bool:
+def change(tree: Tree, files: list[edits.Edited], timed: timer.Timer, options: argparse.Namespace, dry: bool) -> bool:
     """Do it, drivers before the configuration that names them, and the other way round; tell whether anything changed."""
     count = 0
 
@@ -228,6 +233,7 @@ def change(tree: Tree, files: list[edits.Edited], options: argparse.Namespace, d
                     print(f"  as it was: {backup}")
 
     if options.uninstall:
+        timed.carry_out(say, dry)
         configuration()
         if not dry:
             for item in files:
@@ -238,21 +244,22 @@ def change(tree: Tree, files: list[edits.Edited], options: argparse.Namespace, d
         tree.build()
         tree.install(say, dry)
         configuration()
+        timed.carry_out(say, dry)
     return count > 0
 
 
-def told(place: FrontEnd, options: argparse.Namespace, changed: bool, kept: bool, dry: bool) -> None:
-    """Say how it ended and what comes next."""
+def told(place: FrontEnd, options: argparse.Namespace, todo: list[next_steps.Command], kept: bool, dry: bool) -> None:
+    """Say how it ended and what comes next: `todo`, empty if nothing changed."""
     if kept:
         print(f"kept {place.remotes}/{CONF}: it was changed (the defaults: {CONF} of this checkout)")
     if place.etc is None and not options.no_config:
         print("no oned.conf was found beside this remotes directory, and none was edited (--etc DIR)")
-    if not changed:
+    if not todo:
         print(f"nothing to do in {place.remotes}{f' and {place.etc}' if place.etc else ''}")
-    if dry or not changed or options.apply:
+    if dry or not todo or options.apply:
         return
     print("done; next, in this order:")
-    for number, command in enumerate(next_steps.commands(place, options.uninstall), 1):
+    for number, command in enumerate(todo, 1):
         print(f"  {number}. {command.line()}")
     package, admin = f"{place.remotes}/lib/{NAME}", next_steps.administrator(place)
     if options.uninstall:
@@ -261,8 +268,9 @@ def told(place: FrontEnd, options: argparse.Namespace, changed: bool, kept: bool
     print(f"the operator's command: {package}/{NAME}")
     print("to have VMs of a host that fails come up elsewhere by themselves, when it can be fenced (docs/how-to/dead-host.md):")
     print(f"  as {admin}: onehook create {package}/{next_steps.HOOK_FILE}")
-    print("to have disks let go of their images' stores by themselves (SEMISHARED_DETACH = after-boot, docs/explanation/remote-first.md):")
-    print(f"  {package}/{NAME} detach --print-timer says what to write where")
+    if not timer.is_there(options.root or ""):
+        print("to have disks let go of their images' stores by themselves (SEMISHARED_DETACH = after-boot, docs/explanation/remote-first.md):")
+        print("  install.sh --detach-timer")
 
 
 if __name__ == "__main__":

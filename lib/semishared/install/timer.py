@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The timer that has disks let go of their images' stores without being asked: units of systemd, else a file for cron.
+
+It is made when that is asked for, stays as it is in an upgrade, and goes with the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from .. import NAME
+from ..errors import CannotInstall
+from ..tools import files
+from ..tools.crash_points import point
+from .front_end import FrontEnd
+from .next_steps import Command, administrator
+from .tree import Say
+
+UNITS, CRON = "/etc/systemd/system", "/etc/cron.d"
+NAMED = f"{NAME}-detach"
+TIMER, SERVICE = f"{UNITS}/{NAMED}.timer", f"{UNITS}/{NAMED}.service"
+ENABLED = f"{UNITS}/timers.target.wants/{NAMED}.timer"
+"""The link by which systemd knows that it is to be started."""
+PATHS = (ENABLED, TIMER, SERVICE, f"{CRON}/{NAMED}")
+"""All that may be there, what starts the rest first."""
+PLAIN = re.compile(r"[A-Za-z0-9_./-]+\Z")
+"""What means the same to systemd, cron and a shell."""
+
+
+def units(command: str, user: str) -> Dict[str, str]:
+    """Return the units of systemd by their paths; raise CannotInstall."""
+    _check_plain(command, user)
+    what = "[Unit]\nDescription=VMs of OpenNebula let go of their images' stores\n"
+    return {
+        SERVICE: f"{what}After=opennebula.service\n\n"
+        f"[Service]\nType=oneshot\nUser={user}\nExecStart={command} detach --due\n",
+        TIMER: f"{what}\n[Timer]\nOnActiveSec=2min\nOnUnitInactiveSec=2min\n\n[Install]\nWantedBy=timers.target\n",
+    }  # fmt: skip
+
+
+def crontab(command: str, user: str) -> Dict[str, str]:
+    """Return the file for cron by its path; one run at a time. Raise CannotInstall."""
+    _check_plain(command, user)
+    return {f"{CRON}/{NAMED}": f"*/2 * * * * {user} flock -n {command} {command} detach --due >/dev/null\n"}
+
+
+def _check_plain(*words: str) -> None:
+    for word in words:
+        if not PLAIN.match(word):
+            raise CannotInstall(f"no timer can name {word!r}: have `{NAME} detach --due` started some other way")
+
+
+class Timer(NamedTuple):
+    """What becomes of the timer of the machine whose files are below `root`, '' for this one; paths are those on that machine."""
+
+    root: str
+    texts: Dict[str, str]
+    """Files that are to be there."""
+    gone: Tuple[str, ...]
+    """Those that are to go."""
+
+    def carry_out(self, say: Say, dry: bool) -> None:
+        """Write what is not as it shall be, and remove what is to go; `say` what is done, or would be."""
+        for path, text in self.texts.items():
+            target = f"{self.root}{path}"
+            if _text(target) == text:
+                continue
+            say(f"{'replace' if os.path.lexists(target) else 'make'} {target}")
+            if not dry:
+                files.remove_staged(*os.path.split(target))
+                files.write(target, text.encode())
+        for path in self.gone:
+            say(f"remove {self.root}{path}")
+            if not dry:
+                files.remove_staged(*os.path.split(f"{self.root}{path}"))
+                files.unlink(f"{self.root}{path}")
+                point(f"removed {path}")
+
+    def commands(self) -> List[Command]:
+        """Return what is to be run after that: cron looks by itself, systemd has to be told; on this machine only."""
+        reload = Command("root", ("systemctl", "daemon-reload"))
+        if self.root or not {TIMER, SERVICE} & {*self.texts, *self.gone}:
+            return []
+        if self.gone:
+            return [Command("root", ("systemctl", "stop", f"{NAMED}.timer")), reload]
+        return [reload, Command("root", ("systemctl", "enable", "--now", f"{NAMED}.timer"))]
+
+
+def look(place: FrontEnd, root: str, wanted: bool, uninstall: bool) -> Timer:
+    """Return what is to be done: nothing, if none is `wanted` and none to go. Raise CannotInstall where that cannot be."""
+    root = os.path.abspath(root) if root else ""
+    if wanted and uninstall:
+        raise CannotInstall("argument --detach-timer: not allowed with argument --uninstall")
+    gone = tuple(path for path in PATHS if os.path.lexists(f"{root}{path}")) if uninstall else ()
+    found = Timer(root, _texts(place, root) if wanted else {}, gone)
+    for directory in {os.path.dirname(f"{root}{path}") for path in (*found.texts, *gone)}:
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise CannotInstall(f"{directory}, where the timer of `{NAME} detach --due` belongs, is not writable: run this as root")
+    return found
+
+
+def is_there(root: str) -> bool:
+    """Tell whether a timer was made."""
+    return any(os.path.lexists(f"{root}{path}") for path in PATHS)
+
+
+def _texts(place: FrontEnd, root: str) -> Dict[str, str]:
+    remotes = place.remotes[len(root) :] if root and place.remotes.startswith(f"{root}/") else place.remotes
+    command, user = f"{remotes}/lib/{NAME}/{NAME}", administrator(place)
+    if os.path.isdir(f"{root}{UNITS}" if root else "/run/systemd/system"):
+        return units(command, user)
+    if os.path.isdir(f"{root}{CRON}"):
+        return crontab(command, user)
+    raise CannotInstall(f"there is neither systemd nor {root}{CRON} here: have `{command} detach --due` started some other way")
+
+
+def _text(path: str) -> Optional[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None
