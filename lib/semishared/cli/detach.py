@@ -32,6 +32,7 @@ from ..plan.staging import TRANSPORTS
 from .base import rate
 from .progress import Bars, Lines
 
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
     which = parser.add_mutually_exclusive_group(required=True)
