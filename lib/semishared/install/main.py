@@ -269,8 +269,8 @@ def told(place: FrontEnd, options: argparse.Namespace, todo: list[next_steps.Com
     print("to have VMs of a host that fails come up elsewhere by themselves, when it can be fenced (docs/how-to/dead-host.md):")
     print(f"  as {admin}: onehook create {package}/{next_steps.HOOK_FILE}")
     if not timer.is_there(options.root or ""):
-        print("to have disks let go of their images' stores by themselves (SEMISHARED_DETACH = after-boot, docs/explanation/remote-first.md):")
-        print("  install.sh --detach-timer")
+        where = "SEMISHARED_DETACH = after-boot, docs/explanation/remote-first.md"
+        print(f"to have disks let go of their images' stores by themselves ({where}):\n  install.sh --detach-timer")
 
 
 if __name__ == "__main__":
