@@ -450,6 +450,13 @@ class JournalDamaged(SemisharedError):
     remedy = "commit again on the host that has the disk, or revert the image to a snapshot or a backup"
 
 
+class VmBusy(SemisharedError):
+    """A VM with which something else is under way, which is not to be ended for what was asked."""
+
+    id = "SS144"
+    remedy = "nothing was done: again when that is over"
+
+
 class CannotDetach(SemisharedError):
     """A disk that goes on reading from its store, since what is there is not what has to be there for it to go over to a base."""
 

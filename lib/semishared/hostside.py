@@ -24,6 +24,7 @@ if __package__ in (None, ""):
 
 from semishared.disk import epochs
 from semishared.errors import HostFailed, HostOutdated, SemisharedError, ToolTimeout
+from semishared.guest import job_lock
 from semishared.host.conversation import Conversation
 from semishared.host.execute import Execution, read_plan
 from semishared.tools import progress, standstill
@@ -76,6 +77,7 @@ class Host:
         limit_s = plan.get("standstill_s") if isinstance(plan, dict) else None
         if isinstance(limit_s, (int, float)) and limit_s > 0:
             standstill.limit_s = limit_s
+        job_lock.action = str(plan.get("action", "")) if isinstance(plan, dict) else ""
         answers = isinstance(plan, dict) and plan.get("answers") is True
         execution = Execution(planned, Conversation(self._writer, self._inbox.get, self._heard, answers))
         progress.moved.clear()

@@ -69,7 +69,7 @@ class Live:
         self._server, self._machine = self._power_on()
         for number, extra in enumerate(("", "<SEMISHARED_LOCAL>copy</SEMISHARED_LOCAL>", "<SEMISHARED_PLACE>shared</SEMISHARED_PLACE>")):
             cloud.image(number + 1, attributes=(attributes or {}).get(number, extra))
-        cloud.image(4, persistent=True)
+        cloud.image(4, persistent=True, attributes=(attributes or {}).get(IN_PLACE, ""))
         cloud.vm(VM, {0: 1, 1: 2, 2: 3, 3: 4})
         source, self.mine = cloud.upload(CONTENT), cloud.upload(CONTENT)
         self._source = source
@@ -165,10 +165,10 @@ class Live:
     def virsh(self, *argv: str, check: bool = True) -> str:
         return self.host.run([*VIRSH, *argv], check=check).stdout.decode().strip()
 
-    def start(self, boot: str = "", devices: str = "", memory_mib: int = 16) -> None:
+    def start(self, boot: str = "", devices: str = "", memory_mib: int = 16, without: Sequence[int] = ()) -> None:
         """Start the domain as its records say; `boot`, `devices`: XML of what it boots, and of what it has beside the disks."""
         disks = ""
-        for disk in range(4):
+        for disk in sorted(set(range(4)) - set(without)):
             record = self.record(disk)
             disks += (
                 f"<disk type='file' device='disk'><driver name='qemu' type='{record['format']}'/>"
@@ -317,7 +317,7 @@ class Live:
         said = self.virsh("; ".join([f"domstate {DOMAIN}", *jobs, f"domjobinfo {DOMAIN}"]))
         assert said.split() == ["running", "Job", "type:", "None"], said
         names = os.listdir(self.host.path(f"{VM_DIR}/.semishared"))
-        assert not [name for name in names if not name.startswith(("disk.", "clone.", "vm."))], names
+        assert not [name for name in names if not name.startswith(("disk.", "clone.", "committed.", "vm."))], names
 
     def points(self) -> List[str]:
         text = self.host.path(TRACE).read_text()

@@ -14,6 +14,7 @@ from typing import Dict, List, NamedTuple, Tuple, Type
 
 import pytest
 
+from semishared import store
 from semishared.errors import AnotherWriter, CommitRefused, NotOwner, SemisharedError, StaleDiff
 from semishared.model.owner import Owner
 from semishared.model.refs import ImageRef
@@ -110,6 +111,7 @@ def is_process(bench: Bench) -> bool:
 @case(is_process)
 def a_diff_comes_into_its_image(bench: Bench, top: Path) -> None:
     it = lent(bench, top)
+    of(bench).may_commit(it.image, it.owner)
     done = it.commit()
     assert (done.size, done.dirty, bool(done.how)) == (SIZE, MiB + 4096, True)
     is_content(bench, it, it.wanted(), done.generation)
@@ -163,6 +165,10 @@ def without_its_manifest_a_commit_has_no_name(bench: Bench, top: Path) -> None:
 def refused(it: Lent, wanted: Type[SemisharedError], *, why: str = "") -> None:
     """Judge a refusal: nothing has changed, neither the image nor the diff."""
     layers = [Path(layer).read_bytes() for layer in it.diff.layers]
+    at = store.of(it.image.access)
+    at.settle(it.image)
+    with pytest.raises(wanted, match=why):
+        at.may_commit(it.image, it.owner)
     with pytest.raises(wanted, match=why):
         it.commit()
     assert [Path(layer).read_bytes() for layer in it.diff.layers] == layers

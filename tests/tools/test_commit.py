@@ -36,7 +36,9 @@ def active(disk: s.DiskRef) -> str:
 
 
 def ended(world: World, disk: s.DiskRef, seq: int = 0) -> Any:
-    return world.on(s.EndSession(disk), seq=seq)[0]
+    """End a disk as `tm/mvds` plans it; return what the host says."""
+    (found,) = world.on(s.EndSession(disk), seq=seq)
+    return world.on(c.FinishDisk(disk), seq=seq)[0] if found == {"commits": True} else found
 
 
 def kept(world: World, vm: int = 5) -> list[Any]:

@@ -36,7 +36,6 @@ from .base import rate
 
 DONE = 6
 """State of a VM that is no more (include/VirtualMachine.h)."""
-RUNNING = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,15 +102,15 @@ def of_vm(
         (found,) = yield On(machine, (s.DescribeVm(vm.id, vm_dir),))
         return found
 
-    running = vm.number("STATE") == gc_places.ACTIVE and vm.lcm_state == RUNNING
-    domain = disks.running_domain(vm) if running else ""
+    # Whether it runs its host says, when the disk's turn has come. Where the files of a VM at rest are, there are no domains.
+    domain = "" if vm.number("STATE") in (gc_places.STOPPED, gc_places.UNDEPLOYED) else disks.running_domain(vm)
     for known in record.described(carry_out(described(), action)):
         if known.place.commits and disk in (None, known.disk):
             at = DiskPlace(VmPlace(machine, vm_dir, vm.id), layout.disk_name(known.disk), known.disk)
             if as_new_image:
                 yield known.disk, _told(shlex.join(["onevm", "disk-saveas", str(vm.id), str(known.disk), as_new_image]))
             else:
-                yield known.disk, _committed(at, domain, action.config.freeze, most)
+                yield known.disk, _committed(at, vm, domain, action.config.freeze, most)
 
 
 def _name(vm: int, disk: int) -> str:
@@ -124,9 +123,9 @@ def _told(command: str) -> Part[str]:
     return f"run `{command}`"
 
 
-def _committed(place: DiskPlace, domain: str, freeze: str, most: int) -> Part[str]:
-    done = yield from commits.commit(place, domain, freeze, most)
-    return f"{human(done['bytes'])} committed" if done["bytes"] else "nothing new to commit"
+def _committed(place: DiskPlace, vm: Vm, domain: str, freeze: str, most: int) -> Part[str]:
+    done = yield from commits.commit(place, vm, domain, freeze, most)
+    return f"{human(done)} committed" if done else "nothing new to commit"
 
 
 def _kept(oned: Oned, vm: Vm, arguments: argparse.Namespace, action: Action) -> Iterator[tuple[str, Part[str]]]:
@@ -153,8 +152,8 @@ def _kept(oned: Oned, vm: Vm, arguments: argparse.Namespace, action: Action) -> 
 
 
 def _finished(machine: str, disk: s.DiskRef) -> Part[str]:
-    (done,) = yield On(machine, (c.FinishDisk(disk),))
-    return f"{human(done['bytes'])} committed, and gone"
+    done = yield from commits.kept(machine, disk)
+    return f"{human(done)} committed, and gone"
 
 
 def _new(machine: str, disk: s.DiskRef, item: "dict[str, Any]", name: str) -> Part[str]:

@@ -13,14 +13,14 @@ import os
 from .. import store
 from ..base import cache, room
 from ..base.ensure import borrowed, ensure
-from ..errors import BadRecord, NotSupported
-from ..guest import job_lock
+from ..errors import BadRecord, NotSupported, ToolFailed
+from ..guest import domain, job_lock
 from ..model import layout, layout_diff
 from ..model.owner import Owner
 from ..model.place import DIFF
 from ..model.record import Record
 from ..model.steps import DiskRef, ImageRef
-from ..model.steps_commit import CommitDisk, CreateDiff
+from ..model.steps_commit import CommitDisk, CreateDiff, FinishDisk, TakeTurn
 from ..model.steps_snapshot import ActivateLayer, AddLayer
 from ..store import writers
 from ..store.diffs import Diff
@@ -70,6 +70,24 @@ def _diff(disk: DiskRef) -> Record:
     if not record.place.commits:
         raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is {record.how}: it has nothing to commit to an image")
     return record
+
+
+def take_turn(step: TakeTurn) -> bool:
+    """Be alone at work on a VM's disks, unless somebody is; tell whether its guest runs. Raise VmBusy."""
+    job_lock.take_unless_busy(step.vm, step.vm_dir)
+    state = domain.state(step.domain) if step.domain else "absent"
+    if state == "unknown":
+        raise ToolFailed(f"libvirtd on {os.uname().nodename} does not say whether {step.domain} runs: nothing was committed")
+    return state in ("running", "paused")
+
+
+def check(disk: DiskRef) -> None:
+    """Raise what a commit would: StoreUnavailable, NotOwner, StaleDiff, CommitRefused, AnotherWriter."""
+    record = _diff(disk)
+    image = record.of_image._replace(generation="")
+    at = store.of(image.access)
+    at.check(image)
+    at.may_commit(image, owner_of(disk, image, history.seq_of(disk.vm_dir), record.of_image.generation))
 
 
 def commit(step: CommitDisk, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
@@ -145,10 +163,12 @@ def written(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | Non
     return done, after
 
 
-def finish(disk: DiskRef, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
+def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
     """Commit all that a disk holds and take it away; return the bytes, or where it is `kept` if another copy of it has come first."""
+    disk = step.disk
     job_lock.take(disk.vm, disk.vm_dir)
-    recovery.recover(disk.vm_dir, "")
+    # A guest that goes on without this disk has others, with which something may be under way.
+    recovery.recover(disk.vm_dir, step.domain)
     record = _diff(disk)
     image = record.of_image._replace(generation="")
     at, own = store.of(image.access), owner_of(disk, image, history.seq_of(disk.vm_dir), "")

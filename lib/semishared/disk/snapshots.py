@@ -56,7 +56,7 @@ def _described(record: Record, name: str) -> dict[str, object]:
     if record.place.snapshots == "none":
         return answer
     if record.place.commits:
-        answer["waiting"] = kept.size(record)
+        answer["waiting"], answer["uncommitted"] = kept.size(record), [layout.layer_of(path) for path in kept.waiting(record)]
     path = record.path
     if name:
         target, path = block_jobs.find(name, path)

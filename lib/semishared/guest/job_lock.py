@@ -12,15 +12,17 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import IO, Mapping
+from typing import IO, Callable, Mapping
 
-from ..errors import Overtaken, ToolTimeout
+from ..errors import Overtaken, ToolTimeout, VmBusy
 from ..model import layout
 from ..tools import locks, owner, progress, run
 
 GRACE_S = 2.0
 """How long the host side of a dead driver may take to notice: it sees the end of its stdin at once, if nobody is cut off."""
 LIMIT_S = 60
+action = ""
+"""What this process does, for those who find the turn taken."""
 _mine: dict[str, IO[str]] = {}
 
 
@@ -32,9 +34,19 @@ def lock_path(vm: int, vm_dir: str) -> str:
 def take(vm: int, vm_dir: str) -> None:
     """Have the turn from now to the end of this process, as the only one at work on the VM's disks."""
     path = lock_path(vm, vm_dir)
-    if path in _mine:
-        return
-    _keep(path, _opened(path))
+    if path not in _mine:
+        _keep(path, _opened(path, _end_holder))
+
+
+def take_unless_busy(vm: int, vm_dir: str) -> None:
+    """Have the turn as `take` does, and end nobody for it: raise VmBusy, which says who is at work."""
+
+    def refuse(path: str) -> None:
+        raise VmBusy(f"{_holder(path)} is at work on the disks of VM {vm} on {os.uname().nodename}")
+
+    path = lock_path(vm, vm_dir)
+    if path not in _mine:
+        _keep(path, _opened(path, refuse))
 
 
 def take_if_free(vm: int, vm_dir: str) -> bool:
@@ -57,7 +69,8 @@ def leave(vm: int, vm_dir: str) -> None:
 def _keep(path: str, file: IO[str]) -> None:
     _mine[path] = file
     run.kept.append(file.fileno())
-    locks.note(file, {**locks.noted(file), "pid": os.getpid(), "start": owner.started(os.getpid())})
+    own = {"pid": os.getpid(), "start": owner.started(os.getpid()), "action": action}
+    locks.note(file, {**locks.noted(file), **own})
 
 
 def note_end(vm: int, vm_dir: str) -> None:
@@ -80,7 +93,8 @@ def _ended(noted: dict[str, object]) -> int:
     return count if isinstance(count, int) else 0
 
 
-def _opened(path: str) -> IO[str]:
+def _opened(path: str, if_held: Callable[[str], None]) -> IO[str]:
+    """Return the lock file, held; `if_held` is called again and again with its path as long as somebody else has it."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     began = time.monotonic()
     while True:
@@ -91,18 +105,30 @@ def _opened(path: str) -> IO[str]:
         if waited > LIMIT_S:
             raise ToolTimeout(f"lock {path} is held by another action for over {LIMIT_S} s")
         if waited > GRACE_S:
-            _end_holder(path)
+            if_held(path)
         time.sleep(0.02)
         progress.touch()
 
 
-def _end_holder(path: str) -> None:
-    """Kill the process group of the host side that holds the lock, if it is still the one that took it."""
+def _noted(path: str) -> dict[str, object]:
     try:
         with open(path, encoding="utf-8") as file:
-            noted = locks.noted(file)
+            return locks.noted(file)
     except OSError:
-        return
+        return {}
+
+
+def _holder(path: str) -> str:
+    """Return for people who holds the lock."""
+    noted = _noted(path)
+    pid, said = noted.get("pid"), noted.get("action")
+    word = said if isinstance(said, str) and said.replace("_", "").isalnum() and said.isascii() else "another action"
+    return f"{word} (process {pid})" if isinstance(pid, int) else word
+
+
+def _end_holder(path: str) -> None:
+    """Kill the process group of the host side that holds the lock, if it is still the one that took it."""
+    noted = _noted(path)
     pid, start = noted.get("pid"), noted.get("start")
     if isinstance(pid, int) and pid != os.getpid() and start and start == owner.started(pid) and os.getpgid(pid) == pid:
         try:

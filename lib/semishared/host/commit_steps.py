@@ -14,11 +14,17 @@ class OnCommits(Steps):
     def CreateDiff(self, step: c.CreateDiff) -> object:
         return commits.make(step, self.planned, self.talk.asking)
 
+    def TakeTurn(self, step: c.TakeTurn) -> object:
+        return {"runs": commits.take_turn(step)}
+
+    def CheckDiff(self, step: c.CheckDiff) -> None:
+        commits.check(step.disk)
+
     def CommitDisk(self, step: c.CommitDisk) -> object:
         return commits.commit(step, self.planned, self.talk.asking)
 
     def FinishDisk(self, step: c.FinishDisk) -> object:
-        return commits.finish(step.disk, self.planned, self.talk.asking)
+        return commits.finish(step, self.planned, self.talk.asking)
 
     def RenewVm(self, step: c.RenewVm) -> object:
         return renewal.renew(step, self.planned, self.talk.asking)

@@ -132,9 +132,7 @@ class Execution(Steps):
     def EndSession(self, step: s.EndSession) -> object:
         record = records.as_found(step.disk.vm_dir, step.disk.disk)
         if record and record.place.commits:
-            from ..disk import commits
-
-            return commits.finish(step.disk, self.planned, self.talk.asking)
+            return {"commits": True}
         vm_dir.end_session(step.disk, self.planned)
         return {}
 

@@ -124,7 +124,7 @@ class SendFile(NamedTuple):
 
 
 class EndSession(NamedTuple):
-    """Take an in-place disk away from the VM; the image stays."""
+    """Take an in-place disk away from the VM; the image stays. Of a diff that `commits` nothing but that is said."""
 
     disk: DiskRef
 

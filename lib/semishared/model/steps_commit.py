@@ -17,6 +17,23 @@ class CreateDiff(NamedTuple):
     options: str
 
 
+class TakeTurn(NamedTuple):
+    """Be alone at work on a VM's disks from now to the end of the conversation, unless somebody is: nobody is ended for it.
+
+    Report whether `domain` ('' where there are no domains) `runs`.
+    """
+
+    vm: int
+    vm_dir: str
+    domain: str
+
+
+class CheckDiff(NamedTuple):
+    """See that the image of a diff may be given what that holds: what a commit would refuse is refused, and nothing is done."""
+
+    disk: DiskRef
+
+
 class CommitDisk(NamedTuple):
     """Write what the layers of a diff up to `top` hold, and the image does not have yet, into the image; the disk stays.
 
@@ -29,9 +46,13 @@ class CommitDisk(NamedTuple):
 
 
 class FinishDisk(NamedTuple):
-    """Commit all of a diff that no guest has open, give up its claim, and remove it."""
+    """Commit all of a diff that no guest has open, give up its claim, and remove it.
+
+    `domain`: the guest from which it was detached, which may run on; '' where there are no domains.
+    """
 
     disk: DiskRef
+    domain: str = ""
 
 
 class RenewVm(NamedTuple):

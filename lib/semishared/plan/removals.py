@@ -12,9 +12,9 @@ from typing import Any
 
 from ..errors import HostUnreachable
 from ..model import steps as s
-from ..model.exchange import Lines, On, Part, Plan, Say, agree, warn
+from ..model.exchange import AskOned, Lines, On, Part, Plan, Say, agree, warn
 from ..opennebula.args import Delete, ToImage, VmPlace
-from .disks import disk_ref
+from .disks import disk_ref, running_domain
 
 
 def delete(asked: Delete, is_here: bool) -> Plan:
@@ -47,9 +47,18 @@ def is_nothing(asked: Delete) -> bool:
 
 def mvds(asked: ToImage, is_here: bool) -> Plan:
     """Plan mvds: the session of an in-place disk ends, its data is where it belongs already; that of a diff is committed."""
-    place = asked.disk.vm_place
-    ended = yield from everywhere(place, is_here, s.EndSession(disk_ref(asked.disk)))
-    yield Say(_finished, (place, *ended))
+    place, disk = asked.disk.vm_place, disk_ref(asked.disk)
+    ended = yield from everywhere(place, is_here, s.EndSession(disk))
+    machines = ("localhost", place.host) if is_here else (place.host,)
+    diffs = [machine for machine, answer in zip(machines, ended) if answer and "commits" in answer]
+    if diffs:
+        from ..model.steps_commit import FinishDisk
+
+        # Of a guest that runs on other disks may be at rest, or have jobs. Where the files of one at rest are, there are no domains.
+        domain = running_domain((yield AskOned("vm", place.vm)))
+        for machine in diffs:
+            (done,) = yield On(machine, (FinishDisk(disk, "" if is_here and machine == "localhost" else domain),))
+            yield Say(_finished, (place, done))
 
 
 def _finished(place: VmPlace, *answers: Any) -> Lines:

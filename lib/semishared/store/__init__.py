@@ -193,6 +193,9 @@ class Store(Protocol):
     def disown(self, image: ImageRef, owner: Owner) -> None:
         """Forget a claim, if it is this disk's."""
 
+    def may_commit(self, image: ImageRef, owner: Owner) -> None:
+        """Raise what `commit` would refuse for: NotOwner, StaleDiff, CommitRefused, AnotherWriter."""
+
     def commit(self, image: ImageRef, owner: Owner, diff: Diff) -> Committed:
         """Make the image what `diff` is: its layers over its base. Returns when that is durable.
 

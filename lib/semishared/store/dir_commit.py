@@ -62,6 +62,12 @@ def _may(image: ImageRef, owner: Owner) -> Claim:
     return claims.check(image.source, dir_journal.claim(Stored(image.source)), owner, _now(image, owner))
 
 
+def may_commit(image: ImageRef, owner: Owner) -> None:
+    """See store.Store.may_commit."""
+    with dir_journal.settled(Stored(image.source)):
+        _may(image, owner)
+
+
 def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
     """See store.Store.commit."""
     stored = Stored(image.source)

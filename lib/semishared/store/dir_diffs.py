@@ -57,6 +57,12 @@ class DirDiffs:
 
         dir_commit.disown(image, owner)
 
+    def may_commit(self, image: ImageRef, owner: Owner) -> None:
+        """Compare its record with it."""
+        from . import dir_commit
+
+        dir_commit.may_commit(image, owner)
+
     def commit(self, image: ImageRef, owner: Owner, diff: Diff) -> Committed:
         """Make the new content beside the image, or note beside it what is to be written, and end that."""
         from . import dir_commit

@@ -84,6 +84,12 @@ def disown(image: ImageRef, owner: Owner) -> None:
             rbd_claim.write(opened, None)
 
 
+def may_commit(image: ImageRef, owner: Owner) -> None:
+    """See store.Store.may_commit."""
+    with _alone(image) as opened:
+        _may(image, opened, owner)
+
+
 def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
     """See store.Store.commit."""
     with _alone(image) as opened:

@@ -47,6 +47,12 @@ class RbdDiffs:
 
         rbd_commit.disown(image, owner)
 
+    def may_commit(self, image: ImageRef, owner: Owner) -> None:
+        """Compare its record with it."""
+        from . import rbd_commit
+
+        rbd_commit.may_commit(image, owner)
+
     def commit(self, image: ImageRef, owner: Owner, diff: Diff) -> Committed:
         """Write to the image, and note what it is then."""
         from . import rbd_commit

@@ -16,6 +16,7 @@
     message     the driver message that attach_disk is given among its arguments
     described   what the host says of the VM's disks (cli_detach: `semishared detach`, on one host), "disks": the only ones that are
                 meant, "staged": by the disk, generation of its base and why that is not there; "rows": what becomes of each
+                (cli_commit: `semishared commit` of one disk; argv is that of resize, stdout the bytes that were committed)
     exchange    what is asked and answered (exchanges.py)
     stdout      what a datastore action answers; its cases are in datastore_ACTION, those of a hypervisor action in vmm_ACTION
     error       {"id": ..., "words": [...]} how it ends, if it fails
@@ -43,7 +44,7 @@ from semishared.model.exchange import File, Part, Plan
 from semishared.model.steps import LOOKS
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
-from semishared.plan import backup, detach, disks, hypervisor, migration, moves, removals, save_as, snapshots
+from semishared.plan import backup, commits, detach, disks, hypervisor, migration, moves, removals, save_as, snapshots
 from semishared.plan import datastore as datastores
 
 UNIT = Path(__file__).resolve().parents[1]
@@ -198,6 +199,11 @@ def of_detach(case: Case) -> Part[Any]:
     return (yield from detach.on_host([found], bases, 0))
 
 
+def of_commit(case: Case) -> Part[str]:
+    domain = "" if case.get("is_here") else "one-2"
+    return str((yield from commits.commit(args.Resize.parse(case["argv"]).disk, vm(case), domain, "AGENT-OR-SUSPEND")))
+
+
 def of_datastore(name: str, case: Case) -> Part[str]:
     asked = datastores.Asked(image(case), datastore(case), 16 << 40, ("ext4", "xfs"), "70" * 16, "fe")
     return datastores.planned(name, asked)
@@ -217,7 +223,7 @@ PLANNERS: dict[str, Callable[[Case], Part[Any]]] = {
         mv, premigrate, postmigrate, failmigrate, prebackup, postbackup, restore,
     )
 }  # fmt: skip
-PLANNERS["cli_detach"] = of_detach
+PLANNERS.update(cli_detach=of_detach, cli_commit=of_commit)
 PLANNERS.update({f"datastore_{name}": partial(of_datastore, name) for name in datastores.ACTIONS})
 PLANNERS.update({f"vmm_{name}": partial(of_hypervisor, name) for name in hypervisor.PLANNERS})
 
