@@ -47,7 +47,8 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "cephfs": {"paths": ["tests/cephfs"], "minutes": 20},
     "ceph": {"paths": ["tests/ceph"], "minutes": 25},
     "live": {
-        "paths": [f"tests/faults/test_{name}.py" for name in ("live_kill", "libvirtd", "datastore_change", "detach_kill", "commit_live")], "minutes": 20
+        "paths": [f"tests/faults/test_{name}.py" for name in ("live_kill", "libvirtd", "datastore_change", "detach_kill", "commit_live")],
+        "minutes": 20,
     },  # fmt: skip
     "replay": {"paths": ["tests/replay"], "minutes": 15},
     "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 20},

@@ -457,6 +457,13 @@ class VmBusy(SemisharedError):
     remedy = "nothing was done: again when that is over"
 
 
+class UnknownClaim(SemisharedError):
+    """An image whose record says whose writing it waits for, in words that this version does not understand; it stays as it is."""
+
+    id = "SS145"
+    remedy = "update semishared there; if nothing newer has written it: with `rm` of that record no disk may commit to the image any more"
+
+
 class CannotDetach(SemisharedError):
     """A disk that goes on reading from its store, since what is there is not what has to be there for it to go over to a base."""
 

@@ -19,7 +19,7 @@ from semishared.opennebula.xml import Vm
 from semishared.plan import commits
 
 from .cloud import Cloud, until
-from .live import DOMAIN, IN_PLACE, OVERLAY, TRACE, VM, VM_DIR, Environment, Live, MiB, s, written
+from .live import DOMAIN, IN_PLACE, OVERLAY, TRACE, VM, VM_DIR, Environment, Live, written
 
 DISK = IN_PLACE
 """The one whose image is persistent, and local here."""

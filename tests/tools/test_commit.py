@@ -12,12 +12,12 @@ from typing import Any, Callable
 
 import pytest
 
-from semishared.errors import CommitRefused, NotOwner, SemisharedError, StaleDiff
+from semishared.errors import CommitRefused, NotOwner, SemisharedError, StaleDiff, UnknownClaim
 from semishared.model import steps as s
 from semishared.model import steps_commit as c
 from semishared.model.steps_base import EvictBase
 from semishared.model.steps_image import GrowImage, NoteEpoch
-from semishared.tools import qemu_img
+from semishared.tools import inventory, qemu_img
 from tools.test_host_transfer import carry
 from tools.world import OVERLAY_OPTIONS, MiB, World, qemu_io
 
@@ -328,6 +328,71 @@ def test_a_disk_that_cannot_be_committed_takes_its_base_along(world: World, form
     if left:
         world.on(s.SaveDisk(s.DiskRef(5, 1, str(left)), str(saved), "raw", ""))
         qemu_io(saved, "raw", "read -P 0x55 3M 64k")
+
+
+def rewritten(path: Path, **changes: object) -> None:
+    """Change fields of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["disk", "vm"])
+@pytest.mark.parametrize("damage", [{"version": 2}, {"image": {"id": "?"}}], ids=["newer", "damaged"])
+def test_what_may_be_a_diff_is_kept_as_it_is(world: World, damage: dict[str, object], whole: bool) -> None:
+    image, disk = world.image(), world.disk()
+    attach(world, image, disk, seq=2)
+    qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
+    record = Path(disk.vm_dir, ".semishared/disk.1.json")
+    before = json.loads(record.read_text())
+    rewritten(record, **damage)
+    with pytest.raises(SemisharedError, match="disk 1"):
+        ended(world, disk)
+    if not whole:
+        world.on(s.RemoveDisk(disk, str(world.store)), seq=2)
+    world.on(s.RemoveVm(5, disk.vm_dir), seq=2)
+    world.on(s.RemoveVm(5, disk.vm_dir), seq=2)
+    (found,) = kept(world)
+    assert (found["vm"], found["disk"], found["image"]) == (5, 1, None) and found["bytes"] >= 65536
+    assert (len(world.leases()), world.leftovers()) == (1, [])
+    at = s.DiskRef(5, 1, found["path"])
+    with pytest.raises(SemisharedError, match="disk 1"):
+        world.on(c.FinishDisk(at))
+    # What the version does that has written it.
+    rewritten(Path(found["path"], ".semishared/disk.1.json"), **{name: before[name] for name in damage})
+    world.on(c.FinishDisk(at))
+    qemu_io(image.source, "raw", "read -P 0x55 3M 64k")
+    assert (kept(world), world.leases(), world.leftovers()) == ([], [], [])
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"version": 2}', "\x00" * 100])
+def test_a_claim_that_nobody_understands_is_nobodys(world: World, text: str) -> None:
+    image, disk, other = world.image(), world.disk(5), world.disk(6)
+    attach(world, image, disk)
+    qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
+    record = Path(f"{world.store}/.semishared/image/owner.json")
+    whole = record.read_text()
+    record.write_text(text)
+    for act in (lambda: ended(world, disk), lambda: attach(world, image, other)):
+        with pytest.raises(UnknownClaim, match="owner.json"):
+            act()
+        assert record.read_text() == text
+    qemu_io(active(disk), "qcow2", "read -P 0x55 3M 64k")
+    record.write_text(whole)
+    assert ended(world, disk)["bytes"] >= 65536
+    qemu_io(image.source, "raw", "read -P 0x55 3M 64k")
+
+
+def test_what_a_killed_move_has_set_aside_is_kept_when_gc_takes_it(world: World) -> None:
+    image, disk = world.image(), world.disk()
+    attach(world, image, disk, seq=1)
+    qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
+    aside = f"{os.path.dirname(disk.vm_dir)}/.outgoing-5-ab12ab12ab12"
+    os.rename(disk.vm_dir, aside)
+    seen = str(inventory.newest(aside)[0])
+    world.on(s.Discard("outgoing", aside, str(world.location), 5, seen))
+    assert not os.path.exists(aside)
+    (found,) = kept(world)
+    world.on(c.FinishDisk(s.DiskRef(5, 1, found["path"])))
+    qemu_io(image.source, "raw", "read -P 0x55 3M 64k")
 
 
 # -- killed at every point ----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semishared.errors import CommitRefused, NotOwner, SemisharedError, StaleDiff
+from semishared.errors import CommitRefused, NotOwner, SemisharedError, StaleDiff, UnknownClaim
 from semishared.model.owner import Owner
 from semishared.store import claims
 from semishared.store.claims import Claim
@@ -36,6 +36,14 @@ def test_a_record_is_the_same_after_its_way_through_json(touched: frozenset[int]
 def test_what_anybody_can_write_there_is_no_record(data: Any) -> None:
     whole = {**CLAIM.to_data(), **data} if isinstance(data, dict) and data else data
     assert Claim.from_data(whole) is None
+    with pytest.raises(UnknownClaim, match="/store/image"):
+        claims.parse("/store/image", json.dumps(whole))
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff", "{"])
+def test_what_is_no_json_is_not_nobodys(text: "bytes | str") -> None:
+    with pytest.raises(UnknownClaim):
+        claims.parse("/store/image", text)
 
 
 def test_a_million_extents_are_some_bytes() -> None:

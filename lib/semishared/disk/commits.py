@@ -87,7 +87,9 @@ def check(disk: DiskRef) -> None:
     image = record.of_image._replace(generation="")
     at = store.of(image.access)
     at.check(image)
-    at.may_commit(image, owner_of(disk, image, history.seq_of(disk.vm_dir), record.of_image.generation))
+    owner = owner_of(disk, image, history.seq_of(disk.vm_dir), record.of_image.generation)
+    _claim_again(at, image, owner)
+    at.may_commit(image, owner)
 
 
 def commit(step: CommitDisk, planned: Planned, ask: room.Ask | None) -> dict[str, object]:

@@ -4,6 +4,8 @@
     <system>/.kept-VM-RANDOM/disk.N.snap/     the layers, by one rename
                             /.semishared/disk.N.json  vm.json     the disk's record there, and the SEQ of the VM's history
 
+A record that this version does not understand goes along as it is: a newer one may have written it, of a diff.
+
 Killed before the rename there is a directory without layers, which holds nothing; after it, one that holds all. The lease on
 the base stays with the disk (vm_dir.py).
 """
@@ -55,19 +57,50 @@ def keep(disk: DiskRef, record: Record, *, is_last: bool = True) -> str:
         return ""
     if is_kept(disk.vm_dir):
         return disk.vm_dir
-    place = beside.new_name("kept", f"{os.path.dirname(disk.vm_dir)}/{disk.vm}")
+    place = _new_place(disk)
     target = layout.disk(place, disk.disk)
-    os.makedirs(layout.records(place))
     records.write_record(place, record._replace(path=layout.layer(target, layout.layer_of(record.path))))
-    if is_last and os.path.exists(layout.history_note(disk.vm_dir)):
+    if is_last:
+        _keep_history(disk, place)
+    _move(disk, place, layout.layers(disk.path))
+    return place
+
+
+def keep_unknown(disk: DiskRef) -> str:
+    """Move a disk out of the VM's directory if its record is not understood, and may be that of a diff; return where it is, '' else."""
+    if disk.disk not in _unknown(disk.vm_dir):
+        return ""
+    found = [path for path in (layout.layers(disk.path), disk.path) if os.path.exists(path)]
+    if is_kept(disk.vm_dir) or not found:
+        return disk.vm_dir if found else ""
+    place = _new_place(disk)
+    data = files.read_json(layout.record(disk.vm_dir, disk.disk)) or {}
+    # All that is known of it: where the disk is, as in all versions until now.
+    path = str(data.get("path", "")).replace(f"{disk.vm_dir}/", f"{place}/", 1)
+    files.write_json(layout.record(place, disk.disk), {**data, "path": path})
+    _keep_history(disk, place)
+    _move(disk, place, found[0])
+    return place
+
+
+def _new_place(disk: DiskRef) -> str:
+    place = beside.new_name("kept", f"{os.path.dirname(disk.vm_dir)}/{disk.vm}")
+    os.makedirs(layout.records(place))
+    return place
+
+
+def _keep_history(disk: DiskRef, place: str) -> None:
+    if os.path.exists(layout.history_note(disk.vm_dir)):
         os.link(layout.history_note(disk.vm_dir), layout.history_note(place))
+
+
+def _move(disk: DiskRef, place: str, path: str) -> None:
     files.fsync(layout.records(place))
     point("kept directory made")
-    os.rename(layout.layers(disk.path), layout.layers(target))
+    os.rename(path, f"{place}/{os.path.basename(path)}")
     for directory in (place, disk.vm_dir, os.path.dirname(place)):
         files.fsync(directory)
     point("diff kept")
-    return place
 
 
 def said(place: str) -> str:
@@ -79,9 +112,14 @@ def keep_all(vm: int, vm_dir: str) -> list[str]:
     """Keep whatever is not committed of a VM that is to be removed, and of what killed moves have left of it; say where."""
     found = []
     for directory in (vm_dir, *beside.listed(vm_dir, "outgoing")):
-        for record in _readable(directory):
-            found.append(keep(DiskRef(vm, record.disk, directory), record))
+        found += _keep_all_of(vm, directory)
     return [said(place) for place in found if place]
+
+
+def _keep_all_of(vm: int, directory: str) -> list[str]:
+    """Keep what is not committed of one directory; return where, '' for a disk that holds no such."""
+    found = [keep(DiskRef(vm, record.disk, directory), record) for record in _readable(directory)]
+    return found + [keep_unknown(DiskRef(vm, number, directory)) for number in _unknown(directory)]
 
 
 def keep_stale(vm: int, vm_dir: str) -> list[str]:
@@ -91,23 +129,47 @@ def keep_stale(vm: int, vm_dir: str) -> list[str]:
     """
     from . import overtaken
 
-    if not any(record.place.commits for record in _readable(vm_dir)):
+    if not _unknown(vm_dir) and not any(record.place.commits for record in _readable(vm_dir)):
         return []
     try:
         if not overtaken.check(vm, vm_dir):
             return []
     except StaleDirectory:
         pass
-    return [said(place) for place in (keep(DiskRef(vm, record.disk, vm_dir), record) for record in _readable(vm_dir)) if place]
+    return [said(place) for place in _keep_all_of(vm, vm_dir) if place]
 
 
-def _readable(vm_dir: str) -> Iterable[Record]:
-    """Yield the records of a directory; what nobody understands is no diff."""
+def keep_set_aside(vm: int, directory: str) -> list[str]:
+    """Keep the same of what a killed move has set aside and not removed; say where. If the VM is here, what it has is there as well."""
+    if os.path.isdir(f"{os.path.dirname(directory)}/{vm}"):
+        return keep_stale(vm, directory)
+    return [said(place) for place in _keep_all_of(vm, directory) if place]
+
+
+def _numbers(vm_dir: str) -> list[int]:
+    """Return the disks that have records in a directory."""
     try:
         names = os.listdir(layout.records(vm_dir))
     except OSError:
-        return
-    for number in sorted(number for number in map(layout.recorded, names) if number is not None):
+        return []
+    return sorted(number for number in map(layout.recorded, names) if number is not None)
+
+
+def _unknown(vm_dir: str) -> list[int]:
+    """Return the disks of a directory whose records are not understood, and may be those of diffs."""
+    found = []
+    for number in _numbers(vm_dir):
+        try:
+            records.as_found(vm_dir, number)
+        except BadRecord:
+            if records.may_commit(vm_dir, number):
+                found.append(number)
+    return found
+
+
+def _readable(vm_dir: str) -> Iterable[Record]:
+    """Yield the records of a directory that are understood."""
+    for number in _numbers(vm_dir):
         try:
             record = records.as_found(vm_dir, number)
         except BadRecord:
@@ -121,7 +183,15 @@ def others(vm: int, vm_dir: str) -> set[int]:
     """Return the disks of a VM whose leases another directory in its system datastore needs than `vm_dir`."""
     own = f"{os.path.dirname(vm_dir)}/{vm}"
     directories = [path for path in (own, *beside.listed(own, "kept")) if path != vm_dir]
-    return {record.disk for path in directories for record in _readable(path) if _is_there(record)}
+    found = {record.disk for path in directories for record in _readable(path) if _is_there(record)}
+    return found | {number for path in directories for number in _unknown(path) if _files_of(path, number)}
+
+
+def _files_of(directory: str, disk: int) -> list[str]:
+    """Return the files of a disk, whatever its record says."""
+    plain = layout.disk(directory, disk)
+    found = [f"{layout.layers(plain)}/{number}" for number in layers.numbered(layout.layers(plain))]
+    return found if found or not os.path.exists(plain) else [plain]
 
 
 def found(system: str, vm: int = -1) -> list[dict[str, object]]:
@@ -135,6 +205,10 @@ def found(system: str, vm: int = -1) -> list[dict[str, object]]:
             image = record.image.to_data() if record.image else None
             answer.append({"path": f"{system}/{name}", "vm": own.vm, "disk": record.disk, "image": image, "bytes": size(record),
                            "size": qemu_img.virtual_size(record.path, "qcow2")})  # fmt: skip
+        for number in _unknown(f"{system}/{name}"):
+            held = _files_of(f"{system}/{name}", number)
+            unknown = {"path": f"{system}/{name}", "vm": own.vm, "disk": number, "image": None, "size": 0}
+            answer += [{**unknown, "bytes": sum(map(files.allocated, held))}] if held else []
     return answer
 
 

@@ -7,7 +7,8 @@ import os
 
 from ..errors import BadRecord
 from ..model import layout, layout_store
-from ..model.record import Record
+from ..model.place import DIFF
+from ..model.record import VERSION, Record
 from ..model.steps import DiskRef
 from ..tools import files
 
@@ -21,6 +22,13 @@ def as_found(vm_dir: str, disk: int) -> Record | None:
     """Return the record of a disk, None if there is no JSON object; raise BadRecord if that is no record. Where is not looked at."""
     data = files.read_json(layout.record(vm_dir, disk))
     return None if data is None else Record.from_data(data, disk)
+
+
+def may_commit(vm_dir: str, disk: int) -> bool:
+    """Tell whether a record that nobody understands here may be that of a diff: a newer version wrote it, or it says so."""
+    data = files.read_json(layout.record(vm_dir, disk)) or {}
+    version = data.get("version")
+    return (type(version) is int and version > VERSION) or data.get("how") == DIFF.name
 
 
 def read_record(vm_dir: str, disk: int) -> Record | None:

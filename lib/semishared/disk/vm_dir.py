@@ -132,7 +132,7 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
             image = record.of_image
             store.of(image.access).reach(image.root)
         clones = _clones(disk, record)
-        place = kept.keep(disk, record) if record else ""
+        place = kept.keep(disk, record) if record else kept.keep_unknown(disk)
         _unlink_disk(disk)
         if not noted:
             _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned, must=True)
@@ -148,7 +148,7 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
 
 
 def _to_remove(disk: DiskRef) -> Record | None:
-    """Return what is known of a disk: one that nobody understands, or that lies nowhere, goes all the same."""
+    """Return what is known of a disk: one that nobody understands, or that lies nowhere, is not in the way of its removal."""
     try:
         return records.as_found(disk.vm_dir, disk.disk)
     except BadRecord:

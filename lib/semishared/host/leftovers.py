@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..disk import beside, history
+from ..disk import beside, history, kept
 from ..errors import SemisharedError, ToolFailed
 from ..guest import listing
 from ..model import layout, layout_base, layout_store
@@ -167,6 +167,8 @@ def _removed(step: Discard) -> bool:
     own, root = layout.beside_named(os.path.basename(step.path)), layout.base_store(step.location)
     if own and own.kind == "incoming" and locks.is_held(layout.incoming_lock(root, step.path)):
         return False
+    if own and own.kind == "outgoing":
+        kept.keep_set_aside(own.vm, beneath.readable(step.path))
     # What might be taken for a VM's directory is so no more, however far its removal comes.
     files.remove_tree(beside.bury(step.path, own.vm) if own and own.kind != "removed" else step.path)
     if os.path.lexists(step.path):

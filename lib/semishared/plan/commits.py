@@ -19,8 +19,6 @@ oned is asked when they are ours, and whatever acts on them after that ends the 
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..errors import NotSupported, VmBusy
 from ..model import steps as s
 from ..model import steps_commit as c

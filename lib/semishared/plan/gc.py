@@ -186,7 +186,7 @@ class _OnMachine:
         published = {(item["system"], item["vm"]) for item in facts["vms"] if item["kind"] == "dir"}
         for item in facts["vms"]:
             vm, kind = item["vm"], item["kind"]
-            if kind == "kept" and any(map(layout.are_layers, item["entries"])):
+            if kind == "kept" and any(map(layout.is_of_disks, item["entries"])):
                 yield self._finding(kind, item, f"a persistent disk of VM {vm} was deleted before it was committed", vm, self._kept(item))
                 continue
             if kind == "kept":

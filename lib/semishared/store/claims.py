@@ -9,14 +9,17 @@ the diff does not hold any more, since the guest was reverted meanwhile, is give
 from __future__ import annotations
 
 import base64
+import json
 import zlib
 from typing import FrozenSet, Iterable, NamedTuple, Optional, Tuple
 
-from ..errors import CommitRefused, NotOwner, StaleDiff
+from ..errors import CommitRefused, NotOwner, StaleDiff, UnknownClaim
 from ..model.owner import Owner
 
 MOST = 2 << 20
 """Bytes of the unpacked set of extents: of 64 TiB."""
+LIMIT = 4 << 20
+"""Bytes of a record."""
 
 
 class Claim(NamedTuple):
@@ -51,6 +54,17 @@ class Claim(NamedTuple):
         except (TypeError, ValueError, zlib.error):
             return None
         return found if owner and isinstance(found.generation, str) and type(found.size) is int else None
+
+
+def parse(shown: str, text: "bytes | str") -> Claim:
+    """Return the record of an image in what is written there; raise UnknownClaim: whose it is must not be taken for nobody's."""
+    try:
+        found = Claim.from_data(json.loads(text))
+    except ValueError:
+        found = None
+    if found is None:
+        raise UnknownClaim(f"whose writing {shown} waits for cannot be understood: its record is damaged, or of a newer version")
+    return found
 
 
 def _packed(numbers: Iterable[int]) -> str:

@@ -26,7 +26,7 @@ from ..tools import beneath, extents, files
 from ..tools.crash_points import point
 from ..tools.in_order import in_order
 from ..units import human
-from . import change, dir_image, dir_redo, writers
+from . import change, claims, dir_image, dir_redo, writers
 from .claims import Claim
 from .dir_image import Seen, Stored
 
@@ -84,12 +84,13 @@ def throw_away(stored: Stored) -> None:
 
 
 def claim(stored: Stored) -> Claim | None:
-    """Return the record of the image, None if it was claimed for no disk."""
+    """Return the record of the image, None if it was claimed for no disk; raise UnknownClaim."""
     try:
         with dir_image.side(stored) as side:
-            return Claim.from_data(files.read_json(layout_store.owner(side)))
+            text = files.read(layout_store.owner(side), claims.LIMIT)
     except FileNotFoundError:
         return None
+    return claims.parse(f"{layout_store.owner(stored.side)}", text)
 
 
 def write_claim(stored: Stored, found: Claim | None) -> None:

@@ -19,17 +19,14 @@ from ..model import layout_pool
 from ..model.layout_pool import CLAIM, NEW
 from ..model.owner import Owner
 from ..tools.crash_points import point
-from . import ceph, rbd_image
+from . import ceph, claims, rbd_image
 from .claims import Claim
 
 
 def read(image: Any) -> Claim | None:
-    """Return the record of an open image, None if it was claimed for no disk."""
+    """Return the record of an open image, None if it was claimed for no disk; raise UnknownClaim."""
     said = dict(image.metadata_list()).get(CLAIM)
-    try:
-        return Claim.from_data(json.loads(said)) if said else None
-    except ValueError:
-        return None
+    return claims.parse(f"{image.get_name()} ({CLAIM})", said) if said else None
 
 
 def write(image: Any, claim: Claim | None, done: str = "claim written") -> None:
