@@ -36,7 +36,8 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "types": {"command": ["tests/types.sh"], "minutes": 3, "first": True},
     "unit": {"paths": ["tests/unit"], "minutes": 5, "first": True},
     "staging": {
-        "paths": [f"tests/staging/test_{name}.py" for name in ("base", "peers", "stage", "second_boot", "faults")], "minutes": 20
+        "paths": [f"tests/staging/test_{name}.py" for name in ("base", "peers", "stage", "second_boot", "several_bases", "faults")],
+        "minutes": 20,
     },  # fmt: skip
     "system": {"paths": ["tests/system"], "minutes": 35},
     "nfs": {"paths": ["tests/nfs"], "minutes": 20},

@@ -305,16 +305,16 @@ def test_what_has_rotted_in_another_base_comes_from_the_store(world: World, imag
 def test_extents_of_several_bases_come_by_their_hashes(world: World, image: s.ImageRef, tmp_path: Path) -> None:
     """A peer that has one base gives what it has of another one."""
     from semishared.base.account import Account, Orders
-    from semishared.base.fetch import _Filling
+    from semishared.base.filling import Filling
     from semishared.base.targets import Target, Targets
 
     other = second(world, image, "other", 22 * MiB)
-    targets, root = Targets(), str(tmp_path / "else")
+    targets, root = Targets(lambda target: None), str(tmp_path / "else")
     step = wanted(world, b.Part(other, (), ALL), b.Part(image, (), ALL), sources=("localhost",))
     account = Account(targets, lambda **_: None)
     for part in step.parts:
         targets.add(Target(root, part))
-    filling = _Filling(step._replace(parts=()), targets, account, Orders(lambda: None), Config())
+    filling = Filling(step._replace(parts=()), targets, account, Orders(lambda: None), Config())
     for target in targets.all:
         assert targets.total >= 0 and not target.is_known
     for found in (extents.copy(ref.source, None, "raw", "test") for ref in (other, image)):

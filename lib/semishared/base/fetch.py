@@ -1,266 +1,174 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Have bases from wherever they can be had: other bases here, the stream of a session, then peers, then the store.
+"""Have bases, several at once if that is wanted (from where: filling.py), each under the lock of its image.
 
-Each is asked for what is missing. All of it happens under the locks of the images' bases: a second request for the same base
-waits and then finds it. What came stays if a source fails: the next one is asked for the rest only, and so is the next run
-after a crash.
+A base is in use, and its lock is free, as soon as it is whole: whoever wants the first of many waits for no other. One that
+somebody else on this host is at is waited for when nothing else is left to be done, and by who holds no lock; so two that
+want the same bases cannot wait for each other. What came stays if all sources fail: the next run asks for the rest only.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
 from contextlib import ExitStack
-from typing import Callable, Sequence
+from typing import IO, Callable, Sequence
 
 from .. import store
-from ..config import Config, load
-from ..errors import (
-    BaseBusy,
-    HostFailed,
-    HostUnreachable,
-    ImageChanged,
-    NoSpace,
-    SemisharedError,
-    TransferCorrupt,
-    UnsafeImage,
-    WrongFormat,
-)
-from ..model import layout_base
-from ..model.ranges import ranges, within
+from ..config import load
+from ..errors import BaseBusy, HostFailed, HostUnreachable, ImageChanged, NoSpace, SemisharedError, ToolTimeout, UnsafeImage, WrongFormat
+from ..model import layout, layout_base
 from ..model.steps import ImageRef
-from ..model.steps_base import FetchBases, Part, ServeBase, ServeExtents
+from ..model.steps_base import FetchBases, Part
 from ..plan import eviction
-from ..tools import extents, files, inspection, locks
-from ..tools.crash_points import point
-from ..tools.rate_limit import Pace, stand_back
-from ..wire import packets
-from . import cache, describe, held, manifests, peers, room
+from ..tools import files, inspection, locks, progress
+from ..tools.rate_limit import stand_back
+from . import cache, describe, room
 from .account import Account, Orders, Tell
+from .filling import Filling
 from .targets import Target, Targets
 
-ROUNDS = 2
-"""How often all peers are asked before the store is (or nobody is left)."""
-MANY = 32768
-"""Extents that a peer is asked for by their hashes at once: a message has a longest line (wire/messages.py)."""
 OF_NO_USE = (NoSpace, ImageChanged, UnsafeImage, WrongFormat)
 """After these, what has come of a base is space that the host lacks, or of a content that nobody has any more."""
+PAUSE_S = 0.1
+"""Between two looks at whether somebody else has become ready."""
+
+Held = Sequence[tuple[Part, "IO[str] | None"]]
+"""Bases whose locks are held: the lock of each, None if it is the caller's."""
 
 
 def receive(step: FetchBases, tell: Tell, poll: Callable[[], object]) -> dict[str, object]:
-    """Have the bases; return {"sources", "troubles"}: `sources` is empty if they were here already."""
-    lacking, busy = [], ""
-    with ExitStack() as locked:
-        # All that want several take them in the same order.
-        for part in sorted(step.parts, key=lambda part: part.image.base_prefix):
-            base = cache.at(step.root, part.image.base_name)
+    """Have the bases; return {"sources", "troubles"}: `sources` is empty if they were here already.
+
+    Raise why one cannot be had, when all that can be are here; BaseBusy if somebody else is at it and is not to be waited for.
+    """
+    reception, left = _Reception(step, tell, poll), list(step.parts)
+    os.makedirs(layout.locks(step.root), exist_ok=True)
+    waiting_since = 0.0
+    while True:
+        with ExitStack() as locked:
+            left, free = reception.begin(left, locked)
+            if free:
+                waiting_since = 0.0
+                reception.fill(free)
+        if not left or reception.is_full:
+            return reception.end()
+        if free:
+            continue
+        if not step.wait:
+            return reception.end(BaseBusy(f"base {left[0].image.base_name} is being made on {os.uname().nodename}"))
+        waiting_since = waiting_since or time.monotonic()
+        reception.wait(waiting_since)
+
+
+def fill(step: FetchBases, tell: Tell, poll: Callable[[], object]) -> dict[str, object]:
+    """Make the bases, whose locks the caller holds, and publish each that is whole; raise why one is not."""
+    reception = _Reception(step, tell, poll)
+    reception.fill([(part, None) for part in step.parts])
+    return reception.end()
+
+
+class _Reception:
+    """The bases of one step."""
+
+    def __init__(self, step: FetchBases, tell: Tell, poll: Callable[[], object]) -> None:
+        self.step, self._tell, self._evict = step, tell, step.evict
+        self.is_full = False
+        """There is no space for what has not come."""
+        self._orders = Orders(poll)
+        self._targets = Targets(self._settle)
+        self.account = Account(self._targets, tell)
+        self._filling = Filling(step, self._targets, self.account, self._orders, load())
+
+    def begin(self, parts: Sequence[Part], locked: ExitStack) -> tuple[list[Part], list[tuple[Part, IO[str] | None]]]:
+        """Take the locks that are free of those which are not here; return of which they are not, and the others with theirs."""
+        busy: list[Part] = []
+        free: list[tuple[Part, IO[str] | None]] = []
+        for part in parts:
+            base = cache.at(self.step.root, part.image.base_name)
             if cache.is_published(base):
+                self._has(part)
                 continue
-            lock = cache.lock_path(step.root, base)
-            if locks.is_held(lock):
-                # A clone or another session is at it: nothing of this one's stream can be taken.
-                if not step.wait:
-                    busy = part.image.base_name
-                    continue
-                tell(event="progress", have=0, of=0, source="another session")
-            locked.enter_context(locks.exclusive(lock))
-            if not cache.is_published(base):
-                lacking.append(part)
-        account = fill(step._replace(parts=tuple(lacking)), tell, poll) if lacking else None
-    if busy:
-        raise BaseBusy(f"base {busy} is being made on {os.uname().nodename}")
-    return account.data() if account else {"sources": {}, "troubles": []}
+            lock = locks.attempt(cache.lock_path(self.step.root, base))
+            if lock is None:
+                busy.append(part)
+                continue
+            locked.enter_context(lock)
+            if cache.is_published(base):
+                lock.close()
+                self._has(part)
+            else:
+                free.append((part, lock))
+        return busy, free
 
+    def wait(self, since: float) -> None:
+        """Give those who hold the locks some time; raise ToolTimeout if they have had too much of it."""
+        if time.monotonic() - since > locks.LIMIT_S:
+            raise ToolTimeout(f"a base is being made on {os.uname().nodename} by another action for over {locks.LIMIT_S:.0f} s")
+        self._orders.hear()
+        self.account.tell("another session")
+        progress.touch()
+        time.sleep(PAUSE_S)
 
-def fill(step: FetchBases, tell: Tell, poll: Callable[[], object]) -> Account:
-    """Make the bases, under their locks, and publish each that is whole; raise why one is not."""
-    stand_back()
-    locked = tuple(layout_base.image_lock(step.root, part.image.base_prefix) for part in step.parts)
-    room.evict_all(step.root, step.evict, locked)
-    targets = Targets()
-    account = Account(targets, tell)
-    filling = _Filling(step, targets, account, Orders(poll), load())
-    error: SemisharedError | None = None
-    try:
-        with files.enough_space(step.root):
-            for part in step.parts:
-                targets.add(Target(step.root, part))
-            filling.run()
-    except NoSpace as e:
-        error = e
-    finally:
-        failed = [_publish(step.root, target, error) for target in targets.all]
-    why = error or next((found for found in failed if found), None)
-    if why or not targets.is_complete:
-        have = [target.part.image.base_name for target in targets.all if target.is_published]
-        tell(event="came", have=have, **account.data())
-        raise why or filling.error or HostUnreachable("nobody has the base")
-    return account
+    def fill(self, held: Held) -> None:
+        """Have these bases, as far as they can be had."""
+        root = self.step.root
+        stand_back()
+        room.evict_all(root, self._evict, tuple(layout_base.image_lock(root, part.image.base_prefix) for part, _ in held))
+        self._evict = ()
+        try:
+            with files.enough_space(root):
+                for part, lock in held:
+                    self._targets.add(Target(root, part, lock))
+                self._filling.run(self._give_up)
+        except NoSpace as e:
+            self.is_full = True
+            for target in self._targets.open:
+                target.error = e
+                self._give_up(target)
+        finally:
+            self._targets.close()
 
+    def end(self, busy: SemisharedError | None = None) -> dict[str, object]:
+        """Return what there is to be said; raise why not all are here, `busy` if that is all."""
+        lacking = [target for target in self._targets.all if not target.is_published]
+        error = next((target.error for target in lacking if target.error), None)
+        if lacking and not error:
+            error = self._filling.error or HostUnreachable("nobody has the base")
+        error = error or busy
+        if error:
+            self._tell(event="came", **self.account.data())
+            raise error
+        return self.account.data()
 
-def _publish(root: str, target: Target, error: SemisharedError | None) -> SemisharedError | None:
-    """Publish a base if it is whole; return why it cannot be used, or be had any more."""
-    image, error = target.part.image, error or target.error
-    staging = layout_base.staging(root, image.base_prefix)
-    try:
-        if target.partial.is_complete:
+    def _has(self, part: Part) -> None:
+        self._tell(event="base", name=part.image.base_name)
+
+    def _settle(self, target: Target) -> None:
+        """Publish a base that is whole, and let others have it."""
+        root, image = self.step.root, target.part.image
+        try:
             with files.enough_space(root):
                 target.partial.finish()
-            inspection.check(layout_base.image(staging), image.format, image.source)
+            inspection.check(layout_base.image(target.partial.directory), image.format, image.source)
             cache.publish(root, cache.named(root, image, image.generation), image)
             target.is_published = True
-            return None
-    except SemisharedError as e:
-        error = e
-    except OSError as e:
-        error = HostFailed(f"on {os.uname().nodename}: {e}")
-    finally:
-        target.partial.close()
-    if isinstance(error, OF_NO_USE):
-        shutil.rmtree(staging, ignore_errors=True)
-    return error
-
-
-class _Filling:
-    def __init__(self, step: FetchBases, targets: Targets, account: Account, orders: Orders, config: Config) -> None:
-        self.step, self.targets, self.account, self.orders, self.config = step, targets, account, orders, config
-        self.error: SemisharedError | None = None
-
-    def run(self) -> None:
-        step, targets = self.step, self.targets
-        self._try("here", self._reuse)
-        if step.stream:
-            self._try("stream", self._stream)
-        self._ask(step.sources, lambda: not targets.has_shared, self._shared)
-        for target in targets.all:
-            self._ask(target.part.holders, lambda target=target: _lacks(target), lambda host, target=target: self._peer(host, target))  # type: ignore[misc]
-        for target in targets.all:
-            if not target.partial.is_complete and (step.from_store == "all" or _lacks(target)):
-                target.error = self._try("store", lambda target=target: self._store(target))  # type: ignore[misc]
-
-    def _ask(self, hosts: Sequence[str], is_lacking: Callable[[], bool], work: Callable[[str], None]) -> None:
-        for _ in range(ROUNDS):
-            failures = []
-            for host in hosts:
-                if is_lacking() and not self.orders.ended:
-                    failures.append(self._try(host, lambda host=host: work(host)))  # type: ignore[misc]
-            if all(isinstance(error, HostUnreachable) for error in failures):
-                break
-
-    def _try(self, source: str, work: Callable[[], None]) -> SemisharedError | None:
-        error = None
-        try:
-            work()
-        except NoSpace:
-            raise
+            self._has(target.part)
         except SemisharedError as e:
-            self.error = error = e
-            self.account.troubles.append(f"{source}: {e.detail}")
-        self.account.tell(source, now=True)
-        return error
+            target.error = e
+        except OSError as e:
+            target.error = HostFailed(f"on {os.uname().nodename}: {e}")
+        finally:
+            self._give_up(target)
 
-    def _reuse(self) -> None:
-        for target in self.targets.all:
-            found = None if target.is_known else manifests.manifest(self.step.root, target.part.image)
-            if found:
-                self.targets.begin(found.text())
-        held.reuse(self.step.root, self.targets, lambda count, size: self.account.count("here", count, size))
-
-    def _stream(self) -> None:
-        from . import multicast
-
-        multicast.receive(self.step, self.targets, self.account, self.orders)
-
-    def _shared(self, host: str) -> None:
-        """Take what the session shares from one of its hosts."""
-        for target in self.targets.all:
-            if target.part.shared and not target.is_known:
-                self._peer(host, target)
-        had, wanted = -1, self._lacking()
-        while wanted and self.targets.count > had:
-            had = self.targets.count
-            step = ServeExtents(self.step.root, wanted[:MANY], packets.Session.new().text, self.step.codec, self.step.rate)
-            self._fetch(host, step)
-            wanted = self._lacking() if len(wanted) > MANY else ()
-        if not self.targets.has_shared:
-            raise TransferCorrupt(f"{host} does not have all that is shared, or not as it should be")
-
-    def _lacking(self) -> tuple[str, ...]:
-        return tuple(self.targets.digests((target, target.shared()) for target in self.targets.all))
-
-    def _peer(self, host: str, target: Target) -> None:
-        name = target.part.image.base_name
-        wanted = ranges(target.partial.missing() if not self.step.sources else target.rest())
-        self._fetch(host, ServeBase(self.step.root, name, wanted, packets.Session.new().text, self.step.codec, self.step.rate))
-        if _lacks(target):
-            raise TransferCorrupt(f"{host} does not have all of base {name}, or not as it should be")
-
-    def _fetch(self, host: str, step: ServeBase | ServeExtents) -> None:
-        had = [self.targets.count]
-
-        def came(_: int, packed: int) -> None:
-            self.account.came(host, had[0], packed)
-            had[0] = self.targets.count
-
-        peers.fetch(host, step, self.targets, self.config, came, self.orders.skip)
-
-    def _store(self, target: Target) -> None:
-        image, partial = target.part.image, target.partial
-        content = store.content(image)
-        seen = content.see()
-        current = content.generation(seen)
-        if current and current != image.generation:
-            raise ImageChanged(f"{image.source} does not have the content of generation {image.generation} any more")
-        if not target.is_known or not current:
-            # A content that nobody has hashed may be that one all the same: a session may have changed nothing.
-            expected = content.expected(image.generation) if current else None
-            if expected is None:
-                self._store_without_manifest(target, content, seen)
-                return
-            self.targets.begin(expected.text())
-        wanted = partial.missing() if self.step.from_store == "all" else target.rest()
-        first = within(target.part.first, wanted)
-        for indices, rate in ((first, self.step.rate), (sorted(set(wanted) - set(first)), self.step.store_rate)):
-            self._read(target, content, indices, Pace(rate))
-        point("base copied")
-        if content.see() != seen:
-            raise ImageChanged(f"{image.source} was written to while it was copied")
-
-    def _read(self, target: Target, content: store.Content, indices: list[int], pace: Pace) -> None:
-        assert target.partial.manifest is not None
-        for index, data in content.read(indices):
-            pace.wait(len(data))
-            had = self.targets.count
-            if not self.targets.put(index, data, target.partial.manifest.extents[index]):
-                where = f"first at byte {index * extents.EXTENT}"
-                raise ImageChanged(f"{target.part.image.source} does not have the content of its generation, {where}")
-            self.account.came("store", had, len(data))
-
-    def _store_without_manifest(self, target: Target, content: store.Content, seen: object) -> None:
-        """Copy the image whole: that its hash is its generation shows only at the end."""
-        image, path = target.part.image, layout_base.image(target.partial.directory)
-        if not target.is_known:
-            files.unlink(path)
-        # Else it is open: what comes for another base may belong into it as well.
-        staged = files.staged_name(path)
-        try:
-            found = content.copy(seen, staged, image.format)
-            if found.generation != image.generation or content.see() != seen:
-                raise ImageChanged(f"{image.source} does not have the content of its generation")
-            if not content.generation(seen):
-                content.publish(found, seen)
-            os.rename(staged, path)
-        except BaseException:
-            files.unlink(staged)
-            raise
-        had = self.targets.count
-        target.partial.adopt(found)
-        self.account.came("store", had, len(found.extents) * extents.EXTENT)
-
-
-def _lacks(target: Target) -> bool:
-    """Tell whether something has not come that the session does not share."""
-    return bool(target.rest()) if target.is_known else not target.part.shared
+    def _give_up(self, target: Target) -> None:
+        """Let go of a base, and of what has come of it if nobody can go on with that."""
+        if target.is_over:
+            return
+        target.partial.close()
+        if not target.is_published and isinstance(target.error, OF_NO_USE):
+            shutil.rmtree(target.partial.directory, ignore_errors=True)
+        target.end()
 
 
 def fetch(

@@ -25,6 +25,7 @@ class Held:
         self._where: dict[str, tuple[str, int]] = {}
         self._files: dict[str, int] = {}
         self._manifests: dict[str, extents.Manifest | None] = {}
+        self._generations: dict[str, str] = {}
         self.coming: set[str] = set()
         """Those that are not here, but in a base that is being made at this moment."""
         self.is_beginning = False
@@ -54,7 +55,12 @@ class Held:
 
     def _note(self, directory: str, generation: str, have: set[int] | None) -> None:
         """Note what is in a base, of one that is being made what it has."""
-        self._manifests[directory] = manifest = manifest_in(directory, generation)
+        manifest = self._manifests.get(directory)
+        if manifest is None or self._generations[directory] != generation:
+            # Where one is made another one may have been made before.
+            self._forget(directory)
+            self._manifests[directory] = manifest = manifest_in(directory, generation)
+            self._generations[directory] = generation
         if manifest is None or not os.path.exists(layout_base.image(directory)):
             return
         for index, digest in manifest.extents.items():
@@ -63,15 +69,23 @@ class Held:
 
     def place(self, digest: str) -> tuple[int, int] | None:
         """Return the open file that has an extent, and its index there; None if it has gone."""
+        if digest not in self._where:
+            return None  # the look at another one has shown it
         directory, index = self._where[digest]
         if directory not in self._files:
             try:
                 self._files[directory] = os.open(layout_base.image(directory), os.O_RDONLY)
             except FileNotFoundError:
                 # Published or evicted meanwhile.
-                self._where = {key: value for key, value in self._where.items() if value[0] != directory}
+                self._forget(directory)
                 return None
         return self._files[directory], index
+
+    def _forget(self, directory: str) -> None:
+        """Forget what was in a directory that has another content now, or is gone."""
+        self._where = {key: value for key, value in self._where.items() if value[0] != directory}
+        if directory in self._files:
+            os.close(self._files.pop(directory))
 
     def read(self, digest: str) -> bytes | None:
         """Return an extent as it is found, None if it has gone."""
@@ -103,8 +117,8 @@ def reuse(root: str, targets: Targets, came: Callable[[int, int], None]) -> None
             place = held.place(digest)
             if place is None:
                 continue
-            content, places = extents.read_at(*place), targets.places(digest)
-            taken = sum(target.put_from(*place, index, content) for target, index in places)
+            content = extents.read_at(*place)
+            taken = targets.put_from(*place, digest, content)
             if taken:
                 came(taken, taken * len(content))
                 progress.count("reused", taken * len(content))

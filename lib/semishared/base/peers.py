@@ -53,9 +53,11 @@ class _Here:
         self.manifest: extents.Manifest | None = None
 
     def look(self) -> bool:
-        """Look at what there is by now; tell whether there is anything, or may soon be."""
+        """Look at what there is by now; tell whether there may be more soon: somebody is at it, or it is whole."""
         if self._fd >= 0 and self._have is None:
             return True
+        # Before the look: who frees the lock has published by then, or leaves it as it is.
+        is_made = locks.is_held(self._lock)
         for directory, whole in ((self._base.directory, True), (self._directory, False)):
             if not whole and partial.generation_in(directory) != self._base.generation:
                 continue
@@ -71,8 +73,8 @@ class _Here:
                 os.close(self._fd)
             self._fd = fd
             self._have = None if whole else partial.have(directory)
-            return True
-        return locks.is_held(self._lock)
+            return whole or is_made
+        return is_made
 
     def ready(self, wanted: list[int]) -> list[int]:
         """Return which of the extents `wanted` are here."""
@@ -89,16 +91,18 @@ def groups(root: str, name: str, wanted: tuple[tuple[int, int], ...], rate: int)
     begun = last
     left: list[int] | None = None
     while left is None or left:
-        if not here.look() and time.monotonic() - begun > GRACE_S:
-            raise MissingImage(f"base {name} is not on {os.uname().nodename}")
+        may_come = here.look()
         if left is None and here.manifest is not None:
             known = here.manifest.extents
             chosen = [index for first, end in wanted for index in range(first, min(end, max(known, default=0) + 1))]
             left = [index for index in chosen if index in known] if wanted else sorted(known)
             yield here.manifest.text(), []
         ready = here.ready(left) if left else []
-        if not ready:
-            if time.monotonic() - last > FOLLOW_S:
+        if not ready and left != []:
+            now = time.monotonic()
+            if not may_come and now - begun > GRACE_S:
+                raise MissingImage(f"{'no more of ' * (left is not None)}base {name} is on {os.uname().nodename}")
+            if now - last > FOLLOW_S:
                 raise MissingImage(f"no more of base {name} arrives on {os.uname().nodename}")
             time.sleep(POLL_S)
             progress.touch()
@@ -116,7 +120,7 @@ def groups_of(
 ) -> Iterator[list[packets.Extent]]:
     """Yield extents by their hashes, as they are here; `otherwise` reads those that neither are nor come, else they are left out.
 
-    Raise MissingImage when no more of what was about to come does.
+    Raise MissingImage when no more of what was about to come does, and nothing reads it otherwise.
     """
     held, left = Held(root, wanted), list(dict.fromkeys(wanted))
     begun = last = time.monotonic()
@@ -135,6 +139,8 @@ def groups_of(
                 left = [digest for digest in left if digest not in held]
             elif held.coming or held.is_beginning or is_early:
                 if time.monotonic() - last > FOLLOW_S:
+                    if otherwise:
+                        break
                     raise MissingImage(f"no more of what was to come arrives on {os.uname().nodename}")
                 time.sleep(POLL_S)
                 progress.touch()

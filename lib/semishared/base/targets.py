@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, Sequence
+from typing import IO, Callable, Iterable, Sequence
 
 from ..errors import SemisharedError
 from ..model.ranges import within
@@ -13,13 +13,13 @@ from .partial import Partial
 
 
 class Target:
-    """One of them."""
+    """One of them. `lock`: that of its image, if it is freed as soon as this base is over."""
 
-    def __init__(self, root: str, part: Part) -> None:
-        self.part, self.partial = part, Partial(root, part.image)
+    def __init__(self, root: str, part: Part, lock: IO[str] | None = None) -> None:
+        self.part, self.partial, self._lock = part, Partial(root, part.image), lock
         self.error: SemisharedError | None = None
-        """Why the store could not give it."""
-        self.is_published = False
+        """Why the store could not give it, or why it cannot be used."""
+        self.is_over = self.is_published = False
 
     def shared(self) -> list[int]:
         """Return which of the extents that the session shares have not come."""
@@ -35,38 +35,79 @@ class Target:
         """Tell whether its manifest has come."""
         return self.partial.manifest is not None
 
+    @property
+    def lacks(self) -> bool:
+        """Tell whether something has not come that the session does not share."""
+        return bool(self.rest()) if self.is_known else not self.part.shared
+
+    def end(self) -> None:
+        """Let go of it, whatever has become of it."""
+        self.is_over = True
+        self.partial.close()
+        if self._lock:
+            self._lock.close()
+
 
 class Targets:
-    """All of them, as whoever receives sees them."""
+    """All of them, as whoever receives sees them; `settle` is called with each that has become whole, and is to end it."""
 
-    def __init__(self) -> None:
+    def __init__(self, settle: Callable[[Target], None]) -> None:
         self.all: list[Target] = []
-        self._places: dict[str, list[tuple[Partial, int]]] = {}
+        self._settle = settle
+        self._places: dict[str, list[tuple[Target, int]]] = {}
+
+    @property
+    def open(self) -> list[Target]:
+        """Those that are not over."""
+        return [target for target in self.all if not target.is_over]
 
     def add(self, target: Target) -> None:
         """Take in one more."""
         self.all.append(target)
-        self._index(target.partial)
+        self._begun(target)
 
-    def _index(self, partial: Partial) -> None:
-        for index, digest in partial.manifest.extents.items() if partial.manifest else ():
-            self._places.setdefault(digest, []).append((partial, index))
+    def _begun(self, target: Target) -> None:
+        for index, digest in target.partial.manifest.extents.items() if target.partial.manifest else ():
+            self._places.setdefault(digest, []).append((target, index))
+        # A killed action may have left all of it.
+        self._look(target)
+
+    def _look(self, target: Target) -> None:
+        if target.partial.is_complete and not target.is_over:
+            self._settle(target)
 
     def begin(self, text: bytes) -> None:
         """Take a manifest, if it is that of one of the bases."""
         generation = extents.generation_of(text)
-        for target in self.all:
+        for target in self.open:
             if target.partial.generation == generation and not target.is_known:
                 target.partial.begin(text)
-                self._index(target.partial)
+                self._begun(target)
+
+    def adopt(self, target: Target, manifest: extents.Manifest) -> None:
+        """Take a base whose file was made whole."""
+        target.partial.adopt(manifest)
+        self._look(target)
 
     def put(self, index: int, content: bytes | memoryview, digest: str = "") -> bool:
         """Take the extent with that hash wherever it is lacking (`index` is the sender's); tell whether anybody has it now."""
-        return any([partial.put(at, content, digest) for partial, at in self._places.get(digest, ())])
+        found = False
+        for target, at in self._places.get(digest, ()):
+            if target.is_over:
+                found = found or target.is_published
+            elif target.partial.put(at, content, digest):
+                found = True
+                self._look(target)
+        return found
 
-    def places(self, digest: str) -> list[tuple[Partial, int]]:
-        """Return where an extent with that hash is lacking."""
-        return [(partial, index) for partial, index in self._places.get(digest, ()) if index not in partial.have]
+    def put_from(self, source: int, at: int, digest: str, content: bytes) -> int:
+        """Take an extent as `put` does, from an open file that nobody changes and has it at extent `at`; return how often."""
+        taken = 0
+        for target, index in self._places.get(digest, ()):
+            if not target.is_over and index not in target.partial.have and target.partial.put_from(source, at, index, content):
+                taken += 1
+                self._look(target)
+        return taken
 
     def digests(self, lacking: Iterable[tuple[Target, Sequence[int]]]) -> list[str]:
         """Return the hashes of extents, each once."""
@@ -84,14 +125,11 @@ class Targets:
         return sum(len(target.partial.manifest.extents) for target in self.all if target.partial.manifest)
 
     @property
-    def is_complete(self) -> bool:
-        return all(target.partial.is_complete for target in self.all)
-
-    @property
     def has_shared(self) -> bool:
         """Tell whether all has come that the session shares."""
-        return all(not target.part.shared or (target.is_known and not target.shared()) for target in self.all)
+        return all(not target.part.shared or (target.is_known and not target.shared()) for target in self.open)
 
     def close(self) -> None:
-        for target in self.all:
-            target.partial.close()
+        """Let go of all; what has come stays, to be gone on with."""
+        for target in self.open:
+            target.end()

@@ -19,6 +19,7 @@ from ..plan.sharing import Assignment, Plan
 from ..tools import locks
 from ..wire.packets import Session as Packets
 from ..wire.session import Session
+from . import base_tracker
 from .staging_hosts import Hosts, Outcome
 
 READY_S = 15.0
@@ -90,6 +91,8 @@ class Round:
                         break
                     if message.get("event") == "came":
                         self._came(outcome, message)
+                    if message.get("event") == "base":
+                        self._base(item, outcome, str(message.get("name")))
                     if message.get("event") == "progress":
                         self._progress(item.host, message)
         except BaseBusy as e:
@@ -112,11 +115,17 @@ class Round:
         self._came(outcome, results[0] if isinstance(results, list) and results and isinstance(results[0], dict) else {})
         outcome.ok, outcome.why = True, ""
 
+    def _base(self, item: Assignment, outcome: Outcome, name: str) -> None:
+        """Note that a host has one of its bases: others can have it from there, whatever becomes of the rest."""
+        if name in {way.name for way in item.ways}:
+            outcome.lacks.discard(name)
+            base_tracker.arrived(self.root, name, item.host, True)
+            self.hosts.tell(event="base", host=item.host, name=name)
+
     def _came(self, outcome: Outcome, found: dict[str, object]) -> None:
         """Note what a host has got, also one that could not get all."""
         outcome.add(found.get("sources"))
-        have, troubles = found.get("have"), found.get("troubles")
-        outcome.lacks -= set(have) if isinstance(have, list) else set()
+        troubles = found.get("troubles")
         outcome.troubles += [str(text) for text in troubles] if isinstance(troubles, list) else []
 
     def _progress(self, host: str, message: dict[str, object]) -> None:

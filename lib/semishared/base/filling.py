@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From where what bases lack comes: other bases here, the stream of a session, its hosts, holders, and then the store.
+
+Each is asked for what is missing. What came stays if a source fails: the next one is asked for the rest only.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Callable, Sequence
+
+from .. import store
+from ..config import Config
+from ..errors import HostUnreachable, ImageChanged, MissingImage, NoSpace, SemisharedError, TransferCorrupt
+from ..model import layout_base
+from ..model.ranges import ranges, within
+from ..model.steps_base import FetchBases, ServeBase, ServeExtents
+from ..tools import extents, files
+from ..tools.crash_points import point
+from ..tools.rate_limit import Pace
+from ..wire import packets
+from . import held, manifests, peers
+from .account import Account, Orders
+from .targets import Target, Targets
+
+ROUNDS = 2
+"""How often peers are asked before the store is (or nobody is left)."""
+MANY = 32768
+"""Extents that a peer is asked for by their hashes at once: a message has a longest line (wire/messages.py)."""
+
+
+class Filling:
+    """Fills what is open of `targets` as `step` says."""
+
+    def __init__(self, step: FetchBases, targets: Targets, account: Account, orders: Orders, config: Config) -> None:
+        self.step, self.targets, self.account, self.orders, self.config = step, targets, account, orders, config
+        self.error: SemisharedError | None = None
+        """What went wrong last."""
+
+    def run(self, give_up: Callable[[Target], None]) -> None:
+        """Have what is lacking; raise NoSpace. `give_up` is called with what the store cannot give, `error` says why."""
+        step, targets = self.step, self.targets
+        self._try("here", self._reuse)
+        if step.stream:
+            self._try("stream", self._stream)
+            # It is over, whether it has come or not.
+            self.step = step = step._replace(stream=())
+        for target in targets.open:
+            if target.part.first and not target.part.holders:
+                # Before what else there is: the other hosts wait for this one to have it.
+                self._try("store", lambda target=target: self._store(target, is_first=True))  # type: ignore[misc]
+        self._ask(step.sources, lambda: not targets.has_shared, self._shared)
+        for target in targets.open:
+            self._own(target)
+            if target.error:
+                give_up(target)
+
+    def _own(self, target: Target) -> None:
+        """Have of a base what the session does not share; whole, it is in use before the next one is begun."""
+        self._ask(target.part.holders, lambda: not target.is_over and target.lacks, lambda host: self._peer(host, target))
+        if not target.is_over and (self.step.from_store == "all" or target.lacks):
+            error = self._try("store", lambda: self._store(target))
+            target.error = target.error or error
+
+    def _ask(self, hosts: Sequence[str], is_lacking: Callable[[], bool], work: Callable[[str], None]) -> None:
+        left = list(hosts)
+        for _ in range(ROUNDS):
+            failures: dict[str, SemisharedError | None] = {}
+            for host in left:
+                if is_lacking() and not self.orders.ended:
+                    failures[host] = self._try(host, lambda host=host: work(host))  # type: ignore[misc]
+            # Who has no more to give has not by asking again, only by the time that it takes.
+            left = [host for host in left if not isinstance(failures.get(host), MissingImage)]
+            if all(isinstance(error, (HostUnreachable, MissingImage)) for error in failures.values()):
+                break
+
+    def _try(self, source: str, work: Callable[[], None]) -> SemisharedError | None:
+        error = None
+        try:
+            work()
+        except NoSpace:
+            raise
+        except SemisharedError as e:
+            self.error = error = e
+            self.account.troubles.append(f"{source}: {e.detail}")
+        self.account.tell(source, now=True)
+        return error
+
+    def _reuse(self) -> None:
+        for target in self.targets.open:
+            found = None if target.is_known else manifests.manifest(self.step.root, target.part.image)
+            if found:
+                self.targets.begin(found.text())
+        held.reuse(self.step.root, self.targets, lambda count, size: self.account.count("here", count, size))
+
+    def _stream(self) -> None:
+        from . import multicast
+
+        multicast.receive(self.step, self.targets, self.account, self.orders)
+
+    def _shared(self, host: str) -> None:
+        """Take what the session shares from one of its hosts."""
+        for target in self.targets.open:
+            if target.part.shared and not target.is_known:
+                self._peer(host, target)
+        had, wanted = -1, self._lacking()
+        while wanted and self.targets.count > had:
+            had = self.targets.count
+            step = ServeExtents(self.step.root, wanted[:MANY], packets.Session.new().text, self.step.codec, self.step.rate)
+            self._fetch(host, step)
+            wanted = self._lacking() if len(wanted) > MANY else ()
+        if not self.targets.has_shared:
+            raise TransferCorrupt(f"{host} does not have all that is shared, or not as it should be")
+
+    def _lacking(self) -> tuple[str, ...]:
+        return tuple(self.targets.digests((target, target.shared()) for target in self.targets.open))
+
+    def _peer(self, host: str, target: Target) -> None:
+        name = target.part.image.base_name
+        wanted = ranges(target.partial.missing() if not self.step.sources else target.rest())
+        self._fetch(host, ServeBase(self.step.root, name, wanted, packets.Session.new().text, self.step.codec, self.step.rate))
+        if not target.is_over and target.lacks:
+            raise TransferCorrupt(f"{host} does not have all of base {name}, or not as it should be")
+
+    def _fetch(self, host: str, step: ServeBase | ServeExtents) -> None:
+        had = [self.targets.count]
+
+        def came(_: int, packed: int) -> None:
+            self.account.came(host, had[0], packed)
+            had[0] = self.targets.count
+
+        peers.fetch(host, step, self.targets, self.config, came, self.orders.skip)
+
+    def _store(self, target: Target, *, is_first: bool = False) -> None:
+        """Take what is lacking from the store; `is_first`: what others of the session wait for, if it can be told from the rest."""
+        image, partial = target.part.image, target.partial
+        content = store.content(image)
+        seen = content.see()
+        current = content.generation(seen)
+        if current and current != image.generation:
+            raise ImageChanged(f"{image.source} does not have the content of generation {image.generation} any more")
+        if not target.is_known or not current:
+            # A content that nobody has hashed may be that one all the same: a session may have changed nothing.
+            expected = content.expected(image.generation) if current else None
+            if expected is None:
+                if not is_first:
+                    self._store_without_manifest(target, content, seen)
+                return
+            self.targets.begin(expected.text())
+        wanted = partial.missing() if self.step.from_store == "all" else target.rest()
+        first = within(target.part.first, wanted)
+        self._read(target, content, first, Pace(self.step.rate))
+        if not is_first:
+            self._read(target, content, sorted(set(wanted) - set(first)), Pace(self.step.store_rate))
+        point("base copied")
+        if content.see() != seen:
+            raise ImageChanged(f"{image.source} was written to while it was copied")
+
+    def _read(self, target: Target, content: store.Content, indices: list[int], pace: Pace) -> None:
+        for index, data in content.read(indices):
+            assert target.partial.manifest is not None
+            pace.wait(len(data))
+            had = self.targets.count
+            if not self.targets.put(index, data, target.partial.manifest.extents[index]):
+                where = f"first at byte {index * extents.EXTENT}"
+                raise ImageChanged(f"{target.part.image.source} does not have the content of its generation, {where}")
+            self.account.came("store", had, len(data))
+
+    def _store_without_manifest(self, target: Target, content: store.Content, seen: object) -> None:
+        """Copy the image whole: that its hash is its generation shows only at the end."""
+        image, path = target.part.image, layout_base.image(target.partial.directory)
+        if not target.is_known:
+            files.unlink(path)
+        # Else it is open: what comes for another base may belong into it as well.
+        staged = files.staged_name(path)
+        try:
+            found = content.copy(seen, staged, image.format)
+            if found.generation != image.generation or content.see() != seen:
+                raise ImageChanged(f"{image.source} does not have the content of its generation")
+            if not content.generation(seen):
+                content.publish(found, seen)
+            os.rename(staged, path)
+        except BaseException:
+            files.unlink(staged)
+            raise
+        had = self.targets.count
+        self.targets.adopt(target, found)
+        self.account.came("store", had, len(found.extents) * extents.EXTENT)
