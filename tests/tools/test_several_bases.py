@@ -315,7 +315,7 @@ def test_another_generation_in_the_same_place_is_read_from_its_own_file(world: W
     old, new = os.urandom(extents.EXTENT), os.urandom(extents.EXTENT)
     path = world.store / "anew"
     path.write_bytes(new + old)
-    wanted = [*extents.copy(first.source, None, "raw", "test").extents.values(), *extents.copy(str(path), None, "raw", "test").extents.values()]
+    wanted = [digest for name in (first.source, str(path)) for digest in extents.copy(name, None, "raw", "test").extents.values()]
     there = held.Held(str(world.root), wanted)
     there.look(arriving=True)
     assert there.read(wanted[0])
