@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from semishared.base import cache, fetch, room
+from semishared.base import cache, filling, room
 from semishared.base.ensure import ensure
 from semishared.errors import BadArguments, ImageChanged, MissingImage
 from semishared.model import steps as s
@@ -123,7 +123,7 @@ def test_clone_that_comes_to_an_evicted_base_waits_and_stages_it_again(world: Wo
             clone.join(0.3)
             assert not leased, "a base that is being evicted gives no lease"
 
-    for module in (cache, fetch):
+    for module in (cache, filling):
         monkeypatch.setattr(module, "point", point)
     assert room.evict(root(world), os.path.basename(base.directory))["evicted"]
     clone.join(20)
