@@ -24,6 +24,9 @@ CHOICES = {
     "migration_at_timeout": ("abort", "suspend", "post-copy"),
 }
 RATES = ("uploads_least_rate", "migration_rate")
+IO_CLASS = "io_class_"
+LEAST_BYTES, MOST_BYTES = 1 << 20, 10**15
+"""Bytes per second of an I/O class: less would stop a guest, more QEMU does not take."""
 LIBVIRTS_UNIT = 1 << 20
 """Bytes: libvirt counts rates of migrations in MiB per second."""
 
@@ -53,6 +56,12 @@ class Config(NamedTuple):
     migration_at_timeout: str = "abort"
     fence_command: str = "none"
     fence_timeout_s: int = 120
+    io_class_production_bytes: int = 0
+    io_class_production_iops: int = 0
+    io_class_normal_bytes: int = 0
+    io_class_normal_iops: int = 0
+    io_class_scratch_bytes: int = 100 << 20
+    io_class_scratch_iops: int = 2000
 
     @property
     def freeze(self) -> str:
@@ -64,6 +73,16 @@ class Config(NamedTuple):
         """[migration], as a host tells its plan (plan/migrate_options.py)."""
         section = "migration_"
         return {name[len(section) :]: value for name, value in self._asdict().items() if name.startswith(section)}
+
+    @property
+    def io_limits(self) -> dict[str, tuple[int, int]]:
+        """[io_class], by class: bytes and operations per second that a disk of it may do, 0 for as many as it can."""
+        found: dict[str, dict[str, int]] = {}
+        for name, value in self._asdict().items():
+            if name.startswith(IO_CLASS):
+                io_class, _, what = name[len(IO_CLASS) :].partition("_")
+                found.setdefault(io_class, {})[what] = value
+        return {name: (limits["bytes"], limits["iops"]) for name, limits in found.items()}
 
     @property
     def fencing(self) -> list[str]:
@@ -103,6 +122,9 @@ def load(path: str = PATH) -> Config:
         raise BadAttribute("semishared.conf: rate in [migration] is less than 1M: libvirt counts in MiB per second")
     if config.migration_at_timeout != "abort" and not config.migration_timeout_s:
         raise BadAttribute(f"semishared.conf: at_timeout = {config.migration_at_timeout} has no timeout_s at which it would happen")
+    for name, (rate, _) in config.io_limits.items():
+        if rate and not LEAST_BYTES <= rate <= MOST_BYTES:
+            raise BadAttribute(f"semishared.conf: {name}_bytes in [io_class] is not from 1M to 900000G")
     if config.fence_command != "none" and not _is_program(config):
         raise BadAttribute(f"semishared.conf: command = {config.fence_command!r} in [fence] is neither /a/program and its words nor none")
     return config
@@ -117,10 +139,11 @@ def _is_program(config: Config) -> bool:
 
 def _value(name: str, key: str, text: str, default: object) -> object:
     """Return the value of a key; raise BadAttribute."""
-    if name in RATES:
+    if name in RATES or (name.startswith(IO_CLASS) and name.endswith("_bytes")):
         return _rate(key, text)
     if isinstance(default, int):
-        return 0 if not default and text == "none" else _number(key, text, or_none=not default)
+        or_none = not default or name.startswith(IO_CLASS)
+        return 0 if or_none and text == "none" else _number(key, text, or_none=or_none)
     if name in CHOICES and text not in CHOICES[name]:
         raise BadAttribute(f"semishared.conf: {key} = {text!r} is not one of {', '.join(CHOICES[name])}")
     return text

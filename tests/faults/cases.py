@@ -118,8 +118,10 @@ def facts(image: Stored, size: int = 8, readonly: bool = False, **attributes: st
 
 
 def first(plan: Plan) -> List[s.Step]:
-    """Return the steps of a plan's first message; of these plans it is the only one."""
+    """Return the steps of a plan's first message; of these plans it is the only one. oned knows nothing of the system datastore."""
     wanted = next(plan)
+    if isinstance(wanted, AskOned):
+        wanted = plan.send(Datastore.parse("<DATASTORE><ID>101</ID></DATASTORE>"))
     assert isinstance(wanted, On)
     return list(wanted.steps)
 
@@ -427,6 +429,7 @@ CASES = [
     _case("mkswap", lambda rig: first(disks.mkswap(args.NewDisk.parse_swap(["8", f"a:{rig.inside(f'101/{VM}/disk.0')}", str(VM), "101"]))),
           opaque=(f"/{VM}/disk.0$",)),
     _case("context", receive_iso, data=ISO),
+    _case("note I/O classes", lambda rig: [s.NoteIoClasses(VM, rig.inside(f"101/{VM}"), (0,), ("scratch",))], cloned(RAW)),
     _case("mvds", lambda rig: first(removals.mvds(to_image(rig, 2, source(rig, PERSISTENT)), is_here=False)), in_place_vm),
     _case("cpds overlay", lambda rig: [s.SaveDisk(s.DiskRef(VM, 0, rig.inside(f"101/{VM}")), rig.inside("100/saved"), "qcow2", "")],
           whole_vm, guest=ALL_GUEST, opaque=VOLATILE),

@@ -75,7 +75,8 @@ class Cloud:
         lab.install()
         self.answers = Answers(lab.fe.pid)
         self.answers.texts["hostpool", -1] = "<HOST_POOL><HOST><NAME>h1</NAME></HOST><HOST><NAME>h2</NAME></HOST></HOST_POOL>"
-        self.answers.texts["datastore", 100] = "<DATASTORE><ID>100</ID><TEMPLATE/></DATASTORE>"
+        for number in (100, 101):
+            self.answers.texts["datastore", number] = f"<DATASTORE><ID>{number}</ID><TEMPLATE/></DATASTORE>"
 
     @classmethod
     @contextmanager

@@ -20,7 +20,9 @@ SOUND = [
     ("image", {"SEMISHARED_LOCAL": "remote-first"}), ("image datastore", {"SEMISHARED_DETACH": "After-Boot"}),
     ("image datastore", {**CEPH, "SEMISHARED_CEPH_REMOTE": "m", "SEMISHARED_CEPH_REMOTE_SECRET": CEPH["CEPH_SECRET"]}),
     ("image datastore", CEPH), ("image datastore", {**CEPH, "SEMISHARED_CEPH_READER": "r", "SEMISHARED_PLACE": "local"}),
-    ("system datastore", {"SHARED": "no"}), ("host", {"SEMISHARED_BASES_LIMIT": "200G", "SEMISHARED_BASES_FLOOR": "5%"}),
+    ("image", {"SEMISHARED_IO_CLASS": "Scratch"}), ("image datastore", {"SEMISHARED_IO_CLASS": "production"}),
+    ("system datastore", {"SHARED": "no", "SEMISHARED_IO_CLASS": "normal"}),
+    ("host", {"SEMISHARED_BASES_LIMIT": "200G", "SEMISHARED_BASES_FLOOR": "5%"}),
 ]  # fmt: skip
 WRONG = [
     ("image", {"SEMISHARED_PLCE": "shared"}, "is SEMISHARED_PLACE meant?"),
@@ -29,6 +31,9 @@ WRONG = [
     ("image", {"SEMISHARED_PLACE": "here"}, "'here', not one of auto, shared, local"),
     ("image", {"SEMISHARED_DETACH": "now"}, "'now', not one of on-request, after-boot"),
     ("image datastore", {"SEMISHARED_DETACH": "now"}, "'now', not one of on-request, after-boot"),
+    *[(holder, {"SEMISHARED_IO_CLASS": "fast"}, "'fast', not one of production, normal, scratch")
+      for holder in ("image", "image datastore", "system datastore")],
+    ("host", {"SEMISHARED_IO_CLASS": "scratch"}, "only in images and image datastores and system datastores"),
     ("image", {"SEMISHARED_PLACE": "shared", "SEMISHARED_LOCAL": "copy"}, "contradicts"),
     ("image", {"SEMISHARED_CEPH_READER": "r"}, "only in image datastores"),
     ("image datastore", {"SEMISHARED_BASES_LIMIT": "1G"}, "means nothing in image datastores, only in hosts"),

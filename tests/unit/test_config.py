@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from semishared.config import Config, load
 from semishared.errors import BadAttribute
+from semishared.model.record import IO_CLASSES
 
 SHIPPED = Path(__file__).resolve().parents[2] / "etc" / "semishared.conf"
 
@@ -41,14 +42,25 @@ def test_values_replace_defaults(tmp_path: Path) -> None:
     assert found == Config(hosts_connect_timeout_s=3, hosts_scripts_dir="/opt/one-1", overlays_options="")
     assert load(written(tmp_path, "[uploads]\nleast_rate = 2M\n")).uploads_least_rate == 2 << 20
     assert load(written(tmp_path, "[uploads]\nleast_rate = none\n")).uploads_least_rate == 0
+    scratch = load(written(tmp_path, "[io_class]\nscratch_bytes = 7M\nscratch_iops = none\nnormal_iops = 900\n"))
+    assert scratch.io_limits == {"production": (0, 0), "normal": (0, 900), "scratch": (7 << 20, 0)}
     text = "[migration]\nrate = 40m\ndowntime_ms = 50\nauto_converge = yes\ntimeout_s = 60\nat_timeout = post-copy\n"
     expected = {"rate": 40 << 20, "downtime_ms": 50, "auto_converge": "yes", "timeout_s": 60, "at_timeout": "post-copy"}
     assert load(written(tmp_path, text)).migration == expected
 
 
+def test_every_class_of_disks_has_its_limits() -> None:
+    assert tuple(Config().io_limits) == IO_CLASSES
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("[io_class]\nscratch_bytes = 100\n", "scratch_bytes in [io_class] is not from 1M to 900000G"),
+        ("[io_class]\nnormal_bytes = 999999999G\n", "normal_bytes in [io_class] is not from 1M to 900000G"),
+        ("[io_class]\nscratch_bytes = fast\n", "scratch_bytes = 'fast' is neither bytes per second"),
+        ("[io_class]\nscratch_iops = 2K\n", "scratch_iops = '2K' is not a positive number or none"),
+        ("[io_class]\nidle_iops = 2\n", "unknown key 'idle_iops' in [io_class]"),
         ("[hosts]\nconect_timeout_s = 3\n", "unknown key 'conect_timeout_s' in [hosts]"),
         ("[host]\nconnect_timeout_s = 3\n", "unknown key 'connect_timeout_s' in [host]"),
         ("[hosts]\nconnect_timeout_s = soon\n", "connect_timeout_s = 'soon'"),

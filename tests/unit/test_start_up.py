@@ -43,7 +43,10 @@ run({here!r}, {argv!r})
 """
 OF_OTHERS = ("encodings", "msvcrt", "org")
 """Tried by the standard library itself, for other systems."""
-ASKING = {"clone", "delete", "ln", "mkimage", "cpds", "mv", "resize", "snap_create", "snap_create_live", "snap_delete", "snap_revert"}
+ASKING = {
+    "clone", "context", "delete", "ln", "mkimage", "mkswap", "cpds", "mv", "resize", "snap_create", "snap_create_live", "snap_delete",
+    "snap_revert",
+}  # fmt: skip
 pytestmark = [
     # Only python itself can say what it imports.
     pytest.mark.runs_python,

@@ -18,7 +18,7 @@ from ..errors import BadRecord, DataInTheWay, NoSpace, SemisharedError, VmGone
 from ..guest import job_lock
 from ..model import layout, layout_store
 from ..model.record import Record
-from ..model.steps import DiskRef
+from ..model.steps import DiskRef, NoteIoClasses
 from ..store import dir_clones
 from ..tools import files, layers, locks
 from ..tools.crash_points import point
@@ -115,6 +115,17 @@ def published(
         if isinstance(e, (OSError, SemisharedError)) and not os.path.isdir(vm_dir):
             raise VmGone(f"VM {vm} was deleted on {os.uname().nodename} while {name} was being made") from e
         raise
+
+
+def note_io_classes(step: NoteIoClasses, planned: Planned) -> None:
+    """Have the records of a VM's disks say which I/O class each is of."""
+    with publishing(step.vm, step.vm_dir, planned), files.enough_space(step.vm_dir):
+        for disk, io_class in zip(step.disks, step.classes):
+            files.remove_staged(layout.records(step.vm_dir), layout.record_name(disk))
+            record = records.read_record(step.vm_dir, disk)
+            if record and record.io_class != io_class:
+                records.write_record(step.vm_dir, record._replace(io_class=io_class))
+                point("I/O class noted")
 
 
 def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget: bool = True) -> dict[str, object]:

@@ -82,6 +82,9 @@ class Execution(Steps):
     def CreateVolatile(self, step: s.CreateVolatile) -> None:
         create.create_volatile(step, self.planned, self.talk.asking)
 
+    def NoteIoClasses(self, step: s.NoteIoClasses) -> None:
+        vm_dir.note_io_classes(step, self.planned)
+
     def SaveDisk(self, step: s.SaveDisk) -> object:
         disk = step.disk
         record = records.read_record(disk.vm_dir, disk.disk)

@@ -20,6 +20,9 @@ from .refs import ImageRef
 
 VERSION = 1
 FORMATS = ("raw", "qcow2")
+IO_CLASSES = ("production", "normal", "scratch")
+"""What a disk's I/O is to others' on the same host; NORMAL where nobody says."""
+NORMAL = "normal"
 
 
 class Record(NamedTuple):
@@ -41,6 +44,8 @@ class Record(NamedTuple):
     """What its lowest layer lies over, if that is on the network."""
     committed: Optional[int] = None
     """Of a diff, the number of the layer which its image has, with all below it; None if it has none of them."""
+    io_class: str = NORMAL
+    """One of IO_CLASSES, as the image or a datastore last said it (plan/io_class.py)."""
 
     @property
     def how(self) -> str:
@@ -103,6 +108,8 @@ class Record(NamedTuple):
             data["over"] = self.over.to_data()
         if self.committed is not None:
             data["committed"] = self.committed
+        if self.io_class != NORMAL:
+            data["io_class"] = self.io_class
         return data
 
     @classmethod
@@ -132,9 +139,12 @@ class Record(NamedTuple):
             raise BadRecord(f"{what} says how={how!r}, place={data.get('place')!r}")
         if not isinstance(format, str) or format not in FORMATS:
             raise BadRecord(f"{what} says format={format!r}")
+        io_class = data.get("io_class", NORMAL)
+        if not isinstance(io_class, str) or io_class not in IO_CLASSES:
+            raise BadRecord(f"{what} says io_class={io_class!r}")
         image, network, over = data.get("image"), data.get("network"), data.get("over")
         raw_layer, committed = (_layer_number(what, data, name) for name in ("raw_layer", "committed"))
-        found = cls(number, place, format, "", data.get("readonly") is True, raw_layer=raw_layer, committed=committed)
+        found = cls(number, place, format, "", data.get("readonly") is True, raw_layer=raw_layer, committed=committed, io_class=io_class)
         try:
             if image is not None:
                 found = found._replace(image=_image(image))

@@ -108,6 +108,15 @@ class CreateVolatile(NamedTuple):
     fs: str
 
 
+class NoteIoClasses(NamedTuple):
+    """Note of each of `disks` of the VM of which I/O class it is; one without a record is passed over."""
+
+    vm: int
+    vm_dir: str
+    disks: tuple[int, ...]
+    classes: tuple[str, ...]
+
+
 class ReceiveFile(NamedTuple):
     """Publish a file whose bytes follow the plan."""
 

@@ -57,6 +57,10 @@ class ReadChain(NamedTuple):
     record: Record
 
 
+class ReadIoLimits(NamedTuple):
+    """Return what semishared.conf on this host says that a disk of each I/O class may do: (bytes per second, operations per second)."""
+
+
 class ReadCheckpoint(NamedTuple):
     """Return the domain XML in a checkpoint, None if that is no file."""
 
@@ -88,8 +92,8 @@ class BecomeStock(NamedTuple):
 
 
 LOOKS = frozenset({
-    "ReadVm", "ReadRecords", "SeeNotes", "CheckDisk", "CheckEpoch", "ReadChain", "ReadCheckpoint", "ListTargets", "SeeDomain",
-    "LookAtProof", "ReadSite", "SeeState",
+    "ReadVm", "ReadRecords", "SeeNotes", "CheckDisk", "CheckEpoch", "ReadChain", "ReadIoLimits", "ReadCheckpoint", "ListTargets",
+    "SeeDomain", "LookAtProof", "ReadSite", "SeeState",
 })  # fmt: skip
 """Those that change nothing, also of steps_live.py."""
 

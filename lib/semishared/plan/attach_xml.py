@@ -7,6 +7,7 @@ from ..errors import BadArguments, NotSupported
 from ..model.record import Record
 from ..opennebula.xml_edit import Markup
 from .domain_xml import DRIVER
+from .io_limits import Limits
 
 
 class AttachMessage:
@@ -31,8 +32,8 @@ class AttachMessage:
     def is_ours(self) -> bool:
         return self.disk.value("TM_MAD") == DRIVER
 
-    def with_record(self, record: Record) -> bytes:
-        """Return the message that makes the stock script attach what the record says."""
+    def with_record(self, record: Record, limits: Limits = Limits()) -> bytes:  # noqa: B008 - a tuple
+        """Return the message that makes the stock script attach what the record says, which may do what `limits` says."""
         changes = {"DRIVER": record.format, "FORMAT": record.format, "DISK_TYPE": "RBD" if record.network else "FILE"}
         is_cdrom = self.disk.value("TYPE").upper().endswith("CDROM")
         if record.network:
@@ -49,6 +50,7 @@ class AttachMessage:
             changes["TYPE"] = "CDROM"
         elif self.disk.value("TYPE").upper() not in ("FS", "SWAP"):
             changes["TYPE"] = "FILE"
+        changes.update(limits.attributes(self.disk))
         for name, value in changes.items():
             if name != "TYPE" or self.disk.value(name).upper() != value:
                 self.markup.set_child(self.disk, name, value)

@@ -25,6 +25,7 @@ HOLDERS: Mapping[str, tuple[str, ...]] = {
     "SEMISHARED_ON_HOST_FAILURE": ("image", "image datastore"),
     "SEMISHARED_DETACH": ("image", "image datastore"),
     "SEMISHARED_STAGE": ("image", "image datastore"),
+    "SEMISHARED_IO_CLASS": ("image", "image datastore", "system datastore"),
     "SEMISHARED_CEPH_READER": ("image datastore",),
     "SEMISHARED_CEPH_BRIDGE_USER": ("image datastore",),
     "SEMISHARED_CEPH_FENCE_USER": ("image datastore",),
@@ -88,6 +89,7 @@ def _image(attributes: Mapping[str, str]) -> None:
     placement.place(image, datastore({}))
     placement.may_recreate(image, datastore({}))
     placement.detach_when(image, datastore({}))
+    placement.io_class(image, datastore({}))
     staging.when(image, datastore({}))
 
 
@@ -112,11 +114,13 @@ def _image_datastore(attributes: Mapping[str, str]) -> None:
     placement.place(empty, view)
     placement.may_recreate(empty, view)
     placement.detach_when(empty, view)
+    placement.io_class(empty, view)
 
 
 def _system_datastore(attributes: Mapping[str, str]) -> None:
     if attributes.get("SHARED", "NO").upper() != "NO":
         raise BadAttribute("SHARED is YES: a system datastore of semishared lies on the hosts' own disks, SHARED = NO")
+    placement.io_class(None, datastore(attributes))
 
 
 def _host(attributes: Mapping[str, str]) -> None:

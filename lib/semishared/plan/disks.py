@@ -11,7 +11,7 @@ from ..model import steps as s
 from ..model.exchange import Feed, File, On, Plan, Say
 from ..opennebula.args import Context, DiskPlace, FromImage, NewDisk
 from ..opennebula.xml import Datastore, Disk, Image, Vm
-from . import encryption, images, placement
+from . import encryption, images, io_class, placement
 
 FORMATS = ("raw", "qcow2")
 DRIVER = "semishared"
@@ -54,6 +54,12 @@ def copy_kernel(asked: FromImage, datastore: Datastore) -> Plan:
 
 def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay_options: str) -> Plan:
     """Plan clone: a writable disk of its own, gone at shutdown."""
+    kind = placement.io_class(image, datastore)
+    yield from _cloned(asked, disk, image, datastore, overlay_options)
+    yield from io_class.noted(asked.target.host, disk_ref(asked.target), kind)
+
+
+def _cloned(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay_options: str) -> Plan:
     if image.is_persistent:
         raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
@@ -84,6 +90,12 @@ def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, over
 
 def ln(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay_options: str) -> Plan:
     """Plan ln: the image itself, in place, or a diff. CD-ROM and immutable images come read-only and keep their generation."""
+    kind = placement.io_class(image, datastore)
+    yield from _attached(asked, disk, image, datastore, overlay_options)
+    yield from io_class.noted(asked.target.host, disk_ref(asked.target), kind)
+
+
+def _attached(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay_options: str) -> Plan:
     place = placement.attached(image, datastore, disk)
     encryption.secret(disk, image)
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
@@ -134,7 +146,10 @@ def mkswap(asked: NewDisk) -> Plan:
 def _volatile(asked: NewDisk, format: str, fs: str) -> Plan:
     if not asked.size:
         raise BadArguments("a disk of size 0")
-    yield On(asked.target.host, (_prepare(asked.target), s.CreateVolatile(disk_ref(asked.target), asked.size, format, fs)))
+    disk = disk_ref(asked.target)
+    kind = yield from io_class.volatile(asked.target.vm_place)
+    yield On(asked.target.host, (_prepare(asked.target), s.CreateVolatile(disk, asked.size, format, fs)))
+    yield from io_class.noted(asked.target.host, disk, kind)
 
 
 def context(asked: Context, iso: File, size: int) -> Plan:
@@ -142,6 +157,7 @@ def context(asked: Context, iso: File, size: int) -> Plan:
     place = asked.target
     receive = s.ReceiveFile(place.path, place.vm_place.vm, size, iso.sha256)
     yield On(place.host, (_prepare(place),))
+    yield from io_class.brought_up_to_date(place.vm_place)
     yield Feed(On(place.host, (receive,)), iso)
 
 

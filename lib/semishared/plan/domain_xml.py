@@ -21,11 +21,13 @@ from ..model.record import Record
 from ..opennebula.args import DISK
 from ..opennebula.xml_edit import Element, Markup, escape
 from .backing import NO_CHAINS, Chain, Chains, auth, backing, lay_over, reached
+from .io_limits import Limits
 
 DRIVER = "semishared"
 
 
 Records = Mapping[int, Record]
+NO_LIMITS: Mapping[int, Limits] = {}
 
 def disk_number(path: str, vm_dir: str) -> Optional[int]:
     """Return N if `path` is `<vm_dir>/disk.N`, however many slashes there are."""
@@ -89,8 +91,10 @@ class Domain:
     def _named(self, number: int, source: Element) -> str:
         return source.attributes.get("file") or layout.disk(self.vm_dir, number)
 
-    def with_records(self, records: Records, chains: Chains = NO_CHAINS) -> bytes:
+    def with_records(self, records: Records, chains: Chains = NO_CHAINS, limits: Mapping[int, Limits] = NO_LIMITS) -> bytes:
         """Return the XML in which each recorded disk is what its record says, where that says, over what `chains` says.
+
+        `limits`: what it may do, unless OpenNebula says that itself.
 
         Whatever makes AppArmor's rules of the XML (virt-aa-helper) may not read our layers: what is below a disk and is not
         in the XML, QEMU is not allowed to open.
@@ -108,6 +112,8 @@ class Domain:
                 raise EncryptedDisk(
                     f"disk {number} is a qcow2 overlay ({record.how}) and has a LUKS_SECRET: QEMU would take the overlay for encrypted"
                 )
+            if number in limits and not disk.first("iotune"):
+                self.markup.insert_before(source, limits[number].iotune)
             driver = ""
             if drivers:
                 self.markup.set_attribute(drivers[0], "type", record.format)

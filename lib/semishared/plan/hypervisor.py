@@ -26,6 +26,7 @@ from ..model.exchange import Here, Part, Plan, warn
 from ..model.record import described
 from .backing import Chains, chain_of
 from .domain_xml import DRIVER, Domain, Records, check_system_snapshot, disk_number, disks_of_ours
+from .io_limits import Limits, by_class
 
 
 class Asked(NamedTuple):
@@ -89,7 +90,8 @@ def deploy(asked: Asked) -> Plan:
     for record in records.values():
         yield Here(h.CheckDisk(vm_dir, record))
     chains = yield from _chains(domain.sources(records), records)
-    yield from _stock(asked, domain.with_records(records, chains))
+    limits = yield from _io_limits(records)
+    yield from _stock(asked, domain.with_records(records, chains, limits))
 
 
 def attach_disk(asked: Asked) -> Plan:
@@ -117,8 +119,9 @@ def attach_disk(asked: Asked) -> Plan:
     yield Here(h.CheckDisk(vm_dir, record))
     # What it lies over libvirt finds by itself, and tells AppArmor; the stock script has no words for it.
     yield from _chains({number: source}, {number: record})
+    limits = yield from _io_limits({number: record})
     argv = (asked.argv[0], source, *asked.argv[2:MESSAGE], "", *asked.argv[MESSAGE + 1 :])
-    yield Here(h.BecomeStock(asked.action, argv, message=message.with_record(record).decode()))
+    yield Here(h.BecomeStock(asked.action, argv, message=message.with_record(record, limits[number]).decode()))
 
 
 def detach_disk(asked: Asked) -> Plan:
@@ -208,6 +211,12 @@ def _not_overtaken(vm_dir: str) -> Plan:
 def _refuse_unrecorded(vm_dir: str, disks: Iterable[int]) -> None:
     for number in sorted(disks):
         raise BadRecord(f"disk {number} of {vm_dir} has no record")
+
+
+def _io_limits(records: Records) -> Part[Mapping[int, Limits]]:
+    """Return what each disk may do."""
+    of_class = by_class((yield Here(h.ReadIoLimits()))) if records else {}
+    return {number: of_class[record.io_class] for number, record in records.items()}
 
 
 def _chains(sources: Mapping[int, str], records: Records) -> Part[Chains]:

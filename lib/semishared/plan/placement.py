@@ -5,14 +5,16 @@
     SEMISHARED_LOCAL = overlay|copy|remote-first  how a non-persistent disk is local
     SEMISHARED_DETACH = on-request|after-boot     whether a remote-first disk of a running VM comes to lie over a base by itself
     SEMISHARED_ON_HOST_FAILURE = wait|recreate    whether a local disk may be made anew elsewhere when its host is lost
+    SEMISHARED_IO_CLASS = production|normal|scratch   how much a disk may read and write (io_class.py)
 """
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Optional, Sequence
 
 from ..errors import BadAttribute
 from ..model.place import DIFF, IN_PLACE, PLACES, STORE_CLONE, Place
+from ..model.record import IO_CLASSES, NORMAL
 from ..opennebula.xml import Datastore, Disk, Image
 
 WHERE = ("auto", "shared", "local")
@@ -24,10 +26,10 @@ ON_HOST_FAILURE = ("wait", "recreate")
 DETACH = ("on-request", "after-boot")
 
 
-def _value(image: Image, datastore: Datastore, name: str, known: Sequence[str], default: str) -> tuple[str, str]:
+def _value(image: Optional[Image], datastore: Datastore, name: str, known: Sequence[str], default: str) -> tuple[str, str]:
     """Return the value in force and who says so; raise BadAttribute if it is not one of `known`."""
     for holder, text in (
-        (f"image {image.id}", image.attribute(name)),
+        (f"image {image.id}", image.attribute(name)) if image else ("", ""),
         (f"datastore {datastore.id}", datastore.attribute(name)),
     ):
         if text:
@@ -52,6 +54,11 @@ def place(image: Image, datastore: Datastore) -> Place:
 def detach_when(image: Image, datastore: Datastore) -> str:
     """Return when remote-first disks from `image` are detached from their store; raise BadAttribute."""
     return _value(image, datastore, "SEMISHARED_DETACH", DETACH, "on-request")[0]
+
+
+def io_class(image: Optional[Image], datastore: Datastore) -> str:
+    """Return the I/O class of disks from `image`, or of volatile disks, whose `datastore` is the system's; raise BadAttribute."""
+    return _value(image, datastore, "SEMISHARED_IO_CLASS", IO_CLASSES, NORMAL)[0]
 
 
 def is_diff(image: Image, datastore: Datastore) -> bool:

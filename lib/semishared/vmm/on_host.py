@@ -67,6 +67,11 @@ class OnHost:
     def ReadChain(self, step: h.ReadChain) -> list[tuple[str, str]]:
         return records.read_chain(step.path, step.record)
 
+    def ReadIoLimits(self, step: h.ReadIoLimits) -> dict[str, tuple[int, int]]:
+        from ..config import load
+
+        return load().io_limits
+
     def ListTargets(self, step: h.ListTargets) -> list[str]:
         from ..guest import domain
 

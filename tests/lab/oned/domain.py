@@ -83,8 +83,18 @@ def disk_lines(vm: Vm, directory: str, disk: Vector, q35: bool, order: int) -> L
         lines.append("\t\t\t<readonly/>")
     if order:
         lines.append(f"\t\t\t<boot order='{order}'/>")
+    lines += _limits(disk)
     lines += [f"\t\t\t<driver name='qemu' type='{driver}' cache='{cache}'{extra}/>", "\t\t</disk>"]
     return lines
+
+
+def _limits(disk: Vector) -> List[str]:
+    """Write what the disk may do in a second (LibVirtDriverKVM.cc:1705); where there is a total, the others do not count."""
+    lines = []
+    for what in ("BYTES", "IOPS"):
+        names = [f"TOTAL_{what}_SEC"] if disk.get(f"TOTAL_{what}_SEC") else [f"READ_{what}_SEC", f"WRITE_{what}_SEC"]
+        lines += [f"\t\t\t\t<{name.lower()}>{disk[name]}</{name.lower()}>" for name in names if disk.get(name)]
+    return ["\t\t\t<iotune>", *lines, "\t\t\t</iotune>"] if lines else []
 
 
 def _controllers(q35: bool) -> List[str]:
