@@ -36,6 +36,7 @@ ACTIONS: Dict[str, str] = {
     "backup": "prebackup, postbackup",
     "restore": "restore from a backup",
     "detach": "letting go of the store (`semishared detach`)",
+    "limit": "its I/O class limits it (off: deploy; live: attach)",
 }
 PLACES = ("in-place", "overlay", "diff", "copy", "remote-first", "store-clone", "volatile")
 FORMATS = ("raw", "qcow2", "rbd")
@@ -60,6 +61,8 @@ def reason(cell: Cell) -> str:
         return "such disks have no snapshots"
     if cell == ("clone", "remote-first", "rbd", "live"):
         return REFUSED + "OpenNebula's attach script has no words for the user of what a disk lies over"
+    if cell == ("limit", "remote-first", "rbd", "live"):
+        return "such a disk is not attached to a running VM"
     if action == "migrate" and mode == "off":
         return "a VM that is off is migrated cold: mv"
     if action == "mv" and mode == "live":

@@ -22,9 +22,12 @@ from lab.ceph import BRIDGE, POOL, READER, REMOTE, REMOTE_SECRET, SECRET, USER, 
 from lab.cloud import DATASTORES, RBD_STORE, Cloud
 from lab.guest import content
 from lab.oned import ActionFailed
+from semishared.config import Config
 
 KIB = 64
 DATA = content("base", 0, KIB)
+SLOW = {"SEMISHARED_IO_CLASS": "scratch"}
+SCRATCH = Config().io_limits["scratch"]
 PLACES: dict[str, dict[str, str]] = {
     "in-place": {}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "store-clone": {"SEMISHARED_PLACE": "shared"},
     "remote-first": {"SEMISHARED_LOCAL": "remote-first"},
@@ -147,9 +150,9 @@ def test_mixed_vm_through_suspend_stop_undeploy_and_migration(
     cloud: Cloud, ceph: Cluster, os_image: int, secrets_unseen: None, cell: Callable[..., None]
 ) -> None:
     """Every byte where it belongs after each way of not running, and nobody but CEPH_USER connected while it runs."""
-    images = on_rbd(cloud, "life")
+    images = on_rbd(cloud, "life", **SLOW)
     beside = cloud.data_image("life-mounted", DATA, persistent=True)
-    disc = cloud.data_image("life-disc", DATA, store=RBD_STORE, type="CDROM")
+    disc = cloud.data_image("life-disc", DATA, store=RBD_STORE, type="CDROM", **SLOW)
     generations = ceph.images()[name(cloud, disc)]["snaps"]
     disks = mixed(cloud, os_image, images, {"IMAGE_ID": str(beside)}, {"TYPE": "fs", "SIZE": "16", "FORMAT": "raw"})
     disks.append({"IMAGE_ID": str(disc), "DEV_PREFIX": "hd"})
@@ -158,6 +161,7 @@ def test_mixed_vm_through_suspend_stop_undeploy_and_migration(
     assert guest.context()["SEMI"] == "life"
     assert [record(cloud, vm, disk)["how"] for disk in range(9)] == ["overlay", *PLACES, "in-place", "volatile", "in-place"]
     check_domain(cloud, vm)
+    assert [cloud.limits(vm, target) for target in (*TARGETS, "hda", "vdg")] == [SCRATCH] * 6 + [(0, 0)]
     seeds = {
         "vdb": "mine", "vdc": "cow", "vdd": "full", "vde": "beside", "vdf": "remote", "vdg": "mounted", "vdh": "volatile"
     }  # fmt: skip
@@ -204,7 +208,7 @@ def test_mixed_vm_through_suspend_stop_undeploy_and_migration(
     for image in (*images.values(), disc):
         cloud.oned.image_delete(image)
     assert set(ceph.images()) == {name(cloud, image.id) for image in cloud.oned.images.values() if image.datastore_id == RBD_STORE}
-    cell(("clone", "mv", "delete"), PLACES, "rbd", "off")
+    cell(("clone", "mv", "delete", "limit"), PLACES, "rbd", "off")
 
 
 def nobody_else(cloud: Cloud, ceph: Cluster) -> None:
@@ -221,7 +225,7 @@ def nobody_else(cloud: Cloud, ceph: Cluster) -> None:
 def test_disks_attached_and_detached_in_every_order(
     cloud: Cloud, ceph: Cluster, os_image: int, secrets_unseen: None, cell: Callable[..., None]
 ) -> None:
-    images = on_rbd(cloud, "hot")
+    images = on_rbd(cloud, "hot", **SLOW)
     vm = cloud.deploy("hot", [{"IMAGE_ID": str(os_image)}])
     guest = cloud.guest(vm)
     written: dict[str, int] = {}
@@ -233,6 +237,7 @@ def test_disks_attached_and_detached_in_every_order(
             disks[place] = disk = cloud.oned.disk_attach(vm, images[place])
             target = next(row["TARGET"] for row in cloud.oned.vm(vm).disks if row["DISK_ID"] == str(disk))
             guest.wait_disk(target)
+            assert cloud.limits(vm, target) == SCRATCH
             guest.check(target, "base", 0, KIB)
             if place in written and place == "in-place":
                 guest.check(target, written[place], 1024, 16)
@@ -248,6 +253,7 @@ def test_disks_attached_and_detached_in_every_order(
             assert (source["watchers"], source["children"]) == ([], [])
     full = cloud.oned.disk_attach(vm, images["copy"])
     guest.wait_disk("vdb")
+    assert cloud.limits(vm, "vdb") == SCRATCH
     guest.check("vdb", "base", 0, KIB)
     cloud.oned.disk_detach(vm, full)
     # A host whose libvirt cannot: what was made for the disk goes again.
@@ -263,7 +269,7 @@ def test_disks_attached_and_detached_in_every_order(
     cloud.terminate(vm)
     nothing_left(cloud, ceph)
     assert ceph.read(name(cloud, images["in-place"]), 16 << 10, 1024 << 10) == content(written["in-place"], 1024, 16)
-    cell(("clone", "delete"), [place for place in PLACES if place != "remote-first"], "rbd", "live")
+    cell(("clone", "delete", "limit"), [place for place in PLACES if place != "remote-first"], "rbd", "live")
 
 
 def test_disk_that_reads_from_the_pool_copies_nothing_waits_for_it_and_is_not_attached_hot(

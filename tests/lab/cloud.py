@@ -7,7 +7,7 @@ import base64
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from lab import Lab, Node
 from lab.ceph import fs
@@ -159,6 +159,14 @@ class Cloud:
             self._guests[vm] = guest
         guest.close()
         return guest.wait_up(timeout)
+
+    def limits(self, vm: int, target: str) -> Tuple[int, int]:
+        """Return what a disk of a running VM may do in a second, as its QEMU says it: bytes and operations, 0 for as much as it can."""
+        record = self.oned.vm(vm)
+        argv = ["virsh", "-c", "qemu:///system", "blkdeviotune", record.deploy_id, target]
+        said = self.lab.node(record.last.host.name).run(argv).stdout.decode()
+        rows = dict(line.replace(" ", "").split(":") for line in said.splitlines() if ":" in line)
+        return int(rows["total_bytes_sec"]), int(rows["total_iops_sec"])
 
     def vm_dir(self, vm: int) -> str:
         """Return a VM's directory on its host."""

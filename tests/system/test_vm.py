@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Callable
+from typing import Callable, Iterator
 
 import pytest
 
@@ -13,9 +13,12 @@ import matrix
 from lab.cloud import DATASTORES, STORE, Cloud
 from lab.guest import Guest, GuestError, content
 from lab.oned import ActionFailed
+from semishared.config import Config
 
 KIB = 64
 DATA = content("base", 0, KIB)
+SLOW = {"SEMISHARED_IO_CLASS": "scratch"}
+SCRATCH = Config().io_limits["scratch"]
 CELLS = [
     # (place, persistent, attributes)
     ("in-place", True, {}),
@@ -43,6 +46,14 @@ def os_image(cloud: Cloud) -> int:
     return cloud.os_image()
 
 
+@pytest.fixture()
+def scratch_system(cloud: Cloud) -> Iterator[None]:
+    """Have volatile disks be of the class scratch."""
+    cloud.oned.datastore_update(101, SLOW)
+    yield
+    cloud.oned.datastore_update(101, {"SEMISHARED_IO_CLASS": "normal"})
+
+
 @pytest.fixture(scope="module")
 def hot(cloud: Cloud, os_image: int) -> Guest:
     """One long-lived guest to which disks are attached (a boot per cell would cost minutes)."""
@@ -58,11 +69,12 @@ def test_disk_when_attached_holds_the_image_and_keeps_what_is_written(
     cloud: Cloud, hot: Guest, place: str, persistent: bool, attributes: dict[str, str], format: str, cell: Callable[..., None]
 ) -> None:
     vm = hot.vm  # type: ignore[attr-defined]
-    image = cloud.data_image(f"{place}-{format}", DATA, persistent=persistent, format=format, **attributes)
+    image = cloud.data_image(f"{place}-{format}", DATA, persistent=persistent, format=format, **SLOW, **attributes)
     before = sha(cloud, cloud.source(image))
     disk = cloud.oned.disk_attach(vm, image)
     assert record(cloud, vm, disk)["how"] == place
     hot.wait_disk("vdb")
+    assert cloud.limits(vm, "vdb") == SCRATCH
     hot.check("vdb", "base", 0, KIB)
     hot.write("vdb", "new", 8192, 256)
     hot.check("vdb", "new", 8192, 256)
@@ -77,12 +89,12 @@ def test_disk_when_attached_holds_the_image_and_keeps_what_is_written(
     assert not left
     assert not [name for name in cloud.leftovers() if name.endswith(f"{vm}-{disk}")]
     cloud.oned.image_delete(image)
-    cell(("clone", "delete"), place, format, "live")
+    cell(("clone", "delete", "limit"), place, format, "live")
 
 
 @pytest.mark.parametrize(("type", "format", "fs"), [("fs", "raw", ""), ("fs", "qcow2", "ext4"), ("swap", "raw", "")])
 def test_volatile_disk_when_attached_is_there_and_gone_after(
-    cloud: Cloud, hot: Guest, type: str, format: str, fs: str, cell: Callable[..., None]
+    cloud: Cloud, hot: Guest, type: str, format: str, fs: str, scratch_system: None, cell: Callable[..., None]
 ) -> None:
     vm = hot.vm  # type: ignore[attr-defined]
     template = {"TYPE": type, "SIZE": "32", "FORMAT": format}
@@ -90,6 +102,7 @@ def test_volatile_disk_when_attached_is_there_and_gone_after(
         template["FS"] = fs
     disk = cloud.oned.disk_attach(vm, attributes=template)
     hot.wait_disk("vdb")
+    assert cloud.limits(vm, "vdb") == SCRATCH
     assert hot.disks()["vdb"] == 32 << 20
     path = f"{cloud.vm_dir(vm)}/disk.{disk}"
     signature = cloud.read(path, format, 4096, node=hot.node)
@@ -102,7 +115,7 @@ def test_volatile_disk_when_attached_is_there_and_gone_after(
     cloud.oned.disk_detach(vm, disk)
     hot.wait_disk("vdb", present=False)
     assert not hot.node.path(path).exists()
-    cell(("clone", "delete"), "volatile", format, "live")
+    cell(("clone", "delete", "limit"), "volatile", format, "live")
 
 
 def test_terminated_vm_leaves_nothing_behind(cloud: Cloud, hot: Guest) -> None:
@@ -110,19 +123,21 @@ def test_terminated_vm_leaves_nothing_behind(cloud: Cloud, hot: Guest) -> None:
     assert cloud.leftovers() == []
 
 
-def test_mixed_vm_through_power_off_undeploy_and_migration(cloud: Cloud, os_image: int, cell: Callable[..., None]) -> None:
+def test_mixed_vm_through_power_off_undeploy_and_migration(
+    cloud: Cloud, os_image: int, scratch_system: None, cell: Callable[..., None]
+) -> None:
     """One VM, all kinds of disk in both formats: every byte where it belongs after each way of not running."""
     formats = ("raw", "qcow2")
     mine = [
-        cloud.data_image(f"{place}-{format}", DATA, persistent=True, format=format, **attributes)
+        cloud.data_image(f"{place}-{format}", DATA, persistent=True, format=format, **SLOW, **attributes)
         for place, attributes in (("mine", {}), ("local", {"SEMISHARED_PLACE": "local"})) for format in formats
     ]  # fmt: skip
     others: list[int] = []
     for format in formats:
-        others.append(cloud.data_image(f"cow-{format}", DATA, format=format))
-        others.append(cloud.data_image(f"full-{format}", DATA, format=format, SEMISHARED_LOCAL="copy"))
-        others.append(cloud.data_image(f"beside-{format}", DATA, format=format, SEMISHARED_PLACE="shared"))
-        others.append(cloud.data_image(f"remote-{format}", DATA, format=format, SEMISHARED_LOCAL="remote-first"))
+        others.append(cloud.data_image(f"cow-{format}", DATA, format=format, **SLOW))
+        others.append(cloud.data_image(f"full-{format}", DATA, format=format, **SLOW, SEMISHARED_LOCAL="copy"))
+        others.append(cloud.data_image(f"beside-{format}", DATA, format=format, **SLOW, SEMISHARED_PLACE="shared"))
+        others.append(cloud.data_image(f"remote-{format}", DATA, format=format, **SLOW, SEMISHARED_LOCAL="remote-first"))
     disks = [{"IMAGE_ID": str(image)} for image in (os_image, *mine, *others)]
     disks += [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in formats]
     vm = cloud.deploy("mixed", disks)
@@ -131,6 +146,7 @@ def test_mixed_vm_through_power_off_undeploy_and_migration(cloud: Cloud, os_imag
     guest = cloud.guest(vm)
     assert guest.context()["SEMI"] == "mixed"
     assert len([name for name in guest.disks() if name.startswith("vd")]) == 15
+    assert [cloud.limits(vm, name) for name in names] == [SCRATCH] * len(names)
     for name in list(names)[:-2]:
         guest.check(name, "base", 0, KIB)
     for name, seed in names.items():
@@ -160,7 +176,7 @@ def test_mixed_vm_through_power_off_undeploy_and_migration(cloud: Cloud, os_imag
     for image in others:
         format = cloud.oned.image(image).format
         assert cloud.read(cloud.source(image), format, 128 << 10, 4096 << 10) == bytes(128 << 10)
-    cell(("clone", "mv", "delete"), matrix.PLACES, formats, "off")
+    cell(("clone", "mv", "delete", "limit"), matrix.PLACES, formats, "off")
 
 
 def test_stopped_vm_when_resumed_goes_on_where_it_was(cloud: Cloud, os_image: int) -> None:

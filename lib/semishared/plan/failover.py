@@ -32,7 +32,7 @@ from ..model.network_disk import NetworkDisk
 from ..model.place import STORE_CLONE
 from ..opennebula.args import DiskPlace, FromImage, Move, NewDisk, VmPlace, image_source
 from ..opennebula.xml import Datastore, Disk, Image, View, Vm
-from . import disks, images, placement
+from . import disks, images, io_class, placement
 
 FAILED = 61
 """LCM state of a VM that did not come to its new host; `recover --retry` asks for the same mv again."""
@@ -108,12 +108,12 @@ def _decided(asked: Move, vm: Vm, disk: Disk, overlay_options: str) -> Part[_Reb
     # What there is on the store says where the disk was: attributes may have changed since it was made.
     (clone,) = yield On(bridge or place.host, (i.FindClone(ref, vm.id, disk.id),))
     if clone:
-        return _Rebuilt(_adopted(place, ref, str(clone)), ref, bridge)
+        return _Rebuilt(_adopted(place, ref, str(clone), placement.io_class(image, datastore)), ref, bridge)
     _may_begin_anew(asked.source.host, vm, disk, image, datastore)
     return _Rebuilt(disks.clone(request_image, disk, image, datastore, overlay_options), ref, bridge)
 
 
-def _adopted(place: DiskPlace, image: s.ImageRef, clone: str) -> Plan:
+def _adopted(place: DiskPlace, image: s.ImageRef, clone: str, kind: str) -> Plan:
     """Give the VM the clone that it has on the store."""
     disk = disks.disk_ref(place)
     if image.access.can.has_bridge:
@@ -121,6 +121,7 @@ def _adopted(place: DiskPlace, image: s.ImageRef, clone: str) -> Plan:
         yield On(place.host, (i.RecordNetwork(disk, image, network, STORE_CLONE.name, readonly=False),))
     else:
         yield On(place.host, (s.AdoptClone(disk, image, clone),))
+    yield from io_class.noted(place.host, disk, kind)
 
 
 def _may_begin_anew(host: str, vm: Vm, disk: Disk, image: Optional[Image] = None, datastore: Optional[Datastore] = None) -> None:
