@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A virtual cluster from one image on Ceph: its VMs boot over that image, and let go of it while they run.
+"""A virtual cluster from one image on Ceph: its VMs boot over that image, let go of it while they run, and bring back what they wrote.
 
-What they bring back is in commits.py.
-
-On hosts of a lab, 1, 2, 4 and 8 VMs at once: seconds and bytes read from the pool for each phase. A line through 1, 2 and 4 must
-predict 8 before anybody draws it further. Every guest reads WORKING_SET_MIB of its disk, as a system does that boots.
+On hosts of a lab, 1, 2, 4 and 8 VMs at once: seconds and bytes read from the pool for each phase. Every VM has two disks: one over
+the image that all have in common, of which it reads WORKING_SET_MIB as a system does that boots; and one of a persistent image of its
+own, empty, that lives on its host, to which it writes DIRTY_MIB. The guests' processors are emulated by this machine's, and each host
+stays on one of those: so what grows is the number of VMs of the busiest host. A line through the times of 1, 2 and 4 VMs must
+predict those of 8 before anybody draws it further.
 """
 
 from __future__ import annotations
@@ -16,24 +17,22 @@ from collections import defaultdict
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable, List, Sequence, Tuple
 
 import rates
 from block import Disk, MiB
-from figures import Figure, median, rounds_within
+from cluster_figures import COUNTS, DATA_MIB, HOSTS, PER_SECOND, PHASES, WORKING_SET_MIB, Samples, all_of
+from figures import Figure, rounds_within
 
 from lab.cloud import RBD_STORE, SYSTEM, Cloud
+from lab.guest import Guest
 
-HOSTS = 2
-COUNTS = (1, 2, 4, 8)
-FITTED = (1, 2, 4)
-DATA_MIB, SIZE_MIB = 256, 1024
-WORKING_SET_MIB = 32
-PER_SECOND = 50
-"""Blocks of 64 KiB that a guest writes while it is detached."""
+SIZE_MIB = 1024
+DIRTY_MIB = 8
+PATIENCE_S = 240
+"""For a guest to come up, and as much more for each beside it: on a busy machine they take what is left of it."""
+PHASES_S = 300
 RAW = "/var/tmp/bench-raw"
-
-Samples = Dict[Tuple[str, str], List[float]]
 
 
 def image(cloud: Cloud, name: str, persistent: bool = False, **attributes: str) -> int:
@@ -83,12 +82,19 @@ class Rig:
     def _read(self) -> float:
         return self.cloud.lab.ceph.bytes_read() / MiB
 
-    def create(self, images: Sequence[int]) -> None:
-        """Create a VM for each image."""
-        self.vms = [
-            self.cloud.create(f"c{number}-{disk}", [{"IMAGE_ID": str(self.system)}, {"IMAGE_ID": str(disk)}])
-            for number, disk in enumerate(images)
-        ]
+    def create(self, *disks: Sequence[int]) -> None:
+        """Create a VM for each of some sets of images."""
+        self.vms = []
+        for number, images in enumerate(disks):
+            attached = [{"IMAGE_ID": str(image)} for image in (self.system, *images)]
+            self.vms.append(self.cloud.create(f"c{number}-{images[-1]}", attached))
+
+    def guest(self, vm: int) -> Guest:
+        return self.cloud.guest(vm, PATIENCE_S * (1 + len(self.vms)))
+
+    def own(self, name: str) -> int:
+        """Make an empty persistent image whose disk lives on its host."""
+        return self.cloud.data_image(name, b"", SIZE_MIB // 16, persistent=True, SEMISHARED_PLACE="local")
 
     def phase(self, work: Callable[[], float]) -> Tuple[float, float]:
         """Return the seconds that `work` says it took, and the MiB read from the pool meanwhile."""
@@ -104,7 +110,7 @@ class Rig:
 
         def up(vm: int, host: str) -> None:
             self.cloud.oned.vm_deploy(vm, host, SYSTEM)
-            self.cloud.guest(vm).sum("vdb", 0, WORKING_SET_MIB << 10)
+            self.guest(vm).sum("vdb", 0, WORKING_SET_MIB << 10, timeout=PATIENCE_S * (1 + len(self.vms)))
 
         return at_once([partial(up, vm, host) for vm, host in zip(self.vms, cycle(hosts))])
 
@@ -114,8 +120,14 @@ class Rig:
         self.cloud.lab.fe.run(["/var/lib/one/remotes/lib/semishared/semishared", *words], timeout=900)
         return time.monotonic() - started
 
-    def detach(self) -> float:
-        return self.command("detach", ",".join(map(str, self.vms)))
+    def cluster(self, verb: str) -> float:
+        """Do it with all VMs; return the seconds."""
+        return self.command("cluster", verb, "--vms", ",".join(map(str, self.vms)), "--json")
+
+    def dirty(self) -> None:
+        """Let every guest write to its own disk."""
+        for vm in self.vms:
+            self.guest(vm).write("vdc", "dirty", 0, DIRTY_MIB << 10, timeout=PATIENCE_S)
 
     def end(self) -> float:
         """Terminate all VMs at once; return the seconds."""
@@ -124,20 +136,25 @@ class Rig:
         return seconds
 
     def forget(self) -> None:
-        """Empty the base stores of all hosts."""
+        """Empty the base stores of all hosts, where no VM is."""
         for host in self.cloud.lab.hosts:
             host.run(["bash", "-c", "rm -rf /var/lib/one/datastores/.semishared/bases/*"], user="root")
 
 
 def phases(rig: Rig, samples: Samples, counts: Sequence[int], rounds: int) -> None:
-    """Boot over the image, detach and terminate so many VMs."""
+    """Boot over the image, detach, commit and terminate so many VMs."""
     shared = image(rig.cloud, "cluster", SEMISHARED_LOCAL="remote-first")
-    for _ in rounds_within(900, rounds):
+    for core, host in enumerate(rig.cloud.lab.hosts):
+        host.stay_on(core % (os.cpu_count() or 1))
+    for number in rounds_within(PHASES_S, rounds):
         for count in counts:
             rig.forget()
-            rig.create([shared] * count)
-            for name, work in (("boot", rig.boot), ("detach", rig.detach), ("end", rig.end)):
-                seconds, read = rig.phase(work)
+            rig.create(*([shared, rig.own(f"own-{number}-{count}-{vm}")] for vm in range(count)))
+            for name in PHASES:
+                if name == "commit":
+                    rig.dirty()
+                seconds, read = rig.phase(rig.end if name == "end" else rig.boot if name == "boot" else partial(rig.cluster, name))
+                print(f"  {count} VMs: {name} {seconds:.1f} s, {read:.1f} MiB read from the pool", flush=True)
                 samples[name, f"{count} s"].append(seconds)
                 samples[name, f"{count} MiB"].append(read)
 
@@ -150,14 +167,14 @@ def gaps(rig: Rig, samples: Samples, rounds: int) -> None:
         rig.create([shared])
         rig.boot()
         (vm,) = rig.vms
-        for name, work in (("switch", rig.detach), ("control", lambda: time.sleep(samples["gap", "seconds"][-1]))):
-            guest = rig.cloud.guest(vm)
+        for name, work in (("switch", partial(rig.cluster, "detach")), ("control", lambda: time.sleep(samples["gap", "seconds"][-1]))):
+            guest = rig.guest(vm)
             guest.loop("vdb", name, (DATA_MIB + 16) << 10, 16 << 10, PER_SECOND)
             time.sleep(2)
             started = time.monotonic()
             work()
             samples["gap", "seconds"].append(time.monotonic() - started)
-            counts = rig.cloud.guest(vm).loop_stop("vdb")
+            counts = rig.guest(vm).loop_stop("vdb")
             if counts["errors"] or counts["mismatches"]:
                 raise RuntimeError(f"{name}: {counts}")
             samples["gap", name].append(counts["maxgap_ms"])
@@ -175,7 +192,7 @@ def disk_rates(rig: Rig, samples: Samples, rounds: int) -> None:
         vms[name] = rig.vms[0]
         rig.boot_on([host.name])
         if name == "detached":
-            rig.detach()
+            rig.cluster("detach")
         rig.cloud.oned.vm_poweroff(vms[name])
     disks = [rates.layers(host, name, f"{rig.cloud.vm_dir(vm)}/disk.1") for name, vm in vms.items()]
     base = next(disk.base for disk in disks if disk.name == "overlay")
@@ -196,68 +213,4 @@ def cluster(quick: bool) -> List[Figure]:
         disk_rates(rig, samples, 1 if quick else 4)
         gaps(rig, samples, 1 if quick else 5)
         phases(rig, samples, COUNTS[:2] if quick else COUNTS, 1 if quick else 3)
-    return [*_phases(samples, COUNTS[:2] if quick else COUNTS), *_rates(samples), *_gap(samples)]
-
-
-# -- figures ----------------------------------------------------------------------------------------
-
-
-def line(points: Dict[int, float]) -> Tuple[float, float]:
-    """Return a and b of a + b * n, fitted by least squares."""
-    mean_n, mean_v = sum(points) / len(points), sum(points.values()) / len(points)
-    slope = sum((n - mean_n) * (value - mean_v) for n, value in points.items()) / sum((n - mean_n) ** 2 for n in points)
-    return mean_v - slope * mean_n, slope
-
-
-EXPECTED_S = {"boot": (4.0, 3.0), "detach": (8.0, 0.8), "end": (2.0, 0.5)}
-"""Seconds of one VM, and of each that is added; said before the first measurement: an emulated boot takes 2.5 s of one of two cores."""
-
-
-def _phases(samples: Samples, counts: Sequence[int]) -> List[Figure]:
-    found = []
-    for name, (one, more) in EXPECTED_S.items():
-        for count in counts:
-            found += [
-                Figure(
-                    f"cluster/{name}/{count}", f"{name} of {count} VMs at once", "s", samples[name, f"{count} s"],
-                    expected=one + more * (count - 1), because="two cores emulate all guests",
-                ),
-                Figure(
-                    f"cluster/{name}-read/{count}", f"read from the pool by {name} of {count} VMs", "MiB", samples[name, f"{count} MiB"],
-                ),
-            ]  # fmt: skip
-        if counts != COUNTS:
-            continue
-        first, slope = line({count: median(samples[name, f"{count} s"]) for count in FITTED})
-        last = COUNTS[-1]
-        found.append(Figure(
-            f"cluster/{name}-model", f"{name} of {last} VMs", "s", samples[name, f"{last} s"],
-            f"of the line through {', '.join(map(str, FITTED))}", [first + slope * last], paired=False, expected=1.0,
-            because="each VM costs the same", budget=("ratio", "<=", 1.15), budget_from="a model that may be drawn further",
-        ))  # fmt: skip
-    return found
-
-
-WAYS = ("raw", "overlay", "in place", "remote-first", "detached")
-
-
-def _rates(samples: Samples) -> List[Figure]:
-    found = []
-    for workload in rates.WORKLOADS:
-        for way in WAYS[1:]:
-            after = way == "detached"
-            against = "overlay" if after else "raw"
-            found.append(Figure(
-                f"cluster/rate/{workload}/{way}", f"{workload}, {way}", "MiB/s", samples[way, workload], against,
-                samples[against, workload], expected=1.0 if after else None, because="it is an overlay like any other" if after else "",
-                budget=("ratio", ">=", 0.97) if after else None, budget_from="after detach" if after else "",
-            ))  # fmt: skip
-    return found
-
-
-def _gap(samples: Samples) -> List[Figure]:
-    return [Figure(
-        "cluster/gap", f"longest wait of one of {PER_SECOND} writes per second while a guest is detached", "ms", samples["gap", "switch"],
-        "while nothing happens to it", samples["gap", "control"], expected=3.0,
-        because="it rests for the moment of the switch, until QEMU has flushed",
-    )]  # fmt: skip
+    return all_of(samples)

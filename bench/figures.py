@@ -7,9 +7,15 @@ import operator
 import statistics
 import time
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-COMPARE = {">=": operator.ge, "<=": operator.le}
+
+def _within(ratio: float, limit: float) -> bool:
+    return 1 / limit <= ratio <= limit
+
+
+COMPARE: Dict[str, Callable[[float, float], bool]] = {">=": operator.ge, "<=": operator.le, "within": _within}
+"""`within` a factor, of a ratio."""
 
 
 def rounds_within(seconds: float, most: int) -> Iterator[int]:
@@ -51,7 +57,7 @@ class Figure:
     """One measured figure.
 
     `expected` is what the author thought before the first measurement, of the ratio if there is a baseline, and
-    `because` is the reason. `budget` is ("ratio" or "value", ">=" or "<=", limit).
+    `because` is the reason. `budget` is ("ratio" or "value", how it compares, limit): see COMPARE.
     """
 
     name: str

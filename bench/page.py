@@ -285,6 +285,14 @@ BLOCKS: Dict[str, Callable[[Data], str]] = {
 }  # fmt: skip
 
 
+PLOTS = {"stage": ["bench-stage.svg"], "cluster": ["bench-cluster-phases.svg", "bench-cluster-rates.svg"], "commit": ["bench-commit.svg"]}
+
+
+def plots(names: Sequence[str]) -> List[str]:
+    """Return the plots that are shown beside tables: those of `names`, all if that is empty."""
+    return [plot for name, shown in PLOTS.items() if not names or name in names for plot in shown]
+
+
 def write(report: Data, docs: Path, names: Sequence[str]) -> None:
     """Put the tables into the pages: those of `names`, all if that is empty."""
     for name in PAGES:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Dict, List
 
+import cluster_plots
+
 Data = Dict[str, Any]
 
 
@@ -77,6 +79,7 @@ def draw(report: Data, folder: Path) -> None:
             stages.setdefault(parts[1], []).append((int(parts[2]), found["median"]))
     if stages:
         _lines(folder / "bench-stage.svg", "One image onto N hosts, 100 Mbit/s each", "hosts", "s", stages)
+    cluster_plots.draw(figures, folder)
 
 
 def _lines(path: Path, title: str, across: str, up: str, lines: Dict[str, List[Any]]) -> None:

@@ -78,8 +78,8 @@ def main() -> int:
     out = BUILD / "bench.json"
     if arguments.docs:
         page.write(json.loads(out.read_text()), ROOT / "docs", arguments.names)
-        if not arguments.names or "stage" in arguments.names:
-            shutil.copy(BUILD / "bench-stage.svg", ROOT / "docs/reference")
+        for plot in page.plots(arguments.names):
+            shutil.copy(BUILD / plot, ROOT / "docs/reference")
         return 0
     if os.geteuid():
         parser.error("benchmarks need root: they put up a lab")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Callable, Iterator, Optional
 
@@ -27,7 +28,7 @@ def opened(diff: Diff, claim: Claim, size: int) -> Iterator[Change]:
         for path in (*diff.layers, diff.base):
             fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
             stack.callback(os.close, fds[-1])
-        change = Change(diff, fds, claim)
+        change = Change(diff, fds, claim, stack.enter_context(ThreadPoolExecutor(1)))
         if change.size < size:
             raise CommitRefused(f"{diff.layers[-1]} has {change.size} bytes, and its image {size}")
         yield change

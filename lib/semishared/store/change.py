@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from concurrent.futures import Executor, Future
 from typing import Callable, Iterator, NamedTuple, Optional, Tuple, TypeVar, Union
 
 from ..errors import ImageChanged, NotSupported
@@ -22,6 +23,7 @@ from .diffs import Diff
 
 AT_ONCE = 4
 """Extents that are read, hashed and written side by side."""
+MOSTLY = EXTENT // 2
 HOLE = -1
 """In place of a file: zeros."""
 MANIFEST_LIMIT = 256 << 20
@@ -69,11 +71,12 @@ class Last(NamedTuple):
 class Change:
     """A diff, opened: use within `opened`.
 
-    Extents are worked on side by side, each read once: from what it is to hold, its hash is made and what is to be written is taken.
+    Extents are worked on side by side. Of one that is mostly new all is read once: its hash is made of what is sent. The others are
+    hashed when all was sent, while the store makes it durable.
     """
 
-    def __init__(self, diff: Diff, fds: list[int], claim: Claim) -> None:
-        self._diff, self._fds = diff, fds
+    def __init__(self, diff: Diff, fds: list[int], claim: Claim, beside: Executor) -> None:
+        self._diff, self._fds, self._beside = diff, fds, beside
         self.own, below, self.size = _ranges(diff)
         self.dirty = sum(found.length for found in self.own if found.file != HOLE)
         self.extents = {index for found in self.own for index in _indexes(found)}
@@ -85,6 +88,7 @@ class Change:
         self._base = manifest_at(diff.manifest) if diff.format == "raw" else None
         self._unhashed = self._of_extents(sorted(self.own + below))
         self._digests = {index: found for index, found in (self._base or _NOTHING).extents.items() if index not in self._unhashed}
+        self._hashing: Optional[Future[None]] = None
         self.hashed = 0
         """Bytes that were read for hashes."""
 
@@ -107,8 +111,9 @@ class Change:
 
         def tasks() -> Iterator[tuple[int, list[Range], list[Range]]]:
             for index, writes in _by_extent(self.writes):
-                pace.wait(sum(part.length for part in writes if part.file != HOLE))
-                yield index, writes, self._unhashed.get(index, [])
+                size = sum(part.length for part in writes if part.file != HOLE)
+                pace.wait(size)
+                yield index, writes, self._unhashed.get(index, []) if size >= MOSTLY else []
 
         def carry(task: tuple[int, list[Range], list[Range]]) -> tuple[int, Optional[str], T]:
             index, writes, parts = task
@@ -125,10 +130,15 @@ class Change:
             if digest is not None:
                 self._note(index, digest)
             yield done
+        self._hashing = self._beside.submit(self._hash)
 
     def hash(self) -> None:
         """Make the hashes that are not made yet."""
+        if self._hashing:
+            self._hashing.result()
+        self._hash()
 
+    def _hash(self) -> None:
         def of(extent: tuple[int, list[Range]]) -> tuple[int, str]:
             return extent[0], _digest(self._content(*extent))
 

@@ -124,10 +124,10 @@ class Guest:
 
     def wait_up(self, timeout: float = 90) -> Guest:
         """Wait until the agent answers: after boot, or after the guest has moved."""
-        deadline = time.monotonic() + timeout
+        deadline, patience = time.monotonic() + timeout, 0.5
         while True:
             try:
-                self._synchronise(min(deadline, time.monotonic() + 0.5))
+                self._synchronise(min(deadline, time.monotonic() + patience))
                 return self
             except (OSError, RuntimeError) as error:
                 if not isinstance(error, socket.timeout):
@@ -135,6 +135,8 @@ class Guest:
                 if time.monotonic() > deadline:
                     tail = self.transcript[-2000:].decode(errors="replace")
                     raise GuestError(f"the guest did not answer in {timeout} s ({error}); console: {tail!r}") from error
+                # On a busy machine an answer takes longer, and who asks again meanwhile never hears it.
+                patience = min(2 * patience, 15.0) if isinstance(error, socket.timeout) else patience
                 time.sleep(0.05)
 
     def command(self, line: str, timeout: float = 60) -> str:
