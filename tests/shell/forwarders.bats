@@ -82,9 +82,9 @@ message() { # message DATASTORE-DIRECTORY [DISKS]: what oned gives to migrate an
     done
 }
 
-@test "a VM without a record of ours: deploy, attach_disk, detach_disk and restore are the stock script's, however odd their words" {
+@test "a VM without a record of ours: deploy, attach_disk, detach_disk, save and restore are the stock script's, however odd their words" {
     break_package
-    for action in deploy attach_disk detach_disk restore; do
+    for action in deploy attach_disk detach_disk save restore; do
         forwards "$action" "$vm_dir/deployment.0" "$vm_dir/disk.0" "${odd[@]}"
         forwards "$action"
         forwards "$action" ''
@@ -130,7 +130,7 @@ message() { # message DATASTORE-DIRECTORY [DISKS]: what oned gives to migrate an
 
 @test "a script becomes the stock one: no process stays between it and who kills it" {
     message "${vm_dir%/7}"
-    for action in cancel deploy attach_disk detach_disk restore migrate snapshot_create; do
+    for action in cancel deploy attach_disk detach_disk save restore migrate snapshot_create; do
         "$vmm/$action" "$vm_dir/a" "$vm_dir/b" 0 7 h1 <"$BATS_TEST_TMPDIR/stdin" >/dev/null 3>&- &
         wait $! || [ $? = 37 ]
         [ "$(cat "$kvm/pid")" = $! ] || wrong "$action: the stock script is another process"
@@ -138,7 +138,7 @@ message() { # message DATASTORE-DIRECTORY [DISKS]: what oned gives to migrate an
 }
 
 @test "the stock script is not there: not taken for done" {
-    for action in cancel deploy attach_disk detach_disk restore; do
+    for action in cancel deploy attach_disk detach_disk save restore; do
         rm "$kvm/$action"
         run -127 --separate-stderr "$vmm/$action" "$vm_dir/deployment.0" "$vm_dir/disk.0"
         prints_nothing
@@ -155,9 +155,9 @@ message() { # message DATASTORE-DIRECTORY [DISKS]: what oned gives to migrate an
         # shellcheck disable=SC2086 # words
         call "$vmm/with_records" $words
         refuses with_records
-        says 'is none of deploy, attach_disk, detach_disk, migrate, restore, snapshot_create'
+        says 'is none of deploy, attach_disk, detach_disk, migrate, restore, save, snapshot_create'
     done
-    for action in deploy attach_disk detach_disk migrate restore snapshot_create; do
+    for action in deploy attach_disk detach_disk migrate restore save snapshot_create; do
         call "$vmm/with_records" "$action"
         refuses "$action"
         says '[SS001]'
@@ -168,7 +168,7 @@ message() { # message DATASTORE-DIRECTORY [DISKS]: what oned gives to migrate an
 @test "a package that is not there: a VM with records is refused, not handed over" {
     mkdir "$vm_dir/.semishared"
     break_package
-    for action in deploy attach_disk detach_disk restore; do
+    for action in deploy attach_disk detach_disk save restore; do
         call "$vmm/$action" "$vm_dir/deployment.0" "$vm_dir/disk.0" <"$BATS_TEST_TMPDIR/stdin"
         [ "$status" -ne 0 ] || wrong 'as if it had been done'
         prints_nothing

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -448,6 +449,30 @@ def test_detach_is_the_stock_scripts_business_unless_the_guest_is_seen_without_t
     assert "arguments" in host.refuses("detach_disk", *argv[:2])
 
 
+AT_WORK = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from semishared.guest import job_lock
+job_lock.take(7, sys.argv[2])
+print("at work", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("action", ["deploy", "restore", "save", "detach_disk", "snapshot_create"])
+def test_who_is_at_work_on_the_disks_without_oneds_knowing_is_ended(host: Host, action: str) -> None:
+    """As `semishared detach` is: it would go on in disks of which OpenNebula decides now."""
+    argv, stdin = REHEARSED[action][0](host)
+    words = [sys.executable, "-I", "-c", AT_WORK, str(host.remotes / "lib"), str(host.vm_dir)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as other:
+        try:
+            assert other.stdout and other.stdout.readline() == b"at work\n"
+            host.passes(action, *argv, stdin=stdin)
+            assert other.wait(5) == -signal.SIGKILL
+        finally:
+            other.kill()
+
+
 def test_attach_refuses(host: Host) -> None:
     host.add_local(0)
     assert "no record" in host.refuses("attach_disk", *attach_argv(host, 5, "<TM_MAD>semishared</TM_MAD>"))
@@ -595,6 +620,12 @@ def detached(host: Host) -> tuple[list[str], bytes]:
 def restored(host: Host) -> tuple[list[str], bytes]:
     host.add_local(0)
     return [f"{host.spelled}/checkpoint", "h1", "7", "h1"], b""
+
+
+@situation("save", "BecomeStock")
+def saved(host: Host) -> tuple[list[str], bytes]:
+    host.add_local(0)
+    return ["252e", f"{host.spelled}/checkpoint", "h1", "7", "h1"], b""
 
 
 @situation("snapshot_create", "BecomeStock")

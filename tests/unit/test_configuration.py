@@ -18,7 +18,7 @@ from semishared.install.oned_conf import parse
 from semishared.opennebula import mad_conf
 from semishared.plan import attributes
 
-OWN = ("attach_disk", "deploy", "detach_disk", "migrate", "restore", "snapshot_create")
+OWN = ("attach_disk", "deploy", "detach_disk", "migrate", "restore", "save", "snapshot_create")
 # What was there by hand is ours: it goes when we go.
 NOT_UNDONE = ("by hand",)
 

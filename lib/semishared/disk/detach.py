@@ -75,7 +75,7 @@ def _detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> list[dict
         pass  # what comes now is published into a VM that was not deleted since this was planned
     if not wanted:
         return []
-    try:
+    with recovery.ended_on_failure(step.vm_dir, step.domain):
         # Before the first lease: who finds this gives leases back that no disk lies over.
         active_layer.note(step.vm_dir, [before for before, _ in wanted])
         point("detach noted")
@@ -85,12 +85,6 @@ def _detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> list[dict
             live.detach(step.vm_dir, step.domain, disks, step.rate)
         else:
             live.detach_off(step.vm_dir, disks)
-    except Exception:
-        try:
-            recovery.recover(step.vm_dir, step.domain)
-        except SemisharedError:
-            pass  # whoever comes next does
-        raise
     after = [disk.after for disk in disks]
     return [
         {"disk": record.disk, "generation": record.of_image.generation, "bytes": files.allocated(record.path)} for record in after

@@ -7,7 +7,10 @@ Whoever is to act on the disks has the turn (guest/job_lock.py) and begins with 
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
+from typing import Iterator
 
+from ..errors import SemisharedError
 from ..guest import block_jobs, rest
 from ..model import layout
 from ..tools import files, layers, qemu_img
@@ -41,6 +44,19 @@ def recover(vm_dir: str, name: str) -> None:
         noted = [record.disk for record in active_layer.noted(vm_dir)]
         deltas.merge(vm_dir, name)
         _release(vm_dir, noted)
+
+
+@contextmanager
+def ended_on_failure(vm_dir: str, name: str) -> Iterator[None]:
+    """End what the block has begun when it fails, if that can be done at once; else whoever comes next does."""
+    try:
+        yield
+    except Exception:
+        try:
+            recover(vm_dir, name)
+        except SemisharedError:
+            pass
+        raise
 
 
 def _release(vm_dir: str, disks: list[int]) -> None:

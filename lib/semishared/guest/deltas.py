@@ -18,7 +18,7 @@ import os
 from functools import partial
 from typing import Any, Iterable, List
 
-from ..errors import BadRecord, MissingImage, SemisharedError, ToolFailed
+from ..errors import BadRecord, MissingImage, ToolFailed
 from ..model import layout, layout_delta
 from ..model.record import Record
 from ..tools import files, qemu_img
@@ -30,7 +30,7 @@ CALL_S = 60
 
 
 def add(vm_dir: str, name: str, records: Iterable[Record]) -> None:
-    """Put a delta on each of these disks of a running guest, on all at one moment; `merge` has ended what was there."""
+    """Put a delta on each of these disks of a running guest, on all at one moment; `merge` has ended what was there, and ends this."""
     without = [_layered(vm_dir, record) for record in records]
     opened = active_layer.opened(vm_dir, name)
     missing = [record.path for record in without if os.path.realpath(record.path) not in opened]
@@ -41,19 +41,11 @@ def add(vm_dir: str, name: str, records: Iterable[Record]) -> None:
     for record in without:
         active_layer.create(record)
     targets = {opened[os.path.realpath(record.path)]: delta_of(record) for record in without}
-    try:
-        for record in without:
-            # Both hold what the guest has, until it writes; only then the records must not name the lower.
-            active_layer.write(vm_dir, with_delta(record))
-        block_jobs.put_over(name, targets)
-        point("guest writes to deltas")
-    except Exception:
-        try:
-            merge(vm_dir, name)
-        except SemisharedError:
-            pass  # whoever comes next does
-        raise
-    point("deltas added")
+    for record in without:
+        # Both hold what the guest has, until it writes; only then the records must not name the lower.
+        active_layer.write(vm_dir, with_delta(record))
+    block_jobs.put_over(name, targets)
+    point("guest writes to deltas")
 
 
 def _layered(vm_dir: str, record: Record) -> Record:

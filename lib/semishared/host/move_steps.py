@@ -135,7 +135,7 @@ class OnMoves(Steps):
 
         job_lock.take(step.vm, step.vm_dir)
         recovery.recover(step.vm_dir, step.domain)
-        with vm_dir.publishing(step.vm, step.vm_dir, self.planned):
+        with vm_dir.publishing(step.vm, step.vm_dir, self.planned), recovery.ended_on_failure(step.vm_dir, step.domain):
             deltas.add(step.vm_dir, step.domain, [records.record_of(DiskRef(step.vm, disk, step.vm_dir)) for disk in step.disks])
 
     def MergeDeltas(self, step: m.MergeDeltas) -> None:

@@ -26,15 +26,17 @@ class ReadRecords(NamedTuple):
 
 
 class SeeNotes(NamedTuple):
-    """Return the names of the notes that actions on the guest's last run, killed with it, have left."""
+    """Return the names of the notes that actions on the guest have left, and of the lock of one that is at work on its disks."""
 
     vm_dir: str
 
 
 class Recover(NamedTuple):
-    """End in the VM's disks what those actions have begun."""
+    """End in the VM's disks what those actions have begun, and those that are at work yet."""
 
     vm_dir: str
+    domain: str = ""
+    """'' if no guest runs."""
 
 
 class CheckDisk(NamedTuple):

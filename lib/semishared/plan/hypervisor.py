@@ -6,10 +6,6 @@ OpenNebula gets.
 
 Why the other actions that see a disk are plain forwarders:
 resize_disk               addresses the disk by its target (vda), never by its path.
-save                      a checkpoint holds the XML that deploy and attach_disk made, so paths and formats are right.
-                          What snapshots change while the VM is suspended, and what an attached disk lies over (libvirt
-                          does not keep what it has found by itself), our restore puts right; the stock one replaces
-                          `<datastores>/<n>/<vm>/` only, which paths on a shared store never contain.
 snapshot_delete, _revert  libvirt keeps system snapshots inside the disks, whatever those are called.
 """
 
@@ -52,7 +48,7 @@ class Asked(NamedTuple):
             location = View(parse(self.stdin, "VMM_DRIVER_ACTION_DATA")).text("DATASTORE/BASE_PATH")
             vm = self.argv[3] if self.action == "migrate" else self.argv[-2]
             return absolute(f"{location}/{number(vm, 'VM id')}", "VM directory")
-        at = 1 if self.action in ("attach_disk", "detach_disk") else 0
+        at = 1 if self.action in ("attach_disk", "detach_disk", "save") else 0
         self.at_least(at + 1)
         return posixpath.dirname(self.argv[at])
 
@@ -84,8 +80,7 @@ def deploy(asked: Asked) -> Plan:
     records = yield from _recorded(vm_dir, tuple(domain.disk_numbers))
     # oned's format may be wrong for it, and a qcow2 overlay taken for raw is destroyed by its guest.
     _refuse_unrecorded(vm_dir, set(ours or ()) & set(domain.disk_numbers) - set(records))
-    if (yield Here(h.SeeNotes(vm_dir))):
-        yield Here(h.Recover(vm_dir))
+    if (yield from _settled(vm_dir)):
         records = yield from _recorded(vm_dir, tuple(domain.disk_numbers))
     for record in records.values():
         yield Here(h.CheckDisk(vm_dir, record))
@@ -131,6 +126,7 @@ def detach_disk(asked: Asked) -> Plan:
     """
     asked.at_least(3)
     domain, target = asked.argv[0], asked.argv[2]
+    yield from _settled_if_possible(asked.vm_dir, domain)
     try:
         targets = (yield Here(h.ListTargets(domain))) if target else [target]
     except SemisharedError:
@@ -159,8 +155,7 @@ def restore(asked: Asked) -> Plan:
     """Resume the VM from the checkpoint `argv[0]`, with its disks at the layers that are active now, over what those lie."""
     vm_dir = asked.vm_dir
     yield from _not_overtaken(vm_dir)
-    if (yield Here(h.SeeNotes(vm_dir))):
-        yield Here(h.Recover(vm_dir))
+    yield from _settled(vm_dir)
     records = yield from _recorded(vm_dir)
     if any(record.format == "qcow2" or record.layer for record in records.values()):
         yield from _brought_up_to_date(asked.argv[0], vm_dir, records)
@@ -180,10 +175,40 @@ def _brought_up_to_date(checkpoint: str, vm_dir: str, records: Records) -> Plan:
         yield Here(h.WriteCheckpoint(checkpoint, changed))
 
 
+def save(asked: Asked) -> Plan:
+    """Write the memory of the VM `argv[0]` to the checkpoint `argv[1]`, and end it.
+
+    The checkpoint holds the XML that deploy and attach_disk made, so paths and formats are right. What snapshots change while the
+    VM is suspended, and what an attached disk lies over (libvirt does not keep what it has found by itself), our restore puts right;
+    the stock one replaces `<datastores>/<n>/<vm>/` only, which paths on a shared store never contain.
+    """
+    asked.at_least(2)
+    yield from _settled_if_possible(asked.vm_dir, asked.argv[0])
+    yield from _stock(asked)
+
+
 def snapshot_create(asked: Asked) -> Plan:
     """Do `snapshot_create DEPLOY_ID SNAPSHOT VM_ID HOST` of the whole VM, unless a disk cannot take part."""
+    # libvirt puts it into what the guest writes to: of a layer that is there for a while nothing would be left.
+    yield from _settled(asked.vm_dir, asked.argv[0])
     check_system_snapshot((yield from _recorded(asked.vm_dir)))
     yield from _stock(asked)
+
+
+def _settled(vm_dir: str, domain: str = "") -> Part[bool]:
+    """End what others have begun in the VM's disks, also who is at work there without oned's knowing; tell whether there was anything."""
+    if not (yield Here(h.SeeNotes(vm_dir))):
+        return False
+    yield Here(h.Recover(vm_dir, domain))
+    return True
+
+
+def _settled_if_possible(vm_dir: str, domain: str) -> Plan:
+    """Do that, since libvirt neither saves a guest nor takes a disk away that is being copied; what is wrong it then says itself."""
+    try:
+        yield from _settled(vm_dir, domain)
+    except SemisharedError as e:
+        yield warn(e.line())
 
 
 def _named_by_oned(vm_dir: str) -> Part[Optional[Mapping[int, str]]]:
@@ -229,7 +254,7 @@ def _chains(sources: Mapping[int, str], records: Records) -> Part[Chains]:
     return found
 
 
-PLANNERS = {planner.__name__: planner for planner in (deploy, attach_disk, detach_disk, migrate, restore, snapshot_create)}
+PLANNERS = {planner.__name__: planner for planner in (deploy, attach_disk, detach_disk, migrate, restore, save, snapshot_create)}
 READ = ("deploy", "migrate", "snapshot_create")
 """Those that look at what is on stdin."""
 ON_STDIN = ("migrate", "snapshot_create")

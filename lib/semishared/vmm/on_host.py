@@ -52,8 +52,11 @@ class OnHost:
 
     def Recover(self, step: h.Recover) -> None:
         from ..disk import recovery
+        from ..guest import job_lock
 
-        recovery.recover(step.vm_dir, "")
+        # What is not oned's may be at work yet, and ends for this.
+        job_lock.take(int(os.path.basename(step.vm_dir)), step.vm_dir)
+        recovery.recover(step.vm_dir, step.domain)
 
     def CheckDisk(self, step: h.CheckDisk) -> None:
         records.check_disk(step.vm_dir, step.record)

@@ -32,11 +32,22 @@ def numbers_recorded(vm_dir: str) -> list[int]:
 
 
 def notes(vm_dir: str) -> list[str]:
-    """Return the names of the notes that disk/recovery.py would see to: without loading it, for mostly there are none."""
+    """Return the names of the notes that disk/recovery.py would see to, and of the lock if somebody is at work on the disks.
+
+    Without loading that, for mostly there are none.
+    """
     try:
-        return list(filter(layout.is_unsettled, os.listdir(layout.records(vm_dir))))
+        found = list(filter(layout.is_unsettled, os.listdir(layout.records(vm_dir))))
     except OSError:
         return []
+    vm = os.path.basename(vm_dir)
+    lock = layout.disks_lock(layout.base_store_of(vm_dir), int(vm)) if layout.is_number(vm) else ""
+    if lock and os.path.exists(lock):
+        from ..tools import locks
+
+        if locks.is_held(lock):
+            found.append(os.path.basename(lock))
+    return found
 
 
 def read_chain(path: str, record: Record) -> list[tuple[str, str]]:
