@@ -52,9 +52,6 @@ def reason(cell: Cell) -> str:
     action, place, format, mode = cell
     if (place, format) == ("volatile", "rbd"):
         return "volatile disks are files on the host, whatever the images' store"
-    if (place, format) == ("diff", "rbd"):
-        why = "nothing is committed to images on Ceph yet"
-        return REFUSED + why if action == "clone" else f"{why}, so there are no such disks"
     if place == "diff" and action in ("snap_create", "snap_delete", "snap_revert") and (action, mode) != ("snap_revert", "live"):
         return REFUSED + "OpenNebula keeps snapshots of a persistent image with the image, whatever VM has it; these would be on a host"
     if (action, place) == ("cpds-snapshot", "diff"):

@@ -15,9 +15,9 @@ from lab.oned.objects import Datastore, Image
 
 PLACES = {
     "in-place": {}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "store-clone": {"SEMISHARED_PLACE": "shared"},
-    "remote-first": {"SEMISHARED_LOCAL": "remote-first"},
+    "remote-first": {"SEMISHARED_LOCAL": "remote-first"}, "diff": {"SEMISHARED_PLACE": "local"},
 }  # fmt: skip
-TARGETS = ("vdb", "vdc", "vdd", "vde", "vdf")
+TARGETS = ("vdb", "vdc", "vdd", "vde", "vdf", "vdg")
 DATA = content("base", 0, 64)
 REPOSITORY, NAME = 107, "8e4cbd"
 
@@ -32,18 +32,18 @@ def only_this_test(cloud: Cloud):
 
 def test_backup_running_and_off_and_restore(cloud: Cloud, ceph: Cluster, cell: Callable[..., None]) -> None:
     images = [
-        cloud.data_image(f"backup-{place}", DATA, persistent=place == "in-place", store=RBD_STORE, **attributes)
+        cloud.data_image(f"backup-{place}", DATA, persistent=place in ("in-place", "diff"), store=RBD_STORE, **attributes)
         for place, attributes in PLACES.items()
     ]
     vm = cloud.deploy("backup", [{"IMAGE_ID": str(image)} for image in (cloud.os_image("backup-os"), *images)])
-    words = ("1:2:3:4:5", f"one-{vm}", "-", str(vm), "101")
+    words = ("1:2:3:4:5:6", f"one-{vm}", "-", str(vm), "101")
     host, directory = cloud.lab.node("h1"), cloud.vm_dir(vm)
     guest = cloud.guest(vm)
     for target in TARGETS:
         guest.write(target, "one", 1024, 64)
 
     def check_copies(seed: str) -> None:
-        for disk in range(1, 6):
+        for disk in range(1, 7):
             path = f"{directory}/backup/disk.{disk}.0"
             assert b"backing file" not in host.run(["qemu-img", "info", "-U", "-f", "qcow2", path]).stdout
             assert cloud.read(path, "qcow2", 64 << 10, 1024 << 10, node=host) == content(seed, 1024, 64)
@@ -85,6 +85,7 @@ def test_backup_running_and_off_and_restore(cloud: Cloud, ceph: Cluster, cell: C
     cloud.terminate(vm)
     assert cloud.leftovers() == []
     assert [image["watchers"] for image in ceph.images().values() if image["watchers"]] == []
-    source = cloud.source(images[0]).removeprefix(f"{POOL}/")
-    assert ceph.read(source, 64 << 10, 1024 << 10) == content("one", 1024, 64)
+    for image in (images[0], images[5]):
+        source = cloud.source(image).removeprefix(f"{POOL}/")
+        assert ceph.read(source, 64 << 10, 1024 << 10) == content("one", 1024, 64)
     cell("restore", PLACES, "rbd", "off")

@@ -6,6 +6,7 @@ That a host which is only cut off writes nothing any more: test_fence.py. On a m
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 
@@ -77,4 +78,47 @@ def test_vm_on_ceph_is_taken_over(cloud: Cloud, ceph: Cluster, short_watches: No
     guest.check("vdb", "vdb", 8192, 64)
     cloud.terminate(vm)
     cloud.lab.fe.run([COMMAND, "gc", "--now"], timeout=60)
+    assert cloud.leftovers() == []
+
+
+def test_a_local_disk_of_a_persistent_image_begins_at_what_was_committed_last(
+    cloud: Cloud, ceph: Cluster, short_watches: None
+) -> None:
+    """The lost host's writing since then is kept when it is back, and can become another image, but not this one."""
+    h1, h2 = cloud.lab.hosts
+    anew = {"SEMISHARED_ON_HOST_FAILURE": "recreate"}
+    image = cloud.data_image("over-diff", DATA, persistent=True, store=RBD_STORE, SEMISHARED_PLACE="local", **anew)
+    name = cloud.source(image).partition("/")[2]
+    vm = cloud.deploy("over-diff", [{"IMAGE_ID": str(disk)} for disk in (cloud.os_image("over-diff-os", **anew), image)])
+    guest = cloud.guest(vm)
+    guest.write("vdb", "one", 1024, 64)
+    cloud.lab.fe.run([COMMAND, "commit", str(vm)], timeout=120)
+    guest.write("vdb", "lost", 2048, 64)
+    guest.sync()
+    h1.kill()
+    cloud.oned.vm_lose(vm)
+    cloud.lab.fe.run([COMMAND, "fence", "h1", "--confirmed-off"], timeout=120)
+    cloud.oned.vm_migrate(vm, "h2")
+    assert cloud.oned.state(vm) == ("ACTIVE", Lcm.RUNNING)
+    guest = cloud.guest(vm)
+    assert guest.node is h2
+    guest.check("vdb", "one", 1024, 64)
+    guest.write("vdb", "new", 2048, 64)
+
+    h1.start()
+    cloud.oned.host("h1").template.pop("SEMISHARED_FENCED", None)
+    ceph.ask(["command", ["osd blocklist clear"], {}])
+    cloud.lab.fe.run([COMMAND, "gc", "--now"], timeout=120)
+    (kept,) = [path for path in cloud.files(h1, f"{DATASTORES}/101") if re.match(rf"\.kept-{vm}-[0-9a-f]+\Z", path)]
+    done = cloud.lab.fe.run([COMMAND, "commit", str(vm)], check=False, timeout=120)
+    assert done.returncode == 1 and b"[SS142]" in done.stderr, done
+    assert ceph.read(name, 64 << 10, 2048 << 10) == content("new", 2048, 64), "the disk on h2 was committed, that on h1 was not"
+    said = cloud.lab.fe.run([COMMAND, "commit", str(vm), "1", "--as-new-image", "lost"], timeout=120).stdout.decode()
+    (rescued,) = re.findall(r"--source one/(\S+)", said)
+    assert ceph.read(rescued, 64 << 10, 2048 << 10) == content("lost", 2048, 64)
+    ceph.rbd("snap", "purge", f"one/{rescued}")
+    ceph.rbd("rm", f"one/{rescued}")
+    cloud.lab.fe.run([COMMAND, "gc", "--now", "--discard", kept], timeout=120)
+    cloud.terminate(vm)
+    cloud.lab.fe.run([COMMAND, "gc", "--now"], timeout=120)
     assert cloud.leftovers() == []

@@ -506,6 +506,48 @@ def test_gc_sees_what_is_left_in_the_pool_and_removes_it(site: Site) -> None:
     assert site.names() == ["one-7", "one-8"]
 
 
+def test_gc_removes_snapshots_that_nobody_needs(site: Site, world: World) -> None:
+    """What a killed save-as or change has left, what guests read once, and what clones depended on; no generation."""
+    import rbd
+
+    from semishared.plan import gc_pools
+    from semishared.plan.gc import Known
+
+    image, used = site.make(), site.make(8)
+    generation = site.base(world, image)
+    site.on(i.LendContent(image), i.FreezeImage(used), i.LendContent(used))
+    (lent,) = [name for name in site.snapshots("one-8") if name != "semishared-new"]
+    with rbd.Image(site.ioctx, "one-7") as opened:
+        for name in ("semishared-undo", "semishared-saved", "semishared-old-0a1b2c3d", "semishared-lent-1", "somebody"):
+            opened.create_snap(name)
+        for name in ("semishared-lent-1", "semishared-old-0a1b2c3d"):
+            opened.protect_snap(name)
+    site.rbd.clone(site.ioctx, "one-7", "semishared-old-0a1b2c3d", site.ioctx, "depends")
+    (names,) = site.on(i.ListPool(image.access, "one"))
+    pool = gc_pools.Pool("localhost", 105, "one", image.access, tuple(names))
+    known = Known({}, frozenset(), frozenset(), frozenset({"one/one-7", "one/one-8"}), idle=frozenset({"one/one-7"}))
+
+    def left() -> dict[str, bool]:
+        (found,) = site.on(i.FindSnapshots(image.access, "one", (*gc_pools.with_snapshots(pool), "one-gone")))
+        items = list(gc_pools.snapshots(pool, found, {}, 0, known))
+        assert all(0 <= item.age < 600 for item in items)
+        for item in items:
+            if not item.keep:
+                assert site.on(*item.steps()) == [{"removed": True}]
+                assert site.on(*item.steps()) == [{"removed": True}]
+        return {item.path: bool(item.keep) for item in items}
+
+    passing = {f"one/one-7@semishared-{name}": name.startswith("old") for name in ("undo", "saved", "old-0a1b2c3d", "lent-1")}
+    assert left() == passing
+    assert site.snapshots("one-7") == sorted([f"semishared-{generation}", "semishared-old-0a1b2c3d", "somebody"])
+    assert site.snapshots("one-8") == sorted(["semishared-new", lent]), "a VM has the image"
+    with rbd.Image(site.ioctx, "depends") as opened:
+        opened.flatten()
+    assert left() == {"one/one-7@semishared-old-0a1b2c3d": False}
+    assert left() == {}
+    assert site.snapshots("one-7") == sorted([f"semishared-{generation}", "somebody"])
+
+
 def test_snapshot_that_a_stock_revert_has_put_aside_is_named_and_goes_with_the_image(site: Site) -> None:
     import rbd
 

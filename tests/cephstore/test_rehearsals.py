@@ -140,7 +140,7 @@ def removed(cloud: CephSite) -> Words:
     return [disk, str(vm), str(STORE)]
 
 
-@situation("mvds", "EndSession")
+@situation("mvds", "EndSession", "...")
 def session_ends(cloud: CephSite) -> Words:
     disk, vm = made(cloud, "LN", persistent=True)
     return [disk, cloud.one.oned.vm(vm).disks[0]["SOURCE"], str(vm), str(STORE)]

@@ -245,6 +245,9 @@ def test_what_a_lost_host_has_is_not_committed_and_kept_when_it_goes(world: Worl
     with pytest.raises(StaleDiff):
         world.on(c.FinishDisk(s.DiskRef(5, 1, found["path"])))
     qemu_io(image.source, "raw", "read -P 0 3M 64k")
+    # It can become another image.
+    world.on(s.SaveDisk(s.DiskRef(5, 1, found["path"]), f"{world.store}/rescued", "raw", ""))
+    qemu_io(f"{world.store}/rescued", "raw", "read -P 0x55 3M 64k")
 
 
 def test_what_was_only_moved_away_leaves_nothing(world: World) -> None:
@@ -428,8 +431,9 @@ KILLED: dict[str, Callable[[World, s.ImageRef, s.DiskRef], None]] = {
 
 
 OWN = {
-    "claim written", "image claimed", "disk.1 layer renamed", "kept directory made", "diff kept", "disk unlinked", "commit decided",
-    "image committed", "commit recorded", "empty layer made", "layer recorded", "committed layer removed", "record removed",
+    "claim written", "image claimed", "disk.1 layer renamed", "kept directory made", "diff kept", "disk unlinked", "disk removed",
+    "commit decided", "image committed", "commit recorded", "empty layer made", "layer recorded", "committed layer removed",
+    "record removed",
 }
 """Points between which something else may be true; what the store does to an image is killed in tests/store and test_commits.py."""
 

@@ -96,7 +96,7 @@ def made(site: ActionSite, action: str, persistent: bool = False, **attributes: 
     return vm
 
 
-@situation("mvds", "EndSession")
+@situation("mvds", "EndSession", "...")
 def session_ends(site: ActionSite) -> Words:
     vm = made(site, "LN", persistent=True)
     return [place(site, vm), site.oned.vm(vm).disks[0]["SOURCE"], str(vm), str(STORE)]

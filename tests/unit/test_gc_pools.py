@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -66,3 +67,37 @@ def test_what_goes_and_what_stays(name: str, more: dict[str, Any], kind: str, ke
 
 def test_young_ones_are_left_alone() -> None:
     assert list(gc_pools.find(pool("one-7-6-0"), {"one-7-6-0": look("one-7-6-0", age=60)}, 3600, KNOWN)) == []
+
+
+def test_images_with_snapshots_are_looked_at_but_for_what_an_action_is_at() -> None:
+    names = ("one-7", "one-7-5-0", "one-7.semishared-0123456789ab", "one-7.semishared-changing", "somebody", "one-7-1:2")
+    assert gc_pools.with_snapshots(pool(*names)) == ["one-7", "one-7-5-0"]
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "more", "kind", "keep"),
+    [
+        ("semishared-undo", {}, "snapshot", ""),
+        ("semishared-saved", {}, "snapshot", ""),
+        ("semishared-saved", {"making": "10.0.0.2:0/7"}, "snapshot", "10.0.0.2"),
+        ("semishared-old-0a1b2c3d", {}, "snapshot", ""),
+        ("semishared-old-0a1b2c3d", {"clones": ["one/x"]}, "snapshot", "one/x"),
+        ("semishared-lent-17", {}, "lent", ""),
+        ("semishared-lent-17", {"watchers": ["10.0.0.1:0/7"]}, "lent", "10.0.0.1"),
+        ("semishared-lent-17", {"image": "one-8"}, "", ""),
+        ("semishared-undo", {"age": 60}, "", ""),
+        ("semishared-of-a-later-version", {}, "", ""),
+    ],
+)
+def test_which_snapshots_go_and_which_stay(snapshot: str, more: dict[str, Any], kind: str, keep: str) -> None:
+    known, name = dataclasses.replace(KNOWN, idle=frozenset({"one/one-7"})), more.get("image", "one-7")
+    there = {"name": snapshot, "age": more.get("age", 7200), "clones": more.get("clones", [])}
+    found = {name: {"watchers": more.get("watchers", []), "snapshots": {"17": there}}}
+    looks = {"one-7.semishared-0123456789ab": look("x", watchers=[more["making"]])} if "making" in more else {}
+    items = list(gc_pools.snapshots(pool(name), found, looks, 3600, known))
+    assert [item.kind for item in items] == ([kind] if kind else [])
+    for item in items:
+        assert (keep in item.keep) if keep else not item.keep
+        assert item.path == f"one/{name}@{snapshot}"
+        (step,) = item.steps()
+        assert step == steps_image.DropSnapshot(step.image, 17)  # type: ignore[attr-defined]

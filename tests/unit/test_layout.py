@@ -164,6 +164,7 @@ PLACEHOLDERS: dict[str, Any] = {
     "layout_base.name.image": "<image>", "layout_base.prefix.image": "<image>", "layout_base.base.name": "<store>-<image>-<generation>",
     "layout_base.holders.name": "<store>-<image>-<generation>", "layout_store.side.image": "NAME", "layout_store.link_target.image": "NAME",
     "layout_pool.clone.image": "one-<image>", "layout_pool.staged.image": "one-<image>", "layout_pool.changing.image": "one-<image>",
+    "layout_pool.rescued.image": "one-<image>", "layout_pool.rescued.random": "<x>",
     "layout_pool.lent.snapshot": "<id>", "layout_delta.kept.layer": "K", "layout_pool.manifest.number": "<n>",
     "layout_pool.staged.random": "<x>", "layout_pool.set_aside.random": "<x>", "layout_pool.made_for.source": "SOURCE",
 }  # fmt: skip

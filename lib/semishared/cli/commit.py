@@ -29,7 +29,7 @@ from ..opennebula.args import DiskPlace, VmPlace, absolute
 from ..opennebula.oned import Oned
 from ..opennebula.report import Report
 from ..opennebula.xml import Vm
-from ..plan import commits, disks, gc_places
+from ..plan import commits, disks, gc_places, rbd
 from ..units import human, mib_ceil
 from ..wire.session import is_here
 from .base import rate
@@ -157,10 +157,15 @@ def _finished(machine: str, disk: s.DiskRef) -> Part[str]:
 
 
 def _new(machine: str, disk: s.DiskRef, item: "dict[str, Any]", name: str) -> Part[str]:
-    """Make a file of a kept disk beside the images, for OpenNebula to register."""
-    image = s.ImageRef.from_data(item["image"])
-    path = stores.new_source(image.access, image.root, image.id, os.urandom(16).hex())
-    yield On(machine, (s.SaveDisk(disk, path, image.format, ""),))
+    """Make a file or image of a kept disk beside the images, for OpenNebula to register."""
+    image, random = s.ImageRef.from_data(item["image"]), os.urandom(16).hex()
+    if image.access.can.has_bridge:
+        bridge = yield from rbd.bridge_of(image)
+        access = image.access.by_bridge() if machine == bridge or (is_here(machine) and is_here(bridge)) else image.access
+        path = yield from rbd.fill_beside(rbd.Local(machine, disk, item["size"], access), image, bridge, random)
+    else:
+        path = stores.new_source(image.access, image.root, image.id, random)
+        yield On(machine, (s.SaveDisk(disk, path, image.format, ""),))
     words = ["--datastore", str(image.store), "--name", name, "--source", path, "--format", image.format]
     command = shlex.join(["oneimage", "create", *words, "--size", str(mib_ceil(item["size"])), "--persistent"])
     return f"run `{command}`, then `{NAME} gc --discard {os.path.basename(disk.vm_dir)}`"

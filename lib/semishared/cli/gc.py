@@ -173,6 +173,9 @@ def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list
                     if item.kind == "stray":
                         done[number] = gc_strays.remove(session, item, survey.known.places[item.vm], config) or "removed"
                         continue
+                    if gc_pools.is_wanted(item):
+                        done[number] = "it is wanted by now"
+                        continue
                     answer = session.run(item.steps())[-1]
                     is_gone = not isinstance(answer, dict) or answer.get("removed", True) is True
                     done[number] = "removed" if is_gone else "it has changed meanwhile"

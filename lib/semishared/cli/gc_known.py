@@ -10,7 +10,7 @@ from ..errors import OnedUnavailable
 from ..model import layout_pool, stores
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
-from ..opennebula.xml import Datastore, Vm
+from ..opennebula.xml import Datastore, Image, Vm
 from ..plan import gc, gc_places, gc_pools
 from ..wire.session import is_here
 
@@ -26,11 +26,17 @@ def known(oned: Oned, datastores: Sequence[Datastore], machines: Sequence[gc.Mac
         frozenset((image.number("DATASTORE_ID"), image.id) for image in images),
         frozenset(absolute(image.source, "SOURCE") for image in images if stores.is_path(image.source)),
         frozenset(image.source for image in images if not stores.is_path(image.source)),
+        frozenset(image.source for image in images if not stores.is_path(image.source) and is_idle(image)),
         min({store.attribute("SEMISHARED_CLOUD") for store in datastores} - {""}, default=""),
         max(oned.newest_vm(max(hosts, default=0)), max(hosts, default=-1)),
         frozenset(row for vm in sorted(set(_strangers(machines, pools)) - set(hosts)) for row in _disks(_past(oned, vm))),
         {vm: found for vm, found in places.items() if found},
     )  # fmt: skip
+
+
+def is_idle(image: Image) -> bool:
+    """Tell whether no VM has an image."""
+    return image.number("RUNNING_VMS") == 0
 
 
 def place(oned: Oned, vm: int) -> Optional[gc_places.Place]:

@@ -9,10 +9,12 @@ from ..config import Config
 from ..errors import SemisharedError
 from ..model import steps as s
 from ..model import steps_image, stores
+from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore
 from ..plan import gc_pools
 from ..plan.gc import Finding, Known
 from ..wire.session import Session
+from . import gc_known
 
 Failed = Callable[[str, SemisharedError], None]
 """What is told of a machine that could not be asked."""
@@ -41,17 +43,24 @@ def listed(datastores: Iterable[Datastore], config: Config, failed: Failed) -> l
     return found
 
 
+def is_wanted(item: Finding) -> bool:
+    """Tell whether a VM has come to want a snapshot that nobody read: of its image, which oned says first."""
+    return item.kind == "lent" and item.image is not None and not gc_known.is_idle(Oned().image(item.image.id))
+
+
 def left(pools: Iterable[gc_pools.Pool], known: Known, older_than: int, config: Config, failed: Failed) -> list[Finding]:
     """Return what is left over in the pools."""
     found: list[Finding] = []
     for pool in pools:
-        names = gc_pools.suspicious(pool, known)
-        if not names:
+        names, others = gc_pools.suspicious(pool, known), gc_pools.with_snapshots(pool)
+        if not names and not others:
             continue
         try:
             looks = _ask(pool.machine, steps_image.LookAtImages(pool.access, pool.name, tuple(names)), config)
+            snapshots = _ask(pool.machine, steps_image.FindSnapshots(pool.access, pool.name, tuple(others)), config)
         except SemisharedError as e:
             failed(pool.machine, e)
             continue
         found += gc_pools.find(pool, looks, older_than, known)
+        found += gc_pools.snapshots(pool, snapshots, looks, older_than, known)
     return found

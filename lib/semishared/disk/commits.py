@@ -26,17 +26,18 @@ from ..store import writers
 from ..store.diffs import Diff
 from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
-from . import beside, create, history, kept, layering, records, recovery, vm_dir
+from . import beside, bridged, create, history, kept, layering, records, recovery, vm_dir
 from .epochs import Planned
 
 
 def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
     """Publish an overlay over the leased base of the image's present content, for which alone the image waits from now on."""
     disk, image, at = step.disk, step.image, store.of(step.image.access)
-    at.check(image)
-    at.settle(image)
-    # Who has it in place goes on undisturbed: nothing says yet that the image waits for this disk.
-    at.writers(image)
+    if not image.access.can.has_bridge:  # which has looked
+        at.check(image)
+        at.settle(image)
+        # Who has it in place goes on undisturbed: nothing says yet that the image waits for this disk.
+        at.writers(image)
     put_aside = _put_aside(disk, planned)
     root = cache.root_of(disk.vm_dir)
     base, lease = ensure(root, image, ask, (disk.vm, disk.disk))
@@ -81,15 +82,18 @@ def take_turn(step: TakeTurn) -> bool:
     return state in ("running", "paused")
 
 
-def check(disk: DiskRef) -> None:
-    """Raise what a commit would: StoreUnavailable, NotOwner, StaleDiff, CommitRefused, AnotherWriter."""
+def check(disk: DiskRef) -> dict[str, object]:
+    """Raise what a commit would: StoreUnavailable, NotOwner, StaleDiff, CommitRefused, AnotherWriter; return what is due before it."""
     record = _diff(disk)
-    image = record.of_image._replace(generation="")
-    at = store.of(image.access)
-    at.check(image)
-    owner = owner_of(disk, image, history.seq_of(disk.vm_dir), record.of_image.generation)
-    _claim_again(at, image, owner)
-    at.may_commit(image, owner)
+    due = bridged.due(record)
+    if not due:
+        image = bridged.image_of(record)
+        at = store.of(image.access)
+        bridged.check(image)
+        owner = owner_of(disk, image, history.seq_of(disk.vm_dir), record.of_image.generation)
+        _claim_again(at, image, owner)
+        at.may_commit(image, owner)
+    return due
 
 
 def commit(step: CommitDisk, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
@@ -100,12 +104,15 @@ def commit(step: CommitDisk, planned: Planned, ask: room.Ask | None) -> dict[str
     path = layout.layer(layout.plain(record.path), step.top)
     if not os.path.exists(path) or path == record.path:
         raise BadRecord(f"disk {disk.disk} of VM {disk.vm} has no layer {step.top} to which nobody writes on {os.uname().nodename}")
+    due = bridged.due(record)
+    if due:
+        return {"bytes": 0, **due}
     done = _write(disk, record._replace(path=path), ask, step.rate)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         # As it is now: its guest may write to another layer than when this began.
         records.write_record(disk.vm_dir, _diff(disk)._replace(committed=step.top))
     point("commit recorded")
-    return done
+    return {**done, **bridged.due(record)}
 
 
 def _write(disk: DiskRef, record: Record, ask: room.Ask | None, rate: int = 0) -> dict[str, object]:
@@ -113,13 +120,13 @@ def _write(disk: DiskRef, record: Record, ask: room.Ask | None, rate: int = 0) -
 
     `rate`: bytes per second to the store, 0 for no limit.
     """
-    image = record.of_image._replace(generation="")
+    image = bridged.image_of(record)
     at, held = store.of(image.access), kept.size(record)
     if not kept.waiting(record) and not _has_grown(at, image, qemu_img.virtual_size(record.path, "qcow2")):
         return {"bytes": 0}
-    at.check(image)
+    bridged.check(image)
     root = cache.root_of(disk.vm_dir)
-    with borrowed(root, record, (disk.vm, disk.disk), ask):
+    with borrowed(root, record._replace(image=image._replace(generation=record.of_image.generation)), (disk.vm, disk.disk), ask):
         base = cache.named(root, record.of_image, record.of_image.generation)
         lease, last = base.lease(disk.vm, disk.disk), layout_diff.last(disk.vm_dir, disk.disk)
         owner = owner_of(disk, image, history.seq_of(disk.vm_dir), base.generation)
@@ -172,22 +179,41 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
     # A guest that goes on without this disk has others, with which something may be under way.
     recovery.recover(disk.vm_dir, step.domain)
     record = _diff(disk)
-    image = record.of_image._replace(generation="")
+    due = bridged.due(record)
+    if due:
+        return {"bytes": 0, **due}
+    image = bridged.image_of(record)
     at, own = store.of(image.access), owner_of(disk, image, history.seq_of(disk.vm_dir), "")
-    if kept.waiting(record):
+    if kept.waiting(record) or not os.path.exists(record.path):
         # A store that is not there says nothing of its owners.
-        at.check(image)
+        bridged.check(image)
+    if not os.path.exists(record.path) and _is_given_up(at.owner(image), own):
+        # Killed while it was taken away.
+        _take_away(disk, planned)
+        return {"bytes": 0}
     if kept.waiting(record) and not kept.is_kept(disk.vm_dir) and _is_over(at.owner(image), own):
         with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
             place = kept.keep(disk, record)
         vm_dir.remove_disk(disk, planned)
         return {"bytes": 0, "kept": kept.said(place)}
-    done, _ = written(disk, record, planned, ask)
+    done, record = written(disk, record, planned, ask)
+    due = bridged.due(record)
+    if due:
+        return {**done, **due}
     at.disown(image, own)
+    _take_away(disk, planned)
+    return done
+
+
+def _take_away(disk: DiskRef, planned: Planned) -> None:
     vm_dir.remove_disk(disk, planned)
     if kept.is_kept(disk.vm_dir):
         files.remove_tree(beside.bury(disk.vm_dir, disk.vm))
-    return done
+
+
+def _is_given_up(owner: Owner | None, own: Owner) -> bool:
+    """Tell whether the image waits for this disk no more."""
+    return owner is None or not owner.is_same(own)
 
 
 def _is_over(owner: Owner | None, own: Owner) -> bool:

@@ -22,7 +22,7 @@ from ..model import layout, layout_base, layout_store
 from ..model.record import Record
 from ..model.steps import DiskRef, ImageRef
 from ..tools import beneath, layers
-from . import records
+from . import kept, records
 
 DEEPEST = 4
 STOCK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
@@ -90,7 +90,8 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None]) -> None:
             check_vm_dir(path, owner, numbers.__contains__)
             for number in numbers:
                 check_below(path, owner, number)
-            if name in TAKES_ALONG and os.path.isdir(path):
+            # What was kept is nobody's but who asks for it by name.
+            if name in TAKES_ALONG and os.path.isdir(path) and not kept.is_kept(path):
                 from . import overtaken
 
                 unknown = overtaken.check(owner, path)

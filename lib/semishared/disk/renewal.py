@@ -30,7 +30,7 @@ from ..model.steps_commit import RenewVm
 from ..store import writers
 from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
-from . import commits, history, kept, layering, records, recovery, vm_dir, whereabouts
+from . import bridged, commits, history, kept, layering, records, recovery, vm_dir, whereabouts
 from .epochs import Planned
 
 
@@ -62,8 +62,14 @@ def _renewed(disk: DiskRef, leaves_bases: bool, planned: Planned, ask: room.Ask 
 
 
 def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
+    due = bridged.due(record)
+    if due:
+        return due
     done, record = commits.written(disk, record, planned, ask)
-    image, root = record.of_image._replace(generation=""), cache.root_of(disk.vm_dir)
+    due = bridged.due(record)
+    if due:
+        return {**done, **due}
+    image, root = bridged.image_of(record), cache.root_of(disk.vm_dir)
     at, seq = store.of(image.access), history.seq_of(disk.vm_dir)
     own = commits.owner_of(disk, image, seq, record.of_image.generation)
     _check_left_so(at, image, own)

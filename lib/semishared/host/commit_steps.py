@@ -17,8 +17,8 @@ class OnCommits(Steps):
     def TakeTurn(self, step: c.TakeTurn) -> object:
         return {"runs": commits.take_turn(step)}
 
-    def CheckDiff(self, step: c.CheckDiff) -> None:
-        commits.check(step.disk)
+    def CheckDiff(self, step: c.CheckDiff) -> object:
+        return commits.check(step.disk)
 
     def CommitDisk(self, step: c.CommitDisk) -> object:
         return commits.commit(step, self.planned, self.talk.asking)

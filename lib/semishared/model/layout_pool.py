@@ -3,6 +3,7 @@
 
     one-<image>                           an image, and
     one-<image>-<vm>-<disk>               a clone of it for a disk: OpenNebula's own names
+    one-<image>-rescued-<random>          made of a kept disk of the image (semishared commit --as-new-image)
         @semishared-<generation>  @semishared-new  @semishared-lent-<id>  @semishared-old-<x>  @semishared-undo  @semishared-saved
     <either>.semishared-<random>          one that is being made
     <either>.semishared-changing          one whose content is being replaced
@@ -21,6 +22,7 @@ NEW = f"{OURS}new"
 UNDO = f"{OURS}undo"
 SAVED = f"{OURS}saved"
 OLD = f"{OURS}old-"
+LENT = f"{OURS}lent-"
 MADE = "semishared_made"
 """Key of an image's metadata: which image of which datastore we made it for."""
 
@@ -63,6 +65,11 @@ def image(number: int) -> str:
 
 def clone(image: str, vm: int, disk: int) -> str:
     return f"{image}-{vm}-{disk}"
+
+
+def rescued(image: str, random: str) -> str:
+    """Return the name of an image that is made of a kept disk of another one, for OpenNebula to register."""
+    return f"{image}-rescued-{random}"
 
 
 def staged(image: str, random: str) -> str:
@@ -109,9 +116,18 @@ def generation(snapshot: str) -> str:
     return match.group(1) if match else ""
 
 
+def is_passing(snapshot: str) -> bool:
+    """Tell whether a snapshot is ours, and there for an action, for clones or for guests that read it: it is no generation."""
+    return snapshot.startswith(OURS) and snapshot != NEW and not generation(snapshot)
+
+
+def is_lent(snapshot: str) -> bool:
+    return snapshot.startswith(LENT)
+
+
 def lent(snapshot: int) -> str:
     """Return the name under which guests read the content of a snapshot that nobody has hashed yet."""
-    return f"{OURS}lent-{snapshot}"
+    return f"{LENT}{snapshot}"
 
 
 def set_aside(random: str) -> str:

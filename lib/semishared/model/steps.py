@@ -217,8 +217,8 @@ class Discard(NamedTuple):
 
 
 LOOKS = frozenset({
-    "CheckNotOpen", "CheckNotRunning", "CheckStore", "DescribeVm", "FindClone", "FindKept", "ListBases", "ListPool", "LookAround",
-    "LookAtDisk", "LookAtGuest", "LookAtImages", "LookAtVm", "LookForVm", "MeasureStore", "ReachDisk", "ReadBase",
+    "CheckNotOpen", "CheckNotRunning", "CheckStore", "DescribeVm", "FindClone", "FindKept", "FindSnapshots", "ListBases", "ListPool",
+    "LookAround", "LookAtDisk", "LookAtGuest", "LookAtImages", "LookAtVm", "LookForVm", "MeasureStore", "ReachDisk", "ReadBase",
     "RehearseHypervisor", "ReportDisks", "SeeImage",
 })  # fmt: skip
 """Steps that change nothing wherever they are carried out: all that a dry run may send."""

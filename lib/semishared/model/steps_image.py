@@ -113,6 +113,21 @@ class LookAtImages(NamedTuple):
     names: tuple[str, ...]
 
 
+class FindSnapshots(NamedTuple):
+    """Report, for `semishared gc`, which of some images of a pool have snapshots of ours that are no generations."""
+
+    access: Access
+    where: str
+    names: tuple[str, ...]
+
+
+class DropSnapshot(NamedTuple):
+    """Remove such a snapshot of an image, by its id; report whether it is `removed`: clones may depend on it."""
+
+    image: ImageRef
+    snapshot: int
+
+
 class FreezeImage(NamedTuple):
     """Have a snapshot of the present content of an image."""
 
@@ -137,6 +152,12 @@ class BeginSession(NamedTuple):
     readonly: bool
     shareable: bool = False
     """Others may write to it too."""
+
+
+class CheckWriters(NamedTuple):
+    """Raise AnotherWriter if a guest is seen to write to an image; report who has it open without being seen to write."""
+
+    image: ImageRef
 
 
 class FindClone(NamedTuple):

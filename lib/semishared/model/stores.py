@@ -86,6 +86,10 @@ class Access(NamedTuple):
     def can(self) -> Kind:
         return KINDS[self.kind]
 
+    def by_bridge(self) -> Access:
+        """Return the same for the bridge, which has its own key alone, also for what hosts do otherwise."""
+        return self._replace(user=self.bridge_user, reader=self.bridge_user, remote="", remote_secret="")
+
     def to_data(self) -> dict[str, object]:
         """Return the access as JSON data."""
         data = {**self._asdict(), "hosts": list(self.hosts)}

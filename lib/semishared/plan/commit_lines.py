@@ -30,15 +30,17 @@ def finished(vm: int, *answers: Any) -> Lines:
         yield from _kept(vm, answer)
 
 
-def renewed(answer: Any) -> Lines:
+def renewed(*answers: Any) -> Lines:
     """Say what was committed of a VM before it was moved, and what goes with it as it is."""
-    for disk in (answer or {}).get("disks", ()):
+    for disk in (disk for answer in answers for disk in (answer or {}).get("disks", ())):
+        if disk["bytes"]:
+            yield "info", f"{human(disk['bytes'])} of disk {disk['disk']} were committed to the image"
+    # Who was asked twice has been refused twice.
+    for disk in (answers[-1] or {}).get("disks", ()) if answers else ():
         if disk.get("why"):
             how = "was not committed to its image, and goes" if disk["waiting"] else "goes"
             base = ", its base with it" if disk["with_base"] else ""
             yield "warn", f"disk {disk['disk']} {how} with the VM as it is{base}: {disk['why']}"
-        elif disk["bytes"]:
-            yield "info", f"{human(disk['bytes'])} of disk {disk['disk']} were committed to the image"
 
 
 def _kept(vm: int, answer: Any) -> Lines:

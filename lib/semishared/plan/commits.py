@@ -25,7 +25,7 @@ from ..model import steps_commit as c
 from ..model.exchange import AskOned, On, Part, Plan, Say
 from ..opennebula.args import DiskPlace
 from ..opennebula.xml import Vm
-from . import disks, resting, snapshots
+from . import disks, resting, settling, snapshots
 
 
 def commit(place: DiskPlace, vm: Vm, domain: str, freeze: str, rate: int = 0) -> Part[int]:
@@ -49,7 +49,7 @@ def commit(place: DiskPlace, vm: Vm, domain: str, freeze: str, rate: int = 0) ->
     if waiting - {active}:
         done += yield from _committed(host, disk, facts.tree.layers[active].parent, guest.domain, rate)
     if active in waiting:
-        yield On(host, (c.CheckDiff(disk),))
+        yield from settling.settled(host, c.CheckDiff(disk))
         yield from _frozen(host, disk, facts, guest)
         done += yield from _committed(host, disk, active, guest.domain, rate)
     return done
@@ -58,8 +58,8 @@ def commit(place: DiskPlace, vm: Vm, domain: str, freeze: str, rate: int = 0) ->
 def kept(host: str, disk: s.DiskRef) -> Part[int]:
     """Plan a commit of a disk that was kept when its VM was deleted, which then goes; return how many bytes were committed."""
     yield from _turn(host, disk, "")
-    (done,) = yield On(host, (c.FinishDisk(disk),))
-    return int(done["bytes"])
+    done = yield from settling.settled(host, c.FinishDisk(disk))
+    return sum(int(answer["bytes"]) for answer in done)
 
 
 def _turn(host: str, disk: s.DiskRef, domain: str) -> Part[bool]:
@@ -93,11 +93,11 @@ def _committed(host: str, disk: s.DiskRef, top: int, domain: str, rate: int) -> 
 
     Return how many bytes were committed.
     """
-    (done,) = yield On(host, (c.CommitDisk(disk, top, rate),))
+    done = yield from settling.settled(host, c.CommitDisk(disk, top, rate))
     (described,) = yield On(host, (s.DescribeDisk(disk, domain),))
     tree = snapshots.Facts.parse(described).tree
     for number in sorted(set(tree.chain()) - {tree.active, top}):
         below = tree.layers[number]
         (over,) = tree.children(number)
         yield On(host, (s.MergeLayer(disk, over, below.backing, below.backing_format, copy=bool(domain)), s.DropLayer(disk, number)))
-    return int(done["bytes"])
+    return sum(int(answer["bytes"]) for answer in done)

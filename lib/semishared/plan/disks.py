@@ -118,12 +118,11 @@ def _diff(asked: FromImage, image: s.ImageRef, bridge: str, min_size: int, optio
     from ..model.steps_commit import CreateDiff
     from . import commit_lines
 
-    if bridge:
-        raise NotSupported(
-            f"SEMISHARED_PLACE = local of image {image.id}: it is persistent and on Ceph, where nothing is committed to yet; without "
-            "the attribute it is attached in place"
-        )
     target, root = disk_ref(asked.target), layout.base_store(asked.target.vm_place.datastore_location)
+    if bridge:
+        from . import settling
+
+        image = yield from settling.claimable(asked.target.host, bridge, image, root)
     create = CreateDiff(target, image, min_size, options)
     found = yield On(asked.target.host, (s.StageBase(root, image), _prepare(asked.target), create))
     yield Say(commit_lines.made, (target.vm, target.disk, *found))

@@ -53,6 +53,8 @@ class Known:
     sources: frozenset[str]
     stored: frozenset[str] = frozenset()
     """SOURCEs that are no paths: POOL/IMAGE."""
+    idle: frozenset[str] = frozenset()
+    """Those of them that no VM has."""
     cloud: str = ""
     """This cloud's id, '' if it has none yet."""
     newest_vm: int = 1 << 62
@@ -102,13 +104,15 @@ class Finding:
     libvirt: bool = True
     """Its machine runs domains."""
     image: s.ImageRef | None = None
-    """It is an image in a pool."""
+    """It is an image in a pool, or the snapshot of one whose id was `seen`."""
 
     def steps(self) -> list[s.Step]:
         """Return what removes it on its machine."""
         if self.image:
             from ..model import steps_image
 
+            if self.seen:
+                return [steps_image.DropSnapshot(self.image, int(self.seen))]
             return [steps_image.RemoveImage(self.image)]
         if self.kind == "vm":
             guard: list[s.Step] = [s.CheckNotRunning(f"one-{self.vm}")] if self.libvirt else []

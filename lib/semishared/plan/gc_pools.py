@@ -6,6 +6,10 @@
     one-35-23-1                   oned has VM 23 among those that are DONE, with that disk; nobody has it open, no clone depends
                                   on it, and we made it
     one-35                        kept: no image of oned has this SOURCE, though we made it
+    one-35@semishared-undo        the image is there: what it was before a change that is over
+          @semishared-saved       nobody has an image open that is being made, of which this might be the source
+          @semishared-old-<x>     no clone depends on it any more
+          @semishared-lent-<id>   no VM of oned has the image, and nobody has it open
 
 Names are collected before oned is asked, and looked into after that: whatever was there then and is not known to oned will
 not be known to it later. Others may have images in the same pool: what has not our mark on it is not looked at.
@@ -34,6 +38,14 @@ class Pool:
 
     def source(self, name: str) -> str:
         return f"{self.name}/{name}"
+
+
+REASONS = {
+    layout_pool.UNDO: "what the image was before a change that is over",
+    layout_pool.SAVED: "a killed save-as left it",
+    layout_pool.LENT: "no VM reads it",
+    layout_pool.OLD: "no clone depends on it",
+}
 
 
 @dataclass(frozen=True)
@@ -82,3 +94,30 @@ def find(pool: Pool, looks: dict[str, Any], older_than: int, known: Known) -> It
             reason, kind = "no image of oned has this SOURCE", "image"
             keep = "it may hold somebody's data: register it again, or remove it by hand"
         yield Finding(pool.machine, "", kind, image.source, reason, look.size, look.age, keep=keep, image=image)
+
+
+def with_snapshots(pool: Pool) -> list[str]:
+    """Return the names of the images whose snapshots need a look: of ours, but for those that an action is about to put back."""
+    named = {name: layout_pool.named(name) for name in pool.images}
+    return [name for name, said in named.items() if said and not said.is_staged and not said.is_changing]
+
+
+def snapshots(pool: Pool, found: dict[str, Any], looks: dict[str, Any], older_than: int, known: Known) -> Iterator[Finding]:
+    """Yield the snapshots that are left over, of those that were found; `looks` has the images that are being made."""
+    making = [look["watchers"][0] for look in looks.values() if look["watchers"]]
+    for name, data in sorted(found.items()):
+        said, source = layout_pool.named(name), pool.source(name)
+        for number, snapshot in sorted(data["snapshots"].items()):
+            kind = next((kind for kind in REASONS if snapshot["name"].startswith(kind)), "")
+            if said is None or not kind or snapshot["age"] < older_than or (kind == layout_pool.LENT and source not in known.idle):
+                continue
+            keep = f"{snapshot['clones'][0]} is a clone of it" if snapshot["clones"] else ""
+            if kind == layout_pool.LENT and data["watchers"]:
+                keep = f"{data['watchers'][0]} has the image open"
+            if kind == layout_pool.SAVED and making:
+                keep = f"{making[0]} makes an image, perhaps of this"
+            image = images.ref_at(pool.store, pool.access, said.image, source)
+            yield Finding(
+                pool.machine, "", "lent" if kind == layout_pool.LENT else "snapshot", f"{source}@{snapshot['name']}", REASONS[kind], 0,
+                snapshot["age"], seen=number, keep=keep, image=image,
+            )  # fmt: skip

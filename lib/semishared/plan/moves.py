@@ -128,11 +128,11 @@ def _renewed(place: VmPlace, guest: str, *, leaves_bases: bool) -> Part[Mapping[
     Return what the directory is then.
     """
     from ..model.steps_commit import RenewVm
-    from . import commit_lines
+    from . import commit_lines, settling
 
-    (found,) = yield On(place.host, (RenewVm(place.vm, place.path, leaves_bases, guest),))
-    yield Say(commit_lines.renewed, (found,))
-    return dict(found)
+    found = yield from settling.settled(place.host, RenewVm(place.vm, place.path, leaves_bases, guest))
+    yield Say(commit_lines.renewed, tuple(found))
+    return dict(found[-1])
 
 
 def _same_directory(source: VmPlace, target: VmPlace) -> Plan:

@@ -41,7 +41,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from ..errors import BadRecord, NotSupported, SemisharedError, VmGone
 from ..model import layout_pool, stores
@@ -111,13 +111,18 @@ def ln(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, *, readonly: 
     network = NetworkDisk.of(image.source, image.access)
     yield agree(host)
     (begun,) = yield On(bridge, (i.BeginSession(image, readonly, shareable),))
-    yield Say(_who_has_it_open, (image.source, begun))
+    yield Say(_open_by, (image.source, begun))
     yield On(host, (s.PrepareVm(disk.vm, disk.vm_dir), i.RecordNetwork(disk, image, network, IN_PLACE.name, readonly)))
 
 
-def _who_has_it_open(source: str, begun: Mapping[str, Any]) -> Lines:
-    if begun["open_by"]:
-        yield "warn", f"{source} is open by {', '.join(begun['open_by'])}; without its exclusive lock nobody sees who writes"
+def _open_by(source: str, begun: Mapping[str, Any]) -> Lines:
+    return who_has_it_open(source, begun["open_by"])
+
+
+def who_has_it_open(source: str, clients: Sequence[str]) -> Lines:
+    """Say who has an image open, as far as one can see."""
+    if clients:
+        yield "warn", f"{source} is open by {', '.join(clients)}; without its exclusive lock nobody sees who writes"
 
 
 def record_of(host: str, disk: s.DiskRef) -> Part[Record]:
@@ -158,6 +163,13 @@ def fill(local: Local, bridge: str, target: s.ImageRef, snapshot: int, guest: re
         yield On(bridge, (i.RemoveImage(staged),))
         raise
     yield On(bridge, (i.PublishImage(target, staged.source),))
+
+
+def fill_beside(local: Local, image: s.ImageRef, bridge: str, random: str) -> Part[str]:
+    """Save a local disk beside the image that it is of, as one that oned does not know; return its SOURCE."""
+    source = f"{image.root}/{layout_pool.rescued(layout_pool.image(image.id), random)}"
+    yield from fill(local, bridge, image._replace(source=source, generation=""), -1, resting.Guest())
+    return source
 
 
 def remove_clone(image: s.ImageRef) -> Plan:

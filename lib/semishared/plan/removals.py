@@ -53,12 +53,14 @@ def mvds(asked: ToImage, is_here: bool) -> Plan:
     diffs = [machine for machine, answer in zip(machines, ended) if answer and "commits" in answer]
     if diffs:
         from ..model.steps_commit import FinishDisk
+        from . import settling
 
         # Of a guest that runs on other disks may be at rest, or have jobs. Where the files of one at rest are, there are no domains.
         domain = running_domain((yield AskOned("vm", place.vm)))
         for machine in diffs:
-            (done,) = yield On(machine, (FinishDisk(disk, "" if is_here and machine == "localhost" else domain),))
-            yield Say(_finished, (place, done))
+            finish = FinishDisk(disk, "" if is_here and machine == "localhost" else domain)
+            done = yield from settling.settled(machine, finish)
+            yield Say(_finished, (place, *done))
 
 
 def _finished(place: VmPlace, *answers: Any) -> Lines:

@@ -60,7 +60,6 @@ def _to_rbd(asked: ToImage, vm: Vm, datastore: Datastore, told: Told, guest: res
         # An image on the network is copied by Ceph, which knows no secret; a file of a running guest by QEMU.
         encryption.check_running(vm, [disk.disk], "copy")
     if told.host == bridge or {told.host, bridge} <= set(told.here):
-        # The bridge has the bridge's key alone, also for what hosts do otherwise.
-        access = access._replace(user=access.bridge_user, reader=access.bridge_user, remote="", remote_secret="")
+        access = access.by_bridge()
     local = rbd.Local(told.host, disk, vm.disk(disk.disk).size, access)
     yield from rbd.fill(local, bridge, target, asked.snapshot, guest)

@@ -216,6 +216,12 @@ class Store(Protocol):
 class Bridged(Store, Protocol):
     """A store whose images one machine changes and another one fills; image.source is then what the first has told."""
 
+    def keyed(self) -> Access:
+        """Return how the store is reached with the keys of this machine: the front-end may have the bridge's alone."""
+
+    def is_settled(self, image: ImageRef) -> bool:
+        """Tell whether hosts may claim the image and commit to it: no `settle` is due; asked by hosts."""
+
     def look(self, image: ImageRef) -> Dict[str, object]:
         """Return whether the present content is frozen, and its generation."""
 
@@ -248,6 +254,12 @@ class Bridged(Store, Protocol):
 
     def describe(self, root: str, names: Iterable[str]) -> Dict[str, Dict[str, object]]:
         """Return age, size, maker, watchers and clones of images of a pool, by name, of those that are there."""
+
+    def passing(self, root: str, names: Iterable[str]) -> Dict[str, Dict[str, object]]:
+        """Return the snapshots of images of a pool that are no generations, and who has these images open, by name."""
+
+    def drop_snapshot(self, image: ImageRef, snapshot: int) -> Dict[str, bool]:
+        """Remove such a snapshot, by its id; say whether it is `removed`."""
 
 
 def _dir(access: Access) -> Store:

@@ -52,12 +52,12 @@ def settle(where: ceph.Pool, name: str) -> None:
     """Roll an image back to what it was before a commit that was killed; make one that was committed known by a snapshot."""
     try:
         with ceph.opened(where, name, read_only=True) as image:
-            if _is_settled(read(image)):
+            if is_settled(read(image)):
                 return
         with ceph.opened(where, name) as image:
             rbd_image.wait_unused(image, f"{where.name}/{name}")
             claim = read(image)
-            if claim is None or _is_settled(claim):
+            if claim is None or is_settled(claim):
                 return
             if claim.changing:
                 rbd_image.roll_back(image, _undo(image, claim, f"{where.name}/{name}"))
@@ -69,7 +69,8 @@ def settle(where: ceph.Pool, name: str) -> None:
     point("commit settled")
 
 
-def _is_settled(claim: Claim | None) -> bool:
+def is_settled(claim: Claim | None) -> bool:
+    """Tell whether nothing of a commit is left to be undone, or to be made known."""
     return claim is None or (not claim.changing and bool(claim.state))
 
 

@@ -39,7 +39,7 @@ def _may(image: ImageRef, opened: Any, owner: Owner) -> Claim:
 def _settled(image: ImageRef, opened: Any) -> Claim | None:
     """Return the record of an image whose last commit was settled."""
     claim = rbd_claim.read(opened)
-    if claim and (claim.changing or not claim.state):
+    if not rbd_claim.is_settled(claim):
         raise CommitRefused(f"the commit before to {image.source} was not settled on the store's bridge yet")
     return claim
 

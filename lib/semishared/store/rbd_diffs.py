@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..errors import CephRefused
 from ..model.refs import ImageRef
-from . import ceph, rbd_change, rbd_pool
+from ..model.stores import Access
+from . import ceph, rbd_change, rbd_claim, rbd_pool
 
 if TYPE_CHECKING:
     from ..model.owner import Owner
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 class RbdDiffs:
     """The verbs."""
+
+    _access: Access
 
     def _settled(self, image: ImageRef) -> tuple[ceph.Pool, str]:
         """Return pool and name of an image, after a change of it that was killed is undone."""
@@ -28,6 +32,24 @@ class RbdDiffs:
     def settle(self, image: ImageRef) -> None:
         """Roll back, or give what was committed its snapshot."""
         self._settled(image)
+
+    def keyed(self) -> Access:
+        """Look which keys there are."""
+        access = self._access
+        try:
+            ceph.cluster(access, access.user)
+        except CephRefused as e:
+            try:
+                ceph.cluster(access, access.bridge_user)
+            except CephRefused:
+                raise e from None
+            return access.by_bridge()
+        return access
+
+    def is_settled(self, image: ImageRef) -> bool:
+        """Read the record on the image, as guests' user."""
+        with ceph.opened(*ceph.pool_of(image, image.access.user), read_only=True) as opened:
+            return rbd_claim.is_settled(rbd_claim.read(opened))
 
     def claim(self, image: ImageRef, owner: Owner) -> Owner | None:
         """Write a record on the image."""

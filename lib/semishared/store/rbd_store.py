@@ -92,6 +92,18 @@ class RbdStore(RbdDiffs):
         where = self._pool(root)
         return {name: found for name in names for found in (rbd_pool.look(where, name),) if found}
 
+    def passing(self, root: str, names: Iterable[str]) -> dict[str, dict[str, object]]:
+        """Look at each image."""
+        from . import rbd_leftovers
+
+        return rbd_leftovers.found(self._pool(root), names)
+
+    def drop_snapshot(self, image: ImageRef, snapshot: int) -> dict[str, bool]:
+        """Remove it."""
+        from . import rbd_leftovers
+
+        return {"removed": rbd_leftovers.drop(*ceph.bridged(image), snapshot)}
+
     # -- images -------------------------------------------------------------------------------------
 
     def publish(self, image: ImageRef, path: str, known: extents.Manifest | None = None, *, sparse: bool = True) -> str:

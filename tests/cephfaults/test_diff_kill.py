@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local disks of persistent images on Ceph: what actions do with them is killed after each effect, on host and bridge, and repeated.
+
+Whatever was killed: to whoever comes to the bridge the image is what it was, or what it is to be; the action done again ends as if
+nothing had happened; after the disk is gone nothing is left, on the host or in the pool, but one snapshot of the content.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Iterator, List, NamedTuple, Tuple
+
+import pytest
+
+from semishared.model import steps as s
+from semishared.model import steps_image as i
+from tools.ceph_cluster import LocalCluster
+from tools.ceph_site import Site
+from tools.world import MiB, World, qemu_io
+
+from .diff_flows import Job
+
+TESTS = Path(__file__).resolve().parents[1]
+WATCH_S = 10
+AT_ONCE = 6
+ALL = bool(os.environ.get("SEMISHARED_FULL"))
+SIZE = 16 * MiB
+numbers = iter(range(100, 100000))
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    top = Path(tempfile.mkdtemp(prefix="ceph-", dir="/var/tmp"))
+    cluster = LocalCluster(top / "c", WATCH_S)
+    site = Site(cluster.conf)
+    try:
+        yield site
+    finally:
+        site.close()
+        cluster.end()
+        shutil.rmtree(top)
+
+
+class Standing(NamedTuple):
+    """An image, and a host's place for a disk of it."""
+
+    site: Site
+    world: World
+    number: int
+
+    @classmethod
+    def made(cls, site: Site, top: Path) -> "Standing":
+        found = cls(site, World(top), next(numbers))
+        site.make(found.number, SIZE)
+        return found
+
+    @property
+    def name(self) -> str:
+        return f"one-{self.number}"
+
+    def run(self, flow: str, **env: str) -> "subprocess.CompletedProcess[bytes]":
+        """Do an action in a process of its own."""
+        job = self.world.top / "job"
+        xml = self.site.datastore_xml(self.world.top)
+        job.write_bytes(pickle.dumps(Job(flow, self.site.ref(self.number), self.world.disk(), xml)))
+        path = os.pathsep.join([str(TESTS), str(TESTS.parent / "lib")])
+        argv = [sys.executable, "-m", "cephfaults.diff_flows", str(job)]
+        return subprocess.run(argv, env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, check=False, timeout=240)
+
+    def must(self, flow: str, **env: str) -> None:
+        done = self.run(flow, **env)
+        assert done.returncode == 0, done.stderr.decode()
+
+    def write(self, pattern: int, at: str) -> None:
+        """Write as the guest does, in the disk's active layer."""
+        qemu_io(os.path.realpath(self.world.disk().path), "qcow2", f"write -P {pattern} {at} 64k")
+
+    def lent(self) -> bytes:
+        """Have the disk, with something committed and something that is not; return what the image is to be."""
+        self.must("attached")
+        self.write(0x11, "3M")
+        self.must("committed")
+        self.write(0x12, "1M")
+        self.write(0x13, "9M")
+        wanted = bytearray(self.site.content(self.name))
+        for pattern, at in ((0x12, MiB), (0x13, 9 * MiB)):
+            wanted[at : at + 65536] = bytes([pattern]) * 65536
+        return bytes(wanted)
+
+    def left(self) -> List[str]:
+        """Return what is left of a VM that is gone, and had that disk alone."""
+        self.world.on(s.RemoveVm(self.world.disk().vm, self.world.disk().vm_dir))
+        found = self.world.leftovers() + self.world.leases()
+        (*more, snapshot) = self.site.snapshots(self.name) or [""]
+        return found + more + ([] if re.match(r"semishared-([0-9a-f]{32}|new)\Z", snapshot) else [f"snapshot {snapshot!r}"])
+
+
+def points(site: Site, top: Path, flow: str) -> List[str]:
+    """Return the names of the points an action passes when nothing goes wrong."""
+    standing = Standing.made(site, top)
+    if flow != "attached":
+        standing.lent()
+    trace = standing.world.top / "trace"
+    standing.must(flow, SEMISHARED_TRACE=str(trace))
+    found = [line.split(" ", 1)[1] for line in trace.read_text().splitlines()]
+    standing.must("ended")
+    assert standing.left() == []
+    return found
+
+
+def killed(site: Site, top: Path, flow: str, at: int) -> str:
+    """Kill an action at a point and repeat it; return what is wrong."""
+    standing = Standing.made(site, top)
+    old = site.content(standing.name)
+    wanted = old if flow == "attached" else standing.lent()
+    old = site.content(standing.name)
+    if standing.run(flow, SEMISHARED_KILL_AT=str(at)).returncode == 0:
+        return "it was not killed"
+    if at % 2:
+        # Somebody else comes to the bridge first: what they find is whole.
+        site.on(i.SettleImage(site.ref(standing.number)))
+        if site.content(standing.name) not in (old, wanted):
+            return "something between"
+    done = standing.run(flow)
+    if done.returncode:
+        return f"repeated: {done.stderr.decode().strip()}"
+    if site.content(standing.name) != wanted:
+        return "repeated: not what was to be"
+    if flow == "attached":
+        standing.write(0x21, "5M")
+    if flow != "ended":
+        done = standing.run("ended")
+        if done.returncode:
+            return f"ended: {done.stderr.decode().strip()}"
+    if flow == "attached" and site.read(standing.name, 5 * MiB, 65536) != b"\x21" * 65536:
+        return "ended: not what was written"
+    if flow != "attached" and site.content(standing.name) != wanted:
+        return "ended: not what was to be"
+    left = standing.left()
+    return f"left: {left}" if left else ""
+
+
+@pytest.mark.parametrize(
+    "flow",
+    # Each begins with a commit like that at the end: the rest of their points is passed on a mounted store too.
+    ["attached", "ended", *(pytest.param(flow, marks=pytest.mark.long) for flow in ("committed", "renewed"))],
+)
+def test_killed_anywhere_the_image_is_whole_and_the_action_converges(site: Site, tmp_path: Path, flow: str) -> None:
+    passed = points(site, tmp_path / "whole", flow)
+    # By default each kind of point, where it is passed for the last time.
+    last = {name: at for at, name in enumerate(passed, 1)}
+    runs: List[Tuple[int, Path]] = [(at, tmp_path / str(at)) for at in (range(1, len(passed) + 1) if ALL else sorted(last.values()))]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = list(pool.map(lambda run: killed(site, run[1], flow, run[0]), runs))
+    wrong = [f"after {at} {passed[at - 1]}: {what}" for (at, _), what in zip(runs, found) if what]
+    assert not wrong, "\n".join(wrong)
+    deadline = time.monotonic() + WATCH_S + 5
+    while site.busy() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert site.busy() == {}
