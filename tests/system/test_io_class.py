@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Iterator
 
@@ -14,6 +15,7 @@ from lab.oned import ActionFailed
 MIB = 1 << 20
 LIMITS = MIB, 16
 NONE = 0, 0
+COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 CONF = "[io_class]\nscratch_bytes = 1M\nscratch_iops = 16\n"
 BLOCKS = 60
 """How many blocks of 64 KiB a second a guest is to write and verify: far more than the limits let through, two requests each."""
@@ -31,6 +33,11 @@ def slow(cloud: Cloud) -> Iterator[None]:
         path.write_text(text)
 
 
+def status(cloud: Cloud, *words: str) -> str:
+    """Return what the command says of disks."""
+    return cloud.lab.fe.run([COMMAND, "status", *words]).stdout.decode()
+
+
 def test_scratch_disk_is_limited_and_production_disk_is_not(cloud: Cloud, slow: None) -> None:
     scratch = cloud.data_image("scratch", b"", SEMISHARED_IO_CLASS="scratch")
     mine = cloud.data_image("mine", b"", persistent=True, SEMISHARED_IO_CLASS="Scratch")
@@ -44,6 +51,10 @@ def test_scratch_disk_is_limited_and_production_disk_is_not(cloud: Cloud, slow: 
     attached = [cloud.oned.disk_attach(vm, image) for image in (mine, production)]
     assert [cloud.limits(vm, name) for name in ("vde", "vdf")] == [LIMITS, NONE]
     guest.wait_disk("vde")
+
+    shown = json.loads(status(cloud, "--json", f"vm:{vm}"))["disks"]
+    assert [row["io_class"] for row in shown] == ["normal", "scratch", "production", "scratch", "scratch", "production"]
+    assert "local, overlay, scratch" in status(cloud, f"vm:{vm}")
 
     # One guest, side by side: what slows the machine down slows both down.
     guest.loop("vdb", "scratch", 0, 8 << 10, BLOCKS)

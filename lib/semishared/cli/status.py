@@ -27,6 +27,7 @@ from ..errors import BadArguments, SemisharedError
 from ..model import layout
 from ..model import steps_base as b
 from ..model.place import OVERLAY
+from ..model.record import NORMAL
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host, Image, Vm
@@ -129,7 +130,7 @@ class Cloud:
                 "image": image.name if image else None, "image_id": disk.image_id if image else None,
                 "place": record["place"] if record else None, "how": record["how"] if record else None,
                 "format": record["format"] if record else None, "bytes": record["bytes"] if record else None,
-                "uncommitted": record.get("uncommitted") if record else None,
+                "uncommitted": record.get("uncommitted") if record else None, "io_class": record.get("io_class") if record else None,
                 "snapshots": record["snapshots"] if record else None, "path": record["path"] if record else None,
                 "why": why or ("volatile: its VM's own" if not image else ""),
                 "base": self.base_of(machine, vm.id, disk.id), "missing": there["error"] or ("no record" if missing else ""),
@@ -223,6 +224,7 @@ def show(cloud: Cloud, rows: list[Row], bases: list[Row], kind: str) -> None:
     for row in rows:
         lives = row["missing"] or f"{row['place']}, {row['how']}" + (f", {row['snapshots']} snapshots" if row["snapshots"] else "")
         lives += f", {human(row['uncommitted'])} not committed" if row["uncommitted"] else ""
+        lives += f", {row['io_class']}" if row["io_class"] not in (None, NORMAL) else ""
         lines.append([
             f"{row['vm']} {row['name']}", row["state"], row["machine"] or "-", str(row["disk"]), row["image"] or "-", lives,
             human(row["bytes"]) if row["place"] == "local" else "-", short(row["base"]), row["why"],

@@ -53,5 +53,5 @@ def _disk(vm_path: str, record: Record) -> dict[str, object]:
     return {
         "disk": disk, "how": record.how, "place": record.place.where, "format": record.format, "path": path, "bytes": size,
         "snapshots": 0 if record.place.commits else snapshots, "image": record.image.to_data() if record.image else None,
-        "uncommitted": kept.size(record) if record.place.commits else None,
+        "io_class": record.io_class, "uncommitted": kept.size(record) if record.place.commits else None,
     }  # fmt: skip
