@@ -37,7 +37,6 @@ from ..model import layout, layout_base, layout_store
 from ..model import steps as s
 from . import gc_places
 
-HOUR = 3600
 LOCK_S = 2 * 86400
 """No action runs that long (disk/vm_dir.py); not shortened by --now, as a lock says what must not be published any more."""
 
