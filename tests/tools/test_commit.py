@@ -398,6 +398,51 @@ def test_what_a_killed_move_has_set_aside_is_kept_when_gc_takes_it(world: World)
     qemu_io(image.source, "raw", "read -P 0x55 3M 64k")
 
 
+def test_a_base_that_came_along_before_is_not_taken_for_another(world: World) -> None:
+    """Of an undeploy that failed, after which the disk was committed and got another base."""
+    image, disk = world.image(), world.disk()
+    attach(world, image, disk)
+    qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
+    os.rename(image.source, f"{image.source}.away")
+    (answer,) = world.on(c.RenewVm(5, disk.vm_dir, True))
+    carried = Path(f"{disk.path}.snap/base")
+    assert answer["disks"][0]["with_base"]  # type: ignore[index,call-overload]
+    assert carried.exists()
+    os.rename(f"{image.source}.away", image.source)
+    (answer,) = world.on(c.RenewVm(5, disk.vm_dir, True))
+    assert answer["disks"][0]["bytes"] >= 65536  # type: ignore[index,call-overload]
+    assert not carried.exists()
+    qemu_io(image.source, "raw", "read -P 0x55 3M 64k")
+    carried.write_bytes(b"of another generation")
+    qemu_io(active(disk), "qcow2", "write -P 0x56 4M 64k")
+    qemu_io(image.source, "raw", "write -P 0x99 8M 64k")
+    rest = str(world.top / "fe" / "101" / "5")
+    moved(world, disk.vm_dir, rest, keep_bases=False)
+    gone(world)
+    carry(rest, disk.vm_dir, 5)
+    for value, at in ((0x55, 3), (0x56, 4), (0xA1, 1), (0, 8)):
+        qemu_io(active(disk), "qcow2", f"read -P {value} {at}M 64k")
+
+
+def test_what_is_left_elsewhere_is_not_put_under_a_guest(world: World) -> None:
+    """An image that is not what this disk has left, though nothing waits to be committed: nor is it taken from whom it waits for now."""
+    image, disk = world.image(), world.disk()
+    attach(world, image, disk)
+    qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
+    frozen(world, disk, 0)
+    world.on(c.CommitDisk(disk, 0))
+    qemu_io(image.source, "raw", "write -P 0x99 3M 64k")
+    (answer,) = world.on(c.RenewVm(5, disk.vm_dir, False))
+    assert "written to by somebody else" in answer["disks"][0]["why"]  # type: ignore[index,call-overload]
+    qemu_io(active(disk), "qcow2", "read -P 0x55 3M 64k")
+    attach(world, image, world.disk(6))
+    (answer,) = world.on(c.RenewVm(5, disk.vm_dir, False))
+    assert "claimed for another disk" in answer["disks"][0]["why"]  # type: ignore[index,call-overload]
+    qemu_io(active(world.disk(6)), "qcow2", "write -P 0x66 4M 64k")
+    ended(world, world.disk(6))
+    qemu_io(image.source, "raw", "read -P 0x66 4M 64k")
+
+
 # -- killed at every point ----------------------------------------------------------------------------
 
 

@@ -25,16 +25,19 @@ from . import cache
 def put(root: str, vm: int, record: Record) -> bool:
     """Put the base of a diff beside its layers, if this machine has it; tell whether it is there."""
     path, image = _path(record), record.of_image
-    if os.path.exists(path):
-        return True
     lease = cache.named(root, image, image.generation).lease(vm, record.disk)
     beneath.refuse_link(lease)
-    if not os.path.exists(lease):
-        return False
+    if not os.path.exists(lease) or (is_with(record) and os.path.samefile(lease, path)):
+        return is_with(record)
     files.remove_staged(*os.path.split(path))
     with files.published(path) as staged:
         _linked(lease, staged)
     return True
+
+
+def is_with(record: Record) -> bool:
+    """Tell whether a base goes along with a disk."""
+    return os.path.exists(_path(record))
 
 
 def _path(record: Record) -> str:

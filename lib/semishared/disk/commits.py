@@ -166,6 +166,8 @@ def written(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | Non
         layering.activate_layer(ActivateLayer(disk, top + 1, "qcow2"), planned)
     done = _write(disk, record, ask)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        # A guest that was started meanwhile may have been given what was the active layer then.
+        writers.check_file(layout.layer(layout.plain(record.path), top))
         after = _diff(disk)._replace(committed=top)
         records.write_record(disk.vm_dir, after)
     point("commit recorded")

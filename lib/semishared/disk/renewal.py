@@ -20,7 +20,7 @@ import os
 from .. import store
 from ..base import cache, carried, room
 from ..base.ensure import ensure
-from ..errors import AnotherWriter, MigrationRefused, NotOwner, SemisharedError
+from ..errors import AnotherWriter, CommitRefused, MigrationRefused, NotOwner, SemisharedError
 from ..guest import job_lock, listing
 from ..model import layout
 from ..model.owner import Owner
@@ -43,10 +43,11 @@ def renew(step: RenewVm, planned: Planned, ask: room.Ask | None) -> dict[str, ob
     why = listing.why_in_use(step.domain)
     if why:
         raise MigrationRefused(f"{step.vm_dir} on {os.uname().nodename} is not moved: {why}")
-    recovery.recover(step.vm_dir, step.domain)
+    recovery.recover(step.vm_dir, "")
     found: list[dict[str, object]] = []
     for record in records.records(step.vm_dir):
-        if record.place.commits and (step.all or record.committed is not None):
+        # What has its base with it can go on anywhere.
+        if record.place.commits and (step.all or (record.committed is not None and not carried.is_with(record))):
             found.append(_renewed(DiskRef(step.vm, record.disk, step.vm_dir), step.all, planned, ask))
     return {"disks": found, "bytes": whereabouts.allocated(step.vm_dir), "bases": whereabouts.bases(step.vm_dir)}
 
@@ -74,13 +75,15 @@ def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None
     own = commits.owner_of(disk, image, seq, record.of_image.generation)
     _check_left_so(at, image, own)
     base, lease = ensure(root, image, ask, (disk.vm, disk.disk), want=room.FOR_THIS)
-    if base.generation != own.generation:
-        _check_left_so(at, image, own)
-        record = _laid(disk, record, base.generation, lease, planned)
-        at.claim(image, own._replace(generation=base.generation))
-        point("image claimed")
-    with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-        _drop_others(disk, record)
+    # oned may give the VM back to its host meanwhile, which stops nobody who moves it: its guest does not start on what was then.
+    with writers.alone(*os.path.split(record.path), wait_s=0):
+        if base.generation != own.generation:
+            _check_left_so(at, image, own)
+            record = _laid(disk, record, base.generation, lease, planned)
+            at.claim(image, own._replace(generation=base.generation))
+            point("image claimed")
+        with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+            _drop_others(disk, record)
     carried.drop(record)
     if disk.disk not in kept.others(disk.vm, disk.vm_dir):
         cache.release(root, disk.vm, disk.disk, but=base.directory)
@@ -92,15 +95,16 @@ def _check_left_so(at: store.Store, image: ImageRef, own: Owner) -> None:
     claimed = at.owner(image)
     if claimed is None or not claimed.is_same(own):
         raise NotOwner(f"{image.source} was claimed for another disk than disk {own.disk} of VM {own.vm} since, or for none")
-    at.claim(image, own)
+    try:
+        at.claim(image, own)
+    except CommitRefused:
+        raise CommitRefused(f"{image.source} was written to by somebody else after it was claimed") from None
 
 
 def _laid(disk: DiskRef, record: Record, generation: str, lease: str, planned: Planned) -> Record:
     """Make a disk an empty layer over a base that it has a lease on; return its record."""
     path = layout.layer(layout.plain(record.path), int(record.layer) + 1)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-        # oned may have given the VM back to its host meanwhile, which stops nobody who moves it.
-        writers.check_file(record.path)
         if kept.waiting(record):
             raise AnotherWriter(f"disk {disk.disk} of VM {disk.vm} on {os.uname().nodename} was written to while it was committed")
         files.remove_staged(os.path.dirname(path))
