@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -60,6 +61,7 @@ def images(cloud: Cloud) -> Iterator[dict[str, int]]:
         "beside": cloud.data_image("over-beside", DATA, format="qcow2", SEMISHARED_PLACE="shared"),
         "local": cloud.data_image("over-local", DATA),
         "off": cloud.data_image("over-off", DATA, persistent=True),
+        "diff": cloud.data_image("over-diff", DATA, persistent=True, SEMISHARED_PLACE="local", SEMISHARED_ON_HOST_FAILURE="recreate"),
     }
     cloud.oned.host("h1").state = MONITORED
     cloud.oned.host("h1").template.pop("SEMISHARED_FENCED", None)
@@ -69,7 +71,7 @@ def images(cloud: Cloud) -> Iterator[dict[str, int]]:
 def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images: dict[str, int]) -> None:
     """Three VMs: one on the store, whose guest goes on with its data; one on an overlay, which waits, then begins anew; one that is off."""
     h1, h2 = cloud.lab.node("h1"), cloud.lab.node("h2")
-    store = [{"IMAGE_ID": str(images[name])} for name in ("os", "mine", "beside")] + [{"TYPE": "swap", "SIZE": "8"}]
+    store = [{"IMAGE_ID": str(images[name])} for name in ("os", "mine", "beside", "diff")] + [{"TYPE": "swap", "SIZE": "8"}]
     guest_of = cloud.deploy("over", store)
     waits, off = (
         cloud.oned.vm_create({
@@ -86,6 +88,10 @@ def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images:
     guest.write("vdc", "beside", 4096, 128)
     cloud.oned.disk_snapshot_create(guest_of, 2, "kept")
     guest.write("vdc", "later", 8192, 128)
+    guest.write("vdd", "committed", 4096, 128)
+    guest.sync()
+    cloud.lab.fe.run([COMMAND, "commit", str(guest_of)], user="oneadmin", timeout=120)
+    guest.write("vdd", "lost", 8192, 128)
     guest.sync()
     h1.kill()
     for vm in (guest_of, waits):
@@ -117,6 +123,10 @@ def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images:
     guest.check("vdb", "mine", 4096, 128)
     guest.check("vdc", "beside", 4096, 128)
     guest.check("vdc", "later", 8192, 128)
+    # Of the local disk of a persistent image there is what was committed.
+    guest.check("vdd", "committed", 4096, 128)
+    guest.check("vdd", "zero", 8192, 128)
+    guest.write("vdd", "after", 12288, 128)
     assert guest.context()["SEMI"] == "over"
     cloud.oned.disk_snapshot_delete(guest_of, 2, 0)
     guest.check("vdc", "beside", 4096, 128)
@@ -139,8 +149,20 @@ def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images:
     removed = {item["path"] for item in done["findings"] if item["machine"] == "h1" and item["result"] == "removed"}
     assert {f"{DATASTORES}/101/{vm}" for vm in (guest_of, waits, off)} <= removed
     guest.check("vdb", "mine", 4096, 128)
+    # What it alone had of the local disk is kept, comes into the image no more, and can be had as another one.
+    (kept,) = json.loads(cloud.lab.fe.run([COMMAND, "status", "--json"], timeout=60).stdout)["kept"]
+    assert (kept["vm"], kept["disk"]) == (guest_of, 3)
+    refused = cloud.lab.fe.run([COMMAND, "commit", str(guest_of)], user="oneadmin", timeout=120, check=False)
+    assert refused.returncode == 1 and b"SS142" in refused.stderr
+    other = [COMMAND, "commit", str(guest_of), "3", "--as-new-image", "another"]
+    command = re.search(r"--source (\S+)", cloud.lab.fe.run(other, user="oneadmin", timeout=120).stdout.decode())
+    assert command and cloud.read(command.group(1), "raw", 128 << 10, 8192 << 10) == content("lost", 8192, 128)
+    cloud.lab.fe.path(command.group(1)).unlink()
+    for words in (["--discard", kept["path"].rpartition("/")[2]], []):  # then the lease that nobody needs any more
+        cloud.lab.fe.run([COMMAND, "gc", "--now", *words], timeout=60)
     # And is as good as any other from now on.
     cloud.oned.vm_migrate(waits, "h1", how="poweroff-hard")
     for vm in (guest_of, waits, off):
         cloud.terminate(vm)
+    assert cloud.read(cloud.source(images["diff"]), "raw", 128 << 10, 12288 << 10) == content("after", 12288, 128)
     assert cloud.leftovers() == []
