@@ -171,6 +171,7 @@ def test_an_image_that_changed_stops_nothing_but_the_commit(cloud: Cloud, os_ima
         cloud.oned.vm_undeploy(vm, hard=True)
         assert "its base with it" in cloud.said("mv")[-1]
         assert standing.stored(1024) == [bytes(KIB << 10), content("one", 1024, KIB)]
+        said(cloud, "gc", "--now")
         said(cloud, "base", "evict", str(standing.images[0]))
         assert not [name for node in cloud.lab.hosts for name in bases(cloud, node, standing.images[0])]
         cloud.oned.vm_deploy(vm, host, SYSTEM)

@@ -591,6 +591,23 @@ def test_a_vm_starts_where_it_was_after_a_renewal_that_was_killed_anywhere(world
         assert not [lease for lease in world.leases() if lease.endswith(f"/{disk.vm}-1")], at
 
 
+def test_killed_while_a_base_is_put_beside_its_disk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(number: int) -> tuple[s.ImageRef, s.DiskRef]:
+        image, disk = ready(world, number, "renewing")
+        qemu_io(image.source, "raw", "write -P 0x99 3M 64k")
+        return image, disk
+
+    it = refused(1000)
+    numbers = passed(world, monkeypatch, lambda: renewing(world, *it), {"staged base", "published base"})
+    for number in numbers.values():
+        image, disk = refused(2000 + number)
+        killed(monkeypatch, number, lambda image=image, disk=disk: renewing(world, image, disk))  # type: ignore[misc]
+        (answer,) = world.on(c.RenewVm(disk.vm, disk.vm_dir, True))
+        assert answer["disks"][0]["with_base"]  # type: ignore[index,call-overload]
+        assert os.path.samefile(f"{disk.path}.snap/base", world.root / "bases" / answer["bases"][0] / "image")  # type: ignore[index,call-overload]
+        assert world.leftovers() == []
+
+
 COMES = {"carried base staged", "base published", "leased", "carried base removed", "vm directory renamed"}
 
 
