@@ -7,6 +7,7 @@ import json
 import os
 import re
 import threading
+import traceback
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, Optional
 
@@ -24,6 +25,9 @@ from .live import DOMAIN, IN_PLACE, OVERLAY, TRACE, VM, VM_DIR, Environment, Liv
 DISK = IN_PLACE
 """The one whose image is persistent, and local here."""
 LOCAL = "<SEMISHARED_PLACE>local</SEMISHARED_PLACE>"
+ALL = bool(os.environ.get("SEMISHARED_FULL"))
+ALWAYS = ("layer added", "guest frozen", "guest switched", "commit decided", "staged committed.3", "commit recorded", "layer merged")
+"""Points that are killed at in every run."""
 NOTE = f"{VM_DIR}/.semishared/frozen.json"
 
 
@@ -145,6 +149,38 @@ def test_killed_ones_add_one_layer_in_all(running: Live) -> None:
     assert (stored(running), len(layers_of(running))) == (written(1, 2, 3, 5, 6), 2)
     running.at_rest()
     running.check_running(DISK, written(1, 2, 3, 5, 6))
+
+
+def begin(live: Live) -> None:
+    """Have a guest that has written since its last commit."""
+    live.restore("new")
+    live.start()
+    live.write_running(DISK, 1)
+    commit(live)
+    live.write_running(DISK, 2)
+
+
+def test_killed_anywhere_and_done_again(live: Live) -> None:
+    begin(live)
+    found = points(live)
+    assert set(ALWAYS) <= set(found)
+    wrong = []
+    for name, at in sorted(found.items(), key=lambda item: item[1]):
+        if not (ALL or name in ALWAYS):
+            continue
+        try:
+            begin(live)
+            killed(live, at)
+            assert stored(live) in (written(1), written(1, 2))
+            live.write_running(DISK, 3)
+            commit(live)
+            assert stored(live) == written(1, 2, 3)
+            assert len(layers_of(live)) == 2
+            live.at_rest()
+            live.check_running(DISK, written(1, 2, 3))
+        except (AssertionError, SemisharedError):
+            wrong.append(f"{name}: {traceback.format_exc()}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_second_commit_ends_nobodys_work(running: Live) -> None:

@@ -6,6 +6,7 @@ In test_live_kill.py single calls fail, and the host side is killed; here it is 
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from semishared.errors import SemisharedError
 from semishared.plan import snapshots
 
 from .cloud import Cloud, one_line, until
-from .live import DOMAIN, OVERLAY, SAVED, VM, VM_DIR, Live, written
+from .live import DOMAIN, OVERLAY, SAVED, VM, VM_DIR, Live, s, written
 from .rig import image_bytes
 
 PACKAGES = "/usr/lib/python3/dist-packages"
@@ -93,6 +94,24 @@ def test_libvirtd_that_hangs_and_goes_on(live: Live) -> None:
     live.change({}, "delete", OVERLAY, 0)
     live.at_rest()
     live.check_running(OVERLAY, NOW)
+
+
+def test_guest_at_rest_is_woken_when_libvirtd_is_back(live: Live) -> None:
+    """While nobody knows whether it runs, what is noted of it stays."""
+    live.restore("with a snapshot")
+    live.start()
+    note = live.host.path(f"{VM_DIR}/.semishared/frozen.json")
+    note.write_text(json.dumps({"how": "SUSPEND", "run": live.virsh("domid", DOMAIN), "token": "00"}))
+    live.virsh("suspend", DOMAIN)
+    live.host.run(["kill", libvirtd(live.host)], user="root")
+    until(lambda: not libvirtd(live.host), 20, "an end", 0.02)
+    with pytest.raises(SemisharedError, match="does not say whether one-7 runs"):
+        live.run({}, s.DescribeDisk(live.ref(OVERLAY), DOMAIN))
+    assert note.exists()
+    live.host.run(["/usr/sbin/libvirtd", "-d"], user="root")
+    until(lambda: live.virsh("domstate", DOMAIN, check=False) == "paused", 20, "libvirt", 0.1)
+    live.run({}, s.DescribeDisk(live.ref(OVERLAY), DOMAIN))
+    live.at_rest()
 
 
 def test_libvirtd_started_anew_in_the_midst_of_a_pull(live: Live) -> None:

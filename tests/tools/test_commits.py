@@ -127,6 +127,29 @@ def test_a_store_without_room_keeps_the_old_content(size: int, tmp_path: Path) -
         subprocess.run(["umount", where], check=True)
 
 
+def test_a_host_without_room_for_its_note_has_committed(bench: DirBench, tmp_path: Path) -> None:
+    where = tmp_path / "host"
+    where.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "host", where], check=True)
+    try:
+        it = lent(bench, tmp_path)
+        it = it._replace(diff=it.diff._replace(last=str(where / "last")))
+        it.commit()
+        assert (where / "last").exists()
+        it.write("write -P 9 7M 64k")
+        with open(where / "full", "wb", 0) as full, pytest.raises(OSError, match="No space left"):
+            while True:
+                full.write(bytes(4096))
+                full.flush()
+        assert it.commit().written > 0
+        assert not (where / "last").exists(), "what is there is not what the image has"
+        is_content(bench, it, it.wanted())
+        assert it.commit().written >= 0
+        is_content(bench, it, it.wanted())
+    finally:
+        subprocess.run(["umount", where], check=True)
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_an_image_that_is_qcow2_is_made_anew(killed: bool, bench: DirBench, tmp_path: Path) -> None:
     made = ref(bench)._replace(format="qcow2")

@@ -19,7 +19,7 @@ import sys
 from typing import Any, Iterator, Optional
 
 from .. import NAME
-from ..errors import BadArguments, SemisharedError
+from ..errors import BadArguments, BadRecord, SemisharedError
 from ..front.action import Action, carry_out
 from ..model import layout, record, stores
 from ..model import steps as s
@@ -58,11 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
     action = Action("commit", [], Report("commit"))
     action.seq, action.bulk = vm.seq, True
     here = of_vm(oned, vm, action, arguments.disk, arguments.as_new_image, most)
-    work = [(_name(vm.id, disk), part) for disk, part in here] + list(_kept(oned, vm, arguments, action))
+    silent: list[str] = []
+    work = [(_name(vm.id, disk), part) for disk, part in here] + list(_kept(oned, vm, arguments, action, silent))
     if not work:
         which = f"disk {arguments.disk} of " if arguments.disk is not None else ""
         print(f"{which}VM {vm.id}: nothing is local and of a persistent image, and nothing was kept")
-    failed = 0
+    failed = 2 if silent else 0
     for what, part in work:
         try:
             print(f"{what}: {carry_out(part, action)}", flush=True)
@@ -128,8 +129,10 @@ def _committed(place: DiskPlace, vm: Vm, domain: str, freeze: str, most: int) ->
     return f"{human(done)} committed" if done else "nothing new to commit"
 
 
-def _kept(oned: Oned, vm: Vm, arguments: argparse.Namespace, action: Action) -> Iterator[tuple[str, Part[str]]]:
-    """Yield what is to be done for the disks that were kept of a VM."""
+def _kept(
+    oned: Oned, vm: Vm, arguments: argparse.Namespace, action: Action, silent: "list[str]"
+) -> Iterator[tuple[str, Part[str]]]:
+    """Yield what is to be done for the disks that were kept of a VM; add machines that cannot be asked to `silent`."""
     systems = [store for store in oned.datastores() if store.type == 1 and store.driver == NAME]
     machines = {host.name for host in oned.hosts() if not host.is_offline and not is_here(host.name)} | {"localhost"}
 
@@ -142,7 +145,8 @@ def _kept(oned: Oned, vm: Vm, arguments: argparse.Namespace, action: Action) -> 
             try:
                 found = carry_out(look(machine, location), action)
             except SemisharedError as e:
-                print(f"{machine}: {e.line()}", file=sys.stderr)
+                print(f"{machine}: what it may have kept is not known: {e.line()}", file=sys.stderr)
+                silent.append(machine)
                 continue
             for item in found:
                 if arguments.disk in (None, item["disk"]):
@@ -158,6 +162,8 @@ def _finished(machine: str, disk: s.DiskRef) -> Part[str]:
 
 def _new(machine: str, disk: s.DiskRef, item: "dict[str, Any]", name: str) -> Part[str]:
     """Make a file or image of a kept disk beside the images, for OpenNebula to register."""
+    if not item["image"]:
+        raise BadRecord(f"what disk {disk.disk} of VM {disk.vm} was made from cannot be understood: {disk.vm_dir} on {machine}")
     image, random = s.ImageRef.from_data(item["image"]), os.urandom(16).hex()
     if image.access.can.has_bridge:
         bridge = yield from rbd.bridge_of(image)

@@ -25,7 +25,7 @@ import time
 from contextlib import contextmanager
 from typing import Any, Iterator, NamedTuple
 
-from ..errors import GuestNotFrozen, GuestStillFrozen, SemisharedError
+from ..errors import GuestNotFrozen, GuestStillFrozen, SemisharedError, ToolFailed
 from ..model import layout
 from ..tools import files, progress
 from ..tools.crash_points import point
@@ -65,8 +65,14 @@ def run_of(name: str) -> str:
 
 
 def is_of_this_run(note: dict[str, object], name: str) -> bool:
-    """Tell whether what a note says concerns the guest that runs now."""
-    return bool(name) and domain.state(name) in ("running", "paused") and note.get("run") == run_of(name)
+    """Tell whether what a note says concerns the guest that runs now; raise ToolFailed if libvirtd does not say whether one does.
+
+    A note that was taken for that of a guest which is gone would be forgotten, and the guest be at rest for ever.
+    """
+    state = domain.state(name) if name else "absent"
+    if state == "unknown":
+        raise ToolFailed(f"libvirtd on {os.uname().nodename} does not say whether {name} runs")
+    return state in ("running", "paused") and note.get("run") == run_of(name)
 
 
 def _path(directory: str) -> str:

@@ -96,8 +96,12 @@ def _committed(host: str, disk: s.DiskRef, top: int, domain: str, rate: int) -> 
     done = yield from settling.settled(host, c.CommitDisk(disk, top, rate))
     (described,) = yield On(host, (s.DescribeDisk(disk, domain),))
     tree = snapshots.Facts.parse(described).tree
-    for number in sorted(set(tree.chain()) - {tree.active, top}):
-        below = tree.layers[number]
-        (over,) = tree.children(number)
-        yield On(host, (s.MergeLayer(disk, over, below.backing, below.backing_format, copy=bool(domain)), s.DropLayer(disk, number)))
+    below = tree.chain()[tree.chain().index(top) + 1 :]
+    # Also those over which nothing lies any more: whoever merged them was killed.
+    gone = tuple(s.DropLayer(disk, number) for number in sorted(tree.layers, reverse=True) if number < tree.active and number != top)
+    if below:
+        lowest = tree.layers[below[-1]]
+        yield On(host, (s.MergeLayer(disk, top, lowest.backing, lowest.backing_format, copy=bool(domain)), *gone))
+    elif gone:
+        yield On(host, gone)
     return sum(int(answer["bytes"]) for answer in done)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Callable, Iterator, Optional
 
-from ..errors import CommitRefused
+from ..errors import CommitRefused, NoSpace
 from ..tools import files
 from ..tools.extents import Manifest
 from . import writers
@@ -53,9 +53,15 @@ def carry_out(change: Change, write: Callable[[Change], int]) -> tuple[Optional[
 
 
 def remember(diff: Diff, change: Change, manifest: Optional[Manifest]) -> None:
-    """Keep on this machine what the image now has."""
-    if diff.last and manifest:
-        ranges = [[found.start, found.length] for found in change.own]
-        files.write_json(diff.last, {"manifest": manifest.text().decode(), "ranges": ranges})
-    elif diff.last:
-        files.unlink(diff.last)
+    """Keep on this machine what the image now has: that spares the next commit work, and is not worth a failure of this one."""
+    if not diff.last:
+        return
+    ranges = [[found.start, found.length] for found in change.own]
+    try:
+        files.remove_staged(*os.path.split(diff.last))
+        if manifest:
+            files.write_json(diff.last, {"manifest": manifest.text().decode(), "ranges": ranges})
+            return
+    except (OSError, NoSpace):
+        pass
+    files.unlink(diff.last)
