@@ -11,7 +11,7 @@ import pytest
 
 from lab.cloud import STORE
 from staging.test_faults import SLOWLY, ended
-from staging.world import MiB, Staging
+from staging.world import MiB, Staging, flip
 
 COMMON, OWN = 10, 2
 """Extents of 4 MiB that all images have, and that each has for itself."""
@@ -127,6 +127,26 @@ def test_sender_that_is_killed_midway_is_replaced(staging: Staging) -> None:
     good(staging, images, but="h1")
     staging.lab.node("h1").start()
     ended(staging, 90)
+
+
+@pytest.mark.long
+def test_sender_that_cannot_have_its_own_part_goes_on_sending_what_it_has(staging: Staging) -> None:
+    """Three rounds, of which two are about h1 alone: as long as two of the faults."""
+    images = cluster(staging, "rotten-sender", count=5)
+    template, images = images[0], images[1:]
+    staging.command("stage", str(template), "--hosts", "h1")
+    # h1 finds that at once: the stream to the others takes longer than what it reads before.
+    flip(staging.lab.fe.path(staging.cloud.source(images[0])), 3 * 2 * 4 * MiB)
+    run = staging.begin("stage", *words(images), "--rate", "8M", "--compress", "none")
+    found = run.summary(code=1, timeout=200)
+    whats = [(event["event"], event.get("host")) for event in run.events]
+    again = [number for number, what in enumerate(whats) if what[0] == "plan"][1]
+    assert {("base", host) for host in ("h2", "h3", "h4")} <= set(whats[:again]), "in the first round"
+    for host in ("h2", "h3", "h4"):
+        assert set(found["hosts"][host]["sources"]) == {"stream", "store"}, "nothing was repaired"
+    assert not found["hosts"]["h1"]["ok"] and "SS025" in found["hosts"]["h1"]["why"]
+    good(staging, images, but="h1")
+    assert staging.leftovers() == []
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from semishared.base import cache, filling, room
+from semishared.base import cache, filling, room, scrub
 from semishared.base.ensure import ensure
 from semishared.errors import BadArguments, ImageChanged, MissingImage
 from semishared.model import steps as s
@@ -266,3 +266,12 @@ def test_lost_or_damaged_manifest_is_damage(world: World) -> None:
         assert verify(world, base.name)["bad"] == [-1]
         world.on(b.MendBase(root(world), image._replace(generation=base.name.split("-")[2])))
         assert verify(world, base.name)["bad"] == []
+
+
+def test_base_that_is_evicted_while_it_is_found_damaged_does_not_come_back(world: World) -> None:
+    base = ensure(root(world), world.image(), None, (5, 1)).base
+    inode = os.stat(base.image).st_ino
+    os.unlink(base.image)
+    for _ in range(2):
+        scrub._take_out(root(world), base, inode)
+        assert os.path.samefile(base.damaged, base.lease(5, 1)) and not cache.is_published(base)

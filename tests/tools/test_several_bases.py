@@ -30,6 +30,7 @@ from semishared.model import steps_base as b
 from semishared.model.ranges import ALL
 from semishared.tools import extents, locks
 from semishared.wire.session import Session
+from tools.test_base_care import flip
 from tools.world import MiB, World
 
 EXTENTS = 4
@@ -171,11 +172,7 @@ def test_what_is_busy_is_said_when_the_others_are_here(world: World, images: Lis
 
 def test_base_that_cannot_be_had_is_given_up_before_the_next_one_is_begun(world: World, images: List[s.ImageRef]) -> None:
     first, second, third = images
-    # As the store's disk rots: its size and time are as they were.
-    seen = os.stat(first.source)
-    with open(first.source, "r+b") as file:
-        file.write(b"x")
-    os.utime(first.source, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    flip(Path(first.source), 5)
     parts = (b.Part(first), b.Part(second, first=ALL), b.Part(third))
     with begun(step(world, *parts, rate=64 * MiB)) as run:
         run.base(third)
@@ -185,6 +182,14 @@ def test_base_that_cannot_be_had_is_given_up_before_the_next_one_is_begun(world:
             run.done()
     good(world, second, third)
     assert world.leftovers() == []
+
+
+def there(staging: str) -> int:
+    """Return how many extents a killed reception has left."""
+    if os.path.exists(layout_base.have(staging)):
+        return len(Path(layout_base.have(staging)).read_text().split())
+    is_finished = os.path.exists(layout_base.manifest(staging)) and not os.path.exists(layout_base.generation(staging))
+    return EXTENTS if is_finished else 0
 
 
 def test_reception_of_two_killed_at_any_step_is_gone_on_with(
@@ -206,10 +211,7 @@ def test_reception_of_two_killed_at_any_step_is_gone_on_with(
         whole = [image for image in (first, second) if cache.is_published(of(world, image))]
         good(world, *whole)
         alone += len(whole) == 1
-        had = sum(
-            len(Path(layout_base.have(place)).read_text().split()) if os.path.exists(layout_base.have(place)) else 0
-            for place in (layout_base.staging(root, image.base_prefix) for image in (first, second) if image not in whole)
-        )
+        had = sum(there(layout_base.staging(root, image.base_prefix)) for image in (first, second) if image not in whole)
         (found,) = world.on(what)
         assert isinstance(found, dict)
         read = found["sources"].get("store", {"extents": 0})["extents"]
@@ -334,3 +336,34 @@ def test_whole_partial_is_published_without_a_byte_from_anywhere(world: World, i
     (found,) = world.on(step(world, b.Part(first)))
     assert found == {"sources": {}, "troubles": []}
     assert cache.is_published(of(world, first)) and world.leftovers() == []
+
+
+def test_finished_base_that_was_not_published_is_verified_and_not_fetched(world: World, images: List[s.ImageRef]) -> None:
+    first, root = images[0], str(world.root)
+    for rotten in (False, True):
+        cache.forget(of(world, first))
+        abandoned(world, first, EXTENTS)
+        place = layout_base.staging(root, first.base_prefix)
+        for name in (layout_base.have(place), layout_base.generation(place)):
+            os.unlink(name)
+        os.chmod(layout_base.image(place), 0o440)
+        if rotten:
+            flip(Path(layout_base.image(place)), 5 * MiB)
+        (found,) = world.on(step(world, b.Part(first)))
+        good(world, first)
+        assert os.stat(of(world, first).image).st_mode & 0o777 == 0o440
+        assert isinstance(found, dict) and found["sources"].get("store", {"extents": 0})["extents"] == (1 if rotten else 0)
+
+
+def test_file_that_others_have_is_not_gone_on_with(world: World, images: List[s.ImageRef], tmp_path: Path) -> None:
+    first, root = images[0], str(world.root)
+    abandoned(world, first, EXTENTS)
+    place = layout_base.staging(root, first.base_prefix)
+    for name in (layout_base.have(place), layout_base.generation(place)):
+        os.unlink(name)
+    theirs = tmp_path / "theirs"
+    os.link(layout_base.image(place), theirs)
+    os.chmod(theirs, 0o440)
+    world.on(step(world, b.Part(first)))
+    good(world, first)
+    assert theirs.stat().st_nlink == 1 and theirs.stat().st_mode & 0o777 == 0o440

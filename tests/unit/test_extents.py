@@ -158,3 +158,25 @@ def test_any_bytes_are_a_manifest_or_image_changed(text: bytes) -> None:
             extents.parse(candidate)
         except ImageChanged:
             pass
+
+
+SOUND = f"semishared-manifest 1\nformat raw\nsize {3 * EXTENT - 1}\nextent {EXTENT}\n0 {'ab' * 32}\n2 {'cd' * 32}\n"
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now"),
+    [
+        ("0 ab", "-1 ab"), ("0 ab", "+0 ab"), ("0 ab", "0_0 ab"), ("0 ab", " ab"), ("2 cd", "3 cd"), ("2 cd", f"{1 << 70} cd"),
+        ("ab", "zz"), ("abab", ""), ("abab", "ababab"), (f"size {3 * EXTENT - 1}", "size -1"), (f"size {3 * EXTENT - 1}", "size 0"),
+        ("manifest 1", "manifest 2"), (f"extent {EXTENT}", "extent 1"), ("2 cd", "2"), ("format raw", "format"),
+    ],
+)  # fmt: skip
+def test_manifest_that_names_what_cannot_be_is_none(was: str, is_now: str) -> None:
+    """It is named by its hash; but whoever makes one up can name that, too."""
+    assert sorted(extents.parse(SOUND.encode()).extents) == [0, 2]
+    with pytest.raises(ImageChanged):
+        extents.parse(SOUND.replace(was, is_now, 1).encode())
+
+
+def test_manifest_of_nothing_has_no_extents() -> None:
+    assert extents.parse(extents.Manifest("raw", 0, {}).text()) == extents.Manifest("raw", 0, {})

@@ -8,12 +8,15 @@ from typing import Dict, List, Sequence
 import pytest
 
 from semishared.config import Config
-from semishared.errors import HostUnreachable, ImageChanged
+from semishared.errors import HostUnreachable, ImageChanged, TransferCorrupt
 from semishared.front import base_tracker
 from semishared.front.staging import Staging
 from semishared.front.staging_hosts import Hosts, Wanted, Wish
+from semishared.front.staging_round import Round
 from semishared.model.refs import ImageRef
 from semishared.opennebula.xml import Host, parse
+from semishared.plan.sharing import Plan
+from semishared.tools import extents
 
 KNOWN = [Host(parse(f"<HOST><NAME>{name}</NAME><STATE>2</STATE></HOST>", "HOST")) for name in ("h1", "h2")]
 HAS = {"has": True, "manifest": True, "current": "", "trouble": "", "lacks": [], "needed": 0, "tools": []}
@@ -83,3 +86,79 @@ def test_only_image_that_cannot_be_had_is_what_is_wrong_with_the_session() -> No
     staging.gone = [A.image]
     with pytest.raises(ImageChanged):
         staging.run()
+
+
+def test_hashes_are_of_a_host_that_tells_them_and_of_the_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = extents.Manifest("raw", 1, {0: "ab" * 32}).text()
+    said = {"gone": HostUnreachable("gone"), "wrong": text + b"1 " + b"cd" * 32, "right": text}
+    image = A.image._replace(generation=extents.generation_of(text))
+    noted: List[Dict[str, object]] = []
+
+    def manifest(self: Hosts, host: str, root: str, image: ImageRef) -> bytes:
+        found = said[host]
+        if isinstance(found, bytes):
+            return found
+        raise found
+
+    monkeypatch.setattr(Hosts, "manifest", manifest)
+    staging = Staging("/root", {"h1": [A]}, KNOWN, Wish("auto", "auto", 0, True), Config(), lambda **event: noted.append(event))
+    assert staging._extents(["gone", "wrong", "right"], image) == {0: "ab" * 32}
+    assert [event["host"] for event in noted] == ["gone", "wrong"]
+    with pytest.raises(TransferCorrupt, match="wrong has sent"):
+        staging._extents(["gone", "wrong"], image)
+
+
+def test_host_that_leaves_while_it_reads_an_image_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: List[str] = []
+
+    def read(self: Staging, host: str, item: Wanted) -> tuple[str, str]:
+        asked.append(host)
+        if host != "h3":
+            raise HostUnreachable(f"{host} is gone")
+        return host, "f" * 32
+
+    monkeypatch.setattr(Staging, "_read_by", read)
+    answers = {"h0": {"trouble": "not mounted"}, **{host: {"trouble": ""} for host in ("h1", "h2", "h3", "h4")}}
+    assert session({"h1": [A]})._read_whole(A, answers) == ("h3", "f" * 32)
+    assert asked == ["h1", "h2", "h3"]
+    with pytest.raises(HostUnreachable, match="h2"):
+        session({"h1": [A]})._read_whole(A, {host: answers[host] for host in ("h1", "h2")})
+
+
+def test_stream_is_not_held_up_for_who_waits_for_another_session() -> None:
+    hosts = Hosts(KNOWN, Wish("auto", "auto", 0, True), Config(), lambda **_: None)
+    begun = Round(hosts, "/root", {}, Plan("multicast", "h1", (), ()), {}, "rest")
+    begun._progress("h2", {"source": "here", "have": 1})
+    assert not begun._ready | begun._without, "its receiver is not there yet"
+    begun._progress("h2", {"source": "stream", "ready": True})
+    begun._progress("h1", {"source": "another session"})
+    assert (begun._ready, begun._without) == ({"h2"}, {"h1"})
+
+
+def test_host_that_has_left_sends_to_nobody_in_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacks = {**HAS, "has": False, "lacks": [[0, 1]]}
+    senders: List[str] = []
+    asked: List[List[str]] = []
+
+    def describe(self: Hosts, root: str, wants: Dict[str, Sequence[ImageRef]]) -> Dict[str, List[Dict[str, object]]]:
+        asked.append(list(wants))
+        return {host: [dict(HAS if host == "h1" else lacks)] for host in wants if host != "h1" or len(asked) < 3}
+
+    class Failing:
+        """A round in which nothing comes."""
+
+        def __init__(self, hosts: Hosts, root: str, images: object, chosen: Plan, *_: object) -> None:
+            senders.append(chosen.sender)
+
+        def run(self) -> Dict[str, object]:
+            return {}
+
+    monkeypatch.setattr(Hosts, "describe", describe)
+    monkeypatch.setattr("semishared.front.staging.Round", Failing)
+    monkeypatch.setattr(Staging, "_extents", lambda *_: {0: "ab" * 32})
+    monkeypatch.setattr(base_tracker, "holders_of", lambda *_: [])
+    staging = Staging("/root", {"h1": [A], "h2": [A]}, KNOWN, Wish("auto", "auto", 0, True), Config(), lambda **_: None)
+    found = staging.run()
+    assert asked[1:] == [["h1", "h2"]] * 3
+    assert senders == ["h1", "h2", "h2"]
+    assert found["h1"].ok and not found["h2"].ok

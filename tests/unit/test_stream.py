@@ -161,3 +161,15 @@ def test_messages_of_two_threads_do_not_mix(pipe: Pipe) -> None:
     for letter in "abc":
         assert found.count(letter.encode() * 5000) == 50
         assert found.count({"said": letter}) == 50
+
+
+def test_writer_that_has_ended_writes_into_no_other_file(pipe: Pipe) -> None:
+    number = pipe.left.fileno()
+    pipe.writer.end()
+    other, seen = socket.socketpair()
+    os.dup2(other.fileno(), number)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        pipe.writer.send(skip="h1")
+    seen.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        seen.recv(1)

@@ -150,8 +150,8 @@ class _Reception:
         try:
             with files.enough_space(root):
                 target.partial.finish()
-            inspection.check(layout_base.image(target.partial.directory), image.format, image.source)
-            cache.publish(root, cache.named(root, image, image.generation), image)
+                inspection.check(layout_base.image(target.partial.directory), image.format, image.source)
+                cache.publish(root, cache.named(root, image, image.generation), image)
             target.is_published = True
             self._has(target.part)
         except SemisharedError as e:

@@ -7,7 +7,7 @@
                            /have          a line per extent that is in image: what others may be served (peers.py)
 
 It is made under the lock of the image's bases. One that was left by a killed action is gone on with, after what it has
-was read and hashed again; one of another generation is removed.
+was read and hashed again, all of it if it was finished and not published; one of another generation is removed.
 """
 
 from __future__ import annotations
@@ -45,6 +45,16 @@ def generation_in(directory: str) -> str:
         return ""
 
 
+def _is_finished(directory: str, generation: str) -> bool:
+    """Tell whether all of that generation is in `directory`, made for nobody else: only its publication was killed."""
+    try:
+        with open(layout_base.manifest(directory), "rb") as file:
+            is_it = extents.generation_of(file.read()) == generation
+        return is_it and not generation_in(directory) and os.stat(layout_base.image(directory)).st_nlink == 1
+    except FileNotFoundError:
+        return False
+
+
 class Partial:
     """A base that is being made; use under its lock. `close` when done."""
 
@@ -58,7 +68,10 @@ class Partial:
         self._is_resumed = False
         self._unflushed: list[int] = []
         self._flushed: list[int] = []
-        if generation_in(self.directory) != image.generation:
+        self._was_finished = _is_finished(self.directory, image.generation)
+        if self._was_finished:
+            files.write(layout_base.generation(self.directory), image.generation.encode())
+        elif generation_in(self.directory) != image.generation:
             shutil.rmtree(self.directory, ignore_errors=True)
             os.makedirs(layout_base.leases(self.directory))
             files.write(layout_base.generation(self.directory), image.generation.encode())
@@ -79,11 +92,13 @@ class Partial:
         manifest = extents.parse(text)
         if not os.path.exists(self._manifest):
             files.write(self._manifest, text, 0o440)
+        if os.path.exists(self._image):
+            os.chmod(self._image, 0o600)
         self._fd = os.open(self._image, os.O_RDWR | os.O_CREAT, 0o600)
         os.ftruncate(self._fd, manifest.size)
         self._direct = extents.open_direct(self._image, os.O_WRONLY)
         self.manifest = manifest
-        listed = have(self.directory)
+        listed = set(manifest.extents) if self._was_finished else have(self.directory)
         self._is_resumed = bool(listed) or os.stat(self._fd).st_blocks > 0
         self._journal = os.open(layout_base.have(self.directory), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         for index in sorted(listed & manifest.extents.keys()):
@@ -113,6 +128,8 @@ class Partial:
             return False
         if index in self.have:
             return True
+        if len(content) != min(extents.EXTENT, self.manifest.size - index * extents.EXTENT):
+            return False
         if hashlib.sha256(content).hexdigest() != expected:
             return False
         self._write(index, memoryview(content))

@@ -16,6 +16,7 @@ from typing import Callable, Iterable, Iterator, Sequence
 from ..config import Config
 from ..errors import HostUnreachable, MissingImage
 from ..model import layout_base
+from ..model.ranges import ALL, within
 from ..model.steps_base import ServeBase, ServeExtents
 from ..tools import compress, extents, locks, progress
 from ..tools.compress import Bytes
@@ -93,9 +94,7 @@ def groups(root: str, name: str, wanted: tuple[tuple[int, int], ...], rate: int)
     while left is None or left:
         may_come = here.look()
         if left is None and here.manifest is not None:
-            known = here.manifest.extents
-            chosen = [index for first, end in wanted for index in range(first, min(end, max(known, default=0) + 1))]
-            left = [index for index in chosen if index in known] if wanted else sorted(known)
+            left = within(wanted or ALL, sorted(here.manifest.extents))
             yield here.manifest.text(), []
         ready = here.ready(left) if left else []
         if not ready and left != []:

@@ -77,8 +77,13 @@ def _take_out(root: str, base: cache.Base, inode: int) -> None:
         except FileNotFoundError:
             # Evicted meanwhile; what leases hold of it must not come back.
             for name in room.leases(base):
-                os.link(f"{base.leases}/{name}", base.damaged)
-                break
+                try:
+                    os.link(f"{base.leases}/{name}", base.damaged)
+                    break
+                except FileExistsError:
+                    break  # it was out of use before
+                except FileNotFoundError:
+                    continue  # released meanwhile
 
 
 def _compare(base: cache.Base, path: str, pace: Pace, tell: Tell) -> tuple[list[int], int]:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Iterator, Mapping, Sequence
 
 from ..config import Config
-from ..errors import ImageChanged, NoSpace, NotSupported, SemisharedError
+from ..errors import HostFailed, HostUnreachable, ImageChanged, NoSpace, NotSupported, SemisharedError, TransferCorrupt
 from ..model.ranges import from_data, within
 from ..model.refs import ImageRef
 from ..model.steps import StageBase, Step
@@ -149,16 +149,38 @@ class Staging:
             host, generation = self._read_whole(item, answers)
             knowing, image = [host], image._replace(generation=generation)
         if image.base_name not in self._contents:
-            self._contents[image.base_name] = extents.parse(self.hosts.manifest(knowing[0], self.root, image)).extents
+            self._contents[image.base_name] = self._extents(knowing, image)
         return image
+
+    def _extents(self, knowing: Sequence[str], image: ImageRef) -> Mapping[int, str]:
+        """Return the extents of a generation from one of the hosts that know them; raise why none tells."""
+        error: SemisharedError = NotSupported(f"no host knows the hashes of image {image.id}")
+        for host in knowing:
+            try:
+                text = self.hosts.manifest(host, self.root, image)
+                if extents.generation_of(text) == image.generation:
+                    return extents.parse(text).extents
+                error = TransferCorrupt(f"{host} has sent hashes of another content than generation {image.generation}")
+            except SemisharedError as e:
+                error = e
+            self.hosts.note(host, error.line())
+        raise error
 
     def _read_whole(self, item: Wanted, answers: Mapping[str, Mapping[str, object]]) -> tuple[str, str]:
         """Have one host stage an image from the store, as a clone does; return the host and the generation."""
-        image = item.image
-        host = next((name for name, answer in answers.items() if not answer["trouble"]), "")
-        if not host:
+        reaching = [name for name, answer in answers.items() if not answer["trouble"]]
+        if not reaching:
             why = next((str(answer["trouble"]) for answer in answers.values()), "no host answers")
-            raise NotSupported(f"no host that answers reaches image {image.id} on its store ({why})")
+            raise NotSupported(f"no host that answers reaches image {item.image.id} on its store ({why})")
+        for host in reaching[:-1]:
+            try:
+                return self._read_by(host, item)
+            except (HostUnreachable, HostFailed) as e:
+                self.hosts.note(host, e.line())
+        return self._read_by(reaching[-1], item)
+
+    def _read_by(self, host: str, item: Wanted) -> tuple[str, str]:
+        image = item.image
         self.hosts.note(host, "reads the image whole: nobody knows its hashes yet")
         with self.hosts.session(host) as session:
             (answer,) = session.run([StageBase(self.root, image)], answer=lambda question: self._answer(host, question))
@@ -186,9 +208,13 @@ class Staging:
     def _round(self, left: Mapping[str, list[ImageRef]], asked: Mapping[str, list[ImageRef]], is_last: bool) -> bool:
         """Carry out one round for the hosts that are `left` of those that were asked; tell whether another one may help."""
         hosts, evict = self.hosts, {}
-        said = [sharing.Said(host, True, _names(asked[host]), {}) for host in asked if host not in left]
-        for host, answers in hosts.describe(self.root, left).items():
-            found = self._said(left[host], host, answers)
+        said = []
+        # Also those that have got theirs: who has left since then sends to nobody.
+        for host, answers in hosts.describe(self.root, asked).items():
+            found = self._said(asked[host], host, answers)
+            if host not in left:
+                said.append(found._replace(lacks={}))
+                continue
             hosts.outcomes[host].lacks -= found.has
             if not found.lacks:
                 hosts.outcomes[host].ok, hosts.outcomes[host].why = True, ""

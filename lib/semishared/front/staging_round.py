@@ -40,6 +40,8 @@ class Round:
         self._sessions: dict[str, Session] = {}
         self._history: plan.History = {}
         self._ready: set[str] = set()
+        self._without: set[str] = set()
+        """Those that go on without the stream, or have not come to it: it is not theirs to begin."""
         self._over: set[str] = set()
         self._lock = threading.Lock()
         self._begun = 0.0
@@ -98,9 +100,9 @@ class Round:
         except BaseBusy as e:
             outcome.why = e.line()
             raise
-        except SemisharedError:
+        except (HostUnreachable, HostFailed):
             if item.host == self.plan.sender:
-                # What it lacks nobody has: the others need not wait for it to come.
+                # What it lacks nobody has: the others need not wait for it to come. One that lives says itself what it has not.
                 self._order([other.host for other in self.plan.hosts if other.host != item.host], end="round")
             raise
         finally:
@@ -119,7 +121,10 @@ class Round:
         """Note that a host has one of its bases: others can have it from there, whatever becomes of the rest."""
         if name in {way.name for way in item.ways}:
             outcome.lacks.discard(name)
-            base_tracker.arrived(self.root, name, item.host, True)
+            try:
+                base_tracker.arrived(self.root, name, item.host, True)
+            except (SemisharedError, OSError):
+                pass  # a hint; it is noted again in the end
             self.hosts.tell(event="base", host=item.host, name=name)
 
     def _came(self, outcome: Outcome, found: dict[str, object]) -> None:
@@ -132,8 +137,10 @@ class Round:
         have, of, speed, came = (_number(message, key) for key in ("have", "of", "speed", "came"))
         source = str(message.get("source"))
         with self._lock:
-            if message.get("ready") or source != "stream":
+            if message.get("ready"):
                 self._ready.add(host)
+            elif source not in ("here", "stream"):
+                self._without.add(host)
             samples = self._history.setdefault(host, [])
             samples.append(plan.Sample(time.monotonic(), have, source, speed, came))
             del samples[:-40]
@@ -145,11 +152,11 @@ class Round:
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline and not self._ended.is_set():
             with self._lock:
-                if all(host in self._ready or host in self._over for host in receivers):
+                if self._ready | self._without | self._over >= set(receivers):
                     break
             time.sleep(0.05)
         with self._lock:
-            ready = [host for host in receivers if host in self._ready and host not in self._over]
+            ready = [host for host in receivers if host in self._ready - self._without - self._over]
         if not ready or self._ended.is_set():
             return
         hosts = self.hosts
@@ -159,6 +166,8 @@ class Round:
             with hosts.session(self.plan.sender) as session:
                 self._stream, self._begun = session, time.monotonic()
                 session.begin([step], last=True)
+                if self._ended.is_set():
+                    session.send(end="stream")
                 (answer,) = session.finish()
                 self._streamed = answer if isinstance(answer, dict) else {}
         except (SemisharedError, OSError, ValueError) as e:
@@ -172,8 +181,11 @@ class Round:
 
     def _end_stream(self) -> None:
         session = self._stream
-        if session:
-            session.send(end="stream")
+        try:
+            if session:
+                session.send(end="stream")
+        except (SemisharedError, OSError, ValueError):
+            pass  # it has just ended
 
     def _order(self, hosts: list[str], **order: object) -> None:
         with self._lock:

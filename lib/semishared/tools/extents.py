@@ -28,6 +28,8 @@ FLUSH = 64
 """Extents written between two flushes: one at the end could take longer than a standstill is allowed to."""
 BLOCK = 64 << 10
 """Zero blocks of this size are left out of copies."""
+DIGEST = 32
+"""Bytes of a hash."""
 HEADER = "semishared-manifest 1"
 PAGE = 4096
 PEEK = 16
@@ -59,7 +61,7 @@ def generation_of(text: bytes) -> str:
 
 
 def parse(text: bytes) -> Manifest:
-    """Return the manifest in `text`; raise ImageChanged if it is none."""
+    """Return the manifest in `text`; raise ImageChanged if it is none, or names what is beyond its size."""
     lines = text.decode("ascii", "replace").splitlines()
     try:
         if lines[0] != HEADER or lines[3] != f"extent {EXTENT}":
@@ -67,8 +69,13 @@ def parse(text: bytes) -> Manifest:
         extents = {}
         for line in lines[4:]:
             index, digest = line.split(" ")
+            if not index.isdigit() or len(bytes.fromhex(digest)) != DIGEST:
+                raise ValueError("line")
             extents[int(index)] = digest
-        return Manifest(lines[1].split(" ")[1], int(lines[2].split(" ")[1]), extents)
+        size = int(lines[2].split(" ")[1])
+        if size < 0 or max(extents, default=-1) * EXTENT >= max(size, 1):
+            raise ValueError("size")
+        return Manifest(lines[1].split(" ")[1], size, extents)
     except (ValueError, IndexError):
         raise ImageChanged("a manifest cannot be read") from None
 

@@ -121,8 +121,12 @@ class Writer:
                     raise
                 self._wait()
 
+    def end(self) -> None:
+        """Write no more: what is opened next may have the same number."""
+        self._fd = -1
+
     def send(self, **message: object) -> None:
-        """Send a JSON object."""
+        """Send a JSON object; OSError (EBADF) after `end`."""
         with self._lock:
             self._write(json.dumps(message).encode() + b"\n")
 

@@ -98,6 +98,8 @@ class Session:
     def close(self, *, is_over: bool = True) -> None:
         """End the conversation; the host is not waited for unless all `is_over`."""
         assert self._process.stdin and self._process.stdout
+        # Other threads may still have something to say to this host.
+        self._writer.end()
         try:
             self._process.stdin.close()
         except OSError:
