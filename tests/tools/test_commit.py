@@ -77,6 +77,10 @@ def test_commit_on_request_keeps_to_its_rate(world: World, format: str) -> None:
     (done,) = world.on(c.CommitDisk(disk, 0, 4 * MiB))
     assert done["seconds"] > 0.7, done  # type: ignore[index]
     qemu_io(image.source, format, "read -P 0x77 4M 4M")
+    qemu_io(active(disk), "qcow2", "write -P 0x78 8M 4M")
+    (done,) = world.on(c.FinishDisk(disk, rate=4 * MiB))
+    assert done["seconds"] > 0.7, done  # type: ignore[index]
+    qemu_io(image.source, format, "read -P 0x78 8M 4M")
 
 
 def test_an_empty_disk_changes_nothing_on_the_store(world: World) -> None:

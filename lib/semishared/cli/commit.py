@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     if os.geteuid() == 0:
         print(f"{NAME} commit: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
         return 2
-    most = 0 if arguments.rate is None else rate(arguments.rate)
+    most = limit(arguments)
     oned = Oned()
     oned.require_admin()
     vm = _vm(oned, arguments.vm)
@@ -71,6 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
             failed = 1
             print(f"{what}: {e.line()}", file=sys.stderr)
     return failed
+
+
+def limit(arguments: argparse.Namespace) -> int:
+    """Return the bytes per second that go to the store at most, 0 for no limit; raise BadArguments."""
+    most = 0 if arguments.rate is None else rate(arguments.rate)
+    if most and arguments.as_new_image:
+        raise BadArguments("--rate is for what goes to the image, which --as-new-image leaves alone")
+    return most
 
 
 def _vm(oned: Oned, word: str) -> Vm:
@@ -152,11 +160,12 @@ def _kept(
                 if arguments.disk in (None, item["disk"]):
                     disk = s.DiskRef(vm.id, item["disk"], item["path"])
                     name = f"{_name(vm.id, item['disk'])} kept in {item['path']} on {machine}"
-                    yield name, _new(machine, disk, item, arguments.as_new_image) if arguments.as_new_image else _finished(machine, disk)
+                    new = arguments.as_new_image
+                    yield name, _new(machine, disk, item, new) if new else _finished(machine, disk, limit(arguments))
 
 
-def _finished(machine: str, disk: s.DiskRef) -> Part[str]:
-    done = yield from commits.kept(machine, disk)
+def _finished(machine: str, disk: s.DiskRef, most: int) -> Part[str]:
+    done = yield from commits.kept(machine, disk, most)
     return f"{human(done)} committed, and gone"
 
 

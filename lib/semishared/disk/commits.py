@@ -148,14 +148,14 @@ def _has_grown(at: store.Store, image: ImageRef, size: int) -> bool:
         return qemu_img.virtual_size(path, image.format) < size
 
 
-def written(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None) -> tuple[dict[str, object], Record]:
-    """Commit all that a disk holds; return what was done, and its record then.
+def written(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None, rate: int = 0) -> tuple[dict[str, object], Record]:
+    """Commit all that a disk holds, at most `rate` bytes per second, 0 for no limit; return what was done, and its record then.
 
     What is committed lies under an empty layer before it is read: whoever starts the guest after that, since what comes next has
     failed, has it write to a layer of which nobody says that the image has it.
     """
     if not kept.waiting(record):
-        return _write(disk, record, ask), record
+        return _write(disk, record, ask, rate), record
     writers.check_file(record.path)
     if len(kept.chain(record)) > 1 and layers.is_empty(record.path):
         # There is one, of a commit that was refused.
@@ -166,7 +166,7 @@ def written(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | Non
         room.for_disk(disk.vm_dir, room.LITTLE, ask)
         layering.add_layer(AddLayer(disk, top + 1, top, record.format), planned)
         layering.activate_layer(ActivateLayer(disk, top + 1, "qcow2"), planned)
-    done = _write(disk, record, ask)
+    done = _write(disk, record, ask, rate)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         # A guest that was started meanwhile may have been given what was the active layer then.
         writers.check_file(layout.layer(layout.plain(record.path), top))
@@ -200,7 +200,7 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
             place = kept.keep(disk, record)
         vm_dir.remove_disk(disk, planned)
         return {"bytes": 0, "kept": kept.said(place)}
-    done, record = written(disk, record, planned, ask)
+    done, record = written(disk, record, planned, ask, step.rate)
     due = bridged.due(record)
     if due:
         return {**done, **due}

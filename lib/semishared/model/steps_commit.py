@@ -48,11 +48,12 @@ class CommitDisk(NamedTuple):
 class FinishDisk(NamedTuple):
     """Commit all of a diff that no guest has open, give up its claim, and remove it.
 
-    `domain`: the guest from which it was detached, which may run on; '' where there are no domains.
+    `domain`: the guest from which it was detached, which may run on; '' where there are no domains. `rate` as of CommitDisk.
     """
 
     disk: DiskRef
     domain: str = ""
+    rate: int = 0
 
 
 class RenewVm(NamedTuple):

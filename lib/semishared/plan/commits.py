@@ -55,10 +55,13 @@ def commit(place: DiskPlace, vm: Vm, domain: str, freeze: str, rate: int = 0) ->
     return done
 
 
-def kept(host: str, disk: s.DiskRef) -> Part[int]:
-    """Plan a commit of a disk that was kept when its VM was deleted, which then goes; return how many bytes were committed."""
+def kept(host: str, disk: s.DiskRef, rate: int = 0) -> Part[int]:
+    """Plan a commit of a disk that was kept when its VM was deleted, which then goes; return how many bytes were committed.
+
+    `rate` as of `commit`.
+    """
     yield from _turn(host, disk, "")
-    done = yield from settling.settled(host, c.FinishDisk(disk))
+    done = yield from settling.settled(host, c.FinishDisk(disk, rate=rate))
     return sum(int(answer["bytes"]) for answer in done)
 
 
