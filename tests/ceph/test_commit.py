@@ -17,12 +17,14 @@ from lab.ceph import POOL, Cluster
 from lab.cloud import DATASTORES, RBD_STORE, SYSTEM, Cloud
 from lab.guest import Guest, content
 from lab.oned import ActionFailed
+from semishared.config import Config
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 KIB = 64
 ZEROS = bytes(KIB << 10)
 DATA = content("base", 0, KIB)
 LOCAL = {"SEMISHARED_PLACE": "local"}
+SCRATCH = Config().io_limits["scratch"]
 
 
 @pytest.fixture(scope="module")
@@ -143,14 +145,17 @@ def test_a_guest_that_writes_is_committed_and_moves(
         source = cloud.source(image).removeprefix(f"{POOL}/")
         assert ceph.read(source, KIB << 10, 1024 << 10) == content("one", 1024, KIB)
     # Elsewhere, and once more.
+    cloud.oned.image_update(standing.image, {"SEMISHARED_IO_CLASS": "scratch"})
     vm = standing.vm = cloud.deploy("again", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(standing.image)}], host="h1")
     standing.guest.check("vdb", "last", 2048, KIB)
+    assert cloud.limits(vm, "vdb") == SCRATCH
     cloud.oned.vm_undeploy(vm, hard=True)
     # The front-end has the bridge's key alone.
     cloud.terminate(vm)
     vm = standing.vm = cloud.deploy("hot", [{"IMAGE_ID": str(os_image)}], host="h2")
     disk = cloud.oned.disk_attach(vm, standing.image)
     standing.guest.wait_disk("vdb")
+    assert cloud.limits(vm, "vdb") == SCRATCH
     standing.guest.check("vdb", "last", 2048, KIB)
     standing.guest.write("vdb", "hot", 2048, KIB)
     cloud.oned.disk_detach(vm, disk)
@@ -158,7 +163,7 @@ def test_a_guest_that_writes_is_committed_and_moves(
     cloud.terminate(vm)
     standing.is_settled()
     assert cloud.leftovers() == []
-    cell(("clone", "delete", "resize", "cpds"), "diff", "rbd", ("off", "live"))
+    cell(("clone", "delete", "resize", "cpds", "limit"), "diff", "rbd", ("off", "live"))
     cell("migrate", "diff", "rbd", "live")
     cell("mv", "diff", "rbd", "off")
     cell(("snap_create", "snap_delete"), "diff", "rbd", ("off", "live"))

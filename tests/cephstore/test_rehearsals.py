@@ -109,6 +109,11 @@ def in_place(cloud: CephSite) -> Words:
     return cloud.words(cloud.image(persistent=True))
 
 
+@situation("ln of a local disk", "CheckWriters", "SeeImage", "...")
+def local(cloud: CephSite) -> Words:
+    return cloud.words(cloud.image(persistent=True, SEMISHARED_PLACE="local"))
+
+
 def made(cloud: CephSite, action: str, persistent: bool = False, **attributes: str) -> Tuple[str, int]:
     """Return the place of disk 0, of an image, of a VM that is off, and the VM."""
     words = cloud.words(cloud.image(persistent, **attributes))
@@ -143,6 +148,12 @@ def removed(cloud: CephSite) -> Words:
 @situation("mvds", "EndSession", "...")
 def session_ends(cloud: CephSite) -> Words:
     disk, vm = made(cloud, "LN", persistent=True)
+    return [disk, cloud.one.oned.vm(vm).disks[0]["SOURCE"], str(vm), str(STORE)]
+
+
+@situation("mvds of a local disk", "EndSession", "...")
+def local_ends(cloud: CephSite) -> Words:
+    disk, vm = made(cloud, "LN", persistent=True, SEMISHARED_PLACE="local")
     return [disk, cloud.one.oned.vm(vm).disks[0]["SOURCE"], str(vm), str(STORE)]
 
 

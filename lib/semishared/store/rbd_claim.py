@@ -61,9 +61,12 @@ def settle(where: ceph.Pool, name: str) -> None:
                 return
             if claim.changing:
                 rbd_image.roll_back(image, _undo(image, claim, f"{where.name}/{name}"))
+                claim = claim._replace(changing=False, state=())
+                write(image, claim, "change undone")
+            # Until the record says that it is settled, whoever comes next does the rest.
             frozen = _frozen(image, claim.generation)
-            write(image, claim._replace(changing=False, state=(frozen,)))
             rbd_image.end_generations(image, keep=frozen)
+            write(image, claim._replace(state=(frozen,)))
     except MissingImage:
         return  # who needs it says so
     point("commit settled")
