@@ -6,19 +6,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable
 
 import pytest
 
-from semishared.errors import CommitRefused, NotOwner, SemisharedError, StaleDiff, UnknownClaim
+from semishared.errors import AnotherWriter, CommitRefused, NotOwner, SemisharedError, StaleDiff, UnknownClaim
 from semishared.model import steps as s
 from semishared.model import steps_commit as c
 from semishared.model.steps_base import EvictBase
 from semishared.model.steps_image import GrowImage, NoteEpoch
 from semishared.tools import inventory, qemu_img
 from tools.test_host_transfer import carry
+from tools.test_writers import exported
 from tools.world import OVERLAY_OPTIONS, MiB, World, qemu_io
 
 FORMATS = ("raw", "qcow2")
@@ -132,6 +136,33 @@ def test_the_layer_that_is_written_is_not_committed_on_request(world: World) -> 
     qemu_io(active(disk), "qcow2", "write -P 0x11 3M 64k")
     with pytest.raises(SemisharedError, match="to which nobody writes"):
         world.on(c.CommitDisk(disk, 0))
+
+
+def test_what_a_guest_writes_to_meanwhile_is_not_said_to_be_committed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = world.top / "trace"
+    monkeypatch.setenv("SEMISHARED_TRACE", str(trace))
+    at = 0
+    for number in (6, 5):
+        image, disk = world.image(f"image{number}", size=4 * MiB), world.disk(number)
+        attach(world, image._replace(id=number), disk)
+        qemu_io(active(disk), "qcow2", "write -P 0x11 3M 64k")
+        frozen(world, disk, 0)
+        trace.unlink()
+        if not at:
+            world.on(c.CommitDisk(disk, 0))
+            at = [line.partition(" ")[2] for line in trace.read_text().splitlines()].index("image committed") + 1
+    monkeypatch.setenv("SEMISHARED_STOP_AT", str(at))
+    with ThreadPoolExecutor(1) as pool:
+        committing = pool.submit(world.on, c.CommitDisk(disk, 0))
+        deadline = time.monotonic() + 60
+        while not trace.exists() or len(trace.read_text().splitlines()) < at:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        with exported(f"{disk.vm_dir}/disk.1.snap/0", "qcow2"):
+            os.kill(json.loads((world.root / "locks/vm-5-disks").read_text())["pid"], signal.SIGCONT)
+            with pytest.raises(AnotherWriter):
+                committing.result(60)
+    assert "committed" not in json.loads(Path(disk.vm_dir, ".semishared/disk.1.json").read_text())
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["disk", "vm"])

@@ -109,6 +109,8 @@ def commit(step: CommitDisk, planned: Planned, ask: room.Ask | None) -> dict[str
         return {"bytes": 0, **due}
     done = _write(disk, record._replace(path=path), ask, step.rate)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        # A guest that was started meanwhile may have been given what was the active layer then.
+        writers.check_file(path)
         # As it is now: its guest may write to another layer than when this began.
         records.write_record(disk.vm_dir, _diff(disk)._replace(committed=step.top))
     point("commit recorded")
