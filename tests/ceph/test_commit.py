@@ -225,6 +225,13 @@ def test_the_store_is_away(cloud: Cloud, ceph: Cluster, os_image: int) -> None:
         standing.guest.write("vdb", "one", 1024, KIB)
         standing.guest.check("vdb", "base", 0, KIB)
         assert "SS" in said(cloud, "commit", str(standing.vm), code=1)
+        cloud.oned.vm_undeploy(standing.vm, hard=True)
+        assert "its base with it" in cloud.said("mv")[-1]
+        said(cloud, "base", "evict", str(standing.image))
+        # Where it is to run it needs nothing of the store.
+        cloud.oned.vm_deploy(standing.vm, "h2", SYSTEM)
+        standing.guest.check("vdb", "one", 1024, KIB)
+        standing.guest.check("vdb", "base", 0, KIB)
         with pytest.raises(ActionFailed):
             cloud.terminate(standing.vm)
     cloud.oned.vm_recover(standing.vm, "retry")
