@@ -302,6 +302,24 @@ def test_action_that_begins_meanwhile_goes_first(live: Live) -> None:
     assert check(live) == "remote-first"
 
 
+@pytest.mark.parametrize("name", ["layers ready", "mirrors equal", "guest has gone over"])
+def test_libvirtd_that_dies_on_the_way_and_is_started_anew(live: Live, name: str) -> None:
+    """It finds again what QEMU does; whoever has been told nothing any more leaves the guest to the next action."""
+    with stopped_at(live, name):
+        pid = live.host.run(["pgrep", "-x", "libvirtd"], user="root").stdout.decode().strip()
+        live.host.run(["kill", "-KILL", pid], user="root")
+        live.host.run(["/usr/sbin/libvirtd", "-d"], user="root")
+        until(lambda: live.virsh("domstate", DOMAIN, check=False) in ("running", "paused"), 20, "a libvirtd that knows the guest", 0.05)
+        go_on(live)
+    put_right(live, DOMAIN)
+    live.at_rest()
+    live.check_opened(DISK)
+    reads = reads_store(live)
+    live.write_running(DISK, 6)
+    live.end_domain()
+    assert reads is (check(live, written(1, 2, 3, 5, 6)) == "remote-first")
+
+
 VMM = "/var/tmp/one/vmm/semishared"
 
 
