@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List
@@ -15,6 +16,7 @@ import pytest
 from semishared.errors import HostFailed
 from semishared.front.detach import detach
 from semishared.guest import detach as live
+from semishared.model import layout
 from semishared.model import steps as s
 from semishared.model.steps_base import DetachVm
 from semishared.tools import layers
@@ -164,6 +166,39 @@ def powered_off(site: ActionSite, image: int) -> int:
     site.make("clone", number)
     vm.state, vm.lcm_state = POWEROFF, 0
     return number
+
+
+def test_disk_that_is_removed_meanwhile_leaves_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenNebula takes a disk from a VM that is off with one action of ours alone, and knows nothing of what is under way in it."""
+    number = points(Vm(World(tmp_path / "whole"), "raw"), tmp_path, monkeypatch).index("leased")
+    trace, vm = tmp_path / "trace", Vm(World(tmp_path / "other"), "raw")
+    trace.unlink()
+    monkeypatch.setenv("SEMISHARED_TRACE", str(trace))
+    monkeypatch.setenv("SEMISHARED_STOP_AT", str(number))
+    ended: List[str] = []
+
+    def work() -> None:
+        try:
+            vm.detach()
+        except HostFailed as e:
+            ended.append(e.detail)
+
+    at_work = threading.Thread(target=work)
+    at_work.start()
+    lock = Path(layout.disks_lock(layout.base_store_of(vm.ref.vm_dir), 5))
+    while not trace.exists() or len(trace.read_text().splitlines()) < number:
+        time.sleep(0.05)
+    for name in ("TRACE", "STOP_AT"):
+        monkeypatch.delenv(f"SEMISHARED_{name}")
+    pid = json.loads(lock.read_text())["pid"]
+    vm.world.on(s.RemoveDisk(vm.ref, ""))
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        pass
+    at_work.join(60)
+    assert ended and vm.world.leases() == []
+    vm.world.on(s.DescribeVm(5, vm.ref.vm_dir))
 
 
 def test_interrupted_it_ends_with_the_vm_that_it_is_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

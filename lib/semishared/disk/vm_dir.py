@@ -133,6 +133,7 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
 
     Without `forget` the record of a clone on the network stays, and is returned: that must be removed first.
     """
+    _end_others(disk.vm, disk.vm_dir)
     with _lock(disk.vm, disk.vm_dir) as file:
         noted = _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned)
         record = _to_remove(disk)
@@ -218,15 +219,19 @@ def _note(file: IO[str], vm: int, vm_dir: str, key: str, planned: Planned, *, mu
     return True
 
 
+def _end_others(vm: int, vm_dir: str) -> None:
+    """End who is at work on the disks yet: a backup that nobody waits for would make the directory anew, a detachment take a lease."""
+    if os.path.exists(job_lock.lock_path(vm, vm_dir)):
+        job_lock.take(vm, vm_dir)
+
+
 def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = str) -> str:
     """Remove a VM directory, not across mounts, what killed moves left of it, and all leases of the VM.
 
     It is taken out of its place by one rename first: however far the removal comes, nobody takes the rest for the VM.
     `why_not` is asked when nobody else can publish the VM any more: return what it says; nothing is removed unless that is ''.
     """
-    if os.path.exists(job_lock.lock_path(vm, vm_dir)):
-        # A backup that nobody waits for any more would make the directory anew.
-        job_lock.take(vm, vm_dir)
+    _end_others(vm, vm_dir)
     root = cache.root_of(vm_dir)
     with _lock(vm, vm_dir) as file:
         why = why_not()
