@@ -233,6 +233,20 @@ def cluster(report: Data) -> str:
     return _plain(report, "cluster/")
 
 
+def pool(report: Data) -> str:
+    """Orders of a pool side by side."""
+    found = _by_name(report)
+    rows = []
+    for name in [name[: -len("/full")] for name in found if name.startswith("pool/") and name.endswith("/full")]:
+        _, devices, way = name.split("/")
+        fair, added, removed = (found.get(f"{name}/{part}") for part in ("fair", "added", "removed"))
+        spread = [_spread(fair), _ratio(added), _ratio(removed)] if fair and added and removed else ["-"] * 3
+        rows.append([devices, way, *spread, _spread(found[f"{name}/full"])])
+    head = ["devices", "order", "fullest / its share", "moved when one comes / least", "moved when one goes / least",
+            "fill of the pool when the first file does not fit"]  # fmt: skip
+    return _table(head, rows)
+
+
 def options(report: Data) -> str:
     """Overlay options, one table for each size of image."""
     found = _by_name(report)
@@ -281,7 +295,7 @@ def overlay(report: Data) -> str:
 BLOCKS: Dict[str, Callable[[Data], str]] = {
     "machine": machine, "budgets": budgets, "clone": clone, "ceph": ceph, "actions": actions, "overlay": overlay,
     "options": options, "creation": creation, "stage": stage, "migrate": migrate,
-    "commit": commit, "cluster": cluster,
+    "commit": commit, "cluster": cluster, "pool": pool,
 }  # fmt: skip
 
 

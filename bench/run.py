@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
-    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases commit cluster
+    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases commit cluster pool
     bench/run.py --docs [TABLE ...]       write the tables in docs/ (all, or those) from build/bench.json
 
 Times mean nothing on a shared machine: every figure is compared with a baseline of the same run.
@@ -31,6 +31,7 @@ import migrate  # noqa: E402
 import overlay  # noqa: E402
 import page  # noqa: E402
 import plots  # noqa: E402
+import pool  # noqa: E402
 import releases  # noqa: E402
 import stage  # noqa: E402
 from figures import Figure  # noqa: E402
@@ -52,6 +53,7 @@ BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "releases": releases.releases,
     "commit": commits.commits,
     "cluster": cluster.cluster,
+    "pool": pool.pools,
 }
 
 

@@ -58,6 +58,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "store": {"paths": ["tests/store"], "minutes": 10},
     "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 15},
     "operate": {"paths": ["tests/operate"], "minutes": 15},
+    "pool": {"paths": ["tests/pool"], "minutes": 15},
     "docs": {"paths": ["tests/docs"], "minutes": 10},
     "shell": {"paths": ["tests/shell"], "minutes": 10, "runner": "bats"},
     "staging-more": {"paths": ["tests/staging/test_more_faults.py"], "minutes": 10, "full": True},

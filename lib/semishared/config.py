@@ -49,6 +49,7 @@ class Config(NamedTuple):
     staging_rate: str = "none"
     staging_portbase: int = 9000
     snapshots_freeze: str = "agent-or-suspend"
+    pool_devices: str = "none"
     migration_rate: int = 0
     migration_downtime_ms: int = 300
     migration_auto_converge: str = "no"
@@ -93,7 +94,7 @@ class Config(NamedTuple):
 
 
 def load(path: str = PATH) -> Config:
-    """Return the settings of `path`; raise BadAttribute for an unknown key or a value of the wrong kind."""
+    """Return the settings of `path`; raise BadAttribute for an unknown key or a value of the wrong kind, BadPool."""
     import configparser
 
     parser = configparser.ConfigParser(interpolation=None)
@@ -125,6 +126,10 @@ def load(path: str = PATH) -> Config:
     for name, (rate, _) in config.io_limits.items():
         if rate and not LEAST_BYTES <= rate <= MOST_BYTES:
             raise BadAttribute(f"semishared.conf: {name}_bytes in [io_class] is not from 1M to 900000G")
+    if config.pool_devices != "none":
+        from .plan import pool
+
+        pool.declared(config.pool_devices)
     if config.fence_command != "none" and not _is_program(config):
         raise BadAttribute(f"semishared.conf: command = {config.fence_command!r} in [fence] is neither /a/program and its words nor none")
     return config

@@ -471,6 +471,27 @@ class CannotDetach(SemisharedError):
     remedy = "its VM runs on as before; `semishared detach` again when what is named has changed"
 
 
+class BadPool(SemisharedError):
+    """A pool of local devices that cannot be as it is declared, or a device that cannot be one of it."""
+
+    id = "SS160"
+    remedy = "set SEMISHARED_POOL of the host (or [pool] in semishared.conf) right, then `semishared pool add HOST`"
+
+
+class DeviceMissing(SemisharedError):
+    """A disk whose layers lie on a device of its host's pool that is not there."""
+
+    id = "SS161"
+    remedy = "mount the device again, then retry; `semishared pool check HOST` says what else is missing"
+
+
+class NoDevice(SemisharedError):
+    """No device of a host's pool that could take a disk or a base."""
+
+    id = "SS162"
+    remedy = "mount the devices that are missing, or change the pool: `semishared pool check HOST`"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

@@ -111,7 +111,7 @@ def test_page_of_attributes_lists_what_placement_knows_and_nothing_else() -> Non
     of_ceph = set(re.findall(r'"(SEMISHARED_CEPH_[A-Z_]+)"', (ROOT / "lib/semishared/model/stores.py").read_text()))
     assert len(of_ceph) == 5
     written = {"SEMISHARED_STORE", "SEMISHARED_CLOUD"}
-    of_hosts = {"SEMISHARED_BASES_LIMIT", "SEMISHARED_BASES_FLOOR", "SEMISHARED_FENCED"}
+    of_hosts = {"SEMISHARED_BASES_LIMIT", "SEMISHARED_BASES_FLOOR", "SEMISHARED_FENCED", "SEMISHARED_POOL"}
     assert set(re.findall(r"SEMISHARED_[A-Z_]+", page)) == set(known) | of_ceph | written | of_hosts
 
 

@@ -45,6 +45,16 @@ def find(*machines: gc.Machine, older_than: int = 3600, all_seen: bool = True) -
     return gc.find(list(machines), known, older_than, all_seen)
 
 
+def test_what_no_link_leads_to_goes_with_its_vm_and_what_is_of_a_base_at_once() -> None:
+    place = "/mnt/a/.semishared"
+    there = [item(f"{place}/layers/{number}-0-0123456789ab", vm=number) for number in (5, 7, 8)]
+    there.append(item(f"{place}/bases/100-1-{HEX}", vm=-1))
+    found = find(machine(unlinked=there, domains={"names": ["one-8"], "files": []}))
+    assert [(gone.vm, bool(gone.keep)) for gone in found] == [(5, True), (7, False), (8, True), (-1, False)]
+    assert found[1].steps() == [s.Discard("unlinked", f"{place}/layers/7-0-0123456789ab", LOCATION, 7, "1")]
+    assert find(machine(unlinked=there), older_than=10000) == []
+
+
 def test_vm_that_oned_does_not_know_goes_unless_a_domain_is_it_or_uses_it() -> None:
     assert find(machine(vms=[vm(5)])) == []
     (found,) = find(machine(vms=[vm(7)]))

@@ -11,14 +11,14 @@ from typing import Any, Iterator
 
 import pytest
 
-from semishared.model import layout, layout_base, layout_delta, layout_diff, layout_pool, layout_store
+from semishared.model import layout, layout_base, layout_delta, layout_devices, layout_diff, layout_pool, layout_store
 from semishared.tools import signatures
 
 pytestmark = pytest.mark.reads_checkout
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "lib" / "semishared"
-LAYOUT = {"layout", "layout_base", "layout_delta", "layout_diff", "layout_pool", "layout_store"}
+LAYOUT = {"layout", "layout_base", "layout_delta", "layout_devices", "layout_diff", "layout_pool", "layout_store"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.stem not in LAYOUT)
 
 # -- nobody else ------------------------------------------------------------------------------------
@@ -127,6 +127,13 @@ def test_names_of_bases_clones_and_images_are_parsed_as_they_were_made() -> None
     name = layout_base.name(100, 35, GENERATION)
     assert layout_base.named(name) == (100, 35, GENERATION) and layout_base.prefix_of(name) == layout_base.prefix(100, 35)
     assert layout_base.named(f"{name}0") is layout_base.named("100-35-") is None
+    own = layout_devices.Link("0f0e0d0c-0b0a-4908-8706-050403020100", "layers", layout_devices.layers_name(7, 1, "0123456789ab"))
+    for link in (own, own._replace(part="bases", name=name), own._replace(part="staging", name="100-35")):
+        assert layout_devices.linked(layout_devices.target_of(link)) == link
+    assert layout_devices.layers_named(own.name) == (7, 1) and layout_devices.layers_named("7-1-x") is None
+    strange = (layout_devices.target_of(own)[3:], f"{layout_devices.target_of(own)}/..")
+    assert [layout_devices.linked(text) for text in (*strange, layout_devices.target_of(own._replace(part="locks")))] == [None] * 3
+    assert layout_devices.mount(layout_devices.side("/mnt/a")) == "/mnt/a"
     assert layout_base.leased_to(layout_base.lease_name(7, 1)) == (7, 1) and layout_base.leased_to("7-1-2") is None
     for cloud in ("", GENERATION):
         clone = layout_store.clone("/ds/100/.semishared/abc", 7, 1, cloud)
@@ -149,13 +156,14 @@ def test_names_of_bases_clones_and_images_are_parsed_as_they_were_made() -> None
 
 PAGE = (ROOT / "docs" / "reference" / "names.md").read_text(encoding="utf-8")
 PARSERS = {"layer_of", "disk_of", "plain", "location_of", "incoming_of", "prefix_of", "store_of", "side_of", "layout_pool.generation",
-           "kept_layer"}  # fmt: skip
+           "kept_layer", "mount"}  # fmt: skip
 """Functions that return a text, but no name that they have made."""
 PLACEHOLDERS: dict[str, Any] = {
     # (function and) parameter: what the page has in its place; NAME in that of all others, which are paths or names
     "vm": "<vm>", "disk": "<disk>", "generation": "<generation>", "random": "<random>", "port": "<port>", "cloud": "<cloud>",
     "maker": "<host><boot>-<pid>-<start>-<random>", "kind": "removed", "store": "<store>", "prefix": "<store>-<image>",
     **{f"layout.{name}.disk": "N" for name in ("disk_name", "record_name", "record", "clone_note", "job_note", "saved", "arriving_backup")},
+    "uuid": "<uuid>", "link": layout_devices.Link("<uuid>", "layers", "<vm>-<disk>-<random>"),
     "epoch": "<seq>", "layout_diff.last.disk": "N",
     "layout.disk.number": "N", "layout.backup_copy.number": "N", "layout.layer.number": "K", "layout_pool.image.number": "<image>",
     "layout.layer.disk": "disk.N", "layout.layers.disk": "disk.N", "layout.staged.name": "NAME", "layout.lock.name": "holders",
@@ -174,7 +182,7 @@ NOT_OURS = re.compile(r"<datastore>|<DATASTORE_LOCATION>|<system datastore>|<vm>
 
 def made() -> Iterator[str]:
     """Yield what each formatter makes of what the page has in the place of its arguments, and each constant name."""
-    for module in (layout, layout_base, layout_delta, layout_diff, layout_store, layout_pool):
+    for module in (layout, layout_base, layout_delta, layout_devices, layout_diff, layout_store, layout_pool):
         short = module.__name__.rpartition(".")[2]
         yield from (value for name, value in vars(module).items() if name.isupper() and isinstance(value, str) and value[-1] not in "-")
         for name, function in inspect.getmembers(module, inspect.isfunction):

@@ -16,15 +16,18 @@ when everything in it is on disk. Eviction unlinks `image`: an overlay keeps its
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 from typing import Collection, NamedTuple
 
-from ..errors import BadArguments
+from ..errors import BadArguments, BadRecord
 from ..model import layout, layout_base
+from ..model.record import Record
 from ..model.refs import ImageRef
 from ..tools import beneath, files, progress
 from ..tools.crash_points import point
+from ..tools.run import work
+from . import devices
 
 
 class Base(NamedTuple):
@@ -81,7 +84,8 @@ def is_published(base: Base) -> bool:
 
     Raise UnexpectedLink if any of it is a symbolic link.
     """
-    for path in (base.directory, base.image, base.manifest, base.leases):
+    devices.refuse_link(base.directory)
+    for path in (base.image, base.manifest, base.leases):
         beneath.refuse_link(path)
     if os.path.exists(base.image):
         return True
@@ -108,6 +112,17 @@ def _note_source(directory: str, image: ImageRef) -> None:
         files.write(layout_base.source(directory), f"{image.source}\n".encode(), 0o440)
 
 
+def _bring(source: str, target: str) -> None:
+    """Rename a file of what is staged into a base's directory, which may be on another device."""
+    try:
+        os.rename(source, target)
+    except OSError as e:
+        if e.errno != errno.EXDEV:
+            raise
+        with files.published(target) as staged:
+            work(["cp", "--sparse=always", "--preserve=mode", "--", source, staged])
+
+
 def publish(root: str, base: Base, image: ImageRef) -> Base:
     """Make what is staged of an image, and whole, the base, under its lock."""
     staging = layout_base.staging(root, image.base_prefix)
@@ -118,17 +133,50 @@ def publish(root: str, base: Base, image: ImageRef) -> Base:
             # An eviction that was killed may have taken these already.
             os.makedirs(base.leases, exist_ok=True)
             _note_source(base.directory, image)
-            os.rename(layout_base.manifest(staging), base.manifest)
-            os.rename(layout_base.image(staging), base.image)
-        shutil.rmtree(staging, ignore_errors=True)
+            _bring(layout_base.manifest(staging), base.manifest)
+            _bring(layout_base.image(staging), base.image)
+        devices.remove(staging)
     else:
         # What a killed run had half written beside what this one went on with; in a base nobody would look for it.
         files.remove_staged(*os.path.split(layout_base.manifest(staging)))
         _note_source(staging, image)
-        os.rename(staging, base.directory)
+        is_lost = os.path.islink(base.directory)
+        devices.publish(root, staging, base.directory)
+        if is_lost:
+            _lease_again(root, base)
     files.fsync(layout_base.bases(root))
     point("base published")
     return base
+
+
+def _lease_again(root: str, base: Base) -> None:
+    """Give the disks of this host that lie over a base their leases, after it was made anew since its device is away."""
+    location, name = os.path.dirname(root), os.path.basename(base.directory)
+    for system in filter(layout.is_number, os.listdir(location)):
+        for entry in os.listdir(f"{location}/{system}"):
+            own, directory = layout.beside_named(entry), f"{location}/{system}/{entry}"
+            vm = own.vm if own else int(entry) if layout.is_number(entry) else -1
+            for path in [layout.record(directory, disk) for disk in _recorded(directory)] if vm >= 0 else ():
+                record = files.read_json(path) or {}
+                if _lies_over(record, name) and lease(base, vm, int(str(record["disk"]))) and not os.path.exists(path):
+                    files.unlink(base.lease(vm, int(str(record["disk"]))))
+
+
+def _recorded(vm_dir: str) -> list[int]:
+    try:
+        found = map(layout.recorded, os.listdir(layout.records(vm_dir)))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [disk for disk in found if disk is not None]
+
+
+def _lies_over(record: dict[str, object], name: str) -> bool:
+    """Tell whether a disk with this record lies over the base of that name; one that cannot be understood does not."""
+    try:
+        known = Record.from_data(record)
+    except BadRecord:
+        return False
+    return known.place.leases and known.image is not None and known.image.base_name == name
 
 
 def lease(base: Base, vm: int, disk: int) -> str:
@@ -157,7 +205,7 @@ def release(root: str, vm: int, disk: int | None = None, but: str = "", spare: C
     for name in directories:
         base = layout_base.base(root, name)
         leases = layout_base.leases(base)
-        if base == but or beneath.is_link(base) or beneath.is_link(leases):
+        if base == but or not layout_base.named(name) or (beneath.is_link(base) and not devices.link_of(base)) or beneath.is_link(leases):
             continue
         try:
             found = os.listdir(leases)
@@ -177,8 +225,8 @@ def forget(base: Base) -> bool:
     before that is seen by rmdir, and then the base is whole again: its image comes back from the lease.
     """
     leases = base.leases
-    for path in (base.directory, leases):
-        beneath.refuse_link(path)
+    devices.refuse_link(base.directory)
+    beneath.refuse_link(leases)
     try:
         if os.listdir(leases):
             return False
@@ -194,5 +242,5 @@ def forget(base: Base) -> bool:
         is_published(base)
         return False
     point("base forgotten")
-    shutil.rmtree(base.directory, ignore_errors=True)
+    devices.remove(base.directory)
     return True

@@ -12,14 +12,13 @@ Where the VM is to run it becomes a base of the host again, if it is what its ge
 from __future__ import annotations
 
 import os
-import shutil
 
 from ..model import layout, layout_base, layout_diff
 from ..model.record import Record
 from ..model.refs import ImageRef
 from ..tools import beneath, extents, files, inspection, locks
 from ..tools.crash_points import point
-from . import cache
+from . import cache, devices
 
 
 def put(root: str, vm: int, record: Record) -> bool:
@@ -73,14 +72,15 @@ def take(root: str, vm: int, record: Record) -> None:
 def _published(root: str, image: ImageRef, path: str) -> bool:
     """Publish what came as a base, under its image's lock; tell whether it was what its generation says."""
     staging = layout_base.staging(root, image.base_prefix)
-    shutil.rmtree(staging, ignore_errors=True)
+    devices.remove(staging)
+    devices.stage(root, image.base_prefix, files.allocated(path))
     with files.enough_space(root):
         os.makedirs(layout_base.leases(staging))
         made = layout_base.image(staging)
         _linked(path, made)
         found = extents.copy(made, None, image.format, "hashed")
         if found.generation != image.generation:
-            shutil.rmtree(staging, ignore_errors=True)
+            devices.remove(staging)
             return False
         inspection.check(made, image.format, path)
         os.chmod(made, 0o440)

@@ -13,7 +13,7 @@ from ..model.refs import ImageRef
 from ..model.steps_base import DescribeBase
 from ..tools import compress, extents
 from ..tools.run import PATH
-from . import cache, manifests, partial, room
+from . import cache, devices, manifests, partial, room
 from .held import Held
 
 
@@ -37,7 +37,7 @@ def describe(step: DescribeBase) -> dict[str, object]:
         "generation": wanted.generation, "current": current, "has": has, "manifest": found is not None,
         "needed": 0 if has or trouble else needed(content, seen, expected),
         "lacks": [] if has else _lacks(step.root, wanted, found), "tools": tools, "trouble": trouble,
-        **room.list_bases(step.root),
+        **room.list_bases(step.root, devices.likely(step.root, image.base_prefix, 0)),
     }  # fmt: skip
 
 

@@ -9,7 +9,6 @@ there is no room (room.py). The front-end says from where and which, if the plan
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import contextmanager
 from typing import Any, Iterator, NamedTuple, Optional, Tuple
 
@@ -21,7 +20,7 @@ from ..model.steps import ImageRef
 from ..tools import files, inspection, locks
 from ..tools.crash_points import point
 from ..tools.undo import Undo
-from . import cache, room
+from . import cache, devices, room
 
 Disk = Tuple[int, int]
 """VM and number of a disk."""
@@ -98,11 +97,12 @@ def _read_whole(
 ) -> cache.Base:
     """Make the base of a content that nobody has hashed yet, and make known what it is."""
     staging = layout_base.staging(root, image.base_prefix)
-    shutil.rmtree(staging, ignore_errors=True)
+    devices.remove(staging)
+    devices.stage(root, image.base_prefix, content.allocated(seen))
     room.for_base(root, image, content.allocated(seen), ask, want)
     with Undo() as undo, files.enough_space(root):
         # What a failed copy has written is space that the host lacks.
-        undo.add(lambda: shutil.rmtree(staging, ignore_errors=True))
+        undo.add(lambda: devices.remove(staging))
         os.makedirs(layout_base.leases(staging))
         point("staging made")
         made = layout_base.image(staging)

@@ -9,7 +9,6 @@ want the same bases cannot wait for each other. What came stays if all sources f
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from contextlib import ExitStack
 from typing import IO, Callable, Sequence
@@ -23,7 +22,7 @@ from ..model.steps_base import FetchBases, Part
 from ..plan import eviction
 from ..tools import files, inspection, locks, progress
 from ..tools.rate_limit import stand_back
-from . import cache, describe, room
+from . import cache, describe, devices, room
 from .account import Account, Orders, Tell
 from .filling import Filling
 from .targets import Target, Targets
@@ -167,7 +166,7 @@ class _Reception:
             return
         target.partial.close()
         if not target.is_published and isinstance(target.error, OF_NO_USE):
-            shutil.rmtree(target.partial.directory, ignore_errors=True)
+            devices.remove(target.partial.directory)
         target.end()
 
 
@@ -181,6 +180,7 @@ def fetch(
     needed = describe.needed(content, seen, content.expected(current) if current == image.generation else None) if seen else 0
     # What a killed action has left is gone on with, or removed.
     needed = max(0, needed - files.allocated(layout_base.image(layout_base.staging(root, image.base_prefix))))
+    devices.stage(root, image.base_prefix, needed, devices.device_of(layout_base.base(root, image.base_name)))
     answer = room.ask_for_base(root, image, needed, ask, want)
     fill(_of_answer(root, image, answer), lambda **_: None, lambda: None)
 

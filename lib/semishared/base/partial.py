@@ -16,7 +16,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import shutil
 import struct
 
 from ..errors import ImageChanged, TransferCorrupt
@@ -24,6 +23,7 @@ from ..model import layout_base
 from ..model.steps import ImageRef
 from ..tools import extents, files, progress
 from ..tools.crash_points import point
+from . import devices
 
 AT_ONCE = 256 << 10
 """Bytes of one write past the page cache: for so much a guest's own write may have to wait."""
@@ -72,7 +72,8 @@ class Partial:
         if self._was_finished:
             files.write(layout_base.generation(self.directory), image.generation.encode())
         elif generation_in(self.directory) != image.generation:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            devices.clear(self.directory)
+            devices.stage(root, image.base_prefix, 0, devices.device_of(layout_base.base(root, image.base_name)))
             os.makedirs(layout_base.leases(self.directory))
             files.write(layout_base.generation(self.directory), image.generation.encode())
             point("partial made")

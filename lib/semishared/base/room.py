@@ -15,7 +15,7 @@ from ..model import layout, layout_base
 from ..model.refs import ImageRef
 from ..tools import locks
 from ..units import human
-from . import cache
+from . import cache, devices
 
 if TYPE_CHECKING:
     from ..plan import eviction
@@ -30,23 +30,23 @@ Ask = Callable[..., Dict[str, object]]
 """
 
 
-def list_bases(root: str) -> dict[str, Any]:
-    """Return all bases of this host and the capacity of their file system."""
+def list_bases(root: str, where: str = "") -> dict[str, Any]:
+    """Return all bases of this host and the capacity of their file systems; with `where`, of its file system alone."""
     found = []
+    only = os.stat(devices.made_part(where)).st_dev if where else -1
     for name in sorted(names(layout_base.bases(root))):
-        if layout_base.named(name):
+        base = layout_base.base(root, name)
+        if layout_base.named(name) and only in (-1, os.stat(devices.made_part(base)).st_dev):
             described = describe(cache.at(root, name))
             if described:
                 found.append(described)
-    stat = os.statvfs(_made_part(root))
-    return {"bases": found, "total": stat.f_blocks * stat.f_frsize, "free": stat.f_bavail * stat.f_frsize}
+    total, free = devices.space(root) if not where else _space(where)
+    return {"bases": found, "total": total, "free": free}
 
 
-def _made_part(path: str) -> str:
-    """Return the nearest directory of `path` that is there."""
-    while not os.path.isdir(path):
-        path = os.path.dirname(path)
-    return path
+def _space(where: str) -> tuple[int, int]:
+    stat = os.statvfs(devices.made_part(where))
+    return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
 
 
 def names(directory: str) -> list[str]:
@@ -133,7 +133,7 @@ FOR_ALL, FOR_THIS, BORROWED, MENDED = Want(), Want(must=True), Want(must=True, s
 
 def ask_for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want: Want) -> dict[str, object]:
     """Return how a base of `needed` bytes is to be had (see Ask); raise NoSpace if there cannot be room for it."""
-    listed = list_bases(root)
+    listed = list_bases(root, layout_base.staging(root, image.base_prefix))
     if ask:
         return ask(question="base", name=image.base_name, needed=needed, must=want.must, stays=want.stays, mends=want.mends, **listed)
     from ..plan import eviction
@@ -163,13 +163,11 @@ def for_disk(vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, ...] = 
     that the bytes are for, if that is not the VM's.
     """
     root = cache.root_of(vm_dir)
-    place = _made_part(where or vm_dir)
+    place = devices.made_part(where or vm_dir)
     stat = os.statvfs(place)
     if stat.f_bavail * stat.f_frsize - needed > stat.f_blocks * stat.f_frsize // PLENTY:
         return
-    if os.stat(place).st_dev != os.stat(_made_part(root)).st_dev:
-        return
-    listed = list_bases(root)
+    listed = list_bases(root, place)
     if not any(not base["leases"] for base in listed["bases"]):
         return
     floor = _limits(listed).floor
@@ -186,7 +184,20 @@ def for_disk(vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, ...] = 
 def require(vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, ...] = (), where: str = "") -> None:
     """As for_disk, of bytes that are known to come; raise NoSpace where they do not fit, before the first is written."""
     for_disk(vm_dir, needed, ask, last, where)
-    stat = os.statvfs(_made_part(where or vm_dir))
+    stat = os.statvfs(devices.made_part(where or vm_dir))
     left = needed - stat.f_bavail * stat.f_frsize
     if left > 0:
         raise NoSpace(f"no space for {human(needed)} in {where or vm_dir} on {os.uname().nodename}: {human(left)} are missing")
+
+
+def require_for_vm(vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, ...]) -> None:
+    """As require, of a VM's disks, which come to devices where there is a pool: not all to one."""
+    root = cache.root_of(vm_dir)
+    where = devices.likely(root, os.path.basename(vm_dir), needed)
+    if not where:
+        require(vm_dir, needed, ask, last)
+        return
+    for_disk(vm_dir, needed, ask, last, where)
+    left = needed - devices.space(root)[1]
+    if left > 0:
+        raise NoSpace(f"no space for {human(needed)} in the pool of {os.uname().nodename}: {human(left)} are missing")

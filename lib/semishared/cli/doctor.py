@@ -36,7 +36,7 @@ from ..plan.diagnosis_machines import Answers, of_machines
 from ..plan.gc import find
 from ..tools.files import unlink
 from ..units import human
-from . import doctor_fence, gc, gc_pools
+from . import doctor_fence, doctor_pool, gc, gc_pools
 from .waiting import Waiting
 
 AT_ONCE = 32
@@ -72,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         *plan.of_stock_images(stock_images(cloud), front_end),
         *plan.of_leftovers(count, size, front_end),
         *doctor_fence.findings(cloud, answers, config, front_end),
+        *doctor_pool.findings(cloud, config),
     ]
     findings.sort(key=lambda item: (-item.severity, item.machine != front_end, item.machine))
     if arguments.json:

@@ -23,6 +23,7 @@ COMMANDS = {
     "fence": "shut a dead host out of all stores, or let it in again",
     "gc": "remove what killed actions left over",
     "plan": "say what an action would do, and do nothing",
+    "pool": "list, declare and check the local devices of hosts",
     "setup": "make the datastores, or print their templates and what to click",
     "stage": "put bases of images onto hosts before VMs need them there",
     "status": "say where each disk lives and why, and what it needs",

@@ -18,6 +18,7 @@ from ..errors import SemisharedError, ToolFailed
 from ..model import layout
 from ..tools import files, locks, run
 from ..tools.crash_points import point
+from . import on_devices
 
 
 def new_name(kind: str, vm_dir: str) -> str:
@@ -57,7 +58,7 @@ def sweep(vm_dir: str, root: str, vm: int) -> None:
         if not locks.is_held(layout.incoming_lock(root, path)):
             bury(path, vm)
     for path in listed(vm_dir, "removed"):
-        files.remove_tree(path)
+        on_devices.remove_tree(path)
         point("removed directory gone")
     try:
         left = [name for name in os.listdir(layout.locks(root)) if layout.incoming_of(name, vm)]
@@ -93,7 +94,7 @@ def receiving(vm: int, vm_dir: str, root: str) -> Iterator[str]:
             yield staging
         except BaseException:
             # It may be what fills the disk.
-            files.remove_tree(staging)
+            on_devices.remove_tree(staging)
             raise
         finally:
             run.kept.remove(file.fileno())

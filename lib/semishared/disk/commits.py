@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from .. import store
-from ..base import cache, room
+from ..base import cache, devices, room
 from ..base.ensure import borrowed, ensure
 from ..errors import BadRecord, NotSupported, ToolFailed
 from ..guest import domain, job_lock
@@ -24,9 +24,9 @@ from ..model.steps_commit import CommitDisk, CreateDiff, FinishDisk, TakeTurn
 from ..model.steps_snapshot import ActivateLayer, AddLayer
 from ..store import writers
 from ..store.diffs import Diff
-from ..tools import files, layers, qemu_img
+from ..tools import layers, qemu_img
 from ..tools.crash_points import point
-from . import beside, bridged, create, history, kept, layering, records, recovery, vm_dir
+from . import beside, bridged, create, history, kept, layering, on_devices, records, recovery, vm_dir
 from .epochs import Planned
 
 
@@ -44,7 +44,8 @@ def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, 
     record = Record(disk.disk, DIFF, "qcow2", create.first_layer(disk), image=image._replace(generation=base.generation))
     before = at.claim(image, owner_of(disk, image, planned.seq, base.generation))
     point("image claimed")
-    with create.publishing(disk, planned, record) as staged:
+    near = devices.device_of(base.directory)
+    with create.publishing(disk, planned, record, create.growth(lease, step.min_size), near) as staged:
         size = create.grown(lease, image, step.min_size)
         qemu_img.create_overlay(staged, lease, image.format, size, step.options)
     if disk.disk not in kept.others(disk.vm, disk.vm_dir):
@@ -214,7 +215,7 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
 def _take_away(disk: DiskRef, planned: Planned) -> None:
     vm_dir.remove_disk(disk, planned)
     if kept.is_kept(disk.vm_dir):
-        files.remove_tree(beside.bury(disk.vm_dir, disk.vm))
+        on_devices.remove_tree(beside.bury(disk.vm_dir, disk.vm))
 
 
 def _is_given_up(owner: Owner | None, own: Owner) -> bool:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import ContextManager, Iterator
 
 from .. import store
-from ..base import cache, room
+from ..base import cache, devices, room
 from ..base.ensure import ensure
 from ..errors import ImageChanged, MissingImage, NotSupported
 from ..guest import block_jobs, job_lock
@@ -36,8 +36,11 @@ from . import records, recovery, snapshots, vm_dir
 from .epochs import Planned
 
 
-def publishing(disk: DiskRef, planned: Planned, record: Record) -> ContextManager[str]:
-    """Return a context that yields a staged name for the disk; when it ends well, the disk is recorded and published."""
+def publishing(disk: DiskRef, planned: Planned, record: Record, expected: int = 0, near: str = "") -> ContextManager[str]:
+    """Return a context that yields a staged name for the disk; when it ends well, the disk is recorded and published.
+
+    `expected`: about how many bytes it will take; `near`: the device of what it lies over.
+    """
 
     def write() -> None:
         if files.read_json(layout.record(disk.vm_dir, disk.disk)) not in (None, record.to_data()):
@@ -45,8 +48,8 @@ def publishing(disk: DiskRef, planned: Planned, record: Record) -> ContextManage
             files.unlink(disk.path)
         records.write_record(disk.vm_dir, record)
 
-    layered = record.is_local and record.place.is_layered
-    return vm_dir.published(disk.vm, disk.vm_dir, layout.disk_name(disk.disk), planned, write, layered=layered)
+    layered = vm_dir.Layered(expected, near) if record.is_local and record.place.is_layered else None
+    return vm_dir.published(disk.vm, disk.vm_dir, layout.disk_name(disk.disk), planned, write, layered)
 
 
 def first_layer(disk: DiskRef) -> str:
@@ -64,7 +67,7 @@ def create_overlay(step: CreateOverlay, planned: Planned, ask: room.Ask | None) 
     with Undo() as undo:
         if is_first:
             undo.add(lambda: cache.release(root, disk.vm, disk.disk))
-        with publishing(disk, planned, record) as staged:
+        with publishing(disk, planned, record, growth(lease, step.min_size), devices.device_of(base.directory)) as staged:
             size = grown(lease, image, step.min_size)
             qemu_img.create_overlay(staged, lease, image.format, size, step.options)
         undo.keep()
@@ -88,11 +91,20 @@ def create_remote(step: CreateRemote, planned: Planned) -> None:
         image = image._replace(generation=content.generation(content.see()))
     record = Record(disk.disk, REMOTE_FIRST, "qcow2", first_layer(disk), image=image, over=over)
     remote.check(record)
-    with publishing(disk, planned, record) as staged:
-        size = max(remote.size(record), step.min_size)
+    size = max(remote.size(record), step.min_size)
+    with publishing(disk, planned, record, size // GROWTH) as staged:
         qemu_img.create_overlay(staged, remote.backing_name(record), image.format, size, step.options, look=False)
     # A disk made anew in another place.
     cache.release(cache.root_of(disk.vm_dir), disk.vm, disk.disk)
+
+
+GROWTH = 10
+"""One in so many bytes of its size is what an overlay is taken to come to hold."""
+
+
+def growth(path: str, min_size: int) -> int:
+    """Return about how many bytes an overlay over the file `path` will take."""
+    return max(os.stat(path).st_size, min_size) // GROWTH
 
 
 def grown(path: str, image: ImageRef, min_size: int) -> int:
@@ -108,8 +120,9 @@ def copy_image(step: CopyImage, planned: Planned, ask: room.Ask | None) -> None:
     current = content.generation(seen)
     record = Record(disk.disk, COPY, image.format, first_layer(disk), image=image._replace(generation=current))
     base = cache.named(cache.root_of(disk.vm_dir), image, current)
-    room.for_disk(disk.vm_dir, content.allocated(seen), ask, (os.path.basename(base.directory),))
-    with publishing(disk, planned, record) as staged:
+    needed = content.allocated(seen)
+    with publishing(disk, planned, record, needed) as staged:
+        room.for_disk(disk.vm_dir, needed, ask, (os.path.basename(base.directory),), os.path.dirname(staged))
         if current and os.path.exists(base.image):
             found = extents.copy(base.image, staged, image.format, "base_read")
         else:

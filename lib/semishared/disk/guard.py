@@ -2,6 +2,7 @@
 """What may lie in a VM directory, and which symbolic links there are (docs/reference/names.md).
 
     disk.N                                  -> disk.N.snap/K               the active layer of an own disk
+    disk.N.snap                             -> its place on a device       (model/layout_devices.py)
     disk.N                                  -> <store>/.semishared/NAME/image | clones/VM-N-CLOUD
     <store>/.semishared/NAME/image          -> ../../NAME
     <store>/.semishared/NAME/clones/VM-N-CLOUD   -> VM-N-CLOUD.snap/K
@@ -17,12 +18,13 @@ import re
 import stat
 from typing import Any, Callable, Tuple
 
+from ..base import devices
 from ..errors import UnexpectedFile, UnexpectedLink
 from ..model import layout, layout_base, layout_store
 from ..model.record import Record
 from ..model.steps import DiskRef, ImageRef
 from ..tools import beneath, layers
-from . import kept, records
+from . import kept, on_devices, records
 
 DEEPEST = 4
 STOCK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
@@ -113,7 +115,7 @@ def check_below(path: str, vm: int, disk: int) -> None:
     records.check_place(record, vm)
     if record.place.leases and record.image:
         root = layout.base_store_of(path)
-        beneath.check(root, _lease(root, record.image, vm, disk)[len(root) + 1 :])
+        devices.check(root, _lease(root, record.image, vm, disk)[len(root) + 1 :])
     if record.is_local:
         return
     datastore, name = os.path.split(record.of_image.source)
@@ -121,7 +123,9 @@ def check_below(path: str, vm: int, disk: int) -> None:
     beneath.check(datastore, name)
     beneath.check(datastore, layout.layers(name))
     beneath.check(datastore, side)
-    _check_target(layout_store.link(f"{datastore}/{side}"), layout_store.link_target(name))
+    image = layout_store.link(f"{datastore}/{side}")
+    if os.path.islink(image) and os.readlink(image) != layout_store.link_target(name):
+        beneath.refuse_link(image)
     if record.place.is_clone:
         clone = f"{layout_store.clones(side)}/{os.path.basename(layout.plain(record.path))}"
         folder, link = layout.layers(f"{datastore}/{clone}"), f"{datastore}/{clone}"
@@ -135,11 +139,6 @@ def check_below(path: str, vm: int, disk: int) -> None:
 def _lease(root: str, image: ImageRef, vm: int, disk: int) -> str:
     """Return the path of a disk's lease in the base store `root`."""
     return layout_base.lease(layout_base.base(root, layout_base.name(image.store, image.id, image.generation)), vm, disk)
-
-
-def _check_target(link: str, target: str) -> None:
-    if os.path.islink(link) and os.readlink(link) != target:
-        beneath.refuse_link(link)
 
 
 def _look(top: str, below: str, links: list[tuple[str, str]], names: int = 0) -> int:
@@ -172,7 +171,7 @@ def _check_link(path: str, vm: int, name: str, target: str, is_followed: Callabl
     if layout.is_staged(last):
         return  # left by somebody who was killed; nobody follows what is not published, and the next to publish unlinks it
     disk = layout.disk_named(last) if not folder else None
-    if disk is not None and _is_own_layer(last, target):
+    if disk is not None and _is_own_layer(last, target) or not folder and on_devices.is_own(path, last, target, vm):
         return
     # What the stock drivers have: a directory of layers that contains itself, and the second name of a disk.
     if target == "." and folder == last and layout.are_layers(folder):
@@ -219,7 +218,7 @@ def check_received(staging: str, vm: int, vm_dir: str, foreign: Tuple[int, ...])
     check_vm_dir(staging, vm, lambda disk: disk not in foreign)
     names: dict[tuple[int, int], int] = {}
     counts: dict[tuple[int, int], tuple[int, str]] = {}
-    for folder, folders, entries in os.walk(staging):
+    for folder, folders, entries in on_devices.walk(staging):
         for name in (*folders, *entries):
             path = os.path.join(folder, name)
             status = os.lstat(path)

@@ -53,7 +53,8 @@ def keep(disk: DiskRef, record: Record, *, is_last: bool = True) -> str:
 
     The caller holds the VM. Not `is_last`: another diff takes its place, so it is older than anything that claims the image.
     """
-    if not record.place.commits or not waiting(record):
+    # Of a device that is away nobody knows what waits: its link is kept.
+    if not record.place.commits or not (waiting(record) or on_devices.is_away(disk.path)):
         return ""
     if is_kept(disk.vm_dir):
         return disk.vm_dir
@@ -70,7 +71,7 @@ def keep_unknown(disk: DiskRef) -> str:
     """Move a disk out of the VM's directory if its record is not understood, and may be that of a diff; return where it is, '' else."""
     if disk.disk not in _unknown(disk.vm_dir):
         return ""
-    found = [path for path in (layout.layers(disk.path), disk.path) if os.path.exists(path)]
+    found = [path for path in (layout.layers(disk.path), disk.path) if os.path.exists(path) or on_devices.is_away(path)]
     if is_kept(disk.vm_dir) or not found:
         return disk.vm_dir if found else ""
     place = _new_place(disk)
@@ -183,7 +184,7 @@ def others(vm: int, vm_dir: str) -> set[int]:
     """Return the disks of a VM whose leases another directory in its system datastore needs than `vm_dir`."""
     own = f"{os.path.dirname(vm_dir)}/{vm}"
     directories = [path for path in (own, *beside.listed(own, "kept")) if path != vm_dir]
-    found = {record.disk for path in directories for record in _readable(path) if _is_there(record)}
+    found = {record.disk for path in directories for record in _readable(path) if _is_there(record) or on_devices.is_away(layout.plain(record.path))}
     return found | {number for path in directories for number in _unknown(path) if _files_of(path, number)}
 
 

@@ -34,8 +34,8 @@ from ..model.record import Record
 from ..model.steps import ClearVm, MakeRoom, ReceiveVm, ReleaseVm, RenameVm, has_arrived, no_records
 from ..tools import beneath, files, progress
 from ..tools.crash_points import point
-from ..tools.run import piped, work
-from . import beside, epochs, guard, history, kept, records, vm_dir, whereabouts
+from ..tools.run import piped
+from . import beside, epochs, guard, history, kept, on_devices, records, vm_dir, whereabouts
 from .epochs import Planned
 
 CHUNK = 1 << 20
@@ -54,7 +54,7 @@ def send(directory: str, write: Callable[[bytes], None], deltas: Iterable[int] =
     # Nor does what says that a live migration from here may go on, or what nobody has published.
     stay = [layout.migration_note("."), *(layout_delta.delta(".", disk) for disk in deltas)]
     excluded = [f"--exclude={layout.STAGED}*", "--anchored", *(f"--exclude={path}" for path in stay)]
-    argv = ["tar", "--create", "--sparse", *excluded, "--file=-", f"--directory={directory}", "."]
+    argv = ["tar", "--create", "--sparse", *excluded, "--file=-", f"--directory={directory}", "--", *on_devices.members(directory)]
     digest = hashlib.sha256()
     with piped(argv, feed=False) as stream:
         for chunk in iter(lambda: stream.read(CHUNK), b""):
@@ -89,7 +89,7 @@ def make_room(step: MakeRoom, ask: room.Ask | None) -> None:
     """Make room for a VM directory that is to arrive; raise NoSpace if it does not fit."""
     # What removals have begun to remove is not in its way.
     beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
-    room.require(step.vm_dir, step.needed, ask, step.bases)
+    room.require_for_vm(step.vm_dir, step.needed, ask, step.bases)
 
 
 def receive(
@@ -98,7 +98,9 @@ def receive(
     """Unpack the stream beside the VM directory, and publish it if it is what was sent."""
     move = _begun(step.vm, step.vm_dir, planned)
     with beside.receiving(step.vm, step.vm_dir, cache.root_of(step.vm_dir)) as staging:
+        made = on_devices.prepare(staging, step.vm, sorted(set(step.disks) - set(step.foreign)))
         received = _unpack(staging, chunks)
+        on_devices.arrived(staging, made)
         point("incoming unpacked")
         if sent_sha256() != received:
             raise TransferCorrupt(f"VM {step.vm}: what arrived on {os.uname().nodename} is not what was sent")
@@ -121,7 +123,9 @@ def _add_deltas(staging: str, disks: tuple[int, ...]) -> None:
 def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
     """Unpack a tar stream into `staging` and return the stream's sha256."""
     digest = hashlib.sha256()
-    argv = ["tar", "--extract", "--sparse", "--file=-", f"--directory={staging}", "--no-same-owner"]
+    # Where places on devices were made, those are to be filled.
+    keep = "--keep-directory-symlink"
+    argv = ["tar", "--extract", "--sparse", keep, "--file=-", f"--directory={staging}", "--no-same-owner"]
     with piped(argv, feed=True) as stream:
         for chunk in chunks:
             digest.update(chunk)
@@ -137,7 +141,7 @@ def _publish(staging: str, step: ReceiveVm | RenameVm, move: str, planned: Plann
         _adopt(staging, directory, vm, record, step.keep_bases, ask)
     os.makedirs(layout.records(staging), exist_ok=True)
     vm_dir.note_seq(staging, planned.seq)
-    files.fsync_tree(staging)
+    on_devices.fsync_tree(staging)
     point("incoming adopted")
     with vm_dir.publishing(vm, directory, planned) as file:
         if not epochs.is_latest_move(file, move):
@@ -221,7 +225,7 @@ def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
     room.for_disk(step.vm_dir, whereabouts.allocated(step.source), ask, whereabouts.bases(step.source))
     with beside.receiving(step.vm, step.vm_dir, cache.root_of(step.vm_dir)) as staging:
         before, seen = os.stat(step.source), whereabouts.fingerprint(step.source)
-        work(["cp", "-a", "--sparse=always", "--reflink=auto", "--", f"{step.source}/.", staging])
+        on_devices.copy(step.source, staging, step.vm)
         _check_still(step.source, before)
         point("directory copied")
         deltas = _without_deltas(staging) if step.live else []

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager
-from typing import IO, Callable, Iterator
+from typing import IO, Callable, Iterator, NamedTuple
 
 from .. import NAME, store
-from ..base import cache
+from ..base import cache, devices
 from ..errors import BadRecord, DataInTheWay, NoSpace, SemisharedError, VmGone
 from ..guest import job_lock
 from ..model import layout, layout_store
@@ -22,7 +22,7 @@ from ..model.steps import DiskRef, NoteIoClasses
 from ..store import dir_clones
 from ..tools import files, layers, locks
 from ..tools.crash_points import point
-from . import beside, epochs, history, kept, records
+from . import beside, epochs, history, kept, on_devices, records
 from .epochs import Planned
 from .records import read_record as read_record
 
@@ -80,19 +80,31 @@ def prepare(vm: int, vm_dir: str, planned: Planned) -> None:
         beside.tidy(vm_dir, cache.root_of(vm_dir), vm)
 
 
+class Layered(NamedTuple):
+    """What a disk that has layers is to take: about how many bytes, and near which device's base."""
+
+    expected: int
+    near: str
+
+
 @contextmanager
 def published(
-    vm: int, vm_dir: str, name: str, planned: Planned, record: Callable[[], object] | None = None, *, layered: bool = False
+    vm: int, vm_dir: str, name: str, planned: Planned, record: Callable[[], object] | None = None, layered: Layered | None = None
 ) -> Iterator[str]:
     """Yield a staged name for a file or link of the VM; when the block ends well, publish it under the VM's lock.
 
-    `record` is called under that lock, just before. A `layered` disk is published as its first layer (tools/layers.py).
+    `record` is called under that lock, just before. A `layered` disk is published as its first layer (tools/layers.py), on a
+    device if there is a pool.
     """
     path = f"{vm_dir}/{name}"
     staged = files.staged_name(path)
     disk = layout.disk_named(name)
     try:
-        with files.enough_space(vm_dir):
+        if layered and disk is not None and devices.registered(cache.root_of(vm_dir)):
+            with publishing(vm, vm_dir, planned, disk):
+                folder = on_devices.place(vm_dir, vm, disk, *layered)
+            staged = files.staged_name(f"{folder}/{name}") if folder else staged
+        with files.enough_space(os.path.dirname(staged)):
             yield staged
             point(f"{name} staged")
             if not os.path.islink(staged):
@@ -185,6 +197,7 @@ def _clones(disk: DiskRef, record: Record | None) -> list[str]:
 
 
 def _unlink_disk(disk: DiskRef) -> None:
+    on_devices.remove(disk.path)
     layers.remove(disk.path)
     point("disk removed")
     files.remove_staged(disk.vm_dir, layout.disk_name(disk.disk))

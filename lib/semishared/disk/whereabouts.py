@@ -14,7 +14,7 @@ from ..errors import BadRecord
 from ..model import layout, layout_diff
 from ..tools import extents, files
 from ..tools.crash_points import point
-from . import history, records
+from . import history, on_devices, records
 
 HERE = "here"
 """What a directory's mark is called, as a staged file."""
@@ -53,7 +53,7 @@ def fingerprint(directory: str) -> str:
     A base that goes along is none of them: other disks' leases are names of the same file, and come and go.
     """
     lines = []
-    for folder, _, names in os.walk(directory):
+    for folder, _, names in on_devices.walk(directory):
         for name in names:
             path = os.path.join(folder, name)
             try:
@@ -68,7 +68,7 @@ def fingerprint(directory: str) -> str:
 def allocated(directory: str) -> int:
     """Return the bytes that a copy of a directory's files would occupy; one with several names counts once."""
     found: dict[int, int] = {}
-    for folder, _, names in os.walk(directory):
+    for folder, _, names in on_devices.walk(directory):
         for name in names:
             try:
                 inode, held = extents.held(os.path.join(folder, name))

@@ -43,6 +43,10 @@ class Execution(Steps):
             from .commit_steps import OnCommits
 
             return OnCommits(self.planned, self.talk)
+        if vocabulary == "steps_device":
+            from .device_steps import OnDevices
+
+            return OnDevices(self.planned, self.talk)
         if vocabulary in ("steps_image", "steps_datastore"):
             from .store_steps import OnStore
 

@@ -4,9 +4,12 @@
     SEMISHARED = [ VERSION = "0.2.0", HEALTH = "store 100 is not mounted", STORES = "100 102", BASES = "3", LEASES = "17",
                    BASES_MB = "2048", FREE_MB = "51200", TOTAL_MB = "102400", BOOT = "6f0c2a4e-...", ADDRESSES = "10.0.0.3 fd00::3" ]
 
-HEALTH is OK if every store that a VM's disk or a base here came from is mounted and answers, and no other machine has the
-system datastores or the base store of this one. BOOT and ADDRESSES are what is known of the host when it is dead: by them it is
-shut out of the stores (`semishared fence`). Run by im/semishared, which is what OpenNebula's monitoring calls every 10
+With a pool also POOL, the number of its devices that take disks, POOL_FREE_MB and POOL_TOTAL_MB of all, and POOL_LARGEST_MB, what is
+free on the one with most.
+
+HEALTH is OK if every store that a VM's disk or a base here came from is mounted and answers, every device of its pool is there, and
+no other machine has the system datastores or the base store of this one. BOOT and ADDRESSES are what is known of the host when it is
+dead: by them it is shut out of the stores (`semishared fence`). Run by im/semishared, which is what OpenNebula's monitoring calls every 10
 minutes with its settings as XML on stdin.
 """
 
@@ -21,6 +24,7 @@ if __package__ in (None, ""):
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
 
 from semishared import VERSION
+from semishared.base import devices
 from semishared.errors import SemisharedError, ToolTimeout
 from semishared.model import layout, layout_base
 from semishared.model.refs import ImageRef
@@ -108,6 +112,22 @@ def trouble(store: str) -> str:
     return "" if names.strip() else f"store {name} is not mounted"
 
 
+def lost(root: str) -> list[str]:
+    """Return which devices of the pool are not there."""
+    missing = [uuid for uuid in devices.registered(root) if not devices.is_there(root, uuid)]
+    return [f"device {devices.mount(root, uuid)} is not there" for uuid in missing]
+
+
+def pool(root: str) -> dict[str, int]:
+    """Return what the pool has for disks and bases, nothing on a host without one."""
+    if not devices.registered(root):
+        return {}
+    found = [device for device in devices.present(root) if device.share]
+    free = [device.free // MiB for device in found]
+    total = sum(device.capacity for device in found) // MiB
+    return {"POOL": len(found), "POOL_FREE_MB": sum(free), "POOL_TOTAL_MB": total, "POOL_LARGEST_MB": max(free, default=0)}
+
+
 def report(location: str) -> str:
     """Return the line for the host's template."""
     found = sorted(stores(location))
@@ -116,7 +136,7 @@ def report(location: str) -> str:
     stat = os.statvfs(location)
     values = {
         "VERSION": VERSION,
-        "HEALTH": ", ".join([*shared(location), *filter(None, map(trouble, found))]) or "OK",
+        "HEALTH": ", ".join([*shared(location), *lost(root), *filter(None, map(trouble, found))]) or "OK",
         "STORES": " ".join(map(os.path.basename, found)),
         "BASES": len(bases),
         "LEASES": sum(len(_names(layout_base.leases(base))) for base in bases),
@@ -126,6 +146,7 @@ def report(location: str) -> str:
         "BOOT": boot(),
         "ADDRESSES": " ".join(addresses()),
     }
+    values.update(pool(root))
     inside = ", ".join(f'{key} = "{value}"' for key, value in values.items())
     return f"SEMISHARED = [ {inside} ]"
 

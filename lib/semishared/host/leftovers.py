@@ -12,7 +12,8 @@ import time
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..disk import beside, history, kept
+from ..base import devices
+from ..disk import beside, history, kept, on_devices
 from ..errors import SemisharedError, ToolFailed
 from ..guest import listing
 from ..model import layout, layout_base, layout_store
@@ -20,6 +21,7 @@ from ..model.steps import Discard, LookAround
 from ..store import dir_leftovers, marker
 from ..tools import beneath, files, inventory, locks
 from ..tools.crash_points import point
+from . import unlinked
 
 
 def _open_files() -> list[str]:
@@ -52,6 +54,7 @@ def look_around(step: LookAround) -> dict[str, object]:
     root = layout.base_store(step.location)
     found: dict[str, object] = {"open": _open_files(), "root": _root(root)}
     systems = {number: f"{step.location}/{number}" for number in step.systems}
+    found["unlinked"] = unlinked.look(step.location)
     found["vms"] = [vm for number, path in systems.items() for vm in _system(number, path)]
     found["staged"] = [item for path in (root, *systems.values()) for item in inventory.staged(path)]
     try:
@@ -73,7 +76,7 @@ def _root(root: str) -> dict[str, object]:
     held = []
     for name in inventory.names(layout_base.bases(root)):
         base = layout_base.base(root, name)
-        if beneath.is_link(base):
+        if layout.is_staged(name) or (beneath.is_link(base) and not devices.link_of(base)):
             continue
         leases = []
         folder = layout_base.leases(base)
@@ -83,9 +86,9 @@ def _root(root: str) -> dict[str, object]:
                 # A hard link has the times of the image: only the change time tells when it was made.
                 path, (vm, disk) = f"{folder}/{lease}", holder
                 leases.append({"path": path, "age": int(time.time() - os.lstat(path).st_ctime_ns / 1e9), "vm": vm, "disk": disk})
-        held.append(inventory.seen(base, name=name, leases=leases, staged=inventory.staged(folder)))
+        held.append(inventory.seen(base, devices.link_of, name=name, leases=leases, staged=inventory.staged(folder)))
     staging = [
-        inventory.seen(layout_base.staging(root, name), held=locks.is_held(layout_base.image_lock(root, name)))
+        inventory.seen(layout_base.staging(root, name), devices.link_of, held=locks.is_held(layout_base.image_lock(root, name)))
         for name in inventory.names(layout_base.all_staging(root))
     ]
     vm_locks = [
@@ -101,11 +104,13 @@ def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
         if (own or layout.is_number(name)) and os.path.isdir(path) and not os.path.islink(path):
             kind, vm = own or ("dir", int(name))
             entries = inventory.names(path)
-            places = [path, layout.records(path), *(f"{path}/{entry}" for entry in entries if layout.are_layers(entry))]
+            own_layers = [f"{path}/{entry}" for entry in entries if layout.are_layers(entry)]
+            places = [path, layout.records(path), *(os.path.realpath(place) if devices.link_of(place) else place for place in own_layers)]
             staged = [item for place in places for item in inventory.staged(place)]
             seq = history.seq_of(path)
             noted = any(map(layout.is_unsettled, inventory.names(layout.records(path))))
-            yield inventory.seen(path, system=number, vm=vm, kind=kind, entries=entries, staged=staged, seq=seq, noted=noted)
+            more = {"system": number, "vm": vm, "kind": kind, "entries": entries, "staged": staged, "seq": seq, "noted": noted}
+            yield inventory.seen(path, devices.link_of, **more)
 
 
 def discard(step: Discard) -> dict[str, object]:
@@ -150,10 +155,14 @@ def _discard(step: Discard) -> bool:
     if step.kind == "lease":
         # Its times are those of the image; what counts is that the VM's disk is not there.
         return not uses_lease(step) and files.unlink(step.path)
-    if str(inventory.newest(step.path)[0]) != step.seen:
+    if str(inventory.newest(step.path, devices.link_of)[0]) != step.seen:
+        return False
+    if step.kind == "unlinked" and unlinked.is_linked(step):
         return False
     if step.kind == "base":
         return _remove_base(step.path)
+    if step.kind == "staging":
+        devices.remove(step.path)
     if step.kind == "upload" and os.path.isdir(step.path):
         lock = locks.attempt(layout_store.upload_lock(step.path))
         if not lock:
@@ -170,7 +179,7 @@ def _removed(step: Discard) -> bool:
     if own and own.kind == "outgoing":
         kept.keep_set_aside(own.vm, beneath.readable(step.path))
     # What might be taken for a VM's directory is so no more, however far its removal comes.
-    files.remove_tree(beside.bury(step.path, own.vm) if own and own.kind != "removed" else step.path)
+    on_devices.remove_tree(beside.bury(step.path, own.vm) if own and own.kind != "removed" else step.path)
     if os.path.lexists(step.path):
         raise ToolFailed(f"{beneath.readable(step.path)} is still there")
     point(f"{step.kind} removed")
@@ -185,7 +194,7 @@ def _remove_base(path: str) -> bool:
         pass
     except OSError:
         return False
-    files.remove_tree(path)
+    devices.remove(path)
     return True
 
 

@@ -8,7 +8,7 @@ import os
 from .. import store
 from ..base import cache
 from ..base.ensure import borrowed
-from ..disk import records, recovery, snapshots, vm_dir
+from ..disk import on_devices, records, recovery, snapshots, vm_dir
 from ..disk.create import opened
 from ..errors import MissingImage, VmGone
 from ..guest import block_jobs, job_lock
@@ -32,6 +32,7 @@ class OnStore(Steps):
         record = Record(disk.disk, PLACES[step.how], step.image.format, "", step.readonly, step.image, step.network)
         with vm_dir.publishing(disk.vm, disk.vm_dir, self.planned, disk.disk):
             # A disk made anew in another place: at no moment may a record lie about the disk beside it.
+            on_devices.remove(disk.path)
             layers.remove(disk.path)
             records.write_record(disk.vm_dir, record)
         cache.release(cache.root_of(disk.vm_dir), disk.vm, disk.disk)

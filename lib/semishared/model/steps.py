@@ -217,7 +217,8 @@ class Discard(NamedTuple):
 
 
 LOOKS = frozenset({
-    "CheckNotOpen", "CheckNotRunning", "CheckStore", "DescribeVm", "FindClone", "FindKept", "FindSnapshots", "ListBases", "ListPool",
+    "CheckNotOpen", "CheckNotRunning", "CheckStore", "DescribeVm", "FindClone", "FindKept", "FindSnapshots", "ListBases",
+    "ListDevices", "ListPool",
     "LookAround", "LookAtDisk", "LookAtGuest", "LookAtImages", "LookAtVm", "LookForVm", "MeasureStore", "ReachDisk", "ReadBase",
     "RehearseHypervisor", "ReportDisks", "SeeImage",
 })  # fmt: skip
@@ -240,10 +241,10 @@ STEPS: dict[str, Any] = {
 def _named(name: str) -> Any:
     if name not in STEPS:
         # What no transfer action plans is not loaded by any.
-        from . import network_disk, steps_base, steps_commit, steps_image
+        from . import network_disk, steps_base, steps_commit, steps_device, steps_image
 
         _NESTED.update(network=network_disk.NetworkDisk, parts=steps_base.Part)
-        for module in (steps_base, steps_image, steps_commit):
+        for module in (steps_base, steps_image, steps_commit, steps_device):
             STEPS.update({key: cls for key, cls in vars(module).items() if hasattr(cls, "_fields") and cls not in _NESTED.values()})
     return STEPS.get(name)
 

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 from ..errors import BadAttribute, SemisharedError
 from ..model import stores
 from ..opennebula.xml import Datastore, Image
-from . import placement, staging
+from . import placement, pool, staging
 from .eviction import limits
 
 PREFIX = "SEMISHARED_"
@@ -35,6 +35,7 @@ HOLDERS: Mapping[str, tuple[str, ...]] = {
     "SEMISHARED_CLOUD": ("image datastore",),
     "SEMISHARED_BASES_LIMIT": ("host",),
     "SEMISHARED_BASES_FLOOR": ("host",),
+    "SEMISHARED_POOL": ("host",),
     "SEMISHARED_FENCED": ("host",),
 }
 """Name -> in whose template it means something."""
@@ -125,3 +126,5 @@ def _system_datastore(attributes: Mapping[str, str]) -> None:
 
 def _host(attributes: Mapping[str, str]) -> None:
     limits(attributes.get("SEMISHARED_BASES_LIMIT", "") or "none", attributes.get("SEMISHARED_BASES_FLOOR", "") or "none", 1 << 40)
+    if attributes.get("SEMISHARED_POOL"):
+        pool.declared(attributes["SEMISHARED_POOL"])

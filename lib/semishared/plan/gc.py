@@ -11,6 +11,7 @@
       bases/<store>-<image>-<generation>                  oned does not know the image, and nobody has a lease
       staging/*                                           nobody holds its lock
       .staged-*                                           no process here has it open
+      on a device, without a link that leads there        its VM, if it is of one, is not known to oned
       locks/vm-<vm>, locks/incoming-<vm>-*                two days old, VM unknown: it keeps the time of the VM's deletion
     on a store
       .semishared/NAME/clones/VM-DISK-CLOUD[.snap]        oned does not know the VM, and it is this cloud's
@@ -152,6 +153,10 @@ class _OnMachine:
         facts = self.machine.facts
         yield from self._vms(facts)
         yield from self._root(facts["root"])
+        for item in facts.get("unlinked", ()):
+            why = self.known.why_not(item["vm"]) or self._runs_here(item["vm"], item["path"])
+            keep = gc_places.why_unlinked_stays(item["vm"], self.known.vms, why)
+            yield self._finding("unlinked", item, "its device was away when it was removed", item["vm"], keep)
         yield from (self._finding("staged", item, "a killed action left it") for item in facts["staged"] if self._is_idle(item))
         for store in facts["stores"]:
             yield from self._store(store)

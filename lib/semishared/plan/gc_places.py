@@ -69,3 +69,13 @@ def why_kept(item: Mapping[str, Any], home: Optional[Mapping[str, Any]], place: 
     if missing:
         return f"{missing[0]} of VM {item['vm']} is not on {place.machine}"
     return ""
+
+
+def why_unlinked_stays(vm: int, known: Mapping[int, str], why: str) -> str:
+    """Return why layers on a device stay to which no link leads, '' if nobody misses them; `why` they may be in use, as far as seen.
+
+    VM -1: not layers but a base, which is made again where it is wanted.
+    """
+    if vm < 0:
+        return ""
+    return f"VM {vm} is not gone: they may be its only ones" if vm in known else why

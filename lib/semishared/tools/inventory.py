@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Callable
 
 from ..model import layout
 from . import beneath, files, progress
@@ -20,24 +21,31 @@ def names(directory: str, *, root: bool = False) -> list[str]:
         return []
 
 
-def newest(path: str) -> tuple[int, int]:
-    """Return the newest modification time in ns of `path` and all below it, and their allocated bytes."""
+def _never(path: str) -> bool:
+    return False
+
+
+def newest(path: str, belongs: Callable[[str], object] = _never) -> tuple[int, int]:
+    """Return the newest modification time in ns of `path` and all below it, and their allocated bytes.
+
+    `belongs` tells of a link whether what it leads to is part of the directory that it is in.
+    """
     progress.touch()
     try:
         stat = os.lstat(path)
     except FileNotFoundError:
         return 0, 0
     time_ns, size = files.changed_ns(stat), stat.st_blocks * 512
-    if os.path.isdir(path) and not os.path.islink(path):
-        for name in names(path):
-            below, bytes_below = newest(f"{path}/{name}")
+    if os.path.isdir(path) and (not os.path.islink(path) or belongs(path)):
+        for name in names(path, root=True):
+            below, bytes_below = newest(f"{path}/{name}", belongs)
             time_ns, size = max(time_ns, below), size + bytes_below
     return time_ns, size
 
 
-def seen(path: str, **more: object) -> dict[str, object]:
-    """Return path, newest time, age and size of a thing, and `more`."""
-    time_ns, size = newest(path)
+def seen(path: str, belongs: Callable[[str], object] = _never, **more: object) -> dict[str, object]:
+    """Return path, newest time, age and size of a thing (`belongs` as in `newest`), and `more`."""
+    time_ns, size = newest(path, belongs)
     return {"path": path, "seen": str(time_ns), "age": int(time.time() - time_ns / 1e9), "bytes": size, **more}
 
 

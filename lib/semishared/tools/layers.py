@@ -38,10 +38,15 @@ DEEPEST = 200
 
 
 def publish_first(path: str, staged: str) -> None:
-    """Make the file `staged` the only layer of the disk `path`; the caller holds whatever lock there is."""
+    """Make the file `staged` the only layer of the disk `path`; the caller holds whatever lock there is.
+
+    It may lie in the directory of the layers already, and only then may that be a link: to a device of the host's pool.
+    """
     where, name = os.path.split(path)
-    with beneath.directory(where, layout.layers(name), make=True) as directory:
-        older = [entry for entry in os.listdir(directory) if entry != "0" and (layout.is_number(entry) or layout.is_staged(entry))]
+    root, below = (os.path.dirname(staged), "") if layout.are_layers(os.path.dirname(staged)) else (where, layout.layers(name))
+    with beneath.directory(root, below, make=True) as directory:
+        keep = {"0", os.path.basename(staged)}
+        older = [entry for entry in os.listdir(directory) if entry not in keep and (layout.is_number(entry) or layout.is_staged(entry))]
         if older:
             # A disk made anew: its predecessor's active layer is another one, and goes before what it lies over.
             files.unlink(path)

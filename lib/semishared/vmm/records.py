@@ -68,6 +68,8 @@ def read_chain(path: str, record: Record) -> list[tuple[str, str]]:
             if not record.over and (not found or found[-1][0] != remote.link_of(record)):
                 raise UnsafeImage(f"{path} does not lie over {record.of_image.source}")
     except SemisharedError as e:
+        if isinstance(e, MissingImage) and record.is_local:
+            _check_device(os.path.dirname(layout.plain(path)), record)
         raise type(e)(f"disk {record.disk}: {e.detail}") from None
     return found
 
@@ -107,8 +109,16 @@ def check_disk(vm_dir: str, record: Record) -> None:
         remote.check(record)
     for name in (path, record.active(path) if record.is_local else record.path):
         if not os.path.exists(name):
+            _check_device(vm_dir, record)
             shown = name if record.is_local else record.path
             raise MissingImage(f"disk {record.disk}: {shown} is not there on {os.uname().nodename}")
+
+
+def _check_device(vm_dir: str, record: Record) -> None:
+    """Raise DeviceMissing if that is why a disk is not there."""
+    from ..disk import on_devices
+
+    on_devices.check_disk(vm_dir, record.disk)
 
 
 def _check_on_store(record: Record) -> None:

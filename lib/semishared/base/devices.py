@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices of this host's pool, and the links by which disks and bases lie on them (model/layout_devices.py).
+
+A device is known by its label, found through its link in the base store: below a mount point where nothing is mounted there is no
+label, nothing of ours, and nothing is made there. A host without such links has no pool, and all is in the base store and the
+directories of VMs themselves.
+
+What each crash leaves: a link whose directory is not there yet, taken again by the next run; a directory to which no link leads, of
+a device that was away when its disk was removed (host/leftovers.py).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Iterator
+
+from ..errors import NoDevice
+from ..model import layout, layout_base, layout_devices
+from ..model.layout_devices import Link
+from ..tools import beneath, files
+from ..tools.crash_points import point
+
+if TYPE_CHECKING:
+    from ..plan import pool
+
+
+def registered(root: str) -> list[str]:
+    """Return the UUIDs of the devices of this host's pool, whether they are there or not."""
+    try:
+        return sorted(filter(layout_devices.is_uuid, os.listdir(layout_devices.devices(root))))
+    except FileNotFoundError:
+        return []
+
+
+def label(directory: str) -> dict[str, object]:
+    """Return the label in what is ours on a device; {} if there is none that can be understood."""
+    found = files.read_json(layout_devices.label(directory)) or {}
+    weight = found.get("weight")
+    is_whole = layout_devices.is_uuid(str(found.get("uuid"))) and isinstance(found.get("class"), str)
+    return found if is_whole and type(weight) in (int, float) and found.get("version") == 1 else {}
+
+
+def mount(root: str, uuid: str) -> str:
+    """Return where a device is, or was, mounted."""
+    return layout_devices.mount(os.readlink(layout_devices.device(root, uuid)))
+
+
+def is_there(root: str, uuid: str) -> bool:
+    """Tell whether a device is mounted, and the one that it is to be."""
+    return label(layout_devices.device(root, uuid)).get("uuid") == uuid
+
+
+def present(root: str) -> list[pool.Device]:
+    """Return the devices that are there and can be written to."""
+    from ..plan import pool
+
+    found = []
+    for uuid in registered(root):
+        directory = layout_devices.device(root, uuid)
+        said = label(directory)
+        try:
+            stat = os.statvfs(directory)
+        except OSError:
+            continue
+        if said.get("uuid") == uuid and not stat.f_flag & os.ST_RDONLY:
+            capacity, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+            found.append(pool.Device(uuid, capacity, free, float(str(said["weight"])), str(said["class"])))
+    return found
+
+
+# -- links ------------------------------------------------------------------------------------------
+
+
+def link_of(path: str) -> Link | None:
+    """Return what the link `path` says, None if it is no link to a device."""
+    try:
+        return layout_devices.linked(os.readlink(path))
+    except OSError:
+        return None
+
+
+def device_of(path: str) -> str:
+    """Return the UUID of the device to which the link `path` leads, '' if it is none."""
+    link = link_of(path)
+    return link.uuid if link else ""
+
+
+def behind(path: str) -> str:
+    """Return the directory on a device to which the link `path` leads; `path` itself if it is none."""
+    return os.path.join(os.path.dirname(path), os.readlink(path)) if link_of(path) else path
+
+
+def refuse_link(path: str) -> None:
+    """Raise UnexpectedLink if a base, or what is made to be one, is a symbolic link to anything but its place on a device."""
+    link = link_of(path)
+    directory, name = os.path.split(path)
+    if link is None or (link.part, link.name) != (os.path.basename(directory), name):
+        beneath.refuse_link(path)
+
+
+def check(root: str, relative: str) -> None:
+    """Raise UnexpectedLink if a component of `relative` below the base store is a link now, but for a base that is on a device."""
+    path = root
+    for name in relative.split("/"):
+        path = f"{path}/{name}"
+        refuse_link(path)
+
+
+# -- placing ----------------------------------------------------------------------------------------
+
+
+def _wanted(root: str, key: str, expected: int, near: str) -> Iterator[str]:
+    """Yield the devices that are to take `key`, the next if one cannot."""
+    from ..plan import pool
+
+    left = present(root)
+    while left:
+        uuid = pool.choose(left, key, expected, near)
+        if not uuid:
+            return
+        yield uuid
+        left = [device for device in left if device.uuid != uuid]
+
+
+def make(root: str, path: str, part: str, name: str, key: str, expected: int, near: str = "") -> bool:
+    """Let the link `path` lead to a new directory `name` on the device that is to take it; return False on a host without a pool.
+
+    The caller holds the lock of who makes `path`.
+
+    Raise NoDevice if no device can take it: what is made elsewhere would fill what is not meant for it.
+    """
+    if not registered(root):
+        return False
+    files.remove_staged(*os.path.split(path))
+    for uuid in _wanted(root, key, expected, near):
+        link = Link(uuid, part, name)
+        directory = layout_devices.directory(root, link)
+        try:
+            os.makedirs(os.path.dirname(directory), exist_ok=True)
+            # First: there is never a directory to which no link leads.
+            files.symlink(layout_devices.target_of(link), path)
+            os.makedirs(directory, exist_ok=True)
+            files.fsync(os.path.dirname(directory))
+        except OSError:
+            if not os.path.isdir(os.path.dirname(path)):
+                raise
+            continue  # it is dying: its label could be read, and nothing is written any more
+        point("directory on a device made")
+        return True
+    raise NoDevice(f"{_missing(root)} of the pool of {os.uname().nodename}")
+
+
+def _missing(root: str) -> str:
+    lost = [mount(root, uuid) for uuid in registered(root) if not is_there(root, uuid)]
+    return f"no device takes anything ({', '.join(lost)} not there)" if lost else "no device takes anything"
+
+
+def remove(path: str) -> None:
+    """Remove a directory; of a link to a device what it leads to first, as far as that is there."""
+    if link_of(path):
+        files.remove_folder(behind(path), ignore_errors=True)
+        point("directory on a device removed")
+        files.unlink(path)
+    elif not os.path.islink(path):
+        files.remove_folder(path, ignore_errors=True)
+
+
+def stage(root: str, prefix: str, expected: int = 0, near: str = "") -> str:
+    """Return where a base of an image is to be made, under its lock: on a device, if there is a pool; near another base."""
+    path = layout_base.staging(root, prefix)
+    if not os.path.isdir(path):
+        os.makedirs(layout_base.all_staging(root), exist_ok=True)
+        remove(path)
+        make(root, path, layout_devices.STAGING, prefix, prefix, expected, near)
+    return path
+
+
+def clear(path: str) -> None:
+    """Remove what is in a directory of a base that is being made; on a device it keeps its place."""
+    if link_of(path) and os.path.isdir(path):
+        files.remove_folder(behind(path), ignore_errors=True)
+        os.makedirs(behind(path))
+    else:
+        remove(path)
+
+
+def publish(root: str, staging: str, base: str) -> None:
+    """Rename what is staged, and whole, to a base that is not there; on a device the link comes first."""
+    link = link_of(staging)
+    if link is None:
+        # Of a pool that is no more.
+        remove(base)
+        os.rename(staging, base)
+        return
+    final = Link(link.uuid, layout_devices.BASES, os.path.basename(base))
+    directory = layout_devices.directory(root, final)
+    os.makedirs(os.path.dirname(directory), exist_ok=True)
+    if os.path.isdir(directory):
+        # Of a device that was away when its base was made anew elsewhere.
+        files.remove_folder(directory)
+    files.remove_staged(*os.path.split(base))
+    files.symlink(layout_devices.target_of(final), base)
+    point("base linked")
+    os.rename(behind(staging), directory)
+    files.fsync(os.path.dirname(directory))
+    point("base renamed on its device")
+    files.unlink(staging)
+
+
+def space(root: str) -> tuple[int, int]:
+    """Return the bytes of the devices that take bases and disks, and those that are free; of the base store without a pool."""
+    found = [device for device in present(root) if device.share > 0] if registered(root) else []
+    if found:
+        return sum(device.capacity for device in found), sum(device.free for device in found)
+    stat = os.statvfs(made_part(root))
+    return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+
+
+def likely(root: str, key: str, expected: int) -> str:
+    """Return where something would be made, '' on a host without a pool."""
+    uuid = next(_wanted(root, key, expected, ""), "") if registered(root) else ""
+    return layout_devices.device(root, uuid) if uuid else ""
+
+
+def made_part(path: str) -> str:
+    """Return the nearest directory of `path` that is there."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def is_linked(location: str, link: Link) -> bool:
+    """Tell whether a link here leads to a directory on a device."""
+    root = layout.base_store(location)
+    if link.part != layout_devices.LAYERS:
+        return link_of(f"{root}/{link.part}/{link.name}") == link
+    found = layout_devices.layers_named(link.name)
+    return found is None or link in layers_links(location, found[1])
+
+
+def layers_links(location: str, disk: int | None = None) -> set[Link]:
+    """Return all that directories of VMs here say of where layers (of disks of this number) are."""
+    found = set()
+    for system in filter(layout.is_number, os.listdir(location)):
+        for name in os.listdir(f"{location}/{system}") if os.path.isdir(f"{location}/{system}") else ():
+            directory = f"{location}/{system}/{name}"
+            if not (layout.is_number(name) or layout.beside_named(name)) or os.path.islink(directory):
+                continue
+            names = [layout.disk_name(disk)] if disk is not None else [layout.disk_of(own) for own in _listed(directory)]
+            found |= {link for own in names for link in (link_of(layout.layers(f"{directory}/{own}")),) if link}
+    return found
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(directory) if layout.are_layers(name)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []

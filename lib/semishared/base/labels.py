@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The labels of devices: what makes a mounted tree one of this host's pool, and what `semishared pool` is told of it.
+
+    <mount>/.semishared/device.json     {"version": 1, "uuid": ..., "class": ..., "weight": ...}
+
+Killed anywhere, some devices are labelled or linked, and the next run goes on: a label that is there is taken as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid as uuids
+from typing import Sequence
+
+from ..errors import BadPool
+from ..model import layout, layout_devices
+from ..model.steps_device import ListDevices, SetDevices
+from ..plan import pool
+from ..tools import files, locks
+from ..tools.crash_points import point
+from . import devices, room
+
+
+def describe(step: ListDevices) -> dict[str, object]:
+    """Return the devices of this host's pool; `state` is '' for one that is as it is to be."""
+    return {"devices": [_described(step.root, uuid) for uuid in devices.registered(step.root)]}
+
+
+def _described(root: str, uuid: str) -> dict[str, object]:
+    directory = layout_devices.device(root, uuid)
+    row: dict[str, object] = {"uuid": uuid, "path": devices.mount(root, uuid), "class": "", "weight": 0.0, "total": 0, "free": 0,
+                              "disks": 0, "bases": 0}  # fmt: skip
+    said = devices.label(directory)
+    if said.get("uuid") != uuid:
+        return {**row, "state": "another device is mounted there" if said else "not there"}
+    try:
+        stat = os.statvfs(directory)
+        held = {part: len(room.names(f"{directory}/{part}")) for part in (layout_devices.LAYERS, layout_devices.BASES)}
+    except OSError as e:
+        return {**row, "state": f"broken: {e.strerror}"}
+    row.update({"class": said["class"], "weight": said["weight"]})
+    row.update({"total": stat.f_blocks * stat.f_frsize, "free": stat.f_bavail * stat.f_frsize})
+    row.update({"disks": held[layout_devices.LAYERS], "bases": held[layout_devices.BASES]})
+    return {**row, "state": "read-only" if stat.f_flag & os.ST_RDONLY else ""}
+
+
+def declare(step: SetDevices) -> dict[str, object]:
+    """Make the pool what is wanted; return {"labelled", "closed", "gone"}: paths that are new, take nothing more, or are none any more.
+
+    Raise BadPool, before anything is changed, if one of them cannot be a device.
+    """
+    wanted = pool.declared(" ".join(step.devices))
+    with locks.exclusive(layout.lock(step.root, "devices"), 30):
+        found = _checked(wanted)
+        os.makedirs(layout_devices.devices(step.root), exist_ok=True)
+        new = [path for path in (_label(step.root, device, found) for device in wanted) if path]
+        labelled = {str(devices.label(layout_devices.side(device.path))["uuid"]) for device in wanted}
+        closed, gone = [], []
+        for uuid in set(devices.registered(step.root)) - labelled:
+            path = devices.mount(step.root, uuid)
+            if _holds(step.root, uuid):
+                closed.append(path)
+                continue
+            files.unlink(layout_devices.device(step.root, uuid))
+            point("device gone")
+            gone.append(path)
+    return {"labelled": new, "closed": sorted(closed), "gone": sorted(gone)}
+
+
+def _checked(wanted: Sequence[pool.Declared]) -> dict[str, str]:
+    """Return the labels there are, by path; raise BadPool unless all can be devices of one pool."""
+    systems: dict[int, str] = {}
+    found: dict[str, str] = {}
+    here = os.uname().nodename
+    for device in wanted:
+        path = device.path
+        if not os.path.isdir(path) or os.path.islink(path) or not os.path.ismount(path):
+            raise BadPool(f"{path} on {here} is not mounted: an unmounted directory is no device")
+        system = os.stat(path).st_dev
+        if system in systems:
+            raise BadPool(f"{systems[system]} and {path} on {here} are one file system: of one device there is one label")
+        systems[system] = path
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise BadPool(f"{path} on {here} cannot be written to by the drivers' user: let that own it")
+        side = layout_devices.side(path)
+        uuid = str(devices.label(side).get("uuid", ""))
+        if not uuid and os.path.lexists(layout_devices.label(side)):
+            raise BadPool(f"the label of {path} on {here} cannot be understood: {layout_devices.label(side)}")
+        if uuid and uuid in found.values():
+            raise BadPool(f"{path} on {here} has the label of another device, of which it may be a copy: {uuid}")
+        found[path] = uuid
+    return found
+
+
+def _label(root: str, wanted: pool.Declared, found: dict[str, str]) -> str:
+    """Label a device and let it be known here; return its path if it was not before."""
+    side, uuid = layout_devices.side(wanted.path), found[wanted.path] or str(uuids.uuid4())
+    said = {"version": 1, "uuid": uuid, "class": wanted.device_class, "weight": wanted.weight}
+    if files.read_json(layout_devices.label(side)) != said:
+        os.makedirs(side, exist_ok=True)
+        files.remove_staged(side)
+        files.write_json(layout_devices.label(side), said)
+        point("device labelled")
+    link = layout_devices.device(root, uuid)
+    is_new = not os.path.lexists(link)
+    files.symlink(side, link)
+    point("device known")
+    return wanted.path if is_new else ""
+
+
+def _holds(root: str, uuid: str) -> bool:
+    """Tell whether a device holds, or may hold, something that is known by it; if so it takes nothing more from now on."""
+    directory = layout_devices.device(root, uuid)
+    if not devices.is_there(root, uuid):
+        return True
+    held = any(room.names(f"{directory}/{part}") for part in layout_devices.PARTS)
+    if held:
+        files.write_json(layout_devices.label(directory), {**devices.label(directory), "weight": 0})
+        point("device closed")
+    return held

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look after the pool of a host: the local devices on which disks and bases lie.
+
+  list     which devices there are, how full, and what they hold
+  add      make the pool what SEMISHARED_POOL of the host (or else [pool] in semishared.conf) declares: label new devices, and let
+           those that are not declared any more take nothing more
+  check    compare the devices with what is declared
+
+exit codes: 0 all is well; 1 check: something is not as it is declared; 2 the host could not be asked, or cannot have such a pool
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+from .. import NAME
+from ..config import load
+from ..errors import BadPool
+from ..model.steps_device import ListDevices, SetDevices
+from ..opennebula.oned import Oned
+from ..opennebula.xml import Host
+from ..plan import pool
+from ..units import human
+from ..wire.session import Session
+from . import hosts as on
+from .status import table
+
+Row = dict[str, Any]
+VERBS = ("list", "add", "check")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments."""
+    parser.add_argument("verb", choices=VERBS)
+    parser.add_argument("hosts", metavar="HOST", help="a host, or A,B, by their names in OpenNebula")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
+
+
+def declaration(host: Host, default: str) -> tuple[pool.Declared, ...]:
+    """Return the devices that a host is to have, none if nothing declares any; raise BadPool."""
+    text = host.attribute("SEMISHARED_POOL") or default
+    return () if text == "none" else pool.declared(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `semishared pool`."""
+    if os.geteuid() == 0:
+        print(f"{NAME} pool: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
+        return 2
+    config, oned = load(), Oned()
+    oned.require_admin()
+    hosts, roots = on.named(oned.hosts(), arguments.hosts), on.roots(oned)
+    if len(roots) > 1:
+        raise BadPool(f"datastores lie in {len(roots)} places on each host: what is on a device could be another's than is asked")
+    survey = on.Survey()
+
+    def one(session: Session, host: Host) -> Row:
+        declared = declaration(host, config.pool_devices)
+        found: Row = {"host": host.name, "devices": [], "changes": [], "wrong": []}
+        for root in roots:
+            if arguments.verb == "add":
+                if not declared:
+                    raise BadPool(f"nothing declares a pool of {host.name}")
+                (done,) = session.run([SetDevices(root, tuple(device.word for device in declared))])
+                found["changes"] += [f"{path}: {what}" for what, paths in _dict(done).items() for path in paths]
+            (listed,) = session.run([ListDevices(root)])
+            found["devices"] += _dict(listed)["devices"]
+        found["wrong"] = pool.differences(declared, found["devices"])
+        return found
+
+    rows = list(survey.ask(hosts, "pool", config, one).values())
+    if arguments.json:
+        print(json.dumps({"hosts": rows, "errors": survey.errors}, indent=1))
+    else:
+        show(rows, arguments.verb)
+        for error in survey.errors:
+            print(f"{error['host']}: {error['error']}", file=sys.stderr)
+    if survey.errors:
+        return 2
+    return int(arguments.verb == "check" and any(row["wrong"] for row in rows))
+
+
+def _dict(answer: object) -> Row:
+    assert isinstance(answer, dict)
+    return answer
+
+
+def show(rows: list[Row], verb: str) -> None:
+    """Print a table of devices, what was changed, and what is not as it is declared."""
+    lines = [["HOST", "DEVICE", "CLASS", "WEIGHT", "SIZE", "FREE", "DISKS", "BASES", "STATE"]]
+    for row in rows:
+        for device in row["devices"]:
+            state = device["state"] or ("" if device["weight"] else "takes nothing more")
+            lines.append([
+                row["host"], device["path"], device["class"] or "-", f"{device['weight']:g}", human(device["total"]), human(device["free"]),
+                str(device["disks"]), str(device["bases"]), state or "ok",
+            ])  # fmt: skip
+    if verb != "check":
+        table(lines)
+    for row in rows:
+        if not row["devices"] and verb != "check":
+            print(f"{row['host']}: no pool: disks and bases lie below DATASTORE_LOCATION")
+        for change in row["changes"]:
+            print(f"{row['host']}: {change}")
+        for wrong in row["wrong"]:
+            print(f"{row['host']}: {wrong}")
+        if verb == "check" and not row["wrong"]:
+            print(f"{row['host']}: {len(row['devices'])} devices, as declared")

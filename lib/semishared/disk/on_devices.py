@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers of a VM's disks on the devices of its host's pool: <VMDIR>/disk.N.snap is a link there (model/layout_devices.py).
+
+Of two directories of VMs no two links lead to one place: a directory goes with all to which its links lead. It is sent, and copied,
+by its content; who receives it gives it places of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Iterable, Iterator
+
+from ..base import cache, devices
+from ..errors import DeviceMissing, UnexpectedFile, UnexpectedLink
+from ..model import layout, layout_devices
+from ..model.layout_devices import LAYERS, Link
+from ..tools import files
+from ..tools.run import work
+from . import records
+
+
+def links(directory: str) -> dict[str, Link]:
+    """Return the links to devices in a VM's directory, by their names."""
+    try:
+        names = sorted(filter(layout.are_layers, os.listdir(directory)))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    found = {name: devices.link_of(f"{directory}/{name}") for name in names}
+    return {name: link for name, link in found.items() if link}
+
+
+def is_own(directory: str, name: str, target: str, vm: int) -> bool:
+    """Tell whether a link in a VM's directory leads to its layers on a device; raise UnexpectedFile if not only files are there."""
+    link, disk = layout_devices.linked(target), layout.disk_named(layout.disk_of(name))
+    if link is None or disk is None or not layout.are_layers(name) or link.part != LAYERS:
+        return False
+    if layout_devices.layers_named(link.name) != (vm, disk):
+        return False
+    place = f"{directory}/{name}"
+    for entry in os.scandir(place) if os.path.isdir(place) else ():
+        if not entry.is_file(follow_symlinks=False):
+            raise UnexpectedFile(f"{place}/{entry.name} on {os.uname().nodename} is no plain file")
+    return True
+
+
+def check(directory: str) -> None:
+    """Raise DeviceMissing if a device is not there on which layers of a VM's disks lie."""
+    root = cache.root_of(directory)
+    for name, link in links(directory).items():
+        if not os.path.isdir(f"{directory}/{name}"):
+            raise _missing(root, f"the layers of {layout.disk_of(name)}", link)
+
+
+def is_away(path: str) -> bool:
+    """Tell whether the layers of a disk, by its path or theirs, are on a device that is not there."""
+    folder = path if layout.are_layers(path) else layout.layers(path)
+    return devices.link_of(folder) is not None and not os.path.isdir(folder)
+
+
+def check_disk(directory: str, disk: int) -> None:
+    """Raise DeviceMissing if a device is not there on which layers of this disk, or the base below it, lie."""
+    root, own = cache.root_of(directory), layout.layers(layout.disk_name(disk))
+    link = devices.link_of(f"{directory}/{own}")
+    if link and not os.path.isdir(f"{directory}/{own}"):
+        raise _missing(root, f"the layers of {layout.disk_name(disk)}", link)
+    record = records.as_found(directory, disk)
+    if record and record.place.leases and record.image:
+        base = cache.named(root, record.image, record.image.generation).directory
+        link = devices.link_of(base)
+        if link and not os.path.isdir(base):
+            raise _missing(root, f"the base of {layout.disk_name(disk)}", link)
+
+
+def _missing(root: str, which: str, link: Link) -> DeviceMissing:
+    try:
+        where = devices.mount(root, link.uuid)
+    except OSError:
+        where = link.uuid
+    what = "has nothing of it any more" if devices.is_there(root, link.uuid) else "is not there"
+    return DeviceMissing(f"{which}: on the device {where} of {os.uname().nodename}, which {what}")
+
+
+def place(vm_dir: str, vm: int, disk: int, expected: int, near: str = "") -> str:
+    """Return where the layers of a disk that is to be made lie on a device, '' if in the VM's directory; the caller holds the VM.
+
+    What has a place keeps it, unless its device is gone.
+    """
+    folder = layout.layers(layout.disk(vm_dir, disk))
+    link = devices.link_of(folder)
+    if os.path.isdir(folder):
+        return folder if link else ""
+    name = layout_devices.layers_name(vm, disk, os.urandom(6).hex())
+    if devices.make(cache.root_of(vm_dir), folder, LAYERS, name, f"{vm}-{disk}", expected, near):
+        return folder
+    if link:
+        files.unlink(folder)
+    return ""
+
+
+def device(directory: str, disk: int) -> str:
+    """Return where the device is mounted on which the layers of a disk lie, '' if on none."""
+    uuid = devices.device_of(layout.layers(layout.disk(directory, disk)))
+    return devices.mount(cache.root_of(directory), uuid) if uuid in devices.registered(cache.root_of(directory)) else uuid
+
+
+def walk(directory: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield as os.walk, also of what is on devices."""
+    own = links(directory)
+    yield from os.walk(directory)
+    for name in own:
+        yield from os.walk(f"{directory}/{name}")
+
+
+def fsync_tree(directory: str) -> None:
+    """Make all of a VM's directory survive a power cut, with what is on devices."""
+    for name in links(directory):
+        files.fsync_tree(devices.behind(f"{directory}/{name}"))
+    files.fsync_tree(directory)
+
+
+def remove_tree(directory: str) -> None:
+    """Remove a directory that was a VM's, with what is on devices first; what is on one that is away is left over there."""
+    for name in links(directory):
+        devices.remove(f"{directory}/{name}")
+    files.remove_tree(directory)
+
+
+def remove(disk_path: str) -> None:
+    """Remove the layers of a disk from their device; the link goes last."""
+    if devices.link_of(layout.layers(disk_path)):
+        devices.remove(layout.layers(disk_path))
+
+
+def members(directory: str) -> list[str]:
+    """Return what tar is to archive of a VM's directory, as paths below it: of a link to a device the layers; raise DeviceMissing."""
+    own = links(directory)
+    check(directory)
+    if not own:
+        return ["."]
+    names = [f"./{name}" for name in sorted(os.listdir(directory)) if name not in own]
+    return names + [f"./{name}/{layer}" for name in own for layer in sorted(os.listdir(f"{directory}/{name}"))]
+
+
+def prepare(directory: str, vm: int, disks: Iterable[int]) -> dict[str, str]:
+    """Give the disks of a directory that is to arrive places on devices; return the links that were made, with what they say."""
+    for disk in disks:
+        place(directory, vm, disk, 0)
+    return {name: layout_devices.target_of(link) for name, link in links(directory).items()}
+
+
+def arrived(directory: str, made: dict[str, str]) -> None:
+    """See that nothing in what arrived leads to a place on a device that was not made for it; take places that nothing came to."""
+    for name in [name for name in os.listdir(directory) if layout.are_layers(name) and os.path.islink(f"{directory}/{name}")]:
+        path = f"{directory}/{name}"
+        if os.readlink(path) != made.get(name):
+            target = os.readlink(path)
+            os.unlink(path)
+            if name in made:
+                # For who removes the directory, to find the place that was made.
+                os.symlink(made[name], path)
+            raise UnexpectedLink(f"{name} of VM directory {directory} on {os.uname().nodename} came as a symbolic link to {target}")
+        if not os.listdir(path):
+            devices.remove(path)
+
+
+def copy(source: str, directory: str, vm: int) -> None:
+    """Copy the directory `source` of a VM into another; layers on devices to new places."""
+    argv = ["cp", "-a", "--sparse=always", "--reflink=auto", "--"]
+    own = links(source)
+    check(source)
+    if not own:
+        work([*argv, f"{source}/.", directory])
+        return
+    work([*argv, *(f"{source}/{name}" for name in sorted(os.listdir(source)) if name not in own), directory])
+    for name in own:
+        disk = layout.disk_named(layout.disk_of(name))
+        if disk is not None:
+            if not place(directory, vm, disk, allocated(f"{source}/{name}")):
+                os.mkdir(f"{directory}/{name}")
+            work([*argv, f"{source}/{name}/.", f"{directory}/{name}"])
+
+
+def allocated(folder: str) -> int:
+    """Return the bytes that the layers in a directory occupy."""
+    return sum(files.allocated(entry.path) for entry in os.scandir(folder))

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies on the devices of this host's pool and no link leads to: of disks and bases that went while their device was away."""
+
+from __future__ import annotations
+
+import os
+
+from ..base import devices
+from ..model import layout, layout_devices
+from ..model.layout_devices import LAYERS, PARTS, Link
+from ..model.steps import Discard
+from ..tools import inventory
+
+
+def look(location: str) -> list[dict[str, object]]:
+    """Return the directories on devices to which no link leads, each with the VM whose layers are in it, -1 for one of a base."""
+    root = layout.base_store(location)
+    there = [uuid for uuid in devices.registered(root) if devices.is_there(root, uuid)]
+    linked = devices.layers_links(location) if there else set()
+    found = []
+    for uuid in there:
+        # By its own path: what is removed is opened below that.
+        place = os.readlink(layout_devices.device(root, uuid))
+        for part in PARTS:
+            for name in inventory.names(f"{place}/{part}"):
+                link = Link(uuid, part, name)
+                said = layout_devices.layers_named(name) if part == LAYERS else (-1, -1)
+                if said and link not in linked and (part == LAYERS or not devices.is_linked(location, link)):
+                    found.append(inventory.seen(f"{place}/{part}/{name}", vm=said[0]))
+    return found
+
+
+def is_linked(step: Discard) -> bool:
+    """Tell whether a link leads there after all, seen under the lock of the VM that would have made it."""
+    directory, name = os.path.split(os.path.realpath(step.path))
+    root = layout.base_store(step.location)
+    uuid = str(devices.label(os.path.dirname(directory)).get("uuid"))
+    link = Link(uuid, os.path.basename(directory), name)
+    return uuid not in devices.registered(root) or devices.is_linked(step.location, link)

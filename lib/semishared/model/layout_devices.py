@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of what is ours on the devices of a host's pool, and of the links that lead there; see layout.py.
+
+    <mount>/.semishared/                     what is ours on a device
+        device.json                          its label
+        layers/<vm>-<disk>-<random>/<layer>  the layers of a disk
+        bases/  staging/                     as in the base store: layout_base.py
+    <root>/devices/<uuid>                    -> <mount>/.semishared, of each device of the pool
+    <vm_dir>/disk.<N>.snap                   -> ../../.semishared/devices/<uuid>/layers/<vm>-<disk>-<random>
+    <root>/bases/<name>  staging/<prefix>    -> ../devices/<uuid>/bases/<name>  staging/<prefix>
+
+A link is the record of where something lies. Directories of VMs have other names on their way, all in one place: a link in one
+leads to the same then.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import NamedTuple, Optional
+
+from .layout import SIDE
+
+LAYERS, BASES, STAGING = "layers", "bases", "staging"
+PARTS = (LAYERS, BASES, STAGING)
+
+
+class Link(NamedTuple):
+    """What a link to a device says."""
+
+    uuid: str
+    part: str
+    name: str
+
+
+def devices(root: str) -> str:
+    """Return the directory of the links to a host's devices."""
+    return f"{root}/devices"
+
+
+def device(root: str, uuid: str) -> str:
+    """Return the path to what is ours on a device: by its label, wherever it is mounted."""
+    return f"{devices(root)}/{uuid}"
+
+
+def is_uuid(name: str) -> bool:
+    return re.match(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", name) is not None
+
+
+def side(mount: str) -> str:
+    """Return what is ours on the device that is mounted there."""
+    return f"{mount}/{SIDE}"
+
+
+def mount(side: str) -> str:
+    return posixpath.dirname(side)
+
+
+def label(device: str) -> str:
+    return f"{device}/device.json"
+
+
+def directory(root: str, link: Link) -> str:
+    """Return the directory that a link says."""
+    return f"{device(root, link.uuid)}/{link.part}/{link.name}"
+
+
+def layers_name(vm: int, disk: int, random: str) -> str:
+    return f"{vm}-{disk}-{random}"
+
+
+def layers_named(name: str) -> Optional[tuple[int, int]]:
+    """Return VM and disk of a directory of layers on a device, None if the name is none."""
+    match = re.match(r"([0-9]{1,10})-([0-9]{1,9})-[0-9a-f]{12}\Z", name)
+    return (int(match.group(1)), int(match.group(2))) if match else None
+
+
+def target_of(link: Link) -> str:
+    """Return the text of a link."""
+    root = f"../../{SIDE}" if link.part == LAYERS else ".."
+    return f"{root}/devices/{link.uuid}/{link.part}/{link.name}"
+
+
+def linked(target: str) -> Optional[Link]:
+    """Return what the text of a link says, None if it is none of these."""
+    match = re.match(r"\.\./(?:\.\./\.semishared/)?devices/([0-9a-f-]{36})/([a-z]+)/([0-9a-f-]+)\Z", target)
+    found = Link(*match.groups()) if match else None
+    return found if found and found.part in PARTS and is_uuid(found.uuid) and target_of(found) == target else None

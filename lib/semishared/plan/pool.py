@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On which device of its host's pool a disk, or a base, is to lie.
+
+Whole files are placed, whose final size nobody knows: spreading them by a hash alone fills one device while others are half empty.
+So the order that the hash gives is only where the search begins: the first device with room that is not much fuller than the pool is
+taken. What is taken is recorded by a link, and never computed again.
+
+    share         Brinkmann, Salzwedel, Scheideler: Compact, adaptive placement schemes for non-uniform requirements (SPAA 2002): each
+                  device covers an interval of a ring, as long as its share of the pool; those that cover a key's point compete
+    share-scaled  the same, with lengths that depend on the device alone until the pool has doubled
+    rendezvous    weighted rendezvous: all devices compete, by their weights (Thaler, Ravishankar: IEEE/ACM ToN 6(1), 1998)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import posixpath
+import re
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
+
+from ..errors import BadPool
+
+BOUND = 1.1
+"""A device takes more as long as its fill is at most so many times that of the pool."""
+NEAR = 0.05
+"""So much fuller still may be the device of what a disk lies over: a device that dies then costs few VMs beside its own."""
+RESERVE = 20
+"""One in so many of a device's bytes is left to disks that grow, where another device has room."""
+STRETCH = 10
+"""How often share covers the ring, times ln N: with less some of it is covered by few devices, and those are fuller."""
+SCALED_STRETCH = 64
+"""The same, of share-scaled and of the scale, which is up to three times the pool: it must not change with N."""
+
+
+CLASSES = ("fast", "slow")
+"""The better first."""
+MOST = 16
+"""Devices of a host."""
+
+
+class Declared(NamedTuple):
+    """A device as SEMISHARED_POOL declares it: PATH, PATH=CLASS or PATH=CLASS:WEIGHT."""
+
+    path: str
+    device_class: str = CLASSES[0]
+    weight: float = 1.0
+
+    @property
+    def word(self) -> str:
+        return f"{self.path}={self.device_class}:{self.weight:g}"
+
+
+class Device(NamedTuple):
+    """A device of a host's pool."""
+
+    uuid: str
+    capacity: int
+    """Bytes."""
+    free: int
+    weight: float = 1.0
+    """How much of its capacity counts; 0: it takes nothing more."""
+    device_class: str = CLASSES[0]
+
+    @property
+    def share(self) -> float:
+        """Return the bytes that count."""
+        return self.capacity * self.weight
+
+    @property
+    def used(self) -> int:
+        return self.capacity - self.free
+
+    @property
+    def fill(self) -> float:
+        return self.used / self.share
+
+    @property
+    def room(self) -> int:
+        """Return the bytes that it takes before it has only its reserve left."""
+        return self.free - self.capacity // RESERVE
+
+
+def declared(text: str) -> tuple[Declared, ...]:
+    """Return the devices that SEMISHARED_POOL of a host (or [pool] devices) declares; raise BadPool."""
+    found = tuple(map(_declared, text.split()))
+    paths = [device.path for device in found]
+    if not 1 <= len(found) <= MOST:
+        raise BadPool(f"a pool has 1 to {MOST} devices, and {len(found)} are declared")
+    twice = sorted({path for path in paths if paths.count(path) > 1})
+    if twice:
+        raise BadPool(f"{', '.join(twice)} is declared twice")
+    return found
+
+
+def _declared(word: str) -> Declared:
+    match = re.match(r"(/[A-Za-z0-9._/\-]+)(?:=([a-z]+)(?::([0-9]{1,3}(?:\.[0-9]{1,3})?))?)?\Z", word, re.ASCII)
+    path = match.group(1) if match else ""
+    if match is None or path != posixpath.normpath(path) or ".." in path.split("/"):
+        raise BadPool(f"{word!r} is no device: /PATH, /PATH=CLASS and /PATH=CLASS:WEIGHT are (/mnt/nvme0=fast:1)")
+    device_class, weight = match.group(2) or CLASSES[0], float(match.group(3) or 1)
+    if device_class not in CLASSES:
+        raise BadPool(f"class {device_class!r} of {path} is not one of {', '.join(CLASSES)}")
+    if not weight:
+        raise BadPool(f"weight 0 of {path}: a device that is to take nothing is not declared")
+    return Declared(path, device_class, weight)
+
+
+def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what is wrong with the devices of a host, as it reports them, against what is declared; nothing if all is well."""
+    found = {str(row["path"]): row for row in rows}
+    wrong = []
+    for device in declared:
+        row = found.get(device.path)
+        if row is None:
+            wrong.append(f"{device.path} is declared and no device of the pool yet: semishared pool add")
+        elif row["state"]:
+            wrong.append(f"{device.path} is {row['state']}: disks on it cannot start, and it takes no new ones")
+        elif (row["class"], float(row["weight"])) != (device.device_class, device.weight):
+            said = f"{row['class']}:{float(row['weight']):g}"
+            wrong.append(f"{device.path} is {said}, and declared as {device.device_class}:{device.weight:g}: semishared pool add")
+    paths = {device.path for device in declared}
+    for path, row in sorted(found.items()):
+        if path not in paths and row["state"]:
+            wrong.append(f"{path}, which is not declared any more, is {row['state']}: disks on it cannot start")
+        elif path not in paths and float(row["weight"]):
+            wrong.append(f"{path} takes disks and is not declared: semishared pool add")
+    return wrong
+
+
+def _unit(*words: object) -> float:
+    """Return a number between 0 and 1, both excluded, that is always the same for these words."""
+    digest = hashlib.blake2b("\0".join(map(str, words)).encode(), digest_size=8).digest()
+    return ((int.from_bytes(digest, "big") >> 12) + 0.5) / (1 << 52)
+
+
+def rendezvous(key: str, shares: Mapping[str, float]) -> list[str]:
+    """Return devices in the order in which they are asked to take `key`; `shares`: the bytes of each that count."""
+    return sorted(shares, key=lambda uuid: (-math.log(_unit("rendezvous", key, uuid)) / shares[uuid], uuid))
+
+
+def share(key: str, shares: Mapping[str, float]) -> list[str]:
+    """Return the same by Share as it was published."""
+    stretch = STRETCH * math.log(max(len(shares), 2))
+    return _by_intervals(key, shares, stretch / sum(shares.values()))
+
+
+def share_scaled(key: str, shares: Mapping[str, float]) -> list[str]:
+    """Return the same by Share with lengths that other devices do not change."""
+    scale = 2.0 ** math.ceil(math.log2(1.5 * sum(shares.values())))
+    return _by_intervals(key, shares, SCALED_STRETCH / scale)
+
+
+def _by_intervals(key: str, shares: Mapping[str, float], stretch: float) -> list[str]:
+    """Return devices by what they draw for the key: one drawing for each time that their interval covers the key's point."""
+    point = _unit("point", key)
+    best: dict[str, float] = {}
+    for uuid, bytes_that_count in shares.items():
+        length = bytes_that_count * stretch
+        inside = (point - _unit("start", uuid)) % 1.0 < length % 1.0
+        draws = [_unit("draw", key, uuid, copy) for copy in range(int(length) + inside)]
+        best[uuid] = max(draws, default=0.0)
+    # Those that do not cover it come last, in an order that does not always load the same one.
+    rest = {uuid: at for at, uuid in enumerate(rendezvous(key, shares))}
+    return sorted(shares, key=lambda uuid: (-best[uuid], rest[uuid]))
+
+
+ORDERS: Mapping[str, Callable[[str, Mapping[str, float]], list[str]]] = {
+    "share": share, "share-scaled": share_scaled, "rendezvous": rendezvous
+}  # fmt: skip
+DEFAULT = "rendezvous"
+
+
+def choose(devices: Sequence[Device], key: str, expected: int, near: str = "", order: str = DEFAULT) -> str:
+    """Return the device that is to take `key`, of about `expected` bytes; '' if none takes anything.
+
+    The first in the order with room and a fill within the bound, `near` (that of what it lies over) before all; else the least
+    filled with room. As long as a device of a better class has room, no other is looked at. If nothing fits it is the one with the
+    most bytes left: bases there may go, or the guess be wrong.
+    """
+    takers = [device for device in devices if device.share > 0]
+    for device_class in CLASSES:
+        found = _first([device for device in takers if device.device_class == device_class], key, expected, near, order)
+        if found:
+            return found
+    return max(takers, key=lambda device: (device.free, device.uuid)).uuid if takers else ""
+
+
+def _first(devices: Sequence[Device], key: str, expected: int, near: str, order: str) -> str:
+    """Return which of the devices of one class takes `key`, '' if none has room."""
+    with_room = {device.uuid: device.fill for device in devices if device.room >= expected}
+    if not with_room:
+        return ""
+    mean = sum(device.used for device in devices) / sum(device.share for device in devices)
+    if with_room.get(near, math.inf) <= BOUND * mean + NEAR:
+        return near
+    for uuid in ORDERS[order](key, {device.uuid: device.share for device in devices}):
+        if with_room.get(uuid, math.inf) <= BOUND * mean:
+            return uuid
+    return min(with_room, key=lambda uuid: (with_room[uuid], uuid))

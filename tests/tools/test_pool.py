@@ -1,0 +1,465 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks and bases on the devices of a host's pool, through the real host side: file systems of their own, mounted here."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from semishared.config import Config
+from semishared.errors import BadPool, DeviceMissing, NoDevice, SemisharedError, UnexpectedLink
+from semishared.host import host_probe
+from semishared.model import steps as s
+from semishared.model import steps_device as d
+from semishared.model.steps_base import EvictBase
+from semishared.model.steps_commit import CreateDiff, FinishDisk
+from semishared.wire.session import Session
+from tools.world import MiB, World, qemu_io
+
+
+class Pool:
+    """Devices of 1:2:4, each a file system of its own."""
+
+    def __init__(self, world: World, sizes: "tuple[int, ...]" = (64, 128, 256)) -> None:
+        self.world = world
+        self.paths = [world.top / f"device{number}" for number in range(len(sizes))]
+        self.sizes = sizes
+        for path, size in zip(self.paths, sizes):
+            path.mkdir()
+            self.mount(path, size)
+
+    def mount(self, path: Path, size: int) -> None:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}M", "pool", str(path)], check=True)
+
+    def close(self) -> None:
+        for path in self.paths:
+            while os.path.ismount(path):
+                subprocess.run(["umount", "-l", str(path)], check=True)
+
+    def aside(self) -> str:
+        """Return where a device can be mounted that is to be away."""
+        path = self.world.top / "aside"
+        path.mkdir(exist_ok=True)
+        return str(path)
+
+    def set(self, *words: str) -> "dict[str, list[str]]":
+        (answer,) = self.world.on(d.SetDevices(str(self.world.root), words or tuple(map(str, self.paths))))
+        assert isinstance(answer, dict)
+        return answer
+
+    def rows(self) -> "dict[str, dict[str, object]]":
+        (answer,) = self.world.on(d.ListDevices(str(self.world.root)))
+        assert isinstance(answer, dict)
+        return {str(row["path"]): row for row in answer["devices"]}
+
+    def layers(self) -> "list[str]":
+        """Return the directories of layers on all devices."""
+        return sorted(str(found) for path in self.paths for found in path.glob(".semishared/layers/*"))
+
+    def leftovers(self) -> "list[str]":
+        return [str(found) for path in self.paths for found in path.rglob("*") if ".staged-" in found.name] + self.world.leftovers()
+
+
+@pytest.fixture
+def pool(world: World) -> Iterator[Pool]:
+    made = Pool(world)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def device_of(path: object) -> str:
+    """Return the device on which a path ends."""
+    return os.path.realpath(str(path)).split("/.semishared/")[0]
+
+
+def test_a_disk_and_its_base_lie_on_a_device_and_by_their_paths_where_they_always_do(world: World, pool: Pool) -> None:
+    pool.set()
+    disk = world.disk()
+    top = world.clone(world.image(), disk)
+    folder = Path(f"{disk.path}.snap")
+    assert os.readlink(top) == "disk.1.snap/0"
+    assert Path(device_of(folder)) in pool.paths
+    (base,) = world.bases()
+    assert device_of(base) == device_of(folder), "near what it lies over"
+    record = json.loads(Path(disk.vm_dir, ".semishared/disk.1.json").read_text())
+    assert (record["version"], record["path"]) == (1, f"{disk.path}.snap/0")
+    named = json.loads(subprocess.run(["qemu-img", "info", "--output=json", str(top)], check=True, stdout=subprocess.PIPE).stdout)
+    assert named["backing-filename"] == f"{base}/leases/5-1"
+    qemu_io(top, "qcow2", "read -P 0xa1 1M 64k")
+    assert not pool.leftovers()
+    world.clone(world.image(), disk)
+    assert len(pool.layers()) == 1, "once more is as good as once"
+    world.on(s.RemoveVm(5, disk.vm_dir))
+    assert not pool.layers()
+    assert not world.leases()
+
+
+def test_a_removed_disk_leaves_nothing_on_its_device(world: World, pool: Pool) -> None:
+    pool.set()
+    world.clone(world.image(), world.disk())
+    world.on(s.RemoveDisk(world.disk(), ""))
+    assert not pool.layers()
+    assert os.listdir(world.disk().vm_dir) == [".semishared"]
+
+
+def test_without_a_pool_nothing_lies_elsewhere(world: World) -> None:
+    world.clone(world.image(), world.disk())
+    assert not os.path.islink(f"{world.disk().path}.snap")
+    assert not any(base.is_symlink() for base in world.bases())
+    assert not (world.root / "devices").exists()
+
+
+# -- moves ------------------------------------------------------------------------------------------
+
+
+def carry(source_dir: str, target_dir: str, vm: int, disks: "tuple[int, ...]") -> None:
+    """Relay a VM directory as `tm/mv` does, each end with its own session."""
+    with Session("localhost", "mv", Config()) as source, Session("localhost", "mv", Config()) as target:
+        (found,) = source.run([s.MarkVm(vm, source_dir)])
+        assert isinstance(found, dict)
+        source.begin([s.SendVm(vm, source_dir, found["token"])])
+        target.begin([s.ReceiveVm(vm, target_dir, True, "", disks)])
+        first = source.read()
+        while isinstance(first, bytes):
+            target.send_data(first)
+            first = source.read()
+        assert isinstance(first, dict)
+        source.finish()
+        target.send(end=True, sha256=first["sha256"])
+        target.finish()
+        assert source.run([s.ReleaseVm(vm, source_dir, "", first["seen"])]) == [{"kept": ""}]
+
+
+def prepared(world: World) -> "tuple[str, str]":
+    """Make VM 5 with two overlays, one of them with a snapshot, a disk in place and a volatile one; return where it is and goes."""
+    image = world.image()
+    for number in (1, 3):
+        qemu_io(world.clone(image, world.disk(5, number)), "qcow2", f"write -P 0x3{number} 2M 64k")
+    world.on(s.AddLayer(world.disk(5, 1), 1, 0, "qcow2"), s.ActivateLayer(world.disk(5, 1), 1, "qcow2"))
+    qemu_io(f"{world.disk(5, 1).path}.snap/1", "qcow2", "write -P 0x41 3M 64k")
+    world.link(world.image("in-place"), world.disk(5, 0))
+    world.on(s.CreateVolatile(world.disk(5, 2), MiB, "raw", ""))
+    return world.disk(5).vm_dir, str(world.location / "103" / "5")
+
+
+def check_content(directory: str) -> None:
+    qemu_io(f"{directory}/disk.1.snap/1", "qcow2", "read -P 0x31 2M 64k")
+    qemu_io(f"{directory}/disk.1.snap/1", "qcow2", "read -P 0x41 3M 64k")
+    qemu_io(f"{directory}/disk.1.snap/1", "qcow2", "read -P 0xa1 1M 64k")
+    qemu_io(f"{directory}/disk.3", "qcow2", "read -P 0x33 2M 64k")
+    assert os.path.isfile(f"{directory}/disk.2") and os.path.islink(f"{directory}/disk.0")
+
+
+def test_a_directory_is_carried_from_a_pool_to_a_pool(world: World, pool: Pool) -> None:
+    pool.set()
+    source, target = prepared(world)
+    before = pool.layers()
+    carry(source, target, 5, (0, 1, 2, 3))
+    check_content(target)
+    after = pool.layers()
+    assert len(after) == 2 and not set(before) & set(after), "places of its own, and those of before are gone"
+    assert all(os.path.islink(f"{target}/disk.{number}.snap") for number in (1, 3))
+    assert not pool.leftovers() and not os.path.exists(source)
+
+
+def test_a_directory_is_carried_into_a_pool_and_out_of_it(world: World, pool: Pool) -> None:
+    source, target = prepared(world)
+    pool.set()
+    carry(source, target, 5, (0, 1, 2, 3))
+    check_content(target)
+    assert len(pool.layers()) == 2
+    devices = world.root / "devices"
+    aside = {name: os.readlink(devices / name) for name in os.listdir(devices)}
+    # As on a host that has no pool: but its own links still lead somewhere.
+    world.on(s.RenameVm(5, target, source, True, "", (0, 1, 2, 3)))
+    check_content(source)
+    check_content(target)
+    assert len(pool.layers()) == 4 and aside
+
+
+def test_a_killed_receiver_leaves_nothing_that_the_next_one_does_not_take_away(world: World, pool: Pool) -> None:
+    pool.set()
+    source, target = prepared(world)
+    with Session("localhost", "mv", Config()) as host:
+        host.begin([s.ReceiveVm(5, target, True, "", (0, 1, 2, 3))])
+        host.send_data(b"no tar")
+    carry(source, target, 5, (0, 1, 2, 3))
+    check_content(target)
+    assert len(pool.layers()) == 2
+
+
+def test_a_link_that_arrives_is_none_of_ours(world: World, pool: Pool) -> None:
+    """Another host says what is in its stream: a link into the layers of another VM would cost that VM its disk."""
+    pool.set()
+    victim = world.disk(6)
+    world.clone(world.image(), victim)
+    carry_in = world.top / "made"
+    (carry_in / ".semishared").mkdir(parents=True)
+    (carry_in / "disk.1.snap").symlink_to(os.readlink(f"{victim.path}.snap"))
+    stream = subprocess.run(["tar", "-C", str(carry_in), "-cf", "-", "."], check=True, stdout=subprocess.PIPE).stdout
+    with pytest.raises(UnexpectedLink):
+        world.on(s.ReceiveVm(5, world.disk(5).vm_dir, True, "", (1,)), data=[stream], sha256=hashlib.sha256(stream).hexdigest())
+    qemu_io(victim.path, "qcow2", "read -P 0xa1 1M 64k")
+    assert len(pool.layers()) == 1 and not pool.leftovers()
+
+
+# -- devices come and go ------------------------------------------------------------------------------
+
+
+def test_an_unmounted_directory_is_no_device_and_nothing_is_written_below_it(world: World, pool: Pool) -> None:
+    pool.set()
+    disk = world.disk()
+    world.clone(world.image(), disk)
+    lost = Path(device_of(f"{disk.path}.snap"))
+    subprocess.run(["umount", "-l", str(lost)], check=True)
+    assert pool.rows()[str(lost)]["state"] == "not there"
+    with pytest.raises(DeviceMissing, match=f"the layers of disk.1: on the device {lost} .* is not there"):
+        world.on(s.SendVm(5, disk.vm_dir, ""))
+    for number in range(8):
+        world.clone(world.image(), world.disk(6, number))
+        assert device_of(f"{world.disk(6, number).path}.snap") != str(lost)
+    assert os.listdir(lost) == []
+    (base,) = world.bases()
+    assert device_of(base) != str(lost), "its base is made again elsewhere"
+    assert "100-7" in base.name and f"{base.name}/5-1" in world.leases(), "and who lay over it still does, when its device is back"
+    world.on(s.RemoveVm(5, disk.vm_dir))
+    assert not os.path.exists(disk.vm_dir)
+    for path in pool.paths:
+        subprocess.run(["umount", "-l", str(path)], check=False)
+    with pytest.raises(NoDevice):
+        world.clone(world.image(), world.disk(7))
+    assert not any(os.listdir(path) for path in pool.paths)
+
+
+def test_a_diff_whose_device_is_away_is_kept_when_its_vm_is_deleted(world: World, pool: Pool) -> None:
+    pool.set()
+    image, disk = world.image(), world.disk()
+    world.on(s.PrepareVm(5, disk.vm_dir), CreateDiff(disk, image, 0, ""))
+    folder = f"{disk.path}.snap"
+    qemu_io(f"{folder}/0", "qcow2", "write -P 0x77 2M 64k")
+    lost = device_of(folder)
+    subprocess.run(["mount", "--move", lost, pool.aside()], check=True)
+    world.on(s.RemoveVm(5, disk.vm_dir))
+    (kept,) = world.system.glob(".kept-5-*")
+    subprocess.run(["mount", "--move", pool.aside(), lost], check=True)
+    (seen,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
+    assert isinstance(seen, dict) and all(item["vm"] == -1 for item in seen["unlinked"]), "no layers"
+    world.on(FinishDisk(s.DiskRef(5, 1, str(kept))))
+    qemu_io(image.source, "raw", "read -P 0x77 2M 64k")
+    assert not pool.layers()
+
+
+def test_the_hosts_monitoring_tells_of_its_pool(world: World, pool: Pool) -> None:
+    assert "POOL" not in host_probe.report(str(world.location))
+    pool.set()
+    told = dict(re.findall(r'([A-Z_]+) = "([^"]*)"', host_probe.report(str(world.location))))
+    sizes = (int(told["POOL_LARGEST_MB"]), int(told["POOL_FREE_MB"]), int(told["POOL_TOTAL_MB"]))
+    assert told["HEALTH"] == "OK" and told["POOL"] == "3" and 250 < sizes[0] <= 256 < sizes[1] <= sizes[2] == sum(pool.sizes)
+    subprocess.run(["umount", str(pool.paths[2])], check=True)
+    told = dict(re.findall(r'([A-Z_]+) = "([^"]*)"', host_probe.report(str(world.location))))
+    assert told["HEALTH"] == f"device {pool.paths[2]} is not there" and (told["POOL"], told["POOL_TOTAL_MB"]) == ("2", "192")
+
+
+def test_a_device_that_cannot_be_written_to_takes_nothing(world: World, pool: Pool) -> None:
+    pool.set()
+    for path in pool.paths[1:]:
+        subprocess.run(["mount", "-o", "remount,ro", str(path)], check=True)
+    for number in range(6):
+        world.clone(world.image(size=MiB * 2), world.disk(6, number))
+        assert device_of(f"{world.disk(6, number).path}.snap") == str(pool.paths[0])
+    rows = pool.rows()
+    assert [rows[str(path)]["state"] for path in pool.paths] == ["", "read-only", "read-only"]
+
+
+def test_what_a_device_held_while_it_was_away_is_found_when_it_is_back(world: World, pool: Pool) -> None:
+    pool.set()
+    disk = world.disk()
+    world.clone(world.image(), disk)
+    lost = Path(device_of(f"{disk.path}.snap"))
+    aside = world.root / "devices" / "aside"
+    link = next(entry for entry in (world.root / "devices").iterdir() if os.readlink(entry).startswith(f"{lost}/"))
+    link.rename(aside)
+    world.on(s.RemoveVm(5, disk.vm_dir))
+    world.clone(world.image(), world.disk(6))
+    aside.rename(link)
+    (seen,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
+    assert isinstance(seen, dict)
+    found = {item["path"]: item for item in seen["unlinked"]}
+    assert sorted(item["vm"] for item in found.values()) == [-1, 5]
+    for path, item in found.items():
+        (done,) = world.on(s.Discard("unlinked", path, str(world.location), item["vm"], item["seen"]))
+        assert done == {"removed": True} and not os.path.exists(path)
+    qemu_io(world.disk(6).path, "qcow2", "read -P 0xa1 1M 64k")
+
+
+# -- what is declared ---------------------------------------------------------------------------------
+
+
+def test_one_that_cannot_be_a_device_is_refused_and_none_is_labelled(world: World, pool: Pool) -> None:
+    plain = world.top / "plain"
+    plain.mkdir()
+    again = world.top / "again"
+    again.mkdir()
+    subprocess.run(["mount", "--bind", str(pool.paths[0]), str(again)], check=True)
+    try:
+        for word, why in ((plain, "is not mounted"), (again, "are one file system")):
+            with pytest.raises(BadPool, match=why):
+                pool.set(str(pool.paths[0]), str(word))
+            assert not (pool.paths[0] / ".semishared").exists() and not pool.rows()
+    finally:
+        subprocess.run(["umount", str(again)], check=True)
+
+
+def test_a_copy_of_a_device_is_refused(world: World, pool: Pool) -> None:
+    pool.set(str(pool.paths[0]))
+    (pool.paths[1] / ".semishared").mkdir()
+    label = pool.paths[0] / ".semishared" / "device.json"
+    (pool.paths[1] / ".semishared" / "device.json").write_bytes(label.read_bytes())
+    with pytest.raises(BadPool, match="label of another device"):
+        pool.set()
+
+
+def test_a_device_that_is_not_declared_any_more_takes_nothing_and_goes_when_it_is_empty(world: World, pool: Pool) -> None:
+    assert sorted(pool.set()["labelled"]) == sorted(map(str, pool.paths))
+    disk = world.disk()
+    world.clone(world.image(), disk)
+    closed = device_of(f"{disk.path}.snap")
+    others = [str(path) for path in pool.paths if str(path) != closed]
+    assert pool.set(*others) == {"labelled": [], "closed": [closed], "gone": []}
+    for number in range(6):
+        world.clone(world.image(), world.disk(6, number))
+        assert device_of(f"{world.disk(6, number).path}.snap") != closed
+    qemu_io(disk.path, "qcow2", "read -P 0xa1 1M 64k")
+    world.on(s.RemoveVm(5, disk.vm_dir), s.RemoveVm(6, world.disk(6).vm_dir))
+    world.on(EvictBase(str(world.root), world.bases()[0].name))
+    assert pool.set(*others)["gone"] == [closed]
+    assert sorted(pool.rows()) == sorted(others)
+
+
+# -- killed at every point ----------------------------------------------------------------------------
+
+OWN = {
+    "staged disk.1.snap", "published disk.1.snap", "directory on a device made", "base linked", "base renamed on its device", "leased",
+    "directory on a device removed", "disk.1 layer renamed", "base published", "incoming adopted", "vm directory published",
+    "removed directory gone", "partial made", "partial finished", "base unlinked", "base forgotten",
+}
+"""Points between which something of a pool may be half made."""
+
+
+def cloning(world: World, number: int) -> None:
+    world.clone(of_its_own(world, number), world.disk(number))
+
+
+def cloning_again(world: World, number: int) -> None:
+    """Its image is known by content: it comes extent by extent."""
+    world.clone(of_its_own(world, number), world.disk(number))
+
+
+def deleting(world: World, number: int) -> None:
+    world.on(s.RemoveVm(number, world.disk(number).vm_dir))
+
+
+def removing(world: World, number: int) -> None:
+    world.on(s.RemoveDisk(world.disk(number), ""))
+
+
+def moving(world: World, number: int) -> None:
+    if os.path.exists(world.disk(number).vm_dir):
+        carry(world.disk(number).vm_dir, str(world.location / "103" / str(number)), number, (1,))
+
+
+def renaming(world: World, number: int) -> None:
+    world.on(s.RenameVm(number, world.disk(number).vm_dir, str(world.location / "103" / str(number)), True, "", (1,)))
+
+
+def evicting(world: World, number: int) -> None:
+    world.on(EvictBase(str(world.root), base_name(world, number)))
+
+
+KILLED = {function.__name__: function for function in (cloning, cloning_again, deleting, removing, moving, renaming, evicting)}
+
+
+def of_its_own(world: World, number: int) -> s.ImageRef:
+    """Return an image of other content than all others: what bases have in common is not copied again."""
+    path, pattern = world.store / f"image{number}", number % 251
+    made = s.ImageRef(100, number, "raw", str(path))
+    return made if path.exists() else world.image(path.name, size=4 * MiB, pattern=pattern)._replace(id=number)
+
+
+def base_name(world: World, number: int) -> str:
+    return next(base.name for base in world.bases() if base.name.startswith(f"100-{number}-"))
+
+
+def ready(world: World, what: str, number: int) -> None:
+    """Make what the action finds."""
+    of_its_own(world, number)
+    if what != "cloning":
+        cloning(world, number)
+    if what in ("cloning_again", "evicting"):
+        deleting(world, number)
+    if what == "cloning_again":
+        evicting(world, number)
+
+
+@pytest.mark.parametrize("what", KILLED)
+def test_killed_at_every_point_and_done_again(world: World, pool: Pool, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool.set()
+    act, trace = KILLED[what], world.top / "trace"
+    for number in (999, 1000):  # what the first one makes for all is not made again
+        ready(world, what, number)
+        monkeypatch.setenv("SEMISHARED_TRACE", str(trace.with_name(f"trace-{number}")))
+        act(world, number)
+        monkeypatch.delenv("SEMISHARED_TRACE")
+    passed = [line.split(" ", 1) for line in trace.with_name("trace-1000").read_text().splitlines()]
+    points = {int(number): name for number, name in passed if name in OWN}
+    assert points, passed
+    for number, name in points.items():
+        ready(world, what, number)
+        monkeypatch.setenv("SEMISHARED_KILL_AT", str(number))
+        monkeypatch.setenv("SEMISHARED_TRACE", str(trace.with_name(f"trace-{number}")))
+        with contextlib.suppress(SemisharedError):  # of two machines it may be the one or the other
+            act(world, number)
+        monkeypatch.delenv("SEMISHARED_TRACE")
+        monkeypatch.delenv("SEMISHARED_KILL_AT")
+        assert "moving" in what or trace.with_name(f"trace-{number}").read_text().splitlines()[-1] == f"{number} {name}"
+        act(world, number)
+        there = [world.disk(number, system=system).vm_dir for system in (101, 103)]
+        found = [path for path in there if os.path.exists(f"{path}/disk.1")]
+        wanted = {"deleting": 0, "removing": 0, "evicting": 0, "renaming": 2}.get(what, 1)
+        assert len(found) == wanted, f"killed at {name}"
+        for path in found:
+            qemu_io(f"{path}/disk.1.snap/0", "qcow2", f"read -P {number % 251} 1M 64k")
+        assert len([path for path in pool.layers() if f"/{number}-1-" in path]) == wanted, f"killed at {name}"
+        for path in there:
+            world.on(s.RemoveVm(number, path))
+        (seen,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
+        assert isinstance(seen, dict) and seen["unlinked"] == [], f"killed at {name}"
+        for item in seen["root"]["staging"]:
+            assert name in ("base linked", "base renamed on its device"), "its link is left, for gc"
+            world.on(s.Discard("staging", item["path"], str(world.location), -1, item["seen"]))
+        assert not pool.leftovers(), f"killed at {name}"
+
+
+def test_labelling_killed_at_every_point_and_done_again(world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(1, 40):
+        monkeypatch.setenv("SEMISHARED_KILL_AT", str(number))
+        try:
+            pool.set(*map(str, pool.paths[number % 2 :]))
+            break
+        except SemisharedError:
+            pass
+        finally:
+            monkeypatch.delenv("SEMISHARED_KILL_AT")
+        pool.set()
+        assert [row["state"] for row in pool.rows().values()] == [""] * 3 and not pool.leftovers()
+    assert 3 < number < 39

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a file is put in a pool of unequal devices, and what may be declared to be one; plan/pool.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semishared.errors import BadPool
+from semishared.plan import pool
+from semishared.plan.pool import Declared, Device
+
+GiB = 1 << 30
+capacities = st.lists(st.integers(1, 16), min_size=2, max_size=8)
+orders = st.sampled_from(sorted(pool.ORDERS))
+
+
+def shares(found: list[int]) -> dict[str, float]:
+    return {f"device-{number}": float(GiB * size) for number, size in enumerate(found)}
+
+
+def devices(found: list[int], fills: list[float] | None = None) -> list[Device]:
+    rates = fills or [0.0] * len(found)
+    return [Device(uuid, int(share), int(share * (1 - fill))) for (uuid, share), fill in zip(shares(found).items(), rates)]
+
+
+# -- orders -----------------------------------------------------------------------------------------
+
+
+@given(capacities, orders, st.text(max_size=12))
+def test_an_order_has_every_device_once_and_is_the_same_whoever_asks(found: list[int], order: str, key: str) -> None:
+    given_shares = shares(found)
+    asked = pool.ORDERS[order](key, given_shares)
+    assert sorted(asked) == sorted(given_shares)
+    assert asked == pool.ORDERS[order](key, dict(reversed(given_shares.items())))
+
+
+KEYS = [f"{number}-0" for number in range(4000)]
+
+
+def first(order: str, given_shares: dict[str, float]) -> list[str]:
+    return [pool.ORDERS[order](key, given_shares)[0] for key in KEYS]
+
+
+@pytest.mark.parametrize("order", sorted(pool.ORDERS))
+@pytest.mark.parametrize("found", [[1, 2, 4], [17, 17, 17, 17, 35, 35, 35, 35], [1, 1]])
+def test_each_device_comes_first_as_often_as_it_is_large(order: str, found: list[int]) -> None:
+    given_shares = shares(found)
+    asked = first(order, given_shares)
+    for uuid, share in given_shares.items():
+        wanted = share / sum(given_shares.values()) * len(KEYS)
+        # Six times what chance alone makes of that, and what an interval's ends do.
+        assert abs(asked.count(uuid) - wanted) < 6 * wanted**0.5 + 0.04 * wanted
+
+
+@settings(max_examples=12, deadline=None)
+@given(capacities, st.integers(1, 16))
+def test_by_rendezvous_a_new_device_takes_and_no_other_does(found: list[int], size: int) -> None:
+    before, more = shares(found), {**shares(found), "new": float(GiB * size)}
+    for was, now in zip(first("rendezvous", before), first("rendezvous", more)):
+        assert now in (was, "new")
+
+
+@settings(max_examples=12, deadline=None)
+@given(capacities)
+def test_by_rendezvous_what_a_device_that_goes_had_is_all_that_moves(found: list[int]) -> None:
+    before = shares(found)
+    fewer = {uuid: share for uuid, share in before.items() if uuid != "device-0"}
+    for was, now in zip(first("rendezvous", before), first("rendezvous", fewer)):
+        assert now == was or was == "device-0"
+
+
+def test_by_scaled_lengths_the_same_is_true_until_the_scale_changes() -> None:
+    before = shares([17, 17, 35, 35])
+    more = {**before, "new": 20.0 * GiB}
+    assert all(now in (was, "new") for was, now in zip(first("share-scaled", before), first("share-scaled", more)))
+    moved = sum(now not in (was, "new") for was, now in zip(first("share", before), first("share", more)))
+    assert moved > len(KEYS) // 200, "as published others move some, too"
+
+
+# -- choosing ---------------------------------------------------------------------------------------
+
+fills = st.lists(st.floats(0, 0.99), min_size=8, max_size=8)
+
+
+@given(capacities, fills, st.text(max_size=8), st.integers(0, GiB), orders, st.integers(0, 7))
+def test_what_is_chosen_has_room_if_any_has_and_is_not_much_fuller(
+    found: list[int], rates: list[float], key: str, expected: int, order: str, near: int
+) -> None:
+    there = devices(found, rates)
+    by_uuid = {device.uuid: device for device in there}
+    uuid = pool.choose(there, key, expected, f"device-{near}", order)
+    assert uuid == pool.choose(list(reversed(there)), key, expected, f"device-{near}", order)
+    chosen, with_room = by_uuid[uuid], [device for device in there if device.room >= expected]
+    if with_room:
+        mean = sum(device.used for device in there) / sum(device.share for device in there)
+        assert chosen in with_room
+        slack = pool.NEAR if uuid == f"device-{near}" else 0
+        assert chosen.fill <= pool.BOUND * mean + slack or chosen.fill == min(device.fill for device in with_room)
+    else:
+        assert chosen.free == max(device.free for device in there)
+
+
+@settings(max_examples=25, deadline=None)
+@given(capacities, st.lists(st.integers(1, 64), min_size=20, max_size=200), orders)
+def test_no_device_overflows_while_another_has_room(found: list[int], sizes: list[int], order: str) -> None:
+    free = {device.uuid: device.capacity for device in devices(found)}
+    for number, size in enumerate(sizes):
+        there = [Device(device.uuid, device.capacity, free[device.uuid]) for device in devices(found)]
+        needed = size * GiB // 64
+        if not any(device.room >= needed for device in there):
+            return
+        free[pool.choose(there, f"{number}-0", needed, order=order)] -= needed
+        assert min(free.values()) >= 0
+
+
+def test_a_device_near_the_base_is_taken_before_the_first_in_the_order_but_not_a_much_fuller_one() -> None:
+    there = devices([4, 4, 4], [0.2, 0.2, 0.2])
+    assert {pool.choose(there, key, 1, "device-1") for key in KEYS[:50]} == {"device-1"}
+    assert "device-1" not in {pool.choose(devices([4, 4, 4], [0.2, 0.4, 0.2]), key, 1, "device-1") for key in KEYS[:50]}
+
+
+def test_a_slow_device_takes_what_no_fast_one_has_room_for() -> None:
+    fast, slow = Device("a", 10 * GiB, GiB), Device("b", 100 * GiB, 100 * GiB, 1.0, "slow")
+    assert pool.choose([slow, fast], "k", GiB // 4) == "a" and pool.choose([slow, fast], "k", GiB) == "b"
+
+
+def test_a_device_of_half_the_weight_is_filled_half_as_much() -> None:
+    heavy, light = devices([10, 10], [0.4, 0.4])
+    assert {pool.choose([heavy, light._replace(weight=0.5)], key, GiB) for key in KEYS[:50]} == {heavy.uuid}
+    assert pool.choose([light._replace(weight=0)], "k", 1) == "" == pool.choose([], "k", 1)
+
+
+# -- what is declared -------------------------------------------------------------------------------
+
+
+def test_what_is_declared() -> None:
+    found = pool.declared(" /mnt/nvme0  /mnt/nvme1=fast:2\n/mnt/hdd0=slow:0.5 ")
+    assert found == (Declared("/mnt/nvme0"), Declared("/mnt/nvme1", "fast", 2), Declared("/mnt/hdd0", "slow", 0.5))
+    assert pool.declared(" ".join(device.word for device in found)) == found
+    assert len(pool.declared(" ".join(f"/d{number}" for number in range(16)))) == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "1 to 16"), (" ".join(f"/d{number}" for number in range(17)), "1 to 16"), ("/a /b /a=slow", "/a is declared twice"),
+        ("mnt/a", "'mnt/a' is no device"), ("/a/../b", "is no device"), ("/a/", "is no device"), ("/a//b", "is no device"),
+        ("/a;id", "is no device"), ("/a=ram", "class 'ram' of /a is not one of fast, slow"), ("/a=fast:x", "is no device"),
+        ("/a=fast:0", "weight 0"), ("/a=fast:-1", "is no device"), ("/a=:1", "is no device"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_declared(text: str, why: str) -> None:
+    with pytest.raises(BadPool, match=why):
+        pool.declared(text)
+
+
+def row(path: str, **more: Any) -> dict[str, Any]:
+    return {"path": path, "state": "", "class": "fast", "weight": 1.0, **more}
+
+
+def test_differences_between_what_is_declared_and_what_a_host_has() -> None:
+    declared = pool.declared("/a /b=slow:2 /c")
+    assert pool.differences(declared, [row("/a"), row("/b", **{"class": "slow"}, weight=2), row("/c")]) == []
+    assert pool.differences(declared[:1], [row("/a"), row("/old", weight=0)]) == [], "it takes nothing more, and its disks are there"
+    wrong = pool.differences(declared, [row("/a", state="not there"), row("/b"), row("/old"), row("/older", state="read-only", weight=0)])
+    assert [text.split(" ")[0].rstrip(",") for text in wrong] == ["/a", "/b", "/c", "/old", "/older"]
+    assert "not there" in wrong[0] and "declared as slow:2" in wrong[1] and "is declared and no device" in wrong[2]
