@@ -31,12 +31,12 @@ import migrate  # noqa: E402
 import overlay  # noqa: E402
 import page  # noqa: E402
 import plots  # noqa: E402
-import pool  # noqa: E402
 import releases  # noqa: E402
 import stage  # noqa: E402
 from figures import Figure  # noqa: E402
 
 import ceph  # noqa: E402
+import pool  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"

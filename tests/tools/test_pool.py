@@ -40,7 +40,7 @@ class Pool:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}M", "pool", str(path)], check=True)
 
     def close(self) -> None:
-        for path in self.paths:
+        for path in (*self.paths, self.world.top / "aside"):
             while os.path.ismount(path):
                 subprocess.run(["umount", "-l", str(path)], check=True)
 

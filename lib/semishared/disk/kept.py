@@ -21,7 +21,7 @@ from ..model.record import Record
 from ..model.steps import DiskRef
 from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
-from . import beside, records
+from . import beside, on_devices, records
 
 
 def chain(record: Record) -> list[str]:
@@ -184,7 +184,8 @@ def others(vm: int, vm_dir: str) -> set[int]:
     """Return the disks of a VM whose leases another directory in its system datastore needs than `vm_dir`."""
     own = f"{os.path.dirname(vm_dir)}/{vm}"
     directories = [path for path in (own, *beside.listed(own, "kept")) if path != vm_dir]
-    found = {record.disk for path in directories for record in _readable(path) if _is_there(record) or on_devices.is_away(layout.plain(record.path))}
+    readable = [record for path in directories for record in _readable(path)]
+    found = {record.disk for record in readable if _is_there(record) or on_devices.is_away(layout.plain(record.path))}
     return found | {number for path in directories for number in _unknown(path) if _files_of(path, number)}
 
 
