@@ -302,6 +302,23 @@ def test_what_a_device_held_while_it_was_away_is_found_when_it_is_back(world: Wo
     qemu_io(world.disk(6).path, "qcow2", "read -P 0xa1 1M 64k")
 
 
+def test_an_unpublished_link_to_a_base_goes_alone(world: World, pool: Pool) -> None:
+    """Who is killed between making a link and naming it leaves one more that leads to what another is making."""
+    pool.set()
+    world.clone(world.image(), world.disk())
+    (base,) = world.bases()
+    left = [base.with_name(f".staged-{base.name}.x"), world.root / "staging" / ".staged-100-7.x"]
+    for path in left:
+        path.symlink_to(os.readlink(base))
+    (seen,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
+    assert isinstance(seen, dict) and seen["root"]["staging"] == [] and len(seen["root"]["bases"]) == 1
+    assert sorted(item["path"] for item in seen["staged"]) == sorted(map(str, left))
+    for item in seen["staged"]:
+        world.on(s.Discard("staged", item["path"], str(world.location), -1, item["seen"]))
+    assert not pool.leftovers()
+    qemu_io(world.disk().path, "qcow2", "read -P 0xa1 1M 64k")
+
+
 # -- what is declared ---------------------------------------------------------------------------------
 
 

@@ -56,7 +56,8 @@ def look_around(step: LookAround) -> dict[str, object]:
     systems = {number: f"{step.location}/{number}" for number in step.systems}
     found["unlinked"] = unlinked.look(step.location)
     found["vms"] = [vm for number, path in systems.items() for vm in _system(number, path)]
-    found["staged"] = [item for path in (root, *systems.values()) for item in inventory.staged(path)]
+    ours = (layout_base.bases(root), layout_base.all_staging(root))
+    found["staged"] = [item for path in (root, *ours, *systems.values()) for item in inventory.staged(path)]
     try:
         found["domains"] = listing.names_and_files() if step.libvirt else {"names": [], "files": []}
     except SemisharedError as e:
@@ -89,7 +90,7 @@ def _root(root: str) -> dict[str, object]:
         held.append(inventory.seen(base, devices.link_of, name=name, leases=leases, staged=inventory.staged(folder)))
     staging = [
         inventory.seen(layout_base.staging(root, name), devices.link_of, held=locks.is_held(layout_base.image_lock(root, name)))
-        for name in inventory.names(layout_base.all_staging(root))
+        for name in inventory.names(layout_base.all_staging(root)) if not layout.is_staged(name)
     ]
     vm_locks = [
         inventory.seen(layout.lock(root, name), vm=vm)
