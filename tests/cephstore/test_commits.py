@@ -38,6 +38,21 @@ def test_a_host_that_was_cut_off_writes_no_more(where: str, site: Site, tmp_path
     is_content(bench, it, it.wanted())
 
 
+def test_a_host_that_is_fenced_in_the_midst_of_a_commit_writes_no_more(site: Site, tmp_path: Path) -> None:
+    bench = RbdBench(site)
+    at = points(lent(bench, tmp_path, 6), tmp_path / "trace").index("change noted") + 1
+    it = lent(bench, tmp_path)
+    old = (it.top / "base").read_bytes()
+    with stopped(it, at) as process:
+        (client,) = site.busy()[it.image.source.split("/")[1]]
+        site.command("osd blocklist", blocklistop="add", addr=client)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(120) != 0, "it was kept out"
+    is_content(bench, it, old)
+    it.commit()
+    is_content(bench, it, it.wanted())
+
+
 def test_an_image_that_cannot_be_locked_is_not_claimed(site: Site, tmp_path: Path) -> None:
     bench = RbdBench(site)
     it = lent(bench, tmp_path)
