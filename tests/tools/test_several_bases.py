@@ -6,6 +6,7 @@ That one is slow is the store's rate, of one byte per second: what is to happen 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from semishared.base.filling import Filling
 from semishared.base.partial import Partial
 from semishared.base.targets import Targets
 from semishared.config import Config
-from semishared.errors import BaseBusy, HostFailed, HostUnreachable, ImageChanged, MissingImage
+from semishared.errors import BaseBusy, HostFailed, HostUnreachable, ImageChanged, MissingImage, NoSpace
 from semishared.model import layout_base
 from semishared.model import steps as s
 from semishared.model import steps_base as b
@@ -168,6 +169,34 @@ def test_what_is_busy_is_said_when_the_others_are_here(world: World, images: Lis
         with pytest.raises(BaseBusy, match=first.base_name):
             run.done()
     good(world, second)
+
+
+def test_look_at_a_lock_makes_nobody_busy(world: World, images: List[s.ImageRef]) -> None:
+    first, second, _ = images
+    with open(lock(world, first)) as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # as locks.is_held
+        with begun(step(world, b.Part(first), b.Part(second), wait=False)) as run:
+            run.base(second)
+            run.until(lambda said: said.get("source") == "another session")
+            fcntl.flock(file, fcntl.LOCK_UN)
+            run.done()
+    good(world, first, second)
+
+
+def test_disk_that_is_full_keeps_what_was_whole_before(world: World, images: List[s.ImageRef]) -> None:
+    first, second, third = images
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={EXTENTS * 4 * 3 // 2}m", "small", str(world.root)], check=True)
+    try:
+        with begun(step(world, b.Part(first), b.Part(second), b.Part(third))) as run:
+            run.base(first)
+            run.until(lambda said: said["event"] == "came")
+            with pytest.raises(NoSpace):
+                run.done()
+        good(world, first)
+        assert world.leftovers() == [], "what came of the others is space that the host lacks"
+        assert not any(locks.is_held(lock(world, image)) for image in images)
+    finally:
+        subprocess.run(["umount", "-l", str(world.root)], check=True)
 
 
 def test_base_that_cannot_be_had_is_given_up_before_the_next_one_is_begun(world: World, images: List[s.ImageRef]) -> None:

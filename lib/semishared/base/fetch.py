@@ -54,8 +54,10 @@ def receive(step: FetchBases, tell: Tell, poll: Callable[[], object]) -> dict[st
             return reception.end()
         if free:
             continue
-        if not step.wait:
-            return reception.end(BaseBusy(f"base {left[0].image.base_name} is being made on {os.uname().nodename}"))
+        busy = [part.image for part in left if locks.is_held(layout_base.image_lock(step.root, part.image.base_prefix))]
+        if busy and not step.wait:
+            return reception.end(BaseBusy(f"base {busy[0].base_name} is being made on {os.uname().nodename}"))
+        # Who only looks whether somebody has a lock has it for that moment.
         waiting_since = waiting_since or time.monotonic()
         reception.wait(waiting_since)
 
