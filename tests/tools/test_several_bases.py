@@ -24,7 +24,7 @@ from semishared.base.filling import Filling
 from semishared.base.partial import Partial
 from semishared.base.targets import Targets
 from semishared.config import Config
-from semishared.errors import BaseBusy, HostFailed, HostUnreachable, ImageChanged, MissingImage, NoSpace
+from semishared.errors import BaseBusy, HostFailed, HostUnreachable, ImageChanged, MissingImage, NoSpace, ToolTimeout
 from semishared.model import layout_base
 from semishared.model import steps as s
 from semishared.model import steps_base as b
@@ -299,7 +299,8 @@ def test_stream_reads_itself_what_somebody_else_does_not_get_on_with(
     world: World, images: List[s.ImageRef], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A base is read whole on the sender: it may have what is to be sent, or not; its being long is no reason to fail."""
-    monkeypatch.setattr(peers, "FOLLOW_S", 0)
+    for limit in ("FOLLOW_S", "STALL_S"):
+        monkeypatch.setattr(peers, limit, 0)
     digest = extents.copy(images[0].source, None, "raw", "test").extents[0]
     content = Path(images[0].source).read_bytes()[: extents.EXTENT]
     with locks.exclusive(lock(world, images[1])):
@@ -313,7 +314,10 @@ def test_who_has_no_more_is_not_asked_again_in_vain(world: World) -> None:
     asked: List[str] = []
     targets = Targets(lambda target: None)
     filling = Filling(step(world), targets, Account(targets, lambda **_: None), Orders(lambda: None), Config())
-    answers = {"none": MissingImage("no more of it"), "lost": HostUnreachable("gone"), "bad": ImageChanged("once more")}
+    answers = {
+        "none": MissingImage("no more of it"), "lost": HostUnreachable("gone"), "slow": ToolTimeout("slow"),
+        "bad": ImageChanged("once more"),
+    }  # fmt: skip
 
     def ask(host: str) -> None:
         asked.append(host)
@@ -322,8 +326,12 @@ def test_who_has_no_more_is_not_asked_again_in_vain(world: World) -> None:
     filling._ask(("none", "bad"), lambda: True, ask)
     assert asked == ["none", "bad", "bad"]
     asked.clear()
-    filling._ask(("none", "lost"), lambda: True, ask)
-    assert asked == ["none", "lost"]
+    filling._ask(("none", "slow", "lost"), lambda: True, ask)
+    assert asked == ["none", "slow", "lost"]
+    asked.clear()
+    # For the next base: who was not reached is not tried again, who is only slow with one of them is.
+    filling._ask(("slow", "lost"), lambda: True, ask)
+    assert asked == ["slow"]
 
 
 def test_what_is_published_under_a_look_is_found_where_it_is_then(world: World, images: List[s.ImageRef]) -> None:

@@ -11,7 +11,7 @@ from typing import Callable, Sequence
 
 from .. import store
 from ..config import Config
-from ..errors import HostUnreachable, ImageChanged, MissingImage, NoSpace, SemisharedError, TransferCorrupt
+from ..errors import HostUnreachable, ImageChanged, MissingImage, NoSpace, SemisharedError, ToolTimeout, TransferCorrupt
 from ..model import layout_base
 from ..model.ranges import ranges, within
 from ..model.steps_base import FetchBases, ServeBase, ServeExtents
@@ -36,10 +36,14 @@ class Filling:
         self.step, self.targets, self.account, self.orders, self.config = step, targets, account, orders, config
         self.error: SemisharedError | None = None
         """What went wrong last."""
+        self._gone: set[str] = set()
+        """Hosts that were not reached."""
+        self._slow: set[str] = set()
+        """Hosts that were left for faster ones."""
 
     def run(self, give_up: Callable[[Target], None]) -> None:
         """Have what is lacking; raise NoSpace. `give_up` is called with what the store cannot give, `error` says why."""
-        step, targets = self.step, self.targets
+        step, targets, self._gone = self.step, self.targets, set()
         self._try("here", self._reuse)
         if step.stream:
             self._try("stream", self._stream)
@@ -63,15 +67,17 @@ class Filling:
             target.error = target.error or error
 
     def _ask(self, hosts: Sequence[str], is_lacking: Callable[[], bool], work: Callable[[str], None]) -> None:
-        left = list(hosts)
+        left = [host for host in hosts if host not in self._gone]
         for _ in range(ROUNDS):
             failures: dict[str, SemisharedError | None] = {}
             for host in left:
                 if is_lacking() and not self.orders.ended:
                     failures[host] = self._try(host, lambda host=host: work(host))  # type: ignore[misc]
+            # To find that out again for each of many bases would take as long as they do.
+            self._gone |= {host for host, error in failures.items() if isinstance(error, HostUnreachable) and host not in self._slow}
             # Who has no more to give has not by asking again, only by the time that it takes.
-            left = [host for host in left if not isinstance(failures.get(host), MissingImage)]
-            if all(isinstance(error, (HostUnreachable, MissingImage)) for error in failures.values()):
+            left = [host for host in left if not isinstance(failures.get(host), (MissingImage, ToolTimeout))]
+            if all(isinstance(error, (HostUnreachable, MissingImage, ToolTimeout)) for error in failures.values()):
                 break
 
     def _try(self, source: str, work: Callable[[], None]) -> SemisharedError | None:
@@ -129,7 +135,13 @@ class Filling:
             self.account.came(host, had[0], packed)
             had[0] = self.targets.count
 
-        peers.fetch(host, step, self.targets, self.config, came, self.orders.skip)
+        peers.fetch(host, step, self.targets, self.config, came, self._skip)
+
+    def _skip(self, host: str) -> bool:
+        is_left = self.orders.skip(host)
+        if is_left:
+            self._slow.add(host)
+        return is_left
 
     def _store(self, target: Target, *, is_first: bool = False) -> None:
         """Take what is lacking from the store; `is_first`: what others of the session wait for, if it can be told from the rest."""

@@ -14,7 +14,7 @@ import time
 from typing import Callable, Iterable, Iterator, Sequence
 
 from ..config import Config
-from ..errors import HostUnreachable, MissingImage
+from ..errors import HostUnreachable, MissingImage, ToolTimeout
 from ..model import layout_base
 from ..model.ranges import ALL, within
 from ..model.steps_base import ServeBase, ServeExtents
@@ -137,9 +137,10 @@ def groups_of(
                 last = time.monotonic()
                 left = [digest for digest in left if digest not in held]
             elif held.coming or held.is_beginning or is_early:
+                # Who takes a stream leaves it not much later.
+                if otherwise and time.monotonic() - last > STALL_S:
+                    break
                 if time.monotonic() - last > FOLLOW_S:
-                    if otherwise:
-                        break
                     raise MissingImage(f"no more of what was to come arrives on {os.uname().nodename}")
                 time.sleep(POLL_S)
                 progress.touch()
@@ -202,7 +203,7 @@ def fetch(
     host: str, step: ServeBase | ServeExtents, target: Partial | Targets, config: Config, tell: Callable[[int, int], None],
     skip: Callable[[str], bool],
 ) -> None:  # fmt: skip
-    """Take from `host` what `target` lacks. Raise HostUnreachable, MissingImage, TransferCorrupt or what else stops it.
+    """Take from `host` what `target` lacks. Raise HostUnreachable, MissingImage, ToolTimeout, TransferCorrupt or what else stops it.
 
     `tell` is told (extents, packed bytes) after each packet; `skip` says whether to leave this source.
     """
@@ -216,7 +217,7 @@ def fetch(
                 raise HostUnreachable(f"{host} is left for a faster source")
             if message is None:
                 if time.monotonic() - last > STALL_S:
-                    raise HostUnreachable(f"nothing came from {host} for {STALL_S:.0f} s")
+                    raise ToolTimeout(f"nothing came from {host} for {STALL_S:.0f} s")
                 continue
             if not isinstance(message, bytes):
                 return
