@@ -35,11 +35,11 @@ PHASES_S = 300
 RAW = "/var/tmp/bench-raw"
 
 
-def image(cloud: Cloud, name: str, persistent: bool = False, **attributes: str) -> int:
-    """Upload an image to the pool whose first DATA_MIB are incompressible."""
+def image(cloud: Cloud, name: str, mib: int = DATA_MIB, persistent: bool = False, **attributes: str) -> int:
+    """Upload an image to the pool whose first MiB are incompressible."""
     path = cloud.upload_file(f"{name}.img")
     with path.open("wb") as file:
-        for _ in range(DATA_MIB // 16):
+        for _ in range(mib // 16):
             file.write(os.urandom(16 << 20))
         file.truncate(SIZE_MIB << 20)
     cloud.give(path)
@@ -94,7 +94,7 @@ class Rig:
 
     def own(self, name: str) -> int:
         """Make an empty persistent image whose disk lives on its host."""
-        return self.cloud.data_image(name, b"", SIZE_MIB // 16, persistent=True, SEMISHARED_PLACE="local")
+        return self.cloud.data_image(name, b"", SIZE_MIB // 16, persistent=True, store=RBD_STORE, SEMISHARED_PLACE="local")
 
     def phase(self, work: Callable[[], float]) -> Tuple[float, float]:
         """Return the seconds that `work` says it took, and the MiB read from the pool meanwhile."""
@@ -162,7 +162,7 @@ def phases(rig: Rig, samples: Samples, counts: Sequence[int], rounds: int) -> No
 def gaps(rig: Rig, samples: Samples, rounds: int) -> None:
     """Have a guest write while it is detached, and as long while nothing happens: the longest wait of a write."""
     shared = image(rig.cloud, "gap", SEMISHARED_LOCAL="remote-first")
-    for _ in rounds_within(300, rounds):
+    for _ in rounds_within(120, rounds):
         rig.forget()
         rig.create([shared])
         rig.boot()
@@ -184,8 +184,8 @@ def gaps(rig: Rig, samples: Samples, rounds: int) -> None:
 def disk_rates(rig: Rig, samples: Samples, rounds: int) -> None:
     """Measure the files of VMs that are off: before and after they were detached, and what there is else."""
     host = rig.cloud.lab.hosts[0]
-    shared = image(rig.cloud, "rates", SEMISHARED_LOCAL="remote-first")
-    plain, place = image(rig.cloud, "rates-overlay"), image(rig.cloud, "rates-in-place", persistent=True)
+    shared = image(rig.cloud, "rates", rates.DATA_MIB, SEMISHARED_LOCAL="remote-first")
+    plain, place = image(rig.cloud, "rates-overlay", rates.DATA_MIB), image(rig.cloud, "rates-in-place", rates.DATA_MIB, persistent=True)
     vms = {}
     for name, disk in (("remote-first", shared), ("detached", shared), ("overlay", plain)):
         rig.create([disk])
@@ -210,7 +210,7 @@ def cluster(quick: bool) -> List[Figure]:
     samples: Samples = defaultdict(list)
     with Cloud.up(hosts=HOSTS, ceph=True) as cloud:
         rig = Rig(cloud)
-        disk_rates(rig, samples, 1 if quick else 4)
+        disk_rates(rig, samples, 1 if quick else rates.MOST)
         gaps(rig, samples, 1 if quick else 5)
         phases(rig, samples, COUNTS[:2] if quick else COUNTS, 1 if quick else 3)
     return all_of(samples)

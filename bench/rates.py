@@ -21,12 +21,13 @@ from lab import Node
 from lab.ceph import POOL, REMOTE, USER
 
 FOLDER = Path("/var/tmp/rates")
+DATA_MIB = 512
 WORKLOADS = {
-    "read": ("read", 1 * MiB, 24, 128 * MiB), "random read": ("randread", 4 * KiB, 2048, 152 * MiB),
+    "read": ("read", 1 * MiB, 24, DATA_MIB // 2 * MiB), "random read": ("randread", 4 * KiB, 2048, (DATA_MIB // 2 + 24) * MiB),
     "write": ("write", 1 * MiB, 24, 0), "random write": ("randwrite", 4 * KiB, 2048, 24 * MiB),
 }  # fmt: skip
 """Kind, size, number, and where they begin: one after the other as in figure 4a of the paper, anywhere as in figure 4b."""
-ROUND, MOST = 32 * MiB, 4
+ROUND, MOST = 32 * MiB, 8
 """What a round uses, so that no block is written twice and none is read that was written; the image's data lasts for so many."""
 Samples = Dict[Tuple[str, str], List[float]]
 
@@ -60,7 +61,7 @@ def measure(host: Node, disks: Sequence[Disk], rounds: int) -> Samples:
     samples: Samples = defaultdict(list)
     host.path(FOLDER).mkdir(exist_ok=True)
     with block.exported(FOLDER, disks, host) as address:
-        for number in rounds_within(300, min(rounds, MOST)):
+        for number in rounds_within(120, min(rounds, MOST)):
             order = [disk.name for disk in disks]
             random.Random(number).shuffle(order)
             for workload, (rw, size, count, at) in WORKLOADS.items():

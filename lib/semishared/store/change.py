@@ -21,8 +21,10 @@ from ..tools.rate_limit import Pace
 from .claims import Claim
 from .diffs import Diff
 
-AT_ONCE = 4
-"""Extents that are read, hashed and written side by side."""
+AT_ONCE = 2
+"""Extents that are read and sent side by side: one is written while the next is read. On a busy machine more only wait for each other."""
+HASHERS = 4
+"""Extents that are hashed at once."""
 MOSTLY = EXTENT // 2
 HOLE = -1
 """In place of a file: zeros."""
@@ -142,7 +144,7 @@ class Change:
         def of(extent: tuple[int, list[Range]]) -> tuple[int, str]:
             return extent[0], _digest(self._content(*extent))
 
-        for index, digest in in_order(of, list(self._unhashed.items()), AT_ONCE):
+        for index, digest in in_order(of, list(self._unhashed.items()), HASHERS):
             self._note(index, digest)
 
     def _note(self, index: int, digest: str) -> None:
