@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 AT_ONCE = 6
 """On two processors, since about half of what a suite takes is waiting: for ssh, for time limits, for limited links."""
+TOOLS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/tools/test_*.py"))
 SUITES: Dict[str, Dict[str, Any]] = {
     "lint": {"command": ["tests/lint.sh"], "minutes": 2, "first": True},
     "types": {"command": ["tests/types.sh"], "minutes": 3, "first": True},
@@ -41,7 +42,8 @@ SUITES: Dict[str, Dict[str, Any]] = {
     },  # fmt: skip
     "system": {"paths": ["tests/system"], "minutes": 35},
     "nfs": {"paths": ["tests/nfs"], "minutes": 20},
-    "tools": {"paths": ["tests/tools"], "minutes": 45},
+    "tools": {"paths": [path for path in TOOLS if path < "tests/tools/test_h"], "minutes": 35},
+    "tools-more": {"paths": [path for path in TOOLS if path > "tests/tools/test_h"], "minutes": 35},
     "faults": {"paths": [f"tests/faults/test_{name}.py" for name in ("faults", "bad_input", "links", "moves")], "minutes": 15},
     "upgrade": {"paths": ["tests/upgrade/test_dir.py", "tests/upgrade/test_configuration.py"], "minutes": 25},
     "upgrade-ceph": {"paths": ["tests/upgrade/test_rbd.py"], "minutes": 25, "full": True},
@@ -63,7 +65,8 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "shell": {"paths": ["tests/shell"], "minutes": 10, "runner": "bats"},
     "staging-more": {"paths": ["tests/staging/test_more_faults.py"], "minutes": 10, "full": True},
 }
-"""The longest first (faults is with --full), so that none runs alone at the end. Minutes are where a suite hangs, also on a busy machine.
+"""The longest first (faults is with --full), so that none runs alone at the end: one that would is in two. Minutes are where a suite
+hangs, also on a busy machine.
 
 `first`: before the others, which need not run to know that a checkout is no good.
 `runner`: what runs its files (RUNNERS), pytest if nothing is said.

