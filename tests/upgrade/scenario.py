@@ -125,7 +125,7 @@ class Upgrade:
     def test_front_end_of_the_older_version_is_refused_in_one_line(self, old: Old) -> None:
         """What that front-end does before it asks a host is its own affair; no host does anything for it."""
         with versions.older_front_end(old.cloud.lab):
-            calls = [*refusal.calls(old, "h1", "run", "off", REFUSED), *refusal.moves(old, "h1", "h2", "live", "off")]
+            calls = [*refusal.calls(old, "h1", "run", "off", ("in-place", "overlay")), *refusal.moves(old, "h1", "h2", "live", "off")]
             assert judged(old, calls) == []
 
     def test_what_a_host_refused_is_done_when_it_is_synced(self, old: Old) -> None:
