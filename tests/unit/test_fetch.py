@@ -70,5 +70,5 @@ def test_other_content_leaves_what_had_come(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(Partial, "close", close)
     with pytest.raises(ImageChanged):
-        filled(DATA[:-1] + b"?", tmp_path, monkeypatch)
+        filled(DATA[:-1] + bytes([DATA[-1] ^ 1]), tmp_path, monkeypatch)
     assert was and all(was), "what was open is what has the name"
