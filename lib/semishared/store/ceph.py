@@ -13,7 +13,7 @@ from typing import Any, ContextManager, Iterator, NamedTuple
 
 from ..errors import CephRefused, CephUnavailable, ImageInUse, MissingImage, NoSpace, SemisharedError, ToolFailed, ToolMissing
 from ..model.steps import Access, ImageRef, pool_and_name
-from ..tools import progress
+from ..tools import ending, progress
 
 CONNECT_S = 10
 ANSWER_S = 30
@@ -90,11 +90,6 @@ def cluster(access: Access, user: str) -> Any:
     return _clusters[key]
 
 
-def is_connected() -> bool:
-    """Tell whether this process is connected to any cluster."""
-    return bool(_clusters)
-
-
 def _connected(conf: str, user: str) -> Any:
     rados, _ = _bindings()
     where = f"on {os.uname().nodename}"
@@ -106,6 +101,8 @@ def _connected(conf: str, user: str) -> Any:
         raise CephUnavailable(f"{name} {where}: {e}") from None
     for option, seconds in LIMITS.items():
         found.conf_set(option, str(seconds))
+    # Its threads go on beside exit(3): now and then that is SIGSEGV, after all is said and done.
+    ending.at_once("librados")
     try:
         found.connect(timeout=CONNECT_S)
     except rados.ObjectNotFound:
