@@ -25,9 +25,7 @@ REPOSITORY, NAME = 107, "8e4cbd"
 @pytest.fixture(autouse=True)
 def only_this_test(cloud: Cloud):
     yield
-    for vm in list(cloud.oned.vms.values()):
-        if cloud.oned.state(vm.id)[0] != "DONE":
-            cloud.oned.vm_recover(vm.id, "delete")
+    cloud.delete_all()
 
 
 def test_backup_running_and_off_and_restore(cloud: Cloud, ceph: Cluster, cell: Callable[..., None]) -> None:

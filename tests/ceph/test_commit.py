@@ -35,9 +35,7 @@ def os_image(cloud: Cloud) -> int:
 @pytest.fixture(autouse=True)
 def only_this_test(cloud: Cloud) -> Iterator[None]:
     yield
-    for vm in list(cloud.oned.vms.values()):
-        if cloud.oned.state(vm.id)[0] != "DONE":
-            cloud.oned.vm_recover(vm.id, "delete")
+    cloud.delete_all()
     discarded(cloud)
 
 

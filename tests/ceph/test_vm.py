@@ -46,9 +46,7 @@ def os_image(cloud: Cloud) -> int:
 def only_this_test(cloud: Cloud, ceph: Cluster) -> Iterator[None]:
     """Remove what a failing test leaves, so that the next one is judged for itself."""
     yield
-    for vm in list(cloud.oned.vms.values()):
-        if cloud.oned.state(vm.id)[0] != "DONE":
-            cloud.oned.vm_recover(vm.id, "delete")
+    cloud.delete_all()
 
 
 def on_rbd(cloud: Cloud, prefix: str, data: bytes = DATA, **more: str) -> dict[str, int]:

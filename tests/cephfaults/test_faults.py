@@ -41,9 +41,7 @@ def os_image(cloud: Cloud) -> int:
 def only_this_test(cloud: Cloud) -> Iterator[None]:
     """Remove the VMs that a failing test leaves, so that the next one is judged for itself."""
     yield
-    for vm in list(cloud.oned.vms.values()):
-        if cloud.oned.state(vm.id)[0] != "DONE":
-            cloud.oned.vm_recover(vm.id, "delete")
+    cloud.delete_all()
 
 
 def data(cloud: Cloud, name: str, *, persistent: bool = False, store: int = RBD_STORE, **attributes: str) -> int:

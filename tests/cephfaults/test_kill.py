@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ import pytest
 
 from semishared.model import steps as s
 from semishared.model import steps_image as i
-from tools.ceph_cluster import LocalCluster
+from tools.ceph_cluster import running
 from tools.ceph_site import Site
 from tools.world import MiB
 
@@ -37,16 +36,13 @@ numbers = iter(range(100, 100000))
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    top = Path(tempfile.mkdtemp(prefix="ceph-", dir="/var/tmp"))
-    cluster = LocalCluster(top / "c", WATCH_S)
-    site = Site(cluster.conf)
-    site.command("osd set-require-min-compat-client", version="mimic")
-    try:
-        yield site
-    finally:
-        site.close()
-        cluster.end()
-        shutil.rmtree(top)
+    with running(WATCH_S) as cluster:
+        site = Site(cluster.conf)
+        site.command("osd set-require-min-compat-client", version="mimic")
+        try:
+            yield site
+        finally:
+            site.close()
 
 
 class Case(NamedTuple):

@@ -179,6 +179,12 @@ class Cloud:
         if guest:
             guest.close()
 
+    def delete_all(self) -> None:
+        """Delete the VMs that a failing test leaves, so that the next one is judged for itself."""
+        for vm in list(self.oned.vms.values()):
+            if self.oned.state(vm.id)[0] != "DONE":
+                self.oned.vm_recover(vm.id, "delete")
+
     def tm(self, action: str, vm: int, *words: str) -> None:
         """Run a transfer action for the VM on the front-end, with the VM on stdin as oned gives it."""
         argv = [f"/var/lib/one/remotes/tm/semishared/{action}", f"{self.oned.vm(vm).last.host.name}:{self.vm_dir(vm)}", *words]

@@ -122,9 +122,7 @@ class Staging:
             node.join()
             node.limit(None)
             node.drop("")
-        for vm in list(self.cloud.oned.vms.values()):
-            if self.cloud.oned.state(vm.id)[0] != "DONE":
-                self.cloud.oned.vm_recover(vm.id, "delete")
+        self.cloud.delete_all()
         for node in [self.lab.fe, *self.lab.hosts]:
             for part in ("bases", "staging", "holders"):
                 shutil.rmtree(node.path(f"{DATASTORES}/{RECORDS}/{part}"), ignore_errors=True)

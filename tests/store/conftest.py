@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Iterator
 
 import pytest
@@ -21,12 +18,7 @@ WATCH_S = 10
 
 @pytest.fixture(scope="session")
 def ceph() -> Iterator[LocalCluster]:
-    from tools.ceph_cluster import LocalCluster
+    from tools.ceph_cluster import running
 
-    top = Path(tempfile.mkdtemp(prefix="ceph-", dir="/var/tmp"))
-    cluster = LocalCluster(top / "c", WATCH_S)
-    try:
+    with running(WATCH_S) as cluster:
         yield cluster
-    finally:
-        cluster.end()
-        shutil.rmtree(top)

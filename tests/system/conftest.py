@@ -26,9 +26,7 @@ def only_this_test(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "cloud" in request.fixturenames and not {"hot", "own"} & set(request.fixturenames):
         cloud = request.getfixturevalue("cloud")
-        for vm in list(cloud.oned.vms.values()):
-            if cloud.oned.state(vm.id)[0] != "DONE":
-                cloud.oned.vm_recover(vm.id, "delete")
+        cloud.delete_all()
 
 
 @pytest.fixture(scope="session")

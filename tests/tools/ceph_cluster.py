@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import uuid
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, List
+from typing import Any, Iterator, List
 
 import rados
 
@@ -191,3 +194,15 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@contextmanager
+def running(watch_s: int = 30) -> Iterator[LocalCluster]:
+    """Yield a cluster in a directory of its own, with a short path, since sockets lie in it; remove both."""
+    top = Path(tempfile.mkdtemp(prefix="ceph-", dir="/var/tmp"))
+    cluster = LocalCluster(top / "c", watch_s)
+    try:
+        yield cluster
+    finally:
+        cluster.end()
+        shutil.rmtree(top)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Iterator
 
@@ -24,16 +22,10 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture(scope="session")
 def ceph() -> Iterator[LocalCluster]:
-    """A Ceph cluster; short paths, since sockets lie in it."""
-    from tools.ceph_cluster import LocalCluster
+    from tools.ceph_cluster import running
 
-    top = Path(tempfile.mkdtemp(prefix="ceph-", dir="/var/tmp"))
-    cluster = LocalCluster(top / "c")
-    try:
+    with running() as cluster:
         yield cluster
-    finally:
-        cluster.end()
-        shutil.rmtree(top)
 
 
 @pytest.fixture()
