@@ -169,3 +169,15 @@ def test_layer_is_put_over_another_without_a_change_of_its_data(tmp_path: Path) 
     qemu_img.create_overlay(str(top), "base", "raw", 0, "")
     qemu_img.lay_over(str(top), "middle", "qcow2")
     qemu_io(top, "qcow2", "read -P 0x22 1M 1M")
+
+
+def test_limit_of_a_foreign_image_is_for_its_tables_and_not_for_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conversion whose every write waits for another thread fits into a quarter of what is allowed."""
+    raw, packed = tmp_path / "raw", tmp_path / "image.vmdk"
+    raw.write_bytes(os.urandom(96 * MiB))
+    subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "vmdk", str(raw), str(packed)], check=True)
+    *limits, space = qemu_img.FOREIGN
+    assert space == f"--as={1 << 30}"
+    monkeypatch.setattr(qemu_img, "FOREIGN", [*limits, f"--as={1 << 28}"])
+    qemu_img.convert(str(packed), "vmdk", str(tmp_path / "converted"), "raw", foreign=True)
+    assert (tmp_path / "converted").read_bytes() == raw.read_bytes()
