@@ -8,7 +8,9 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Iterator
 
@@ -268,6 +270,49 @@ def test_the_hosts_monitoring_tells_of_its_pool(world: World, pool: Pool) -> Non
     subprocess.run(["umount", str(pool.paths[2])], check=True)
     told = dict(re.findall(r'([A-Z_]+) = "([^"]*)"', host_probe.report(str(world.location))))
     assert told["HEALTH"] == f"device {pool.paths[2]} is not there" and (told["POOL"], told["POOL_TOTAL_MB"]) == ("2", "192")
+
+
+PROBE = Path(__file__).resolve().parents[2] / "im/semishared"
+
+
+def probe(location: Path) -> "list[str]":
+    """Run the probe as OpenNebula's monitoring does; return the lines that it prints, and are of capacity."""
+    told = f"<OPENNEBULA><DATASTORE_LOCATION>{location}</DATASTORE_LOCATION></OPENNEBULA>".encode()
+    at = PROBE.parents[1]
+    with contextlib.ExitStack() as undo:
+        place = Path(undo.enter_context(tempfile.TemporaryDirectory()))
+        (place / "lib").symlink_to(at / "lib")
+        (place / "im/kvm-probes.d/host/system").mkdir(parents=True)
+        shutil.copy(PROBE, place / "im/kvm-probes.d/host/system/semishared")
+        done = subprocess.run([str(place / "im/kvm-probes.d/host/system/semishared")], input=told, check=True, stdout=subprocess.PIPE)
+    first, *others = done.stdout.decode().splitlines()
+    assert first.startswith("SEMISHARED = [ ")
+    return others
+
+
+def test_oned_is_told_what_is_free_on_the_pool_for_each_system_datastore_of_ours(world: World, pool: Pool) -> None:
+    for system, driver in (("101", "semishared"), ("103", "semishared"), ("104", "ssh")):
+        (world.location / system).mkdir(exist_ok=True)
+        (world.location / system / ".monitor").write_text(f"{driver}\n")
+    assert probe(world.location) == [], "no pool: as ever"
+    pool.set()
+    (pool.paths[2] / "filler").write_bytes(b"x" * 32 * MiB)
+    form = re.compile(r"DS = \[ ID = (\d+), USED_MB = (\d+), TOTAL_MB = (\d+), FREE_MB = (\d+) \]")
+    lines = [form.fullmatch(line) for line in probe(world.location)]
+    found = [tuple(map(int, line.groups())) for line in lines if line]
+    assert len(found) == len(lines) and [row[0] for row in found] == [101, 103]
+    for _, used, total, free in found:
+        assert total == sum(pool.sizes) and used + free == total and 32 <= used < 36
+    for path in pool.paths:
+        subprocess.run(["umount", str(path)], check=True)
+    assert [line.split(", ")[1:] for line in probe(world.location)] == [["USED_MB = 0", "TOTAL_MB = 0", "FREE_MB = 0 ]"]] * 2
+
+
+def test_the_probe_comes_after_that_of_opennebula_whose_figures_it_corrects() -> None:
+    from semishared.install.tree import PROBES
+
+    for path in PROBES:
+        assert os.path.basename(path) > "monitor_ds.rb" and os.path.basename(os.path.dirname(path)) == "system"
 
 
 def test_a_device_that_cannot_be_written_to_takes_nothing(world: World, pool: Pool) -> None:

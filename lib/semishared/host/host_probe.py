@@ -5,7 +5,12 @@
                    BASES_MB = "2048", FREE_MB = "51200", TOTAL_MB = "102400", BOOT = "6f0c2a4e-...", ADDRESSES = "10.0.0.3 fd00::3" ]
 
 With a pool also POOL, the number of its devices that take disks, POOL_FREE_MB and POOL_TOTAL_MB of all, and POOL_LARGEST_MB, what is
-free on the one with most.
+free on the one with most; and of each system datastore of ours what there is on the pool, in the words of OpenNebula's own probe:
+
+    DS = [ ID = 101, USED_MB = 51200, TOTAL_MB = 102400, FREE_MB = 51200 ]
+
+That one, monitor_ds.rb, says of the same datastores what df says of DATASTORE_LOCATION. oned keeps all such lines of a round, in order,
+and its schedulers take the last of an ID: from OpenNebula 7.0 on probes run in the order of their names, and ours comes after it.
 
 HEALTH is OK if every store that a VM's disk or a base here came from is mounted and answers, every device of its pool is there, and
 no other machine has the system datastores or the base store of this one. BOOT and ADDRESSES are what is known of the host when it is
@@ -128,6 +133,16 @@ def pool(root: str) -> dict[str, int]:
     return {"POOL": len(found), "POOL_FREE_MB": sum(free), "POOL_TOTAL_MB": total, "POOL_LARGEST_MB": max(free, default=0)}
 
 
+def capacity(location: str) -> list[str]:
+    """Return the lines that tell oned's schedulers of the pool: of each system datastore, nothing on a host without one."""
+    found = pool(layout.base_store(location))
+    if not found:
+        return []
+    # Of the same sum: a scheduler that takes TOTAL less USED sees no more than what is free.
+    total, free = found["POOL_TOTAL_MB"], found["POOL_FREE_MB"]
+    return [f"DS = [ ID = {system}, USED_MB = {total - free}, TOTAL_MB = {total}, FREE_MB = {free} ]" for system in systems(location)]
+
+
 def report(location: str) -> str:
     """Return the line for the host's template."""
     found = sorted(stores(location))
@@ -154,7 +169,8 @@ def report(location: str) -> str:
 def main() -> int:
     """Print the report for the datastore location that stdin names."""
     match = re.search(r"<DATASTORE_LOCATION>\s*(?:<!\[CDATA\[)?(/[^<\]]*)", sys.stdin.read(1 << 20))
-    print(report(os.path.normpath(match.group(1)) if match else LOCATION))
+    location = os.path.normpath(match.group(1)) if match else LOCATION
+    print("\n".join([report(location), *capacity(location)]))
     return 0
 
 
