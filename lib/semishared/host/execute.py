@@ -60,6 +60,11 @@ class Execution(Steps):
             room.for_disk(step.vm_dir, room.LITTLE, self.talk.asking)
             vm_dir.prepare(step.vm, step.vm_dir, self.planned)
 
+    def ReplaceLostBases(self, step: s.ReplaceLostBases) -> None:
+        from ..disk import lost_bases
+
+        lost_bases.replace(step.vm, step.vm_dir, self.talk.asking, self.talk.warn)
+
     def StageBase(self, step: s.StageBase) -> object:
         content = store.content(step.image)
         base, _ = ensure(step.root, step.image, self.talk.asking, content=content)

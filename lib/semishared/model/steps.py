@@ -38,6 +38,13 @@ class PrepareVm(NamedTuple):
     vm_dir: str
 
 
+class ReplaceLostBases(NamedTuple):
+    """Have the bases again that disks of the VM lie over, and that lay on a device of the host which is not there."""
+
+    vm: int
+    vm_dir: str
+
+
 class StageBase(NamedTuple):
     """Have a verified base of the image in the host's base store `root`."""
 

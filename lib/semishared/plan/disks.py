@@ -152,11 +152,12 @@ def _volatile(asked: NewDisk, format: str, fs: str) -> Plan:
 
 
 def context(asked: Context, iso: File, size: int) -> Plan:
-    """Plan context: the CONTEXT ISO, which the front-end has built, on the host."""
+    """Plan context: the CONTEXT ISO, which the front-end has built, on the host; OpenNebula calls it before each boot."""
     place = asked.target
-    receive = s.ReceiveFile(place.path, place.vm_place.vm, size, iso.sha256)
-    yield On(place.host, (_prepare(place),))
-    yield from io_class.brought_up_to_date(place.vm_place)
+    vm = place.vm_place
+    receive = s.ReceiveFile(place.path, vm.vm, size, iso.sha256)
+    yield On(place.host, (_prepare(place), s.ReplaceLostBases(vm.vm, vm.path)))
+    yield from io_class.brought_up_to_date(vm)
     yield Feed(On(place.host, (receive,)), iso)
 
 
