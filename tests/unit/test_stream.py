@@ -75,6 +75,50 @@ def test_a_chunk_of_four_mebibytes_arrives_through_a_small_pipe(pipe: Pipe) -> N
     assert pipe.reader.read(10) == data
 
 
+@given(messages, st.integers(1, 90), st.booleans())
+def test_data_is_written_where_it_belongs_and_nothing_else_is(
+    sent: list[Union[bytes, dict[str, str]]], size: int, is_slow: bool
+) -> None:
+    pipe = Pipe()
+    place, found, expected = bytearray(100), bytearray(), b"".join(item for item in sent if isinstance(item, bytes))
+    if not is_slow:
+        for message in sent:
+            pipe.writer.send_data(message) if isinstance(message, bytes) else pipe.writer.send(**message)
+    heard: list[object] = []
+    for message in sent:
+        if is_slow:
+            pipe.writer.send_data(message) if isinstance(message, bytes) else pipe.writer.send(**message)
+        due = len(found) + len(message)
+        while True:
+            part = pipe.reader.read_into(lambda: memoryview(place)[:size], 5)
+            if not isinstance(part, memoryview):
+                heard.append(part)
+                break
+            assert part.obj is place and len(part) <= size
+            found += part
+            if len(found) == due:
+                break
+    assert bytes(found) == expected and heard == [item for item in sent if isinstance(item, dict)]
+    pipe.left.shutdown(socket.SHUT_WR)
+    assert pipe.reader.read_into(lambda: memoryview(place), 5) is None and pipe.reader.read(5) is None
+    pipe.close()
+
+
+def test_data_that_ends_early_or_does_not_come_is_said(pipe: Pipe) -> None:
+    place = bytearray(10)
+    pipe.say(b'{"data": 8}\nabc', end=False)
+    found = b""
+    while len(found) < 3:
+        part = pipe.reader.read_into(lambda: memoryview(place), 5)
+        assert isinstance(part, memoryview)
+        found += part
+    with pytest.raises(Silence):
+        pipe.reader.read_into(lambda: memoryview(place), 0.01)
+    pipe.left.shutdown(socket.SHUT_WR)
+    with pytest.raises(HostFailed, match="within a chunk"):
+        pipe.reader.read_into(lambda: memoryview(place), 5)
+
+
 def test_messages_in_crumbs_arrive(pipe: Pipe) -> None:
     def speak() -> None:
         for byte in b'{"a": 1}\n{"data": 3}\nxyz{"b": 2}\n':

@@ -7,7 +7,7 @@ What is here of another base need not be sent: it is copied, or shared where the
 from __future__ import annotations
 
 import os
-from typing import Callable, Iterable
+from typing import TYPE_CHECKING, Callable, Iterable
 
 from ..errors import ImageChanged
 from ..model import layout, layout_base
@@ -15,6 +15,9 @@ from ..tools import extents, locks, progress
 from . import partial
 from .room import names
 from .targets import Targets
+
+if TYPE_CHECKING:
+    import mmap
 
 
 class Held:
@@ -87,10 +90,10 @@ class Held:
         if directory in self._files:
             os.close(self._files.pop(directory))
 
-    def read(self, digest: str) -> bytes | None:
-        """Return an extent as it is found, None if it has gone."""
+    def read(self, digest: str, memory: mmap.mmap) -> memoryview | None:
+        """Return an extent as it is found, in `memory`; None if it has gone."""
         place = self.place(digest)
-        return extents.read_at(*place) if place else None
+        return extents.read_into(memory, *place) if place else None
 
     def close(self) -> None:
         for fd in self._files.values():

@@ -11,7 +11,6 @@ What is known of it (measured; docs/explanation/staging.md) and what is done abo
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import queue
@@ -25,6 +24,7 @@ from ..errors import HostUnreachable, SemisharedError, StreamFailed, ToolTimeout
 from ..model.steps_base import FetchBases, StreamBases
 from ..tools import compress, progress
 from ..tools.crash_points import point
+from ..tools.pipes import widen
 from ..tools.program import Program, started
 from ..tools.rate_limit import stand_back
 from ..tools.run import run
@@ -53,10 +53,6 @@ STALLED_S = 20
 RECEIVE_BUFFER = 4 << 20
 QUEUE = 12
 """Packets between the network and this host's disk. Who falls behind by more leaves the stream."""
-PIPE = 1 << 20
-"""Bytes that the pipe from udp-receiver holds: the most that any user may ask for (pipe(7))."""
-SET_PIPE_SIZE = 1031
-"""F_SETPIPE_SZ of fcntl(2), which Python knows from 3.10 on."""
 
 
 def device(host: str) -> str:
@@ -213,10 +209,7 @@ class _Packets:
         self._error: SemisharedError | None = None
         self._has_ended = False
         self._queue: queue.Queue[packets.Packet | None] = queue.Queue(QUEUE)
-        try:
-            fcntl.fcntl(program.fd, SET_PIPE_SIZE, PIPE)
-        except OSError:
-            pass  # then it is small
+        widen(program.fd)
         self._fd = os.dup(program.fd)
         threading.Thread(target=self._read, daemon=True).start()
 

@@ -8,10 +8,11 @@ only if it is what the manifest says, and a manifest only if the generation is i
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import time
-from typing import Callable, Iterable, Iterator, Sequence
+from typing import Callable, Iterable, Iterator, Sequence, TypeVar
 
 from ..config import Config
 from ..errors import HostUnreachable, MissingImage, ToolTimeout
@@ -25,6 +26,7 @@ from ..wire import packets
 from ..wire.session import Session
 from . import cache, partial
 from .held import Held, manifest_in
+from .incoming import Incoming
 from .partial import Partial
 from .targets import Targets
 
@@ -41,6 +43,10 @@ GROUP = 4
 """Extents in one packet where there are more at once and nothing slows them down: fewer runs of the compressor."""
 GROUP_RATE = 64 << 20
 """Bytes per second below which extents go one by one: a packet that takes seconds looks like a standstill."""
+PIECE = 1 << 20
+"""Bytes of one write."""
+IN_FLIGHT, TRIED, TRIED_S = 12 << 20, 48 << 20, 0.5
+"""Bytes of a base that go before the network's rate shows, as pipes and sockets hold so many; and bytes or seconds until it has."""
 
 
 class _Here:
@@ -81,13 +87,17 @@ class _Here:
         """Return which of the extents `wanted` are here."""
         return wanted if self._have is None else [index for index in wanted if index in self._have]
 
-    def read(self, index: int) -> packets.Extent:
+    def read(self, index: int, memory: mmap.mmap) -> packets.Extent:
         assert self.manifest is not None
-        return packets.Extent(index, self.manifest.extents[index], extents.read_at(self._fd, index))
+        return packets.Extent(index, self.manifest.extents[index], extents.read_into(memory, self._fd, index))
 
 
 def groups(root: str, name: str, wanted: tuple[tuple[int, int], ...], rate: int) -> Iterator[tuple[bytes, list[packets.Extent]]]:
-    """Yield ("manifest text", []) once, then (b"", extents) as they are here; raise MissingImage when no more are to come."""
+    """Yield ("manifest text", []) once, then (b"", extents) as they are here; raise MissingImage when no more are to come.
+
+    The extents are in memory that the next ones are read into.
+    """
+    memories = _memories()
     here, last = _Here(root, name), time.monotonic()
     begun = last
     left: list[int] | None = None
@@ -106,9 +116,8 @@ def groups(root: str, name: str, wanted: tuple[tuple[int, int], ...], rate: int)
             time.sleep(POLL_S)
             progress.touch()
             continue
-        size = _size(left is not None and len(ready) == len(left), rate)
-        for at in range(0, len(ready), size):
-            yield b"", [here.read(index) for index in ready[at : at + size]]
+        for some in _in_groups(ready, len(ready) == len(left or ()), rate):
+            yield b"", [here.read(index, memory) for index, memory in zip(some, memories)]
         last = time.monotonic()
         sent = set(ready)
         left = [index for index in left or [] if index not in sent]
@@ -118,10 +127,11 @@ def groups_of(
     root: str, wanted: Sequence[str], rate: int, otherwise: Callable[[list[str]], Iterator[packets.Extent]] | None = None
 ) -> Iterator[list[packets.Extent]]:
     """Yield extents by their hashes, as they are here; `otherwise` reads those that neither are nor come, else they are left out.
+    They are in memory that the next ones are read into.
 
     Raise MissingImage when no more of what was about to come does, and nothing reads it otherwise.
     """
-    held, left = Held(root, wanted), list(dict.fromkeys(wanted))
+    held, left, memories = Held(root, wanted), list(dict.fromkeys(wanted)), _memories()
     begun = last = time.monotonic()
     try:
         while left:
@@ -130,9 +140,8 @@ def groups_of(
             # Whoever is to receive something himself may be about to begin.
             is_early = otherwise is None and len(left) == len(wanted) and time.monotonic() - begun < GRACE_S
             if ready:
-                size = _size(len(ready) == len(left), rate)
-                for at in range(0, len(ready), size):
-                    found = [(digest, held.read(digest)) for digest in ready[at : at + size]]
+                for some in _in_groups(ready, len(ready) == len(left), rate):
+                    found = [(digest, held.read(digest, memory)) for digest, memory in zip(some, memories)]
                     yield [packets.Extent(0, digest, content) for digest, content in found if content is not None]
                 last = time.monotonic()
                 left = [digest for digest in left if digest not in held]
@@ -152,9 +161,17 @@ def groups_of(
         yield [item]
 
 
-def _size(is_rest: bool, rate: int) -> int:
-    """Return how many extents go in a packet: one by one while they arrive, as a chain is as much slower as packets are larger."""
-    return GROUP if is_rest and not 0 < rate < GROUP_RATE else 1
+def _memories() -> list[mmap.mmap]:
+    return [mmap.mmap(-1, extents.EXTENT) for _ in range(GROUP)]
+
+
+Wanted = TypeVar("Wanted", int, str)
+
+
+def _in_groups(ready: Sequence[Wanted], is_rest: bool, rate: int) -> Iterator[Sequence[Wanted]]:
+    """Yield what is ready in groups: one by one while it arrives, as a chain is as much slower as packets are larger."""
+    size = GROUP if is_rest and not 0 < rate < GROUP_RATE else 1
+    return (ready[at : at + size] for at in range(0, len(ready), size))
 
 
 def serve_extents(step: ServeExtents, write: Callable[[Bytes], None]) -> dict[str, object]:
@@ -171,32 +188,59 @@ def _serve(
     pieces: Iterable[tuple[bytes, list[packets.Extent]]], step: ServeBase | ServeExtents, write: Callable[[Bytes], None]
 ) -> dict[str, object]:
     stand_back()
-    pace = Pace(step.rate)
-    sealer, name, plain = packets.Sealer(packets.Session.of(step.session), compress.NONE), step.codec, 0
+    out = _Out(step, write)
     for text, group in pieces:
         if text:
-            _send(sealer.manifest(text), write, pace)
-        if not group:
-            continue
-        if not plain:
-            name = sealer.compressor = compress.choose(step.codec, b"".join(item.content for item in group), step.rate)
-        plain += sum(len(item.content) for item in group)
-        _send(sealer.extents(group), write, pace)
-    return {"codec": name, "plain": plain}
+            out.send(out.sealer.manifest(text))
+        if group:
+            out.choose(group)
+            # What is not packed need not wait for what comes behind it in its group.
+            for some in [group] if out.packs else [[item] for item in group]:
+                out.send(out.sealer.extents(some))
+                out.plain += sum(len(item.content) for item in some)
+    return {"codec": out.sealer.compressor, "plain": out.plain}
 
 
-PIECE = 256 << 10
+class _Out:
+    """Packets on their way out; how fast they go says whether to pack them."""
 
+    def __init__(self, step: ServeBase | ServeExtents, write: Callable[[Bytes], None]) -> None:
+        self._write, self._pace, self._codec, self._rate = write, Pace(step.rate), step.codec, step.rate
+        self.sealer = packets.Sealer(packets.Session.of(step.session), compress.NONE)
+        self.plain, self._is_chosen = 0, False
+        self._seen, self._seconds = 0, 0.0
+        """Bytes beyond those that were in flight at once, and seconds in which nobody took more of them."""
 
-def _send(pieces: list[Bytes], write: Callable[[Bytes], None], pace: Pace) -> None:
-    for piece in pieces:
-        for at in range(0, len(piece), PIECE):
-            part = piece[at : at + PIECE]
-            pace.wait(len(part))
-            signal.alarm(WRITE_S)
-            write(part)
-            signal.alarm(0)
-            progress.count("sent", len(part))
+    @property
+    def packs(self) -> bool:
+        return self.sealer.compressor != compress.NONE
+
+    def choose(self, group: list[packets.Extent]) -> None:
+        """Choose by this group what the others are packed with, when there is enough known for that."""
+        if self._is_chosen:
+            return
+        link = float(self._rate)
+        if self._codec == compress.AUTO and not link:
+            if self._seen < TRIED and self._seconds < TRIED_S:
+                return
+            link = self._seen / max(self._seconds, 1e-6)
+        self._is_chosen = True
+        if self._codec != compress.AUTO or self._rate or compress.pays(link):
+            self.sealer.compressor = compress.choose(self._codec, b"".join(item.content for item in group), link)
+
+    def send(self, pieces: list[Bytes]) -> None:
+        """Write a packet, at the rate that was asked for."""
+        for piece in pieces:
+            for at in range(0, len(piece), PIECE):
+                part = piece[at : at + PIECE]
+                self._pace.wait(len(part))
+                started = time.monotonic()
+                signal.alarm(WRITE_S)
+                self._write(part)
+                signal.alarm(0)
+                if self.plain > IN_FLIGHT:
+                    self._seen, self._seconds = self._seen + len(part), self._seconds + time.monotonic() - started
+                progress.count("sent", len(part))
 
 
 def fetch(
@@ -210,22 +254,26 @@ def fetch(
     opener = packets.Opener(packets.Session.of(step.session))
     with Session(host, "fetch", config, bulk=True) as session:
         session.begin([step], last=True)
-        last = time.monotonic()
-        while True:
-            message = session.read(within_s=1.0)
-            if skip(host):
-                raise HostUnreachable(f"{host} is left for a faster source")
-            if message is None:
-                if time.monotonic() - last > STALL_S:
-                    raise ToolTimeout(f"nothing came from {host} for {STALL_S:.0f} s")
-                continue
-            if not isinstance(message, bytes):
-                return
-            progress.count("received", len(message))
-            for packet in opener.feed(message):
-                last = time.monotonic()
-                take(target, opener, packet)
-            tell(0, len(message))
+        last, told = time.monotonic(), 0
+        with Incoming(session, opener) as coming:
+            while True:
+                if skip(host):
+                    raise HostUnreachable(f"{host} is left for a faster source")
+                try:
+                    packet = coming.next(1.0)
+                except TimeoutError:
+                    packet = None
+                    if time.monotonic() - last > STALL_S:
+                        raise ToolTimeout(f"nothing came from {host} for {STALL_S:.0f} s") from None
+                else:
+                    if packet is None:
+                        return
+                    last = time.monotonic()
+                more, told = coming.came - told, coming.came
+                progress.count("received", more)
+                if packet:
+                    take(target, opener, packet)
+                tell(0, more)
 
 
 def take(target: Partial | Targets, opener: packets.Opener, packet: packets.Packet) -> None:

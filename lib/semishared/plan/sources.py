@@ -5,12 +5,14 @@
     arriving, oldest first are getting it at this moment, and pass on what has come
 
 The first one reads the store, if nobody has the base. Each later one follows the one that came just before it; should that
-fail, the ones before, then the holders, and in the end the store. So the store is read once, a holder sends once, and a
-host that dies or stalls costs those behind it a bounded time (base/peers.py), not the session.
+fail, one that has it, then one that came earlier, and so on by turns, and in the end the store. So the store is read once, a
+holder sends once, and a host that dies or stalls costs those behind it a bounded time (base/peers.py), not the session; and
+several that died together cost no more than one of them, if there is a holder.
 """
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import NamedTuple, Sequence
 
 MOST = 4
@@ -33,8 +35,7 @@ def current(arriving: Sequence[Arriving], now: float) -> list[Arriving]:
 
 def for_host(host: str, holders: Sequence[str], arriving: Sequence[Arriving]) -> list[str]:
     """Return whom `host` asks, in that order."""
-    chain = [item.host for item in reversed(arriving) if item.host != host]
-    others = [name for name in reversed(holders) if name != host]
-    # The last place is for one that surely does not wait for anybody.
-    found = list(dict.fromkeys(chain))[: MOST - 1]
-    return [*found, *[name for name in others if name not in found][: MOST - len(found)]]
+    chain = dict.fromkeys(item.host for item in reversed(arriving) if item.host != host)
+    others = [name for name in dict.fromkeys(reversed(holders)) if name != host and name not in chain]
+    found = [name for pair in zip_longest(chain, others) for name in pair if name]
+    return found[:MOST]

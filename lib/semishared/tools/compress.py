@@ -61,6 +61,11 @@ def best(samples: Sequence[Sample], rate: float) -> str:
     return next(s.name for s in sorted(samples, key=lambda s: s.name != NONE and 1 / s.speed) if through(s) >= 0.93 * most)
 
 
+def pays(link: float) -> bool:
+    """Tell whether to think of compressing for a network that has carried so many bytes per second: processors are the guests'."""
+    return link < UNLIMITED * 1.25
+
+
 def choose(wanted: str, content: bytes, rate: float) -> str:
     """Return the compressor to use: `wanted`, or for 'auto' the one that pays for a piece of the image."""
     known = available()

@@ -18,10 +18,13 @@ import errno
 import hashlib
 import os
 from types import TracebackType
-from typing import Iterator, NamedTuple
+from typing import TYPE_CHECKING, Iterator, NamedTuple
 
 from ..errors import ImageChanged
 from . import files, progress
+
+if TYPE_CHECKING:
+    import mmap
 
 EXTENT = 4 << 20
 FLUSH = 64
@@ -144,6 +147,17 @@ def read_at(fd: int, index: int) -> bytes:
         parts.append(part)
         offset, left = offset + len(part), left - len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_into(memory: mmap.mmap, fd: int, index: int) -> memoryview:
+    """Read an extent into `memory` and return it there: memory that is new costs more than what is copied into it."""
+    got, view = 0, memoryview(memory)
+    while got < EXTENT:
+        count = os.preadv(fd, [view[got:EXTENT]], index * EXTENT + got)
+        if not count:
+            break
+        got += count
+    return view[:got]
 
 
 def is_zero(content: bytes | bytearray | memoryview) -> bool:

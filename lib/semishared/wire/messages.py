@@ -21,7 +21,11 @@ BUILD = "BUILD"
 """File in an installed package: the hash of all others, by which it is known from any other of the same VERSION."""
 Message = Union[dict[str, object], bytes, None]
 """A JSON object, a chunk of data, or None at the end of the stream."""
+Part = Union[dict[str, object], memoryview, None]
+"""The same, where data is read into its place: what has come of a chunk."""
 LONGEST_LINE = 4 << 20
+MUCH, LITTLE = 1 << 20, 4096
+"""Bytes that are read at once; little where data is read into its place: what comes with a line has to be copied there."""
 
 
 def release(package: str) -> str:
@@ -50,24 +54,53 @@ class Reader:
         self._awaited = -1
         """Size of the chunk that was announced, -1 if none was: a read that was given up is gone on with by the next."""
 
-    def _fill(self, deadline: float | None) -> bool:
+    def _wait(self, deadline: float | None) -> None:
         if deadline is not None:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._fd], [], [], left)[0]:
                 raise Silence
-        chunk = os.read(self._fd, 1 << 20)
+
+    def _fill(self, deadline: float | None, most: int) -> bool:
+        self._wait(deadline)
+        chunk = os.read(self._fd, most)
         self._buffer += chunk
         return bool(chunk)
 
     def read(self, timeout_s: float | None = None) -> Message:
         """Return the next message; raise Silence after `timeout_s` seconds without one, HostFailed if it is garbled."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if self._awaited >= 0:
-            return self._chunk(deadline)
+        if self._awaited < 0:
+            message = self._line(deadline, MUCH)
+            if self._awaited < 0:
+                return message
+        return self._chunk(deadline)
+
+    def read_into(self, room: Callable[[], memoryview], timeout_s: float | None = None) -> Part:
+        """As `read`, but what comes of a chunk is written at once where `room` says: return as much of that as was written."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        if self._awaited < 0:
+            message = self._line(deadline, LITTLE)
+            if self._awaited < 0:
+                return message
+        place = room()[: self._awaited]
+        count = min(len(place), len(self._buffer))
+        if count:
+            place[:count] = self._buffer[:count]
+            del self._buffer[:count]
+        elif place:
+            self._wait(deadline)
+            count = os.readv(self._fd, [place])
+            if not count:
+                raise HostFailed("the stream ended within a chunk of data")
+        self._awaited = self._awaited - count or -1
+        return place[:count]
+
+    def _line(self, deadline: float | None, most: int) -> dict[str, object] | None:
+        """Return the next JSON object, None at the end of the stream; note how much data it announces."""
         while b"\n" not in self._buffer:
             if len(self._buffer) > LONGEST_LINE:
                 raise HostFailed("a message is too long")
-            if not self._fill(deadline):
+            if not self._fill(deadline, most):
                 if self._buffer:
                     raise HostFailed(f"not a message: {bytes(self._buffer[:200])!r}")
                 return None
@@ -79,18 +112,17 @@ class Reader:
             message = None
         if not isinstance(message, dict):
             raise HostFailed(f"not a message: {bytes(line[:200])!r}")
-        if "data" not in message:
-            return message
-        size = message["data"]
-        if not isinstance(size, int) or not 0 <= size <= LONGEST_LINE:
-            raise HostFailed("a chunk of data has no sensible size")
-        self._awaited = size
-        return self._chunk(deadline)
+        if "data" in message:
+            size = message["data"]
+            if not isinstance(size, int) or not 0 <= size <= LONGEST_LINE:
+                raise HostFailed("a chunk of data has no sensible size")
+            self._awaited = size
+        return message
 
     def _chunk(self, deadline: float | None) -> bytes:
         size = self._awaited
         while len(self._buffer) < size:
-            if not self._fill(deadline):
+            if not self._fill(deadline, MUCH):
                 raise HostFailed("the stream ended within a chunk of data")
         self._awaited = -1
         data = bytes(self._buffer[:size])

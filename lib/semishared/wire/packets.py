@@ -197,15 +197,3 @@ class Opener:
     def reuse(self, packet: Packet) -> None:
         """Take back the memory of a packet of which nothing is looked at any more: new memory costs more than a copy."""
         self._spare.append(packet.payload.obj)  # type: ignore[arg-type]
-
-    def feed(self, chunk: Bytes) -> Iterator[Packet]:
-        """Yield the packets that are complete with `chunk`, copied from it."""
-        left = memoryview(chunk)
-        while left:
-            room = self.get_buffer()
-            count = min(len(room), len(left))
-            room[:count] = left[:count]
-            packet = self.buffer_updated(count)
-            left = left[count:]
-            if packet:
-                yield packet

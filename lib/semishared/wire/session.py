@@ -15,17 +15,19 @@ import time
 from collections import deque
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Callable, Iterable, Iterator
+from typing import Callable, Iterable, Iterator, Optional, TypeVar
 
 from ..config import Config
 from ..errors import HostFailed, HostOutdated, HostUnreachable, SemisharedError, WouldChange, from_id
 from ..model.steps import LOOKS, Step, to_data
 from ..tools.run import environment
-from .messages import RELEASE, Message, Reader, Silence, Writer
+from .messages import RELEASE, Message, Part, Reader, Silence, Writer
 
 PYTHON = "/usr/bin/python3"
 HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "hostside.py")
 
+
+Heard = TypeVar("Heard", Message, Part)
 
 _looks_only = False
 
@@ -71,8 +73,10 @@ class Session:
                 "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
             ]  # fmt: skip
             if bulk:
+                from . import ciphers
+
                 # Bulk data through a shared connection would hold up every other action to that host.
-                argv += ["-o", "ControlMaster=no", "-o", "ControlPath=none"]
+                argv += ["-o", "ControlMaster=no", "-o", "ControlPath=none", *ciphers.options(host)]
             argv += ["--", host, f"exec {PYTHON} -I {config.hosts_scripts_dir}/lib/semishared/hostside.py"]
         # Not a pipe: a connection master that stays behind would hold it open.
         self._stderr = os.memfd_create("stderr")
@@ -84,6 +88,11 @@ class Session:
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, env=env, start_new_session=True
         )
         assert self._process.stdin and self._process.stdout
+        if bulk:
+            from ..tools.pipes import widen
+
+            widen(self._process.stdin.fileno())
+            widen(self._process.stdout.fileno())
         self._writer = Writer(self._process.stdin.fileno(), self._wait_to_write)
         self._reader = Reader(self._process.stdout.fileno())
         self._heard: deque[Message] = deque()
@@ -176,17 +185,25 @@ class Session:
         """
         deadline = None if within_s is None else time.monotonic() + within_s
         while True:
-            message = self._heard.popleft() if self._heard else self._next(deadline)
+            message = self._heard.popleft() if self._heard else self._next(deadline, self._reader.read)
             if message is None or isinstance(message, bytes) or message.get("event") not in ("alive", "warning"):
                 return message
             if "text" in message:
                 self.warnings.append(str(message["text"]))
 
-    def _next(self, deadline: float | None = None) -> Message:
+    def read_into(self, room: Callable[[], memoryview], within_s: float) -> Part:
+        """As `read`, but data is written where `room` says, as far as it has come: return a view of that."""
+        deadline = time.monotonic() + within_s
+        while True:
+            message = self._next(deadline, lambda seconds: self._reader.read_into(room, seconds))
+            if message is None or isinstance(message, memoryview) or message.get("event") not in ("alive", "warning"):
+                return message
+
+    def _next(self, deadline: float | None, read: Callable[[float], Heard]) -> Optional[Heard]:
         silence = self._heard_at + self._config.hosts_silence_timeout_s
         until = silence if deadline is None else min(deadline, silence)
         try:
-            message = self._reader.read(max(until - time.monotonic(), 0.001))
+            message = read(max(until - time.monotonic(), 0.001))
         except Silence:
             if until < silence:
                 return None
@@ -214,7 +231,7 @@ class Session:
                 return
             if not readable:
                 raise self._silent()
-            self._heard.append(self._next())
+            self._heard.append(self._next(None, self._reader.read))
             deadline = time.monotonic() + self._config.hosts_silence_timeout_s
 
     def finish(self, answer: Callable[[dict[str, object]], object] | None = None) -> list[object]:

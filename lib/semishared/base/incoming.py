@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a peer sends, read ahead: while one packet comes, the one before it is hashed and written."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from types import TracebackType
+
+from ..errors import SemisharedError
+from ..wire import packets
+from ..wire.session import Session
+
+AHEAD = 2
+"""Packets that are here and not yet looked at, beside the one that comes."""
+LOOK_S = 0.25
+"""Between two looks whether it is over."""
+
+
+class Incoming:
+    """The packets of a plan that serves, within a `with` block."""
+
+    def __init__(self, session: Session, opener: packets.Opener) -> None:
+        self._session, self._opener = session, opener
+        self.came = 0
+        """Bytes so far."""
+        self._error: SemisharedError | OSError | None = None
+        self._is_left = False
+        self._queue: queue.Queue[packets.Packet | None] = queue.Queue(AHEAD)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+
+    def __enter__(self) -> Incoming:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._is_left = True
+        # Before the session closes its files: another one may get their numbers.
+        self._thread.join()
+
+    def _read(self) -> None:
+        try:
+            while not self._is_left:
+                part = self._session.read_into(self._opener.get_buffer, LOOK_S)
+                if isinstance(part, memoryview):
+                    self.came += len(part)
+                    packet = self._opener.buffer_updated(len(part))
+                    if packet:
+                        self._put(packet)
+                elif part is not None:
+                    break
+        except (SemisharedError, OSError) as e:
+            self._error = e
+        self._put(None)
+
+    def _put(self, packet: packets.Packet | None) -> None:
+        while not self._is_left:
+            try:
+                return self._queue.put(packet, timeout=LOOK_S)
+            except queue.Full:
+                pass  # a slow disk, or whoever takes them has left
+
+    def next(self, within_s: float) -> packets.Packet | None:
+        """Return the next packet, None if there is no other; raise TimeoutError if none came in that time, or what has ended it."""
+        try:
+            packet = self._queue.get(timeout=within_s)
+        except queue.Empty:
+            raise TimeoutError from None
+        if packet is None and self._error:
+            raise self._error
+        return packet
