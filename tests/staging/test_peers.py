@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from typing import Dict
 
 import pytest
 
-from lab.cloud import DATASTORES, SYSTEM
+from lab.cloud import DATASTORES, STORE, SYSTEM
 from lab.oned.drivers import ActionFailed
 from staging.world import MiB, Staging, flip
 
@@ -40,6 +41,33 @@ def test_second_host_takes_the_base_from_the_first_and_the_store_is_read_once(st
     for host, vm in zip(("h1", "h2"), vms):
         right(staging, host, vm, image)
         assert staging.has(host, image)
+    assert staging.leftovers() == []
+
+
+def test_source_that_has_become_dear_is_left_and_the_next_clone_knows(staging: Staging) -> None:
+    """A peer whose cable is slow for the store, and the store for the peer when that has its cable back and the store is slow."""
+    images = [staging.image(name, mib=128, data=96) for name in ("dear", "known", "flipped")]
+    vms = [staging.deploy(f"on-h1-{image}", image, "h1") for image in images]
+    calls = len(staging.cloud.oned.calls)
+    staging.lab.node("h1").limit(16)
+    vms.append(staging.deploy("dear", images[0], "h2"))
+    seen = moved(staging, calls)["h2"]
+    assert seen["received"] >= 4 * MiB and 24 * MiB < seen["store_read"] < 96 * MiB, "what came stays"
+    calls = len(staging.cloud.oned.calls)
+    vms.append(staging.deploy("known", images[1], "h2"))
+    seen = moved(staging, calls)["h2"]
+    assert "received" not in seen and seen["store_read"] >= 96 * MiB
+    staging.lab.node("h1").limit(None)
+    rates = staging.root("h2") / "holders" / "rates"
+    now = time.time()
+    rates.write_text(json.dumps({"h1": [100 * MiB, now], f"store {STORE}": [MiB, now]}))
+    calls = len(staging.cloud.oned.calls)
+    vms.append(staging.deploy("flipped", images[2], "h2"))
+    seen = moved(staging, calls)["h2"]
+    assert "store_read" not in seen and seen["received"] >= 96 * MiB
+    assert json.loads(rates.read_text())["h1"][1] > now, "and is remembered"
+    for image, vm in zip(images, vms[3:]):
+        right(staging, "h2", vm, image)
     assert staging.leftovers() == []
 
 

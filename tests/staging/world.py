@@ -124,6 +124,7 @@ class Staging:
             node.drop("")
         self.cloud.delete_all()
         for node in [self.lab.fe, *self.lab.hosts]:
+            # The rates of another test's peers among them.
             for part in ("bases", "staging", "holders"):
                 shutil.rmtree(node.path(f"{DATASTORES}/{RECORDS}/{part}"), ignore_errors=True)
 

@@ -11,12 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from semishared.config import Config
 from semishared.errors import BadArguments, NoSpace
 from semishared.front import base_tracker
 from semishared.plan import sources
 from semishared.plan.eviction import Limits, room, room_for_disk
 from semishared.plan.sources import Arriving, for_host
 
+STORE = f"{sources.STORE}100"
+SECOND = 100_000_000
+"""Bytes: what a source gives in a second that has this as its rate."""
 NAME = f"100-7-{'a' * 32}"
 HOSTS = st.lists(st.sampled_from([f"h{number}" for number in range(9)]), unique=True)
 
@@ -50,6 +54,51 @@ def test_simultaneous_hosts_are_one_chain_that_ends_in_holders(tmp_path: Path) -
     assert base_tracker.join(root, NAME, "h5") == ["h4", "h3", "h1"]
     base_tracker.leave(root, NAME, {"h1": False, "h5": False})
     assert base_tracker.holders_of(root, NAME) == ["h3", "h4"]
+
+
+@pytest.mark.parametrize(
+    ("rates", "seconds", "current", "expected"),
+    [
+        ({}, 10, "", "h1"),
+        ({STORE: 1.0}, 10, "", "h1"),  # a peer of which nothing is known is tried
+        ({"h1": 1.0, "h2": 0.9, STORE: 1.0}, 10, "", "h1"),  # as good: the store is for all
+        ({"h1": 1.0, "h2": 0.9, STORE: 1.05}, 10, "", "h1"),
+        ({"h1": 1.0, STORE: 1.0}, 10, "", "h2"),  # may be better, and costs nothing to try
+        ({"h1": 1.0, STORE: 2.0}, 10, "", STORE),
+        ({"h1": 1.0, "h2": 0.9, STORE: 0.1}, 10, "", "h1"),  # the store is throttled
+        ({"h1": 0.1, STORE: 1.0}, 10, "", STORE),  # the peer is
+        ({"h1": 0.1, STORE: 0.1}, 10, "", "h2"),  # both are: a peer that nobody knows may be better
+        ({"h1": 0.1}, 10, "h1", "h2"),
+        ({"h1": 1.0}, 1, "h1", "h1"),  # it is not worth while to find out
+        ({"h1": 1.0, "h2": 1.3}, 1, "h1", "h1"),
+        ({"h1": 1.0, "h2": 1.3, STORE: 1.0}, 10, "h1", "h2"),
+        ({"h1": 1.0, "h2": 0.9}, 20, "h1", STORE),  # nobody knows the store, and there is much to be won
+        ({"h1": 1.0, "h2": 0.9, STORE: 1.0}, 19, STORE, "h1"),  # and nothing was
+        ({"h3": 9.0, STORE: 1.0}, 10, "", "h1"),  # who is not asked says nothing
+    ],
+)
+def test_source_is_the_one_that_costs_least(rates: dict[str, float], seconds: int, current: str, expected: str) -> None:
+    known = {name: rate * SECOND for name, rate in rates.items()}
+    assert sources.quickest(["h1", "h2", STORE], known, seconds * SECOND, current) == expected
+
+
+@given(st.floats(1e6, 1e9), st.floats(1e6, 1e9), st.integers(1 << 28, 1 << 36), st.sampled_from(["", "h1", STORE]))
+def test_known_source_is_at_most_a_ninth_dearer_than_the_best_and_then_it_spares_the_store(
+    peer: float, store: float, left: int, current: str
+) -> None:
+    found = sources.quickest(["h1", STORE], {"h1": peer, STORE: store}, left, current)
+    costs = {name: left / rate + sources.START_S * (name != current) for name, rate in (("h1", peer), (STORE, store))}
+    assert costs[found] <= min(costs.values()) / sources.SPARED * 1.000001
+    assert found != STORE or costs[STORE] < costs["h1"]
+
+
+def test_who_is_part_of_a_chain_does_not_ask_what_it_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base_tracker, "_limits", lambda *_: Limits(-1, 0))
+    listed: dict[str, object] = {"question": "base", "name": NAME, "bases": [], "free": 100, "total": 1000, "needed": 1}
+    found = [base_tracker.answer(str(tmp_path), listed, host, Config())["from_store"] for host in ("h1", "h2", "h1")]
+    assert found == ["quicker", "last", "last"]
+    base_tracker.leave(str(tmp_path), NAME, {"h1": True, "h2": False})
+    assert base_tracker.answer(str(tmp_path), listed, "h3", Config())["from_store"] == "quicker"
 
 
 def test_host_that_never_said_how_it_went_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

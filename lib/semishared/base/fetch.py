@@ -190,4 +190,5 @@ def fetch(
 def _of_answer(root: str, image: ImageRef, answer: dict[str, object]) -> FetchBases:
     holders, rate = answer.get("sources"), eviction.number(answer, "rate")
     part = Part(image, tuple(map(str, holders if isinstance(holders, list) else ())))
-    return FetchBases(root, (part,), (), "rest", "", str(answer.get("codec", "auto")), rate, rate, (), room.chosen(answer))
+    when = "quicker" if answer.get("from_store") == "quicker" else "rest"
+    return FetchBases(root, (part,), (), when, "", str(answer.get("codec", "auto")), rate, rate, (), room.chosen(answer))

@@ -15,11 +15,12 @@ from ..errors import HostUnreachable, ImageChanged, MissingImage, NoSpace, Semis
 from ..model import layout_base
 from ..model.ranges import ranges, within
 from ..model.steps_base import FetchBases, ServeBase, ServeExtents
+from ..plan import sources
 from ..tools import extents, files
 from ..tools.crash_points import point
 from ..tools.rate_limit import Pace
 from ..wire import packets
-from . import held, manifests, peers
+from . import held, manifests, peers, pricing
 from .account import Account, Orders
 from .targets import Target, Targets
 
@@ -40,6 +41,8 @@ class Filling:
         """Hosts that were not reached."""
         self._slow: set[str] = set()
         """Hosts that were left for faster ones."""
+        self._is_dear: Callable[[], bool] = lambda: False
+        """Tells whether another source than the one that is asked now would be quicker."""
 
     def run(self, give_up: Callable[[Target], None]) -> None:
         """Have what is lacking; raise NoSpace. `give_up` is called with what the store cannot give, `error` says why."""
@@ -61,10 +64,30 @@ class Filling:
 
     def _own(self, target: Target) -> None:
         """Have of a base what the session does not share; whole, it is in use before the next one is begun."""
+        if self.step.from_store == "quicker" and target.part.holders and target.is_known:
+            self._quickest(target)
         self._ask(target.part.holders, lambda: not target.is_over and target.lacks, lambda host: self._peer(host, target))
         if not target.is_over and (self.step.from_store == "all" or target.lacks):
-            error = self._try("store", lambda: self._store(target))
+            error = self._priced(target, pricing.Choice(self.step.root, [_store_of(target)], target.partial))
             target.error = target.error or error
+
+    def _quickest(self, target: Target) -> None:
+        """Have of a base what its holders or the store give, whoever is quicker; who fails, or has not all, is not asked so again."""
+        choice = pricing.Choice(self.step.root, [*target.part.holders, _store_of(target)], target.partial)
+        while not target.is_over and target.lacks and not self.orders.ended and not choice.is_over:
+            self._priced(target, choice)
+
+    def _priced(self, target: Target, choice: pricing.Choice) -> SemisharedError | None:
+        """Ask whom `choice` says, and note how fast that was."""
+        name = choice.begin()
+        self._is_dear = choice.is_dear
+        try:
+            if name == _store_of(target):
+                return self._try("store", lambda: self._store(target))
+            return self._try(name, lambda: self._peer(name, target))
+        finally:
+            self._is_dear = lambda: False
+            choice.end(is_limited=bool(self.step.store_rate))
 
     def _ask(self, hosts: Sequence[str], is_lacking: Callable[[], bool], work: Callable[[str], None]) -> None:
         left = [host for host in hosts if host not in self._gone]
@@ -138,7 +161,7 @@ class Filling:
         peers.fetch(host, step, self.targets, self.config, came, self._skip)
 
     def _skip(self, host: str) -> bool:
-        is_left = self.orders.skip(host)
+        is_left = self.orders.skip(host) or self._is_dear()
         if is_left:
             self._slow.add(host)
         return is_left
@@ -177,6 +200,8 @@ class Filling:
                 where = f"first at byte {index * extents.EXTENT}"
                 raise ImageChanged(f"{target.part.image.source} does not have the content of its generation, {where}")
             self.account.came("store", had, len(data))
+            if self._is_dear():
+                return
 
     def _store_without_manifest(self, target: Target, content: store.Content, seen: object) -> None:
         """Copy the image whole: that its hash is its generation shows only at the end."""
@@ -198,3 +223,8 @@ class Filling:
         had = self.targets.count
         self.targets.adopt(target, found)
         self.account.came("store", had, len(found.extents) * extents.EXTENT)
+
+
+def _store_of(target: Target) -> str:
+    """Return what the store of a base is called among sources."""
+    return sources.STORE + str(target.part.image.store)

@@ -24,7 +24,7 @@ Ask = Callable[..., Dict[str, object]]
 """Asks the front-end: question=WHAT and what it has to know for the answer.
 
     base    {"name" ('' if nobody knows it), "needed", "must", "stays", "mends", and what ListBases reports}
-            -> {"evict": names, "sources": hosts, "from_store", "codec", "rate"}
+            -> {"evict": names, "sources": hosts, "from_store": "last" or "quicker", "codec", "rate"}
     room    {"needed", "last": names, and what ListBases reports} -> {"evict": names}
     has     {"name"}: this host has a base now whose name was not known -> {}
 """

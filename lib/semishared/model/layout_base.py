@@ -4,7 +4,7 @@
     bases/<store>-<image>-<generation>/image  manifest  source  damaged  leases/<vm>-<disk>
     staging/<store>-<image>/image  manifest  generation  have  leases/
     locks/base-<store>-<image>  holders  port-<port>
-    holders/<store>-<image>-<generation>
+    holders/<store>-<image>-<generation>  rates
 """
 
 from __future__ import annotations
@@ -76,6 +76,11 @@ def locked_image(name: str) -> Optional[str]:
 def holders(root: str, name: str = "") -> str:
     """Return what the front-end remembers of who has a base; without a name, the directory of all that."""
     return f"{root}/holders/{name}"
+
+
+def rates(root: str) -> str:
+    """Return what a host remembers of how fast bases came, and from whom."""
+    return holders(root, "rates")
 
 
 def holders_lock(root: str) -> str:

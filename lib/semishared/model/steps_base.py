@@ -128,7 +128,8 @@ class FetchBases(NamedTuple):
     sources: tuple[str, ...]
     """Hosts of the session that have what is shared, or are about to, in the order in which they are asked."""
     from_store: str
-    """'rest': what is not shared; 'all': in the end also what nobody has sent of that."""
+    """'rest': what is not shared, in the end; 'quicker': that, and before if it comes sooner than from the holders; 'all': in the
+    end also what nobody has sent of what is shared."""
     session: str
     """ID:KEY of the session whose stream is received."""
     codec: str

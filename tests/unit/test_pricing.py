@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What sources cost a host: measured while they give, remembered for a while, and one that has become dear is left."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from semishared.base import pricing
+from semishared.base.partial import Partial
+from semishared.tools.extents import EXTENT
+
+STORE = "store 100"
+
+
+class Coming(Partial):
+    """A base of so many extents of which some have come."""
+
+    def __init__(self, total: int) -> None:
+        self.have, self.total = set(), total
+
+    def missing(self) -> list[int]:
+        return [index for index in range(self.total) if index not in self.have]
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(time, "time", lambda: self.now)
+
+
+@pytest.fixture()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def give(choice: pricing.Choice, partial: Coming, clock: Clock, extents: int, per_s: float) -> bool:
+    """Have so many extents come, at that rate; tell whether the source was left."""
+    for _ in range(extents):
+        clock.now += 1 / per_s
+        if partial.missing():
+            partial.have.add(partial.missing()[0])
+        if choice.is_dear():
+            return True
+    return False
+
+
+def test_what_it_takes_to_begin_is_no_part_of_the_rate(clock: Clock) -> None:
+    partial = Coming(100)
+    meter = pricing.Meter(partial)
+    clock.now += 3
+    partial.have.add(0)
+    assert meter.came() == 0 and not meter.tells()
+    for index in range(1, 9):
+        clock.now += 0.1
+        partial.have.add(index)
+    assert meter.tells() and meter.rate() == pytest.approx(10 * EXTENT)
+
+
+def test_rates_are_remembered_for_a_while_and_damage_means_nothing(tmp_path: Path, clock: Clock) -> None:
+    root = str(tmp_path)
+    assert pricing.known(root) == {}
+    pricing.note(root, "h1", 5e6)
+    clock.now += 3000
+    pricing.note(root, STORE, 7e6)
+    assert pricing.known(root) == {"h1": 5e6, STORE: 7e6}
+    clock.now += 1000
+    assert pricing.known(root) == {STORE: 7e6}
+    path = tmp_path / "holders" / "rates"
+    for text in ("{", "[]", json.dumps({"h1": 7, "h2": ["x", "y"], "h3": [-1, clock.now], "h4": [1, 2, 3], "h5": [1, 9e9]})):
+        path.write_text(text)
+        assert pricing.known(root) == {}
+    path.unlink()
+    path.mkdir()
+    pricing.note(root, "h1", 5e6)
+    assert pricing.known(root) == {}, "what cannot be remembered is found out again"
+
+
+def test_choice_flips_when_a_source_is_throttled_and_the_next_clone_knows(tmp_path: Path, clock: Clock) -> None:
+    root = str(tmp_path)
+    for name, rate in (("h1", 50), (STORE, 25)):
+        pricing.note(root, name, rate * EXTENT)
+    partial = Coming(256)
+    choice = pricing.Choice(root, ["h1", STORE], partial)
+    assert choice.begin() == "h1"
+    assert give(choice, partial, clock, 20, 2.5), "it has become dear"
+    assert clock.now < 1000 + 6
+    choice.end(is_limited=False)
+    assert choice.begin() == STORE and not give(choice, partial, clock, 256, 25)
+    choice.end(is_limited=False)
+    assert not partial.missing() and pricing.known(root)["h1"] < 3 * EXTENT
+    again = pricing.Choice(root, ["h1", STORE], partial := Coming(256))
+    assert again.begin() == STORE
+    assert give(again, partial, clock, 60, 0.5), "now the store is, and worse"
+    again.end(is_limited=False)
+    assert again.begin() == "h1"
+
+
+def test_who_fails_is_not_asked_again_and_turns_are_not_endless(tmp_path: Path, clock: Clock) -> None:
+    choice = pricing.Choice(str(tmp_path), ["h1", "h2", STORE], Coming(10))
+    asked = []
+    while not choice.is_over:
+        asked.append(choice.begin())
+        choice.end(is_limited=False)
+    assert asked == ["h1", "h2", STORE] and pricing.known(str(tmp_path)) == {}
+    partial = Coming(100_000)
+    choice, names = pricing.Choice(str(tmp_path), ["h1", STORE], partial), []
+    while not choice.is_over:
+        names.append(choice.begin())
+        give(choice, partial, clock, 20, 1 / len(names))
+        choice.end(is_limited=True)
+    assert len(names) <= pricing.TURNS and pricing.known(str(tmp_path)) == {}, "what we limited says nothing"
