@@ -88,7 +88,7 @@ class Session:
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, env=env, start_new_session=True
         )
         assert self._process.stdin and self._process.stdout
-        if bulk:
+        if bulk and argv[0] == "ssh":
             from ..tools.pipes import widen
 
             widen(self._process.stdin.fileno())
