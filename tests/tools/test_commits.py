@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Iterator
 
@@ -19,7 +20,7 @@ from semishared.model import layout_store
 from semishared.model.owner import Owner
 from semishared.store.diffs import Diff
 from store.benches import DirBench
-from store.cases import MiB, nothing_left, of, ref
+from store.cases import SIZE, MiB, nothing_left, of, ref
 from store.diff_cases import DISK, SEQ, VM, Lent, is_content, lent
 from tools.test_writers import exported
 
@@ -181,6 +182,39 @@ def test_an_image_that_is_qcow2_is_made_anew(killed: bool, bench: DirBench, tmp_
     data = tmp_path / "again"
     again = found.copy(found.see(), str(data), "qcow2")
     assert again.generation != copied.generation
+
+
+def scattered(it: Lent, chance: random.Random) -> Lent:
+    """Have a guest write, zero and discard anything anywhere, over two layers, of which the last ends within a page."""
+    for layer in (it, it.over(size=SIZE + 9 * MiB + 512)):
+        end = SIZE if layer is it else SIZE + 9 * MiB + 512
+        commands = []
+        for _ in range(25):
+            size = min(chance.choice([512, 4096, 65536, 300 << 10, MiB, 4 * MiB, 6 * MiB]), end)
+            what = chance.choice(["write -P 1", "write -P 77", "write -P 200", "write -P 0", "write -z", "discard"])
+            commands.append(f"{what} {chance.randrange(0, end - size + 1, 512)} {size}")
+        layer.write(*commands, f"write -P 5 {end - 512} 512")
+    return layer
+
+
+@pytest.mark.parametrize("how", ["journal", "reflink", "network"])
+def test_whatever_a_guest_wrote_comes(how: str, tmp_path: Path) -> None:
+    """Memory is used for one extent after the other: nothing of one comes into the next; and the hash is that of what is there."""
+    from store.benches import reflinking
+
+    with ExitStack() as stack:
+        top = tmp_path / "store"
+        top.mkdir()
+        if how == "reflink":
+            top = stack.enter_context(reflinking(tmp_path))
+        elif how == "network":  # no block device is below it, as below NFS
+            subprocess.run(["mount", "-t", "tmpfs", "network", top], check=True)
+            stack.callback(subprocess.run, ["umount", top], check=True)
+        bench = DirBench(top)
+        it = scattered(lent(bench, tmp_path), random.Random(14))
+        for done in (it.commit(), it._replace(diff=it.diff._replace(last="")).commit()):
+            assert done.how == ("reflink" if how == "reflink" else "journal")
+            is_content(bench, it, it.wanted(), done.generation)
 
 
 def test_owner_and_mode_stay(bench: DirBench, tmp_path: Path) -> None:

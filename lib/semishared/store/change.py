@@ -7,19 +7,19 @@ commit` would do, but writes 64 KiB for each 4 KiB of scattered writes: its mirr
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from concurrent.futures import Executor, Future
-from typing import Callable, Iterator, NamedTuple, Optional, Tuple, TypeVar, Union
+from typing import Callable, Iterator, NamedTuple, Optional, TypeVar
 
 from ..errors import ImageChanged, NotSupported
-from ..tools import extents, files, progress, qemu_img
+from ..tools import extents, files, progress, qemu_img, whole_pages
 from ..tools.extents import EXTENT, Manifest
 from ..tools.in_order import in_order
 from ..tools.rate_limit import Pace
 from .claims import Claim
 from .diffs import Diff
+from .part import Part, digest_of
 
 AT_ONCE = 2
 """Extents that are read and sent side by side: one is written while the next is read. On a busy machine more only wait for each other."""
@@ -29,8 +29,6 @@ MOSTLY = EXTENT // 2
 HOLE = -1
 """In place of a file: zeros."""
 MANIFEST_LIMIT = 256 << 20
-Chunk = Tuple[int, int, Union[bytes, bytearray, None]]
-"""Offset in the image, length, at most an extent's, and content, None for zeros."""
 T = TypeVar("T")
 _NOTHING = Manifest("raw", 0, {})
 
@@ -91,6 +89,7 @@ class Change:
         self._unhashed = self._of_extents(sorted(self.own + below))
         self._digests = {index: found for index, found in (self._base or _NOTHING).extents.items() if index not in self._unhashed}
         self._hashing: Optional[Future[None]] = None
+        self._buffers = whole_pages.Buffers()
         self.hashed = 0
         """Bytes that were read for hashes."""
 
@@ -108,25 +107,27 @@ class Change:
                     parts[index].append(found)
         return parts
 
-    def each(self, work: Callable[[list[Chunk]], T], pace: Pace) -> Iterator[T]:
-        """Yield what `work` returns of the chunks of each extent that is to be written, by offset, at a pace; it is called side by side."""
+    def each(self, work: Callable[[Part], T], pace: Pace) -> Iterator[T]:
+        """Yield what `work` returns of what is to be written of each extent, by offset, at a pace; it is called side by side.
+
+        The content it is given is there until it returns.
+        """
 
         def tasks() -> Iterator[tuple[int, list[Range], list[Range]]]:
             for index, writes in _by_extent(self.writes):
-                size = sum(part.length for part in writes if part.file != HOLE)
+                size = sum(found.length for found in writes if found.file != HOLE)
                 pace.wait(size)
                 yield index, writes, self._unhashed.get(index, []) if size >= MOSTLY else []
 
         def carry(task: tuple[int, list[Range], list[Range]]) -> tuple[int, Optional[str], T]:
             index, writes, parts = task
-            if not parts:
-                return index, None, work([(part.start, part.length, self._read(part)) for part in writes])
-            content, start = self._content(index, parts), index * EXTENT
-            done = work([
-                (part.start, part.length, None if part.file == HOLE else content[part.start - start : part.start - start + part.length])
-                for part in writes
-            ])  # fmt: skip
-            return index, _digest(content), done
+            with self._buffers.one() as memory:
+                content = self._content(memory, index, parts) if parts else None
+                part = Part([(found.start, found.length, self._of(found, memory, content is not None)) for found in writes])
+                done = work(part)
+                if content is None:
+                    return index, None, done
+                return index, part.digest if part.is_all_of(content) else digest_of(content), done
 
         for index, digest, done in in_order(carry, tasks(), AT_ONCE):
             if digest is not None:
@@ -142,7 +143,8 @@ class Change:
 
     def _hash(self) -> None:
         def of(extent: tuple[int, list[Range]]) -> tuple[int, str]:
-            return extent[0], _digest(self._content(*extent))
+            with self._buffers.one() as memory:
+                return extent[0], digest_of(self._content(memory, *extent))
 
         for index, digest in in_order(of, list(self._unhashed.items()), HASHERS):
             self._note(index, digest)
@@ -158,35 +160,35 @@ class Change:
         """Return the manifest of the new content, all of which is hashed; None if that of the base is not known."""
         return Manifest("raw", self.size, self._digests) if self._base else None
 
-    def _content(self, index: int, parts: list[Range]) -> bytes | bytearray:
-        """Return what an extent of the image is to hold, b"" for zeros; `parts` of the chain are in it."""
+    def _content(self, memory: memoryview, index: int, parts: list[Range]) -> memoryview:
+        """Return what an extent of the image is to hold, nothing for zeros; `parts` of the chain are in it."""
         start, end = index * EXTENT, min((index + 1) * EXTENT, self.size)
         within = [found.within(start, end) for found in parts if found.file != HOLE]
-        if len(within) == 1 and within[0].length == end - start:
-            return self._read(within[0]) or b""
-        if not within:
-            return b""
-        content = bytearray(end - start)
-        with memoryview(content) as view:
-            for part in within:
-                # A raw base may end within a page: the rest stays zero.
-                os.preadv(self._fds[part.file], [view[part.start - start : part.start - start + part.length]], part.offset)
+        content = memory[: end - start if within else 0]
+        if sum(found.length for found in within) < len(content):
+            content[:] = bytes(len(content))
+        for found in within:
+            self._of(found, memory, is_read=False)
         return content
 
-    def _read(self, part: Range) -> Optional[bytes]:
-        if part.file == HOLE:
+    def _of(self, found: Range, memory: memoryview, is_read: bool) -> Optional[memoryview]:
+        """Return a range of the image, where it is in its extent, which is in `memory`; read it first unless it is there."""
+        if found.file == HOLE:
             return None
-        return os.pread(self._fds[part.file], part.length, part.offset).ljust(part.length, b"\0")
+        view = memory[found.start % EXTENT : found.start % EXTENT + found.length]
+        at = len(view) if is_read else 0
+        while at < len(view):
+            got = os.preadv(self._fds[found.file], [view[at:]], found.offset + at)
+            if not got:  # a raw base may end within a page
+                view[at:] = bytes(len(view) - at)
+                break
+            at += got
+        return view
 
     def leave_out(self, held: Manifest) -> None:
         """Do not write the extents that the image holds already; all of them are hashed."""
         parts = (part for _, found in _by_extent(self.writes) for part in found)
         self.writes = [part for part in parts if self._digests.get(part.start // EXTENT) != held.extents.get(part.start // EXTENT)]
-
-
-def _digest(content: bytes | bytearray) -> str:
-    """Return the hash of an extent, '' for zeros."""
-    return "" if extents.is_zero(content) else hashlib.sha256(content).hexdigest()
 
 
 def _by_extent(ranges: list[Range]) -> Iterator[tuple[int, list[Range]]]:

@@ -9,7 +9,7 @@ from functools import partial
 from ..model import layout_store
 from ..model.owner import Owner
 from ..model.refs import ImageRef
-from ..tools import beneath, files, progress, qemu_img
+from ..tools import beneath, files, progress, qemu_img, whole_pages
 from ..tools.crash_points import point
 from ..tools.rate_limit import Pace
 from . import carrying, claims, dir_epochs, dir_image, dir_journal, dir_redo, dir_snapshots, stock_layout
@@ -114,7 +114,8 @@ class _Staging:
         self.how = "reflink"
         try:
             dir_redo.as_before(self._fd, new)
-            return dir_redo.put(new, change.size, change.each(partial(dir_redo.write, new), pace))
+            with whole_pages.opened(new) as file:
+                return dir_redo.put(new, change.size, change.each(partial(dir_redo.write, file), pace))
         finally:
             os.close(new)
 

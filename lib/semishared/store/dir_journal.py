@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Iterator
 
 from ..errors import AnotherWriter, JournalDamaged, NoSpace
 from ..model import layout_store
 from ..tools import beneath, extents, files
 from ..tools.crash_points import point
-from ..tools.in_order import in_order
 from ..units import human
 from . import change, claims, dir_image, dir_redo, writers
 from .claims import Claim
@@ -168,7 +166,7 @@ def _content(stored: Stored, directory: str, fd: int, size: int, in_ranges: bool
     """Yield the status of the image when it has the new content; it stays locked within the block."""
     if in_ranges:
         with files.enough_space(stored.datastore):
-            dir_redo.put(fd, size, in_order(partial(dir_redo.write, fd), dir_redo.noted(directory, size), change.AT_ONCE))
+            dir_redo.put(fd, size, dir_redo.replayed(directory, size, fd))
         point("commit replayed")
         yield os.fstat(fd)
         return

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data of a commit to an image in a mounted store: written to a file, or noted in a journal to be written later (dir_journal.py).
 
-Chunks come by the extent, and several extents are worked on side by side.
+It comes by the extent, and several extents are worked on side by side.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import hashlib
 import os
 import struct
 import threading
-from contextlib import contextmanager
-from typing import IO, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import IO, Callable, Iterable, Iterator, TypeVar
 
 from ..errors import JournalDamaged
 from ..model import layout_store
-from ..tools import beneath, extents, files, progress, write_out
+from ..tools import beneath, extents, files, progress, whole_pages
+from ..tools.in_order import in_order
 from ..tools.rate_limit import Pace
-from .change import Change, Chunk
+from .change import AT_ONCE, Change
+from .part import Chunk, Part
 
 RANGE = struct.Struct(">QQq")
 """Start and length in the image, and where in the journal's data that is, or ZERO."""
@@ -29,6 +31,9 @@ FICLONE = 0x40049409
 PUNCH = 3
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE"""
 ZEROS = bytes(1 << 20)
+Heads = list[tuple[int, int, int]]
+"""What a journal says of an extent: RANGE of each chunk."""
+T = TypeVar("T")
 
 
 def cloned(fd: int, directory: str) -> int:
@@ -69,17 +74,16 @@ def put(fd: int, size: int, sent: Iterable[int]) -> int:
     return written
 
 
-def write(fd: int, chunks: list[Chunk]) -> int:
-    """Write chunks into an open image; return how many bytes were sent."""
+def write(file: whole_pages.File, part: Part) -> int:
+    """Write a part of an image; return how many bytes were sent."""
     written = 0
-    for start, length, content in chunks:
+    for start, length, content in part.chunks:
         if content is None:
-            written += _zero(fd, start, length)
+            written += _zero(file.fd, start, length)
         else:
-            extents.pwrite(fd, memoryview(content), start)
+            file.write([content], start)
             written += length
-    begin, (last, length, _) = chunks[0][0], chunks[-1]
-    write_out.begin(fd, begin, last + length - begin)
+    file.begin(part.start, part.end - part.start)
     return written
 
 
@@ -95,71 +99,94 @@ def _zero(fd: int, start: int, length: int) -> int:
 
 def note(directory: str, change: Change, pace: Pace) -> tuple[str, int]:
     """Write a change into a journal; return its digest, and how many bytes were sent."""
-    found, lock, end = hashlib.blake2b(), threading.Lock(), 0
+    found, lock, end = hashlib.sha256(), threading.Lock(), 0
     with open(layout_store.journal_ranges(directory), "xb") as ranges, open(layout_store.journal_data(directory), "xb", 0) as data:
+        with whole_pages.opened(data.fileno()) as file:
 
-        def append(chunks: list[Chunk]) -> tuple[list[bytes], bytes, int]:
-            nonlocal end
-            content = b"".join(content for _, _, content in chunks if content is not None)
-            with lock:
-                at, end = end, end + len(content)
-            extents.pwrite(data.fileno(), memoryview(content), at)
-            write_out.begin(data.fileno(), at, len(content))
-            return _heads(chunks, at), hashlib.blake2b(content).digest(), len(content)
+            def append(part: Part) -> tuple[bytes, str, int]:
+                nonlocal end
+                size = sum(map(len, part.contents))
+                with lock:
+                    at, end = end, end + size
+                file.write(part.contents, at)
+                file.begin(at, size)
+                return _packed(_heads(part, at)), part.digest, size
 
-        for heads, digest, sent in change.each(append, pace):
-            ranges.writelines(heads)
-            found.update(b"".join([*heads, digest]))
-            progress.count("store_written", sent)
+            for heads, digest, sent in change.each(append, pace):
+                ranges.write(heads)
+                found.update(heads + digest.encode())
+                progress.count("store_written", sent)
         files.fsync_open(data.fileno())
         ranges.flush()
         files.fsync_open(ranges.fileno())
         return found.hexdigest(), end + ranges.tell()
 
 
-def _heads(chunks: list[Chunk], at: int) -> list[bytes]:
-    """Return what the journal says of the chunks of an extent, whose data it has from an offset on."""
+def _heads(part: Part, at: int) -> Heads:
+    """Return what the journal says of a part, whose data it has from an offset on."""
     heads = []
-    for start, length, content in chunks:
-        heads.append(RANGE.pack(start, length, ZERO if content is None else at))
+    for start, length, content in part.chunks:
+        heads.append((start, length, ZERO if content is None else at))
         at += 0 if content is None else length
     return heads
 
 
-def noted(directory: str, size: int) -> Iterator[list[Chunk]]:
-    """Yield the chunks in a journal, extent by extent, of an image of `size` bytes; raise JournalDamaged for what is none."""
-    for _, chunks in _extents(directory, size):
-        yield chunks
+def _packed(heads: Heads) -> bytes:
+    return b"".join(RANGE.pack(*head) for head in heads)
+
+
+def replayed(directory: str, size: int, fd: int) -> Iterator[int]:
+    """Write what is in a journal to an open image of `size` bytes; yield how many bytes were sent, extent by extent.
+
+    Raise JournalDamaged for what is none.
+    """
+    with whole_pages.opened(fd) as file:
+        yield from _each(directory, size, lambda _, part: write(file, part))
 
 
 def digest(directory: str, size: int) -> str:
-    """Return the digest of the chunks in a journal; raise JournalDamaged."""
-    found = hashlib.blake2b()
-    for heads, chunks in _extents(directory, size):
-        content = b"".join(content for _, _, content in chunks if content is not None)
-        found.update(heads + hashlib.blake2b(content).digest())
+    """Return the digest of what is in a journal; raise JournalDamaged."""
+    found = hashlib.sha256()
+    for of_extent in _each(directory, size, lambda heads, part: _packed(heads) + part.digest.encode()):
+        found.update(of_extent)
         progress.touch()
     return found.hexdigest()
 
 
-def _extents(directory: str, size: int) -> Iterator[tuple[bytes, list[Chunk]]]:
-    """Yield what a journal says of each extent, and its chunks."""
-    heads, index = b"", -1
-    chunks: list[Chunk] = []
-    with _opened(layout_store.journal_ranges(directory)) as ranges, _opened(layout_store.journal_data(directory)) as data:
-        for head in iter(lambda: ranges.read(RANGE.size), b""):
-            start, length, at = RANGE.unpack(head.ljust(RANGE.size, b"\xff"))
-            if chunks and start // extents.EXTENT != index:
-                yield heads, chunks
-                heads, chunks = b"", []
-            index = start // extents.EXTENT
-            content = None if at == ZERO else os.pread(data.fileno(), min(length, extents.EXTENT), max(at, 0))
-            if start + length > size or (content is not None and len(content) != length):
-                raise JournalDamaged(f"{beneath.readable(directory)} ends within a range, or names one that is not in the image")
-            heads += head
-            chunks.append((start, length, content))
-        if chunks:
-            yield heads, chunks
+def _each(directory: str, size: int, work: Callable[[Heads, Part], T]) -> Iterator[T]:
+    """Yield what `work` returns of what a journal says of each extent, and has of it; it is called side by side."""
+    buffers = whole_pages.Buffers()
+    with ExitStack() as stack:
+        ranges, data = (stack.enter_context(_opened(of(directory))) for of in (layout_store.journal_ranges, layout_store.journal_data))
+        file = stack.enter_context(whole_pages.opened(data.fileno()))
+
+        def carry(heads: Heads) -> T:
+            with buffers.one() as memory:
+                return work(heads, Part([_chunk(directory, file, head, size, memory) for head in heads]))
+
+        yield from in_order(carry, _extents(ranges), AT_ONCE)
+
+
+def _extents(ranges: IO[bytes]) -> Iterator[Heads]:
+    """Yield what a journal says of each extent."""
+    heads: Heads = []
+    for head in iter(lambda: ranges.read(RANGE.size), b""):
+        found = RANGE.unpack(head.ljust(RANGE.size, b"\xff"))
+        if heads and found[0] // extents.EXTENT != heads[0][0] // extents.EXTENT:
+            yield heads
+            heads = []
+        heads.append(found)
+    if heads:
+        yield heads
+
+
+def _chunk(directory: str, data: whole_pages.File, head: tuple[int, int, int], size: int, memory: memoryview) -> Chunk:
+    """Return a chunk that a journal names, read into memory for its extent."""
+    start, length, at = head
+    view = memory[start % extents.EXTENT :][:length]
+    if start + length > size or len(view) != length or (at != ZERO and data.read(view, max(at, 0)) != length):
+        raise JournalDamaged(f"{beneath.readable(directory)} ends within a range, or names one that is not in the image")
+    return start, length, None if at == ZERO else view
 
 
 @contextmanager

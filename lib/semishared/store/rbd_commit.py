@@ -16,9 +16,10 @@ from ..tools import progress
 from ..tools.crash_points import point
 from ..tools.rate_limit import Pace
 from . import carrying, ceph, claims, rbd_claim, rbd_image, rbd_manifest
-from .change import Change, Chunk
+from .change import Change
 from .claims import Claim
 from .diffs import Committed, Diff
+from .part import Part
 from .rbd_content import Writing
 
 AT_ONCE = 32
@@ -134,9 +135,9 @@ class _Writing:
         return progress.moved["store_written"] - sent
 
 
-def _send(writing: Writing, lock: Lock, chunks: list[Chunk]) -> None:
+def _send(writing: Writing, lock: Lock, part: Part) -> None:
     with lock:
-        for start, length, content in chunks:
+        for start, length, content in part.chunks:
             if content is None:
                 writing.zero(start, length)
             else:
