@@ -14,6 +14,25 @@ import time
 from pathlib import Path
 
 
+def copying(directory: Path) -> list[int]:
+    """Return the programs that copy what lies below a directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and b"qemu-img\0convert" in (line := (entry / "cmdline").read_bytes()):
+                found += [int(entry.name)] if str(directory).encode() in line else []
+        except OSError:
+            continue
+    return found
+
+
+def wait_until_copying(directory: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not copying(directory):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 class SlowDisk:
     """A mounted file system of `size` bytes; `limits` as QEMU's throttle group has them (x-bps-write, x-iops-read...)."""
 

@@ -214,7 +214,7 @@ def test_interrupted_it_ends_with_the_vm_that_it_is_at(tmp_path: Path, monkeypat
             if event["event"] == "vm":
                 done.append(event)
                 os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.5)
+                time.sleep(2)
 
         with pytest.raises(KeyboardInterrupt):
             detach(vms, tell)

@@ -329,8 +329,9 @@ def test_watchers_that_are_gone_leave_their_locks_and_these_name_who_is_shut_out
 def test_one_of_two_clusters_is_not_enough_and_is_done_all_the_same(
     cloud: Cloud, pool: "Site", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ceph, "CONNECT_S", 1)
-    monkeypatch.setitem(ceph.LIMITS, "client_mount_timeout", 1)
+    # For both of them: the one that is there must answer within it.
+    monkeypatch.setattr(ceph, "CONNECT_S", 5)
+    monkeypatch.setitem(ceph.LIMITS, "client_mount_timeout", 5)
     pool.make(7)
     cloud.runs(disk(7))
     (tmp_path / "other.conf").write_text("[global]\nfsid = 00000000-0000-4000-8000-000000000001\nmon host = v2:127.0.0.1:1/0\n")

@@ -76,7 +76,7 @@ def test_what_libvirt_says_by_itself_is_heard() -> None:
         f"kvmrc._site.append(kvmrc.Site(uri={TEST!r}))\n"
         "with domain.hearing('test', 'LIFECYCLE') as heard:\n"
         "    domain.ask('test', 'suspend', lambda guest: guest.suspend())\n"
-        "    print(heard.get(timeout=5)[0] == libvirtd.binding().VIR_DOMAIN_EVENT_SUSPENDED)\n"
+        "    print(heard.get(timeout=30)[0] == libvirtd.binding().VIR_DOMAIN_EVENT_SUSPENDED)\n"
     )
     assert (code, said, errors) == (0, "True\n", "")
 

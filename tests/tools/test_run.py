@@ -26,7 +26,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until_gone(pid: int, seconds: float = 5) -> bool:
+def wait_until_gone(pid: int, seconds: float = 30) -> bool:
     deadline = time.monotonic() + seconds
     while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -93,14 +93,15 @@ def test_timeout_ends_the_program() -> None:
     start = time.monotonic()
     with pytest.raises(ToolTimeout, match=r"sleep did not end within 0 s: sleep 60"):
         run(["sleep", "60"], timeout_s=0.3)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
 
 
 def test_timeout_does_not_wait_for_grandchildren_that_hold_the_pipes(tmp_path: Path) -> None:
     start = time.monotonic()
     with pytest.raises(ToolTimeout):
-        run(["sh", "-c", f"sleep 8 & echo $! >{tmp_path}/pid; wait"], timeout_s=0.3)
-    assert time.monotonic() - start < 5
+        # So long that the shell has written it by then, also on a busy machine.
+        run(["sh", "-c", f"sleep 60 & echo $! >{tmp_path}/pid; wait"], timeout_s=3)
+    assert time.monotonic() - start < 30
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
@@ -124,14 +125,14 @@ def test_streamed_program_reads_what_it_is_given_and_its_exit_code_counts() -> N
 def killed_once_it_told(code: str, told: Path, how: signal.Signals) -> int:
     """Run python code until it has written a pid, then kill it; return that pid."""
     with subprocess.Popen([sys.executable, "-I", "-c", code]) as parent:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not (told.exists() and told.read_text().strip()):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         child = int(told.read_text())
         assert is_alive(child)
         os.kill(parent.pid, how)
-        parent.wait(5)
+        parent.wait(30)
     return child
 
 
@@ -146,10 +147,10 @@ WRITES = "import sys, time\nfor i in range(int(sys.argv[1])):\n    open('/dev/nu
 
 
 def test_who_works_may_take_as_long_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standstill, "limit_s", 1.0)
+    monkeypatch.setattr(standstill, "limit_s", 2.0)
     began = time.monotonic()
-    work(["/usr/bin/python3", "-c", WRITES, "25"])
-    assert time.monotonic() - began > 2.5
+    work(["/usr/bin/python3", "-c", WRITES, "40"])
+    assert time.monotonic() - began > 4
 
 
 def test_who_only_computes_works_too(monkeypatch: pytest.MonkeyPatch) -> None:

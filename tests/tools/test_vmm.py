@@ -468,7 +468,7 @@ def test_who_is_at_work_on_the_disks_without_oneds_knowing_is_ended(host: Host, 
         try:
             assert other.stdout and other.stdout.readline() == b"at work\n"
             host.passes(action, *argv, stdin=stdin)
-            assert other.wait(5) == -signal.SIGKILL
+            assert other.wait(30) == -signal.SIGKILL
         finally:
             other.kill()
 

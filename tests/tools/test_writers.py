@@ -18,6 +18,7 @@ import pytest
 from semishared.errors import SemisharedError
 from semishared.model import steps as s
 from semishared.model import steps_image as i
+from semishared.store import writers
 from tools.test_datastore import Store
 from tools.world import World, qemu_io
 
@@ -147,12 +148,12 @@ def client(site: Site, name: str, how: str) -> "Iterator[subprocess.Popen[bytes]
 @pytest.mark.fault(12, "an RBD image whose exclusive lock somebody holds is attached to no other guest")
 def test_image_whose_lock_somebody_holds_is_not_attached(site: Site) -> None:
     image = site.make()
-    began = time.monotonic()
     with client(site, "one-7", "write"):
+        began = time.monotonic()
         with pytest.raises(SemisharedError) as caught:
             site.on(i.BeginSession(image, readonly=False))
         assert caught.value.id == "SS079"
-        assert time.monotonic() - began < 15, "it answers, so nobody waits for its end"
+        assert time.monotonic() - began < writers.WATCH_S - 5, "it answers, so nobody waits for its end"
         (watcher,) = site.busy()["one-7"]
         assert f"at {watcher}" in caught.value.detail and "client." in caught.value.detail
         assert "semishared fence HOST" in caught.value.detail and "blocklist add" not in caught.value.detail
@@ -177,7 +178,7 @@ def test_lock_of_a_dead_client_holds_nobody_up_for_longer_than_its_watch(site: S
         process.wait()
     began = time.monotonic()
     site.on(i.BeginSession(image, readonly=False))
-    assert time.monotonic() - began < 45
+    assert time.monotonic() - began < writers.WATCH_S + 20
     site.write("one-7", 0, b"y")
 
 
