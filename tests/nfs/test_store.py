@@ -13,7 +13,7 @@ import pytest
 
 from lab import caches
 from lab.kernel_host import ONEADMIN
-from nfs.site import LOCATION, SIZE, STORE, Guest, HostSide, NfsSite, Site
+from nfs.site import LOCATION, PATIENCE_S, SIZE, STORE, Guest, HostSide, NfsSite, Site
 from semishared.errors import ImageChanged, MissingImage, SemisharedError
 from semishared.model import steps as s
 from semishared.plan import diagnosis, diagnosis_machines
@@ -151,10 +151,10 @@ print("won", won, "torn", torn)
         for number, host in enumerate(site.hosts, 1)
     ]
     for racer in racers:
-        racer.wait_for("ready")
+        racer.wait_for("ready", PATIENCE_S)
     for racer in racers:
         racer.write(b"\n")
-    said = [racer.wait(120) for racer in racers]
+    said = [racer.wait(PATIENCE_S) for racer in racers]
     words = [done.out.split() for done in said]
     assert all(done.code == 0 for done in said), said
     assert sum(int(row[2]) for row in words) == 20 and [row[4] for row in words] == ["0", "0"], said

@@ -57,6 +57,8 @@ def test_common_part_is_sent_once_and_each_own_part_to_its_host(staging: Staging
     found = staging.command("stage", *words(images), "--compress", "none")[-1]
     between = sent(staging) - before
     assert found["complete"] and found["transports"] == ["multicast"]
+    # What a host on a busy machine did not take in time and the sender repeated is sent twice by no plan.
+    between -= int(found["common"] * found["stream"]["resent_percent"] / 100)
     assert (found["common"], found["unique"]) == (COMMON * 4 * MiB, 4 * OWN * 4 * MiB)
     assert found["bytes"]["store"] == ideal(found), "each extent once"
     assert found["stream"]["plain"] == found["common"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -89,9 +90,7 @@ class LocalCluster:
         self._mgr: "subprocess.Popen[bytes] | None" = None
         for name in ("mon", "mgr", "run", "osd0"):
             (top / name).mkdir(parents=True)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = _free_port()
         fsid, osd = str(uuid.uuid4()), str(uuid.uuid4())
         Path(self.conf).write_text(CONF.format(fsid=fsid, port=port, top=top, watch_s=watch_s))
         self._keys()
@@ -167,7 +166,7 @@ class LocalCluster:
                 self._mgr.wait()
             elif path.exists():
                 pid = int(path.read_text())
-                if self.conf.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if _runs(pid) and self.conf.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
                 path.unlink()
                 deadline = time.monotonic() + 10
@@ -186,6 +185,19 @@ class LocalCluster:
 
     def end(self) -> None:
         self.stop()
+
+
+def _free_port() -> int:
+    """Return a port that nobody has, nor is given while the monitor is made: below those of outgoing connections."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(lowest - 10000, lowest)
+        with socket.socket() as free:
+            try:
+                free.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
 
 
 def _runs(pid: int) -> bool:
