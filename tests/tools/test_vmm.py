@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import importlib.util
 import json
 import os
@@ -12,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Callable, NamedTuple, Optional
 from xml.etree import ElementTree
@@ -65,17 +67,26 @@ class Got(NamedTuple):
     stdin: bytes
 
 
+@functools.cache
+def installed() -> "tempfile.TemporaryDirectory[str]":
+    """Return a directory with `one`: the drivers beside actions of the stock driver that record how they are called."""
+    top = tempfile.TemporaryDirectory(prefix="installed-")
+    kvm = Path(top.name) / "one" / "vmm" / "kvm"
+    kvm.mkdir(parents=True)
+    for action in ("deploy", "attach_disk", "detach_disk", "migrate", "save", "restore", "snapshot_create", "cancel"):
+        (kvm / action).write_text(RECORDER)
+        (kvm / action).chmod(0o755)
+    subprocess.run([str(ROOT / "install.sh"), "--remotes", f"{top.name}/one"], check=True, capture_output=True)
+    return top
+
+
 class Host:
     """A host's /var/tmp/one and datastores, in a directory."""
 
     def __init__(self, top: Path) -> None:
         self.remotes = top / "one"
         self.kvm = self.remotes / "vmm" / "kvm"
-        self.kvm.mkdir(parents=True)
-        for action in ("deploy", "attach_disk", "detach_disk", "migrate", "save", "restore", "snapshot_create", "cancel"):
-            (self.kvm / action).write_text(RECORDER)
-            (self.kvm / action).chmod(0o755)
-        subprocess.run([str(ROOT / "install.sh"), "--remotes", str(self.remotes)], check=True, capture_output=True)
+        shutil.copytree(f"{installed().name}/one", self.remotes, symlinks=True)
         self.stores = top / "data stores"
         self.vm_dir = self.stores / "101" / "7"
         self.vm_dir.mkdir(parents=True)
