@@ -44,12 +44,12 @@ def reflinking(top: Path) -> Iterator[Path]:
     with open(file, "wb") as made:
         made.truncate(1 << 30)
     where.mkdir()
-    subprocess.run(["mkfs.xfs", "-q", file], check=True, timeout=60)
-    subprocess.run(["mount", "-o", "loop", file, where], check=True, timeout=60)
+    subprocess.run(["mkfs.xfs", "-q", file], check=True, timeout=300)
+    subprocess.run(["mount", "-o", "loop", file, where], check=True, timeout=300)
     try:
         yield where
     finally:
-        subprocess.run(["umount", where], check=True, timeout=60)
+        subprocess.run(["umount", where], check=True, timeout=300)
         file.unlink()
 
 
@@ -67,7 +67,7 @@ class DirBench:
     def write(self, source: str, offset: int, data: bytes) -> None:
         """Write a pattern by QEMU: a clone is a qcow2 file, an image is raw."""
         command = f"write -P {data[0]} {offset} {len(data)}"
-        subprocess.run(["qemu-io", "-f", self._format(source), "-c", command, source], check=True, stdout=subprocess.DEVNULL, timeout=60)
+        subprocess.run(["qemu-io", "-f", self._format(source), "-c", command, source], check=True, stdout=subprocess.DEVNULL, timeout=300)
 
     def read(self, source: str, offset: int, count: int) -> bytes:
         """Read by way of a raw copy."""

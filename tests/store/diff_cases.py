@@ -41,7 +41,7 @@ class Lent(NamedTuple):
     def write(self, *commands: str, layer: int = -1) -> None:
         """Let the guest write, by commands of qemu-io."""
         words = [word for command in commands for word in ("-c", command)]
-        subprocess.run(["qemu-io", "-f", "qcow2", *words, self.diff.layers[layer]], check=True, stdout=subprocess.DEVNULL, timeout=60)
+        subprocess.run(["qemu-io", "-f", "qcow2", *words, self.diff.layers[layer]], check=True, stdout=subprocess.DEVNULL, timeout=300)
 
     def over(self, *, below: int = -1, size: int = 0) -> "Lent":
         """Lay a new active layer over one of the chain: what a snapshot does, or, over a lower one, going back to it."""
@@ -49,13 +49,13 @@ class Lent(NamedTuple):
         path = f"{self.top}/layer-{os.urandom(4).hex()}"
         words = ["qemu-img", "create", "-q", "-f", "qcow2", "-o", "extended_l2=on,cluster_size=128k"]
         under = ["-b", layers[-1], "-F", "qcow2"] if layers else ["-b", self.diff.base, "-F", "raw"]
-        subprocess.run([*words, *under, path, *([str(size)] if size else [])], check=True, timeout=60)
+        subprocess.run([*words, *under, path, *([str(size)] if size else [])], check=True, timeout=300)
         return self._replace(diff=self.diff._replace(layers=(*layers, path)))
 
     def wanted(self) -> bytes:
         """Return what the guest sees."""
         target = f"{self.top}/seen-{os.urandom(4).hex()}"
-        subprocess.run(["qemu-img", "convert", "-f", "qcow2", "-O", "raw", self.diff.layers[-1], target], check=True, timeout=60)
+        subprocess.run(["qemu-img", "convert", "-f", "qcow2", "-O", "raw", self.diff.layers[-1], target], check=True, timeout=300)
         return Path(target).read_bytes()
 
     def commit(self) -> Committed:

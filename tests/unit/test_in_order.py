@@ -12,7 +12,7 @@ from semishared.tools.in_order import in_order
 
 
 def test_what_is_found_comes_in_order_though_it_is_made_side_by_side() -> None:
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=60)
 
     def work(item: int) -> int:
         both.wait()

@@ -64,8 +64,8 @@ def test_messages_arrive_as_they_were_sent(sent: list[Union[bytes, dict[str, str
         else:
             pipe.writer.send(**message)
     pipe.left.shutdown(socket.SHUT_WR)
-    assert [pipe.reader.read(5) for _ in sent] == sent
-    assert pipe.reader.read(5) is None
+    assert [pipe.reader.read(60) for _ in sent] == sent
+    assert pipe.reader.read(60) is None
     pipe.close()
 
 
@@ -125,7 +125,7 @@ def test_messages_in_crumbs_arrive(pipe: Pipe) -> None:
             pipe.left.sendall(bytes([byte]))
 
     threading.Thread(target=speak, daemon=True).start()
-    assert [pipe.reader.read(5) for _ in range(3)] == [{"a": 1}, b"xyz", {"b": 2}]
+    assert [pipe.reader.read(60) for _ in range(3)] == [{"a": 1}, b"xyz", {"b": 2}]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_messages_in_crumbs_arrive(pipe: Pipe) -> None:
 def test_what_is_no_message_is_a_failed_host(pipe: Pipe, said: bytes) -> None:
     pipe.say(said)
     with pytest.raises(HostFailed):
-        pipe.reader.read(5)
+        pipe.reader.read(60)
 
 
 def test_an_endless_line_is_given_up_before_memory_is(pipe: Pipe) -> None:
@@ -176,7 +176,7 @@ def test_any_bytes_are_messages_then_an_end_or_a_failed_host(said: bytes, after_
     pipe = Pipe()
     pipe.say((b'{"data": 2}\nab' if after_a_message else b"") + said)
     try:
-        while pipe.reader.read(5) is not None:
+        while pipe.reader.read(60) is not None:
             pass
     except HostFailed:
         pass
@@ -189,7 +189,7 @@ def test_silence_is_noticed_wherever_it_begins(pipe: Pipe, said: bytes) -> None:
     start = time.monotonic()
     with pytest.raises(Silence):
         pipe.reader.read(0.05)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 30
 
 
 def test_messages_of_two_threads_do_not_mix(pipe: Pipe) -> None:
@@ -201,7 +201,7 @@ def test_messages_of_two_threads_do_not_mix(pipe: Pipe) -> None:
     threads = [threading.Thread(target=speak, args=[letter], daemon=True) for letter in (b"a", b"b", b"c")]
     for thread in threads:
         thread.start()
-    found = [pipe.reader.read(5) for _ in range(300)]
+    found = [pipe.reader.read(60) for _ in range(300)]
     for letter in "abc":
         assert found.count(letter.encode() * 5000) == 50
         assert found.count({"said": letter}) == 50
