@@ -492,6 +492,20 @@ class NoDevice(SemisharedError):
     remedy = "mount the devices that are missing, or change the pool: `semishared pool check HOST`"
 
 
+class PoolBusy(SemisharedError):
+    """A pool between whose devices something is moved already."""
+
+    id = "SS163"
+    remedy = "nothing was done: again when that `semishared pool drain` or `rebalance` is over"
+
+
+class CannotMove(SemisharedError):
+    """What lies on a device of a pool, and does not go to another one as things are."""
+
+    id = "SS164"
+    remedy = "it is whole where it was: `semishared pool drain` (or `rebalance`) again when what is named has changed"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

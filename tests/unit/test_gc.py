@@ -53,6 +53,8 @@ def test_what_no_link_leads_to_goes_with_its_vm_and_what_is_of_a_base_at_once() 
     assert [(gone.vm, bool(gone.keep)) for gone in found] == [(5, True), (7, False), (8, True), (-1, False)]
     assert found[1].steps() == [s.Discard("unlinked", f"{place}/layers/7-0-0123456789ab", LOCATION, 7, "1")]
     assert find(machine(unlinked=there), older_than=10000) == []
+    there[0]["replaced"] = True
+    assert not find(machine(unlinked=there))[0].keep, "what a move of a disk has left is none of it"
 
 
 def test_vm_that_oned_does_not_know_goes_unless_a_domain_is_it_or_uses_it() -> None:

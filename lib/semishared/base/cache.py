@@ -97,7 +97,8 @@ def is_published(base: Base) -> bool:
         return False
     for name in leases:
         try:
-            os.link(f"{base.leases}/{name}", base.image)
+            with devices.staying(layout_base.root_of(base.directory)):
+                os.link(f"{base.leases}/{name}", base.image)
             return True
         except FileExistsError:
             return True
@@ -184,10 +185,11 @@ def lease(base: Base, vm: int, disk: int) -> str:
     path = base.lease(vm, disk)
     beneath.refuse_link(path)
     try:
-        if os.path.exists(path):
-            return path
-        # Fails if the base is gone; its directory must not come back without what belongs into it.
-        os.link(base.image, path)
+        with devices.staying(layout_base.root_of(base.directory)):
+            if os.path.exists(path):
+                return path
+            # Fails if the base is gone; its directory must not come back without what belongs into it.
+            os.link(base.image, path)
     except FileNotFoundError:
         return ""
     files.fsync(os.path.dirname(path))
@@ -213,7 +215,8 @@ def release(root: str, vm: int, disk: int | None = None, but: str = "", spare: C
             continue
         for held in found:
             if layout_base.is_leased_to(held, vm, disk) and not any(layout_base.is_leased_to(held, vm, other) for other in spare):
-                files.unlink(f"{leases}/{held}")
+                with devices.staying(root):
+                    files.unlink(f"{leases}/{held}")
                 point("lease released")
                 progress.touch()
 

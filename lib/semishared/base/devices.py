@@ -12,16 +12,20 @@ a device that was away when its disk was removed (host/leftovers.py).
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Iterator
 
 from ..errors import NoDevice
 from ..model import layout, layout_base, layout_devices
 from ..model.layout_devices import Link
-from ..tools import beneath, files
+from ..tools import beneath, files, locks
 from ..tools.crash_points import point
 
 if TYPE_CHECKING:
     from ..plan import pool
+
+SWITCH_S = 60
+"""Seconds that somebody may need for what is no more than links of one base."""
 
 
 def registered(root: str) -> list[str]:
@@ -104,6 +108,16 @@ def check(root: str, relative: str) -> None:
     for name in relative.split("/"):
         path = f"{path}/{name}"
         refuse_link(path)
+
+
+@contextmanager
+def staying(root: str) -> Iterator[None]:
+    """Have no base go to another device within the block, in which leases are taken, or given up: it is not to take seconds."""
+    if not registered(root):
+        yield
+        return
+    with locks.exclusive(layout_devices.switch_lock(root), SWITCH_S):
+        yield
 
 
 # -- placing ----------------------------------------------------------------------------------------

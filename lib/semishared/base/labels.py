@@ -14,7 +14,7 @@ from typing import Sequence
 
 from ..errors import BadPool
 from ..model import layout, layout_devices
-from ..model.steps_device import ListDevices, SetDevices
+from ..model.steps_device import CloseDevice, ListDevices, SetDevices
 from ..plan import pool
 from ..tools import files, locks
 from ..tools.crash_points import point
@@ -23,7 +23,12 @@ from . import devices, room
 
 def describe(step: ListDevices) -> dict[str, object]:
     """Return the devices of this host's pool; `state` is '' for one that is as it is to be."""
-    return {"devices": [_described(step.root, uuid) for uuid in devices.registered(step.root)]}
+    return {"devices": described(step.root)}
+
+
+def described(root: str) -> list[dict[str, object]]:
+    """Return the devices of this host's pool, each with its path and state, and what it holds."""
+    return [_described(root, uuid) for uuid in devices.registered(root)]
 
 
 def _described(root: str, uuid: str) -> dict[str, object]:
@@ -115,6 +120,26 @@ def _holds(root: str, uuid: str) -> bool:
         return True
     held = any(room.names(f"{directory}/{part}") for part in layout_devices.PARTS)
     if held:
-        files.write_json(layout_devices.label(directory), {**devices.label(directory), "weight": 0})
-        point("device closed")
+        _close(directory)
     return held
+
+
+def close(step: CloseDevice) -> dict[str, object]:
+    """Let a device take nothing more; raise BadPool if it is not there, or the only one that takes anything."""
+    with locks.exclusive(layout.lock(step.root, "devices"), 30):
+        found = {device.uuid: device for device in devices.present(step.root)}
+        if step.device not in found:
+            raise BadPool(f"the device {step.device} of {os.uname().nodename} is not there, or cannot be written to")
+        if not any(device.share > 0 for uuid, device in found.items() if uuid != step.device):
+            path = devices.mount(step.root, step.device)
+            raise BadPool(f"{path} on {os.uname().nodename} cannot be drained: no other device of its pool takes anything")
+        _close(layout_devices.device(step.root, step.device))
+    return {}
+
+
+def _close(directory: str) -> None:
+    said = devices.label(directory)
+    if said["weight"]:
+        files.remove_staged(*os.path.split(layout_devices.label(directory)))
+        files.write_json(layout_devices.label(directory), {**said, "weight": 0})
+        point("device closed")

@@ -101,7 +101,7 @@ def _compare(base: cache.Base, path: str, pace: Pace, tell: Tell) -> tuple[list[
     size = os.stat(path).st_size
     if size != manifest.size:
         return [-1], 0
-    for index, content in _from_disk(path, size):
+    for index, content in from_disk(path, size):
         pace.wait(len(content) if content else extents.EXTENT)
         expected = left.pop(index, None)
         if content is None:
@@ -119,7 +119,7 @@ def _compare(base: cache.Base, path: str, pace: Pace, tell: Tell) -> tuple[list[
     return sorted(bad + list(left)), read
 
 
-def _from_disk(path: str, size: int) -> Iterator[tuple[int, bytes | None]]:
+def from_disk(path: str, size: int) -> Iterator[tuple[int, bytes | None]]:
     """Yield (index, content) of each extent with data, past the page cache where that is possible; None if unreadable."""
     fd = _open_direct(path)
     with mmap.mmap(-1, extents.EXTENT) as buffer:

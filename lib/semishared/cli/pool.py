@@ -5,8 +5,11 @@
   add      make the pool what SEMISHARED_POOL of the host (or else [pool] in semishared.conf) declares: label new devices, and let
            those that are not declared any more take nothing more
   check    compare the devices with what is declared
+  drain    move all disks and bases of a DEVICE to the others; from then on it takes nothing, until `add` takes it back
+  rebalance  move as little as makes no device much fuller than the others
 
-exit codes: 0 all is well; 1 check: something is not as it is declared; 2 the host could not be asked, or cannot have such a pool
+exit codes: 0 all is well; 1 check: something is not as it is declared; drain, rebalance: something stays where it is, and a row says
+why; 2 the host could not be asked, or cannot have such a pool
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Any
 
 from .. import NAME
 from ..config import load
-from ..errors import BadPool
+from ..errors import BadArguments, BadPool
 from ..model.steps_device import ListDevices, SetDevices
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host
@@ -30,14 +33,27 @@ from . import hosts as on
 from .status import table
 
 Row = dict[str, Any]
-VERBS = ("list", "add", "check")
+VERBS = ("list", "add", "check", "drain", "rebalance")
+MOVES = ("drain", "rebalance")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
     parser.add_argument("verb", choices=VERBS)
-    parser.add_argument("hosts", metavar="HOST", help="a host, or A,B, by their names in OpenNebula")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
+    parser.add_argument("hosts", metavar="HOST", help="a host, or A,B (drain, rebalance: one), by their names in OpenNebula")
+    parser.add_argument("device", metavar="DEVICE", nargs="?", help="drain: where the device is mounted, or its UUID")
+    parser.add_argument("--rate", metavar="R", help="drain, rebalance: bytes per second at most, e.g. 40M (default: no limit)")
+    parser.add_argument("--dry-run", action="store_true", help="drain, rebalance: say what would be moved, and change nothing")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines; JSON lines of what is moved")
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raise BadArguments for what a verb cannot do: an option without effect would be taken for one that has."""
+    verb = arguments.verb
+    if (verb == "drain") != (arguments.device is not None):
+        raise BadArguments("drain needs the device: semishared pool drain HOST DEVICE" if verb == "drain" else f"{verb} takes no device")
+    if verb not in MOVES and (arguments.rate is not None or arguments.dry_run):
+        raise BadArguments(f"{verb} moves nothing: --rate and --dry-run are for drain and rebalance")
 
 
 def declaration(host: Host, default: str) -> tuple[pool.Declared, ...]:
@@ -51,11 +67,16 @@ def run(arguments: argparse.Namespace) -> int:
     if os.geteuid() == 0:
         print(f"{NAME} pool: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
         return 2
+    check(arguments)
     config, oned = load(), Oned()
     oned.require_admin()
     hosts, roots = on.named(oned.hosts(), arguments.hosts), on.roots(oned)
     if len(roots) > 1:
         raise BadPool(f"datastores lie in {len(roots)} places on each host: what is on a device could be another's than is asked")
+    if arguments.verb in MOVES:
+        from . import pool_moves
+
+        return pool_moves.run(arguments, config, hosts, roots)
     survey = on.Survey()
 
     def one(session: Session, host: Host) -> Row:

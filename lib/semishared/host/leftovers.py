@@ -136,8 +136,14 @@ def _opened(step: Discard) -> Iterator[str]:
 
 
 def _discard_locked(step: Discard) -> dict[str, object]:
-    root = layout.base_store(step.location)
-    name = os.path.basename(step.path)
+    if step.kind == "unlinked":
+        with unlinked.nobody_moving(step) as is_free:
+            return {"removed": is_free and _discard_of(step)}
+    return {"removed": _discard_of(step)}
+
+
+def _discard_of(step: Discard) -> bool:
+    root, name = layout.base_store(step.location), os.path.basename(step.path)
     if step.kind == "staging":
         lock = layout_base.image_lock(root, name)
     elif step.kind == "base":
@@ -145,9 +151,9 @@ def _discard_locked(step: Discard) -> dict[str, object]:
     elif step.vm >= 0:
         lock = layout.vm_lock(root, step.vm)
     else:
-        return {"removed": _discard(step)}
+        return _discard(step)
     with locks.exclusive(lock, 30):
-        return {"removed": _discard(step)}
+        return _discard(step)
 
 
 def _discard(step: Discard) -> bool:

@@ -13,7 +13,7 @@ from ..guest import listing
 from ..model import layout, layout_delta
 from ..model import steps_move as m
 from ..model.refs import DiskRef
-from ..tools import beneath, files
+from ..tools import beneath, files, locks
 from ..tools.crash_points import point
 from .conversation import Steps
 
@@ -22,6 +22,11 @@ class OnMoves(Steps):
     """Forwards what disk/ does; probes of stores are done here."""
 
     def MarkVm(self, step: m.MarkVm) -> object:
+        if locks.is_held(layout.disks_lock(layout.base_store_of(step.vm_dir), step.vm)):
+            from ..guest import job_lock
+
+            # What is not oned's (a disk that goes to another device) would have the directory be another than was sent.
+            job_lock.take(step.vm, step.vm_dir)
         return whereabouts.mark(step.vm, step.vm_dir)
 
     def LookAtVm(self, step: m.LookAtVm) -> object:

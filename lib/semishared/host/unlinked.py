@@ -1,22 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies on the devices of this host's pool and no link leads to: of disks and bases that went while their device was away."""
+"""What lies on the devices of this host's pool and no link leads to: of disks and bases that went while their device was away, and
+what moves between devices have left that were killed."""
 
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
+from typing import Iterator
 
 from ..base import devices
 from ..model import layout, layout_devices
 from ..model.layout_devices import LAYERS, PARTS, Link
 from ..model.steps import Discard
-from ..tools import inventory
+from ..tools import inventory, locks
 
 
 def look(location: str) -> list[dict[str, object]]:
-    """Return the directories on devices to which no link leads, each with the VM whose layers are in it, -1 for one of a base."""
+    """Return the directories on devices to which no link leads, each with the VM whose layers are in it, -1 for one of a base.
+
+    `replaced`: the layers of that disk lie elsewhere here, whole.
+    """
     root = layout.base_store(location)
+    if locks.is_held(layout_devices.moving_lock(root)):
+        return []  # what is copied to another device has no link yet
     there = [uuid for uuid in devices.registered(root) if devices.is_there(root, uuid)]
     linked = devices.layers_links(location) if there else set()
+    whole = [link for link in linked if os.path.isdir(layout_devices.directory(root, link))]
     found = []
     for uuid in there:
         # By its own path: what is removed is opened below that.
@@ -26,8 +35,20 @@ def look(location: str) -> list[dict[str, object]]:
                 link = Link(uuid, part, name)
                 said = layout_devices.layers_named(name) if part == LAYERS else (-1, -1)
                 if said and link not in linked and (part == LAYERS or not devices.is_linked(location, link)):
-                    found.append(inventory.seen(f"{place}/{part}/{name}", vm=said[0]))
+                    replaced = part == LAYERS and any(layout_devices.layers_named(other.name) == said for other in whole)
+                    found.append(inventory.seen(f"{place}/{part}/{name}", vm=said[0], replaced=replaced))
     return found
+
+
+@contextmanager
+def nobody_moving(step: Discard) -> Iterator[bool]:
+    """Tell whether nothing is moved between devices within the block."""
+    file = locks.attempt(layout_devices.moving_lock(layout.base_store(step.location)))
+    if file is None:
+        yield False
+        return
+    with file:
+        yield True
 
 
 def is_linked(step: Discard) -> bool:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from typing import NamedTuple, Optional
 
@@ -51,6 +52,11 @@ def bases(root: str) -> str:
 
 def base(root: str, name: str) -> str:
     return f"{bases(root)}/{name}"
+
+
+def root_of(base: str) -> str:
+    """Return the base store in which a base is."""
+    return posixpath.dirname(posixpath.dirname(base))
 
 
 def all_staging(root: str) -> str:

@@ -19,7 +19,7 @@ import posixpath
 import re
 from typing import NamedTuple, Optional
 
-from .layout import SIDE
+from .layout import SIDE, lock
 
 LAYERS, BASES, STAGING = "layers", "bases", "staging"
 PARTS = (LAYERS, BASES, STAGING)
@@ -63,6 +63,16 @@ def label(device: str) -> str:
 def directory(root: str, link: Link) -> str:
     """Return the directory that a link says."""
     return f"{device(root, link.uuid)}/{link.part}/{link.name}"
+
+
+def moving_lock(root: str) -> str:
+    """Return the lock of whoever moves things between a host's devices, or removes what such a one has left."""
+    return lock(root, "moving")
+
+
+def switch_lock(root: str) -> str:
+    """Return the lock of whoever has a base be on another device, or changes its leases."""
+    return lock(root, "switch")
 
 
 def layers_name(vm: int, disk: int, random: str) -> str:

@@ -225,7 +225,7 @@ class Discard(NamedTuple):
 
 LOOKS = frozenset({
     "CheckNotOpen", "CheckNotRunning", "CheckStore", "DescribeVm", "FindClone", "FindKept", "FindSnapshots", "ListBases",
-    "ListDevices", "ListPool",
+    "ListDevices", "ListHeld", "ListPool",
     "LookAround", "LookAtDisk", "LookAtGuest", "LookAtImages", "LookAtVm", "LookForVm", "MeasureStore", "ReachDisk", "ReadBase",
     "RehearseHypervisor", "ReportDisks", "SeeImage",
 })  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .refs import DiskRef
+
 
 class ListDevices(NamedTuple):
     """Report the devices of the host's pool: what they are, what they hold, which are there."""
@@ -18,3 +20,44 @@ class SetDevices(NamedTuple):
     root: str
     devices: tuple[str, ...]
     """Words of SEMISHARED_POOL (plan/pool.py)."""
+
+
+class CloseDevice(NamedTuple):
+    """Let a device take nothing more, until SetDevices names it again."""
+
+    root: str
+    device: str
+    """Its UUID."""
+
+
+class ListHeld(NamedTuple):
+    """Report what lies on each device: layers of disks, by the directories of VMs that lead to them, and bases."""
+
+    root: str
+
+
+class MoveLayers(NamedTuple):
+    """Move all layers of a disk to another device; report how, or why not.
+
+    The machine asks, when it has the VM to itself, whether oned still has it as it was: {"question": "vm", "vm": id}.
+    """
+
+    disk: DiskRef
+    """Its VM directory may also be one that is kept (disk/kept.py)."""
+    domain: str
+    """'' of a VM that is off."""
+    name: str
+    """Of the directory on the device that is to be left."""
+    target: str
+    """The UUID of the device where they are to be."""
+    rate: int
+    """Bytes per second at most, 0 for no limit."""
+
+
+class MoveBase(NamedTuple):
+    """Move a base, with its leases, to another device; report how, or why not."""
+
+    root: str
+    name: str
+    target: str
+    rate: int

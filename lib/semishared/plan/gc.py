@@ -155,8 +155,9 @@ class _OnMachine:
         yield from self._root(facts["root"])
         for item in facts.get("unlinked", ()):
             why = self.known.why_not(item["vm"]) or self._runs_here(item["vm"], item["path"])
-            keep = gc_places.why_unlinked_stays(item["vm"], self.known.vms, why)
-            yield self._finding("unlinked", item, "its device was away when it was removed", item["vm"], keep)
+            keep = "" if item.get("replaced") else gc_places.why_unlinked_stays(item["vm"], self.known.vms, why)
+            reason = "a move to another device left it" if item.get("replaced") else "its device was away when it was removed"
+            yield self._finding("unlinked", item, reason, item["vm"], keep)
         yield from (self._finding("staged", item, "a killed action left it") for item in facts["staged"] if self._is_idle(item))
         for store in facts["stores"]:
             yield from self._store(store)

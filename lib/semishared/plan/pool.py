@@ -118,6 +118,9 @@ def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]])
             wrong.append(f"{device.path} is {row['state']}: disks on it cannot start, and it takes no new ones")
         elif (row["class"], float(row["weight"])) != (device.device_class, device.weight):
             said = f"{row['class']}:{float(row['weight']):g}"
+            if not float(row["weight"]):
+                wrong.append(f"{device.path} is being drained, or was, and takes nothing more: semishared pool add takes it back")
+                continue
             wrong.append(f"{device.path} is {said}, and declared as {device.device_class}:{device.weight:g}: semishared pool add")
     paths = {device.path for device in declared}
     for path, row in sorted(found.items()):

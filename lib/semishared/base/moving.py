@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies on one device of this host's pool goes to another one: the part that disks and bases have in common, and bases.
+
+    device A   bases/NAME        <- link        bases/NAME                        -
+    device B   staging/NAME (a copy)            bases/NAME, with all leases       bases/NAME  <- link
+
+A copy is read again, past the page cache, before anything leads to it. Up to the one rename of the link the old one counts, and
+from then on the new one: both hold the same. What a killed move leaves is a directory to which no link leads: the next move of the
+same disk or base removes it, and so does gc (host/unlinked.py), unless somebody is moving.
+
+Who has the old copy of a base open (a guest that runs over it) keeps it until it opens its disk again, though it has no name any
+more: names in headers and in libvirt's XML lead to the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from typing import IO, Callable, Iterable
+
+from ..errors import CannotMove, NoSpace, PoolBusy, SemisharedError
+from ..model import layout_base, layout_devices
+from ..model.layout_devices import BASES, STAGING, Link
+from ..model.steps_device import ListHeld, MoveBase
+from ..tools import extents, files, locks, progress
+from ..tools.crash_points import point
+from ..tools.rate_limit import Pace, stand_back
+from ..tools.undo import Undo
+from ..units import human
+from . import cache, devices, room, scrub
+
+TELL_S = 1.0
+Tell = Callable[..., None]
+"""Send an event to the front-end: event="progress", done=, of= in bytes."""
+_mine: dict[str, IO[str]] = {}
+
+
+def begin(root: str) -> None:
+    """Be, from now to the end of this process, the only one that moves things between devices here; raise PoolBusy."""
+    path = layout_devices.moving_lock(root)
+    if path in _mine:
+        return
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    file = locks.attempt(path)
+    if not file:
+        raise PoolBusy(f"something is being moved between the devices of {os.uname().nodename} already")
+    _mine[path] = file
+    stand_back(10)
+
+
+def require(root: str, uuid: str, needed: int) -> None:
+    """Raise CannotMove unless a device is there and takes what is new, NoSpace unless it has room."""
+    found = next((device for device in devices.present(root) if device.uuid == uuid), None)
+    if found is None or found.share <= 0:
+        raise CannotMove(f"the device {uuid} of {os.uname().nodename} takes nothing")
+    if found.free < needed:
+        raise NoSpace(f"no space for {human(needed)} on {devices.mount(root, uuid)} of {os.uname().nodename}")
+
+
+class Copying:
+    """Copies of files at a pace, with what is said of them; `size`: bytes of all."""
+
+    def __init__(self, size: int, rate: int, tell: Tell) -> None:
+        self._of, self._pace, self._tell = size, Pace(rate), tell
+        self._done, self._last = 0, time.monotonic()
+
+    def copy(self, source: str, target: str) -> extents.Manifest:
+        """Copy a file that nobody writes to, with its holes, mode and times; return what it holds."""
+        status = os.stat(source)
+        with open(source, "rb", buffering=0) as old, extents.Copy(target, status.st_size) as made:
+            for index, content in extents.data(old.fileno(), status.st_size):
+                self._pace.wait(len(content))
+                progress.count("moved", len(content))
+                made.add(index, content)
+                self._told(len(content))
+            found = made.manifest("")
+        os.chmod(target, status.st_mode & 0o7777)
+        os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+        files.fsync(target)
+        point("file copied")
+        self._check(target, found)
+        return found
+
+    def _check(self, path: str, wanted: extents.Manifest) -> None:
+        """Raise CannotMove unless a device gives back what was written to it."""
+        left = dict(wanted.extents)
+        for index, content in scrub.from_disk(path, wanted.size):
+            self._pace.wait(len(content or b""))
+            progress.touch()
+            digest = "" if content is None or extents.is_zero(content) else hashlib.sha256(content).hexdigest()
+            if content is None or left.pop(index, "") != digest:
+                raise CannotMove(f"{path} on {os.uname().nodename} does not read as it was written")
+        if left:
+            raise CannotMove(f"{path} on {os.uname().nodename} does not read as it was written")
+
+    def _told(self, size: int) -> None:
+        self._done += size
+        if time.monotonic() - self._last > TELL_S:
+            self._last = time.monotonic()
+            self._tell(event="progress", done=min(self._done, self._of), of=self._of)
+
+
+def discard(root: str, links: Iterable[Link]) -> None:
+    """Remove directories on devices to which nothing leads, as far as they are there; the caller knows that nothing does."""
+    for link in links:
+        if devices.is_there(root, link.uuid):
+            files.remove_folder(layout_devices.directory(root, link), ignore_errors=True)
+
+
+# -- bases ------------------------------------------------------------------------------------------
+
+
+def move_base(step: MoveBase, tell: Tell) -> dict[str, object]:
+    """Move a base; report {"bytes", "leases": who has one, "seconds", "error", "id"}: of what is wrong its line, nothing is raised."""
+    began, answer = time.monotonic(), {"bytes": 0, "leases": [], "error": "", "id": ""}
+    try:
+        begin(step.root)
+        answer.update(_moved(step, tell))
+    except SemisharedError as e:
+        answer.update(error=e.line(), id=e.id)
+    except OSError as e:
+        answer.update(error=f"on {os.uname().nodename}: {e}", id="SS012")
+    return {**answer, "seconds": round(time.monotonic() - began, 2)}
+
+
+def _moved(step: MoveBase, tell: Tell) -> dict[str, object]:
+    base = cache.at(step.root, step.name)
+    was, new = devices.link_of(base.directory), Link(step.target, BASES, step.name)
+    if was == new:
+        return {}
+    here = os.uname().nodename
+    if was is None or not cache.is_published(base) or os.path.lexists(base.damaged):
+        raise CannotMove(f"base {step.name} is not on a device of {here}, or not in use: semishared base list, verify")
+    image, size = os.stat(base.image), files.allocated(base.image)
+    require(step.root, step.target, size)
+    staged = Link(step.target, STAGING, step.name)
+    discard(step.root, [staged])
+    with Undo() as undo, files.enough_space(layout_devices.directory(step.root, staged)):
+        undo.add(lambda: discard(step.root, [staged]))
+        _copy(base, layout_devices.directory(step.root, staged), Copying(size, step.rate, tell))
+        with locks.exclusive(cache.lock_path(step.root, base)):
+            if devices.link_of(base.directory) != was or not _is_still(base.image, image):
+                raise CannotMove(f"base {step.name} of {here} was evicted, or made anew, while it was copied")
+            discard(step.root, [new])
+            directory = layout_devices.directory(step.root, new)
+            os.makedirs(os.path.dirname(directory), exist_ok=True)
+            os.rename(layout_devices.directory(step.root, staged), directory)
+            files.fsync(os.path.dirname(directory))
+            point("base renamed on its new device")
+            leases = _switch(step.root, base, new)
+            undo.keep()
+    discard(step.root, [was])
+    point("base gone from its old device")
+    return {"bytes": size, "leases": leases}
+
+
+def _copy(base: cache.Base, staged: str, copying: Copying) -> None:
+    os.makedirs(layout_base.leases(staged))
+    point("base being copied")
+    with open(base.manifest, "rb") as file:
+        recorded = extents.parse(file.read())
+    found = copying.copy(base.image, layout_base.image(staged))
+    if (found.size, found.extents) != (recorded.size, recorded.extents):
+        raise CannotMove(f"{base.image} on {os.uname().nodename} is not what its manifest says: semishared base verify")
+    for path in (base.manifest, layout_base.source(base.directory)):
+        if os.path.exists(path):
+            copying.copy(path, f"{staged}/{os.path.basename(path)}")
+    files.fsync(staged)
+    point("base copied to its new device")
+
+
+def _switch(root: str, base: cache.Base, new: Link) -> list[str]:
+    """Let a base be on its new device, with all leases that it has by then; return those."""
+    directory = layout_devices.directory(root, new)
+    with devices.staying(root):
+        used, leases = os.stat(base.leases), room.leases(base)
+        for name in leases:
+            os.link(layout_base.image(directory), f"{layout_base.leases(directory)}/{name}")
+        # By that time bases are told apart that nobody has used for long.
+        os.utime(layout_base.leases(directory), ns=(used.st_atime_ns, used.st_mtime_ns))
+        files.fsync(layout_base.leases(directory))
+        point("leases taken along")
+        files.remove_staged(*os.path.split(base.directory))
+        files.symlink(layout_devices.target_of(new), base.directory)
+    point("base switched")
+    return leases
+
+
+def _is_still(path: str, known: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), known)
+    except FileNotFoundError:
+        return False
+
+
+def held(step: ListHeld) -> list[dict[str, object]]:
+    """Return the bases that are on devices: {"part", "name", "device", "bytes", "leases"}."""
+    found = []
+    for name in sorted(room.names(layout_base.bases(step.root))):
+        link = devices.link_of(layout_base.base(step.root, name))
+        described = room.describe(cache.at(step.root, name)) if link and layout_base.named(name) else None
+        if link and described:
+            found.append({"part": BASES, "name": name, "device": link.uuid, "bytes": described["bytes"], "leases": described["leases"]})
+    return found

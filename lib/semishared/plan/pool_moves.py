@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which disks and bases go to another device of their host's pool: all of a device that is drained, or as few bytes as will do.
+
+    drain      all that lies on one device, each where it would be placed if it were new, the largest first
+    rebalance  from each device that is too full as much as makes it full enough, to those that stay below that
+
+A device is too full above BOUND times the fill of its class. It is brought to AIM: what file systems take for themselves would
+else have the next rebalance begin again. Never is more moved from a device than LIMIT times what it has above the mean: with
+few, large files it may stay too full.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from . import pool
+from .pool import BOUND, Device
+
+AIM = 1.09
+LIMIT = 1.1
+CLASSES = ("fast", "slow")
+"""Of devices between which files are spread by their fill."""
+
+
+class Item(NamedTuple):
+    """What goes to another device as one: all layers of a disk, or a base with its leases."""
+
+    part: str
+    """Of the device's directories: layers, or bases."""
+    name: str
+    """Of its directory there."""
+    device: str
+    size: int
+    """Bytes."""
+    key: str
+    """By which it is placed."""
+
+
+class Move(NamedTuple):
+    """An item, and the device that it is to go to, '' if none has room."""
+
+    item: Item
+    target: str
+
+
+def drain(devices: Sequence[Device], items: Sequence[Item], uuid: str) -> List[Move]:
+    """Return where all items of a device go; no other device is filled to more than it holds."""
+    left = {device.uuid: device for device in devices if device.uuid != uuid}
+    moves = []
+    for item in sorted((item for item in items if item.device == uuid), key=_largest_first):
+        target = pool.choose(list(left.values()), item.key, item.size)
+        if target and left[target].free < item.size:
+            target = ""
+        if target:
+            left[target] = left[target]._replace(free=left[target].free - item.size)
+        moves.append(Move(item, target))
+    return moves
+
+
+def rebalance(devices: Sequence[Device], items: Sequence[Item]) -> List[Move]:
+    """Return as few moves, by their bytes, as bring each device down to the bound; each stays within its class."""
+    moves: List[Move] = []
+    for device_class in CLASSES:
+        of_class = [device for device in devices if device.device_class == device_class and device.share > 0]
+        if len(of_class) > 1:
+            moves += _within(of_class, items)
+    return moves
+
+
+def _within(devices: Sequence[Device], items: Sequence[Item]) -> List[Move]:
+    mean = sum(device.used for device in devices) / sum(device.share for device in devices)
+    gaps = {device.uuid: min(int(AIM * mean * device.share) - device.used, device.room) for device in devices}
+    moves: List[Move] = []
+    for device in sorted(devices, key=lambda device: (-device.fill, device.uuid)):
+        if device.used <= int(BOUND * mean * device.share):
+            continue
+        need = device.used - int(AIM * mean * device.share)
+        most = int(LIMIT * (device.used - mean * device.share))
+        own = sorted((item for item in items if item.device == device.uuid and item.size > 0), key=_largest_first)
+        found = _enough(own, need, most, gaps)
+        moves += found
+        for move in found:
+            gaps[move.target] -= move.item.size
+    return moves
+
+
+def _largest_first(item: Item) -> Tuple[int, str, str]:
+    return -item.size, item.part, item.name
+
+
+def _enough(own: Sequence[Item], need: int, most: int, gaps: Mapping[str, int]) -> List[Move]:
+    """Return moves of at least `need` bytes, as few as can be told and `most` at most; of less if there are no such moves."""
+    begun: List[Move] = []
+    left, gaps_left = need, dict(gaps)
+    for item in own:
+        target = _widest(item, gaps_left) if item.size <= left else ""
+        if target:
+            begun.append(Move(item, target))
+            gaps_left[target] -= item.size
+            left -= item.size
+    if left <= 0:
+        return begun
+    moved, taken = need - left, {move.item for move in begun}
+    rest = [item for item in own if item not in taken]
+    for _, more, fewer in sorted(_completions(rest, begun, left, most - moved), key=lambda found: found[0]):
+        done = _completed(more, fewer, begun, gaps, gaps_left)
+        if done:
+            return done
+    return begun
+
+
+def _completions(
+    rest: Sequence[Item], begun: Sequence[Move], left: int, most: int
+) -> Iterator[Tuple[Tuple[int, bool, str], Item, Optional[Move]]]:
+    """Yield what completes moves that have begun: how many bytes that adds, one more item, and which of those it takes the place of."""
+    for item in rest:
+        if left <= item.size <= most:
+            yield (item.size, False, item.name), item, None
+        for move in begun:
+            if left <= item.size - move.item.size <= most:
+                yield (item.size - move.item.size, True, item.name), item, move
+
+
+def _completed(
+    more: Item, fewer: Optional[Move], begun: Sequence[Move], gaps: Mapping[str, int], gaps_left: Mapping[str, int]
+) -> List[Move]:
+    """Return the moves so completed, none if a device is to take more than it has room for."""
+    if fewer is None:
+        target = _widest(more, gaps_left)
+        return [*begun, Move(more, target)] if target else []
+    moves: List[Move] = []
+    free: Dict[str, int] = dict(gaps)
+    for item in sorted([more, *(move.item for move in begun if move != fewer)], key=_largest_first):
+        target = _widest(item, free)
+        if not target:
+            return []
+        moves.append(Move(item, target))
+        free[target] -= item.size
+    return moves
+
+
+def _widest(item: Item, gaps: Mapping[str, int]) -> str:
+    """Return the device with most bytes to go, '' if the item is larger than that."""
+    uuid = max(gaps, key=lambda uuid: (gaps[uuid], uuid), default="")
+    return uuid if uuid and gaps[uuid] >= item.size else ""
+
+
+def unevenness(devices: Sequence[Device]) -> float:
+    """Return the fill of the fullest device by the mean of its class, 1 of an empty pool."""
+    found = 1.0
+    for device_class in CLASSES:
+        of_class = [device for device in devices if device.device_class == device_class and device.share > 0]
+        used, share = sum(device.used for device in of_class), sum(device.share for device in of_class)
+        if used:
+            found = max(found, max(device.fill for device in of_class) * share / used)
+    return found if math.isfinite(found) else 1.0

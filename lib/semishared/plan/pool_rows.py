@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `semishared pool drain` and `rebalance` make of a host's answers: what can be moved, in which order, and what is said of it.
+
+Bases come first: a disk that is moved while its guest runs then opens the base where it is going to be.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ..errors import BadArguments
+from ..model import layout, layout_base
+from ..model.layout_devices import BASES, LAYERS
+from ..model.refs import DiskRef
+from ..model.steps_device import MoveBase, MoveLayers
+from ..opennebula.xml import Vm
+from . import pool
+from .detach import ACTIVE, POWEROFF, RUNNING
+from .disks import running_domain
+from .pool_moves import Item, Move
+
+SUSPENDED = 5
+"""The state of a VM whose memory is in a file on its host (include/VirtualMachine.h)."""
+Row = Dict[str, Any]
+"""{"what", "vm", "disk" (-1 of a base), "from", "to", "bytes", "how": moved|would move|stays|failed, "why", "id", "seconds"}."""
+
+
+class Held(NamedTuple):
+    """What a host says that lies on a device."""
+
+    item: Item
+    said: Mapping[str, Any]
+
+    @property
+    def vm(self) -> int:
+        """The VM of a disk, -1 of a base."""
+        return int(self.said.get("vm", -1))
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is a diff that was kept when its VM was deleted."""
+        own = layout.beside_named(str(self.said.get("vm_dir", "")).rpartition("/")[2])
+        return own is not None and own.kind == "kept"
+
+    @property
+    def what(self) -> str:
+        if self.item.part == BASES:
+            return f"base {self.item.name}"
+        return f"VM {self.vm} disk {self.said['disk']}{' (kept)' if self.is_kept else ''}"
+
+
+def held(items: Iterable[Mapping[str, Any]]) -> List[Held]:
+    """Return what a host has answered to ListHeld."""
+    found = []
+    for said in items:
+        name = str(said["name"])
+        key = layout_base.prefix_of(name) if said["part"] == BASES else f"{said['vm']}-{said['disk']}"
+        found.append(Held(Item(str(said["part"]), name, str(said["device"]), int(said["bytes"]), key), said))
+    return found
+
+
+def devices(rows: Iterable[Mapping[str, Any]]) -> List[pool.Device]:
+    """Return the devices that are there and can be written to, of those in an answer to ListHeld."""
+    return [
+        pool.Device(str(row["uuid"]), int(row["total"]), int(row["free"]), float(row["weight"]), str(row["class"]))
+        for row in rows if not row["state"] and row["total"]
+    ]  # fmt: skip
+
+
+def named(rows: Sequence[Mapping[str, Any]], word: str, host: str) -> str:
+    """Return the UUID of the device that is meant, by its path or UUID; raise BadArguments."""
+    for row in rows:
+        if word.rstrip("/") in (row["path"], row["uuid"]):
+            return str(row["uuid"])
+    raise BadArguments(f"{word} is no device of the pool of {host}: {', '.join(str(row['path']) for row in rows) or 'it has none'}")
+
+
+def why_not(vm: Optional[Vm], host: str) -> str:
+    """Return why a disk of a VM, as oned has it now, stays where it is on a host; '' if it can be moved."""
+    if vm is None:
+        return "OpenNebula has no such VM: semishared gc"
+    if vm.host != host:
+        return f"its VM is on {vm.host or 'no host'}: semishared gc"
+    state = vm.number("STATE")
+    if state == ACTIVE and vm.lcm_state == RUNNING:
+        return "its VM runs"
+    if state == ACTIVE:
+        return f"something is under way in its VM (LCM state {vm.lcm_state})"
+    return "" if state in (POWEROFF, SUSPENDED) else f"its VM is neither powered off nor suspended (state {state})"
+
+
+def staying(found: Sequence[Held], vms: Mapping[int, Optional[Vm]], host: str) -> Dict[Item, str]:
+    """Return why what cannot be moved now stays where it is."""
+    why = {}
+    for held in found:
+        own = layout.beside_named(str(held.said.get("vm_dir", "")).rpartition("/")[2])
+        if held.item.part == LAYERS and own and not held.is_kept:
+            why[held.item] = f"a move or a removal of its VM is not ended ({own.kind}): semishared gc"
+        elif held.item.part == LAYERS and not own:
+            why[held.item] = why_not(vms.get(held.vm), host)
+    return {item: text for item, text in why.items() if text}
+
+
+def step(held: Held, move: Move, root: str, vm: Optional[Vm], rate: int) -> "MoveBase | MoveLayers":
+    """Return the step that makes a move."""
+    if held.item.part == BASES:
+        return MoveBase(root, held.item.name, move.target, rate)
+    domain = running_domain(vm) if vm is not None and vm.number("STATE") == ACTIVE and not held.is_kept else ""
+    disk = DiskRef(held.vm, int(held.said["disk"]), str(held.said["vm_dir"]))
+    return MoveLayers(disk, domain, held.item.name, move.target, rate)
+
+
+def in_order(moves: Sequence[Move]) -> List[Move]:
+    """Return moves in the order in which they are made."""
+    return sorted(moves, key=lambda move: move.item.part != BASES)
+
+
+def row(held: Held, target: str, path: Callable[[str], str], **more: object) -> Row:
+    """Return what is said of one thing; `path`: of a device, by its UUID."""
+    said: Tuple[int, int] = (held.vm, int(held.said.get("disk", -1)))
+    where = {"from": path(held.item.device), "to": path(target) if target else ""}
+    return {
+        "what": held.what, "vm": said[0], "disk": said[1], **where, "bytes": held.item.size, "why": "", "id": "", "seconds": 0.0, **more
+    }  # fmt: skip
+
+
+def reading_on(found: Sequence[Held], uuid: str, vms: Mapping[int, Optional[Vm]]) -> List[int]:
+    """Return the running VMs that lie over bases of a device: they have those open as they are until they open them again."""
+    names = [name for held in found if held.item.part == BASES and held.item.device == uuid for name in held.said["leases"]]
+    numbers = sorted({leased[0] for leased in map(layout_base.leased_to, names) if leased})
+    running = [(number, vms.get(number)) for number in numbers]
+    return [number for number, vm in running if vm is not None and vm.number("STATE") == ACTIVE]
+
+

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is moved between the devices of a pool; plan/pool_moves.py."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semishared.plan import pool_moves
+from semishared.plan.pool import BOUND, Device
+from semishared.plan.pool_moves import CLASSES, LIMIT, Item, Move
+
+MiB = 1 << 20
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> "tuple[list[Device], list[Item]]":
+    """Devices with files, and with what is none of ours."""
+    capacities = draw(st.lists(st.integers(1, 16), min_size=2, max_size=6))
+    devices, items = [], []
+    for number, size in enumerate(capacities):
+        capacity, used, uuid = size << 30, draw(st.integers(0, size << 28)), f"device-{number}"
+        for item in range(draw(st.integers(0, 25))):
+            bytes_of_it = draw(st.integers(0, capacity // 20))
+            if used + bytes_of_it <= capacity:
+                items.append(Item("layers", f"{number}-{item}", uuid, bytes_of_it, f"{number}-{item}"))
+                used += bytes_of_it
+        weight = draw(st.sampled_from([1.0, 1.0, 1.0, 0.5, 0.0]))
+        devices.append(Device(uuid, capacity, capacity - used, weight, draw(st.sampled_from([*CLASSES, CLASSES[0]]))))
+    return devices, items
+
+
+def moved(devices: "list[Device]", items: "list[Item]", moves: "list[Move]") -> "tuple[list[Device], list[Item]]":
+    """Return the pool after all moves; each goes from where its item is to another device."""
+    found = {device.uuid: device for device in devices}
+    targets = {move.item: move.target for move in moves if move.target}
+    for item, target in targets.items():
+        assert item in items and target != item.device
+        found[item.device] = found[item.device]._replace(free=found[item.device].free + item.size)
+        found[target] = found[target]._replace(free=found[target].free - item.size)
+    return list(found.values()), [item._replace(device=targets.get(item, item.device)) for item in items]
+
+
+def above_the_mean(devices: "list[Device]") -> float:
+    """Return how many bytes lie on devices beyond the mean fill of their class."""
+    excess = 0.0
+    for device_class in CLASSES:
+        found = [device for device in devices if device.device_class == device_class and device.share > 0]
+        mean = sum(device.used for device in found) / sum(device.share for device in found) if found else 0
+        excess += sum(max(device.used - mean * device.share, 0) for device in found)
+    return excess
+
+
+# -- rebalance --------------------------------------------------------------------------------------
+
+
+@settings(max_examples=120, deadline=None)
+@given(pools())
+def test_rebalance_moves_little_fills_no_device_too_much_and_the_second_time_nothing(found: "tuple[list[Device], list[Item]]") -> None:
+    devices, items = found
+    moves = pool_moves.rebalance(devices, items)
+    assert moves == pool_moves.rebalance(list(reversed(devices)), list(reversed(items)))
+    assert len({move.item for move in moves}) == len(moves)
+    assert sum(move.item.size for move in moves) <= LIMIT * above_the_mean(devices)
+    before = {device.uuid: device for device in devices}
+    after, left = moved(devices, items, moves)
+    assert pool_moves.unevenness(after) <= pool_moves.unevenness(devices)
+    for device in after:
+        received = [move for move in moves if move.target == device.uuid]
+        assert device.free >= 0 and (not received or (device.room >= 0 and device.share > 0))
+        assert all(before[move.item.device].device_class == device.device_class for move in received)
+    assert pool_moves.rebalance(after, left) == []
+
+
+def test_many_files_of_unequal_size_are_brought_within_the_bound() -> None:
+    """At least 50, none above 5 % of a device, however they lie; of an emptier pool a single file can be a device's excess."""
+    for seed in range(100):
+        dice = random.Random(seed)
+        capacities = [(size << 30) for size in dice.choice([(1, 2, 4), (1, 1, 1), (2, 3), (1, 2, 3, 4, 5)])]
+        free = {f"device-{number}": capacity for number, capacity in enumerate(capacities)}
+        items = []
+        wanted = dice.uniform(0.3, 0.7) * sum(capacities)
+        while len(items) < 50 or sum(item.size for item in items) < wanted:
+            number = len(items)
+            uuid, size = dice.choice(sorted(free)), dice.randint(1 << 20, min(capacities) // 20)
+            if free[uuid] >= size + capacities[int(uuid[-1])] // 20:
+                free[uuid] -= size
+                items.append(Item("layers", str(number), uuid, size, str(number)))
+        devices = [Device(f"device-{number}", capacity, free[f"device-{number}"]) for number, capacity in enumerate(capacities)]
+        moves = pool_moves.rebalance(devices, items)
+        after, _ = moved(devices, items, moves)
+        assert pool_moves.unevenness(after) <= BOUND, seed
+        assert sum(move.item.size for move in moves) <= LIMIT * above_the_mean(devices), seed
+
+
+def test_of_a_pool_within_the_bound_nothing_moves() -> None:
+    devices = [Device("a", 100 * MiB, 46 * MiB), Device("b", 100 * MiB, 50 * MiB)]
+    assert pool_moves.rebalance(devices, [Item("bases", "x", "a", MiB, "x")]) == []
+
+
+def test_a_file_too_large_to_be_moved_for_what_it_brings_stays() -> None:
+    devices = [Device("a", 100 * MiB, 40 * MiB), Device("b", 100 * MiB, 60 * MiB)]
+    assert pool_moves.rebalance(devices, [Item("layers", "x", "a", 60 * MiB, "x")]) == []
+
+
+def test_one_file_takes_the_place_of_another_where_that_is_less() -> None:
+    """15.5 MiB are to go: 15 are found first, and then nothing small enough; 16 in their place do."""
+    devices = [Device("a", 100 * MiB, 30 * MiB), Device("b", 100 * MiB, 70 * MiB)]
+    items = [Item("layers", name, "a", size * MiB, name) for name, size in (("x", 15), ("y", 16), ("z", 30))]
+    assert pool_moves.rebalance(devices, items) == [Move(items[1], "b")]
+
+
+# -- drain ------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(pools())
+def test_a_drained_device_gives_all_that_has_room_elsewhere(found: "tuple[list[Device], list[Item]]") -> None:
+    devices, items = found
+    moves = pool_moves.drain(devices, items, "device-0")
+    assert moves == pool_moves.drain(list(reversed(devices)), list(reversed(items)), "device-0")
+    assert sorted(move.item for move in moves) == sorted(item for item in items if item.device == "device-0")
+    after, left = moved(devices, items, moves)
+    for device in after:
+        assert device.free >= 0
+        assert device.share > 0 or not any(move.target == device.uuid for move in moves)
+    for move in moves:
+        takers = [device for device in after if device.uuid != "device-0" and device.share > 0]
+        assert move.target or all(device.free < move.item.size for device in takers)
+    if all(move.target for move in moves):
+        assert pool_moves.drain(after, left, "device-0") == []
+
+
+def test_a_drained_device_gives_to_the_better_class_first() -> None:
+    devices = [Device("a", 100 * MiB, 50 * MiB), Device("b", 100 * MiB, 90 * MiB), Device("c", 100 * MiB, 90 * MiB, 1.0, "slow")]
+    items = [Item("layers", str(number), "a", 8 * MiB, str(number)) for number in range(12)]
+    targets = [move.target for move in pool_moves.drain(devices, items, "a")]
+    assert targets == ["b"] * 10 + ["c"] * 2
