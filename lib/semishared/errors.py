@@ -479,10 +479,10 @@ class BadPool(SemisharedError):
 
 
 class DeviceMissing(SemisharedError):
-    """A disk whose layers lie on a device of its host's pool that is not there."""
+    """A disk whose layers lie on a device of its host's pool that is not there, read-only or broken."""
 
     id = "SS161"
-    remedy = "mount the device again, then retry; `semishared pool check HOST` says what else is missing"
+    remedy = "mend the device and mount it again, then retry; `semishared pool check HOST` says what else is missing"
 
 
 class NoDevice(SemisharedError):

@@ -3,20 +3,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
-from typing import Iterator
+from typing import Callable, Iterator
 
 import pytest
 
 from semishared.config import Config
 from semishared.errors import DeviceMissing, SemisharedError
+from semishared.host import host_probe
 from semishared.model import steps as s
+from semishared.model import steps_base as b
+from semishared.model import steps_device as d
+from semishared.model.steps_base import EvictBase
+from semishared.model.steps_commit import CreateDiff
 from semishared.vmm import records as vmm_records
 from semishared.wire.session import Session
-from tools.test_pool import Pool, device_of
+from tools.test_pool import Pool, carry, device_of
 from tools.world import MiB, World, qemu_io
 
 
@@ -31,7 +38,6 @@ def pool(world: World) -> Iterator[Pool]:
 
 def uuid_of(root: Path, path: str) -> str:
     return next(entry.name for entry in (root / "devices").iterdir() if os.readlink(entry) == f"{path}/.semishared")
-
 
 
 def apart(world: World, pool: Pool) -> "tuple[s.ImageRef, str]":
@@ -121,3 +127,142 @@ def test_replacing_a_lost_base_killed_at_every_point_and_done_again(
         base.unlink()
         base.symlink_to(f"../devices/{uuid}/bases/{base.name}")
     assert 5 < number < 59
+
+
+def writing(world: World, image: s.ImageRef, overlay: s.DiskRef, outside: s.DiskRef) -> "dict[str, Callable[[], object]]":
+    """Return what writes, of disks that are on the pool and outside, and would on devices."""
+    root, other = str(world.root), world.image("other", size=4 * MiB, pattern=0x44)._replace(id=8)
+    backup, links = f"{overlay.vm_dir}/backup", list((world.root / "devices").iterdir())
+    store, number, generation = next(base.name for base in world.bases() if base.is_symlink()).split("-")
+    known = image._replace(store=int(store), id=int(number), generation=generation)
+    target = str(world.location / "103" / str(outside.vm))
+    return {
+        "clone": lambda: world.clone(image, world.disk(20)),
+        "clone of another": lambda: world.clone(other, world.disk(21)),
+        "copy": lambda: world.on(s.PrepareVm(22, world.disk(22).vm_dir), s.CopyImage(world.disk(22), image, 0)),
+        "diff": lambda: world.on(s.PrepareVm(23, world.disk(23).vm_dir), CreateDiff(world.disk(23), other, 0, "")),
+        "stage": lambda: world.on(s.StageBase(root, other)),
+        "session": lambda: world.on(b.FetchBases(root, (b.Part(known),), (), "rest", "", "none", 0, 0, (), ())),
+        "move in": lambda: carry(outside.vm_dir, target, outside.vm, (outside.disk,)),
+        "other datastore": lambda: world.on(s.RenameVm(outside.vm, outside.vm_dir, target, True, "", (outside.disk,))),
+        "snapshot": lambda: world.on(s.AddLayer(overlay, 1, 0, "qcow2"), s.ActivateLayer(overlay, 1, "qcow2")),
+        "resize": lambda: world.on(s.GrowDisk(overlay, 128 * MiB)),
+        "save-as": lambda: world.on(s.SaveDisk(overlay, str(world.store / "saved"), "raw", "")),
+        "backup": lambda: world.on(s.BackUp(overlay.vm, overlay.vm_dir, backup, (str(overlay.disk),), "", "NONE", "<VM/>")),
+        "label": lambda: world.on(d.SetDevices(root, tuple(os.path.dirname(os.readlink(link)) for link in links))),
+    }
+
+
+def test_nothing_is_written_below_a_mount_point_where_nothing_is_mounted(world: World, pool: Pool) -> None:
+    image, outside = world.image(), world.disk(8)
+    world.clone(image, outside)
+    world.on(EvictBase(str(world.root), world.bases()[0].name))
+    pool.set()
+    overlay, diff = world.disk(), world.disk(9)
+    world.clone(image, overlay)
+    persistent = world.image("persistent", pattern=0x55)._replace(id=9)
+    world.on(s.PrepareVm(9, diff.vm_dir), CreateDiff(diff, persistent, 0, ""))
+    qemu_io(f"{diff.path}.snap/0", "qcow2", "write -P 0x77 2M 64k")
+    actions = writing(world, image, overlay, outside)
+    for path in pool.paths:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+    done = []
+    for name, act in actions.items():
+        with contextlib.suppress(SemisharedError):
+            act()
+            done.append(name)
+        assert [os.listdir(path) for path in pool.paths] == [[]] * 3, name
+    assert done == ["other datastore"], "it lies outside of the pool, and stays there"
+    qemu_io(f"{world.location}/103/8/disk.1", "qcow2", "read -P 0xa1 1M 64k")
+    # What does not fail for that.
+    assert about_to_boot(world) == []
+    world.on(s.RemoveVm(5, overlay.vm_dir), s.RemoveVm(9, diff.vm_dir))
+    assert list(world.system.glob(".kept-9-*")), "its device may come back"
+    world.on(s.LookAround(str(world.location), (101, 103), (), False))
+    assert [os.listdir(path) for path in pool.paths] == [[]] * 3
+
+
+class Disks(Pool):
+    """Devices that can break: XFS, each on a loop device over a file that a process exports, and may stop to."""
+
+    def __init__(self, world: World) -> None:
+        self.exports: dict[str, subprocess.Popen[bytes]] = {}
+        super().__init__(world, (320, 320))
+
+    def mount(self, path: Path, size: int) -> None:
+        file, seen = Path(f"{path}.disk"), Path(f"{path}.seen")
+        file.touch()
+        os.truncate(file, size * MiB)
+        subprocess.run(["mkfs.xfs", "-q", str(file)], check=True)
+        seen.touch()
+        words = ["--blockdev", f"driver=file,filename={file},node-name=file"]
+        export = f"type=fuse,id=seen,node-name=file,mountpoint={seen},writable=on"
+        self.exports[str(path)] = subprocess.Popen(["qemu-storage-daemon", *words, "--export", export])
+        until = time.monotonic() + 20
+        while seen.stat().st_size != size * MiB:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        subprocess.run(["mount", "-o", "loop", str(seen), str(path)], check=True)
+
+    def close(self) -> None:
+        for path in self.paths:
+            # One that is broken is not even seen to be mounted.
+            subprocess.run(["umount", "-l", str(path)], check=False, stderr=subprocess.DEVNULL)
+        for path, process in self.exports.items():
+            process.terminate()
+            process.wait(20)
+            # Of one that was killed the export is left.
+            subprocess.run(["umount", "-l", f"{path}.seen"], check=False, stderr=subprocess.DEVNULL)
+
+    def fail(self, path: str) -> None:
+        """Let every read and write of the disk fail from now on."""
+        self.exports[path].kill()
+        self.exports[path].wait(20)
+
+    def shut_down(self, path: str) -> None:
+        """Do what XFS does as soon as it cannot write its log."""
+        subprocess.run(["xfs_io", "-x", "-c", "shutdown", path], check=True)
+
+    def make_read_only(self, path: str) -> None:
+        subprocess.run(["mount", "-o", "remount,ro", path], check=True)
+
+
+@pytest.fixture
+def disks(world: World) -> Iterator[Disks]:
+    made = Disks(world)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("how", ["fail", "shut_down", "make_read_only"])
+def test_a_dying_device_takes_nothing_new_and_holds_nobody_else_up(world: World, disks: Disks, how: str) -> None:
+    disks.set()
+    image = world.image(size=4 * MiB)
+    world.clone(image, world.disk())
+    dying = device_of(f"{world.disk().path}.snap")
+    (other,) = {str(path) for path in disks.paths} - {dying}
+    assert device_of(world.bases()[0]) == dying
+    getattr(disks, how)(dying)
+    for number in (6, 7):
+        world.clone(image, world.disk(number))
+        assert device_of(f"{world.disk(number).path}.snap") == other
+        assert device_of(world.bases()[0]) == other
+        qemu_io(world.disk(number).path, "qcow2", "write -P 0x32 1M 64k")
+    wrong = {"fail": "broken: Input/output error", "shut_down": "broken: Input/output error", "make_read_only": "read-only"}[how]
+    assert disks.rows()[dying]["state"] == wrong and disks.rows()[other]["state"] == ""
+    assert f"device {dying} is {wrong}" in host_probe.report(str(world.location))
+    with pytest.raises(DeviceMissing, match=f"the layers of disk.1: on the device {dying} of .*, which is {wrong}"):
+        can_boot(world)
+    for number in (6, 7):
+        can_boot(world, number)
+    # What looks at all of a host, and at other VMs than those of the device.
+    world.on(b.ListBases(str(world.root)), b.ReportDisks(str(world.location), (101, 103)))
+    world.on(s.LookAround(str(world.location), (101, 103), (), False))
+    carry(world.disk(6).vm_dir, str(world.location / "103" / "6"), 6, (1,))
+    qemu_io(f"{world.location}/103/6/disk.1", "qcow2", "read -P 0x32 1M 64k")
+    world.on(s.RemoveVm(7, world.disk(7).vm_dir), s.RemoveVm(6, str(world.location / "103" / "6")))
+    world.on(s.RemoveVm(5, world.disk().vm_dir))
+    assert not os.path.exists(world.disk().vm_dir)
+    assert not world.leases()

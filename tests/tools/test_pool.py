@@ -525,3 +525,33 @@ def test_labelling_killed_at_every_point_and_done_again(world: World, pool: Pool
         pool.set()
         assert [row["state"] for row in pool.rows().values()] == [""] * 3 and not pool.leftovers()
     assert 3 < number < 39
+
+
+def test_closing_a_device_killed_at_every_point_and_done_again(world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool.set()
+    world.clone(world.image(), world.disk())
+    closed = device_of(f"{world.disk().path}.snap")
+    others = [str(path) for path in pool.paths if str(path) != closed]
+    passed = []
+    for number in range(1, 20):
+        trace = world.top / f"trace-{number}"
+        monkeypatch.setenv("SEMISHARED_TRACE", str(trace))
+        monkeypatch.setenv("SEMISHARED_KILL_AT", str(number))
+        try:
+            pool.set(*others)
+            break
+        except SemisharedError:
+            passed.append(trace.read_text().splitlines()[-1].split(" ", 1)[1])
+        finally:
+            monkeypatch.delenv("SEMISHARED_KILL_AT")
+            monkeypatch.delenv("SEMISHARED_TRACE")
+        row = pool.rows()[closed]
+        assert row["state"] == "" and row["weight"] == (0 if "device closed" in passed or "published device.json" in passed else 1)
+        qemu_io(world.disk().path, "qcow2", "read -P 0xa1 1M 64k")
+        assert pool.set(*others) == {"labelled": [], "closed": [closed], "gone": []}
+        assert pool.rows()[closed]["weight"] == 0 and not pool.leftovers()
+        # As it was.
+        pool.set()
+        assert pool.rows()[closed]["weight"] == 1
+        passed = passed[-1:]
+    assert number > 2 and passed == ["device closed"], "the last of its effects"

@@ -27,7 +27,7 @@ from ..model.refs import ImageRef
 from ..tools import beneath, files, progress
 from ..tools.crash_points import point
 from ..tools.run import work
-from . import devices
+from . import device_state, devices
 
 
 class Base(NamedTuple):
@@ -87,6 +87,8 @@ def is_published(base: Base) -> bool:
     devices.refuse_link(base.directory)
     for path in (base.image, base.manifest, base.leases):
         beneath.refuse_link(path)
+    if device_state.takes_nothing(base.directory):
+        return False
     if os.path.exists(base.image):
         return True
     if os.path.lexists(base.damaged):
@@ -128,7 +130,7 @@ def publish(root: str, base: Base, image: ImageRef) -> Base:
     """Make what is staged of an image, and whole, the base, under its lock."""
     staging = layout_base.staging(root, image.base_prefix)
     os.makedirs(layout_base.bases(root), exist_ok=True)
-    if os.path.isdir(base.directory):
+    if os.path.isdir(base.directory) and not device_state.takes_nothing(base.directory):
         # Known by content: another session of the image came back to what is here already, or only leases are left.
         if not is_published(base):
             # An eviction that was killed may have taken these already.
@@ -181,7 +183,7 @@ def _lies_over(record: dict[str, object], name: str) -> bool:
 
 
 def lease(base: Base, vm: int, disk: int) -> str:
-    """Return a disk's lease on a base, taken if it has none; '' if the base was evicted meanwhile."""
+    """Return a disk's lease on a base, taken if it has none; '' if the base was evicted meanwhile, or its device has just died."""
     path = base.lease(vm, disk)
     beneath.refuse_link(path)
     try:
@@ -192,9 +194,21 @@ def lease(base: Base, vm: int, disk: int) -> str:
             os.link(base.image, path)
     except FileNotFoundError:
         return ""
-    files.fsync(os.path.dirname(path))
+    except OSError:
+        return _died(base)
+    try:
+        files.fsync(os.path.dirname(path))
+    except OSError:
+        return _died(base)
     point("leased")
     return path
+
+
+def _died(base: Base) -> str:
+    """Return '' if the error that is handled is that of a device which takes nothing any more; else raise it."""
+    if device_state.takes_nothing(base.directory):
+        return ""
+    raise  # noqa: PLE0704 - called where one is handled
 
 
 def release(root: str, vm: int, disk: int | None = None, but: str = "", spare: Collection[int] = ()) -> None:
@@ -209,6 +223,8 @@ def release(root: str, vm: int, disk: int | None = None, but: str = "", spare: C
         leases = layout_base.leases(base)
         if base == but or not layout_base.named(name) or (beneath.is_link(base) and not devices.link_of(base)) or beneath.is_link(leases):
             continue
+        if device_state.takes_nothing(base):
+            continue  # when it is well again, `gc` gives up what nobody has
         try:
             found = os.listdir(leases)
         except FileNotFoundError:

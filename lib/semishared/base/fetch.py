@@ -22,7 +22,7 @@ from ..model.steps_base import FetchBases, Part
 from ..plan import eviction
 from ..tools import files, inspection, locks, progress
 from ..tools.rate_limit import stand_back
-from . import cache, describe, devices, room
+from . import cache, describe, device_state, devices, room
 from .account import Account, Orders, Tell
 from .filling import Filling
 from .targets import Target, Targets
@@ -181,6 +181,7 @@ def fetch(
     """
     needed = describe.needed(content, seen, content.expected(current) if current == image.generation else None) if seen else 0
     # What a killed action has left is gone on with, or removed.
+    device_state.abandon(layout_base.staging(root, image.base_prefix))
     needed = max(0, needed - files.allocated(layout_base.image(layout_base.staging(root, image.base_prefix))))
     devices.stage(root, image.base_prefix, needed, devices.device_of(layout_base.base(root, image.base_name)))
     answer = room.ask_for_base(root, image, needed, ask, want)

@@ -78,8 +78,8 @@ class Held:
         if directory not in self._files:
             try:
                 self._files[directory] = os.open(layout_base.image(directory), os.O_RDONLY)
-            except FileNotFoundError:
-                # Published or evicted meanwhile.
+            except OSError:
+                # Published or evicted meanwhile, or on a device that has died.
                 self._forget(directory)
                 return None
         return self._files[directory], index
@@ -91,9 +91,12 @@ class Held:
             os.close(self._files.pop(directory))
 
     def read(self, digest: str, memory: mmap.mmap) -> memoryview | None:
-        """Return an extent as it is found, in `memory`; None if it has gone."""
+        """Return an extent as it is found, in `memory`; None if it has gone, or cannot be read."""
         place = self.place(digest)
-        return extents.read_into(memory, *place) if place else None
+        try:
+            return extents.read_into(memory, *place) if place else None
+        except OSError:
+            return None
 
     def close(self) -> None:
         for fd in self._files.values():
@@ -102,12 +105,12 @@ class Held:
 
 
 def manifest_in(directory: str, generation: str) -> extents.Manifest | None:
-    """Return the manifest of the base in `directory`, None if it is not there, or that of another generation."""
+    """Return the manifest of the base in `directory`, None if it is not there, cannot be read, or is that of another generation."""
     try:
         with open(layout_base.manifest(directory), "rb") as file:
             text = file.read()
         return extents.parse(text) if extents.generation_of(text) == generation else None
-    except (FileNotFoundError, NotADirectoryError, ImageChanged):
+    except (OSError, ImageChanged):
         return None
 
 
@@ -120,7 +123,10 @@ def reuse(root: str, targets: Targets, came: Callable[[int, int], None]) -> None
             place = held.place(digest)
             if place is None:
                 continue
-            content = extents.read_at(*place)
+            try:
+                content = extents.read_at(*place)
+            except OSError:
+                continue  # its device has died
             taken = targets.put_from(*place, digest, content)
             if taken:
                 came(taken, taken * len(content))

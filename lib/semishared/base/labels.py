@@ -18,7 +18,7 @@ from ..model.steps_device import CloseDevice, ListDevices, SetDevices
 from ..plan import pool
 from ..tools import files, locks
 from ..tools.crash_points import point
-from . import devices, room
+from . import device_state, devices, room
 
 
 def describe(step: ListDevices) -> dict[str, object]:
@@ -35,18 +35,19 @@ def _described(root: str, uuid: str) -> dict[str, object]:
     directory = layout_devices.device(root, uuid)
     row: dict[str, object] = {"uuid": uuid, "path": devices.mount(root, uuid), "class": "", "weight": 0.0, "total": 0, "free": 0,
                               "disks": 0, "bases": 0}  # fmt: skip
+    wrong = device_state.state(root, uuid)
+    if wrong and wrong != device_state.READ_ONLY:
+        return {**row, "state": wrong}
     said = devices.label(directory)
-    if said.get("uuid") != uuid:
-        return {**row, "state": "another device is mounted there" if said else "not there"}
     try:
         stat = os.statvfs(directory)
         held = {part: len(room.names(f"{directory}/{part}")) for part in (layout_devices.LAYERS, layout_devices.BASES)}
     except OSError as e:
-        return {**row, "state": f"broken: {e.strerror}"}
+        return {**row, "state": f"{device_state.BROKEN}: {e.strerror}"}
     row.update({"class": said["class"], "weight": said["weight"]})
     row.update({"total": stat.f_blocks * stat.f_frsize, "free": stat.f_bavail * stat.f_frsize})
     row.update({"disks": held[layout_devices.LAYERS], "bases": held[layout_devices.BASES]})
-    return {**row, "state": "read-only" if stat.f_flag & os.ST_RDONLY else ""}
+    return {**row, "state": wrong}
 
 
 def declare(step: SetDevices) -> dict[str, object]:
@@ -116,7 +117,7 @@ def _label(root: str, wanted: pool.Declared, found: dict[str, str]) -> str:
 def _holds(root: str, uuid: str) -> bool:
     """Tell whether a device holds, or may hold, something that is known by it; if so it takes nothing more from now on."""
     directory = layout_devices.device(root, uuid)
-    if not devices.is_there(root, uuid):
+    if device_state.state(root, uuid):
         return True
     held = any(room.names(f"{directory}/{part}") for part in layout_devices.PARTS)
     if held:

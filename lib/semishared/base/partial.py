@@ -23,7 +23,7 @@ from ..model import layout_base
 from ..model.steps import ImageRef
 from ..tools import extents, files, progress
 from ..tools.crash_points import point
-from . import devices
+from . import device_state, devices
 
 AT_ONCE = 256 << 10
 """Bytes of one write past the page cache: for so much a guest's own write may have to wait."""
@@ -68,6 +68,7 @@ class Partial:
         self._is_resumed = False
         self._unflushed: list[int] = []
         self._flushed: list[int] = []
+        device_state.abandon(self.directory)
         self._was_finished = _is_finished(self.directory, image.generation)
         if self._was_finished:
             files.write(layout_base.generation(self.directory), image.generation.encode())

@@ -15,7 +15,7 @@ from ..model import layout, layout_base
 from ..model.refs import ImageRef
 from ..tools import locks
 from ..units import human
-from . import cache, devices
+from . import cache, device_state, devices
 
 if TYPE_CHECKING:
     from ..plan import eviction
@@ -37,7 +37,12 @@ def list_bases(root: str, where: str = "") -> dict[str, Any]:
     for name in sorted(names(layout_base.bases(root))):
         base = layout_base.base(root, name)
         if layout_base.named(name) and only in (-1, os.stat(devices.made_part(base)).st_dev):
-            described = describe(cache.at(root, name))
+            try:
+                described = describe(cache.at(root, name))
+            except OSError:
+                if not device_state.takes_nothing(base):
+                    raise
+                continue
             if described:
                 found.append(described)
     total, free = devices.space(root) if not where else _space(where)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Iterable, Iterator
 
-from ..base import cache, devices
+from ..base import cache, device_state, devices
 from ..errors import DeviceMissing, UnexpectedFile, UnexpectedLink
 from ..model import layout, layout_devices
 from ..model.layout_devices import LAYERS, Link
@@ -58,10 +58,10 @@ def is_away(path: str) -> bool:
 
 
 def check_disk(directory: str, disk: int) -> None:
-    """Raise DeviceMissing if a device is not there on which layers of this disk, or the base below it, lie."""
+    """Raise DeviceMissing if a device is not well on which layers of this disk lie, or not there with the base below it."""
     root, own = cache.root_of(directory), layout.layers(layout.disk_name(disk))
     link = devices.link_of(f"{directory}/{own}")
-    if link and not os.path.isdir(f"{directory}/{own}"):
+    if link and (device_state.state(root, link.uuid) or not os.path.isdir(f"{directory}/{own}")):
         raise _missing(root, f"the layers of {layout.disk_name(disk)}", link)
     record = records.as_found(directory, disk)
     if record and record.place.leases and record.image:
@@ -76,7 +76,8 @@ def _missing(root: str, which: str, link: Link) -> DeviceMissing:
         where = devices.mount(root, link.uuid)
     except OSError:
         where = link.uuid
-    what = "has nothing of it any more" if devices.is_there(root, link.uuid) else "is not there"
+    wrong = device_state.state(root, link.uuid)
+    what = f"is {wrong}" if wrong else "has nothing of it any more"
     return DeviceMissing(f"{which}: on the device {where} of {os.uname().nodename}, which {what}")
 
 

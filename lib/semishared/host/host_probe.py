@@ -29,7 +29,7 @@ if __package__ in (None, ""):
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
 
 from semishared import VERSION
-from semishared.base import devices
+from semishared.base import device_state, devices
 from semishared.errors import SemisharedError, ToolTimeout
 from semishared.model import layout, layout_base
 from semishared.model.refs import ImageRef
@@ -118,9 +118,9 @@ def trouble(store: str) -> str:
 
 
 def lost(root: str) -> list[str]:
-    """Return which devices of the pool are not there."""
-    missing = [uuid for uuid in devices.registered(root) if not devices.is_there(root, uuid)]
-    return [f"device {devices.mount(root, uuid)} is not there" for uuid in missing]
+    """Return which devices of the pool are not there, or not well, and what is wrong with them."""
+    found = {devices.mount(root, uuid): device_state.state(root, uuid) for uuid in devices.registered(root)}
+    return [f"device {path} is {wrong}" for path, wrong in sorted(found.items()) if wrong]
 
 
 def pool(root: str) -> dict[str, int]:

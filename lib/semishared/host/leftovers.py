@@ -81,13 +81,14 @@ def _root(root: str) -> dict[str, object]:
             continue
         leases = []
         folder = layout_base.leases(base)
-        for lease in inventory.names(folder):
+        for lease in inventory.names(folder) if os.path.isdir(base) else ():
             holder = layout_base.leased_to(lease)
             if holder:
                 # A hard link has the times of the image: only the change time tells when it was made.
                 path, (vm, disk) = f"{folder}/{lease}", holder
                 leases.append({"path": path, "age": int(time.time() - os.lstat(path).st_ctime_ns / 1e9), "vm": vm, "disk": disk})
-        held.append(inventory.seen(base, devices.link_of, name=name, leases=leases, staged=inventory.staged(folder)))
+        staged = inventory.staged(folder) if os.path.isdir(base) else []
+        held.append(inventory.seen(base, devices.link_of, name=name, leases=leases, staged=staged))
     staging = [
         inventory.seen(layout_base.staging(root, name), devices.link_of, held=locks.is_held(layout_base.image_lock(root, name)))
         for name in inventory.names(layout_base.all_staging(root)) if not layout.is_staged(name)
@@ -107,7 +108,7 @@ def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
             entries = inventory.names(path)
             own_layers = [f"{path}/{entry}" for entry in entries if layout.are_layers(entry)]
             places = [path, layout.records(path), *(os.path.realpath(place) if devices.link_of(place) else place for place in own_layers)]
-            staged = [item for place in places for item in inventory.staged(place)]
+            staged = [item for place in places if os.path.isdir(place) for item in inventory.staged(place)]
             seq = history.seq_of(path)
             noted = any(map(layout.is_unsettled, inventory.names(layout.records(path))))
             more = {"system": number, "vm": vm, "kind": kind, "entries": entries, "staged": staged, "seq": seq, "noted": noted}
