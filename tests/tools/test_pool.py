@@ -21,8 +21,9 @@ from semishared.errors import BadPool, DeviceMissing, NoDevice, SemisharedError,
 from semishared.host import host_probe
 from semishared.model import steps as s
 from semishared.model import steps_device as d
-from semishared.model.steps_base import EvictBase
+from semishared.model.steps_base import DescribeBase, EvictBase, FetchBases, Part
 from semishared.model.steps_commit import CreateDiff, FinishDisk
+from semishared.plan import eviction
 from semishared.wire.session import Session
 from tools.world import MiB, World, qemu_io
 
@@ -362,6 +363,38 @@ def test_an_unpublished_link_to_a_base_goes_alone(world: World, pool: Pool) -> N
         world.on(s.Discard("staged", item["path"], str(world.location), -1, item["seen"]))
     assert not pool.leftovers()
     qemu_io(world.disk().path, "qcow2", "read -P 0xa1 1M 64k")
+
+
+def test_bases_of_one_session_come_to_the_devices_whose_room_was_judged(world: World, pool: Pool) -> None:
+    pool.set()
+    images = []
+    for number, size in enumerate((72, 24, 24, 24), 20):
+        path = world.store / f"image{number}"
+        path.write_bytes(os.urandom(size * MiB))
+        image = s.ImageRef(100, number, "raw", str(path))
+        (made,) = world.on(s.StageBase(str(world.root), image))
+        assert isinstance(made, dict)
+        images.append(image._replace(generation=made["generation"]))
+        world.on(EvictBase(str(world.root), images[-1].base_name))
+    assert not world.bases()
+    said = world.on(*(DescribeBase(str(world.root), image) for image in images))
+    answers = [answer for answer in said if isinstance(answer, dict)]
+    small = uuid_of(world, pool.paths[0])
+    assert answers[0]["where"] != small, "it has no room for that"
+    judged = eviction.of_session(answers)
+    assert sum(needed for _, needed in judged) == sum(answer["needed"] for answer in answers)
+    for listed, needed in judged:
+        same = [answer for answer in answers if answer["where"] == listed["where"]]
+        assert needed == sum(answer["needed"] for answer in same) and all(answer["free"] == listed["free"] for answer in same)
+    assert {listed["total"] for listed, _ in judged} <= {size * MiB for size in pool.sizes}
+    parts = tuple(Part(image, device=answer["where"]) for image, answer in zip(images, answers))
+    world.on(FetchBases(str(world.root), parts, (), "rest", "", "none", 0, 0, (), ()))
+    placed = {base.name: os.readlink(base).split("/")[2] for base in world.bases()}
+    assert placed == {image.base_name: answer["where"] for image, answer in zip(images, answers)}
+
+
+def uuid_of(world: World, path: Path) -> str:
+    return next(entry.name for entry in (world.root / "devices").iterdir() if os.readlink(entry) == f"{path}/.semishared")
 
 
 # -- what is declared ---------------------------------------------------------------------------------

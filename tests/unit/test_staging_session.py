@@ -127,7 +127,7 @@ def test_host_that_leaves_while_it_reads_an_image_is_replaced(monkeypatch: pytes
 
 def test_stream_is_not_held_up_for_who_waits_for_another_session() -> None:
     hosts = Hosts(KNOWN, Wish("auto", "auto", 0, True), Config(), lambda **_: None)
-    begun = Round(hosts, "/root", {}, Plan("multicast", "h1", (), ()), {}, "rest")
+    begun = Round(hosts, "/root", {}, Plan("multicast", "h1", (), ()), {}, {}, "rest")
     begun._progress("h2", {"source": "here", "have": 1})
     assert not begun._ready | begun._without, "its receiver is not there yet"
     begun._progress("h2", {"source": "stream", "ready": True})

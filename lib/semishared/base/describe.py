@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 from .. import store
@@ -10,7 +11,7 @@ from ..errors import SemisharedError
 from ..model import layout_base
 from ..model.ranges import Ranges, ranges
 from ..model.refs import ImageRef
-from ..model.steps_base import DescribeBase
+from ..model.steps_base import DescribeBase, Part
 from ..tools import compress, extents
 from ..tools.run import PATH
 from . import cache, devices, manifests, partial, room
@@ -32,12 +33,15 @@ def describe(step: DescribeBase) -> dict[str, object]:
     wanted = image._replace(generation=image.generation or current)
     has = bool(wanted.generation) and cache.is_published(cache.named(step.root, wanted, wanted.generation))
     found = manifests.manifest(step.root, wanted) if wanted.generation else None
+    wants = 0 if has or trouble else needed(content, seen, expected)
+    begun = layout_base.staging(step.root, image.base_prefix)
+    where = devices.behind(begun) if devices.link_of(begun) else devices.likely(step.root, image.base_prefix, wants)
     tools = [*compress.available(), *(name for name in ("udp-sender", "udp-receiver") if shutil.which(name, path=PATH))]
     return {
         "generation": wanted.generation, "current": current, "has": has, "manifest": found is not None,
-        "needed": 0 if has or trouble else needed(content, seen, expected),
+        "needed": wants, "where": devices.device_of(begun) or os.path.basename(where),
         "lacks": [] if has else _lacks(step.root, wanted, found), "tools": tools, "trouble": trouble,
-        **room.list_bases(step.root, devices.likely(step.root, image.base_prefix, 0)),
+        **room.list_bases(step.root, where),
     }  # fmt: skip
 
 
@@ -51,6 +55,20 @@ def _lacks(root: str, image: ImageRef, found: extents.Manifest | None) -> Ranges
     others = Held(root, left.values())
     others.look()
     return ranges(index for index, digest in left.items() if digest not in others)
+
+
+def place(root: str, part: Part) -> None:
+    """Have a base that is to be made, under its lock, on the device whose room was judged, if there is a pool and that has it still."""
+    if not part.device:
+        return
+    image = part.image
+    content = store.content(image)
+    try:
+        seen = content.see()
+        wants = needed(content, seen, content.expected(image.generation))
+    except SemisharedError:
+        wants = 0
+    devices.stage(root, image.base_prefix, wants, part.device)
 
 
 def needed(content: store.Content, seen: object, expected: extents.Manifest | None) -> int:

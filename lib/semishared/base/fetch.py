@@ -120,6 +120,7 @@ class _Reception:
         try:
             with files.enough_space(root):
                 for part, lock in held:
+                    describe.place(root, part)
                     self._targets.add(Target(root, part, lock))
                 self._filling.run(self._give_up)
         except NoSpace as e:

@@ -207,7 +207,7 @@ class Staging:
 
     def _round(self, left: Mapping[str, list[ImageRef]], asked: Mapping[str, list[ImageRef]], is_last: bool) -> bool:
         """Carry out one round for the hosts that are `left` of those that were asked; tell whether another one may help."""
-        hosts, evict = self.hosts, {}
+        hosts, evict, where = self.hosts, {}, {}
         said = []
         # Also those that have got theirs: who has left since then sends to nobody.
         for host, answers in hosts.describe(self.root, asked).items():
@@ -221,8 +221,10 @@ class Staging:
                 hosts.tell(event="host", host=host, have=1, of=1, source="", done=True)
             else:
                 try:
-                    needed = sum(_number(answer, "needed") for answer in answers)
-                    evict[host] = self._room(host, answers[0], needed, sorted(_names(asked[host])))
+                    where[host] = {image.base_name: str(answer.get("where", "")) for image, answer in zip(asked[host], answers)}
+                    keep = sorted(_names(asked[host]))
+                    rooms = [self._room(host, listed, needed, keep) for listed, needed in eviction.of_session(answers)]
+                    evict[host] = tuple(name for chosen in rooms for name in chosen)
                 except NoSpace as e:
                     hosts.outcomes[host].why = e.line()
                     hosts.note(host, e.line())
@@ -232,7 +234,7 @@ class Staging:
         if not chosen.hosts:
             return False
         hosts.tell(event="plan", transport=chosen.transport, sender=chosen.sender, hosts=[item.host for item in chosen.hosts])
-        self.stream = Round(hosts, self.root, self.images, chosen, evict, "all" if is_last else "rest").run() or self.stream
+        self.stream = Round(hosts, self.root, self.images, chosen, evict, where, "all" if is_last else "rest").run() or self.stream
         return not all(hosts.outcomes[host].ok for host in asked)
 
     def _said(self, images: Sequence[ImageRef], host: str, answers: Sequence[Mapping[str, object]]) -> sharing.Said:

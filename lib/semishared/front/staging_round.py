@@ -32,10 +32,11 @@ class Round:
 
     def __init__(
         self, hosts: Hosts, root: str, images: Mapping[str, ImageRef], chosen: Plan, evict: Mapping[str, tuple[str, ...]],
-        from_store: str,
+        where: Mapping[str, Mapping[str, str]], from_store: str,
     ) -> None:  # fmt: skip
+        """`evict`: what goes first on each host; `where`: the devices on which bases are to be made there, by their names."""
         self.hosts, self.root, self.images, self.plan, self._evict = hosts, root, images, chosen, evict
-        self._from_store = from_store
+        self._where, self._from_store = where, from_store
         self.packets = Packets.new().text
         self._sessions: dict[str, Session] = {}
         self._history: plan.History = {}
@@ -73,7 +74,8 @@ class Round:
 
     def _receive(self, item: Assignment, port: int) -> None:
         hosts, outcome = self.hosts, self.hosts.outcomes[item.host]
-        parts = tuple(b.Part(self.images[way.name], way.holders, way.shared, way.first) for way in item.ways)
+        where = self._where.get(item.host, {})
+        parts = tuple(b.Part(self.images[way.name], way.holders, way.shared, way.first, where.get(way.name, "")) for way in item.ways)
         wish = hosts.wish
         step = b.FetchBases(
             self.root, parts, item.sources, self._from_store, self.packets, wish.codec, self.plan.rate(wish.rate),

@@ -25,6 +25,8 @@ class Part(NamedTuple):
     """What hosts of the session send each other: the store is not read for it."""
     first: Ranges = ()
     """What the store gives before anything else: others wait for it."""
+    device: str = ""
+    """The UUID of the device that has room for it; '' on a host without a pool, or if nobody has looked."""
 
     def to_data(self) -> dict[str, object]:
         """Return the part as JSON data."""
@@ -36,7 +38,8 @@ class Part(NamedTuple):
         if not isinstance(data, dict) or set(data) != set(cls._fields) or not isinstance(data["holders"], list):
             raise BadArguments(f"no part: {str(data)[:200]}")
         return cls(
-            ImageRef.from_data(data["image"]), tuple(map(str, data["holders"])), from_data(data["shared"]), from_data(data["first"])
+            ImageRef.from_data(data["image"]), tuple(map(str, data["holders"])), from_data(data["shared"]), from_data(data["first"]),
+            str(data["device"]),
         )
 
 

@@ -137,6 +137,16 @@ def room(
     return chosen
 
 
+def of_session(answers: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], int]]:
+    """Return what a host lists of each file system to which bases of a session come, and the bytes that they need there.
+
+    `answers`: what it says of each base, with the bases and the room `where` that one would be made.
+    """
+    places = list(dict.fromkeys(str(answer.get("where", "")) for answer in answers))
+    groups = [[answer for answer in answers if str(answer.get("where", "")) == place] for place in places]
+    return [(group[0], sum(number(answer, "needed") for answer in group)) for group in groups]
+
+
 def room_for_disk(listed: Mapping[str, Any], floor: int, needed: int, last: Collection[str] = ()) -> list[str]:
     """Return which bases go for a guest's disk that takes `needed` bytes, `last` (which it comes from) only if all others do not do."""
     bases, free = _listed(listed)
