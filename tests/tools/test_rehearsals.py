@@ -82,7 +82,7 @@ def swap(site: ActionSite) -> Words:
     return ["8", place(site, vm, 1), str(vm), str(SYSTEM)]
 
 
-@situation("context", "PrepareVm", "NoteIoClasses", "ReceiveFile")
+@situation("context", "PrepareVm", "ReplaceLostBases", "NoteIoClasses", "ReceiveFile")
 def context(site: ActionSite) -> Words:
     vm, path = site.vm(site.image()), site.top / "context.sh"
     path.write_text("X=1\n")
