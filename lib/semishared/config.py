@@ -19,6 +19,7 @@ FREEZES = ("agent-or-suspend", "agent", "suspend", "none")
 COMPRESSORS = ("auto", "zstd", "lzop", "none")
 CHOICES = {
     "staging_compress": COMPRESSORS,
+    "staging_trusted_network": ("yes", "no"),
     "snapshots_freeze": FREEZES,
     "migration_auto_converge": ("yes", "no"),
     "migration_at_timeout": ("abort", "suspend", "post-copy"),
@@ -48,6 +49,7 @@ class Config(NamedTuple):
     staging_compress: str = "auto"
     staging_rate: str = "none"
     staging_portbase: int = 9000
+    staging_trusted_network: str = "no"
     snapshots_freeze: str = "agent-or-suspend"
     pool_devices: str = "none"
     migration_rate: int = 0
@@ -68,6 +70,11 @@ class Config(NamedTuple):
     def freeze(self) -> str:
         """How a guest rests while a snapshot of its disk is taken, as steps say it."""
         return self.snapshots_freeze.upper()
+
+    @property
+    def is_network_trusted(self) -> bool:
+        """Whether what goes from host to host may be read on the way."""
+        return self.staging_trusted_network == "yes"
 
     @property
     def migration(self) -> dict[str, Union[int, str]]:

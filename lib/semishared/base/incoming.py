@@ -9,7 +9,7 @@ from types import TracebackType
 
 from ..errors import SemisharedError
 from ..wire import packets
-from ..wire.session import Session
+from .apart import Source
 
 AHEAD = 2
 """Packets that are here and not yet looked at, beside the one that comes."""
@@ -20,8 +20,8 @@ LOOK_S = 0.25
 class Incoming:
     """The packets of a plan that serves, within a `with` block."""
 
-    def __init__(self, session: Session, opener: packets.Opener) -> None:
-        self._session, self._opener = session, opener
+    def __init__(self, source: Source, opener: packets.Opener) -> None:
+        self._source, self._opener = source, opener
         self.came = 0
         """Bytes so far."""
         self._error: SemisharedError | OSError | None = None
@@ -37,11 +37,12 @@ class Incoming:
         self._is_left = True
         # Before the session closes its files: another one may get their numbers.
         self._thread.join()
+        self._source.close()
 
     def _read(self) -> None:
         try:
             while not self._is_left:
-                part = self._session.read_into(self._opener.get_buffer, LOOK_S)
+                part = self._source.read_into(self._opener.get_buffer, LOOK_S)
                 if isinstance(part, memoryview):
                     self.came += len(part)
                     packet = self._opener.buffer_updated(len(part))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extents from host to host, over ssh: serve what is here, also while it is still arriving; fetch what is missing.
+"""Extents from host to host, over ssh (apart.py: or beside it): serve what is here, also while it is still arriving; fetch what is missing.
 
 Who serves: any host, to whoever comes in as the drivers' user; OpenNebula's hosts reach one another as oneadmin for moves
 and live migration already. What can be asked for is a base by its name, and nothing is changed by it. What came is taken
@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import mmap
 import os
-import signal
 import time
+from contextlib import ExitStack
 from typing import Callable, Iterable, Iterator, Sequence, TypeVar
 
-from ..config import Config
+from ..config import Config, load
 from ..errors import HostUnreachable, MissingImage, ToolTimeout
 from ..model import layout_base
 from ..model.ranges import ALL, within
 from ..model.steps_base import ServeBase, ServeExtents
-from ..tools import compress, extents, locks, progress
+from ..tools import extents, locks, progress
 from ..tools.compress import Bytes
-from ..tools.rate_limit import Pace, stand_back
+from ..tools.rate_limit import stand_back
 from ..wire import packets
 from ..wire.session import Session
-from . import cache, partial
+from . import apart, cache, partial
 from .held import Held, manifest_in
 from .incoming import Incoming
+from .outgoing import Out
 from .partial import Partial
 from .targets import Targets
 
@@ -37,16 +38,10 @@ STALL_S = 12.0
 GRACE_S = 5.0
 """Seconds within which a host that is to receive a base too must have begun to."""
 POLL_S = 0.05
-WRITE_S = 30
-"""Seconds after which a receiver that takes nothing any more is lost; ssh would wait for a quarter of an hour."""
 GROUP = 4
 """Extents in one packet where there are more at once and nothing slows them down: fewer runs of the compressor."""
 GROUP_RATE = 64 << 20
 """Bytes per second below which extents go one by one: a packet that takes seconds looks like a standstill."""
-PIECE = 1 << 20
-"""Bytes of one write."""
-IN_FLIGHT, TRIED, TRIED_S = 12 << 20, 48 << 20, 0.5
-"""Bytes of a base that go before the network's rate shows, as pipes and sockets hold so many; and bytes or seconds until it has."""
 
 
 class _Here:
@@ -174,73 +169,35 @@ def _in_groups(ready: Sequence[Wanted], is_rest: bool, rate: int) -> Iterator[Se
     return (ready[at : at + size] for at in range(0, len(ready), size))
 
 
-def serve_extents(step: ServeExtents, write: Callable[[Bytes], None]) -> dict[str, object]:
-    """Write extents as packets."""
-    return _serve(((b"", group) for group in groups_of(step.root, step.wanted, step.rate)), step, write)
+def serve_extents(step: ServeExtents, send: Callable[..., None], write: Callable[[Bytes], None]) -> dict[str, object]:
+    """Write extents as packets; `send` says what there is to be said beside them."""
+    return _serve(((b"", group) for group in groups_of(step.root, step.wanted, step.rate)), step, send, write)
 
 
-def serve(step: ServeBase, write: Callable[[Bytes], None]) -> dict[str, object]:
-    """Write a base as packets."""
-    return _serve(groups(step.root, step.name, step.wanted, step.rate), step, write)
+def serve(step: ServeBase, send: Callable[..., None], write: Callable[[Bytes], None]) -> dict[str, object]:
+    """Write a base as packets; `send` says what there is to be said beside them."""
+    return _serve(groups(step.root, step.name, step.wanted, step.rate), step, send, write)
 
 
 def _serve(
-    pieces: Iterable[tuple[bytes, list[packets.Extent]]], step: ServeBase | ServeExtents, write: Callable[[Bytes], None]
-) -> dict[str, object]:
+    pieces: Iterable[tuple[bytes, list[packets.Extent]]], step: ServeBase | ServeExtents, send: Callable[..., None],
+    write: Callable[[Bytes], None],
+) -> dict[str, object]:  # fmt: skip
     stand_back()
-    out = _Out(step, write)
-    for text, group in pieces:
-        if text:
-            out.send(out.sealer.manifest(text))
-        if group:
-            out.choose(group)
-            # What is not packed need not wait for what comes behind it in its group.
-            for some in [group] if out.packs else [[item] for item in group]:
-                out.send(out.sealer.extents(some))
-                out.plain += sum(len(item.content) for item in some)
+    with ExitStack() as stack:
+        if step.apart and load().is_network_trusted:
+            write = stack.enter_context(apart.offered(packets.Session.of(step.session), send, write))
+        out = Out(step, write)
+        for text, group in pieces:
+            if text:
+                out.send(out.sealer.manifest(text))
+            if group:
+                out.choose(group)
+                # What is not packed need not wait for what comes behind it in its group.
+                for some in [group] if out.packs else [[item] for item in group]:
+                    out.send(out.sealer.extents(some))
+                    out.plain += sum(len(item.content) for item in some)
     return {"codec": out.sealer.compressor, "plain": out.plain}
-
-
-class _Out:
-    """Packets on their way out; how fast they go says whether to pack them."""
-
-    def __init__(self, step: ServeBase | ServeExtents, write: Callable[[Bytes], None]) -> None:
-        self._write, self._pace, self._codec, self._rate = write, Pace(step.rate), step.codec, step.rate
-        self.sealer = packets.Sealer(packets.Session.of(step.session), compress.NONE)
-        self.plain, self._is_chosen = 0, False
-        self._seen, self._seconds = 0, 0.0
-        """Bytes beyond those that were in flight at once, and seconds in which nobody took more of them."""
-
-    @property
-    def packs(self) -> bool:
-        return self.sealer.compressor != compress.NONE
-
-    def choose(self, group: list[packets.Extent]) -> None:
-        """Choose by this group what the others are packed with, when there is enough known for that."""
-        if self._is_chosen:
-            return
-        link = float(self._rate)
-        if self._codec == compress.AUTO and not link:
-            if self._seen < TRIED and self._seconds < TRIED_S:
-                return
-            link = self._seen / max(self._seconds, 1e-6)
-        self._is_chosen = True
-        if self._codec != compress.AUTO or self._rate or compress.pays(link):
-            self.sealer.compressor = compress.choose(self._codec, b"".join(item.content for item in group), link)
-
-    def send(self, pieces: list[Bytes]) -> None:
-        """Write a packet, at the rate that was asked for."""
-        for piece in pieces:
-            for at in range(0, len(piece), PIECE):
-                part = piece[at : at + PIECE]
-                self._pace.wait(len(part))
-                started = time.monotonic()
-                signal.alarm(WRITE_S)
-                self._write(part)
-                signal.alarm(0)
-                if self.plain > IN_FLIGHT:
-                    self._seen, self._seconds = self._seen + len(part), self._seconds + time.monotonic() - started
-                progress.count("sent", len(part))
 
 
 def fetch(
@@ -253,9 +210,9 @@ def fetch(
     """
     opener = packets.Opener(packets.Session.of(step.session))
     with Session(host, "fetch", config, bulk=True) as session:
-        session.begin([step], last=True)
+        session.begin([step._replace(apart=config.is_network_trusted)], last=True)
         last, told = time.monotonic(), 0
-        with Incoming(session, opener) as coming:
+        with Incoming(apart.Source(session, packets.Session.of(step.session)), opener) as coming:
             while True:
                 if skip(host):
                     raise HostUnreachable(f"{host} is left for a faster source")

@@ -32,12 +32,12 @@ class OnBases(Steps):
     def ServeBase(self, step: b.ServeBase) -> object:
         from ..base import peers
 
-        return peers.serve(step, self.talk.send_data)
+        return peers.serve(step, self.talk.send, self.talk.send_data)
 
     def ServeExtents(self, step: b.ServeExtents) -> object:
         from ..base import peers
 
-        return peers.serve_extents(step, self.talk.send_data)
+        return peers.serve_extents(step, self.talk.send, self.talk.send_data)
 
     def SendManifest(self, step: b.SendManifest) -> object:
         from ..base import manifests

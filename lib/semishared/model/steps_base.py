@@ -100,6 +100,8 @@ class ServeBase(NamedTuple):
     codec: str
     rate: int
     """Bytes per second at most, 0 for no limit."""
+    apart: bool = False
+    """By a connection of their own, in clear, if this host's network is trusted too (base/apart.py)."""
 
 
 class ServeExtents(NamedTuple):
@@ -114,6 +116,8 @@ class ServeExtents(NamedTuple):
     codec: str
     rate: int
     """Bytes per second at most, 0 for no limit."""
+    apart: bool = False
+    """By a connection of their own, in clear, if this host's network is trusted too (base/apart.py)."""
 
 
 class SendManifest(NamedTuple):

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bases by a TCP connection beside ssh: only where both ends trust the network, to who has the key, and else as ever."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from semishared.base import apart, peers
+from semishared.base.ensure import ensure
+from semishared.base.partial import Partial
+from semishared.config import PATH, Config
+from semishared.errors import MissingImage
+from semishared.model import steps as s
+from semishared.model import steps_base as b
+from semishared.tools import extents
+from semishared.wire import packets, session
+from tools.world import MiB, World
+
+TRUSTING = Config(staging_trusted_network="yes")
+
+
+@pytest.fixture()
+def image(world: World) -> s.ImageRef:
+    """An image with 16 MiB of data in pieces, staged here."""
+    found = world.image(size=64 * MiB)
+    with open(found.source, "r+b") as file:
+        for at in (5, 41):
+            file.seek(at * MiB)
+            file.write(os.urandom(8 * MiB))
+    return found._replace(generation=ensure(str(world.root), found, None).base.generation)
+
+
+@pytest.fixture()
+def connected(monkeypatch: pytest.MonkeyPatch) -> List[bool]:
+    """For each time that a sender has offered a connection: whether it was taken."""
+    found: List[bool] = []
+    connect = apart.Source._connect
+
+    def _connect(source: apart.Source, port: object) -> None:
+        connect(source, port)
+        found.append(source._connection is not None)
+
+    monkeypatch.setattr(apart.Source, "_connect", _connect)
+    return found
+
+
+@pytest.fixture()
+def trusting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the other end have a configuration that trusts the network."""
+    there = tmp_path / "there"
+    shutil.copytree(Path(session.HERE).parent, there / "lib" / "semishared")
+    (there / "etc").mkdir()
+    said = Path(PATH).read_text(encoding="utf-8").replace("trusted_network = no", "trusted_network = yes")
+    assert "trusted_network = yes" in said
+    (there / "etc" / "semishared.conf").write_text(said)
+    monkeypatch.setattr(session, "HERE", str(there / "lib" / "semishared" / "hostside.py"))
+
+
+def fetch(world: World, image: s.ImageRef, target: Partial, config: Config, generation: str = "") -> int:
+    name = f"100-7-{generation or image.generation}"
+    packed: List[int] = []
+    step = b.ServeBase(str(world.root), name, (), packets.Session.new().text, "none", 0)
+    peers.fetch("localhost", step, target, config, lambda _, size: packed.append(size), lambda host: False)
+    return sum(packed)
+
+
+def whole(target: Partial) -> bool:
+    target.finish()
+    return extents.copy(f"{target.directory}/image", None, "raw", "test") == target.manifest
+
+
+def test_base_comes_beside_ssh_where_both_trust_the_network(
+    world: World, image: s.ImageRef, tmp_path: Path, trusting: None, connected: List[bool]
+) -> None:
+    target = Partial(str(tmp_path / "other"), image)
+    assert fetch(world, image, target, TRUSTING) >= 16 * MiB
+    assert connected == [True] and whole(target)
+
+
+def test_nothing_goes_in_clear_where_one_of_both_does_not_trust_it(
+    world: World, image: s.ImageRef, tmp_path: Path, connected: List[bool], request: pytest.FixtureRequest
+) -> None:
+    target = Partial(str(tmp_path / "one"), image)
+    fetch(world, image, target, TRUSTING)
+    assert whole(target)
+    request.getfixturevalue("trusting")
+    target = Partial(str(tmp_path / "other"), image)
+    fetch(world, image, target, Config())
+    assert whole(target) and connected == [], "nobody offered"
+
+
+def test_base_comes_over_ssh_where_the_connection_cannot_be_made(
+    world: World, image: s.ImageRef, tmp_path: Path, trusting: None, connected: List[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> socket.socket:
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(apart.socket, "create_connection", refused)
+    target = Partial(str(tmp_path / "other"), image)
+    fetch(world, image, target, TRUSTING)
+    assert connected == [False] and whole(target)
+
+
+def test_what_is_wrong_at_the_peer_is_said_over_ssh(
+    world: World, image: s.ImageRef, tmp_path: Path, trusting: None, connected: List[bool]
+) -> None:
+    wrong = image._replace(generation="0" * 32)
+    with pytest.raises(MissingImage):
+        fetch(world, image, Partial(str(tmp_path / "other"), wrong), TRUSTING, wrong.generation)
+    assert connected == [True]
+
+
+def test_who_has_not_the_key_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "SAYS_S", 0.3)
+    keys, other = packets.Session.new(), packets.Session.new()
+    ports: List[int] = []
+    got: List[bytes] = []
+
+    def come(port: int) -> None:
+        for said in (b"", b"x" * 10, apart.proof(other), apart.proof(keys)):
+            with socket.create_connection(("localhost", port), 5) as connection:
+                connection.sendall(said)
+                connection.settimeout(5)
+                try:
+                    got.append(connection.recv(100))
+                except ConnectionResetError:
+                    got.append(b"")
+
+    def told(event: str, port: int) -> None:
+        assert event == "listening"
+        ports.append(port)
+        threading.Thread(target=come, args=[port], daemon=True).start()
+
+    with apart.offered(keys, told, lambda data: None) as write:
+        write(b"for the last one")
+    deadline = time.monotonic() + 10
+    while len(got) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert got == [b"", b"", b"", b"for the last one"]
+    with pytest.raises(OSError):
+        socket.create_connection(("localhost", ports[0]), 1)
+
+
+def test_sender_to_whom_nobody_comes_goes_on_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "LISTEN_S", 0.1)
+    sent: List[object] = []
+    with apart.offered(packets.Session.new(), lambda **_: None, sent.append) as write:
+        write(b"over ssh")
+    assert sent == [b"over ssh"]
