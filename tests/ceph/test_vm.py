@@ -7,6 +7,7 @@ Real guests write and verify; at the end nothing is left, neither on hosts and f
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import time
@@ -229,7 +230,9 @@ def test_disks_attached_and_detached_in_every_order(
     written: dict[str, int] = {}
     kinds = ["in-place", "overlay", "store-clone"]
     orders = list(permutations(kinds))
-    for turn, (there, back) in enumerate(zip(orders, orders[::-1])):
+    turns = list(zip(orders, orders[::-1]))
+    # Two of the six: the first to come is once the last to go, and once the first.
+    for turn, (there, back) in enumerate(turns if os.environ.get("SEMISHARED_FULL") else turns[::3]):
         disks = {}
         for place in there:
             disks[place] = disk = cloud.oned.disk_attach(vm, images[place])

@@ -357,7 +357,8 @@ def test_a_lab_from_the_command_line_stays_until_down() -> None:
     assert state.leftovers(lab_id, namespaces) == []
 
 
-@pytest.mark.parametrize("hosts", [pytest.param(1, marks=pytest.mark.long), pytest.param(4, marks=pytest.mark.long), 16])
+@pytest.mark.long  # every suite has a lab that goes up and down; the tests above see what is left of it
+@pytest.mark.parametrize("hosts", [1, 4, 16])
 def test_lab_of_any_size_goes_up_and_down(hosts: int, figure: Callable[[str, object], None]) -> None:
     started = time.monotonic()
     lab = Lab.up(hosts=hosts)
