@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 
 import pytest
 
@@ -27,7 +28,11 @@ def image(cloud: Cloud, ceph: Cluster):
 
 
 def test_it_is_healthy(ceph: Cluster) -> None:
-    assert ceph.command("health")["status"] == "HEALTH_OK"
+    deadline = time.monotonic() + 60
+    # What a daemon has not reported yet is a warning for seconds.
+    while (health := ceph.command("health"))["status"] != "HEALTH_OK":
+        assert time.monotonic() < deadline, health
+        time.sleep(0.5)
 
 
 def test_keys_lie_only_where_their_role_is(cloud: Cloud) -> None:

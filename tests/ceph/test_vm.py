@@ -22,6 +22,7 @@ import pytest
 from lab.ceph import BRIDGE, POOL, READER, REMOTE, REMOTE_SECRET, SECRET, USER, Cluster
 from lab.cloud import DATASTORES, RBD_STORE, Cloud
 from lab.guest import content
+from lab.listening import events
 from lab.oned import ActionFailed
 from semishared.config import Config
 
@@ -360,17 +361,17 @@ def test_image_when_flipped_is_a_new_generation_and_never_an_old_base(cloud: Clo
 @contextmanager
 def rests(cloud: Cloud, vm: int, times: int) -> Iterator[None]:
     """See that the guest is suspended so many times within the block, and goes on each time."""
-    node = cloud.lab.node(cloud.oned.vm(vm).last.host.name)
-    script = f"exec virsh -c qemu:///system event --domain one-{vm} --event lifecycle --loop >/var/tmp/events 2>&1"
-    with node.popen(["bash", "-c", script]) as listening:
-        try:
-            time.sleep(1)
-            yield
-            time.sleep(0.5)
-        finally:
-            listening.kill()
-    said = node.path("/var/tmp/events").read_text()
-    assert [word for word in said.split() if word in ("Suspended", "Resumed")] == ["Suspended", "Resumed"] * times, said
+    with events(cloud.lab.node(cloud.oned.vm(vm).last.host.name), f"one-{vm}") as said:
+
+        def heard() -> list[str]:
+            return [word for word in said().split() if word in ("Suspended", "Resumed")]
+
+        yield
+        deadline = time.monotonic() + 30
+        while len(heard()) < 2 * times and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(0.5)  # none more comes
+        assert heard() == ["Suspended", "Resumed"] * times, said()
 
 
 @pytest.mark.fault(16, "a running guest rests while Ceph takes a snapshot of its disk")

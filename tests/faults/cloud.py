@@ -212,10 +212,33 @@ class Cloud:
         return [int(word) for word in node.run(["pgrep", "-f", "semishared/hostside.py"], check=False).stdout.split()]
 
     def wait_for_hostside(self, node: Node) -> None:
-        until(lambda: bool(self.hostsides(node)), 20, f"a host side on {node.name}")
-        time.sleep(0.5)
+        """Wait until a host side has begun, and for at most 10 s until it does nothing: what it needs is held."""
+        until(lambda: bool(self.hostsides(node)), 60, f"a host side on {node.name}")
+        deadline = time.monotonic() + 10
+        before = self._worked(node)
+        while time.monotonic() < deadline:
+            time.sleep(0.5)
+            now = self._worked(node)
+            if all(state == "S" and ticks - before.get(pid, (state, 0))[1] <= 2 for pid, (state, ticks) in now.items()):
+                break
+            before = now
 
-    def wait_for_no_hostside(self, node: Node, seconds: float = 10) -> None:
+    def _worked(self, node: Node) -> "Dict[str, Tuple[str, int]]":
+        """Return for each host side its state, and its ticks of CPU time."""
+        paths = [f"/proc/{pid}/stat" for pid in self.hostsides(node)]
+        lines = node.run(["cat", *paths], check=False).stdout.decode().splitlines() if paths else []
+        rows = [(line.split()[0], line.rpartition(")")[2].split()) for line in lines]
+        return {pid: (fields[0], int(fields[11]) + int(fields[12])) for pid, fields in rows}
+
+    def stopped(self, node: Node, program: str, known: "Sequence[str]" = ()) -> "NodeProcess":
+        """Begin to stop, inside the node, whatever begins with these words and is none of `known`; it prints its pid and ends."""
+        script = (
+            'while :; do for p in $(pgrep -f "^$0"); do case " $* " in *" $p "*) ;; '
+            '*) kill -STOP "$p" && echo "$p" && exit;; esac; done; sleep 0.01; done'
+        )
+        return node.popen(["timeout", "60", "bash", "-c", script, program, *known], stdout=subprocess.PIPE)
+
+    def wait_for_no_hostside(self, node: Node, seconds: float = 30) -> None:
         until(lambda: not self.hostsides(node), seconds, f"no host side on {node.name}")
 
     @contextmanager

@@ -277,7 +277,7 @@ def test_guest_is_not_woken_while_libvirt_is_at_a_switch_for_a_driver_that_was_k
         qemu = live.host.path(f"/run/libvirt/qemu/{DOMAIN}.pid").read_text().strip()
         live.host.run(["kill", "-STOP", qemu], user="root")
         go_on(live)
-        time.sleep(1)
+        time.sleep(3)
         live.talk._process.kill()
         time.sleep(3)
         live.host.run(["kill", "-CONT", qemu], user="root")

@@ -194,12 +194,12 @@ def test_program_that_leaves_a_child_with_its_output(tmp_path: Path) -> None:
     """virsh leaves its ssh: who waits for the end of a pipe waits for that too."""
     started = time.monotonic()
     with pytest.raises(ToolTimeout):
-        run(["sh", "-c", "sleep 20 & sleep 20"], timeout_s=1)
-    assert time.monotonic() - started < 5
+        run(["sh", "-c", "sleep 60 & sleep 60"], timeout_s=1)
+    assert time.monotonic() - started < 30
 
 
 def test_stream_that_falls_silent() -> None:
     started = time.monotonic()
     with pytest.raises(ToolTimeout):
         list(stream(["sh", "-c", "echo data; sleep 60"], silence_s=1))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30

@@ -14,12 +14,13 @@ import shutil
 import threading
 import time
 import traceback
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import pytest
 
+from lab.listening import events
 from semishared.errors import SemisharedError
 from semishared.model.record import Record
 
@@ -370,9 +371,9 @@ def test_action_that_is_stopped_in_its_midst_does_not_hold_up_the_next(live: Liv
     until(lambda: live.host.path(f"{VM_DIR}/.semishared/frozen.json").exists(), 20, "a guest at rest", 0.02)
     started = time.monotonic()
     live.end_backup({})
-    stuck.join(20)
+    stuck.join(60)
     assert not stuck.is_alive()
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
     live.at_rest()
     live.back_up({}, "NONE")
     live.end_backup({})
@@ -389,26 +390,11 @@ def test_guest_at_rest_is_woken_when_the_front_end_dies(live: Live) -> None:
     stdin = live.talk._process.stdin
     assert stdin
     stdin.close()
-    until(lambda: live.virsh("domstate", DOMAIN) == "running", 5, "a guest that goes on", 0.05)
-    stuck.join(20)
+    until(lambda: live.virsh("domstate", DOMAIN) == "running", 30, "a guest that goes on", 0.05)
+    stuck.join(60)
     assert not stuck.is_alive()
     live.end_backup({})
     live.at_rest()
-
-
-@contextmanager
-def events(live: Live) -> Iterator[Callable[[], str]]:
-    """Yield what returns what libvirt has said of the domain since."""
-    path = live.host.path("/var/tmp/events")
-    script = "exec virsh -c qemu:///system event --domain one-7 --event lifecycle --loop --timestamp >/var/tmp/events"
-    listening = live.host.popen(["bash", "-c", f"{script} 2>&1"])
-    try:
-        until(lambda: path.exists() and "qemu" not in path.read_text() and live.virsh("domstate", DOMAIN) != "", 10, "a listener", 0.05)
-        time.sleep(0.3)
-        yield path.read_text
-    finally:
-        listening.kill()
-        listening.wait()
 
 
 LIVE_ACTIONS = [
@@ -424,10 +410,10 @@ def test_guest_without_an_agent_is_suspended_for_the_moment(live: Live, action: 
     live.start()
     live.cloud.vm(VM, {0: 1, 1: 2, 2: 3, 3: 4}, lcm_state=lcm_state)
     place = f"h1:{VM_DIR}/disk.{disk}"
-    with events(live) as said:
+    with events(live.host, DOMAIN) as said:
         done = live.cloud.tm(action, place, *words, str(VM), "100")
         assert done.returncode == 0, done.stderr.decode()
-        until(lambda: "Resumed" in said(), 3, "a guest that was suspended and goes on", 0.05)
+        until(lambda: "Resumed" in said(), 30, "a guest that was suspended and goes on", 0.05)
     assert said().index("Suspended") < said().index("Resumed")
     assert "INFO" in done.stderr.decode() and "suspended for the moment" in done.stderr.decode()
     live.at_rest()
@@ -444,8 +430,8 @@ def test_guest_goes_on_though_its_host_side_was_killed_while_it_rested(live: Liv
     number = live.points().index("guest frozen") + 1
     with pytest.raises(SemisharedError):
         live.back_up({"SEMISHARED_KILL_AT": str(number)}, "SUSPEND")
-    until(lambda: live.virsh("domstate", DOMAIN) == "running", 5, "a guest that goes on", 0.05)
-    until(lambda: not live.host.path(f"{VM_DIR}/.semishared/frozen.json").exists(), 3, "no note of a rest", 0.05)
+    until(lambda: live.virsh("domstate", DOMAIN) == "running", 30, "a guest that goes on", 0.05)
+    until(lambda: not live.host.path(f"{VM_DIR}/.semishared/frozen.json").exists(), 30, "no note of a rest", 0.05)
     live.end_backup({})
     live.at_rest()
 
@@ -469,7 +455,7 @@ def count(live: Live) -> int:
 
 def goes_on(live: Live) -> None:
     before = count(live)
-    until(lambda: count(live) > before + 2, 10, "a guest whose file system is thawed", 0.1)
+    until(lambda: count(live) > before + 2, 60, "a guest whose file system is thawed", 0.1)
 
 
 @pytest.mark.fault(16, "what a guest with an agent has written is in the live snapshot, though it has not written it out")
@@ -477,7 +463,7 @@ def test_agent_freezes_the_file_systems_for_a_live_snapshot(live: Live) -> None:
     live.restore("plain")
     boot_with_agent(live)
     live.cloud.vm(VM, {0: 1, 1: 2, 2: 3, 3: 4}, lcm_state=3)
-    with events(live) as said:
+    with events(live.host, DOMAIN) as said:
         done = live.cloud.tm("snap_create_live", f"h1:{VM_DIR}/disk.0", "0", str(VM), "100")
         assert done.returncode == 0, done.stderr.decode()
         goes_on(live)
@@ -528,8 +514,8 @@ def test_rest_for_what_is_done_elsewhere_ends_with_its_front_end(live: Live) -> 
         assert live.virsh("domstate", DOMAIN) == "paused"
         assert session._process.stdin
         session._process.stdin.close()
-        until(lambda: live.virsh("domstate", DOMAIN) == "running", 5, "a guest that goes on", 0.05)
-    until(lambda: not live.host.path(f"{VM_DIR}/.semishared/frozen.json").exists(), 3, "no note of a rest", 0.05)
+        until(lambda: live.virsh("domstate", DOMAIN) == "running", 30, "a guest that goes on", 0.05)
+    until(lambda: not live.host.path(f"{VM_DIR}/.semishared/frozen.json").exists(), 30, "no note of a rest", 0.05)
     live.at_rest()
 
 

@@ -257,18 +257,12 @@ def test_two_moves_at_once(site: Site) -> None:
     # More than the pipes on the way hold.
     h1.run(["dd", "if=/dev/urandom", f"of={SYSTEM}/{VM}/large", "bs=1M", "count=60", "status=none"])
     stopped: List[str] = []
-
-    def stop_tar() -> bool:
-        for word in h1.run(["pgrep", "-x", "tar"], check=False).stdout.decode().split():
-            if word not in stopped and h1.run(["kill", "-STOP", word], check=False).returncode == 0:
-                stopped.append(word)
-                return True
-        return False
-
     drivers = []
     for _ in range(2):
+        stopper = site.cloud.stopped(h1, "tar", stopped)
         drivers.append(site.cloud.start("mv", *site.words()))
-        until(stop_tar, 20, "a tar at work", 0.005)
+        stopped.append(stopper.communicate()[0].decode().strip())
+        assert stopped[-1], "no tar at work"
         until(lambda: bool(h2.run(["pgrep", "-x", "tar"], check=False).stdout), 20, "a tar at the target", 0.01)
     h1.run(["kill", "-CONT", stopped[0]])
     drivers[0].communicate(timeout=60)

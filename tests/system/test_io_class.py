@@ -13,10 +13,10 @@ from lab.cloud import Cloud
 from lab.oned import ActionFailed
 
 MIB = 1 << 20
-LIMITS = MIB, 16
+LIMITS = MIB, 4
 NONE = 0, 0
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
-CONF = "[io_class]\nscratch_bytes = 1M\nscratch_iops = 16\n"
+CONF = "[io_class]\nscratch_bytes = 1M\nscratch_iops = 4\n"
 BLOCKS = 60
 """How many blocks of 64 KiB a second a guest is to write and verify: far more than the limits let through, two requests each."""
 

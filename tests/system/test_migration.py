@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from contextlib import contextmanager
 from typing import Callable, Iterator
 
@@ -213,11 +214,12 @@ def _ends(cloud: Cloud, vm: int) -> None:
 
 
 def until_moving(cloud: Cloud, vm: int) -> None:
-    said = ""
-    for _ in range(600):
+    said, deadline = "", time.monotonic() + 120
+    while time.monotonic() < deadline:
         said = cloud.lab.node("h1").run(["virsh", "-q", "-c", "qemu:///system", "domjobinfo", f"one-{vm}"], check=False).stdout.decode()
         if re.search(r"(Data|File|Memory) processed: *[1-9]", said):
             return
+        time.sleep(0.1)
     raise AssertionError(f"no migration has begun: {said}")
 
 
