@@ -18,7 +18,7 @@ def events(node: Node, domain: str) -> Iterator[Callable[[], str]]:
     """Yield what returns the events of a domain since. Its listener listens: it has heard of a change that was made for that."""
     path = node.path(HEARD)
     path.unlink(missing_ok=True)
-    words = " ".join([*VIRSH, "event", "--domain", domain, "--all", "--loop"])
+    words = " ".join(["virsh", *VIRSH[2:], "event", "--domain", domain, "--all", "--loop"])
     change = [*VIRSH, "metadata", domain, "--live", "--uri", "urn:semishared:listening", "--key", "listening"]
     with node.popen(["bash", "-c", f"exec {words} >{HEARD} 2>&1"]) as listener:
         try:
