@@ -506,6 +506,27 @@ class CannotMove(SemisharedError):
     remedy = "it is whole where it was: `semishared pool drain` (or `rebalance`) again when what is named has changed"
 
 
+class NoDeviceOfClass(SemisharedError):
+    """A disk for which its image wants a class of device (SEMISHARED_CLASS) that its host has not, or not with that much room."""
+
+    id = "SS166"
+    remedy = "add `any` to SEMISHARED_CLASS, so that it may lie elsewhere then; `semishared pool list HOST` says what there is"
+
+
+class MemoryPromised(SemisharedError):
+    """A disk in memory that would be given more layers, or become larger, than what is left of that memory can hold in the worst case."""
+
+    id = "SS167"
+    remedy = "delete snapshots of disks there, or end VMs of it: `semishared pool list HOST` says what is promised"
+
+
+class LostWithMemory(SemisharedError):
+    """A disk that lay in its host's memory, which is empty since the host was started again."""
+
+    id = "SS168"
+    remedy = "nothing brings back what it held: `onevm recover --recreate VM` makes its disks anew from their images"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

@@ -125,13 +125,13 @@ def test_without_a_pool_nothing_lies_elsewhere(world: World) -> None:
 # -- moves ------------------------------------------------------------------------------------------
 
 
-def carry(source_dir: str, target_dir: str, vm: int, disks: "tuple[int, ...]") -> None:
-    """Relay a VM directory as `tm/mv` does, each end with its own session."""
+def carry(source_dir: str, target_dir: str, vm: int, disks: "tuple[int, ...]", wants: "dict[str, object] | None" = None) -> None:
+    """Relay a VM directory as `tm/mv` does, each end with its own session; `wants`: of devices there."""
     with Session("localhost", "mv", Config()) as source, Session("localhost", "mv", Config()) as target:
         (found,) = source.run([s.MarkVm(vm, source_dir)])
         assert isinstance(found, dict)
         source.begin([s.SendVm(vm, source_dir, found["token"])])
-        target.begin([s.ReceiveVm(vm, target_dir, True, "", disks)])
+        target.begin([s.ReceiveVm(vm, target_dir, True, "", disks, wants=wants or {})])
         first = source.read()
         while isinstance(first, bytes):
             target.send_data(first)

@@ -22,6 +22,8 @@ SOUND = [
     ("image datastore", CEPH), ("image datastore", {**CEPH, "SEMISHARED_CEPH_READER": "r", "SEMISHARED_PLACE": "local"}),
     ("image", {"SEMISHARED_IO_CLASS": "Scratch"}), ("image datastore", {"SEMISHARED_IO_CLASS": "production"}),
     ("system datastore", {"SHARED": "no", "SEMISHARED_IO_CLASS": "normal"}),
+    ("image", {"SEMISHARED_CLASS": "RAM"}), ("image datastore", {"SEMISHARED_CLASS": "ram, any"}),
+    ("host", {"SEMISHARED_POOL": "/mnt/a /run/semishared-ram=ram"}),
     ("host", {"SEMISHARED_BASES_LIMIT": "200G", "SEMISHARED_BASES_FLOOR": "5%"}),
 ]  # fmt: skip
 WRONG = [
@@ -33,6 +35,9 @@ WRONG = [
     ("image datastore", {"SEMISHARED_DETACH": "now"}, "'now', not one of on-request, after-boot"),
     *[(holder, {"SEMISHARED_IO_CLASS": "fast"}, "'fast', not one of production, normal, scratch")
       for holder in ("image", "image datastore", "system datastore")],
+    *[(holder, {"SEMISHARED_CLASS": text}, f"{text!r}, not one of fast, slow, ram, any or several of them")
+      for holder in ("image", "image datastore") for text in ("tape", "ram ram", "ram;any")],
+    ("system datastore", {"SEMISHARED_CLASS": "ram"}, "only in images and image datastores"),
     ("host", {"SEMISHARED_IO_CLASS": "scratch"}, "only in images and image datastores and system datastores"),
     ("image", {"SEMISHARED_PLACE": "shared", "SEMISHARED_LOCAL": "copy"}, "contradicts"),
     ("image", {"SEMISHARED_CEPH_READER": "r"}, "only in image datastores"),

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semishared.errors import BadPool
+from semishared.model import device_class
+from semishared.model.device_class import KNOWN, WORDS, Want
 from semishared.plan import pool
 from semishared.plan.pool import Declared, Device
 
@@ -134,6 +136,79 @@ def test_a_device_of_half_the_weight_is_filled_half_as_much() -> None:
     assert pool.choose([light._replace(weight=0)], "k", 1) == "" == pool.choose([], "k", 1)
 
 
+# -- classes ----------------------------------------------------------------------------------------
+
+classed = st.lists(
+    st.builds(
+        lambda number, size, fill, promised, word: (size, fill, promised, word),
+        st.just(0), st.integers(1, 16), st.floats(0, 0.99), st.floats(0, 1.2), st.sampled_from(KNOWN),
+    ), min_size=1, max_size=8,
+)  # fmt: skip
+wants = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4, unique=True).map(lambda found: Want(tuple(found)))
+
+
+def of_classes(found: list[tuple[int, float, float, str]]) -> list[Device]:
+    return [
+        Device(f"device-{number}", size * GiB, int(size * GiB * (1 - fill)), 1.0, word, int(size * GiB * promised) if word == "ram" else 0)
+        for number, (size, fill, promised, word) in enumerate(found)
+    ]  # fmt: skip
+
+
+@given(classed, wants, st.text(max_size=8), st.integers(0, GiB), st.integers(0, 4 * GiB), orders)
+def test_what_is_chosen_is_of_the_first_class_that_is_wanted_and_has_room(
+    found: list[tuple[int, float, float, str]], want: Want, key: str, expected: int, most: int, order: str
+) -> None:
+    there = of_classes(found)
+    uuid = pool.choose(there, key, expected, order=order, classes=want.tried, most=most)
+    having = [word for word in want.tried if any(device.device_class == word and device.takes(expected, most) for device in there)]
+    chosen = {device.uuid: device for device in there}.get(uuid)
+    if having:
+        assert chosen is not None and chosen.device_class == having[0]
+    elif chosen is not None:
+        assert chosen.device_class in want.tried and chosen.device_class != "ram"
+    else:
+        assert not any(device.device_class in want.tried and device.device_class != "ram" for device in there)
+
+
+@given(classed, st.text(max_size=8), st.integers(0, GiB), orders)
+def test_nothing_goes_to_memory_by_itself(found: list[tuple[int, float, float, str]], key: str, expected: int, order: str) -> None:
+    there = of_classes(found)
+    without = [device for device in there if device.device_class != "ram"]
+    assert pool.choose(there, key, expected, order=order) == pool.choose(without, key, expected, order=order)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=4), st.lists(st.integers(1, 128), max_size=100), st.booleans())
+def test_memory_is_never_promised_twice(sizes: list[int], asked: list[int], falls_back: bool) -> None:
+    promised = {f"m{number}": 0 for number in range(len(sizes))}
+    want = Want(("ram", "any") if falls_back else ("ram",))
+    disk = Device("disk", 100 * GiB, 100 * GiB)
+    for number, size in enumerate(asked):
+        memory = [Device(uuid, size * GiB, size * GiB, 1.0, "ram", promised[uuid]) for uuid, size in zip(promised, sizes)]
+        most = size * GiB // 32
+        uuid = pool.choose([*memory, disk], f"{number}-0", 0, classes=want.tried, most=most)
+        if uuid in promised:
+            promised[uuid] += most
+        else:
+            assert all(device.unpromised < most for device in memory) and uuid == ("disk" if falls_back else "")
+        assert all(promised[device.uuid] <= device.capacity - device.capacity // pool.RESERVE for device in memory)
+
+
+def test_what_can_be_wanted() -> None:
+    assert device_class.words("RAM, any") == ("ram", "any") and Want(("ram", "any")).tried == ("ram", "fast", "slow")
+    assert Want(("slow", "any")).tried == ("slow", "fast") and Want().tried == ("fast", "slow")
+    assert [device_class.words(text) for text in ("", " ", "ram ram", "tape", "ram tape", "any;id")] == [()] * 6
+    assert [Want(words).is_strict for words in ((), ("ram",), ("any",), ("fast", "any"))] == [False, True, False, False]
+
+
+def test_memory_that_oned_would_give_to_vms_too() -> None:
+    rows = [row("/m", total=GiB, **{"class": "ram"}), row("/a", total=64 * GiB)]
+    (said,) = pool.unreserved(rows, GiB)
+    assert said == "oned keeps 1.0 GiB of its memory from VMs, and class ram can come to take 1.1 GiB: RESERVED_MEM = 1179648 at least"
+    assert [pool.unreserved(rows, reserved) for reserved in (2 * GiB, -1)] == [[], []] == [pool.unreserved(rows[1:], 0), []]
+    assert pool.unreserved([{**rows[0], "state": "not there"}], 0) == []
+
+
 # -- what is declared -------------------------------------------------------------------------------
 
 
@@ -141,6 +216,7 @@ def test_what_is_declared() -> None:
     found = pool.declared(" /mnt/nvme0  /mnt/nvme1=fast:2\n/mnt/hdd0=slow:0.5 ")
     assert found == (Declared("/mnt/nvme0"), Declared("/mnt/nvme1", "fast", 2), Declared("/mnt/hdd0", "slow", 0.5))
     assert pool.declared(" ".join(device.word for device in found)) == found
+    assert pool.declared("/run/m=ram") == (Declared("/run/m", "ram"),)
     assert len(pool.declared(" ".join(f"/d{number}" for number in range(16)))) == 16
 
 
@@ -149,7 +225,8 @@ def test_what_is_declared() -> None:
     [
         ("", "1 to 16"), (" ".join(f"/d{number}" for number in range(17)), "1 to 16"), ("/a /b /a=slow", "/a is declared twice"),
         ("mnt/a", "'mnt/a' is no device"), ("/a/../b", "is no device"), ("/a/", "is no device"), ("/a//b", "is no device"),
-        ("/a;id", "is no device"), ("/a=ram", "class 'ram' of /a is not one of fast, slow"), ("/a=fast:x", "is no device"),
+        ("/a;id", "is no device"), ("/a=tape", "class 'tape' of /a is not one of fast, slow, ram"), ("/a=fast:x", "is no device"),
+        ("/a=ram:2", "weight 2 of /a: memory is promised to the last byte"), ("/a=ram:0.5", "weight 0.5 of /a: memory"),
         ("/a=fast:0", "weight 0"), ("/a=fast:-1", "is no device"), ("/a=:1", "is no device"),
     ],
 )  # fmt: skip
@@ -169,3 +246,9 @@ def test_differences_between_what_is_declared_and_what_a_host_has() -> None:
     wrong = pool.differences(declared, [row("/a", state="not there"), row("/b"), row("/old"), row("/older", state="read-only", weight=0)])
     assert [text.split(" ")[0].rstrip(",") for text in wrong] == ["/a", "/b", "/c", "/old", "/older"]
     assert "not there" in wrong[0] and "declared as slow:2" in wrong[1] and "is declared and no device" in wrong[2]
+
+
+def test_what_memory_held_before_its_host_was_started_again_is_said_to_be_lost() -> None:
+    held = row("/m", **{"class": "ram"}, lost=["7-1", "5-0", "5-1"])
+    (said,) = pool.differences(pool.declared("/m=ram"), [held])
+    assert said == f"/m was emptied by a restart of the host, disks of VM 5, 7 are {pool.LOST}"

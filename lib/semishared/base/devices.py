@@ -15,11 +15,13 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Iterator
 
-from ..errors import NoDevice
+from ..errors import NoDevice, NoDeviceOfClass
 from ..model import layout, layout_base, layout_devices
+from ..model.device_class import MEMORY, NOTHING, Want
 from ..model.layout_devices import Link
 from ..tools import beneath, files, locks
 from ..tools.crash_points import point
+from . import promises
 
 if TYPE_CHECKING:
     from ..plan import pool
@@ -34,6 +36,12 @@ def registered(root: str) -> list[str]:
         return sorted(filter(layout_devices.is_uuid, os.listdir(layout_devices.devices(root))))
     except FileNotFoundError:
         return []
+
+
+def usual(root: str) -> list[str]:
+    """Return those of them that are no memory: without any, disks and bases of which nothing is said lie as on a host without a pool."""
+    notes = {uuid: files.read_json(layout_devices.note(root, uuid)) or {} for uuid in registered(root)}
+    return [uuid for uuid, note in notes.items() if note.get("class") != MEMORY]
 
 
 def label(directory: str) -> dict[str, object]:
@@ -68,7 +76,8 @@ def present(root: str) -> list[pool.Device]:
             continue
         if said.get("uuid") == uuid and not stat.f_flag & os.ST_RDONLY:
             capacity, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
-            found.append(pool.Device(uuid, capacity, free, float(str(said["weight"])), str(said["class"])))
+            promised = promises.total(directory) if said["class"] == MEMORY else 0
+            found.append(pool.Device(uuid, capacity, free, float(str(said["weight"])), str(said["class"]), promised))
     return found
 
 
@@ -123,36 +132,46 @@ def staying(root: str) -> Iterator[None]:
 # -- placing ----------------------------------------------------------------------------------------
 
 
-def _wanted(root: str, key: str, expected: int, near: str) -> Iterator[str]:
+def _wanted(root: str, key: str, expected: int, near: str, want: Want = NOTHING) -> Iterator[pool.Device]:
     """Yield the devices that are to take `key`, the next if one cannot."""
     from ..plan import pool
 
     left = present(root)
     while left:
-        uuid = pool.choose(left, key, expected, near)
+        uuid = pool.choose(left, key, expected, near, classes=want.tried, most=want.most)
         if not uuid:
             return
-        yield uuid
+        yield next(device for device in left if device.uuid == uuid)
         left = [device for device in left if device.uuid != uuid]
 
 
-def make(root: str, path: str, part: str, name: str, key: str, expected: int, near: str = "") -> bool:
+def make(root: str, path: str, part: str, name: str, key: str, expected: int, near: str = "", want: Want = NOTHING) -> bool:
     """Let the link `path` lead to a new directory `name` on the device that is to take it; return False on a host without a pool.
 
     The caller holds the lock of who makes `path`.
 
-    Raise NoDevice if no device can take it: what is made elsewhere would fill what is not meant for it.
+    Raise NoDevice if no device can take it: what is made elsewhere would fill what is not meant for it. NoDeviceOfClass if none can of
+    those that are wanted.
     """
-    if not registered(root):
+    if not usual(root) and not want.classes:
         return False
+    if MEMORY in want.classes:
+        with promises.held(root):
+            return _make(root, path, Link("", part, name), key, expected, near, want)
+    return _make(root, path, Link("", part, name), key, expected, near, want)
+
+
+def _make(root: str, path: str, link: Link, key: str, expected: int, near: str, want: Want) -> bool:
     files.remove_staged(*os.path.split(path))
-    for uuid in _wanted(root, key, expected, near):
-        link = Link(uuid, part, name)
+    for device in _wanted(root, key, expected, near, want):
+        link = link._replace(uuid=device.uuid)
         directory = layout_devices.directory(root, link)
         try:
             os.makedirs(os.path.dirname(directory), exist_ok=True)
             # First: there is never a directory to which no link leads.
             files.symlink(layout_devices.target_of(link), path)
+            if device.device_class == MEMORY:
+                promises.write(layout_devices.device(root, device.uuid), link.name, want.size, want.layers)
             os.makedirs(directory, exist_ok=True)
             files.fsync(os.path.dirname(directory))
         except OSError:
@@ -161,6 +180,12 @@ def make(root: str, path: str, part: str, name: str, key: str, expected: int, ne
             continue  # it is dying: its label could be read, and nothing is written any more
         point("directory on a device made")
         return True
+    if not usual(root) and not want.is_strict:
+        return False
+    if want.classes:
+        from ..plan import pool
+
+        raise NoDeviceOfClass(pool.none_takes(present(root), want, lambda uuid: mount(root, uuid), os.uname().nodename))
     raise NoDevice(f"{_missing(root)} of the pool of {os.uname().nodename}")
 
 
@@ -223,7 +248,7 @@ def publish(root: str, staging: str, base: str) -> None:
 
 def space(root: str) -> tuple[int, int]:
     """Return the bytes of the devices that take bases and disks, and those that are free; of the base store without a pool."""
-    found = [device for device in present(root) if device.share > 0] if registered(root) else []
+    found = [device for device in present(root) if device.share > 0 and device.device_class != MEMORY]
     if found:
         return sum(device.capacity for device in found), sum(device.free for device in found)
     stat = os.statvfs(made_part(root))
@@ -232,8 +257,8 @@ def space(root: str) -> tuple[int, int]:
 
 def likely(root: str, key: str, expected: int) -> str:
     """Return where something would be made, '' on a host without a pool."""
-    uuid = next(_wanted(root, key, expected, ""), "") if registered(root) else ""
-    return layout_devices.device(root, uuid) if uuid else ""
+    device = next(_wanted(root, key, expected, ""), None) if usual(root) else None
+    return layout_devices.device(root, device.uuid) if device else ""
 
 
 def made_part(path: str) -> str:

@@ -14,11 +14,12 @@ from typing import Sequence
 
 from ..errors import BadPool
 from ..model import layout, layout_devices
+from ..model.device_class import MEMORY
 from ..model.steps_device import CloseDevice, ListDevices, SetDevices
 from ..plan import pool
 from ..tools import files, locks
 from ..tools.crash_points import point
-from . import device_state, devices, room
+from . import device_state, devices, promises, room
 
 
 def describe(step: ListDevices) -> dict[str, object]:
@@ -34,7 +35,7 @@ def described(root: str) -> list[dict[str, object]]:
 def _described(root: str, uuid: str) -> dict[str, object]:
     directory = layout_devices.device(root, uuid)
     row: dict[str, object] = {"uuid": uuid, "path": devices.mount(root, uuid), "class": "", "weight": 0.0, "total": 0, "free": 0,
-                              "disks": 0, "bases": 0}  # fmt: skip
+                              "disks": 0, "bases": 0, "promised": 0, "lost": []}  # fmt: skip
     wrong = device_state.state(root, uuid)
     if wrong and wrong != device_state.READ_ONLY:
         return {**row, "state": wrong}
@@ -47,7 +48,16 @@ def _described(root: str, uuid: str) -> dict[str, object]:
     row.update({"class": said["class"], "weight": said["weight"]})
     row.update({"total": stat.f_blocks * stat.f_frsize, "free": stat.f_bavail * stat.f_frsize})
     row.update({"disks": held[layout_devices.LAYERS], "bases": held[layout_devices.BASES]})
+    if said["class"] == MEMORY:
+        row.update({"promised": promises.total(directory), "lost": _lost(root, uuid)})
     return {**row, "state": wrong}
+
+
+def _lost(root: str, uuid: str) -> list[str]:
+    """Return the disks, VM-DISK, that lay in memory which was emptied since."""
+    found = [link for link in devices.layers_links(os.path.dirname(root)) if link.uuid == uuid]
+    gone = [link.name for link in found if not os.path.isdir(layout_devices.directory(root, link))]
+    return sorted("-".join(name.split("-")[:2]) for name in gone)
 
 
 def declare(step: SetDevices) -> dict[str, object]:
@@ -68,6 +78,7 @@ def declare(step: SetDevices) -> dict[str, object]:
                 closed.append(path)
                 continue
             files.unlink(layout_devices.device(step.root, uuid))
+            files.unlink(layout_devices.note(step.root, uuid))
             point("device gone")
             gone.append(path)
     return {"labelled": new, "closed": sorted(closed), "gone": sorted(gone)}
@@ -95,7 +106,16 @@ def _checked(wanted: Sequence[pool.Declared]) -> dict[str, str]:
         if uuid and uuid in found.values():
             raise BadPool(f"{path} on {here} has the label of another device, of which it may be a copy: {uuid}")
         found[path] = uuid
+        _check_class(side, device)
     return found
+
+
+def _check_class(side: str, wanted: pool.Declared) -> None:
+    """Raise BadPool for a device with layers that was no memory and is declared so, or the other way round: of them nothing is promised."""
+    was = devices.label(side).get("class", wanted.device_class)
+    if (was == MEMORY) != (wanted.device_class == MEMORY) and room.names(f"{side}/{layout_devices.LAYERS}"):
+        what = f"is of class {was} and has disks: without them it can be {wanted.device_class}"
+        raise BadPool(f"{wanted.path} on {os.uname().nodename} {what}")
 
 
 def _label(root: str, wanted: pool.Declared, found: dict[str, str]) -> str:
@@ -107,6 +127,12 @@ def _label(root: str, wanted: pool.Declared, found: dict[str, str]) -> str:
         files.remove_staged(side)
         files.write_json(layout_devices.label(side), said)
         point("device labelled")
+    files.remove_staged(layout_devices.devices(root))
+    if wanted.device_class != MEMORY:
+        files.unlink(layout_devices.note(root, uuid))
+    elif files.read_json(layout_devices.note(root, uuid)) != said:
+        files.write_json(layout_devices.note(root, uuid), said)
+        point("memory known")
     link = layout_devices.device(root, uuid)
     is_new = not os.path.lexists(link)
     files.symlink(side, link)

@@ -27,14 +27,19 @@ def findings(cloud: Cloud, config: Config) -> list[Finding]:
         for root in roots:
             (listed,) = session.run([ListDevices(root)])
             rows += listed["devices"] if isinstance(listed, dict) else []
-        return pool.differences(_declared(host, config), rows)
+        return pool.differences(_declared(host, config), rows) + pool.unreserved(rows, host.reserved_memory)
 
     # A host that does not answer is a finding of others.
     answers = on.Survey().ask(wanted, "doctor", config, one)
-    return [
-        Finding(WARNING if "pool add" in text else BROKEN, host, f"pool: {text}", f"as oneadmin: semishared pool check {host}")
-        for host, texts in answers.items() for text in texts
-    ]  # fmt: skip
+    return [_finding(host, text) for host, texts in answers.items() for text in texts]
+
+
+def _finding(host: str, text: str) -> Finding:
+    if text.endswith(pool.LOST):
+        return Finding(WARNING, host, f"pool: {text}", "onevm recover --recreate VM")
+    if "RESERVED_MEM" in text:
+        return Finding(WARNING, host, f"pool: {text}", f"onehost update {host}")
+    return Finding(WARNING if "pool add" in text else BROKEN, host, f"pool: {text}", f"as oneadmin: semishared pool check {host}")
 
 
 def _declared(host: Host, config: Config) -> "tuple[pool.Declared, ...]":

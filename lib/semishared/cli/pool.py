@@ -23,6 +23,7 @@ from typing import Any
 from .. import NAME
 from ..config import load
 from ..errors import BadArguments, BadPool
+from ..model.device_class import MEMORY
 from ..model.steps_device import ListDevices, SetDevices
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host
@@ -110,15 +111,19 @@ def _dict(answer: object) -> Row:
     return answer
 
 
+def _lost(device: Row) -> str:
+    return f"{len(device['lost'])} disks are lost with what memory held" if device["lost"] else ""
+
+
 def show(rows: list[Row], verb: str) -> None:
     """Print a table of devices, what was changed, and what is not as it is declared."""
-    lines = [["HOST", "DEVICE", "CLASS", "WEIGHT", "SIZE", "FREE", "DISKS", "BASES", "STATE"]]
+    lines = [["HOST", "DEVICE", "CLASS", "WEIGHT", "SIZE", "FREE", "PROMISED", "DISKS", "BASES", "STATE"]]
     for row in rows:
         for device in row["devices"]:
-            state = device["state"] or ("" if device["weight"] else "takes nothing more")
+            state = device["state"] or ("" if device["weight"] else "takes nothing more") or _lost(device)
             lines.append([
                 row["host"], device["path"], device["class"] or "-", f"{device['weight']:g}", human(device["total"]), human(device["free"]),
-                str(device["disks"]), str(device["bases"]), state or "ok",
+                human(device["promised"]) if device["class"] == MEMORY else "-", str(device["disks"]), str(device["bases"]), state or "ok",
             ])  # fmt: skip
     if verb != "check":
         table(lines)

@@ -10,7 +10,7 @@ from ..errors import MissingImage
 from ..model.steps import GrowDisk, ImageRef
 from ..tools import beneath, files, qemu_img
 from ..tools.crash_points import point
-from . import records
+from . import in_memory, records
 
 
 def grow(step: GrowDisk) -> dict[str, object]:
@@ -27,6 +27,7 @@ def grow(step: GrowDisk) -> dict[str, object]:
     elif not record.is_local:
         _grow_clone(record.of_image, path, step.size)
     else:
+        in_memory.more(os.path.dirname(path), size=step.size, layers=0)
         qemu_img.grow(path, record.format, step.size)
     point("disk grown")
     return {}

@@ -19,7 +19,7 @@ from ..model.record import Record
 from ..model.steps import ActivateLayer, AddLayer, DiskRef, DropLayer, DropStrays, MergeLayer, NameLayer, PullLayer, SwitchLayer
 from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
-from . import records, vm_dir
+from . import in_memory, records, vm_dir
 from .epochs import Planned
 
 
@@ -67,6 +67,8 @@ def add_layer(step: AddLayer, planned: Planned) -> None:
     path = _layer(step.disk, step.layer)
     with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
         files.remove_staged(os.path.dirname(path))
+        if not os.path.exists(path):
+            in_memory.more(os.path.dirname(path))
         with files.published(path) as staged:
             # By name and size: what lies further below need not be within reach.
             size = qemu_img.virtual_size(f"{os.path.dirname(path)}/{step.over}", step.over_format)
@@ -152,7 +154,7 @@ def merge_layer(step: MergeLayer) -> None:
         point("layer rebased")
         return
     files.remove_staged(folder, str(step.layer))
-    with files.published(path) as staged:
+    with in_memory.another_layer(folder), files.published(path) as staged:
         qemu_img.rebased(path, staged, step.backing, step.backing_format, named)
         os.chmod(staged, 0o660)
     point("layer merged")
@@ -191,6 +193,7 @@ def drop_strays(step: DropStrays) -> None:
         if not strays:
             return
         files.unlink(f"{folder}/{strays[0]}")
+        in_memory.settle(folder)
         point("stray removed")
 
 
@@ -203,4 +206,5 @@ def drop_layer(step: DropLayer) -> None:
         if not is_raw and number != step.layer and layers.backing_of(f"{folder}/{number}")[0] == str(step.layer):
             raise BadRecord(f"layer {number} in {folder} still lies over {step.layer}")
     files.unlink(f"{folder}/{step.layer}")
+    in_memory.settle(folder)
     point("layer removed")

@@ -8,15 +8,18 @@ by its content; who receives it gives it places of its own.
 from __future__ import annotations
 
 import os
-from typing import Iterable, Iterator
+from typing import Iterable, Iterator, Mapping
 
 from ..base import cache, device_state, devices
-from ..errors import DeviceMissing, UnexpectedFile, UnexpectedLink
+from ..errors import DeviceMissing, LostWithMemory, SemisharedError, UnexpectedFile, UnexpectedLink
 from ..model import layout, layout_devices
+from ..model.device_class import MEMORY, NOTHING, Want
 from ..model.layout_devices import LAYERS, Link
-from ..tools import files
+from ..tools import files, qemu_img
 from ..tools.run import work
 from . import records
+
+NO_WANTS: Mapping[int, Want] = {}
 
 
 def links(directory: str) -> dict[str, Link]:
@@ -71,17 +74,26 @@ def check_disk(directory: str, disk: int) -> None:
             raise _missing(root, f"the base of {layout.disk_name(disk)}", link)
 
 
-def _missing(root: str, which: str, link: Link) -> DeviceMissing:
+def _missing(root: str, which: str, link: Link) -> SemisharedError:
     try:
         where = devices.mount(root, link.uuid)
     except OSError:
         where = link.uuid
+    if is_lost(root, link):
+        here = os.uname().nodename
+        return LostWithMemory(f"{which} lay in memory of {here}, {where}, which is empty since the host was started again")
     wrong = device_state.state(root, link.uuid)
     what = f"is {wrong}" if wrong else "has nothing of it any more"
     return DeviceMissing(f"{which}: on the device {where} of {os.uname().nodename}, which {what}")
 
 
-def place(vm_dir: str, vm: int, disk: int, expected: int, near: str = "") -> str:
+def is_lost(root: str, link: Link) -> bool:
+    """Tell whether what a link leads to was in memory, and is not there any more though the device is."""
+    device = layout_devices.device(root, link.uuid)
+    return devices.label(device).get("class") == MEMORY and not os.path.isdir(layout_devices.directory(root, link))
+
+
+def place(vm_dir: str, vm: int, disk: int, expected: int, near: str = "", want: Want = NOTHING) -> str:
     """Return where the layers of a disk that is to be made lie on a device, '' if in the VM's directory; the caller holds the VM.
 
     What has a place keeps it, unless its device is gone.
@@ -91,7 +103,7 @@ def place(vm_dir: str, vm: int, disk: int, expected: int, near: str = "") -> str
     if os.path.isdir(folder):
         return folder if link else ""
     name = layout_devices.layers_name(vm, disk, os.urandom(6).hex())
-    if devices.make(cache.root_of(vm_dir), folder, LAYERS, name, f"{vm}-{disk}", expected, near):
+    if devices.make(cache.root_of(vm_dir), folder, LAYERS, name, f"{vm}-{disk}", expected, near, want):
         return folder
     if link:
         files.unlink(folder)
@@ -142,10 +154,10 @@ def members(directory: str) -> list[str]:
     return names + [f"./{name}/{layer}" for name in own for layer in sorted(os.listdir(f"{directory}/{name}"))]
 
 
-def prepare(directory: str, vm: int, disks: Iterable[int]) -> dict[str, str]:
+def prepare(directory: str, vm: int, disks: Iterable[int], wants: Mapping[int, Want] = NO_WANTS) -> dict[str, str]:
     """Give the disks of a directory that is to arrive places on devices; return the links that were made, with what they say."""
     for disk in disks:
-        place(directory, vm, disk, 0)
+        place(directory, vm, disk, 0, want=wants.get(disk, NOTHING))
     return {name: layout_devices.target_of(link) for name, link in links(directory).items()}
 
 
@@ -176,9 +188,18 @@ def copy(source: str, directory: str, vm: int) -> None:
     for name in own:
         disk = layout.disk_named(layout.disk_of(name))
         if disk is not None:
-            if not place(directory, vm, disk, allocated(f"{source}/{name}")):
+            if not place(directory, vm, disk, allocated(f"{source}/{name}"), want=_as_before(source, disk)):
                 os.mkdir(f"{directory}/{name}")
             work([*argv, f"{source}/{name}/.", f"{directory}/{name}"])
+
+
+def _as_before(source: str, disk: int) -> Want:
+    """Return what a disk wants of its new place, as its record in the directory `source` has it, with a layer for a move of its guest."""
+    record, folder = records.as_found(source, disk), layout.layers(layout.disk(source, disk))
+    if record is None or not record.classes:
+        return NOTHING
+    size = qemu_img.virtual_size(record.active(layout.disk(source, disk)), record.format)
+    return Want(record.classes, size, len(os.listdir(folder)))
 
 
 def allocated(folder: str) -> int:

@@ -21,7 +21,7 @@ from ..model.record import Record
 from ..model.steps import DiskRef, ImageRef, RestoreDisk
 from ..tools import files, inspection, layers, progress, qemu_img
 from ..tools.crash_points import point
-from . import records, vm_dir
+from . import in_memory, records, vm_dir
 from .epochs import Planned
 
 AHEAD = 8 << 20
@@ -111,9 +111,9 @@ def _restore_own(step: RestoreDisk, record: Record, backup: str, planned: Planne
     files.remove_staged(*os.path.split(active))
     files.remove_staged(layout.records(disk.vm_dir), layout.record_name(disk.disk))
     room.require(disk.vm_dir, qemu_img.measure(backup, "qcow2"), ask, where=os.path.dirname(active))
-    staged = files.staged_name(active)
+    staged, size = files.staged_name(active), max(step.min_size, qemu_img.virtual_size(backup, "qcow2"))
     try:
-        with files.enough_space(os.path.dirname(active)):
+        with in_memory.another_layer(os.path.dirname(active), size), files.enough_space(os.path.dirname(active)):
             with files.made(staged) as made:
                 _write(backup, made, record, active, step.min_size)
             with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):

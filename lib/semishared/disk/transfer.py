@@ -30,6 +30,7 @@ from ..errors import (
 )  # fmt: skip
 from ..guest import listing
 from ..model import layout, layout_delta
+from ..model.device_class import Want
 from ..model.record import Record
 from ..model.steps import ClearVm, MakeRoom, ReceiveVm, ReleaseVm, RenameVm, has_arrived, no_records
 from ..tools import beneath, files, progress
@@ -98,7 +99,8 @@ def receive(
     """Unpack the stream beside the VM directory, and publish it if it is what was sent."""
     move = _begun(step.vm, step.vm_dir, planned)
     with beside.receiving(step.vm, step.vm_dir, cache.root_of(step.vm_dir)) as staging:
-        made = on_devices.prepare(staging, step.vm, sorted(set(step.disks) - set(step.foreign)))
+        wants = {int(disk): Want(tuple(want["classes"]), want["size"], want["layers"]) for disk, want in step.wants.items()}
+        made = on_devices.prepare(staging, step.vm, sorted(set(step.disks) - set(step.foreign)), wants)
         received = _unpack(staging, chunks)
         on_devices.arrived(staging, made)
         point("incoming unpacked")

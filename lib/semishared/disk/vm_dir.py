@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager
-from typing import IO, Callable, Iterator, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Callable, Iterator, NamedTuple
 
 from .. import NAME, store
 from ..base import cache, devices
@@ -25,6 +25,9 @@ from ..tools.crash_points import point
 from . import beside, epochs, history, kept, on_devices, records
 from .epochs import Planned
 from .records import read_record as read_record
+
+if TYPE_CHECKING:
+    from ..model.steps_device import NoteClasses
 
 VERSION = 1
 """Of vm.json."""
@@ -133,11 +136,22 @@ def note_io_classes(step: NoteIoClasses, planned: Planned) -> None:
     """Have the records of a VM's disks say which I/O class each is of."""
     with publishing(step.vm, step.vm_dir, planned), files.enough_space(step.vm_dir):
         for disk, io_class in zip(step.disks, step.classes):
-            files.remove_staged(layout.records(step.vm_dir), layout.record_name(disk))
-            record = records.read_record(step.vm_dir, disk)
-            if record and record.io_class != io_class:
-                records.write_record(step.vm_dir, record._replace(io_class=io_class))
-                point("I/O class noted")
+            _note_in_record(step.vm_dir, disk, io_class=io_class)
+
+
+def note_classes(step: NoteClasses, planned: Planned) -> None:
+    """Have the record of a disk say on which classes of devices it is to lie."""
+    disk = step.disk
+    with publishing(disk.vm, disk.vm_dir, planned), files.enough_space(disk.vm_dir):
+        _note_in_record(disk.vm_dir, disk.disk, classes=tuple(step.classes))
+
+
+def _note_in_record(vm_dir: str, disk: int, **what: Any) -> None:
+    files.remove_staged(layout.records(vm_dir), layout.record_name(disk))
+    record = records.read_record(vm_dir, disk)
+    if record and record._replace(**what) != record:
+        records.write_record(vm_dir, record._replace(**what))
+        point("class noted")
 
 
 def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget: bool = True) -> dict[str, object]:

@@ -95,6 +95,14 @@ def has_diffs(directory: str) -> bool:
         return False
 
 
+def classes(directory: str) -> dict[str, list[str]]:
+    """Return the classes of devices on which disks are to lie, by their numbers, as far as their records can be understood."""
+    try:
+        return {str(record.disk): list(record.classes) for record in records.records(directory) if record.classes}
+    except BadRecord:
+        return {}
+
+
 def describe(directory: str) -> dict[str, object]:
     """Return what there is of a VM directory; without a record of ours it is not `whole`: a remainder, or somebody else's."""
     names = inventory(directory)
@@ -134,7 +142,8 @@ def seen(directory: str) -> dict[str, object]:
     if not found["present"]:
         return {**found, "token": "", "seen": "", "bytes": 0, "bases": []}
     answer = {**found, "token": "", "seen": fingerprint(directory), "bytes": allocated(directory), "bases": bases(directory)}
-    return {**answer, "diffs": True} if has_diffs(directory) else answer
+    more = {"diffs": has_diffs(directory), "classes": classes(directory)}
+    return {**answer, **{name: value for name, value in more.items() if value}}
 
 
 def unmark(directory: str, token: str) -> None:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from ..base import labels
+from ..disk import in_memory, on_devices, vm_dir
 from ..model import steps_device as d
+from ..model.device_class import Want
 from .conversation import Steps
 
 
@@ -35,3 +37,12 @@ class OnDevices(Steps):
         from ..disk import moved_layers
 
         return moved_layers.move(step, self.planned, self.talk.asking, self.talk.send)
+
+    def PlaceLayers(self, step: d.PlaceLayers) -> None:
+        disk = step.disk
+        with vm_dir.publishing(disk.vm, disk.vm_dir, self.planned, disk.disk):
+            on_devices.place(disk.vm_dir, disk.vm, disk.disk, step.expected, want=Want(step.classes, step.size))
+
+    def NoteClasses(self, step: d.NoteClasses) -> None:
+        vm_dir.note_classes(step, self.planned)
+        in_memory.check_made(step.disk)

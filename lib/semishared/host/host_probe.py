@@ -12,6 +12,9 @@ free on the one with most; and of each system datastore of ours what there is on
 That one, monitor_ds.rb, says of the same datastores what df says of DATASTORE_LOCATION. oned keeps all such lines of a round, in order,
 and its schedulers take the last of an ID: from OpenNebula 7.0 on probes run in the order of their names, and ours comes after it.
 
+With memory in the pool (class ram), of which none of that counts, also RAM_TOTAL_MB, RAM_LARGEST_MB, the largest disk that it takes yet,
+and RAM_RESERVED_KB, what RESERVED_MEM of the host has to keep from its VMs.
+
 HEALTH is OK if every store that a VM's disk or a base here came from is mounted and answers, every device of its pool is there, and
 no other machine has the system datastores or the base store of this one. BOOT and ADDRESSES are what is known of the host when it is
 dead: by them it is shut out of the stores (`semishared fence`). Run by im/semishared, which is what OpenNebula's monitoring calls every 10
@@ -32,12 +35,13 @@ from semishared import VERSION
 from semishared.base import device_state, devices
 from semishared.errors import SemisharedError, ToolTimeout
 from semishared.model import layout, layout_base
+from semishared.model.device_class import MEMORY, needed_memory
 from semishared.model.refs import ImageRef
 from semishared.tools.addresses import addresses
 from semishared.tools.files import allocated
 from semishared.tools.run import run
 from semishared.tools.signatures import boot, sign
-from semishared.units import MiB
+from semishared.units import KiB, MiB
 
 LOCATION = "/var/lib/one/datastores"
 ANSWER_S = 3
@@ -125,12 +129,24 @@ def lost(root: str) -> list[str]:
 
 def pool(root: str) -> dict[str, int]:
     """Return what the pool has for disks and bases, nothing on a host without one."""
-    if not devices.registered(root):
+    if not devices.usual(root):
         return {}
-    found = [device for device in devices.present(root) if device.share]
+    found = [device for device in devices.present(root) if device.share and device.device_class != MEMORY]
     free = [device.free // MiB for device in found]
     total = sum(device.capacity for device in found) // MiB
     return {"POOL": len(found), "POOL_FREE_MB": sum(free), "POOL_TOTAL_MB": total, "POOL_LARGEST_MB": max(free, default=0)}
+
+
+def memory(root: str) -> dict[str, int]:
+    """Return what memory the pool has for disks that are to be there, nothing without any: it is no capacity of the datastore."""
+    found = [device for device in devices.present(root) if device.share and device.device_class == MEMORY]
+    if not found:
+        return {}
+    return {
+        "RAM_TOTAL_MB": sum(device.capacity for device in found) // MiB,
+        "RAM_LARGEST_MB": max(max(device.unpromised, 0) for device in found) // MiB,
+        "RAM_RESERVED_KB": sum(needed_memory(device.capacity) for device in found) // KiB,
+    }
 
 
 def capacity(location: str) -> list[str]:
@@ -161,7 +177,7 @@ def report(location: str) -> str:
         "BOOT": boot(),
         "ADDRESSES": " ".join(addresses()),
     }
-    values.update(pool(root))
+    values.update({**pool(root), **memory(root)})
     inside = ", ".join(f'{key} = "{value}"' for key, value in values.items())
     return f"SEMISHARED = [ {inside} ]"
 

@@ -7,7 +7,7 @@ import os
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..disk import records, transfer, vm_dir, whereabouts
+from ..disk import in_memory, on_devices, records, transfer, vm_dir, whereabouts
 from ..errors import MigrationRefused, StoreUnavailable
 from ..guest import listing
 from ..model import layout, layout_delta
@@ -140,6 +140,8 @@ class OnMoves(Steps):
 
         job_lock.take(step.vm, step.vm_dir)
         recovery.recover(step.vm_dir, step.domain)
+        for disk in step.disks:
+            in_memory.more(layout.layers(layout.disk(step.vm_dir, disk)))
         with vm_dir.publishing(step.vm, step.vm_dir, self.planned), recovery.ended_on_failure(step.vm_dir, step.domain):
             deltas.add(step.vm_dir, step.domain, [records.record_of(DiskRef(step.vm, disk, step.vm_dir)) for disk in step.disks])
 
@@ -150,6 +152,8 @@ class OnMoves(Steps):
         if recovery.left(step.vm_dir):
             job_lock.take(step.vm, step.vm_dir)
             recovery.recover(step.vm_dir, step.domain)
+            for name in on_devices.links(step.vm_dir):
+                in_memory.settle(f"{step.vm_dir}/{name}")
 
     def AllowMigration(self, step: m.AllowMigration) -> None:
         files.remove_staged(*os.path.split(layout.migration_note(step.vm_dir)))

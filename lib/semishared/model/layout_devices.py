@@ -4,8 +4,10 @@
     <mount>/.semishared/                     what is ours on a device
         device.json                          its label
         layers/<vm>-<disk>-<random>/<layer>  the layers of a disk
+        promised/<vm>-<disk>-<random>        of memory: how large those layers can become
         bases/  staging/                     as in the base store: layout_base.py
     <root>/devices/<uuid>                    -> <mount>/.semishared, of each device of the pool
+                   <uuid>.json               of one that is memory: its label, as it was last declared
     <vm_dir>/disk.<N>.snap                   -> ../../.semishared/devices/<uuid>/layers/<vm>-<disk>-<random>
     <root>/bases/<name>  staging/<prefix>    -> ../devices/<uuid>/bases/<name>  staging/<prefix>
 
@@ -43,6 +45,11 @@ def device(root: str, uuid: str) -> str:
     return f"{devices(root)}/{uuid}"
 
 
+def note(root: str, uuid: str) -> str:
+    """Return what is known here of the label of a device that is memory, also while it is not there."""
+    return f"{device(root, uuid)}.json"
+
+
 def is_uuid(name: str) -> bool:
     return re.match(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", name) is not None
 
@@ -58,6 +65,15 @@ def mount(side: str) -> str:
 
 def label(device: str) -> str:
     return f"{device}/device.json"
+
+
+def promises(device: str) -> str:
+    """Return the directory of what is promised to layers on a device of memory."""
+    return f"{device}/promised"
+
+
+def promise(device: str, name: str) -> str:
+    return f"{promises(device)}/{name}"
 
 
 def directory(root: str, link: Link) -> str:

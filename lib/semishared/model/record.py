@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import posixpath
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Tuple
 
 from ..errors import BadArguments, BadRecord
 from . import layout
+from .device_class import are_words
 from .network_disk import NetworkDisk
 from .place import PLACES, Place
 from .refs import ImageRef
@@ -46,6 +47,8 @@ class Record(NamedTuple):
     """Of a diff, the number of the layer which its image has, with all below it; None if it has none of them."""
     io_class: str = NORMAL
     """One of IO_CLASSES, as the image or a datastore last said it (plan/io_class.py)."""
+    classes: Tuple[str, ...] = ()
+    """On which classes of devices it was to lie when it was made (device_class.py); none: nobody said."""
 
     @property
     def how(self) -> str:
@@ -110,6 +113,8 @@ class Record(NamedTuple):
             data["committed"] = self.committed
         if self.io_class != NORMAL:
             data["io_class"] = self.io_class
+        if self.classes:
+            data["classes"] = list(self.classes)
         return data
 
     @classmethod
@@ -142,9 +147,15 @@ class Record(NamedTuple):
         io_class = data.get("io_class", NORMAL)
         if not isinstance(io_class, str) or io_class not in IO_CLASSES:
             raise BadRecord(f"{what} says io_class={io_class!r}")
+        classes = data.get("classes")
+        if classes is not None and not (isinstance(classes, list) and are_words(classes)):
+            raise BadRecord(f"{what} says classes={classes!r}")
         image, network, over = data.get("image"), data.get("network"), data.get("over")
         raw_layer, committed = (_layer_number(what, data, name) for name in ("raw_layer", "committed"))
-        found = cls(number, place, format, "", data.get("readonly") is True, raw_layer=raw_layer, committed=committed, io_class=io_class)
+        found = cls(
+            number, place, format, "", data.get("readonly") is True, raw_layer=raw_layer, committed=committed, io_class=io_class,
+            classes=tuple(classes or ()),
+        )  # fmt: skip
         try:
             if image is not None:
                 found = found._replace(image=_image(image))

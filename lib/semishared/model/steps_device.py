@@ -61,3 +61,23 @@ class MoveBase(NamedTuple):
     name: str
     target: str
     rate: int
+
+
+class PlaceLayers(NamedTuple):
+    """Let the layers of a disk that is to be made lie on a device of one of these classes, or refuse it.
+
+    It will take about `expected` bytes, and `size` at most.
+    """
+
+    disk: DiskRef
+    classes: tuple[str, ...]
+    """Of device_class.WORDS, the one to be tried first in front."""
+    size: int
+    expected: int
+
+
+class NoteClasses(NamedTuple):
+    """Note of a disk on which classes of devices it is to lie, wherever it goes."""
+
+    disk: DiskRef
+    classes: tuple[str, ...]

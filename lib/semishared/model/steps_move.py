@@ -100,6 +100,8 @@ class ReceiveVm(NamedTuple):
     """Those of them that are another driver's."""
     deltas: tuple[int, ...] = ()
     """Disks that get new, empty deltas: for libvirt to write what their guest has in its own."""
+    wants: dict[str, Any] = {}
+    """What disks want of the devices there: by number {"classes", "size": bytes, "layers"}, of those that want something."""
 
 
 class RenameVm(NamedTuple):

@@ -264,6 +264,12 @@ class Host(Object):
         return self.number("STATE") == 8
 
     @property
+    def reserved_memory(self) -> int:
+        """Return the bytes of its memory that oned gives to no VM (RESERVED_MEM of host and cluster); -1 if nothing was monitored."""
+        total, most = (self.number(f"HOST_SHARE/{name}") for name in ("TOTAL_MEM", "MAX_MEM"))
+        return (total - most) << 10 if total > 0 and most >= 0 else -1
+
+    @property
     def cluster(self) -> str:
         return self.text("CLUSTER")
 

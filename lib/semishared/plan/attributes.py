@@ -26,6 +26,7 @@ HOLDERS: Mapping[str, tuple[str, ...]] = {
     "SEMISHARED_DETACH": ("image", "image datastore"),
     "SEMISHARED_STAGE": ("image", "image datastore"),
     "SEMISHARED_IO_CLASS": ("image", "image datastore", "system datastore"),
+    "SEMISHARED_CLASS": ("image", "image datastore"),
     "SEMISHARED_CEPH_READER": ("image datastore",),
     "SEMISHARED_CEPH_BRIDGE_USER": ("image datastore",),
     "SEMISHARED_CEPH_FENCE_USER": ("image datastore",),
@@ -91,6 +92,7 @@ def _image(attributes: Mapping[str, str]) -> None:
     placement.may_recreate(image, datastore({}))
     placement.detach_when(image, datastore({}))
     placement.io_class(image, datastore({}))
+    placement.device_classes(image, datastore({}))
     staging.when(image, datastore({}))
 
 
@@ -116,6 +118,7 @@ def _image_datastore(attributes: Mapping[str, str]) -> None:
     placement.may_recreate(empty, view)
     placement.detach_when(empty, view)
     placement.io_class(empty, view)
+    placement.device_classes(empty, view)
 
 
 def _system_datastore(attributes: Mapping[str, str]) -> None:

@@ -9,6 +9,7 @@ from ..errors import BadArguments, NotSupported
 from ..model import layout, stores
 from ..model import steps as s
 from ..model.exchange import Feed, File, On, Plan, Say
+from ..model.place import Place
 from ..opennebula.args import Context, DiskPlace, FromImage, NewDisk
 from ..opennebula.xml import Datastore, Disk, Image, Vm
 from . import encryption, images, io_class, placement
@@ -54,8 +55,8 @@ def copy_kernel(asked: FromImage, datastore: Datastore) -> Plan:
 
 def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay_options: str) -> Plan:
     """Plan clone: a writable disk of its own, gone at shutdown."""
-    kind = placement.io_class(image, datastore)
-    yield from _cloned(asked, disk, image, datastore, overlay_options)
+    kind, place = placement.io_class(image, datastore), placement.place(image, datastore)
+    yield from _where_wanted(asked, disk, image, datastore, place, _cloned(asked, disk, image, datastore, overlay_options))
     yield from io_class.noted(asked.target.host, disk_ref(asked.target), kind)
 
 
@@ -90,9 +91,23 @@ def _cloned(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, ov
 
 def ln(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay_options: str) -> Plan:
     """Plan ln: the image itself, in place, or a diff. CD-ROM and immutable images come read-only and keep their generation."""
-    kind = placement.io_class(image, datastore)
-    yield from _attached(asked, disk, image, datastore, overlay_options)
+    kind, place = placement.io_class(image, datastore), placement.attached(image, datastore, disk)
+    yield from _where_wanted(asked, disk, image, datastore, place, _attached(asked, disk, image, datastore, overlay_options))
     yield from io_class.noted(asked.target.host, disk_ref(asked.target), kind)
+
+
+def _where_wanted(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, place: Place, made: Plan) -> Plan:
+    """Make a disk on a device of the classes that are wanted for it, if any are."""
+    if not placement.device_classes(image, datastore):
+        yield from made
+        return
+    from . import device_class
+
+    host, ref, classes = asked.target.host, disk_ref(asked.target), device_class.wanted(image, datastore, place)
+    yield from device_class.warned(disk, image, datastore, place)
+    yield from device_class.placed(host, ref, disk, classes, place)
+    yield from made
+    yield from device_class.noted(host, ref, classes)
 
 
 def _attached(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay_options: str) -> Plan:

@@ -20,7 +20,7 @@ oned may not call failmigrate: so premigrate undoes what it did, and every later
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Mapping, Sequence
 
 from ..errors import MigrationRefused, SameDirectory, SemisharedError
 from ..model import steps as s
@@ -60,15 +60,18 @@ def premigrate(asked: Migrate, vm: Vm, token: str) -> Plan:
         yield from _same_stores(here, place.host, luggage, token)
     yield On(place.host, (*luggage.network, s.MakeRoom(place.vm, place.path, int(seen["bytes"]), tuple(seen["bases"])), *luggage.bases))
     try:
-        took = yield from _brought(asked, vm, source_dir, luggage)
+        took = yield from _brought(asked, vm, source_dir, luggage, {record.disk: record.classes for record in records if record.classes})
         yield On(here, (s.AllowMigration(place.vm, source_dir, place.host, luggage.stores, took, luggage.files),))
     except SemisharedError:
         yield from _undone(asked, vm, source_dir)
         raise
 
 
-def _brought(asked: Migrate, vm: Vm, source_dir: str, luggage: Luggage) -> Part[str]:
-    """Have the VM's directory at the target, with what its guest has written until now; return what that took, '' for nothing."""
+def _brought(asked: Migrate, vm: Vm, source_dir: str, luggage: Luggage, classes: Mapping[int, Sequence[str]]) -> Part[str]:
+    """Have the VM's directory at the target, with what its guest has written until now; return what that took, '' for nothing.
+
+    `classes`: of devices, for the disks that want some.
+    """
     place, here, domain = asked.target, asked.source_host, running_domain(vm)
     same, unmark = yield from _one_directory(here, place.host, vm.id, source_dir, place.path)
     if same:
@@ -81,6 +84,10 @@ def _brought(asked: Migrate, vm: Vm, source_dir: str, luggage: Luggage) -> Part[
     ids = tuple(sorted(disk.id for disk in vm.disks))
     foreign = tuple(sorted(disk.id for disk in vm.disks if disk.driver not in ("", DRIVER)))
     receive = s.ReceiveVm(vm.id, place.path, True, domain, ids, foreign, luggage.own)
+    if classes:
+        from . import device_class
+
+        receive = receive._replace(wants=device_class.travelling(vm, classes, more=1))
     sent = yield Relay(On(here, (s.SendVm(vm.id, source_dir, unmark.token, luggage.own, domain),)), On(place.host, (receive,)))
     yield End(place.host, str(sent.get("sha256")))
     return f"{int(sent['bytes']) >> 20} MiB of files in {sent['seconds']} s"

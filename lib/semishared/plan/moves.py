@@ -93,7 +93,7 @@ def renamed(host: str, step: Any, vm: Vm, guest: str) -> Plan:
     yield from _release(host, s.ReleaseVm(step.vm, step.source, guest, _seen(found)), vm)
 
 
-def carried(asked: Move, steps: tuple[Any, s.Step], vm: Vm, guest: str) -> Plan:
+def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
     """Relay a VM directory between two hosts; the source lets go only when the target has it."""
     place, there = asked.source, asked.target
     yield agree(there.host)
@@ -116,6 +116,11 @@ def carried(asked: Move, steps: tuple[Any, s.Step], vm: Vm, guest: str) -> Plan:
         source_step, target_step = steps
         if found.get("diffs"):
             found = yield from _renewed(place, guest, leaves_bases=not getattr(target_step, "keep_bases", True))
+        if found.get("classes") and target_step.keep_bases:
+            from . import device_class
+
+            # On the front-end, where it is at rest, its disks lie as they can.
+            target_step = target_step._replace(wants=device_class.travelling(vm, found["classes"]))
         yield On(there.host, (s.MakeRoom(there.vm, there.path, int(found["bytes"]), tuple(found["bases"])),))
         relay = Relay(On(place.host, (source_step._replace(token=token),)), On(there.host, (target_step,)))
         seen = yield from _sent(relay, vm)

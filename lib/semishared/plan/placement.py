@@ -6,6 +6,7 @@
     SEMISHARED_DETACH = on-request|after-boot     whether a remote-first disk of a running VM comes to lie over a base by itself
     SEMISHARED_ON_HOST_FAILURE = wait|recreate    whether a local disk may be made anew elsewhere when its host is lost
     SEMISHARED_IO_CLASS = production|normal|scratch   how much a disk may read and write (io_class.py)
+    SEMISHARED_CLASS = ram|fast|slow|any ...      on which class of device of its host's pool a local disk lies (device_class.py)
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from typing import Optional, Sequence
 
 from ..errors import BadAttribute
+from ..model import device_class
 from ..model.place import DIFF, IN_PLACE, PLACES, STORE_CLONE, Place
 from ..model.record import IO_CLASSES, NORMAL
 from ..opennebula.xml import Datastore, Disk, Image
@@ -59,6 +61,22 @@ def detach_when(image: Image, datastore: Datastore) -> str:
 def io_class(image: Optional[Image], datastore: Datastore) -> str:
     """Return the I/O class of disks from `image`, or of volatile disks, whose `datastore` is the system's; raise BadAttribute."""
     return _value(image, datastore, "SEMISHARED_IO_CLASS", IO_CLASSES, NORMAL)[0]
+
+
+def device_classes(image: Image, datastore: Datastore) -> tuple[str, ...]:
+    """Return the classes of devices on which local disks from `image` are to lie, in the order to be tried; () if nobody says.
+
+    Raise BadAttribute.
+    """
+    name = "SEMISHARED_CLASS"
+    for holder, text in ((f"image {image.id}", image.attribute(name)), (f"datastore {datastore.id}", datastore.attribute(name))):
+        if text:
+            found = device_class.words(text)
+            if not found:
+                known = ", ".join(device_class.WORDS)
+                raise BadAttribute(f"{name} of {holder} is {text!r}, not one of {known} or several of them, each once")
+            return found
+    return ()
 
 
 def is_diff(image: Image, datastore: Datastore) -> bool:

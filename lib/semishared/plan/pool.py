@@ -20,6 +20,8 @@ import re
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from ..errors import BadPool
+from ..model.device_class import KNOWN, MEMORY, USUAL, Want, needed_memory
+from ..units import KiB, human
 
 BOUND = 1.1
 """A device takes more as long as its fill is at most so many times that of the pool."""
@@ -33,8 +35,7 @@ SCALED_STRETCH = 64
 """The same, of share-scaled and of the scale, which is up to three times the pool: it must not change with N."""
 
 
-CLASSES = ("fast", "slow")
-"""The better first."""
+CLASSES = KNOWN
 MOST = 16
 """Devices of a host."""
 
@@ -61,6 +62,8 @@ class Device(NamedTuple):
     weight: float = 1.0
     """How much of its capacity counts; 0: it takes nothing more."""
     device_class: str = CLASSES[0]
+    promised: int = 0
+    """Of memory: the bytes that what is there can come to hold."""
 
     @property
     def share(self) -> float:
@@ -79,6 +82,15 @@ class Device(NamedTuple):
     def room(self) -> int:
         """Return the bytes that it takes before it has only its reserve left."""
         return self.free - self.capacity // RESERVE
+
+    @property
+    def unpromised(self) -> int:
+        """Return the bytes of memory that nothing there can come to hold: what is left beside that are its tables, and those of files."""
+        return self.capacity - self.capacity // RESERVE - self.promised
+
+    def takes(self, expected: int, most: int) -> bool:
+        """Tell whether it has room for about `expected` bytes; memory, which fails its guests when it is full, for the `most` of them."""
+        return self.unpromised >= most > 0 if self.device_class == MEMORY else self.room >= expected
 
 
 def declared(text: str) -> tuple[Declared, ...]:
@@ -103,7 +115,12 @@ def _declared(word: str) -> Declared:
         raise BadPool(f"class {device_class!r} of {path} is not one of {', '.join(CLASSES)}")
     if not weight:
         raise BadPool(f"weight 0 of {path}: a device that is to take nothing is not declared")
+    if device_class == MEMORY and weight != 1:
+        raise BadPool(f"weight {weight:g} of {path}: memory is promised to the last byte, a part of it or more than that cannot count")
     return Declared(path, device_class, weight)
+
+
+LOST = "lost with it"
 
 
 def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -122,6 +139,9 @@ def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]])
                 wrong.append(f"{device.path} is being drained, or was, and takes nothing more: semishared pool add takes it back")
                 continue
             wrong.append(f"{device.path} is {said}, and declared as {device.device_class}:{device.weight:g}: semishared pool add")
+        if row and row.get("lost"):
+            vms = sorted({int(disk.split("-")[0]) for disk in row["lost"]})
+            wrong.append(f"{device.path} was emptied by a restart of the host, disks of VM {', '.join(map(str, vms))} are {LOST}")
     paths = {device.path for device in declared}
     for path, row in sorted(found.items()):
         if path not in paths and row["state"]:
@@ -129,6 +149,15 @@ def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]])
         elif path not in paths and float(row["weight"]):
             wrong.append(f"{path} takes disks and is not declared: semishared pool add")
     return wrong
+
+
+def unreserved(rows: Sequence[Mapping[str, Any]], reserved: int) -> list[str]:
+    """Return what is wrong with the `reserved` bytes that oned gives to no VM of a host, -1 if not known: devices of memory take some."""
+    needed = sum(needed_memory(int(row["total"])) for row in rows if row["class"] == MEMORY and not row["state"])
+    if not needed or not 0 <= reserved < needed:
+        return []
+    said = f"oned keeps {human(reserved)} of its memory from VMs"
+    return [f"{said}, and class {MEMORY} can come to take {human(needed)}: RESERVED_MEM = {-(-needed // KiB)} at least"]
 
 
 def _unit(*words: object) -> float:
@@ -174,24 +203,38 @@ ORDERS: Mapping[str, Callable[[str, Mapping[str, float]], list[str]]] = {
 DEFAULT = "rendezvous"
 
 
-def choose(devices: Sequence[Device], key: str, expected: int, near: str = "", order: str = DEFAULT) -> str:
+def choose(
+    devices: Sequence[Device], key: str, expected: int, near: str = "", order: str = DEFAULT,
+    *, classes: Sequence[str] = USUAL, most: int = 0,
+) -> str:  # fmt: skip
     """Return the device that is to take `key`, of about `expected` bytes; '' if none takes anything.
 
     The first in the order with room and a fill within the bound, `near` (that of what it lies over) before all; else the least
-    filled with room. As long as a device of a better class has room, no other is looked at. If nothing fits it is the one with the
-    most bytes left: bases there may go, or the guess be wrong.
+    filled with room. As long as a device of the class in front has room, no other of `classes` is looked at. If nothing fits it is the
+    one with the most bytes left: bases there may go, or the guess be wrong. Never so of memory, where `most` bytes have to fit.
     """
-    takers = [device for device in devices if device.share > 0]
-    for device_class in CLASSES:
-        found = _first([device for device in takers if device.device_class == device_class], key, expected, near, order)
+    takers = [device for device in devices if device.share > 0 and device.device_class in classes]
+    for device_class in classes:
+        found = _first([device for device in takers if device.device_class == device_class], key, expected, near, order, most)
         if found:
             return found
-    return max(takers, key=lambda device: (device.free, device.uuid)).uuid if takers else ""
+    disks = [device for device in takers if device.device_class != MEMORY]
+    return max(disks, key=lambda device: (device.free, device.uuid)).uuid if disks else ""
 
 
-def _first(devices: Sequence[Device], key: str, expected: int, near: str, order: str) -> str:
+def none_takes(devices: Sequence[Device], want: Want, mount: Callable[[str], str], host: str) -> str:
+    """Return why no device of a host takes something for which classes are wanted; `mount`: where a device is mounted, by its UUID."""
+    left = [
+        f"{mount(device.uuid)} has {human(max(device.unpromised, 0))} that are not promised" for device in devices
+        if device.device_class == MEMORY and MEMORY in want.tried
+    ]  # fmt: skip
+    what = f"no device of class {' or '.join(want.tried)} on {host} for a disk of up to {human(want.most)}"
+    return f"{what}: {'; '.join(left) or 'it has none'}"
+
+
+def _first(devices: Sequence[Device], key: str, expected: int, near: str, order: str, most: int) -> str:
     """Return which of the devices of one class takes `key`, '' if none has room."""
-    with_room = {device.uuid: device.fill for device in devices if device.room >= expected}
+    with_room = {device.uuid: device.fill for device in devices if device.takes(expected, most)}
     if not with_room:
         return ""
     mean = sum(device.used for device in devices) / sum(device.share for device in devices)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers of disks in the memory of their host (class ram): another one, or a larger one, only if it fits at its largest.
+
+Of disks that lie anywhere else nothing is asked.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import Iterator
+
+from ..base import cache, devices, promises
+from ..errors import MemoryPromised
+from ..model import layout, layout_devices
+from ..model.steps import DiskRef
+from ..tools import qemu_img
+from ..units import human
+from . import records
+
+
+def more(folder: str, *, size: int = 0, layers: int = 1) -> None:
+    """Promise memory to more `layers` than a disk has in `folder`, of `size` bytes each if that is more than before.
+
+    Raise MemoryPromised, with nothing changed, if they would not fit at their largest.
+    """
+    link = devices.link_of(folder)
+    if link is None:
+        return
+    root = cache.root_of(os.path.dirname(folder))
+    device = layout_devices.device(root, link.uuid)
+    if not os.path.isfile(layout_devices.promise(device, link.name)):
+        return
+    with promises.held(root):
+        was, had = promises.read(device, link.name)
+        size, layers = max(size, was), _count(folder) + layers
+        left = sum(found.unpromised for found in devices.present(root) if found.uuid == link.uuid) + was * had
+        if size * layers > max(left, was * had):
+            raise MemoryPromised(
+                f"{layout.disk_of(os.path.basename(folder))}: {layers} layers of up to {human(size)} each are more than the "
+                f"{human(max(left, 0))} that {devices.mount(root, link.uuid)} on {os.uname().nodename} has for them"
+            )
+        promises.write(device, link.name, size, layers)
+
+
+def check_made(disk: DiskRef) -> None:
+    """Raise MemoryPromised if a disk that was just made is larger than was said of it, and does not fit so."""
+    folder, record = layout.layers(disk.path), records.read_record(disk.vm_dir, disk.disk)
+    if record and devices.link_of(folder):
+        more(folder, size=qemu_img.virtual_size(record.active(disk.path), record.format), layers=0)
+
+
+def settle(folder: str) -> None:
+    """Promise memory to no more layers than a disk has any more."""
+    if os.path.isdir(folder):
+        more(folder, layers=0)
+
+
+@contextmanager
+def another_layer(folder: str, size: int = 0) -> Iterator[None]:
+    """Have memory for one more layer of a disk, of up to `size` bytes if that is more than before, within the block."""
+    more(folder, size=size)
+    try:
+        yield
+    finally:
+        settle(folder)
+
+
+def _count(folder: str) -> int:
+    """Return how many layers there are, by whatever names."""
+    return len({entry.inode() for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)})

@@ -1,0 +1,149 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Memory of this host as a device of its pool (class ram): zram, or brd, with XFS on it, made anew at each boot. As root, on the host:
+#
+#   semishared-ram enable SIZE [zram|brd]   have it now and at each boot; SIZE: 16G, 800M
+#   semishared-ram start                    make and mount it, unless it is there
+#   semishared-ram stop                     unmount it: what it holds is lost, and the memory is free
+#   semishared-ram disable                  stop, and no more at boot
+#
+# The size of the device is the limit: its file system is full (ENOSPC, at which QEMU stops a guest) before zram refuses a page (EIO).
+set -eu
+
+NAME=semishared-ram
+MOUNT=/run/$NAME
+OWNER=oneadmin
+SETTINGS=/etc/$NAME.conf
+COMMAND=/usr/local/sbin/$NAME
+UNIT=/etc/systemd/system/$NAME.service
+CRON=/etc/cron.d/$NAME
+
+fail() {
+    echo "$NAME: $*" >&2
+    exit 1
+}
+
+# Print the bytes of a size such as 16G.
+bytes() {
+    number=${1%[MG]}
+    case $number in '' | 0* | *[!0-9]* | ???????*) fail "'$1' is no size: 16G, 800M" ;; esac
+    case $1 in
+    *M) echo $((number << 20)) ;;
+    *G) echo $((number << 30)) ;;
+    *) fail "'$1' is no size: 16G, 800M" ;;
+    esac
+}
+
+check() {
+    size=$(bytes "$SIZE") || exit 1
+    total=$(($(sed -n 's/^MemTotal: *\([0-9]*\) kB$/\1/p' /proc/meminfo) << 10))
+    [ "$size" -ge $((320 << 20)) ] || fail "SIZE = $SIZE: XFS needs 320M"
+    [ $((size + size / 16)) -lt "$total" ] || fail "SIZE = $SIZE: this host has $((total >> 20))M of memory"
+    case $KIND in zram | brd) ;; *) fail "'$KIND' is neither zram nor brd" ;; esac
+    id -u "$OWNER" >/dev/null 2>&1 || fail "there is no user $OWNER: this is no host of OpenNebula"
+    for program in mkfs.xfs modprobe findmnt; do
+        command -v $program >/dev/null || fail "$program is not installed (xfsprogs, kmod, util-linux)"
+    done
+}
+
+settings() {
+    [ -f "$SETTINGS" ] || fail "$SETTINGS is not there: $NAME enable SIZE"
+    SIZE='' KIND=zram UUID=''
+    # shellcheck source=/dev/null
+    . "$SETTINGS"
+    case $UUID in ????????-????-????-????-????????????) ;; *) fail "$SETTINGS has no UUID: $NAME enable SIZE" ;; esac
+}
+
+# Give the memory of a block device back.
+release() {
+    case $1 in
+    /dev/zram*) zramctl --reset "$1" ;;
+    /dev/ram*) rmmod brd ;;
+    esac
+}
+
+start() {
+    settings
+    check
+    if mountpoint -q "$MOUNT"; then
+        return
+    fi
+    if [ "$KIND" = zram ]; then
+        [ -d /sys/class/zram-control ] || modprobe zram || fail "this kernel has no zram: $NAME enable SIZE brd"
+        device=$(zramctl --find --size "$size") || fail "zram gives no device of $SIZE"
+    else
+        [ ! -e /dev/ram0 ] || fail "brd is in use: /dev/ram0 is there"
+        modprobe brd rd_nr=1 rd_size=$((size >> 10)) || fail "this kernel has no brd"
+        device=/dev/ram0
+    fi
+    # Half of it would be a device that takes disks and is none.
+    trap 'umount "$MOUNT" 2>/dev/null; release "$device"' EXIT
+    mkfs.xfs -q -f "$device"
+    mkdir -p "$MOUNT"
+    # discard: what is deleted is memory again.
+    mount -t xfs -o noatime,nosuid,nodev,discard "$device" "$MOUNT"
+    mkdir "$MOUNT/.semishared"
+    # The same UUID at each boot: so who had disks here is known, and is told that they are lost.
+    echo "{\"version\": 1, \"uuid\": \"$UUID\", \"class\": \"ram\", \"weight\": 1.0}" >"$MOUNT/.semishared/device.json"
+    chown -R "$OWNER:" "$MOUNT"
+    trap - EXIT
+}
+
+stop() {
+    mountpoint -q "$MOUNT" || return 0
+    device=$(findmnt -n -o SOURCE "$MOUNT")
+    umount "$MOUNT" || fail "$MOUNT is in use: end the VMs that have disks there"
+    release "$device"
+}
+
+enable() {
+    SIZE=$1 KIND=${2:-zram} UUID=''
+    check
+    # shellcheck source=/dev/null
+    [ ! -f "$SETTINGS" ] || UUID=$(. "$SETTINGS" && echo "$UUID")
+    [ -n "$UUID" ] || UUID=$(cat /proc/sys/kernel/random/uuid)
+    printf 'SIZE=%s\nKIND=%s\nUUID=%s\n' "$SIZE" "$KIND" "$UUID" >"$SETTINGS.new"
+    mv "$SETTINGS.new" "$SETTINGS"
+    mkdir -p "${COMMAND%/*}"
+    if [ "$(readlink -f "$0")" != "$COMMAND" ]; then
+        cp "$0" "$COMMAND.new"
+        chmod 755 "$COMMAND.new"
+        mv "$COMMAND.new" "$COMMAND"
+    fi
+    mountpoint -q "$MOUNT" && echo "$NAME: $MOUNT stays as it is until it is stopped, or the host is started again"
+    if [ -d /run/systemd/system ]; then
+        [ ! -f "${0%/*}/$NAME.service" ] || cp "${0%/*}/$NAME.service" "$UNIT"
+        systemctl daemon-reload
+        systemctl enable --now $NAME.service
+    else
+        if [ -d "${CRON%/*}" ]; then
+            echo "@reboot root $COMMAND start" >"$CRON"
+        else
+            echo "$NAME: have '$COMMAND start' run at boot: there is neither systemd nor ${CRON%/*} here"
+        fi
+        start
+    fi
+    echo "$NAME: add $MOUNT=ram to SEMISHARED_POOL of this host in OpenNebula, then: semishared pool add HOST"
+}
+
+disable() {
+    stop
+    if [ -f "$UNIT" ]; then
+        systemctl disable $NAME.service || true
+        rm -f "$UNIT"
+        systemctl daemon-reload || true
+    fi
+    rm -f "$CRON" "$SETTINGS" "$COMMAND"
+}
+
+case $#:${1:-} in
+2:enable | 3:enable) act=enable ;;
+1:start | 1:stop | 1:disable) act=$1 ;;
+*)
+    sed -n 's/^# \{0,1\}//; 3,9p' "$0"
+    exit 1
+    ;;
+esac
+[ "$(id -u)" = 0 ] || fail "run this as root"
+shift
+$act "$@"

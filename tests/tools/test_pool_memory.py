@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks in memory (class ram) through the real host side: only what fits at its largest, nothing after a restart. Real zram: tests/nfs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from semishared.disk import records
+from semishared.errors import BadPool, LostWithMemory, MemoryPromised, NoDeviceOfClass, SemisharedError
+from semishared.host import host_probe
+from semishared.model import steps as s
+from semishared.model import steps_device as d
+from semishared.vmm import records as started
+from tools.test_pool import Pool, device_of
+from tools.test_pool import carry as carried
+from tools.world import MiB, World, qemu_io
+
+SIZE = 64 * MiB
+FIT = 3
+"""Disks of that size in the memory of these tests: 256 MiB, of which a twentieth is for tables."""
+
+
+@pytest.fixture
+def pool(world: World) -> Iterator[Pool]:
+    made = Pool(world)
+    try:
+        made.set(*map(str, made.paths[:2]), f"{made.paths[2]}=ram")
+        yield made
+    finally:
+        made.close()
+
+
+def memory(pool: Pool) -> str:
+    return str(pool.paths[2])
+
+
+def clone(
+    world: World, disk: s.DiskRef, classes: "tuple[str, ...]" = ("ram",), size: int = SIZE, image: "s.ImageRef | None" = None
+) -> None:
+    """Clone as `tm/clone` plans it for an image with SEMISHARED_CLASS, of which oned says that it is of `size`."""
+    image = image or s.ImageRef(100, 7, "raw", str(world.store / "image"))
+    image = image if os.path.exists(image.source) else world.image()
+    world.on(s.PrepareVm(disk.vm, disk.vm_dir), d.PlaceLayers(disk, classes, size, size // 10))
+    world.on(*world.cloning(image, disk), d.NoteClasses(disk, classes))
+
+
+def where(disk: s.DiskRef) -> str:
+    return device_of(f"{disk.path}.snap")
+
+
+def promised(pool: Pool) -> int:
+    found = pool.rows()[memory(pool)]["promised"]
+    assert isinstance(found, int)
+    return found
+
+
+def test_memory_takes_what_is_to_lie_there_and_nothing_else(world: World, pool: Pool) -> None:
+    for number in range(4):
+        world.clone(world.image(), world.disk(6, number))
+        assert where(world.disk(6, number)) != memory(pool)
+    clone(world, world.disk())
+    assert where(world.disk()) == memory(pool) and promised(pool) == SIZE
+    qemu_io(world.disk().path, "qcow2", "read -P 0xa1 1M 64k")
+    (answer,) = world.on(s.LookAtVm(5, world.disk().vm_dir))
+    assert isinstance(answer, dict) and answer["classes"] == {"1": ["ram"]}
+    clone(world, world.disk())
+    assert promised(pool) == SIZE and len(pool.layers()) == 5, "once more is as good as once"
+    world.on(s.RemoveVm(5, world.disk().vm_dir))
+    assert promised(pool) == 0 and not pool.leftovers()
+
+
+def test_what_would_not_fit_at_its_largest_is_refused_or_goes_elsewhere(world: World, pool: Pool) -> None:
+    for number in range(FIT):
+        clone(world, world.disk(5, number))
+    why = rf"no device of class ram on \S+ for a disk of up to 64.0 MiB: {memory(pool)} has 51.2 MiB that are not promised"
+    with pytest.raises(NoDeviceOfClass, match=why):
+        clone(world, world.disk(6, 0))
+    assert os.listdir(world.disk(6).vm_dir) == [".semishared"]
+    clone(world, world.disk(6, 0), ("ram", "any"))
+    assert where(world.disk(6, 0)) in map(str, pool.paths[:2])
+    clone(world, world.disk(6, 1), size=SIZE // 2, image=world.image("small", size=SIZE // 2)._replace(id=8))
+    assert where(world.disk(6, 1)) == memory(pool), "a smaller one fits"
+    world.on(s.RemoveDisk(world.disk(5, 0), ""))
+    clone(world, world.disk(6, 2))
+    assert where(world.disk(6, 2)) == memory(pool), "where one has gone another fits"
+
+
+def test_each_layer_counts_and_so_does_what_a_disk_grows_by(world: World, pool: Pool) -> None:
+    disk = world.disk()
+    clone(world, disk)
+    for layer in (1, 2):
+        world.on(s.AddLayer(disk, layer, layer - 1, "qcow2"), s.ActivateLayer(disk, layer, "qcow2"))
+    assert promised(pool) == FIT * SIZE
+    with pytest.raises(MemoryPromised, match=r"disk.1: 4 layers of up to 64.0 MiB each are more than the 243.2 MiB"):
+        world.on(s.AddLayer(disk, 3, 2, "qcow2"))
+    with pytest.raises(MemoryPromised):
+        world.on(s.GrowDisk(disk, 2 * SIZE))
+    assert sorted(os.listdir(f"{disk.path}.snap")) == ["0", "1", "2"] and promised(pool) == FIT * SIZE
+    world.on(s.MergeLayer(disk, 2, "0", "qcow2", False), s.DropLayer(disk, 1))
+    assert promised(pool) == 2 * SIZE
+    world.on(s.GrowDisk(disk, SIZE + 4 * MiB))
+    assert promised(pool) == 2 * (SIZE + 4 * MiB)
+    qemu_io(f"{disk.path}.snap/2", "qcow2", "read -P 0xa1 1M 64k")
+
+
+def test_a_disk_that_is_larger_than_oned_says_is_counted_as_it_is(world: World, pool: Pool) -> None:
+    for number in range(2):
+        clone(world, world.disk(5, number), size=MiB)
+    assert promised(pool) == 2 * SIZE
+    clone(world, world.disk(6, 0), size=MiB)
+    with pytest.raises(MemoryPromised, match="disk.1: 1 layers of up to 64.0 MiB each are more than the 51.2 MiB that"):
+        clone(world, world.disk(6, 1), size=MiB)
+    with pytest.raises(NoDeviceOfClass):
+        clone(world, world.disk(6, 2), size=0)
+
+
+def test_a_host_without_memory_refuses_or_does_as_without_the_word(world: World) -> None:
+    with pytest.raises(NoDeviceOfClass, match="no device of class ram on .* it has none"):
+        clone(world, world.disk())
+    assert os.listdir(world.disk().vm_dir) == [".semishared"]
+    clone(world, world.disk(), ("ram", "any"))
+    assert not os.path.islink(f"{world.disk().path}.snap")
+
+
+def test_a_pool_of_memory_alone_leaves_all_else_where_it_would_be_without_one(world: World) -> None:
+    alone = Pool(world, (256,))
+    try:
+        alone.set(f"{alone.paths[0]}=ram")
+        for memory_is_there in (True, False):
+            if not memory_is_there:
+                subprocess.run(["umount", "-l", str(alone.paths[0])], check=True)
+            world.clone(world.image(), world.disk(6))
+            clone(world, world.disk(), ("ram", "any"))
+            assert not os.path.islink(f"{world.disk(6).path}.snap") and not any(base.is_symlink() for base in world.bases())
+            assert os.path.islink(f"{world.disk().path}.snap") == memory_is_there
+            told = host_probe.report(str(world.location))
+            assert ("RAM_TOTAL_MB" in told) == memory_is_there and "POOL" not in told and host_probe.capacity(str(world.location)) == []
+            world.on(s.RemoveVm(5, world.disk().vm_dir), s.RemoveVm(6, world.disk(6).vm_dir))
+    finally:
+        alone.close()
+
+
+# -- moves ------------------------------------------------------------------------------------------
+
+
+def moved(world: World, vm: int, want: "dict[str, object]") -> s.DiskRef:
+    """Move a VM to the other datastore as `tm/mv` does between two hosts, which this machine is both of."""
+    source, target = world.disk(vm), world.disk(vm, system=103)
+    carried(source.vm_dir, target.vm_dir, vm, (1,), {"1": want})
+    return target
+
+
+def test_a_disk_in_memory_is_in_memory_where_it_goes_or_stays(world: World, pool: Pool) -> None:
+    clone(world, world.disk())
+    there = moved(world, 5, {"classes": ["ram"], "size": SIZE, "layers": 1})
+    assert where(there) == memory(pool) and promised(pool) == SIZE
+    qemu_io(there.path, "qcow2", "read -P 0xa1 1M 64k")
+    clone(world, world.disk(6))
+    with pytest.raises(NoDeviceOfClass):
+        moved(world, 6, {"classes": ["ram"], "size": 2 * SIZE, "layers": 1})
+    assert not os.path.exists(world.disk(6, system=103).vm_dir) and where(world.disk(6)) == memory(pool)
+    there = moved(world, 6, {"classes": ["ram", "any"], "size": 2 * SIZE, "layers": 1})
+    assert where(there) != memory(pool) and promised(pool) == SIZE
+    assert not pool.leftovers()
+
+
+def test_a_copy_in_another_datastore_wants_the_same(world: World, pool: Pool) -> None:
+    clone(world, world.disk())
+    target = world.disk(system=103)
+    world.on(s.RenameVm(5, world.disk().vm_dir, target.vm_dir, True, "", (1,)))
+    assert where(target) == memory(pool) and promised(pool) == 2 * SIZE
+    world.on(s.RemoveVm(5, world.disk().vm_dir))
+    assert promised(pool) == SIZE
+    qemu_io(target.path, "qcow2", "read -P 0xa1 1M 64k")
+
+
+# -- a restart, and what is said of all that ----------------------------------------------------------
+
+
+def restart(pool: Pool) -> None:
+    """Let memory be as after a restart of its host: another file system, with the same label."""
+    path = pool.paths[2]
+    label = (path / ".semishared" / "device.json").read_bytes()
+    subprocess.run(["umount", "-l", str(path)], check=True)
+    pool.mount(path, pool.sizes[2])
+    (path / ".semishared").mkdir()
+    (path / ".semishared" / "device.json").write_bytes(label)
+
+
+def test_after_a_restart_its_vms_are_refused_and_others_run(world: World, pool: Pool) -> None:
+    clone(world, world.disk())
+    world.clone(world.image(), world.disk(6))
+    restart(pool)
+    with pytest.raises(LostWithMemory, match=f"disk.1 lay in memory of .*, {memory(pool)}, which is empty since the host was started"):
+        started.check_disk(world.disk().vm_dir, records.record_of(world.disk()))
+    started.check_disk(world.disk(6).vm_dir, records.record_of(world.disk(6)))
+    with pytest.raises(LostWithMemory):
+        world.on(s.SendVm(5, world.disk().vm_dir, ""))
+    row = pool.rows()[memory(pool)]
+    assert (row["state"], row["lost"], row["promised"]) == ("", ["5-1"], 0)
+    clone(world, world.disk(7))
+    assert where(world.disk(7)) == memory(pool), "it takes new ones"
+    world.on(s.RemoveVm(5, world.disk().vm_dir))
+    assert pool.rows()[memory(pool)]["lost"] == [] and not os.path.exists(world.disk().vm_dir)
+
+
+def test_before_memory_is_mounted_again_it_is_a_device_that_is_not_there(world: World, pool: Pool) -> None:
+    clone(world, world.disk())
+    subprocess.run(["umount", "-l", memory(pool)], check=True)
+    with pytest.raises(NoDeviceOfClass, match="it has none"):
+        clone(world, world.disk(6))
+    assert pool.rows()[memory(pool)]["state"] == "not there" and os.listdir(memory(pool)) == []
+
+
+def test_the_hosts_monitoring_tells_of_its_memory_apart(world: World, pool: Pool) -> None:
+    clone(world, world.disk())
+    told = dict(re.findall(r'([A-Z_]+) = "([^"]*)"', host_probe.report(str(world.location))))
+    assert (told["POOL"], told["POOL_TOTAL_MB"]) == ("2", "192"), "none of it is capacity of the datastore"
+    assert (told["RAM_TOTAL_MB"], told["RAM_LARGEST_MB"]) == ("256", "179")
+    assert int(told["RAM_RESERVED_KB"]) == (256 + 16 + 64) * 1024
+
+
+def test_a_device_with_disks_does_not_become_memory_nor_memory_a_device(world: World, pool: Pool) -> None:
+    clone(world, world.disk())
+    words = [*map(str, pool.paths[:2])]
+    with pytest.raises(BadPool, match="is of class ram and has disks: without them it can be fast"):
+        pool.set(*words, memory(pool))
+    world.on(s.RemoveVm(5, world.disk().vm_dir))
+    pool.set(*words, memory(pool))
+    assert pool.rows()[memory(pool)]["class"] == "fast"
+
+
+# -- killed -----------------------------------------------------------------------------------------
+
+OWN = {
+    "staged disk.1.snap", "published disk.1.snap", "memory promised", "directory on a device made", "class noted", "layer added",
+    "layer removed",
+}  # fmt: skip
+
+
+def cloning(world: World, number: int) -> None:
+    clone(world, world.disk(number))
+
+
+def layering(world: World, number: int) -> None:
+    disk = world.disk(number)
+    world.on(s.AddLayer(disk, 1, 0, "qcow2"))
+    world.on(s.DropLayer(disk, 1))
+
+
+@pytest.mark.parametrize("act", [cloning, layering])
+def test_killed_at_every_point_and_done_again(world: World, pool: Pool, act: "object", monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = world.top / "trace"
+    assert callable(act)
+
+    def ready(number: int) -> None:
+        if act is layering:
+            cloning(world, number)
+
+    ready(999)
+    monkeypatch.setenv("SEMISHARED_TRACE", str(trace))
+    act(world, 999)
+    monkeypatch.delenv("SEMISHARED_TRACE")
+    world.on(s.RemoveVm(999, world.disk(999).vm_dir))
+    points = {int(number): name for number, _, name in (line.partition(" ") for line in trace.read_text().splitlines()) if name in OWN}
+    assert "memory promised" in points.values(), trace.read_text()
+    for number, name in points.items():
+        ready(number)
+        monkeypatch.setenv("SEMISHARED_KILL_AT", str(number))
+        with contextlib.suppress(SemisharedError):
+            act(world, number)
+        monkeypatch.delenv("SEMISHARED_KILL_AT")
+        act(world, number)
+        disk = world.disk(number)
+        qemu_io(disk.path, "qcow2", "read -P 0xa1 1M 64k")
+        assert where(disk) == memory(pool) and promised(pool) == SIZE, f"killed at {name}"
+        world.on(s.RemoveVm(number, disk.vm_dir))
+        assert promised(pool) == 0 and not pool.leftovers() and not pool.layers(), f"killed at {name}"
+
+
+def test_labelling_killed_at_every_point_and_done_again(world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = [*map(str, pool.paths[:2])]
+    notes = world.root / "devices"
+    for number in range(1, 40):
+        pool.set(*usual)
+        assert not list(notes.glob("*.json")), "of what is memory no more nothing is known"
+        monkeypatch.setenv("SEMISHARED_KILL_AT", str(number))
+        with contextlib.suppress(SemisharedError):
+            pool.set(*usual, f"{memory(pool)}=ram")
+            break
+        monkeypatch.delenv("SEMISHARED_KILL_AT")
+        pool.set(*usual, f"{memory(pool)}=ram")
+        assert pool.rows()[memory(pool)]["class"] == "ram" and len(list(notes.glob("*.json"))) == 1 and not pool.leftovers()
+    monkeypatch.delenv("SEMISHARED_KILL_AT")
+    assert 3 < number < 39
+
+
+def test_notes_without_layers_count_for_nothing_and_go(world: World, pool: Pool) -> None:
+    clone(world, world.disk())
+    notes = Path(memory(pool), ".semishared", "promised")
+    (own,) = notes.iterdir()
+    own.with_name("9-1-" + "0" * 12).write_bytes(own.read_bytes())
+    assert promised(pool) == SIZE
+    clone(world, world.disk(6), size=SIZE // 2)
+    assert len(list(notes.iterdir())) == 2 and own.exists()
