@@ -198,7 +198,7 @@ class Disks(Pool):
         words = ["--blockdev", f"driver=file,filename={file},node-name=file"]
         export = f"type=fuse,id=seen,node-name=file,mountpoint={seen},writable=on"
         self.exports[str(path)] = subprocess.Popen(["qemu-storage-daemon", *words, "--export", export])
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while seen.stat().st_size != size * MiB:
             assert time.monotonic() < until
             time.sleep(0.02)
@@ -210,14 +210,14 @@ class Disks(Pool):
             subprocess.run(["umount", "-l", str(path)], check=False, stderr=subprocess.DEVNULL)
         for path, process in self.exports.items():
             process.terminate()
-            process.wait(20)
+            process.wait(60)
             # Of one that was killed the export is left.
             subprocess.run(["umount", "-l", f"{path}.seen"], check=False, stderr=subprocess.DEVNULL)
 
     def fail(self, path: str) -> None:
         """Let every read and write of the disk fail from now on."""
         self.exports[path].kill()
-        self.exports[path].wait(20)
+        self.exports[path].wait(60)
 
     def shut_down(self, path: str) -> None:
         """Do what XFS does as soon as it cannot write its log."""
