@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`semishared pool drain` and `rebalance` against a simulated oned, on a host that is this machine: what is said, done, and left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any, Iterator
+
+import pytest
+
+from semishared.cli import main
+from tools.oned_site import HERE, ActionSite
+from tools.test_gc_clouds import at_rest
+
+SIZES = (64, 64, 128)
+POWEROFF, ACTIVE, SAVING = 8, 3, 8
+"""States of a VM, and one of the life cycle."""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ActionSite]:
+    with ActionSite.up(tmp_path / "one") as up:
+        assert up.oned.rpc
+        monkeypatch.setenv("ONE_XMLRPC", up.oned.rpc.url)
+        monkeypatch.setenv("ONE_AUTH", str(up.auth))
+        monkeypatch.setattr(os, "geteuid", lambda: 9869)
+        paths = [up.top / f"device{number}" for number in range(len(SIZES))]
+        try:
+            for path, size in zip(paths, SIZES):
+                path.mkdir()
+                subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}M", "pool", str(path)], check=True)
+            up.oned.host_update(up.oned.host(HERE).id, {"SEMISHARED_POOL": " ".join(map(str, paths))})
+            assert main.main(["pool", "add", HERE]) == 0
+            yield up
+        finally:
+            for path in paths:
+                subprocess.run(["umount", "-l", str(path)], check=False)
+
+
+def device(site: ActionSite, path: Path) -> str:
+    return os.path.realpath(path).split("/.semishared/")[0]
+
+
+def overlay(site: ActionSite, image: int) -> "tuple[int, Path]":
+    """Return a powered-off VM with an overlay over an image, and its layers."""
+    vm = site.vm(image)
+    at_rest(site, vm, POWEROFF)
+    disk = site.make("clone", vm)
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 0x55 3M 64k", str(disk)], check=True, stdout=subprocess.DEVNULL)
+    return vm, Path(f"{disk}.snap")
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> "list[dict[str, Any]]":
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_device_is_drained_and_what_is_not_at_rest_stays(site: ActionSite, capsys: pytest.CaptureFixture[str]) -> None:
+    image = site.image()
+    vm, layers = overlay(site, image)
+    drained = device(site, layers)
+    capsys.readouterr()
+    assert main.main(["pool", "drain", HERE, drained, "--dry-run", "--json"]) == 0
+    dry = said(capsys)[-1]
+    assert {row["how"] for row in dry["rows"]} == {"would move"} and device(site, layers) == drained
+    assert main.main(["pool", "check", HERE]) == 0, "nothing was closed"
+    capsys.readouterr()
+    assert main.main(["pool", "drain", HERE, drained, "--rate", "500M"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"VM {vm} disk 0" in "".join(lines) and lines[-1].endswith(f"{drained} is empty, and takes nothing more")
+    assert len(lines) == len(dry["rows"]) + 1 and device(site, layers) != drained
+    subprocess.run(["qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0x55 3M 64k", str(layers / "0")], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0xa1 1M 64k", str(layers / "0")], check=True, stdout=subprocess.DEVNULL)
+    assert main.main(["pool", "check", HERE]) == 1
+    assert f"{drained} is being drained, or was, and takes nothing more" in capsys.readouterr().out
+    assert main.main(["pool", "add", HERE]) == 0 and main.main(["pool", "check", HERE]) == 0
+    site.oned.vm(vm).state, site.oned.vm(vm).lcm = ACTIVE, SAVING
+    capsys.readouterr()
+    now = device(site, layers)
+    assert main.main(["pool", "drain", HERE, now, "--json"]) == 1
+    summary = said(capsys)[-1]
+    (stays,) = [row for row in summary["rows"] if row["how"] != "moved"]
+    assert (stays["how"], stays["vm"], summary["empty"]) == ("stays", vm, False) and "LCM state 8" in stays["why"]
+    assert device(site, layers) == now
+
+
+def test_rebalance_evens_out_and_a_second_one_moves_nothing(site: ActionSite, capsys: pytest.CaptureFixture[str]) -> None:
+    image = site.image()
+    vms = [overlay(site, image) for _ in range(2)]
+    source = device(site, vms[0][1])
+    # As disks that have grown.
+    for _, layers in vms:
+        subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 0x66 4M 4M", str(layers / "0")], check=True, stdout=subprocess.DEVNULL)
+    capsys.readouterr()
+    assert main.main(["pool", "rebalance", HERE, "--json"]) == 0
+    first = said(capsys)[-1]
+    assert source and {row["how"] for row in first["rows"]} <= {"moved"}
+    assert main.main(["pool", "rebalance", HERE]) == 0
+    assert capsys.readouterr().out == f"{HERE}: no device is much fuller than the others\n"
+    for _, layers in vms:
+        command = ["qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0x66 4M 4M", str(layers / "0")]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    "words, why",
+    [
+        (["drain", HERE, "/nowhere"], "/nowhere is no device of the pool"), (["drain", HERE], "needs the device"),
+        (["rebalance", "elsewhere"], "no such host"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_said_in_a_line(site: ActionSite, capsys: pytest.CaptureFixture[str], words: "list[str]", why: str) -> None:
+    capsys.readouterr()
+    assert main.main(["pool", *words]) == 2
+    assert why in capsys.readouterr().err
