@@ -100,6 +100,20 @@ def test_choice_flips_when_a_source_is_throttled_and_the_next_clone_knows(tmp_pa
     assert again.begin() == "h1"
 
 
+def test_source_that_gives_next_to_nothing_is_left_and_not_chosen_again(tmp_path: Path, clock: Clock) -> None:
+    partial = Coming(100)
+    choice = pricing.Choice(str(tmp_path), ["h1", STORE], partial)
+    assert choice.begin() == "h1"
+    clock.now += 10
+    assert not choice.is_dear(), "a busy host takes its time to begin"
+    partial.have.add(0)
+    assert not choice.is_dear()
+    clock.now += 6
+    assert choice.is_dear()
+    choice.end(is_limited=False)
+    assert choice.begin() == STORE and pricing.known(str(tmp_path)) == {"h1": pytest.approx(EXTENT / 6)}
+
+
 def test_who_fails_is_not_asked_again_and_turns_are_not_endless(tmp_path: Path, clock: Clock) -> None:
     choice = pricing.Choice(str(tmp_path), ["h1", "h2", STORE], Coming(10))
     asked = []

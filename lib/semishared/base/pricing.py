@@ -19,7 +19,7 @@ from .partial import Partial
 LEAST = 8
 """Extents that must have come before it shows how fast they do."""
 LONG_S = 5.0
-"""After so long it shows in any case."""
+"""So long after the first it shows in any case. Until it comes that is peers.STALL_S, as of every source."""
 LOOK_S = 0.5
 """Between two looks whether another one would be quicker."""
 TURNS = 6
@@ -30,7 +30,7 @@ class Meter:
     """How fast extents of a base come from one source."""
 
     def __init__(self, partial: Partial) -> None:
-        self._partial, self._had, self._begun, self._first = partial, len(partial.have), time.monotonic(), 0.0
+        self._partial, self._had, self._first = partial, len(partial.have), 0.0
 
     def came(self) -> int:
         """Return how many came after the first one: before that something was started."""
@@ -42,11 +42,12 @@ class Meter:
 
     def tells(self) -> bool:
         """Tell whether the rate says something."""
-        return self.came() >= LEAST or time.monotonic() - self._begun > LONG_S
+        came = self.came()
+        return came >= LEAST or bool(self._first) and time.monotonic() - self._first > LONG_S
 
     def rate(self) -> float:
-        """Return bytes per second, next to nothing if none have come."""
-        return max(1.0, self.came() * extents.EXTENT / max(time.monotonic() - (self._first or self._begun), 1e-3))
+        """Return bytes per second; at most so many, if only one has come."""
+        return max(self.came(), 1) * extents.EXTENT / max(time.monotonic() - self._first, 1e-3)
 
 
 class Choice:
@@ -82,7 +83,7 @@ class Choice:
 
     def end(self, *, is_limited: bool) -> None:
         """Remember how it went, unless we were the limit; who was not left for another one has no more to give."""
-        if self._meter.came() and self._meter.tells():
+        if self._meter.tells():
             self._rates[self._name] = self._meter.rate()
             if not is_limited:
                 note(self._root, self._name, self._rates[self._name])
