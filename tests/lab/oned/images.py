@@ -14,7 +14,8 @@ from .objects import Datastore, Image, now
 from .states import Img
 from .template import Template, scalar
 
-_IMAGE_TYPES = {"OS": 0, "CDROM": 1, "DATABLOCK": 2}
+_FILESYSTEM = "FILESYSTEM"
+_IMAGE_TYPES = {"OS": 0, "CDROM": 1, "DATABLOCK": 2, _FILESYSTEM: 7}
 _IMAGE_DS: Template = {
     "ALLOW_ORPHANS": "YES", "CLONE_TARGET": "SYSTEM", "DISK_TYPE": "FILE", "LN_TARGET": "NONE",
     "PERSISTENT_SNAPSHOTS": "YES", "TYPE": "IMAGE_DS",
@@ -87,7 +88,9 @@ class ImageOps(Core):
         template = as_template(attributes)
         if prefix:
             template["DEV_PREFIX"] = prefix
-        if path:
+        if type == _FILESYSTEM:
+            size = self._stat_directory(ds, path)
+        elif path:
             size = self._stat(ds, path)
         image = self._new_image(ds, name, _IMAGE_TYPES[type], persistent, template, size)
         image.path, image.format = path, "" if path else format
@@ -98,6 +101,9 @@ class ImageOps(Core):
                 if len(answer) < 2:
                     raise ActionFailed(f"no SOURCE and FORMAT in {answer}")
                 self._finish(image, answer[0], answer[1])
+            elif type == _FILESYSTEM:
+                # LOCKED for ever: without a PATH oned asks its driver for nothing (register_image).
+                image.format = "dir"
             else:
                 source = self._ds_action(ds, "mkfs", str(image.id), image).strip()
                 self._finish(image, source, format)
@@ -111,6 +117,8 @@ class ImageOps(Core):
         """Clone an image into a datastore of the same driver."""
         original = self.image(image_id)
         ds = self.datastore(original.datastore_id if datastore_id is None else datastore_id)
+        if original.type == _IMAGE_TYPES[_FILESYSTEM]:
+            raise Refused("FILESYSTEM images cannot be cloned.")
         if original.state != Img.READY and original.state != Img.USED:
             raise Refused(f"Cannot clone image in state {original.state}")
         image = self._new_image(ds, name, original.type, False, dict(original.template), original.size)
@@ -179,7 +187,8 @@ class ImageOps(Core):
     # -- parts ----------------------------------------------------------------------------------
 
     def _new_image(self, ds: Datastore, name: str, kind: int, persistent: bool, template: Template, size: int) -> Image:
-        template.setdefault("DEV_PREFIX", "hd" if kind == 1 else self.settings.device_prefix)
+        if kind != _IMAGE_TYPES[_FILESYSTEM]:
+            template.setdefault("DEV_PREFIX", "hd" if kind == 1 else self.settings.device_prefix)
         with self.data:
             number = self.next_image
             self.next_image += 1
@@ -199,15 +208,23 @@ class ImageOps(Core):
             if image.id not in ds.images:
                 ds.images.append(image.id)
 
-    def _stat(self, ds: Datastore, path: str) -> int:
+    def _stat(self, ds: Datastore, path: str, size: str = "<SIZE></SIZE>") -> int:
         with self.data:
             request = self.next_request
             self.next_request += 1
-            body = f"<IMAGE><PATH>{_escape(path)}</PATH><SIZE></SIZE></IMAGE>{ds.to_xml()}"
+            body = f"<IMAGE><PATH>{_escape(path)}</PATH>{size}</IMAGE>{ds.to_xml()}"
         answer = self.drivers.datastore(ds.ds_mad, "stat", str(request), _encode(body)).strip()
         if not answer.isdigit():
             raise ActionFailed(f"Cannot determine Image SIZE: {answer!r}")
         return int(answer)
+
+    def _stat_directory(self, ds: Datastore, path: str) -> int:
+        """Return what oned counts for an image of TYPE=FILESYSTEM (ImageManagerActions.cc, stat_image): before 7.4 nothing."""
+        if self.settings.version < "7.4":
+            return 0
+        if not path:
+            raise Refused("Cannot parse image SIZE: Missing PATH attribute.")
+        return self._stat(ds, path, "")
 
     def _ds_action(self, ds: Datastore, action: str, request: str, image: Image) -> str:
         with self.data:

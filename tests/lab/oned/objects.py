@@ -13,7 +13,9 @@ from .template import Template, Vector, cdata, render, vectors
 
 _OWNER = "<UID>0</UID><GID>0</GID><UNAME>oneadmin</UNAME><GNAME>oneadmin</GNAME>"
 
-DISK_TYPES = ("FILE", "CDROM", "BLOCK", "RBD", "RBD_CDROM")
+DISK_TYPES = (
+    "FILE", "CDROM", "BLOCK", "RBD", "RBD_CDROM", "GLUSTER", "GLUSTER_CDROM", "SHEEPDOG", "SHEEPDOG_CDROM", "ISCSI", "FILESYSTEM",
+)  # fmt: skip
 """By number."""
 
 
