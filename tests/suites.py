@@ -61,6 +61,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 40},
     "operate": {"paths": ["tests/operate"], "minutes": 40},
     "pool": {"paths": ["tests/pool"], "minutes": 40},
+    "shares": {"paths": ["tests/shares"], "minutes": 40},
     "docs": {"paths": ["tests/docs"], "minutes": 30},
     "shell": {"paths": ["tests/shell"], "minutes": 30, "runner": "bats"},
     "staging-more": {"paths": ["tests/staging/test_more_faults.py"], "minutes": 30, "full": True},

@@ -359,6 +359,20 @@ class OtherStore(SemisharedError):
     remedy = "mount the right store there, or correct SEMISHARED_STORE of the datastore"
 
 
+class NoQuota(SemisharedError):
+    """A file system that would not hold a share to its size."""
+
+    id = "SS170"
+    remedy = "turn its quotas on as docs/how-to/shares.md says, then retry"
+
+
+class NotPermitted(SemisharedError):
+    """Something that only root may do on the machine that makes shares, and that sudo does not let oneadmin do there."""
+
+    id = "SS171"
+    remedy = "docs/how-to/shares.md has the rule for sudoers; then retry"
+
+
 class BrokenChain(SemisharedError):
     """A disk whose header does not plainly name the file that the disk lies over, and its format."""
 

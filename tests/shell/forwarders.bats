@@ -175,3 +175,19 @@ message() { # message DATASTORE-DIRECTORY [DISKS]: what oned gives to migrate an
     done
     [ ! -e "$kvm/argv" ]
 }
+
+share() { # share TM_MAD: the VM has a directory of that driver's for a disk, as vm.xml says it
+    printf '<VM><TEMPLATE><DISK><DISK_ID>1</DISK_ID><TYPE><![CDATA[FILESYSTEM]]></TYPE><TM_MAD><![CDATA[%s]]></TM_MAD></DISK></TEMPLATE></VM>' \
+        "$1" >"$vm_dir/vm.xml"
+    printf "<domain type='kvm'><name>one-7</name><devices><filesystem type='mount'/></devices></domain>\n" >"$BATS_TEST_TMPDIR/stdin"
+}
+
+@test "a VM without records: a share of ours is not attached by the stock script, a directory of others is" {
+    share semishared
+    call "$vmm/deploy" "$vm_dir/deployment.0" h1 7 h1 <"$BATS_TEST_TMPDIR/stdin"
+    refuses deploy
+    says 'does not attach yet'
+    [ ! -e "$kvm/argv" ]
+    share virtiofs
+    forwards deploy "$vm_dir/deployment.0" h1 7 h1
+}

@@ -11,14 +11,14 @@ from typing import Any, Iterator
 
 import pytest
 
-from semishared.model import layout, layout_base, layout_delta, layout_devices, layout_diff, layout_pool, layout_store
+from semishared.model import layout, layout_base, layout_delta, layout_devices, layout_diff, layout_pool, layout_share, layout_store
 from semishared.tools import signatures
 
 pytestmark = pytest.mark.reads_checkout
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "lib" / "semishared"
-LAYOUT = {"layout", "layout_base", "layout_delta", "layout_devices", "layout_diff", "layout_pool", "layout_store"}
+LAYOUT = {"layout", "layout_base", "layout_delta", "layout_devices", "layout_diff", "layout_pool", "layout_share", "layout_store"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.stem not in LAYOUT)
 
 # -- nobody else ------------------------------------------------------------------------------------
@@ -142,6 +142,8 @@ def test_names_of_bases_clones_and_images_are_parsed_as_they_were_made() -> None
         assert layout_store.side_of(clone) == layout_store.side_of(layout.layer(clone, 0)) == "/ds/100/.semishared/abc"
         assert layout_store.is_clone_of(clone, 7, 1) and not layout_store.is_clone_of(clone, 7, 11)
     assert layout_store.store_of("/ds/100/.semishared/abc") == "/ds/100"
+    assert layout_share.image_of(Path(layout_share.record(35)).name) == 35 and layout_share.image_of(Path(layout_share.lock(35)).name) == -1
+    assert layout_share.number_of(Path(layout_share.uids(3)).name) == 3 and layout_share.number_of(layout.staged("3", "x")) == -1
     image = layout_pool.image(35)
     clone = layout_pool.clone(image, 7, 1)
     assert layout_pool.named(image) == (35, None, None, False, False) and layout_pool.named(clone) == (35, 7, 1, False, False)
@@ -174,15 +176,19 @@ PLACEHOLDERS: dict[str, Any] = {
     "layout_pool.clone.image": "one-<image>", "layout_pool.staged.image": "one-<image>", "layout_pool.changing.image": "one-<image>",
     "layout_pool.rescued.image": "one-<image>", "layout_pool.rescued.random": "<x>",
     "layout_pool.lent.snapshot": "<id>", "layout_delta.kept.layer": "K", "layout_pool.manifest.number": "<n>",
+    **{f"layout_share.{name}.image": "<image>" for name in ("tree", "gone", "record", "lock")}, "layout_share.uids.number": "<number>",
     "layout_pool.staged.random": "<x>", "layout_pool.set_aside.random": "<x>", "layout_pool.made_for.source": "SOURCE",
 }  # fmt: skip
-NOT_OURS = re.compile(r"<datastore>|<DATASTORE_LOCATION>|<system datastore>|<vm>|9b6635f6\.+(\.snap)?|POOL|NAME|ID|K|\.\.+|->|")
+NOT_OURS = re.compile(
+    r"<datastore>|<SEMISHARED_FS_ROOT>|<DATASTORE_LOCATION>|<system datastore>|<vm>|<uuid>|9b6635f6\.+(\.snap)?|POOL|NAME|ID|K"
+    r"|\.\.+|->|"
+)
 """Parts of paths on the page that are OpenNebula's, or stand for another part."""
 
 
 def made() -> Iterator[str]:
     """Yield what each formatter makes of what the page has in the place of its arguments, and each constant name."""
-    for module in (layout, layout_base, layout_delta, layout_devices, layout_diff, layout_store, layout_pool):
+    for module in (layout, layout_base, layout_delta, layout_devices, layout_diff, layout_share, layout_store, layout_pool):
         short = module.__name__.rpartition(".")[2]
         yield from (value for name, value in vars(module).items() if name.isupper() and isinstance(value, str) and value[-1] not in "-")
         for name, function in inspect.getmembers(module, inspect.isfunction):

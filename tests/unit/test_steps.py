@@ -16,8 +16,11 @@ from semishared.errors import BadArguments
 from semishared.host.conversation import Conversation
 from semishared.host.execute import Execution, read_plan
 from semishared.model import steps as s
-from semishared.model import steps_base, steps_image
+from semishared.model import steps_base, steps_image, steps_share
 from semishared.model.network_disk import NetworkDisk
+from semishared.model.shares import FILE_SYSTEMS, Share, Tree
+from semishared.share import life
+from semishared.share.verbs import VERBS as VERBS_OF_SHARES
 from semishared.store import Bridged
 from semishared.store.verbs import VERBS
 from semishared.wire.messages import Writer
@@ -27,7 +30,8 @@ OF_IMAGES = {
     name: cls for name, cls in vars(steps_image).items()
     if hasattr(cls, "_fields") and cls not in (s.ImageRef, s.DiskRef, s.Access, NetworkDisk)
 }  # fmt: skip
-STEPS = {**s.STEPS, **OF_IMAGES}
+OF_SHARES = {name: getattr(steps_share, name) for name in VERBS_OF_SHARES}
+STEPS = {**s.STEPS, **OF_IMAGES, **OF_SHARES}
 OF_BASES = {name: cls for name, cls in vars(steps_base).items() if hasattr(cls, "_fields") and cls not in (s.ImageRef, steps_base.Part)}
 words = st.text(max_size=20)
 numbers = st.integers(0, 2**60)
@@ -48,6 +52,9 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "Access": accesses,
     "NetworkDisk": st.just(NetworkDisk("one/one-7", ("mon:6789",), "libvirt", SECRET)),
     "dict[str, Any]": st.dictionaries(words, json_values, max_size=3),
+    "Tree": st.builds(Tree, st.sampled_from(sorted(FILE_SYSTEMS)), st.just("/srv/shares"), words),
+    "Share": st.builds(Share, numbers, numbers, numbers, numbers),
+    "Tuple[str, ...]": st.lists(words, max_size=3).map(tuple),
 }
 
 
@@ -70,7 +77,12 @@ def test_every_step_is_the_same_after_its_way_through_json(step: s.Step) -> None
     assert (type(returned), returned) == (type(step), step)
 
 
-@pytest.mark.parametrize("cls", [cls for name, cls in {**STEPS, **OF_BASES}.items() if name not in VERBS], ids=lambda cls: cls.__name__)
+NAMED_BY_A_STEP = {**VERBS, **OF_SHARES}
+
+
+@pytest.mark.parametrize(
+    "cls", [cls for name, cls in {**STEPS, **OF_BASES}.items() if name not in NAMED_BY_A_STEP], ids=lambda cls: cls.__name__
+)
 def test_every_step_can_be_carried_out(cls: Any) -> None:
     talk = Conversation(Writer(0), lambda: None, lambda: None, answers=True)
     part = Execution(epochs.Planned(), talk).part(cls(*cls._fields))
@@ -88,6 +100,17 @@ def test_a_step_that_names_a_verb_has_its_arguments(name: str) -> None:
     assert [kind.replace("Iterable[str]", "tuple[str, ...]") for kind in kinds_of_it] == told
 
 
+@pytest.mark.parametrize("name", OF_SHARES)
+def test_a_step_on_shares_has_the_arguments_of_its_function(name: str) -> None:
+    parameters = inspect.signature(getattr(life, VERBS_OF_SHARES[name])).parameters.values()
+    told = [(field, kind.replace("Tuple", "tuple")) for field, kind in zip(OF_SHARES[name]._fields, kinds(OF_SHARES[name]))]
+    assert [(parameter.name, str(parameter.annotation)) for parameter in parameters] == told
+
+
+def test_every_step_on_shares_has_a_function() -> None:
+    assert set(OF_SHARES) == {name for name, cls in vars(steps_share).items() if hasattr(cls, "_fields")} - {"Share", "Tree"}
+
+
 @given(st.dictionaries(st.sampled_from(["step", "image", "disk", "vm", "vm_dir", "domain", "x"]), json_values))
 def test_any_json_object_is_a_step_or_bad_arguments(data: dict[str, Any]) -> None:
     try:
@@ -100,7 +123,7 @@ EXAMPLES: dict[str, Any] = {
     "int": 3, "str": "x", "bool": True, "tuple[str, ...]": ("x",), "tuple[int, ...]": (3,),
     "ImageRef": s.ImageRef(100, 1, "raw", "/x"), "DiskRef": s.DiskRef(2, 1, "/x"),
     "Access": s.Access("rbd"), "NetworkDisk": NetworkDisk("one/one-7", (), "libvirt", SECRET),
-    "dict[str, Any]": {"x": 1},
+    "dict[str, Any]": {"x": 1}, "Tree": Tree("btrfs", "/srv/shares"), "Share": Share(1, 2, 3, 4), "Tuple[str, ...]": ("x",),
 }  # fmt: skip
 
 
@@ -109,7 +132,7 @@ def test_a_step_with_a_part_missing_or_added_is_none(cls: Any) -> None:
     whole = s.to_data(cls(*[EXAMPLES[kind] for kind in kinds(cls)]))
     parts = [{**whole, "more": 1}, {**whole, "step": "Nothing"}, {**whole, "step": ["PrepareVm"]}]
     parts += [{key: value for key, value in whole.items() if key != name} for name in whole]
-    for name in ("image", "disk", "access", "network"):
+    for name in ("image", "disk", "access", "network", "tree", "share"):
         if isinstance(whole.get(name), dict):
             parts += [{**whole, name: {}}, {**whole, name: None}, {**whole, name: {**whole[name], "x": 1}}]  # type: ignore[dict-item]
     for part in parts:

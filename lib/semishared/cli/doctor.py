@@ -177,6 +177,8 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
     mounted, ceph, bridged = [], [], []
     for store in cloud.datastores:
         try:
+            if stores.is_shares(store):
+                continue
             access = stores.access(store)
             if store.type != 1 and not access.can.has_bridge:
                 mounted.append(absolute(store.base_path, "BASE_PATH"))

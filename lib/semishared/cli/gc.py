@@ -23,6 +23,7 @@ from .. import NAME
 from ..config import Config, load
 from ..errors import BadArguments, HostUnreachable, SemisharedError, from_id
 from ..model import steps as s
+from ..model.stores import is_shares
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore
@@ -137,7 +138,8 @@ def questions(oned: Oned, survey: Survey) -> list[_Question]:
     found = []
     for location, stores in sorted(places.items()):
         systems = tuple(sorted(store.id for store in stores if store.type == 1))
-        images = [store for store in stores if store.type != 1]
+        # Shares are elsewhere, and `semishared share list` says what is left of them.
+        images = [store for store in stores if store.type != 1 and not is_shares(store)]
         marked = sorted((absolute(store.base_path, "BASE_PATH"), store.attribute("SEMISHARED_STORE")) for store in images)
         shared, markers = tuple(path for path, _ in marked), tuple(store for _, store in marked)
         here = [name for name in hosts if is_here(name)]

@@ -25,6 +25,7 @@ COMMANDS = {
     "plan": "say what an action would do, and do nothing",
     "pool": "list, declare and check the local devices of hosts",
     "setup": "make the datastores, or print their templates and what to click",
+    "share": "list, resize and look after directories for guests",
     "stage": "put bases of images onto hosts before VMs need them there",
     "status": "say where each disk lives and why, and what it needs",
 }

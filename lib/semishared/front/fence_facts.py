@@ -58,6 +58,8 @@ def ask(oned: Oned, name: str) -> Cloud:
     host = found[0]
     # Several clouds may have a datastore of one name; ids are oned's.
     ours = {store.id: store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD")) and store.type != 1}
+    # No host has a share as long as none is attached.
+    ours = {number: store for number, store in ours.items() if not stores.is_shares(store)}
     disks = [(disk.store_id, where) for vm in _guests(oned, name) for disk in vm.disks for where in _places(vm, disk, ours)]
     used = {number for number, _ in disks}
     reached = [store for store in ours.values() if store.id in used or host.cluster_id in _numbers(store, "CLUSTERS/ID")]

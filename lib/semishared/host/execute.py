@@ -26,6 +26,10 @@ class Execution(Steps):
         """Carry out one step; return what it found out (JSON data) or None."""
         guard.guard(step, self.talk.warn)
         name = type(step).__name__
+        if type(step).__module__.endswith(".steps_share"):
+            from ..share import verbs as of_shares
+
+            return of_shares.do(step)
         return verbs.do(step) if name in verbs.VERBS else getattr(self.part(step), name)(step)
 
     def part(self, step: s.Step) -> object:

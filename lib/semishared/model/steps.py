@@ -224,9 +224,10 @@ class Discard(NamedTuple):
 
 
 LOOKS = frozenset({
-    "CheckNotOpen", "CheckNotRunning", "CheckStore", "DescribeVm", "FindClone", "FindKept", "FindSnapshots", "ListBases",
-    "ListDevices", "ListHeld", "ListPool",
-    "LookAround", "LookAtDisk", "LookAtGuest", "LookAtImages", "LookAtVm", "LookForVm", "MeasureStore", "ReachDisk", "ReadBase",
+    "CheckNotOpen", "CheckNotRunning", "CheckStore", "DescribeVm", "FindClone", "FindDirectory", "FindKept", "FindSnapshots", "ListBases",
+    "ListDevices", "ListHeld", "ListPool", "ListShares",
+    "LookAround", "LookAtDisk", "LookAtGuest", "LookAtImages", "LookAtVm", "LookForVm", "MeasureRoot", "MeasureStore", "ReachDisk",
+    "ReadBase",
     "RehearseHypervisor", "ReportDisks", "SeeImage",
 })  # fmt: skip
 """Steps that change nothing wherever they are carried out: all that a dry run may send."""
@@ -248,10 +249,10 @@ STEPS: dict[str, Any] = {
 def _named(name: str) -> Any:
     if name not in STEPS:
         # What no transfer action plans is not loaded by any.
-        from . import network_disk, steps_base, steps_commit, steps_device, steps_image
+        from . import network_disk, shares, steps_base, steps_commit, steps_device, steps_image, steps_share
 
-        _NESTED.update(network=network_disk.NetworkDisk, parts=steps_base.Part)
-        for module in (steps_base, steps_image, steps_commit, steps_device):
+        _NESTED.update(network=network_disk.NetworkDisk, parts=steps_base.Part, tree=shares.Tree, share=shares.Share)
+        for module in (steps_base, steps_image, steps_commit, steps_device, steps_share):
             STEPS.update({key: cls for key, cls in vars(module).items() if hasattr(cls, "_fields") and cls not in _NESTED.values()})
     return STEPS.get(name)
 

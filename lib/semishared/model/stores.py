@@ -117,11 +117,16 @@ def kind(datastore: Datastore) -> Kind:
     return KINDS["rbd" if datastore.attribute("DISK_TYPE").upper() == "RBD" else "dir"]
 
 
+def is_shares(datastore: Datastore) -> bool:
+    """Tell whether the images of a datastore are directories for guests (shares.py), and no disks."""
+    return datastore.attribute("DISK_TYPE").upper() == "FILESYSTEM"
+
+
 def access(datastore: Datastore) -> Access:
     """Return how the store of `datastore` is reached; raise BadAttribute."""
-    cloud = _checked(datastore, "SEMISHARED_CLOUD", MARKER, "the id of a cloud (32 hex digits)")
+    cloud = checked(datastore, "SEMISHARED_CLOUD", MARKER, "the id of a cloud (32 hex digits)")
     if not kind(datastore).has_bridge:
-        return MOUNTED._replace(marker=_checked(datastore, "SEMISHARED_STORE", MARKER, "the id of a store (32 hex digits)"), cloud=cloud)
+        return MOUNTED._replace(marker=checked(datastore, "SEMISHARED_STORE", MARKER, "the id of a store (32 hex digits)"), cloud=cloud)
     user = _user(datastore, "CEPH_USER", "")
     if not user:
         raise BadAttribute(f"datastore {datastore.id} has no CEPH_USER: without one Ceph takes client.admin, which nothing here runs as")
@@ -133,15 +138,15 @@ def access(datastore: Datastore) -> Access:
             raise BadAttribute(f"CEPH_HOST of datastore {datastore.id} has {host!r}, which is no address[:port]")
     return Access(
         "rbd", user, _user(datastore, "SEMISHARED_CEPH_READER", user), _user(datastore, "SEMISHARED_CEPH_BRIDGE_USER", user),
-        _checked(datastore, "CEPH_CONF", CONF, "a plain absolute path"), hosts,
-        _checked(datastore, "CEPH_SECRET", SECRET, "the UUID of a libvirt secret"),
-        _checked(datastore, "EC_POOL_NAME", POOL, "the name of a pool"), cloud=cloud, **_remote(datastore),
+        checked(datastore, "CEPH_CONF", CONF, "a plain absolute path"), hosts,
+        checked(datastore, "CEPH_SECRET", SECRET, "the UUID of a libvirt secret"),
+        checked(datastore, "EC_POOL_NAME", POOL, "the name of a pool"), cloud=cloud, **_remote(datastore),
     )  # fmt: skip
 
 
 def _remote(datastore: Datastore) -> dict[str, str]:
     user = _user(datastore, "SEMISHARED_CEPH_REMOTE", "")
-    secret = _checked(datastore, "SEMISHARED_CEPH_REMOTE_SECRET", SECRET, "the UUID of a libvirt secret")
+    secret = checked(datastore, "SEMISHARED_CEPH_REMOTE_SECRET", SECRET, "the UUID of a libvirt secret")
     if bool(user) != bool(secret):
         raise BadAttribute(
             f"datastore {datastore.id} names only one of SEMISHARED_CEPH_REMOTE and SEMISHARED_CEPH_REMOTE_SECRET: a user and libvirt's "
@@ -160,7 +165,8 @@ def unmarked(datastore: Datastore) -> str:
     )
 
 
-def _checked(datastore: Datastore, name: str, pattern: re.Pattern[str], what: str, default: str = "") -> str:
+def checked(datastore: Datastore, name: str, pattern: re.Pattern[str], what: str, default: str = "") -> str:
+    """Return an attribute of a datastore; raise BadAttribute unless it is `what`."""
     text = datastore.attribute(name)
     if not text:
         return default
@@ -170,7 +176,7 @@ def _checked(datastore: Datastore, name: str, pattern: re.Pattern[str], what: st
 
 
 def _user(datastore: Datastore, name: str, default: str) -> str:
-    user = _checked(datastore, name, POOL, "the name of a Ceph user", default)
+    user = checked(datastore, name, POOL, "the name of a Ceph user", default)
     if user == ADMIN or user.startswith("client."):
         raise BadAttribute(f"{name} of datastore {datastore.id} is {user!r}: name a user of its own, without `client.`, and not admin")
     return user
@@ -187,7 +193,7 @@ def fence_user(datastore: Datastore) -> str:
 
 def pool(datastore: Datastore) -> str:
     """Return the pool of an rbd datastore; raise BadAttribute for a name that no pool should have."""
-    return _checked(datastore, "POOL_NAME", POOL, "the name of a pool", DEFAULT_POOL)
+    return checked(datastore, "POOL_NAME", POOL, "the name of a pool", DEFAULT_POOL)
 
 
 def bridges(datastore: Datastore) -> list[str]:

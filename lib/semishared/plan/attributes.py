@@ -13,7 +13,7 @@ from typing import Mapping, Sequence
 from xml.etree import ElementTree
 
 from ..errors import BadAttribute, SemisharedError
-from ..model import stores
+from ..model import shares, stores
 from ..opennebula.xml import Datastore, Image
 from . import placement, pool, staging
 from .eviction import limits
@@ -32,6 +32,9 @@ HOLDERS: Mapping[str, tuple[str, ...]] = {
     "SEMISHARED_CEPH_FENCE_USER": ("image datastore",),
     "SEMISHARED_CEPH_REMOTE": ("image datastore",),
     "SEMISHARED_CEPH_REMOTE_SECRET": ("image datastore",),
+    "SEMISHARED_FS": ("image datastore",),
+    "SEMISHARED_FS_ROOT": ("image datastore",),
+    "SEMISHARED_FS_QUOTA": ("image datastore",),
     "SEMISHARED_STORE": ("image datastore",),
     "SEMISHARED_CLOUD": ("image datastore",),
     "SEMISHARED_BASES_LIMIT": ("host",),
@@ -41,7 +44,7 @@ HOLDERS: Mapping[str, tuple[str, ...]] = {
 }
 """Name -> in whose template it means something."""
 NAME = re.compile(r"[A-Z][A-Z0-9_]*\Z")
-DISK_TYPES = ("FILE", "RBD")
+DISK_TYPES = ("FILE", "RBD", "FILESYSTEM")
 
 
 def problems(holder: str, attributes: Mapping[str, str]) -> list[str]:
@@ -101,6 +104,9 @@ def _image_datastore(attributes: Mapping[str, str]) -> None:
     if kind not in DISK_TYPES:
         raise BadAttribute(f"DISK_TYPE is {kind!r}, not one of {', '.join(DISK_TYPES)} in capitals")
     view = datastore(attributes)
+    if stores.is_shares(view):
+        shares.tree(view)
+        return
     access = stores.access(view)
     if not access.can.has_bridge and attributes.get("BRIDGE_LIST"):
         raise BadAttribute("BRIDGE_LIST means nothing for a mounted store: the front-end mounts it too")

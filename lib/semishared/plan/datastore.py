@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Tuple
 
-from ..errors import BadAttribute, RestrictedPath
+from ..errors import BadAttribute, NotSupported, RestrictedPath
 from ..model import steps_datastore as d
 from ..model import stores
 from ..model.exchange import Here, On, Part, warn
@@ -185,6 +185,12 @@ ACTIONS = {planner.__name__: planner for planner in (
 
 def planned(action: str, asked: Asked) -> Part[str]:
     """Plan a datastore action. Below a mount point that is not mounted nothing is made, counted or gone."""
+    if stores.is_shares(asked.datastore):
+        from . import shares
+
+        return (yield from shares.planned(action, asked))
+    if asked.image.type == images.FILESYSTEM or asked.image.path.startswith(images.NEW_SHARE):
+        raise NotSupported(f"datastore {asked.datastore.id} holds disks: directories for guests are made where DISK_TYPE is FILESYSTEM")
     if action != stat.__name__ and not asked.access.can.has_bridge:
         yield Here(d.CheckStore(asked.access, asked.root))
         if stores.unmarked(asked.datastore):

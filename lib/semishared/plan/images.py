@@ -10,8 +10,11 @@ from ..opennebula.args import image_source
 from ..opennebula.xml import Datastore, Image
 
 CDROM = 1
+FILESYSTEM = 7
 FILE_DATASTORE = 2
 STORED = ("raw", "qcow2")
+NEW_SHARE = "new:"
+"""What PATH begins with where it asks for a share (plan/shares.py)."""
 
 
 def _is_below(path: str, directory: str) -> bool:

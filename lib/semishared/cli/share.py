@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look after shares: directories for guests, which images of a datastore with DISK_TYPE = FILESYSTEM are.
+
+  init DATASTORE        make SEMISHARED_FS_ROOT the root of the datastore's shares: look whether quotas are on, mark it
+  list [DATASTORE]      which shares there are, whose, how large and how full
+  usage IMAGE           how full one share is, in bytes
+  resize IMAGE SIZE     hold a share to another size (20G); OpenNebula goes on counting the size that the image was made with
+  drop DATASTORE IMAGE  remove the share of an image that OpenNebula does not have, WITH ALL IN IT (list says which there are)
+
+exit codes: 0 done; 2 it could not be done. Images and datastores are named by their ids.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any, Callable
+
+from ..config import load
+from ..errors import BadArguments, MissingImage
+from ..model import shares, stores
+from ..model import steps_share as s
+from ..opennebula.args import number
+from ..opennebula.oned import Oned
+from ..opennebula.xml import Datastore
+from ..plan.shares import size_of
+from ..units import GiB, MiB, human
+from ..wire.session import Session
+from .status import table
+
+Row = dict[str, Any]
+WORDS = {"init": ("DATASTORE",), "list": (), "usage": ("IMAGE",), "resize": ("IMAGE", "SIZE"), "drop": ("DATASTORE", "IMAGE")}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments."""
+    parser.add_argument("verb", choices=tuple(WORDS))
+    parser.add_argument("words", nargs="*", metavar="WORD", help="as above")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `semishared share`."""
+    verb, words = arguments.verb, arguments.words
+    if len(words) != len(WORDS[verb]) and not (verb == "list" and len(words) == 1):
+        raise BadArguments(f"{verb} takes {' and '.join(WORDS[verb]) or 'at most a datastore'}")
+    oned = Oned()
+    oned.require_admin()
+    if verb == "list":
+        datastores = [_datastore(oned, words[0])] if words else [one for one in oned.datastores() if stores.is_shares(one)]
+        found = [row for datastore in datastores for row in listed(oned, datastore)]
+        print(json.dumps({"shares": found}, indent=1)) if arguments.json else show(found)
+        return 0
+    verbs: dict[str, Callable[..., Row]] = {"init": init, "usage": usage, "resize": resize, "drop": drop}
+    answer = verbs[verb](oned, *words)
+    print(json.dumps(answer, indent=1) if arguments.json else answer["said"])
+    return 0
+
+
+def ask(datastore: Datastore, step: Any) -> Any:
+    """Have the machine that makes a datastore's shares carry out a step; return its answer."""
+    with Session(shares.bridge(datastore), "share", load()) as session:
+        (answer,) = session.run([step])
+    return answer
+
+
+def _datastore(oned: Oned, word: str) -> Datastore:
+    datastore = oned.datastore(number(word, "datastore"))
+    if not stores.is_shares(datastore):
+        raise BadArguments(f"datastore {datastore.id} has no shares: its DISK_TYPE is not FILESYSTEM")
+    return datastore
+
+
+def _of_image(oned: Oned, word: str) -> Datastore:
+    return _datastore(oned, str(oned.image(number(word, "image")).store_id))
+
+
+def init(oned: Oned, word: str) -> Row:
+    """Make a directory the root of a datastore's shares, and have the datastore say so."""
+    datastore = _datastore(oned, word)
+    tree = shares.tree(datastore)
+    marker = ask(datastore, s.MarkRoot(tree, os.urandom(16).hex()))["marker"]
+    others = [one for one in oned.datastores() if one.id != datastore.id and one.attribute("SEMISHARED_STORE") == marker]
+    if others:
+        raise BadArguments(f"{tree.root} belongs to datastore {others[0].id} ({others[0].name})")
+    if not tree.marker:
+        oned.update_datastore(datastore.id, f'SEMISHARED_STORE = "{marker}"\n')
+    return {"datastore": datastore.id, "root": tree.root, "marker": marker,
+            "said": f"{tree.root} is the root of the shares of datastore {datastore.id} ({tree.fs})"}  # fmt: skip
+
+
+def listed(oned: Oned, datastore: Datastore) -> list[Row]:
+    """Return the shares of a datastore, each with what is wrong with it ('' for nothing)."""
+    found = ask(datastore, s.ListShares(shares.tree(datastore)))["shares"]
+    # oned knows an image before its share is made: who is asked later knows of all that were found.
+    images = {image.id for image in oned.images()}
+    return [{**row, "datastore": datastore.id, "state": _state(row, row["image"] in images)} for row in found]
+
+
+def _state(row: Row, has_image: bool) -> str:
+    if not has_image:
+        return "OpenNebula has no such image"
+    return "" if row["source"] else "not ready"
+
+
+def show(rows: list[Row]) -> None:
+    """Print shares as a table."""
+    lines = [["IMAGE", "DATASTORE", "OWNER", "SIZE", "USED", "STATE"]]
+    for row in rows:
+        used = human(row["used"]) if row["used"] >= 0 else "-"
+        lines.append([str(row["image"]), str(row["datastore"]), str(row["owner"]), human(row["size"]), used, row["state"] or "ok"])
+    table(lines)
+
+
+def _row(oned: Oned, word: str) -> Row:
+    datastore, image = _of_image(oned, word), number(word, "image")
+    for row in listed(oned, datastore):
+        if row["image"] == image:
+            return row
+    raise MissingImage(f"image {image} has no share in datastore {datastore.id}: it is a directory that was there before")
+
+
+def usage(oned: Oned, word: str) -> Row:
+    """Say how full a share is."""
+    row = _row(oned, word)
+    used = human(row["used"]) if row["used"] >= 0 else "nobody knows how much"
+    return {"image": row["image"], "used": row["used"], "size": row["size"], "said": f"{used} of {human(row['size'])}"}
+
+
+def resize(oned: Oned, word: str, size: str) -> Row:
+    """Hold a share to another size."""
+    datastore = _of_image(oned, word)
+    wanted = size_of(size, load().images_max_virtual_size_gib * GiB, "SIZE")
+    before = ask(datastore, s.ResizeShare(shares.tree(datastore), number(word, "image"), wanted))["before"]
+    counted = oned.image(number(word, "image")).size // MiB
+    said = f"{human(before)} -> {human(wanted)}; OpenNebula goes on counting {counted} MiB against the quota of its owner"
+    return {"image": int(word), "before": before, "size": wanted, "said": said}
+
+
+def drop(oned: Oned, word: str, image: str) -> Row:
+    """Remove the share of an image that oned does not have."""
+    datastore, wanted = _datastore(oned, word), number(image, "image")
+    rows = [row for row in listed(oned, datastore) if row["image"] == wanted]
+    if not rows:
+        raise MissingImage(f"datastore {datastore.id} has no share of image {wanted}")
+    if wanted in {one.id for one in oned.images()}:
+        raise BadArguments(f"OpenNebula has image {wanted}: oneimage delete removes its share")
+    ask(datastore, s.RemoveShare(shares.tree(datastore), wanted, ""))
+    return {"image": wanted, "said": f"the share of image {wanted} is gone"}

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names and paths of what is ours below the root of a datastore of shares; see layout.py.
+
+    <root>/.semishared/store                   its marker (layout_store.py)
+                       .shares/<image>.json    what a share is: there from before it is made until nothing of it is left
+                               <image>.lock
+                       .uids/<number>          which owner the users of a range are
+    <root>/share-<image>/                      its tree
+           gone-<image>/                       a tree that is being removed: its own name is free at once
+"""
+
+from __future__ import annotations
+
+import re
+
+from .layout import SIDE
+
+SHARES = f"{SIDE}/.shares"
+UIDS = f"{SIDE}/.uids"
+_RECORD = re.compile(r"([0-9]{1,10})\.json\Z")
+
+
+def tree(image: int) -> str:
+    """Return the name of a share's tree."""
+    return f"share-{image}"
+
+
+def gone(image: int) -> str:
+    """Return the name of a tree that is being removed."""
+    return f"gone-{image}"
+
+
+def record(image: int) -> str:
+    """Return where the record of a share lies, seen from the root."""
+    return f"{SHARES}/{image}.json"
+
+
+def lock(image: int) -> str:
+    """Return the lock of whoever changes a share, seen from the root."""
+    return f"{SHARES}/{image}.lock"
+
+
+def image_of(name: str) -> int:
+    """Return whose record a file in SHARES is, -1 if it is none."""
+    match = _RECORD.match(name)
+    return int(match.group(1)) if match else -1
+
+
+def uids(number: int) -> str:
+    """Return where it stands whose a range of users is, seen from the root."""
+    return f"{UIDS}/{number}"
+
+
+def number_of(name: str) -> int:
+    """Return which range a file in UIDS is about, -1 if none."""
+    return int(name) if re.match(r"[0-9]{1,6}\Z", name) else -1

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares: directories for guests, made by a datastore with DISK_TYPE = FILESYSTEM. An image of it is one share.
+
+How a datastore makes them is a Tree, what an image asks for a Share; both cross the wire and stand in records.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import BadArguments, BadAttribute
+from . import stores
+
+if TYPE_CHECKING:
+    from .stores import Datastore
+
+FILE_SYSTEMS = ("btrfs", "plain")
+PATH = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)+\Z")
+"""oned takes what follows a blank in SOURCE for the format."""
+FIRST_UID = 100000
+UIDS = 65536
+"""How many users a guest has; as many in a row belong to each owner of shares, of which no other owner has any."""
+
+
+class Tree(NamedTuple):
+    """Where a datastore has its shares, and how they are made there."""
+
+    fs: str
+    root: str
+    """On the machine that makes them, and on all hosts."""
+    marker: str = ""
+
+    @classmethod
+    def from_data(cls, data: object) -> Tree:
+        """Return the tree in JSON data; raise BadArguments."""
+        if not isinstance(data, dict) or set(data) != set(cls._fields):
+            raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
+        if data["fs"] not in FILE_SYSTEMS or not PATH.match(str(data["root"])):
+            raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
+        return cls(**data)
+
+    def to_data(self) -> dict[str, object]:
+        """Return the tree as JSON data."""
+        return self._asdict()
+
+
+class Share(NamedTuple):
+    """What an image asks for."""
+
+    image: int
+    owner: int
+    """The user of OpenNebula who made the image."""
+    born: int
+    """When, as oned has it: an oned whose database was restored gives ids anew."""
+    size: int
+    """In bytes."""
+
+    @classmethod
+    def from_data(cls, data: object) -> Share:
+        """Return the share in JSON data; raise BadArguments."""
+        if not isinstance(data, dict) or set(data) != set(cls._fields) or not all(isinstance(value, int) for value in data.values()):
+            raise BadArguments(f"not a share: {str(data)[:200]}")
+        return cls(**data)
+
+    def to_data(self) -> dict[str, object]:
+        """Return the share as JSON data."""
+        return self._asdict()
+
+
+class Use(NamedTuple):
+    """How full a share is, in bytes; -1: the file system does not know."""
+
+    used: int
+    limit: int
+
+
+def tree(datastore: Datastore) -> Tree:
+    """Return where a datastore has its shares; raise BadAttribute."""
+    fs = datastore.attribute("SEMISHARED_FS").lower()
+    if fs not in FILE_SYSTEMS:
+        raise BadAttribute(f"SEMISHARED_FS of datastore {datastore.id} is {fs!r}, not one of {', '.join(FILE_SYSTEMS)}")
+    root = stores.checked(datastore, "SEMISHARED_FS_ROOT", PATH, "a plain absolute path")
+    if not root:
+        raise BadAttribute(f"datastore {datastore.id} has no SEMISHARED_FS_ROOT: the directory that its shares are to be in")
+    quota = datastore.attribute("SEMISHARED_FS_QUOTA").lower() or "yes"
+    if quota not in ("yes", "no"):
+        raise BadAttribute(f"SEMISHARED_FS_QUOTA of datastore {datastore.id} is {quota!r}, not yes or no")
+    if fs == "plain" and quota == "yes":
+        raise BadAttribute(
+            f"nothing would hold shares of datastore {datastore.id} to their size: SEMISHARED_FS = plain needs SEMISHARED_FS_QUOTA = no"
+        )
+    if fs != "plain" and quota == "no":
+        raise BadAttribute(f"SEMISHARED_FS_QUOTA of datastore {datastore.id} is no, which only SEMISHARED_FS = plain knows")
+    marker = stores.checked(datastore, "SEMISHARED_STORE", stores.MARKER, "the id of a store (32 hex digits)")
+    bridge(datastore)
+    return Tree(fs, root, marker)
+
+
+def bridge(datastore: Datastore) -> str:
+    """Return the machine that makes shares: the only one of BRIDGE_LIST, or this one; raise BadAttribute."""
+    found = stores.bridges(datastore)
+    if len(found) > 1:
+        raise BadAttribute(f"BRIDGE_LIST of datastore {datastore.id} has {len(found)} machines: one makes all shares of a root")
+    return found[0] if found else "localhost"
+
+
+def first_uid(number: int) -> int:
+    """Return the first user, and group, of a range: what root of a guest is on the hosts."""
+    return FIRST_UID + UIDS * number

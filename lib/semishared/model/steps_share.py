@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps on shares (share/): what the machine is told that makes the directories of a datastore with DISK_TYPE = FILESYSTEM."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Tuple
+
+from .shares import Share, Tree
+
+
+class MarkRoot(NamedTuple):
+    """Make the root of `tree` one, unless it is: marked `new` where it has no marker. Report the marker that it has."""
+
+    tree: Tree
+    new: str
+
+
+class FindDirectory(NamedTuple):
+    """Report the real path of a directory that is there already, if it lies below one of `safe`, and outside of the root."""
+
+    tree: Tree
+    path: str
+    safe: Tuple[str, ...]
+
+
+class MakeShare(NamedTuple):
+    """Make the tree of a share, hold it to its size, and give it to its owner's users; report its path."""
+
+    tree: Tree
+    share: Share
+
+
+class RemoveShare(NamedTuple):
+    """Remove the share of an image with all that is in it; `source`, its SOURCE, may also be a directory that was there before."""
+
+    tree: Tree
+    number: int
+    source: str
+
+
+class ResizeShare(NamedTuple):
+    """Hold the share of an image to another size in bytes; report the one before."""
+
+    tree: Tree
+    number: int
+    size: int
+
+
+class ListShares(NamedTuple):
+    """Report all shares, with the bytes used of each."""
+
+    tree: Tree
+
+
+class MeasureRoot(NamedTuple):
+    """Report bytes used, in total and free of the file system that shares are in."""
+
+    tree: Tree

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of the datastore actions where images are shares: directories for guests (DISK_TYPE = FILESYSTEM, OpenNebula 7.4).
+
+Of such images oned asks its driver for `stat` (PATH alone), `cp`, `rm` and `monitor`; without a PATH it asks nothing at all, and
+clones none (docs/explanation/contract.md). What it counts against quotas is the answer to `stat`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Protocol
+
+from ..errors import BadAttribute, NotSupported, StoreAbsent
+from ..model import shares
+from ..model import steps_share as s
+from ..model.exchange import On, Part, warn
+from ..opennebula.args import absolute
+from ..opennebula.xml import Datastore, Image
+from ..units import GiB, MiB, TiB, mib_ceil
+from . import images
+
+SIZE = re.compile(r"([1-9][0-9]{0,8})([MGT])\Z")
+UNITS = {"M": MiB, "G": GiB, "T": TiB}
+
+
+class Asked(Protocol):
+    """What a datastore action is asked (datastore.py)."""
+
+    @property
+    def image(self) -> Image: ...
+    @property
+    def datastore(self) -> Datastore: ...
+    @property
+    def max_size(self) -> int: ...
+
+
+def size_of(text: str, most: int, what: str = "PATH") -> int:
+    """Return the bytes of 10G, at most `most`; raise BadAttribute, which says that `what` asks for them."""
+    match = SIZE.match(text)
+    size = int(match.group(1)) * UNITS[match.group(2)] if match else 0
+    if not 0 < size <= most:
+        raise BadAttribute(f"{what} asks for {text!r}: the size of a share is a whole number with M, G or T, of at most {most // MiB}M")
+    return size
+
+
+def wanted(path: str, most: int) -> int:
+    """Return the bytes that `new:SIZE` asks for, at most `most`; raise BadAttribute."""
+    return size_of(path[len(images.NEW_SHARE) :], most)
+
+
+def _done(asked: Asked, step: Any) -> Part[Any]:
+    (answer,) = yield On(shares.bridge(asked.datastore), (step,))
+    return answer
+
+
+def _check_root(datastore: Datastore) -> None:
+    if not shares.tree(datastore).marker:
+        raise StoreAbsent(
+            f"nothing says that {shares.tree(datastore).root} is the root of shares: `semishared share init {datastore.id}` does"
+        )
+
+
+def _directory(asked: Asked) -> Part[str]:
+    """Return where the directory really is that PATH names; what it holds is the operator's, and counted nowhere."""
+    path = asked.image.path
+    if not path.startswith("/"):
+        raise NotSupported(f"PATH is {path!r}: a new share is new:SIZE (new:10G), a directory that is there its absolute path")
+    safe = tuple(entry for entry in asked.datastore.attribute("SAFE_DIRS").split() if entry.startswith("/"))
+    step = s.FindDirectory(shares.tree(asked.datastore), absolute(path, "PATH"), safe)
+    return str((yield from _done(asked, step))["source"])
+
+
+def stat(asked: Asked) -> Part[str]:
+    """Plan stat: the MiB that oned counts. oned says neither what type of image it is nor whose."""
+    path = asked.image.path
+    _check_root(asked.datastore)
+    if path.startswith(images.NEW_SHARE):
+        return str(mib_ceil(wanted(path, asked.max_size)))
+    yield from _directory(asked)
+    return "0"
+
+
+def cp(asked: Asked) -> Part[str]:
+    """Plan cp: make the share, or register a directory; SOURCE and FORMAT."""
+    image = asked.image
+    if image.type != images.FILESYSTEM:
+        raise NotSupported(f"datastore {asked.datastore.id} has directories for guests: TYPE of image {image.id} has to be FILESYSTEM")
+    if not image.path.startswith(images.NEW_SHARE):
+        return f"{(yield from _directory(asked))} dir"
+    size = wanted(image.path, asked.max_size)
+    if image.size != size:
+        old = ": before 7.4 OpenNebula asks nobody for the size of such images, so no quota would count it" if not image.size else ""
+        raise NotSupported(f"OpenNebula counts {image.size // MiB} MiB for image {image.id}, not {size // MiB}{old}")
+    share = shares.Share(image.id, image.number("UID"), image.number("REGTIME"), size)
+    answer = yield from _done(asked, s.MakeShare(shares.tree(asked.datastore), share))
+    return f"{answer['source']} dir"
+
+
+def rm(asked: Asked) -> Part[str]:
+    """Plan rm: remove the share with all in it; a directory that was there before stays."""
+    if asked.image.source:
+        yield from _done(asked, s.RemoveShare(shares.tree(asked.datastore), asked.image.id, absolute(asked.image.source, "SOURCE")))
+    return ""
+
+
+def monitor(asked: Asked) -> Part[str]:
+    """Plan monitor: the capacity of the file system that the shares are in, in MiB."""
+    if not shares.tree(asked.datastore).marker:
+        # An error every minute would hide others: it has no room until it has a root.
+        yield warn(f"datastore {asked.datastore.id} has no root yet: `semishared share init {asked.datastore.id}`")
+        return "USED_MB=0\nTOTAL_MB=0\nFREE_MB=0"
+    used, total, free = yield from _done(asked, s.MeasureRoot(shares.tree(asked.datastore)))
+    return f"USED_MB={used // MiB}\nTOTAL_MB={total // MiB}\nFREE_MB={free // MiB}"
+
+
+ACTIONS = {planner.__name__: planner for planner in (stat, cp, rm, monitor)}
+REFUSED = {
+    "mkfs": "holds no disks: an image with TYPE = FILESYSTEM and PATH = new:SIZE is a new share",
+    "clone": "holds directories for guests, and none is cloned: copy in a guest that has both",
+    "export": "holds directories for guests, which no marketplace takes: pack it in a guest, and upload that",
+}
+SNAPSHOTS = "holds directories for guests, of which there are no snapshots"
+
+
+def planned(action: str, asked: Asked) -> Part[str]:
+    """Plan a datastore action; raise NotSupported for one that shares do not have."""
+    if action not in ACTIONS:
+        raise NotSupported(f"datastore {asked.datastore.id} {REFUSED.get(action, SNAPSHOTS)}")
+    return (yield from ACTIONS[action](asked))

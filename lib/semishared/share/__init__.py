@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares, where they are made: directories for guests on file systems that hold them to their size, one module for each of those.
+
+What concerns all of them is in life.py; verbs.py says which function carries out which step (model/steps_share.py).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..model.shares import Share, Tree, Use
+
+
+class FileSystem(Protocol):
+    """What each kind does. All of it may be killed anywhere, and done again."""
+
+    def check(self) -> None:
+        """Raise unless the root is on such a file system, and quotas are on."""
+
+    def make(self, share: Share, uid: int) -> str:
+        """Have an empty tree, held to its size, that belongs to user and group `uid`; return its path."""
+
+    def resize(self, image: int, size: int) -> None:
+        """Hold a tree to another size."""
+
+    def use(self, image: int) -> Use:
+        """Return how full a tree is."""
+
+    def remove(self, image: int) -> None:
+        """Remove a tree with all in it; it need not be there."""
+
+
+def of(tree: Tree) -> FileSystem:
+    """Return the kind of a tree, loaded when it is used."""
+    if tree.fs == "btrfs":
+        from .btrfs import Btrfs
+
+        return Btrfs(tree)
+    from .plain import Plain
+
+    return Plain(tree)

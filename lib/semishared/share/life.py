@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a share, on whatever file system: its record is there before anything of it, and goes last.
+
+So what a killed action leaves has a record that is not `ready`: the same action begun again goes on, `rm` removes what there is.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import Iterator, NamedTuple, Optional
+
+from ..errors import BadArguments, BadRecord, DataInTheWay, MissingImage, NotSupported, OtherStore, RestrictedPath, StoreAbsent
+from ..model import layout_share
+from ..model.shares import PATH, Share, Tree
+from ..store import marker
+from ..tools import files, locks
+from ..tools.crash_points import point
+from ..units import human
+from . import FileSystem, of, owners
+
+VERSION = 1
+NEVER = ("/boot", "/dev", "/etc", "/proc", "/root", "/run", "/sys", "/usr", "/var/lib/libvirt", "/var/lib/one", "/var/tmp")
+"""What no guest may be given to write to, whatever SAFE_DIRS says: oned itself writes /var/tmp there, where hosts have its scripts."""
+
+
+class Record(NamedTuple):
+    """What stands in the record of a share."""
+
+    share: Share
+    source: str
+    """'' until it is ready."""
+
+
+def _read(tree: Tree, image: int) -> Optional[Record]:
+    path = f"{tree.root}/{layout_share.record(image)}"
+    if not files.exists(path):
+        return None
+    data = files.read_json(path) or {}
+    if data.get("version") != VERSION or not isinstance(data.get("source"), str):
+        raise BadRecord(f"{path} on {os.uname().nodename} is no record of a share that this version understands")
+    try:
+        return Record(Share.from_data(data.get("share")), str(data["source"]))
+    except BadArguments as e:
+        raise BadRecord(f"{path} on {os.uname().nodename}: {e.detail}") from None
+
+
+def _write(tree: Tree, share: Share, source: str) -> None:
+    path = f"{tree.root}/{layout_share.record(share.image)}"
+    files.write_json(path, {"version": VERSION, "share": share.to_data(), "source": source})
+
+
+def _checked(tree: Tree) -> FileSystem:
+    """Return the file system of a root; raise StoreAbsent, OtherStore, StoreUnavailable, NoQuota unless it is the datastore's."""
+    if not tree.marker:
+        raise StoreAbsent(f"{tree.root} is no root of shares yet: `semishared share init` makes it one")
+    marker.check(tree.root, tree.marker)
+    fs = of(tree)
+    fs.check()
+    return fs
+
+
+@contextmanager
+def _alone(tree: Tree, image: int) -> Iterator[str]:
+    """Let no other action change a share within the block; yield the path of the lock, which its holder may remove."""
+    path = f"{tree.root}/{layout_share.lock(image)}"
+    with locks.exclusive(path):
+        files.remove_stale(os.path.dirname(path))
+        yield path
+
+
+def mark(tree: Tree, new: str) -> dict[str, str]:
+    """Make a directory the root of shares; return the id that its marker has."""
+    if not os.path.isdir(tree.root):
+        raise StoreAbsent(f"{tree.root} on {os.uname().nodename} is no directory: mount it, or make it")
+    found = marker.read(tree.root)
+    if found and tree.marker and found != tree.marker:
+        raise OtherStore(f"{tree.root} on {os.uname().nodename} is marked {found}, the datastore has {tree.marker}")
+    of(tree).check()
+    if not found:
+        found = tree.marker or new
+        marker.write(tree.root, found)
+        point("root marked")
+    return {"marker": found}
+
+
+def found(tree: Tree, path: str, safe: tuple[str, ...]) -> dict[str, str]:
+    """Return where a directory really is that the operator has allowed; raise RestrictedPath, MissingImage, NotSupported."""
+    real, root = os.path.realpath(path), os.path.realpath(tree.root)
+    below = [os.path.realpath(directory) for directory in safe]
+    if not any(_is_below(real, directory) for directory in below):
+        # The path as given: where a link leads is nobody's business who may not read there.
+        raise RestrictedPath(f"{path} is below none of the datastore's SAFE_DIRS")
+    for directory in (root, *NEVER):
+        if _is_below(real, directory) or _is_below(directory, real):
+            raise RestrictedPath(f"{path} has to do with {directory}, which no guest may be given")
+    if not os.path.isdir(real):
+        raise MissingImage(f"{path} on {os.uname().nodename} is no directory")
+    if not PATH.match(real):
+        raise NotSupported(f"{path} is at {real!r}, a name that OpenNebula cannot keep as SOURCE of an image")
+    return {"source": real}
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return path == directory or directory == "/" or path.startswith(f"{directory}/")
+
+
+def make(tree: Tree, share: Share) -> dict[str, str]:
+    """Make a share; return its path. One that is there already is the same, or in the way."""
+    fs = _checked(tree)
+    with _alone(tree, share.image):
+        known = _read(tree, share.image)
+        if known and known.share != share:
+            raise DataInTheWay(f"{tree.root}/{layout_share.record(share.image)} is the record of another image {share.image}")
+        if known and known.source:
+            return {"source": known.source}
+        if not known:
+            _write(tree, share, "")
+        source = fs.make(share, owners.first_uid_of(tree.root, share.owner))
+        _write(tree, share, source)
+        return {"source": source}
+
+
+def remove(tree: Tree, number: int, source: str) -> None:
+    """Remove a share with all in it. Of a directory that was there before, and of what is gone already, nothing is removed."""
+    fs = _checked(tree)
+    with _alone(tree, number) as lock:
+        known = _read(tree, number)
+        if known and source and known.source not in ("", source):
+            raise DataInTheWay(f"image {number} is {source}, but {tree.root}/{layout_share.record(number)} says {known.source}")
+        if known:
+            # From here on it is none any more, whatever becomes of this action.
+            _write(tree, known.share, "")
+            fs.remove(number)
+            os.unlink(f"{tree.root}/{layout_share.record(number)}")
+            point("record of the share removed")
+        files.unlink(lock)
+
+
+def resize(tree: Tree, number: int, size: int) -> dict[str, int]:
+    """Hold a share to another size; return the one before."""
+    fs = _checked(tree)
+    with _alone(tree, number):
+        known = _read(tree, number)
+        if not known or not known.source:
+            raise MissingImage(f"image {number} has no share in {tree.root} that is ready")
+        used = fs.use(number).used
+        if size < used:
+            raise BadArguments(f"{human(used)} are in the share of image {number}: it cannot be held to {human(size)}")
+        fs.resize(number, size)
+        point("share resized")
+        _write(tree, known.share._replace(size=size), known.source)
+        return {"before": known.share.size}
+
+
+def listed(tree: Tree) -> dict[str, list[dict[str, object]]]:
+    """Return all shares: whose, where, how large, how full (-1: nobody knows)."""
+    fs = _checked(tree)
+    directory = f"{tree.root}/{layout_share.SHARES}"
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    rows = []
+    for image in sorted(number for number in map(layout_share.image_of, names) if number >= 0):
+        known = _read(tree, image)
+        if known:
+            use = fs.use(image) if known.source else (-1, -1)
+            rows.append({**known.share.to_data(), "source": known.source, "used": use[0]})
+    return {"shares": rows}
+
+
+def capacity(tree: Tree) -> tuple[int, int, int]:
+    """Return bytes used, in total and free of the file system."""
+    _checked(tree)
+    total = os.statvfs(tree.root)
+    return (total.f_blocks - total.f_bfree) * total.f_frsize, total.f_blocks * total.f_frsize, total.f_bavail * total.f_frsize

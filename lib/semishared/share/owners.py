@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which users of the hosts the users of an owner's guests are: a range for each owner, given once and never to another.
+
+A range is a file that says whose it is, published by a link(2), which makes it for one alone. None is ever removed, so they are
+without gaps: who loses the race for one looks again, and finds its own or the next.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import BadRecord, NoSpace
+from ..model import layout_share
+from ..model.shares import UIDS, first_uid
+from ..tools import files
+from ..tools.crash_points import point
+
+RANGES = (1 << 31) // UIDS - 2
+"""Beyond are users that some programs take for negative."""
+
+
+def first_uid_of(root: str, owner: int) -> int:
+    """Return the first user of the range of `owner`, who is given one if need be."""
+    directory = f"{root}/{layout_share.UIDS}"
+    os.makedirs(directory, mode=0o755, exist_ok=True)
+    files.remove_stale(directory)
+    while True:
+        given = _given(directory)
+        if owner in given.values():
+            return first_uid(next(number for number, who in given.items() if who == owner))
+        number = len(given)
+        if number >= RANGES:
+            raise NoSpace(f"all {RANGES} ranges of users in {root} have owners")
+        _give(f"{root}/{layout_share.uids(number)}", owner)
+
+
+def _given(directory: str) -> dict[int, int]:
+    files.refresh(directory)
+    given = {}
+    for name in os.listdir(directory):
+        number = layout_share.number_of(name)
+        if number >= 0:
+            data = files.read_json(f"{directory}/{name}") or {}
+            if not isinstance(data.get("owner"), int):
+                raise BadRecord(f"{directory}/{name} on {os.uname().nodename} does not say whose users these are")
+            given[number] = int(str(data["owner"]))
+    return dict(sorted(given.items()))
+
+
+def _give(path: str, owner: int) -> None:
+    staged = files.staged_name(path)
+    files.write_json(staged, {"version": 1, "owner": owner})
+    try:
+        os.link(staged, path)
+        files.fsync(os.path.dirname(path))
+        point("users given")
+    except FileExistsError:
+        pass  # another was faster, perhaps for the same owner
+    finally:
+        files.unlink(staged)

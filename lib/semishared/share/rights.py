@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only root may do to a share: by sudo, command by command, each as the rule in docs/how-to/shares.md has it.
+
+Whoever owns a tree is a user of a guest, and none of this machine's.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import NotPermitted, ToolFailed, ToolMissing
+from ..tools import run as programs
+
+
+def run(argv: list[str], *, long: bool = False) -> str:
+    """Run `argv` as root and return its stdout; `long`: it may take as long as it works. Raise NotPermitted, or as tools/run.py."""
+    words = argv if os.geteuid() == 0 else ["sudo", "-n", "--", *argv]
+    try:
+        return programs.work(words) if long else programs.run(words)
+    except ToolMissing as e:
+        if words is argv or not e.detail.startswith("sudo "):
+            raise
+        raise NotPermitted(f"{argv[0]} on {os.uname().nodename} takes root, and there is no sudo") from None
+    except ToolFailed as e:
+        if words is argv or "sudo: " not in e.detail:
+            raise
+        raise NotPermitted(f"sudo on {os.uname().nodename} does not let us: {e.detail}") from None
+
+
+def give(path: str, uid: int) -> None:
+    """Give a directory to user and group `uid`; what is in it stays as it is."""
+    found = os.lstat(path)
+    if (found.st_uid, found.st_gid) != (uid, uid):
+        run(["chown", "--no-dereference", f"{uid}:{uid}", "--", path])
+
+
+def remove(path: str) -> None:
+    """Remove a tree that others could write to, with all in it; it need not be there. No link is followed, no mount entered."""
+    if os.path.lexists(path):
+        run(["rm", "-rf", "--one-file-system", "--", path], long=True)

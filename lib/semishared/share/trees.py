@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees that are plain directories of a root: made, given to their owner, and out of the way before they are removed."""
+
+from __future__ import annotations
+
+import os
+
+from ..model import layout_share
+from ..model.shares import Share, Tree
+from ..tools import files
+from ..tools.crash_points import point
+from . import rights
+
+MODE = 0o755
+"""As of a new file system: the guest's root may change it. Other users of a host may look into it; what they do not see is nobody's
+promise: guests see no more of the host than their share."""
+
+
+class Directories:
+    """How trees lie in their root."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.root = tree.root
+
+    def path(self, image: int) -> str:
+        """Return where the tree of a share is."""
+        return f"{self.root}/{layout_share.tree(image)}"
+
+    def gone(self, image: int) -> str:
+        """Return where it is while it is removed."""
+        return f"{self.root}/{layout_share.gone(image)}"
+
+    def new(self, path: str) -> None:
+        """Make a tree: a directory, where a file system has nothing else for it."""
+        os.mkdir(path, 0o700)
+
+    def make(self, share: Share, uid: int) -> str:
+        """Have a tree that is held to its size, and belongs to `uid`; return its path."""
+        path = self.path(share.image)
+        if not os.path.lexists(path):
+            self.new(path)
+            point("tree made")
+        self.hold(share.image, share.size)
+        point("tree held to its size")
+        # Last: who owns it then is nobody here.
+        if os.lstat(path).st_uid != uid:
+            os.chmod(path, MODE)
+            rights.give(path, uid)
+        files.fsync(self.root)
+        point("tree given to its owner")
+        return path
+
+    def hold(self, image: int, size: int) -> None:
+        """Hold a tree to a size, where a file system can."""
+
+    def drop(self, image: int, path: str) -> None:
+        """Remove a tree that is out of the way, with all in it."""
+        rights.remove(path)
+
+    def remove(self, image: int) -> None:
+        """Remove a tree with all in it."""
+        path, gone = self.path(image), self.gone(image)
+        if os.path.lexists(path):
+            if os.path.lexists(gone):
+                self.drop(image, gone)
+            os.rename(path, gone)
+            files.fsync(self.root)
+            point("tree out of the way")
+        if os.path.lexists(gone):
+            self.drop(image, gone)
+            point("tree removed")

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A root of shares on a file system of its own: btrfs on a loop device."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def run(*words: object) -> str:
+    """Run a program to its end."""
+    return subprocess.run([str(word) for word in words], check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+def make_btrfs(file: Path, mib: int = 512) -> None:
+    """Make an empty btrfs in a sparse file."""
+    with open(file, "wb") as made:
+        made.truncate(mib << 20)
+    # It looks at all that is mounted, and gives up at a device of another suite that has died.
+    run("unshare", "-m", "sh", "-c", 'umount -a -l -t fuse; exec mkfs.btrfs -q "$0"', file)
+
+
+@pytest.fixture(scope="session")
+def btrfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return a btrfs of 512 MiB with its quotas on."""
+    top = tmp_path_factory.mktemp("btrfs")
+    file, where = top / "file", top / "mounted"
+    make_btrfs(file)
+    where.mkdir()
+    run("mount", "-o", "loop", file, where)
+    try:
+        run("btrfs", "quota", "enable", where)
+        yield where
+    finally:
+        run("umount", where)
+        file.unlink()

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares on btrfs, and on a directory that nothing holds to a size: the executables, oned simulated as its source has it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab.oned import ActionFailed
+from lab.oned.drivers import Refused
+from lab.oned.states import Img
+from semishared.model import steps_share as s
+from semishared.model.shares import Share, Tree
+from shares.cloud import SHARES, Killed, MiB, Shares, fill, on, template
+from shares.conftest import make_btrfs, run
+from tools.oned_site import ActionSite
+
+MARKER = "0123456789abcdef" * 2
+
+
+@pytest.fixture()
+def site(tmp_path: Path) -> Iterator[ActionSite]:
+    with ActionSite.up(tmp_path) as up:
+        yield up
+
+
+@pytest.fixture()
+def root(btrfs: Path, tmp_path: Path) -> Path:
+    root = btrfs / tmp_path.name
+    root.mkdir()
+    return root
+
+
+@pytest.fixture()
+def shares(site: ActionSite, root: Path) -> Shares:
+    return Shares(site, "btrfs", root)
+
+
+def test_an_image_is_the_share_and_oned_counts_it(shares: Shares) -> None:
+    image = shares.image("scratch", "new:32M")
+    found, tree = shares.oned.image(image), shares.tree(image)
+    assert (found.size, found.format, found.state, tree) == (32, "dir", Img.READY, shares.root / f"share-{image}")
+    status = tree.stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (100000, 100000, 0o755)
+    assert [call.action for call in shares.oned.calls if call.kind == "datastore"][-3:] == ["stat", "cp", "monitor"]
+    assert shares.oned.datastore(SHARES).total_mb == 512
+    shares.oned.image_delete(image)
+    assert not tree.exists() and not shares.listed() and os.listdir(shares.root) == [".semishared"]
+
+
+def test_a_full_share_gets_an_error_and_its_neighbour_notices_nothing(shares: Shares) -> None:
+    mine, other = shares.image("mine", "new:32M"), shares.image("other", "new:64M")
+    size, said = fill(shares.tree(mine) / "file")
+    assert said == "Disk quota exceeded" and 30 * MiB <= size <= 32 * MiB
+    assert fill(shares.tree(other) / "file", 48) == (48 * MiB, "")
+    run("sync", "-f", shares.root)
+    rows = shares.listed()
+    assert 31 * MiB < rows[mine]["used"] <= 32 * MiB and 48 * MiB <= rows[other]["used"] <= 49 * MiB
+    assert "64.0 MiB" in shares.site.cli("share", "usage", str(other)).stdout
+    shares.site.cli("share", "resize", str(mine), "48M")
+    assert shares.listed()[mine]["size"] == 48 * MiB and fill(shares.tree(mine) / "more", 12) == (12 * MiB, "")
+    said = shares.site.cli("share", "resize", str(mine), "8M", code=2).stderr
+    assert "cannot be held to 8.0 MiB" in said
+    for image in (mine, other):
+        shares.oned.image_delete(image)
+
+
+def test_what_is_refused_says_why_and_leaves_nothing(shares: Shares, tmp_path: Path) -> None:
+    before = sorted(shares.root.rglob("*"))
+    for path, error, word in (
+        ("new:10", "SS002", "with M, G or T"), ("new:0G", "SS002", "'0G'"), ("new:10G;reboot", "SS002", "reboot"),
+        ("new:10G,stripes=4", "SS002", "stripes=4"), ("new:99999999T", "SS002", "at most"), ("10G", "SS003", "new:SIZE"),
+        ("/etc", "SS022", "SAFE_DIRS"), ("relative/x", "SS003", "absolute"), (f"{tmp_path}/../etc", "SS001", "plain"),
+    ):  # fmt: skip
+        with pytest.raises(ActionFailed, match=word) as caught:
+            shares.image("bad", path)
+        assert f"[{error}]" in str(caught.value), path
+    with pytest.raises(ActionFailed, match="TYPE of image .* has to be FILESYSTEM"):
+        shares.oned.image_create(SHARES, "disk", path="new:10M")
+    with pytest.raises(ActionFailed, match="holds no disks"):
+        shares.oned.image_create(SHARES, "disk", size=10, type="DATABLOCK")
+    with pytest.raises(ActionFailed, match="holds disks"):
+        shares.oned.image_create(100, "share", path="new:10M", type="FILESYSTEM")
+    assert sorted(shares.root.rglob("*")) == before
+
+
+def test_oned_before_7_4_counts_nothing_and_is_refused(shares: Shares) -> None:
+    shares.oned.settings = dataclasses.replace(shares.oned.settings, version="7.2.0")
+    with pytest.raises(ActionFailed, match="before 7.4 OpenNebula asks nobody for the size") as caught:
+        shares.image("scratch", "new:32M")
+    assert "[SS003]" in str(caught.value) and not shares.listed()
+
+
+def test_oned_clones_no_share_and_asks_nothing_without_a_path(shares: Shares) -> None:
+    image = shares.image("scratch", "new:16M")
+    with pytest.raises(Refused, match="cannot be cloned"):
+        shares.oned.image_clone(image, "other")
+    with pytest.raises(Refused, match="Missing PATH"):
+        shares.image("none", "")
+    with pytest.raises(ActionFailed, match="none is cloned"):
+        shares.oned.image_clone(shares.site.image(), "disk", SHARES)
+    shares.oned.image_delete(image)
+
+
+def test_a_directory_that_is_there_is_registered_below_safe_dirs_only_and_stays(shares: Shares, tmp_path: Path) -> None:
+    shares.oned.datastore_update(SHARES, f'SAFE_DIRS="{tmp_path}/allowed {shares.root}"')
+    theirs, other = tmp_path / "allowed/theirs", shares.image("other", "new:16M")
+    theirs.mkdir(parents=True)
+    (tmp_path / "allowed/link").symlink_to("/etc")
+    image = shares.image("theirs", str(theirs))
+    assert (shares.tree(image), shares.oned.image(image).size) == (theirs, 0)
+    shares.oned.image_delete(image)
+    assert theirs.is_dir()
+    for path in (tmp_path / "allowed/link", shares.tree(other), tmp_path / "allowed/none"):
+        with pytest.raises(ActionFailed):
+            shares.image("bad", str(path))
+    # What oned writes there by itself; hosts have its scripts below.
+    shares.oned.datastore_update(SHARES, 'SAFE_DIRS="/var/tmp /var"')
+    for path in (Path("/var/tmp"), Path("/var/tmp/one"), Path("/var")):
+        with pytest.raises(ActionFailed, match="no guest may be given"):
+            shares.image("bad", str(path))
+    shares.oned.image_delete(other)
+
+
+def test_a_root_is_made_one_by_hand_and_belongs_to_one_datastore(site: ActionSite, root: Path) -> None:
+    site.oned.datastore_create(template("btrfs", root), SHARES)
+    with pytest.raises(ActionFailed, match="share init 110"):
+        site.oned.image_create(SHARES, "early", path="new:1G", type="FILESYSTEM")
+    site.cli("share", "init", str(SHARES))
+    site.cli("share", "init", str(SHARES))
+    site.oned.datastore_create(template("btrfs", root).replace("shares", "second", 1), 111)
+    assert "belongs to datastore 110" in site.cli("share", "init", "111", code=2).stderr
+    root.rename(root.with_name("away"))
+    root.mkdir()
+    with pytest.raises(ActionFailed, match="SS084"):
+        site.oned.image_create(SHARES, "late", path="new:1M", type="FILESYSTEM")
+
+
+def test_quotas_that_are_off_are_refused(site: ActionSite, tmp_path: Path) -> None:
+    file, where = tmp_path / "file", tmp_path / "off"
+    make_btrfs(file, 256)
+    where.mkdir()
+    run("mount", "-o", "loop", file, where)
+    try:
+        site.oned.datastore_create(template("btrfs", where), SHARES)
+        assert "[SS170]" in site.cli("share", "init", str(SHARES), code=2).stderr
+    finally:
+        run("umount", where)
+    assert "is it mounted?" in site.cli("share", "init", str(SHARES), code=2).stderr
+
+
+def test_a_plain_directory_is_for_who_says_that_no_quota_is_meant(site: ActionSite, tmp_path: Path) -> None:
+    root = tmp_path / "plain"
+    root.mkdir()
+    with pytest.raises(ActionFailed, match="needs SEMISHARED_FS_QUOTA = no"):
+        site.oned.datastore_create(template("plain", root, NAME="none"), 111)
+    assert "needs SEMISHARED_FS_QUOTA = no" in site.cli("share", "init", "111", code=2).stderr
+    shares = Shares(site, "plain", root, SEMISHARED_FS_QUOTA="no")
+    image = shares.image("scratch", "new:16M")
+    assert fill(shares.tree(image) / "file", 20) == (20 * MiB, "")
+    shares.oned.image_delete(image)
+    assert os.listdir(root) == [".semishared"]
+
+
+def test_what_a_killed_action_leaves_is_listed_and_dropped(shares: Shares) -> None:
+    (store,) = [one for one in shares.oned.datastores.values() if one.id == SHARES]
+    tree = Tree("btrfs", str(shares.root), str(store.template["SEMISHARED_STORE"]))
+    on(s.MakeShare(tree, Share(777, 0, 1, 16 * MiB)))
+    assert shares.listed()[777]["state"] == "OpenNebula has no such image"
+    image = shares.image("scratch", "new:16M")
+    assert "OpenNebula has image" in shares.site.cli("share", "drop", str(SHARES), str(image), code=2).stderr
+    shares.site.cli("share", "drop", str(SHARES), "777")
+    assert set(shares.listed()) == {image}
+    shares.oned.image_delete(image)
+
+
+def test_each_owner_has_users_of_their_own(root: Path) -> None:
+    tree = Tree("btrfs", str(root), on(s.MarkRoot(Tree("btrfs", str(root)), MARKER))[0]["marker"])
+    paths = [on(s.MakeShare(tree, Share(number, owner, 1, 8 * MiB)))[0]["source"] for number, owner in ((1, 5), (2, 9), (3, 5))]
+    assert [os.stat(path).st_uid for path in paths] == [100000, 165536, 100000]
+    for number in (1, 2, 3):
+        on(s.RemoveShare(tree, number, paths[number - 1]))
+    on(s.RemoveShare(tree, 1, ""))
+
+
+@pytest.mark.parametrize("fs", ["btrfs", "plain"])
+def test_killed_at_every_point_and_begun_again_it_ends_the_same(root: Path, tmp_path: Path, fs: str) -> None:
+    tree = Tree(fs, str(root), MARKER)
+    on(s.MarkRoot(tree, MARKER))
+    share = Share(7, 3, 1, 8 * MiB)
+    make, remove = s.MakeShare(tree, share), s.RemoveShare(tree, 7, f"{root}/share-7")
+    killed = Killed(tmp_path)
+    for at in range(1, 100):
+        code = killed.run(make, at)
+        assert on(make) == [{"source": f"{root}/share-7"}]
+        (row,) = on(s.ListShares(tree))[0]["shares"]
+        assert (row["source"], os.stat(f"{root}/share-7").st_uid) == (f"{root}/share-7", 100000)
+        on(s.ResizeShare(tree, 7, 16 * MiB))
+        on(s.RemoveShare(tree, 7, ""))
+        # The next owner's range is given in the first action alone.
+        run("rm", "-r", root / ".semishared/.uids")
+        if not code:
+            break
+    else:
+        raise AssertionError("never done")
+    assert at > 4
+    for at in range(1, 100):
+        on(make)
+        Path(f"{root}/share-7/file").write_text("x")
+        code = killed.run(remove, at)
+        on(remove)
+        assert on(s.ListShares(tree)) == [{"shares": []}] and os.listdir(root) == [".semishared"]
+        if not code:
+            break
+    assert at > 2

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the drivers' user may do: by the real sudo, with the lines for sudoers that the page has, in a mount namespace of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from semishared.model import steps_share as s
+from semishared.model.shares import Share, Tree
+from semishared.model.steps import Step, to_data
+
+MiB = 1 << 20
+ROOT = "/srv/shares"
+MARKER = "0123456789abcdef" * 2
+USER = "nobody"
+PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/shares.md"
+ENTER = f"""
+set -eu
+mount -t tmpfs -o mode=755 tmpfs /srv
+mkdir {ROOT}
+mount --bind "$MADE" {ROOT}
+chown {USER}: {ROOT}
+install -m 644 "$JOB" /srv/job
+install -m 440 "$RULE" /srv/sudoers
+mount --bind /srv/sudoers /etc/sudoers
+exec setpriv --reuid {USER} --regid nogroup --clear-groups "$@" /srv/job
+"""
+
+
+def rule() -> str:
+    """Return the lines that the page has."""
+    found = re.findall(r"^ +(oneadmin ALL=.*\n)", PAGE.read_text(), re.M)
+    assert len(found) == 5
+    return "".join(found).replace("oneadmin", USER)
+
+
+class Unprivileged:
+    """The host side, as a user who owns the root of shares and nothing else."""
+
+    def __init__(self, made: Path, top: Path) -> None:
+        self._made, self._job, self._rule = made, top / "job", top / "rule"
+        self.allow("")
+
+    def allow(self, text: str) -> None:
+        """Let sudo go by these lines."""
+        self._rule.write_text(text)
+
+    def does(self, step: Step) -> str:
+        """Carry out a step; return what is said of it if it fails."""
+        self._job.write_text(json.dumps(to_data(step)))
+        env = {**os.environ, "MADE": str(self._made), "JOB": str(self._job), "RULE": str(self._rule)}
+        env["PYTHONPATH"] = os.pathsep.join(sys.path)
+        words = ["unshare", "-m", "sh", "-c", ENTER, "enter", sys.executable, "-B", "-m", "shares.once"]
+        done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=120, cwd="/")
+        return done.stderr if done.returncode else ""
+
+
+def test_what_only_root_may_do_goes_by_the_lines_of_the_page_and_by_nothing_less(btrfs: Path, tmp_path: Path) -> None:
+    made = btrfs / tmp_path.name
+    made.mkdir()
+    user, tree = Unprivileged(made, tmp_path), Tree("btrfs", ROOT, MARKER)
+    steps: list[Step] = [
+        s.MarkRoot(tree, MARKER), s.MakeShare(tree, Share(7, 0, 1, 8 * MiB)), s.ListShares(tree), s.ResizeShare(tree, 7, 16 * MiB),
+        s.RemoveShare(tree, 7, f"{ROOT}/share-7"),
+    ]  # fmt: skip
+    assert "[SS171]" in user.does(steps[0])
+    lines = rule().splitlines(keepends=True)
+    user.allow("".join(line for line in lines if "/chown" not in line))
+    assert user.does(steps[0]) == "" and "chown" in user.does(steps[1])
+    user.allow("".join(lines))
+    assert [user.does(step) for step in steps] == [""] * 5
+    assert os.listdir(made) == [".semishared"]

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a PATH may ask for, and what the programs of file systems say."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semishared.errors import BadAttribute, ToolFailed
+from semishared.model.shares import Use, first_uid
+from semishared.plan.shares import wanted
+from semishared.share import btrfs, mounts
+from semishared.units import GiB, MiB, TiB
+
+MOST = 16 * TiB
+MOUNTS = r"""22 1 252:1 / / rw,relatime shared:1 - ext4 /dev/vda rw
+40 22 0:50 / /srv/a\040b rw,nosuid shared:2 - btrfs /dev/vdb rw,space_cache=v2
+41 22 252:3 / /srv/shares rw,nosuid,nodev shared:3 - xfs /dev/vdc rw,attr2,prjquota
+42 22 0:51 / /cephfs rw,nosuid - fuse.ceph-fuse ceph-fuse rw,user_id=0
+43 22 252:4 / /srv/shares rw - ext4 /dev/vdd rw
+"""
+
+
+@pytest.mark.parametrize(("path", "size"), [("new:10G", 10 * GiB), ("new:512M", 512 * MiB), ("new:2T", 2 * TiB)])
+def test_a_path_asks_for_a_size(path: str, size: int) -> None:
+    assert wanted(path, MOST) == size
+
+
+@pytest.mark.parametrize("text", ["", "10", "-1G", "1.5G", "0M", "17T", "10g", "10G ", "١G", "10G,", "10G,stripes=2", "10G\nnew:1G"])
+def test_another_path_is_refused(text: str) -> None:
+    with pytest.raises(BadAttribute):
+        wanted(f"new:{text}", MOST)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_size_within_bounds_or_refused(text: str) -> None:
+    try:
+        found = wanted(f"new:{text}", MOST)
+    except BadAttribute:
+        return
+    assert 0 < found <= MOST and found % MiB == 0
+
+
+def test_what_a_path_lies_on_is_what_was_mounted_last_at_the_longest_point() -> None:
+    assert mounts.parse(MOUNTS, "/srv/a b/x") == mounts.Mount("/srv/a b", "btrfs", ("rw", "space_cache=v2"))
+    assert mounts.parse(MOUNTS, "/srv/shares/share-1").type == "ext4"
+    assert mounts.parse(MOUNTS, "/srv/shares2").point == "/" and mounts.parse(MOUNTS, "/cephfs").type == "fuse.ceph-fuse"
+
+
+SAID = """Qgroupid    Referenced    Exclusive  Max referenced  Max exclusive   Path 
+--------    ----------    ---------  --------------  -------------   ---- 
+0/256         33538048     33538048        {limit}           none   share-7
+"""  # noqa: W291
+
+
+def test_what_btrfs_says_of_a_subvolume() -> None:
+    assert btrfs.parse(SAID.format(limit=33554432)) == Use(33538048, 33554432)
+    assert btrfs.parse(SAID.format(limit="none")) == Use(33538048, -1)
+    with pytest.raises(ToolFailed):
+        btrfs.parse("ERROR: quotas not enabled")
+
+
+def test_ranges_of_users_do_not_meet() -> None:
+    assert [first_uid(number) for number in (0, 1, 2)] == [100000, 165536, 231072]
