@@ -58,20 +58,20 @@ def test_common_part_is_sent_once_and_each_own_part_to_its_host(staging: Staging
     between = sent(staging) - before
     assert found["complete"] and found["transports"] == ["multicast"]
     # What a host on a busy machine did not take in time and the sender repeated is sent twice by no plan.
-    between -= int(found["common"] * found["stream"]["resent_percent"] / 100)
+    resent = int(found["common"] * found["stream"]["resent_percent"] / 100)
     assert (found["common"], found["unique"]) == (COMMON * 4 * MiB, 4 * OWN * 4 * MiB)
     assert found["bytes"]["store"] == ideal(found), "each extent once"
     assert found["stream"]["plain"] == found["common"]
     # What the sender read for the stream is not sent a second time; what each has for itself comes from the store.
     read = found["bytes"]["store"]
     unique = read - found["stream"]["plain"]
-    ratio = (between + unique) / ideal(found)
+    ratio = (between - resent + unique) / ideal(found)
     # With what the sender read: the common part is moved twice, from the store to it and from it to the others.
     moved = (between + read) / ideal(found)
     at_least = (ideal(found) + found["common"]) / ideal(found)
     print(f"sent {between + unique} of ideally {ideal(found)}: {ratio:.3f}; with the sender's reading {between + read}: {moved:.3f}")
     assert ratio <= 1.1, (between, unique, found)
-    assert at_least <= moved <= 1.1 * at_least, (between, read, found)
+    assert at_least <= moved <= 1.1 * at_least + resent / ideal(found), (between, read, found)
     good(staging, images)
     assert staging.leftovers() == []
 
