@@ -110,7 +110,7 @@ def test_a_disk_that_is_written_to_while_it_is_copied_stays_where_it_was(world: 
     _, target = elsewhere(pool, f"{directory}/disk.1.snap")
     row = of_disk(world, 5, 1)
     with Session("localhost", "pool", Config()) as session:
-        session.begin([d.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 128 << 10)], answers=True)
+        session.begin([d.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 1 << 20)], answers=True)
         assert session.read() == {"event": "ask", "question": "vm", "vm": 5}
         session.send(answer={})
         while len(pool.layers()) < 3:
