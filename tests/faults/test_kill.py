@@ -424,6 +424,10 @@ def outcomes(request: pytest.FixtureRequest) -> "Iterator[Dict[str, Future[Outco
     specs = [getattr(item, "callspec", None) for item in request.session.items]
     wanted = {spec.params["name"] for spec in specs if spec and "name" in spec.params}
     pools = [ProcessPoolExecutor(1) for _ in range(2)]
+    for pool in pools:
+        # Their processes are there from now on: one that a thread forked later would have open what another thread just then
+        # starts a program with, which would wait for it to be closed.
+        pool.submit(os.getpid).result()
     futures: "Dict[str, Future[Outcome]]" = {}
     # The long ones first; whoever is done takes the next.
     queue = sorted((index for index, case in enumerate(CASES) if case.name in wanted), key=lambda index: CASES[index].name[:3] != "mv ")
