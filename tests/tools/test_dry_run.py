@@ -20,12 +20,16 @@ from semishared.config import Config
 from semishared.errors import SemisharedError
 from semishared.model import steps as s
 from semishared.wire import session
-from tools.world import MiB, World
+from tools.test_pool import Pool, device_of
+from tools.world import MiB, World, qemu_io
 
+FULLEST = "FULLEST"
+"""In place of the device of a pool that has most."""
 RUNS = {
     "base": [["verify"], ["prune"], ["evict", "os"], ["evict", "free"], ["verify", "os"]],
     "failover": [["lost"]],
     "gc": [["--now"], []],
+    "pool": [["drain", "localhost", FULLEST], ["rebalance", "localhost"]],
 }
 """How each subcommand with --dry-run is run, without it."""
 
@@ -51,6 +55,13 @@ class Site:
 
     def run(self, *words: str) -> int:
         return main(list(words))
+
+    def in_a_pool(self, pool: Pool) -> str:
+        """Have what comes from now on lie on devices, and a disk there that fills one of them; return that one."""
+        pool.set()
+        image, disk = self.world.image("d" * 32, size=32 * MiB), self.world.disk(8, 0)
+        qemu_io(self.world.clone(image, disk), "qcow2", "write -P 0x66 4M 24M")
+        return device_of(f"{disk.path}.snap")
 
     def lose_a_host(self) -> Host:
         """Have a host in state ERROR, with a VM that oned does not see any more."""
@@ -105,11 +116,18 @@ def test_every_subcommand_with_a_dry_run_is_run_here() -> None:
 
 @pytest.mark.fault(21, "--dry-run changes nothing on any machine: no name, byte, time or attribute")
 @pytest.mark.parametrize("words", [[command, *words] for command, runs in RUNS.items() for words in runs], ids=" ".join)
-def test_a_dry_run_changes_nothing_on_disk(site: Site, words: list[str]) -> None:
+def test_a_dry_run_changes_nothing_on_disk(site: Site, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     lost = site.lose_a_host() if words[0] == "failover" else None
-    before = things(site.world.top)
-    code = site.run(*words, "--dry-run")
-    assert things(site.world.top) == before
+    pool = Pool(site.world) if words[0] == "pool" else None
+    try:
+        fullest = site.in_a_pool(pool) if pool else ""
+        before = things(site.world.top)
+        code = site.run(*[fullest if word == FULLEST else word for word in words], "--dry-run")
+        assert things(site.world.top) == before
+        assert not pool or "would move" in capsys.readouterr().out
+    finally:
+        if pool:
+            pool.close()
     if lost:
         assert code == 0
         assert not lost.template
