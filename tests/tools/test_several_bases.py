@@ -359,11 +359,12 @@ def test_another_generation_in_the_same_place_is_read_from_its_own_file(world: W
     wanted = [digest for name in (first.source, str(path)) for digest in extents.copy(name, None, "raw", "test").extents.values()]
     there = held.Held(str(world.root), wanted)
     there.look(arriving=True)
-    assert there.read(wanted[0])
+    memory = mmap.mmap(-1, extents.EXTENT)
+    assert there.read(wanted[0], memory)
     again = first._replace(source=str(path), generation=extents.copy(str(path), None, "raw", "test").generation)
     abandoned(world, again, 2)
     there.look(arriving=True)
-    assert there.read(wanted[EXTENTS]) == new and there.read(wanted[EXTENTS + 1]) == old
+    assert there.read(wanted[EXTENTS], memory) == new and there.read(wanted[EXTENTS + 1], memory) == old
     assert wanted[0] not in there
     there.close()
 
