@@ -42,8 +42,8 @@ SUITES: Dict[str, Dict[str, Any]] = {
     },  # fmt: skip
     "system": {"paths": ["tests/system"], "minutes": 60},
     "nfs": {"paths": ["tests/nfs"], "minutes": 45},
-    "tools": {"paths": [path for path in TOOLS if path < "tests/tools/test_h"], "minutes": 60},
-    "tools-more": {"paths": [path for path in TOOLS if path > "tests/tools/test_h"], "minutes": 60},
+    "tools": {"paths": [path for path in TOOLS if path < "tests/tools/test_l"], "minutes": 60},
+    "tools-more": {"paths": [path for path in TOOLS if path > "tests/tools/test_l"], "minutes": 60},
     "faults": {"paths": [f"tests/faults/test_{name}.py" for name in ("faults", "bad_input", "links", "moves")], "minutes": 40},
     "upgrade": {"paths": ["tests/upgrade/test_dir.py", "tests/upgrade/test_configuration.py"], "minutes": 45},
     "upgrade-ceph": {"paths": ["tests/upgrade/test_rbd.py"], "minutes": 45, "full": True},
