@@ -13,11 +13,24 @@ from tools.world import World
 if TYPE_CHECKING:
     from tools.ceph_cluster import LocalCluster
     from tools.ceph_site import Site
+    from tools.test_pool import Pool
 
 
 @pytest.fixture()
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
+
+
+@pytest.fixture()
+def pool(world: World) -> Iterator[Pool]:
+    """Devices on that machine, which are no pool yet."""
+    from tools.test_pool import Pool
+
+    made = Pool(world)
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 @pytest.fixture(scope="session")

@@ -27,15 +27,6 @@ from tools.test_pool import Pool, carry, device_of
 from tools.world import MiB, World, qemu_io
 
 
-@pytest.fixture
-def pool(world: World) -> Iterator[Pool]:
-    made = Pool(world)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 def uuid_of(root: Path, path: str) -> str:
     return next(entry.name for entry in (root / "devices").iterdir() if os.readlink(entry) == f"{path}/.semishared")
 

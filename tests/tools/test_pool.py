@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Iterator
 
 import pytest
 
@@ -69,15 +68,6 @@ class Pool:
 
     def leftovers(self) -> "list[str]":
         return [str(found) for path in self.paths for found in path.rglob("*") if ".staged-" in found.name] + self.world.leftovers()
-
-
-@pytest.fixture
-def pool(world: World) -> Iterator[Pool]:
-    made = Pool(world)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def device_of(path: object) -> str:

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 from pathlib import Path
-from typing import Iterator
 
 import pytest
 
@@ -28,13 +27,9 @@ FIT = 3
 
 
 @pytest.fixture
-def pool(world: World) -> Iterator[Pool]:
-    made = Pool(world)
-    try:
-        made.set(*map(str, made.paths[:2]), f"{made.paths[2]}=ram")
-        yield made
-    finally:
-        made.close()
+def pool(pool: Pool) -> Pool:
+    pool.set(*map(str, pool.paths[:2]), f"{pool.paths[2]}=ram")
+    return pool
 
 
 def memory(pool: Pool) -> str:

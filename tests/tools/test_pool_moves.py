@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 import pytest
 
@@ -23,13 +23,9 @@ from tools.world import MiB, World, qemu_io
 
 
 @pytest.fixture
-def pool(world: World) -> Iterator[Pool]:
-    made = Pool(world)
-    try:
-        made.set()
-        yield made
-    finally:
-        made.close()
+def pool(pool: Pool) -> Pool:
+    pool.set()
+    return pool
 
 
 def held(world: World) -> "list[dict[str, Any]]":
