@@ -142,8 +142,11 @@ def _label(root: str, wanted: pool.Declared, found: dict[str, str]) -> str:
 
 def _holds(root: str, uuid: str) -> bool:
     """Tell whether a device holds, or may hold, something that is known by it; if so it takes nothing more from now on."""
-    directory = layout_devices.device(root, uuid)
-    if device_state.state(root, uuid):
+    directory, wrong = layout_devices.device(root, uuid), device_state.state(root, uuid)
+    if wrong == device_state.OTHER and uuid not in devices.usual(root):
+        # Memory that was given back, and another one is in its place: all that is left of it are links of disks.
+        return any(link.uuid == uuid for link in devices.layers_links(os.path.dirname(root)))
+    if wrong:
         return True
     held = any(room.names(f"{directory}/{part}") for part in layout_devices.PARTS)
     if held:

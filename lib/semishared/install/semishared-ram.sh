@@ -8,6 +8,7 @@
 #   semishared-ram disable                  stop, and no more at boot
 #
 # The size of the device is the limit: its file system is full (ENOSPC, at which QEMU stops a guest) before zram refuses a page (EIO).
+# What RESERVED_MEM is told of beyond that, a sixteenth, zram does not exceed either.
 set -eu
 
 NAME=semishared-ram
@@ -71,6 +72,7 @@ start() {
     if [ "$KIND" = zram ]; then
         [ -d /sys/class/zram-control ] || modprobe zram || fail "this kernel has no zram: $NAME enable SIZE brd"
         device=$(zramctl --find --size "$size") || fail "zram gives no device of $SIZE"
+        echo $((size + size / 16)) >"/sys/block/${device#/dev/}/mem_limit"
     else
         [ ! -e /dev/ram0 ] || fail "brd is in use: /dev/ram0 is there"
         modprobe brd rd_nr=1 rd_size=$((size >> 10)) || fail "this kernel has no brd"

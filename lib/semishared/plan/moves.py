@@ -115,7 +115,8 @@ def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
     else:
         source_step, target_step = steps
         if found.get("diffs"):
-            found = yield from _renewed(place, guest, leaves_bases=not getattr(target_step, "keep_bases", True))
+            renewed = yield from _renewed(place, guest, leaves_bases=not getattr(target_step, "keep_bases", True))
+            found = {**found, **renewed}
         if found.get("classes") and target_step.keep_bases:
             from . import device_class
 

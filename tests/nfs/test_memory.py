@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory as a device of a host's pool, made by the shipped script: zram and brd of Debian's kernel, with XFS, past the page cache."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from lab import caches
+from lab.kernel_host import ONEADMIN, KernelHost
+from nfs.site import LOCATION, STORE, Guest, Host
+from semishared.errors import LostWithMemory, NoDeviceOfClass
+from semishared.model import steps as s
+from semishared.model import steps_device as d
+
+MiB = 1 << 20
+SIZE = 64 * MiB
+ROOT = f"{LOCATION}/.semishared"
+INSTALL = f"{caches.CHECKOUT}/lib/semishared/install"
+MEMORY = "/run/semishared-ram"
+FIT = 3
+"""Disks of that size in 320 MiB, of which XFS takes 64 for its log and a twentieth is for tables."""
+
+
+class MemoryHost(Host):
+    """A host with memory to spare, and an image on what takes the place of its store."""
+
+    def __init__(self) -> None:
+        KernelHost.__init__(self, "ram", memory_mib=1100, disks={"local": 400})
+        self._side = None
+
+    def prepare(self) -> s.ImageRef:
+        self.mount_disk("local", LOCATION)
+        self.script(f"modprobe xfs; mkdir -p {LOCATION}/101 {STORE}; chown {ONEADMIN[0]}:{ONEADMIN[1]} {LOCATION}/101 {STORE}")
+        fill = f"head -c 64k /dev/zero | tr '\\0' '\\241' | dd of={STORE}/image bs=64k seek=16 iflag=fullblock status=none"
+        self.script(f"{fill}; truncate -s {SIZE} {STORE}/image; chmod 660 {STORE}/image", user=ONEADMIN)
+        return s.ImageRef(100, 1, "raw", f"{STORE}/image")
+
+    def clone(self, image: s.ImageRef, vm: int) -> s.DiskRef:
+        """Clone the image into memory as `tm/clone` plans it."""
+        disk = self.disk(vm)
+        self.on(s.PrepareVm(vm, disk.vm_dir), d.PlaceLayers(disk, ("ram",), SIZE, SIZE // 10))
+        overlay = s.CreateOverlay(disk, image, 0, "extended_l2=on,cluster_size=128k")
+        self.on(s.StageBase(ROOT, image), overlay, d.NoteClasses(disk, ("ram",)))
+        return disk
+
+    def row(self) -> "dict[str, object]":
+        (answer,) = self.on(d.ListDevices(ROOT))
+        (row,) = answer["devices"]
+        return dict(row)
+
+    def unit(self, word: str) -> str:
+        """Carry out a line of the shipped unit, as systemd would."""
+        (line,) = re.findall(rf"^{word}=(.+)$", self.run(["cat", f"{INSTALL}/semishared-ram.service"]).out, re.MULTILINE)
+        done = self.run(line.split(), check=False)
+        return done.err if done.code else ""
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[MemoryHost]:
+    with MemoryHost() as up:
+        yield up
+
+
+@pytest.fixture(scope="module")
+def image(host: MemoryHost) -> s.ImageRef:
+    return host.prepare()
+
+
+@pytest.mark.parametrize("kind", ["zram", "brd"])
+def test_the_shipped_script_makes_memory_a_device_for_disks(host: MemoryHost, image: s.ImageRef, kind: str) -> None:
+    host.script(f"sh {INSTALL}/semishared-ram.sh enable 320M {kind}")
+    source = host.run(["findmnt", "-n", "-o", "SOURCE,FSTYPE", MEMORY]).out.split()
+    assert source == ["/dev/zram0" if kind == "zram" else "/dev/ram0", "xfs"]
+    assert int(host.run(["blockdev", "--getsize64", source[0]]).out) == 320 * MiB
+    verified = host.run(["systemd-analyze", "verify", f"{INSTALL}/semishared-ram.service"])
+    assert (verified.out, verified.err) == ("", "")
+    host.on(d.SetDevices(ROOT, (f"{MEMORY}=ram",)))
+    row = host.row()
+    assert (row["class"], row["state"], row["promised"]) == ("ram", "", 0)
+
+    disks = [host.clone(image, vm) for vm in range(1, FIT + 1)]
+    assert host.row()["promised"] == FIT * SIZE
+    with pytest.raises(NoDeviceOfClass, match=f"no device of class ram on ram for a disk of up to 64.0 MiB: {MEMORY} has"):
+        host.clone(image, 9)
+    guest = Guest(host, disks[0].path, "qcow2")
+    assert "error" not in guest.do("read -P 0xa1 1M 64k") + guest.do(f"write -P 7 0 {SIZE // 2}") + guest.do("read -P 7 4M 1M")
+    top = host.run(["readlink", "-f", disks[0].path]).out.strip()
+    assert top.startswith(f"{MEMORY}/.semishared/layers/1-0-")
+    if kind == "zram":
+        original, stored, used = map(int, host.run(["cat", "/sys/block/zram0/mm_stat"]).out.split()[:3])
+        assert original > SIZE // 4 and stored < original // 4 and used < 320 * MiB
+    assert "is in use" in host.unit("ExecStop"), "a guest has a disk open there"
+    assert "error" not in guest.do("read -P 7 0 1M")
+    guest.end()
+
+    assert host.unit("ExecStop") == "" and host.unit("ExecStop") == "", "once more is as good as once"
+    assert host.run(["mountpoint", "-q", MEMORY], check=False).code and host.row()["state"] == "not there"
+    left = host.run(["bash", "-c", "cat /sys/block/zram0/disksize /sys/block/ram0/size 2>/dev/null || true"]).out.split()
+    assert set(left) <= {"0"}, "the memory is free"
+    assert host.unit("ExecStart") == "" and host.unit("ExecStart") == ""
+    assert host.row()["uuid"] == row["uuid"] and host.row()["lost"] == [f"{vm}-0" for vm in range(1, FIT + 1)]
+    with pytest.raises(LostWithMemory):
+        host.on(s.SendVm(1, disks[0].vm_dir, ""))
+    for disk in (*disks, host.disk(9)):
+        host.on(s.RemoveVm(disk.vm, disk.vm_dir))
+    again = host.clone(image, 1)
+    host.on(s.RemoveVm(1, again.vm_dir))
+    host.script(f"sh {INSTALL}/semishared-ram.sh disable")
+    assert host.run(["ls", "/etc/semishared-ram.conf", "/usr/local/sbin/semishared-ram"], check=False).out == ""

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guests with disks in the memory of their host: all that is done to a VM finds them there, and a restart costs theirs and no others."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from lab import Node
+from lab.cloud import SYSTEM, Cloud
+from lab.guest import content
+from lab.oned import ActionFailed
+from pool.conftest import COMMAND, DEVICES
+from pool.test_pool import DECLARED, device_of, names, said
+
+KIB = 1024
+DATA = content("base", 0, KIB)
+MEMORY, SIZE = "/mnt/ram", 192
+
+
+def mount(node: Node) -> None:
+    node.run(["mkdir", "-p", MEMORY], user="root")
+    node.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}m,mode=755", "device", MEMORY], user="root")
+    node.run(["chown", "oneadmin:oneadmin", MEMORY], user="root")
+
+
+def restart(node: Node) -> None:
+    """Let memory be as the script of the boot leaves it: empty, with the label of before."""
+    label = node.path("/root/label")
+    node.run(["cp", f"{MEMORY}/.semishared/device.json", "/root/label"], user="root")
+    node.run(["umount", MEMORY], user="root")
+    mount(node)
+    node.run(["install", "-d", "-o", "oneadmin", "-g", "oneadmin", f"{MEMORY}/.semishared"], user="root")
+    node.run(["install", "-o", "oneadmin", "-g", "oneadmin", "/root/label", f"{MEMORY}/.semishared/device.json"], user="root")
+    label.unlink()
+
+
+def declare(cloud: Cloud, words: str) -> None:
+    for host in ("h1", "h2"):
+        cloud.oned.host_update(cloud.oned.host(host).id, {"SEMISHARED_POOL": words})
+    said(cloud, "pool", "add", "h1,h2")
+
+
+def rows(cloud: Cloud, host: str = "h1") -> dict[str, dict[str, object]]:
+    (found,) = said(cloud, "pool", "list", host)["hosts"]
+    return {row["path"]: row for row in found["devices"]}
+
+
+def layers(node: Node) -> list[str]:
+    return names(node, f"{MEMORY}/.semishared/layers")
+
+
+@pytest.fixture(autouse=True)
+def _memory(cloud: Cloud) -> Iterator[None]:
+    """Give both hosts memory for disks beside their devices."""
+    for host in cloud.lab.hosts:
+        mount(host)
+    declare(cloud, f"{DECLARED} {MEMORY}=ram")
+    yield
+    cloud.delete_all()
+    declare(cloud, DECLARED)
+    for host in cloud.lab.hosts:
+        host.run(["umount", "-l", MEMORY], user="root")
+
+
+def test_a_guest_in_memory_through_all_that_is_done_to_it(cloud: Cloud) -> None:
+    h1, h2 = cloud.lab.hosts
+    ram = {"SEMISHARED_CLASS": "ram"}
+    images = [
+        cloud.os_image("ram-os", **ram),
+        cloud.data_image("ram-raw", DATA, **ram),
+        cloud.data_image("ram-copy", DATA, SEMISHARED_LOCAL="copy", format="qcow2", **ram),
+        cloud.data_image("disk", DATA),
+        cloud.data_image("diff", DATA, persistent=True, SEMISHARED_PLACE="local", **ram),
+    ]
+    vm = cloud.deploy("in-memory", [{"IMAGE_ID": str(image)} for image in images])
+    where = {disk: device_of(cloud, vm, disk) for disk in range(5)}
+    assert [where[disk] for disk in range(3)] == [MEMORY] * 3 and {where[3], where[4]} <= set(DEVICES)
+    assert "SEMISHARED_CLASS = ram is not for it" in "".join(cloud.said("clone") + cloud.said("ln"))
+    guest = cloud.guest(vm)
+    written = ("vdb", "vdc", "vdd", "vde")
+    for disk in written:
+        guest.write(disk, "before", 2 * KIB, 64)
+        guest.loop(disk, f"loop-{disk}", 4 * KIB, 4 * KIB, 20)
+    one = cloud.oned.disk_snapshot_create(vm, 1, "one")
+    guest.write("vdb", "later", 2 * KIB, 64)
+    cloud.oned.vm_migrate(vm, "h2", SYSTEM, how="live")
+    assert (layers(h1), len(layers(h2))) == ([], 3) and rows(cloud)[MEMORY]["promised"] == 0
+    counts = [cloud.guest(vm).loop_stop(disk) for disk in written]
+    assert all((found["errors"], found["mismatches"]) == (0, 0) and found["writes"] > 10 for found in counts), counts
+    cloud.oned.vm_suspend(vm)
+    cloud.oned.vm_resume(vm)
+    cloud.guest(vm).check("vdb", "later", 2 * KIB, 64)
+    cloud.oned.vm_poweroff(vm)
+    cloud.oned.disk_snapshot_revert(vm, 1, one)
+    cloud.oned.vm_resume(vm)
+    for disk in written:
+        cloud.guest(vm).check(disk, "before", 2 * KIB, 64)
+    cloud.oned.vm_undeploy(vm)
+    assert layers(h2) == []
+    cloud.oned.vm_deploy(vm, "h1", SYSTEM)
+    assert device_of(cloud, vm, 1) == MEMORY
+    cloud.guest(vm).check("vdb", "before", 2 * KIB, 64)
+    cloud.terminate(vm)
+    assert layers(h1) == [] and cloud.leftovers() == []
+
+
+def test_a_restart_loses_what_is_in_memory_and_costs_nobody_else(cloud: Cloud) -> None:
+    h1 = cloud.lab.node("h1")
+    os, usual = cloud.os_image("lost-os", SEMISHARED_CLASS="ram"), cloud.os_image("usual-os")
+    lost, other = (cloud.deploy(name, [{"IMAGE_ID": str(image)}]) for name, image in (("lost", os), ("other", usual)))
+    cloud.guest(lost).write("vda", "mine", 2 * KIB, 64)
+    cloud.guest(other).loop("vda", "on", 2 * KIB, 64, 20)
+    cloud.oned.vm_poweroff(lost)
+    restart(h1)
+    why = rf"the layers of disk.0 lay in memory of h1, {MEMORY}, which is empty since the host was started again.*SS168"
+    with pytest.raises(ActionFailed, match=why):
+        cloud.oned.vm_resume(lost)
+    assert rows(cloud)[MEMORY]["lost"] == [f"{lost}-0"]
+    found = json.loads(cloud.lab.fe.run([COMMAND, "doctor", "--json"], check=False).stdout)["findings"]
+    assert any(re.search(r"lost", item["what"]) and item["machine"] == "h1" for item in found), found
+    cloud.oned.vm_recover(lost, "recreate")
+    cloud.oned.vm_deploy(lost, "h1", SYSTEM)
+    guest = cloud.guest(lost)
+    assert device_of(cloud, lost, 0) == MEMORY
+    guest.write("vda", "again", 2 * KIB, 64)
+    guest.check("vda", "again", 2 * KIB, 64)
+    counts = cloud.guest(other).loop_stop("vda")
+    assert (counts["errors"], counts["mismatches"]) == (0, 0) and counts["writes"] > 10, counts
+    for vm in (lost, other):
+        cloud.terminate(vm)
+    assert layers(h1) == [] and cloud.leftovers() == []
+
+
+def test_one_too_many_is_refused_or_goes_where_it_may(cloud: Cloud) -> None:
+    large = cloud.data_image("large", DATA, 100, SEMISHARED_CLASS="ram")
+    first = cloud.deploy("first", [{"IMAGE_ID": str(large)}])
+    why = rf"no device of class ram on h1 for a disk of up to 100.0 MiB: {MEMORY} has [0-9.]+ MiB that are not promised.*SS166"
+    with pytest.raises(ActionFailed, match=why):
+        cloud.deploy("refused", [{"IMAGE_ID": str(large)}])
+    either = cloud.data_image("either", DATA, 100, SEMISHARED_CLASS="ram any")
+    second = cloud.deploy("second", [{"IMAGE_ID": str(either)}])
+    assert [device_of(cloud, vm, 0) == MEMORY for vm in (first, second)] == [True, False]
+    cloud.terminate(first)
+    third = cloud.deploy("third", [{"IMAGE_ID": str(either)}])
+    assert device_of(cloud, third, 0) == MEMORY
