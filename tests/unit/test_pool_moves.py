@@ -8,7 +8,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semishared.plan import pool_moves
+from semishared.plan import pool, pool_moves
 from semishared.plan.pool import BOUND, Device
 from semishared.plan.pool_moves import CLASSES, LIMIT, Item, Move
 
@@ -93,6 +93,37 @@ def test_many_files_of_unequal_size_are_brought_within_the_bound() -> None:
         after, _ = moved(devices, items, moves)
         assert pool_moves.unevenness(after) <= BOUND, seed
         assert sum(move.item.size for move in moves) <= LIMIT * above_the_mean(devices), seed
+
+
+def test_few_files_on_many_devices_are_brought_within_the_bound_where_some_way_leads_there() -> None:
+    """50 files on 4 devices of 17 and 4 of 35, the last of which has just come: the largest that fit first miss the bound four times."""
+    sizes, names = [17] * 4 + [35] * 4, [f"device-{number}" for number in range(8)]
+    for seed in range(15):
+        dice = random.Random(seed)
+        free = dict(zip(names, (size << 30 for size in sizes)))
+        items = []
+        for number in range(50):
+            size = int(min(dice.lognormvariate(0, 0.8) / 60, 0.05) * (17 << 30))
+            open_ = [Device(name, capacity << 30, free[name]) for name, capacity in zip(names[:-1], sizes)]
+            uuid = pool.choose(open_, f"{seed}/{number}", (17 << 30) // 60)
+            free[uuid] -= size
+            items.append(Item("layers", str(number), uuid, size, str(number)))
+        devices = [Device(name, size << 30, free[name]) for name, size in zip(names, sizes)]
+        moves = pool_moves.rebalance(devices, items)
+        after, left = moved(devices, items, moves)
+        assert pool_moves.unevenness(after) <= BOUND, seed
+        assert sum(move.item.size for move in moves) <= LIMIT * above_the_mean(devices), seed
+        assert pool_moves.rebalance(after, left) == []
+
+
+def test_a_smaller_file_comes_back_where_nothing_else_helps() -> None:
+    """Of a 150 go too far for what b and c have room for: 20 of b come back."""
+    devices = [Device("a", 1000 * MiB, 330 * MiB), Device("b", 1000 * MiB, 585 * MiB), Device("c", 1000 * MiB, 585 * MiB)]
+    items = [Item("layers", f"{uuid}{size}", uuid, size * MiB, "") for uuid, size in (("a", 150), ("a", 520), ("b", 20), ("b", 395), ("c", 415))]
+    moves = pool_moves.rebalance(devices, items)
+    assert sorted(moves) == [Move(items[0], "b"), Move(items[2], "a")]
+    after, left = moved(devices, items, moves)
+    assert pool_moves.unevenness(after) <= BOUND and pool_moves.rebalance(after, left) == []
 
 
 def test_of_a_pool_within_the_bound_nothing_moves() -> None:

@@ -160,7 +160,7 @@ def unreserved(rows: Sequence[Mapping[str, Any]], reserved: int) -> list[str]:
     return [f"{said}, and class {MEMORY} can come to take {human(needed)}: RESERVED_MEM = {-(-needed // KiB)} at least"]
 
 
-def _unit(*words: object) -> float:
+def drawn(*words: object) -> float:
     """Return a number between 0 and 1, both excluded, that is always the same for these words."""
     digest = hashlib.blake2b("\0".join(map(str, words)).encode(), digest_size=8).digest()
     return ((int.from_bytes(digest, "big") >> 12) + 0.5) / (1 << 52)
@@ -168,7 +168,7 @@ def _unit(*words: object) -> float:
 
 def rendezvous(key: str, shares: Mapping[str, float]) -> list[str]:
     """Return devices in the order in which they are asked to take `key`; `shares`: the bytes of each that count."""
-    return sorted(shares, key=lambda uuid: (-math.log(_unit("rendezvous", key, uuid)) / shares[uuid], uuid))
+    return sorted(shares, key=lambda uuid: (-math.log(drawn("rendezvous", key, uuid)) / shares[uuid], uuid))
 
 
 def share(key: str, shares: Mapping[str, float]) -> list[str]:
@@ -185,12 +185,12 @@ def share_scaled(key: str, shares: Mapping[str, float]) -> list[str]:
 
 def _by_intervals(key: str, shares: Mapping[str, float], stretch: float) -> list[str]:
     """Return devices by what they draw for the key: one drawing for each time that their interval covers the key's point."""
-    point = _unit("point", key)
+    point = drawn("point", key)
     best: dict[str, float] = {}
     for uuid, bytes_that_count in shares.items():
         length = bytes_that_count * stretch
-        inside = (point - _unit("start", uuid)) % 1.0 < length % 1.0
-        draws = [_unit("draw", key, uuid, copy) for copy in range(int(length) + inside)]
+        inside = (point - drawn("start", uuid)) % 1.0 < length % 1.0
+        draws = [drawn("draw", key, uuid, copy) for copy in range(int(length) + inside)]
         best[uuid] = max(draws, default=0.0)
     # Those that do not cover it come last, in an order that does not always load the same one.
     rest = {uuid: at for at, uuid in enumerate(rendezvous(key, shares))}

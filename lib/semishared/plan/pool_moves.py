@@ -5,8 +5,8 @@
     rebalance  from each device that is too full as much as makes it full enough, to those that stay below that
 
 A device is too full above BOUND times the fill of its class. It is brought to AIM: what file systems take for themselves would
-else have the next rebalance begin again. Never is more moved from a device than LIMIT times what it has above the mean: with
-few, large files it may stay too full.
+else have the next rebalance begin again. Never is more moved than LIMIT times what devices have above the mean: with few, large
+files one may stay too full.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import pool
+from . import pool, pool_search
 from .pool import BOUND, Device
+from .pool_search import File, Level
 
 AIM = 1.09
 LIMIT = 1.1
@@ -69,7 +70,51 @@ def rebalance(devices: Sequence[Device], items: Sequence[Item]) -> List[Move]:
 
 
 def _within(devices: Sequence[Device], items: Sequence[Item]) -> List[Move]:
-    mean = sum(device.used for device in devices) / sum(device.share for device in devices)
+    moves = _one_by_one(devices, items)
+    left, there = _after(devices, items, moves)
+    if all(device.used <= int(BOUND * _mean(devices) * device.share) for device in left):
+        return moves
+    found = _searched(devices, items)
+    if found or not moves:
+        return found
+    # From there it may be found, and the next rebalance is to find nothing.
+    more = dict(zip(((move.item.part, move.item.name) for move in moves), moves))
+    for move in _within(left, there):
+        was = more.get((move.item.part, move.item.name), move).item
+        more[was.part, was.name] = Move(was, move.target)
+    return [move for move in more.values() if move.target != move.item.device]
+
+
+def _mean(devices: Sequence[Device]) -> float:
+    return sum(device.used for device in devices) / sum(device.share for device in devices)
+
+
+def _after(devices: Sequence[Device], items: Sequence[Item], moves: Sequence[Move]) -> Tuple[List[Device], List[Item]]:
+    """Return devices and items as they will be."""
+    free = {device.uuid: device.free for device in devices}
+    for move in moves:
+        free[move.item.device] += move.item.size
+        free[move.target] -= move.item.size
+    targets = {move.item: move.target for move in moves}
+    there = [item._replace(device=targets.get(item, item.device)) for item in items]
+    return [device._replace(free=free[device.uuid]) for device in devices], there
+
+
+def _searched(devices: Sequence[Device], items: Sequence[Item]) -> List[Move]:
+    """Return moves that bring all devices down to the bound, found by trying; none if there are no such."""
+    mean, levels, excess = _mean(devices), {}, 0.0
+    for device in devices:
+        aim, is_above = int(AIM * mean * device.share), device.used > int(BOUND * mean * device.share)
+        levels[device.uuid] = Level(device.used, min(aim, device.used + device.room), aim if is_above else device.capacity)
+        excess += max(device.used - mean * device.share, 0)
+    own = {f"{item.part}/{item.name}": item for item in items if item.device in levels and item.size > 0}
+    found = pool_search.search(levels, [File(name, item.device, item.size) for name, item in own.items()], int(LIMIT * excess))
+    return [Move(own[file.name], target) for file, target in found]
+
+
+def _one_by_one(devices: Sequence[Device], items: Sequence[Item]) -> List[Move]:
+    """Return moves that bring each device for itself down as far as that can be told, the fullest first."""
+    mean = _mean(devices)
     gaps = {device.uuid: min(int(AIM * mean * device.share) - device.used, device.room) for device in devices}
     moves: List[Move] = []
     for device in sorted(devices, key=lambda device: (-device.fill, device.uuid)):
