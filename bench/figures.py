@@ -57,7 +57,8 @@ class Figure:
     """One measured figure.
 
     `expected` is what the author thought before the first measurement, of the ratio if there is a baseline, and
-    `because` is the reason. `budget` is ("ratio" or "value", how it compares, limit): see COMPARE.
+    `because` is the reason. `budget` is (of what, how it compares, limit): of the median "ratio" or "value", or of the "worst ratio" or
+    "worst value" of all; see COMPARE.
     """
 
     name: str
@@ -93,7 +94,11 @@ class Figure:
         found["met"] = None
         if self.budget:
             kind, sign, limit = self.budget
-            value = median(ratios) if kind == "ratio" else median(self.values)
+            judged = ratios if kind.endswith("ratio") else self.values
+            value = median(judged)
+            if kind.startswith("worst"):
+                value = (min if sign == ">=" else max)(judged)
+                found["worst"] = rounded(value)
             found["budget"] = {"of": kind, "sign": sign, "limit": limit, "from": self.budget_from}
             found["met"] = bool(COMPARE[sign](value, limit))
         return found

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
-    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases commit cluster pool
+    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases commit cluster,
+                                          pool (these together: orders rebalance devices plain beside memory extents)
     bench/run.py --docs [TABLE ...]       write the tables in docs/ (all, or those) from build/bench.json
 
 Times mean nothing on a shared machine: every figure is compared with a baseline of the same run.
@@ -28,15 +29,17 @@ import clone  # noqa: E402
 import cluster  # noqa: E402
 import commits  # noqa: E402
 import migrate  # noqa: E402
+import orders  # noqa: E402
 import overlay  # noqa: E402
 import page  # noqa: E402
 import plots  # noqa: E402
+import rebalance  # noqa: E402
 import releases  # noqa: E402
 import stage  # noqa: E402
+import tables  # noqa: E402
 from figures import Figure  # noqa: E402
 
 import ceph  # noqa: E402
-import pool  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
@@ -53,8 +56,11 @@ BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "releases": releases.releases,
     "commit": commits.commits,
     "cluster": cluster.cluster,
-    "pool": pool.pools,
+    "orders": orders.orders,
+    "rebalance": rebalance.rebalance,
 }
+GROUPS = {"pool": ("orders", "rebalance")}
+"""What one name stands for."""
 
 
 def machine() -> Dict[str, Any]:
@@ -74,6 +80,7 @@ def main() -> int:
     parser.add_argument("--docs", action="store_true", help="only write tables in docs/")
     parser.add_argument("names", nargs="*", metavar="NAME", help=" ".join(BENCHMARKS))
     arguments = parser.parse_args()
+    arguments.names = [name for given in arguments.names for name in GROUPS.get(given, (given,))]
     unknown = set(arguments.names) - set(page.BLOCKS if arguments.docs else BENCHMARKS)
     if unknown:
         parser.error(f"no such {'table' if arguments.docs else 'benchmark'}: {', '.join(sorted(unknown))}")
@@ -106,7 +113,7 @@ def main() -> int:
         }
         report["figures"] = [figure for figure in report["figures"] if figure["benchmark"] != name] + figures
         out.write_text(json.dumps(report, indent=1) + "\n")
-        print(page.text_table(figures), flush=True)
+        print(tables.text_table(figures), flush=True)
     plots.draw(report, BUILD)
     missed = [figure["name"] for figure in report["figures"] if figure["met"] is False]
     print(f"budgets missed: {', '.join(missed) or 'none'}")

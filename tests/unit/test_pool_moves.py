@@ -119,7 +119,8 @@ def test_few_files_on_many_devices_are_brought_within_the_bound_where_some_way_l
 def test_a_smaller_file_comes_back_where_nothing_else_helps() -> None:
     """Of a 150 go too far for what b and c have room for: 20 of b come back."""
     devices = [Device("a", 1000 * MiB, 330 * MiB), Device("b", 1000 * MiB, 585 * MiB), Device("c", 1000 * MiB, 585 * MiB)]
-    items = [Item("layers", f"{uuid}{size}", uuid, size * MiB, "") for uuid, size in (("a", 150), ("a", 520), ("b", 20), ("b", 395), ("c", 415))]
+    files = (("a", 150), ("a", 520), ("b", 20), ("b", 395), ("c", 415))
+    items = [Item("layers", f"{uuid}{size}", uuid, size * MiB, "") for uuid, size in files]
     moves = pool_moves.rebalance(devices, items)
     assert sorted(moves) == [Move(items[0], "b"), Move(items[2], "a")]
     after, left = moved(devices, items, moves)

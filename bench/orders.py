@@ -33,7 +33,7 @@ HASH = "hash"
 """In the place of an order: by rendezvous alone, whatever the fill."""
 
 
-def pools(quick: bool) -> List[Figure]:
+def orders(quick: bool) -> List[Figure]:
     """Compare the orders side by side."""
     samples, extents, runs = (2, 1000, 4) if quick else (5, 6000, 40)
     found = []
@@ -45,13 +45,14 @@ def pools(quick: bool) -> List[Figure]:
     return found
 
 
-def _shares(sizes: Sequence[int]) -> Dict[str, float]:
+def shares(sizes: Sequence[int]) -> Dict[str, float]:
+    """Return bytes by the names of devices."""
     return {f"{number}-{size}": float(size * 100 * GiB) for number, size in enumerate(sizes)}
 
 
 def _extents(name: str, sizes: Sequence[int], order: str, samples: int, extents: int) -> List[Figure]:
     """Place extents, add the largest device once more, take the last one out; of each sample the names are others."""
-    before = _shares(sizes)
+    before = shares(sizes)
     more = {**before, "new": max(before.values())}
     gone = list(before)[-1]
     fewer = {uuid: share for uuid, share in before.items() if uuid != gone}
@@ -67,7 +68,7 @@ def _extents(name: str, sizes: Sequence[int], order: str, samples: int, extents:
         left.append(was.count(gone) / extents)
     budget = ("ratio", "<=", 1.05) if order == pool.DEFAULT else None
     moved = {"expected": MOVED[order], "because": WHY[order], "budget": budget, "budget_from": "moved, of the least possible"}
-    of = f"pool/{name}/{order}"
+    of = f"orders/{name}/{order}"
     return [
         Figure(f"{of}/fair", f"{name}, {order}: the fullest device, of its share", "times", fair, expected=1.03,
                because=f"chance alone, with {extents} extents"),
@@ -81,22 +82,22 @@ def _files(name: str, sizes: Sequence[int], way: str, runs: int) -> Figure:
     found = []
     for run in range(runs):
         draw = random.Random(f"{name}/{run}")
-        free = dict(_shares(sizes))
+        free = dict(shares(sizes))
         whole, number = sum(free.values()), 0
         # Of median size, a twelfth of the smallest device.
         unit = min(free.values()) / 12
         while min(free.values()) >= 0:
             size, number = draw.lognormvariate(0, 0.8) * unit, number + 1
-            devices = [pool.Device(uuid, int(share), int(free[uuid])) for uuid, share in _shares(sizes).items()]
+            devices = [pool.Device(uuid, int(share), int(free[uuid])) for uuid, share in shares(sizes).items()]
             if way == HASH:
-                uuid = pool.rendezvous(f"{run}/{number}", _shares(sizes))[0]
+                uuid = pool.rendezvous(f"{run}/{number}", shares(sizes))[0]
             else:
                 uuid = pool.choose(devices, f"{run}/{number}", int(unit), order=way)
             free[uuid] -= size
         found.append(1 - sum(max(left, 0) for left in free.values()) / whole)
     what = "by the hash alone" if way == HASH else f"{way} and fill"
     return Figure(
-        f"pool/{name}/{way}/full", f"{name}, {what}: how full the pool is when the first device overflows", "of all", found,
+        f"orders/{name}/{way}/full", f"{name}, {what}: how full the pool is when the first device overflows", "of all", found,
         expected=0.6 if way == HASH else 0.85, because="a hash spreads numbers of files, and not their bytes" if way == HASH else
         "what is not known is only how large the last files become",
     )  # fmt: skip

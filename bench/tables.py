@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures in rows, as all tables have them: for the terminal, and for docs/ (page.py)."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, Sequence
+
+Data = Dict[str, Any]
+
+
+def number(value: Optional[float]) -> str:
+    """Show a number with three digits that mean something."""
+    if value is None:
+        return "-"
+    if value == 0:
+        return "0"
+    digits = f"{value:.3g}"
+    return f"{float(digits):,.0f}" if abs(value) >= 100 else digits
+
+
+def spread(found: Data) -> str:
+    return f"{number(found['median'])} ({number(found['spread'][0])} to {number(found['spread'][1])})"
+
+
+def budget(figure: Data) -> str:
+    """Show what is allowed."""
+    allowed = figure["budget"]
+    return f"{allowed['of']} {allowed['sign'].replace('>=', '≥').replace('<=', '≤')} {number(allowed['limit'])}" if allowed else ""
+
+
+def ratio(figure: Data) -> str:
+    """Show a ratio and its quartiles."""
+    if figure["ratio"] is None:
+        return "-"
+    around = figure["ratio_spread"]
+    return number(figure["ratio"]) + (f" ({number(around[0])} to {number(around[1])})" if around else "")
+
+
+def met(figure: Data) -> str:
+    return {True: "yes", False: "**no**", None: ""}[figure["met"]]
+
+
+def text_table(figures: Sequence[Data]) -> str:
+    """Return a plain table of figures."""
+    rows = [("figure", "median", "unit", "n", "ratio", "expected", "budget", "met")]
+    for f in figures:
+        cells = (f["name"], number(f["median"]), f["unit"], str(f["n"]), ratio(f), number(f["expected"]), budget(f), met(f))
+        rows.append(cells)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+
+def by_name(report: Data) -> Dict[str, Data]:
+    return {figure["name"]: figure for figure in report["figures"]}
+
+
+def load(report: Data, name: str) -> str:
+    """Say how busy the machine was around a benchmark."""
+    run = report["runs"][name]
+    return f"Load {number(run['load_before'][0])} before, {number(run['load_after'][0])} after, itself included.\n\n"
+
+
+def plain(report: Data, prefix: str) -> str:
+    """Every figure whose name begins so, a line each."""
+    rows = []
+    for name, figure in by_name(report).items():
+        if name.startswith(prefix):
+            base = figure["baseline"]
+            against = f"{base['what']}: {number(base['median'])}" if base else ""
+            measured = f"{spread(figure)} {figure['unit']}"
+            rows.append([
+                figure["what"], measured, against, ratio(figure), number(figure["expected"]), budget(figure), met(figure),
+                str(figure["n"]),
+            ])  # fmt: skip
+    return load(report, prefix.rstrip("/")) + table(["what", "measured", "baseline", "ratio", "expected", "budget", "met", "n"], rows)
