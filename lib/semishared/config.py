@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple, Union
+from typing import Union
 
 from .errors import BadAttribute
+from .named import NamedTuple
 
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "etc", "semishared.conf")
 OPTIONS = re.compile(r"([a-z0-9_]+=[A-Za-z0-9.]+(,[a-z0-9_]+=[A-Za-z0-9.]+)*)?\Z")

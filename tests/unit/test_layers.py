@@ -21,7 +21,7 @@ PURE = {
     "typing", "xml",
 }  # fmt: skip
 """What plan/ may take from the standard library: nothing that sees the machine or the clock."""
-GROUND = {"errors", "units", "config", "model.layout", ""}
+GROUND = {"errors", "units", "config", "named", "model.layout", ""}
 """What every layer may import beside those of its row: modules of the package itself, its name and version, and its words on disk."""
 LAYERS = {
     # layer: the layers below it that it may import, beside itself

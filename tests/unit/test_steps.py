@@ -60,7 +60,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 def kinds(cls: Any) -> list[str]:
     """Return the types of a step's fields, as they are written."""
-    return [cls.__annotations__[name].__forward_arg__ for name in cls._fields]
+    return [cls.__annotations__[name] for name in cls._fields]
 
 
 def steps_of(cls: Any) -> st.SearchStrategy[s.Step]:

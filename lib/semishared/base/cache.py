@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Collection, NamedTuple
+from typing import Collection
 
 from ..errors import BadArguments, BadRecord
 from ..model import layout, layout_base
 from ..model.record import Record
 from ..model.refs import ImageRef
+from ..named import NamedTuple
 from ..tools import beneath, files, progress
 from ..tools.crash_points import point
 from ..tools.run import work

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import Any, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, Optional, Tuple
 
 from .. import store
 from ..errors import ImageChanged, SemisharedError
 from ..model import layout_base
 from ..model.record import Record
 from ..model.steps import ImageRef
+from ..named import NamedTuple
 from ..tools import files, inspection, locks
 from ..tools.crash_points import point
 from ..tools.undo import Undo

@@ -8,11 +8,12 @@ the limits of the site. A base that is leased stays, whoever has decided what.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable
 
 from ..errors import NoSpace
 from ..model import layout, layout_base
 from ..model.refs import ImageRef
+from ..named import NamedTuple
 from ..tools import locks
 from ..units import human
 from . import cache, device_state, devices

@@ -21,7 +21,7 @@ import os
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import NAME
 from ..errors import BadArguments, BadAttribute, OnedUnavailable, SemisharedError
@@ -30,6 +30,7 @@ from ..install import examine
 from ..install.oned_conf import quoted
 from ..install.preflight import Question, encoded, mount_of
 from ..model import stores
+from ..named import NamedTuple
 from ..opennebula.oned import Oned
 from ..plan import attributes as known
 from ..plan.diagnosis import Finding, path_of

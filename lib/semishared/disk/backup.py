@@ -12,7 +12,7 @@ backup and with the VM; a job in QEMU, ended by `end`; a frozen guest, noted bef
 from __future__ import annotations
 
 import os
-from typing import Iterable, NamedTuple
+from typing import Iterable
 
 from ..base import room
 from ..errors import MissingImage
@@ -20,6 +20,7 @@ from ..guest import backup_job, block_jobs, domain, job_lock, rest
 from ..model import layout
 from ..model.record import Record
 from ..model.steps import BackUp, DiskRef, EndBackup
+from ..named import NamedTuple
 from ..tools import files, progress, qemu_img
 from ..tools.crash_points import point
 from . import records, recovery, vm_dir

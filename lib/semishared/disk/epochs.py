@@ -16,10 +16,11 @@ Files of 0.1.0 hold times: nothing is noted in them.
 from __future__ import annotations
 
 import os
-from typing import IO, Any, Iterable, NamedTuple
+from typing import IO, Any, Iterable
 
 from ..errors import LateAction, VmGone
 from ..model import layout
+from ..named import NamedTuple
 from ..tools import locks
 from .history import UNKNOWN
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, Callable, Iterator, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Callable, Iterator
 
 from .. import NAME, store
 from ..base import cache, devices
@@ -19,6 +19,7 @@ from ..guest import job_lock
 from ..model import layout, layout_store
 from ..model.record import Record
 from ..model.steps import DiskRef, NoteIoClasses
+from ..named import NamedTuple
 from ..store import dir_clones
 from ..tools import files, layers, locks
 from ..tools.crash_points import point

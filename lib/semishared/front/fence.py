@@ -15,12 +15,13 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
-from typing import NamedTuple, Sequence
+from typing import Sequence
 
 from ..config import Config
 from ..errors import AnotherWriter, BadArguments, NotFenced, SemisharedError, StillFenced
 from ..model import layout
 from ..model.fencing import is_whole
+from ..named import NamedTuple
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore
 from ..plan import fence as plan

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import os
-from typing import Iterator, NamedTuple, Sequence
+from typing import Iterator, Sequence
 
 from .. import NAME
 from ..errors import BadArguments, BadAttribute
 from ..model import layout_pool, layout_store, stores
 from ..model.fencing import Ceph, Opener
 from ..model.steps import Access
+from ..named import NamedTuple
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Disk, Host, View, Vm

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from typing import Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Callable, Iterator, Mapping, Sequence
 
 from ..config import Config
 from ..errors import NotSupported, SemisharedError
 from ..model import steps_base as b
 from ..model.refs import ImageRef
+from ..named import NamedTuple
 from ..opennebula.xml import Host
 from ..wire.session import Session
 

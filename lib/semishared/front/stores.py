@@ -9,10 +9,11 @@ where the operator says that this is the store itself.
 from __future__ import annotations
 
 import os
-from typing import Callable, Iterable, NamedTuple, Sequence
+from typing import Callable, Iterable, Sequence
 
 from ..errors import SemisharedError
 from ..model import stores
+from ..named import NamedTuple
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Image

@@ -19,11 +19,12 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 from ..errors import MissingImage, SemisharedError, ToolFailed, ToolTimeout
 from ..model import layout
 from ..model.steps import DiskRef
+from ..named import NamedTuple
 from ..tools import files, layers, progress, qemu_img
 from ..tools.crash_points import point
 from . import domain, job_events, libvirtd, rest

@@ -18,12 +18,13 @@ import errno
 import fcntl
 import os
 import struct
-from typing import Dict, List, NamedTuple, Sequence
+from typing import Dict, List, Sequence
 from xml.etree import ElementTree
 
 from ..errors import CannotDetach
 from ..model import layout, layout_store
 from ..model.record import Record
+from ..named import NamedTuple
 from ..tools import extents, files, progress, qemu_img
 from ..tools.crash_points import point
 from ..tools.rate_limit import Pace

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from typing import NamedTuple
 
+from ..named import NamedTuple
 from ..tools.run import run
 
 

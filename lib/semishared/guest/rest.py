@@ -23,10 +23,11 @@ import fcntl
 import os
 import time
 from contextlib import contextmanager
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator
 
 from ..errors import GuestNotFrozen, GuestStillFrozen, SemisharedError, ToolFailed
 from ..model import layout
+from ..named import NamedTuple
 from ..tools import files, progress
 from ..tools.crash_points import point
 from ..tools.run import beside

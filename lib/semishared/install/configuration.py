@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import NamedTuple, Optional, Sequence
+from typing import Optional, Sequence
 
 from .. import NAME as DRIVER
 from ..errors import BadConfiguration, ConfigurationConflict
+from ..named import NamedTuple
 from ..opennebula.mad_conf import DS_CONF, INHERITED, RESTRICTED, TM_CONF
 from .oned_conf import BARE, Arguments, Attribute, Edit, Value, apply, parse, quoted, removal
 

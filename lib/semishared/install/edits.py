@@ -7,10 +7,11 @@ import difflib
 import os
 import shutil
 import time
-from typing import Callable, NamedTuple, Sequence
+from typing import Callable, Sequence
 
 from .. import NAME
 from ..errors import BadConfiguration, CannotInstall
+from ..named import NamedTuple
 from ..tools.crash_points import point
 from ..tools.files import published, remove_staged
 from . import configuration as plan

@@ -7,9 +7,10 @@ import os
 import pwd
 import re
 import stat
-from typing import Callable, Mapping, NamedTuple, Optional
+from typing import Callable, Mapping, Optional
 
 from ..errors import CannotInstall
+from ..named import NamedTuple
 
 ONEADMIN = "oneadmin"
 OLDEST, NEWEST = (6, 10), (7, 4)

@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-from typing import NamedTuple
 
 from .. import NAME
 from ..errors import CannotInstall, SemisharedError
+from ..named import NamedTuple
 from ..tools.run import run
 from .front_end import ONEADMIN, FrontEnd
 

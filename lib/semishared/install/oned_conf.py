@@ -16,9 +16,10 @@ on files that oned itself reads. One path that is always there is one path that 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from ..errors import BadConfiguration
+from ..named import NamedTuple
 
 BLANKS = re.compile(r"[ \t\n]*")
 COMMENT = re.compile(r"[ \t]*#[^\n]*(?:\n|\Z)")

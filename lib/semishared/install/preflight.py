@@ -21,8 +21,9 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
+from ..named import NamedTuple
 from ..tools.signatures import STAGED, boot, sign
 
 NAME = "semishared"

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 from ..errors import SemisharedError
+from ..named import NamedTuple
 from ..wire.session import PYTHON
 from . import examine, preflight
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from .. import NAME
 from ..errors import CannotInstall
+from ..named import NamedTuple
 from ..tools import files
 from ..tools.crash_points import point
 from .front_end import FrontEnd

@@ -8,9 +8,10 @@ import os
 import signal
 import time
 from contextlib import contextmanager
-from typing import Iterable, Iterator, NamedTuple
+from typing import Iterable, Iterator
 
 from ..errors import SourceTooSlow, UnsafeImage, UploadTooLarge
+from ..named import NamedTuple
 from ..tools import extents
 from ..units import MiB, human
 

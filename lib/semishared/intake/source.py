@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 from contextlib import closing, contextmanager
-from typing import Iterator, NamedTuple
+from typing import Iterator
 
 from ..errors import (
     BadArguments,
@@ -20,6 +20,7 @@ from ..errors import (
     ToolTimeout,
     UnsafeImage,
 )
+from ..named import NamedTuple
 from ..tools import inspection
 from ..tools.crash_points import point
 from ..tools.run import SILENT_S, stream

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
-from typing import Iterable, NamedTuple
+from typing import Iterable
+
+from ..named import NamedTuple
 
 MEMORY = "ram"
 """A device that is empty after a restart of its host. Only what is told to goes there, and only what fits at its largest."""

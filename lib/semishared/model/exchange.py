@@ -19,8 +19,9 @@ answer of a step that acts; one that it merely hands on (to Say) does not end it
 
 from __future__ import annotations
 
-from typing import Any, Callable, Generator, Iterable, NamedTuple, Tuple, TypeVar, Union
+from typing import Any, Callable, Generator, Iterable, Tuple, TypeVar, Union
 
+from ..named import NamedTuple
 from .refs import Step
 
 Lines = Iterable[Tuple[str, str]]

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import FrozenSet, Mapping, NamedTuple, Tuple
+from typing import FrozenSet, Mapping, Tuple
+
+from ..named import NamedTuple
 
 FOR_EVER_S = 10 * 365 * 86400
 """How long an entry of ours lasts unless `semishared fence --lift` removes it: Ceph knows none without an end."""

@@ -5,8 +5,7 @@
         locks/vm-<vm>  vm-<vm>-disks  incoming-<vm>-<random>
     <DATASTORE_LOCATION>/<system>/               a system datastore
         .monitor  .machine-<id> (tools/signatures.py)  .incoming-<vm>-<random>  .outgoing-<vm>-<random>  .removed- .kept-
-        <vm>/                                    the directory of a VM, `vm_dir`
-            disk.<N>  disk.<N>.snap/<layer>
+        <vm>/                                    the directory of a VM, `vm_dir`; in it disk.<N>  disk.<N>.snap/<layer>
             .semishared/disk.<N>.json            its record; and notes of what is under way
 
 In a mounted store: layout_store.py; in a pool: layout_pool.py. None imports more or compiles a pattern before its use: actions pay.
@@ -16,7 +15,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import NamedTuple, Optional
+
+from ..named import NamedTuple
 
 DELTAS = "deltas.json"
 SIDE = ".semishared"
@@ -59,7 +59,7 @@ def made_by(maker: Maker, random: str) -> str:
     return f"{maker.machine}-{maker.pid}-{maker.started}-{random}"
 
 
-def maker_of(entry: str) -> Optional[Maker]:
+def maker_of(entry: str) -> Maker | None:
     """Return whose a staged name is; None if it does not say, as of 0.1.0."""
     match = re.search(r"\.([0-9a-f]{16})-([0-9]+)-([0-9]+)-[0-9a-f]{12}\Z", entry)
     return Maker(match.group(1), int(match.group(2)), match.group(3)) if match else None
@@ -116,7 +116,7 @@ def disk_name(disk: int) -> str:
     return f"disk.{disk}"
 
 
-def disk_named(name: str) -> Optional[int]:
+def disk_named(name: str) -> int | None:
     """Return N of `disk.N`, None for any other name."""
     match = re.match(r"disk\.([0-9]{1,9})\Z", name)
     return int(match.group(1)) if match else None
@@ -137,7 +137,7 @@ def disk(vm_dir: str, number: int) -> str:
     return f"{vm_dir}/{disk_name(number)}"
 
 
-def disk_file(path: str) -> Optional[DiskFile]:
+def disk_file(path: str) -> DiskFile | None:
     """Return what the path of a disk on a host says, None if it is none."""
     directory, _, name = plain(path).rpartition("/")
     number = disk_named(name)
@@ -153,7 +153,7 @@ def record_name(disk: int) -> str:
     return f"{disk_name(disk)}.json"
 
 
-def recorded(name: str) -> Optional[int]:
+def recorded(name: str) -> int | None:
     """Return whose record a file is, None if it is none."""
     return disk_named(name[: -len(".json")]) if name.endswith(".json") else None
 
@@ -187,7 +187,7 @@ def job_note(vm_dir: str, disk: int) -> str:
     return f"{records(vm_dir)}/job.{disk}.json"
 
 
-def job_noted(name: str) -> Optional[int]:
+def job_noted(name: str) -> int | None:
     """Return on which disk a job is noted in a file, None if in no such file."""
     match = re.match(r"job\.([0-9]{1,9})\.json\Z", name)
     return int(match.group(1)) if match else None
@@ -243,7 +243,7 @@ def beside(system: str, kind: str, vm: object, random: str) -> str:
     return f"{system}/.{kind}-{vm}-{random}"
 
 
-def beside_named(name: str) -> Optional[Beside]:
+def beside_named(name: str) -> Beside | None:
     """Return what such a name says (0.1.0 gave them without RANDOM), None if it is none."""
     match = re.match(r"\.(incoming|outgoing|removed|kept)-([0-9]+)(?:-[0-9a-f]+)?\Z", name)
     return Beside(match.group(1), int(match.group(2))) if match else None
@@ -294,7 +294,7 @@ def incoming_of(lock: str, vm: int) -> str:
     return f".{lock}" if lock.startswith(f"incoming-{vm}-") else ""
 
 
-def locked_vm(name: str) -> Optional[int]:
+def locked_vm(name: str) -> int | None:
     """Return whose directory, or whose arrival, a lock is for; None for any other lock."""
     match = re.match(r"(?:vm|incoming)-([0-9]+)(?:-[0-9a-f]+)?\Z", name)
     return int(match.group(1)) if match else None

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import NamedTuple, Optional
+from typing import Optional
 
+from ..named import NamedTuple
 from . import layout
 
 PARTS = ("bases", "staging", "locks", "holders")

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import NamedTuple, Optional
+from typing import Optional
 
+from ..named import NamedTuple
 from .layout import SIDE, lock
 
 LAYERS, BASES, STAGING = "layers", "bases", "staging"

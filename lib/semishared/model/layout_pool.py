@@ -12,8 +12,9 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, Optional
+from typing import Optional
 
+from ..named import NamedTuple
 from .layout import SIDE
 
 OURS = "semishared-"

@@ -14,8 +14,9 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, Optional
+from typing import Optional
 
+from ..named import NamedTuple
 from . import layout
 from .layout import SIDE
 

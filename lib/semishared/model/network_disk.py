@@ -13,9 +13,10 @@ secret are required: without them QEMU would connect as client.admin wherever it
 
 from __future__ import annotations
 
-from typing import NamedTuple, Tuple
+from typing import Tuple
 
 from ..errors import BadArguments, BadAttribute, BadRecord
+from ..named import NamedTuple
 from . import stores
 
 

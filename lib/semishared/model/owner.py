@@ -11,7 +11,9 @@ the last commit of this disk has made of it (store/claims.py).
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import Optional
+
+from ..named import NamedTuple
 
 
 class Owner(NamedTuple):

@@ -12,7 +12,7 @@ store-clone   on the store, over the image
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from ..named import NamedTuple
 
 
 class Place(NamedTuple):

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import posixpath
-from typing import NamedTuple, Optional, Tuple
+from typing import Optional, Tuple
 
 from ..errors import BadArguments, BadRecord
+from ..named import NamedTuple
 from . import layout
 from .device_class import are_words
 from .network_disk import NetworkDisk

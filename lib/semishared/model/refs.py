@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Tuple
+from typing import Any, Tuple
 
 from ..errors import BadArguments
+from ..named import NamedTuple
 from . import layout
 from .stores import MOUNTED, Access
 

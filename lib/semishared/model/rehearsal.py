@@ -8,8 +8,9 @@ ever answered in a machine's stead.
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
+from ..named import NamedTuple
 from .exchange import AskOned, Exchange, Feed, Fetch, Here, On, Part, Relay, While, drive
 from .refs import Step
 from .steps import LOOKS, look_instead, to_data

@@ -7,9 +7,10 @@ How a datastore makes them is a Tree, what an image asks for a Share; both cross
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ..errors import BadArguments, BadAttribute
+from ..named import NamedTuple
 from . import stores
 
 if TYPE_CHECKING:

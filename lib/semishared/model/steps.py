@@ -8,9 +8,10 @@ Sizes are bytes; paths are absolute.
 from __future__ import annotations
 
 import enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import BadArguments
+from ..named import NamedTuple
 from . import steps_move, steps_snapshot
 from .refs import DiskRef as DiskRef
 from .refs import ImageRef as ImageRef

@@ -8,9 +8,8 @@ Not passed on by steps.py, which every action loads: `steps.from_data` finds the
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from ..errors import BadArguments
+from ..named import NamedTuple
 from .ranges import Ranges, from_data
 from .refs import ImageRef
 

@@ -7,8 +7,7 @@ or the store's bridge, if it has one. Uploads are measured, read, judged and con
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from ..named import NamedTuple
 from .refs import ImageRef
 from .stores import Access
 

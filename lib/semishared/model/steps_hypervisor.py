@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import Optional
 
+from ..named import NamedTuple
 from .record import Record
 from .refs import Step
 

@@ -7,8 +7,7 @@ on its bridge, as `bridge_user`, or, if it has none, wherever it is reached. Hos
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from ..named import NamedTuple
 from .network_disk import NetworkDisk
 from .refs import DiskRef, ImageRef
 from .steps_datastore import *  # noqa: F403 - the vocabulary is one, in files of a size to read

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
+
+from ..named import NamedTuple
 
 
 class SeeDomain(NamedTuple):

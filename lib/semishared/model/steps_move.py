@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Mapping
 
+from ..named import NamedTuple
 from .refs import DiskRef, ImageRef
 
 

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Tuple
+from typing import Tuple
 
+from ..named import NamedTuple
 from .shares import Share, Tree
 
 

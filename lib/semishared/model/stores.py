@@ -9,9 +9,10 @@ on the machine that uses it; CEPH_SECRET names what libvirt has.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Tuple
 
 from ..errors import BadArguments, BadAttribute
+from ..named import NamedTuple
 
 if TYPE_CHECKING:
     from typing import Protocol

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple
 
 from ..errors import BadArguments
+from ..named import NamedTuple
 from ..units import MiB
 
 HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")

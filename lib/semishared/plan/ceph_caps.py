@@ -14,10 +14,11 @@ A role without a user of its own is CEPH_USER's, whose key then can what both ro
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 from ..errors import BadAttribute
 from ..model.stores import ADMIN, POOL
+from ..named import NamedTuple
 
 WRITABLE = ("rbd_data.", "rbd_header.", "rbd_object_map.")
 """Objects of an existing image. Making, renaming or removing one also writes rbd_id.* and rbd_directory."""

@@ -8,12 +8,13 @@ What is asked of oned is in its documented XML-RPC: LABELS of a VM's user templa
 from __future__ import annotations
 
 import json
-from typing import Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Iterable, List, Mapping, Sequence, Tuple
 
 from .. import NAME
 from ..errors import BadArguments, BadAttribute
 from ..model import layout
 from ..model.place import Place
+from ..named import NamedTuple
 from ..opennebula.xml import Datastore, Disk, Image, View, Vm
 from . import placement
 

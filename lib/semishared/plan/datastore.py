@@ -6,13 +6,14 @@ What they ask of a store is the same for all kinds; its bridge does it, or this 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Tuple
+from typing import Any, Tuple
 
 from ..errors import BadAttribute, NotSupported, RestrictedPath
 from ..model import steps_datastore as d
 from ..model import stores
 from ..model.exchange import Here, On, Part, warn
 from ..model.refs import ImageRef, Step
+from ..named import NamedTuple
 from ..opennebula.args import absolute, image_source, number
 from ..opennebula.xml import Datastore, Image
 from ..units import MiB, mib_ceil

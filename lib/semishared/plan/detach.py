@@ -9,13 +9,14 @@ every host is asked for one VM after the other, so that the oned action which en
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..errors import SemisharedError
 from ..model.exchange import On, Part
 from ..model.record import Record, described
 from ..model.refs import ImageRef
 from ..model.steps_base import DetachVm
+from ..named import NamedTuple
 from ..opennebula.xml import Datastore, Image, Vm
 from . import placement
 from .disks import running_domain

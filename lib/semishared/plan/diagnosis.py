@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import Sequence
 
 from .. import NAME as DRIVER
 from ..errors import SemisharedError
+from ..named import NamedTuple
 from ..opennebula.args import absolute
 from ..opennebula.mad_conf import TM_CONF
 from ..opennebula.xml import Datastore, Host, Image, View

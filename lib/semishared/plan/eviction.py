@@ -11,9 +11,10 @@ is saved, it has read from a damaged one) only where it does not fit. Guests' ow
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Collection, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Collection, Mapping, Sequence
 
 from ..errors import BadAttribute, NoSpace
+from ..named import NamedTuple
 from ..units import amount, human
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ an ordinary one, if the host says that the guest does not run.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from ..errors import DiskLost, HostNotLost, HostUnreachable, NotSupported
 from ..model import layout, stores
@@ -30,6 +30,7 @@ from ..model import steps_image as i
 from ..model.exchange import AskOned, On, Part, Plan, agree
 from ..model.network_disk import NetworkDisk
 from ..model.place import STORE_CLONE
+from ..named import NamedTuple
 from ..opennebula.args import DiskPlace, FromImage, Move, NewDisk, VmPlace, image_source
 from ..opennebula.xml import Datastore, Disk, Image, View, Vm
 from . import disks, images, io_class, placement

@@ -13,9 +13,10 @@ monitoring replace no attribute but those that a probe prints (Host::update_info
 
 from __future__ import annotations
 
-from typing import Collection, Mapping, NamedTuple, Sequence
+from typing import Collection, Mapping, Sequence
 
 from ..model.fencing import Ceph, ip_of, whole
+from ..named import NamedTuple
 from ..opennebula.xml import Host
 
 ATTRIBUTE = "SEMISHARED_FENCED"

@@ -11,9 +11,10 @@ before it goes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional
 
 from ..model import layout
+from ..named import NamedTuple
 
 if TYPE_CHECKING:
     from ..opennebula.xml import Vm

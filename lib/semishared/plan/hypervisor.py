@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from ..errors import BadArguments, BadRecord, NotSupported, SemisharedError
 from ..model import layout
 from ..model import steps_hypervisor as h
 from ..model.exchange import Here, Part, Plan, warn
 from ..model.record import described
+from ..named import NamedTuple
 from .backing import Chains, chain_of
 from .domain_xml import DRIVER, Domain, Records, check_system_snapshot, disk_number, disks_of_ours
 from .io_limits import Limits, by_class

@@ -9,8 +9,8 @@ completed: somebody has thought about that disk.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
+from ..named import NamedTuple
 from ..opennebula.xml_edit import Element
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from ..errors import BadArguments, HostUnreachable, MigrationRefused, NotSupported, SemisharedError
 from ..model import layout_delta
 from ..model import steps_live as h
 from ..model.exchange import Here, Lines, Part, Plan, Say, warn
 from ..model.steps import State
+from ..named import NamedTuple
 from ..opennebula.args import HOST, Location, VmPlace, absolute
 from ..opennebula.xml import View, Vm, parse
 from ..opennebula.xml_edit import Element, Markup

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import posixpath
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from ..errors import MigrationRefused
 from ..model import layout
 from ..model import steps as s
+from ..named import NamedTuple
 from ..opennebula.xml import Disk, Vm
 from . import encryption
 from .disks import DRIVER

@@ -7,10 +7,11 @@ Names of flags and parameters are those of libvirt's constants without VIR_MIGRA
 
 from __future__ import annotations
 
-from typing import NamedTuple, Union
+from typing import Union
 
 from ..errors import BadArguments, BadAttribute, NotSupported
 from ..model.steps_live import MigrateOptions
+from ..named import NamedTuple
 
 Value = Union[int, str, "list[str]"]
 FLAGS = {

@@ -9,11 +9,12 @@ the VM's.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Any, Callable, Mapping
 
 from ..errors import MigrationRefused, OnedUnavailable, Overtaken, SameDirectory, SemisharedError
 from ..model import steps as s
 from ..model.exchange import AskOned, End, On, Part, Plan, Relay, Say, agree, warn
+from ..named import NamedTuple
 from ..opennebula.args import Move, VmPlace
 from ..opennebula.xml import Vm
 from .disks import DRIVER, running_domain

@@ -17,10 +17,11 @@ import hashlib
 import math
 import posixpath
 import re
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from ..errors import BadPool
 from ..model.device_class import KNOWN, MEMORY, USUAL, Want, needed_memory
+from ..named import NamedTuple
 from ..units import KiB, human
 
 BOUND = 1.1

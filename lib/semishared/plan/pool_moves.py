@@ -12,8 +12,9 @@ files one may stay too full.
 from __future__ import annotations
 
 import math
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+from ..named import NamedTuple
 from . import pool, pool_search
 from .pool import BOUND, Device
 from .pool_search import File, Level

@@ -6,13 +6,14 @@ Bases come first: a disk that is moved while its guest runs then opens the base 
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ..errors import BadArguments
 from ..model import layout, layout_base
 from ..model.layout_devices import BASES, LAYERS
 from ..model.refs import DiskRef
 from ..model.steps_device import MoveBase, MoveLayers
+from ..named import NamedTuple
 from ..opennebula.xml import Vm
 from . import pool
 from .detach import ACTIVE, POWEROFF, RUNNING

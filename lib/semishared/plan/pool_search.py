@@ -7,8 +7,9 @@ in each what fits is moved, and one file goes there and a smaller one back where
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Dict, Iterator, List, Mapping, Sequence, Tuple
 
+from ..named import NamedTuple
 from .pool import drawn
 
 ATTEMPTS = 100

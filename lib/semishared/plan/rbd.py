@@ -41,7 +41,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, Sequence
 
 from ..errors import BadRecord, NotSupported, SemisharedError, VmGone
 from ..model import layout_pool, stores
@@ -51,6 +51,7 @@ from ..model.exchange import AskOned, Download, Feed, Lines, On, Part, Plan, Say
 from ..model.network_disk import NetworkDisk
 from ..model.place import IN_PLACE, STORE_CLONE
 from ..model.record import Record, described
+from ..named import NamedTuple
 from . import resting
 
 

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..model import steps as s
 from ..model.exchange import Lines, On, Plan, Say, While
+from ..named import NamedTuple
 
 
 class Guest(NamedTuple):

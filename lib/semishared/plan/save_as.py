@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Tuple
+from typing import Tuple
 
 from ..model import steps as s
 from ..model import stores
 from ..model.exchange import On, Plan, Say
+from ..named import NamedTuple
 from ..opennebula.args import ToImage
 from ..opennebula.xml import Datastore, Vm
 from . import encryption, images, resting

@@ -15,10 +15,11 @@ store and sends what has come. So the store is read once for it, whatever the nu
 from __future__ import annotations
 
 from collections import Counter
-from typing import AbstractSet, Iterator, Mapping, NamedTuple, Sequence
+from typing import AbstractSet, Iterator, Mapping, Sequence
 
 from ..errors import NotSupported
 from ..model.ranges import Ranges, ranges
+from ..named import NamedTuple
 from .sources import MOST
 
 Contents = Mapping[str, Mapping[int, str]]

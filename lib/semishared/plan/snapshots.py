@@ -21,13 +21,14 @@ image's own format, whoever asks.
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple
+from typing import Mapping
 
 from ..errors import BadArguments, BadRecord, MissingImage, NotSupported, SemisharedError
 from ..model import steps as s
 from ..model.exchange import On, Part, Plan, Say
 from ..model.place import PLACES, Place
 from ..model.stores import is_path
+from ..named import NamedTuple
 from ..opennebula.args import DiskPlace, Resize, SnapshotPlace
 from ..opennebula.xml import Vm
 from . import encryption, resting

@@ -13,7 +13,9 @@ several that died together cost no more than one of them, if there is a holder.
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import Mapping, NamedTuple, Sequence
+from typing import Mapping, Sequence
+
+from ..named import NamedTuple
 
 MOST = 4
 """Sources that are tried before the store: each may cost the time in which a stalled one is given up."""

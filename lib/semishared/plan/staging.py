@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import Sequence
 
 from ..errors import BadAttribute
+from ..named import NamedTuple
 from ..opennebula.xml import Datastore, Image
 
 WHEN = ("no", "on-upload")

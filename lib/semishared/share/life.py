@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import Iterator, NamedTuple, Optional
+from typing import Iterator, Optional
 
 from ..errors import BadArguments, BadRecord, DataInTheWay, MissingImage, NotSupported, OtherStore, RestrictedPath, StoreAbsent
 from ..model import layout_share
 from ..model.shares import PATH, Share, Tree
+from ..named import NamedTuple
 from ..store import marker
 from ..tools import files, locks
 from ..tools.crash_points import point

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple
 
 from ..errors import StoreUnavailable
+from ..named import NamedTuple
 
 MOUNTS = "/proc/self/mountinfo"
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import contextmanager
-from typing import Any, ContextManager, Iterator, NamedTuple
+from typing import Any, ContextManager, Iterator
 
 from ..errors import CephRefused, CephUnavailable, ImageInUse, MissingImage, NoSpace, SemisharedError, ToolFailed, ToolMissing
 from ..model.steps import Access, ImageRef, pool_and_name
+from ..named import NamedTuple
 from ..tools import ending, progress
 
 CONNECT_S = 10

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 from concurrent.futures import Executor, Future
-from typing import Callable, Iterator, NamedTuple, Optional, TypeVar
+from typing import Callable, Iterator, Optional, TypeVar
 
 from ..errors import ImageChanged, NotSupported
+from ..named import NamedTuple
 from ..tools import extents, files, progress, qemu_img, whole_pages
 from ..tools.extents import EXTENT, Manifest
 from ..tools.in_order import in_order

@@ -11,10 +11,11 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from typing import FrozenSet, Iterable, NamedTuple, Optional, Tuple
+from typing import FrozenSet, Iterable, Optional, Tuple
 
 from ..errors import CommitRefused, NotOwner, StaleDiff, UnknownClaim
 from ..model.owner import Owner
+from ..named import NamedTuple
 
 MOST = 2 << 20
 """Bytes of the unpacked set of extents: of 64 TiB."""

@@ -29,10 +29,11 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import Iterator, NamedTuple
+from typing import Iterator
 
 from ..errors import ImageChanged, MissingImage, StoreUnavailable, UnexpectedLink
 from ..model import layout, layout_store
+from ..named import NamedTuple
 from ..tools import beneath, extents, files
 from ..tools.crash_points import point
 from . import marker

@@ -10,11 +10,12 @@ import hashlib
 import os
 import sys
 from contextlib import contextmanager
-from typing import Callable, Iterable, Iterator, NamedTuple
+from typing import Callable, Iterable, Iterator
 
 from ..errors import TransferCorrupt, UploadTooLarge
 from ..model.refs import ImageRef
 from ..model.stores import Access
+from ..named import NamedTuple
 from ..tools import beneath, extents, files, inspection, progress, qemu_img
 from ..tools.crash_points import point
 from ..units import human

@@ -10,11 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import queue
-from typing import Any, Iterable, Iterator, NamedTuple
+from typing import Any, Iterable, Iterator
 
 from ..errors import CephUnavailable, ImageChanged, NoSpace
 from ..model import layout_pool
 from ..model.steps import ImageRef
+from ..named import NamedTuple
 from ..tools import extents, progress
 from . import ceph, rbd_image, rbd_manifest
 

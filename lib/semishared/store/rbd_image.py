@@ -21,11 +21,12 @@ import errno
 import hashlib
 import os
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import ImageInUse
 from ..model import layout_pool
 from ..model.layout_pool import NEW, OLD, OURS
+from ..named import NamedTuple
 from ..tools import extents, progress
 from ..tools.crash_points import point
 from . import ceph

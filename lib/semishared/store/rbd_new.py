@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from typing import Callable, Iterable, NamedTuple
+from typing import Callable, Iterable
 
 from ..errors import TransferCorrupt
 from ..model import layout_pool
 from ..model.refs import ImageRef
+from ..named import NamedTuple
 from ..tools import extents, mkfs, qemu_img
 from ..tools.crash_points import point
 from . import ceph, rbd_image, rbd_manifest, rbd_pool

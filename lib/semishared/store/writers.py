@@ -17,9 +17,10 @@ import os
 import struct
 import time
 from contextlib import contextmanager
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator
 
 from ..errors import AnotherWriter, StoreUnavailable
+from ..named import NamedTuple
 from ..tools import beneath, progress
 
 LOCK_PERM_BASE = 100

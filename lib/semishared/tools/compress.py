@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from typing import NamedTuple, Sequence, Union
+from typing import Sequence, Union
 
 from ..errors import BadArguments, TransferCorrupt
+from ..named import NamedTuple
 from .run import PATH, filtered
 
 NONE, ZSTD, LZOP = "none", "zstd", "lzop"

@@ -18,9 +18,10 @@ import errno
 import hashlib
 import os
 from types import TracebackType
-from typing import TYPE_CHECKING, Iterator, NamedTuple
+from typing import TYPE_CHECKING, Iterator
 
 from ..errors import ImageChanged
+from ..named import NamedTuple
 from . import files, progress
 
 if TYPE_CHECKING:

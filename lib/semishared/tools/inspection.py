@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import struct
 from contextlib import contextmanager
-from typing import Iterator, NamedTuple
+from typing import Iterator
 
 from ..errors import MissingImage, NotSupported, ToolFailed, UnsafeImage, WrongFormat
+from ..named import NamedTuple
 from ..units import human
 from . import beneath, qemu_img
 

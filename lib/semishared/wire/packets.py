@@ -18,9 +18,10 @@ import hashlib
 import hmac
 import os
 import struct
-from typing import TYPE_CHECKING, Iterator, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Iterator, Sequence
 
 from ..errors import BadArguments, TransferCorrupt
+from ..named import NamedTuple
 from ..tools import compress, extents
 from ..tools.compress import Bytes
 
