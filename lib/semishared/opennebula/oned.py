@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few questions we ask oned, over one XML-RPC connection (`one.vm.info` and its like)."""
+"""The few questions we ask oned (`one.vm.info` and its like)."""
 
 from __future__ import annotations
 
 import os
 
 from ..errors import OnedUnavailable
+from .rpc import Endpoint, RpcFailed
 from .xml import Datastore, Host, Image, View, Vm, parse
 
 TIMEOUT_S = 30
@@ -15,17 +16,6 @@ class Oned:
     """oned, as the driver's user sees it: session from ONE_AUTH, endpoint from ONE_XMLRPC, as the CLI does."""
 
     def __init__(self) -> None:
-        # Imported here: 13 ms that only actions which ask oned have to pay.
-        import http.client
-        import xmlrpc.client
-
-        class Transport(xmlrpc.client.Transport):
-            def make_connection(self, host: object) -> http.client.HTTPConnection:
-                connection = super().make_connection(host)  # type: ignore[arg-type]
-                connection.timeout = TIMEOUT_S
-                return connection
-
-        self._failures = (OSError, http.client.HTTPException, xmlrpc.client.Error, SyntaxError)
         home = os.path.expanduser("~")
         self.endpoint = (
             os.environ.get("ONE_XMLRPC") or _first_line(f"{home}/.one/one_endpoint") or "http://localhost:2633/RPC2"
@@ -35,8 +25,8 @@ class Oned:
         if not self._session:
             raise OnedUnavailable(f"no OpenNebula session in {auth}")
         try:
-            self._server = xmlrpc.client.ServerProxy(self.endpoint, transport=Transport())
-        except OSError as e:
+            self._server = Endpoint(self.endpoint, TIMEOUT_S)
+        except RpcFailed as e:
             raise OnedUnavailable(f"endpoint {self.endpoint}: {e}") from None
 
     def vm(self, vm_id: int) -> Vm:
@@ -131,8 +121,8 @@ class Oned:
     def _answer(self, method: str, *arguments: int | str) -> int | str:
         what = " ".join([method, *(str(word) for word in arguments if isinstance(word, int))])
         try:
-            answer = getattr(self._server, method)(self._session, *arguments)
-        except self._failures as e:
+            answer = self._server.ask(method, self._session, *arguments)
+        except (OSError, RpcFailed) as e:
             raise OnedUnavailable(f"{what} at {self.endpoint}: {type(e).__name__}: {e}") from None
         if not isinstance(answer, list) or len(answer) < 2 or not isinstance(answer[1], (str, int)):
             raise OnedUnavailable(f"{what}: answer not understood")
