@@ -29,7 +29,10 @@ A busy machine, which gives python seconds to start, is no slow disk.
 SCALED = """
 import sys
 sys.path.insert(0, {lib!r})
-from semishared import hostside
+try:
+    from semishared.host import service as hostside
+except ImportError:  # an older version
+    from semishared import hostside
 from semishared.disk import create
 from semishared.store import dir_snapshots
 from semishared.tools import files, qemu_img, run, standstill

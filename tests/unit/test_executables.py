@@ -17,7 +17,7 @@ pytestmark = pytest.mark.reads_checkout
 ROOT = Path(__file__).resolve().parents[2]
 ACTIONS = {"tm": {**transfer.ACTIONS, "monitor_ds": entry.monitor_ds}, "datastore": datastore.ACTIONS}
 FILES = sorted(path for kind in ACTIONS for path in (ROOT / kind).iterdir() if path.name != "__pycache__")
-SKELETON = '''#!/usr/bin/python3 -I
+SKELETON = '''#!/usr/bin/python3 -IS
 # SPDX-License-Identifier: Apache-2.0
 """DOCSTRING"""
 import os, sys

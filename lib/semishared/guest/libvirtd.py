@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, Iterator, List, Optional, Tuple, TypeVar
 
 from ..errors import NoSpace, SemisharedError, ToolFailed, ToolMissing, ToolTimeout
-from ..tools import progress
+from ..tools import bindings, progress
 from ..tools.beneath import readable
 from .kvmrc import site
 
@@ -46,6 +46,7 @@ def binding() -> Any:
     """Return the module libvirt, whose events are being heard from now on; raise ToolMissing."""
     with _loading:
         if not _loaded:
+            bindings.reach()
             try:
                 import libvirt
             except ImportError:

@@ -111,7 +111,7 @@ def resting(directory: str, name: str, how: str, copy: str = "") -> Iterator[Res
         yield Rest("NONE")
         return
     token = os.urandom(8).hex()
-    watch = [PYTHON, "-I", WATCH, directory, name, token, str(LIMIT_S)]
+    watch = [PYTHON, "-IS", WATCH, directory, name, token, str(LIMIT_S)]
     with beside(watch), progress.if_we_die(lambda: _wake_after(directory, name)):
         try:
             found = _begin(directory, name, how, {"token": token, **({"copy": copy} if copy else {})})._replace(token=token)

@@ -21,9 +21,8 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ..named import NamedTuple
 from ..tools.signatures import STAGED, boot, sign
 
 NAME = "semishared"

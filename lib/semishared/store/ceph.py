@@ -14,7 +14,7 @@ from typing import Any, ContextManager, Iterator
 from ..errors import CephRefused, CephUnavailable, ImageInUse, MissingImage, NoSpace, SemisharedError, ToolFailed, ToolMissing
 from ..model.steps import Access, ImageRef, pool_and_name
 from ..named import NamedTuple
-from ..tools import ending, progress
+from ..tools import bindings, ending, progress
 
 CONNECT_S = 10
 ANSWER_S = 30
@@ -38,9 +38,7 @@ class Pool(NamedTuple):
     @property
     def rbd(self) -> Any:
         """Return the operations on the images of a pool."""
-        import rbd
-
-        return rbd.RBD()
+        return _bindings()[1].RBD()
 
 
 def long() -> ContextManager[None]:
@@ -49,6 +47,7 @@ def long() -> ContextManager[None]:
 
 
 def _bindings() -> Any:
+    bindings.reach()
     try:
         import rados
         import rbd

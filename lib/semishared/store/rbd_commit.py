@@ -48,9 +48,9 @@ def _settled(image: ImageRef, opened: Any) -> Claim | None:
 @contextmanager
 def _alone(image: ImageRef) -> Iterator[Any]:
     """Yield the image, open as guests' user, with its exclusive lock: who takes that away from us keeps us out of the cluster."""
-    import rbd
-
     with ceph.opened(*ceph.pool_of(image, image.access.user)) as opened:
+        import rbd
+
         if not opened.features() & rbd.RBD_FEATURE_EXCLUSIVE_LOCK:
             raise NotSupported(f"{image.source} lacks exclusive-lock (`rbd feature enable`): a host that was cut off could write to it")
         rbd_image.wait_unused(opened, image.source)

@@ -66,7 +66,7 @@ class Session:
         self._action = action
         self._config = config
         if is_here(host):
-            argv = [PYTHON, "-I", HERE]
+            argv = [PYTHON, "-IS", HERE]
         else:
             argv = [
                 "ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={config.hosts_connect_timeout_s}",
@@ -77,7 +77,7 @@ class Session:
 
                 # Bulk data through a shared connection would hold up every other action to that host.
                 argv += ["-o", "ControlMaster=no", "-o", "ControlPath=none", *ciphers.options(host)]
-            argv += ["--", host, f"exec {PYTHON} -I {config.hosts_scripts_dir}/lib/semishared/hostside.py"]
+            argv += ["--", host, f"exec {PYTHON} -IS {config.hosts_scripts_dir}/lib/semishared/hostside.py"]
         # Not a pipe: a connection master that stays behind would hold it open.
         self._stderr = os.memfd_create("stderr")
         env = environment()

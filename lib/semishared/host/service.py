@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host side: read plans from stdin, carry them out, say so on stdout (messages: wire/messages.py).
+
+    -> {"plan": {"version", "action", "seq", "steps": [...]}}         then data for steps that receive
+    <- {"event": "alive"}  {"event": "sent", ...}  data
+    <- {"event": "ask", ...}   -> {"answer": {...}}                   only if the plan says "answers"
+    <- {"event": "done", "results": [...], "moved": {...}}  or  {"event": "error", "id", "detail"}
+
+When stdin ends while a plan runs, this process and all it started are killed: a dead front-end leaves nobody at work.
+Locks go with the process; what was half made is staged under names that the next run removes.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+
+from ..disk import epochs
+from ..errors import HostFailed, HostOutdated, SemisharedError, ToolTimeout
+from ..guest import job_lock
+from ..tools import progress, standstill
+from ..tools.beneath import readable
+from ..tools.ending import ended
+from ..wire.messages import RELEASE, Message, Reader, Writer
+from .conversation import Conversation
+from .execute import Execution, read_plan
+
+ALIVE_S = 5
+DYING_S = 5
+
+
+class Host:
+    """The conversation with one front-end action."""
+
+    def __init__(self, stdin: int, stdout: int) -> None:
+        self._reader = Reader(stdin)
+        self._writer = Writer(stdout)
+        self._inbox: queue.Queue[Message] = queue.Queue(maxsize=16)
+        self._busy = False
+        self._known: dict[str, epochs.Noted] = {}
+        """What was counted on this machine when its plans arrived: they are one action."""
+
+    def serve(self) -> int:
+        """Carry out plans until stdin ends; return the exit code."""
+        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._breathe, daemon=True).start()
+        while True:
+            message = self._inbox.get()
+            if message is None:
+                return 0
+            if isinstance(message, bytes) or "plan" not in message:
+                continue  # what was under way to a plan that has failed
+            try:
+                answer = {"event": "done", **self._carry_out(message["plan"])}
+            except SemisharedError as e:
+                answer = {"event": "error", "id": e.id, "detail": e.detail}
+            except OSError as e:
+                answer = {"event": "error", "id": "SS012", "detail": f"on {os.uname().nodename}: {readable(str(e))}"}
+            self._busy = False
+            self._writer.send(**answer)
+            if isinstance(message["plan"], dict) and message["plan"].get("last") is True:
+                return 0
+
+    def _carry_out(self, plan: object) -> dict[str, object]:
+        version = plan.get("version") if isinstance(plan, dict) else None
+        if version != RELEASE:
+            raise HostOutdated(f"{os.uname().nodename} has semishared {RELEASE}, the front-end {version}")
+        seq, steps = read_plan(plan)
+        planned = epochs.arrived(seq, steps, self._known)
+        limit_s = plan.get("standstill_s") if isinstance(plan, dict) else None
+        if isinstance(limit_s, (int, float)) and limit_s > 0:
+            standstill.limit_s = limit_s
+        job_lock.action = str(plan.get("action", "")) if isinstance(plan, dict) else ""
+        answers = isinstance(plan, dict) and plan.get("answers") is True
+        execution = Execution(planned, Conversation(self._writer, self._inbox.get, self._heard, answers))
+        progress.moved.clear()
+        results = []
+        for step in steps:
+            progress.touch()
+            results.append(execution.step(step))
+        return {"results": results, "moved": dict(progress.moved)}
+
+    def _heard(self) -> Message:
+        try:
+            return self._inbox.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                message = self._reader.read()
+            except (HostFailed, OSError):
+                message = None
+            if isinstance(message, dict) and "plan" in message:
+                # Now, not when it is begun: a plan whose front-end is gone by then must not be carried out.
+                self._busy = True
+            if message is None and self._busy:
+                self._die()
+            self._inbox.put(message)
+            if message is None:
+                return
+
+    @staticmethod
+    def _die() -> None:
+        """Let go of what must not stay as it is, if that takes seconds; then end, with all children."""
+        threading.Timer(DYING_S, lambda: os.killpg(0, signal.SIGKILL)).start()
+        for do in progress.last_words:
+            try:
+                do()
+            except (SemisharedError, OSError):
+                pass  # the next action does it
+        os.killpg(0, signal.SIGKILL)
+
+    def _breathe(self) -> None:
+        while True:
+            time.sleep(ALIVE_S)
+            if not self._busy:
+                continue
+            idle_s = standstill.of_plan_s()
+            if idle_s > standstill.limit_s and idle_s > standstill.patience_s():
+                error = ToolTimeout(f"no progress on {os.uname().nodename} for {idle_s:.0f} s: is its storage hung?")
+                self._writer.send(event="error", id=error.id, detail=error.detail)
+                os.killpg(0, signal.SIGKILL)
+            try:
+                self._writer.send(event="alive")
+            except OSError:
+                os.killpg(0, signal.SIGKILL)
+
+
+def main() -> int:
+    """Serve the front-end on stdin and stdout."""
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
+    # A guest's data is for the driver's user and group only, whatever umask ssh brought.
+    os.umask(0o027)
+    return ended(Host(0, 1).serve())
