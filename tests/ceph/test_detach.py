@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 from lab.ceph import Cluster
 from lab.cloud import RBD_STORE, Cloud
 from lab.guest import content
+from trimming import trimmed
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 KIB = 64
@@ -75,6 +76,7 @@ def test_guests_that_have_let_go_of_the_pool_go_on_without_it(cloud: Cloud, ceph
         for letter in LETTERS:
             guest.check(f"vd{letter}", "alone", 2048, KIB)
     cloud.guest(vms[0]).check("vdb", "before", 1024, KIB)
+    trimmed(cloud, vms[0], "vdb", "vdc")
     for vm in (*vms, off):
         cloud.terminate(vm)
     assert cloud.leftovers() == []

@@ -25,6 +25,7 @@ from lab.guest import content
 from lab.listening import events
 from lab.oned import ActionFailed
 from semishared.config import Config
+from trimming import trimmed
 
 KIB = 64
 DATA = content("base", 0, KIB)
@@ -172,6 +173,7 @@ def test_mixed_vm_through_suspend_stop_undeploy_and_migration(
     disk = running_disks(cloud, vm)["hda"]
     assert disk.get("device") == "cdrom" and disk.find("readonly") is not None
     nobody_else(cloud, ceph)
+    trimmed(cloud, vm, *(target for target in seeds if target != "vdh"))
 
     def verify() -> None:
         now = cloud.guest(vm)
@@ -245,6 +247,8 @@ def test_disks_attached_and_detached_in_every_order(
                 guest.check(target, written[place], 1024, 16)
             guest.write(target, turn, 1024, 16)
             guest.check(target, turn, 1024, 16)
+            if turn == 0:
+                trimmed(cloud, vm, target)
             written[place] = turn
         check_domain(cloud, vm)
         for place in back:

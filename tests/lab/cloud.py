@@ -168,6 +168,18 @@ class Cloud:
         rows = dict(line.replace(" ", "").split(":") for line in said.splitlines() if ":" in line)
         return int(rows["total_bytes_sec"]), int(rows["total_iops_sec"])
 
+    def allocated(self, vm: int) -> Dict[str, int]:
+        """Return how many bytes each disk of a running VM takes where its guest writes, by target."""
+        record = self.oned.vm(vm)
+        node = self.lab.node(record.last.host.name)
+        said = node.run(["virsh", "-q", "-c", "qemu:///system", "domblklist", record.deploy_id]).stdout.decode()
+        sources = dict(row.split() for row in said.splitlines())
+        files = {target: path for target, path in sources.items() if path.startswith("/")}
+        blocks = node.run(["stat", "-L", "-c", "%b", *files.values()]).stdout.split()
+        found = {target: 512 * int(count) for target, count in zip(files, blocks)}
+        images = {target: image for target, image in sources.items() if target not in files}
+        return {**found, **(self.lab.ceph.allocated(images) if images else {})}
+
     def vm_dir(self, vm: int) -> str:
         """Return a VM's directory on its host."""
         return f"{DATASTORES}/{self.oned.vm(vm).last.ds_id}/{vm}"

@@ -12,6 +12,7 @@ import pytest
 from lab import Node
 from lab.cloud import DATASTORES, SYSTEM, Cloud
 from lab.guest import Guest, content
+from trimming import trimmed
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 KIB = 1024
@@ -90,6 +91,7 @@ def test_running_vms_let_go_of_the_store_and_their_disks_are_overlays_to_every_a
     ]
     assert open_images(h1, cloud, first) == ["letgo-mine"] and open_images(h2, cloud, second) == []
     assert how(cloud, first) == {0: "overlay", **dict.fromkeys(range(1, 6), "overlay"), 6: "in-place"}
+    trimmed(cloud, first, "vdb", "vdc", "vdd")
     for now, letters in ((guest, "bcdefg"), (other, "bcdef")):
         for letter in letters:
             now.check(f"vd{letter}", "base", 0, KIB)
@@ -116,6 +118,7 @@ def lives_on(cloud: Cloud, vm: int, guest: Guest) -> None:
     guest = cloud.guest(vm)
     stop(guest, "bcdef")
     guest.check("vdb", "before", 2 * KIB, 64)
+    trimmed(cloud, vm, "vdb", "vdc", "vdd")
     cloud.oned.vm_suspend(vm)
     cloud.oned.vm_resume(vm)
     cloud.oned.vm_poweroff(vm)

@@ -14,6 +14,7 @@ from lab.cloud import DATASTORES, STORE, Cloud
 from lab.guest import Guest, GuestError, content
 from lab.oned import ActionFailed
 from semishared.config import Config
+from trimming import trimmed
 
 KIB = 64
 DATA = content("base", 0, KIB)
@@ -78,6 +79,7 @@ def test_disk_when_attached_holds_the_image_and_keeps_what_is_written(
     hot.check("vdb", "base", 0, KIB)
     hot.write("vdb", "new", 8192, 256)
     hot.check("vdb", "new", 8192, 256)
+    trimmed(cloud, vm, "vdb")
     cloud.oned.disk_detach(vm, disk)
     hot.wait_disk("vdb", present=False)
     if persistent:
@@ -151,6 +153,7 @@ def test_mixed_vm_through_power_off_undeploy_and_migration(
         guest.check(name, "base", 0, KIB)
     for name, seed in names.items():
         guest.write(name, seed, 4096, 128)
+    trimmed(cloud, vm, *names)
 
     def verify() -> None:
         now = cloud.guest(vm)

@@ -115,10 +115,16 @@ class Domain:
             if number in limits and not disk.first("iotune"):
                 self.markup.insert_before(source, limits[number].iotune)
             driver = ""
+            wanted = {"type": record.format}
+            if disk.attributes.get("device") == "disk" and not (drivers and "discard" in drivers[0].attributes):
+                # QEMU drops what a guest trims, unless it is told not to. OpenNebula tells what DISCARD of the disk or of
+                # vmm_exec_kvm.conf says, if that says something (LibVirtDriverKVM.cc:1658).
+                wanted["discard"] = "unmap"
             if drivers:
-                self.markup.set_attribute(drivers[0], "type", record.format)
+                for name, value in wanted.items():
+                    self.markup.set_attribute(drivers[0], name, value)
             else:
-                driver = f"<driver name='qemu' type='{escape(record.format)}'/>"
+                driver = "<driver name='qemu'" + "".join(f" {name}='{escape(value)}'" for name, value in wanted.items()) + "/>"
             path = record.source(self._named(number, source))
             if record.network or kind == "network":
                 self._replace(disk, source, record, path, driver, chains.get(number))

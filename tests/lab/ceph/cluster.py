@@ -208,6 +208,11 @@ class Cluster:
         answer: Dict[str, Dict[str, Any]] = self.ask(["images", [pool], {}])[0]
         return answer
 
+    def allocated(self, images: Dict[str, str]) -> Dict[str, int]:
+        """Return how many bytes the objects of images, POOL/NAME each, have."""
+        answer: Dict[str, int] = self.ask(["allocated", [images], {}])[0]
+        return answer
+
     def read(self, image: str, count: int, offset: int = 0, pool: str = POOL) -> bytes:
         """Return bytes of an image, or of IMAGE@SNAPSHOT, read as the admin."""
         out = f"/var/tmp/read-{os.urandom(4).hex()}"

@@ -99,6 +99,24 @@ class Session:
                 "lockers": [locker[2] for locker in lockers.get("lockers", [])],
             }
 
+    def allocated(self, images: Dict[str, str]) -> Dict[str, int]:
+        """Return how many bytes the objects of each image POOL/NAME have, of what is there now: nothing of its snapshots or parent."""
+        found = {}
+        for key, image in images.items():
+            pool, _, name = image.partition("/")
+            with self.cluster.open_ioctx(pool) as io:
+                with rbd.Image(io, name, read_only=True) as opened:
+                    prefix, count = opened.block_name_prefix(), -(-opened.size() // opened.stat()["obj_size"])
+                found[key] = sum(self._size(io, f"{prefix}.{number:016x}") for number in range(count))
+        return found
+
+    @staticmethod
+    def _size(io: Any, name: str) -> int:
+        try:
+            return int(io.stat(name)[0])
+        except rados.ObjectNotFound:
+            return 0
+
     def trash(self, pool: str) -> List[str]:
         """Return the names of what lies in a pool's trash."""
         with self.cluster.open_ioctx(pool) as io:
