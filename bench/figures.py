@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import statistics
 import time
@@ -42,6 +43,18 @@ def quartiles(values: Sequence[float]) -> List[float]:
     return [first, third]
 
 
+def around_the_median(values: Sequence[float]) -> List[float]:
+    """Return between which samples, six or more, the median of all that could be taken lies with at least 95 %, however they are spread.
+
+    A sample is below that median as often as a coin falls: so many of n are on one side with the probability of the binomial distribution.
+    """
+    count, outside, chance = len(values), 0, 0.5 ** len(values)
+    while 2 * (chance + math.comb(count, outside + 1) / 2**count) <= 0.05:
+        outside += 1
+        chance += math.comb(count, outside) / 2**count
+    return [sorted(values)[outside], sorted(values)[count - 1 - outside]]
+
+
 def summary(values: Sequence[float]) -> Dict[str, Any]:
     """Return median, spread (quartiles) and number of some samples."""
     return {"median": rounded(median(values)), "spread": [rounded(v) for v in quartiles(values)], "n": len(values)}
@@ -72,6 +85,8 @@ class Figure:
     because: str = ""
     budget: Optional[Tuple[str, str, float]] = None
     budget_from: str = ""
+    interval: bool = False
+    """Whether to say between which ratios their median lies with 95 %."""
 
     def ratios(self) -> List[float]:
         """Return the ratio of each pair, or that of the medians where samples are no pairs."""
@@ -88,6 +103,7 @@ class Figure:
         found["baseline"] = {"what": self.baseline, **summary(self.against)} if self.against else None
         found["ratio"] = rounded(median(ratios)) if ratios else None
         found["ratio_spread"] = [rounded(v) for v in quartiles(ratios)] if len(ratios) > 1 else None
+        found["ratio_interval"] = [rounded(v) for v in around_the_median(ratios)] if self.interval and len(ratios) > 5 else None
         found["expected"] = self.expected
         found["because"] = self.because
         found["budget"] = None

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Callable, Dict
 
-from tables import Data, budget, by_name, met, number, ratio, spread, table
+from tables import Data, budget, by_name, met, number, plain, ratio, spread, table
 
 
 def orders(report: Data) -> str:
@@ -44,4 +45,7 @@ def rebalance(report: Data) -> str:
     return table(head, rows)
 
 
-BLOCKS: Dict[str, Callable[[Data], str]] = {"orders": orders, "rebalance": rebalance}
+BLOCKS: Dict[str, Callable[[Data], str]] = {
+    "orders": orders, "rebalance": rebalance,
+    **{name: functools.partial(plain, prefix=f"{name}/") for name in ("devices", "plain", "beside", "memory")},
+}  # fmt: skip

@@ -3,7 +3,7 @@
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
     bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases commit cluster,
-                                          pool (these together: orders rebalance devices plain beside memory extents)
+                                          pool (these together: orders rebalance devices plain beside memory)
     bench/run.py --docs [TABLE ...]       write the tables in docs/ (all, or those) from build/bench.json
 
 Times mean nothing on a shared machine: every figure is compared with a baseline of the same run.
@@ -28,6 +28,8 @@ import actions  # noqa: E402
 import clone  # noqa: E402
 import cluster  # noqa: E402
 import commits  # noqa: E402
+import devices  # noqa: E402
+import memory  # noqa: E402
 import migrate  # noqa: E402
 import orders  # noqa: E402
 import overlay  # noqa: E402
@@ -58,8 +60,12 @@ BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "cluster": cluster.cluster,
     "orders": orders.orders,
     "rebalance": rebalance.rebalance,
+    "devices": devices.devices,
+    "plain": devices.plain,
+    "beside": devices.beside,
+    "memory": memory.memory,
 }
-GROUPS = {"pool": ("orders", "rebalance")}
+GROUPS = {"pool": ("orders", "rebalance", "devices", "plain", "beside", "memory")}
 """What one name stands for."""
 
 

@@ -29,11 +29,12 @@ def budget(figure: Data) -> str:
 
 
 def ratio(figure: Data) -> str:
-    """Show a ratio and its quartiles."""
+    """Show a ratio and its quartiles; between which ratios the median lies with 95 %, where that is asked."""
     if figure["ratio"] is None:
         return "-"
-    around = figure["ratio_spread"]
-    return number(figure["ratio"]) + (f" ({number(around[0])} to {number(around[1])})" if around else "")
+    around, within = figure["ratio_spread"], figure.get("ratio_interval")
+    text = number(figure["ratio"]) + (f" ({number(around[0])} to {number(around[1])})" if around else "")
+    return f"{text}; median with 95 %: {number(within[0])} to {number(within[1])}" if within else text
 
 
 def met(figure: Data) -> str:

@@ -87,6 +87,30 @@ def test_the_worst_is_that_of_all_samples_and_not_their_median(bench: Any) -> No
     assert (found["worst"], found["met"]) == (1.0, True)
 
 
+@pytest.mark.parametrize("name", ["devices", "plain", "beside", "memory"])
+def test_a_measured_table_says_of_each_row_what_was_expected_and_allowed(bench: Any, name: str) -> None:
+    figure = bench("figures").Figure
+    row = figure(f"{name}/x", "what", "MiB/s", [9.0] * 6, "against", [10.0] * 6, expected=1.0, budget=("ratio", ">=", 0.95), interval=True)
+    head, _, made = cells(bench("page_pool").BLOCKS[name](reported({name: [row]})))
+    found = dict(zip(head, made))
+    assert (found["baseline"], found["expected"], found["budget"], found["met"]) == ("against: 10", "1", "ratio ≥ 0.95", "**no**")
+    assert found["ratio"] == "0.9 (0.9 to 0.9); median with 95 %: 0.9 to 0.9" and found["n"] == "6"
+    page = block(name)
+    if not page:
+        assert f"<!-- bench: {name} -->\nNot taken on a quiet machine yet.\n" in PAGE.read_text()
+        return
+    assert page[0] == head
+    for cell in (dict(zip(head, cells_of)) for cells_of in page[2:]):
+        assert cell["expected"] != "-" and (cell["met"] in ("yes", "**no**") or not cell["budget"])
+
+
+def test_the_interval_of_a_median_holds_it_with_95_percent(bench: Any) -> None:
+    figures = bench("figures")
+    assert figures.around_the_median(list(range(1, 21))) == [6, 15], "as tables of the binomial distribution have it"
+    assert figures.around_the_median(list(range(1, 7))) == [1, 6]
+    assert figures.around_the_median(list(range(1, 13))) == [3, 10]
+
+
 def test_a_quick_run_is_not_published(bench: Any, tmp_path: Path) -> None:
     page = bench("page")
     for name in page.PAGES:
