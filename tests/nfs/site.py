@@ -37,7 +37,7 @@ HOSTSIDE = f"{caches.CHECKOUT}/lib/semishared/hostside.py"
 class HostSide:
     """hostside.py on a kernel host: plans in, results out."""
 
-    def __init__(self, host: Host, env: dict[str, str] | None = None) -> None:
+    def __init__(self, host: KernelHost, env: dict[str, str] | None = None) -> None:
         self._host = host
         self._program = host.start_program(["/usr/bin/python3", "-I", "-B", HOSTSIDE], user=ONEADMIN, env=env)
         self._read = 0

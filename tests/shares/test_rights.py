@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +12,11 @@ from pathlib import Path
 from semishared.model import steps_share as s
 from semishared.model.shares import Share, Tree
 from semishared.model.steps import Step, to_data
+from shares.page import ROOT, rule
 
 MiB = 1 << 20
-ROOT = "/srv/shares"
 MARKER = "0123456789abcdef" * 2
 USER = "nobody"
-PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/shares.md"
 ENTER = f"""
 set -eu
 mount -t tmpfs -o mode=755 tmpfs /srv
@@ -30,13 +28,6 @@ install -m 440 "$RULE" /srv/sudoers
 mount --bind /srv/sudoers /etc/sudoers
 exec setpriv --reuid {USER} --regid nogroup --clear-groups "$@" /srv/job
 """
-
-
-def rule() -> str:
-    """Return the lines that the page has."""
-    found = re.findall(r"^ +(oneadmin ALL=.*\n)", PAGE.read_text(), re.M)
-    assert len(found) == 5
-    return "".join(found).replace("oneadmin", USER)
 
 
 class Unprivileged:
@@ -69,7 +60,7 @@ def test_what_only_root_may_do_goes_by_the_lines_of_the_page_and_by_nothing_less
         s.RemoveShare(tree, 7, f"{ROOT}/share-7"),
     ]  # fmt: skip
     assert "[SS171]" in user.does(steps[0])
-    lines = rule().splitlines(keepends=True)
+    lines = rule(USER).splitlines(keepends=True)
     user.allow("".join(line for line in lines if "/chown" not in line))
     assert user.does(steps[0]) == "" and "chown" in user.does(steps[1])
     user.allow("".join(lines))

@@ -30,7 +30,7 @@ SOUND = [
     ("host", {"SEMISHARED_BASES_LIMIT": "200G", "SEMISHARED_BASES_FLOOR": "5%"}),
 ]  # fmt: skip
 WRONG = [
-    ("image datastore", {**SHARES, "SEMISHARED_FS": "zfs"}, "'zfs', not one of btrfs, plain"),
+    ("image datastore", {**SHARES, "SEMISHARED_FS": "zfs"}, "'zfs', not one of btrfs, xfs, plain"),
     ("image datastore", {"DISK_TYPE": "FILESYSTEM", "SEMISHARED_FS": "btrfs"}, "has no SEMISHARED_FS_ROOT"),
     *[("image datastore", {**SHARES, "SEMISHARED_FS_ROOT": path}, "not a plain absolute path")
       for path in ("srv", "/", "/srv/a b", "/srv/../etc", "/srv//x", "/srv/.x")],

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from semishared.errors import BadAttribute, ToolFailed
 from semishared.model.shares import Use, first_uid
 from semishared.plan.shares import wanted
-from semishared.share import btrfs, mounts
+from semishared.share import btrfs, mounts, xfs
 from semishared.units import GiB, MiB, TiB
 
 MOST = 16 * TiB
@@ -59,6 +59,18 @@ def test_what_btrfs_says_of_a_subvolume() -> None:
     assert btrfs.parse(SAID.format(limit="none")) == Use(33538048, -1)
     with pytest.raises(ToolFailed):
         btrfs.parse("ERROR: quotas not enabled")
+
+
+HELD = "#2000000007      16384          0      16384     00 [--------]          2          0       1024     00 [{grace}]\n\n"
+
+
+def test_what_xfs_says_of_a_project() -> None:
+    for grace in ("--------", "7 days", "-none-"):
+        assert xfs.parse(HELD.format(grace=grace), 2000000007) == xfs.Held(16 << 20, 16 << 20, 2, 1024)
+    assert xfs.parse("\n", 7) == xfs.Held()
+    for text in (HELD, "#2000000008 1 0 1 00 [-] 1 0 1 00 [-]\n", "xfs_quota: cannot\n"):
+        with pytest.raises(ToolFailed):
+            xfs.parse(text, 2000000008 if text is HELD else 2000000007)
 
 
 def test_ranges_of_users_do_not_meet() -> None:

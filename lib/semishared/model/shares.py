@@ -16,7 +16,7 @@ from . import stores
 if TYPE_CHECKING:
     from .stores import Datastore
 
-FILE_SYSTEMS = ("btrfs", "plain")
+FILE_SYSTEMS = ("btrfs", "xfs", "plain")
 PATH = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)+\Z")
 """oned takes what follows a blank in SOURCE for the format."""
 FIRST_UID = 100000

@@ -36,6 +36,10 @@ def of(tree: Tree) -> FileSystem:
         from .btrfs import Btrfs
 
         return Btrfs(tree)
+    if tree.fs == "xfs":
+        from .xfs import Xfs
+
+        return Xfs(tree)
     from .plain import Plain
 
     return Plain(tree)

@@ -36,7 +36,10 @@ class Directories:
 
     def make(self, share: Share, uid: int) -> str:
         """Have a tree that is held to its size, and belongs to `uid`; return its path."""
-        path = self.path(share.image)
+        path, gone = self.path(share.image), self.gone(share.image)
+        if os.path.lexists(gone):
+            # Its removal was killed, and would count in what holds the new one to its size.
+            self.drop(share.image, gone)
         if not os.path.lexists(path):
             self.new(path)
             point("tree made")

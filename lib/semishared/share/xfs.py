@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares on XFS: a directory with a project of its own, whose quota has limits. Guests do not change it: no ioctl crosses virtiofs.
+
+`df` in the guest shows the limits. What is empty is held by their second half: inodes cost the file system room that no project is
+charged for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import struct
+
+from ..errors import NoQuota, ToolFailed
+from ..model.shares import Tree, Use
+from ..named import NamedTuple
+from ..tools.crash_points import point
+from ..units import human
+from . import mounts, rights
+from .trees import Directories
+
+FIRST_PROJECT = 2_000_000_000
+"""Images count from 0 to 2^31 - 1, projects to 2^32 - 2: the rule for sudoers knows ours by their ten digits."""
+BYTES_PER_FILE = 16384
+LEAST_FILES = 1024
+FSGETXATTR, FSSETXATTR = 0x801C581F, 0x401C5820
+"""ioctl_xfs_fsgetxattr(2); the same numbers on all that has a 28 byte struct fsxattr."""
+FSXATTR = struct.Struct("=IIIII8s")
+PROJINHERIT = 0x200
+
+
+class Held(NamedTuple):
+    """What a project uses and may use, in bytes and inodes; a limit of 0 is none."""
+
+    used: int = 0
+    limit: int = 0
+    files: int = 0
+    most_files: int = 0
+
+
+class Xfs(Directories):
+    """Directories with projects."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__(tree)
+        self._where = os.uname().nodename
+
+    def check(self) -> None:
+        """Raise StoreUnavailable where it is no XFS, NoQuota where projects are not held to their limits."""
+        mount = mounts.check(self.root, ("xfs",))
+        if "prjquota" not in mount.options:
+            raise NoQuota(f"{self.root} on {self._where}: {mount.point} is not mounted with prjquota")
+        if _project(self.root):
+            raise NoQuota(f"{self.root} on {self._where} is in project {_project(self.root)} itself, which nothing may be renamed out of")
+
+    def hold(self, image: int, size: int) -> None:
+        """Limit the project of a tree, and put the tree in it; raise NoQuota if others are in it."""
+        path, project = self.path(image), FIRST_PROJECT + image
+        if _project(path) != project:
+            held = self._held(image)
+            if held.files:
+                raise NoQuota(
+                    f"{path} on {self._where} would be in project {project}, in which {held.files} other files of the file system are"
+                )
+            self.resize(image, size)
+            point("project limited")
+            _put(path, project)
+        elif self._held(image).limit != size:
+            self.resize(image, size)
+
+    def resize(self, image: int, size: int) -> None:
+        """Give the project other limits; raise NoQuota if it has not got them."""
+        self._limit(image, size, max(LEAST_FILES, size // BYTES_PER_FILE))
+        found = self._held(image).limit
+        if found != size:
+            raise NoQuota(f"{self.path(image)} on {self._where} is held to {human(found)}, not to {human(size)}")
+
+    def use(self, image: int) -> Use:
+        """Return what the project has, and may have."""
+        held = self._held(image)
+        return Use(held.used, held.limit or -1)
+
+    def remove(self, image: int) -> None:
+        """Remove a tree with all in it, and the limits of its project: the id of an image may be given anew."""
+        super().remove(image)
+        if self._held(image).limit:
+            self._limit(image, 0, 0)
+            point("limits removed")
+
+    def _limit(self, image: int, size: int, files: int) -> None:
+        self._quota(f"limit -p bhard={size} ihard={files} {FIRST_PROJECT + image}")
+
+    def _held(self, image: int) -> Held:
+        project = FIRST_PROJECT + image
+        return parse(self._quota(f"report -p -N -n -b -i -L {project} -U {project}"), project)
+
+    def _quota(self, command: str) -> str:
+        return rights.run(["xfs_quota", "-x", "-c", command, mounts.of(self.root).point])
+
+
+def parse(text: str, project: int) -> Held:
+    """Return what `xfs_quota -c 'report -p -N -n -b -i'` says of a project, nothing of one that it does not list; raise ToolFailed."""
+    if not text.strip():
+        return Held()
+    row = re.match(
+        rf"#{project}\s+([0-9]+)\s+[0-9]+\s+([0-9]+)\s+[0-9]+\s+\[[^]]*\]\s+([0-9]+)\s+[0-9]+\s+([0-9]+)\s+[0-9]+\s+\[[^]]*\]\s*\Z", text
+    )
+    if not row:
+        raise ToolFailed(f"xfs_quota report: not understood: {text[-200:]!r}")
+    used, limit, files, most = (int(number) for number in row.groups())
+    return Held(used * 1024, limit * 1024, files, most)
+
+
+def _flags(fd: int) -> tuple[int, int, int, int, int, bytes]:
+    return FSXATTR.unpack(fcntl.ioctl(fd, FSGETXATTR, bytes(FSXATTR.size)))
+
+
+def _project(path: str) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        return _flags(fd)[3]
+    finally:
+        os.close(fd)
+
+
+def _put(path: str, project: int) -> None:
+    """Put a directory, and all that is made in it from now on, in a project."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        flags, extent, extents, _, copied, rest = _flags(fd)
+        fcntl.ioctl(fd, FSSETXATTR, FSXATTR.pack(flags | PROJINHERIT, extent, extents, project, copied, rest))
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares on XFS with project quotas, as oneadmin with the lines for sudoers of the page, in a kernel host: few machines' own kernels
+have such quotas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from lab.kernel_host import ONEADMIN, KernelHost, KernelHostError
+from nfs.site import HostSide
+from semishared.errors import BadArguments, NoQuota, SemisharedError
+from semishared.model import steps_share as s
+from semishared.model.shares import Share, Tree, first_uid
+from semishared.share.xfs import FIRST_PROJECT
+from shares.page import ROOT, rule
+
+MiB = 1 << 20
+MARKER = "0123456789abcdef" * 2
+TREE = Tree("xfs", ROOT, MARKER)
+MOUNT = """
+modprobe xfs
+mkdir -p "$0" /srv/off
+mount -o prjquota,nosuid,nodev /dev/vda "$0"
+mount /dev/vdb /srv/off
+chown "$1:$2" "$0" /srv/off
+chmod 711 "$0"
+grep -q ^oneadmin: /etc/shadow || echo 'oneadmin:*:19000::::::' >>/etc/shadow # sudo takes who is in passwd alone for locked
+"""
+EMPTY = """
+import os, sys
+made = 0
+try:
+    while made < 3000:
+        os.close(os.open(f"{sys.argv[1]}/{made}", os.O_CREAT | os.O_WRONLY))
+        made += 1
+except OSError as e:
+    print(made, e.strerror)
+"""
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[KernelHost]:
+    with KernelHost("shares", disks={"shares": 500, "off": 320}) as host:
+        host.put("/etc/sudoers.d/semishared-shares", rule("oneadmin").encode(), 0o440)
+        host.run(["bash", "-euc", MOUNT, ROOT, *map(str, ONEADMIN)])
+        HostSide(host).on(s.MarkRoot(TREE, MARKER))
+        yield host
+
+
+@pytest.fixture(scope="module")
+def side(host: KernelHost) -> HostSide:
+    return HostSide(host)
+
+
+def make(side: HostSide, image: int, owner: int, mib: int) -> str:
+    """Make a share; return its path."""
+    return str(side.on(s.MakeShare(TREE, Share(image, owner, 1, mib * MiB)))[0]["source"])
+
+
+def drop(side: HostSide, *images: int) -> None:
+    """Remove shares."""
+    for image in images:
+        side.on(s.RemoveShare(TREE, image, ""))
+
+
+def fill(host: KernelHost, path: str, owner: int, mib: int) -> tuple[int, str]:
+    """Write a file as root of a guest of the owner; return how many MiB went in, and what was said."""
+    uid = first_uid(owner)
+    words = ["dd", "if=/dev/zero", f"of={path}", "bs=1M", f"count={mib}", "conv=fsync", "status=none"]
+    said = host.run(words, user=(uid, uid), check=False).err
+    return int(host.run(["stat", "-c", "%s", path]).out) // MiB, said.strip().rpartition(": ")[2]
+
+
+def projects(host: KernelHost) -> list[str]:
+    """Return what the file system knows of projects of ours."""
+    said = host.run(["xfs_quota", "-x", "-c", "report -p -N -n -b -i", ROOT]).out
+    return [line for line in said.splitlines() if line.startswith(f"#{FIRST_PROJECT // 10**9}")]
+
+
+def test_a_full_share_gets_an_error_and_its_neighbour_notices_nothing(host: KernelHost, side: HostSide) -> None:
+    mine, other = make(side, 1, 5, 32), make(side, 2, 9, 64)
+    assert fill(host, f"{mine}/file", 0, 40) == (32, "No space left on device")
+    assert fill(host, f"{other}/file", 1, 48) == (48, "")
+    rows = {row["image"]: row for row in side.on(s.ListShares(TREE))[0]["shares"]}
+    assert rows[1]["used"] == 32 * MiB and rows[2]["used"] == 48 * MiB
+    assert host.run(["df", "--output=size", "-BM", mine]).out.split()[-1] == "32M"
+    # Not even root has a file of one counted for the other.
+    assert "cross-device" in host.run(["ln", f"{mine}/file", f"{other}/linked"], check=False).err
+    assert side.on(s.ResizeShare(TREE, 1, 48 * MiB)) == [{"before": 32 * MiB}]
+    assert fill(host, f"{mine}/more", 0, 12) == (12, "")
+    with pytest.raises(BadArguments, match="cannot be held to 8.0 MiB"):
+        side.on(s.ResizeShare(TREE, 1, 8 * MiB))
+    drop(side, 1, 2)
+    assert host.run(["ls", "-A", ROOT]).out == ".semishared\n" and not projects(host)
+
+
+def test_empty_files_end_too_and_a_neighbour_still_makes_some(host: KernelHost, side: HostSide) -> None:
+    mine, other = make(side, 3, 5, 8), make(side, 4, 9, 8)
+    found = host.run(["/usr/bin/python3", "-I", "-c", EMPTY, mine], user=(100000, 100000)).out
+    assert found == "1023 No space left on device\n"
+    host.run(["touch", f"{other}/one"], user=(165536, 165536))
+    drop(side, 3, 4)
+
+
+def test_projects_of_others_are_left_alone_and_quotas_have_to_be_on(host: KernelHost, side: HostSide) -> None:
+    theirs = FIRST_PROJECT + 99
+    host.script(f"mkdir {ROOT}/theirs; xfs_quota -x -c 'project -s -p {ROOT}/theirs {theirs}' {ROOT}")
+    with pytest.raises(NoQuota, match=f"project {theirs}, in which 1 other"):
+        make(side, 99, 5, 8)
+    with pytest.raises(NoQuota, match=f"is in project {theirs} itself"):
+        side.on(s.MarkRoot(Tree("xfs", f"{ROOT}/theirs"), MARKER))
+    host.run(["rm", "-r", f"{ROOT}/theirs"])
+    make(side, 99, 5, 8)
+    drop(side, 99)
+    with pytest.raises(NoQuota, match="not mounted with prjquota"):
+        side.on(s.MarkRoot(Tree("xfs", "/srv/off"), MARKER))
+
+
+@pytest.mark.long
+def test_killed_at_every_point_and_begun_again_it_ends_the_same(host: KernelHost, side: HostSide) -> None:
+    make_it, remove_it = s.MakeShare(TREE, Share(7, 3, 1, 8 * MiB)), s.RemoveShare(TREE, 7, f"{ROOT}/share-7")
+    points = {}
+    host.run(["rm", "-rf", f"{ROOT}/.semishared/.uids"])
+    for name, step in (("make", make_it), ("remove", remove_it)):
+        for at in range(1, 100):
+            if step is remove_it:
+                side.on(make_it)
+                fill(host, f"{ROOT}/share-7/file", 0, 2)
+            killed = HostSide(host, {"SEMISHARED_KILL_AT": str(at)})
+            code = _code(killed, step)
+            side.on(step)
+            if step is make_it:
+                (row,) = side.on(s.ListShares(TREE))[0]["shares"]
+                assert (row["source"], row["used"]) == (f"{ROOT}/share-7", 0)
+                assert fill(host, f"{ROOT}/share-7/file", 0, 12)[0] == 8
+                side.on(remove_it)
+                host.run(["rm", "-r", f"{ROOT}/.semishared/.uids"])
+            assert side.on(s.ListShares(TREE)) == [{"shares": []}] and not projects(host)
+            assert host.run(["ls", "-A", ROOT]).out == ".semishared\n"
+            killed.end()
+            if not code:
+                points[name] = at - 1
+                break
+    assert points["make"] > 5 and points["remove"] > 3
+
+
+def _code(side: HostSide, step: s.MakeShare | s.RemoveShare) -> int:
+    try:
+        side.on(step)
+    except KernelHostError:
+        return 1
+    except SemisharedError as e:
+        raise AssertionError(e.line()) from None
+    return 0
