@@ -19,11 +19,11 @@ import os
 import time
 from typing import IO, Callable, Iterable
 
-from ..errors import CannotMove, NoSpace, PoolBusy, SemisharedError
+from ..errors import CannotMove, NoSpace, PoolBusy
 from ..model import layout_base, layout_devices
 from ..model.layout_devices import BASES, STAGING, Link
 from ..model.steps_device import ListHeld, MoveBase
-from ..tools import extents, files, locks, progress
+from ..tools import extents, files, locks, outcome, progress
 from ..tools.crash_points import point
 from ..tools.rate_limit import Pace, stand_back
 from ..tools.undo import Undo
@@ -113,15 +113,10 @@ def discard(root: str, links: Iterable[Link]) -> None:
 
 def move_base(step: MoveBase, tell: Tell) -> dict[str, object]:
     """Move a base; report {"bytes", "leases": who has one, "seconds", "error", "id"}: of what is wrong its line, nothing is raised."""
-    began, answer = time.monotonic(), {"bytes": 0, "leases": [], "error": "", "id": ""}
-    try:
+    with outcome.told(bytes=0, leases=[]) as answer:
         begin(step.root)
         answer.update(_moved(step, tell))
-    except SemisharedError as e:
-        answer.update(error=e.line(), id=e.id)
-    except OSError as e:
-        answer.update(error=f"on {os.uname().nodename}: {e}", id="SS012")
-    return {**answer, "seconds": round(time.monotonic() - began, 2)}
+    return answer
 
 
 def _moved(step: MoveBase, tell: Tell) -> dict[str, object]:

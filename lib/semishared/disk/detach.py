@@ -11,18 +11,17 @@ oned is asked when they are ours, and whatever it begins after that ends us.
 from __future__ import annotations
 
 import os
-import time
 
 from ..base import cache, room
 from ..base.ensure import ensure
-from ..errors import CannotDetach, ImageChanged, SemisharedError
+from ..errors import CannotDetach, ImageChanged
 from ..guest import active_layer, domain, job_lock
 from ..guest import detach as live
 from ..model.place import OVERLAY
 from ..model.record import Record
 from ..model.steps import DiskRef
 from ..model.steps_base import DetachVm
-from ..tools import files, qemu_img
+from ..tools import files, outcome, qemu_img
 from ..tools.crash_points import point
 from . import guard, layering, overtaken, records, recovery, remote, vm_dir
 from .epochs import Planned
@@ -33,8 +32,7 @@ def detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
 
     `error` is the line of what is wrong, with its `id`, '' if all is done: nothing is raised for it.
     """
-    began, answer = time.monotonic(), {"vm": step.vm, "disks": [], "error": "", "id": ""}
-    try:
+    with outcome.told(vm=step.vm, disks=[]) as answer:
         if not job_lock.take_if_free(step.vm, step.vm_dir):
             raise CannotDetach(f"VM {step.vm} on {os.uname().nodename} is being acted upon")
         try:
@@ -45,11 +43,7 @@ def detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
             answer["disks"] = _detach(step, planned, ask)
         finally:
             job_lock.leave(step.vm, step.vm_dir)
-    except SemisharedError as e:
-        answer.update(error=e.line(), id=e.id)
-    except OSError as e:
-        answer.update(error=f"on {os.uname().nodename}: {e}", id="SS012")
-    return {**answer, "seconds": round(time.monotonic() - began, 2)}
+    return answer
 
 
 def _check_wanted(step: DetachVm, ask: room.Ask | None) -> None:
