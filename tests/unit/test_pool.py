@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from semishared.cli import doctor_pool
 from semishared.errors import BadPool
 from semishared.model import device_class
 from semishared.model.device_class import KNOWN, WORDS, Want
 from semishared.plan import pool
+from semishared.plan.diagnosis import BROKEN, WARNING
 from semishared.plan.pool import Declared, Device
 
 GiB = 1 << 30
@@ -203,7 +205,8 @@ def test_what_can_be_wanted() -> None:
 
 def test_memory_that_oned_would_give_to_vms_too() -> None:
     rows = [row("/m", total=GiB, **{"class": "ram"}), row("/a", total=64 * GiB)]
-    (said,) = pool.unreserved(rows, GiB)
+    ((kind, said),) = pool.unreserved(rows, GiB)
+    assert kind == pool.UNRESERVED
     assert said == "oned keeps 1.0 GiB of its memory from VMs, and class ram can come to take 1.1 GiB: RESERVED_MEM = 1179648 at least"
     assert [pool.unreserved(rows, reserved) for reserved in (2 * GiB, -1)] == [[], []] == [pool.unreserved(rows[1:], 0), []]
     assert pool.unreserved([{**rows[0], "state": "not there"}], 0) == []
@@ -244,11 +247,18 @@ def test_differences_between_what_is_declared_and_what_a_host_has() -> None:
     assert pool.differences(declared, [row("/a"), row("/b", **{"class": "slow"}, weight=2), row("/c")]) == []
     assert pool.differences(declared[:1], [row("/a"), row("/old", weight=0)]) == [], "it takes nothing more, and its disks are there"
     wrong = pool.differences(declared, [row("/a", state="not there"), row("/b"), row("/old"), row("/older", state="read-only", weight=0)])
-    assert [text.split(" ")[0].rstrip(",") for text in wrong] == ["/a", "/b", "/c", "/old", "/older"]
-    assert "not there" in wrong[0] and "declared as slow:2" in wrong[1] and "is declared and no device" in wrong[2]
+    assert [text.split(" ")[0].rstrip(",") for _, text in wrong] == ["/a", "/b", "/c", "/old", "/older"]
+    assert [kind for kind, _ in wrong] == [pool.ABSENT, pool.CHANGED, pool.CHANGED, pool.CHANGED, pool.ABSENT]
+    assert "not there" in wrong[0].text and "declared as slow:2" in wrong[1].text and "is declared and no device" in wrong[2].text
 
 
 def test_what_memory_held_before_its_host_was_started_again_is_said_to_be_lost() -> None:
     held = row("/m", **{"class": "ram"}, lost=["7-1", "5-0", "5-1"])
     (said,) = pool.differences(pool.declared("/m=ram"), [held])
-    assert said == f"/m was emptied by a restart of the host, disks of VM 5, 7 are {pool.LOST}"
+    assert said == (pool.LOST, "/m was emptied by a restart of the host, disks of VM 5, 7 are lost with it")
+
+
+def test_doctor_says_of_each_kind_how_bad_it_is_and_what_mends_it() -> None:
+    found = {kind: doctor_pool._finding("h1", pool.Wrong(kind, "x")) for kind in (pool.ABSENT, pool.CHANGED, pool.LOST, pool.UNRESERVED)}
+    assert [finding.severity for finding in found.values()] == [BROKEN, WARNING, WARNING, WARNING]
+    assert "pool check h1" in found[pool.ABSENT].mend and "recreate" in found[pool.LOST].mend and "onehost" in found[pool.UNRESERVED].mend

@@ -22,7 +22,7 @@ def findings(cloud: Cloud, config: Config) -> list[Finding]:
         return []
     roots = on.roots(Oned())
 
-    def one(session: Session, host: Host) -> list[str]:
+    def one(session: Session, host: Host) -> list[pool.Wrong]:
         rows: list[dict[str, object]] = []
         for root in roots:
             (listed,) = session.run([ListDevices(root)])
@@ -31,15 +31,16 @@ def findings(cloud: Cloud, config: Config) -> list[Finding]:
 
     # A host that does not answer is a finding of others.
     answers = on.Survey().ask(wanted, "doctor", config, one)
-    return [_finding(host, text) for host, texts in answers.items() for text in texts]
+    return [_finding(host, wrong) for host, found in answers.items() for wrong in found]
 
 
-def _finding(host: str, text: str) -> Finding:
-    if text.endswith(pool.LOST):
-        return Finding(WARNING, host, f"pool: {text}", "onevm recover --recreate VM")
-    if "RESERVED_MEM" in text:
-        return Finding(WARNING, host, f"pool: {text}", f"onehost update {host}")
-    return Finding(WARNING if "pool add" in text else BROKEN, host, f"pool: {text}", f"as oneadmin: semishared pool check {host}")
+def _finding(host: str, wrong: pool.Wrong) -> Finding:
+    check = f"as oneadmin: semishared pool check {host}"
+    severity, mend = {
+        pool.ABSENT: (BROKEN, check), pool.CHANGED: (WARNING, check), pool.LOST: (WARNING, "onevm recover --recreate VM"),
+        pool.UNRESERVED: (WARNING, f"onehost update {host}"),
+    }[wrong.kind]  # fmt: skip
+    return Finding(severity, host, f"pool: {wrong.text}", mend)
 
 
 def _declared(host: Host, config: Config) -> "tuple[pool.Declared, ...]":

@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
                 found["changes"] += [f"{path}: {what}" for what, paths in _dict(done).items() for path in paths]
             (listed,) = session.run([ListDevices(root)])
             found["devices"] += _dict(listed)["devices"]
-        found["wrong"] = pool.differences(declared, found["devices"])
+        found["wrong"] = [wrong.text for wrong in pool.differences(declared, found["devices"])]
         return found
 
     rows = list(survey.ask(hosts, "pool", config, one).values())

@@ -121,44 +121,57 @@ def _declared(word: str) -> Declared:
     return Declared(path, device_class, weight)
 
 
-LOST = "lost with it"
+ABSENT, CHANGED, LOST, UNRESERVED = "absent", "changed", "lost", "unreserved"
 
 
-def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+class Wrong(NamedTuple):
+    """Something of a pool that is not as it is to be."""
+
+    kind: str
+    """ABSENT: disks cannot start; CHANGED: what is declared is not done, or undone, yet; LOST: disks, with what memory held; UNRESERVED:
+    memory of the host's that oned gives to VMs too."""
+    text: str
+
+
+def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]]) -> list[Wrong]:
     """Return what is wrong with the devices of a host, as it reports them, against what is declared; nothing if all is well."""
     found = {str(row["path"]): row for row in rows}
     wrong = []
     for device in declared:
         row = found.get(device.path)
         if row is None:
-            wrong.append(f"{device.path} is declared and no device of the pool yet: semishared pool add")
+            wrong.append(Wrong(CHANGED, f"{device.path} is declared and no device of the pool yet: semishared pool add"))
         elif row["state"]:
-            wrong.append(f"{device.path} is {row['state']}: disks on it cannot start, and it takes no new ones")
+            wrong.append(Wrong(ABSENT, f"{device.path} is {row['state']}: disks on it cannot start, and it takes no new ones"))
         elif (row["class"], float(row["weight"])) != (device.device_class, device.weight):
             said = f"{row['class']}:{float(row['weight']):g}"
             if not float(row["weight"]):
-                wrong.append(f"{device.path} is being drained, or was, and takes nothing more: semishared pool add takes it back")
+                drained = f"{device.path} is being drained, or was, and takes nothing more: semishared pool add takes it back"
+                wrong.append(Wrong(CHANGED, drained))
                 continue
-            wrong.append(f"{device.path} is {said}, and declared as {device.device_class}:{device.weight:g}: semishared pool add")
+            wanted = f"{device.device_class}:{device.weight:g}"
+            wrong.append(Wrong(CHANGED, f"{device.path} is {said}, and declared as {wanted}: semishared pool add"))
         if row and row.get("lost"):
             vms = sorted({int(disk.split("-")[0]) for disk in row["lost"]})
-            wrong.append(f"{device.path} was emptied by a restart of the host, disks of VM {', '.join(map(str, vms))} are {LOST}")
+            whose = f"disks of VM {', '.join(map(str, vms))}"
+            wrong.append(Wrong(LOST, f"{device.path} was emptied by a restart of the host, {whose} are lost with it"))
     paths = {device.path for device in declared}
     for path, row in sorted(found.items()):
         if path not in paths and row["state"]:
-            wrong.append(f"{path}, which is not declared any more, is {row['state']}: disks on it cannot start")
+            wrong.append(Wrong(ABSENT, f"{path}, which is not declared any more, is {row['state']}: disks on it cannot start"))
         elif path not in paths and float(row["weight"]):
-            wrong.append(f"{path} takes disks and is not declared: semishared pool add")
+            wrong.append(Wrong(CHANGED, f"{path} takes disks and is not declared: semishared pool add"))
     return wrong
 
 
-def unreserved(rows: Sequence[Mapping[str, Any]], reserved: int) -> list[str]:
+def unreserved(rows: Sequence[Mapping[str, Any]], reserved: int) -> list[Wrong]:
     """Return what is wrong with the `reserved` bytes that oned gives to no VM of a host, -1 if not known: devices of memory take some."""
     needed = sum(needed_memory(int(row["total"])) for row in rows if row["class"] == MEMORY and not row["state"])
     if not needed or not 0 <= reserved < needed:
         return []
     said = f"oned keeps {human(reserved)} of its memory from VMs"
-    return [f"{said}, and class {MEMORY} can come to take {human(needed)}: RESERVED_MEM = {-(-needed // KiB)} at least"]
+    least = f"RESERVED_MEM = {-(-needed // KiB)} at least"
+    return [Wrong(UNRESERVED, f"{said}, and class {MEMORY} can come to take {human(needed)}: {least}")]
 
 
 def drawn(*words: object) -> float:
