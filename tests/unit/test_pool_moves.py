@@ -170,3 +170,17 @@ def test_a_drained_device_gives_to_the_better_class_first() -> None:
     items = [Item("layers", str(number), "a", 8 * MiB, str(number)) for number in range(12)]
     targets = [move.target for move in pool_moves.drain(devices, items, "a")]
     assert targets == ["b"] * 10 + ["c"] * 2
+
+
+def test_a_drained_device_gives_disks_to_the_classes_that_they_want_in_their_order_and_to_no_other() -> None:
+    devices = [
+        Device("a", 100 * MiB, 50 * MiB), Device("b", 100 * MiB, 90 * MiB), Device("c", 100 * MiB, 90 * MiB, 1.0, "slow"),
+        Device("m", 100 * MiB, 90 * MiB, 1.0, "ram"),
+    ]  # fmt: skip
+    wanted = {("slow",): "c", ("slow", "fast"): "c", ("fast",): "b", (): "b", ("any",): "b", ("ram",): "", ("ram", "any"): "b"}
+    for classes, target in wanted.items():
+        item = Item("layers", "x", "a", 8 * MiB, "x", classes)
+        assert pool_moves.drain(devices, [item], "a") == [Move(item, target)], classes
+    full = [devices[0], devices[1], devices[2]._replace(free=MiB)]
+    item = Item("layers", "x", "a", 8 * MiB, "x", ("slow",))
+    assert pool_moves.drain(full, [item], "a") == [Move(item, "")], "rather than on a class that it does not want"

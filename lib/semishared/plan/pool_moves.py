@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+from ..model.device_class import MEMORY, Want
 from ..named import NamedTuple
 from . import pool, pool_search
 from .pool import BOUND, Device
@@ -37,6 +38,13 @@ class Item(NamedTuple):
     """Bytes."""
     key: str
     """By which it is placed."""
+    classes: Tuple[str, ...] = ()
+    """On which classes of devices its disk wants to lie (SEMISHARED_CLASS); none: nobody said."""
+
+    @property
+    def tried(self) -> Tuple[str, ...]:
+        """Return the classes to which it can be moved, in their order: memory takes what is made there, or arrives, with a promise."""
+        return tuple(word for word in Want(self.classes).tried if word != MEMORY)
 
 
 class Move(NamedTuple):
@@ -51,7 +59,7 @@ def drain(devices: Sequence[Device], items: Sequence[Item], uuid: str) -> List[M
     left = {device.uuid: device for device in devices if device.uuid != uuid}
     moves = []
     for item in sorted((item for item in items if item.device == uuid), key=_largest_first):
-        target = pool.choose(list(left.values()), item.key, item.size)
+        target = pool.choose(list(left.values()), item.key, item.size, classes=item.tried)
         if target and left[target].free < item.size:
             target = ""
         if target:
