@@ -50,7 +50,10 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "cephfs": {"paths": ["tests/cephfs"], "minutes": 45},
     "ceph": {"paths": ["tests/ceph"], "minutes": 45},
     "live": {
-        "paths": [f"tests/faults/test_{name}.py" for name in ("live_kill", "libvirtd", "datastore_change", "detach_kill", "commit_live")],
+        "paths": [
+            f"tests/faults/test_{name}.py"
+            for name in ("live_kill", "libvirtd", "datastore_change", "detach_kill", "device_kill", "commit_live")
+        ],
         "minutes": 45,
     },  # fmt: skip
     "replay": {"paths": ["tests/replay"], "minutes": 40},

@@ -23,6 +23,7 @@ from lab import NodeProcess
 from semishared.config import Config
 from semishared.errors import SemisharedError
 from semishared.model import steps as s
+from semishared.model.steps_device import SetDevices
 from semishared.opennebula import args
 from semishared.plan import snapshots
 from semishared.tools import layers
@@ -38,6 +39,7 @@ DOMAIN = f"one-{VM}"
 VM_DIR = f"{SYSTEM}/{VM}"
 SAVED = f"{STORE}/saved"
 BACKUP = f"{VM_DIR}/backup"
+BASE_STORE = "/var/lib/one/datastores/.semishared"
 OVERLAY, COPY, ON_STORE, IN_PLACE = range(4)
 PLACES = ("overlay", "copy", "store-clone", "in-place")
 CONTENT = image_bytes("live")
@@ -59,14 +61,17 @@ def written(*marks: int) -> bytes:
 class Live:
     """VM 7 on h1: disk 0 an overlay, 1 a copy, 2 a clone on the store, 3 in place."""
 
-    def __init__(self, cloud: Cloud, attributes: Optional[Dict[int, str]] = None) -> None:
-        self.cloud, self.host = cloud, cloud.h1
+    def __init__(self, cloud: Cloud, attributes: Optional[Dict[int, str]] = None, devices: Sequence[str] = ()) -> None:
+        """`devices`: where the devices of the host's pool are mounted, if it is to have one."""
+        self.cloud, self.host, self._devices = cloud, cloud.h1, tuple(devices)
         self.top = Path(tempfile.mkdtemp(prefix="semishared-live-"))
         self.environment = self.host._command([], "oneadmin", None, "/")[1]
         self._read: Dict[Tuple[str, ...], str] = {}
         # We are its front-end, from the checkout; what is installed there is made of the same.
         ssh.RELEASE = messages.release(str(self.host.path("/var/tmp/one/lib/semishared")))
         self._server, self._machine = self._power_on()
+        if devices:
+            self.run({}, SetDevices(BASE_STORE, self._devices))
         for number, extra in enumerate(("", "<SEMISHARED_LOCAL>copy</SEMISHARED_LOCAL>", "<SEMISHARED_PLACE>shared</SEMISHARED_PLACE>")):
             cloud.image(number + 1, attributes=(attributes or {}).get(number, extra))
         cloud.image(4, persistent=True, attributes=(attributes or {}).get(IN_PLACE, ""))
@@ -200,8 +205,9 @@ class Live:
     # -- its files ------------------------------------------------------------------------------------
 
     def _parts(self) -> Dict[str, Path]:
-        names = {"vm": SYSTEM, "bases": "/var/lib/one/datastores/.semishared", "store": STORE}
-        return {name: self.host.path(path) for name, path in names.items()}
+        names = {"vm": SYSTEM, "bases": BASE_STORE, "store": STORE}
+        devices = {f"device{number}": path for number, path in enumerate(self._devices)}
+        return {name: self.host.path(path) for name, path in {**names, **devices}.items()}
 
     def save(self, name: str) -> None:
         """Keep all files; the domain must be off."""
@@ -259,11 +265,24 @@ class Live:
                         found[shown] = ("file", oct(os.lstat(path).st_mode), *layers.backing_of(path))
         return found
 
+    def outside(self, path: str) -> Path:
+        """Return where a file of the host is on this machine: links of directories lead to where they do on the host."""
+        folder, *left = "/", *path.strip("/").split("/")
+        while len(left) > 1:
+            name = left.pop(0)
+            target = self.host.path(os.path.join(folder, name))
+            if name != ".." and os.path.islink(target):
+                left = [*os.readlink(target).strip("/").split("/"), *left]
+                folder = "/" if os.readlink(target).startswith("/") else folder
+            else:
+                folder = os.path.normpath(os.path.join(folder, name))
+        return self.host.path(os.path.join(folder, left[0]))
+
     def reads(self, path: str, format: str) -> str:
         """Return the hash of what a guest would read from a file, through all below it; the same bytes are read once."""
         key, file = [format], path
         while file:
-            outside = str(self.host.path(file))
+            outside = str(self.outside(file))
             key.append(file_digest(Path(outside)))
             if os.path.islink(outside):
                 outside = os.path.join(os.path.dirname(outside), os.readlink(outside))
@@ -302,7 +321,7 @@ class Live:
             self.host.run(["qemu-img", "check", "-q", "-f", "qcow2", path])
         in_place = disk == IN_PLACE
         folder = f"{self.mine}.snap" if in_place else os.path.dirname(path)
-        outside = str(self.host.path(folder))
+        outside = str(self.outside(f"{folder}/0").parent)
         tree = {} if in_place else layers.tree(outside, int(os.path.basename(path)), record["format"], record.get("raw_layer"))
         for number in layers.numbered(outside):
             if number in kept and f"{folder}/{number}" != path:

@@ -175,6 +175,7 @@ PLACEHOLDERS: dict[str, Any] = {
     "layout_base.holders.name": "<store>-<image>-<generation>", "layout_store.side.image": "NAME", "layout_store.link_target.image": "NAME",
     "layout_pool.clone.image": "one-<image>", "layout_pool.staged.image": "one-<image>", "layout_pool.changing.image": "one-<image>",
     "layout_pool.rescued.image": "one-<image>", "layout_pool.rescued.random": "<x>",
+    "layout_devices.left.folder": "disk.N.snap",
     "layout_pool.lent.snapshot": "<id>", "layout_delta.kept.layer": "K", "layout_pool.manifest.number": "<n>",
     **{f"layout_share.{name}.image": "<image>" for name in ("tree", "gone", "record", "lock")}, "layout_share.uids.number": "<number>",
     "layout_pool.staged.random": "<x>", "layout_pool.set_aside.random": "<x>", "layout_pool.made_for.source": "SOURCE",

@@ -285,8 +285,9 @@ def layers_links(location: str, disk: int | None = None) -> set[Link]:
             directory = f"{location}/{system}/{name}"
             if not (layout.is_number(name) or layout.beside_named(name)) or os.path.islink(directory):
                 continue
-            names = [layout.disk_name(disk)] if disk is not None else [layout.disk_of(own) for own in _listed(directory)]
-            found |= {link for own in names for link in (link_of(layout.layers(f"{directory}/{own}")),) if link}
+            own = layout.layers(layout.disk_name(disk)) if disk is not None else ""
+            names = (own, layout_devices.left(own)) if own else _listed(directory)
+            found |= {link for name in names for link in (link_of(f"{directory}/{name}"),) if link}
     return found
 
 

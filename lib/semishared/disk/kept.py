@@ -16,7 +16,7 @@ import os
 from typing import Iterable
 
 from ..errors import BadRecord, StaleDirectory
-from ..model import layout
+from ..model import layout, layout_devices
 from ..model.record import Record
 from ..model.steps import DiskRef
 from ..tools import files, layers, qemu_img
@@ -118,7 +118,12 @@ def keep_all(vm: int, vm_dir: str) -> list[str]:
 
 
 def _keep_all_of(vm: int, directory: str) -> list[str]:
-    """Keep what is not committed of one directory; return where, '' for a disk that holds no such."""
+    """Keep what is not committed of one directory, whose VM does not run; return where, '' for a disk that holds no such."""
+    if any(layout_devices.left_named(name) is not None for name in on_devices.links(directory)):
+        from ..guest import device_switch  # not for every removal
+
+        # Layers that were about to leave their device are where the record says, and not yet where the link leads.
+        device_switch.end(directory, "")
     found = [keep(DiskRef(vm, record.disk, directory), record) for record in _readable(directory)]
     return found + [keep_unknown(DiskRef(vm, number, directory)) for number in _unknown(directory)]
 

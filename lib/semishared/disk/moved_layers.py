@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layers of a disk go to another device of their host's pool (base/moving.py): all of them, by one rename of disk.N.snap.
+Those of a disk that a running guest has open go as in moved_live.py.
 
     disk.N.snap -> A/layers/V-N-x        B/layers/V-N-y, a copy, is made        disk.N.snap -> B/layers/V-N-y
 
@@ -11,43 +12,44 @@ seen: layers that are not as they were before they were copied are not switched.
 from __future__ import annotations
 
 import os
-import time
 
 from ..base import cache, devices, moving
 from ..base.moving import Copying, Tell
 from ..base.room import Ask
-from ..errors import CannotMove, SemisharedError
+from ..errors import CannotMove
 from ..guest import domain, job_lock
 from ..model import layout, layout_devices
 from ..model.layout_devices import LAYERS, Link
 from ..model.steps import DiskRef
 from ..model.steps_device import ListHeld, MoveLayers
-from ..tools import files
+from ..tools import files, outcome
 from ..tools.crash_points import point
 from ..tools.undo import Undo
-from . import kept, on_devices, recovery, vm_dir
+from . import kept, layer_copies, moved_live, on_devices, recovery, vm_dir, whereabouts
 from .epochs import Planned
 
 
 def held(step: ListHeld) -> list[dict[str, object]]:
-    """Return the layers of disks that are on devices: {"part", "name", "device", "bytes", "vm", "disk", "vm_dir"}."""
+    """Return the layers of disks that are on devices: {"part", "name", "device", "bytes", "vm", "disk", "vm_dir", "classes"}."""
     location, found = os.path.dirname(step.root), []
     for system in filter(layout.is_number, sorted(os.listdir(location))):
         for name in sorted(os.listdir(f"{location}/{system}")):
             directory = f"{location}/{system}/{name}"
-            for own, link in on_devices.links(directory).items():
+            links = on_devices.links(directory)
+            wanted = whereabouts.classes(directory) if links else {}
+            for own, link in links.items():
                 said = layout_devices.layers_named(link.name)
                 if said and (layout.is_number(name) or layout.beside_named(name)):
                     size = on_devices.allocated(f"{directory}/{own}") if os.path.isdir(f"{directory}/{own}") else 0
                     row: dict[str, object] = {"part": LAYERS, "name": link.name, "device": link.uuid, "bytes": size}
-                    found.append({**row, "vm": said[0], "disk": said[1], "vm_dir": directory})
+                    classes = wanted.get(str(said[1]), [])
+                    found.append({**row, "vm": said[0], "disk": said[1], "vm_dir": directory, "classes": classes})
     return found
 
 
 def move(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> dict[str, object]:
     """Move the layers of a disk; report {"bytes", "seconds", "error", "id"}: of what is wrong its line, nothing is raised."""
-    began, answer = time.monotonic(), {"bytes": 0, "error": "", "id": ""}
-    try:
+    with outcome.told(bytes=0) as answer:
         disk = step.disk
         moving.begin(cache.root_of(disk.vm_dir))
         if not job_lock.take_if_free(disk.vm, disk.vm_dir):
@@ -56,25 +58,24 @@ def move(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> dic
             answer["bytes"] = _moved(step, planned, ask, tell)
         finally:
             job_lock.leave(disk.vm, disk.vm_dir)
-    except SemisharedError as e:
-        answer.update(error=e.line(), id=e.id)
-    except OSError as e:
-        answer.update(error=f"on {os.uname().nodename}: {e}", id="SS012")
-    return {**answer, "seconds": round(time.monotonic() - began, 2)}
+    return answer
 
 
 def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> int:
     disk, root = step.disk, cache.root_of(step.disk.vm_dir)
-    folder = layout.layers(disk.path)
+    folder, state = layout.layers(disk.path), "off"
+    left = devices.link_of(layout_devices.left(folder))
     if not kept.is_kept(disk.vm_dir):
         why = str(ask(question="vm", vm=disk.vm).get("why", "")) if ask else ""
         if why:
             raise CannotMove(f"VM {disk.vm}: {why}")
         recovery.recover(disk.vm_dir, step.domain)
         state = domain.state(step.domain) if step.domain else "off"
-        if state not in ("off", "absent"):
+        if state not in ("running", "off", "absent"):
             raise CannotMove(f"domain {step.domain} of VM {disk.vm} is {state} on {os.uname().nodename}")
     was = devices.link_of(folder)
+    if was and left and was.name != step.name == left.name:
+        return 0  # A move that was killed had come so far that it has been ended there.
     if was is None or was.name != step.name:
         raise CannotMove(f"the layers of disk {disk.disk} of VM {disk.vm} are not on the device any more where they were")
     if on_devices.is_away(folder):
@@ -83,13 +84,16 @@ def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> i
     moving.require(root, step.target, size)
     _discard_unlinked(root, disk)
     new = Link(step.target, LAYERS, layout_devices.layers_name(disk.vm, disk.disk, os.urandom(6).hex()))
+    if state == "running":
+        moved_live.move(step, planned, tell, was, new)
+        return size
     with Undo() as undo, files.enough_space(layout_devices.directory(root, new)):
         # A switch that fails behind its rename has been made.
         undo.add(lambda: moving.discard(root, [new] if devices.link_of(folder) != new else []))
-        seen = _seen(folder)
-        copy(folder, layout_devices.directory(root, new), Copying(size, step.rate, tell))
+        before = layer_copies.seen(folder)
+        layer_copies.copy(folder, layout_devices.directory(root, new), Copying(size, step.rate, tell))
         with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-            if devices.link_of(folder) != was or _seen(folder) != seen:
+            if devices.link_of(folder) != was or layer_copies.seen(folder) != before:
                 raise CannotMove(f"disk {disk.disk} of VM {disk.vm} was changed while it was copied")
             switch(folder, new)
         undo.keep()
@@ -103,31 +107,6 @@ def switch(folder: str, new: Link) -> None:
     files.remove_staged(*os.path.split(folder))
     files.symlink(layout_devices.target_of(new), folder)
     point("layers switched")
-
-
-def copy(source: str, target: str, copying: Copying) -> None:
-    """Copy layers that nobody writes to into a new directory; one with several names stays one."""
-    os.makedirs(target)
-    point("layers being copied")
-    names: dict[int, str] = {}
-    for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
-        if layout.is_staged(entry.name):
-            continue
-        inode = entry.inode()
-        if inode in names:
-            os.link(f"{target}/{names[inode]}", f"{target}/{entry.name}")
-        else:
-            copying.copy(entry.path, f"{target}/{entry.name}")
-            names[inode] = entry.name
-    files.fsync(target)
-    files.fsync(os.path.dirname(target))
-    point("layers copied")
-
-
-def _seen(folder: str) -> list[tuple[str, int, int, int, int]]:
-    """Return what tells whether anything in a directory of layers was changed."""
-    found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in os.scandir(folder)]
-    return sorted((name, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in found)
 
 
 def _discard_unlinked(root: str, disk: DiskRef) -> None:

@@ -35,6 +35,8 @@ def links(directory: str) -> dict[str, Link]:
 def is_own(directory: str, name: str, target: str, vm: int) -> bool:
     """Tell whether a link in a VM's directory leads to its layers on a device; raise UnexpectedFile if not only files are there."""
     link, disk = layout_devices.linked(target), layout.disk_named(layout.disk_of(name))
+    if disk is None:
+        disk = layout_devices.left_named(name)
     if link is None or disk is None or not layout.are_layers(name) or link.part != LAYERS:
         return False
     if layout_devices.layers_named(link.name) != (vm, disk):

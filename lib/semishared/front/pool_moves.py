@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ..config import Config
 from ..errors import OnedUnavailable, SemisharedError
+from ..model.device_class import MEMORY
 from ..model.steps import Step
 from ..model.steps_device import CloseDevice, ListHeld
 from ..opennebula.oned import Oned
@@ -57,11 +58,11 @@ class Moving:
             found = self._look()
         found = [held for held in found if held.item.device == uuid]
         self._ask_of(found)
-        why = pool_rows.staying(found, self._vms, self._host)
+        why = self._staying(found)
         moves = pool_moves.drain(pool_rows.devices(self._devices), [held.item for held in found if held.item not in why], uuid)
         rows = [self._row(held, "", how="stays", why=why[held.item]) for held in found if held.item in why]
         rows += self._carried_out(found, moves)
-        for vm in pool_rows.reading_on(found, uuid, self._vms):
+        for vm in pool_rows.reading_on(found, uuid, self._vms, rows):
             self._tell(event="note", host=self._host, text=f"VM {vm} has a base open on {self._paths[uuid]} until it starts anew, or moves")
         return rows
 
@@ -69,7 +70,7 @@ class Moving:
         """Move what makes no device much fuller than the pool, and no more; return a row for each thing."""
         found = self._look()
         self._ask_of(found)
-        why = pool_rows.staying(found, self._vms, self._host)
+        why = self._staying(found)
         moves = pool_moves.rebalance(pool_rows.devices(self._devices), [held.item for held in found if held.item not in why])
         return self._carried_out(found, moves)
 
@@ -96,6 +97,10 @@ class Moving:
         known = {vm.id: vm for vm in Oned().vms()}
         numbers |= {int(name.partition("-")[0]) for held in found for name in held.said.get("leases", ())}
         self._vms = {number: Oned().vm(number) if number in known else None for number in numbers}
+
+    def _staying(self, found: Sequence[Held]) -> Dict[Item, str]:
+        memory = {str(row["uuid"]) for row in self._devices if row["class"] == MEMORY}
+        return pool_rows.staying(found, self._vms, self._host, memory)
 
     def _run(self, step: Step) -> List[Any]:
         """Carry out a step; what the host asks is answered, and how far it is told."""
@@ -135,7 +140,7 @@ class Moving:
         for move in pool_rows.in_order(moves):
             held = by_item[move.item]
             if not move.target:
-                rows.append(self._row(held, "", how="stays", why="no other device has room for it"))
+                rows.append(self._row(held, "", how="stays", why=pool_rows.no_room(held)))
             elif self._is_dry:
                 rows.append(self._row(held, move.target, how="would move"))
             else:

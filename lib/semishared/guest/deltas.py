@@ -90,6 +90,9 @@ def merge(vm_dir: str, name: str) -> None:
 
         base_switch.end(vm_dir, name if runs else "")
         without = noted(vm_dir)
+    from . import device_switch
+
+    device_switch.end(vm_dir, name if runs else "")
     if runs:
         active_layer.settle(vm_dir, name)
         _commit(vm_dir, name, without)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import struct
 from typing import Dict, List, Sequence
 from xml.etree import ElementTree
 
@@ -32,10 +31,6 @@ from . import active_layer, base_switch, deltas, domain, handover, job_events, m
 
 FICLONE = 0x40049409
 """ioctl_ficlone(2)."""
-EXTENDED_L2 = 1 << 4
-"""Bit of a qcow2 header's incompatible features."""
-UNIT = 1 << 16
-"""Bytes of QEMU's largest unit of a mirror, if it may choose."""
 
 
 class Detached(NamedTuple):
@@ -157,17 +152,8 @@ def _go_over(vm_dir: str, name: str, after: Sequence[Record]) -> None:
     targets = {opened[os.path.realpath(active_layer.delta_of(record))]: record for record in after}
     for target, record in targets.items():
         with job_events.listening(name, target) as job:
-            mirror.begin(name, target, record.path, _granularity(record.path))
+            mirror.begin(name, target, record.path, mirror.granularity(record.path))
             point("delta is being copied")
             job.wait_until_ready()
     point("layers ready")
     handover.go_over(vm_dir, name, targets, "it stays as it is until it runs")
-
-
-def _granularity(path: str) -> int:
-    """Return the units in which QEMU is to mirror into a qcow2 layer, 0 for its own.
-
-    It opens the layer without what that lies over: of a cluster that it writes a part of, it would fill the rest with zeros.
-    """
-    bits, features = struct.unpack(">20xI48xQ", files.read(path, 80))
-    return 0 if features & EXTENDED_L2 or 1 << bits <= UNIT else 1 << bits

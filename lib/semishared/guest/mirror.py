@@ -3,10 +3,18 @@
 
 from __future__ import annotations
 
+import struct
+from typing import Dict
+
+from ..tools import files
 from . import domain, libvirtd
 from .domain import quoted
 
 BEGIN_S = 60
+EXTENDED_L2 = 1 << 4
+"""Bit of a qcow2 header's incompatible features."""
+UNIT = 1 << 16
+"""Bytes of QEMU's largest unit of a mirror, if it may choose."""
 
 
 def begin(name: str, target: str, path: str, granularity: int = 0) -> None:
@@ -14,10 +22,35 @@ def begin(name: str, target: str, path: str, granularity: int = 0) -> None:
 
     `granularity`: bytes of its units, 0 for what QEMU takes.
     """
+    # Not VIR_DOMAIN_BLOCK_COPY_SYNCHRONOUS_WRITES: QEMU has `path` open without what that lies over, and where a guest writes a part
+    # of a cluster that nothing was copied into, the rest of it would be filled with zeros.
     libvirt = libvirtd.binding()
-    flags = (
-        libvirt.VIR_DOMAIN_BLOCK_COPY_SHALLOW | libvirt.VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | libvirt.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB
-    )  # fmt: skip
-    xml = f"<disk type='file'><source file='{quoted(path)}'/><driver type='qcow2'/></disk>"
     values = {libvirt.VIR_DOMAIN_BLOCK_COPY_GRANULARITY: granularity} if granularity else {}
+    _begin(name, target, path, "qcow2", values, libvirt.VIR_DOMAIN_BLOCK_COPY_SHALLOW)
+
+
+def begin_whole(name: str, target: str, path: str, rate: int) -> None:
+    """Have QEMU write a disk, with all that its active layer lies over, to the raw file `path` as well, until somebody ends that.
+
+    It is copied at `rate` bytes per second, 0 for no limit. What the guest writes is written to both before the guest is told: however
+    fast it writes, and slow the copy is, they come to be equal.
+    """
+    libvirt = libvirtd.binding()
+    values = {libvirt.VIR_DOMAIN_BLOCK_COPY_BANDWIDTH: rate} if rate else {}
+    _begin(name, target, path, "raw", values, libvirt.VIR_DOMAIN_BLOCK_COPY_SYNCHRONOUS_WRITES)
+
+
+def _begin(name: str, target: str, path: str, format: str, values: Dict[str, int], flags: int) -> None:
+    libvirt = libvirtd.binding()
+    flags |= libvirt.VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | libvirt.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB
+    xml = f"<disk type='file'><source file='{quoted(path)}'/><driver type='{format}'/></disk>"
     domain.ask(name, f"blockcopy {target}", lambda guest: guest.blockCopy(target, xml, values, flags), timeout_s=BEGIN_S)
+
+
+def granularity(path: str) -> int:
+    """Return the units in which QEMU is to mirror into a qcow2 layer, 0 for its own.
+
+    It opens the layer without what that lies over: of a cluster that it writes a part of, it would fill the rest with zeros.
+    """
+    bits, features = struct.unpack(">20xI48xQ", files.read(path, 80))
+    return 0 if features & EXTENDED_L2 or 1 << bits <= UNIT else 1 << bits

@@ -9,6 +9,7 @@
     <root>/devices/<uuid>                    -> <mount>/.semishared, of each device of the pool
                    <uuid>.json               of one that is memory: its label, as it was last declared
     <vm_dir>/disk.<N>.snap                   -> ../../.semishared/devices/<uuid>/layers/<vm>-<disk>-<random>
+             disk.<N>.left.snap          -> the same, where those layers have been until now: their running guest is about to leave
     <root>/bases/<name>  staging/<prefix>    -> ../devices/<uuid>/bases/<name>  staging/<prefix>
 
 A link is the record of where something lies. Directories of VMs have other names on their way, all in one place: a link in one
@@ -22,7 +23,7 @@ import re
 from typing import Optional
 
 from ..named import NamedTuple
-from .layout import SIDE, lock
+from .layout import SIDE, are_layers, disk_named, disk_of, layers, lock
 
 LAYERS, BASES, STAGING = "layers", "bases", "staging"
 PARTS = (LAYERS, BASES, STAGING)
@@ -100,6 +101,17 @@ def layers_named(name: str) -> Optional[tuple[int, int]]:
     """Return VM and disk of a directory of layers on a device, None if the name is none."""
     match = re.match(r"([0-9]{1,10})-([0-9]{1,9})-[0-9a-f]{12}\Z", name)
     return (int(match.group(1)), int(match.group(2))) if match else None
+
+
+def left(folder: str) -> str:
+    """Return the link to the device that the layers of a disk, of the directory `folder`, are about to leave under their guest."""
+    return layers(f"{disk_of(folder)}.left")
+
+
+def left_named(name: str) -> Optional[int]:
+    """Return the disk to which the name of such a link belongs, None if it is none."""
+    own, _, last = disk_of(name).rpartition(".")
+    return disk_named(own) if are_layers(name) and last == "left" else None
 
 
 def target_of(link: Link) -> str:

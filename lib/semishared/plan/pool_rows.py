@@ -6,7 +6,7 @@ Bases come first: a disk that is moved while its guest runs then opens the base 
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ..errors import BadArguments
 from ..model import layout, layout_base
@@ -56,7 +56,8 @@ def held(items: Iterable[Mapping[str, Any]]) -> List[Held]:
     for said in items:
         name = str(said["name"])
         key = layout_base.prefix_of(name) if said["part"] == BASES else f"{said['vm']}-{said['disk']}"
-        found.append(Held(Item(str(said["part"]), name, str(said["device"]), int(said["bytes"]), key), said))
+        classes = tuple(map(str, said.get("classes", ())))
+        found.append(Held(Item(str(said["part"]), name, str(said["device"]), int(said["bytes"]), key, classes), said))
     return found
 
 
@@ -77,29 +78,36 @@ def named(rows: Sequence[Mapping[str, Any]], word: str, host: str) -> str:
 
 
 def why_not(vm: Optional[Vm], host: str) -> str:
-    """Return why a disk of a VM, as oned has it now, stays where it is on a host; '' if it can be moved."""
+    """Return why a disk of a VM, as oned has it now, stays where it is on a host; '' if it can be moved, also while the VM runs."""
     if vm is None:
         return "OpenNebula has no such VM: semishared gc"
     if vm.host != host:
         return f"its VM is on {vm.host or 'no host'}: semishared gc"
     state = vm.number("STATE")
-    if state == ACTIVE and vm.lcm_state == RUNNING:
-        return "its VM runs"
     if state == ACTIVE:
-        return f"something is under way in its VM (LCM state {vm.lcm_state})"
-    return "" if state in (POWEROFF, SUSPENDED) else f"its VM is neither powered off nor suspended (state {state})"
+        return "" if vm.lcm_state == RUNNING else f"something is under way in its VM (LCM state {vm.lcm_state})"
+    return "" if state in (POWEROFF, SUSPENDED) else f"its VM neither runs nor is powered off or suspended (state {state})"
 
 
-def staying(found: Sequence[Held], vms: Mapping[int, Optional[Vm]], host: str) -> Dict[Item, str]:
-    """Return why what cannot be moved now stays where it is."""
+def staying(found: Sequence[Held], vms: Mapping[int, Optional[Vm]], host: str, memory: Collection[str] = ()) -> Dict[Item, str]:
+    """Return why what cannot be moved now stays where it is; `memory`: the devices that are that."""
     why = {}
     for held in found:
         own = layout.beside_named(str(held.said.get("vm_dir", "")).rpartition("/")[2])
         if held.item.part == LAYERS and own and not held.is_kept:
             why[held.item] = f"a move or a removal of its VM is not ended ({own.kind}): semishared gc"
         elif held.item.part == LAYERS and not own:
-            why[held.item] = why_not(vms.get(held.vm), host)
+            vm = vms.get(held.vm)
+            why[held.item] = why_not(vm, host)
+            if vm is not None and vm.number("STATE") == ACTIVE and held.item.device in memory:
+                why[held.item] = why[held.item] or "it is in memory, and its VM runs: it moves while that is off"
     return {item: text for item, text in why.items() if text}
+
+
+def no_room(held: Held) -> str:
+    """Return why nothing takes what is held."""
+    of_class = f" of class {' or '.join(held.item.tried or held.item.classes)} (SEMISHARED_CLASS)" if held.item.classes else ""
+    return f"no other device{of_class} has room for it"
 
 
 def step(held: Held, move: Move, root: str, vm: Optional[Vm], rate: int) -> "MoveBase | MoveLayers":
@@ -125,10 +133,14 @@ def row(held: Held, target: str, path: Callable[[str], str], **more: object) -> 
     }  # fmt: skip
 
 
-def reading_on(found: Sequence[Held], uuid: str, vms: Mapping[int, Optional[Vm]]) -> List[int]:
-    """Return the running VMs that lie over bases of a device: they have those open as they are until they open them again."""
+def reading_on(found: Sequence[Held], uuid: str, vms: Mapping[int, Optional[Vm]], rows: Sequence[Row]) -> List[int]:
+    """Return the running VMs that lie over bases of a device: they have those open as they are until they open them again.
+
+    That those have done whose disks went to another device after it, as `rows` say.
+    """
     names = [name for held in found if held.item.part == BASES and held.item.device == uuid for name in held.said["leases"]]
-    numbers = sorted({leased[0] for leased in map(layout_base.leased_to, names) if leased})
+    again = {(row["vm"], row["disk"]) for row in rows if row["how"] == "moved"}
+    numbers = sorted({leased[0] for leased in map(layout_base.leased_to, names) if leased and leased not in again})
     running = [(number, vms.get(number)) for number in numbers]
     return [number for number, vm in running if vm is not None and vm.number("STATE") == ACTIVE]
 

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers of a disk that a running guest has open go to another device of their host's pool: all of them (moved_layers.py).
+
+The guest writes to a delta while what is below that is copied, as in a move to another host; then QEMU mirrors the delta into the
+copy, and the guest goes on with that (guest/device_switch.py). On its new device it opens the base anew: where that is by now.
+
+Whatever ends this ends it on the one device or the other, and so does the next action on the VM's disks (recovery.py).
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..base import cache, devices, moving
+from ..base.moving import Copying, Tell
+from ..errors import CannotMove, NoSpace
+from ..guest import active_layer, deltas, device_switch, domain
+from ..model import layout, layout_devices
+from ..model.device_class import MEMORY
+from ..model.layout_devices import Link
+from ..model.record import Record
+from ..model.steps_device import MoveLayers
+from ..tools import files
+from ..tools.undo import Undo
+from ..units import MiB, human
+from . import layer_copies, on_devices, records, recovery, vm_dir
+from .epochs import Planned
+
+FLOOR = 64 * MiB
+"""So many bytes stay free on the device that is left, where guests go on writing: one that found it full would be paused."""
+
+
+def move(step: MoveLayers, planned: Planned, tell: Tell, was: Link, new: Link) -> None:
+    """Move the layers of a disk from one place to another, neither of which is memory; its guest runs, the caller has the turn."""
+    disk, root = step.disk, cache.root_of(step.disk.vm_dir)
+    folder, directory = layout.layers(disk.path), layout_devices.directory(root, new)
+    _check(step, root, was, new)
+    with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        record = records.record_of(disk)
+    with recovery.ended_on_failure(disk.vm_dir, step.domain):
+        deltas.add(disk.vm_dir, step.domain, [record])
+        (record,) = active_layer.noted(disk.vm_dir)
+        with Undo() as undo, files.enough_space(directory):
+            undo.add(lambda: moving.discard(root, [new] if devices.link_of(folder) != new else []))
+            _copy(folder, directory, record, Copying(on_devices.allocated(folder), step.rate, _watched(folder, tell)))
+            with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+                device_switch.begin(disk.vm_dir, disk.disk, new)
+            undo.keep()
+        device_switch.go_over(disk.vm_dir, step.domain, record, step.rate)
+        deltas.merge(disk.vm_dir, step.domain)
+    if devices.link_of(folder) != new:
+        raise CannotMove(f"disk {disk.disk} of VM {disk.vm}: its guest has not gone over")
+
+
+def _check(step: MoveLayers, root: str, was: Link, new: Link) -> None:
+    """Raise CannotMove for a disk that can be moved only while its VM is off."""
+    which, record = f"disk {step.disk.disk} of VM {step.disk.vm}", records.record_of(step.disk)
+    if any(devices.label(layout_devices.device(root, link.uuid)).get("class") == MEMORY for link in (was, new)):
+        raise CannotMove(f"{which}: what is in memory, or is to go there, moves while its VM is off")
+    if record.over:
+        raise CannotMove(f"{which} lies over {record.over.name} on the network: it moves while its VM is off")
+    count = len(domain.snapshots(step.domain))
+    if count:
+        raise CannotMove(f"{which}: the VM has {count} system snapshots, which libvirt keeps in its layers: it moves while it is off")
+
+
+def _copy(folder: str, directory: str, record: Record, copying: Copying) -> None:
+    """Copy what lies below the delta of a disk; of a raw layer, which QEMU writes whole, only the file is made."""
+    before = layer_copies.seen(folder)
+    layer_copies.copy(folder, directory, copying, empty=record.layer if record.format == "raw" else "")
+    if layer_copies.seen(folder) != before:
+        raise CannotMove(f"{folder} on {os.uname().nodename} was changed while it was copied")
+
+
+def _watched(folder: str, tell: Tell) -> Tell:
+    """Return what tells how far a copy is, and raises NoSpace when the device that is left becomes full meanwhile."""
+    floor = min(FLOOR, _free(folder) // 2)
+
+    def told(**event: object) -> None:
+        if _free(folder) < floor:
+            here = os.uname().nodename
+            raise NoSpace(f"{human(_free(folder))} are left on the device of {folder} on {here}, where its guest writes until it has moved")
+        tell(**event)
+
+    return told
+
+
+def _free(folder: str) -> int:
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize

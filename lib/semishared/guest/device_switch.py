@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A running guest goes on with the layers of a disk on another device of its host's pool (model/layout_devices.py), under their names.
+
+    A/layers/V-N-x   K <- D  <- guest     <- disk.N.snap                           a delta is put on the disk (deltas.py)
+    B/layers/V-N-y   K                                                             all below it is copied
+    A/layers/V-N-x   K <- D  <- guest     <- disk.N.left.snap                      `begin`
+    B/layers/V-N-y   K  = mirror of D     <- disk.N.snap
+    B/layers/V-N-y   K  <- guest          <- disk.N.snap                           `end`
+
+The copy has to have the names of the disk when QEMU opens it: by these libvirt knows it from then on. QEMU has the other open
+meanwhile, and nobody opens that by its name. As long as a disk's record names the delta, A is right; where the record names a
+layer, B. It changes only while the guest rests and both are equal. So whoever finds a link disk.N.left.snap ends that by the record.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Dict
+
+from ..errors import ToolFailed
+from ..model import layout, layout_delta, layout_devices
+from ..model.layout_devices import Link
+from ..model.record import Record
+from ..tools import files
+from ..tools.crash_points import point
+from . import active_layer, block_jobs, handover, job_events, mirror
+
+
+def begin(vm_dir: str, disk: int, new: Link) -> None:
+    """Let the copies of a disk's layers in another place, `new`, have their names."""
+    folder = layout.layers(layout.disk(vm_dir, disk))
+    files.remove_staged(*os.path.split(layout_devices.left(folder)))
+    files.symlink(os.readlink(folder), layout_devices.left(folder))
+    point("old device noted")
+    files.remove_staged(*os.path.split(folder))
+    files.symlink(layout_devices.target_of(new), folder)
+    point("layers have their names on the new device")
+
+
+def go_over(vm_dir: str, name: str, record: Record, rate: int) -> None:
+    """Have QEMU mirror the delta of a disk into the layer that has the names of the one below it, and the guest go on with that.
+
+    What is below a delta libvirt copies into no raw file: such a layer QEMU copies whole, at `rate` bytes per second (0: no limit).
+    """
+    opened = active_layer.opened(vm_dir, name)
+    target = opened.get(os.path.realpath(active_layer.delta_of(record)), "")
+    if not target:
+        raise ToolFailed(f"domain {name} on {os.uname().nodename} does not write to the delta of disk {record.disk}")
+    with job_events.listening(name, target) as job:
+        if record.format == "raw":
+            mirror.begin_whole(name, target, record.path, rate)
+        else:
+            mirror.begin(name, target, record.path, mirror.granularity(record.path))
+        point("layers are being mirrored")
+        job.wait_until_ready()
+    point("layers ready on the new device")
+    handover.go_over(vm_dir, name, [target], "its disk stays where it is until it runs")
+
+
+def left(vm_dir: str) -> Dict[int, str]:
+    """Return the links to the devices that disks are about to leave, by their disks."""
+    found = {}
+    for entry in os.listdir(vm_dir) if os.path.isdir(vm_dir) else ():
+        disk = layout_devices.left_named(entry)
+        if disk is not None and os.path.islink(f"{vm_dir}/{entry}"):
+            found[disk] = f"{vm_dir}/{entry}"
+    return found
+
+
+def end(vm_dir: str, name: str) -> None:
+    """End what `begin` has begun, on the one device or the other; `name` is '' when no guest runs. No job is left on these disks."""
+    begun = left(vm_dir)
+    if not begun:
+        return
+    if name:
+        for target in active_layer.opened(vm_dir, name).values():
+            block_jobs.end_job(name, target)
+        active_layer.settle(vm_dir, name)
+    for disk, link in sorted(begun.items()):
+        folder = layout.layers(layout.disk(vm_dir, disk))
+        was, now = os.readlink(link), os.readlink(folder)
+        if was != now and layout_delta.is_delta(str((files.read_json(layout.record(vm_dir, disk)) or {}).get("path", ""))):
+            files.remove_staged(*os.path.split(folder))
+            files.symlink(was, folder)
+            point("layers have their names on the old device again")
+            was, now = now, was
+        os.unlink(link)
+        files.fsync(vm_dir)
+        point("device switch ended")
+        if was != now:
+            _discard(vm_dir, was)
+            point("layers gone from the other device")
+
+
+def _discard(vm_dir: str, target: str) -> None:
+    """Remove layers to which no link leads any more, if their device is there; else gc finds them."""
+    link = layout_devices.linked(target)
+    directory = layout_devices.directory(layout.base_store_of(vm_dir), link) if link else ""
+    if directory and os.path.isdir(directory):
+        files.remove_folder(directory, ignore_errors=True)
