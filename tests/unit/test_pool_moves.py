@@ -74,6 +74,23 @@ def test_rebalance_moves_little_fills_no_device_too_much_and_the_second_time_not
     assert pool_moves.rebalance(after, left) == []
 
 
+def test_what_would_take_a_second_rebalance_and_too_many_bytes_is_not_begun() -> None:
+    """188 and 279 MB would bring the first one down, one after the other: 466 of at most 423."""
+    sizes = {
+        "device-0": [187545881, 276327143, 278635000], "device-1": [32188, 157985913, 236361330, 388436701],
+        "device-3": [377200277, 33577419, 461986198],
+    }  # fmt: skip
+    items = [Item("layers", f"{uuid[-1]}-{size}", uuid, size, f"{uuid[-1]}-{size}") for uuid, own in sizes.items() for size in own]
+    devices = [
+        Device("device-0", 6442450944, 5699942920, 0.5, "slow"), Device("device-1", 8589934592, 7807118460, 1.0, "slow"),
+        Device("device-3", 11811160064, 10709998807, 1.0, "slow"),
+    ]  # fmt: skip
+    moves = pool_moves.rebalance(devices, items)
+    assert sum(move.item.size for move in moves) <= LIMIT * above_the_mean(devices)
+    after, left = moved(devices, items, moves)
+    assert pool_moves.rebalance(after, left) == []
+
+
 def test_many_files_of_unequal_size_are_brought_within_the_bound() -> None:
     """At least 50, none above 5 % of a device, however they lie; of an emptier pool a single file can be a device's excess."""
     for seed in range(100):

@@ -91,7 +91,15 @@ def _within(devices: Sequence[Device], items: Sequence[Item]) -> List[Move]:
     for move in _within(left, there):
         was = more.get((move.item.part, move.item.name), move).item
         more[was.part, was.name] = Move(was, move.target)
-    return [move for move in more.values() if move.target != move.item.device]
+    both = [move for move in more.values() if move.target != move.item.device]
+    # What is begun here alone the next rebalance would go on with: all of it, or nothing.
+    return both if sum(move.item.size for move in both) <= _most(devices) else []
+
+
+def _most(devices: Sequence[Device]) -> int:
+    """Return how many bytes are moved at most."""
+    mean = _mean(devices)
+    return int(LIMIT * sum(max(device.used - mean * device.share, 0) for device in devices))
 
 
 def _mean(devices: Sequence[Device]) -> float:
@@ -111,13 +119,12 @@ def _after(devices: Sequence[Device], items: Sequence[Item], moves: Sequence[Mov
 
 def _searched(devices: Sequence[Device], items: Sequence[Item]) -> List[Move]:
     """Return moves that bring all devices down to the bound, found by trying; none if there are no such."""
-    mean, levels, excess = _mean(devices), {}, 0.0
+    mean, levels = _mean(devices), {}
     for device in devices:
         aim, is_above = int(AIM * mean * device.share), device.used > int(BOUND * mean * device.share)
         levels[device.uuid] = Level(device.used, min(aim, device.used + device.room), aim if is_above else device.capacity)
-        excess += max(device.used - mean * device.share, 0)
     own = {f"{item.part}/{item.name}": item for item in items if item.device in levels and item.size > 0}
-    found = pool_search.search(levels, [File(name, item.device, item.size) for name, item in own.items()], int(LIMIT * excess))
+    found = pool_search.search(levels, [File(name, item.device, item.size) for name, item in own.items()], _most(devices))
     return [Move(own[file.name], target) for file, target in found]
 
 
