@@ -14,6 +14,10 @@
 //   context                            the context ISO's context.sh, newlines and backslashes escaped
 //   file PATH [HEX]                    write that to a file, at once; read it
 //   device PATH HEX                    write that to a device and read its answer
+//   run HEX                            that as busybox's shell: exit code and output
+//   lock PATH posix|flock [wait]       lock a file, until unlock; more than one at a time
+//   unlock
+//   xattr PATH NAME HEX                give a file that attribute
 //   sync | poweroff | uptime
 #define _GNU_SOURCE
 #include "context.h"
@@ -28,11 +32,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/reboot.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <termios.h>
 #include <time.h>
 #include <unistd.h>
@@ -49,6 +55,7 @@ struct loop {
 
 static struct loop *loops; // shared with the children that run them
 static char *buffer;       // aligned, CHUNK bytes
+static int locked[64], held;
 
 static void answer(const char *format, ...)
 {
@@ -475,6 +482,67 @@ static void talk(char **w, int n)
         close(fd);
 }
 
+// Whoever asks knows how much there is to say: more than OUTPUT is cut off.
+static void run(const char *hex)
+{
+    enum { OUTPUT = 16384 };
+    static unsigned char script[2048], output[OUTPUT];
+    size_t size = 0, length = unhex(hex, script, sizeof script - 1);
+    int ends[2], status = 0;
+    script[length] = 0;
+    pid_t child = pipe(ends) ? -1 : fork();
+    if (!child) {
+        dup2(ends[1], 1), dup2(ends[1], 2), close(0);
+        setenv("PATH", "/bin", 1);
+        execl("/bin/busybox", "sh", "-c", (char *)script, (char *)NULL);
+        _exit(127);
+    }
+    if (child < 0) {
+        answer("ERR run: %s", strerror(errno));
+        return;
+    }
+    close(ends[1]);
+    for (ssize_t n; (n = read(ends[0], output + size, sizeof output - size)) > 0; size += n)
+        ;
+    close(ends[0]);
+    waitpid(child, &status, 0);
+    printf("OK %d ", WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+    for (size_t i = 0; i < size; i++)
+        printf("%02x", output[i]);
+    answer("");
+}
+
+static void lock(const char *path, const char *how, int wait)
+{
+    struct flock whole = {.l_type = F_WRLCK};
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    int failed = fd < 0 || (strcmp(how, "posix") ? flock(fd, LOCK_EX | (wait ? 0 : LOCK_NB)) : fcntl(fd, wait ? F_SETLKW : F_SETLK, &whole));
+    if (failed) {
+        answer("ERR %s", strerror(errno));
+        if (fd >= 0)
+            close(fd);
+        return;
+    }
+    locked[held++] = fd;
+    answer("OK locked");
+}
+
+static void set_attribute(const char *path, const char *name, const char *hex)
+{
+    unsigned char value[256];
+    if (setxattr(path, name, value, unhex(hex, value, sizeof value), 0))
+        answer("ERR %s", strerror(errno));
+    else
+        answer("OK");
+}
+
+static void unlock(void)
+{
+    while (held)
+        close(locked[--held]);
+    answer("OK");
+}
+
 static void power_off(void)
 {
     sync();
@@ -562,6 +630,14 @@ static void obey(char *line)
         sync(), answer("OK");
     else if (!strcmp(w[0], "poweroff"))
         answer("OK"), tcdrain(1), power_off();
+    else if (!strcmp(w[0], "unlock"))
+        unlock();
+    else if (n > 2 && !strcmp(w[0], "lock"))
+        lock(w[1], w[2], n > 3);
+    else if (n > 1 && !strcmp(w[0], "run"))
+        run(w[1]);
+    else if (n > 3 && !strcmp(w[0], "xattr"))
+        set_attribute(w[1], w[2], w[3]);
     else if (n > 1 && (!strcmp(w[0], "file") || (n > 2 && !strcmp(w[0], "device"))))
         talk(w, n);
     else if (n > 1)

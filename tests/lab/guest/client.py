@@ -215,6 +215,30 @@ class Guest:
         """Write to a file of the guest in one go, or return what it holds."""
         return bytes.fromhex(self.command(f"file {path} {data.hex()}".rstrip()))
 
+    def run(self, script: str, timeout: float = 60) -> tuple[int, str]:
+        """Run a script of busybox's shell, of at most 2047 bytes; return its exit code and what it said (16 KiB)."""
+        code, _, output = self.command(f"run {script.encode().hex()}", timeout).partition(" ")
+        return int(code), bytes.fromhex(output).decode(errors="replace")
+
+    def _asked(self, line: str) -> str:
+        try:
+            self.command(line)
+        except GuestError as error:
+            return str(error)[len(line) + 2 :]
+        return ""
+
+    def lock(self, path: str, how: str, wait: bool = False) -> str:
+        """Lock a file of the guest, `posix` or `flock`, and keep it locked; return '' or why not."""
+        return self._asked(f"lock {path} {how}" + " wait" * wait)
+
+    def set_attribute(self, path: str, name: str, value: bytes) -> str:
+        """Give a file of the guest an extended attribute; return '' or why not."""
+        return self._asked(f"xattr {path} {name} {value.hex()}")
+
+    def unlock(self) -> None:
+        """Let go of all locks."""
+        self.command("unlock")
+
     def device(self, path: str, data: bytes) -> bytes:
         """Write to a device and return its answer."""
         return bytes.fromhex(self.command(f"device {path} {data.hex()}"))

@@ -20,7 +20,7 @@ from lab.initramfs import BUSYBOX
 HERE = Path(__file__).resolve().parent
 MIB = 32
 # What they need comes by itself. The cloud kernel has no AHCI: see context.c.
-MODULES = ["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "ata_piix", "sr_mod", "evdev", "button", "efivarfs"]
+MODULES = ["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "ata_piix", "sr_mod", "evdev", "button", "efivarfs", "virtiofs"]
 # no_timer_check: an emulated timer that a busy machine lets wait is not a broken one, for which Linux would panic.
 COMMAND_LINE = (
     "console=ttyS0 quiet loglevel=0 panic=1 mitigations=off nokaslr no_timer_check random.trust_cpu=on tsc=reliable"

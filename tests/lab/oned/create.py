@@ -13,7 +13,7 @@ from .objects import DISK_TYPES, Datastore, Image, Vm
 from .states import Img
 from .states import Vm as State
 from .template import Template, Vector, scalar, vectors
-from .transfer import is_volatile
+from .transfer import is_directory, is_volatile
 
 _TO_VM = {
     "NAME", "CPU", "VCPU", "MEMORY", "DISK", "CONTEXT", "OS", "FEATURES", "TPM", "RAW", "GRAPHICS",
@@ -61,7 +61,7 @@ class CreateOps(Core):
         vm.template["AUTOMATIC_DS_REQUIREMENTS"] = f'("CLUSTERS/ID" @> 0) & (TM_MAD = "{system}")'
         for disk in vm.disks:
             disk["TM_MAD_SYSTEM"] = system
-            if is_volatile(disk):
+            if is_volatile(disk) or is_directory(disk):
                 continue
             template = self.datastore(int(disk["DATASTORE_ID"])).template
             for name in ("CLONE_TARGET", "LN_TARGET", "DISK_TYPE"):
@@ -79,6 +79,9 @@ class CreateOps(Core):
                 disk.setdefault("FORMAT", "raw")
         else:
             self._take_image(vm, disk)
+        if is_directory(disk):
+            self._check_directory(vm, disk)
+            return disk
         prefix = disk.setdefault("DEV_PREFIX", self.settings.device_prefix)
         if "TARGET" not in disk:
             disk["TARGET"] = self._target(vm, prefix)
@@ -116,6 +119,17 @@ class CreateOps(Core):
         disk["DISK_SNAPSHOT_TOTAL_SIZE"] = str(total)
 
     @staticmethod
+    def _check_directory(vm: Vm, disk: Vector) -> None:
+        """Do what Image::disk_attribute and VirtualMachineDisks::get_images do for it: a tag of its own, and no target."""
+        disk.setdefault("MOUNT_POINT", f"/mnt/one-fs-{disk['IMAGE_ID']}")
+        disk.setdefault("MOUNT_TAG", f"one-tag-{disk['IMAGE_ID']}")
+        others = [other for other in vm.disks if is_directory(other)]
+        if any(other["IMAGE_ID"] == disk["IMAGE_ID"] for other in others):
+            raise Refused("File system image can only be added once to the same VM")
+        if any(other["MOUNT_TAG"] == disk["MOUNT_TAG"] for other in others):
+            raise Refused(f"MOUNT_TAG '{disk['MOUNT_TAG']}' is duplicated across disks")
+
+    @staticmethod
     def _target(vm: Vm, prefix: str) -> str:
         used = {disk.get("TARGET", "") for disk in vm.disks}
         context = vm.template.get("CONTEXT")
@@ -127,7 +141,8 @@ class CreateOps(Core):
 
 def _image_attributes(image: Image, ds: Datastore) -> Mapping[str, str]:
     cdrom = image.type == 1
-    immutable = scalar(image.template, "PERSISTENT_TYPE") == "IMMUTABLE"
+    kind = scalar(image.template, "PERSISTENT_TYPE")
+    immutable = kind == "IMMUTABLE"
     clone = not (image.persistent or cdrom or immutable)
     values = {
         "CLONE": "YES" if clone else "NO",
@@ -151,4 +166,6 @@ def _image_attributes(image: Image, ds: Datastore) -> Mapping[str, str]:
     }
     if image.persistent:
         values["PERSISTENT"] = "YES"
+        if kind == "SHAREABLE" and image.format in ("raw", "dir"):
+            values["SHAREABLE"] = "YES"
     return values

@@ -12,7 +12,7 @@ from .snapshots import SnapshotOps
 from .states import Act, Img, Lcm
 from .states import Vm as State
 from .template import Template, Vector, scalar
-from .transfer import is_volatile
+from .transfer import is_directory, is_volatile
 
 
 class DiskOps(SnapshotOps):
@@ -28,6 +28,9 @@ class DiskOps(SnapshotOps):
                 wanted["IMAGE_ID"] = str(image)
             with self.data:
                 disk = self._new_disk(vm, wanted, self._next_disk(vm))
+                if is_directory(disk):
+                    self._release(vm, disk)
+                    raise Refused("Can not attach disks FILESYSTEM")
                 self._complete_hot(vm, disk)
                 self._close_history(vm, Act.DISK_ATTACH)
                 vm.disks.append(disk)
@@ -51,6 +54,8 @@ class DiskOps(SnapshotOps):
             self._need(vm, State.ACTIVE, State.POWEROFF)
             running = vm.state == State.ACTIVE
             disk = self._disk(vm, disk_id)
+            if is_directory(disk):
+                raise Refused("FILESYSTEM disks can not be detached")
             with self.data:
                 disk["ATTACH"] = "YES"
                 self._close_history(vm, Act.DISK_DETACH)
@@ -81,6 +86,8 @@ class DiskOps(SnapshotOps):
                 self._need(vm, State.ACTIVE, State.POWEROFF)
             running, back = vm.state == State.ACTIVE, vm.state
             disk = self._disk(vm, disk_id)
+            if is_directory(disk):
+                raise Refused("FILESYSTEM disks can not be resized")
             if size <= int(disk["SIZE"]):
                 raise Refused("New disk size has to be greater than current one")
             old = disk["SIZE"]

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 from typing import List
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, quoteattr
 
 from .objects import Vm, now
 from .settings import Settings
 from .template import Vector, cdata, scalar, vectors
+from .transfer import is_directory
 
 _BUSES = {"vd": "virtio", "sd": "scsi", "hd": "ide", "xvd": "xen"}
 
@@ -97,6 +98,20 @@ def _limits(disk: Vector) -> List[str]:
     return ["\t\t\t<iotune>", *lines, "\t\t\t</iotune>"] if lines else []
 
 
+def _filesystem(disk: Vector) -> List[str]:
+    """Write a directory for the guest (LibVirtDriverKVM.cc:1509)."""
+    ids = [f"\t\t\t\t<{who} start='0' target='100000' count='65536'/>" for who in ("uid", "gid")]
+    readonly = ["\t\t\t<readonly/>"] if disk.get("READONLY", "").upper() == "YES" else []
+    return [
+        "\t\t<filesystem type='mount' accessmode='passthrough'>",
+        "\t\t\t<driver type='virtiofs' queue='1024'/>",
+        "\t\t\t<binary path='/var/tmp/one/vmm/kvm/virtiofsd.sh' xattr='on'>",
+        "\t\t\t\t<cache mode='always'/>", "\t\t\t\t<sandbox mode='namespace'/>", "\t\t\t</binary>",
+        f"\t\t\t<source dir={quoteattr(disk['SOURCE'])}/>", f"\t\t\t<target dir={quoteattr(disk['MOUNT_TAG'])}/>",
+        *readonly, "\t\t\t<idmap>", *ids, "\t\t\t</idmap>", "\t\t</filesystem>",
+    ]  # fmt: skip
+
+
 def _controllers(q35: bool) -> List[str]:
     lines = [
         "\t\t<controller type='scsi' index='0' model='virtio-scsi'>",
@@ -161,7 +176,11 @@ def domain_xml(settings: Settings, vm: Vm) -> str:
         lines.append(f'\t\t<loader readonly="yes" type="pflash" secure="no">{system["FIRMWARE"]}</loader>')
         lines.append(f"\t\t<nvram>{directory}/{escape(vm.name)}_VARS.fd</nvram>")
     lines += ["\t</os>", "\t<devices>", f"\t\t<emulator>{cdata(settings.emulator)}</emulator>"]
+    directories = [disk for disk in vm.disks if is_directory(disk)]
     for disk in vm.disks:
+        if is_directory(disk):
+            lines += _filesystem(disk)
+            continue
         name = f"disk{disk['DISK_ID']}"
         lines += disk_lines(vm, directory, disk, q35, boot.index(name) + 1 if name in boot else 0)
     context = vm.template.get("CONTEXT")
@@ -170,7 +189,10 @@ def domain_xml(settings: Settings, vm: Vm) -> str:
     tpm = (vectors(vm.template, "TPM") or [{}])[0]
     if tpm.get("MODEL"):
         lines += [f"\t\t<tpm model='{tpm['MODEL']}'>", "\t\t\t<backend type='emulator' version='2.0'/>", "\t\t</tpm>"]
-    lines += [*_controllers(q35), "\t</devices>", "\t<features>", "\t\t<acpi/>", "\t</features>"]
+    lines += [*_controllers(q35), "\t</devices>"]
+    if directories:
+        lines += ["\t<memoryBacking>", "\t\t<source type='memfd'/>", "\t\t<access mode='shared'/>", "\t</memoryBacking>"]
+    lines += ["\t<features>", "\t\t<acpi/>", "\t</features>"]
     features = (vectors(vm.template, "FEATURES") or [{}])[0]
     if features.get("GUEST_AGENT", "YES" if settings.guest_agent else "NO").upper() == "YES":
         lines += _AGENT

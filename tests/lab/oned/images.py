@@ -82,6 +82,7 @@ class ImageOps(Core):
         persistent: bool = False,
         prefix: str = "",
         attributes: TemplateLike = "",
+        uid: int = 0,
     ) -> int:
         """Create an image from a path or URL, or an empty one; return once it is READY."""
         ds = self.datastore(datastore_id)
@@ -93,7 +94,7 @@ class ImageOps(Core):
         elif path:
             size = self._stat(ds, path)
         image = self._new_image(ds, name, _IMAGE_TYPES[type], persistent, template, size)
-        image.path, image.format = path, "" if path else format
+        image.path, image.format, image.uid = path, "" if path else format, uid
         image.fs = scalar(template, "FS")
         try:
             if path:

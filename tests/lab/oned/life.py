@@ -14,7 +14,7 @@ from .objects import Vm, now
 from .states import STATE_NAMES, Act, Lcm
 from .states import Vm as State
 from .template import scalar, vectors
-from .transfer import is_volatile
+from .transfer import is_directory, is_volatile
 
 
 class LifeOps(CreateOps):
@@ -150,7 +150,7 @@ class LifeOps(CreateOps):
         if scalar(vm.template, "TM_MAD_SYSTEM"):
             return
         for disk in vm.disks:
-            if is_volatile(disk) or disk["TM_MAD"] == system:
+            if is_volatile(disk) or is_directory(disk) or disk["TM_MAD"] == system:
                 continue
             template = self.datastore(int(disk["DATASTORE_ID"])).template
             names = ("CLONE_TARGET", "LN_TARGET", "DISK_TYPE")
@@ -251,7 +251,14 @@ class LifeOps(CreateOps):
         with self.data:
             vm.last.retime = now()
 
+    def _check_saved(self, vm: Vm) -> None:
+        """Let a VM with a directory run on: oned asks no driver (VirtualMachineManager::trigger_save, trigger_save_failure)."""
+        if any(map(is_directory, vm.disks)):
+            self._enter(vm, Lcm.RUNNING)
+            raise Refused("save_action, Filesystem disks are not supported")
+
     def _save(self, vm: Vm, lcm: int) -> None:
+        self._check_saved(vm)
         self._enter(vm, lcm)
         checkpoint = f"{self._lines(vm).directory(vm.last)}/checkpoint"
         message = self._message(vm, checkpoint=checkpoint)

@@ -12,6 +12,7 @@ from .objects import Datastore, History, Vm, now
 from .states import RETRY, Act, Lcm
 from .states import Vm as State
 from .template import scalar
+from .transfer import is_directory
 
 _MOVES = {
     State.POWEROFF: Lcm.PROLOG_MIGRATE_POWEROFF, State.SUSPENDED: Lcm.PROLOG_MIGRATE_SUSPEND, State.ACTIVE: Lcm.PROLOG_MIGRATE_UNKNOWN,
@@ -36,6 +37,8 @@ class MoveOps(DiskOps):
                     raise Refused("VM is already running on the specified host and datastore")
                 if ds.tm_mad != old.tm_mad:
                     raise Refused("Cannot migrate to a system datastore of another transfer driver")
+                if how == "live" and any(map(is_directory, vm.disks)):
+                    raise Refused("VM with FILESYSTEM disks cannot be live-migrated")
                 if how == "live" and target.id != old.host.id and ds.id != old.ds_id:
                     raise Refused("Cannot live migrate to another host and datastore at once")
                 if ds.id != old.ds_id:
@@ -123,6 +126,12 @@ class MoveOps(DiskOps):
             self._act(old, action)
             self._act(new, action)
             self._enter(vm, Lcm.SAVE_MIGRATE)
+        if how == "save":
+            try:
+                self._check_saved(vm)
+            except Refused:
+                self._step_back(vm, old, new)
+                raise
         directory = self._lines(vm).directory(old)
         checkpoint = f"{directory}/checkpoint" if how == "save" else ""
         message = self._message(vm, record=old, checkpoint=checkpoint)

@@ -13,6 +13,12 @@ from .template import Template, Vector, cdata, render, vectors
 
 _OWNER = "<UID>0</UID><GID>0</GID><UNAME>oneadmin</UNAME><GNAME>oneadmin</GNAME>"
 
+
+def _owner(uid: int) -> str:
+    """Return the owner of an object that may be another user's than oneadmin's."""
+    return _OWNER if not uid else f"<UID>{uid}</UID><GID>1</GID><UNAME>user{uid}</UNAME><GNAME>users</GNAME>"
+
+
 DISK_TYPES = (
     "FILE", "CDROM", "BLOCK", "RBD", "RBD_CDROM", "GLUSTER", "GLUSTER_CDROM", "SHEEPDOG", "SHEEPDOG_CDROM", "ISCSI", "FILESYSTEM",
 )  # fmt: skip
@@ -81,7 +87,7 @@ def fresh_snapshots() -> Template:
 
 @dataclass
 class Image:
-    """An image; TYPE 0 OS, 1 CDROM, 2 DATABLOCK."""
+    """An image; TYPE 0 OS, 1 CDROM, 2 DATABLOCK, 7 FILESYSTEM."""
 
     id: int
     name: str
@@ -94,6 +100,7 @@ class Image:
     source: str = ""
     format: str = ""
     fs: str = ""
+    uid: int = 0
     disk_type: int = 0  # of the datastore when the image was made; what the datastore says later changes nothing
     size: int = 0
     state: int = Img.LOCKED
@@ -115,7 +122,7 @@ class Image:
     def to_xml(self) -> str:
         """Return what one.image.info serves."""
         return (
-            f"<IMAGE><ID>{self.id}</ID>{_OWNER}{_plain([('NAME', self.name)])}{_permissions()}"
+            f"<IMAGE><ID>{self.id}</ID>{_owner(self.uid)}{_plain([('NAME', self.name)])}{_permissions()}"
             f"<TYPE>{self.type}</TYPE><DISK_TYPE>{self.disk_type}</DISK_TYPE>"
             f"<PERSISTENT>{int(self.persistent)}</PERSISTENT>"
             f"<REGTIME>{self.regtime}</REGTIME><MODTIME>{self.modtime}</MODTIME>"

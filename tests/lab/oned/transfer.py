@@ -15,6 +15,11 @@ def is_volatile(disk: Vector) -> bool:
     return disk.get("TYPE", "").lower() in ("fs", "swap")
 
 
+def is_directory(disk: Vector) -> bool:
+    """Tell a directory for the guest, for which oned writes no line but one (VirtualMachineDisk::is_filesystem)."""
+    return disk.get("TYPE", "") == "FILESYSTEM"
+
+
 class Lines:
     """Write transfer lines for one VM."""
 
@@ -49,7 +54,7 @@ class Lines:
 
     def prolog(self) -> List[str]:
         """Bring every disk to the host."""
-        return [self.prolog_disk(disk) for disk in self.vm.disks]
+        return [self.prolog_disk(disk) for disk in self._made]
 
     def context(self) -> str:
         """Make the context ISO; empty without CONTEXT."""
@@ -64,7 +69,8 @@ class Lines:
         """Move every disk, then the directory; a side may be the front-end (stop, resume)."""
         lines = []
         tail = ""
-        for disk in self.vm.disks:
+        # A resume moves a directory, which nobody has made, as if it were volatile (TransferManager.cc:729).
+        for disk in self.vm.disks if returning else self._made:
             driver, store = self._owner(disk, new)
             # oned never clears the suffix between disks here: what one disk has, all later ones get.
             tail = suffix(disk) or tail
@@ -88,7 +94,7 @@ class Lines:
     def epilog(self, front_end: bool = False) -> List[str]:
         """Take every disk off the host, saving what is to be saved, then the directory."""
         record = self.vm.last
-        lines = [self.epilog_disk(disk, front_end) for disk in self.vm.disks]
+        lines = [self.epilog_disk(disk, front_end) for disk in self._made]
         host = self.settings.front_end if front_end else record.host.name
         return [*lines, f"DELETE {record.tm_mad} {host}:{self.directory(record)} {self.vm.id} {record.ds_id}"]
 
@@ -96,7 +102,7 @@ class Lines:
         """Remove every disk and the directory, saving nothing."""
         lines = []
         tail = ""
-        for disk in self.vm.disks:
+        for disk in self._made:
             driver, store = self._owner(disk, record)
             tail = suffix(disk) or tail
             lines.append(f"DELETE{tail} {driver} {self.place(record, disk['DISK_ID'])} {self.vm.id} {store}")
@@ -121,9 +127,13 @@ class Lines:
         hosts = f"{old.host.name} {new.host.name}"
         return f"MIGRATE {new.tm_mad} {hosts} {self.directory(new)} {self.vm.id} {new.ds_id}"
 
+    @property
+    def _made(self) -> List[Vector]:
+        return [disk for disk in self.vm.disks if not is_directory(disk)]
+
     @staticmethod
     def _owner(disk: Vector, record: History) -> List[str]:
-        if is_volatile(disk):
+        if is_volatile(disk) or is_directory(disk):
             return [record.tm_mad, str(record.ds_id)]
         return [disk["TM_MAD"], disk["DATASTORE_ID"]]
 
