@@ -373,6 +373,13 @@ class NotPermitted(SemisharedError):
     remedy = "docs/how-to/shares.md has the rule for sudoers; then retry"
 
 
+class ShareRefused(SemisharedError):
+    """A directory that no guest is given as things are on its host: it is no share that semishared has made, or its mount is not safe."""
+
+    id = "SS175"
+    remedy = "docs/how-to/shares.md says what a host needs for it; then retry"
+
+
 class BrokenChain(SemisharedError):
     """A disk whose header does not plainly name the file that the disk lies over, and its format."""
 

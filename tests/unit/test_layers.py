@@ -38,7 +38,7 @@ LAYERS = {
     "disk": {"model", "tools", "store", "base", "guest", "intake"},
     "host": {"model", "tools", "wire", "store", "base", "guest", "disk", "vmm", "share"},
     "front": {"model", "tools", "opennebula", "plan", "wire", "store", "intake"},
-    "vmm": {"model", "tools", "opennebula", "plan", "guest", "disk"},
+    "vmm": {"model", "tools", "opennebula", "plan", "guest", "disk", "share"},
     "install": {"model", "tools", "opennebula", "plan", "wire"},
     "cli": {"model", "tools", "opennebula", "front", "plan", "wire", "install", "guest"},
 }

@@ -17,12 +17,19 @@ from .layout import SIDE
 
 SHARES = f"{SIDE}/.shares"
 UIDS = f"{SIDE}/.uids"
+_TREE = re.compile(r"share-(0|[1-9][0-9]{0,9})\Z")
 _RECORD = re.compile(r"([0-9]{1,10})\.json\Z")
 
 
 def tree(image: int) -> str:
     """Return the name of a share's tree."""
     return f"share-{image}"
+
+
+def number_of_tree(name: str) -> int:
+    """Return whose tree a name is, -1 if nobody's."""
+    match = _TREE.match(name)
+    return int(match.group(1)) if match else -1
 
 
 def gone(image: int) -> str:

@@ -77,6 +77,14 @@ class WriteCheckpoint(NamedTuple):
     xml: str
 
 
+class CheckShare(NamedTuple):
+    """Fail unless a directory is the share of an image and may be given to a guest here; return the program that gives it."""
+
+    image: int
+    source: str
+    readonly: bool
+
+
 class ListTargets(NamedTuple):
     """Return the targets (vda) of a running guest's disks."""
 
@@ -95,8 +103,8 @@ class BecomeStock(NamedTuple):
 
 
 LOOKS = frozenset({
-    "ReadVm", "ReadRecords", "SeeNotes", "CheckDisk", "CheckEpoch", "ReadChain", "ReadIoLimits", "ReadCheckpoint", "ListTargets",
-    "SeeDomain", "LookAtProof", "ReadSite", "SeeState",
+    "ReadVm", "ReadRecords", "SeeNotes", "CheckDisk", "CheckEpoch", "ReadChain", "ReadIoLimits", "ReadCheckpoint", "CheckShare",
+    "ListTargets", "SeeDomain", "LookAtProof", "ReadSite", "SeeState",
 })  # fmt: skip
 """Those that change nothing, also of steps_live.py."""
 

@@ -29,6 +29,7 @@ DRIVER = "semishared"
 Records = Mapping[int, Record]
 NO_LIMITS: Mapping[int, Limits] = {}
 
+
 def disk_number(path: str, vm_dir: str) -> Optional[int]:
     """Return N if `path` is `<vm_dir>/disk.N`, however many slashes there are."""
     directory, _, name = path.rpartition("/")
@@ -179,13 +180,7 @@ def check_system_snapshot(records: Records) -> None:
 
 
 def disks_of_ours(vm: bytes) -> dict[int, str]:
-    """Return number and target of each disk that `vm.xml` says our transfer driver made; raise NotSupported for a share among them."""
+    """Return number and target of each disk that `vm.xml` says our transfer driver made; it makes none of a share (filesystems.py)."""
     root = Markup(vm, "VM").root
     ours = [disk for disk in root.find("TEMPLATE", "DISK") if disk.value("TM_MAD") == DRIVER and disk.value("DISK_ID").isdigit()]
-    for disk in ours:
-        if disk.value("TYPE") == "FILESYSTEM":
-            raise NotSupported(
-                f"disk {disk.value('DISK_ID')} is a directory, which semishared makes and does not attach yet: by what OpenNebula's own "
-                "script starts for it root of the guest would be root of this host, or another owner's user"
-            )
-    return {int(disk.value("DISK_ID")): disk.value("TARGET") for disk in ours}
+    return {int(disk.value("DISK_ID")): disk.value("TARGET") for disk in ours if disk.value("TYPE") != "FILESYSTEM"}

@@ -74,7 +74,8 @@ def deploy(asked: Asked) -> Plan:
     """Boot the VM whose domain XML is on stdin, with its disks where and what their records say."""
     vm_dir = asked.vm_dir
     yield from _not_overtaken(vm_dir)
-    ours = yield from _named_by_oned(vm_dir)
+    told = yield from _told_by_oned(vm_dir)
+    ours = None if told is None else disks_of_ours(told)
     domain = Domain(asked.stdin, vm_dir, ours)
     if domain.has_unknown:
         raise BadRecord(f"which disks of {vm_dir} are on Ceph cannot be told without vm.xml")
@@ -87,7 +88,10 @@ def deploy(asked: Asked) -> Plan:
         yield Here(h.CheckDisk(vm_dir, record))
     chains = yield from _chains(domain.sources(records), records)
     limits = yield from _io_limits(records)
-    yield from _stock(asked, domain.with_records(records, chains, limits))
+    text = domain.with_records(records, chains, limits)
+    if told and SHARE in told:
+        text = yield from _given_shares(text, told)
+    yield from _stock(asked, text)
 
 
 def attach_disk(asked: Asked) -> Plan:
@@ -144,8 +148,11 @@ def migrate(asked: Asked) -> Plan:
 
     move = live_migration.Move.parse(asked.argv, asked.stdin)
     vm_dir = asked.vm_dir
+    ours = [disk for disk in move.vm.disks if disk.driver == DRIVER]
+    if any(disk.text("TYPE") == SHARE.decode() for disk in ours):
+        raise NotSupported(SHARE_STAYS)
     records = yield from _recorded(vm_dir)
-    _refuse_unrecorded(vm_dir, {disk.id for disk in move.vm.disks if disk.driver == DRIVER} - set(records))
+    _refuse_unrecorded(vm_dir, {disk.id for disk in ours} - set(records))
     if records:
         yield from live_migration.moved(move, vm_dir, records)
     else:
@@ -212,14 +219,26 @@ def _settled_if_possible(vm_dir: str, domain: str) -> Plan:
         yield warn(e.line())
 
 
-def _named_by_oned(vm_dir: str) -> Part[Optional[Mapping[int, str]]]:
-    """Return what vm.xml, written just before deploy, says; without a readable one (None) the records alone count."""
+def _told_by_oned(vm_dir: str) -> Part[Optional[bytes]]:
+    """Return vm.xml, written just before deploy; without a readable one (None) the records alone count."""
     try:
         text = yield Here(h.ReadVm(vm_dir))
-        return None if text is None else disks_of_ours(text.encode("utf-8", "surrogateescape"))
+        told = None if text is None else str(text).encode("utf-8", "surrogateescape")
+        disks_of_ours(told or b"<VM/>")
+        return told
     except BadArguments as e:
         yield warn(f"vm.xml is of no use: {e}")
         return None
+
+
+def _given_shares(text: bytes, told: bytes) -> Part[bytes]:
+    """Return the domain XML with the VM's shares as they are given to guests."""
+    from .filesystems import given, shares_of
+
+    shares, programs = shares_of(told), {}
+    for share in shares:
+        programs[share.disk] = yield Here(h.CheckShare(share.image, share.source, share.readonly))
+    return given(text, shares, programs)
 
 
 def _recorded(vm_dir: str, disks: Optional[tuple[int, ...]] = None) -> Part[Records]:
@@ -254,6 +273,13 @@ def _chains(sources: Mapping[int, str], records: Records) -> Part[Chains]:
             found[number] = chain_of(records[number], chain)
     return found
 
+
+SHARE = b"FILESYSTEM"
+"""TYPE of a disk that is a directory for the guest."""
+SHARE_STAYS = (
+    "a VM with a share does not move while it runs: what its virtiofsd knows of open files would stay behind, and libvirt refuses it; "
+    "power the VM off, migrate it, and resume it"
+)
 
 PLANNERS = {planner.__name__: planner for planner in (deploy, attach_disk, detach_disk, migrate, restore, save, snapshot_create)}
 READ = ("deploy", "migrate", "snapshot_create")

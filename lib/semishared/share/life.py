@@ -33,7 +33,8 @@ class Record(NamedTuple):
     """'' until it is ready."""
 
 
-def _read(tree: Tree, image: int) -> Optional[Record]:
+def read(tree: Tree, image: int) -> Optional[Record]:
+    """Return what stands in the record of a share, None without one; raise BadRecord."""
     path = f"{tree.root}/{layout_share.record(image)}"
     if not files.exists(path):
         return None
@@ -110,7 +111,7 @@ def make(tree: Tree, share: Share) -> dict[str, str]:
     """Make a share; return its path. One that is there already is the same, or in the way."""
     fs = _checked(tree)
     with _alone(tree, share.image):
-        known = _read(tree, share.image)
+        known = read(tree, share.image)
         if known and known.share != share:
             raise DataInTheWay(f"{tree.root}/{layout_share.record(share.image)} is the record of another image {share.image}")
         if known and known.source:
@@ -126,7 +127,7 @@ def remove(tree: Tree, number: int, source: str) -> None:
     """Remove a share with all in it. Of a directory that was there before, and of what is gone already, nothing is removed."""
     fs = _checked(tree)
     with _alone(tree, number) as lock:
-        known = _read(tree, number)
+        known = read(tree, number)
         if known and source and known.source not in ("", source):
             raise DataInTheWay(f"image {number} is {source}, but {tree.root}/{layout_share.record(number)} says {known.source}")
         if known:
@@ -142,7 +143,7 @@ def resize(tree: Tree, number: int, size: int) -> dict[str, int]:
     """Hold a share to another size; return the one before."""
     fs = _checked(tree)
     with _alone(tree, number):
-        known = _read(tree, number)
+        known = read(tree, number)
         if not known or not known.source:
             raise MissingImage(f"image {number} has no share in {tree.root} that is ready")
         used = fs.use(number).used
@@ -161,7 +162,7 @@ def listed(tree: Tree) -> dict[str, list[dict[str, object]]]:
     names = os.listdir(directory) if os.path.isdir(directory) else []
     rows = []
     for image in sorted(number for number in map(layout_share.image_of, names) if number >= 0):
-        known = _read(tree, image)
+        known = read(tree, image)
         if known:
             use = fs.use(image) if known.source else (-1, -1)
             rows.append({**known.share.to_data(), "source": known.source, "used": use[0]})

@@ -34,6 +34,14 @@ def first_uid_of(root: str, owner: int) -> int:
         _give(f"{root}/{layout_share.uids(number)}", owner)
 
 
+def known_uid_of(root: str, owner: int) -> int:
+    """Return the first user of the range that `owner` has been given; raise BadRecord without one."""
+    for number, who in _given(f"{root}/{layout_share.UIDS}").items():
+        if who == owner:
+            return first_uid(number)
+    raise BadRecord(f"{root}/{layout_share.UIDS} on {os.uname().nodename} does not say which users those of {owner} are")
+
+
 def _given(directory: str) -> dict[int, int]:
     files.refresh(directory)
     given = {}

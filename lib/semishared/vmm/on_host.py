@@ -75,6 +75,14 @@ class OnHost:
 
         return load().io_limits
 
+    def CheckShare(self, step: h.CheckShare) -> str:
+        from ..share import attached
+        from . import virtiofsd
+
+        attached.check(step.image, step.source)
+        virtiofsd.daemon()
+        return os.path.abspath(f"{self._scripts}/{virtiofsd.READ_ONLY if step.readonly else virtiofsd.NAME}")
+
     def ListTargets(self, step: h.ListTargets) -> list[str]:
         from ..guest import domain
 

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What gives a share to a guest: virtiofsd, in a user namespace in which root is the first user of the share's owner, and no other
+user of the host exists.
+
+libvirt starts it as root, with the arguments of QEMU's virtiofsd and the socket as an open file. This process itself goes into the
+namespace and becomes the daemon, so what libvirt knows of it, and ends with the VM, is the daemon; who is real root yet has gone by then.
+It is the same for QEMU's daemon (in C, until 7.2) and the newer one in Rust, whose own maps some of its versions do not have.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import sys
+from typing import List, NoReturn, Sequence
+
+from ..errors import BadArguments, SemisharedError, ShareRefused, ToolFailed, ToolMissing
+from ..model.shares import UIDS
+from ..share import attached
+
+NAME = "virtiofsd"
+READ_ONLY = "virtiofsd_read_only"
+"""The same, for a disk with READONLY = YES, which libvirt 9.0 has no way to tell a daemon."""
+DAEMONS = ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd", "/usr/lib/virtiofsd/virtiofsd")
+"""As VIRTIOFSD_BINARY_PATH of OpenNebula's kvmrc has them."""
+CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_SLAVE, MS_RELATIME = 1, 32, 4096, 16384, 1 << 19, 1 << 21
+KEPT = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
+"""Flags of a mount that have the same number for statvfs(2) and mount(2), and that a user namespace cannot take off."""
+OPEN_FILES = 1000000
+"""What QEMU's virtiofsd wants, and cannot take itself where it is not really root."""
+
+
+def run(argv: Sequence[str], read_only: bool) -> int:
+    """Become the daemon with the arguments `argv`; return an exit code if that may not be. libvirt keeps stderr in the VM's log."""
+    try:
+        become(argv, read_only)
+    except (SemisharedError, OSError) as e:
+        print(e.line() if isinstance(e, SemisharedError) else f"virtiofsd: {e}", file=sys.stderr)
+    return 1
+
+
+def become(argv: Sequence[str], read_only: bool) -> NoReturn:
+    """Become the daemon; raise ShareRefused, BadArguments, ToolMissing, ToolFailed, OSError."""
+    if os.geteuid() != 0:
+        raise ShareRefused(f"libvirt starts virtiofsd as user {os.geteuid()}, who cannot let a guest's users be those of an owner")
+    source = source_of(argv)
+    first, program = attached.check(-1, source), daemon()
+    _allow_open_files()
+    into_namespace(first)
+    if read_only:
+        _protect(source)
+    os.execv(program, [program, *argv])
+
+
+def _allow_open_files() -> None:
+    """Let the daemon have as many files open as it wants: from inside it cannot raise its limit."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(most, OPEN_FILES),) * 2)
+    except (OSError, ValueError):
+        pass  # it does with what it has
+
+
+def daemon() -> str:
+    """Return the daemon of this host; raise ToolMissing."""
+    for path in DAEMONS:
+        if os.access(path, os.X_OK):
+            return path
+    raise ToolMissing(f"no virtiofsd on {os.uname().nodename}: none of {', '.join(DAEMONS)}")
+
+
+def source_of(argv: Sequence[str]) -> str:
+    """Return the directory that the daemon is to give, out of its arguments; raise BadArguments unless it is one."""
+    found: List[str] = []
+    for at, word in enumerate(argv):
+        if word == "-o" and at + 1 < len(argv):
+            found += [option[len("source=") :] for option in argv[at + 1].split(",") if option.startswith("source=")]
+        elif word.startswith("--shared-dir"):
+            found.append(word.partition("=")[2] or (argv[at + 1] if at + 1 < len(argv) else ""))
+    if len(found) != 1:
+        raise BadArguments(f"virtiofsd is given {len(found)} directories: {' '.join(argv)[:500]}")
+    return found[0]
+
+
+def into_namespace(first: int) -> None:
+    """Go into a user namespace whose users 0 to 65535 are the host's from `first` on, and be root there; raise ToolFailed."""
+    me, (ready, tell) = os.getpid(), os.pipe()
+    writer = os.fork()
+    if writer == 0:
+        # Who is outside still: from inside nobody may map but oneself.
+        try:
+            os.close(tell)
+            if os.read(ready, 1):
+                for name in ("uid_map", "gid_map"):
+                    with open(f"/proc/{me}/{name}", "w", encoding="ascii") as file:
+                        file.write(f"0 {first} {UIDS}\n")
+                os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(ready)
+    with os.fdopen(tell, "wb", buffering=0) as told:
+        _call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
+        told.write(b"x")
+    _, status = os.waitpid(writer, 0)
+    if status:
+        raise ToolFailed(f"no user namespace for the users {first} to {first + UIDS - 1}: the map could not be written")
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    _call("mount", b"none", b"/", None, MS_REC | MS_SLAVE, None)
+
+
+def _protect(source: str) -> None:
+    """Let nobody in this namespace write to what is mounted at `source`, nor below it."""
+    path, flags = os.fsencode(source), os.statvfs(source).f_flag
+    _call("mount", path, path, None, MS_BIND, None)
+    kept = flags & KEPT | (MS_RELATIME if flags & os.ST_RELATIME else 0)
+    _call("mount", None, path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | kept, None)
+
+
+def _call(name: str, *words: object) -> None:
+    """Call a function of the C library; raise ToolFailed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*words):
+        raise ToolFailed(f"{name}: {os.strerror(ctypes.get_errno())}")

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which directories are given to guests, and as whom: the real daemon of this machine, started as libvirt starts it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Callable
+
+import pytest
+
+from semishared.errors import BadRecord, MissingImage, SemisharedError, ShareRefused
+from semishared.model import steps_share as s
+from semishared.model.shares import Share, Tree
+from semishared.share import attached
+from shares.cloud import MiB, on
+from shares.conftest import run
+
+VMM = Path(__file__).resolve().parents[2] / "vmm"
+MARKER = "0123456789abcdef" * 2
+
+
+@pytest.fixture()
+def root() -> Iterator[Path]:
+    """Return a root of shares with share-7 of owner 3 and share-8 of owner 4; all may pass on the way to it."""
+    top = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    top.chmod(0o711)
+    root = top / "root"
+    root.mkdir()
+    run("mount", "-t", "tmpfs", "-o", "nosuid,nodev,mode=711", "shares", root)
+    try:
+        tree = Tree("plain", str(root), MARKER)
+        on(s.MarkRoot(tree, MARKER), *(s.MakeShare(tree, Share(image, image - 4, 1, 8 * MiB)) for image in (7, 8)))
+        yield root
+    finally:
+        run("umount", root)
+        root.rmdir()
+        top.rmdir()
+
+
+def remounted(root: Path, options: str) -> None:
+    run("mount", "-o", f"remount,{options}", root)
+
+
+def is_link(root: Path) -> None:
+    (root / "share-7").rename(root / "away")
+    (root / "share-7").symlink_to("/etc")
+
+
+def is_guests(root: Path) -> None:
+    os.chown(root / ".semishared/.shares", 100000, 100000)
+
+
+CASES: dict[str, tuple[Callable[[Path], object], str, type[SemisharedError], str]] = {
+    "not a share": (lambda root: (root / "other").mkdir(), "other", ShareRefused, "no share that semishared has made"),
+    "of the system": (lambda root: None, "/etc", ShareRefused, "no share that semishared has made"),
+    "called like one": (lambda root: (root / "share-9").mkdir(), "share-9", ShareRefused, "no share that semishared has made"),
+    "in another share": (lambda root: (root / "share-7/share-7").mkdir(), "share-7/share-7", BadRecord, "can be written to by others"),
+    "a way around": (lambda root: None, "share-8/../share-7", ShareRefused, "no share"),
+    "a comma": (lambda root: None, "share-7,source=", ShareRefused, "no share"),
+    "another image's": (lambda root: None, "share-8", ShareRefused, "made for image 7"),
+    "a link": (is_link, "share-7", ShareRefused, "no share"),
+    "records that a guest can write": (is_guests, "share-7", BadRecord, "can be written to by others"),
+    "a root that all can write": (lambda root: root.chmod(0o777), "share-7", BadRecord, "can be written to by others"),
+    "a way that others may not go": (lambda root: root.parent.chmod(0o750), "share-7", ShareRefused, "lets no others pass"),
+    "not ready": (lambda root: on(s.RemoveShare(Tree("plain", str(root), MARKER), 7, "")), "share-7", ShareRefused, "no root of shares"),
+    "gone": (lambda root: (root / "share-7").rename(root / "gone"), "share-7", MissingImage, "is not there"),
+    "setuid": (lambda root: remounted(root, "suid"), "share-7", ShareRefused, "without nosuid"),
+    "devices": (lambda root: remounted(root, "dev"), "share-7", ShareRefused, "without nodev"),
+    "nobody's users": (lambda root: (root / ".semishared/.uids/0").unlink(), "share-7", BadRecord, "which users"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_given_to_no_guest(root: Path, name: str) -> None:
+    change, source, error, said = CASES[name]
+    change(root)
+    path = source if source.startswith("/") else f"{root}/{source}"
+    with pytest.raises(error, match=said):
+        attached.check(7, path)
+    # libvirt, or whoever, asks for the same: no daemon is there then.
+    if name != "another image's":
+        argv = [VMM / "virtiofsd", "--fd=0", "-o", f"source={path}"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 1 and "[SS" in done.stderr, done.stderr
+
+
+def test_each_share_has_the_users_of_its_owner(root: Path) -> None:
+    assert [attached.check(image, f"{root}/share-{image}") for image in (7, 8)] == [100000, 165536]
+
+
+@contextmanager
+def daemon(name: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Start one as libvirt does."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"\0{os.urandom(8).hex()}")
+        listening.listen(1)
+        argv = [VMM / name, f"--fd={listening.fileno()}", *words]
+        process = subprocess.Popen(argv, pass_fds=[listening.fileno()], stderr=subprocess.PIPE, text=True)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def is_daemon(process: subprocess.Popen[str]) -> bool:
+    return Path(f"/proc/{process.pid}/exe").resolve().name == "virtiofsd"
+
+
+@pytest.mark.parametrize("name", ["virtiofsd", "virtiofsd_read_only"])
+def test_the_process_that_libvirt_has_started_is_the_daemon_and_no_real_root_is_left(root: Path, name: str) -> None:
+    with daemon(name, "-o", f"source={root}/share-8,xattr,posix_lock,flock,sandbox=namespace") as process:
+        until = time.monotonic() + 30
+        while process.poll() is None and not is_daemon(process) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        proc = Path(f"/proc/{process.pid}")
+        assert (proc / "uid_map").read_text().split() == (proc / "gid_map").read_text().split() == ["0", "165536", "65536"]
+        assert "Uid:\t165536\t165536\t165536\t165536" in (proc / "status").read_text()
+        assert not (proc / "task" / str(process.pid) / "children").read_text()
+        mounts = [line.split() for line in (proc / "mountinfo").read_text().splitlines()]
+        own = [row[5].split(",") for row in mounts if row[4] == f"{root}/share-8"]
+        assert own == ([] if name == "virtiofsd" else [own[0]])
+        assert all({"ro", "nosuid", "nodev"} <= set(options) for options in own)
+
+
+@pytest.mark.parametrize(
+    "words", [["-o", "xattr"], ["-o", "source=/a,source=/b"], ["-o", "source=/a", "--shared-dir", "/b"], ["--shared-dir"], []]
+)
+def test_arguments_of_none_or_two_directories_are_refused(words: list[str]) -> None:
+    done = subprocess.run([VMM / "virtiofsd", *words], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1 and ("SS001" in done.stderr or "SS175" in done.stderr), done.stderr
+
+
+def test_who_is_not_root_becomes_no_daemon(root: Path) -> None:
+    argv = ["setpriv", "--reuid", "65534", "--clear-groups", VMM / "virtiofsd", "-o", f"source={root}/share-7"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1 and "libvirt starts" in done.stderr, done.stderr
