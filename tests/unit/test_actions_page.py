@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from semishared.install import edits
+
 pytestmark = pytest.mark.reads_checkout
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference" / "actions.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `([a-z]+/[a-z_]+)` .*$", re.MULTILINE)
 ROWS = {match[1]: match[0].strip().strip("|").split("|") for match in ROW.finditer(PAGE)}
-NO_ACTIONS = {"vmm/with_records", "vmm/virtiofsd", "vmm/virtiofsd_read_only"}
+NO_ACTIONS = {f"vmm/{name}" for name in edits.NO_ACTIONS}
 """Called by actions or by libvirt only; says so itself."""
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -14,13 +15,19 @@ from configurations import REFUSED, SOUND, Value, oned_reads, vmm_execrc
 from semishared.errors import BadConfiguration, ConfigurationConflict
 from semishared.install import configuration as plan
 from semishared.install import execrc
+from semishared.install.edits import NO_ACTIONS
 from semishared.install.oned_conf import parse
 from semishared.opennebula import mad_conf
 from semishared.plan import attributes
 
+VMM = Path(__file__).resolve().parents[2] / "vmm"
 OWN = ("attach_disk", "deploy", "detach_disk", "migrate", "restore", "save", "snapshot_create")
 # What was there by hand is ours: it goes when we go.
 NOT_UNDONE = ("by hand",)
+
+
+def test_oned_is_told_of_our_hypervisor_actions_and_of_nothing_else_in_their_directory() -> None:
+    assert sorted(set(os.listdir(VMM)) - set(NO_ACTIONS) - {"__pycache__"}) == list(OWN)
 
 
 def named(read: list[tuple[str, Value]], kind: str, name: str) -> dict[str, str]:

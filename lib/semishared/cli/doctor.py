@@ -127,7 +127,7 @@ def look_at_site(place: FrontEnd, front_end: str) -> plan.Site:
     if place.etc is None:
         return site._replace(unreadable="there is no oned.conf beside this remotes directory")
     ours = f"{place.remotes}/vmm/{NAME}"
-    own = [name for name in _names(ours) if name != "with_records" and not _is_forwarder(ours, name)]
+    own = [name for name in _names(ours) if name not in edits.NO_ACTIONS and not _is_forwarder(ours, name)]
     try:
         changes = [f"{item.path}: {change}" for item in edits.to_install(place, own) for change in item.changed.changes]
     except CannotInstall as e:

@@ -31,7 +31,7 @@ from ..model.record import NORMAL
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host, Image, Vm
-from ..plan.placement import place, reason
+from ..plan.placement import is_directory, place, reason
 from ..units import human
 from ..wire.session import Session, is_here
 from . import hosts as on
@@ -111,7 +111,7 @@ class Cloud:
         was_asked = machine in self.space
         found = []
         for disk in vm.disks:
-            if disk.driver != NAME and disk.id not in by_number:
+            if (disk.driver != NAME or is_directory(disk)) and disk.id not in by_number:
                 continue
             record = by_number.get(disk.id)
             image = self.images.get(disk.image_id)

@@ -62,6 +62,10 @@ def scripts_dir(text: str, path: str) -> str:
     return found[-1] if found and found[-1] else SCRIPTS_DIR
 
 
+NO_ACTIONS = ("virtiofsd", "virtiofsd_read_only", "with_records")
+"""Executables of vmm/ that oned is not told of."""
+
+
 def to_install(place: FrontEnd, own_actions: Sequence[str]) -> list[Edited]:
     """Return what has to change for an installation: vmm_execrc, then oned.conf."""
     text = read(place.oned_conf)

@@ -122,7 +122,7 @@ def look(place: FrontEnd, checkout: str, uninstall: bool) -> list[edits.Edited]:
     """Return how the configuration files shall be."""
     if place.etc is None:
         return []
-    own = [name for name in os.listdir(f"{checkout}/vmm") if name != "with_records"] if os.path.isdir(f"{checkout}/vmm") else []
+    own = [name for name in os.listdir(f"{checkout}/vmm") if name not in edits.NO_ACTIONS] if os.path.isdir(f"{checkout}/vmm") else []
     return edits.to_uninstall(place, own) if uninstall else edits.to_install(place, own)
 
 

@@ -67,7 +67,7 @@ def mv(asked: Move, vm: Vm, overlay_options: str) -> Plan:
     """Plan mv of a VM directory from a host that can write to no store any more; raise DiskLost or NotSupported before anything is done."""
     place, found = asked.target, []
     for disk in vm.disks:
-        if disk.driver in ("", disks.DRIVER) or not _has_no_file(disk):
+        if not placement.is_directory(disk) and (disk.driver in ("", disks.DRIVER) or not _has_no_file(disk)):
             found.append((yield from _decided(asked, vm, disk, overlay_options)))
     for name in KERNELS:
         if View(vm.element).text(f"TEMPLATE/OS/{name}_DS"):
@@ -167,6 +167,8 @@ def is_unseen(vm: Vm) -> bool:
 
 def why_waits(vm: Vm, disk: Disk, image: Image, datastore: Datastore) -> str:
     """Return why a VM with this disk of an image would not come up elsewhere, '' if it would, as far as oned knows."""
+    if placement.is_directory(disk):
+        return ""  # where it is not mounted, deploy refuses
     if disk.driver not in ("", disks.DRIVER):
         return "" if _has_no_file(disk) else f"it is of driver {disk.driver}"
     place = placement.place(image, datastore) if _is_clone(disk) else placement.attached(image, datastore, disk)
