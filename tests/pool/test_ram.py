@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from xml.etree import ElementTree
 
 import pytest
 
 from lab import Node
-from lab.cloud import SYSTEM, Cloud
+from lab.cloud import DATASTORES, SYSTEM, Cloud
 from lab.guest import content
 from lab.oned import ActionFailed
 from pool.conftest import COMMAND, DEVICES
@@ -27,15 +28,23 @@ def mount(node: Node) -> None:
     node.run(["chown", "oneadmin:oneadmin", MEMORY], user="root")
 
 
-def restart(node: Node) -> None:
-    """Let memory be as the script of the boot leaves it: empty, with the label of before."""
-    label = node.path("/root/label")
-    node.run(["cp", f"{MEMORY}/.semishared/device.json", "/root/label"], user="root")
+def lose(node: Node) -> bytes:
+    """Let memory be gone; return its label."""
+    label = node.run(["cat", f"{MEMORY}/.semishared/device.json"], user="root").stdout
     node.run(["umount", MEMORY], user="root")
+    return label
+
+
+def return_empty(node: Node, label: bytes) -> None:
+    """Let memory be as the script of the boot leaves it: empty, with the label of before."""
     mount(node)
     node.run(["install", "-d", "-o", "oneadmin", "-g", "oneadmin", f"{MEMORY}/.semishared"], user="root")
-    node.run(["install", "-o", "oneadmin", "-g", "oneadmin", "/root/label", f"{MEMORY}/.semishared/device.json"], user="root")
-    label.unlink()
+    node.run(["tee", f"{MEMORY}/.semishared/device.json"], user="root", input=label)
+    node.run(["chown", "oneadmin:oneadmin", f"{MEMORY}/.semishared/device.json"], user="root")
+
+
+def restart(node: Node) -> None:
+    return_empty(node, lose(node))
 
 
 def declare(cloud: Cloud, words: str) -> None:
@@ -147,3 +156,59 @@ def test_one_too_many_is_refused_or_goes_where_it_may(cloud: Cloud) -> None:
     cloud.terminate(first)
     third = cloud.deploy("third", [{"IMAGE_ID": str(either)}])
     assert device_of(cloud, third, 0) == MEMORY
+
+
+def below(cloud: Cloud, vm: int, node: Node) -> list[str]:
+    """Return what the disks of a running guest lie over at the bottom, by libvirt."""
+    words = ["virsh", "-c", "qemu:///system", "dumpxml", cloud.oned.vm(vm).deploy_id]
+    disks = ElementTree.fromstring(node.run(words).stdout).iterfind("devices/disk[@device='disk']")
+    chains = [[source.get("file", "") for source in disk.iter("source")] for disk in disks]
+    return [chain[-1] for chain in chains]
+
+
+def test_guests_read_their_base_from_memory_through_all_that_is_done_to_them(cloud: Cloud) -> None:
+    h1, h2 = cloud.lab.hosts
+    hot = {"SEMISHARED_BASES": "ram"}
+    images = [cloud.os_image("hot-os", **hot), cloud.data_image("hot-qcow2", DATA, format="qcow2", **hot), cloud.data_image("cold", DATA)]
+    vm = cloud.deploy("hot", [{"IMAGE_ID": str(image)} for image in images])
+    guest = cloud.guest(vm)
+    in_memory, on_disk = f"{MEMORY}/.semishared/hot/", f"{DATASTORES}/.semishared/bases/"
+    reads = below(cloud, vm, h1)
+    assert [path.startswith(in_memory) for path in reads] == [True, True, False] and reads[2].startswith(on_disk)
+    said_of = {row["disk"]: row["hot"] for row in said(cloud, "status", f"vm:{vm}")["disks"]}
+    assert [bool(said_of[disk] and said_of[disk]["path"]) for disk in range(3)] == [True, True, False]
+    guest.write("vdb", "before", 2 * KIB, 64)
+    guest.loop("vdb", "loop", 4 * KIB, 4 * KIB, 20)
+    one = cloud.oned.disk_snapshot_create(vm, 1, "one")
+    two = cloud.oned.disk_snapshot_create(vm, 1, "two")
+    cloud.oned.disk_snapshot_delete(vm, 1, two)
+    with pytest.raises(ActionFailed, match="reads the base of disk 1 from memory.*can be deleted while the VM is off.*SS003"):
+        cloud.oned.disk_snapshot_delete(vm, 1, one)
+    saved = cloud.oned.disk_saveas(vm, 1, "hot-saved")
+    cloud.oned.vm_migrate(vm, "h2", SYSTEM, how="live")
+    assert all(path.startswith(on_disk) for path in below(cloud, vm, h2))
+    cloud.oned.vm_migrate(vm, "h1", SYSTEM, how="live")
+    cloud.oned.vm_suspend(vm)
+    restart(h1)
+    cloud.oned.vm_resume(vm)
+    assert [path.startswith(in_memory) for path in below(cloud, vm, h1)] == [True, True, False], "made again"
+    cloud.oned.vm_suspend(vm)
+    label = lose(h1)
+    cloud.oned.vm_resume(vm)
+    assert [path for path in below(cloud, vm, h1) if not path.startswith(on_disk)] == []
+    counts = cloud.guest(vm).loop_stop("vdb")
+    assert (counts["errors"], counts["mismatches"]) == (0, 0) and counts["writes"] > 10, counts
+    cloud.oned.vm_poweroff(vm)
+    cloud.oned.disk_snapshot_delete(vm, 1, one)
+    return_empty(h1, label)
+    cloud.oned.vm_resume(vm)
+    cloud.guest(vm).check("vdb", "before", 2 * KIB, 64)
+    cloud.guest(vm).check("vdb", "base", 0, 64)
+    assert [path.startswith(in_memory) for path in below(cloud, vm, h1)] == [True, True, False]
+    # What no guest reads from goes, what one reads from does not.
+    large = cloud.data_image("large-hot", DATA, 150, SEMISHARED_CLASS="ram")
+    with pytest.raises(ActionFailed, match="SS166"):
+        cloud.deploy("refused", [{"IMAGE_ID": str(large)}])
+    cloud.terminate(vm)
+    assert device_of(cloud, cloud.deploy("fits", [{"IMAGE_ID": str(large)}]), 0) == MEMORY
+    assert len(names(h1, in_memory)) == 1 and cloud.oned.image(saved).source, "no more than had to go"

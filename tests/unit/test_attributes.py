@@ -25,6 +25,7 @@ SOUND = [
     ("image datastore", CEPH), ("image datastore", {**CEPH, "SEMISHARED_CEPH_READER": "r", "SEMISHARED_PLACE": "local"}),
     ("image", {"SEMISHARED_IO_CLASS": "Scratch"}), ("image datastore", {"SEMISHARED_IO_CLASS": "production"}),
     ("system datastore", {"SHARED": "no", "SEMISHARED_IO_CLASS": "normal"}),
+    ("image", {"SEMISHARED_BASES": "RAM"}), ("image datastore", {"SEMISHARED_BASES": "disk"}),
     ("image", {"SEMISHARED_CLASS": "RAM"}), ("image datastore", {"SEMISHARED_CLASS": "ram, any"}),
     ("host", {"SEMISHARED_POOL": "/mnt/a /run/semishared-ram=ram"}),
     ("host", {"SEMISHARED_BASES_LIMIT": "200G", "SEMISHARED_BASES_FLOOR": "5%"}),
@@ -43,6 +44,7 @@ WRONG = [
     ("image", {"SEMISHARED_LOCALE": "copy"}, "is SEMISHARED_LOCAL meant?"),
     ("image", {"SEMISHARED_XYZZY_QQ": "copy"}, "there is no attribute SEMISHARED_XYZZY_QQ"),
     ("image", {"SEMISHARED_PLACE": "here"}, "'here', not one of auto, shared, local"),
+    *[(holder, {"SEMISHARED_BASES": "fast"}, "'fast', not one of disk, ram") for holder in ("image", "image datastore")],
     ("image", {"SEMISHARED_DETACH": "now"}, "'now', not one of on-request, after-boot"),
     ("image datastore", {"SEMISHARED_DETACH": "now"}, "'now', not one of on-request, after-boot"),
     *[(holder, {"SEMISHARED_IO_CLASS": "fast"}, "'fast', not one of production, normal, scratch")

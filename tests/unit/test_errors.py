@@ -101,6 +101,7 @@ def test_page_of_attributes_lists_what_placement_knows_and_nothing_else() -> Non
         "SEMISHARED_PLACE": set(placement.WHERE), "SEMISHARED_LOCAL": set(placement.LOCALS), "SEMISHARED_STAGE": set(staging.WHEN),
         "SEMISHARED_ON_HOST_FAILURE": set(placement.ON_HOST_FAILURE), "SEMISHARED_DETACH": set(placement.DETACH),
         "SEMISHARED_IO_CLASS": set(IO_CLASSES), "SEMISHARED_CLASS": set(device_class.WORDS),
+        "SEMISHARED_BASES": set(placement.BASES),
     }  # fmt: skip
     sections = re.split(r"(?m)^## ", page)
     found: dict[str, set[str]] = {}

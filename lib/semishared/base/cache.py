@@ -263,4 +263,7 @@ def forget(base: Base) -> bool:
         return False
     point("base forgotten")
     devices.remove(base.directory)
+    from . import hot  # not for every step on a host
+
+    hot.drop(layout_base.root_of(base.directory), os.path.basename(base.directory))
     return True

@@ -271,6 +271,8 @@ def made_part(path: str) -> str:
 def is_linked(location: str, link: Link) -> bool:
     """Tell whether a link here leads to a directory on a device."""
     root = layout.base_store(location)
+    if link.part == layout_devices.HOT:
+        return os.path.isdir(layout_base.base(root, link.name))
     if link.part != layout_devices.LAYERS:
         return link_of(f"{root}/{link.part}/{link.name}") == link
     found = layout_devices.layers_named(link.name)

@@ -19,7 +19,7 @@ from ..model.steps_device import CloseDevice, ListDevices, SetDevices
 from ..plan import pool
 from ..tools import files, locks
 from ..tools.crash_points import point
-from . import device_state, devices, promises, room
+from . import device_state, devices, hot, promises, room
 
 
 def describe(step: ListDevices) -> dict[str, object]:
@@ -49,6 +49,7 @@ def _described(root: str, uuid: str) -> dict[str, object]:
     row.update({"total": stat.f_blocks * stat.f_frsize, "free": stat.f_bavail * stat.f_frsize})
     row.update({"disks": held[layout_devices.LAYERS], "bases": held[layout_devices.BASES]})
     if said["class"] == MEMORY:
+        row.update({"bases": len(room.names(layout_devices.hot(directory)))})
         row.update({"promised": promises.total(directory), "lost": _lost(root, uuid)})
     return {**row, "state": wrong}
 
@@ -164,6 +165,8 @@ def close(step: CloseDevice) -> dict[str, object]:
             path = devices.mount(step.root, step.device)
             raise BadPool(f"{path} on {os.uname().nodename} cannot be drained: no other device of its pool takes anything")
         _close(layout_devices.device(step.root, step.device))
+        with promises.held(step.root):
+            hot.drop_idle(step.root, step.device)
     return {}
 
 

@@ -22,7 +22,7 @@ from ..model.steps_base import MendBase, ReadBase, VerifyBase
 from ..tools import extents, files, locks, progress
 from ..tools.crash_points import point
 from ..tools.rate_limit import Pace, stand_back
-from . import cache, room
+from . import cache, hot, room
 from .ensure import ensure
 
 Tell = Callable[..., None]
@@ -43,7 +43,13 @@ def verify(step: VerifyBase, tell: Tell) -> dict[str, object]:
     bad, size = _compare(base, base.image, Pace(step.rate), tell)
     if bad:
         _take_out(step.root, base, inode)
-    return {"bad": bad, "damaged": bool(bad), "bytes": size, "seconds": time.monotonic() - started, **_held(base)}
+    copy = hot.found(step.root, step.name)
+    wrong = bool(copy) and not bad and bool(_compare(base, copy, Pace(step.rate), tell)[0])
+    if wrong:
+        # Who reads from it has it open; from the next boot on nobody does.
+        hot.drop(step.root, step.name)
+    found = {"bad": bad, "damaged": bool(bad), "bytes": size, "seconds": time.monotonic() - started, **_held(base)}
+    return {**found, "wrong_in_memory": wrong} if copy else found
 
 
 def read(step: ReadBase, tell: Tell) -> dict[str, object]:

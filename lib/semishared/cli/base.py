@@ -182,7 +182,7 @@ def verify(command: Command) -> Result:
         return rows
 
     rows = command.on_hosts(work)
-    return rows, partial(_verified, dry_run), int(any(row["damaged"] for row in rows))
+    return rows, partial(_verified, dry_run), int(any(row["damaged"] or row.get("wrong_in_memory") for row in rows))
 
 
 def reference(command: Command, name: str) -> ImageRef:
@@ -197,7 +197,10 @@ def reference(command: Command, name: str) -> ImageRef:
 def _verified(dry_run: bool, row: Row) -> str:
     if not row["damaged"]:
         speed = row["bytes"] / row["seconds"] if row["seconds"] else 0
-        return f"good, {human(row['bytes'])} in {row['seconds']:.1f} s ({human(int(speed))}/s)"
+        said = f"good, {human(row['bytes'])} in {row['seconds']:.1f} s ({human(int(speed))}/s)"
+        if row.get("wrong_in_memory"):
+            said += "; its copy in memory was DAMAGED, and is removed: power VMs off and on that have read from it"
+        return said
     where = ", ".join("its manifest" if index < 0 else f"extent {index}" for index in row["bad"][:5]) or "found earlier"
     vms = sorted({lease.split("-")[0] for lease in row["leases"]}, key=int)
     who = f"; VMs {', '.join(vms)} have read from it: power them off and on" if vms else ""

@@ -132,7 +132,7 @@ class Cloud:
                 "format": record["format"] if record else None, "bytes": record["bytes"] if record else None,
                 "uncommitted": record.get("uncommitted") if record else None, "io_class": record.get("io_class") if record else None,
                 "snapshots": record["snapshots"] if record else None, "path": record["path"] if record else None,
-                "device": record.get("device") or None if record else None,
+                "device": record.get("device") or None if record else None, "hot": record.get("hot") if record else None,
                 "why": why or ("volatile: its VM's own" if not image else ""),
                 "base": self.base_of(machine, vm.id, disk.id), "missing": there["error"] or ("no record" if missing else ""),
             })  # fmt: skip
@@ -225,6 +225,8 @@ def show(cloud: Cloud, rows: list[Row], bases: list[Row], kind: str) -> None:
     for row in rows:
         lives = row["missing"] or f"{row['place']}, {row['how']}" + (f", {row['snapshots']} snapshots" if row["snapshots"] else "")
         lives += f", on {row['device']}" if row["device"] else ""
+        if row["hot"]:
+            lives += ", base in memory" if row["hot"]["path"] else f", base not in memory: {row['hot']['why']}"
         lives += f", {human(row['uncommitted'])} not committed" if row["uncommitted"] else ""
         lives += f", {row['io_class']}" if row["io_class"] not in (None, NORMAL) else ""
         lines.append([

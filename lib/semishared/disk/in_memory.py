@@ -31,9 +31,12 @@ def more(folder: str, *, size: int = 0, layers: int = 1) -> None:
     device = layout_devices.device(root, link.uuid)
     if not os.path.isfile(layout_devices.promise(device, link.name)):
         return
+    from ..base import hot
+
     with promises.held(root):
         was, had = promises.read(device, link.name)
         size, layers = max(size, was), _count(folder) + layers
+        hot.make_way(root, size * layers - was * had)
         left = sum(found.unpromised for found in devices.present(root) if found.uuid == link.uuid) + was * had
         if size * layers > max(left, was * had):
             raise MemoryPromised(

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Callable
 
 from ..errors import BadRecord, NotSupported
-from ..guest import block_jobs
+from ..guest import block_jobs, domain
 from ..model import layout
 from ..model.record import Record
 from ..model.steps import ActivateLayer, AddLayer, DiskRef, DropLayer, DropStrays, MergeLayer, NameLayer, PullLayer, SwitchLayer
@@ -165,6 +165,7 @@ def pull_layer(step: PullLayer) -> None:
     path, record = _layer(step.disk, step.layer), records.record_of(step.disk)
     if backing_of(record, path)[0] == step.backing:
         return
+    _refuse_hot(step, record)
     beside = block_jobs.NOTHING
     if record.place.is_clone:
         from ..store import dir_clones
@@ -172,6 +173,15 @@ def pull_layer(step: PullLayer) -> None:
         # The other note goes with its host.
         beside = block_jobs.Beside(partial(dir_clones.note_pull, path), partial(dir_clones.forget_pull, os.path.dirname(path)))
     block_jobs.pull(step.disk, step.domain, step.target, step.backing, path, beside)
+
+
+def _refuse_hot(step: PullLayer, record: Record) -> None:
+    """Raise NotSupported if the guest reads its base from memory: QEMU would write that name, which a restart ends, into the layer."""
+    if not record.reads_hot or layout.is_number(step.backing):
+        return
+    if any(os.path.basename(os.path.dirname(below)) == record.of_image.base_name for below in domain.below(step.domain, step.target)):
+        why = f"{step.domain} reads the base of disk {record.disk} from memory, and nothing else lies below the snapshot"
+        raise NotSupported(f"{why}: it can be deleted while the VM is off")
 
 
 def drop_strays(step: DropStrays) -> None:

@@ -104,6 +104,11 @@ def place(vm_dir: str, vm: int, disk: int, expected: int, near: str = "", want: 
     link = devices.link_of(folder)
     if os.path.isdir(folder):
         return folder if link else ""
+    if MEMORY in want.tried:
+        from ..base import hot, promises
+
+        with promises.held(cache.root_of(vm_dir)):
+            hot.make_way(cache.root_of(vm_dir), want.most)
     name = layout_devices.layers_name(vm, disk, os.urandom(6).hex())
     if devices.make(cache.root_of(vm_dir), folder, LAYERS, name, f"{vm}-{disk}", expected, near, want):
         return folder

@@ -28,7 +28,7 @@ from .epochs import Planned
 from .records import read_record as read_record
 
 if TYPE_CHECKING:
-    from ..model.steps_device import NoteClasses
+    from ..model.steps_device import NoteClasses, NoteHot
 
 VERSION = 1
 """Of vm.json."""
@@ -145,6 +145,13 @@ def note_classes(step: NoteClasses, planned: Planned) -> None:
     disk = step.disk
     with publishing(disk.vm, disk.vm_dir, planned), files.enough_space(disk.vm_dir):
         _note_in_record(disk.vm_dir, disk.disk, classes=tuple(step.classes))
+
+
+def note_hot(step: NoteHot, planned: Planned) -> None:
+    """Have the record of a disk say that its guest is to read its base from memory."""
+    disk = step.disk
+    with publishing(disk.vm, disk.vm_dir, planned), files.enough_space(disk.vm_dir):
+        _note_in_record(disk.vm_dir, disk.disk, hot=True)
 
 
 def _note_in_record(vm_dir: str, disk: int, **what: Any) -> None:

@@ -104,6 +104,18 @@ def disks(name: str) -> Dict[str, str]:
     return found
 
 
+def below(name: str, target: str) -> List[str]:
+    """Return the files that a disk of a running guest lies over, the topmost first, as libvirt knows them."""
+    from xml.etree import ElementTree
+
+    for disk in ElementTree.fromstring(dumpxml(name)).iterfind("devices/disk"):
+        wanted = disk.find("target")
+        if wanted is not None and wanted.get("dev") == target:
+            sources = [found.find("source") for found in disk.iter("backingStore")]
+            return [source.get("file", "") for source in sources if source is not None]
+    return []
+
+
 def job(name: str) -> Dict[str, Any]:
     """Return libvirt's statistics of the job that a domain as a whole is in (not of a disk's); empty if it is in none."""
     stats = ask(name, "domjobinfo", lambda domain: dict(domain.jobStats()))

@@ -43,6 +43,9 @@ class OnDevices(Steps):
         with vm_dir.publishing(disk.vm, disk.vm_dir, self.planned, disk.disk):
             on_devices.place(disk.vm_dir, disk.vm, disk.disk, step.expected, want=Want(step.classes, step.size))
 
+    def NoteHot(self, step: d.NoteHot) -> None:
+        vm_dir.note_hot(step, self.planned)
+
     def NoteClasses(self, step: d.NoteClasses) -> None:
         vm_dir.note_classes(step, self.planned)
         in_memory.check_made(step.disk)

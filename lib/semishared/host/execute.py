@@ -65,9 +65,10 @@ class Execution(Steps):
             vm_dir.prepare(step.vm, step.vm_dir, self.planned)
 
     def ReplaceLostBases(self, step: s.ReplaceLostBases) -> None:
-        from ..disk import lost_bases
+        from ..disk import hot_bases, lost_bases
 
         lost_bases.replace(step.vm, step.vm_dir, self.talk.asking, self.talk.warn)
+        hot_bases.provide(step.vm, step.vm_dir, self.talk.warn)
 
     def StageBase(self, step: s.StageBase) -> object:
         content = store.content(step.image)

@@ -10,7 +10,7 @@ from typing import Iterator
 
 from ..base import devices
 from ..model import layout, layout_devices
-from ..model.layout_devices import LAYERS, PARTS, Link
+from ..model.layout_devices import HOT, LAYERS, PARTS, Link
 from ..model.steps import Discard
 from ..tools import inventory, locks
 
@@ -30,7 +30,7 @@ def look(location: str) -> list[dict[str, object]]:
     for uuid in there:
         # By its own path: what is removed is opened below that.
         place = os.readlink(layout_devices.device(root, uuid))
-        for part in PARTS:
+        for part in (*PARTS, HOT):
             for name in inventory.names(f"{place}/{part}"):
                 link = Link(uuid, part, name)
                 said = layout_devices.layers_named(name) if part == LAYERS else (-1, -1)

@@ -3,7 +3,7 @@
 
     bases/<store>-<image>-<generation>/image  manifest  source  damaged  leases/<vm>-<disk>
     staging/<store>-<image>/image  manifest  generation  have  leases/
-    locks/base-<store>-<image>  holders  port-<port>
+    locks/base-<store>-<image>  hot-<store>-<image>-<generation>  holders  port-<port>
     holders/<store>-<image>-<generation>  rates
 """
 
@@ -72,6 +72,11 @@ def staging(root: str, prefix: str) -> str:
 def image_lock(root: str, prefix: str) -> str:
     """Return the lock of whoever stages, evicts or takes bases of an image out of use."""
     return layout.lock(root, f"base-{prefix}")
+
+
+def hot_lock(root: str, name: str) -> str:
+    """Return the lock of whoever makes a copy of a base in memory."""
+    return layout.lock(root, f"hot-{name}")
 
 
 def locked_image(name: str) -> Optional[str]:

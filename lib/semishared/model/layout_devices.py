@@ -5,6 +5,7 @@
         device.json                          its label
         layers/<vm>-<disk>-<random>/<layer>  the layers of a disk
         promised/<vm>-<disk>-<random>        of memory: how large those layers can become
+        hot/<base>/image  promised/<base>    of memory: a copy of a base, and how large that is
         bases/  staging/                     as in the base store: layout_base.py
     <root>/devices/<uuid>                    -> <mount>/.semishared, of each device of the pool
                    <uuid>.json               of one that is memory: its label, as it was last declared
@@ -27,6 +28,8 @@ from .layout import SIDE, are_layers, disk_named, disk_of, layers, lock
 
 LAYERS, BASES, STAGING = "layers", "bases", "staging"
 PARTS = (LAYERS, BASES, STAGING)
+HOT = "hot"
+"""To what is in there no links lead: it belongs to the base of its name, wherever that is."""
 
 
 class Link(NamedTuple):
@@ -76,6 +79,11 @@ def promises(device: str) -> str:
 
 def promise(device: str, name: str) -> str:
     return f"{promises(device)}/{name}"
+
+
+def hot(device: str, name: str = "") -> str:
+    """Return the directory of the copy of a base on a device of memory; without a name, that of all of them."""
+    return f"{device}/{HOT}/{name}" if name else f"{device}/{HOT}"
 
 
 def directory(root: str, link: Link) -> str:

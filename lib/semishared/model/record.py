@@ -50,6 +50,8 @@ class Record(NamedTuple):
     """One of IO_CLASSES, as the image or a datastore last said it (plan/io_class.py)."""
     classes: Tuple[str, ...] = ()
     """On which classes of devices it was to lie when it was made (device_class.py); none: nobody said."""
+    hot: bool = False
+    """Whether its guest is to read its base from memory, where there is room (base/hot.py)."""
 
     @property
     def how(self) -> str:
@@ -75,6 +77,11 @@ class Record(NamedTuple):
         A local disk stays where this deployment says that the VM directory is; one on the network has no path.
         """
         return self.active(named) if self.is_local else self.path or named
+
+    @property
+    def reads_hot(self) -> bool:
+        """Tell whether its guest may read from a copy of its base in memory: nothing is ever to be committed to an image by that name."""
+        return self.hot and self.place.leases and not self.place.commits and self.image is not None
 
     @property
     def of_image(self) -> ImageRef:
@@ -116,6 +123,8 @@ class Record(NamedTuple):
             data["io_class"] = self.io_class
         if self.classes:
             data["classes"] = list(self.classes)
+        if self.hot:
+            data["hot"] = True
         return data
 
     @classmethod
@@ -155,7 +164,7 @@ class Record(NamedTuple):
         raw_layer, committed = (_layer_number(what, data, name) for name in ("raw_layer", "committed"))
         found = cls(
             number, place, format, "", data.get("readonly") is True, raw_layer=raw_layer, committed=committed, io_class=io_class,
-            classes=tuple(classes or ()),
+            classes=tuple(classes or ()), hot=data.get("hot") is True,
         )  # fmt: skip
         try:
             if image is not None:

@@ -40,7 +40,10 @@ class PrepareVm(NamedTuple):
 
 
 class ReplaceLostBases(NamedTuple):
-    """Have the bases again that disks of the VM lie over, and that lay on a device of the host which is not there."""
+    """Have the bases again that disks of the VM lie over, and that lay on a device of the host which is not there.
+
+    Those that its guest is to read from memory, have there, too.
+    """
 
     vm: int
     vm_dir: str

@@ -75,6 +75,12 @@ class PlaceLayers(NamedTuple):
     expected: int
 
 
+class NoteHot(NamedTuple):
+    """Note of a disk that its guest is to read its base from memory, where there is room."""
+
+    disk: DiskRef
+
+
 class NoteClasses(NamedTuple):
     """Note of a disk on which classes of devices it is to lie, wherever it goes."""
 

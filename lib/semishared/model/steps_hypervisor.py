@@ -60,6 +60,22 @@ class ReadChain(NamedTuple):
     record: Record
 
 
+class SeeHot(NamedTuple):
+    """Return what HoldHot would, and hold nothing."""
+
+    vm_dir: str
+    record: Record
+    lease: str
+
+
+class HoldHot(NamedTuple):
+    """Return the copy in memory of the base `lease` that a disk lies over, which stays there until the action is over; '' for none."""
+
+    vm_dir: str
+    record: Record
+    lease: str
+
+
 class ReadIoLimits(NamedTuple):
     """Return what semishared.conf on this host says that a disk of each I/O class may do: (bytes per second, operations per second)."""
 
@@ -116,4 +132,6 @@ def look_instead(step: Step) -> Step | None:
         from .steps_live import LookAtProof
 
         return LookAtProof(*step)
+    if name == "HoldHot":
+        return SeeHot(*step)
     return step if name in LOOKS else None

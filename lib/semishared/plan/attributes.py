@@ -27,6 +27,7 @@ HOLDERS: Mapping[str, tuple[str, ...]] = {
     "SEMISHARED_STAGE": ("image", "image datastore"),
     "SEMISHARED_IO_CLASS": ("image", "image datastore", "system datastore"),
     "SEMISHARED_CLASS": ("image", "image datastore"),
+    "SEMISHARED_BASES": ("image", "image datastore"),
     "SEMISHARED_CEPH_READER": ("image datastore",),
     "SEMISHARED_CEPH_BRIDGE_USER": ("image datastore",),
     "SEMISHARED_CEPH_FENCE_USER": ("image datastore",),
@@ -96,6 +97,7 @@ def _image(attributes: Mapping[str, str]) -> None:
     placement.detach_when(image, datastore({}))
     placement.io_class(image, datastore({}))
     placement.device_classes(image, datastore({}))
+    placement.is_hot(image, datastore({}))
     staging.when(image, datastore({}))
 
 
@@ -125,6 +127,7 @@ def _image_datastore(attributes: Mapping[str, str]) -> None:
     placement.detach_when(empty, view)
     placement.io_class(empty, view)
     placement.device_classes(empty, view)
+    placement.is_hot(empty, view)
 
 
 def _system_datastore(attributes: Mapping[str, str]) -> None:

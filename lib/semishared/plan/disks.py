@@ -55,8 +55,13 @@ def copy_kernel(asked: FromImage, datastore: Datastore) -> Plan:
 
 def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay_options: str) -> Plan:
     """Plan clone: a writable disk of its own, gone at shutdown."""
-    kind, place = placement.io_class(image, datastore), placement.place(image, datastore)
+    kind, place, is_hot = placement.io_class(image, datastore), placement.place(image, datastore), placement.is_hot(image, datastore)
     yield from _where_wanted(asked, disk, image, datastore, place, _cloned(asked, disk, image, datastore, overlay_options))
+    if is_hot and place.is_local and place.backing != "none":
+        from ..model.steps_device import NoteHot
+
+        # Also of one that reads from the store: it may come to lie over a base.
+        yield On(asked.target.host, (NoteHot(disk_ref(asked.target)),))
     yield from io_class.noted(asked.target.host, disk_ref(asked.target), kind)
 
 

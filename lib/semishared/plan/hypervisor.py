@@ -86,7 +86,7 @@ def deploy(asked: Asked) -> Plan:
         records = yield from _recorded(vm_dir, tuple(domain.disk_numbers))
     for record in records.values():
         yield Here(h.CheckDisk(vm_dir, record))
-    chains = yield from _chains(domain.sources(records), records)
+    chains = yield from _chains(domain.sources(records), records, vm_dir)
     limits = yield from _io_limits(records)
     text = domain.with_records(records, chains, limits)
     if told and SHARE in told:
@@ -177,7 +177,7 @@ def _brought_up_to_date(checkpoint: str, vm_dir: str, records: Records) -> Plan:
     if xml is None:
         return
     named = {number: record.source(layout.disk(vm_dir, number)) for number, record in records.items() if not record.network}
-    chains = yield from _chains(named, records)
+    chains = yield from _chains(named, records, vm_dir)
     changed = with_active_layers(xml.encode(), records, chains).decode()
     if changed != xml:
         yield Here(h.WriteCheckpoint(checkpoint, changed))
@@ -264,13 +264,17 @@ def _io_limits(records: Records) -> Part[Mapping[int, Limits]]:
     return {number: of_class[record.io_class] for number, record in records.items()}
 
 
-def _chains(sources: Mapping[int, str], records: Records) -> Part[Chains]:
-    """Return what each of the qcow2 files `sources` lies over."""
+def _chains(sources: Mapping[int, str], records: Records, vm_dir: str = "") -> Part[Chains]:
+    """Return what each of the qcow2 files `sources` lies over; for a guest that starts from `vm_dir` also over copies in memory."""
     found = {}
     for number, path in sources.items():
         if records[number].format == "qcow2":
             chain = yield Here(h.ReadChain(path, records[number]))
             found[number] = chain_of(records[number], chain)
+            if vm_dir and records[number].reads_hot:
+                from .memory import over_copy
+
+                found[number] = yield from over_copy(vm_dir, records[number], found[number])
     return found
 
 

@@ -6,6 +6,7 @@
     SEMISHARED_DETACH = on-request|after-boot     whether a remote-first disk of a running VM comes to lie over a base by itself
     SEMISHARED_ON_HOST_FAILURE = wait|recreate    whether a local disk may be made anew elsewhere when its host is lost
     SEMISHARED_IO_CLASS = production|normal|scratch   how much a disk may read and write (io_class.py)
+    SEMISHARED_BASES = disk|ram                   whether guests read the base from memory, where there is room (base/hot.py)
     SEMISHARED_CLASS = ram|fast|slow|any ...      on which class of device of its host's pool a local disk lies (device_class.py)
 """
 
@@ -26,6 +27,7 @@ LOCALS = tuple(place.name for place in PLACES.values() if place.is_local and pla
 
 ON_HOST_FAILURE = ("wait", "recreate")
 DETACH = ("on-request", "after-boot")
+BASES = ("disk", "ram")
 
 
 def _value(image: Optional[Image], datastore: Datastore, name: str, known: Sequence[str], default: str) -> tuple[str, str]:
@@ -66,6 +68,11 @@ def detach_when(image: Image, datastore: Datastore) -> str:
 def io_class(image: Optional[Image], datastore: Datastore) -> str:
     """Return the I/O class of disks from `image`, or of volatile disks, whose `datastore` is the system's; raise BadAttribute."""
     return _value(image, datastore, "SEMISHARED_IO_CLASS", IO_CLASSES, NORMAL)[0]
+
+
+def is_hot(image: Image, datastore: Datastore) -> bool:
+    """Tell whether guests read the base of `image` from memory, where there is room; raise BadAttribute."""
+    return _value(image, datastore, "SEMISHARED_BASES", BASES, "disk")[0] == "ram"
 
 
 def device_classes(image: Image, datastore: Datastore) -> tuple[str, ...]:

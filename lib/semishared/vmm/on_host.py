@@ -70,6 +70,13 @@ class OnHost:
     def ReadChain(self, step: h.ReadChain) -> list[tuple[str, str]]:
         return records.read_chain(step.path, step.record)
 
+    def HoldHot(self, step: h.HoldHot | h.SeeHot) -> str:
+        from ..disk import hot_bases
+
+        return hot_bases.held(step.vm_dir, step.record, step.lease, hold=isinstance(step, h.HoldHot))
+
+    SeeHot = HoldHot
+
     def ReadIoLimits(self, step: h.ReadIoLimits) -> dict[str, tuple[int, int]]:
         from ..config import load
 

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hot bases: copies of bases in the memory of their host, from which guests read in the place of those on disk.
+
+    <memory>/.semishared/hot/<store>-<image>-<generation>/image     mode 0440
+
+An overlay lies over the base on disk, by its header and by its lease, wherever its guest reads from: that is said to libvirt alone, at
+each boot (plan/hypervisor.py). So a copy is never the only one of anything, and nothing has to be put right when memory is lost,
+or when a VM goes to another host.
+
+A copy is promised its room as layers are (promises.py), and goes when that is wanted and no guest reads from it: QEMU has locks on what
+it has open, and who boots a guest has one until QEMU is there.
+
+What each crash leaves: a directory without `image`, which counts, and is made again by the next boot, or goes for what needs its room.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from typing import Iterator
+
+from ..errors import SemisharedError
+from ..model import layout_base, layout_devices
+from ..model.device_class import MEMORY
+from ..named import NamedTuple
+from ..tools import extents, files, locks
+from ..tools.crash_points import point
+from ..units import human
+from . import devices, promises
+
+FLOCK = "hhqqi4x"
+"""struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid."""
+COPY_S = 600
+"""Seconds that a guest waits at most for another one's copy of the base that it is to read from, too."""
+
+
+class Copy(NamedTuple):
+    """A directory of a copy, by its device."""
+
+    uuid: str
+    directory: str
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.directory)
+
+    @property
+    def image(self) -> str:
+        return layout_base.image(self.directory)
+
+
+def _copies(root: str) -> Iterator[Copy]:
+    """Yield what there is, whole or not."""
+    for uuid in sorted(set(devices.registered(root)) - set(devices.usual(root))):
+        if devices.is_there(root, uuid):
+            # By its own path, not by the link to the device: libvirt is told of it.
+            place = os.readlink(layout_devices.device(root, uuid))
+            for name in filter(layout_base.named, _listed(layout_devices.hot(place))):
+                yield Copy(uuid, layout_devices.hot(place, name))
+
+
+def _listed(directory: str) -> "list[str]":
+    try:
+        return sorted(os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def found(root: str, name: str) -> str:
+    """Return the copy of a base, '' if there is none that is whole."""
+    return next((copy.image for copy in _copies(root) if copy.name == name and os.path.isfile(copy.image)), "")
+
+
+def why_not(root: str, size: int) -> str:
+    """Return why memory would not take the copy of a base of `size` bytes, '' if it would."""
+    memory = [device for device in devices.present(root) if device.device_class == MEMORY and device.share > 0]
+    if not memory:
+        return f"no device of class {MEMORY} takes it"
+    most = max(device.unpromised + _idle_bytes(root, device.uuid) for device in memory)
+    return "" if size <= most else f"it has {human(size)}, and memory {human(max(most, 0))} that are not promised"
+
+
+def provide(root: str, name: str, source: str, format: str) -> str:
+    """Have a copy of the base `name`, as the lease `source` has it, in memory; return why there is none, or ''."""
+    if found(root, name):
+        return ""
+    size = os.stat(source).st_size
+    if why_not(root, size):
+        return why_not(root, size)
+    os.makedirs(os.path.dirname(layout_base.hot_lock(root, name)), exist_ok=True)
+    with locks.exclusive(layout_base.hot_lock(root, name), COPY_S):
+        if found(root, name):
+            return ""
+        copy = _begin(root, name, size)
+        if copy is None:
+            return why_not(root, size) or "others were faster"
+        return _made(copy, source, format)
+
+
+def _begin(root: str, name: str, size: int) -> "Copy | None":
+    """Return where a copy is to be made, with its room promised; None if no device has that."""
+    with promises.held(root):
+        for copy in [copy for copy in _copies(root) if copy.name == name]:
+            _remove(copy)  # a killed run left it
+        make_way(root, size)
+        for device in devices.present(root):
+            if device.device_class == MEMORY and device.share > 0 and device.unpromised >= size > 0:
+                place = os.readlink(layout_devices.device(root, device.uuid))
+                copy = Copy(device.uuid, layout_devices.hot(place, name))
+                os.makedirs(copy.directory)
+                point("hot base begun")
+                promises.write(place, name, size, 1)
+                return copy
+    return None
+
+
+def _made(copy: Copy, source: str, format: str) -> str:
+    try:
+        with files.published(copy.image) as staged:
+            made = extents.copy(source, staged, format, "base_read")
+            said = layout_base.named(copy.name)
+            if said is None or made.generation != said.generation:
+                raise ValueError(f"{source} is not what it was: semishared base verify")
+            os.chmod(staged, 0o440)
+    except (OSError, ValueError, SemisharedError) as e:
+        _remove(copy)
+        return e.detail if isinstance(e, SemisharedError) else str(e)
+    return ""
+
+
+def hold(root: str, name: str) -> str:
+    """Return the copy of a base, '' if there is none; it stays as long as this process lives, and the program that it becomes."""
+    if not found(root, name):
+        return ""
+    with promises.held(root):
+        path = found(root, name)
+        if path:
+            fd = os.open(path, os.O_RDONLY)
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
+            os.set_inheritable(fd, True)
+            # The one that was used last goes last.
+            os.utime(os.path.dirname(path))
+        return path
+
+
+def make_way(root: str, needed: int) -> None:
+    """Let copies that no guest reads from go where memory lacks room for `needed` bytes, if that is enough.
+
+    The caller holds the promises.
+    """
+    for device in devices.present(root):
+        left = needed - device.unpromised
+        if device.device_class != MEMORY or left <= 0 or left > _idle_bytes(root, device.uuid):
+            continue
+        for copy in _idle(root, device.uuid):
+            if left > 0:
+                left -= _promised(copy)
+                _remove(copy)
+
+
+def _idle_bytes(root: str, uuid: str) -> int:
+    return sum(map(_promised, _idle(root, uuid)))
+
+
+def _promised(copy: Copy) -> int:
+    size, count = promises.read(os.path.dirname(os.path.dirname(copy.directory)), copy.name)
+    return size * count
+
+
+def _idle(root: str, uuid: str) -> "list[Copy]":
+    """Return the copies that nobody makes and no guest reads from, the one first that was used longest ago."""
+    idle = [copy for copy in _copies(root) if copy.uuid == uuid and not _is_used(root, copy)]
+    return sorted(idle, key=lambda copy: os.stat(copy.directory).st_mtime)
+
+
+def _is_used(root: str, copy: Copy) -> bool:
+    try:
+        fd = os.open(copy.image, os.O_RDONLY)
+    except FileNotFoundError:
+        return locks.is_held(layout_base.hot_lock(root, copy.name))
+    try:
+        asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        return bool(struct.unpack(FLOCK, fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
+    finally:
+        os.close(fd)
+
+
+def drop(root: str, name: str) -> None:
+    """Remove the copy of a base that is gone, or of one whose copy is not what it was: who reads from it has it open."""
+    for copy in [copy for copy in _copies(root) if copy.name == name]:
+        _remove(copy)
+
+
+def drop_idle(root: str, uuid: str) -> None:
+    """Remove all copies from a device that no guest reads from."""
+    for copy in _idle(root, uuid):
+        _remove(copy)
+
+
+def _remove(copy: Copy) -> None:
+    files.remove_folder(copy.directory, ignore_errors=True)
+    point("hot base removed")
+    files.unlink(layout_devices.promise(os.path.dirname(os.path.dirname(copy.directory)), copy.name))

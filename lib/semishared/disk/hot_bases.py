@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bases that a VM's guest is to read from memory (SEMISHARED_BASES = ram): had there before it boots, named when it does."""
+
+from __future__ import annotations
+
+import os
+from typing import Callable
+
+from ..base import cache, hot
+from ..errors import BadRecord
+from ..model.record import Record
+from . import records
+
+
+def provide(vm: int, vm_dir: str, warn: Callable[[str], None]) -> None:
+    """Have copies in memory of the bases of the VM's disks that want that; `warn` is told why one is read from disk."""
+    try:
+        found = [record for record in records.records(vm_dir) if record.reads_hot]
+    except BadRecord:
+        return  # who boots it says so
+    for record in found:
+        base = _base(vm_dir, record)
+        lease = base.lease(vm, record.disk)
+        if os.path.exists(lease):
+            why = hot.provide(cache.root_of(vm_dir), os.path.basename(base.directory), lease, record.of_image.format)
+            if why:
+                warn(f"the base of disk {record.disk} is read from disk, not from memory: {why}")
+
+
+def _base(vm_dir: str, record: Record) -> cache.Base:
+    return cache.named(cache.root_of(vm_dir), record.of_image, record.of_image.generation)
+
+
+def held(vm_dir: str, record: Record, lease: str, *, hold: bool) -> str:
+    """Return the copy of what a disk lies over, the file `lease`, in memory; '' if there is none. It stays if it is to be held."""
+    base, vm = _base(vm_dir, record), os.path.basename(vm_dir)
+    # oned writes a slash too many.
+    if not vm.isdigit() or os.path.normpath(lease) != os.path.normpath(base.lease(int(vm), record.disk)):
+        return ""
+    return (hot.hold if hold else hot.found)(cache.root_of(vm_dir), os.path.basename(base.directory))
+
+
+def said(vm_dir: str, record: Record) -> "dict[str, str] | None":
+    """Return where the copy is, or why there is none, None for a disk that wants none."""
+    if not record.reads_hot:
+        return None
+    root, base = cache.root_of(vm_dir), _base(vm_dir, record)
+    path = hot.found(root, os.path.basename(base.directory))
+    try:
+        size = os.stat(base.lease(int(os.path.basename(vm_dir)), record.disk)).st_size
+    except OSError:
+        return {"path": path, "why": "" if path else "the base is not here"}
+    return {"path": path, "why": "" if path else hot.why_not(root, size) or "from the next boot on"}
