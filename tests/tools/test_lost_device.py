@@ -236,6 +236,7 @@ def test_a_dying_device_takes_nothing_new_and_holds_nobody_else_up(world: World,
     (other,) = {str(path) for path in disks.paths} - {dying}
     assert device_of(world.bases()[0]) == dying
     getattr(disks, how)(dying)
+    assert disks.rows()[dying]["state"], "before anybody writes there"
     for number in (6, 7):
         world.clone(image, world.disk(number))
         assert device_of(f"{world.disk(number).path}.snap") == other

@@ -338,6 +338,31 @@ def test_what_a_device_held_while_it_was_away_is_found_when_it_is_back(world: Wo
     qemu_io(world.disk(6).path, "qcow2", "read -P 0xa1 1M 64k")
 
 
+def test_what_killed_actions_left_in_a_base_on_a_device_is_removed_there(world: World, pool: Pool) -> None:
+    pool.set()
+    world.clone(world.image(), world.disk())
+    (base,) = world.bases()
+    left = [base / "leases" / "9-1", base / "leases" / ".staged-5-2.x"]
+    for path in left:
+        os.link(base / "image", path)
+    (seen,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
+    assert isinstance(seen, dict)
+    (found,) = seen["root"]["bases"]
+    lease = next(item for item in found["leases"] if item["vm"] == 9)
+    for kind, item in [("lease", lease), *(("staged", item) for item in found["staged"])]:
+        vm = 9 if kind == "lease" else -1
+        assert world.on(s.Discard(kind, item["path"], str(world.location), vm, item.get("seen", ""))) == [{"removed": True}]
+    assert not any(map(os.path.lexists, left)) and world.leases() == [f"{base.name}/5-1"]
+    # Any other link there is followed by nobody.
+    elsewhere = world.top / "elsewhere"
+    (elsewhere / "leases").mkdir(parents=True)
+    (elsewhere / "leases" / "9-1").touch()
+    base.with_name("100-9-x").symlink_to(elsewhere)
+    with pytest.raises(UnexpectedLink):
+        world.on(s.Discard("lease", f"{base.with_name('100-9-x')}/leases/9-1", str(world.location), 9, ""))
+    assert (elsewhere / "leases" / "9-1").exists()
+
+
 def test_an_unpublished_link_to_a_base_goes_alone(world: World, pool: Pool) -> None:
     """Who is killed between making a link and naming it leaves one more that leads to what another is making."""
     pool.set()

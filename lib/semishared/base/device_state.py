@@ -7,6 +7,7 @@ all but those VMs, not there.
 
 from __future__ import annotations
 
+import errno
 import os
 
 from ..model import layout_devices
@@ -22,6 +23,7 @@ def state(root: str, uuid: str) -> str:
         # A file system that has been shut down answers this with an error, and statvfs and links not yet.
         os.listdir(directory)
         flags = os.statvfs(directory).f_flag
+        _read_past_cache(layout_devices.label(directory))
     except (FileNotFoundError, NotADirectoryError):
         return NOT_THERE
     except OSError as e:
@@ -30,6 +32,23 @@ def state(root: str, uuid: str) -> str:
     if said.get("uuid") != uuid:
         return OTHER if said else NOT_THERE
     return READ_ONLY if flags & os.ST_RDONLY else ""
+
+
+def _read_past_cache(label: str) -> None:
+    """Ask the device itself: until somebody writes, a file system knows all this by heart; raise OSError as it answers."""
+    import mmap
+
+    from ..tools import extents
+
+    fd = extents.open_direct(label, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        with mmap.mmap(-1, 4096) as page:
+            os.preadv(fd, [page], 0)
+    except OSError as e:
+        if e.errno != errno.EINVAL:  # there is none, behind tmpfs of Linux before 6.6
+            raise
+    finally:
+        os.close(fd)
 
 
 def abandon(path: str) -> None:

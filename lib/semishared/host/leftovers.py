@@ -126,8 +126,15 @@ def discard(step: Discard) -> dict[str, object]:
 
 @contextmanager
 def _opened(step: Discard) -> Iterator[str]:
-    """Yield the path of what is to be removed in its directory, opened beneath its root."""
+    """Yield the path of what is to be removed in its directory, opened beneath its root; in a base on a device, beneath what that has."""
     directory, name = os.path.split(step.path)
+    bases = layout_base.bases(layout.base_store(step.location))
+    if directory.startswith(f"{bases}/"):
+        root = f"{bases}/{directory[len(bases) + 1 :].split('/')[0]}"
+        devices.refuse_link(root)
+        with beneath.directory(devices.behind(root), directory[len(root) + 1 :]) as where:
+            yield f"{where}/{name}"
+        return
     if step.path.startswith(f"{step.location}/"):
         root = f"{step.location}/{step.path[len(step.location) + 1 :].split('/')[0]}"
     else:
@@ -162,7 +169,8 @@ def _discard(step: Discard) -> bool:
         return True
     if step.kind == "lease":
         # Its times are those of the image; what counts is that the VM's disk is not there.
-        return not uses_lease(step) and files.unlink(step.path)
+        with devices.staying(layout.base_store(step.location)):
+            return not uses_lease(step) and files.unlink(step.path)
     if str(inventory.newest(step.path, devices.link_of)[0]) != step.seen:
         return False
     if step.kind == "unlinked" and unlinked.is_linked(step):
