@@ -71,6 +71,8 @@ def image(host: MemoryHost) -> s.ImageRef:
 
 @pytest.mark.parametrize("kind", ["zram", "brd"])
 def test_the_shipped_script_makes_memory_a_device_for_disks(host: MemoryHost, image: s.ImageRef, kind: str) -> None:
+    refused = host.run(["sh", f"{INSTALL}/semishared-ram.sh", "enable", "320M", kind, "9"], check=False)
+    assert refused.err == "semishared-ram: '9' is not 1 to 8 times\n"
     host.script(f"sh {INSTALL}/semishared-ram.sh enable 320M {kind}")
     source = host.run(["findmnt", "-n", "-o", "SOURCE,FSTYPE", MEMORY]).out.split()
     assert source == ["/dev/zram0" if kind == "zram" else "/dev/ram0", "xfs"]
@@ -108,5 +110,12 @@ def test_the_shipped_script_makes_memory_a_device_for_disks(host: MemoryHost, im
         host.on(s.RemoveVm(disk.vm, disk.vm_dir))
     again = host.clone(image, 1)
     host.on(s.RemoveVm(1, again.vm_dir))
+    # Promised twice over, as somebody wants it, and so after a restart.
+    host.script(f"sh {INSTALL}/semishared-ram.sh enable 320M {kind} 2")
+    assert host.unit("ExecStop") == host.unit("ExecStart") == "" and host.row()["weight"] == 2
+    many = [host.clone(image, vm) for vm in range(1, 2 * FIT + 1)]
+    assert host.row()["promised"] == 2 * FIT * SIZE
+    for disk in many:
+        host.on(s.RemoveVm(disk.vm, disk.vm_dir))
     host.script(f"sh {INSTALL}/semishared-ram.sh disable")
     assert host.run(["ls", "/etc/semishared-ram.conf", "/usr/local/sbin/semishared-ram"], check=False).out == ""

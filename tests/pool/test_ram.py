@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from xml.etree import ElementTree
 
 import pytest
@@ -164,6 +166,39 @@ def below(cloud: Cloud, vm: int, node: Node) -> list[str]:
     disks = ElementTree.fromstring(node.run(words).stdout).iterfind("devices/disk[@device='disk']")
     chains = [[source.get("file", "") for source in disk.iter("source")] for disk in disks]
     return [chain[-1] for chain in chains]
+
+
+def test_a_guest_waits_where_memory_that_was_promised_twice_is_full(cloud: Cloud) -> None:
+    h1 = cloud.lab.node("h1")
+    declare(cloud, f"{DECLARED} {MEMORY}=ram:3")
+    assert rows(cloud)[MEMORY]["weight"] == 3
+    image = cloud.data_image("over", DATA, 150, SEMISHARED_CLASS="ram")
+    os = cloud.os_image("over-os")
+    vms = [cloud.deploy(f"over{number}", [{"IMAGE_ID": str(os)}, {"IMAGE_ID": str(image)}]) for number in range(2)]
+    assert [device_of(cloud, vm, 1) for vm in vms] == [MEMORY] * 2 and int(str(rows(cloud)[MEMORY]["promised"])) == 300 << 20
+    for vm in vms:
+        cloud.guest(vm).write("vdb", "first", 2 * KIB, 32)
+    cloud.guest(vms[0]).write("vdb", "much", 10 * KIB, 120 * KIB)
+    waiting = cloud.oned.vm(vms[1]).deploy_id
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(cloud.guest(vms[1]).write, "vdb", "more", 10 * KIB, 120 * KIB, 200)
+        state = ""
+        for _ in range(600):
+            state = h1.run(["virsh", "-c", "qemu:///system", "domstate", "--reason", waiting]).stdout.decode().strip()
+            if state.startswith("paused") or writing.done():
+                break
+            time.sleep(0.2)
+        assert state == "paused (I/O error)" and not writing.done()
+        assert cloud.oned.state(vms[0]) == ("ACTIVE", 3)
+        cloud.guest(vms[0]).check("vdb", "first", 2 * KIB, 32)
+        cloud.terminate(vms[0])
+        h1.run(["virsh", "-c", "qemu:///system", "resume", waiting])
+        writing.result()
+    cloud.guest(vms[1]).check("vdb", "more", 10 * KIB, 120 * KIB)
+    cloud.guest(vms[1]).check("vdb", "first", 2 * KIB, 32)
+    xml = h1.run(["virsh", "-c", "qemu:///system", "dumpxml", waiting]).stdout
+    drivers = [dict(driver.attrib) for driver in ElementTree.fromstring(xml).iterfind("devices/disk[@device='disk']/driver")]
+    assert [driver.get("error_policy") == driver.get("rerror_policy") == "stop" for driver in drivers] == [False, True]
 
 
 def test_guests_read_their_base_from_memory_through_all_that_is_done_to_them(cloud: Cloud) -> None:

@@ -229,7 +229,8 @@ def test_what_is_declared() -> None:
         ("", "1 to 16"), (" ".join(f"/d{number}" for number in range(17)), "1 to 16"), ("/a /b /a=slow", "/a is declared twice"),
         ("mnt/a", "'mnt/a' is no device"), ("/a/../b", "is no device"), ("/a/", "is no device"), ("/a//b", "is no device"),
         ("/a;id", "is no device"), ("/a=tape", "class 'tape' of /a is not one of fast, slow, ram"), ("/a=fast:x", "is no device"),
-        ("/a=ram:2", "weight 2 of /a: memory is promised to the last byte"), ("/a=ram:0.5", "weight 0.5 of /a: memory"),
+        ("/a=ram:8.5", "weight 8.5 of /a: memory is promised to the last byte, or up to 8 times over"),
+        ("/a=ram:0.5", "weight 0.5 of /a: memory"),
         ("/a=fast:0", "weight 0"), ("/a=fast:-1", "is no device"), ("/a=:1", "is no device"),
     ],
 )  # fmt: skip

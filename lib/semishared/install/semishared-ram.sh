@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Memory of this host as a device of its pool (class ram): zram, or brd, with XFS on it, made anew at each boot. As root, on the host:
 #
-#   semishared-ram enable SIZE [zram|brd]   have it now and at each boot; SIZE: 16G, 800M
+#   semishared-ram enable SIZE [zram|brd] [TIMES]
+#                                           have it now and at each boot; SIZE: 16G, 800M
+#                                           TIMES: how many times over it is promised to disks (1 to 8; 1)
 #   semishared-ram start                    make and mount it, unless it is there
 #   semishared-ram stop                     unmount it: what it holds is lost, and the memory is free
 #   semishared-ram disable                  stop, and no more at boot
@@ -41,6 +43,7 @@ check() {
     [ "$size" -ge $((320 << 20)) ] || fail "SIZE = $SIZE: XFS needs 320M"
     [ $((size + size / 16)) -lt "$total" ] || fail "SIZE = $SIZE: this host has $((total >> 20))M of memory"
     case $KIND in zram | brd) ;; *) fail "'$KIND' is neither zram nor brd" ;; esac
+    case $TIMES in [1-8] | [1-7].[0-9]) ;; *) fail "'$TIMES' is not 1 to 8 times" ;; esac
     id -u "$OWNER" >/dev/null 2>&1 || fail "there is no user $OWNER: this is no host of OpenNebula"
     for program in mkfs.xfs modprobe findmnt; do
         command -v $program >/dev/null || fail "$program is not installed (xfsprogs, kmod, util-linux)"
@@ -49,7 +52,7 @@ check() {
 
 settings() {
     [ -f "$SETTINGS" ] || fail "$SETTINGS is not there: $NAME enable SIZE"
-    SIZE='' KIND=zram UUID=''
+    SIZE='' KIND=zram TIMES=1 UUID=''
     # shellcheck source=/dev/null
     . "$SETTINGS"
     case $UUID in ????????-????-????-????-????????????) ;; *) fail "$SETTINGS has no UUID: $NAME enable SIZE" ;; esac
@@ -86,7 +89,7 @@ start() {
     mount -t xfs -o noatime,nosuid,nodev,discard "$device" "$MOUNT"
     mkdir "$MOUNT/.semishared"
     # The same UUID at each boot: so who had disks here is known, and is told that they are lost.
-    echo "{\"version\": 1, \"uuid\": \"$UUID\", \"class\": \"ram\", \"weight\": 1.0}" >"$MOUNT/.semishared/device.json"
+    echo "{\"version\": 1, \"uuid\": \"$UUID\", \"class\": \"ram\", \"weight\": $TIMES}" >"$MOUNT/.semishared/device.json"
     chown -R "$OWNER:" "$MOUNT"
     trap - EXIT
 }
@@ -99,12 +102,12 @@ stop() {
 }
 
 enable() {
-    SIZE=$1 KIND=${2:-zram} UUID=''
+    SIZE=$1 KIND=${2:-zram} TIMES=${3:-1} UUID=''
     check
     # shellcheck source=/dev/null
     [ ! -f "$SETTINGS" ] || UUID=$(. "$SETTINGS" && echo "$UUID")
     [ -n "$UUID" ] || UUID=$(cat /proc/sys/kernel/random/uuid)
-    printf 'SIZE=%s\nKIND=%s\nUUID=%s\n' "$SIZE" "$KIND" "$UUID" >"$SETTINGS.new"
+    printf 'SIZE=%s\nKIND=%s\nTIMES=%s\nUUID=%s\n' "$SIZE" "$KIND" "$TIMES" "$UUID" >"$SETTINGS.new"
     mv "$SETTINGS.new" "$SETTINGS"
     mkdir -p "${COMMAND%/*}"
     if [ "$(readlink -f "$0")" != "$COMMAND" ]; then
@@ -125,7 +128,8 @@ enable() {
         fi
         start
     fi
-    echo "$NAME: add $MOUNT=ram to SEMISHARED_POOL of this host in OpenNebula, then: semishared pool add HOST"
+    [ "$TIMES" = 1 ] || MOUNT_WORD=:$TIMES
+    echo "$NAME: add $MOUNT=ram${MOUNT_WORD:-} to SEMISHARED_POOL of this host in OpenNebula, then: semishared pool add HOST"
 }
 
 disable() {
@@ -139,10 +143,10 @@ disable() {
 }
 
 case $#:${1:-} in
-2:enable | 3:enable) act=enable ;;
+2:enable | 3:enable | 4:enable) act=enable ;;
 1:start | 1:stop | 1:disable) act=$1 ;;
 *)
-    sed -n 's/^# \{0,1\}//; 3,9p' "$0"
+    sed -n 's/^# \{0,1\}//; 3,11p' "$0"
     exit 1
     ;;
 esac

@@ -16,6 +16,7 @@ from typing import Optional
 
 from ..errors import BadArguments, EncryptedDisk, NotSupported
 from ..model import layout
+from ..model.device_class import MEMORY
 from ..model.network_disk import NetworkDisk
 from ..model.record import Record
 from ..opennebula.args import DISK
@@ -121,6 +122,10 @@ class Domain:
                 # QEMU drops what a guest trims, unless it is told not to. OpenNebula tells what DISCARD of the disk or of
                 # vmm_exec_kvm.conf says, if that says something (LibVirtDriverKVM.cc:1658).
                 wanted["discard"] = "unmap"
+            if MEMORY in record.classes:
+                # A write that fails since memory is full can be done again: the guest stands still until it is.
+                policies = {name: "stop" for name in ("error_policy", "rerror_policy")}
+                wanted.update({name: value for name, value in policies.items() if not (drivers and name in drivers[0].attributes)})
             if drivers:
                 for name, value in wanted.items():
                     self.markup.set_attribute(drivers[0], name, value)

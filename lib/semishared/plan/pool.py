@@ -39,6 +39,8 @@ SCALED_STRETCH = 64
 CLASSES = KNOWN
 MOST = 16
 """Devices of a host."""
+OVERCOMMIT = 8
+"""How many times over memory may be promised, if its weight says so; guests wait where it is full (domain_xml.py)."""
 
 
 class Declared(NamedTuple):
@@ -61,7 +63,7 @@ class Device(NamedTuple):
     """Bytes."""
     free: int
     weight: float = 1.0
-    """How much of its capacity counts; 0: it takes nothing more."""
+    """How much of its capacity counts, of memory, how many times over it is promised; 0: it takes nothing more."""
     device_class: str = CLASSES[0]
     promised: int = 0
     """Of memory: the bytes that what is there can come to hold."""
@@ -87,7 +89,7 @@ class Device(NamedTuple):
     @property
     def unpromised(self) -> int:
         """Return the bytes of memory that nothing there can come to hold: what is left beside that are its tables, and those of files."""
-        return self.capacity - self.capacity // RESERVE - self.promised
+        return int((self.capacity - self.capacity // RESERVE) * self.weight) - self.promised
 
     def takes(self, expected: int, most: int) -> bool:
         """Tell whether it has room for about `expected` bytes; memory, which fails its guests when it is full, for the `most` of them."""
@@ -116,8 +118,8 @@ def _declared(word: str) -> Declared:
         raise BadPool(f"class {device_class!r} of {path} is not one of {', '.join(CLASSES)}")
     if not weight:
         raise BadPool(f"weight 0 of {path}: a device that is to take nothing is not declared")
-    if device_class == MEMORY and weight != 1:
-        raise BadPool(f"weight {weight:g} of {path}: memory is promised to the last byte, a part of it or more than that cannot count")
+    if device_class == MEMORY and not 1 <= weight <= OVERCOMMIT:
+        raise BadPool(f"weight {weight:g} of {path}: memory is promised to the last byte, or up to {OVERCOMMIT} times over")
     return Declared(path, device_class, weight)
 
 
