@@ -177,16 +177,18 @@ message() { # message DATASTORE-DIRECTORY [DISKS]: what oned gives to migrate an
 }
 
 share() { # share TM_MAD: the VM has a directory of that driver's for a disk, as vm.xml says it
-    printf '<VM><TEMPLATE><DISK><DISK_ID>1</DISK_ID><TYPE><![CDATA[FILESYSTEM]]></TYPE><TM_MAD><![CDATA[%s]]></TM_MAD></DISK></TEMPLATE></VM>' \
-        "$1" >"$vm_dir/vm.xml"
+    printf '<VM><TEMPLATE><DISK><DISK_ID>1</DISK_ID><IMAGE_ID>4</IMAGE_ID><MOUNT_TAG><![CDATA[tag]]></MOUNT_TAG>
+<SOURCE><![CDATA[%s]]></SOURCE><TYPE><![CDATA[FILESYSTEM]]></TYPE><TM_MAD><![CDATA[%s]]></TM_MAD></DISK></TEMPLATE></VM>' \
+        "$BATS_TEST_TMPDIR/share-4" "$1" >"$vm_dir/vm.xml"
     printf "<domain type='kvm'><name>one-7</name><devices><filesystem type='mount'/></devices></domain>\n" >"$BATS_TEST_TMPDIR/stdin"
 }
 
-@test "a VM without records: a share of ours is not attached by the stock script, a directory of others is" {
+@test "a VM without records: what is no share is refused, not handed over as it came; a directory of others is" {
     share semishared
     call "$vmm/deploy" "$vm_dir/deployment.0" h1 7 h1 <"$BATS_TEST_TMPDIR/stdin"
     refuses deploy
-    says 'does not attach yet'
+    says 'no root of shares'
+    says '[SS175]'
     [ ! -e "$kvm/argv" ]
     share virtiofs
     forwards deploy "$vm_dir/deployment.0" h1 7 h1

@@ -238,7 +238,7 @@ def _given_shares(text: bytes, told: bytes) -> Part[bytes]:
     shares, programs = shares_of(told), {}
     for share in shares:
         programs[share.disk] = yield Here(h.CheckShare(share.image, share.source, share.readonly))
-    return given(text, shares, programs)
+    return given(text, shares, programs) if shares else text
 
 
 def _recorded(vm_dir: str, disks: Optional[tuple[int, ...]] = None) -> Part[Records]:
