@@ -19,6 +19,7 @@ from semishared.errors import BadRecord, MissingImage, SemisharedError, ShareRef
 from semishared.model import steps_share as s
 from semishared.model.shares import Share, Tree
 from semishared.share import attached
+from semishared.vmm import virtiofsd
 from shares.cloud import MiB, on
 from shares.conftest import run
 
@@ -137,6 +138,13 @@ def test_the_process_that_libvirt_has_started_is_the_daemon_and_no_real_root_is_
 def test_arguments_of_none_or_two_directories_are_refused(words: list[str]) -> None:
     done = subprocess.run([VMM / "virtiofsd", *words], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1 and ("SS001" in done.stderr or "SS175" in done.stderr), done.stderr
+
+
+def test_the_daemon_in_rust_is_not_given_the_locks_that_it_ends_at() -> None:
+    words = ["--fd=3", "-o", "source=/srv/shares/share-7,xattr,posix_lock,flock,sandbox=namespace"]
+    assert virtiofsd.understood(virtiofsd.QEMUS, words) == words
+    for program in set(virtiofsd.DAEMONS) - {virtiofsd.QEMUS}:
+        assert virtiofsd.understood(program, words) == ["--fd=3", "-o", "source=/srv/shares/share-7,xattr,sandbox=namespace"]
 
 
 def test_who_is_not_root_becomes_no_daemon(root: Path) -> None:

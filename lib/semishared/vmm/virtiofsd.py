@@ -22,8 +22,11 @@ from ..share import attached
 NAME = "virtiofsd"
 READ_ONLY = "virtiofsd_read_only"
 """The same, for a disk with READONLY = YES, which libvirt 9.0 has no way to tell a daemon."""
-DAEMONS = ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd", "/usr/lib/virtiofsd/virtiofsd")
+QEMUS = "/usr/lib/qemu/virtiofsd"
+DAEMONS = ("/usr/libexec/virtiofsd", QEMUS, "/usr/lib/virtiofsd/virtiofsd")
 """As VIRTIOFSD_BINARY_PATH of OpenNebula's kvmrc has them."""
+LOCKS = ("posix_lock", "flock")
+"""Options that only QEMU's knows: the one in Rust ends at them, as it has no locks."""
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_SLAVE, MS_RELATIME = 1, 32, 4096, 16384, 1 << 19, 1 << 21
 KEPT = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
@@ -51,7 +54,7 @@ def become(argv: Sequence[str], read_only: bool) -> NoReturn:
     into_namespace(first)
     if read_only:
         _protect(source)
-    os.execv(program, [program, *argv])
+    os.execv(program, [program, *understood(program, argv)])
 
 
 def _allow_open_files() -> None:
@@ -82,6 +85,17 @@ def source_of(argv: Sequence[str]) -> str:
     if len(found) != 1:
         raise BadArguments(f"virtiofsd is given {len(found)} directories: {' '.join(argv)[:500]}")
     return found[0]
+
+
+def understood(program: str, argv: Sequence[str]) -> List[str]:
+    """Return the arguments without those that a daemon does not know."""
+    if program == QEMUS:
+        return list(argv)
+    words = list(argv)
+    for at, word in enumerate(words[:-1]):
+        if word == "-o":
+            words[at + 1] = ",".join(option for option in words[at + 1].split(",") if option not in LOCKS)
+    return words
 
 
 def into_namespace(first: int) -> None:
