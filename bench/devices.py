@@ -111,7 +111,7 @@ def read(paths: Sequence[str], seconds: float) -> List[float]:
 
 def devices(quick: bool) -> List[Figure]:
     """Let 8 disks of a pool be read at once, and each device alone."""
-    rounds, seconds = (1, 1.0) if quick else (4, 1.5)
+    rounds, seconds = (1, 1.0) if quick else (4, 1.2)
     found = []
     for count, sizes in SIZES.items():
         with Throttle() as throttle, site(sizes) as made:
@@ -158,7 +158,7 @@ def plain(quick: bool) -> List[Figure]:
         block.fill(beside, LARGE)
         both = {"pool": Disk("pool", Path(path)), "plain": Disk("plain", beside)}
         with block.exported(made.top, list(both.values())) as address:
-            for number in rounds_within(75, 1 if quick else 16):
+            for number in rounds_within(50, 1 if quick else 12):
                 for name, (rw, size, count) in WORKLOADS.items():
                     order = list(both)
                     random.Random(f"{number}/{name}").shuffle(order)

@@ -106,7 +106,7 @@ def memory(quick: bool) -> List[Figure]:
         with _memory(made.ram):
             disks = made.fill()
             with block.exported(made.top, list(disks.values())) as address:
-                for number in rounds_within(75, 1 if quick else ROUNDS):
+                for number in rounds_within(60, 1 if quick else ROUNDS):
                     for name, (rw, size, count, part) in WORKLOADS.items():
                         for way in random.Random(f"{number}/{name}").sample(sorted(disks), len(disks)):
                             rate = block.fio(address[way], rw, size, count=count, seed=number, window=PART, at=(2 * number + part) * PART)

@@ -3,7 +3,7 @@
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
     bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases commit cluster,
-                                          pool (these together: orders rebalance devices plain beside memory)
+                                          pool (these together: orders rebalance devices plain beside memory extents)
     bench/run.py --docs [TABLE ...]       write the tables in docs/ (all, or those) from build/bench.json
 
 Times mean nothing on a shared machine: every figure is compared with a baseline of the same run.
@@ -29,6 +29,7 @@ import clone  # noqa: E402
 import cluster  # noqa: E402
 import commits  # noqa: E402
 import devices  # noqa: E402
+import extents  # noqa: E402
 import memory  # noqa: E402
 import migrate  # noqa: E402
 import orders  # noqa: E402
@@ -64,8 +65,9 @@ BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "plain": devices.plain,
     "beside": devices.beside,
     "memory": memory.memory,
+    "extents": extents.extents,
 }
-GROUPS = {"pool": ("orders", "rebalance", "devices", "plain", "beside", "memory")}
+GROUPS = {"pool": ("orders", "rebalance", "devices", "plain", "beside", "memory", "extents")}
 """What one name stands for."""
 
 

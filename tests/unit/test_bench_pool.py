@@ -104,6 +104,20 @@ def test_a_measured_table_says_of_each_row_what_was_expected_and_allowed(bench: 
         assert cell["expected"] != "-" and (cell["met"] in ("yes", "**no**") or not cell["budget"])
 
 
+def test_the_papers_charts_stand_beside_what_it_said(bench: Any) -> None:
+    figure, page_pool = bench("figures").Figure, bench("page_pool")
+    made = [figure(f"extents/D/{what}/{count}", "what", "MiB/s", [9.0], "plain", [10.0], expected=1.0) for what, count in page_pool.PAPER]
+    made.append(figure("extents/T/write/1", "what", "MiB/s", [5.0], "plain", [10.0]))
+    made.append(figure("extents/wrong", "wrong", "blocks", [1], budget=("value", "<=", 0)))
+    rows = cells(page_pool.extents(reported({"extents": made})))
+    head, first = rows[0], dict(zip(rows[0], rows[2]))
+    assert (first["what"], first["disks"], first["of the plain disk"], first["the paper's"]) == ("write", "1", "0.9", "0.6")
+    assert (first["case T of it"], first["case C of it"]) == ("0.5", "-")
+    assert len(rows) == 2 + 12 + 3 and rows[-1][-2:] == ["value ≤ 0", "**no**"]
+    page = block("extents")
+    assert not page or (page[0] == head and [row[:2] for row in page[2:14]] == [row[:2] for row in rows[2:14]])
+
+
 def test_the_interval_of_a_median_holds_it_with_95_percent(bench: Any) -> None:
     figures = bench("figures")
     assert figures.around_the_median(list(range(1, 21))) == [6, 15], "as tables of the binomial distribution have it"
