@@ -144,6 +144,20 @@ def test_a_smaller_file_comes_back_where_nothing_else_helps() -> None:
     assert pool_moves.unevenness(after) <= BOUND and pool_moves.rebalance(after, left) == []
 
 
+def test_two_steps_that_are_together_beyond_the_limit_are_not_begun() -> None:
+    """Each of them is within it: the first of 49697568 bytes, the second, seen from there, of 179472188."""
+    found = {(6, 0.5, 496975677): (49697568, 179472188, 267805921), (8, 1.0, 606548893): (429496729,), (11, 1.0, 1013165355): (590558003,)}
+    devices, items = [], []
+    for (capacity, weight, used), files in found.items():
+        uuid = f"device-{len(devices)}"
+        devices.append(Device(uuid, capacity << 30, (capacity << 30) - used, weight))
+        items += [Item("layers", f"{uuid}-{at}", uuid, size, f"{uuid}-{at}") for at, size in enumerate(files)]
+    moves = pool_moves.rebalance(devices, items)
+    after, left = moved(devices, items, moves)
+    assert sum(move.item.size for move in moves) <= LIMIT * above_the_mean(devices)
+    assert pool_moves.rebalance(after, left) == []
+
+
 def test_of_a_pool_within_the_bound_nothing_moves() -> None:
     devices = [Device("a", 100 * MiB, 46 * MiB), Device("b", 100 * MiB, 50 * MiB)]
     assert pool_moves.rebalance(devices, [Item("bases", "x", "a", MiB, "x")]) == []
