@@ -10,11 +10,12 @@ import os
 import re
 from typing import Union
 
+from . import ini
 from .errors import BadAttribute
 from .named import NamedTuple
 
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "etc", "semishared.conf")
-OPTIONS = re.compile(r"([a-z0-9_]+=[A-Za-z0-9.]+(,[a-z0-9_]+=[A-Za-z0-9.]+)*)?\Z")
+OPTIONS = r"([a-z0-9_]+=[A-Za-z0-9.]+(,[a-z0-9_]+=[A-Za-z0-9.]+)*)?\Z"
 
 FREEZES = ("agent-or-suspend", "agent", "suspend", "none")
 COMPRESSORS = ("auto", "zstd", "lzop", "none")
@@ -103,23 +104,15 @@ class Config(NamedTuple):
 
 def load(path: str = PATH) -> Config:
     """Return the settings of `path`; raise BadAttribute for an unknown key or a value of the wrong kind, BadPool."""
-    import configparser
-
-    parser = configparser.ConfigParser(interpolation=None)
-    try:
-        parser.read(path, encoding="utf-8")
-    except (configparser.Error, UnicodeDecodeError) as e:
-        raise BadAttribute(f"semishared.conf: {e}") from None
     defaults = Config()._asdict()
     values: dict[str, object] = {}
-    for section in parser.sections():
-        for key, text in parser.items(section):
-            name = f"{section}_{key}"
-            if name not in defaults:
-                raise BadAttribute(f"semishared.conf: unknown key {key!r} in [{section}]")
-            values[name] = _value(name, key, text, defaults[name])
+    for (section, key), text in ini.read(path).items():
+        name = f"{section}_{key}"
+        if name not in defaults:
+            raise BadAttribute(f"semishared.conf: unknown key {key!r} in [{section}]")
+        values[name] = _value(name, key, text, defaults[name])
     config = Config(**values)  # type: ignore[arg-type]
-    if not OPTIONS.match(config.overlays_options):
+    if not re.match(OPTIONS, config.overlays_options):
         raise BadAttribute(f"semishared.conf: options = {config.overlays_options!r} is not key=value,key=value")
     if not re.match(r"/[A-Za-z0-9._/\-]+\Z", config.hosts_scripts_dir):
         raise BadAttribute(f"semishared.conf: scripts_dir = {config.hosts_scripts_dir!r} is not a plain path")

@@ -27,7 +27,7 @@ from ..tools import beneath, layers
 from . import kept, on_devices, records
 
 DEEPEST = 4
-STOCK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
+STOCK = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z"
 MANY = 10_000
 """Names in one VM directory beyond which somebody plays games."""
 
@@ -201,7 +201,7 @@ def _leads_to_its_place(path: str, vm: int, disk: int, target: str, is_followed:
         if len(below) == 3 and layout.are_layers(below[1]) and layout.is_number(below[2]):
             del below[2]  # a snapshot of the stock drivers
         # Two names: what is deeper is another VM's.
-        return len(below) == 2 and layout.is_number(below[0]) and bool(STOCK.match(below[1]))
+        return len(below) == 2 and layout.is_number(below[0]) and bool(re.match(STOCK, below[1]))
     if record.network or record.is_local:
         return False
     records.check_place(record, vm)

@@ -9,6 +9,7 @@ before hold the guest's data; the link follows.
 from __future__ import annotations
 
 import os
+import re
 from functools import partial
 from typing import Callable
 
@@ -34,7 +35,7 @@ def folder_of(record: Record) -> str:
 def backing_of(record: Record, path: str) -> tuple[str, str]:
     """Return name and format of what a layer of a disk lies over: as its header has it, or the record, of what is on the network."""
     name, format = layers.backing_of(path)
-    if not record.over or not layers.PROTOCOL.match(name):
+    if not record.over or not re.match(layers.PROTOCOL, name):
         return name, format
     from . import remote
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import contextmanager
 from typing import Iterator
 
@@ -54,9 +55,9 @@ def lies_over_it(record: Record, path: str, trouble: str) -> bool:
     wanted = backing_name(record)
     if not record.over:
         return (name, format) == (wanted, record.of_image.format)
-    if layers.PROTOCOL.match(name) and name != wanted:
+    if re.match(layers.PROTOCOL, name) and name != wanted:
         qemu_img.lay_over(path, wanted, "raw")
-    return bool(layers.PROTOCOL.match(name))
+    return bool(re.match(layers.PROTOCOL, name))
 
 
 def check(record: Record) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Dict
 
 from ..errors import BadArguments
@@ -30,7 +31,7 @@ def rehearse_on_host(action: Action, stdin: str) -> Dict[str, Any]:
     from ..model.steps_base import RehearseHypervisor
 
     host = action.argv[-1] if action.argv else ""
-    if not HOST.match(host):
+    if not re.match(HOST, host):
         raise BadArguments(f"the last argument is no host name: {host!r}")
     with Sessions(action) as sessions:
         (found,) = sessions.run(On(host, (RehearseHypervisor(action.name, tuple(action.argv), stdin),)))

@@ -17,6 +17,7 @@ data is there, in the layer that is not removed before.
 from __future__ import annotations
 
 import os
+import re
 import time
 from contextlib import contextmanager
 from typing import Any, Callable, Iterable, Iterator, Mapping
@@ -167,7 +168,7 @@ def _stop(guest: Any) -> None:
 def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str, beside: Beside) -> None:
     """Let QEMU copy into a disk's active layer, the file `layer`, what that does not share with `backing` ('' for nothing)."""
     # On the network there is at most one, the lowest.
-    wanted = "" if layers.PROTOCOL.match(backing) else os.path.join(os.path.dirname(layer), backing)
+    wanted = "" if re.match(layers.PROTOCOL, backing) else os.path.join(os.path.dirname(layer), backing)
     base = f"{target}[{_index(name, target, wanted)}]" if backing else None
     # Else QEMU writes an absolute name into the header, and the directory could not be moved any more.
     flags = libvirtd.binding().VIR_DOMAIN_BLOCK_REBASE_RELATIVE if layout.is_number(backing) else 0

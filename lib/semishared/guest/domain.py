@@ -11,7 +11,7 @@ from . import libvirtd
 from .libvirtd import ANSWER_S, HERE
 
 T = TypeVar("T")
-UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z")
+UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z"
 STATES = {
     "RUNNING": "running",
     "BLOCKED": "running",
@@ -25,7 +25,7 @@ STATES = {
 
 def lookup(connection: Any, name: str) -> Any:
     """Return libvirt's domain of a name or UUID, as it is now."""
-    if UUID.match(name):
+    if re.match(UUID, name):
         try:
             return connection.lookupByUUIDString(name)
         except libvirtd.binding().libvirtError as e:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 
 from .. import store
@@ -167,6 +166,8 @@ class Execution(Steps):
         return {"kept": found}
 
     def ReceiveFile(self, step: s.ReceiveFile) -> None:
+        import hashlib
+
         digest = hashlib.sha256()
         directory, name = os.path.split(step.path)
         with vm_dir.published(step.vm, directory, name, self.planned) as staged:
@@ -179,6 +180,8 @@ class Execution(Steps):
                 raise TransferCorrupt(f"{step.path} did not arrive whole on {os.uname().nodename}")
 
     def SendFile(self, step: s.SendFile) -> object:
+        import hashlib
+
         digest = hashlib.sha256()
         try:
             with open(step.path, "rb") as file:

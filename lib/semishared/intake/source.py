@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from contextlib import closing, contextmanager
@@ -29,11 +28,11 @@ from . import private_copy
 from .private_copy import Bound, Kept
 from .unpack import Spoiled, Work, decompressor, unpacked
 
-URL = re.compile(r"https?://[A-Za-z0-9._~:/?#@&+,=%\-]+\Z")
+URL = r"https?://[A-Za-z0-9._~:/?#@&+,=%\-]+\Z"
 """What is accepted as a URL: OpenNebula's downloader puts it between apostrophes before a shell reads it."""
-SSH_URL = re.compile(r"ssh://((?:[A-Za-z0-9_][A-Za-z0-9._\-]*@)?[A-Za-z0-9_][A-Za-z0-9._\-]*):(/[A-Za-z0-9._/:@+,=%\-]+)\Z")
+SSH_URL = r"ssh://((?:[A-Za-z0-9_][A-Za-z0-9._\-]*@)?[A-Za-z0-9_][A-Za-z0-9._\-]*):(/[A-Za-z0-9._/:@+,=%\-]+)\Z"
 """ssh://[user@]host:/path, as the downloader has it. It hands the host to a shell as it is: no character here means anything there."""
-BACKUP_URL = re.compile(
+BACKUP_URL = (
     r"(?:rsync|restic)://([0-9]+)/[0-9]*/[0-9]+:[0-9a-f]+(?:,[0-9]+:[0-9a-f]+)*/[A-Za-z0-9._/\-]*/disk\.[0-9]+\.[0-9]+\Z"
 )
 """A disk in a backup datastore, as `oneimage restore` names it: datastore, backup job, increments, file."""
@@ -58,13 +57,13 @@ class Source(NamedTuple):
     @property
     def ssh(self) -> tuple[str, str] | None:
         """Destination and path of an ssh:// URL, None for another."""
-        match = SSH_URL.match(self.path)
+        match = re.match(SSH_URL, self.path)
         return (match.group(1), match.group(2)) if match and ".." not in self.path.split("/") else None
 
     @property
     def backup_store(self) -> int:
         """The backup datastore of a disk in a backup, -1 for another URL."""
-        match = BACKUP_URL.match(self.path)
+        match = re.match(BACKUP_URL, self.path)
         return int(match.group(1)) if match and ".." not in self.path.split("/") else -1
 
     def check_url(self) -> None:
@@ -74,7 +73,7 @@ class Source(NamedTuple):
             return
         if scheme not in ("http", "https", "ssh"):
             raise NotSupported(f"uploads from {scheme}://, only local files and http, https and ssh URLs can be")
-        if not (self.ssh if scheme == "ssh" else URL.match(self.path)):
+        if not (self.ssh if scheme == "ssh" else re.match(URL, self.path)):
             raise BadArguments(f"not a URL that can be fetched: {self.path!r}")
 
 
@@ -107,6 +106,8 @@ def check_sums(path: str, checksums: dict[str, str], name: str) -> None:
 
 def checksum(path: str, kind: str) -> str:
     """Return the hex digest of a file; `kind` as hashlib names it."""
+    import hashlib
+
     digest = hashlib.new(kind)
     with open(path, "rb") as file:
         for chunk in iter(lambda: file.read(1 << 20), b""):

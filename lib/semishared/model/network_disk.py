@@ -13,6 +13,7 @@ secret are required: without them QEMU would connect as client.admin wherever it
 
 from __future__ import annotations
 
+import re
 from typing import Tuple
 
 from ..errors import BadArguments, BadAttribute, BadRecord
@@ -73,10 +74,10 @@ class NetworkDisk(NamedTuple):
         if not all(isinstance(text, str) for text in texts):
             raise BadRecord(f"not a network disk: {str(data)[:200]}")
         if (
-            data["protocol"] != "rbd" or not stores.STORED.match(data["name"]) or not stores.POOL.match(data["user"])
-            or not stores.SECRET.match(data["secret"]) or (data["conf"] and not stores.CONF.match(data["conf"]))
-            or (data.get("snapshot") and not stores.POOL.match(data["snapshot"]))
-            or not all(stores.MONITOR.match(host) for host in data["hosts"])
+            data["protocol"] != "rbd" or not re.match(stores.STORED, data["name"]) or not re.match(stores.POOL, data["user"])
+            or not re.match(stores.SECRET, data["secret"]) or (data["conf"] and not re.match(stores.CONF, data["conf"]))
+            or (data.get("snapshot") and not re.match(stores.POOL, data["snapshot"]))
+            or not all(re.match(stores.MONITOR, host) for host in data["hosts"])
         ):  # fmt: skip
             raise BadRecord(f"a network disk that nobody would write: {str(data)[:200]}")
         return cls(**{**data, "hosts": tuple(data["hosts"])})

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .stores import Datastore
 
 FILE_SYSTEMS = ("btrfs", "xfs", "plain")
-PATH = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)+\Z")
+PATH = r"(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)+\Z"
 """oned takes what follows a blank in SOURCE for the format."""
 FIRST_UID = 100000
 UIDS = 65536
@@ -37,7 +37,7 @@ class Tree(NamedTuple):
         """Return the tree in JSON data; raise BadArguments."""
         if not isinstance(data, dict) or set(data) != set(cls._fields):
             raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
-        if data["fs"] not in FILE_SYSTEMS or not PATH.match(str(data["root"])):
+        if data["fs"] not in FILE_SYSTEMS or not re.match(PATH, str(data["root"])):
             raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
         return cls(**data)
 

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
 """Pools, images, users: nothing that means something to rbd (`@ / :`), to librados (`= ,`) or to a shell."""
-POOL = re.compile(NAME + r"\Z")
-STORED = re.compile(rf"({NAME})/({NAME})\Z")
-MONITOR = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.\-]*|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?\Z")
-SECRET = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z")
-CONF = re.compile(r"/[A-Za-z0-9_.\-/]+\Z")
-HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
-MARKER = re.compile(r"[0-9a-f]{32}\Z")
+POOL = NAME + r"\Z"
+STORED = rf"({NAME})/({NAME})\Z"
+MONITOR = r"([A-Za-z0-9_][A-Za-z0-9_.\-]*|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?\Z"
+SECRET = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z"
+CONF = r"/[A-Za-z0-9_.\-/]+\Z"
+HOST = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z"
+MARKER = r"[0-9a-f]{32}\Z"
 
 
 class Kind(NamedTuple):
@@ -45,14 +45,14 @@ class Kind(NamedTuple):
     """Images are reached over the network and changed by one machine, the store's bridge; else by any, at the same path on all."""
     formats: Tuple[str, ...]
     """Formats in which images are stored."""
-    source: re.Pattern[str]
+    source: str
     """What SOURCE of an image looks like."""
     source_is: str
     """The same in words."""
 
 
 KINDS = {
-    "dir": Kind("dir", False, ("raw", "qcow2"), re.compile(r"/.*", re.S), "a plain absolute path"),
+    "dir": Kind("dir", False, ("raw", "qcow2"), r"(?s)/.*", "a plain absolute path"),
     "rbd": Kind("rbd", True, ("raw",), STORED, "POOL/IMAGE"),
 }
 
@@ -135,7 +135,7 @@ def access(datastore: Datastore) -> Access:
         raise BadAttribute(f"CEPH_KEY of datastore {datastore.id}: put the key into a keyring that CEPH_CONF names, and remove this")
     hosts = tuple(datastore.attribute("CEPH_HOST").split())
     for host in hosts:
-        if not MONITOR.match(host):
+        if not re.match(MONITOR, host):
             raise BadAttribute(f"CEPH_HOST of datastore {datastore.id} has {host!r}, which is no address[:port]")
     return Access(
         "rbd", user, _user(datastore, "SEMISHARED_CEPH_READER", user), _user(datastore, "SEMISHARED_CEPH_BRIDGE_USER", user),
@@ -166,12 +166,12 @@ def unmarked(datastore: Datastore) -> str:
     )
 
 
-def checked(datastore: Datastore, name: str, pattern: re.Pattern[str], what: str, default: str = "") -> str:
+def checked(datastore: Datastore, name: str, pattern: str, what: str, default: str = "") -> str:
     """Return an attribute of a datastore; raise BadAttribute unless it is `what`."""
     text = datastore.attribute(name)
     if not text:
         return default
-    if not pattern.match(text) or ".." in text.split("/"):
+    if not re.match(pattern, text) or ".." in text.split("/"):
         raise BadAttribute(f"{name} of datastore {datastore.id} is {text!r}, not {what}")
     return text
 
@@ -201,7 +201,7 @@ def bridges(datastore: Datastore) -> list[str]:
     """Return the hosts of BRIDGE_LIST, empty for the front-end; raise BadAttribute."""
     found = datastore.attribute("BRIDGE_LIST").split()
     for host in found:
-        if not HOST.match(host):
+        if not re.match(HOST, host):
             raise BadAttribute(f"BRIDGE_LIST of datastore {datastore.id} has {host!r}, which is no host name")
     return found
 
@@ -216,7 +216,7 @@ def bridge(datastore: Datastore, number: int) -> str:
 
 def check_source(store: Access, source: str, what: str = "source") -> str:
     """Return `source` if it names an image in a store of this kind; raise BadArguments."""
-    if not store.can.source.match(source):
+    if not re.match(store.can.source, source):
         raise BadArguments(f"{what} is not {store.can.source_is}: {source!r}")
     return source
 
@@ -237,7 +237,7 @@ def is_path(source: str) -> bool:
 
 def pool_and_name(source: str) -> tuple[str, str]:
     """Return pool and image name of the SOURCE `source`; raise BadArguments."""
-    match = STORED.match(source)
+    match = re.match(STORED, source)
     if not match:
         raise BadArguments(f"not POOL/IMAGE: {source!r}")
     return match.group(1), match.group(2)

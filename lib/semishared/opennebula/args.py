@@ -10,8 +10,8 @@ from ..errors import BadArguments
 from ..named import NamedTuple
 from ..units import MiB
 
-HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
-DISK = re.compile(r"disk\.([0-9]{1,9})\Z")
+HOST = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z"
+DISK = r"disk\.([0-9]{1,9})\Z"
 
 
 def number(text: str, what: str) -> int:
@@ -28,13 +28,13 @@ def absolute(path: str, what: str) -> str:
     return "/" + os.path.normpath(path).lstrip("/")
 
 
-STORED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*/[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
+STORED = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*/[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z"
 """POOL/IMAGE of a store that is reached over the network. Whether the datastore is of that kind, model/stores.py says."""
 
 
 def image_source(text: str, what: str) -> str:
     """Return the SOURCE of an image: a path as `absolute` returns it, or POOL/IMAGE; raise BadArguments."""
-    return text if STORED.match(text) else absolute(text, what)
+    return text if re.match(STORED, text) else absolute(text, what)
 
 
 class Location(NamedTuple):
@@ -47,7 +47,7 @@ class Location(NamedTuple):
     def parse(cls, text: str, what: str = "location") -> Location:
         """Return the location in `text`; raise BadArguments."""
         host, colon, path = text.partition(":")
-        if not colon or not HOST.match(host):
+        if not colon or not re.match(HOST, host):
             raise BadArguments(f"{what} is not host:path: {text!r}")
         return cls(host, absolute(path, what))
 
@@ -92,7 +92,7 @@ class DiskPlace(NamedTuple):
     def at(cls, location: Location, vm: str) -> DiskPlace:
         """Return the disk at `location`; raise BadArguments if that is no disk of VM `vm`."""
         directory, name = os.path.split(location.path)
-        match = DISK.match(name)
+        match = re.match(DISK, name)
         if not match and name not in ("kernel", "initrd"):
             raise BadArguments(f"{location.path} names neither a disk nor a kernel")
         place = VmPlace.at(Location(location.host, directory), vm)
@@ -102,7 +102,7 @@ class DiskPlace(NamedTuple):
 def is_disk(text: str) -> bool:
     """Tell whether a `host:path` argument names a disk (and not a VM directory)."""
     name = text.rsplit("/", 1)[-1]
-    return bool(DISK.match(name)) or name in ("kernel", "initrd")
+    return bool(re.match(DISK, name)) or name in ("kernel", "initrd")
 
 
 class FromImage(NamedTuple):
@@ -256,7 +256,7 @@ class Migrate(NamedTuple):
             raise BadArguments(f"{len(argv)} arguments where 5 or 6 belong")
         number(argv[4], "datastore id")
         for host in argv[:2]:
-            if not HOST.match(host):
+            if not re.match(HOST, host):
                 raise BadArguments(f"not a host name: {host!r}")
         target = VmPlace.at(Location(argv[1], absolute(argv[2], "VM directory")), argv[3])
         return cls(argv[0], target, argv[5] if len(argv) == 6 else "")

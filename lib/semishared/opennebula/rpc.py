@@ -12,9 +12,7 @@ import socket
 from typing import Any
 from xml.etree import ElementTree
 
-URL = re.compile(r"(https?)://(?:([^@/?#\s]*)@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._\-]+)(?::([0-9]{1,5}))?(/[!-~]*)?\Z")
-STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})")
-TOLD = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)[ \t]*(?=\r\n)", re.IGNORECASE)
+URL = r"(https?)://(?:([^@/?#\s]*)@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._\-]+)(?::([0-9]{1,5}))?(/[!-~]*)?\Z"
 PIECE = 1 << 16
 
 
@@ -26,7 +24,7 @@ class Endpoint:
     """Where oned listens. A question that it does not read, or a silence in its answer, lasts at most `timeout_s`."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
-        found = URL.match(url)
+        found = re.match(URL, url)
         if not found or int(found.group(4) or 0) > 65535:
             raise RpcFailed("not http://HOST[:PORT][/PATH] or https://")
         scheme, self._user, host, port, self._path = found.groups()
@@ -82,13 +80,14 @@ def _typed(value: object) -> str:
 def _answered(said: bytes) -> Any:
     """Return the value in an answer of HTTP; raise RpcFailed."""
     head, found, body = said.partition(b"\r\n\r\n")
-    status, told = STATUS.match(head), TOLD.search(head + b"\r\n")
-    if not status or not found:
+    status, *headers = head.split(b"\r\n")
+    if not status.startswith(b"HTTP/1.") or not found:
         raise RpcFailed(f"no answer in HTTP, {len(said)} bytes")
-    if status.group(1) != b"200":
-        raise RpcFailed(head.split(b"\r\n")[0].decode("ascii", "replace"))
-    if told and len(body) < int(told.group(1)):
-        raise RpcFailed(f"its answer was cut off after {len(body)} of {int(told.group(1))} bytes")
+    if status.split()[1:2] != [b"200"]:
+        raise RpcFailed(status.decode("ascii", "replace"))
+    for name, _, told in (header.partition(b":") for header in headers):
+        if name.lower() == b"content-length" and told.strip().isdigit() and len(body) < int(told):
+            raise RpcFailed(f"its answer was cut off after {len(body)} of {int(told)} bytes")
     try:
         root = ElementTree.fromstring(body)
     except (ElementTree.ParseError, LookupError, ValueError) as e:

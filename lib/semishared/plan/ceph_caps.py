@@ -14,6 +14,7 @@ A role without a user of its own is CEPH_USER's, whose key then can what both ro
 
 from __future__ import annotations
 
+import re
 from typing import Dict, List, Sequence, Tuple
 
 from ..errors import BadAttribute
@@ -56,7 +57,7 @@ def _caps(roles: Tuple[str, ...], pools: List[str]) -> Tuple[Tuple[str, str], ..
 def fence(user: str, pools: Sequence[str]) -> Key:
     """Return the key that shuts hosts out of the cluster of `pools`, and sees who has their images open; raise BadAttribute."""
     for name in (user, *pools):
-        if not POOL.match(name) or name == ADMIN:
+        if not re.match(POOL, name) or name == ADMIN:
             raise BadAttribute(f"{name!r} is no name for a user or a pool")
     mon = 'profile rbd-read-only, allow command "osd blocklist"'
     return Key(("fence",), user, (("mon", mon), ("osd", _profile("rbd-read-only", list(dict.fromkeys(pools))))))
@@ -71,7 +72,7 @@ def keys(user: str, pool: str, reader: str = "", bridge: str = "", data_pool: st
         ("CEPH_USER", user), ("POOL_NAME", pool), ("SEMISHARED_CEPH_READER", reader or user),
         ("SEMISHARED_CEPH_BRIDGE_USER", bridge or user), ("SEMISHARED_CEPH_REMOTE", remote or user), ("EC_POOL_NAME", data_pool or pool),
     ):  # fmt: skip
-        if not POOL.match(name) or (name == ADMIN and not attribute.endswith("_NAME")):
+        if not re.match(POOL, name) or (name == ADMIN and not attribute.endswith("_NAME")):
             raise BadAttribute(f"{attribute} is {name!r}, which is no name for it")
     roles: Dict[str, List[str]] = {}
     for role, name in (("bridge", bridge or user), ("hosts", user), ("bases", reader or user), ("remote", remote)):

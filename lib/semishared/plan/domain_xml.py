@@ -11,6 +11,7 @@ the byte.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Optional
 
@@ -34,7 +35,7 @@ NO_LIMITS: Mapping[int, Limits] = {}
 def disk_number(path: str, vm_dir: str) -> Optional[int]:
     """Return N if `path` is `<vm_dir>/disk.N`, however many slashes there are."""
     directory, _, name = path.rpartition("/")
-    match = DISK.match(name)
+    match = re.match(DISK, name)
     if not match or _slashes(directory) != _slashes(vm_dir):
         return None
     return int(match.group(1))

@@ -12,6 +12,7 @@ is made of an image here does it have to be anything that libvirt could know; ev
 
 from __future__ import annotations
 
+import re
 from typing import Iterable
 
 from ..errors import BadAttribute, EncryptedDisk
@@ -23,7 +24,7 @@ from ..opennebula.xml import Disk, Image, Vm
 def secret(disk: Disk, image: Image | None = None) -> str:
     """Return the UUID of the libvirt secret that a disk is opened with, '' for none; raise BadAttribute."""
     for holder, text in ((f"disk {disk.id}", disk.luks_secret), (f"image {image.id}" if image else "", image.luks_secret if image else "")):
-        if text and not SECRET.match(text):
+        if text and not re.match(SECRET, text):
             raise BadAttribute(f"LUKS_SECRET of {holder} is {text[:100]!r}, not the UUID of a libvirt secret")
     return disk.luks_secret or (image.luks_secret if image else "")
 

@@ -48,7 +48,7 @@ class Move(NamedTuple):
         """Return what `DEPLOY_ID TARGET_HOST SOURCE_HOST VM_ID HOST` and the driver message ask for; raise BadArguments."""
         if len(argv) < 4 or not DEPLOY_ID.match(argv[0]):
             raise BadArguments(f"not the arguments of migrate: {list(argv)}")
-        if not HOST.match(argv[1]):
+        if not re.match(HOST, argv[1]):
             raise BadArguments(f"not a host name: {argv[1]!r}")
         message = View(parse(stdin, "VMM_DRIVER_ACTION_DATA"))
         vm, features = message.element.find("VM"), "VM/TEMPLATE/FEATURES/MIGRATE_"

@@ -7,6 +7,7 @@ All of it is read below the share's root, which only root and the drivers' user 
 from __future__ import annotations
 
 import os
+import re
 
 from ..errors import BadRecord, MissingImage, ShareRefused
 from ..model import layout_share
@@ -24,7 +25,7 @@ def check(image: int, source: str) -> int:
     """
     here, (root, _, name) = os.uname().nodename, source.rpartition("/")
     number = layout_share.number_of_tree(name)
-    if not PATH.match(source) or number < 0 or image not in (-1, number) or os.path.realpath(source) != source:
+    if not re.match(PATH, source) or number < 0 or image not in (-1, number) or os.path.realpath(source) != source:
         raise ShareRefused(f"{source} on {here} is no share that semishared has made{f' for image {image}' if image >= 0 else ''}")
     if not os.path.isdir(root):
         raise MissingImage(f"{root} on {here} is not there: a root of shares is mounted on all hosts, at the same path")

@@ -7,6 +7,7 @@ So what a killed action leaves has a record that is not `ready`: the same action
 from __future__ import annotations
 
 import os
+import re
 from contextlib import contextmanager
 from typing import Iterator, Optional
 
@@ -98,7 +99,7 @@ def found(tree: Tree, path: str, safe: tuple[str, ...]) -> dict[str, str]:
             raise RestrictedPath(f"{path} has to do with {directory}, which no guest may be given")
     if not os.path.isdir(real):
         raise MissingImage(f"{path} on {os.uname().nodename} is no directory")
-    if not PATH.match(real):
+    if not re.match(PATH, real):
         raise NotSupported(f"{path} is at {real!r}, a name that OpenNebula cannot keep as SOURCE of an image")
     return {"source": real}
 

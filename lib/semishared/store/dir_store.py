@@ -6,7 +6,6 @@ What lies where: dir_image.py. Every machine that mounts the store changes it, s
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from contextlib import contextmanager
@@ -98,6 +97,8 @@ class DirStore(DirDiffs):
 
     def digest(self, image: ImageRef, kind: str) -> tuple[str, int]:
         """Return the digest of the file."""
+        import hashlib
+
         self.settle(image)
         stock_layout.refuse(image.source, image.format)
         digest, size = hashlib.new(kind), 0

@@ -18,7 +18,7 @@ from typing import Iterator
 
 from ..errors import BadArguments, UnexpectedFile, UnexpectedLink
 
-OPENED = re.compile(r"/proc/[0-9]+/fd/[0-9]+(?![0-9])")
+OPENED = r"/proc/[0-9]+/fd/[0-9]+(?![0-9])"
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _TRIES = 3
 """How often a name is opened whose file is replaced between two looks at it (NFS: ESTALE)."""
@@ -45,12 +45,12 @@ def readable(text: str) -> str:
         except OSError:
             return match.group(0)
 
-    return OPENED.sub(known, text)
+    return re.sub(OPENED, known, text)
 
 
 def is_link(path: str) -> bool:
     """Tell whether `path` is a symbolic link, other than one of `path_of`."""
-    return os.path.islink(path) and not OPENED.fullmatch(path)
+    return os.path.islink(path) and not re.fullmatch(OPENED, path)
 
 
 def refuse_link(path: str) -> None:

@@ -15,7 +15,6 @@ the same generation, whoever computed it.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Iterator
@@ -61,6 +60,8 @@ class Manifest(NamedTuple):
 
 def generation_of(text: bytes) -> str:
     """Return the generation named by a manifest's text."""
+    import hashlib
+
     return hashlib.sha256(text).hexdigest()[:32]
 
 
@@ -218,6 +219,8 @@ class Copy:
         """Take the content of an extent."""
         if is_zero(content):
             return
+        import hashlib
+
         self._extents[index] = hashlib.sha256(content).hexdigest()
         if self._fd < 0:
             return

@@ -8,6 +8,7 @@ machine. Formats per QEMU's docs/interop/qcow2.txt and block/{vmdk,vdi,vhdx,vpc,
 from __future__ import annotations
 
 import os
+import re
 import struct
 from contextlib import contextmanager
 from typing import Iterator
@@ -156,7 +157,7 @@ def checked(path: str, format: str, name: str = "") -> Iterator[str]:
     name = name or path
     try:
         beneath.refuse_link(path)
-        itself = 0 if beneath.OPENED.fullmatch(path) else os.O_NOFOLLOW
+        itself = 0 if re.fullmatch(beneath.OPENED, path) else os.O_NOFOLLOW
         file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | itself), "rb", buffering=0)
     except OSError as e:
         raise MissingImage(f"{name} on {os.uname().nodename}: {e.strerror}") from None

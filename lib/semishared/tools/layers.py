@@ -31,7 +31,7 @@ DATA_FILE = 1 << 2
 FORMATS = ("raw", "qcow2")
 NONE = -1
 """In place of a layer's number."""
-PROTOCOL = re.compile(r"[^/]*:")
+PROTOCOL = r"[^/]*:"
 """What QEMU does not take for a file name (`json:`, `nbd://`), see path_has_protocol in its block.c."""
 DEEPEST = 200
 """Layers below a disk; QEMU itself opens that many, slowly."""
@@ -133,7 +133,7 @@ def below(path: str, format: str, *, over_network: bool = False) -> list[tuple[s
         name, format = _named(path, over_network)
         if over_network and not name:
             raise BrokenChain(f"{path} does not lie over an image on the network")
-        if not name or (over_network and PROTOCOL.match(name)):
+        if not name or (over_network and re.match(PROTOCOL, name)):
             break
         path = os.path.join(os.path.dirname(path), name)
         if not os.path.exists(path):
@@ -163,7 +163,7 @@ def _named(path: str, over_network: bool) -> tuple[str, str]:
     if not offset:
         return "", ""
     name, format = backing_of(os.path.realpath(path))
-    if not name or (PROTOCOL.match(name) and not over_network) or "\0" in name:
+    if not name or (re.match(PROTOCOL, name) and not over_network) or "\0" in name:
         raise BrokenChain(f"{path} does not lie over a file: its header names {name!r}")
     if format not in FORMATS:
         raise BrokenChain(f"{path} lies over {name}, but does not name a known format of that ({format or 'none'})")

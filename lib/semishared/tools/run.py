@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import shlex
-import shutil
 import signal
 import subprocess
 from contextlib import contextmanager
@@ -50,7 +48,7 @@ def run(argv: list[str], *, timeout_s: float = QUICK_S, ok: tuple[int, ...] = (0
     def wait(process: subprocess.Popen[bytes]) -> int:
         code = _wait(process, timeout_s)
         if code is None:
-            raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s: {shlex.join(argv)}")
+            raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s: {line_of(argv)}")
         return code
 
     return _run(argv, wait, ok, cwd)
@@ -79,14 +77,29 @@ def _worked(process: subprocess.Popen[bytes], argv: list[str], signs: Callable[[
                 raise
             _end(process)
             where = os.uname().nodename
-            raise ToolTimeout(f"{argv[0]} has done nothing for {idle_s:.0f} s on {where}: is its storage hung? {shlex.join(argv)}")
+            raise ToolTimeout(f"{argv[0]} has done nothing for {idle_s:.0f} s on {where}: is its storage hung? {line_of(argv)}")
+
+
+def line_of(argv: list[str]) -> str:
+    """Return the line by which a shell would run this."""
+    import shlex
+
+    return shlex.join(argv)
+
+
+def _require(program: str, path: str) -> None:
+    """Raise ToolMissing unless a program is there; shutil would know, and load three libraries of compression with it."""
+    for folder in path.split(":") if "/" not in program else [""]:
+        found = os.path.join(folder, program)
+        if os.access(found, os.X_OK) and not os.path.isdir(found):
+            return
+    raise ToolMissing(f"{program} is not installed on {os.uname().nodename}")
 
 
 def _start(argv: list[str], stdin: int, stdout: int, stderr: int, cwd: str | None = None) -> subprocess.Popen[bytes]:
     """Start a program that dies with us; raise ToolMissing."""
     env = environment()
-    if shutil.which(argv[0], path=env["PATH"]) is None:
-        raise ToolMissing(f"{argv[0]} is not installed on {os.uname().nodename}")
+    _require(argv[0], env["PATH"])
     return subprocess.Popen([*DIES_WITH_US, *argv], stdin=stdin, stdout=stdout, stderr=stderr, env=env, cwd=cwd, pass_fds=kept)
 
 
@@ -159,8 +172,7 @@ def stream(argv: list[str], *, stdin: bytes = b"", silence_s: float = SILENT_S) 
     """Run `argv` and yield its stdout in chunks; raise as `run` does, ToolTimeout after `silence_s` seconds without any."""
     # OpenNebula's own scripts are run by this: they get what oned gave us, whole.
     env = {**os.environ, "PATH": environment()["PATH"]}
-    if shutil.which(argv[0], path=env["PATH"]) is None:
-        raise ToolMissing(f"{argv[0]} is not installed on {os.uname().nodename}")
+    _require(argv[0], env["PATH"])
     with memory() as asked, memory() as err:
         os.pwrite(asked, stdin, 0)
         # A group of its own: such scripts have children, which must not outlive them.
@@ -253,4 +265,4 @@ def failure(argv: list[str], code: int, stderr: bytes) -> SemisharedError:
     if "No space left on device" in said or "Disk quota exceeded" in said:
         return NoSpace(f"{argv[0]} on {os.uname().nodename}: {said}")
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    return ToolFailed(f"{shlex.join(argv)}: {how}: {said}")
+    return ToolFailed(f"{line_of(argv)}: {how}: {said}")
