@@ -164,7 +164,7 @@ def test_silence_has_an_end(answering: Callable[[bytes], Endpoint]) -> None:
 
 @pytest.mark.parametrize("url", [
     "", "localhost:2633", "ftp://h/RPC2", "http://", "http://h:port/", "http://h h/", "http://h/a b", "http://h/a\r\nX: y",
-    "http://\u00fc/", f"http://{'a' * 64}.b/", "http://127.0.0.1:99999/",
+    "http://\u00fc/", "http://127.0.0.1:99999/",
 ])  # fmt: skip
 def test_an_endpoint_that_is_none(url: str) -> None:
     with pytest.raises(RpcFailed):

@@ -35,6 +35,7 @@ from semishared.entry import run
 sys.argv = {argv!r}
 run({kind!r}, {action!r})
 """
+HOST_SIDE = f"import sys; sys.path.insert(0, {str(ROOT / 'lib')!r}); import semishared.hostside"
 HYPERVISOR = """
 import sys
 sys.path.insert(0, {lib!r})
@@ -90,13 +91,16 @@ def standard_input(name: str, top: Path) -> bytes:
     return base64.b64encode(f"<DS_DRIVER_ACTION_DATA>{image}<DATASTORE>{store}</DATASTORE></DS_DRIVER_ACTION_DATA>".encode())
 
 
-def imported(code: str, top: Path, data: bytes = b"") -> tuple[set[str], str]:
-    """Return the modules that a program imports, but for python's own, and what else it said."""
+def run_in(top: Path, argv: list[str], data: bytes) -> subprocess.CompletedProcess[bytes]:
     env = {"HOME": str(top), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
     (top / ".one").mkdir(exist_ok=True)
     (top / ".one" / "one_auth").write_text("oneadmin:secret\n")
-    argv = [sys.executable, "-I", "-X", "importtime", "-c", code]
-    done = subprocess.run(argv, input=data, capture_output=True, env=env, check=False, timeout=60)
+    return subprocess.run(argv, input=data, capture_output=True, env=env, check=False, timeout=60)
+
+
+def imported(code: str, top: Path, data: bytes = b"") -> tuple[set[str], str]:
+    """Return the modules that a program imports, but for python's own, and what else it said."""
+    done = run_in(top, [sys.executable, "-I", "-X", "importtime", "-c", code], data)
     names, said = set(), []
     for line in done.stderr.decode().splitlines():
         match = re.match(r"import time: +\d+ \| +\d+ \| +(\S+)$", line)
@@ -132,27 +136,70 @@ def judge(name: str, found: set[str]) -> None:
     assert not missing, f"{name} does not import {', '.join(sorted(missing))} any more: take it off permitted_imports.txt"
 
 
+COUNTED = """
+import sys
+count = 0
+def every(frame, event, argument):
+    global count
+    frame.f_trace_opcodes = True
+    count += event == "opcode"
+    return every
+def begins_a_program(event, arguments):
+    if event == "subprocess.Popen":
+        said()
+def said():
+    sys.settrace(None)
+    print("counted", count, file=sys.stderr, flush=True)
+    import os
+    os._exit(0)
+sys.addaudithook(begins_a_program)
+sys.settrace(every)
+"""
+MOST = {"hostside": 500_000, "tm/clone": 640_000, "tm/delete": 610_000, "datastore/stat": 500_000}
+"""Instructions of Python's until the first program is started (the host side: until it waits for a plan), with a tenth to spare. Beside
+modules, which the list counts, they are what a start costs: classes that are made, patterns that are compiled, files that are parsed."""
+
+
+def counted(code: str, top: Path, data: bytes = b"") -> int:
+    done = run_in(top, [sys.executable, "-IS", "-c", f"{COUNTED}\n{code}\nsaid()"], data)
+    said = [line for line in done.stderr.decode().splitlines() if line.startswith("counted ")]
+    assert said, done.stderr.decode()
+    return int(said[-1].split()[1])
+
+
 FOUND: dict[str, set[str]] = {}
 NAMES = sorted(arguments(Path("/")))
 OF_HOSTS = ["vmm/attach_disk", "vmm/deploy", "vmm/restore", "vmm/snapshot_create"]
 """Hypervisor actions that every VM meets; others ask libvirt, whose binding is the machine's."""
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_action_imports_only_what_is_permitted(name: str, tmp_path: Path, baseline: set[str]) -> None:
+def program(name: str, tmp_path: Path) -> str:
+    """Return the program that is an action, on files of this test."""
     kind, _, action = name.partition("/")
     for directory in ("datastores/100", "datastores/101"):
         (tmp_path / directory).mkdir(parents=True)
     (tmp_path / "source").write_bytes(b"x" * 1000)
     (tmp_path / "context.sh").write_text("X=1\n")
-    code = PRELUDE.format(
+    return PRELUDE.format(
         lib=str(ROOT / "lib"), image="image-0-persistent" if action == "ln" else "image-1", fixtures=str(FIXTURES),
         asks=kind == "tm" and action in ASKING, argv=[action, *arguments(tmp_path)[name]],
         kind="datastore" if kind == "datastore" else "tm", action=action,
     )  # fmt: skip
-    found, said = imported(code, tmp_path, standard_input(name, tmp_path))
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_start_is_no_more_than_so_many_instructions(name: str, tmp_path: Path) -> None:
+    code = HOST_SIDE if name == "hostside" else program(name, tmp_path)
+    found = counted(code, tmp_path, b"" if name == "hostside" else standard_input(name, tmp_path))
+    assert 0.6 * MOST[name] < found < MOST[name], f"{name}: {found} instructions; what has come to its start, or gone from it?"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_action_imports_only_what_is_permitted(name: str, tmp_path: Path, baseline: set[str]) -> None:
+    found, said = imported(program(name, tmp_path), tmp_path, standard_input(name, tmp_path))
     assert "Traceback" not in said, said
     assert "SS001" not in said, said
+    kind, _, action = name.partition("/")
     leaders = {"tm": "front.transfer", "datastore": "front.datastore", "host": "host.vm_sizes"}
     assert f"semishared.{leaders[kind]}" in found
     assert "semishared.wire.session" in found or kind != "tm" or action == "monitor", said
@@ -192,7 +239,7 @@ def test_hypervisor_action_imports_only_what_is_permitted(name: str, tmp_path: P
 
 
 def test_host_side_imports_only_what_is_permitted(tmp_path: Path, baseline: set[str]) -> None:
-    found, said = imported(f"import sys; sys.path.insert(0, {str(ROOT / 'lib')!r}); import semishared.hostside", tmp_path)
+    found, said = imported(HOST_SIDE, tmp_path)
     assert said == ""
     judge("hostside", found - baseline)
 

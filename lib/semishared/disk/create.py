@@ -11,7 +11,7 @@ from .. import store
 from ..base import cache, devices, room
 from ..base.ensure import ensure
 from ..errors import ImageChanged, MissingImage, NotSupported
-from ..guest import block_jobs, job_lock
+from ..guest import job_lock
 from ..model import layout
 from ..model.place import COPY, IN_PLACE, OVERLAY, REMOTE_FIRST, STORE_CLONE, VOLATILE
 from ..model.record import Record
@@ -29,10 +29,10 @@ from ..model.steps import (
     SaveDisk,
 )
 from ..store import dir_chain, dir_clones, dir_image
-from ..tools import extents, files, inspection, mkfs, progress, qemu_img
+from ..tools import extents, files, inspection, progress, qemu_img
 from ..tools.crash_points import point
 from ..tools.undo import Undo
-from . import records, recovery, snapshots, vm_dir
+from . import records, vm_dir
 from .epochs import Planned
 
 
@@ -195,6 +195,8 @@ def link_in_place(step: LinkInPlace, planned: Planned) -> None:
 
 def create_volatile(step: CreateVolatile, planned: Planned, ask: room.Ask | None) -> None:
     """Publish an empty disk; with a file system (or swap) it is made raw first, then converted."""
+    from ..tools import mkfs
+
     disk = step.disk
     if step.fs and step.fs not in mkfs.MKFS:
         raise NotSupported(f"file system {step.fs!r} of disk {disk.disk} is none of {', '.join(sorted(mkfs.MKFS))}")
@@ -235,6 +237,9 @@ def opened(record: Record | None, path: str, format: str, snapshot: int = -1) ->
 
 def save_disk(step: SaveDisk) -> dict[str, object]:
     """Publish an independent copy of a disk at `step.path` on the store (cpds)."""
+    from ..guest import block_jobs
+    from . import recovery, snapshots
+
     disk = step.disk
     if step.domain:
         job_lock.take(disk.vm, disk.vm_dir)

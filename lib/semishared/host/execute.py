@@ -8,7 +8,7 @@ import os
 from .. import store
 from ..base import cache, room
 from ..base.ensure import borrowed, ensure
-from ..disk import create, guard, kept, layering, records, snapshots, vm_dir
+from ..disk import create, guard, kept, records, vm_dir
 from ..errors import BadArguments, MissingImage, NoSpace, TransferCorrupt
 from ..model import steps as s
 from ..store import verbs
@@ -19,7 +19,7 @@ CHUNK = 1 << 20
 
 
 class Execution(Steps):
-    """One plan: the steps of model/steps.py and steps_snapshot.py are carried out here, the others by the module of theirs."""
+    """One plan: the steps of model/steps.py are carried out here, the others by the module of theirs."""
 
     def step(self, step: s.Step) -> object:
         """Carry out one step; return what it found out (JSON data) or None."""
@@ -34,6 +34,10 @@ class Execution(Steps):
     def part(self, step: s.Step) -> object:
         """Return what carries out the steps of a step's vocabulary: loaded when one of them comes, most plans are of one."""
         vocabulary = type(step).__module__.rpartition(".")[2]
+        if vocabulary == "steps_snapshot":
+            from .snapshot_steps import OnSnapshots
+
+            return OnSnapshots(self.planned, self.talk)
         if vocabulary == "steps_move":
             from .move_steps import OnMoves
 
@@ -103,47 +107,6 @@ class Execution(Steps):
         record = records.read_record(disk.vm_dir, disk.disk)
         with borrowed(cache.root_of(disk.vm_dir), record, (disk.vm, disk.disk), self.talk.asking):
             return create.save_disk(step)
-
-    def DescribeDisk(self, step: s.DescribeDisk) -> object:
-        return snapshots.describe(step)
-
-    def LookAtDisk(self, step: s.LookAtDisk) -> object:
-        return snapshots.look_at(step)
-
-    def NameLayer(self, step: s.NameLayer) -> None:
-        layering.name_layer(step, self.planned)
-
-    def AddLayer(self, step: s.AddLayer) -> None:
-        layering.add_layer(step, self.planned)
-
-    def ActivateLayer(self, step: s.ActivateLayer) -> None:
-        layering.activate_layer(step, self.planned)
-
-    def SwitchLayer(self, step: s.SwitchLayer) -> object:
-        return layering.switch_layer(step, self.planned)
-
-    def RestGuest(self, step: s.RestGuest) -> object:
-        return snapshots.rest_for(step, lambda: self.talk.ask(rests=step.domain))
-
-    def MergeLayer(self, step: s.MergeLayer) -> None:
-        layering.merge_layer(step)
-
-    def PullLayer(self, step: s.PullLayer) -> None:
-        layering.pull_layer(step)
-
-    def DropStrays(self, step: s.DropStrays) -> None:
-        layering.drop_strays(step)
-
-    def DropLayer(self, step: s.DropLayer) -> None:
-        layering.drop_layer(step)
-
-    def CopyOut(self, step: s.CopyOut) -> object:
-        return snapshots.copy_out(step, self.planned)
-
-    def GrowDisk(self, step: s.GrowDisk) -> object:
-        from ..disk import grow
-
-        return grow.grow(step)
 
     def EndSession(self, step: s.EndSession) -> object:
         record = records.as_found(step.disk.vm_dir, step.disk.disk)

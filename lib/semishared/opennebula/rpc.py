@@ -48,10 +48,9 @@ class Endpoint:
             return _answered(b"".join(iter(lambda: connection.recv(PIECE), b"")))
 
     def _connected(self) -> socket.socket:
-        try:
-            connection = socket.create_connection(self._address, self._timeout_s)
-        except UnicodeError as e:  # a label of more than 63 characters
-            raise RpcFailed(str(e)) from None
+        name, port = self._address
+        # As bytes: of a word Python would make an internationalised name first, by tables that nothing else here needs.
+        connection = socket.create_connection((name.encode("ascii"), port), self._timeout_s)  # type: ignore[arg-type] # bytes will do
         if not self._is_https:
             return connection
         import ssl

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps about snapshots and sizes of a VM's disks to functions (model/steps_snapshot.py)."""
+
+from __future__ import annotations
+
+from ..disk import layering, snapshots
+from ..model import steps as s
+from .conversation import Steps
+
+
+class OnSnapshots(Steps):
+    """Forwards: what is done stands in disk/."""
+
+    def DescribeDisk(self, step: s.DescribeDisk) -> object:
+        return snapshots.describe(step)
+
+    def LookAtDisk(self, step: s.LookAtDisk) -> object:
+        return snapshots.look_at(step)
+
+    def NameLayer(self, step: s.NameLayer) -> None:
+        layering.name_layer(step, self.planned)
+
+    def AddLayer(self, step: s.AddLayer) -> None:
+        layering.add_layer(step, self.planned)
+
+    def ActivateLayer(self, step: s.ActivateLayer) -> None:
+        layering.activate_layer(step, self.planned)
+
+    def SwitchLayer(self, step: s.SwitchLayer) -> object:
+        return layering.switch_layer(step, self.planned)
+
+    def RestGuest(self, step: s.RestGuest) -> object:
+        return snapshots.rest_for(step, lambda: self.talk.ask(rests=step.domain))
+
+    def MergeLayer(self, step: s.MergeLayer) -> None:
+        layering.merge_layer(step)
+
+    def PullLayer(self, step: s.PullLayer) -> None:
+        layering.pull_layer(step)
+
+    def DropStrays(self, step: s.DropStrays) -> None:
+        layering.drop_strays(step)
+
+    def DropLayer(self, step: s.DropLayer) -> None:
+        layering.drop_layer(step)
+
+    def CopyOut(self, step: s.CopyOut) -> object:
+        return snapshots.copy_out(step, self.planned)
+
+    def GrowDisk(self, step: s.GrowDisk) -> object:
+        from ..disk import grow
+
+        return grow.grow(step)
