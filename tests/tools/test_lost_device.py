@@ -174,9 +174,10 @@ def test_nothing_is_written_below_a_mount_point_where_nothing_is_mounted(world: 
 
 
 class Disks(Pool):
-    """Devices that can break: XFS, each on a loop device over a file that a process exports, and may stop to."""
+    """Devices that can break: each on a loop device over a file that a process exports, and may stop to."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, mkfs: str) -> None:
+        self.mkfs = mkfs
         self.exports: dict[str, subprocess.Popen[bytes]] = {}
         super().__init__(world, (320, 320))
 
@@ -184,7 +185,7 @@ class Disks(Pool):
         file, seen = Path(f"{path}.disk"), Path(f"{path}.seen")
         file.touch()
         os.truncate(file, size * MiB)
-        subprocess.run(["mkfs.xfs", "-q", str(file)], check=True)
+        subprocess.run([*self.mkfs.split(), str(file)], check=True)
         seen.touch()
         words = ["--blockdev", f"driver=file,filename={file},node-name=file"]
         export = f"type=fuse,id=seen,node-name=file,mountpoint={seen},writable=on"
@@ -218,16 +219,22 @@ class Disks(Pool):
         subprocess.run(["mount", "-o", "remount,ro", path], check=True)
 
 
+    def have_doubts(self, path: str) -> None:
+        """Let ext4 find an error, which makes it read-only under all that is open."""
+        device = subprocess.run(["findmnt", "-no", "SOURCE", path], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+        Path(f"/sys/fs/ext4/{os.path.basename(device)}/trigger_fs_error").write_text("1")
+
+
 @pytest.fixture
-def disks(world: World) -> Iterator[Disks]:
-    made = Disks(world)
+def disks(world: World, how: str) -> Iterator[Disks]:
+    made = Disks(world, "mkfs.ext4 -q -F -m 0 -e remount-ro" if how == "have_doubts" else "mkfs.xfs -q")
     try:
         yield made
     finally:
         made.close()
 
 
-@pytest.mark.parametrize("how", ["fail", "shut_down", "make_read_only"])
+@pytest.mark.parametrize("how", ["fail", "shut_down", "make_read_only", "have_doubts"])
 def test_a_dying_device_takes_nothing_new_and_holds_nobody_else_up(world: World, disks: Disks, how: str) -> None:
     disks.set()
     image = world.image(size=4 * MiB)
@@ -242,7 +249,7 @@ def test_a_dying_device_takes_nothing_new_and_holds_nobody_else_up(world: World,
         assert device_of(f"{world.disk(number).path}.snap") == other
         assert device_of(world.bases()[0]) == other
         qemu_io(world.disk(number).path, "qcow2", "write -P 0x32 1M 64k")
-    wrong = {"fail": "broken: Input/output error", "shut_down": "broken: Input/output error", "make_read_only": "read-only"}[how]
+    wrong = "broken: Input/output error" if how in ("fail", "shut_down") else "read-only"
     assert disks.rows()[dying]["state"] == wrong and disks.rows()[other]["state"] == ""
     assert f"device {dying} is {wrong}" in host_probe.report(str(world.location))
     with pytest.raises(DeviceMissing, match=f"the layers of disk.1: on the device {dying} of .*, which is {wrong}"):

@@ -22,8 +22,7 @@ def state(root: str, uuid: str) -> str:
     try:
         # A file system that has been shut down answers this with an error, and statvfs and links not yet.
         os.listdir(directory)
-        flags = os.statvfs(directory).f_flag
-        _read_past_cache(layout_devices.label(directory))
+        is_read_only = os.statvfs(directory).f_flag & os.ST_RDONLY or not _answers(layout_devices.label(directory))
     except (FileNotFoundError, NotADirectoryError):
         return NOT_THERE
     except OSError as e:
@@ -31,16 +30,26 @@ def state(root: str, uuid: str) -> str:
     said = devices.label(directory)
     if said.get("uuid") != uuid:
         return OTHER if said else NOT_THERE
-    return READ_ONLY if flags & os.ST_RDONLY else ""
+    return READ_ONLY if is_read_only else ""
 
 
-def _read_past_cache(label: str) -> None:
-    """Ask the device itself: until somebody writes, a file system knows all this by heart; raise OSError as it answers."""
+def _answers(label: str) -> bool:
+    """Tell whether the device itself, which a file system knows by heart until somebody writes, takes writes; raise OSError as it reads.
+
+    ext4 that has found an error says by nothing else that it has become read-only (Linux 6.15 and newer). Nothing is written.
+    """
     import mmap
 
     from ..tools import extents
 
-    fd = extents.open_direct(label, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fd = extents.open_direct(label, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError as e:
+        if e.errno in (errno.EACCES, errno.EPERM):
+            return True  # somebody else's label: it is read all the same
+        if e.errno != errno.EROFS:
+            raise
+        return False
     try:
         with mmap.mmap(-1, 4096) as page:
             os.preadv(fd, [page], 0)
@@ -49,6 +58,7 @@ def _read_past_cache(label: str) -> None:
             raise
     finally:
         os.close(fd)
+    return True
 
 
 def abandon(path: str) -> None:

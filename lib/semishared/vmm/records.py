@@ -112,7 +112,7 @@ def check_disk(vm_dir: str, record: Record) -> None:
             _check_device(vm_dir, record)
             shown = name if record.is_local else record.path
             raise MissingImage(f"disk {record.disk}: {shown} is not there on {os.uname().nodename}")
-    if record.is_local and os.statvfs(record.active(path)).f_flag & os.ST_RDONLY:
+    if record.is_local and (os.path.islink(layout.layers(path)) or os.statvfs(record.active(path)).f_flag & os.ST_RDONLY):
         _check_device(vm_dir, record)
 
 
