@@ -76,8 +76,8 @@ def cell(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
     """Return a function that says which cells of tests/matrix.py this test proves; they count if it passes."""
     reported: set[matrix.Cell] = set()
 
-    def report(action: object, place: object, format: object, mode: object) -> None:
-        reported.update(matrix.expand(action, place, format, mode))
+    def report(action: object, place: object, format: object, mode: object, devices: object = "plain") -> None:
+        reported.update(matrix.expand(action, place, format, mode, devices))
 
     yield report
     if request.node.stash.get(PASSED, False):

@@ -4,36 +4,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 
-from lab import Node
 from lab.cloud import Cloud
+from pool.devices import Disk
 
-DEVICES = {"/mnt/a": 256, "/mnt/b": 512, "/mnt/c": 1024}
+DEVICES = {"/mnt/a": 320, "/mnt/b": 640, "/mnt/c": 1280}
 """Where each is mounted, and its size in MiB."""
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 
 
-def take_away(node: Node, path: str) -> None:
-    """Let a device be gone: with all that it holds, until it is brought back."""
-    node.run(["mkdir", "-p", f"{path}-away"], user="root")
-    node.run(["mount", "--move", path, f"{path}-away"], user="root")
+class Site(Cloud):
+    """A cloud whose hosts have devices."""
 
-
-def bring_back(node: Node, path: str) -> None:
-    node.run(["mount", "--move", f"{path}-away", path], user="root")
+    disks: dict[tuple[str, str], Disk]
+    """By host and path. /mnt/a of h1 can fail, its /mnt/b is ext4, which becomes read-only when something is wrong."""
 
 
 @pytest.fixture(scope="session")
-def cloud() -> Iterator[Cloud]:
-    with Cloud.up(hosts=2, systems=(101, 102)) as up:
-        for host in up.lab.hosts:
-            for path, size in DEVICES.items():
-                host.run(["mkdir", "-p", path], user="root")
-                host.run(["mount", "-t", "tmpfs", "-o", f"size={size}m,mode=755", "device", path], user="root")
-                host.run(["chown", "oneadmin:oneadmin", path], user="root")
-        yield up
-        for host in up.lab.hosts:
-            for path in DEVICES:
-                host.run(["umount", "-l", path], user="root", check=False)
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with Site.up(hosts=2, systems=(101, 102)) as up:
+        assert isinstance(up, Site)
+        folder, up.disks = tmp_path_factory.mktemp("devices"), {}
+        try:
+            for host, (path, mib) in product(up.lab.hosts, DEVICES.items()):
+                kind = "ext4" if path == "/mnt/b" else "xfs"
+                up.disks[host.name, path] = Disk(host, path, mib, folder, kind, can_fail=(host.name, path) == ("h1", "/mnt/a"))
+            yield up
+        finally:
+            up.delete_all()
+            for disk in up.disks.values():
+                disk.close()
+
+
+@pytest.fixture(autouse=True)
+def only_this_test(cloud: Site) -> Iterator[None]:
+    """Remove the VMs that a failing test leaves, so that the next one is judged for itself."""
+    yield
+    cloud.delete_all()

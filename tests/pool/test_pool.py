@@ -1,33 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool of unequal devices under running guests: everything that is done to a VM finds its disks, and a lost device costs its own VMs."""
+"""A pool of unequal devices under running guests: everything that is done to a VM finds its disks, wherever each host has them."""
 
 from __future__ import annotations
 
 import json
-import re
+import os
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
 
 from lab import Node
-from lab.cloud import DATASTORES, SYSTEM, Cloud
+from lab.cloud import SYSTEM, Cloud
 from lab.guest import content
 from lab.oned import ActionFailed
-from pool.conftest import COMMAND, DEVICES, bring_back, take_away
+from pool.conftest import COMMAND, DEVICES, Site
+from semishared.config import Config
+from system.test_backup_places import check_copies, in_repository, keep
 
-KIB = 1024
+KIB = 64
+AT = 1024
+"""Where the guest writes, in KiB; what the verifier's loops write begins at 4 MiB."""
 DATA = content("base", 0, KIB)
 OTHER_SYSTEM = 102
-LOCAL = [("overlay", {}), ("copy", {"SEMISHARED_LOCAL": "copy"}), ("remote-first", {"SEMISHARED_LOCAL": "remote-first"})]
+PLACES: dict[str, dict[str, str]] = {
+    "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "remote-first": {"SEMISHARED_LOCAL": "remote-first"},
+    "diff": {"SEMISHARED_PLACE": "local"},
+}  # fmt: skip
+LOCAL = [(place, more) for place, more in PLACES.items() if place != "diff"]
 FORMATS = ("raw", "qcow2")
 DECLARED = "/mnt/a /mnt/b /mnt/c=fast:1"
+ELSEWHERE = ("/mnt/nvme/x", "/mnt/nvme/y", "/srv/z")
+"""Where the same are mounted on h2."""
+PATHS = {"h1": tuple(DEVICES), "h2": ELSEWHERE}
+NUMBERS = {cell: disk for disk, cell in enumerate(product((*PLACES, "volatile"), FORMATS), 1)}
+"""The number of the disk of each place and format, after the one it boots from."""
+WITH_SNAPSHOTS = {disk: format for (place, format), disk in NUMBERS.items() if place not in ("diff", "volatile")}
+OF_IMAGES = {disk: format for (place, format), disk in NUMBERS.items() if place != "volatile"}
+SLOW = {"SEMISHARED_IO_CLASS": "scratch"}
+SCRATCH = Config().io_limits["scratch"]
 
 
 def said(cloud: Cloud, *words: str, code: int = 0) -> Any:
     """Run `semishared ... --json`; return what it says."""
     done = cloud.lab.fe.run([COMMAND, *words, "--json"], check=False, timeout=120)
     assert done.returncode == code, (done.stdout, done.stderr)
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1] if words[0] == "detach" else done.stdout)
 
 
 def of_pool(cloud: Cloud) -> list[str]:
@@ -39,11 +58,14 @@ def of_pool(cloud: Cloud) -> list[str]:
 
 def layers(node: Node) -> list[str]:
     """Return the directories of layers on the devices of a host."""
-    return sorted(f"{path}/{name}" for path in DEVICES for name in names(node, f"{path}/.semishared/layers"))
+    return sorted(f"{path}/{name}" for path in (*DEVICES, *ELSEWHERE) for name in names(node, f"{path}/.semishared/layers"))
 
 
 def names(node: Node, directory: str) -> list[str]:
-    return node.run(["ls", directory], user="root", check=False).stdout.decode().split()
+    try:
+        return os.listdir(node.path(directory))
+    except FileNotFoundError:
+        return []
 
 
 def device_of(cloud: Cloud, vm: int, disk: int) -> str:
@@ -53,11 +75,13 @@ def device_of(cloud: Cloud, vm: int, disk: int) -> str:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def declared(cloud: Cloud) -> None:
-    """Declare the pools of both hosts and make them so."""
+def declared(cloud: Site) -> Iterator[None]:
+    """Declare the pools of both hosts and make them so; those of h2 are mounted at other paths, until this module ends."""
     assert of_pool(cloud) == []
-    for host in ("h1", "h2"):
-        cloud.oned.host_update(cloud.oned.host(host).id, {"SEMISHARED_POOL": DECLARED})
+    h2 = cloud.lab.node("h2")
+    move(h2, dict(zip(DEVICES, ELSEWHERE)))
+    for host, words in (("h1", DECLARED), ("h2", " ".join(ELSEWHERE))):
+        cloud.oned.host_update(cloud.oned.host(host).id, {"SEMISHARED_POOL": words})
     (found,) = said(cloud, "pool", "check", "h1", code=1)["hosts"]
     assert len(found["wrong"]) == 3 and found["devices"] == []
     assert len([line for line in of_pool(cloud) if line.startswith("warning h")]) == 6
@@ -66,85 +90,259 @@ def declared(cloud: Cloud) -> None:
     said(cloud, "pool", "add", "h1,h2")
     assert of_pool(cloud) == []
     rows = [row for host in said(cloud, "pool", "list", "h1,h2")["hosts"] for row in host["devices"]]
-    assert {(row["path"], row["class"], row["weight"], row["state"]) for row in rows} == {(path, "fast", 1, "") for path in DEVICES}
+    expected = {(path, "fast", 1, "") for path in (*DEVICES, *ELSEWHERE)}
+    assert {(row["path"], row["class"], row["weight"], row["state"]) for row in rows} == expected
+    yield
+    move(h2, dict(zip(ELSEWHERE, DEVICES)))
+    cloud.oned.host_update(cloud.oned.host("h2").id, {"SEMISHARED_POOL": DECLARED})
+    said(cloud, "pool", "add", "h2")
+    assert of_pool(cloud) == [], "a device is known by its label, wherever it is mounted"
 
 
-def test_a_mixed_vm_on_a_pool_through_all_that_is_done_to_it(cloud: Cloud) -> None:
-    images = [
-        cloud.os_image("os"),
-        *(cloud.data_image(f"{place}-{format}", DATA, format=format, **more) for place, more in LOCAL for format in FORMATS),
-        cloud.data_image("mine", DATA, persistent=True),
-        cloud.data_image("diff", DATA, persistent=True, SEMISHARED_PLACE="local"),
-    ]
-    vm = cloud.deploy("mixed", [*({"IMAGE_ID": str(image)} for image in images), {"TYPE": "fs", "SIZE": "16", "FORMAT": "qcow2"}])
-    own = {0, *range(1, 7), 8}
-    assert len(layers(cloud.lab.node("h1"))) == len(own)
-    rows = said(cloud, "status", f"vm:{vm}")["disks"]
-    assert {row["disk"] for row in rows if row["device"]} == own and {row["device"] for row in rows} - {None} <= set(DEVICES)
-    guest = cloud.guest(vm)
-    written = tuple(f"vd{letter}" for letter in "bcdefgi")
-    for disk in written:
-        guest.write(disk, "before", 2 * KIB, 64)
-        guest.loop(disk, f"loop-{disk}", 4 * KIB, 4 * KIB, 20)
-    for disk in range(1, 7):
-        cloud.oned.disk_snapshot_create(vm, disk, "one")
-        two = cloud.oned.disk_snapshot_create(vm, disk, "two")
-        cloud.oned.disk_snapshot_delete(vm, disk, two)
-    saved = cloud.oned.disk_saveas(vm, 1, "saved")
-    hot = cloud.oned.disk_attach(vm, images[1])
-    assert device_of(cloud, vm, hot) in DEVICES
-    cloud.oned.disk_detach(vm, hot)
-    for target, system in (("h2", SYSTEM), ("h2", OTHER_SYSTEM), ("h1", OTHER_SYSTEM), ("h1", SYSTEM)):
-        cloud.oned.vm_migrate(vm, target, system, how="live")
-        assert cloud.oned.state(vm) == ("ACTIVE", 3)
-        found = {node.name: len(layers(node)) for node in cloud.lab.hosts}
-        # Of a volatile disk a layer is made when it moves live.
-        assert found == {target: len(own) + 1, "h2" if target == "h1" else "h1": 0}
-        cloud.guest(vm).check("vdb", "before", 2 * KIB, 64)
-    guest = cloud.guest(vm)
-    for disk in written:
-        counts = guest.loop_stop(disk)
+def move(node: Node, paths: dict[str, str]) -> None:
+    """Mount what is mounted at one path at another one."""
+    for path, other in paths.items():
+        node.run(["mkdir", "-p", other], user="root")
+        node.run(["mount", "--move", path, other], user="root")
+
+
+def target(disk: int) -> str:
+    return f"vd{'abcdefghijklmnop'[disk]}"
+
+
+class Mixed:
+    """A VM with a disk of each place and format on the pool, and what its guest has written."""
+
+    def __init__(self, cloud: Site) -> None:
+        self.cloud, self.oned = cloud, cloud.oned
+        self.os = cloud.os_image("os")
+        self.images = {cell: self.image(f"{cell[0]}-{cell[1]}", *cell) for cell in NUMBERS if cell[0] in PLACES}
+        cloud.oned.datastore_update(SYSTEM, SLOW)
+        disks = [{"IMAGE_ID": str(image)} for image in (self.os, *self.images.values())]
+        self.vm = cloud.deploy("mixed", disks + [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in FORMATS])
+        self.own = {0, *OF_IMAGES}
+        """Disks with layers on devices."""
+        self.saved: list[tuple[int, str, str, int]] = []
+        """Images that were made of it: number, format, what the guest had written, at which KiB."""
+
+    def image(self, name: str, place: str, format: str) -> int:
+        return self.cloud.data_image(name, DATA, persistent=place == "diff", format=format, **SLOW, **PLACES[place])
+
+    def lies_on(self, host: str) -> None:
+        """See that its layers are on devices of this host, and on none of the other."""
+        found = {node.name: len(layers(node)) for node in self.cloud.lab.hosts}
+        assert found == {host: len(self.own), "h2" if host == "h1" else "h1": 0}
+        rows = said(self.cloud, "status", f"vm:{self.vm}")["disks"]
+        assert {row["disk"] for row in rows if row["device"] in PATHS[host]} == self.own
+        assert {row["device"] for row in rows} - {None} <= set(PATHS[host])
+
+    def write(self, seed: str, at: int = AT) -> None:
+        guest = self.cloud.guest(self.vm)
+        for disk in NUMBERS.values():
+            guest.write(target(disk), seed, at, KIB)
+
+    def check(self, seed: str, at: int = AT) -> None:
+        guest = self.cloud.guest(self.vm)
+        for disk in NUMBERS.values():
+            guest.check(target(disk), seed, at, KIB)
+
+    def save(self, disks: dict[int, str], seed: str, at: int = AT, snapshot: Callable[[int], int] = lambda disk: -1) -> None:
+        for disk, format in disks.items():
+            image = self.oned.disk_saveas(self.vm, disk, f"saved-{len(self.saved)}", snapshot(disk))
+            self.saved.append((image, format, seed, at))
+
+    def grow(self, size: int) -> None:
+        for disk in NUMBERS.values():
+            self.oned.disk_resize(self.vm, disk, size)
+
+    def back_up(self, live: str, seed: str) -> None:
+        words = (":".join(map(str, NUMBERS.values())), f"one-{self.vm}", "-", str(self.vm), str(SYSTEM))
+        self.cloud.tm(f"prebackup{live}", self.vm, *words)
+        check_copies(self.cloud, self.vm, len(NUMBERS), seed)
+        keep(self.cloud, self.vm)
+        self.cloud.tm(f"postbackup{live}", self.vm, *words)
+
+    def let_go(self) -> list[int]:
+        """Have its remote-first disks be overlays; return which."""
+        rows = said(self.cloud, "detach", str(self.vm))["rows"]
+        assert {row["how"] for row in rows} == {"detached"}, rows
+        return sorted(row["disk"] for row in rows)
+
+
+def kept(disk: int) -> int:
+    """Return which of the two snapshots of a disk is not deleted: below what the guest has, or below a layer that took it over."""
+    return 0 if WITH_SNAPSHOTS[disk] == "raw" else 1
+
+
+def test_a_mixed_vm_on_a_pool_through_all_that_is_done_to_it(cloud: Site, cell: Callable[..., None]) -> None:
+    mixed = Mixed(cloud)
+    guest = cloud.guest(mixed.vm)
+    mixed.lies_on("h1")
+    assert [cloud.limits(mixed.vm, target(disk)) for disk in NUMBERS.values()] == [SCRATCH] * len(NUMBERS)
+    mixed.write("one")
+    for disk in OF_IMAGES:
+        guest.loop(target(disk), f"loop-{disk}", 4096, 4096, 2)
+    while_it_runs(mixed)
+    attached_and_detached(mixed)
+    moved_while_it_runs(mixed)
+    guest = cloud.guest(mixed.vm)
+    for disk in OF_IMAGES:
+        counts = guest.loop_stop(target(disk))
         assert (counts["errors"], counts["mismatches"]) == (0, 0) and counts["writes"] > 10, (disk, counts)
-    cloud.oned.vm_poweroff(vm)
-    cloud.oned.vm_migrate(vm, "h2", SYSTEM)
-    cloud.oned.disk_snapshot_revert(vm, 1, 0)
-    cloud.oned.vm_resume(vm)
-    cloud.oned.vm_undeploy(vm)
-    assert layers(cloud.lab.node("h2")) == []
-    cloud.oned.vm_deploy(vm, "h1", SYSTEM)
-    for disk in written:
-        cloud.guest(vm).check(disk, "before", 2 * KIB, 64)
-    cloud.terminate(vm)
-    assert cloud.oned.image(saved).source
+    saved_and_moved(mixed)
+    while_it_is_off(mixed)
+    taken_back_from_a_backup(mixed)
+    lets_go_while_it_runs(mixed)
+    cloud.terminate(mixed.vm)
     assert [layers(node) for node in cloud.lab.hosts] == [[], []]
     assert cloud.leftovers() == []
+    for image, format, seed, at in mixed.saved:
+        assert cloud.read(cloud.source(image), format, KIB << 10, at << 10) == content(seed, at, KIB)
+    for format in FORMATS:
+        stored = cloud.read(cloud.source(mixed.images["diff", format]), format, KIB << 10, AT << 10)
+        assert stored == content("three", AT, KIB), "what the guest had, when the VM ended"
+    every, ours = (*PLACES, "volatile"), [place for place in PLACES if place != "diff"]
+    cell(("clone", "delete", "limit", "resize", "backup"), every, FORMATS, ("off", "live"), "pool")
+    cell(("mv", "restore"), every, FORMATS, "off", "pool")
+    cell("migrate", every, FORMATS, "live", "pool")
+    cell("cpds", list(PLACES), FORMATS, ("off", "live"), "pool")
+    cell(("snap_create", "snap_delete"), list(PLACES), FORMATS, ("off", "live"), "pool")
+    cell("snap_revert", list(PLACES), FORMATS, "off", "pool")
+    cell("cpds-snapshot", ours, FORMATS, ("off", "live"), "pool")
+    cell("detach", "remote-first", FORMATS, ("off", "live"), "pool")
 
 
-def test_a_lost_device_costs_its_own_vms_and_no_others(cloud: Cloud) -> None:
-    h1 = cloud.lab.node("h1")
-    image = cloud.os_image("lost")
-    vms = [cloud.deploy(f"lost{number}", [{"IMAGE_ID": str(image)}]) for number in range(2)]
-    on = {vm: device_of(cloud, vm, 0) for vm in vms}
-    lost = on[vms[0]]
-    for vm in vms:
-        cloud.guest(vm)
-        cloud.oned.vm_poweroff(vm)
-    take_away(h1, lost)
-    with pytest.raises(ActionFailed, match=re.escape(f"on the device {lost} of h1, which is not there") + ".*SS161"):
-        cloud.oned.vm_resume(vms[0])
-    assert of_pool(cloud) == [f"broken h1 pool: {lost} is not there: disks on it cannot start, and it takes no new ones"]
-    other = cloud.deploy("other", [{"IMAGE_ID": str(image)}])
-    assert device_of(cloud, other, 0) != lost
-    cloud.guest(other)
-    assert names(h1, lost) == [] and ".semishared" not in h1.run(["ls", "-a", lost], user="root").stdout.decode()
-    bring_back(h1, lost)
-    assert of_pool(cloud) == []
-    cloud.oned.vm_resume(vms[0])
-    cloud.guest(vms[0])
-    for vm in (*vms, other):
-        cloud.terminate(vm)
-    cloud.lab.fe.run([COMMAND, "gc", "--now"])
-    assert layers(h1) == [] and cloud.leftovers() == []
-    assert [name for path in DEVICES for name in names(h1, f"{path}/.semishared/bases") if name.startswith(f"100-{image}-")] == [
-        name for name in names(h1, f"{DATASTORES}/.semishared/bases") if name.startswith(f"100-{image}-")
-    ], "the one that was made again, and no other"
+def refused(mixed: Mixed) -> None:
+    """See that there are no snapshots of disks whose image has them itself."""
+    for format in FORMATS:
+        with pytest.raises(ActionFailed, match="local disk of a persistent image"):
+            mixed.oned.disk_snapshot_create(mixed.vm, NUMBERS["diff", format], "refused")
+
+
+def while_it_runs(mixed: Mixed) -> None:
+    """Take and delete snapshots, save, commit, grow and back up under a guest that writes."""
+    cloud, vm = mixed.cloud, mixed.vm
+    guest = cloud.guest(vm)
+    for number, seed in enumerate(("between", "after")):
+        for disk in WITH_SNAPSHOTS:
+            assert mixed.oned.disk_snapshot_create(vm, disk, f"s{number}") == number
+            guest.write(target(disk), seed, 2048 + number * KIB, KIB)
+    mixed.save(WITH_SNAPSHOTS, "one", snapshot=lambda disk: 0)
+    for disk in WITH_SNAPSHOTS:
+        mixed.oned.disk_snapshot_delete(vm, disk, 1 - kept(disk))
+    refused(mixed)
+    mixed.save(OF_IMAGES, "one")
+    cloud.lab.fe.run([COMMAND, "commit", str(vm)], timeout=120)
+    for format in FORMATS:
+        assert cloud.read(cloud.source(mixed.images["diff", format]), format, KIB << 10, AT << 10) == content("one", AT, KIB)
+    mixed.grow(24)
+    assert {guest.disks()[target(disk)] >> 20 for disk in NUMBERS.values()} == {24}
+    mixed.back_up("_live", "one")
+
+
+def attached_and_detached(mixed: Mixed) -> None:
+    """Attach and detach a disk of each kind while it runs."""
+    cloud, vm = mixed.cloud, mixed.vm
+    guest, hot = cloud.guest(vm), target(len(NUMBERS) + 1)
+    for place, format in NUMBERS:
+        if place == "volatile":
+            disk = mixed.oned.disk_attach(vm, attributes={"TYPE": "fs", "SIZE": "16", "FORMAT": format})
+        else:
+            image = mixed.image(f"hot-{place}-{format}", place, format)
+            disk = mixed.oned.disk_attach(vm, image)
+            assert len(layers(cloud.lab.node("h1"))) == len(mixed.own) + 1
+        guest.wait_disk(hot)
+        assert cloud.limits(vm, hot) == SCRATCH
+        guest.check(hot, "zero" if place == "volatile" else "base", 0, KIB)
+        guest.write(hot, "hot", AT, KIB)
+        mixed.oned.disk_detach(vm, disk)
+        guest.wait_disk(hot, present=False)
+        if place == "diff":
+            assert cloud.read(cloud.source(image), format, KIB << 10, AT << 10) == content("hot", AT, KIB)
+    mixed.lies_on("h1")
+
+
+def moved_while_it_runs(mixed: Mixed) -> None:
+    """Migrate it live, to the other host with other devices and back, and from datastore to datastore."""
+    cloud, vm = mixed.cloud, mixed.vm
+    # Of a volatile disk a layer is made when it moves live.
+    mixed.own |= set(NUMBERS.values())
+    for host, system in (("h2", SYSTEM), ("h2", OTHER_SYSTEM), ("h1", OTHER_SYSTEM), ("h1", SYSTEM)):
+        mixed.oned.vm_migrate(vm, host, system, how="live")
+        assert mixed.oned.state(vm) == ("ACTIVE", 3)
+        mixed.lies_on(host)
+        cloud.guest(vm).check(target(1), "one", AT, KIB)
+
+
+def saved_and_moved(mixed: Mixed) -> None:
+    """Suspend it and let it go on; stop it and let it go on elsewhere."""
+    mixed.write("two")
+    mixed.oned.vm_suspend(mixed.vm)
+    mixed.oned.vm_resume(mixed.vm)
+    mixed.oned.vm_stop(mixed.vm)
+    assert [layers(node) for node in mixed.cloud.lab.hosts] == [[], []]
+    mixed.oned.vm_resume(mixed.vm)
+    mixed.oned.vm_deploy(mixed.vm, "h2", SYSTEM)
+    mixed.lies_on("h2")
+    mixed.check("two")
+
+
+def while_it_is_off(mixed: Mixed) -> None:
+    """Do the same without a guest, and move it."""
+    cloud, vm, h1 = mixed.cloud, mixed.vm, mixed.cloud.lab.node("h1")
+    mixed.oned.vm_poweroff(vm, hard=True)
+    mixed.save(OF_IMAGES, "two")
+    mixed.save(WITH_SNAPSHOTS, "one", snapshot=kept)
+    for disk in WITH_SNAPSHOTS:
+        mixed.oned.disk_snapshot_delete(vm, disk, mixed.oned.disk_snapshot_create(vm, disk, "off"))
+    refused(mixed)
+    mixed.grow(32)
+    mixed.oned.vm_migrate(vm, "h1", OTHER_SYSTEM)
+    mixed.lies_on("h1")
+    mixed.back_up("", "two")
+    mixed.oned.vm_migrate(vm, "h1", SYSTEM)
+    for disk in WITH_SNAPSHOTS:
+        mixed.oned.disk_snapshot_revert(vm, disk, kept(disk))
+        record = json.loads(h1.path(f"{cloud.vm_dir(vm)}/.semishared/disk.{disk}.json").read_text())
+        read = [cloud.read(record["path"], "qcow2", KIB << 10, at << 10, h1) for at in (AT, 2048)]
+        assert read == [content("one", AT, KIB), content("between", 2048, KIB) if kept(disk) else bytes(KIB << 10)]
+    more = [mixed.oned.disk_attach(vm, mixed.images["remote-first", format]) for format in FORMATS]
+    mixed.own |= set(more)
+    mixed.lies_on("h1")
+    assert mixed.let_go() == [*(NUMBERS["remote-first", format] for format in FORMATS), *more]
+    for disk in more:
+        mixed.oned.disk_detach(vm, disk)
+    mixed.own -= set(more)
+    mixed.lies_on("h1")
+
+
+def taken_back_from_a_backup(mixed: Mixed) -> None:
+    """Restore its disks from when it was off, and start it elsewhere."""
+    with in_repository(mixed.cloud, mixed.vm) as image:
+        mixed.cloud.tm("restore", mixed.vm, str(mixed.vm), str(image), "-1", "-1")
+    mixed.oned.vm_undeploy(mixed.vm)
+    assert [layers(node) for node in mixed.cloud.lab.hosts] == [[], []]
+    mixed.oned.vm_deploy(mixed.vm, "h2", SYSTEM)
+    mixed.check("two")
+    guest = mixed.cloud.guest(mixed.vm)
+    assert {guest.disks()[target(disk)] >> 20 for disk in NUMBERS.values()} == {32}
+    for disk in OF_IMAGES:
+        guest.check(target(disk), "base", 0, KIB)
+    mixed.write("three")
+
+
+def lets_go_while_it_runs(mixed: Mixed) -> None:
+    """Let its guest go on over bases of its host."""
+    guest = mixed.cloud.guest(mixed.vm)
+    more = {mixed.oned.disk_attach(mixed.vm, mixed.images["remote-first", format]): format for format in FORMATS}
+    letters = [target(len(NUMBERS) + number) for number in (1, 2)]
+    for letter in letters:
+        guest.wait_disk(letter)
+        guest.loop(letter, f"loop-{letter}", 4096, 4096, 20)
+    assert mixed.let_go() == sorted(more)
+    for letter in letters:
+        counts = guest.loop_stop(letter)
+        assert (counts["errors"], counts["mismatches"]) == (0, 0) and counts["writes"] > 10, counts
+        guest.check(letter, "base", 0, KIB)
+    for disk in more:
+        assert device_of(mixed.cloud, mixed.vm, disk) in PATHS["h2"]

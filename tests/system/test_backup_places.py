@@ -7,7 +7,8 @@ import base64
 import re
 import shutil
 import subprocess
-from typing import Callable, Dict
+from contextlib import contextmanager
+from typing import Callable, Dict, Iterator
 
 import matrix
 from lab.cloud import DATASTORES, STORE, Cloud
@@ -61,6 +62,30 @@ def check_copies(cloud: Cloud, vm: int, disks: int, seed: str) -> None:
         assert cloud.read(path, "qcow2", 64 << 10, 1024 << 10, node=node) == content(seed, 1024, 64)
 
 
+def keep(cloud: Cloud, vm: int) -> str:
+    """Take the copies beside the VM into the repository, as the backup driver does; return where they are."""
+    there, node = f"{DATASTORES}/{REPOSITORY}/{vm}/{NAME}", cloud.lab.node(cloud.oned.vm(vm).last.host.name)
+    cloud.lab.fe.run(["mkdir", "-p", there])
+    shutil.copytree(node.path(f"{cloud.vm_dir(vm)}/backup"), cloud.lab.fe.path(there), dirs_exist_ok=True)
+    cloud.lab.fe.run(["chown", "-R", "oneadmin:", there], user="root")
+    return there
+
+
+@contextmanager
+def in_repository(cloud: Cloud, vm: int) -> Iterator[int]:
+    """Let oned know what was kept of the VM; yield the number of that image."""
+    oned, image = cloud.oned, max(cloud.oned.images) + 1
+    oned.datastores[REPOSITORY] = Datastore(
+        REPOSITORY, "repository", 3, "rsync", "-", f"{DATASTORES}/{REPOSITORY}", {"TYPE": "BACKUP_DS"}
+    )
+    oned.images[image] = Image(image, "backup", 6, False, REPOSITORY, "repository", {}, source=NAME, format="raw", vms=[vm])
+    try:
+        yield image
+    finally:
+        del oned.images[image], oned.datastores[REPOSITORY]
+        shutil.rmtree(cloud.lab.fe.path(f"{DATASTORES}/{REPOSITORY}"))
+
+
 def test_backup_running_and_off_and_restore(cloud: Cloud, cell: Callable[..., None]) -> None:
     images = [
         cloud.data_image(f"places-{place}-{format}", DATA, persistent=place in ("in-place", "diff"), format=format, **attributes)
@@ -79,10 +104,7 @@ def test_backup_running_and_off_and_restore(cloud: Cloud, cell: Callable[..., No
     before = cloud.files(host, cloud.vm_dir(vm))
     cloud.tm("prebackup_live", vm, *words)
     check_copies(cloud, vm, count, "one")
-    there = f"{DATASTORES}/{REPOSITORY}/{vm}/{NAME}"
-    cloud.lab.fe.run(["mkdir", "-p", there])
-    shutil.copytree(host.path(f"{cloud.vm_dir(vm)}/backup"), cloud.lab.fe.path(there), dirs_exist_ok=True)
-    cloud.lab.fe.run(["chown", "-R", "oneadmin:", there], user="root")
+    there = keep(cloud, vm)
     cloud.tm("postbackup_live", vm, *words)
     assert cloud.files(host, cloud.vm_dir(vm)) == before
 
@@ -94,18 +116,9 @@ def test_backup_running_and_off_and_restore(cloud: Cloud, cell: Callable[..., No
     cloud.tm("postbackup", vm, *words)
     assert cloud.files(host, cloud.vm_dir(vm)) == before
 
-    oned = cloud.oned
-    image = max(oned.images) + 1
-    oned.datastores[REPOSITORY] = Datastore(
-        REPOSITORY, "repository", 3, "rsync", "-", f"{DATASTORES}/{REPOSITORY}", {"TYPE": "BACKUP_DS"}
-    )
-    oned.images[image] = Image(image, "backup", 6, False, REPOSITORY, "repository", {}, source=NAME, format="raw", vms=[vm])
-    try:
+    with in_repository(cloud, vm) as image:
         cloud.tm("restore", vm, str(vm), str(image), "-1", "-1")
         restored_as_an_image(cloud, f"rsync://{REPOSITORY}//0:{NAME}{there}/disk.1.0")
-    finally:
-        del oned.images[image], oned.datastores[REPOSITORY]
-        shutil.rmtree(cloud.lab.fe.path(f"{DATASTORES}/{REPOSITORY}"))
     cloud.oned.vm_resume(vm)
     guest = cloud.guest(vm)
     for target, place in zip(targets, [place for place in PLACES for _ in FORMATS] + ["volatile"] * 2):
