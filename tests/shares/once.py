@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carry out a step, in JSON, through the host side of this machine, in a process with an environment of its own.
 
-    SEMISHARED_KILL_AT=3 python3 -m shares.once FILE      exit code 0: done; 1: an error, which is printed
+    SEMISHARED_KILL_AT=3 python3 -m shares.once FILE      exit code 0: done, what it found out is printed; 1: an error, which is
 """
 
 from __future__ import annotations
@@ -18,6 +18,6 @@ from semishared.wire.session import Session
 if __name__ == "__main__":
     try:
         with Session("localhost", "test", Config()) as session:
-            session.run([from_data(json.loads(Path(sys.argv[1]).read_text()))])
+            print(json.dumps(session.run([from_data(json.loads(Path(sys.argv[1]).read_text()))])[0]))
     except SemisharedError as e:
         sys.exit(e.line())

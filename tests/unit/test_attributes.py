@@ -15,10 +15,12 @@ from semishared.plan import attributes
 CEPH = {
     "DISK_TYPE": "RBD", "CEPH_USER": "libvirt", "CEPH_SECRET": "1d2a6b1e-5f0c-4e0b-9a57-6f2f0e7a5c11", "CEPH_HOST": "mon1 mon2:6789"
 }  # fmt: skip
+CEPHFS = {"SEMISHARED_FS": "cephfs", "SEMISHARED_FS_VOLUME": "fs/one", "CEPH_USER": "shares"}
 SHARES = {"DISK_TYPE": "FILESYSTEM", "SEMISHARED_FS": "btrfs", "SEMISHARED_FS_ROOT": "/srv/shares"}
 SOUND = [
     ("image datastore", {**SHARES, "BRIDGE_LIST": "h1"}),
     ("image datastore", {**SHARES, "SEMISHARED_FS": "plain", "SEMISHARED_FS_QUOTA": "no"}),
+    ("image datastore", {**SHARES, **CEPHFS}),
     ("image", {}), ("image", {"SEMISHARED_PLACE": "Shared", "OTHER": "x"}), ("image datastore", {"SEMISHARED_LOCAL": "copy"}),
     ("image", {"SEMISHARED_LOCAL": "remote-first"}), ("image datastore", {"SEMISHARED_DETACH": "After-Boot"}),
     ("image datastore", {**CEPH, "SEMISHARED_CEPH_REMOTE": "m", "SEMISHARED_CEPH_REMOTE_SECRET": CEPH["CEPH_SECRET"]}),
@@ -31,7 +33,7 @@ SOUND = [
     ("host", {"SEMISHARED_BASES_LIMIT": "200G", "SEMISHARED_BASES_FLOOR": "5%"}),
 ]  # fmt: skip
 WRONG = [
-    ("image datastore", {**SHARES, "SEMISHARED_FS": "zfs"}, "'zfs', not one of btrfs, xfs, plain"),
+    ("image datastore", {**SHARES, "SEMISHARED_FS": "zfs"}, "'zfs', not one of btrfs, xfs, cephfs, plain"),
     ("image datastore", {"DISK_TYPE": "FILESYSTEM", "SEMISHARED_FS": "btrfs"}, "has no SEMISHARED_FS_ROOT"),
     *[("image datastore", {**SHARES, "SEMISHARED_FS_ROOT": path}, "not a plain absolute path")
       for path in ("srv", "/", "/srv/a b", "/srv/../etc", "/srv//x", "/srv/.x")],
@@ -39,6 +41,11 @@ WRONG = [
     ("image datastore", {**SHARES, "SEMISHARED_FS_QUOTA": "no"}, "which only SEMISHARED_FS = plain knows"),
     ("image datastore", {**SHARES, "SEMISHARED_FS_QUOTA": "maybe"}, "not yes or no"),
     ("image datastore", {**SHARES, "BRIDGE_LIST": "h1 h2"}, "2 machines"),
+    ("image datastore", {**SHARES, **CEPHFS, "SEMISHARED_FS_VOLUME": ""}, "has no SEMISHARED_FS_VOLUME"),
+    ("image datastore", {**SHARES, **CEPHFS, "SEMISHARED_FS_VOLUME": "fs"}, "not FILE_SYSTEM/GROUP"),
+    ("image datastore", {**SHARES, **CEPHFS, "CEPH_USER": ""}, "has no CEPH_USER"),
+    ("image datastore", {**SHARES, **CEPHFS, "CEPH_USER": "admin"}, "not admin"),
+    ("image datastore", {**SHARES, "SEMISHARED_FS_VOLUME": "fs/one"}, "which only SEMISHARED_FS = cephfs has"),
     ("image", {"SEMISHARED_FS": "btrfs"}, "means nothing in images"),
     ("image", {"SEMISHARED_PLCE": "shared"}, "is SEMISHARED_PLACE meant?"),
     ("image", {"SEMISHARED_LOCALE": "copy"}, "is SEMISHARED_LOCAL meant?"),

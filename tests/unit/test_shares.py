@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import BadAttribute, ToolFailed
-from semishared.model.shares import Use, first_uid
+from semishared.model.shares import Share, Use, first_uid
 from semishared.plan.shares import wanted
-from semishared.share import btrfs, mounts, xfs
+from semishared.share import btrfs, cephfs, mounts, xfs
 from semishared.units import GiB, MiB, TiB
 
 MOST = 16 * TiB
@@ -24,19 +24,40 @@ MOUNTS = r"""22 1 252:1 / / rw,relatime shared:1 - ext4 /dev/vda rw
 
 @pytest.mark.parametrize(("path", "size"), [("new:10G", 10 * GiB), ("new:512M", 512 * MiB), ("new:2T", 2 * TiB)])
 def test_a_path_asks_for_a_size(path: str, size: int) -> None:
-    assert wanted(path, MOST) == size
+    assert wanted(path, MOST, "btrfs") == (size, {})
+
+
+def test_a_path_asks_for_a_layout_where_there_are_any() -> None:
+    found = wanted("new:10G,stripes=4,object=1M,pool=fast.data", MOST, "cephfs")
+    assert found == (10 * GiB, {"stripes": 4, "object_size": MiB, "pool": "fast.data"})
+    share = Share(1, 2, 3, *found[:1], **found[1])
+    assert cephfs.layout(share) == "stripe_unit=262144 stripe_count=4 object_size=1048576"
+    assert Share.from_data(share.to_data()) == share and cephfs.layout(Share(1, 2, 3, GiB)) == ""
+    # CephFS takes no unit below 64 KiB, and only one that objects are a multiple of.
+    assert cephfs.layout(share._replace(stripes=64, object_size=65536)).startswith("stripe_unit=65536 ")
+    with pytest.raises(BadAttribute, match="shares on xfs have no layouts"):
+        wanted("new:1G,stripes=4", MOST, "xfs")
+
+
+@pytest.mark.parametrize(
+    "option", ["stripes=3", "stripes=0", "stripes=128", "stripes", "object=1", "object=3M", "object=1G", "pool=a b", "pool=../x", "pool=",
+               "stripes=2,stripes=2", "object=1M,object=1M", "uid=0", "stripes=2,"],
+)  # fmt: skip
+def test_another_layout_is_refused(option: str) -> None:
+    with pytest.raises(BadAttribute, match="stripes=1, 2, 4"):
+        wanted(f"new:1G,{option}", MOST, "cephfs")
 
 
 @pytest.mark.parametrize("text", ["", "10", "-1G", "1.5G", "0M", "17T", "10g", "10G ", "١G", "10G,", "10G,stripes=2", "10G\nnew:1G"])
 def test_another_path_is_refused(text: str) -> None:
     with pytest.raises(BadAttribute):
-        wanted(f"new:{text}", MOST)
+        wanted(f"new:{text}", MOST, "btrfs")
 
 
 @given(st.text(max_size=40))
 def test_any_text_is_a_size_within_bounds_or_refused(text: str) -> None:
     try:
-        found = wanted(f"new:{text}", MOST)
+        found, _ = wanted(f"new:{text}", MOST, "cephfs")
     except BadAttribute:
         return
     assert 0 < found <= MOST and found % MiB == 0

@@ -52,8 +52,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "Access": accesses,
     "NetworkDisk": st.just(NetworkDisk("one/one-7", ("mon:6789",), "libvirt", SECRET)),
     "dict[str, Any]": st.dictionaries(words, json_values, max_size=3),
-    "Tree": st.builds(Tree, st.sampled_from(sorted(FILE_SYSTEMS)), st.just("/srv/shares"), words),
-    "Share": st.builds(Share, numbers, numbers, numbers, numbers),
+    "Tree": st.builds(Tree, st.sampled_from(sorted(FILE_SYSTEMS)), st.just("/srv/shares"), words, st.just("fs/one"), words, words),
+    "Share": st.builds(Share, numbers, numbers, numbers, numbers, numbers, numbers, words),
     "Tuple[str, ...]": st.lists(words, max_size=3).map(tuple),
 }
 

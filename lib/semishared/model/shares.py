@@ -16,7 +16,7 @@ from . import stores
 if TYPE_CHECKING:
     from .stores import Datastore
 
-FILE_SYSTEMS = ("btrfs", "xfs", "plain")
+FILE_SYSTEMS = ("btrfs", "xfs", "cephfs", "plain")
 PATH = r"(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)+\Z"
 """oned takes what follows a blank in SOURCE for the format."""
 FIRST_UID = 100000
@@ -31,19 +31,29 @@ class Tree(NamedTuple):
     root: str
     """On the machine that makes them, and on all hosts."""
     marker: str = ""
+    volume: str = ""
+    """Of CephFS: FILE_SYSTEM/GROUP, whose subvolumes shares are."""
+    user: str = ""
+    """As whom the cluster's manager is asked for them."""
+    conf: str = ""
 
     @classmethod
     def from_data(cls, data: object) -> Tree:
         """Return the tree in JSON data; raise BadArguments."""
-        if not isinstance(data, dict) or set(data) != set(cls._fields):
+        if not isinstance(data, dict) or not {"fs", "root", "marker"} <= set(data) <= set(cls._fields):
             raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
         if data["fs"] not in FILE_SYSTEMS or not re.match(PATH, str(data["root"])):
+            raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
+        if data["fs"] == "cephfs" and not re.match(stores.STORED, str(data.get("volume", ""))):
             raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
         return cls(**data)
 
     def to_data(self) -> dict[str, object]:
-        """Return the tree as JSON data."""
-        return self._asdict()
+        """Return the tree as JSON data: of its newer fields those that say something."""
+        return {name: value for name, value in self._asdict().items() if value or name not in ("volume", "user", "conf")}
+
+
+LAYOUT = ("stripes", "object_size", "pool")
 
 
 class Share(NamedTuple):
@@ -56,17 +66,24 @@ class Share(NamedTuple):
     """When, as oned has it: an oned whose database was restored gives ids anew."""
     size: int
     """In bytes."""
+    stripes: int = 0
+    """Over how many objects at once a file goes, where the file system has such a thing; 0: as it does by itself."""
+    object_size: int = 0
+    """How large those are, in bytes; 0: as it makes them by itself."""
+    pool: str = ""
+    """Where its content lies; '': where that of others does."""
 
     @classmethod
     def from_data(cls, data: object) -> Share:
         """Return the share in JSON data; raise BadArguments."""
-        if not isinstance(data, dict) or set(data) != set(cls._fields) or not all(isinstance(value, int) for value in data.values()):
+        known = isinstance(data, dict) and {"image", "owner", "born", "size"} <= set(data) <= set(cls._fields)
+        if not isinstance(data, dict) or not known or not all(isinstance(data[name], str if name == "pool" else int) for name in data):
             raise BadArguments(f"not a share: {str(data)[:200]}")
         return cls(**data)
 
     def to_data(self) -> dict[str, object]:
-        """Return the share as JSON data."""
-        return self._asdict()
+        """Return the share as JSON data: of its layout what is asked for."""
+        return {name: value for name, value in self._asdict().items() if value or name not in LAYOUT}
 
 
 class Use(NamedTuple):
@@ -95,7 +112,15 @@ def tree(datastore: Datastore) -> Tree:
         raise BadAttribute(f"SEMISHARED_FS_QUOTA of datastore {datastore.id} is no, which only SEMISHARED_FS = plain knows")
     marker = stores.checked(datastore, "SEMISHARED_STORE", stores.MARKER, "the id of a store (32 hex digits)")
     bridge(datastore)
-    return Tree(fs, root, marker)
+    if fs != "cephfs":
+        if datastore.attribute("SEMISHARED_FS_VOLUME"):
+            raise BadAttribute(f"SEMISHARED_FS_VOLUME of datastore {datastore.id} is set, which only SEMISHARED_FS = cephfs has")
+        return Tree(fs, root, marker)
+    volume = stores.checked(datastore, "SEMISHARED_FS_VOLUME", stores.STORED, "FILE_SYSTEM/GROUP")
+    if not volume:
+        raise BadAttribute(f"datastore {datastore.id} has no SEMISHARED_FS_VOLUME: FILE_SYSTEM/GROUP of its subvolumes")
+    user = stores.ceph_user(datastore)
+    return Tree(fs, root, marker, volume, user, stores.checked(datastore, "CEPH_CONF", stores.CONF, "a plain absolute path"))
 
 
 def bridge(datastore: Datastore) -> str:

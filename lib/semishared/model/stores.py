@@ -128,11 +128,7 @@ def access(datastore: Datastore) -> Access:
     cloud = checked(datastore, "SEMISHARED_CLOUD", MARKER, "the id of a cloud (32 hex digits)")
     if not kind(datastore).has_bridge:
         return MOUNTED._replace(marker=checked(datastore, "SEMISHARED_STORE", MARKER, "the id of a store (32 hex digits)"), cloud=cloud)
-    user = _user(datastore, "CEPH_USER", "")
-    if not user:
-        raise BadAttribute(f"datastore {datastore.id} has no CEPH_USER: without one Ceph takes client.admin, which nothing here runs as")
-    if datastore.attribute("CEPH_KEY"):
-        raise BadAttribute(f"CEPH_KEY of datastore {datastore.id}: put the key into a keyring that CEPH_CONF names, and remove this")
+    user = ceph_user(datastore)
     hosts = tuple(datastore.attribute("CEPH_HOST").split())
     for host in hosts:
         if not re.match(MONITOR, host):
@@ -143,6 +139,16 @@ def access(datastore: Datastore) -> Access:
         checked(datastore, "CEPH_SECRET", SECRET, "the UUID of a libvirt secret"),
         checked(datastore, "EC_POOL_NAME", POOL, "the name of a pool"), cloud=cloud, **_remote(datastore),
     )  # fmt: skip
+
+
+def ceph_user(datastore: Datastore) -> str:
+    """Return CEPH_USER; raise BadAttribute if there is none, or a key beside it."""
+    user = _user(datastore, "CEPH_USER", "")
+    if not user:
+        raise BadAttribute(f"datastore {datastore.id} has no CEPH_USER: without one Ceph takes client.admin, which nothing here runs as")
+    if datastore.attribute("CEPH_KEY"):
+        raise BadAttribute(f"CEPH_KEY of datastore {datastore.id}: put the key into a keyring that CEPH_CONF names, and remove this")
+    return user
 
 
 def _remote(datastore: Datastore) -> dict[str, str]:

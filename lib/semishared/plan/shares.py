@@ -16,11 +16,17 @@ from ..model import steps_share as s
 from ..model.exchange import On, Part, warn
 from ..opennebula.args import absolute
 from ..opennebula.xml import Datastore, Image
-from ..units import GiB, MiB, TiB, mib_ceil
+from ..units import GiB, KiB, MiB, TiB, mib_ceil
 from . import images
 
 SIZE = re.compile(r"([1-9][0-9]{0,8})([MGT])\Z")
 UNITS = {"M": MiB, "G": GiB, "T": TiB}
+LAYOUTS = {
+    "stripes": re.compile(r"(1|2|4|8|16|32|64)\Z"), "object": re.compile(r"(64K|128K|256K|512K|1M|2M|4M|8M|16M|32M|64M)\Z"),
+    "pool": re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}\Z"),
+}  # fmt: skip
+FIELDS = {"object": "object_size"}
+LAYOUT = "stripes=1, 2, 4 ... 64, object=64K, 128K ... 64M and pool=NAME"
 
 
 class Asked(Protocol):
@@ -43,9 +49,22 @@ def size_of(text: str, most: int, what: str = "PATH") -> int:
     return size
 
 
-def wanted(path: str, most: int) -> int:
-    """Return the bytes that `new:SIZE` asks for, at most `most`; raise BadAttribute."""
-    return size_of(path[len(images.NEW_SHARE) :], most)
+def wanted(path: str, most: int, fs: str) -> tuple[int, dict[str, Any]]:
+    """Return the bytes that `new:SIZE` asks for, at most `most`, and the layout, by field of Share; raise BadAttribute."""
+    text, *options = path[len(images.NEW_SHARE) :].split(",")
+    size = size_of(text, most)
+    found: dict[str, Any] = {}
+    for option in options:
+        name, _, value = option.partition("=")
+        if name not in LAYOUTS or FIELDS.get(name, name) in found or not LAYOUTS[name].match(value):
+            raise BadAttribute(f"PATH asks for {option!r}: after the size of a share there may be {LAYOUT}, each once")
+        if fs != "cephfs":
+            raise BadAttribute(f"PATH asks for {option!r}: shares on {fs} have no layouts, those on cephfs do")
+        if name == "object":
+            found[FIELDS[name]] = int(value[:-1]) * {"K": KiB, "M": MiB}[value[-1]]
+        else:
+            found[name] = int(value) if name == "stripes" else value
+    return size, found
 
 
 def _done(asked: Asked, step: Any) -> Part[Any]:
@@ -75,7 +94,7 @@ def stat(asked: Asked) -> Part[str]:
     path = asked.image.path
     _check_root(asked.datastore)
     if path.startswith(images.NEW_SHARE):
-        return str(mib_ceil(wanted(path, asked.max_size)))
+        return str(mib_ceil(wanted(path, asked.max_size, shares.tree(asked.datastore).fs)[0]))
     yield from _directory(asked)
     return "0"
 
@@ -87,12 +106,13 @@ def cp(asked: Asked) -> Part[str]:
         raise NotSupported(f"datastore {asked.datastore.id} has directories for guests: TYPE of image {image.id} has to be FILESYSTEM")
     if not image.path.startswith(images.NEW_SHARE):
         return f"{(yield from _directory(asked))} dir"
-    size = wanted(image.path, asked.max_size)
+    tree = shares.tree(asked.datastore)
+    size, layout = wanted(image.path, asked.max_size, tree.fs)
     if image.size != size:
         old = ": before 7.4 OpenNebula asks nobody for the size of such images, so no quota would count it" if not image.size else ""
         raise NotSupported(f"OpenNebula counts {image.size // MiB} MiB for image {image.id}, not {size // MiB}{old}")
-    share = shares.Share(image.id, image.number("UID"), image.number("REGTIME"), size)
-    answer = yield from _done(asked, s.MakeShare(shares.tree(asked.datastore), share))
+    share = shares.Share(image.id, image.number("UID"), image.number("REGTIME"), size, **layout)
+    answer = yield from _done(asked, s.MakeShare(tree, share))
     return f"{answer['source']} dir"
 
 

@@ -40,6 +40,10 @@ def of(tree: Tree) -> FileSystem:
         from .xfs import Xfs
 
         return Xfs(tree)
+    if tree.fs == "cephfs":
+        from .cephfs import CephFs
+
+        return CephFs(tree)
     from .plain import Plain
 
     return Plain(tree)

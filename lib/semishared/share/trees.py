@@ -16,6 +16,14 @@ MODE = 0o755
 promise: guests see no more of the host than their share."""
 
 
+BYTES_PER_FILE, LEAST_FILES = 16384, 1024
+
+
+def most_files(size: int) -> int:
+    """Return how many files a share may have, where what is empty costs the file system room that no size counts."""
+    return max(LEAST_FILES, size // BYTES_PER_FILE)
+
+
 class Directories:
     """How trees lie in their root."""
 

@@ -18,12 +18,10 @@ from ..named import NamedTuple
 from ..tools.crash_points import point
 from ..units import human
 from . import mounts, rights
-from .trees import Directories
+from .trees import Directories, most_files
 
 FIRST_PROJECT = 2_000_000_000
 """Images count from 0 to 2^31 - 1, projects to 2^32 - 2: the rule for sudoers knows ours by their ten digits."""
-BYTES_PER_FILE = 16384
-LEAST_FILES = 1024
 FSGETXATTR, FSSETXATTR = 0x801C581F, 0x401C5820
 """ioctl_xfs_fsgetxattr(2); the same numbers on all that has a 28 byte struct fsxattr."""
 FSXATTR = struct.Struct("=IIIII8s")
@@ -71,7 +69,7 @@ class Xfs(Directories):
 
     def resize(self, image: int, size: int) -> None:
         """Give the project other limits; raise NoQuota if it has not got them."""
-        self._limit(image, size, max(LEAST_FILES, size // BYTES_PER_FILE))
+        self._limit(image, size, most_files(size))
         found = self._held(image).limit
         if found != size:
             raise NoQuota(f"{self.path(image)} on {self._where} is held to {human(found)}, not to {human(size)}")

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares on CephFS: subvolumes of one group, made by the cluster's manager, their objects in RADOS namespaces of their own.
+
+The root is where the group (/volumes/GROUP) is mounted, so a subvolume is at <root>/share-<image>/<uuid> on all hosts. The manager gives it
+to its owner: nothing here takes root. Layout and limit of files are set by us while the empty tree is ours; guests cannot (no key of theirs
+has `p`). Clients hold themselves to quotas, by what they know of the others': what a share holds may be more for seconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from typing import Any
+
+from ..errors import CephRefused, CephUnavailable, MissingImage, NotPermitted, StoreUnavailable, ToolFailed
+from ..model import layout_share
+from ..model.shares import Share, Tree, Use
+from ..model.stores import MOUNTED
+from ..store import ceph
+from ..tools.crash_points import point
+from . import mounts
+from .trees import MODE, most_files
+
+ERRORS = {
+    errno.ENOENT: MissingImage, errno.EPERM: CephRefused, errno.EACCES: CephRefused,
+    errno.ETIMEDOUT: CephUnavailable, errno.ENXIO: CephUnavailable,
+}  # fmt: skip
+UNIT = 65536
+"""The least that CephFS stripes by."""
+OBJECT = 4 << 20
+"""How large its objects are, if nobody says otherwise."""
+
+
+class CephFs:
+    """Subvolumes."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.root = tree.root
+        self._volume, self._group = tree.volume.split("/")
+        self._user, self._access = tree.user, MOUNTED._replace(conf=tree.conf)
+
+    def check(self) -> None:
+        """Raise StoreUnavailable where it is no CephFS."""
+        mounts.check(self.root, ("ceph", "fuse.ceph-fuse"))
+
+    def make(self, share: Share, uid: int) -> str:
+        """Have a subvolume that is held to its size, and belongs to `uid`; return where it is mounted."""
+        path = self._path(share.image)
+        if not path or os.lstat(path).st_uid != uid:
+            self._create(share, os.geteuid())
+            point("subvolume made")
+            path = self._path(share.image)
+            _lay_out(path, share)
+            point("subvolume laid out")
+        self._create(share, uid)
+        point("subvolume given to its owner")
+        return path
+
+    def resize(self, image: int, size: int) -> None:
+        """Give it another quota; the limit of files stays as it was made."""
+        self._ask("resize", image, new_size=str(size))
+
+    def use(self, image: int) -> Use:
+        """Return what is in it, as of some seconds ago, and may be."""
+        info = self._info(image)
+        return Use(int(info["bytes_used"]), int(info["bytes_quota"]) if str(info["bytes_quota"]).isdigit() else -1)
+
+    def remove(self, image: int) -> None:
+        """Remove a subvolume with its snapshots; the manager empties it later."""
+        try:
+            snapshots = json.loads(self._ask("snapshot ls", image))
+        except MissingImage:
+            return
+        for snapshot in snapshots:
+            self._ask("snapshot rm", image, snap_name=snapshot["name"], force=True)
+            point("snapshot removed")
+        self._ask("rm", image, force=True)
+        point("subvolume removed")
+
+    def _create(self, share: Share, uid: int) -> None:
+        """Make a subvolume, or give one that is there these properties."""
+        pool = {"pool_layout": share.pool} if share.pool else {}
+        self._ask("create", share.image, size=share.size, uid=uid, gid=uid, mode=f"{MODE:o}", namespace_isolated=True, **pool)
+
+    def _info(self, image: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._ask("info", image))
+        return found
+
+    def _path(self, image: int) -> str:
+        """Return where a subvolume is mounted, '' if there is none; raise StoreUnavailable if that is not what is mounted at the root."""
+        try:
+            path = str(self._info(image)["path"])
+        except MissingImage:
+            return ""
+        group = f"/volumes/{self._group}/"
+        mounted = f"{self.root}/{path[len(group) :]}"
+        if not path.startswith(group) or not os.path.isdir(mounted):
+            raise StoreUnavailable(
+                f"{path} of CephFS {self._volume} is not at {mounted} on {os.uname().nodename}: is {group[:-1]} what is mounted there?"
+            )
+        return mounted
+
+    def _ask(self, verb: str, image: int, **words: object) -> str:
+        """Have the manager do something with a subvolume; raise MissingImage, CephRefused, CephUnavailable, ToolFailed."""
+        name = layout_share.tree(image)
+        asked = {"prefix": f"fs subvolume {verb}", "vol_name": self._volume, "group_name": self._group, "sub_name": name, "format": "json"}
+        what = f"fs subvolume {verb} {self._volume}/{self._group}/{name}"
+        connected = ceph.cluster(self._access, self._user)
+        with ceph.understood(what, self._user):
+            code, out, said = connected.mgr_command(json.dumps({**asked, **words}), b"", timeout=ceph.ANSWER_S)
+        if code:
+            error = ERRORS.get(abs(code), ToolFailed)
+            raise error(f"{what} as client.{self._user} on {os.uname().nodename}: {said or os.strerror(abs(code))}")
+        return str(out.decode())
+
+
+def layout(share: Share) -> str:
+    """Return the layout that a share asks for, as CephFS takes it, '' for CephFS's own."""
+    if not share.stripes and not share.object_size:
+        return ""
+    stripes, size = share.stripes or 1, share.object_size or OBJECT
+    return f"stripe_unit={max(UNIT, size // stripes)} stripe_count={stripes} object_size={size}"
+
+
+def _lay_out(path: str, share: Share) -> None:
+    wanted = {"ceph.quota.max_files": str(most_files(share.size)), "ceph.dir.layout": layout(share)}
+    try:
+        for name, value in wanted.items():
+            if value:
+                os.setxattr(path, name, value.encode())
+    except OSError as e:
+        if e.errno not in (errno.EPERM, errno.EACCES):
+            raise
+        raise NotPermitted(
+            f"{name} of {path} on {os.uname().nodename}: the key by which the root is mounted there has no `p` (rwp) in its caps of the MDS"
+        ) from None

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares on CephFS: a cluster and a metadata server of our own, the keys that the page has, the drivers as oned calls them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import Lab
+from lab.ceph import fs
+from lab.oned import ActionFailed, Oned, Settings
+from semishared.model import steps_share as s
+from semishared.model.shares import Share, Tree, first_uid
+from semishared.model.steps import Step, to_data
+from shares import once
+from shares.cloud import SHARES, template
+from shares.page import PAGE, ROOT
+
+MiB = 1 << 20
+COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
+LATE_S = 15
+"""Within how long a client notices that a share is full: docs/how-to/shares.md says seconds."""
+WRITE = """
+import os, sys, time
+path, full, late, written, since = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), 0, 0.0
+os.mkdir(os.path.dirname(path))
+with open(path, "wb", buffering=0) as file:
+    try:
+        while not since or time.monotonic() < since + 2 * late:
+            written += file.write(os.urandom(1 << 20))
+            since = since or (time.monotonic() if written >= full else 0)
+        print(written, -1, "nothing")
+    except OSError as e:
+        print(written, round(time.monotonic() - (since or time.monotonic()), 1), e.strerror)
+"""
+
+
+class CephShares:
+    """A front-end, and host h1 that makes shares; both mount the group of subvolumes."""
+
+    def __init__(self, lab: Lab, oned: Oned) -> None:
+        self.lab, self.oned, self.host = lab, oned, lab.hosts[0]
+
+    @classmethod
+    def provide(cls, lab: Lab) -> None:
+        """Do what the page tells the admin of a cluster."""
+        fs.create(lab.ceph)
+        commands = re.findall(r"(?m)^    ((?:ceph fs|ceph auth|verbs=|caps=).*)$", PAGE.read_text())
+        assert len(commands) == 5
+        script = "\n".join(commands).replace("cephfs", fs.NAME).replace(f"tag {fs.NAME}", "tag cephfs")
+        lab.ceph.node.run(["bash", "-euc", script], user="root", cwd="/")
+        (mount,) = re.findall(r"(?m)^    (ceph-fuse .*)$", PAGE.read_text())
+        for user in ("shares", "shares-mount"):
+            lab.ceph.give_key(lab.hosts[0], user, lab.ceph.key(user))
+        words = [*mount.replace("cephfs", fs.NAME).split(), *fs.OPTIONS]
+        host = lab.hosts[0]
+        host.run(["mkdir", "-p", ROOT], user="root")
+        host.run(words, user="root", cwd="/")
+        host.run(["chown", "oneadmin:oneadmin", ROOT], user="root")
+
+    def cli(self, *words: str, code: int = 0) -> str:
+        """Run `semishared share` on the front-end; return all it says."""
+        done = self.lab.fe.run([COMMAND, "share", *words], check=False, timeout=120)
+        assert done.returncode == code, done
+        return (done.stdout + done.stderr).decode()
+
+    def image(self, name: str, path: str) -> int:
+        """Make a share as `oneimage create --type FILESYSTEM --path` does."""
+        return int(self.oned.image_create(SHARES, name, path=path, type="FILESYSTEM"))
+
+    def source(self, image: int) -> str:
+        """Return where a share is."""
+        return str(self.oned.image(image).source)
+
+    def listed(self) -> dict[int, dict[str, Any]]:
+        """Return what `semishared share list` says, by image."""
+        return {row["image"]: row for row in json.loads(self.cli("list", "--json"))["shares"]}
+
+    def does(self, words: list[str], owner: int = 0, check: bool = True) -> tuple[str, str]:
+        """Run a program as root of a guest of an owner's."""
+        uid = str(first_uid(owner))
+        as_guest = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *words]
+        done = self.host.run(as_guest, user="root", cwd="/", check=check, timeout=120)
+        return done.stdout.decode(), done.stderr.decode()
+
+    def subvolumes(self) -> list[str]:
+        """Return what the manager knows; it takes each directory of the group for one."""
+        said = self.lab.ceph.node.run(["ceph", "fs", "subvolume", "ls", fs.NAME, "one", "--format", "json"], user="root", cwd="/").stdout
+        return sorted(row["name"] for row in json.loads(said) if row["name"] != ".semishared")
+
+    def step(self, step: Step, at: int = 0) -> tuple[int, Any]:
+        """Carry out a step on h1, killed at a point; return the exit code, and what it found out."""
+        for name, text in (("job", json.dumps(to_data(step))), ("once.py", Path(once.__file__).read_text())):
+            self.host.path(f"/var/tmp/{name}").write_text(text)
+            self.host.path(f"/var/tmp/{name}").chmod(0o644)
+        env = {"PYTHONPATH": "/var/tmp/one/lib", "PYTHONDONTWRITEBYTECODE": "1", **({"SEMISHARED_KILL_AT": str(at)} if at else {})}
+        done = self.host.run(["/usr/bin/python3", "/var/tmp/once.py", "/var/tmp/job"], env=env, check=False, timeout=120)
+        assert at or not done.returncode, done
+        return done.returncode, None if done.returncode else json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[CephShares]:
+    with Lab.up(hosts=1, stores=(), ceph=True) as lab:
+        CephShares.provide(lab)
+        lab.install()
+        with Oned.in_lab(lab, Settings(domain_type=lab.virt, vm_mad=lab.virt)) as oned:
+            more = {"SEMISHARED_FS_VOLUME": f"{fs.NAME}/one", "CEPH_USER": "shares", "BRIDGE_LIST": lab.hosts[0].name}
+            oned.datastore_create(template("cephfs", ROOT, **more), SHARES)
+            made = CephShares(lab, oned)
+            made.cli("init", str(SHARES))
+            yield made
+
+
+@pytest.fixture()
+def tree(cloud: CephShares) -> Tree:
+    marker = str(cloud.oned.datastores[SHARES].template["SEMISHARED_STORE"])
+    return Tree("cephfs", ROOT, marker, f"{fs.NAME}/one", "shares")
+
+
+def test_an_image_is_a_subvolume_with_the_layout_that_it_asks_for(cloud: CephShares) -> None:
+    image = cloud.image("scratch", "new:32M,stripes=4,object=1M")
+    source = cloud.source(image)
+    assert re.fullmatch(rf"{ROOT}/share-{image}/[0-9a-f-]{{36}}", source) and cloud.oned.image(image).size == 32
+    code = "import os, sys; s = os.stat(sys.argv[1]); print(s.st_uid, s.st_gid, oct(s.st_mode), os.getxattr(sys.argv[1], sys.argv[2]))"
+    said, _ = cloud.does(["python3", "-c", code, source, "ceph.dir.layout"])
+    assert said == (
+        "100000 100000 0o40755 b'stripe_unit=262144 stripe_count=4 object_size=1048576 "
+        f"pool={fs.NAME}.data pool_namespace=fsvolumens_share-{image}'\n"
+    )
+    cloud.cli("resize", str(image), "48M")
+    assert cloud.listed()[image]["size"] == 48 * MiB
+    cloud.oned.image_delete(image)
+    assert not cloud.listed() and not cloud.subvolumes()
+
+
+def test_a_full_share_is_refused_writes_and_its_neighbour_notices_nothing(cloud: CephShares) -> None:
+    mine, other = cloud.image("mine", "new:32M"), cloud.image("other", "new:64M")
+    words = ["python3", "-c", WRITE, f"{cloud.source(mine)}/below/file", str(32 * MiB), str(LATE_S)]
+    written, late, said = cloud.does(words)[0].split(" ", 2)
+    print(f"full share: {int(written) // MiB} of 32 MiB, refused after {late} s")
+    assert said == "Disk quota exceeded\n" and 31 * MiB <= int(written) and float(late) <= LATE_S
+    fill = ["dd", "if=/dev/urandom", "bs=1M", "count=32", "conv=fsync", "status=none"]
+    assert cloud.does([*fill, f"of={cloud.source(other)}/file"]) == ("", "")
+    assert "quota exceeded" in cloud.does([*fill, f"of={cloud.source(mine)}/more"], check=False)[1]
+    assert "32.0 MiB of 64.0 MiB" in cloud.cli("usage", str(other))
+    assert "cannot be held to 8.0 MiB" in cloud.cli("resize", str(mine), "8M", code=2)
+    for image in (mine, other):
+        cloud.oned.image_delete(image)
+    assert not cloud.subvolumes()
+
+
+def test_what_the_cluster_refuses_says_why_and_can_be_dropped(cloud: CephShares) -> None:
+    with pytest.raises(ActionFailed, match="invalid pool layout 'none'"):
+        cloud.image("lost", "new:32M,pool=none")
+    ((image, row),) = cloud.listed().items()
+    assert row["state"] == "not ready"
+    cloud.oned.image_delete(image)
+    cloud.cli("drop", str(SHARES), str(image))
+    assert not cloud.listed() and not cloud.subvolumes()
+
+
+def test_a_key_for_one_share_opens_no_other(cloud: CephShares) -> None:
+    mine, other = cloud.image("mine", "new:16M"), cloud.image("other", "new:16M")
+    for image in (mine, other):
+        cloud.does(["dd", "if=/dev/zero", f"of={cloud.source(image)}/file", "bs=1M", "count=1", "conv=fsync", "status=none"])
+    cloud.lab.ceph.node.run(["ceph", "fs", "subvolume", "authorize", fs.NAME, f"share-{mine}", "tenant", "one"], user="root", cwd="/")
+    cloud.lab.ceph.give_key(cloud.host, "tenant", cloud.lab.ceph.key("tenant"))
+
+    def objects(namespace: str) -> tuple[int, str]:
+        words = ["rados", "--id", "tenant", "-p", f"{fs.NAME}.data", "-N", namespace, "ls"]
+        done = cloud.host.run(words, cwd="/", check=False)
+        return done.returncode, (done.stdout or done.stderr).decode()
+
+    assert objects(f"fsvolumens_share-{mine}")[0] == 0 and objects(f"fsvolumens_share-{mine}")[1].count("\n") == 1
+    for namespace in (f"fsvolumens_share-{other}", ""):
+        code, said = objects(namespace)
+        assert code and "Operation not permitted" in said, namespace
+    for path, allowed in ((cloud.source(mine), True), (cloud.source(other), False), (ROOT, False)):
+        at = f"/srv/as-tenant{path.replace('/', '-')}"
+        cloud.host.run(["mkdir", at], user="root")
+        words = ["ceph-fuse", "--id", "tenant", "--client_fs", fs.NAME, "-r", path.replace(ROOT, "/volumes/one"), at]
+        done = cloud.host.run(words, user="root", cwd="/", check=False)
+        assert (done.returncode == 0) == allowed, (path, done)
+        if allowed:
+            cloud.host.run(["umount", at], user="root")
+    for image in (mine, other):
+        cloud.oned.image_delete(image)
+
+
+@pytest.mark.long
+def test_killed_at_every_point_and_begun_again_it_ends_the_same(cloud: CephShares, tree: Tree) -> None:
+    make, remove = s.MakeShare(tree, Share(7, 0, 1, 8 * MiB, 2, MiB)), s.RemoveShare(tree, 7, "")
+    for at in range(1, 100):
+        code, _ = cloud.step(make, at)
+        source = cloud.step(make)[1]["source"]
+        said, _ = cloud.does(["stat", "-c", "%u %a", source])
+        assert said == "100000 755\n" and cloud.subvolumes() == ["share-7"]
+        if not code:
+            break
+        cloud.step(remove)
+    assert at > 4
+    for at in range(1, 100):
+        cloud.does(["touch", f"{cloud.step(make)[1]['source']}/file"])
+        code, _ = cloud.step(remove, at)
+        cloud.step(remove)
+        assert not cloud.subvolumes() and cloud.step(s.ListShares(tree))[1] == {"shares": []}
+        if not code:
+            break
+    assert at > 1
+
+
+@pytest.mark.long
+def test_a_cluster_without_a_manager_is_not_waited_for_for_ever(cloud: CephShares) -> None:
+    with cloud.lab.ceph.stopped("mgr"), pytest.raises(ActionFailed) as caught:
+        cloud.image("none", "new:32M")
+    assert "[SS027]" in str(caught.value)
