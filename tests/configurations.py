@@ -163,6 +163,8 @@ SOUND: Dict[str, str] = {
     "no lists of drivers: all there are": _replaced(
         (f"-t 15 -d {TM['7.4']}", "-t 15"), (f"-t 15 -d {DS['7.4']}", "-t 15")
     ),
+    "no number of threads": _replaced((f"-t 15 -d {TM['7.4']}", f"-d {TM['7.4']}")),
+    "as many threads as will do": _replaced((f"-t 15 -d {TM['7.4']}", f"-t 99 -d {TM['7.4']}")),
     "long options": _replaced(
         ("-t 15 -d dummy,lvm", "--threads=15 --tm-types dummy,lvm"),
         ("-t 15 -d dummy,fs", "-t15 --ds-types=dummy,fs"),

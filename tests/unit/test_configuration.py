@@ -110,6 +110,30 @@ def test_changed_arguments_lose_our_directory_only() -> None:
     assert '"-t 99 -r 0 kvm -p"' in plan.unconfigure(done).text
 
 
+def transfers(text: str) -> str:
+    """Return how many transfers one_tm does at once, as its GetoptLong gets it; '' for its own 15."""
+    arguments = next(value["ARGUMENTS"] for key, value in oned_reads(text) if key == "TM_MAD" and isinstance(value, dict))
+    return (re.findall(r"(?<!\S)(?:-t|--threads)[ =]?(\S+)", arguments) or [""])[-1]
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_clones_that_wait_leave_threads_for_others(name: str) -> None:
+    done = plan.configure(SOUND[name], OWN)
+    assert int(transfers(done.text)) == max(64, int(transfers(SOUND[name]) or 15))
+    assert any("-t 64" in line for line in done.changes) == (transfers(SOUND[name]) != "99")
+    assert transfers(plan.unconfigure(done.text).text) == transfers(SOUND[name])
+
+
+def test_threads_put_back_by_hand_stay_and_are_warned_of() -> None:
+    done = plan.configure(SOUND["stock 7.4"], OWN).text
+    fewer, more = done.replace("-t 64", "-t 15"), done.replace("-t 64", "-t 200")
+    again = plan.configure(fewer, OWN)
+    assert (again.text, again.changes) == (fewer, ()) and "TM_MAD: with -t 15" in again.warnings[0]
+    assert plan.configure(more, OWN) == plan.Changed(more, ())
+    assert plan.unconfigure(fewer).text == SOUND["stock 7.4"]
+    assert transfers(plan.unconfigure(more).text) == "200"
+
+
 def test_foreign_migrate_is_named_in_a_warning() -> None:
     done = plan.configure(SOUND["migrate and more on the front-end"], OWN)
     assert "migrate_storpool" in done.warnings[0]

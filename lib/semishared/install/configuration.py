@@ -15,7 +15,8 @@ from .. import NAME as DRIVER
 from ..errors import BadConfiguration, ConfigurationConflict
 from ..named import NamedTuple
 from ..opennebula.mad_conf import DS_CONF, INHERITED, RESTRICTED, TM_CONF
-from .oned_conf import BARE, Arguments, Attribute, Edit, Value, apply, parse, quoted, removal
+from . import threads
+from .oned_conf import Arguments, Attribute, Edit, Value, apply, parse, quoted, removal, within
 
 STOCK = "kvm"
 """OpenNebula's hypervisor directory, to which ours forwards."""
@@ -59,7 +60,7 @@ def configure(text: str, own_actions: Sequence[str], path: str = "oned.conf") ->
     """
     attributes = parse(text, path)
     notes = _Notes()
-    _list(attributes, "TM_MAD", TM_OPTIONS, "d", notes, path)
+    _transfer(attributes, bool(threads.NOTE.search(text)), notes, path)
     _list(attributes, "DATASTORE_MAD", DS_OPTIONS, "d", notes, path)
     _list(attributes, "DATASTORE_MAD", DS_OPTIONS, "s", notes, path)
     _hypervisors(attributes, own_actions, notes, path)
@@ -78,7 +79,7 @@ def unconfigure(text: str, path: str = "oned.conf") -> Changed:
     inside = range(block.start(1), block.end(1)) if block else range(0)
     for attribute in attributes:
         if attribute.name in ("TM_MAD", "DATASTORE_MAD"):
-            _drop_words(attribute, notes)
+            _drop_words(attribute, notes, block.group(1) if block else "")
         elif attribute.name == "VM_MAD":
             _drop_hypervisor(attribute, before, notes)
         elif _is_ours(attribute):
@@ -100,34 +101,42 @@ def hypervisor_names(text: str, path: str = "oned.conf") -> list[str]:
     return names
 
 
+def _transfer(attributes: list[Attribute], noted: bool, notes: _Notes, path: str) -> None:
+    """Put the driver into the list of TM_MAD, and let it have the threads that it needs."""
+    value = _arguments(attributes, "TM_MAD", path)
+    if value is None:
+        return
+    arguments = Arguments(value.text, TM_OPTIONS)
+    more, before, warning = threads.raised(arguments, noted)
+    notes.before += [before] if more else []
+    notes.changes += [f"TM_MAD: -t {threads.LEAST}, so many transfers at once"] if more else []
+    notes.warnings += [warning] if warning else []
+    notes.edits += within(value, _listed(arguments, "TM_MAD", "d", notes, path) + more)
+
+
 def _list(attributes: list[Attribute], name: str, options: dict[str, str], letter: str, notes: _Notes, path: str) -> None:
-    """Put the driver into the list of option `letter` of `name`; no such option means all drivers there are."""
+    """Put the driver into the list of option `letter` of `name`."""
+    value = _arguments(attributes, name, path)
+    if value is not None:
+        notes.edits += within(value, _listed(Arguments(value.text, options), name, letter, notes, path))
+
+
+def _arguments(attributes: list[Attribute], name: str, path: str) -> Optional[Value]:
     attribute = next((item for item in attributes if item.name == name and item.fields is not None), None)
     if attribute is None:
         raise BadConfiguration(f"{path} has no {name} = [ ... ]")
-    value = attribute.field("ARGUMENTS")
-    if value is None:
-        return
-    word = Arguments(value.text, options).last(letter)
+    return attribute.field("ARGUMENTS")
+
+
+def _listed(arguments: Arguments, name: str, letter: str, notes: _Notes, path: str) -> list[Edit]:
+    """Return the edit of the list of option `letter`; no such option means all drivers there are."""
+    word = arguments.last(letter)
     if word is None or DRIVER in word.text.split(","):
-        return
+        return []
     if not word.text:
         raise BadConfiguration(f"{path}: ARGUMENTS of {name} have a -{letter} with nothing behind it")
-    notes.edits += _within(value, [Edit(word.end, word.end, f",{DRIVER}")])
     notes.changes.append(f"{name}: {DRIVER} into the list -{letter}")
-
-
-def _within(value: Value, edits: list[Edit]) -> list[Edit]:
-    """Return edits of a value's text as edits of the file."""
-    if value.end - value.start == len(value.text):
-        new = apply(value.text, edits)
-        return [Edit(value.start, value.end, new if BARE.fullmatch(new) else quoted(new))] if edits else []
-
-    def place(at: int) -> int:
-        # A quote in the text is two characters in the file.
-        return value.start + 1 + at + value.text.count('"', 0, at)
-
-    return [Edit(place(edit.start), place(edit.end), edit.text.replace('"', '\\"')) for edit in edits]
+    return [Edit(word.end, word.end, f",{DRIVER}")]
 
 
 def _hypervisors(attributes: list[Attribute], own_actions: Sequence[str], notes: _Notes, path: str) -> None:
@@ -151,7 +160,7 @@ def _hypervisors(attributes: list[Attribute], own_actions: Sequence[str], notes:
                 )
             continue
         found = True
-        notes.edits += _within(value, _own_directory(value.text, arguments, name, own_actions, notes, path))
+        notes.edits += within(value, _own_directory(value.text, arguments, name, own_actions, notes, path))
     if not found:
         raise BadConfiguration(f"{path} has no VM_MAD that uses the hypervisor directory {STOCK!r}")
 
@@ -235,7 +244,7 @@ def _with_block(text: str, before: list[str], wanted: str) -> str:
 def _others(inside: str, above: str) -> str:
     """Return what somebody else has written into our block, to be kept."""
     attributes = [item for item in parse(inside) if _is_ours(item) or _is_inherited(item)]
-    rest = NOTE.sub("", apply(inside, [removal(inside, item) for item in attributes]))
+    rest = threads.NOTE.sub("", NOTE.sub("", apply(inside, [removal(inside, item) for item in attributes])))
     return f"\n{rest}" if rest and above and not above.endswith("\n") else rest
 
 
@@ -249,14 +258,15 @@ def _is_inherited(attribute: Attribute) -> bool:
     return attribute.name == "INHERIT_DATASTORE_ATTR" and attribute.value.text.upper() in INHERITED
 
 
-def _drop_words(attribute: Attribute, notes: _Notes) -> None:
-    """Take the driver out of the lists of a TM_MAD or DATASTORE_MAD."""
+def _drop_words(attribute: Attribute, notes: _Notes, inside: str) -> None:
+    """Take the driver out of the lists of a TM_MAD or DATASTORE_MAD, and what `inside` our block says that we changed."""
     value = attribute.field("ARGUMENTS")
     if value is None:
         return
     options = TM_OPTIONS if attribute.name == "TM_MAD" else DS_OPTIONS
-    edits = []
-    for letter, words in Arguments(value.text, options).values.items():
+    arguments = Arguments(value.text, options)
+    edits = threads.lowered(arguments, inside) if attribute.name == "TM_MAD" else []
+    for letter, words in arguments.values.items():
         for word in words:
             names = word.text.split(",")
             if letter in ("d", "s") and DRIVER in names:
@@ -264,7 +274,7 @@ def _drop_words(attribute: Attribute, notes: _Notes) -> None:
                 edits.append(Edit(word.start, word.end, kept))
                 notes.changes.append(f"{attribute.name}: {DRIVER} out of the list -{letter}")
     if edits:
-        notes.edits += _within(value, edits)
+        notes.edits += within(value, edits)
 
 
 def _drop_hypervisor(attribute: Attribute, before: list[tuple[str, str]], notes: _Notes) -> None:
@@ -279,7 +289,7 @@ def _drop_hypervisor(attribute: Attribute, before: list[tuple[str, str]], notes:
     for called, text in before:
         if called == name and _as_made(text, name) == value.text:
             edits = [Edit(0, len(value.text), text)]
-    notes.edits += _within(value, edits)
+    notes.edits += within(value, edits)
     notes.changes.append(f"VM_MAD {name}: hypervisor directory {STOCK} again")
 
 

@@ -173,6 +173,19 @@ def apply(text: str, edits: list[Edit]) -> str:
     return text
 
 
+def within(value: Value, edits: list[Edit]) -> list[Edit]:
+    """Return edits of a value's text as edits of the file."""
+    if value.end - value.start == len(value.text):
+        new = apply(value.text, edits)
+        return [Edit(value.start, value.end, new if BARE.fullmatch(new) else quoted(new))] if edits else []
+
+    def place(at: int) -> int:
+        # A quote in the text is two characters in the file.
+        return value.start + 1 + at + value.text.count('"', 0, at)
+
+    return [Edit(place(edit.start), place(edit.end), edit.text.replace('"', '\\"')) for edit in edits]
+
+
 def removal(text: str, attribute: Attribute) -> Edit:
     """Return the edit that takes an attribute out, with its lines where nothing else stands on them."""
     start = text.rfind("\n", 0, attribute.start) + 1

@@ -89,7 +89,9 @@ class Drivers:
     crashes: List[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._pools = {kind: threading.BoundedSemaphore(self.settings.threads) for kind in ("tm", "datastore", "vmm")}
+        # Whoever came first gets what becomes free first, as from ActionManager's queue.
+        counts = {"tm": self.settings.tm_threads, "datastore": self.settings.threads, "vmm": self.settings.threads}
+        self._pools = {kind: threading.BoundedSemaphore(count) for kind, count in counts.items()}
 
     def transfer(self, path: str) -> None:
         """Run a transfer file: line after line, the first failure ends it (one_tm)."""

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict, FrozenSet, Tuple
 
+from semishared.install.threads import LEAST
+
 # What a driver script finds in its environment (recorded); no ONE_LOCATION, no ONE_XMLRPC.
 DRIVER_ENVIRONMENT: Dict[str, str] = {
     "HOME": "/var/lib/one",
@@ -38,6 +40,8 @@ class Settings:
     guest_agent: bool = False
     """Default of FEATURES/GUEST_AGENT: yes in the stock vmm_exec_kvm.conf, but the lab's guests have no agent."""
     threads: int = 15
+    """What datastore and hypervisor actions run at once; `tm_threads`: transfers, as install.sh has oned.conf say."""
+    tm_threads: int = LEAST
     timeout: float = 900.0
     tm_drivers: Tuple[str, ...] = ("semishared",)
     live_disk_snapshots: FrozenSet[str] = frozenset({"kvm-semishared", "qemu-semishared"})
