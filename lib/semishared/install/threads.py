@@ -2,10 +2,10 @@
 """How many transfers oned's driver does at once: -t of TM_MAD. Text in, edits out.
 
 one_tm has a queue for all VMs and datastores: a transfer begins when one of its threads has nothing to do, and each has one until its
-last script has ended (mad/ruby/ActionManager.rb:165-181, tm_mad/one_tm.rb:71-88). Nothing overtakes. A clone has ended when its disk is there,
-and not before; so with 15 threads, as oned.conf comes, 15 clones that wait for one base keep every other VM's delete waiting
-as long. oned's own scheduler begins up to 30 for each cluster (MAX_ACTIONS_PER_CLUSTER). Its threads are made for what is to be done, and cost
-nothing while there is nothing.
+last script has ended (mad/ruby/ActionManager.rb:165-230, tm_mad/one_tm.rb:71-88). Nothing overtakes. A clone has ended when its disk
+is there, and not before; so with 15 threads, as oned.conf comes, 15 clones that wait for one base keep every other VM's delete
+waiting as long. oned's own scheduler begins up to 30 for each cluster (MAX_ACTIONS_PER_CLUSTER). Threads are made for what is to be
+done, and cost nothing while there is nothing.
 """
 
 from __future__ import annotations
