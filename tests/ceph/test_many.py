@@ -8,6 +8,7 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from lab import Node
 from lab.ceph import Cluster
 from lab.cloud import RBD_STORE, SYSTEM, Cloud
 from lab.guest import content, serial_xml
@@ -30,6 +31,11 @@ def begun(cloud: Cloud, since: int, action: str) -> list[Call]:
     return [call for call in cloud.oned.calls[since:] if call.action == action]
 
 
+def there(host: Node) -> int:
+    """Return how many sessions wait on a host, or work."""
+    return int(host.run(["pgrep", "-fc", "python3 .*hostside"], check=False).stdout)
+
+
 def test_delete_begins_while_thirty_clones_wait_for_one_base(cloud: Cloud, ceph: Cluster) -> None:
     """A host takes a base from a cluster whose cable is slow; all of the clones end well, with one reading of the store."""
     image = cloud.data_image("many-cold", os.urandom(MIB << 20), mib=MIB, store=RBD_STORE)
@@ -37,6 +43,7 @@ def test_delete_begins_while_thirty_clones_wait_for_one_base(cloud: Cloud, ceph:
     paused = {"RAW": {"TYPE": "kvm", "DATA": serial_xml("many-other") + PAUSED}, "MEMORY": "32"}
     leaving = cloud.oned.vm_create({**cloud.template("many-other", [{"IMAGE_ID": str(other)}]), **paused})
     cloud.oned.vm_deploy(leaving, "h1", SYSTEM)
+    cloud.oned.vm_poweroff(leaving, hard=True)
     vms = [cloud.create(f"many-{number}", [{"IMAGE_ID": str(image)}]) for number in range(CLONES)]
     host, since = cloud.lab.node("h1"), len(cloud.oned.calls)
     places = {vm: f"h1:{cloud.oned.settings.location}/{SYSTEM}/{vm}" for vm in vms}
@@ -48,10 +55,10 @@ def test_delete_begins_while_thirty_clones_wait_for_one_base(cloud: Cloud, ceph:
                 for vm, place in places.items()
             ]
             limit = time.monotonic() + 60
-            while len(begun(cloud, since, "clone")) < min(CLONES, cloud.oned.settings.tm_threads) and time.monotonic() < limit:
-                time.sleep(0.1)
+            while there(host) < min(CLONES, cloud.oned.settings.tm_threads) and time.monotonic() < limit:
+                time.sleep(0.5)
             asked = time.monotonic()
-            ending = pool.submit(cloud.terminate, leaving)
+            ending = pool.submit(cloud.oned.vm_terminate, leaving)
             while not begun(cloud, since, "delete") and time.monotonic() < asked + PATIENCE_S:
                 time.sleep(0.1)
             assert begun(cloud, since, "delete"), f"{CLONES} clones that wait keep a delete waiting for more than {PATIENCE_S} s"

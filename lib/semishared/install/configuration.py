@@ -26,7 +26,6 @@ BLOCK = re.compile(rf"\n?^{re.escape(BEGIN)}\n(.*?)^{re.escape(END)}\n", re.MULT
 NOTE = re.compile(r'^# before: VM_MAD ([A-Za-z0-9_.\-]*): (".*")\n', re.MULTILINE)
 """What a VM_MAD's ARGUMENTS were, as JSON, where we took more out of them than the directory."""
 
-TM_OPTIONS = {"t": "threads", "d": "tm-types", "w": "timeout"}
 DS_OPTIONS = {"t": "threads", "d": "ds-types", "s": "system-ds-types", "w": "timeout"}
 VM_OPTIONS = {"r": "retries", "t": "threads", "l": "local", "d": "delegate", "s": "shell", "p": "parallel", "w": "timeout"}
 
@@ -106,12 +105,12 @@ def _transfer(attributes: list[Attribute], noted: bool, notes: _Notes, path: str
     value = _arguments(attributes, "TM_MAD", path)
     if value is None:
         return
-    arguments = Arguments(value.text, TM_OPTIONS)
-    more, before, warning = threads.raised(arguments, noted)
-    notes.before += [before] if more else []
-    notes.changes += [f"TM_MAD: -t {threads.LEAST}, so many transfers at once"] if more else []
-    notes.warnings += [warning] if warning else []
-    notes.edits += within(value, _listed(arguments, "TM_MAD", "d", notes, path) + more)
+    arguments = Arguments(value.text, threads.OPTIONS)
+    edits, (more, before, warnings) = _listed(arguments, "TM_MAD", "d", notes, path), threads.raised(arguments, noted)
+    notes.before += before
+    notes.changes += [f"TM_MAD: -t {threads.LEAST}, so many transfers at once" for _ in more]
+    notes.warnings += warnings
+    notes.edits += within(value, edits + more)
 
 
 def _list(attributes: list[Attribute], name: str, options: dict[str, str], letter: str, notes: _Notes, path: str) -> None:
@@ -263,7 +262,7 @@ def _drop_words(attribute: Attribute, notes: _Notes, inside: str) -> None:
     value = attribute.field("ARGUMENTS")
     if value is None:
         return
-    options = TM_OPTIONS if attribute.name == "TM_MAD" else DS_OPTIONS
+    options = threads.OPTIONS if attribute.name == "TM_MAD" else DS_OPTIONS
     arguments = Arguments(value.text, options)
     edits = threads.lowered(arguments, inside) if attribute.name == "TM_MAD" else []
     for letter, words in arguments.values.items():

@@ -15,6 +15,8 @@ import re
 
 from .oned_conf import Arguments, Edit
 
+OPTIONS = {"t": "threads", "d": "tm-types", "w": "timeout"}
+"""Of one_tm, by letter."""
 LEAST = 64
 """What two clusters can have waiting, and four more."""
 STOCK = 15
@@ -23,19 +25,19 @@ NOTE = re.compile(r'^# before: TM_MAD -t: (".*")\n', re.MULTILINE)
 """What the value was, as JSON; of an option that was not there nothing."""
 
 
-def raised(arguments: Arguments, noted: bool) -> "tuple[list[Edit], str, str]":
-    """Return the edits of TM_MAD's ARGUMENTS for LEAST threads, what to note of before, and why the administrator should know.
+def raised(arguments: Arguments, noted: bool) -> "tuple[list[Edit], list[str], list[str]]":
+    """Return the edits of TM_MAD's ARGUMENTS for LEAST threads, what to note of before, and what the administrator should know.
 
     Whoever has put it back afterwards (`noted`) is told, and heard.
     """
     word = arguments.last("t")
     count = STOCK if word is None else int(word.text) if word.text.isascii() and word.text.isdigit() else 0
     if count >= LEAST or (word is not None and not word.text):
-        return [], "", ""
+        return [], [], []
     if noted:
-        return [], "", f"TM_MAD: with -t {count} that many clones that wait for a base keep all other VMs' transfers waiting"
+        return [], [], [f"TM_MAD: with -t {count} that many clones that wait for a base keep all other VMs' transfers waiting"]
     edit = Edit(0, 0, f"-t {LEAST} " if arguments.text else f"-t {LEAST}") if word is None else Edit(word.start, word.end, str(LEAST))
-    return [edit], f"# before: TM_MAD -t: {json.dumps(word.text if word else '')}\n", ""
+    return [edit], [f"# before: TM_MAD -t: {json.dumps(word.text if word else '')}\n"], []
 
 
 def lowered(arguments: Arguments, block: str) -> list[Edit]:
