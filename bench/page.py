@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Callable, Dict, List, Sequence
@@ -217,8 +218,10 @@ def overlay(report: Data) -> str:
 BLOCKS: Dict[str, Callable[[Data], str]] = {
     "machine": machine, "budgets": budgets, "clone": clone, "ceph": ceph, "actions": actions, "overlay": overlay,
     "options": options, "creation": creation, "stage": stage, "migrate": migrate,
-    "commit": commit, "cluster": cluster, **page_pool.BLOCKS,
+    "commit": commit, "cluster": cluster, "many": functools.partial(plain, prefix="many/"), **page_pool.BLOCKS,
 }  # fmt: skip
+YOUNG = ("many", *page_pool.BLOCKS)
+"""What a report may lack that somebody has from before."""
 
 
 PLOTS = {"stage": ["bench-stage.svg"], "cluster": ["bench-cluster-phases.svg", "bench-cluster-rates.svg"], "commit": ["bench-commit.svg"]}
@@ -237,7 +240,7 @@ def write(report: Data, docs: Path, names: Sequence[str]) -> None:
 
         def block(match: "re.Match[str]") -> str:
             table_of = match.group(2)
-            if (names and table_of not in names) or (table_of in page_pool.BLOCKS and table_of not in report["runs"]):
+            if (names and table_of not in names) or (table_of in YOUNG and table_of not in report["runs"]):
                 return match.group(0)
             if report["runs"].get(table_of, {}).get("quick"):
                 raise ValueError(f"{table_of} was run with --quick: that is to see that it works, not to be published")

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
-    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases commit cluster,
+    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases commit cluster many,
                                           pool (these together: orders rebalance devices plain beside memory extents)
     bench/run.py --docs [TABLE ...]       write the tables in docs/ (all, or those) from build/bench.json
 
@@ -30,6 +30,7 @@ import cluster  # noqa: E402
 import commits  # noqa: E402
 import devices  # noqa: E402
 import extents  # noqa: E402
+import many  # noqa: E402
 import memory  # noqa: E402
 import migrate  # noqa: E402
 import orders  # noqa: E402
@@ -66,6 +67,7 @@ BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "beside": devices.beside,
     "memory": memory.memory,
     "extents": extents.extents,
+    "many": many.many,
 }
 GROUPS = {"pool": ("orders", "rebalance", "devices", "plain", "beside", "memory", "extents")}
 """What one name stands for."""
