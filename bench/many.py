@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many VMs at once, to the end of their prolog: warm bases, no guests; against a copy of the image for each of them.
 
-All of it goes through the simulated oned's driver, in as many threads as install.sh gives the real one. The copies are `tar | ssh`, as the stock
-ssh driver makes them, in as many as a stock oned.conf gives; both use the same two ends of the same disk, and the same cores.
+All of it goes through the simulated oned's driver, in as many threads as install.sh gives the real one. The copies are `tar | ssh`, as
+the stock ssh driver makes them, in as many as a stock oned.conf gives; both use the same two ends of the same disk, and the same cores.
 """
 
 from __future__ import annotations
