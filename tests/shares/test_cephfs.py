@@ -81,6 +81,11 @@ class CephShares:
         """Return what `semishared share list` says, by image."""
         return {row["image"]: row for row in json.loads(self.cli("list", "--json"))["shares"]}
 
+    def gc(self) -> dict[str, str]:
+        """Return what became of what `semishared gc` found of shares, '' of what it keeps."""
+        done = self.lab.fe.run([COMMAND, "gc", "--json", "--now"], timeout=120)
+        return {row["path"]: row["result"] for row in json.loads(done.stdout)["findings"] if row["kind"] == "share"}
+
     def does(self, words: list[str], owner: int = 0, check: bool = True) -> tuple[str, str]:
         """Run a program as root of a guest of an owner's."""
         uid = str(first_uid(owner))
@@ -160,9 +165,19 @@ def test_what_the_cluster_refuses_says_why_and_can_be_dropped(cloud: CephShares)
         cloud.image("lost", "new:32M,pool=none")
     ((image, row),) = cloud.listed().items()
     assert row["state"] == "not ready"
+    assert cloud.gc() == {}
     cloud.oned.image_delete(image)
-    cloud.cli("drop", str(SHARES), str(image))
-    assert not cloud.listed() and not cloud.subvolumes()
+    assert cloud.gc() == {f"{ROOT}/share-{image}": "removed"} and not cloud.listed()
+
+
+def test_a_share_that_may_hold_data_is_kept_until_it_is_dropped_by_hand(cloud: CephShares, tree: Tree) -> None:
+    _, made = cloud.step(s.MakeShare(tree, Share(777, 0, 1, 8 * MiB)))
+    code = "from semishared.share import attached; import sys; print(attached.check(777, sys.argv[1]))"
+    done = cloud.host.run(["python3", "-c", code, made["source"]], env={"PYTHONPATH": "/var/tmp/one/lib"})
+    assert done.stdout == b"100000\n"
+    assert cloud.gc() == {made["source"]: ""} and 777 in cloud.listed()
+    cloud.cli("drop", str(SHARES), "777")
+    assert cloud.gc() == {} and not cloud.subvolumes()
 
 
 def test_a_key_for_one_share_opens_no_other(cloud: CephShares) -> None:

@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import BadAttribute, ToolFailed
-from semishared.model.shares import Share, Use, first_uid
+from semishared.model import layout_share
+from semishared.model.shares import Share, Tree, Use, first_uid
+from semishared.model.steps_share import RemoveShare
+from semishared.plan import gc, gc_shares
 from semishared.plan.shares import wanted
 from semishared.share import btrfs, cephfs, mounts, xfs
 from semishared.units import GiB, MiB, TiB
@@ -80,6 +83,23 @@ def test_what_btrfs_says_of_a_subvolume() -> None:
     assert btrfs.parse(SAID.format(limit="none")) == Use(33538048, -1)
     with pytest.raises(ToolFailed):
         btrfs.parse("ERROR: quotas not enabled")
+
+
+def test_where_a_share_is_says_whose_it_is() -> None:
+    inside = "share-7/ce28cdf0-dac6-415c-83bb-70bd2adf41de"
+    assert layout_share.root_and_image("/srv/shares/share-7") == ("/srv/shares", 7) == layout_share.root_and_image(f"/srv/shares/{inside}")
+    for source in ("/srv/shares/share-07", "/srv/shares/share-7/x", "/share-7", f"/srv/shares/{inside}/x", "/srv/shares/gone-7", "share-7"):
+        assert layout_share.root_and_image(source) == ("", -1), source
+
+
+def test_of_shares_without_an_image_those_go_that_nobody_has_had() -> None:
+    tree = Tree("btrfs", "/srv/shares", "0" * 32)
+    there = ((1, ""), (2, "/srv/shares/share-2"), (3, ""), (4, "x"))
+    rows = tuple({"image": image, "source": source, "used": -1} for image, source in there)
+    known = gc.Known({}, frozenset({(110, 3), (110, 4), (111, 1)}), frozenset())
+    lost, kept = gc_shares.find(gc_shares.Shares("b0", 110, tree, rows), known)
+    assert (lost.path, lost.keep, lost.steps()) == ("/srv/shares/share-1", "", [RemoveShare(tree, 1, "")])
+    assert (kept.path, kept.steps()) == ("/srv/shares/share-2", []) and "share drop 110 2" in kept.keep
 
 
 HELD = "#2000000007      16384          0      16384     00 [--------]          2          0       1024     00 [{grace}]\n\n"

@@ -36,7 +36,7 @@ from ..plan.diagnosis_machines import Answers, of_machines
 from ..plan.gc import find
 from ..tools.files import unlink
 from ..units import human
-from . import doctor_fence, doctor_pool, gc, gc_pools
+from . import doctor_fence, doctor_pool, gc
 from .waiting import Waiting
 
 AT_ONCE = 32
@@ -245,7 +245,7 @@ def leftovers(config: Config, no_oned: bool) -> tuple[int, str]:
     except SemisharedError:
         return 0, ""
     found = find(survey.machines, survey.known, OLD_S, not survey.errors)
-    found += gc_pools.left(survey.pools, survey.known, OLD_S, config, survey.failed)
+    found += gc.elsewhere(survey, OLD_S, config)
     found = [item for item in found if not item.keep]
     return len(found), human(sum(item.bytes for item in found))
 

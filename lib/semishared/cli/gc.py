@@ -28,10 +28,11 @@ from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore
 from ..plan import gc as plan
+from ..plan import gc_shares as plan_shares
 from ..plan.gc_pools import Pool
 from ..units import human
 from ..wire.session import Session, is_here
-from . import gc_known, gc_pools, gc_strays
+from . import gc_known, gc_pools, gc_shares, gc_strays
 from .waiting import Waiting
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -66,6 +67,7 @@ class Survey:
     known: plan.Known = field(default_factory=lambda: plan.Known({}, frozenset(), frozenset()))
     errors: list[dict[str, str]] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
+    shares: list[plan_shares.Shares] = field(default_factory=list)
 
     def failed(self, machine: str, error: SemisharedError) -> None:
         self.errors.append({"machine": machine, "error": error.line()})
@@ -90,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     unknown = set(arguments.discard) - {item.path.rpartition("/")[2] for item in findings if item.kind == "kept"}
     if unknown:
         raise BadArguments(f"no kept disk is called {min(unknown)!r}")
-    findings += gc_pools.left(survey.pools, survey.known, older_than, config, survey.failed)
+    findings += elsewhere(survey, older_than, config)
     results = [""] * len(findings) if arguments.dry_run else remove(findings, config, survey)
     if arguments.json:
         print(json.dumps(as_json(findings, results, survey, arguments.dry_run), indent=1))
@@ -118,8 +120,15 @@ def survey_cloud(oned: Oned, config: Config) -> Survey:
                     survey.failed(question.host, SemisharedError(f"libvirt: {answer['domains']['error']}"))
     ours = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
     survey.pools = gc_pools.listed(ours, config, survey.failed)
+    survey.shares = gc_shares.listed(ours, config, survey.failed)
     survey.known = gc_known.known(oned, ours, survey.machines, survey.pools)
     return survey
+
+
+def elsewhere(survey: Survey, older_than: int, config: Config) -> list[plan.Finding]:
+    """Return what is left over where no machine's own files are: in pools of Ceph, and of directories for guests."""
+    found = gc_pools.left(survey.pools, survey.known, older_than, config, survey.failed)
+    return found + [item for shares in survey.shares for item in plan_shares.find(shares, survey.known)]
 
 
 def questions(oned: Oned, survey: Survey) -> list[_Question]:
@@ -138,7 +147,7 @@ def questions(oned: Oned, survey: Survey) -> list[_Question]:
     found = []
     for location, stores in sorted(places.items()):
         systems = tuple(sorted(store.id for store in stores if store.type == 1))
-        # Shares are elsewhere, and `semishared share list` says what is left of them.
+        # Shares are elsewhere: gc_shares.py.
         images = [store for store in stores if store.type != 1 and not is_shares(store)]
         marked = sorted((absolute(store.base_path, "BASE_PATH"), store.attribute("SEMISHARED_STORE")) for store in images)
         shared, markers = tuple(path for path, _ in marked), tuple(store for _, store in marked)

@@ -17,7 +17,7 @@ from .layout import SIDE
 
 SHARES = f"{SIDE}/.shares"
 UIDS = f"{SIDE}/.uids"
-_TREE = re.compile(r"share-(0|[1-9][0-9]{0,9})\Z")
+_SOURCE = re.compile(r"(/.+)/share-(0|[1-9][0-9]{0,9})(/[0-9a-f-]{36})?\Z")
 _RECORD = re.compile(r"([0-9]{1,10})\.json\Z")
 
 
@@ -26,10 +26,10 @@ def tree(image: int) -> str:
     return f"share-{image}"
 
 
-def number_of_tree(name: str) -> int:
-    """Return whose tree a name is, -1 if nobody's."""
-    match = _TREE.match(name)
-    return int(match.group(1)) if match else -1
+def root_and_image(source: str) -> tuple[str, int]:
+    """Return in which root a share is and whose it is, by where it is: a tree, or what is in one of CephFS; ('', -1) if it is none."""
+    match = _SOURCE.match(source)
+    return (match.group(1), int(match.group(2))) if match else ("", -1)
 
 
 def gone(image: int) -> str:

@@ -23,8 +23,7 @@ def check(image: int, source: str) -> int:
 
     `image`: whose share it has to be, -1 for whoever's it is.
     """
-    here, (root, _, name) = os.uname().nodename, source.rpartition("/")
-    number = layout_share.number_of_tree(name)
+    here, (root, number) = os.uname().nodename, layout_share.root_and_image(source)
     if not re.match(PATH, source) or number < 0 or image not in (-1, number) or os.path.realpath(source) != source:
         raise ShareRefused(f"{source} on {here} is no share that semishared has made{f' for image {image}' if image >= 0 else ''}")
     if not os.path.isdir(root):

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is left over of directories for guests (share/), against what oned knows.
+
+    <root>/share-<image> gone-<image>    its record does not say that it is ready, and oned has no such image: a killed create or delete
+                                         left it, and nobody has had it since
+                                         kept, if it is ready: it may hold somebody's data
+
+They are collected before oned is asked, which knows an image before its share is made, and until its share is gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Iterator
+
+from ..model import layout_share
+from ..model import steps as s
+from ..model.shares import Tree
+from ..model.steps_share import RemoveShare
+from .gc import Finding, Known
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What the machine that makes the shares of a datastore has of them."""
+
+    machine: str
+    store: int
+    tree: Tree
+    rows: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Left(Finding):
+    """A share."""
+
+    step: s.Step | None = None
+
+    def steps(self) -> list[s.Step]:
+        """Return what removes it."""
+        return [self.step] if self.step else []
+
+
+def find(shares: Shares, known: Known) -> Iterator[Finding]:
+    """Yield what is left over in a datastore."""
+    for row in shares.rows:
+        image, path = int(row["image"]), row["source"] or f"{shares.tree.root}/{layout_share.tree(int(row['image']))}"
+        if (shares.store, image) in known.images:
+            continue
+        reason = f"oned has no image {image}" if row["source"] else f"a killed action left it, and oned has no image {image}"
+        keep = f"it may hold somebody's data: `semishared share drop {shares.store} {image}` removes it" if row["source"] else ""
+        step = None if keep else RemoveShare(shares.tree, image, "")
+        yield Left(shares.machine, "", "share", path, reason, max(0, int(row["used"])), 0, keep=keep, step=step)
