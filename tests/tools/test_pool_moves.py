@@ -158,30 +158,6 @@ def test_a_kept_diff_goes_too(world: World, pool: Pool) -> None:
     qemu_io(f"{kept}/disk.1.snap/0", "qcow2", "read -P 0x77 2M 64k")
 
 
-def test_a_diff_whose_move_was_killed_under_its_guest_is_kept_with_all_that_was_written(world: World, pool: Pool) -> None:
-    """The guest has died as well, and the VM is deleted before anybody has ended the move."""
-    image, disk = world.image(), world.disk()
-    world.on(s.PrepareVm(5, disk.vm_dir), CreateDiff(disk, image, 0, ""))
-    folder, record = Path(f"{disk.path}.snap"), Path(disk.vm_dir, ".semishared/disk.1.json")
-    qemu_io(str(folder / "0"), "qcow2", "write -P 0x77 2M 64k")
-    was, (other, target) = os.readlink(folder), elsewhere(pool, folder)
-    delta = folder / "1000000"
-    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", "0", "-F", "qcow2", str(delta)], check=True)
-    qemu_io(str(delta), "qcow2", "write -P 0x78 3M 64k")
-    record.write_text(record.read_text().replace(".snap/0", ".snap/1000000"))
-    new = Path(other, ".semishared/layers/5-1-0123456789ab")
-    new.mkdir(parents=True, exist_ok=True)
-    (new / "0").write_bytes((folder / "0").read_bytes())
-    os.symlink(was, f"{disk.path}.left.snap")
-    folder.unlink()
-    os.symlink(f"../../.semishared/devices/{target}/layers/{new.name}", folder)
-    world.on(s.RemoveVm(5, disk.vm_dir))
-    (kept,) = world.system.glob(".kept-5-*")
-    assert os.readlink(kept / "disk.1.snap") == was and not new.exists()
-    qemu_io(f"{kept}/disk.1.snap/1000000", "qcow2", "read -P 0x77 2M 64k")
-    qemu_io(f"{kept}/disk.1.snap/1000000", "qcow2", "read -P 0x78 3M 64k")
-
-
 def test_what_has_no_room_stays(world: World, pool: Pool) -> None:
     directory, _ = prepared(world)
     full, target = elsewhere(pool, f"{directory}/disk.1.snap")

@@ -10,11 +10,12 @@ from ..errors import MissingImage
 from ..model.steps import GrowDisk, ImageRef
 from ..tools import beneath, files, qemu_img
 from ..tools.crash_points import point
-from . import in_memory, records
+from . import in_memory, records, unsettled
 
 
 def grow(step: GrowDisk) -> dict[str, object]:
     """Grow a disk: its active layer, or the image it is; return which that is if it is on the network, and not grown here."""
+    unsettled.settle(step.disk.vm, step.disk.vm_dir)
     record = records.record_of(step.disk)
     if record.bridged:
         return records.on_store(record)

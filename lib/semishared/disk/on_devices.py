@@ -11,7 +11,7 @@ import os
 from typing import Iterable, Iterator, Mapping
 
 from ..base import cache, device_state, devices
-from ..errors import DeviceMissing, LostWithMemory, SemisharedError, UnexpectedFile, UnexpectedLink
+from ..errors import CannotMove, DeviceMissing, LostWithMemory, SemisharedError, UnexpectedFile, UnexpectedLink
 from ..model import layout, layout_devices
 from ..model.device_class import MEMORY, NOTHING, Want
 from ..model.layout_devices import LAYERS, Link
@@ -151,10 +151,19 @@ def remove(disk_path: str) -> None:
         devices.remove(layout.layers(disk_path))
 
 
+def _own(directory: str) -> dict[str, Link]:
+    """Return the links to devices in a directory that is to go as it is; raise DeviceMissing, CannotMove if one does not lead to all."""
+    own = links(directory)
+    leaving = [name for name in own if layout_devices.left_named(name) is not None]
+    if leaving:
+        raise CannotMove(f"{leaving[0]} of {directory} on {os.uname().nodename}: those layers are about to leave their device")
+    check(directory)
+    return own
+
+
 def members(directory: str) -> list[str]:
     """Return what tar is to archive of a VM's directory, as paths below it: of a link to a device the layers; raise DeviceMissing."""
-    own = links(directory)
-    check(directory)
+    own = _own(directory)
     if not own:
         return ["."]
     names = [f"./{name}" for name in sorted(os.listdir(directory)) if name not in own]
@@ -186,8 +195,7 @@ def arrived(directory: str, made: dict[str, str]) -> None:
 def copy(source: str, directory: str, vm: int) -> None:
     """Copy the directory `source` of a VM into another; layers on devices to new places."""
     argv = ["cp", "-a", "--sparse=always", "--reflink=auto", "--"]
-    own = links(source)
-    check(source)
+    own = _own(source)
     if not own:
         work([*argv, f"{source}/.", directory])
         return

@@ -15,7 +15,6 @@ from typing import IO, TYPE_CHECKING, Any, Callable, Iterator
 from .. import NAME, store
 from ..base import cache, devices
 from ..errors import BadRecord, DataInTheWay, NoSpace, SemisharedError, VmGone
-from ..guest import job_lock
 from ..model import layout, layout_store
 from ..model.record import Record
 from ..model.steps import DiskRef, NoteIoClasses
@@ -23,7 +22,7 @@ from ..named import NamedTuple
 from ..store import dir_clones
 from ..tools import files, layers, locks
 from ..tools.crash_points import point
-from . import beside, epochs, history, kept, on_devices, records
+from . import beside, epochs, history, kept, on_devices, records, unsettled
 from .epochs import Planned
 from .records import read_record as read_record
 
@@ -167,9 +166,10 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
 
     Without `forget` the record of a clone on the network stays, and is returned: that must be removed first.
     """
-    _end_others(disk.vm, disk.vm_dir)
+    unsettled.end_others(disk.vm, disk.vm_dir)
     with _lock(disk.vm, disk.vm_dir) as file:
         noted = _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned)
+        unsettled.put_back(disk)
         record = _to_remove(disk)
         if record and not forget and record.place.is_clone:
             if records.on_store(record):
@@ -222,6 +222,7 @@ def _unlink_disk(disk: DiskRef) -> None:
     on_devices.remove(disk.path)
     layers.remove(disk.path)
     point("disk removed")
+    unsettled.forget(disk)
     files.remove_staged(disk.vm_dir, layout.disk_name(disk.disk))
     files.unlink(layout.record(disk.vm_dir, disk.disk))
     point("record removed")
@@ -254,19 +255,13 @@ def _note(file: IO[str], vm: int, vm_dir: str, key: str, planned: Planned, *, mu
     return True
 
 
-def _end_others(vm: int, vm_dir: str) -> None:
-    """End who is at work on the disks yet: a backup that nobody waits for would make the directory anew, a detachment take a lease."""
-    if os.path.exists(job_lock.lock_path(vm, vm_dir)):
-        job_lock.take(vm, vm_dir)
-
-
 def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = str) -> str:
     """Remove a VM directory, not across mounts, what killed moves left of it, and all leases of the VM.
 
     It is taken out of its place by one rename first: however far the removal comes, nobody takes the rest for the VM.
     `why_not` is asked when nobody else can publish the VM any more: return what it says; nothing is removed unless that is ''.
     """
-    _end_others(vm, vm_dir)
+    unsettled.end_others(vm, vm_dir)
     root = cache.root_of(vm_dir)
     with _lock(vm, vm_dir) as file:
         why = why_not()

@@ -69,6 +69,16 @@ def note(vm_dir: str, without: List[Record], origin: str = "", remote: Sequence[
     files.write_json(path, data)
 
 
+def forget(vm_dir: str, disk: int) -> None:
+    """Take a disk that is being removed out of the note, and the note away with the last one."""
+    without, remote = ([record for record in records if record.disk != disk] for records in (noted(vm_dir), leaving(vm_dir)))
+    if without or origin(vm_dir):
+        note(vm_dir, without, origin(vm_dir), remote)
+    else:
+        files.unlink(layout_delta.note(vm_dir))
+    point("disk has no delta any more")
+
+
 def delta_of(record: Record) -> str:
     """Return the path of the delta that a disk has, or is to have."""
     return layout.layer(layout.plain(record.path), layout_delta.NUMBER)

@@ -15,7 +15,7 @@ layer, B. It changes only while the guest rests and both are equal. So whoever f
 from __future__ import annotations
 
 import os
-from typing import Dict
+from typing import Callable, Dict
 
 from ..errors import ToolFailed
 from ..model import layout, layout_delta, layout_devices
@@ -37,10 +37,11 @@ def begin(vm_dir: str, disk: int, new: Link) -> None:
     point("layers have their names on the new device")
 
 
-def go_over(vm_dir: str, name: str, record: Record, rate: int) -> None:
+def go_over(vm_dir: str, name: str, record: Record, rate: int, see: Callable[[], None]) -> None:
     """Have QEMU mirror the delta of a disk into the layer that has the names of the one below it, and the guest go on with that.
 
     What is below a delta libvirt copies into no raw file: such a layer QEMU copies whole, at `rate` bytes per second (0: no limit).
+    `see` is called while that is waited for, and may end it by what it raises.
     """
     opened = active_layer.opened(vm_dir, name)
     target = opened.get(os.path.realpath(active_layer.delta_of(record)), "")
@@ -52,7 +53,7 @@ def go_over(vm_dir: str, name: str, record: Record, rate: int) -> None:
         else:
             mirror.begin(name, target, record.path, mirror.granularity(record.path))
         point("layers are being mirrored")
-        job.wait_until_ready()
+        job.wait_until_ready(see)
     point("layers ready on the new device")
     handover.go_over(vm_dir, name, [target], "its disk stays where it is until it runs")
 
@@ -76,20 +77,28 @@ def end(vm_dir: str, name: str) -> None:
         for target in active_layer.opened(vm_dir, name).values():
             block_jobs.end_job(name, target)
         active_layer.settle(vm_dir, name)
-    for disk, link in sorted(begun.items()):
-        folder = layout.layers(layout.disk(vm_dir, disk))
-        was, now = os.readlink(link), os.readlink(folder)
-        if was != now and layout_delta.is_delta(str((files.read_json(layout.record(vm_dir, disk)) or {}).get("path", ""))):
-            files.remove_staged(*os.path.split(folder))
-            files.symlink(was, folder)
-            point("layers have their names on the old device again")
-            was, now = now, was
-        os.unlink(link)
-        files.fsync(vm_dir)
-        point("device switch ended")
-        if was != now:
-            _discard(vm_dir, was)
-            point("layers gone from the other device")
+    for disk in sorted(begun):
+        end_of(vm_dir, disk)
+
+
+def end_of(vm_dir: str, disk: int) -> None:
+    """End it for one disk, on which there is no job. Without a record nobody knows which of the two is right: both stay."""
+    folder = layout.layers(layout.disk(vm_dir, disk))
+    link, record = layout_devices.left(folder), files.read_json(layout.record(vm_dir, disk))
+    if not record:
+        return
+    was, now = os.readlink(link), os.readlink(folder)
+    if was != now and layout_delta.is_delta(str(record.get("path", ""))):
+        files.remove_staged(*os.path.split(folder))
+        files.symlink(was, folder)
+        point("layers have their names on the old device again")
+        was, now = now, was
+    os.unlink(link)
+    files.fsync(vm_dir)
+    point("device switch ended")
+    if was != now:
+        _discard(vm_dir, was)
+        point("layers gone from the other device")
 
 
 def _discard(vm_dir: str, target: str) -> None:

@@ -168,8 +168,9 @@ class Execution(Steps):
         backup.end(step)
 
     def RestoreDisk(self, step: s.RestoreDisk) -> None:
-        from ..disk import restore
+        from ..disk import restore, unsettled
 
+        unsettled.settle(step.disk.vm, step.disk.vm_dir)
         with restore.received(step.disk, self.talk.chunks(), self.talk.sha256) as path:
             restore.restore(step, path, self.planned, self.talk.asking)
 

@@ -59,13 +59,14 @@ class OnMoves(Steps):
     def _enter(self, vm: int, vm_dir: str, domain: str) -> None:
         """See that a VM directory does not depend on another one, of which it is a copy that its guest has not entered.
 
-        Nor that its disks lie over their stores in part only (guest/base_switch.py).
+        Nor that its disks lie over their stores in part only (guest/base_switch.py), or are about to leave a device, when their names
+        do not lead to what is right yet (guest/device_switch.py).
         """
         if not os.path.lexists(layout_delta.note(vm_dir)):
             return
-        from ..guest import active_layer, deltas, job_lock
+        from ..guest import active_layer, deltas, device_switch, job_lock
 
-        if active_layer.origin(vm_dir) or active_layer.leaving(vm_dir):
+        if active_layer.origin(vm_dir) or active_layer.leaving(vm_dir) or device_switch.left(vm_dir):
             job_lock.take(vm, vm_dir)
             deltas.merge(vm_dir, domain)
 

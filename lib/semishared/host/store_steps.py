@@ -8,7 +8,7 @@ import os
 from .. import store
 from ..base import cache
 from ..base.ensure import borrowed
-from ..disk import on_devices, records, recovery, snapshots, vm_dir
+from ..disk import on_devices, records, recovery, snapshots, unsettled, vm_dir
 from ..disk.create import opened
 from ..errors import MissingImage, VmGone
 from ..guest import block_jobs, job_lock
@@ -53,6 +53,8 @@ class OnStore(Steps):
         if step.domain:
             job_lock.take(disk.vm, disk.vm_dir)
             recovery.recover(disk.vm_dir, step.domain)
+        elif step.snapshot == -1:
+            unsettled.settle(disk.vm, disk.vm_dir)
         record = records.record_of(disk)
         if record.image:
             # The disk may lie where it is not at home (undeployed, on the front-end): with the keys that are there.
