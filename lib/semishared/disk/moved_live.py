@@ -37,16 +37,17 @@ def move(step: MoveLayers, planned: Planned, tell: Tell, was: Link, new: Link) -
     _check(step, root, was, new)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         record = records.record_of(disk)
+    floor = min(FLOOR, _free(folder) // 2)
     with recovery.ended_on_failure(disk.vm_dir, step.domain):
         deltas.add(disk.vm_dir, step.domain, [record])
         (record,) = active_layer.noted(disk.vm_dir)
         with Undo() as undo, files.enough_space(directory):
             undo.add(lambda: moving.discard(root, [new] if devices.link_of(folder) != new else []))
-            _copy(folder, directory, record, Copying(on_devices.allocated(folder), step.rate, _watched(folder, tell)))
+            _copy(folder, directory, record, Copying(on_devices.allocated(folder), step.rate, _watched(folder, floor, tell)))
             with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
                 device_switch.begin(disk.vm_dir, disk.disk, new)
             undo.keep()
-        device_switch.go_over(disk.vm_dir, step.domain, record, step.rate)
+        device_switch.go_over(disk.vm_dir, step.domain, record, step.rate, lambda: _see(layout_devices.left(folder), floor))
         deltas.merge(disk.vm_dir, step.domain)
     if devices.link_of(folder) != new:
         raise CannotMove(f"disk {disk.disk} of VM {disk.vm}: its guest has not gone over")
@@ -72,17 +73,20 @@ def _copy(folder: str, directory: str, record: Record, copying: Copying) -> None
         raise CannotMove(f"{folder} on {os.uname().nodename} was changed while it was copied")
 
 
-def _watched(folder: str, tell: Tell) -> Tell:
+def _watched(folder: str, floor: int, tell: Tell) -> Tell:
     """Return what tells how far a copy is, and raises NoSpace when the device that is left becomes full meanwhile."""
-    floor = min(FLOOR, _free(folder) // 2)
 
     def told(**event: object) -> None:
-        if _free(folder) < floor:
-            here = os.uname().nodename
-            raise NoSpace(f"{human(_free(folder))} are left on the device of {folder} on {here}, where its guest writes until it has moved")
+        _see(folder, floor)
         tell(**event)
 
     return told
+
+
+def _see(folder: str, floor: int) -> None:
+    if _free(folder) < floor:
+        here = os.uname().nodename
+        raise NoSpace(f"{human(_free(folder))} are left on the device of {folder} on {here}, where its guest writes until it has moved")
 
 
 def _free(folder: str) -> int:

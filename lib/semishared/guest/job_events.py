@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 from ..errors import ToolFailed, ToolTimeout
 from ..tools import progress, standstill
@@ -60,9 +60,10 @@ class BlockJob:
         self._name, self._target, self._heard = name, target, heard
         self._ready = libvirtd.binding().VIR_DOMAIN_BLOCK_JOB_READY
 
-    def wait_until_ready(self) -> None:
-        """Wait until a copy is equal to its disk; raise ToolFailed if it ends before, ToolTimeout if it stands still."""
+    def wait_until_ready(self, see: Callable[[], None] = lambda: None) -> None:
+        """Wait until a copy is equal to its disk; raise ToolFailed if it ends before, ToolTimeout if it stands still, what `see` raises."""
         for status, job in self._news():
+            see()
             if not job:
                 raise ToolFailed(f"the copy of disk {self._target} of {self._name} on {os.uname().nodename} has ended before it was done")
             # libvirt says that they are equal only if QEMU says that the copy is ready.
