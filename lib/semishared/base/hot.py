@@ -18,7 +18,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from typing import Iterator
+from typing import TYPE_CHECKING, Iterator
 
 from ..errors import SemisharedError
 from ..model import layout_base, layout_devices
@@ -28,6 +28,9 @@ from ..tools import extents, files, locks
 from ..tools.crash_points import point
 from ..units import human
 from . import devices, promises
+
+if TYPE_CHECKING:
+    from ..plan import pool
 
 FLOCK = "hhqqi4x"
 """struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid."""
@@ -77,8 +80,13 @@ def why_not(root: str, size: int) -> str:
     memory = [device for device in devices.present(root) if device.device_class == MEMORY and device.share > 0]
     if not memory:
         return f"no device of class {MEMORY} takes it"
-    most = max(device.unpromised + _idle_bytes(root, device.uuid) for device in memory)
+    most = max(_takes(device) + _idle_bytes(root, device.uuid) for device in memory)
     return "" if size <= most else f"it has {human(size)}, and memory {human(max(most, 0))} that are not promised"
+
+
+def _takes(device: pool.Device) -> int:
+    """Return the bytes of a copy that memory takes at once: more than are promised may be free, and fewer where it promises them twice."""
+    return min(device.unpromised, device.room)
 
 
 def provide(root: str, name: str, source: str, format: str) -> str:
@@ -105,7 +113,7 @@ def _begin(root: str, name: str, size: int) -> "Copy | None":
             _remove(copy)  # a killed run left it
         make_way(root, size)
         for device in devices.present(root):
-            if device.device_class == MEMORY and device.share > 0 and device.unpromised >= size > 0:
+            if device.device_class == MEMORY and device.share > 0 and _takes(device) >= size > 0:
                 place = os.readlink(layout_devices.device(root, device.uuid))
                 copy = Copy(device.uuid, layout_devices.hot(place, name))
                 os.makedirs(copy.directory)
@@ -171,7 +179,14 @@ def _promised(copy: Copy) -> int:
 def _idle(root: str, uuid: str) -> "list[Copy]":
     """Return the copies that nobody makes and no guest reads from, the one first that was used longest ago."""
     idle = [copy for copy in _copies(root) if copy.uuid == uuid and not _is_used(root, copy)]
-    return sorted(idle, key=lambda copy: os.stat(copy.directory).st_mtime)
+    return sorted(idle, key=_last_used)
+
+
+def _last_used(copy: Copy) -> float:
+    try:
+        return os.stat(copy.directory).st_mtime
+    except FileNotFoundError:  # its base went meanwhile, and it did
+        return 0.0
 
 
 def _is_used(root: str, copy: Copy) -> bool:

@@ -7,7 +7,7 @@ import os
 from typing import Callable
 
 from ..base import cache, hot
-from ..errors import BadRecord
+from ..errors import BadRecord, SemisharedError
 from ..model.record import Record
 from . import records
 
@@ -22,7 +22,11 @@ def provide(vm: int, vm_dir: str, warn: Callable[[str], None]) -> None:
         base = _base(vm_dir, record)
         lease = base.lease(vm, record.disk)
         if os.path.exists(lease):
-            why = hot.provide(cache.root_of(vm_dir), os.path.basename(base.directory), lease, record.of_image.format)
+            try:
+                why = hot.provide(cache.root_of(vm_dir), os.path.basename(base.directory), lease, record.of_image.format)
+            except (SemisharedError, OSError) as e:
+                # The one on disk is good: nothing here is a reason not to boot.
+                why = e.detail if isinstance(e, SemisharedError) else str(e)
             if why:
                 warn(f"the base of disk {record.disk} is read from disk, not from memory: {why}")
 
