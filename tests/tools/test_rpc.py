@@ -169,3 +169,26 @@ def test_silence_has_an_end(answering: Callable[[bytes], Endpoint]) -> None:
 def test_an_endpoint_that_is_none(url: str) -> None:
     with pytest.raises(RpcFailed):
         Endpoint(url, 1).ask("x")
+
+
+def test_a_whole_answer_is_not_waited_for_any_longer() -> None:
+    """Not all that stands before oned ends a connection when it has answered."""
+    body = ANSWER % b"<string>there</string>"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                for piece in (OK, b"Content-Length: %d\r\n\r\n" % len(body), body[:7], body[7:]):
+                    connection.sendall(piece)
+                done.wait(30)
+
+        done = threading.Event()
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            assert Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}/RPC2", 5).ask("x") == "there"
+        finally:
+            done.set()
+            thread.join()

@@ -45,7 +45,7 @@ class Endpoint:
         head = "\r\n".join([*lines, "", ""]).encode("ascii")
         with self._connected() as connection:
             connection.sendall(head + body)
-            return _answered(b"".join(iter(lambda: connection.recv(PIECE), b"")))
+            return _answered(_received(connection))
 
     def _connected(self) -> socket.socket:
         name, port = self._address
@@ -76,17 +76,38 @@ def _typed(value: object) -> str:
     return f"<string>{str(value).replace('&', '&amp;').replace('<', '&lt;').replace('>', '&gt;')}</string>"
 
 
+def _received(connection: socket.socket) -> bytes:
+    """Return an answer: as much as it says it is, for not all that stands before oned ends a connection of HTTP/1.0, or all there is."""
+    said, length = bytearray(), -1
+    while length < 0 or len(said) < length:
+        piece = connection.recv(PIECE)
+        if not piece:
+            break
+        said += piece
+        head, found, _ = said.partition(b"\r\n\r\n") if length < 0 else (b"", b"", b"")
+        if found and _told(bytes(head)) >= 0:
+            length = len(head) + len(found) + _told(bytes(head))
+    return bytes(said)
+
+
+def _told(head: bytes) -> int:
+    """Return how many bytes follow a head, as it says; -1 if it does not."""
+    for name, _, told in (header.partition(b":") for header in head.split(b"\r\n")):
+        if name.lower() == b"content-length" and told.strip().isdigit():
+            return int(told)
+    return -1
+
+
 def _answered(said: bytes) -> Any:
     """Return the value in an answer of HTTP; raise RpcFailed."""
     head, found, body = said.partition(b"\r\n\r\n")
-    status, *headers = head.split(b"\r\n")
+    status = head.split(b"\r\n")[0]
     if not status.startswith(b"HTTP/1.") or not found:
         raise RpcFailed(f"no answer in HTTP, {len(said)} bytes")
     if status.split()[1:2] != [b"200"]:
         raise RpcFailed(status.decode("ascii", "replace"))
-    for name, _, told in (header.partition(b":") for header in headers):
-        if name.lower() == b"content-length" and told.strip().isdigit() and len(body) < int(told):
-            raise RpcFailed(f"its answer was cut off after {len(body)} of {int(told)} bytes")
+    if len(body) < _told(head):
+        raise RpcFailed(f"its answer was cut off after {len(body)} of {_told(head)} bytes")
     try:
         root = ElementTree.fromstring(body)
     except (ElementTree.ParseError, LookupError, ValueError) as e:
