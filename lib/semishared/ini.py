@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from .errors import BadAttribute
 
+DEFAULT = "DEFAULT"
+"""The section whose values are those of all others that do not say otherwise."""
+
 
 def read(path: str) -> dict[tuple[str, str], str]:
     """Return the values by (section, key), none if the file cannot be read; raise BadAttribute."""
@@ -31,7 +34,7 @@ def read(path: str) -> dict[tuple[str, str], str]:
         depth = indent
         if text.startswith("[") and "]" in text[2:]:
             section, value = text[1 : text.rindex("]")], None
-            if section in sections:
+            if section in sections and section != DEFAULT:
                 raise BadAttribute(f"semishared.conf: line {number}: [{section}] is there twice")
             sections.add(section)
             continue
@@ -43,4 +46,8 @@ def read(path: str) -> dict[tuple[str, str], str]:
         if (section, key) in found:
             raise BadAttribute(f"semishared.conf: line {number}: {key!r} is in [{section}] twice")
         value = found[section, key] = [rest.strip()]
-    return {name: "\n".join(lines).rstrip() for name, lines in found.items()}
+    values = {name: "\n".join(lines).rstrip() for name, lines in found.items() if name[0] != DEFAULT}
+    for (whose, key), lines in found.items():
+        for section in sections - {DEFAULT} if whose == DEFAULT else ():
+            values.setdefault((section, key), "\n".join(lines).rstrip())
+    return values

@@ -16,7 +16,7 @@ from semishared.errors import BadAttribute
 
 Found = "dict[tuple[str, str], str] | None"
 LINES = st.sampled_from([
-    "[a]", "[b]", "  [b]", "[]", "[a", "[a]b]", "[c] rest", "a]", "key = value", "KEY=other", "two: words = here", "x=y:z",
+    "[a]", "[b]", "[DEFAULT]", "  [b]", "[]", "[a", "[a]b]", "[c] rest", "a]", "key = value", "KEY=other", "two: words = here", "x=y:z",
     "  indented = 1", "\tdeep", "    deeper", "= nothing", ": nothing", "alone", "empty =", "empty:", "# comment", "  ; comment",
     "k = v # no comment", "", "   ", "[d]x", "a = [b]", "\u00fc = \u00e9",
 ])  # fmt: skip
