@@ -100,7 +100,6 @@ class Image:
     source: str = ""
     format: str = ""
     fs: str = ""
-    uid: int = 0
     disk_type: int = 0  # of the datastore when the image was made; what the datastore says later changes nothing
     size: int = 0
     state: int = Img.LOCKED
@@ -111,6 +110,7 @@ class Image:
     snapshots: Template = field(default_factory=fresh_snapshots)
     regtime: int = field(default_factory=now)
     modtime: int = 0
+    uid: int = 0
 
     def __post_init__(self) -> None:
         self.modtime = self.modtime or self.regtime
