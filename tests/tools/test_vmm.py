@@ -185,6 +185,21 @@ def test_deploy_with_an_empty_record_directory_changes_nothing(host: Host) -> No
     assert host.passes("deploy", *host.deploy_argv(), stdin=host.domain) == Got(host.deploy_argv(), host.domain)
 
 
+def test_deploy_without_records_is_the_stock_one_unless_the_domain_has_a_directory(host: Host) -> None:
+    assert host.passes("deploy", *host.deploy_argv(), stdin=host.domain) == Got(host.deploy_argv(), host.domain)
+    source = f"{host.stores}/shares/share-42"
+    shared = f"<filesystem><driver type='virtiofs'/><source dir='{source}'/><target dir='a'/></filesystem></devices>"
+    domain = host.domain.replace(b"</devices>", shared.encode())
+    # Neither without a vm.xml, nor with one that says nothing.
+    assert "[SS042]" in host.refuses("deploy", *host.deploy_argv(), stdin=domain)
+    (host.vm_dir / "vm.xml").write_text("")
+    assert "[SS001]" in host.refuses("deploy", *host.deploy_argv(), stdin=domain)
+    (host.vm_dir / "vm.xml").write_text("<VM/>")
+    assert source in host.refuses("deploy", *host.deploy_argv(), stdin=domain)
+    theirs = domain.replace(b"share-42", b"theirs")
+    assert host.passes("deploy", *host.deploy_argv(), stdin=theirs) == Got(host.deploy_argv(), theirs)
+
+
 def test_deploy_first_puts_right_what_died_with_the_guests_last_run(host: Host) -> None:
     """A pull had ended, and QEMU had named the new backing file, but not yet written where the pulled data is."""
     folder = host.vm_dir / "disk.0.snap"

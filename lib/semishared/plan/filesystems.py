@@ -7,10 +7,13 @@ says, which libvirt before 10.0 does not look at; and lets guests believe for ev
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Optional
 
-from ..errors import BadArguments, BadAttribute, NotSupported
+from ..errors import BadArguments, BadAttribute, BadRecord, NotSupported
+from ..model import layout_share
 from ..named import NamedTuple
 from ..opennebula.args import absolute
 from ..opennebula.xml_edit import Element, Markup, escape
@@ -46,7 +49,9 @@ def _directories(vm: Element) -> Iterator[Element]:
 
 
 def _attached(disk: Element) -> Attached:
-    number, image, tag = disk.value("DISK_ID"), disk.value("IMAGE_ID"), disk.value("MOUNT_TAG")
+    number, image, named = disk.value("DISK_ID"), disk.value("IMAGE_ID"), disk.first("MOUNT_TAG")
+    # As it stands: with a blank or a new line beside it, it is another for oned.
+    tag = named.text if named else ""
     if not number.isdigit() or not image.isdigit():
         raise BadArguments(f"a directory among the VM's disks has DISK_ID {number!r} and IMAGE_ID {image!r}")
     if not TAG.match(tag):
@@ -56,22 +61,43 @@ def _attached(disk: Element) -> Attached:
     return Attached(int(number), int(image), absolute(disk.value("SOURCE"), "SOURCE"), tag, readonly, is_exclusive)
 
 
-def given(text: bytes, shares: Sequence[Attached], programs: Mapping[int, str]) -> bytes:
-    """Return the domain XML in which each of `shares` is given to the guest by its program, of `programs` by disk."""
+def given(text: bytes, shares: Optional[Sequence[Attached]], programs: Mapping[int, str]) -> bytes:
+    """Return the domain XML in which each of `shares` is given to the guest by its program, of `programs` by disk.
+
+    Nothing else that may be ours is left in it, as oned has a daemon for it that is root of the host: raise BadRecord. `shares`: None if
+    nobody knows. What is of other drivers stays as it came.
+    """
     markup = Markup(text, "domain")
-    elements = {_named(element): element for element in markup.root.find("devices", "filesystem")}
-    for share in shares:
-        element = elements.get((share.source, share.tag))
-        if element is None:
+    left = list(markup.root.find("devices", "filesystem"))
+    for share in shares or ():
+        same = [element for element in left if _named(element) == [(share.source, share.tag)]]
+        if not same:
             raise BadArguments(f"disk {share.disk} is {share.source} with tag {share.tag} in vm.xml, and nowhere in the domain XML")
-        markup.replace(element, _element(share, programs[share.disk]))
+        if len(same) > 1:
+            raise BadRecord(f"disk {share.disk} is {share.source} with tag {share.tag}, which the domain XML has {len(same)} times")
+        markup.replace(same[0], _element(share, programs[share.disk]))
+        left.remove(same[0])
+    for element in left:
+        _check_foreign(element, shares is not None)
+    if not shares:
+        return text
     _share_memory(markup)
     return markup.result()
 
 
-def _named(element: Element) -> tuple[str, str]:
-    source, target = element.first("source"), element.first("target")
-    return source.attributes.get("dir", "") if source else "", target.attributes.get("dir", "") if target else ""
+def _named(element: Element) -> list[tuple[str, str]]:
+    """Return source and tag of a directory for the guest: one, but for XML that is not oned's."""
+    targets = [target.attributes.get("dir", "") for target in element.all("target")] or [""]
+    return [(source.attributes.get("dir", ""), target) for source in element.all("source") for target in targets]
+
+
+def _check_foreign(element: Element, is_known: bool) -> None:
+    """Raise BadRecord if a directory of the domain XML may be one of ours; `is_known`: vm.xml says that it is not."""
+    for source, _ in _named(element):
+        if layout_share.root_and_image(posixpath.normpath(source))[1] >= 0:
+            raise BadRecord(f"{source} is called like a share, and vm.xml does not say that it is one of this VM's")
+    if not is_known and any(driver.attributes.get("type") == "virtiofs" for driver in element.all("driver")):
+        raise BadRecord("the domain XML has a directory for the guest, and whether it is a share cannot be told without vm.xml")
 
 
 def _element(share: Attached, program: str) -> str:

@@ -89,7 +89,7 @@ def deploy(asked: Asked) -> Plan:
     chains = yield from _chains(domain.sources(records), records, vm_dir)
     limits = yield from _io_limits(records)
     text = domain.with_records(records, chains, limits)
-    if told and SHARE in told:
+    if DIRECTORY in text or (told and SHARE in told):
         text = yield from _given_shares(text, told)
     yield from _stock(asked, text)
 
@@ -231,14 +231,14 @@ def _told_by_oned(vm_dir: str) -> Part[Optional[bytes]]:
         return None
 
 
-def _given_shares(text: bytes, told: bytes) -> Part[bytes]:
-    """Return the domain XML with the VM's shares as they are given to guests."""
+def _given_shares(text: bytes, told: Optional[bytes]) -> Part[bytes]:
+    """Return the domain XML with the VM's shares as they are given to guests; raise BadRecord if others of ours are in it."""
     from .filesystems import given, shares_of
 
-    shares, programs = shares_of(told), {}
-    for share in shares:
+    shares, programs = None if told is None else shares_of(told), {}
+    for share in shares or ():
         programs[share.disk] = yield Here(h.CheckShare(share.image, share.source, share.readonly))
-    return given(text, shares, programs) if shares else text
+    return given(text, shares, programs)
 
 
 def _recorded(vm_dir: str, disks: Optional[tuple[int, ...]] = None) -> Part[Records]:
@@ -280,6 +280,8 @@ def _chains(sources: Mapping[int, str], records: Records, vm_dir: str = "") -> P
 
 SHARE = b"FILESYSTEM"
 """TYPE of a disk that is a directory for the guest."""
+DIRECTORY = b"<filesystem"
+"""Where the domain XML has one."""
 SHARE_STAYS = (
     "a VM with a share does not move while it runs: what its virtiofsd knows of open files would stay behind, and libvirt refuses it; "
     "power the VM off, migrate it, and resume it"
