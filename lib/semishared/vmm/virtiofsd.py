@@ -10,10 +10,12 @@ It is the same for QEMU's daemon (in C, until 7.2) and the newer one in Rust, wh
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import resource
+import stat
 import sys
-from typing import List, NoReturn, Sequence
+from typing import Dict, List, NoReturn, Sequence
 
 from ..errors import BadArguments, SemisharedError, ShareRefused, ToolFailed, ToolMissing
 from ..model.shares import UIDS
@@ -27,6 +29,9 @@ DAEMONS = ("/usr/libexec/virtiofsd", QEMUS, "/usr/lib/virtiofsd/virtiofsd")
 """As VIRTIOFSD_BINARY_PATH of OpenNebula's kvmrc has them."""
 LOCKS = ("posix_lock", "flock")
 """Options that only QEMU's knows: the one in Rust ends at them, as it has no locks."""
+NOT_FOR_GUESTS = ":bad:all:ceph.:ceph.::ok:all:::"
+"""Names of extended attributes, as both daemons take them: by ceph.* CephFS is told quotas and layouts, which are not a guest's to set, and
+says where things are. A guest gets EPERM. All others are as they are."""
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_SLAVE, MS_RELATIME = 1, 32, 4096, 16384, 1 << 19, 1 << 21
 KEPT = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
@@ -51,9 +56,11 @@ def become(argv: Sequence[str], read_only: bool) -> NoReturn:
     source = source_of(argv)
     first, program = attached.check(-1, source), daemon()
     _allow_open_files()
+    readable = _readable()
     into_namespace(first)
     if read_only:
         _protect(source)
+    _only_read(readable)
     os.execv(program, [program, *understood(program, argv)])
 
 
@@ -64,6 +71,32 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(most, OPEN_FILES),) * 2)
     except (OSError, ValueError):
         pass  # it does with what it has
+
+
+def _readable() -> Dict[int, int]:
+    """Open the regular files to be read that the daemon would have open for writing, while this is root yet; return by which for which.
+
+    libvirt leaves it its pidfile: who takes the daemon over would write there whom libvirtd kills as root. And its log, where libvirt
+    writes that itself (stdio_handler = "file").
+    """
+    return {fd: os.open(f"/proc/self/fd/{fd}", os.O_RDONLY) for fd in map(int, os.listdir("/proc/self/fd")) if _is_written(fd)}
+
+
+def _is_written(fd: int) -> bool:
+    try:
+        is_file, flags = stat.S_ISREG(os.fstat(fd).st_mode), fcntl.fcntl(fd, fcntl.F_GETFL)
+    except OSError:
+        return False  # it was that of the list
+    return is_file and os.get_inheritable(fd) and flags & os.O_ACCMODE != os.O_RDONLY
+
+
+def _only_read(readable: Dict[int, int]) -> None:
+    """Put files that can only be read in the place of those that can be written."""
+    for fd, file in readable.items():
+        os.dup2(file, fd)
+        os.close(file)
+        # libvirt takes a daemon for gone, and kills none, whose pidfile nobody has locked; any close has let that lock go.
+        fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def daemon() -> str:
@@ -88,10 +121,10 @@ def source_of(argv: Sequence[str]) -> str:
 
 
 def understood(program: str, argv: Sequence[str]) -> List[str]:
-    """Return the arguments without those that a daemon does not know."""
+    """Return the arguments without those that a daemon does not know, and with what guests may call extended attributes."""
     if program == QEMUS:
-        return list(argv)
-    words = list(argv)
+        return [*argv, "-o", f"xattrmap={NOT_FOR_GUESTS}"]
+    words = [*argv, f"--xattrmap={NOT_FOR_GUESTS}"]
     for at, word in enumerate(words[:-1]):
         if word == "-o":
             words[at + 1] = ",".join(option for option in words[at + 1].split(",") if option not in LOCKS)

@@ -17,7 +17,7 @@
 //   run HEX                            that as busybox's shell: exit code and output
 //   lock PATH posix|flock [wait]       lock a file, until unlock; more than one at a time
 //   unlock
-//   xattr PATH NAME HEX                give a file that attribute
+//   xattr PATH NAME [HEX]              give a file that attribute, or see whether it can be read
 //   sync | poweroff | uptime
 #define _GNU_SOURCE
 #include "context.h"
@@ -527,10 +527,10 @@ static void lock(const char *path, const char *how, int wait)
     answer("OK locked");
 }
 
-static void set_attribute(const char *path, const char *name, const char *hex)
+static void attribute(const char *path, const char *name, const char *hex)
 {
     unsigned char value[256];
-    if (setxattr(path, name, value, unhex(hex, value, sizeof value), 0))
+    if (hex ? setxattr(path, name, value, unhex(hex, value, sizeof value), 0) : getxattr(path, name, value, sizeof value) < 0)
         answer("ERR %s", strerror(errno));
     else
         answer("OK");
@@ -636,8 +636,8 @@ static void obey(char *line)
         lock(w[1], w[2], n > 3);
     else if (n > 1 && !strcmp(w[0], "run"))
         run(w[1]);
-    else if (n > 3 && !strcmp(w[0], "xattr"))
-        set_attribute(w[1], w[2], w[3]);
+    else if (n > 2 && !strcmp(w[0], "xattr"))
+        attribute(w[1], w[2], n > 3 ? w[3] : NULL);
     else if (n > 1 && (!strcmp(w[0], "file") || (n > 2 && !strcmp(w[0], "device"))))
         talk(w, n);
     else if (n > 1)

@@ -235,6 +235,10 @@ class Guest:
         """Give a file of the guest an extended attribute; return '' or why not."""
         return self._asked(f"xattr {path} {name} {value.hex()}")
 
+    def attribute(self, path: str, name: str) -> str:
+        """Read an extended attribute of a file of the guest; return '' or why not."""
+        return self._asked(f"xattr {path} {name}")
+
     def unlock(self) -> None:
         """Let go of all locks."""
         self.command("unlock")
