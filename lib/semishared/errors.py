@@ -213,14 +213,14 @@ class Overtaken(SemisharedError):
 
 
 class BadRecord(SemisharedError):
-    """A record of a disk that is missing, unreadable or of a newer version."""
+    """A record of a disk or share that is missing, unreadable or of a newer version; a directory for a guest that vm.xml does not have."""
 
     id = "SS042"
     remedy = "update semishared on that host (`onehost sync --force`), or redeploy the VM"
 
 
 class DataInTheWay(SemisharedError):
-    """Something to be removed that might be the only copy of saved data."""
+    """Something to be removed, or in the place of what is to be made, that might be the only copy of saved data."""
 
     id = "SS043"
     remedy = "look at the named file, save what is needed, and remove it by hand"

@@ -17,16 +17,26 @@ from lab.guest import Guest
 from lab.oned import ActionFailed
 from lab.oned.drivers import Refused
 from lab.oned.states import Vm as State
+from semishared.model.shares import UIDS, first_uid
 from shares.cloud import MiB
 from shares.guests import Shares, loop_of
 from shares.page import ROOT
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root")
 
-FIRST, SECOND = 100000, 165536
+FIRST, SECOND = first_uid(5), first_uid(9)
 """Root of the guests of the first owner on the hosts, and of the second one."""
 NET_RAW = bytes.fromhex("0100000200200000000000000000000000000000")
 """cap_net_raw+ep, as setcap(8) writes it."""
+
+
+WRITTEN = """
+for at in $(pgrep -x virtiofsd | sed 's|.*|/proc/&/fd/*|'); do
+    [ -f "$at" ] || continue
+    case $(sed -n 's/^flags:.*\\(.\\)$/\\1/p' "${at%/fd/*}/fdinfo/${at##*/}") in [1235-7]*) readlink "$at" ;; esac
+done
+"""
+"""Names the regular files that daemons have open for writing: the last octal digit of flags says it in two bits."""
 
 
 class Tenants(NamedTuple):
@@ -128,7 +138,7 @@ def kinds(tenants: Tenants) -> set[int]:
 
 def in_range(path: Path) -> bool:
     """Tell whether a file belongs to a user of the first owner's guests."""
-    return FIRST <= os.lstat(path).st_uid < SECOND and FIRST <= os.lstat(path).st_gid < SECOND
+    return FIRST <= os.lstat(path).st_uid < FIRST + UIDS and FIRST <= os.lstat(path).st_gid < FIRST + UIDS
 
 
 ROWS = {
@@ -140,7 +150,7 @@ ROWS = {
     "character device": Row("mknod /both/mem c 1 1", "mknod: /both/mem: Operation not permitted\n", lambda t: stat.S_IFCHR not in kinds(t)),
     "chown to the last user": Row(
         "echo >/both/last; chown 65534:65535 /both/last; stat -c %u:%g /both/last", "65534:65535\n",
-        lambda t: (t.path("last").stat().st_uid, t.path("last").stat().st_gid) == (FIRST + 65534, SECOND - 1),
+        lambda t: (t.path("last").stat().st_uid, t.path("last").stat().st_gid) == (FIRST + 65534, FIRST + 65535),
     ),
     "chown beyond the range": Row(
         "echo >/both/far; chown 70000 /both/far; chown 0:65536 /both/far; chown 4294901760 /both/far",
@@ -183,6 +193,16 @@ def test_extended_attributes_are_the_guests_alone(tenants: Tenants) -> None:
         assert (len(found), int.from_bytes(found[20:], "little")) == (24, FIRST)
 
 
+def test_what_tells_cephfs_quotas_and_layouts_a_guest_can_neither_set_nor_read(tenants: Tenants) -> None:
+    guest = tenants.guest(tenants.one)
+    assert guest.run("echo >/both/limits")[0] == 0
+    for name, value in (("ceph.quota.max_bytes", b"0"), ("ceph.dir.layout.pool", b"other")):
+        assert guest.set_attribute("/both/limits", name, value) == "Operation not permitted"
+        assert guest.attribute("/both/limits", name) == "Operation not permitted"
+    assert guest.set_attribute("/both/limits", "user.ceph.mine", b"1") == ""
+    assert guest.attribute("/both/limits", "user.ceph.mine") == ""
+
+
 def test_the_same_user_of_two_owners_is_two_on_the_host(tenants: Tenants) -> None:
     for vm, share in ((tenants.one, "both"), (tenants.other, "alone")):
         assert tenants.guest(vm).run(f"echo >/{share}/same; chown 1000 /{share}/same")[0] == 0
@@ -202,6 +222,10 @@ def test_what_a_taken_over_daemon_could_do(tenants: Tenants) -> None:
     roots = [h1.run(["ls", "-di", f"/proc/{pid}/root/"], user="root").stdout.split()[0] for pid in shares.daemons()]
     # Of what it sees its share is the root (256: of a subvolume).
     assert roots == [b"256"] * 10
+    for host in shares.cloud.lab.hosts:
+        # But for the guest's memory.
+        written = host.run(["sh", "-euc", WRITTEN], user="root").stdout.decode().splitlines()
+        assert written and all(name.startswith("/memfd:") for name in written), written
 
 
 def test_a_full_share_is_full_in_the_guest_and_its_neighbour_notices_nothing(tenants: Tenants) -> None:

@@ -3,21 +3,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable
+from typing import IO, Callable
 
 import pytest
 
 from semishared.errors import BadRecord, MissingImage, SemisharedError, ShareRefused
 from semishared.model import steps_share as s
-from semishared.model.shares import Share, Tree
+from semishared.model.shares import Share, Tree, first_uid
 from semishared.share import attached
 from semishared.vmm import virtiofsd
 from shares.cloud import MiB, on
@@ -68,13 +70,19 @@ CASES: dict[str, tuple[Callable[[Path], object], str, type[SemisharedError], str
     "another image's": (lambda root: None, "share-8", ShareRefused, "made for image 7"),
     "a link": (is_link, "share-7", ShareRefused, "no share"),
     "records that a guest can write": (is_guests, "share-7", BadRecord, "can be written to by others"),
+    "a way to them that all can write": (
+        lambda root: (root / ".semishared").chmod(0o777),
+        "share-7",
+        BadRecord,
+        "can be written to by others",
+    ),
     "a root that all can write": (lambda root: root.chmod(0o777), "share-7", BadRecord, "can be written to by others"),
     "a way that others may not go": (lambda root: root.parent.chmod(0o750), "share-7", ShareRefused, "lets no others pass"),
     "not ready": (lambda root: on(s.RemoveShare(Tree("plain", str(root), MARKER), 7, "")), "share-7", ShareRefused, "no root of shares"),
     "gone": (lambda root: (root / "share-7").rename(root / "gone"), "share-7", MissingImage, "is not there"),
     "setuid": (lambda root: remounted(root, "suid"), "share-7", ShareRefused, "without nosuid"),
     "devices": (lambda root: remounted(root, "dev"), "share-7", ShareRefused, "without nodev"),
-    "nobody's users": (lambda root: (root / ".semishared/.uids/0").unlink(), "share-7", BadRecord, "which users"),
+    "nobody's users": (lambda root: (root / ".semishared/.uids/3").unlink(), "share-7", BadRecord, "which users"),
 }
 
 
@@ -93,22 +101,49 @@ def test_what_is_given_to_no_guest(root: Path, name: str) -> None:
 
 
 def test_each_share_has_the_users_of_its_owner(root: Path) -> None:
-    assert [attached.check(image, f"{root}/share-{image}") for image in (7, 8)] == [100000, 165536]
+    assert [attached.check(image, f"{root}/share-{image}") for image in (7, 8)] == [first_uid(3), first_uid(4)]
 
 
 @contextmanager
 def daemon(name: str, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """Start one as libvirt does."""
-    with socket.socket(socket.AF_UNIX) as listening:
+    """Start one as libvirt does, which leaves it its pidfile open for writing, and locked (virpidfile.c)."""
+    with tempfile.NamedTemporaryFile() as pidfile, socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"\0{os.urandom(8).hex()}")
         listening.listen(1)
         argv = [VMM / name, f"--fd={listening.fileno()}", *words]
-        process = subprocess.Popen(argv, pass_fds=[listening.fileno()], stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            argv, pass_fds=[listening.fileno(), pidfile.fileno()], stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: fcntl.lockf(pidfile, fcntl.LOCK_EX | fcntl.LOCK_NB, 1),
+        )  # fmt: skip
         try:
+            until = time.monotonic() + 30
+            while process.poll() is None and not is_daemon(process) and time.monotonic() < until:
+                time.sleep(0.05)
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert held_by_another(pidfile)
             yield process
         finally:
             process.kill()
             process.wait()
+
+
+def held_by_another(file: IO[bytes]) -> bool:
+    """Tell whether libvirt would find a pidfile locked, and so its daemon alive."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def written(process: subprocess.Popen[str]) -> list[str]:
+    """Return the regular files that a process has open for writing."""
+    found = []
+    for at in Path(f"/proc/{process.pid}/fd").iterdir():
+        flags = int((at.parents[1] / "fdinfo" / at.name).read_text().split("flags:")[1].split()[0], 8)
+        if stat.S_ISREG(at.stat().st_mode) and flags & os.O_ACCMODE != os.O_RDONLY:
+            found.append(str(at.readlink()))
+    return found
 
 
 def is_daemon(process: subprocess.Popen[str]) -> bool:
@@ -117,14 +152,12 @@ def is_daemon(process: subprocess.Popen[str]) -> bool:
 
 @pytest.mark.parametrize("name", ["virtiofsd", "virtiofsd_read_only"])
 def test_the_process_that_libvirt_has_started_is_the_daemon_and_no_real_root_is_left(root: Path, name: str) -> None:
+    uid = str(first_uid(4))
     with daemon(name, "-o", f"source={root}/share-8,xattr,posix_lock,flock,sandbox=namespace") as process:
-        until = time.monotonic() + 30
-        while process.poll() is None and not is_daemon(process) and time.monotonic() < until:
-            time.sleep(0.05)
-        assert process.poll() is None, process.stderr and process.stderr.read()
         proc = Path(f"/proc/{process.pid}")
-        assert (proc / "uid_map").read_text().split() == (proc / "gid_map").read_text().split() == ["0", "165536", "65536"]
-        assert "Uid:\t165536\t165536\t165536\t165536" in (proc / "status").read_text()
+        assert (proc / "uid_map").read_text().split() == (proc / "gid_map").read_text().split() == ["0", uid, "65536"]
+        assert "\t".join(["Uid:", *[uid] * 4]) in (proc / "status").read_text()
+        assert written(process) == []
         assert not (proc / "task" / str(process.pid) / "children").read_text()
         mounts = [line.split() for line in (proc / "mountinfo").read_text().splitlines()]
         own = [row[5].split(",") for row in mounts if row[4] == f"{root}/share-8"]
@@ -142,9 +175,10 @@ def test_arguments_of_none_or_two_directories_are_refused(words: list[str]) -> N
 
 def test_the_daemon_in_rust_is_not_given_the_locks_that_it_ends_at() -> None:
     words = ["--fd=3", "-o", "source=/srv/shares/share-7,xattr,posix_lock,flock,sandbox=namespace"]
-    assert virtiofsd.understood(virtiofsd.QEMUS, words) == words
+    names = "xattrmap=:bad:all:ceph.:ceph.::ok:all:::"
+    assert virtiofsd.understood(virtiofsd.QEMUS, words) == [*words, "-o", names]
     for program in set(virtiofsd.DAEMONS) - {virtiofsd.QEMUS}:
-        assert virtiofsd.understood(program, words) == ["--fd=3", "-o", "source=/srv/shares/share-7,xattr,sandbox=namespace"]
+        assert virtiofsd.understood(program, words) == ["--fd=3", "-o", "source=/srv/shares/share-7,xattr,sandbox=namespace", f"--{names}"]
 
 
 def test_who_is_not_root_becomes_no_daemon(root: Path) -> None:

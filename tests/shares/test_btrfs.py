@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 from lab.oned import ActionFailed
 from lab.oned.drivers import Refused
 from lab.oned.states import Img
+from semishared.errors import DataInTheWay, NoSpace
 from semishared.model import steps_share as s
-from semishared.model.shares import Share, Tree
+from semishared.model.shares import Share, Tree, first_uid
 from shares.cloud import SHARES, Killed, MiB, Shares, fill, on, template
 from shares.conftest import make_btrfs, run
 from tools.oned_site import ActionSite
@@ -181,10 +183,64 @@ def test_what_a_killed_action_leaves_is_listed_and_dropped(shares: Shares) -> No
 def test_each_owner_has_users_of_their_own(root: Path) -> None:
     tree = Tree("btrfs", str(root), on(s.MarkRoot(Tree("btrfs", str(root)), MARKER))[0]["marker"])
     paths = [on(s.MakeShare(tree, Share(number, owner, 1, 8 * MiB)))[0]["source"] for number, owner in ((1, 5), (2, 9), (3, 5))]
-    assert [os.stat(path).st_uid for path in paths] == [100000, 165536, 100000]
+    assert [os.stat(path).st_uid for path in paths] == [first_uid(owner) for owner in (5, 9, 5)]
+    with pytest.raises(NoSpace, match="user 32766 of OpenNebula"):
+        on(s.MakeShare(tree, Share(4, 32766, 1, 8 * MiB)))
+    assert len(on(s.ListShares(tree))[0]["shares"]) == 3
     for number in (1, 2, 3):
         on(s.RemoveShare(tree, number, paths[number - 1]))
     on(s.RemoveShare(tree, 1, ""))
+
+
+def test_a_root_whose_ranges_were_given_in_turn_goes_on_so(root: Path) -> None:
+    tree = Tree("plain", str(root), MARKER)
+    on(s.MarkRoot(tree, MARKER))
+    ranges = root / ".semishared/.uids"
+    ranges.mkdir()
+    for number, owner in ((0, 0), (1, 7)):
+        (ranges / str(number)).write_text(json.dumps({"version": 1, "owner": owner}))
+    paths = [on(s.MakeShare(tree, Share(number, owner, 1, 8 * MiB)))[0]["source"] for number, owner in ((1, 7), (2, 1), (3, 0))]
+    assert [os.stat(path).st_uid for path in paths] == [first_uid(number) for number in (1, 2, 0)]
+
+
+def test_a_tree_without_a_record_is_nobodys_to_be_given(root: Path) -> None:
+    tree = Tree("btrfs", str(root), MARKER)
+    on(s.MarkRoot(tree, MARKER))
+    (root / "share-7").mkdir()
+    (root / "share-7/secret").write_text("of another")
+    with pytest.raises(DataInTheWay, match="share-7 .* has no record"):
+        on(s.MakeShare(tree, Share(7, 5, 1, 8 * MiB)))
+    assert on(s.ListShares(tree)) == [{"shares": []}] and (root / "share-7").stat().st_uid == 0
+
+
+def test_of_what_was_seen_not_to_be_ready_nothing_is_removed_that_has_become_another(root: Path) -> None:
+    tree = Tree("btrfs", str(root), MARKER)
+    on(s.MarkRoot(tree, MARKER))
+    path = on(s.MakeShare(tree, Share(7, 5, 70, 8 * MiB)))[0]["source"]
+    record = root / ".semishared/.shares/7.json"
+    ready = record.read_text()
+    assert on(s.RemoveShare(tree, 7, "", 70)) == [{"removed": False}] and record.read_text() == ready
+    record.write_text(ready.replace(path, ""))
+    assert on(s.RemoveShare(tree, 7, "", 69)) == [{"removed": False}] and os.path.isdir(path)
+    assert on(s.RemoveShare(tree, 7, "", 70)) == [None] and not os.path.exists(path) and not record.exists()
+
+
+def test_a_share_that_is_broken_hides_no_other(shares: Shares) -> None:
+    image, lost, bad = (shares.image(name, "new:16M") for name in ("scratch", "lost", "bad"))
+    run("btrfs", "subvolume", "delete", shares.tree(lost))
+    record = shares.root / f".semishared/.shares/{bad}.json"
+    text = record.read_text()
+    record.write_text("{}")
+    rows = shares.listed()
+    assert rows[image]["used"] >= 0 and not rows[image]["state"]
+    assert rows[lost]["used"] == rows[bad]["used"] == -1
+    assert "[SS031]" in rows[lost]["state"] and "no record of a share" in rows[bad]["state"]
+    assert "no record of a share" in shares.site.cli("share", "list").stdout
+    assert "[SS031]" in shares.site.cli("share", "usage", str(lost), code=2).stderr
+    record.write_text(text)
+    for one in (image, lost, bad):
+        shares.oned.image_delete(one)
+    assert not shares.listed()
 
 
 @pytest.mark.parametrize("fs", ["btrfs", "plain"])
@@ -198,7 +254,7 @@ def test_killed_at_every_point_and_begun_again_it_ends_the_same(root: Path, tmp_
         code = killed.run(make, at)
         assert on(make) == [{"source": f"{root}/share-7"}]
         (row,) = on(s.ListShares(tree))[0]["shares"]
-        assert (row["source"], os.stat(f"{root}/share-7").st_uid) == (f"{root}/share-7", 100000)
+        assert (row["source"], os.stat(f"{root}/share-7").st_uid) == (f"{root}/share-7", first_uid(3))
         on(s.ResizeShare(tree, 7, 16 * MiB))
         on(s.RemoveShare(tree, 7, ""))
         # The next owner's range is given in the first action alone.

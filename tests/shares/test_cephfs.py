@@ -23,6 +23,8 @@ from shares.page import PAGE, ROOT
 
 MiB = 1 << 20
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
+AS_HOST = "/srv/as-host"
+"""Where h1, which makes the shares, has them by the key that hosts have."""
 LATE_S = 15
 """Within how long a client notices that a share is full: docs/how-to/shares.md says seconds."""
 WRITE = """
@@ -51,16 +53,16 @@ class CephShares:
         """Do what the page tells the admin of a cluster."""
         fs.create(lab.ceph)
         commands = re.findall(r"(?m)^    ((?:ceph fs|ceph auth|verbs=|caps=).*)$", PAGE.read_text())
-        assert len(commands) == 5
+        assert len(commands) == 6
         script = "\n".join(commands).replace("cephfs", fs.NAME).replace(f"tag {fs.NAME}", "tag cephfs")
         lab.ceph.node.run(["bash", "-euc", script], user="root", cwd="/")
-        (mount,) = re.findall(r"(?m)^    (ceph-fuse .*)$", PAGE.read_text())
-        for user in ("shares", "shares-mount"):
-            lab.ceph.give_key(lab.hosts[0], user, lab.ceph.key(user))
-        words = [*mount.replace("cephfs", fs.NAME).split(), *fs.OPTIONS]
+        mounts = re.findall(r"(?m)^    (ceph-fuse .*?) +# on ", PAGE.read_text())
         host = lab.hosts[0]
-        host.run(["mkdir", "-p", ROOT], user="root")
-        host.run(words, user="root", cwd="/")
+        for user in ("shares", "shares-maker", "shares-mount"):
+            lab.ceph.give_key(host, user, lab.ceph.key(user))
+        for mount, where in zip(mounts, (ROOT, AS_HOST)):
+            host.run(["mkdir", "-p", where], user="root")
+            host.run([*mount.replace("cephfs", fs.NAME).replace(ROOT, where).split(), *fs.OPTIONS], user="root", cwd="/")
         host.run(["chown", "oneadmin:oneadmin", ROOT], user="root")
 
     def cli(self, *words: str, code: int = 0) -> str:
@@ -206,6 +208,19 @@ def test_a_key_for_one_share_opens_no_other(cloud: CephShares) -> None:
             cloud.host.run(["umount", at], user="root")
     for image in (mine, other):
         cloud.oned.image_delete(image)
+
+
+def test_the_key_of_hosts_sets_neither_quota_nor_layout(cloud: CephShares) -> None:
+    image = cloud.image("scratch", "new:16M")
+    source = cloud.source(image)
+    code = "import os, sys; os.setxattr(sys.argv[1], sys.argv[2], sys.argv[3].encode())"
+    for name, value in (("ceph.quota.max_bytes", "0"), ("ceph.dir.layout.pool", f"{fs.NAME}.data")):
+        _, said = cloud.does(["python3", "-c", code, source.replace(ROOT, AS_HOST), name, value], check=False)
+        assert "PermissionError" in said, said
+        # By the other key its owner may.
+        assert cloud.does(["python3", "-c", code, source, name, value]) == ("", "")
+    assert cloud.does(["touch", f"{source.replace(ROOT, AS_HOST)}/file"]) == ("", "")
+    cloud.oned.image_delete(image)
 
 
 @pytest.mark.long

@@ -81,15 +81,15 @@ def projects(host: KernelHost) -> list[str]:
 
 def test_a_full_share_gets_an_error_and_its_neighbour_notices_nothing(host: KernelHost, side: HostSide) -> None:
     mine, other = make(side, 1, 5, 32), make(side, 2, 9, 64)
-    assert fill(host, f"{mine}/file", 0, 40) == (32, "No space left on device")
-    assert fill(host, f"{other}/file", 1, 48) == (48, "")
+    assert fill(host, f"{mine}/file", 5, 40) == (32, "No space left on device")
+    assert fill(host, f"{other}/file", 9, 48) == (48, "")
     rows = {row["image"]: row for row in side.on(s.ListShares(TREE))[0]["shares"]}
     assert rows[1]["used"] == 32 * MiB and rows[2]["used"] == 48 * MiB
     assert host.run(["df", "--output=size", "-BM", mine]).out.split()[-1] == "32M"
     # Not even root has a file of one counted for the other.
     assert "cross-device" in host.run(["ln", f"{mine}/file", f"{other}/linked"], check=False).err
     assert side.on(s.ResizeShare(TREE, 1, 48 * MiB)) == [{"before": 32 * MiB}]
-    assert fill(host, f"{mine}/more", 0, 12) == (12, "")
+    assert fill(host, f"{mine}/more", 5, 12) == (12, "")
     with pytest.raises(BadArguments, match="cannot be held to 8.0 MiB"):
         side.on(s.ResizeShare(TREE, 1, 8 * MiB))
     drop(side, 1, 2)
@@ -98,9 +98,9 @@ def test_a_full_share_gets_an_error_and_its_neighbour_notices_nothing(host: Kern
 
 def test_empty_files_end_too_and_a_neighbour_still_makes_some(host: KernelHost, side: HostSide) -> None:
     mine, other = make(side, 3, 5, 8), make(side, 4, 9, 8)
-    found = host.run(["/usr/bin/python3", "-I", "-c", EMPTY, mine], user=(100000, 100000)).out
+    found = host.run(["/usr/bin/python3", "-I", "-c", EMPTY, mine], user=(first_uid(5),) * 2).out
     assert found == "1023 No space left on device\n"
-    host.run(["touch", f"{other}/one"], user=(165536, 165536))
+    host.run(["touch", f"{other}/one"], user=(first_uid(9),) * 2)
     drop(side, 3, 4)
 
 
@@ -127,14 +127,14 @@ def test_killed_at_every_point_and_begun_again_it_ends_the_same(host: KernelHost
         for at in range(1, 100):
             if step is remove_it:
                 side.on(make_it)
-                fill(host, f"{ROOT}/share-7/file", 0, 2)
+                fill(host, f"{ROOT}/share-7/file", 3, 2)
             killed = HostSide(host, {"SEMISHARED_KILL_AT": str(at)})
             code = _code(killed, step)
             side.on(step)
             if step is make_it:
                 (row,) = side.on(s.ListShares(TREE))[0]["shares"]
                 assert (row["source"], row["used"]) == (f"{ROOT}/share-7", 0)
-                assert fill(host, f"{ROOT}/share-7/file", 0, 12)[0] == 8
+                assert fill(host, f"{ROOT}/share-7/file", 3, 12)[0] == 8
                 side.on(remove_it)
                 host.run(["rm", "-r", f"{ROOT}/.semishared/.uids"])
             assert side.on(s.ListShares(TREE)) == [{"shares": []}] and not projects(host)

@@ -94,12 +94,15 @@ def test_where_a_share_is_says_whose_it_is() -> None:
 
 def test_of_shares_without_an_image_those_go_that_nobody_has_had() -> None:
     tree = Tree("btrfs", "/srv/shares", "0" * 32)
-    there = ((1, ""), (2, "/srv/shares/share-2"), (3, ""), (4, "x"))
-    rows = tuple({"image": image, "source": source, "used": -1} for image, source in there)
-    known = gc.Known({}, frozenset({(110, 3), (110, 4), (111, 1)}), frozenset())
-    lost, kept = gc_shares.find(gc_shares.Shares("b0", 110, tree, rows), known)
-    assert (lost.path, lost.keep, lost.steps()) == ("/srv/shares/share-1", "", [RemoveShare(tree, 1, "")])
+    there = ((1, ""), (2, "/srv/shares/share-2"), (3, ""), (4, "x"), (5, ""))
+    rows = [{"image": image, "born": 70 + image, "source": source, "used": -1} for image, source in there]
+    rows.append({"image": 6, "born": -1, "source": "", "used": -1, "wrong": {"id": "SS042", "detail": "no record"}})
+    # Image 5 is in another datastore, as one is that is made there, with an id that oned gives once.
+    known = gc.Known({}, frozenset({(110, 3), (110, 4), (111, 5)}), frozenset())
+    lost, kept, broken = gc_shares.find(gc_shares.Shares("b0", 110, tree, tuple(rows)), known)
+    assert (lost.path, lost.keep, lost.steps()) == ("/srv/shares/share-1", "", [RemoveShare(tree, 1, "", 71)])
     assert (kept.path, kept.steps()) == ("/srv/shares/share-2", []) and "share drop 110 2" in kept.keep
+    assert (broken.path, broken.steps()) == ("/srv/shares/share-6", []) and broken.keep
 
 
 HELD = "#2000000007      16384          0      16384     00 [--------]          2          0       1024     00 [{grace}]\n\n"

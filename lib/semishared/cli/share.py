@@ -18,7 +18,7 @@ import os
 from typing import Any, Callable
 
 from ..config import load
-from ..errors import BadArguments, MissingImage
+from ..errors import BadArguments, MissingImage, from_id
 from ..model import shares, stores
 from ..model import steps_share as s
 from ..opennebula.args import number
@@ -101,6 +101,8 @@ def listed(oned: Oned, datastore: Datastore) -> list[Row]:
 def _state(row: Row, has_image: bool) -> str:
     if not has_image:
         return "OpenNebula has no such image"
+    if "wrong" in row:
+        return from_id(row["wrong"]["id"], row["wrong"]["detail"]).line()
     return "" if row["source"] else "not ready"
 
 
@@ -109,7 +111,8 @@ def show(rows: list[Row]) -> None:
     lines = [["IMAGE", "DATASTORE", "OWNER", "SIZE", "USED", "STATE"]]
     for row in rows:
         used = human(row["used"]) if row["used"] >= 0 else "-"
-        lines.append([str(row["image"]), str(row["datastore"]), str(row["owner"]), human(row["size"]), used, row["state"] or "ok"])
+        owner, size = ("-", "-") if row["size"] < 0 else (str(row["owner"]), human(row["size"]))
+        lines.append([str(row["image"]), str(row["datastore"]), owner, size, used, row["state"] or "ok"])
     table(lines)
 
 
@@ -122,8 +125,10 @@ def _row(oned: Oned, word: str) -> Row:
 
 
 def usage(oned: Oned, word: str) -> Row:
-    """Say how full a share is."""
+    """Say how full a share is; raise what keeps that from being found out."""
     row = _row(oned, word)
+    if "wrong" in row:
+        raise from_id(row["wrong"]["id"], row["wrong"]["detail"])
     used = human(row["used"]) if row["used"] >= 0 else "nobody knows how much"
     return {"image": row["image"], "used": row["used"], "size": row["size"], "said": f"{used} of {human(row['size'])}"}
 

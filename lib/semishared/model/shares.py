@@ -21,7 +21,8 @@ PATH = r"(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)+\Z"
 """oned takes what follows a blank in SOURCE for the format."""
 FIRST_UID = 100000
 UIDS = 65536
-"""How many users a guest has; as many in a row belong to each owner of shares, of which no other owner has any."""
+"""How many users a guest has; as many in a row belong to each owner of shares, in all datastores, of which no other owner has any: the
+range's number is the owner's in OpenNebula. Only in roots of before it is another one, of each root for itself (share/owners.py)."""
 
 
 class Tree(NamedTuple):

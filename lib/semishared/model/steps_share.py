@@ -32,11 +32,16 @@ class MakeShare(NamedTuple):
 
 
 class RemoveShare(NamedTuple):
-    """Remove the share of an image with all that is in it; `source`, its SOURCE, may also be a directory that was there before."""
+    """Remove the share of an image with all that is in it; `source`, its SOURCE, may also be a directory that was there before.
+
+    `born`: as the share was that was seen not to be ready. Report that it is not `removed` if it is ready by now, or another one.
+    """
 
     tree: Tree
     number: int
     source: str
+    born: int = -1
+    """-1: whatever it is."""
 
 
 class ResizeShare(NamedTuple):

@@ -3,7 +3,7 @@
 
     <root>/share-<image> gone-<image>    its record does not say that it is ready, and oned has no such image: a killed create or delete
                                          left it, and nobody has had it since
-                                         kept, if it is ready: it may hold somebody's data
+                                         kept, if it is ready, or nobody can tell: it may hold somebody's data
 
 They are collected before oned is asked, which knows an image before its share is made, and until its share is gone.
 """
@@ -43,11 +43,14 @@ class Left(Finding):
 
 def find(shares: Shares, known: Known) -> Iterator[Finding]:
     """Yield what is left over in a datastore."""
+    # An id is given once, whatever datastore the image is in.
+    images = {image for _, image in known.images}
     for row in shares.rows:
         image, path = int(row["image"]), row["source"] or f"{shares.tree.root}/{layout_share.tree(int(row['image']))}"
-        if (shares.store, image) in known.images:
+        if image in images:
             continue
-        reason = f"oned has no image {image}" if row["source"] else f"a killed action left it, and oned has no image {image}"
-        keep = f"it may hold somebody's data: `semishared share drop {shares.store} {image}` removes it" if row["source"] else ""
-        step = None if keep else RemoveShare(shares.tree, image, "")
+        is_left = not row["source"] and "wrong" not in row
+        reason = f"a killed action left it, and oned has no image {image}" if is_left else f"oned has no image {image}"
+        keep = "" if is_left else f"it may hold somebody's data: `semishared share drop {shares.store} {image}` removes it"
+        step = None if keep else RemoveShare(shares.tree, image, "", int(row["born"]))
         yield Left(shares.machine, "", "share", path, reason, max(0, int(row["used"])), 0, keep=keep, step=step)

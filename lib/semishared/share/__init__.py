@@ -17,6 +17,9 @@ class FileSystem(Protocol):
     def check(self) -> None:
         """Raise unless the root is on such a file system, and quotas are on."""
 
+    def there(self, image: int) -> str:
+        """Return where a tree is, '' if there is none."""
+
     def make(self, share: Share, uid: int) -> str:
         """Have an empty tree, held to its size, that belongs to user and group `uid`; return its path."""
 

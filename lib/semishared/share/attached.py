@@ -10,7 +10,7 @@ import os
 import re
 
 from ..errors import BadRecord, MissingImage, ShareRefused
-from ..model import layout_share
+from ..model import layout, layout_share
 from ..model.shares import PATH, Tree
 from . import life, owners
 
@@ -28,7 +28,7 @@ def check(image: int, source: str) -> int:
         raise ShareRefused(f"{source} on {here} is no share that semishared has made{f' for image {image}' if image >= 0 else ''}")
     if not os.path.isdir(root):
         raise MissingImage(f"{root} on {here} is not there: a root of shares is mounted on all hosts, at the same path")
-    for path in (root, f"{root}/{layout_share.SHARES}", f"{root}/{layout_share.record(number)}"):
+    for path in (root, f"{root}/{layout.SIDE}", f"{root}/{layout_share.SHARES}", f"{root}/{layout_share.record(number)}"):
         _check_ours(path)
     known = life.read(Tree("plain", root), number)
     if not known or known.source != source:

@@ -2,8 +2,9 @@
 """Shares on CephFS: subvolumes of one group, made by the cluster's manager, their objects in RADOS namespaces of their own.
 
 The root is where the group (/volumes/GROUP) is mounted, so a subvolume is at <root>/share-<image>/<uuid> on all hosts. The manager gives it
-to its owner: nothing here takes root. Layout and limit of files are set by us while the empty tree is ours; guests cannot (no key of theirs
-has `p`). Clients hold themselves to quotas, by what they know of the others': what a share holds may be more for seconds.
+to its owner: nothing here takes root. Layout and limit of files are set by us while the empty tree is ours, by a mount whose key has `p`,
+which no host with guests may have; nor can guests name what is ceph.* (vmm/virtiofsd.py). Clients hold themselves to quotas, by what they
+know of the others': what a share holds may be more for seconds.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ class CephFs:
 
     def make(self, share: Share, uid: int) -> str:
         """Have a subvolume that is held to its size, and belongs to `uid`; return where it is mounted."""
-        path = self._path(share.image)
+        path = self.there(share.image)
         if not path or os.lstat(path).st_uid != uid:
             self._create(share, os.geteuid())
             point("subvolume made")
-            path = self._path(share.image)
+            path = self.there(share.image)
             _lay_out(path, share)
             point("subvolume laid out")
         self._create(share, uid)
@@ -87,7 +88,7 @@ class CephFs:
         found: dict[str, Any] = json.loads(self._ask("info", image))
         return found
 
-    def _path(self, image: int) -> str:
+    def there(self, image: int) -> str:
         """Return where a subvolume is mounted, '' if there is none; raise StoreUnavailable if that is not what is mounted at the root."""
         try:
             path = str(self._info(image)["path"])

@@ -11,7 +11,17 @@ import re
 from contextlib import contextmanager
 from typing import Iterator, Optional
 
-from ..errors import BadArguments, BadRecord, DataInTheWay, MissingImage, NotSupported, OtherStore, RestrictedPath, StoreAbsent
+from ..errors import (
+    BadArguments,
+    BadRecord,
+    DataInTheWay,
+    MissingImage,
+    NotSupported,
+    OtherStore,
+    RestrictedPath,
+    StoreAbsent,
+    ToolFailed,
+)
 from ..model import layout_share
 from ..model.shares import PATH, Share, Tree
 from ..named import NamedTuple
@@ -118,17 +128,27 @@ def make(tree: Tree, share: Share) -> dict[str, str]:
         if known and known.source:
             return {"source": known.source}
         if not known:
+            there = fs.there(share.image)
+            if there:
+                raise DataInTheWay(f"{there} on {os.uname().nodename} is there, and has no record that says whose it is")
+        uid = owners.first_uid_of(tree.root, share.owner)
+        if not known:
             _write(tree, share, "")
-        source = fs.make(share, owners.first_uid_of(tree.root, share.owner))
+        source = fs.make(share, uid)
         _write(tree, share, source)
         return {"source": source}
 
 
-def remove(tree: Tree, number: int, source: str) -> None:
-    """Remove a share with all in it. Of a directory that was there before, and of what is gone already, nothing is removed."""
+def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dict[str, bool]]:
+    """Remove a share with all in it. Of a directory that was there before, and of what is gone already, nothing is removed.
+
+    With `born` only that share is, if it is not ready: return {"removed": False} for another.
+    """
     fs = _checked(tree)
     with _alone(tree, number) as lock:
         known = read(tree, number)
+        if known and born >= 0 and (known.source or known.share.born != born):
+            return {"removed": False}
         if known and source and known.source not in ("", source):
             raise DataInTheWay(f"image {number} is {source}, but {tree.root}/{layout_share.record(number)} says {known.source}")
         if known:
@@ -138,6 +158,7 @@ def remove(tree: Tree, number: int, source: str) -> None:
             os.unlink(f"{tree.root}/{layout_share.record(number)}")
             point("record of the share removed")
         files.unlink(lock)
+    return None
 
 
 def resize(tree: Tree, number: int, size: int) -> dict[str, int]:
@@ -157,17 +178,31 @@ def resize(tree: Tree, number: int, size: int) -> dict[str, int]:
 
 
 def listed(tree: Tree) -> dict[str, list[dict[str, object]]]:
-    """Return all shares: whose, where, how large, how full (-1: nobody knows)."""
+    """Return all shares: whose, where, how large, how full (-1: nobody knows), and what is wrong with one, which hides no other."""
     fs = _checked(tree)
     directory = f"{tree.root}/{layout_share.SHARES}"
     names = os.listdir(directory) if os.path.isdir(directory) else []
     rows = []
     for image in sorted(number for number in map(layout_share.image_of, names) if number >= 0):
-        known = read(tree, image)
-        if known:
-            use = fs.use(image) if known.source else (-1, -1)
-            rows.append({**known.share.to_data(), "source": known.source, "used": use[0]})
+        row = _row(fs, tree, image)
+        if row:
+            rows.append(row)
     return {"shares": rows}
+
+
+def _row(fs: FileSystem, tree: Tree, image: int) -> Optional[dict[str, object]]:
+    """Return what is to be said of a share, None if it is gone."""
+    try:
+        known = read(tree, image)
+        return known and {**known.share.to_data(), "source": known.source, "used": fs.use(image).used if known.source else -1}
+    except (ToolFailed, MissingImage, BadRecord) as e:
+        wrong = {"used": -1, "wrong": {"id": e.id, "detail": e.detail}}
+    try:
+        # Perhaps it has been removed meanwhile.
+        known = read(tree, image)
+    except BadRecord:
+        return {"image": image, "owner": -1, "born": -1, "size": -1, "source": "", **wrong}
+    return known and {**known.share.to_data(), "source": known.source, **wrong}
 
 
 def capacity(tree: Tree) -> tuple[int, int, int]:

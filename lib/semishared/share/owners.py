@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which users of the hosts the users of an owner's guests are: a range for each owner, given once and never to another.
 
-A range is a file that says whose it is, published by a link(2), which makes it for one alone. None is ever removed, so they are
-without gaps: who loses the race for one looks again, and finds its own or the next.
+The number of a range is its owner's in OpenNebula, so it is the same in all datastores. A range is a file that says whose it is,
+published by a link(2), which makes it for one alone; none is ever removed. In roots of before, which show it by an owner with another
+number, they were given in turn, and are: without gaps, and who loses the race for one looks again, and finds its own or the next.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ RANGES = (1 << 31) // UIDS - 2
 
 
 def first_uid_of(root: str, owner: int) -> int:
-    """Return the first user of the range of `owner`, who is given one if need be."""
+    """Return the first user of the range of `owner`, who is given one if need be; raise NoSpace."""
     directory = f"{root}/{layout_share.UIDS}"
     os.makedirs(directory, mode=0o755, exist_ok=True)
     files.remove_stale(directory)
@@ -28,9 +29,9 @@ def first_uid_of(root: str, owner: int) -> int:
         given = _given(directory)
         if owner in given.values():
             return first_uid(next(number for number, who in given.items() if who == owner))
-        number = len(given)
+        number = owner if all(who == number for number, who in given.items()) else len(given)
         if number >= RANGES:
-            raise NoSpace(f"all {RANGES} ranges of users in {root} have owners")
+            raise NoSpace(f"user {owner} of OpenNebula can have no shares in {root}: ranges of users are for the first {RANGES} alone")
         _give(f"{root}/{layout_share.uids(number)}", owner)
 
 

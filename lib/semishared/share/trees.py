@@ -34,6 +34,10 @@ class Directories:
         """Return where the tree of a share is."""
         return f"{self.root}/{layout_share.tree(image)}"
 
+    def there(self, image: int) -> str:
+        """Return that path if something is there, else ''."""
+        return self.path(image) if os.path.lexists(self.path(image)) else ""
+
     def gone(self, image: int) -> str:
         """Return where it is while it is removed."""
         return f"{self.root}/{layout_share.gone(image)}"
