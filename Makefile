@@ -30,7 +30,7 @@ $(VENV)/ready: tests/requirements-lint.txt
 provision: ## install what tests and demo need (Debian 12, root)
 	@tests/lab/provision.sh
 
-test: provision ## all suites: some 40 minutes on two cores
+test: provision ## all suites: some 50 minutes on two cores
 	@$(RUN) tests/suites.py
 
 test-full: provision ## all suites with all points and tests, the fuzzers at length

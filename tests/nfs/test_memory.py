@@ -69,7 +69,7 @@ def image(host: MemoryHost) -> s.ImageRef:
     return host.prepare()
 
 
-@pytest.mark.parametrize("kind", ["zram", "brd"])
+@pytest.mark.parametrize("kind", ["zram", pytest.param("brd", marks=pytest.mark.long)])
 def test_the_shipped_script_makes_memory_a_device_for_disks(host: MemoryHost, image: s.ImageRef, kind: str) -> None:
     refused = host.run(["sh", f"{INSTALL}/semishared-ram.sh", "enable", "320M", kind, "9"], check=False)
     assert refused.err == "semishared-ram: '9' is not 1 to 8 times\n"

@@ -201,6 +201,7 @@ def test_a_guest_waits_where_memory_that_was_promised_twice_is_full(cloud: Cloud
     assert [driver.get("error_policy") == driver.get("rerror_policy") == "stop" for driver in drivers] == [False, True]
 
 
+@pytest.mark.long
 def test_guests_read_their_base_from_memory_through_all_that_is_done_to_them(cloud: Cloud) -> None:
     h1, h2 = cloud.lab.hosts
     hot = {"SEMISHARED_BASES": "ram"}
