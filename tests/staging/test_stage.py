@@ -73,7 +73,9 @@ def test_named_hosts_only_and_what_is_partly_there_is_gone_on_with(staging: Stag
         staging.cloud.give(path)
     found = summary(staging.command("stage", str(image), "--hosts", "h2", "--compress", "none"))
     assert found["complete"]
-    assert found["hosts"]["h2"]["sources"]["h1"]["extents"] == len(indices) - 2, "the two that were good are not sent again"
+    # A peer that is slow, on a busy machine, is left for the store.
+    came = {name: row["extents"] for name, row in found["hosts"]["h2"]["sources"].items()}
+    assert came["h1"] and sum(came.values()) == len(indices) - 2, "the two that were good are not sent again"
     check(staging, image, "h1 h2")
 
 
