@@ -168,6 +168,7 @@ def own(cloud: Cloud) -> Iterator[int]:
     yield vm
     stop(cloud.guest(vm), "vda", "vdb")
     cloud.terminate(vm)
+    assert cloud.leftovers() == []
 
 
 def is_untouched(cloud: Cloud, vm: int) -> None:
