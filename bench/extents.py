@@ -102,7 +102,7 @@ def extents(quick: bool) -> List[Figure]:
         disks.ask("group", disks.names)
         maps = laid_out({f"v{count}": by_share(dict(zip(disks.names[:count], SIZES)), FILE) for count in COUNTS})
         disks.ask("volumes", maps)
-        for number in rounds_within(50, 1 if quick else 3):
+        for number in rounds_within(150, 1 if quick else 3):
             _round(disks, rates, number == 0)
         grown = _grown(disks)
     return [*_figures(rates), *grown]

@@ -25,11 +25,11 @@ from throttle import MiB
 from semishared.model import steps as s
 from semishared.model import steps_device as d
 
-IMAGE, MEMORY = 512 * MiB, 1536 * MiB
+IMAGE, MEMORY = 1024 * MiB, 2560 * MiB
 PART = 64 * MiB
 """Each round has one of its own for random and one for sequential operations: no block of it was written before."""
 ROUNDS = IMAGE // PART // 2
-RANDOM, SEQUENTIAL = 30000, 1024
+RANDOM, SEQUENTIAL = 15000, 512
 WORKLOADS: Dict[str, Tuple[str, int, int, int]] = {
     "4k first write": ("randwrite", 4 * KiB, PART // 4 // KiB, 0), "4k rewrite": ("randwrite", 4 * KiB, RANDOM, 0),
     "4k read": ("randread", 4 * KiB, RANDOM, 0), "first write in pieces of 1 MiB": ("write", MiB, PART // MiB, 1),
@@ -73,7 +73,7 @@ class Host(Site):
     """A host whose pool is a device and memory, with the same disk on each."""
 
     def __init__(self) -> None:
-        super().__init__((2048,))
+        super().__init__((3072,))
         try:
             self.devices[0].past_the_cache()
         except BaseException:
@@ -106,7 +106,7 @@ def memory(quick: bool) -> List[Figure]:
         with _memory(made.ram):
             disks = made.fill()
             with block.exported(made.top, list(disks.values())) as address:
-                for number in rounds_within(60, 1 if quick else ROUNDS):
+                for number in rounds_within(110, 1 if quick else ROUNDS):
                     for name, (rw, size, count, part) in WORKLOADS.items():
                         for way in random.Random(f"{number}/{name}").sample(sorted(disks), len(disks)):
                             rate = block.fio(address[way], rw, size, count=count, seed=number, window=PART, at=(2 * number + part) * PART)

@@ -53,7 +53,8 @@ def text_table(figures: Sequence[Data]) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+    # Also in what is set as code, a bar begins a new cell.
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n" for cells in lines)
 
 
 def by_name(report: Data) -> Dict[str, Data]:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block devices that are as slow as wanted: a control group that this process, and all that it starts, is in, limits what they read.
+"""Block devices that are as slow as wanted: a control group that this process, and all that it starts, is in, limits what they do.
 
-Only reads: what is written out belongs to whoever writes it out, which differs between the two versions of control groups.
+Writes only of those who write past the page cache: what is written out later belongs to whoever writes it out, which differs between the
+two versions of control groups.
 """
 
 from __future__ import annotations
@@ -86,6 +87,16 @@ class Throttle:
             (self._group / "io.max").write_text(f"{device.number} rbps={rate or 'max'}")
         else:
             (self._group / "blkio.throttle.read_bps_device").write_text(f"{device.number} {rate or 0}")
+
+    def direct(self, device: Device, rate: int, operations: int) -> None:
+        """Let no more than `rate` bytes and so many operations per second be read, and as much be written past the page cache."""
+        limits = {"rbps": rate, "wbps": rate, "riops": operations, "wiops": operations}
+        if self._is_v2:
+            (self._group / "io.max").write_text(" ".join([device.number, *(f"{key}={value}" for key, value in limits.items())]))
+            return
+        for key, value in limits.items():
+            name = f"blkio.throttle.{'read' if key[0] == 'r' else 'write'}_{key[1:]}_device"
+            (self._group / name).write_text(f"{device.number} {value}")
 
 
 def _hierarchy() -> "tuple[Path, bool]":
