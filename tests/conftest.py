@@ -13,12 +13,15 @@ from hypothesis import HealthCheck, settings
 
 import matrix
 from lab import cgroups
+from lab.cloud import Cloud
 
 MARKERS = {
     "reads_checkout": "looks at the files of this checkout, as a linter does",
     "runs_python": "starts python, the one thing a unit test may start, and says why",
     "fault(number, claim)": "proves a row of docs/reference/faults.md: tests/against.py says what an older version does",
 }
+MOST = int(os.environ.get("SEMISHARED_MOST", "5"))
+"""How many tests the section on what took most processor names."""
 # HYPOTHESIS_EXAMPLES=2000 for a long look; no deadline, since the machine is shared with labs.
 TOLERATED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.function_scoped_fixture]
 EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "25"))
@@ -34,21 +37,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Note what a test, with its fixtures and its labs, took of the processors: what waits is cheap, however long it takes."""
+    """Note what a test, with its fixtures and its labs, took of the processors: what waits is cheap, however long it takes.
+
+    What is left after one that failed, when its fixtures have removed its VMs, is no fault of a later one. What one leaves
+    that passed is not forgiven: the next one that looks finds it.
+    """
     before = cgroups.used()
     yield
     if before is not None:
         TAKEN[item.nodeid] = (cgroups.used() or before) - before
+    if item.stash.get(FAILED, False):
+        for cloud in list(Cloud.standing):
+            cloud.forgive()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if TAKEN:
         terminalreporter.section("most processor")
-        for seconds, name in sorted(((seconds, name) for name, seconds in TAKEN.items()), reverse=True)[:5]:
+        for seconds, name in sorted(((seconds, name) for name, seconds in TAKEN.items()), reverse=True)[:MOST]:
             terminalreporter.line(f"{seconds:.2f}s cpu      {name}")
 
 
 PASSED = pytest.StashKey[bool]()
+FAILED = pytest.StashKey[bool]()
 TAKEN: Dict[str, float] = {}
 """Seconds of processor per test of this run."""
 PROVED: set[matrix.Cell] = set()
@@ -61,6 +72,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = outcome.get_result()  # type: ignore[attr-defined]
     if report.when == "call":
         item.stash[PASSED] = report.passed
+    if report.failed:
+        item.stash[FAILED] = True
 
 
 @pytest.fixture(autouse=True)

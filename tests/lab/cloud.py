@@ -8,6 +8,7 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from weakref import WeakSet
 
 from lab import Lab, Node
 from lab.ceph import fs
@@ -25,11 +26,16 @@ FEW_DEVICES = "<devices><controller type='usb' model='none'/><memballoon model='
 class Cloud:
     """A lab with a simulated oned and the installed drivers; ids as in the recordings: store 100, system 101."""
 
+    standing: "WeakSet[Cloud]" = WeakSet()
+    """Those of this process."""
+
     def __init__(self, lab: Lab, oned: Oned) -> None:
         self.lab = lab
         self.oned = oned
         self._guests: Dict[int, Guest] = {}
         self._bootable: Set[str] = set()
+        self._forgiven: Set[str] = set()
+        self.standing.add(self)
 
     @classmethod
     @contextmanager
@@ -224,7 +230,17 @@ class Cloud:
         return sorted(str(path.relative_to(base)) for path in base.rglob("*"))
 
     def leftovers(self) -> List[str]:
-        """Return what is on front-end, hosts and store although no VM is there: directories, leases, clones, staged files."""
+        """Return what is on front-end, hosts and store although no VM is there: directories, leases, clones, staged files.
+
+        What was forgiven does not count.
+        """
+        return [name for name in self._left() if name not in self._forgiven]
+
+    def forgive(self) -> None:
+        """Take what is left now for what a failed test has left, so that the next one is judged for itself."""
+        self._forgiven.update(self._left())
+
+    def _left(self) -> List[str]:
         found = []
         for node in [self.lab.fe, *self.lab.hosts]:
             for system in (ds.id for ds in self.oned.datastores.values() if ds.type == 1):
