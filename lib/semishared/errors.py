@@ -500,7 +500,7 @@ class BadPool(SemisharedError):
 
 
 class DeviceMissing(SemisharedError):
-    """A disk whose layers lie on a device of its host's pool that is not there, read-only or broken."""
+    """A disk whose layers lie on a device of its host's pool that is not there, read-only, broken or hung."""
 
     id = "SS161"
     remedy = "mend the device and mount it again, then retry; `semishared pool check HOST` says what else is missing"

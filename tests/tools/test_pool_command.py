@@ -6,12 +6,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any, Iterator
 
 import pytest
 
-from semishared.cli import main
+from semishared.cli import main, pool
+from semishared.config import Config
+from semishared.units import MiB
 from tools.oned_site import HERE, ActionSite
 from tools.test_gc_clouds import at_rest
 
@@ -73,6 +76,10 @@ def test_a_device_is_drained_and_what_is_not_at_rest_stays(site: ActionSite, cap
     assert len(lines) == len(dry["rows"]) + 1 and device(site, layers) != drained
     subprocess.run(["qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0x55 3M 64k", str(layers / "0")], check=True, stdout=subprocess.DEVNULL)
     subprocess.run(["qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0xa1 1M 64k", str(layers / "0")], check=True, stdout=subprocess.DEVNULL)
+    assert main.main(["base", "list", "--json"]) == 0
+    (base,) = json.loads(capsys.readouterr().out)["bases"]
+    assert base["device"] != drained and os.path.isdir(f"{base['device']}/.semishared/bases/{base['name']}")
+    assert main.main(["base", "list"]) == 0 and f", on {base['device']}, " in capsys.readouterr().out
     assert main.main(["pool", "check", HERE]) == 1
     assert f"{drained} is being drained, or was, and takes nothing more" in capsys.readouterr().out
     assert main.main(["pool", "add", HERE]) == 0 and main.main(["pool", "check", HERE]) == 0
@@ -102,6 +109,39 @@ def test_rebalance_evens_out_and_a_second_one_moves_nothing(site: ActionSite, ca
     for _, layers in vms:
         command = ["qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0x66 4M 4M", str(layers / "0")]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_it_is_said_how_far_a_drain_is_and_it_keeps_to_its_rate(site: ActionSite, capsys: pytest.CaptureFixture[str]) -> None:
+    _, layers = overlay(site, site.image())
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 0x66 0 8M", str(layers / "0")], check=True, stdout=subprocess.DEVNULL)
+    capsys.readouterr()
+    started = time.monotonic()
+    assert main.main(["pool", "drain", HERE, device(site, layers), "--rate", "4M", "--json"]) == 0
+    seconds, (*events, summary) = time.monotonic() - started, said(capsys)
+    moved = sum(row["bytes"] for row in summary["rows"])
+    assert moved >= 8 * MiB and seconds > 0.9 * 2 * moved / (4 * MiB), "copied, and read again"
+    told = [(event["have"], event["of"]) for event in events if event["event"] == "host"]
+    assert told and {of for _, of in told} == {moved} and [have for have, _ in told] == sorted(have for have, _ in told)
+    assert 0 < told[0][0] < moved and told[-1][0] <= moved
+
+
+def test_what_a_host_does_not_declare_itself_the_configuration_declares(
+    site: ActionSite, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = site.oned.host(HERE).template
+    words = own.pop("SEMISHARED_POOL")
+    capsys.readouterr()
+    assert main.main(["pool", "add", HERE]) == 2
+    assert f"nothing declares a pool of {HERE}" in capsys.readouterr().err
+    monkeypatch.setattr(pool, "load", lambda: Config(pool_devices=str(words)))
+    assert main.main(["pool", "check", HERE]) == 0
+    *fewer, _ = str(words).split()
+    site.oned.host_update(site.oned.host(HERE).id, {"SEMISHARED_POOL": " ".join(fewer)})
+    assert main.main(["pool", "check", HERE]) == 1, "what a host says of itself counts, and one is declared no more"
+    site.oned.host_update(site.oned.host(HERE).id, {"SEMISHARED_POOL": "none"})
+    capsys.readouterr()
+    assert main.main(["pool", "add", HERE]) == 2, "nor has it one that says so"
+    assert f"nothing declares a pool of {HERE}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,35 @@ def test_after_a_restart_its_vms_are_refused_and_others_run(world: World, pool: 
     assert pool.rows()[memory(pool)]["lost"] == [] and not os.path.exists(world.disk().vm_dir)
 
 
+def test_memory_that_was_drained_takes_nothing_after_a_restart_until_it_is_added_again(
+    world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at every point of that, too."""
+    file, declared = pool.paths[2] / ".semishared" / "device.json", (*map(str, pool.paths[:2]), f"{memory(pool)}=ram")
+    label, close = file.read_bytes(), d.CloseDevice(str(world.root), str(pool.rows()[memory(pool)]["uuid"]))
+    for number in range(1, 30):
+        monkeypatch.setenv("SEMISHARED_KILL_AT", str(number))
+        with contextlib.suppress(SemisharedError):
+            world.on(close)
+            break
+        monkeypatch.delenv("SEMISHARED_KILL_AT")
+        world.on(close)
+        restart(pool)
+        # As semishared-ram.sh writes it at each boot, by its settings.
+        file.write_bytes(label)
+        assert pool.rows()[memory(pool)]["weight"] == 0, f"killed at {number}"
+        pool.set(*declared)
+    monkeypatch.delenv("SEMISHARED_KILL_AT")
+    assert 3 < number < 29
+    restart(pool)
+    file.write_bytes(label)
+    with pytest.raises(NoDeviceOfClass):
+        clone(world, world.disk())
+    pool.set(*declared)
+    clone(world, world.disk())
+    assert where(world.disk()) == memory(pool)
+
+
 def test_before_memory_is_mounted_again_it_is_a_device_that_is_not_there(world: World, pool: Pool) -> None:
     clone(world, world.disk())
     subprocess.run(["umount", "-l", memory(pool)], check=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a device of this host's pool: gone, another one, read-only, or broken so that it answers with errors.
+"""What is wrong with a device of this host's pool: gone, another one, read-only, broken so that it answers with errors, or hung.
 
 A device that dies costs the VMs whose layers it has. So nobody else may fail on it: what lies on a device that is not well is, for
 all but those VMs, not there.
@@ -14,12 +14,15 @@ from ..model import layout_devices
 from . import devices
 
 NOT_THERE, OTHER, READ_ONLY, BROKEN = "not there", "not there: another one is mounted in its place", "read-only", "broken"
+HUNG = "hung"
 
 
 def state(root: str, uuid: str) -> str:
     """Return what is wrong with a device, '' if nothing is; of a broken one also how it answers."""
     directory = layout_devices.device(root, uuid)
     try:
+        if layout_devices.is_aside(os.readlink(directory)):
+            return HUNG
         # A file system that has been shut down answers this with an error, and statvfs and links not yet.
         os.listdir(directory)
         is_read_only = os.statvfs(directory).f_flag & os.ST_RDONLY or not _answers(layout_devices.label(directory))
@@ -59,6 +62,12 @@ def _answers(label: str) -> bool:
     finally:
         os.close(fd)
     return True
+
+
+def where(root: str, path: str) -> str:
+    """Return where the device is mounted to which the link `path` leads, its UUID if it is none of the pool; '' if that is no link."""
+    uuid = devices.device_of(path)
+    return devices.mount(root, uuid) if uuid in devices.registered(root) else uuid
 
 
 def abandon(path: str) -> None:

@@ -45,11 +45,12 @@ def usual(root: str) -> list[str]:
 
 
 def label(directory: str) -> dict[str, object]:
-    """Return the label in what is ours on a device; {} if there is none that can be understood."""
+    """Return the label in what is ours on a device; {} if there is none that can be understood. Of memory its note may close it, too."""
     found = files.read_json(layout_devices.label(directory)) or {}
-    weight = found.get("weight")
+    if found.get("class") == MEMORY and (files.read_json(layout_devices.note_beside(directory)) or {}).get("weight") == 0:
+        found["weight"] = 0
     is_whole = layout_devices.is_uuid(str(found.get("uuid"))) and isinstance(found.get("class"), str)
-    return found if is_whole and type(weight) in (int, float) and found.get("version") == 1 else {}
+    return found if is_whole and type(found.get("weight")) in (int, float) and found.get("version") == 1 else {}
 
 
 def mount(root: str, uuid: str) -> str:
@@ -66,9 +67,8 @@ def present(root: str) -> list[pool.Device]:
     """Return the devices that are there and can be written to."""
     from ..plan import pool
 
-    found = []
-    for uuid in registered(root):
-        directory = layout_devices.device(root, uuid)
+    found: list[pool.Device] = []
+    for uuid, directory in ((uuid, layout_devices.device(root, uuid)) for uuid in registered(root)):
         said = label(directory)
         try:
             stat = os.statvfs(directory)

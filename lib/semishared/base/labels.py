@@ -19,7 +19,7 @@ from ..model.steps_device import CloseDevice, ListDevices, SetDevices
 from ..plan import pool
 from ..tools import files, locks
 from ..tools.crash_points import point
-from . import device_state, devices, hot, promises, room
+from . import device_state, devices, hot, hung, promises, room
 
 
 def describe(step: ListDevices) -> dict[str, object]:
@@ -90,8 +90,11 @@ def _checked(wanted: Sequence[pool.Declared]) -> dict[str, str]:
     systems: dict[int, str] = {}
     found: dict[str, str] = {}
     here = os.uname().nodename
+    silent = hung.unanswered([layout_devices.side(device.path) for device in wanted])
     for device in wanted:
         path = device.path
+        if layout_devices.side(path) in silent:
+            raise BadPool(f"{path} on {here} is {device_state.HUNG}: it does not answer")
         if not os.path.isdir(path) or os.path.islink(path) or not os.path.ismount(path):
             raise BadPool(f"{path} on {here} is not mounted: an unmounted directory is no device")
         system = os.stat(path).st_dev
@@ -171,8 +174,13 @@ def close(step: CloseDevice) -> dict[str, object]:
 
 
 def _close(directory: str) -> None:
-    said = devices.label(directory)
-    if said["weight"]:
+    said = {**devices.label(directory), "weight": 0}
+    if files.read_json(layout_devices.label(directory)) != said:
         files.remove_staged(*os.path.split(layout_devices.label(directory)))
-        files.write_json(layout_devices.label(directory), {**said, "weight": 0})
+        files.write_json(layout_devices.label(directory), said)
         point("device closed")
+    note = layout_devices.note_beside(directory)
+    if said["class"] == MEMORY and files.read_json(note) != said:
+        # Its own label is made anew, with the weight of its settings, when the host is started again.
+        files.write_json(note, said)
+        point("memory closed")

@@ -79,9 +79,13 @@ def describe(base: cache.Base) -> dict[str, object] | None:
             continue
         return {
             "name": os.path.basename(base.directory), "leases": held, "bytes": stat.st_blocks * 512, "size": stat.st_size,
-            "staged": stat.st_mtime, "used": max(used, stat.st_mtime), "damaged": damaged,
+            "staged": stat.st_mtime, "used": max(used, stat.st_mtime), "damaged": damaged, "device": _device(base),
         }  # fmt: skip
     return None
+
+
+def _device(base: cache.Base) -> str:
+    return device_state.where(layout_base.root_of(base.directory), base.directory)
 
 
 def evict(root: str, name: str, held: tuple[str, ...] = ()) -> dict[str, object]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look after the base stores of the hosts.
 
-  list     what is there, how large, who has leases on it, when it was last leased
+  list     what is there, how large, on which device, who has leases on it, when it was last leased
   verify   read bases from the disk and compare them with their hashes; one that differs is taken out of use, fetched anew,
            and given to the VMs that have leases on it
   prune    remove bases without leases, oldest generations and least recently leased first, until each host keeps its
@@ -154,7 +154,8 @@ def listing(command: Command) -> Result:
     def line(row: Row) -> str:
         leases = f"{len(row['leases'])} leases ({', '.join(row['leases'][:5])})" if row["leases"] else "no lease"
         state = ", DAMAGED, out of use" if row["damaged"] else ""
-        return f"{human(row['bytes'])}, {leases}, last used {time.strftime('%F %T', time.localtime(row['used']))}{state}"
+        where = f", on {row['device']}" if row["device"] else ""
+        return f"{human(row['bytes'])}{where}, {leases}, last used {time.strftime('%F %T', time.localtime(row['used']))}{state}"
 
     return command.on_hosts(work), line, 0
 

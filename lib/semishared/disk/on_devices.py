@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Iterable, Iterator, Mapping
 
-from ..base import cache, device_state, devices
+from ..base import cache, device_state, devices, hung
 from ..errors import CannotMove, DeviceMissing, LostWithMemory, SemisharedError, UnexpectedFile, UnexpectedLink
 from ..model import layout, layout_devices
 from ..model.device_class import MEMORY, NOTHING, Want
@@ -65,6 +65,7 @@ def is_away(path: str) -> bool:
 def check_disk(directory: str, disk: int) -> None:
     """Raise DeviceMissing if a device is not well on which layers of this disk lie, or not there with the base below it."""
     root, own = cache.root_of(directory), layout.layers(layout.disk_name(disk))
+    hung.look(root)
     link = devices.link_of(f"{directory}/{own}")
     if link and (device_state.state(root, link.uuid) or not os.path.isdir(f"{directory}/{own}")):
         raise _missing(root, f"the layers of {layout.disk_name(disk)}", link)
@@ -119,8 +120,7 @@ def place(vm_dir: str, vm: int, disk: int, expected: int, near: str = "", want: 
 
 def device(directory: str, disk: int) -> str:
     """Return where the device is mounted on which the layers of a disk lie, '' if on none."""
-    uuid = devices.device_of(layout.layers(layout.disk(directory, disk)))
-    return devices.mount(cache.root_of(directory), uuid) if uuid in devices.registered(cache.root_of(directory)) else uuid
+    return device_state.where(cache.root_of(directory), layout.layers(layout.disk(directory, disk)))
 
 
 def walk(directory: str) -> Iterator[tuple[str, list[str], list[str]]]:

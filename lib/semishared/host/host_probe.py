@@ -32,7 +32,7 @@ if __package__ in (None, ""):
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
 
 from semishared import VERSION
-from semishared.base import device_state, devices
+from semishared.base import device_state, devices, hung
 from semishared.errors import SemisharedError, ToolTimeout
 from semishared.model import layout, layout_base
 from semishared.model.device_class import MEMORY, needed_memory
@@ -161,8 +161,9 @@ def capacity(location: str) -> list[str]:
 
 def report(location: str) -> str:
     """Return the line for the host's template."""
-    found = sorted(stores(location))
     root = layout.base_store(location)
+    hung.look(root)
+    found = sorted(stores(location))
     bases = [layout_base.base(root, name) for name in _names(layout_base.bases(root))]
     stat = os.statvfs(location)
     values = {

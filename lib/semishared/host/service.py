@@ -18,6 +18,7 @@ import signal
 import threading
 import time
 
+from ..base import hung
 from ..disk import epochs
 from ..errors import HostFailed, HostOutdated, SemisharedError, ToolTimeout
 from ..guest import job_lock
@@ -69,6 +70,7 @@ class Host:
         if version != RELEASE:
             raise HostOutdated(f"{os.uname().nodename} has semishared {RELEASE}, the front-end {version}")
         seq, steps = read_plan(plan)
+        hung.look_before(steps)
         planned = epochs.arrived(seq, steps, self._known)
         limit_s = plan.get("standstill_s") if isinstance(plan, dict) else None
         if isinstance(limit_s, (int, float)) and limit_s > 0:

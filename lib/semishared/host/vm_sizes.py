@@ -2,7 +2,7 @@
 """What the host's monitoring probe asks: the disk sizes of every VM of a system datastore (docs/explanation/contract.md).
 
 Sizes are what is allocated on this host, in MiB. Nothing is opened and no link is followed out of a VM directory, so
-that neither a dangling link nor a hung shared mount stops the probe.
+that neither a dangling link nor a hung shared mount stops the probe, nor a device of the host's pool that hangs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import os
 
-from ..model import layout
+from ..model import layout, layout_devices
 from ..tools.files import allocated
 from ..units import mib_ceil
 
@@ -52,7 +52,11 @@ def _vm_lines(directory: str) -> list[str]:
 
 def report(directory: str) -> str:
     """Return the probe's answer for the system datastore `directory`."""
-    answer = []
+    root, answer = layout.base_store(os.path.dirname(directory)), []
+    if os.path.isdir(layout_devices.devices(root)):
+        from ..base import hung
+
+        hung.look(root)
     for name in _names(directory):
         if name.isdigit():
             lines = _vm_lines(f"{directory}/{name}")

@@ -8,7 +8,8 @@
         hot/<base>/image  promised/<base>    of memory: a copy of a base, and how large that is
         bases/  staging/                     as in the base store: layout_base.py
     <root>/devices/<uuid>                    -> <mount>/.semishared, of each device of the pool
-                   <uuid>.json               of one that is memory: its label, as it was last declared
+                                             -> hung:<mount>/.semishared, of one that does not answer (base/hung.py)
+                   <uuid>.json               of one that is memory: its label, as it was last declared, or closed
     <vm_dir>/disk.<N>.snap                   -> ../../.semishared/devices/<uuid>/layers/<vm>-<disk>-<random>
              disk.<N>.left.snap          -> the same, where those layers have been until now: their running guest is about to leave
     <root>/bases/<name>  staging/<prefix>    -> ../devices/<uuid>/bases/<name>  staging/<prefix>
@@ -52,7 +53,12 @@ def device(root: str, uuid: str) -> str:
 
 def note(root: str, uuid: str) -> str:
     """Return what is known here of the label of a device that is memory, also while it is not there."""
-    return f"{device(root, uuid)}.json"
+    return note_beside(device(root, uuid))
+
+
+def note_beside(device: str) -> str:
+    """Return the same by the link to the device."""
+    return f"{device}.json"
 
 
 def is_uuid(name: str) -> bool:
@@ -64,8 +70,27 @@ def side(mount: str) -> str:
     return f"{mount}/{SIDE}"
 
 
-def mount(side: str) -> str:
-    return posixpath.dirname(side)
+HUNG = "hung:"
+"""Before the target of the link to a device that hangs: a relative path, below which there is nothing."""
+
+
+def aside(side: str) -> str:
+    """Return what the link to a device that hangs says."""
+    return f"{HUNG}{side}"
+
+
+def is_aside(target: str) -> bool:
+    return target.startswith(HUNG)
+
+
+def side_of(target: str) -> str:
+    """Return what is ours on the device to which a link leads, or led before it hung."""
+    return target[len(HUNG) :] if is_aside(target) else target
+
+
+def mount(target: str) -> str:
+    """Return where the device is, or was, mounted to which a link leads."""
+    return posixpath.dirname(side_of(target))
 
 
 def label(device: str) -> str:
