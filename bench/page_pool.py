@@ -74,5 +74,5 @@ def extents(report: Data) -> str:
 
 BLOCKS: Dict[str, Callable[[Data], str]] = {
     "orders": orders, "rebalance": rebalance, "extents": extents,
-    **{name: functools.partial(plain, prefix=f"{name}/") for name in ("devices", "plain", "beside", "memory")},
+    **{name: functools.partial(plain, prefix=f"{name}/") for name in ("devices", "plain", "beside", "moved", "memory")},
 }  # fmt: skip

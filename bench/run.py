@@ -3,7 +3,7 @@
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
     bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases commit cluster,
-                                          many pool (these together: orders rebalance devices plain beside memory extents)
+                                          many pool (these together: orders rebalance devices plain beside moved memory extents)
     bench/run.py --docs [TABLE ...]       write the tables in docs/ (all, or those) from build/bench.json
 
 Times mean nothing on a shared machine: every figure is compared with a baseline of the same run.
@@ -33,6 +33,7 @@ import extents  # noqa: E402
 import many  # noqa: E402
 import memory  # noqa: E402
 import migrate  # noqa: E402
+import moved  # noqa: E402
 import orders  # noqa: E402
 import overlay  # noqa: E402
 import page  # noqa: E402
@@ -65,11 +66,12 @@ BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "devices": devices.devices,
     "plain": devices.plain,
     "beside": devices.beside,
+    "moved": moved.moved,
     "memory": memory.memory,
     "extents": extents.extents,
     "many": many.many,
 }
-GROUPS = {"pool": ("orders", "rebalance", "devices", "plain", "beside", "memory", "extents")}
+GROUPS = {"pool": ("orders", "rebalance", "devices", "plain", "beside", "moved", "memory", "extents")}
 """What one name stands for."""
 
 

@@ -87,7 +87,7 @@ def test_the_worst_is_that_of_all_samples_and_not_their_median(bench: Any) -> No
     assert (found["worst"], found["met"]) == (1.0, True)
 
 
-@pytest.mark.parametrize("name", ["devices", "plain", "beside", "memory"])
+@pytest.mark.parametrize("name", ["devices", "plain", "beside", "moved", "memory"])
 def test_a_measured_table_says_of_each_row_what_was_expected_and_allowed(bench: Any, name: str) -> None:
     figure = bench("figures").Figure
     row = figure(f"{name}/x", "what", "MiB/s", [9.0] * 6, "against", [10.0] * 6, expected=1.0, budget=("ratio", ">=", 0.95), interval=True)
