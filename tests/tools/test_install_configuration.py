@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import signal
@@ -37,6 +38,15 @@ class FrontEnd:
         self.execrc.write_text(vmm_execrc())
         for path in (self.conf, self.execrc):
             path.chmod(0o640)
+
+    def copy(self, root: Path) -> FrontEnd:
+        """Return one more, as this one is."""
+        shutil.copytree(self.root, root, symlinks=True)
+        other = copy.copy(self)
+        other.root, other.etc, other.remotes, other.conf, other.execrc = (
+            root / path.relative_to(self.root) for path in (self.root, self.etc, self.remotes, self.conf, self.execrc)
+        )
+        return other
 
     def run(self, *options: str, code: int = 0, **env: str) -> str:
         where = ["--root", str(self.root)] if self.etc.name == "one" else []
@@ -288,20 +298,17 @@ def test_killed_anywhere_the_second_run_converges(tmp_path: Path, what: str) -> 
         model.run("--detach-timer")
     if what == "upgrade":
         older(model)
-    reference = FrontEnd(tmp_path / "reference")
-    shutil.rmtree(reference.root)
-    shutil.copytree(model.root, reference.root, symlinks=True)
+    reference = model.copy(tmp_path / "reference")
     reference.run(*options, SEMISHARED_TRACE=str(tmp_path / "trace"))
+    ended = reference.without_backups()
     names = (tmp_path / "trace").read_text().splitlines()
     assert len(names) >= {"install": 14, "upgrade": 5, "uninstall": 11}[what], names
     for number, name in enumerate(names, 1):
-        front_end = FrontEnd(tmp_path / str(number))
-        shutil.rmtree(front_end.root)
-        shutil.copytree(model.root, front_end.root, symlinks=True)
+        front_end = model.copy(tmp_path / str(number))
         front_end.run(*options, code=-signal.SIGKILL, SEMISHARED_KILL_AT=str(number))
         sound(front_end)
         front_end.run(*options)
-        assert front_end.without_backups() == reference.without_backups(), name
+        assert front_end.without_backups() == ended, name
         assert len(list(front_end.root.rglob("*.semishared-2*"))) == (0 if what == "uninstall" else 2), name
         shutil.rmtree(front_end.root)
 

@@ -15,7 +15,7 @@ import re
 import shutil
 import stat
 from contextlib import contextmanager
-from typing import Callable, Iterator
+from typing import Callable, Iterator, Optional
 
 from .. import NAME
 from ..errors import CannotInstall, UnexpectedLink
@@ -75,13 +75,6 @@ class Tree:
             file.write(f"{build}\n")
         with open(f"{package}/{next_steps.HOOK_FILE}", "w", encoding="utf-8") as file:
             file.write(next_steps.hook(f"{self.place.remotes}/lib/{NAME}/{NAME}"))
-        # Saves every action 5 ms; rsync keeps the times that make byte code valid on the hosts too.
-        if not compileall.compile_dir(package, quiet=2, ddir=f"{self.place.remotes}/lib/{NAME}"):
-            raise CannotInstall(f"this python cannot compile the package in {self.checkout}/lib")
-        if os.geteuid() == 0:
-            # From below: in a directory that is not root's any more, what the next path leads to is not for us to say.
-            for path in reversed(list(_below(self.stage))):
-                os.chown(path, *self.place.owner, follow_symlinks=False)
 
     def _stage_conf(self) -> None:
         with open(f"{self.checkout}/{CONF}", encoding="utf-8") as file:
@@ -150,17 +143,18 @@ class Tree:
     def _swap(self, part: str, say: Say, dry: bool) -> None:
         new, old = f"{self.stage}/{part}", f"{self.place.remotes}/{part}"
         is_there = os.path.lexists(old)
+        differing: list[str] = []
         if is_there and os.path.isdir(old) and not os.path.islink(old):
-            differing = _differing(old, new)
+            differing = _differing(old, new, self._owner)
             if not differing:
                 return
-            say(f"replace {old}")
-            if dry:
-                for name in differing:
-                    print(f"  {old}/{name} differs")
-        else:
-            say(f"{'replace' if is_there else 'make'} {old}")
+        if not dry:
+            self._compile(part)
+            self._give_away(new)
+        say(f"{'replace' if is_there else 'make'} {old}")
         if dry:
+            for name in differing:
+                print(f"  {old}/{name} differs")
             return
         # Durable before it is seen: a machine that loses its power has the old part or the new one.
         for path in _below(new):
@@ -176,7 +170,29 @@ class Tree:
             fsync(parent)
         point(f"swapped {part}")
 
+    def _compile(self, part: str) -> None:
+        """Give a package that goes in its byte code, which takes as long as all the rest; raise CannotInstall if it is no Python."""
+        # Saves every action 5 ms; rsync keeps the times that make byte code valid on the hosts too.
+        package = f"{self.stage}/{part}"
+        if part == PARTS[0] and not compileall.compile_dir(package, quiet=2, ddir=f"{self.place.remotes}/{part}"):
+            raise CannotInstall(f"this python cannot compile the package in {self.checkout}/lib")
+
+    @property
+    def _owner(self) -> Optional[tuple[int, int]]:
+        """Return whose all of it shall be, None for who runs this: only root gives files away."""
+        return self.place.owner if os.geteuid() == 0 else None
+
+    def _give_away(self, path: str) -> None:
+        """Let what is staged at `path` belong to whom remotes/ belongs to."""
+        owner = self._owner
+        if owner is None:
+            return
+        # From below: in a directory that is not root's any more, what the next path leads to is not for us to say.
+        for below in reversed([path, *list(_below(path))[1:]]):
+            os.chown(below, *owner, follow_symlinks=False)
+
     def _put(self, part: str) -> None:
+        self._give_away(f"{self.stage}/{part}")
         fsync(f"{self.stage}/{part}")
         with self._parent(part) as parent:
             os.replace(f"{self.stage}/{part}", f"{parent}/{os.path.basename(part)}")
@@ -238,8 +254,8 @@ def _same_file(ours: str, there: str) -> bool:
     return os.path.isfile(there) and filecmp.cmp(ours, there, shallow=False) and os.access(there, os.X_OK)
 
 
-def _described(directory: str) -> dict[str, tuple[object, ...]]:
-    """Return mode, owner and content of every file below; byte code does not count."""
+def _described(directory: str, owner: Optional[tuple[int, int]] = None) -> dict[str, tuple[object, ...]]:
+    """Return mode, owner (or `owner`, who shall be it) and content of every file below; byte code does not count."""
     found: dict[str, tuple[object, ...]] = {}
     for path in _below(directory):
         if "__pycache__" in path:
@@ -251,10 +267,10 @@ def _described(directory: str) -> dict[str, tuple[object, ...]]:
         elif stat.S_ISREG(status.st_mode):
             with open(path, "rb") as file:
                 content = hashlib.sha256(file.read()).digest()
-        found[os.path.relpath(path, directory)] = (status.st_mode, status.st_uid, status.st_gid, content)
+        found[os.path.relpath(path, directory)] = (status.st_mode, *(owner or (status.st_uid, status.st_gid)), content)
     return found
 
 
-def _differing(old: str, new: str) -> list[str]:
-    there, ours = _described(old), _described(new)
+def _differing(old: str, new: str, owner: Optional[tuple[int, int]]) -> list[str]:
+    there, ours = _described(old), _described(new, owner)
     return sorted(name for name in {*there, *ours} if there.get(name) != ours.get(name))
