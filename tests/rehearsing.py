@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional,
 
 import pytest
 
+from lab.domains import described
 from lab.oned.drivers import ActionFailed, Done, Runner, Step
 from lab.oned.objects import Datastore, Image
 
@@ -48,21 +49,11 @@ def things(top: Path) -> Dict[str, Tuple[object, ...]]:
     return found
 
 
-def guests(cloud: Cloud) -> Dict[str, List[bytes]]:
-    """Return what libvirt says on each host of its domains: state, XML with every disk's chain, jobs of the disks, snapshots."""
-    found = {}
-    for host in cloud.lab.hosts:
-        virsh = ["virsh", "-q", "-c", "qemu:///system"]
-        names = host.run([*virsh, "list", "--all", "--name"]).stdout.decode().split()
-        questions = [[verb, name] for name in names for verb in ("domstate", "dumpxml", "snapshot-list")]
-        found[host.name] = [host.run([*virsh, *words]).stdout for words in questions]
-    return found
-
-
 def state(cloud: Cloud) -> Tuple[Any, ...]:
     """Return all there is in a cloud: on every machine, in libvirt, and in Ceph its images with snapshots, watchers and locks."""
     ceph = cloud.lab.ceph.images() if RBD_STORE in cloud.oned.datastores else {}
-    return {node.name: things(node.path(DATASTORES)) for node in (cloud.lab.fe, *cloud.lab.hosts)}, guests(cloud), ceph
+    hosts = cloud.lab.hosts
+    return {node.name: things(node.path(DATASTORES)) for node in (cloud.lab.fe, *hosts)}, [described(host) for host in hosts], ceph
 
 
 class Rehearsing:

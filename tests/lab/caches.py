@@ -16,6 +16,8 @@ HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[1]
 CACHE = Path(os.environ.get("SEMISHARED_LAB_CACHE", CHECKOUT / "build/lab"))
 KVM_SECONDS = 8
+EMULATORS = ("/usr/bin/qemu-system-x86_64", "/usr/bin/qemu-kvm-one")
+"""libvirt's own and OpenNebula's, which it does not know for the same: by path each has capabilities of its own."""
 LZ4 = b"\x02\x21\x4c\x18"
 
 
@@ -92,8 +94,8 @@ def kvm_works() -> bool:
 
 def _capabilities() -> Path:
     parts = [os.uname().release]
-    for program in ("/usr/bin/qemu-system-x86_64", "/usr/sbin/libvirtd"):
-        parts.append(str(os.stat(program).st_ctime_ns))
+    for program in (*EMULATORS, "/usr/sbin/libvirtd"):
+        parts.append(f"{program} {os.stat(program).st_ctime_ns}")
     return CACHE / ("capabilities-" + hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16])
 
 

@@ -172,8 +172,11 @@ class Lab:
         self._namespaces |= state.namespaces_of(self.fe.site.keeper)
         self._namespaces -= state.namespaces_of(os.getpid())
         if not caches.capabilities():
-            # libvirtd probes QEMU when first asked about it; ask once and keep the answer for the labs to come.
-            self.hosts[0].run(["virsh", "-q", "-c", "qemu:///system", "domcapabilities", "--virttype", self.virt])
+            # libvirtd probes QEMU when first asked about it; ask once and keep the answer for the labs to come. `capabilities`
+            # asks for those of other processors too, as who looks at a host does.
+            asked = [["capabilities"], *(["domcapabilities", "--virttype", self.virt, "--emulatorbin", path] for path in caches.EMULATORS)]
+            for words in asked:
+                self.hosts[0].run(["virsh", "-q", "-c", "qemu:///system", *words])
             caches.keep_capabilities(self.hosts[0].path("/var/cache/libvirt/qemu/capabilities"))
 
     def down(self) -> None:

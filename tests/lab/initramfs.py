@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 BUSYBOX = Path("/bin/busybox")
+SIGNED = b"~Module signature appended~\n"
 
 
 def modules(release: str, wanted: Sequence[str]) -> list[Path]:
@@ -25,6 +26,22 @@ def modules(release: str, wanted: Sequence[str]) -> list[Path]:
         # modules.dep lists the nearest need first, so the reverse is the order to load in
         order += [path for path in [*reversed(needs[files[name]]), files[name]] if path not in order]
     return [top / path for path in order]
+
+
+def put(modules: Sequence[Path], folder: Path) -> None:
+    """Put modules into a folder of an initramfs that is there, and into its file `order` their names."""
+    for module in modules:
+        (folder / module.name).write_bytes(_unsigned(module.read_bytes()))
+    (folder / "order").write_text("".join(module.stem + "\n" for module in modules))
+
+
+def _unsigned(module: bytes) -> bytes:
+    """Return a module without the signature at its end, which an emulated processor would take long to verify; a kernel asks for none."""
+    if not module.endswith(SIGNED):
+        return module
+    # struct module_signature (include/linux/module_signature.h): its last four bytes are how long the signature is.
+    header = len(module) - len(SIGNED) - 12
+    return module[: header - int.from_bytes(module[header + 8 : header + 12], "big")]
 
 
 def pack(tree: Path) -> bytes:

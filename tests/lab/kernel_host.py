@@ -426,8 +426,6 @@ def _boot_files() -> tuple[Path, Path]:
             shutil.copy(initramfs.BUSYBOX, tree / "bin/busybox")
             shutil.copy(HERE / "kernel/init.sh", tree / "init")
             os.chmod(tree / "init", 0o755)
-            for module in files:
-                shutil.copy(module, tree / "modules")
-            (tree / "modules/order").write_text("".join(module.stem + "\n" for module in files))
+            initramfs.put(files, tree / "modules")
             caches.put(kept, initramfs.pack(tree))
     return caches.unpacked_kernel(), kept
