@@ -45,7 +45,7 @@ def open_images(node: Node, cloud: Cloud, vm: int) -> list[str]:
 
 def start(guest: Guest, disks: str) -> None:
     for letter in disks:
-        guest.loop(f"vd{letter}", f"loop-{letter}", 4 * KIB, 4 * KIB, 20)
+        guest.loop(f"vd{letter}", f"loop-{letter}", 4 * KIB, 4 * KIB, 10)
 
 
 def stop(guest: Guest, disks: str) -> int:

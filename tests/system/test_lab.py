@@ -188,7 +188,8 @@ def test_the_background_load_finds_what_changes_under_it(lab: Lab) -> None:
     h1.run([*URI, "destroy", "load"])
 
 
-@pytest.mark.parametrize("machine", ["q35", "pc"])
+# On pc test_vm.py attaches disks, detaches them, and reads a context.
+@pytest.mark.parametrize("machine", ["q35", pytest.param("pc", marks=pytest.mark.long)])
 def test_a_guest_sees_disks_come_and_go_and_reads_its_context(lab: Lab, machine: str) -> None:
     h2, name = lab.node("h2"), f"hot-{machine}"
     make_os(lab, h2, f"{LOCAL}/{name}.raw")

@@ -48,7 +48,7 @@ def mixed(cloud: Cloud, name: str) -> int:
 
 def start(guest: Guest, *disks: str) -> None:
     for disk in disks:
-        guest.loop(disk, f"loop-{disk}", 4 * KIB, 4 * KIB, 20)
+        guest.loop(disk, f"loop-{disk}", 4 * KIB, 4 * KIB, 10)
 
 
 def stop(guest: Guest, *disks: str) -> list[int]:

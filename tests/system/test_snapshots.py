@@ -183,6 +183,7 @@ def test_snapshots_of_a_suspended_guest(cloud: Cloud, os_image: int) -> None:
     assert cloud.leftovers() == []
 
 
+@pytest.mark.long  # tests/faults/test_live_kill.py has an overlay of which 2 goes after 0, killed at points of it, too
 def test_snapshots_are_deleted_while_the_guest_runs_after_others_were(cloud: Cloud, os_image: int) -> None:
     """libvirt goes on to know layers that were merged away, and looks into each when the next is pulled."""
     places: list[dict[str, str]] = [{}, {"SEMISHARED_LOCAL": "copy"}, {"SEMISHARED_PLACE": "shared"}]

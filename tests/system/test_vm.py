@@ -182,6 +182,7 @@ def test_mixed_vm_through_power_off_undeploy_and_migration(
     cell(("clone", "mv", "delete", "limit"), matrix.PLACES, formats, "off")
 
 
+@pytest.mark.long  # test_snapshots.py stops one with disks of each place, and resumes it elsewhere
 def test_stopped_vm_when_resumed_goes_on_where_it_was(cloud: Cloud, os_image: int) -> None:
     vm = cloud.deploy("stopped", [{"IMAGE_ID": str(os_image)}, {"TYPE": "fs", "SIZE": "16", "FORMAT": "raw"}])
     guest = cloud.guest(vm)

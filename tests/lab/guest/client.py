@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shlex
@@ -15,6 +16,8 @@ from lab.node import Node
 
 Seed = Union[str, int]
 WORD = 0xFFFFFFFFFFFFFFFF
+RATE = 50 if os.environ.get("SEMISHARED_FULL") else 10
+"""Blocks that a background load writes, and reads again, per second: five disks at 50 keep an emulated processor busy, and Ceph."""
 
 
 class GuestError(Exception):
@@ -186,7 +189,7 @@ class Guest:
                 raise GuestError(f"{disk} is {'not there' if present else 'still there'} after {timeout} s")
             time.sleep(0.1)
 
-    def loop(self, disk: str, seed: Seed, offset: int = 0, count: int = 16384, rate: int = 50) -> None:
+    def loop(self, disk: str, seed: Seed, offset: int = 0, count: int = 16384, rate: int = RATE) -> None:
         """Start writing and verifying 64 KiB blocks in the background, `rate` per second."""
         self.command(f"loop {disk} {seed} {offset} {count} {rate}")
 
