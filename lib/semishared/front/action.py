@@ -31,6 +31,8 @@ class Action:
         """SEQ of the VM's last history record, -1 if it is not known: every message carries it (disk/epochs.py)."""
         self.here: Callable[[Step], Any] = _nothing
         """Carries out what plans yield for the front-end itself."""
+        self.expects: Callable[[str], object] = _unprepared
+        """Is told, before oned is asked, to which machine the plan will speak first."""
         self.rate = 0
         """Bytes per second that it brings from machine to machine at most, 0 for no limit."""
         self.bulk = False
@@ -61,17 +63,24 @@ class Sessions:
     def __init__(self, action: Action) -> None:
         self.action = action
         self._open: dict[tuple[str, bool], Session] = {}
+        self._unused: Session | None = None
+        """One that was begun before anybody knew what to say in it."""
         self._relayed: tuple[Step, ...] = ()
         """What the target of a relay carries out."""
         self._kept: list[IO[bytes]] = []
         """What was fetched: files without a name, there as long as they are open."""
 
     def __enter__(self) -> Sessions:
+        self.action.expects = self.begin
         return self
+
+    def begin(self, machine: str) -> None:
+        """Begin the conversation with a machine: ssh and its host side start while we find out what to say."""
+        self._unused = self._open[machine, False] = self.action.session(machine)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> None:
         for session in self._open.values():
-            session.close(is_over=error is None)
+            session.close(is_over=error is None and session is not self._unused)
             for text in session.warnings:
                 self.action.report.warn(text)
             if error is None:
@@ -85,6 +94,8 @@ class Sessions:
         if session is None or session.is_busy:
             # What was under way there has failed half-way: its host side is gone, or does not listen.
             session = self._open[machine, beside] = self.action.session(machine)
+        if session is self._unused:
+            session.seq, self._unused = self.action.seq, None
         return session
 
     def run(
@@ -188,6 +199,10 @@ def ask_oned(wanted: AskOned) -> Any:
     from ..opennebula.oned import Oned
 
     return getattr(Oned(), wanted.what)(wanted.id)
+
+
+def _unprepared(machine: str) -> None:
+    """Begin nothing: whoever only rehearses may not speak to a machine."""
 
 
 def _nothing(step: Step) -> Any:

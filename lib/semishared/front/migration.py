@@ -25,16 +25,16 @@ def _migrating(action: Action) -> tuple[args.Migrate, Vm]:
 
 
 def premigrate(action: Action) -> Plan:
-    """SOURCE_HOST TARGET_HOST VMDIR VM DATASTORE - make everything ready at the target, or refuse."""
+    """Make everything ready at the target, or refuse."""
     action.rate = action.config.migration_rate
     return migration.premigrate(*_migrating(action), os.urandom(8).hex())
 
 
 def postmigrate(action: Action) -> Plan:
-    """SOURCE_HOST TARGET_HOST VMDIR VM DATASTORE - remove what is left at the source."""
+    """Remove what is left at the source."""
     return migration.postmigrate(*_migrating(action))
 
 
 def failmigrate(action: Action) -> Plan:
-    """SOURCE_HOST TARGET_HOST VMDIR VM DATASTORE - remove what was made at the target."""
+    """Remove what was made at the target."""
     return migration.failmigrate(*_migrating(action))

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transfer actions: what was asked, what oned knows, the plan, and the hosts that carry it out (docs/explanation/contract.md)."""
+"""The transfer actions: what was asked, what oned knows, the plan, and the hosts that carry it out (docs/explanation/contract.md).
+
+What an action needs beside its arguments is imported where it says so: after `expects`, while the host side starts.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Callable
 
 from ..errors import NotSupported
-from ..model import stores
 from ..model.exchange import File, Plan
 from ..opennebula import args
 from ..opennebula.report import Report
-from ..plan import disks
-from . import migration
 from .action import Action, carry_out
 from .vm_location import is_here_too, source_of_copy
 
@@ -39,6 +39,8 @@ def _vm(action: Action, place: args.DiskPlace) -> Vm:
 
 def _marked(action: Action, datastore: Datastore) -> Datastore:
     """Return the datastore; say it if nobody could tell its store from the place where that is to be mounted."""
+    from ..model import stores
+
     if stores.unmarked(datastore):
         action.report.warn(stores.unmarked(datastore))
     return datastore
@@ -47,6 +49,9 @@ def _marked(action: Action, datastore: Datastore) -> Datastore:
 def clone(action: Action) -> Plan:
     """FE:SOURCE HOST:VMDIR/disk.N VM DATASTORE - give a VM its own disk from an image."""
     asked = args.FromImage.parse(action.argv)
+    action.expects(asked.target.host)
+    from ..plan import disks
+
     if asked.target.disk is None:
         from ..opennebula.oned import Oned
 
@@ -57,27 +62,39 @@ def clone(action: Action) -> Plan:
 def ln(action: Action) -> Plan:
     """FE:SOURCE HOST:VMDIR/disk.N VM DATASTORE - attach an image in place."""
     asked = args.FromImage.parse(action.argv)
+    action.expects(asked.target.host)
+    from ..plan import disks
+
     return disks.ln(asked, *_facts(action, asked), action.config.overlays_options)
 
 
 def mkimage(action: Action) -> Plan:
     """SIZE_MIB FORMAT HOST:VMDIR/disk.N VM DATASTORE - make an empty disk."""
     asked = args.NewDisk.parse(action.argv)
+    action.expects(asked.target.host)
+    from ..plan import disks
+
     return disks.mkimage(asked, _vm(action, asked.target).disk(asked.target.disk or 0))
 
 
 def mkswap(action: Action) -> Plan:
     """SIZE_MIB HOST:VMDIR/disk.N VM DATASTORE - make a swap area."""
-    return disks.mkswap(args.NewDisk.parse_swap(action.argv))
+    asked = args.NewDisk.parse_swap(action.argv)
+    action.expects(asked.target.host)
+    from ..plan import disks
+
+    return disks.mkswap(asked)
 
 
 def context(action: Action) -> Plan:
     """context.sh [FILE[:NAME] ...] HOST:VMDIR/disk.N VM DATASTORE - build the CONTEXT ISO and bring it to the host."""
+    asked = args.Context.parse(action.argv)
+    action.expects(asked.target.host)
     import hashlib
 
+    from ..plan import disks
     from ..tools import context_iso
 
-    asked = args.Context.parse(action.argv)
     with context_iso.built(asked.files) as path:
         with open(path, "rb") as file:
             data = file.read()
@@ -94,6 +111,7 @@ def mvds(action: Action) -> Plan:
 
 def cpds(action: Action) -> Plan:
     """HOST:VMDIR/disk.N SOURCE SNAPSHOT|-1 VM DATASTORE - save a disk as another image."""
+    from ..model import stores
     from ..opennebula.oned import Oned
     from ..plan import save_as
     from ..wire.session import is_here
@@ -110,11 +128,12 @@ def cpds(action: Action) -> Plan:
 
 def delete(action: Action) -> Plan:
     """HOST:VMDIR[/disk.N] VM DATASTORE - remove a disk or a VM directory."""
+    asked = args.Delete.parse(action.argv)
+    if not asked.is_nothing:
+        action.expects(asked.vm_place.host)
+        action.seq = _seq(asked.vm_place.vm)
     from ..plan import removals
 
-    asked = args.Delete.parse(action.argv)
-    if not removals.is_nothing(asked):
-        action.seq = _seq(asked.vm_place.vm)
     return removals.delete(asked, is_here_too(asked.vm_place))
 
 
@@ -150,9 +169,10 @@ def snap_revert(action: Action) -> Plan:
 
 
 def _change(action: Action, what: str, live: bool = False) -> Plan:
+    asked = args.SnapshotPlace.parse(action.argv)
+    action.expects(asked.disk.host)
     from ..plan import snapshots
 
-    asked = args.SnapshotPlace.parse(action.argv)
     return snapshots.change(what, asked, _vm(action, asked.disk), live=live, freeze=action.config.freeze)
 
 
@@ -171,6 +191,27 @@ def mv(action: Action) -> Plan:
         from . import move
 
         yield from move.mv(action, asked)
+
+
+def premigrate(action: Action) -> Plan:
+    """SOURCE_HOST TARGET_HOST VMDIR VM DATASTORE - make everything ready at the target, or refuse."""
+    from . import migration
+
+    return migration.premigrate(action)
+
+
+def postmigrate(action: Action) -> Plan:
+    """SOURCE_HOST TARGET_HOST VMDIR VM DATASTORE - remove what is left at the source."""
+    from . import migration
+
+    return migration.postmigrate(action)
+
+
+def failmigrate(action: Action) -> Plan:
+    """SOURCE_HOST TARGET_HOST VMDIR VM DATASTORE - remove what was made at the target."""
+    from . import migration
+
+    return migration.failmigrate(action)
 
 
 def prebackup(action: Action) -> Plan:
@@ -215,7 +256,7 @@ def monitor(action: Action) -> None:
 
 PLANNED: dict[str, Callable[[Action], Plan]] = {function.__name__: function for function in (
     clone, ln, mkimage, mkswap, context, mvds, cpds, delete, mv,
-    migration.premigrate, migration.postmigrate, migration.failmigrate,
+    premigrate, postmigrate, failmigrate,
     snap_create, snap_create_live, snap_delete, snap_revert, resize,
     prebackup, prebackup_live, postbackup, postbackup_live, restore,
 )}  # fmt: skip
@@ -224,11 +265,16 @@ ACTIONS: dict[str, Callable[[Action], object]] = {**PLANNED, "monitor": monitor}
 """Of monitor_ds, which is not led from the front-end, entry.py knows."""
 
 
+def _led(action: Action) -> Plan:
+    """Plan an action from what is known before its plan on: so that its conversations can begin before oned is asked."""
+    yield from PLANNED[action.name](action)
+
+
 def act(action: str, argv: list[str], report: Report) -> str:
     """Carry out a transfer action; nothing goes to stdout."""
     under_way = Action(action, argv, report)
     if action in PLANNED:
-        carry_out(PLANNED[action](under_way), under_way)
+        carry_out(_led(under_way), under_way)
     else:
         ACTIONS[action](under_way)
     return ""

@@ -242,6 +242,11 @@ class Delete(NamedTuple):
             return cls(disk.vm_place, disk, store)
         return cls(VmPlace.at(location, argv[1]), None, store)
 
+    @property
+    def is_nothing(self) -> bool:
+        """Tell whether there is nothing to remove: a kernel goes with its directory."""
+        return self.disk is not None and self.disk.disk is None
+
 
 class Migrate(NamedTuple):
     """premigrate, postmigrate, failmigrate: `source_host target_host VMDIR vm system_datastore [calling TM]`."""

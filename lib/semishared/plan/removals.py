@@ -20,7 +20,7 @@ from .disks import disk_ref, running_domain
 def delete(asked: Delete, is_here: bool) -> Plan:
     """Plan delete of a disk or of a VM directory. Comes for persistent disks too: only what is the VM's own goes."""
     place = asked.vm_place
-    if is_nothing(asked):
+    if asked.is_nothing:
         return
     if asked.disk is None:
         gone = yield from everywhere(place, is_here, s.RemoveVm(place.vm, place.path))
@@ -38,11 +38,6 @@ def delete(asked: Delete, is_here: bool) -> Plan:
             yield from everywhere(place, is_here, ForgetDisk(disk))
             return
     yield Say(_finished, (place, *found))
-
-
-def is_nothing(asked: Delete) -> bool:
-    """Tell whether there is nothing to remove: a kernel goes with its directory."""
-    return asked.disk is not None and asked.disk.disk is None
 
 
 def mvds(asked: ToImage, is_here: bool) -> Plan:
