@@ -20,7 +20,7 @@ from typing import Callable, Iterable, Iterator, Optional, TypeVar
 from ..config import Config
 from ..errors import HostFailed, HostOutdated, HostUnreachable, SemisharedError, WouldChange, from_id
 from ..model.steps import LOOKS, Step, to_data
-from ..tools.run import environment
+from ..tools.run import ended_within, environment
 from .messages import RELEASE, Message, Part, Reader, Silence, Writer
 
 PYTHON = "/usr/bin/python3"
@@ -114,10 +114,7 @@ class Session:
         except OSError:
             pass
         if is_over:
-            try:
-                self._process.wait(5)
-            except subprocess.TimeoutExpired:
-                pass
+            ended_within(self._process, 5)
         self._process.kill()
         try:
             self._process.wait(5)
@@ -249,10 +246,7 @@ class Session:
 
     def _lost(self) -> SemisharedError:
         """Return why the host side ended without an answer."""
-        try:
-            code = self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            code = 0
+        code = ended_within(self._process, 5) or 0
         said = " ".join(os.pread(self._stderr, 2000, 0).decode("utf-8", "replace").split())
         if code == 255:
             return HostUnreachable(f"{self.host}: {said or 'ssh gave no reason'}")
