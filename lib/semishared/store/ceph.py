@@ -14,7 +14,7 @@ from typing import Any, ContextManager, Iterator
 from ..errors import CephRefused, CephUnavailable, ImageInUse, MissingImage, NoSpace, SemisharedError, ToolFailed, ToolMissing
 from ..model.steps import Access, ImageRef, pool_and_name
 from ..named import NamedTuple
-from ..tools import bindings, ending, progress
+from ..tools import bindings, progress
 
 CONNECT_S = 10
 ANSWER_S = 30
@@ -101,8 +101,6 @@ def _connected(conf: str, user: str) -> Any:
         raise CephUnavailable(f"{name} {where}: {e}") from None
     for option, seconds in LIMITS.items():
         found.conf_set(option, str(seconds))
-    # Its threads go on beside exit(3): now and then that is SIGSEGV, after all is said and done.
-    ending.at_once("librados")
     try:
         found.connect(timeout=CONNECT_S)
     except rados.ObjectNotFound:

@@ -6,21 +6,19 @@ from __future__ import annotations
 import os
 import sys
 
-_at_once: list[str] = []
-
-
-def at_once(why: str) -> None:
-    """Have this process end without exit handlers, since `why` has threads that run on while exit(3) destroys what they use."""
-    _at_once.append(why)
+NOT_SAID = 120
+"""What python itself says where not all that was printed could be written."""
 
 
 def ended(code: int) -> int:
-    """Return `code`; end this process with it at once, where that was asked for."""
-    if _at_once:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError):
-                pass  # nobody reads
-        os._exit(code)
-    return code
+    """End this process with `code`, at once: what python and exit(3) tidy up at their end the kernel frees anyway.
+
+    That is a third of what a short action takes. And librados has threads that run on while exit(3) destroys what they use: now
+    and then that was SIGSEGV, after all was said and done.
+    """
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        code = code or NOT_SAID
+    os._exit(code)
