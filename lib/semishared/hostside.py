@@ -6,7 +6,7 @@ import os
 import sys
 
 if __package__ in (None, ""):
-    sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+    sys.path += [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 # What is loaded stays: looking through it for garbage again and again was a twentieth of the start.
 gc.set_threshold(50_000)
 

@@ -22,7 +22,7 @@ SKELETON = '''#!/usr/bin/python3 -IS
 """DOCSTRING"""
 import os, sys
 here = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [os.path.join(here, up, "lib") for up in ("..", "../..")]
+sys.path += [os.path.join(here, up, "lib") for up in ("..", "../..")]
 from semishared.entry import run
 sys.exit(run("KIND", "ACTION"))
 '''
