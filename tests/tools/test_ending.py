@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process with threads of librados ends at once, with its own exit code, and what it printed is out."""
+"""A process ends at once, with its own exit code, and what it printed is out; also beside threads of librados."""
 
 from __future__ import annotations
 
@@ -30,10 +30,17 @@ sys.exit(ended(3))
 """
 
 
-@pytest.mark.parametrize(("conf", "printed"), [("[global]\nmon host = 127.0.0.1:1\n", "said "), ("", "said unwound\n")])
-def test_nothing_is_unwound_beside_threads_of_librados(tmp_path: Path, conf: str, printed: str) -> None:
+@pytest.mark.parametrize("conf", ["[global]\nmon host = 127.0.0.1:1\n", ""])
+def test_nothing_is_unwound(tmp_path: Path, conf: str) -> None:
     """Also of a cluster that was not reached: librados begins its threads first."""
     (tmp_path / "ceph.conf").write_text(conf)
     words = [sys.executable, "-c", PROGRAM, LIB, str(tmp_path / "ceph.conf") if conf else ""]
     done = subprocess.run(words, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (3, printed, "")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "said ", "")
+
+
+@pytest.mark.parametrize(("code", "ends"), [(0, 120), (3, 3)])
+def test_what_could_not_be_written_is_not_taken_for_said(code: int, ends: int) -> None:
+    words = [sys.executable, "-c", f"{PROGRAM.replace('ended(3)', f'ended({code})')}", LIB, ""]
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(words, stdout=full, stderr=subprocess.DEVNULL, env={"PYTHONUNBUFFERED": ""}).returncode == ends
