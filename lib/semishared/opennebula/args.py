@@ -235,8 +235,7 @@ class Delete(NamedTuple):
     @classmethod
     def parse(cls, argv: list[str]) -> Delete:
         _count(argv, 3)
-        location = Location.parse(argv[0])
-        store = number(argv[2], "datastore id")
+        location, store = Location.parse(argv[0]), number(argv[2], "datastore id")
         if is_disk(argv[0]):
             disk = DiskPlace.at(location, argv[1])
             return cls(disk.vm_place, disk, store)
