@@ -59,6 +59,13 @@ class HostSide:
             os.close(self._pidfd)
         return self.returncode
 
+    def poll(self) -> Optional[int]:
+        """Return its exit code, None while it runs."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
 
 class Starter:
     """In place of the module subprocess in wire.session: starts host sides on a machine."""
