@@ -16,6 +16,7 @@ from typing import IO, Callable, Generator, Iterator, Sequence
 
 from ..errors import NoSpace, SemisharedError, ToolFailed, ToolMissing, ToolTimeout
 from . import progress, standstill
+from .ending import ended_within
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"]
@@ -154,28 +155,6 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
     if code is None:
         _end(process)
     return code
-
-
-def ended_within(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
-    """Return the exit code of a program, None if it does not end within `limit_s`.
-
-    Popen.wait looks again and again, at last every 50 ms: a short program would be waited for twice as long as it takes.
-    """
-    try:
-        fd = os.pidfd_open(process.pid)
-    except OSError:
-        # It is gone, or this kernel (before 5.3) cannot say.
-        try:
-            return process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return None
-    try:
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        poll.poll(max(0.0, limit_s) * 1000)
-    finally:
-        os.close(fd)
-    return process.poll()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -20,7 +20,8 @@ from typing import Callable, Iterable, Iterator, Optional, TypeVar
 from ..config import Config
 from ..errors import HostFailed, HostOutdated, HostUnreachable, SemisharedError, WouldChange, from_id
 from ..model.steps import LOOKS, Step, to_data
-from ..tools.run import ended_within, environment
+from ..tools.ending import ended_within
+from ..tools.run import environment
 from .messages import RELEASE, Message, Part, Reader, Silence, Writer
 
 PYTHON = "/usr/bin/python3"
