@@ -150,7 +150,7 @@ def rows(sizes: List[int], rounds: int) -> Iterator[Tuple[str, Dict[str, Any]]]:
 
 
 SIZES = [0, 64, 512]
-KIND_S = 180
+KIND_S = 150
 """For all rounds on one kind of store."""
 LIMITS = {"reflink": (0.7, 1.05), "rbd": (0.7, 1.05), "journal": (0.4, 2.1)}
 """Rate of ours to that of plain `qemu-img commit`, and bytes written to bytes of the diff and 8 MiB."""

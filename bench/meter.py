@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from lab import Lab, cgroups
+from lab import Lab, Node, cgroups
 from lab.oned import Done, LabRunner
 
 HERE = Path(__file__).resolve().parent
@@ -42,11 +42,11 @@ class Sample:
     first_cpu: Optional[float] = None
 
 
-def _cpu_of(lab: Lab) -> float:
-    """Return the CPU seconds that the hosts have used so far, by their control groups."""
+def cpu_of(lab: Lab, hosts: Sequence[Node]) -> float:
+    """Return the CPU seconds that hosts of a lab have used so far, by their control groups."""
     total = 0.0
     for top in cgroups.leftovers(lab.folder.name):
-        for host in lab.hosts:
+        for host in hosts:
             usage, stat = top / host.name / "cpuacct.usage", top / host.name / "cpu.stat"
             if usage.exists():
                 total += int(usage.read_text()) / 1e9
@@ -92,9 +92,9 @@ class Meter(LabRunner):
         full = dict(environment)
         if recorded:
             full["PATH"] = f"{RECORDERS}:{full['PATH']}"
-        before = _cpu_of(self.lab)
+        before = cpu_of(self.lab, self.lab.hosts)
         done = super().local(["/usr/bin/python3", "-I", f"{FOLDER}/inside.py", REPORT, *argv], stdin, full)
-        host_cpu = _cpu_of(self.lab) - before
+        host_cpu = cpu_of(self.lab, self.lab.hosts) - before
         found: Dict[str, Any] = json.loads(report.read_text())
         first_cpu = None
         if recorded:

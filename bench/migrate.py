@@ -149,7 +149,7 @@ def migrate(quick: bool) -> List[Figure]:
             guest.write("vdb", "own", (BASE_MIB + 16) << 10, OWN_KIB)
             guest.sync()
             rig.move(name, "idle")  # both hosts have the base from now on
-        for _ in rounds_within(360, 1 if quick else 6):
+        for _ in rounds_within(300, 1 if quick else 6):
             for load in LOADS:
                 for name in rig.vms:
                     samples[f"{name}, {load}", "allocated"].append(rig.allocated())

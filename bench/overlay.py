@@ -207,7 +207,7 @@ def options(quick: bool) -> List[Figure]:
         base = folder / "base"
         block.fill(base, SMALL)
         samples: Samples = defaultdict(list)
-        for number in rounds_within(200, 1 if quick else 6):
+        for number in rounds_within(170, 1 if quick else 6):
             _round(folder, base, 0, WINDOW, list(VARIANTS), number, samples)
         _reads(folder, base, list(VARIANTS), 2 if quick else 3, 0.3 if quick else 0.5, samples)
         return _figures("overlay-options", "2 GiB", list(VARIANTS), samples)

@@ -23,8 +23,18 @@ def machine(report: Data) -> str:
     return (
         f"Measured on a virtual machine with {found['cores']} cores and {found['memory_gib']} GiB that others share, Linux "
         f"{found['kernel']}, Python {found['python']}; load between {number(min(loads))} and {number(max(loads))} before and "
-        "after each benchmark, itself included.\n"
+        f"after each benchmark, itself included. {_runs(report)}\n"
     )
+
+
+def _runs(report: Data) -> str:
+    """Say whether all of it is one run, and of what."""
+    runs = report["runs"].values()
+    of = {(run["of"]["began"], run["of"]["commit"]) for run in runs if "of" in run}
+    if len(of) != 1 or not all("of" in run for run in runs):
+        return f"Put together from {len(of) if all('of' in run for run in runs) else 'several'} runs."
+    ((began, commit),) = of
+    return f"All in one run of {sum(run['seconds'] for run in runs) / 60:.0f} minutes, of commit {commit}, from {began} (UTC) on."
 
 
 def budgets(report: Data) -> str:
@@ -106,11 +116,12 @@ def ceph(report: Data) -> str:
         reads = [number(found[f"ceph/{kind}-read/{size}"]["median"]) for kind in ("export", "first", "warm")]
         rows.append([
             size, spread(warm["baseline"]), spread(first), ratio(first), number(first["expected"]), spread(warm),
-            ratio(warm), number(warm["expected"]), *reads, number(found[f"ceph/warm-data/{size}"]["median"]),
+            ratio(warm), number(warm["expected"]), ratio(found[f"ceph/warm-dir/{size}"]) if f"ceph/warm-dir/{size}" in found else "-",
+            *reads, number(found[f"ceph/warm-data/{size}"]["median"]),
         ])  # fmt: skip
     head = [
         "image", "stock: `rbd export`, s", "first disk, s", "of an export", "expected", "further disk, s", "of an export",
-        "expected", "MiB read, export", "first", "further (headers)", "data bytes read, further",
+        "expected", "of one on a mounted store", "MiB read, export", "first", "further (headers)", "data bytes read, further",
     ]  # fmt: skip
     return table(head, rows)
 
@@ -218,9 +229,10 @@ def overlay(report: Data) -> str:
 BLOCKS: Dict[str, Callable[[Data], str]] = {
     "machine": machine, "budgets": budgets, "clone": clone, "ceph": ceph, "actions": actions, "overlay": overlay,
     "options": options, "creation": creation, "stage": stage, "migrate": migrate,
-    "commit": commit, "cluster": cluster, "many": functools.partial(plain, prefix="many/"), **page_pool.BLOCKS,
+    "commit": commit, "cluster": cluster, "many": functools.partial(plain, prefix="many/"),
+    "peer": functools.partial(plain, prefix="peer/"), **page_pool.BLOCKS,
 }  # fmt: skip
-YOUNG = ("many", *page_pool.BLOCKS)
+YOUNG = ("many", "peer", *page_pool.BLOCKS)
 """What a report may lack that somebody has from before."""
 
 

@@ -23,7 +23,7 @@ def releases(quick: bool) -> List[Figure]:
     with Cloud.up(hosts=2) as now, Cloud.up(hosts=2) as before:
         _older(before)
         meters = [Meter(cloud.lab, cloud.oned.settings.environment) for cloud in (now, before)]
-        for number in rounds_within(900, rounds + WARM):
+        for number in rounds_within(180, rounds + WARM):
             for cloud, meter in zip((now, before), meters):
                 cloud.oned.runner = cloud.oned.drivers.runner = meter
                 actions.round_of_operations(cloud, meter, number)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
-    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases commit cluster,
-                                          many pool (these together: orders rebalance devices plain beside moved memory extents)
+    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases commit cluster
+                                          many peer pool (these together: orders rebalance devices plain beside moved memory extents)
     bench/run.py --docs [TABLE ...]       write the tables in docs/ (all, or those) from build/bench.json
 
 Times mean nothing on a shared machine: every figure is compared with a baseline of the same run.
@@ -17,6 +17,7 @@ import os
 import platform
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -37,6 +38,7 @@ import moved  # noqa: E402
 import orders  # noqa: E402
 import overlay  # noqa: E402
 import page  # noqa: E402
+import peer  # noqa: E402
 import plots  # noqa: E402
 import rebalance  # noqa: E402
 import releases  # noqa: E402
@@ -70,6 +72,7 @@ BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "memory": memory.memory,
     "extents": extents.extents,
     "many": many.many,
+    "peer": peer.peer,
 }
 GROUPS = {"pool": ("orders", "rebalance", "devices", "plain", "beside", "moved", "memory", "extents")}
 """What one name stands for."""
@@ -83,6 +86,16 @@ def machine() -> Dict[str, Any]:
         "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
     }
+
+
+def this_run() -> Dict[str, Any]:
+    """Say when this run began, and of which commit it is: what tables on a page have in common if they are of one run."""
+    git = ["git", "-c", "safe.directory=*", "-C", str(ROOT)]
+    told = [
+        subprocess.run([*git, *words], capture_output=True, text=True, check=False).stdout.strip()
+        for words in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+    ]
+    return {"began": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()), "commit": told[0] + " and changes" * bool(told[1])}
 
 
 def main() -> int:
@@ -111,6 +124,7 @@ def main() -> int:
     if arguments.names and out.exists():
         report = json.loads(out.read_text())
         report["machine"] = machine()
+    of = this_run()
     for name in arguments.names or list(BENCHMARKS):
         print(f"== {name}", flush=True)
         before, started = os.getloadavg(), time.monotonic()
@@ -122,6 +136,7 @@ def main() -> int:
             "load_before": [round(value, 2) for value in before],
             "load_after": [round(value, 2) for value in os.getloadavg()],
             "quick": arguments.quick,
+            "of": of,
         }
         report["figures"] = [figure for figure in report["figures"] if figure["benchmark"] != name] + figures
         out.write_text(json.dumps(report, indent=1) + "\n")
