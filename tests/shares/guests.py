@@ -7,7 +7,7 @@ import json
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, Sequence
 
 from lab import Node
 from lab.cloud import SYSTEM, Cloud
@@ -17,36 +17,17 @@ from shares.conftest import run
 from shares.page import ROOT, rule
 
 MOUNTED = "nosuid,nodev"
+SUDOERS = "/etc/sudoers.d/shares"
 
 
-class Shares:
-    """Datastore SHARES of a cloud, on a btrfs that both of its hosts have; h1 makes the shares."""
+COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 
-    def __init__(self, cloud: Cloud, device: str) -> None:
-        self.cloud, self.oned, self.device = cloud, cloud.oned, device
-        for host in cloud.lab.hosts:
-            self.mount(host)
-        h1 = cloud.lab.hosts[0]
-        for host in cloud.lab.hosts:
-            host.path("/etc/sudoers.d/shares").write_text(rule("oneadmin"))
-        h1.run(["chown", "oneadmin:", ROOT], user="root")
-        h1.run(["chmod", "711", ROOT], user="root")
-        self.oned.datastore_create(template("btrfs", Path(ROOT), BRIDGE_LIST="h1"), SHARES)
-        cloud.lab.fe.run(["/var/lib/one/remotes/lib/semishared/semishared", "share", "init", str(SHARES)])
-        self.os = cloud.os_image()
 
-    @classmethod
-    @contextmanager
-    def up(cls, device: str) -> Iterator[Shares]:
-        """Put up a cloud of two hosts, which mount the btrfs on `device`."""
-        with Cloud.up(hosts=2) as cloud:
-            yield cls(cloud, device)
+class Guests:
+    """A cloud with a datastore SHARES, whose VMs have shares."""
 
-    def mount(self, host: Node, options: str = MOUNTED) -> None:
-        """Mount the root of shares on a host."""
-        major, minor = os.major(os.stat(self.device).st_rdev), os.minor(os.stat(self.device).st_rdev)
-        script = 'mkdir -p "$1"; [ -e "$2" ] || mknod "$2" b $3 $4; mount -t btrfs -o "$5" "$2" "$1"'
-        host.run(["sh", "-euc", script, "sh", ROOT, self.device, str(major), str(minor), options], user="root")
+    def __init__(self, cloud: Cloud) -> None:
+        self.cloud, self.oned, self.os = cloud, cloud.oned, cloud.os_image()
 
     def image(self, name: str, size: str, uid: int = 0, **more: Any) -> int:
         """Make a share of user `uid`."""
@@ -86,6 +67,41 @@ class Shares:
         """Return what /proc says of each of those."""
         node = self.cloud.lab.hosts[host]
         return [node.run(["cat", f"/proc/{pid}/{name}"], user="root").stdout.decode() for pid in self.daemons(host)]
+
+    def says(self, *words: str, codes: Sequence[int] = (0,)) -> Any:
+        """Run `semishared ... --json` on the front-end; return what it says."""
+        done = self.cloud.lab.fe.run([COMMAND, *words, "--json"], check=False, timeout=120)
+        assert done.returncode in codes, done
+        return json.loads(done.stdout)
+
+
+class Shares(Guests):
+    """Datastore SHARES of a cloud, on a btrfs that both of its hosts have; h1 makes the shares."""
+
+    def __init__(self, cloud: Cloud, device: str) -> None:
+        self.device = device
+        for host in cloud.lab.hosts:
+            self.mount(host)
+            host.path(SUDOERS).write_text(rule("oneadmin"))
+        h1 = cloud.lab.hosts[0]
+        h1.run(["chown", "oneadmin:", ROOT], user="root")
+        h1.run(["chmod", "711", ROOT], user="root")
+        cloud.oned.datastore_create(template("btrfs", Path(ROOT), BRIDGE_LIST="h1"), SHARES)
+        cloud.lab.fe.run([COMMAND, "share", "init", str(SHARES)])
+        super().__init__(cloud)
+
+    @classmethod
+    @contextmanager
+    def up(cls, device: str) -> Iterator[Shares]:
+        """Put up a cloud of two hosts, which mount the btrfs on `device`."""
+        with Cloud.up(hosts=2) as cloud:
+            yield cls(cloud, device)
+
+    def mount(self, host: Node, options: str = MOUNTED) -> None:
+        """Mount the root of shares on a host."""
+        major, minor = os.major(os.stat(self.device).st_rdev), os.minor(os.stat(self.device).st_rdev)
+        script = 'mkdir -p "$1"; [ -e "$2" ] || mknod "$2" b $3 $4; mount -t btrfs -o "$5" "$2" "$1"'
+        host.run(["sh", "-euc", script, "sh", ROOT, self.device, str(major), str(minor), options], user="root")
 
 
 def loop_of(where: Path) -> str:

@@ -14,5 +14,5 @@ ROOT = "/srv/shares"
 def rule(user: str) -> str:
     """Return the lines, as they would be for a user."""
     found = re.findall(r"^ +(oneadmin ALL=.*\n)", PAGE.read_text(), re.M)
-    assert len(found) == 7
+    assert len(found) == 9
     return "".join(found).replace("oneadmin", user)

@@ -21,6 +21,7 @@ from semishared.errors import BadRecord, MissingImage, SemisharedError, ShareRef
 from semishared.model import steps_share as s
 from semishared.model.shares import Share, Tree, first_uid
 from semishared.share import attached
+from semishared.share.daemons import DAEMONS, QEMUS
 from semishared.vmm import virtiofsd
 from shares.cloud import MiB, on
 from shares.conftest import run
@@ -176,8 +177,8 @@ def test_arguments_of_none_or_two_directories_are_refused(words: list[str]) -> N
 def test_the_daemon_in_rust_is_not_given_the_locks_that_it_ends_at() -> None:
     words = ["--fd=3", "-o", "source=/srv/shares/share-7,xattr,posix_lock,flock,sandbox=namespace"]
     names = "xattrmap=:bad:all:ceph.:ceph.::ok:all:::"
-    assert virtiofsd.understood(virtiofsd.QEMUS, words) == [*words, "-o", names]
-    for program in set(virtiofsd.DAEMONS) - {virtiofsd.QEMUS}:
+    assert virtiofsd.understood(QEMUS, words) == [*words, "-o", names]
+    for program in set(DAEMONS) - {QEMUS}:
         assert virtiofsd.understood(program, words) == ["--fd=3", "-o", "source=/srv/shares/share-7,xattr,sandbox=namespace", f"--{names}"]
 
 

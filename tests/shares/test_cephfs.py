@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab import Lab
+from lab import Lab, Node
 from lab.ceph import fs
-from lab.oned import ActionFailed, Oned, Settings
+from lab.cloud import Cloud
+from lab.oned import ActionFailed
 from semishared.model import steps_share as s
 from semishared.model.shares import Share, Tree, first_uid
 from semishared.model.steps import Step, to_data
 from shares import once
 from shares.cloud import SHARES, template
+from shares.guests import Guests
 from shares.page import PAGE, ROOT
 
 MiB = 1 << 20
@@ -43,10 +46,10 @@ with open(path, "wb", buffering=0) as file:
 
 
 class CephShares:
-    """A front-end, and host h1 that makes shares; both mount the group of subvolumes."""
+    """A cloud of host h1, which makes shares and has no guests, and two that have some; all mount the group of subvolumes."""
 
-    def __init__(self, lab: Lab, oned: Oned) -> None:
-        self.lab, self.oned, self.host = lab, oned, lab.hosts[0]
+    def __init__(self, cloud: Cloud) -> None:
+        self.cloud, self.lab, self.oned, self.host = cloud, cloud.lab, cloud.oned, cloud.lab.hosts[0]
 
     @classmethod
     def provide(cls, lab: Lab) -> None:
@@ -64,6 +67,16 @@ class CephShares:
             host.run(["mkdir", "-p", where], user="root")
             host.run([*mount.replace("cephfs", fs.NAME).replace(ROOT, where).split(), *fs.OPTIONS], user="root", cwd="/")
         host.run(["chown", "oneadmin:oneadmin", ROOT], user="root")
+        for host in lab.hosts[1:]:
+            lab.ceph.give_key(host, "shares-mount", lab.ceph.key("shares-mount"))
+            cls.mount(host)
+
+    @staticmethod
+    def mount(host: Node) -> None:
+        """Mount the group of subvolumes on a host that has guests, as the page says."""
+        words = re.findall(r"(?m)^    (ceph-fuse .*?) +# on hosts", PAGE.read_text())[0].replace("cephfs", fs.NAME).split()
+        host.run(["mkdir", "-p", ROOT], user="root")
+        host.run([*words, *fs.OPTIONS], user="root", cwd="/")
 
     def cli(self, *words: str, code: int = 0) -> str:
         """Run `semishared share` on the front-end; return all it says."""
@@ -113,15 +126,13 @@ class CephShares:
 
 @pytest.fixture(scope="module")
 def cloud() -> Iterator[CephShares]:
-    with Lab.up(hosts=1, stores=(), ceph=True) as lab:
-        CephShares.provide(lab)
-        lab.install()
-        with Oned.in_lab(lab, Settings(domain_type=lab.virt, vm_mad=lab.virt)) as oned:
-            more = {"SEMISHARED_FS_VOLUME": f"{fs.NAME}/one", "CEPH_USER": "shares", "BRIDGE_LIST": lab.hosts[0].name}
-            oned.datastore_create(template("cephfs", ROOT, **more), SHARES)
-            made = CephShares(lab, oned)
-            made.cli("init", str(SHARES))
-            yield made
+    with Cloud.up(hosts=3, ceph=True) as up:
+        CephShares.provide(up.lab)
+        more = {"SEMISHARED_FS_VOLUME": f"{fs.NAME}/one", "CEPH_USER": "shares", "BRIDGE_LIST": up.lab.hosts[0].name}
+        up.oned.datastore_create(template("cephfs", ROOT, **more), SHARES)
+        made = CephShares(up)
+        made.cli("init", str(SHARES))
+        yield made
 
 
 @pytest.fixture()
@@ -221,6 +232,94 @@ def test_the_key_of_hosts_sets_neither_quota_nor_layout(cloud: CephShares) -> No
         assert cloud.does(["python3", "-c", code, source, name, value]) == ("", "")
     assert cloud.does(["touch", f"{source.replace(ROOT, AS_HOST)}/file"]) == ("", "")
     cloud.oned.image_delete(image)
+
+
+def test_a_snapshot_keeps_what_was_and_goes_with_its_share(cloud: CephShares) -> None:
+    image = cloud.image("scratch", "new:16M")
+    path = Path(cloud.source(image))
+    cloud.does(["sh", "-c", f"echo first >{path}/file"])
+    made = json.loads(cloud.cli("snapshot", "create", str(image), "before", "--json"))["snapshot"]
+    cloud.does(["sh", "-c", f"echo second >{path}/file"])
+    for old in (f"{made['path']}/{path.name}/file", f"{path}/{made['in_guest']}/file"):
+        assert cloud.does(["cat", old]) == ("first\n", "")
+    (row,) = json.loads(cloud.cli("snapshot", "list", str(image), "--json"))["snapshots"]
+    assert row == made and abs(time.time() - row["made"]) < 300 and row["alone"] == -1
+    assert cloud.listed()[image]["snapshots"] == ["before"]
+    assert "[SS043]" in cloud.cli("snapshot", "create", str(image), "before", code=2)
+    cloud.cli("snapshot", "create", str(image), "a.second-1")
+    cloud.cli("snapshot", "remove", str(image), "before")
+    assert "[SS020]" in cloud.cli("snapshot", "remove", str(image), "before", code=2)
+    assert cloud.listed()[image]["snapshots"] == ["a.second-1"]
+    cloud.oned.image_delete(image)
+    assert not cloud.listed() and not cloud.subvolumes()
+
+
+def test_guests_of_two_hosts_have_one_share_with_its_locks_and_what_it_was(cloud: CephShares) -> None:
+    guests, h3 = Guests(cloud.cloud), cloud.lab.node("h3")
+    both, alone = guests.image("both", "32M", uid=5), guests.image("alone", "32M", uid=9)
+    where = (("one", both, "h2"), ("two", both, "h3"), ("three", alone, "h3"))
+    vms = [guests.deploy(name, image, host=host) for name, image, host in where]
+    one, two, three = map(guests.mounted, vms)
+    assert one.run("echo first >/both/file && chown 1000 /both/file") == (0, "")
+    assert two.run("cat /both/file; stat -c %u /both/file; echo second >>/both/file") == (0, "first\n1000\n")
+    assert one.run("sleep 1; cat /both/file") == (0, "first\nsecond\n")
+    for how in ("posix", "flock"):
+        assert one.lock(f"/both/{how}", how) == ""
+        assert two.lock(f"/both/{how}", how) == "Resource temporarily unavailable"
+        one.unlock()
+        assert two.lock(f"/both/{how}", how) == ""
+        two.unlock()
+
+    script = "mkdir -m 700 /both/private && chown 1000 /both/private && echo x >/both/private/file && cat /both/private/file"
+    assert one.run(script) == (0, "x\n")
+    made = json.loads(cloud.cli("snapshot", "create", str(both), "before", "--json"))["snapshot"]
+    assert one.run("echo third >/both/file") == (0, "")
+    for guest in (one, two):
+        assert guest.run(f"cat /both/{made['in_guest']}/file") == (0, "first\nsecond\n")
+        for script in (f"rm /both/{made['in_guest']}/file", "mkdir /both/.snap/mine", f"rmdir /both/{made['in_guest']}"):
+            assert guest.run(script)[0], script
+
+    # Late, as the page says, and then for the guest of the other host too; the other share has its room.
+    late = "Disk quota exceeded"
+    assert late in one.run("dd if=/dev/zero of=/both/big bs=1M count=256 conv=fsync", 240)[1]
+    assert three.run("dd if=/dev/zero of=/alone/file bs=1M count=16 conv=fsync && rm /alone/file", 240)[0] == 0
+    assert late in two.run("sleep 5; dd if=/dev/zero of=/both/more bs=1M count=256 conv=fsync", 240)[1]
+
+    # The client of h3 dies, and is started again.
+    h3.run(["sh", "-euc", 'kill -9 $(pgrep -x ceph-fuse); umount -l "$0"', ROOT], user="root")
+    assert two.run("cat /both/file")[0]
+    assert one.run("cat /both/file") == (0, "third\n")
+    guests.oned.vm_poweroff(vms[1], hard=True)
+    with pytest.raises(ActionFailed, match=rf"{ROOT}\S* on h3.*\[SS"):
+        guests.oned.vm_resume(vms[1])
+    found = json.loads(cloud.lab.fe.run([COMMAND, "doctor", "--json"], check=False, timeout=120).stdout)["findings"]
+    assert f"shares of datastore {SHARES}: {ROOT} is not mounted" in [row["what"] for row in found if row["machine"] == "h3"]
+    assert not [row for row in found if row["machine"] == "h2" and "shares" in row["what"]]
+    CephShares.mount(h3)
+    guests.oned.vm_resume(vms[1])
+    assert guests.mounted(vms[1]).run("cat /both/file") == (0, "third\n")
+    for vm in vms:
+        cloud.cloud.terminate(vm)
+    assert guests.daemons(1) == guests.daemons(2) == []
+    for image in (both, alone):
+        cloud.oned.image_delete(image)
+    assert not cloud.subvolumes()
+
+
+@pytest.mark.long
+def test_files_without_data_end_in_a_guest_and_a_neighbour_still_makes_some(cloud: CephShares) -> None:
+    guests = Guests(cloud.cloud)
+    small, other = guests.image("small", "1M", uid=5), guests.image("other", "1M", uid=9)
+    vms = [guests.deploy(name, image, host="h2") for name, image in (("many", small), ("few", other))]
+    many, few = map(guests.mounted, vms)
+    said = many.run("cd /small; i=0; while [ $i -lt 9999 ] && : >$i; do i=$((i+1)); done; echo made $i", 540)[1]
+    print(f"files of 1024: {said.split()[-1]}")
+    assert "Disk quota exceeded" in said and "made 9999" not in said, said
+    assert few.run("echo >/other/one")[0] == 0
+    for vm in vms:
+        cloud.cloud.terminate(vm)
+    for image in (small, other):
+        cloud.oned.image_delete(image)
 
 
 @pytest.mark.long

@@ -57,6 +57,7 @@ def test_what_only_root_may_do_goes_by_the_lines_of_the_page_and_by_nothing_less
     user, tree = Unprivileged(made, tmp_path), Tree("btrfs", ROOT, MARKER)
     steps: list[Step] = [
         s.MarkRoot(tree, MARKER), s.MakeShare(tree, Share(7, 0, 1, 8 * MiB)), s.ListShares(tree), s.ResizeShare(tree, 7, 16 * MiB),
+        s.MakeSnapshot(tree, 7, "one"), s.MakeSnapshot(tree, 7, "a.two-3"), s.RemoveSnapshot(tree, 7, "one"),
         s.RemoveShare(tree, 7, f"{ROOT}/share-7"),
     ]  # fmt: skip
     assert "[SS171]" in user.does(steps[0])
@@ -64,5 +65,5 @@ def test_what_only_root_may_do_goes_by_the_lines_of_the_page_and_by_nothing_less
     user.allow("".join(line for line in lines if "/chown" not in line))
     assert user.does(steps[0]) == "" and "chown" in user.does(steps[1])
     user.allow("".join(lines))
-    assert [user.does(step) for step in steps] == [""] * 5
+    assert [user.does(step) for step in steps] == [""] * 8
     assert os.listdir(made) == [".semishared"]

@@ -40,6 +40,32 @@ except OSError as e:
 """
 
 
+TAKEN_OVER = """
+import fcntl, os, struct, sys
+from semishared.vmm import virtiofsd
+path, first, project = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+virtiofsd.into_namespace(first)
+fd, room = os.open(path, os.O_RDONLY), bytes(28)
+flags, *rest = struct.unpack("=IIIII8s", fcntl.ioctl(fd, 0x801C581F, room))
+for wanted in ((flags, *rest[:2], project, *rest[3:]), (flags & ~0x200, *rest)):
+    try:
+        fcntl.ioctl(fd, 0x401C5820, struct.pack("=IIIII8s", *wanted))
+        print("done")
+    except OSError as e:
+        print(e.strerror)
+made, said = 0, ""
+try:
+    with open(f"{path}/file", "wb", buffering=0) as file:
+        while made < 64:
+            made += file.write(bytes(1 << 20)) >> 20
+        os.fsync(fd)
+except OSError as e:
+    said = e.strerror
+print(made, said)
+"""
+"""What root of a guest can do at worst: with its daemon, in whose namespace this is, it can do whatever the kernel lets that."""
+
+
 @pytest.fixture(scope="module")
 def host() -> Iterator[KernelHost]:
     with KernelHost("shares", disks={"shares": 500, "off": 320}) as host:
@@ -102,6 +128,14 @@ def test_empty_files_end_too_and_a_neighbour_still_makes_some(host: KernelHost, 
     assert found == "1023 No space left on device\n"
     host.run(["touch", f"{other}/one"], user=(first_uid(9),) * 2)
     drop(side, 3, 4)
+
+
+def test_a_daemon_that_a_guest_has_taken_over_is_held_to_the_share_too(host: KernelHost, side: HostSide) -> None:
+    mine, other = make(side, 5, 5, 16), make(side, 6, 9, 16)
+    found = host.python(TAKEN_OVER, mine, str(first_uid(5)), str(FIRST_PROJECT + 6)).out.splitlines()
+    assert found == ["Invalid argument", "Invalid argument", "16 No space left on device"]
+    assert fill(host, f"{other}/file", 9, 15) == (15, "")
+    drop(side, 5, 6)
 
 
 def test_projects_of_others_are_left_alone_and_quotas_have_to_be_on(host: KernelHost, side: HostSide) -> None:

@@ -144,6 +144,7 @@ def test_names_of_bases_clones_and_images_are_parsed_as_they_were_made() -> None
     assert layout_store.store_of("/ds/100/.semishared/abc") == "/ds/100"
     assert layout_share.image_of(Path(layout_share.record(35)).name) == 35 and layout_share.image_of(Path(layout_share.lock(35)).name) == -1
     assert layout_share.number_of(Path(layout_share.uids(3)).name) == 3 and layout_share.number_of(layout.staged("3", "x")) == -1
+    assert layout_share.snapshot_of(35, layout_share.snapshot(35, "a-b")) == "a-b"
     image = layout_pool.image(35)
     clone = layout_pool.clone(image, 7, 1)
     assert layout_pool.named(image) == (35, None, None, False, False) and layout_pool.named(clone) == (35, 7, 1, False, False)
@@ -158,7 +159,7 @@ def test_names_of_bases_clones_and_images_are_parsed_as_they_were_made() -> None
 
 PAGE = (ROOT / "docs" / "reference" / "names.md").read_text(encoding="utf-8")
 PARSERS = {"layer_of", "disk_of", "plain", "location_of", "incoming_of", "prefix_of", "store_of", "side_of", "layout_pool.generation",
-           "kept_layer", "mount"}  # fmt: skip
+           "kept_layer", "mount", "snapshot_of"}  # fmt: skip
 """Functions that return a text, but no name that they have made."""
 PLACEHOLDERS: dict[str, Any] = {
     # (function and) parameter: what the page has in its place; NAME in that of all others, which are paths or names
@@ -179,7 +180,9 @@ PLACEHOLDERS: dict[str, Any] = {
     "layout_devices.left.folder": "disk.N.snap", "layout_devices.note_beside.device": "devices/<uuid>",
     "layout_devices.aside.side": "<mount point>/.semishared",
     "layout_pool.lent.snapshot": "<id>", "layout_delta.kept.layer": "K", "layout_pool.manifest.number": "<n>",
-    **{f"layout_share.{name}.image": "<image>" for name in ("tree", "gone", "record", "lock")}, "layout_share.uids.number": "<number>",
+    **{f"layout_share.{name}.image": "<image>" for name in ("tree", "gone", "record", "lock", "snapshot")},
+    "layout_share.uids.number": "<number>",
+    **{f"layout_share.{name}.name": "<name>" for name in ("snapshot", "below", "inside")}, "layout_share.inside.inode": "<inode>",
     "layout_pool.staged.random": "<x>", "layout_pool.set_aside.random": "<x>", "layout_pool.made_for.source": "SOURCE",
 }  # fmt: skip
 NOT_OURS = re.compile(

@@ -96,11 +96,13 @@ def test_of_shares_without_an_image_those_go_that_nobody_has_had() -> None:
     tree = Tree("btrfs", "/srv/shares", "0" * 32)
     there = ((1, ""), (2, "/srv/shares/share-2"), (3, ""), (4, "x"), (5, ""))
     rows = [{"image": image, "born": 70 + image, "source": source, "used": -1} for image, source in there]
+    rows[1]["snapshots"] = ["one", "two"]
     rows.append({"image": 6, "born": -1, "source": "", "used": -1, "wrong": {"id": "SS042", "detail": "no record"}})
     # Image 5 is in another datastore, as one is that is made there, with an id that oned gives once.
     known = gc.Known({}, frozenset({(110, 3), (110, 4), (111, 5)}), frozenset())
     lost, kept, broken = gc_shares.find(gc_shares.Shares("b0", 110, tree, tuple(rows)), known)
     assert (lost.path, lost.keep, lost.steps()) == ("/srv/shares/share-1", "", [RemoveShare(tree, 1, "", 71)])
+    assert kept.reason == "oned has no image 2, and 2 of its snapshots are there"
     assert (kept.path, kept.steps()) == ("/srv/shares/share-2", []) and "share drop 110 2" in kept.keep
     assert (broken.path, broken.steps()) == ("/srv/shares/share-6", []) and broken.keep
 

@@ -3,7 +3,7 @@
 
 It looks at oned.conf and vmm_execrc, the forwarders, datastores and attributes in OpenNebula, and asks the front-end and all
 hosts at once: programs and their versions, whether they are synced, libvirt, whether each reaches each store with the
-right rights, the local disk; and what killed actions left over. It changes nothing. A dead host costs seconds.
+right rights, the local disk, what shares need; and what killed actions left over. It changes nothing. A dead host costs seconds.
 
 exit codes: 0 all is well, 1 there are warnings, 2 something is broken
 """
@@ -36,7 +36,7 @@ from ..plan.diagnosis_machines import Answers, of_machines
 from ..plan.gc import find
 from ..tools.files import unlink
 from ..units import human
-from . import doctor_fence, doctor_pool, gc
+from . import doctor_fence, doctor_pool, doctor_shares, gc
 from .waiting import Waiting
 
 AT_ONCE = 32
@@ -73,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         *plan.of_leftovers(count, size, front_end),
         *doctor_fence.findings(cloud, answers, config, front_end),
         *doctor_pool.findings(cloud, config),
+        *doctor_shares.findings(cloud, answers, config, front_end),
     ]
     findings.sort(key=lambda item: (-item.severity, item.machine != front_end, item.machine))
     if arguments.json:

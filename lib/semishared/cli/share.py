@@ -5,6 +5,8 @@
   list [DATASTORE]      which shares there are, whose, how large and how full
   usage IMAGE           how full one share is, in bytes
   resize IMAGE SIZE     hold a share to another size (20G); OpenNebula goes on counting the size that the image was made with
+  snapshot create IMAGE NAME, snapshot list IMAGE, snapshot remove IMAGE NAME
+                        keep what is in a share (btrfs, CephFS); it goes with the share, and no size counts it
   drop DATASTORE IMAGE  remove the share of an image that OpenNebula does not have, WITH ALL IN IT (list says which there are)
 
 exit codes: 0 done; 2 it could not be done. Images and datastores are named by their ids.
@@ -27,10 +29,12 @@ from ..opennebula.xml import Datastore
 from ..plan.shares import size_of
 from ..units import GiB, MiB, human
 from ..wire.session import Session
+from . import share_snapshots as of_snapshots
+from .share_rows import Row, numbers, state
 from .status import table
 
-Row = dict[str, Any]
-WORDS = {"init": ("DATASTORE",), "list": (), "usage": ("IMAGE",), "resize": ("IMAGE", "SIZE"), "drop": ("DATASTORE", "IMAGE")}
+WORDS = {"init": ("DATASTORE",), "list": (), "usage": ("IMAGE",), "resize": ("IMAGE", "SIZE"), "drop": ("DATASTORE", "IMAGE"),
+         "snapshot": ()}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,18 +47,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared share`."""
     verb, words = arguments.verb, arguments.words
-    if len(words) != len(WORDS[verb]) and not (verb == "list" and len(words) == 1):
+    if verb == "snapshot":
+        of_snapshots.check(words)
+    elif len(words) != len(WORDS[verb]) and not (verb == "list" and len(words) == 1):
         raise BadArguments(f"{verb} takes {' and '.join(WORDS[verb]) or 'at most a datastore'}")
     oned = Oned()
     oned.require_admin()
+    if verb == "snapshot":
+        answer = snapshot(oned, words)
+        if "snapshots" in answer and not arguments.json:
+            of_snapshots.show(answer["snapshots"])
+            return 0
+        return _say(answer, arguments.json)
     if verb == "list":
         datastores = [_datastore(oned, words[0])] if words else [one for one in oned.datastores() if stores.is_shares(one)]
         found = [row for datastore in datastores for row in listed(oned, datastore)]
         print(json.dumps({"shares": found}, indent=1)) if arguments.json else show(found)
         return 0
     verbs: dict[str, Callable[..., Row]] = {"init": init, "usage": usage, "resize": resize, "drop": drop}
-    answer = verbs[verb](oned, *words)
-    print(json.dumps(answer, indent=1) if arguments.json else answer["said"])
+    return _say(verbs[verb](oned, *words), arguments.json)
+
+
+def _say(answer: Row, as_json: bool) -> int:
+    print(json.dumps(answer, indent=1) if as_json else answer["said"])
     return 0
 
 
@@ -95,24 +110,14 @@ def listed(oned: Oned, datastore: Datastore) -> list[Row]:
     found = ask(datastore, s.ListShares(shares.tree(datastore)))["shares"]
     # oned knows an image before its share is made: who is asked later knows of all that were found.
     images = {image.id for image in oned.images()}
-    return [{**row, "datastore": datastore.id, "state": _state(row, row["image"] in images)} for row in found]
-
-
-def _state(row: Row, has_image: bool) -> str:
-    if not has_image:
-        return "OpenNebula has no such image"
-    if "wrong" in row:
-        return from_id(row["wrong"]["id"], row["wrong"]["detail"]).line()
-    return "" if row["source"] else "not ready"
+    return [{**row, "datastore": datastore.id, "state": state(row, row["image"] in images)} for row in found]
 
 
 def show(rows: list[Row]) -> None:
     """Print shares as a table."""
-    lines = [["IMAGE", "DATASTORE", "OWNER", "SIZE", "USED", "STATE"]]
+    lines = [["IMAGE", "DATASTORE", "OWNER", "SIZE", "USED", "SNAPSHOTS", "STATE"]]
     for row in rows:
-        used = human(row["used"]) if row["used"] >= 0 else "-"
-        owner, size = ("-", "-") if row["size"] < 0 else (str(row["owner"]), human(row["size"]))
-        lines.append([str(row["image"]), str(row["datastore"]), owner, size, used, row["state"] or "ok"])
+        lines.append([str(row["image"]), str(row["datastore"]), *numbers(row), row["state"] or "ok"])
     table(lines)
 
 
@@ -141,6 +146,12 @@ def resize(oned: Oned, word: str, size: str) -> Row:
     counted = oned.image(number(word, "image")).size // MiB
     said = f"{human(before)} -> {human(wanted)}; OpenNebula goes on counting {counted} MiB against the quota of its owner"
     return {"image": int(word), "before": before, "size": wanted, "said": said}
+
+
+def snapshot(oned: Oned, words: list[str]) -> Row:
+    """Make, list or remove snapshots of a share."""
+    datastore = _of_image(oned, words[1])
+    return of_snapshots.run(shares.tree(datastore), number(words[1], "image"), words, lambda step: ask(datastore, step))
 
 
 def drop(oned: Oned, word: str, image: str) -> Row:

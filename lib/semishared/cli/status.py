@@ -9,6 +9,8 @@
 What a persistent image's local disk holds, and its image does not (SEMISHARED_PLACE = local), is `not committed`: it is on that host
 alone, and lost with it. Such disks of VMs that were deleted are listed as kept; semishared commit brings them to their images.
 
+Directories for guests (semishared share) follow: how full they are, and which VMs have them.
+
 exit codes: 0 said; 1 oned and the machines do not agree: a disk that should have a record has none, or a base none of the
 kind; 2 a machine or oned could not be asked, or nothing is called so
 """
@@ -35,6 +37,7 @@ from ..plan.placement import is_directory, place, reason
 from ..units import human
 from ..wire.session import Session, is_here
 from . import hosts as on
+from . import status_shares
 
 Row = dict[str, Any]
 STATES = {
@@ -156,11 +159,19 @@ def run(arguments: argparse.Namespace) -> int:
     bases = [base for base in cloud.bases if is_wanted_base(base, rows, kind, thing)]
     rows = [row for row in rows if is_wanted(row, kind, thing)]
     kept = [item for item in cloud.kept if is_wanted(as_row(item), kind, thing)]
+    every = status_shares.rows(cloud.stores.values(), cloud.images, cloud.vms.values(), cloud.config, cloud.survey.failed)
+    shares = [row for row in every if status_shares.is_wanted(row, kind, thing)]
     if arguments.json:
-        print(json.dumps({"disks": rows, "bases": bases, "kept": kept, "space": cloud.space, "errors": cloud.survey.errors}, indent=1))
+        answer = {"disks": rows, "bases": bases, "kept": kept, "shares": shares, "space": cloud.space, "errors": cloud.survey.errors}
+        print(json.dumps(answer, indent=1))
     else:
         show(cloud, rows, bases, kind)
         show_kept(kept)
+        if shares:
+            print()
+            table(status_shares.lines(shares))
+        for error in cloud.survey.errors:
+            print(f"{error['host']}: {error['error']}", file=sys.stderr)
     if cloud.survey.errors:
         return 2
     return int(any(row["missing"] for row in rows))
@@ -247,8 +258,6 @@ def show(cloud: Cloud, rows: list[Row], bases: list[Row], kind: str) -> None:
             count = sum(len(base["leases"]) for base in own)
             lines.append([machine, str(len(own)), human(sum(base["bytes"] for base in own)), str(count), human(space["free"])])
     table(lines)
-    for error in cloud.survey.errors:
-        print(f"{error['host']}: {error['error']}", file=sys.stderr)
 
 
 def show_kept(kept: list[Row]) -> None:

@@ -264,8 +264,15 @@ def libvirt(question: Question) -> Dict[str, Any]:
     secrets = said(["virsh", "-c", question.libvirt, "secret-list"])[1] if question.ceph else ""
     return {
         "libvirt": rows[0] if rows else "", "qemu": rows[1] if len(rows) > 1 else "", "secrets": re.findall(r"[0-9a-f-]{36}", secrets),
+        "virtiofs": knows_virtiofs(said(["virsh", "-c", question.libvirt, "domcapabilities"], LIBVIRT_S)),
         "confines": confines(said(["virsh", "-c", question.libvirt, "capabilities"], LIBVIRT_S)[1]),
     }  # fmt: skip
+
+
+def knows_virtiofs(answer: Tuple[int, str]) -> Optional[bool]:
+    """Return whether libvirt and QEMU give guests directories by virtiofs, by the domain's capabilities; None if they do not say."""
+    found = re.search(r"<filesystem supported='yes'>.*?</filesystem>", answer[1], re.DOTALL)
+    return None if answer[0] or "<filesystem" not in answer[1] else bool(found and "<value>virtiofs</value>" in found.group())
 
 
 def confines(capabilities: str) -> List[str]:

@@ -7,6 +7,8 @@
                        .uids/<number>          which owner the users of a range are
     <root>/share-<image>/                      its tree
            gone-<image>/                       a tree that is being removed: its own name is free at once
+           share-<image>/.snap/<name>/         a snapshot of one, on CephFS
+           snapshot-<image>-<name>/            a snapshot of a tree, where those lie beside it (btrfs)
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from .layout import SIDE
 
 SHARES = f"{SIDE}/.shares"
 UIDS = f"{SIDE}/.uids"
+OF_CEPHFS = ".snap"
 _SOURCE = re.compile(r"(/.+)/share-(0|[1-9][0-9]{0,9})(/[0-9a-f-]{36})?\Z")
+_SNAPSHOT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
 _RECORD = re.compile(r"([0-9]{1,10})\.json\Z")
 
 
@@ -35,6 +39,33 @@ def root_and_image(source: str) -> tuple[str, int]:
 def gone(image: int) -> str:
     """Return the name of a tree that is being removed."""
     return f"gone-{image}"
+
+
+def snapshot(image: int, name: str) -> str:
+    """Return the name of a snapshot that lies beside its tree."""
+    return f"snapshot-{image}-{name}"
+
+
+def snapshot_of(image: int, entry: str) -> str:
+    """Return what the snapshot of a share is called that an entry of the root is, '' if it is none."""
+    before = snapshot(image, "")
+    name = entry[len(before) :]
+    return name if entry.startswith(before) and may_be_snapshot(name) else ""
+
+
+def may_be_snapshot(name: str) -> bool:
+    """Tell whether a snapshot may be called so: CephFS keeps names with _ before them for itself."""
+    return bool(_SNAPSHOT.match(name))
+
+
+def below(name: str) -> str:
+    """Return where a snapshot of a subvolume of CephFS is, seen from the subvolume."""
+    return f"{OF_CEPHFS}/{name}"
+
+
+def inside(name: str, inode: int) -> str:
+    """Return where it is seen from the subvolume's content, by the inode of the subvolume: CephFS calls it so in all directories below."""
+    return f"{OF_CEPHFS}/_{name}_{inode}"
 
 
 def record(image: int) -> str:

@@ -94,6 +94,20 @@ class Use(NamedTuple):
     limit: int
 
 
+class Snapshot(NamedTuple):
+    """What a share was once."""
+
+    name: str
+    made: int
+    """When, in seconds since 1970; -1: nobody knows."""
+    alone: int
+    """Bytes that nothing but it keeps, which its removal would free; -1: nobody knows."""
+    path: str
+    """On machines that have the root mounted."""
+    in_guest: str = ""
+    """Below where a guest has mounted the share; '': it sees it nowhere."""
+
+
 def tree(datastore: Datastore) -> Tree:
     """Return where a datastore has its shares; raise BadAttribute."""
     fs = datastore.attribute("SEMISHARED_FS").lower()

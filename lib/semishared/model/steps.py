@@ -229,8 +229,9 @@ class Discard(NamedTuple):
 
 LOOKS = frozenset({
     "CheckNotOpen", "CheckNotRunning", "CheckStore", "DescribeVm", "FindClone", "FindDirectory", "FindKept", "FindSnapshots", "ListBases",
-    "ListDevices", "ListHeld", "ListPool", "ListShares",
-    "LookAround", "LookAtDisk", "LookAtGuest", "LookAtImages", "LookAtVm", "LookForVm", "MeasureRoot", "MeasureStore", "ReachDisk",
+    "ListDevices", "ListHeld", "ListPool", "ListShares", "ListSnapshots",
+    "LookAround", "LookAtDisk", "LookAtGuest", "LookAtImages", "LookAtRoot",
+    "LookAtShareHost", "LookAtVm", "LookForVm", "MeasureRoot", "MeasureStore", "ReachDisk",
     "ReadBase",
     "RehearseHypervisor", "ReportDisks", "SeeImage",
 })  # fmt: skip

@@ -58,6 +58,41 @@ class ListShares(NamedTuple):
     tree: Tree
 
 
+class MakeSnapshot(NamedTuple):
+    """Keep what is in the share of an image now, as `name`; report the snapshot (shares.Snapshot)."""
+
+    tree: Tree
+    number: int
+    name: str
+
+
+class ListSnapshots(NamedTuple):
+    """Report the snapshots of a share."""
+
+    tree: Tree
+    number: int
+
+
+class RemoveSnapshot(NamedTuple):
+    """Remove one."""
+
+    tree: Tree
+    number: int
+    name: str
+
+
+class LookAtRoot(NamedTuple):
+    """Report which commands that shares need there are not `permitted`, once the root is one with its quotas on."""
+
+    tree: Tree
+
+
+class LookAtShareHost(NamedTuple):
+    """Report what a host has of what guests with shares need, and of each of `roots` whether it is there."""
+
+    roots: Tuple[str, ...]
+
+
 class MeasureRoot(NamedTuple):
     """Report bytes used, in total and free of the file system that shares are in."""
 

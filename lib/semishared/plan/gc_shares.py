@@ -50,7 +50,9 @@ def find(shares: Shares, known: Known) -> Iterator[Finding]:
         if image in images:
             continue
         is_left = not row["source"] and "wrong" not in row
-        reason = f"a killed action left it, and oned has no image {image}" if is_left else f"oned has no image {image}"
+        kept = row.get("snapshots", ())
+        with_them = f", and {len(kept)} of its snapshots are there" if kept else ""
+        reason = f"a killed action left it, and oned has no image {image}" if is_left else f"oned has no image {image}{with_them}"
         keep = "" if is_left else f"it may hold somebody's data: `semishared share drop {shares.store} {image}` removes it"
         step = None if keep else RemoveShare(shares.tree, image, "", int(row["born"]))
         yield Left(shares.machine, "", "share", path, reason, max(0, int(row["used"])), 0, keep=keep, step=step)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..model.shares import Share, Tree, Use
+from ..model.shares import Share, Snapshot, Tree, Use
 
 
 class FileSystem(Protocol):
@@ -17,8 +17,11 @@ class FileSystem(Protocol):
     def check(self) -> None:
         """Raise unless the root is on such a file system, and quotas are on."""
 
+    def lacking(self) -> list[str]:
+        """Return what is needed there and not permitted, as commands; raise as `check`. Nothing is done."""
+
     def there(self, image: int) -> str:
-        """Return where a tree is, '' if there is none."""
+        """Return where something of a share is, '' if there is nothing."""
 
     def make(self, share: Share, uid: int) -> str:
         """Have an empty tree, held to its size, that belongs to user and group `uid`; return its path."""
@@ -30,7 +33,19 @@ class FileSystem(Protocol):
         """Return how full a tree is."""
 
     def remove(self, image: int) -> None:
-        """Remove a tree with all in it; it need not be there."""
+        """Remove a tree with all in it, and its snapshots; it need not be there."""
+
+    def snapshot(self, image: int, name: str) -> None:
+        """Keep what is in a tree, whole or not at all; raise NotSupported where there is no such thing."""
+
+    def snapshot_names(self, image: int) -> list[str]:
+        """Return what the snapshots of a tree are called."""
+
+    def snapshots(self, image: int) -> list[Snapshot]:
+        """Return what is known of them."""
+
+    def forget(self, image: int, name: str) -> None:
+        """Remove one; it need not be there."""
 
 
 def of(tree: Tree) -> FileSystem:

@@ -1,19 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares on btrfs: a subvolume, whose qgroup has a limit. Guests cannot make subvolumes: no ioctl crosses virtiofs."""
+"""Shares on btrfs: a subvolume, whose qgroup has a limit. Guests cannot make subvolumes: no ioctl crosses virtiofs.
+
+A snapshot is a read-only subvolume beside it. The limit is on what the share's own subvolume refers to, so nothing of it counts there.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from datetime import datetime
 
 from ..errors import NoQuota, ToolFailed
-from ..model.shares import Use
+from ..model import layout_share
+from ..model.shares import Snapshot, Use
+from ..tools.crash_points import point
 from ..tools.run import run
 from ..units import human
 from . import mounts, rights
 from .trees import Directories
 
 ROW = re.compile(r"\s*0/[0-9]+\s+([0-9]+)\s+[0-9]+\s+([0-9]+|none)\s+([0-9]+|none)(\s|\Z)")
+
+MADE = re.compile(r"(?m)^\s+Creation time:\s+([0-9-]{10} [0-9:]{8} [+-][0-9]{4})$")
+ALONE = re.compile(r"(?m)^\s+Usage exclusive:\s+([0-9]+)$")
+
+SHOW = ("btrfs", "qgroup", "show", "--raw", "-re", "-F", "--")
 
 
 class Btrfs(Directories):
@@ -28,6 +39,15 @@ class Btrfs(Directories):
             if "quota" not in e.detail:
                 raise
             raise NoQuota(f"{self.root} on {os.uname().nodename}: quotas of btrfs are off") from None
+
+    def commands(self) -> list[list[str]]:
+        """Return, of share 0, the commands that take root."""
+        tree, kept, subvolume = self.path(0), self._at(0, "x"), ["btrfs", "subvolume"]
+        return [
+            *super().commands(), ["btrfs", "qgroup", "limit", "--", "1", tree], [*SHOW, tree],
+            [*subvolume, "delete", "--commit-after", "--", self.gone(0)], [*subvolume, "snapshot", "-r", "--", tree, kept],
+            [*subvolume, "show", "--raw", "--", kept], [*subvolume, "delete", "--commit-after", "--", kept],
+        ]  # fmt: skip
 
     def new(self, path: str) -> None:
         """Make a subvolume."""
@@ -50,6 +70,42 @@ class Btrfs(Directories):
         """Return what its qgroup has, and may have."""
         return parse(_shown(self.path(image)))
 
+    def there(self, image: int) -> str:
+        """Return where the tree is, or else a snapshot that has outlived it, '' if there is neither."""
+        return super().there(image) or next((self._at(image, name) for name in self.snapshot_names(image)), "")
+
+    def remove(self, image: int) -> None:
+        """Remove the snapshots, then the tree."""
+        for name in self.snapshot_names(image):
+            self.forget(image, name)
+        super().remove(image)
+
+    def _at(self, image: int, name: str) -> str:
+        return f"{self.root}/{layout_share.snapshot(image, name)}"
+
+    def snapshot(self, image: int, name: str) -> None:
+        """Make a snapshot, which is there or is not: it is one transaction of the file system, on disk when this returns."""
+        rights.run(["btrfs", "subvolume", "snapshot", "-r", "--", self.path(image), self._at(image, name)])
+
+    def snapshot_names(self, image: int) -> list[str]:
+        """Return the names of those in the root."""
+        return sorted(filter(None, (layout_share.snapshot_of(image, entry) for entry in os.listdir(self.root))))
+
+    def snapshots(self, image: int) -> list[Snapshot]:
+        """Return what is known of them."""
+        return [self._known(name, self._at(image, name)) for name in self.snapshot_names(image)]
+
+    def _known(self, name: str, path: str) -> Snapshot:
+        made, alone = parse_snapshot(rights.run(["btrfs", "subvolume", "show", "--raw", "--", path]))
+        return Snapshot(name, made, alone, path)
+
+    def forget(self, image: int, name: str) -> None:
+        """Remove one."""
+        path = self._at(image, name)
+        if os.path.lexists(path):
+            rights.run(["btrfs", "subvolume", "delete", "--commit-after", "--", path], long=True)
+            point("snapshot removed")
+
     def drop(self, image: int, path: str) -> None:
         """Remove the subvolume; its qgroup stays where this kernel keeps one without: its number is never given again."""
         if os.lstat(path).st_ino == 256:
@@ -59,7 +115,7 @@ class Btrfs(Directories):
 
 
 def _shown(path: str) -> str:
-    return rights.run(["btrfs", "qgroup", "show", "--raw", "-re", "-F", "--", path])
+    return rights.run([*SHOW, path])
 
 
 def parse(text: str) -> Use:
@@ -69,3 +125,14 @@ def parse(text: str) -> Use:
         if row:
             return Use(int(row.group(1)), -1 if row.group(2) == "none" else int(row.group(2)))
     raise ToolFailed(f"btrfs qgroup show: not understood: {text[-200:]!r}")
+
+
+def parse_snapshot(text: str) -> tuple[int, int]:
+    """Return since when a snapshot is there, and the bytes that it alone keeps (-1: quotas are off): `btrfs subvolume show --raw`.
+
+    Raise ToolFailed.
+    """
+    made, alone = MADE.search(text), ALONE.search(text)
+    if not made:
+        raise ToolFailed(f"btrfs subvolume show: not understood: {text[:200]!r}")
+    return int(datetime.strptime(made.group(1), "%Y-%m-%d %H:%M:%S %z").timestamp()), int(alone.group(1)) if alone else -1

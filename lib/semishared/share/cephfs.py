@@ -12,11 +12,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+from datetime import datetime, timezone
 from typing import Any
 
 from ..errors import CephRefused, CephUnavailable, MissingImage, NotPermitted, StoreUnavailable, ToolFailed
 from ..model import layout_share
-from ..model.shares import Share, Tree, Use
+from ..model.shares import Share, Snapshot, Tree, Use
 from ..model.stores import MOUNTED
 from ..store import ceph
 from ..tools.crash_points import point
@@ -45,6 +46,15 @@ class CephFs:
         """Raise StoreUnavailable where it is no CephFS."""
         mounts.check(self.root, ("ceph", "fuse.ceph-fuse"))
 
+    def lacking(self) -> list[str]:
+        """Return nothing; raise CephRefused, CephUnavailable if the manager does not let us ask for subvolumes: which verbs, it says to
+        who uses them alone."""
+        try:
+            self._info(0)
+        except MissingImage:
+            pass
+        return []
+
     def make(self, share: Share, uid: int) -> str:
         """Have a subvolume that is held to its size, and belongs to `uid`; return where it is mounted."""
         path = self.there(share.image)
@@ -70,14 +80,40 @@ class CephFs:
     def remove(self, image: int) -> None:
         """Remove a subvolume with its snapshots; the manager empties it later."""
         try:
-            snapshots = json.loads(self._ask("snapshot ls", image))
+            names = self._names(image)
         except MissingImage:
             return
-        for snapshot in snapshots:
-            self._ask("snapshot rm", image, snap_name=snapshot["name"], force=True)
-            point("snapshot removed")
+        for name in names:
+            self.forget(image, name)
         self._ask("rm", image, force=True)
         point("subvolume removed")
+
+    def _names(self, image: int) -> list[str]:
+        return [str(row["name"]) for row in json.loads(self._ask("snapshot ls", image))]
+
+    def snapshot(self, image: int, name: str) -> None:
+        """Have the manager make a snapshot, of what clients have written till then."""
+        self._ask("snapshot create", image, snap_name=name)
+
+    def snapshot_names(self, image: int) -> list[str]:
+        """Return those of whoever made one, but for what none of ours is called."""
+        return sorted(name for name in self._names(image) if layout_share.may_be_snapshot(name))
+
+    def snapshots(self, image: int) -> list[Snapshot]:
+        """Return what is known of them: what each keeps alone, CephFS does not say."""
+        return [self._known(image, name) for name in self.snapshot_names(image)]
+
+    def _known(self, image: int, name: str) -> Snapshot:
+        """Return one: below the subvolume, as it is; below its content, which guests have, by the name that CephFS gives it there."""
+        info = json.loads(self._ask("snapshot info", image, snap_name=name))
+        top = f"{self.root}/{layout_share.tree(image)}"
+        inside = layout_share.inside(name, os.lstat(top).st_ino)
+        return Snapshot(name, parse_time(str(info["created_at"])), -1, f"{top}/{layout_share.below(name)}", inside)
+
+    def forget(self, image: int, name: str) -> None:
+        """Have the manager remove one."""
+        self._ask("snapshot rm", image, snap_name=name, force=True)
+        point("snapshot removed")
 
     def _create(self, share: Share, uid: int) -> None:
         """Make a subvolume, or give one that is there these properties."""
@@ -114,6 +150,14 @@ class CephFs:
             error = ERRORS.get(abs(code), ToolFailed)
             raise error(f"{what} as client.{self._user} on {os.uname().nodename}: {said or os.strerror(abs(code))}")
         return str(out.decode())
+
+
+def parse_time(text: str) -> int:
+    """Return the seconds since 1970 of a time as the manager writes it, in UTC; -1 if it is another way."""
+    try:
+        return int(datetime.strptime(text.partition(".")[0], "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc).timestamp())
+    except ValueError:
+        return -1
 
 
 def layout(share: Share) -> str:

@@ -20,6 +20,7 @@ from ..errors import (
     OtherStore,
     RestrictedPath,
     StoreAbsent,
+    StoreUnavailable,
     ToolFailed,
 )
 from ..model import layout_share
@@ -28,6 +29,7 @@ from ..named import NamedTuple
 from ..store import marker
 from ..tools import files, locks
 from ..tools.crash_points import point
+from ..tools.hung_store import LIMIT_S, unless_it_hangs
 from ..units import human
 from . import FileSystem, of, owners
 
@@ -58,15 +60,30 @@ def read(tree: Tree, image: int) -> Optional[Record]:
         raise BadRecord(f"{path} on {os.uname().nodename}: {e.detail}") from None
 
 
+def ready(tree: Tree, image: int) -> Record:
+    """Return what stands in the record of a share that is ready; raise MissingImage, BadRecord."""
+    known = read(tree, image)
+    if not known or not known.source:
+        raise MissingImage(f"image {image} has no share in {tree.root} that is ready")
+    return known
+
+
 def _write(tree: Tree, share: Share, source: str) -> None:
     path = f"{tree.root}/{layout_share.record(share.image)}"
     files.write_json(path, {"version": VERSION, "share": share.to_data(), "source": source})
 
 
-def _checked(tree: Tree) -> FileSystem:
+def checked(tree: Tree) -> FileSystem:
     """Return the file system of a root; raise StoreAbsent, OtherStore, StoreUnavailable, NoQuota unless it is the datastore's."""
     if not tree.marker:
         raise StoreAbsent(f"{tree.root} is no root of shares yet: `semishared share init` makes it one")
+    fs = unless_it_hangs(lambda: _reached(tree), None)
+    if fs is None:
+        raise StoreUnavailable(f"{tree.root} on {os.uname().nodename} hangs: no answer within {LIMIT_S:.0f} s")
+    return fs
+
+
+def _reached(tree: Tree) -> FileSystem:
     marker.check(tree.root, tree.marker)
     fs = of(tree)
     fs.check()
@@ -74,7 +91,7 @@ def _checked(tree: Tree) -> FileSystem:
 
 
 @contextmanager
-def _alone(tree: Tree, image: int) -> Iterator[str]:
+def alone(tree: Tree, image: int) -> Iterator[str]:
     """Let no other action change a share within the block; yield the path of the lock, which its holder may remove."""
     path = f"{tree.root}/{layout_share.lock(image)}"
     with locks.exclusive(path):
@@ -120,8 +137,8 @@ def _is_below(path: str, directory: str) -> bool:
 
 def make(tree: Tree, share: Share) -> dict[str, str]:
     """Make a share; return its path. One that is there already is the same, or in the way."""
-    fs = _checked(tree)
-    with _alone(tree, share.image):
+    fs = checked(tree)
+    with alone(tree, share.image):
         known = read(tree, share.image)
         if known and known.share != share:
             raise DataInTheWay(f"{tree.root}/{layout_share.record(share.image)} is the record of another image {share.image}")
@@ -144,8 +161,8 @@ def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dic
 
     With `born` only that share is, if it is not ready: return {"removed": False} for another.
     """
-    fs = _checked(tree)
-    with _alone(tree, number) as lock:
+    fs = checked(tree)
+    with alone(tree, number) as lock:
         known = read(tree, number)
         if known and born >= 0 and (known.source or known.share.born != born):
             return {"removed": False}
@@ -163,11 +180,9 @@ def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dic
 
 def resize(tree: Tree, number: int, size: int) -> dict[str, int]:
     """Hold a share to another size; return the one before."""
-    fs = _checked(tree)
-    with _alone(tree, number):
-        known = read(tree, number)
-        if not known or not known.source:
-            raise MissingImage(f"image {number} has no share in {tree.root} that is ready")
+    fs = checked(tree)
+    with alone(tree, number):
+        known = ready(tree, number)
         used = fs.use(number).used
         if size < used:
             raise BadArguments(f"{human(used)} are in the share of image {number}: it cannot be held to {human(size)}")
@@ -178,8 +193,9 @@ def resize(tree: Tree, number: int, size: int) -> dict[str, int]:
 
 
 def listed(tree: Tree) -> dict[str, list[dict[str, object]]]:
-    """Return all shares: whose, where, how large, how full (-1: nobody knows), and what is wrong with one, which hides no other."""
-    fs = _checked(tree)
+    """Return all shares: whose, where, how large, how full (-1: nobody knows), what its snapshots are called, and what is wrong with one,
+    which hides no other."""
+    fs = checked(tree)
     directory = f"{tree.root}/{layout_share.SHARES}"
     names = os.listdir(directory) if os.path.isdir(directory) else []
     rows = []
@@ -194,7 +210,10 @@ def _row(fs: FileSystem, tree: Tree, image: int) -> Optional[dict[str, object]]:
     """Return what is to be said of a share, None if it is gone."""
     try:
         known = read(tree, image)
-        return known and {**known.share.to_data(), "source": known.source, "used": fs.use(image).used if known.source else -1}
+        if not known or not known.source:
+            return known and {**known.share.to_data(), "source": "", "used": -1}
+        kept = fs.snapshot_names(image)
+        return {**known.share.to_data(), "source": known.source, "used": fs.use(image).used, "snapshots": kept}
     except (ToolFailed, MissingImage, BadRecord) as e:
         wrong = {"used": -1, "wrong": {"id": e.id, "detail": e.detail}}
     try:
@@ -207,6 +226,6 @@ def _row(fs: FileSystem, tree: Tree, image: int) -> Optional[dict[str, object]]:
 
 def capacity(tree: Tree) -> tuple[int, int, int]:
     """Return bytes used, in total and free of the file system."""
-    _checked(tree)
+    checked(tree)
     total = os.statvfs(tree.root)
     return (total.f_blocks - total.f_bfree) * total.f_frsize, total.f_blocks * total.f_frsize, total.f_bavail * total.f_frsize

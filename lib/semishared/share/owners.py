@@ -18,14 +18,16 @@ from ..tools.crash_points import point
 
 RANGES = (1 << 31) // UIDS - 2
 """Beyond are users that some programs take for negative."""
+TRIES = 100
+"""How many races for a range may be lost, one after the other; with gaps, which other hands have made, all are."""
 
 
 def first_uid_of(root: str, owner: int) -> int:
-    """Return the first user of the range of `owner`, who is given one if need be; raise NoSpace."""
+    """Return the first user of the range of `owner`, who is given one if need be; raise NoSpace, BadRecord."""
     directory = f"{root}/{layout_share.UIDS}"
     os.makedirs(directory, mode=0o755, exist_ok=True)
     files.remove_stale(directory)
-    while True:
+    for _ in range(TRIES):
         given = _given(directory)
         if owner in given.values():
             return first_uid(next(number for number, who in given.items() if who == owner))
@@ -33,6 +35,7 @@ def first_uid_of(root: str, owner: int) -> int:
         if number >= RANGES:
             raise NoSpace(f"user {owner} of OpenNebula can have no shares in {root}: ranges of users are for the first {RANGES} alone")
         _give(f"{root}/{layout_share.uids(number)}", owner)
+    raise BadRecord(f"{directory} on {os.uname().nodename}: ranges of users are given with gaps, so there is none for user {owner}")
 
 
 def known_uid_of(root: str, owner: int) -> int:

@@ -7,6 +7,7 @@ Whoever owns a tree is a user of a guest, and none of this machine's.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from ..errors import NotPermitted, ToolFailed, ToolMissing
 from ..tools import run as programs
@@ -25,6 +26,19 @@ def run(argv: list[str], *, long: bool = False) -> str:
         if words is argv or "sudo: " not in e.detail:
             raise
         raise NotPermitted(f"sudo on {os.uname().nodename} does not let us: {e.detail}") from None
+
+
+def lacking(commands: Sequence[Sequence[str]]) -> list[str]:
+    """Return which of these commands sudo would not let us run as root; nothing is run."""
+    if os.geteuid() == 0:
+        return []
+    found = []
+    for argv in commands:
+        try:
+            programs.run(["sudo", "-n", "-l", "--", *argv])
+        except (ToolFailed, ToolMissing):
+            found.append(" ".join(argv))
+    return found
 
 
 def give(path: str, uid: int) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 
+from ..errors import NotSupported
 from ..model import layout_share
-from ..model.shares import Share, Tree
+from ..model.shares import Share, Snapshot, Tree
 from ..tools import files
 from ..tools.crash_points import point
 from . import rights
@@ -28,7 +29,15 @@ class Directories:
     """How trees lie in their root."""
 
     def __init__(self, tree: Tree) -> None:
-        self.root = tree.root
+        self.root, self._fs = tree.root, tree.fs
+
+    def commands(self) -> list[list[str]]:
+        """Return, of share 0, the commands that take root."""
+        return [["chown", "--no-dereference", "100000:100000", "--", self.path(0)], ["rm", "-rf", "--one-file-system", "--", self.gone(0)]]
+
+    def lacking(self) -> list[str]:
+        """Return which of them sudo does not permit."""
+        return rights.lacking(self.commands())
 
     def path(self, image: int) -> str:
         """Return where the tree of a share is."""
@@ -67,6 +76,21 @@ class Directories:
 
     def hold(self, image: int, size: int) -> None:
         """Hold a tree to a size, where a file system can."""
+
+    def snapshot(self, image: int, name: str) -> None:
+        """Raise NotSupported: few file systems keep what a directory was."""
+        raise NotSupported(f"shares on {self._fs} have no snapshots: it keeps none of a single directory, as btrfs and cephfs do")
+
+    def snapshot_names(self, image: int) -> list[str]:
+        """Return none."""
+        return []
+
+    def snapshots(self, image: int) -> list[Snapshot]:
+        """Return none."""
+        return []
+
+    def forget(self, image: int, name: str) -> None:
+        """Do nothing: there is none."""
 
     def drop(self, image: int, path: str) -> None:
         """Remove a tree that is out of the way, with all in it."""

@@ -3,21 +3,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
-from . import life
+from . import inspection, life, snapshots
 
-VERBS = {
-    "FindDirectory": "found",
-    "ListShares": "listed",
-    "MakeShare": "make",
-    "MarkRoot": "mark",
-    "MeasureRoot": "capacity",
-    "RemoveShare": "remove",
-    "ResizeShare": "resize",
+VERBS: dict[str, Callable[..., Any]] = {
+    "FindDirectory": life.found,
+    "ListShares": life.listed,
+    "ListSnapshots": snapshots.listed,
+    "LookAtRoot": inspection.of_root,
+    "LookAtShareHost": inspection.of_host,
+    "MakeShare": life.make,
+    "MakeSnapshot": snapshots.make,
+    "MarkRoot": life.mark,
+    "MeasureRoot": life.capacity,
+    "RemoveShare": life.remove,
+    "RemoveSnapshot": snapshots.remove,
+    "ResizeShare": life.resize,
 }
 
 
 def do(step: Any) -> Any:
     """Carry out a step; return what it found out (JSON data) or None."""
-    return getattr(life, VERBS[type(step).__name__])(*step)
+    return VERBS[type(step).__name__](*step)

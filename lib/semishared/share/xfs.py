@@ -52,6 +52,10 @@ class Xfs(Directories):
         if _project(self.root):
             raise NoQuota(f"{self.root} on {self._where} is in project {_project(self.root)} itself, which nothing may be renamed out of")
 
+    def commands(self) -> list[list[str]]:
+        """Return, of share 0, the commands that take root."""
+        return [*super().commands(), self._words(_limit(0, 0, 0)), self._words(_report(0))]
+
     def hold(self, image: int, size: int) -> None:
         """Limit the project of a tree, and put the tree in it; raise NoQuota if others are in it."""
         path, project = self.path(image), FIRST_PROJECT + image
@@ -87,14 +91,25 @@ class Xfs(Directories):
             point("limits removed")
 
     def _limit(self, image: int, size: int, files: int) -> None:
-        self._quota(f"limit -p bhard={size} ihard={files} {FIRST_PROJECT + image}")
+        self._quota(_limit(image, size, files))
 
     def _held(self, image: int) -> Held:
-        project = FIRST_PROJECT + image
-        return parse(self._quota(f"report -p -N -n -b -i -L {project} -U {project}"), project)
+        return parse(self._quota(_report(image)), FIRST_PROJECT + image)
 
     def _quota(self, command: str) -> str:
-        return rights.run(["xfs_quota", "-x", "-c", command, mounts.of(self.root).point])
+        return rights.run(self._words(command))
+
+    def _words(self, command: str) -> list[str]:
+        return ["xfs_quota", "-x", "-c", command, mounts.of(self.root).point]
+
+
+def _limit(image: int, size: int, files: int) -> str:
+    return f"limit -p bhard={size} ihard={files} {FIRST_PROJECT + image}"
+
+
+def _report(image: int) -> str:
+    project = FIRST_PROJECT + image
+    return f"report -p -N -n -b -i -L {project} -U {project}"
 
 
 def parse(text: str, project: int) -> Held:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any, Callable, NoReturn
 
-from ..errors import BadArguments, ToolMissing
+from ..errors import BadArguments, StoreUnavailable, ToolMissing
 from ..model import steps_hypervisor as h
 from ..model.refs import Step
 from ..plan.hypervisor import MESSAGE
@@ -83,11 +83,13 @@ class OnHost:
         return load().io_limits
 
     def CheckShare(self, step: h.CheckShare) -> str:
-        from ..share import attached
+        from ..share import attached, daemons
+        from ..tools.hung_store import LIMIT_S, unless_it_hangs
         from . import virtiofsd
 
-        attached.check(step.image, step.source)
-        virtiofsd.daemon()
+        if unless_it_hangs(lambda: attached.check(step.image, step.source), None) is None:
+            raise StoreUnavailable(f"{step.source} on {os.uname().nodename} hangs: no answer within {LIMIT_S:.0f} s")
+        daemons.daemon()
         return os.path.abspath(f"{self._scripts}/{virtiofsd.READ_ONLY if step.readonly else virtiofsd.NAME}")
 
     def ListTargets(self, step: h.ListTargets) -> list[str]:

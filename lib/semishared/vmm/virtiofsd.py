@@ -17,16 +17,14 @@ import stat
 import sys
 from typing import Dict, List, NoReturn, Sequence
 
-from ..errors import BadArguments, SemisharedError, ShareRefused, ToolFailed, ToolMissing
+from ..errors import BadArguments, SemisharedError, ShareRefused, ToolFailed
 from ..model.shares import UIDS
 from ..share import attached
+from ..share.daemons import QEMUS, daemon
 
 NAME = "virtiofsd"
 READ_ONLY = "virtiofsd_read_only"
 """The same, for a disk with READONLY = YES, which libvirt 9.0 has no way to tell a daemon."""
-QEMUS = "/usr/lib/qemu/virtiofsd"
-DAEMONS = ("/usr/libexec/virtiofsd", QEMUS, "/usr/lib/virtiofsd/virtiofsd")
-"""As VIRTIOFSD_BINARY_PATH of OpenNebula's kvmrc has them."""
 LOCKS = ("posix_lock", "flock")
 """Options that only QEMU's knows: the one in Rust ends at them, as it has no locks."""
 NOT_FOR_GUESTS = ":bad:all:ceph.:ceph.::ok:all:::"
@@ -97,14 +95,6 @@ def _only_read(readable: Dict[int, int]) -> None:
         os.close(file)
         # libvirt takes a daemon for gone, and kills none, whose pidfile nobody has locked; any close has let that lock go.
         fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-
-
-def daemon() -> str:
-    """Return the daemon of this host; raise ToolMissing."""
-    for path in DAEMONS:
-        if os.access(path, os.X_OK):
-            return path
-    raise ToolMissing(f"no virtiofsd on {os.uname().nodename}: none of {', '.join(DAEMONS)}")
 
 
 def source_of(argv: Sequence[str]) -> str:

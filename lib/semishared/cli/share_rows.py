@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of a share, in rows of several commands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import from_id
+from ..units import human
+
+Row = dict[str, Any]
+
+
+def state(row: Row, has_image: bool) -> str:
+    """Return what is wrong with a share, '' for nothing."""
+    if not has_image:
+        return "OpenNebula has no such image"
+    if "wrong" in row:
+        return from_id(row["wrong"]["id"], row["wrong"]["detail"]).line()
+    return "" if row["source"] else "not ready"
+
+
+def numbers(row: Row) -> list[str]:
+    """Return owner, size, bytes used and how many snapshots there are, as columns."""
+    used = human(row["used"]) if row["used"] >= 0 else "-"
+    owner, size = ("-", "-") if row["size"] < 0 else (str(row["owner"]), human(row["size"]))
+    return [owner, size, used, str(len(row.get("snapshots", ())))]

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with directories for guests, and the command that mends it: from what machines said of them (share/inspection.py)."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+from ..model.shares import FIRST_UID, UIDS, Tree
+from ..named import NamedTuple
+from ..opennebula.xml import Datastore
+from .diagnosis import BROKEN, WARNING, Finding
+
+PAGE = "docs/how-to/shares.md"
+ONE_HOSTS = ("btrfs", "xfs", "plain")
+"""File systems that are one host's own, if nobody exports them: that others have no such root says nothing."""
+WRAPPER = "vmm/semishared/virtiofsd"
+
+
+class Made(NamedTuple):
+    """A datastore of shares, and what the machine that makes them answered."""
+
+    store: Datastore
+    tree: Tree
+    machine: str
+    lacking: Sequence[str] = ()
+    wrong: str = ""
+    mend: str = ""
+
+
+def of_roots(made: Sequence[Made], front_end: str) -> list[Finding]:
+    """Judge datastores, where their shares are made."""
+    found = []
+    for one in made:
+        name = f"datastore {one.store.id} ({one.store.name})"
+        if not one.tree.marker:
+            what = f"{name}: {one.tree.root} is no root of shares yet, so none can be made"
+            found.append(Finding(WARNING, front_end, what, f"semishared share init {one.store.id}"))
+        elif one.wrong:
+            found.append(Finding(BROKEN, one.machine, f"{name}: {one.wrong}", one.mend))
+        for command in one.lacking:
+            found.append(Finding(BROKEN, one.machine, f"{name}: sudo does not permit: {command}", f"{PAGE}, its lines for sudoers"))
+    return found
+
+
+def of_hosts(made: Sequence[Made], answers: Mapping[str, Mapping[str, Any]], libvirts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """Judge hosts: `answers` to LookAtShareHost, and what libvirt says of itself there."""
+    found = []
+    for host, answer in answers.items():
+        has_some = False
+        for one in made:
+            seen = answer["roots"].get(one.tree.root) if one.tree.marker else None
+            if seen is None or one.tree.fs in ONE_HOSTS and not seen.get("marker", "error" in seen):
+                continue
+            has_some = True
+            found += _root(host, one, seen)
+        if has_some:
+            found += _host(host, answer, libvirts.get(host, {}))
+    return found
+
+
+def _root(host: str, one: Made, seen: Mapping[str, Any]) -> list[Finding]:
+    root, mount = one.tree.root, f"as root on {host}: mount {one.tree.root} ({PAGE})"
+    what = f"shares of datastore {one.store.id}: "
+    if "error" in seen:
+        return [Finding(BROKEN, host, f"{what}{root}: {seen['error']}", mount)]
+    if not seen["there"] or not seen["marker"]:
+        # Where they are made it is said of that already.
+        return [] if host == one.machine else [Finding(BROKEN, host, f"{what}{root} is not mounted", mount)]
+    if seen["marker"] != one.tree.marker:
+        return [Finding(BROKEN, host, f"{what}{root} is the root of another datastore", mount)]
+    if seen["lacks"]:
+        return [Finding(BROKEN, host, f"{what}{root} is mounted without {' and '.join(seen['lacks'])}: no guest gets a share",
+                        f"as root on {host}: mount -o remount,nosuid,nodev {root}; and in /etc/fstab")]  # fmt: skip
+    if seen["judged_by_user"]:
+        return [Finding(WARNING, host, f"{what}{root} is mounted without fuse_default_permissions: root of guests cannot chown",
+                        f"as root on {host}: mount {root} anew ({PAGE}, CephFS)")]  # fmt: skip
+    return []
+
+
+def _host(host: str, answer: Mapping[str, Any], libvirt: Mapping[str, Any]) -> list[Finding]:
+    found = []
+    if not answer["daemon"]:
+        mend = f"as root on {host}: apt-get install qemu-system-common (Debian 12), or virtiofsd"
+        found.append(Finding(BROKEN, host, "shares: there is no virtiofsd", mend))
+    if not answer["namespaces"]:
+        mend = f"as root on {host}: sysctl user.max_user_namespaces=15000; and in /etc/sysctl.d"
+        found.append(Finding(BROKEN, host, "shares: the kernel allows no user namespaces, which guests' users are kept in", mend))
+    for path, name, first, last in answer["taken"]:
+        owner = max(0, (first - FIRST_UID) // UIDS)
+        what = f"shares: {path} gives {first} to {last} to {name}, and they are users of guests, of user {owner} of OpenNebula on"
+        kind = "uids" if path.endswith("uid") else "gids"
+        found.append(Finding(WARNING, host, what, f"as root on {host}: usermod --del-sub{kind} {first}-{last} {name}"))
+    if libvirt.get("virtiofs") is False:
+        mend = f"as root on {host}: update qemu and libvirt"
+        found.append(Finding(BROKEN, host, "shares: libvirt says that QEMU there has no virtiofs", mend))
+    if "apparmor" in libvirt.get("confines", ()) and WRAPPER not in answer["profile"]:
+        mend = f"{PAGE}, the line for /etc/apparmor.d/local/usr.sbin.libvirtd"
+        found.append(Finding(BROKEN, host, f"shares: AppArmor does not let libvirt start {WRAPPER}", mend))
+    return found

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `semishared doctor` asks of shares: of the machine that makes them, and of hosts whose guests have them. Nothing is changed."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+from ..errors import SemisharedError, ToolMissing
+from ..model.shares import FIRST_UID, UIDS, Tree
+from ..store import marker
+from ..tools.hung_store import LIMIT_S, unless_it_hangs
+from . import daemons, life, mounts, owners
+from .attached import SAFE
+
+SUBIDS = ("/etc/subuid", "/etc/subgid")
+NAMESPACES = "/proc/sys/user/max_user_namespaces"
+PROFILE = "/etc/apparmor.d/local/usr.sbin.libvirtd"
+
+
+def of_root(tree: Tree) -> dict[str, list[str]]:
+    """Return which commands sudo lacks there; raise what would end any action."""
+    return {"lacking": life.checked(tree).lacking()}
+
+
+def of_host(roots: tuple[str, ...]) -> dict[str, Any]:
+    """Return what this host has: each root, or why it cannot be looked at; the daemon, namespaces, whose users of guests also are."""
+    hangs: dict[str, Any] = {"error": f"hangs: no answer within {LIMIT_S:.0f} s"}
+    return {
+        "roots": {root: unless_it_hangs(partial(_root, root), hangs) for root in roots},
+        "daemon": _daemon(), "namespaces": int(_text(NAMESPACES) or 1), "profile": _text(PROFILE),
+        "taken": [row for path in SUBIDS for row in taken(path, _text(path))],
+    }  # fmt: skip
+
+
+def _root(root: str) -> dict[str, Any]:
+    if not os.path.isdir(root):
+        return {"there": False}
+    try:
+        flags, found = os.statvfs(root).f_flag, marker.read(root)
+        mount = mounts.of(root)
+        lacks = [word for word, flag in SAFE.items() if not flags & flag]
+        by_user = mount.type == "fuse.ceph-fuse" and "default_permissions" not in mount.options
+        return {"there": True, "marker": found, "lacks": lacks, "judged_by_user": by_user}
+    except SemisharedError as e:
+        return {"error": e.detail}
+    except OSError as e:
+        return {"error": f"{root}: {e.strerror}"}
+
+
+def _daemon() -> str:
+    try:
+        return daemons.daemon()
+    except ToolMissing:
+        return ""
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def taken(path: str, text: str) -> list[list[Any]]:
+    """Return path, name, first and last user of each line of /etc/subuid or subgid, of the form `text`, that meets users of guests."""
+    rows = []
+    for line in text.splitlines():
+        name, _, numbers = line.partition(":")
+        first, _, count = numbers.partition(":")
+        if first.isdigit() and count.isdigit() and int(count):
+            last = int(first) + int(count) - 1
+            if last >= FIRST_UID and int(first) < FIRST_UID + UIDS * owners.RANGES:
+                rows.append([path, name, int(first), last])
+    return rows

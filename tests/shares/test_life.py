@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator sees of shares that guests have, and what becomes of both when a host or the file system goes away and comes back."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from lab import Node
+from lab.cloud import SYSTEM
+from lab.oned import ActionFailed
+from shares.cloud import SHARES, MiB
+from shares.guests import SUDOERS, Shares, loop_of
+from shares.page import ROOT, rule
+from system.test_monitoring import hung
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root")
+
+NAMESPACES = "/proc/sys/user/max_user_namespaces"
+DAEMON = "/usr/lib/qemu/virtiofsd"
+TAKE = f"""
+printf 'admin:100000:65536\nbelow:34464:65536\n' >/etc/subuid
+echo 0 >/tmp/none; mount --bind /tmp/none {NAMESPACES}
+mount --bind /dev/null {DAEMON}
+mount -o remount,bind,suid,nodev {ROOT}
+"""
+GIVE = f"umount {NAMESPACES} {DAEMON}; mount -o remount,bind,nosuid,nodev {ROOT}; rm /etc/subuid"
+SNAPSHOT = "btrfs subvolume snapshot -r -- /srv/shares/share-0 /srv/shares/snapshot-0-x"
+PROMPT_S = 60
+"""Far below what a hung file system would take: for ever."""
+
+
+class Standing(NamedTuple):
+    """A guest on each host, which have one share; h2's may only read it."""
+
+    shares: Shares
+    image: int
+    one: int
+    two: int
+
+    @property
+    def h1(self) -> Node:
+        return self.shares.cloud.lab.hosts[0]
+
+    @property
+    def h2(self) -> Node:
+        return self.shares.cloud.lab.hosts[1]
+
+    def found(self) -> list[tuple[str, str, str]]:
+        """Return what doctor finds of shares."""
+        rows = self.shares.says("doctor", codes=(0, 1, 2))["findings"]
+        return [(row["severity"], row["machine"], row["what"]) for row in rows if re.search(f"shares|datastore {SHARES} ", row["what"])]
+
+
+@pytest.fixture(scope="module")
+def standing(btrfs: Path) -> Iterator[Standing]:
+    with Shares.up(loop_of(btrfs)) as shares:
+        image = shares.image("both", "32M", uid=5)
+        one, two = shares.deploy("one", image), shares.create("two", image)
+        shares.oned.vm(two).disks[1]["READONLY"] = "YES"
+        shares.oned.vm_deploy(two, "h2", SYSTEM)
+        shares.mounted(one)
+        yield Standing(shares, image, one, two)
+
+
+def test_status_says_how_full_a_share_is_and_who_has_it(standing: Standing) -> None:
+    shares = standing.shares
+    assert shares.cloud.guest(standing.one).run("dd if=/dev/zero of=/both/file bs=1M count=4 conv=fsync")[0] == 0
+    standing.h1.run(["sync", "-f", ROOT])
+    other = shares.image("other", "16M")
+    rows = {row["image"]: row for row in shares.says("status")["shares"]}
+    row = rows[standing.image]
+    assert 4 * MiB <= row["used"] < 5 * MiB and (row["size"], row["owner"], row["state"]) == (32 * MiB, 5, "")
+    assert [(vm["vm"], vm["host"], vm["tag"], vm["readonly"]) for vm in row["vms"]] == [
+        (standing.one, "h1", "both", False), (standing.two, "h2", "both", True),
+    ]  # fmt: skip
+    assert rows[other]["vms"] == []
+    mine = [standing.image]
+    for word, wanted in (("vm:one", mine), ("host:h2", mine), ("image:other", [other]), ("image:both", mine)):
+        assert [row["image"] for row in shares.says("status", word)["shares"]] == wanted
+    said = shares.cloud.lab.fe.run(["/var/lib/one/remotes/lib/semishared/semishared", "status"]).stdout.decode()
+    assert f"{standing.two} two on h2, read-only" in said
+    shares.oned.image_delete(other)
+
+
+def test_doctor_finds_what_keeps_guests_from_shares(standing: Standing) -> None:
+    assert standing.found() == []
+    standing.h2.run(["sh", "-euc", TAKE], user="root")
+    standing.h1.path(SUDOERS).write_text("".join(line for line in rule("oneadmin").splitlines(True) if "subvolume snapshot" not in line))
+    try:
+        found = standing.found()
+    finally:
+        standing.h2.run(["sh", "-euc", GIVE], user="root")
+        standing.h1.path(SUDOERS).write_text(rule("oneadmin"))
+    assert sorted(found) == [
+        ("broken", "h1", f"datastore 110 (shares): sudo does not permit: {SNAPSHOT}"),
+        ("broken", "h2", "shares of datastore 110: /srv/shares is mounted without nosuid: no guest gets a share"),
+        ("broken", "h2", "shares: the kernel allows no user namespaces, which guests' users are kept in"),
+        ("broken", "h2", "shares: there is no virtiofsd"),
+        ("warning", "h2", "shares: /etc/subuid gives 100000 to 165535 to admin, and they are users of guests, of user 0 of OpenNebula on"),
+    ]
+    assert standing.found() == []
+
+
+def test_a_file_system_that_hangs_holds_nobody_up_and_one_line_says_so(standing: Standing) -> None:
+    shares = standing.shares
+    shares.oned.vm_poweroff(standing.two, hard=True)
+    with hung(standing.h1, ROOT), hung(standing.h2, ROOT):
+        since = time.monotonic()
+        assert ("broken", "h1", f"datastore {SHARES} (shares): {ROOT} on h1 hangs: no answer within 10 s") in standing.found()
+        assert time.monotonic() - since < PROMPT_S
+        since = time.monotonic()
+        for words in (("status",), ("gc", "--dry-run")):
+            assert "hangs: no answer" in str(shares.says(*words, codes=(2,))["errors"])
+        assert time.monotonic() - since < PROMPT_S
+        since = time.monotonic()
+        with pytest.raises(ActionFailed, match=f"{ROOT}/share-{standing.image} on h2 hangs"):
+            shares.oned.vm_resume(standing.two)
+        assert time.monotonic() - since < PROMPT_S
+    shares.oned.vm_resume(standing.two)
+    assert shares.mounted(standing.two).run("ls /both") == (0, "file\n")
+
+
+def test_a_root_that_is_away_costs_no_guest_that_runs_and_starts_none(standing: Standing) -> None:
+    shares = standing.shares
+    one, two = shares.cloud.guest(standing.one), standing.two
+    shares.oned.vm_poweroff(two, hard=True)
+    for host in (standing.h1, standing.h2):
+        host.run(["umount", "-l", ROOT], user="root")
+    assert one.run("echo meanwhile >/both/meanwhile; cat /both/meanwhile") == (0, "meanwhile\n")
+    with pytest.raises(ActionFailed, match=rf"{ROOT}\S* on h2.*\[SS"):
+        shares.oned.vm_resume(two)
+    with pytest.raises(ActionFailed, match="SS084"):
+        shares.image("early", "16M")
+    assert [(row[0], row[1]) for row in standing.found()] == [("broken", "h1")]
+    for host in (standing.h1, standing.h2):
+        shares.mount(host)
+    shares.oned.vm_resume(two)
+    assert shares.mounted(two).run("cat /both/meanwhile") == (0, "meanwhile\n")
+    assert one.run("echo later >/both/later")[0] == 0
+    assert shares.cloud.guest(two).run("cat /both/later") == (0, "later\n")
+
+
+def test_the_end(standing: Standing) -> None:
+    shares = standing.shares
+    for vm in (standing.one, standing.two):
+        shares.cloud.terminate(vm)
+    assert shares.daemons(0) == shares.daemons(1) == [] and shares.cloud.leftovers() == []
+    shares.oned.image_delete(standing.image)
+    assert os.listdir(standing.h1.path(ROOT)) == [".semishared"]

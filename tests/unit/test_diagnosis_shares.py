@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What doctor makes of what machines say of directories for guests."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from semishared.errors import BadRecord, ToolFailed
+from semishared.install.preflight import knows_virtiofs
+from semishared.model import layout_share
+from semishared.model.shares import Tree
+from semishared.opennebula.xml import Datastore
+from semishared.plan.diagnosis import BROKEN, WARNING, Finding
+from semishared.plan.diagnosis_shares import Made, of_hosts, of_roots
+from semishared.share import btrfs, cephfs, owners
+from semishared.share.inspection import taken
+from semishared.tools import files
+
+MARKER = "0123456789abcdef" * 2
+STORE = Datastore(ElementTree.fromstring("<DATASTORE><ID>110</ID><NAME>shares</NAME><TEMPLATE/></DATASTORE>"))
+HERE = {"there": True, "marker": MARKER, "lacks": [], "judged_by_user": False}
+SOUND = {"daemon": "/usr/lib/qemu/virtiofsd", "namespaces": 1000, "profile": "", "taken": []}
+
+
+def made(fs: str = "cephfs", **more: Any) -> Made:
+    return Made(STORE, Tree(fs, "/srv/shares", MARKER), "h1", **more)
+
+
+def said(fs: str, host: str, root: dict[str, Any], libvirt: dict[str, Any] | None = None, **more: Any) -> list[tuple[int, str]]:
+    """Return what is found of a host that answers with this."""
+    answer = {"roots": {"/srv/shares": root}, **SOUND, **more}
+    return [(item.severity, item.what) for item in of_hosts([made(fs)], {host: answer}, {host: libvirt or {}})]
+
+
+def test_where_shares_are_made() -> None:
+    assert of_roots([made()], "fe") == []
+    bare = Made(STORE, Tree("btrfs", "/srv/shares"), "h1")
+    assert of_roots([bare], "fe") == [
+        Finding(
+            WARNING, "fe", "datastore 110 (shares): /srv/shares is no root of shares yet, so none can be made", "semishared share init 110"
+        )
+    ]
+    (found,) = of_roots([made(wrong="quotas of btrfs are off", mend="turn them on")], "fe")
+    assert found == Finding(BROKEN, "h1", "datastore 110 (shares): quotas of btrfs are off", "turn them on")
+    assert [item.what[-9:] for item in of_roots([made(lacking=["chown x", "rm -rf  y"])], "fe")] == [": chown x", "rm -rf  y"]
+
+
+@pytest.mark.parametrize(
+    ("fs", "host", "root", "what"),
+    [
+        ("cephfs", "h2", HERE, ""),
+        ("cephfs", "h2", {"there": False}, "is not mounted"),
+        ("cephfs", "h2", {**HERE, "marker": ""}, "is not mounted"),
+        ("cephfs", "h2", {**HERE, "marker": "f" * 32}, "is the root of another datastore"),
+        ("cephfs", "h2", {**HERE, "lacks": ["nosuid", "nodev"]}, "without nosuid and nodev"),
+        ("cephfs", "h2", {"error": "hangs"}, "hangs"),
+        ("btrfs", "h1", {**HERE, "lacks": ["nodev"]}, "without nodev"),
+        # That it is away there is said where shares are made.
+        ("btrfs", "h1", {"there": False}, ""),
+        # A file system of one host.
+        ("btrfs", "h2", {"there": False}, ""),
+        ("btrfs", "h2", {**HERE, "marker": ""}, ""),
+        ("btrfs", "h2", {**HERE, "lacks": ["nosuid"]}, "without nosuid"),
+        ("btrfs", "h2", {"error": "hangs"}, "hangs"),
+    ],
+)
+def test_roots_on_hosts(fs: str, host: str, root: dict[str, Any], what: str) -> None:
+    found = said(fs, host, root)
+    assert [severity for severity, _ in found] == [BROKEN] * bool(what) and all(what in text for _, text in found)
+
+
+def test_a_root_whose_users_ceph_fuse_judges_itself_is_less() -> None:
+    ((severity, what),) = said("cephfs", "h2", {**HERE, "judged_by_user": True})
+    assert severity == WARNING and "without fuse_default_permissions" in what
+
+
+def test_what_else_a_host_needs_that_has_a_root() -> None:
+    lacks: dict[str, Any] = {"daemon": "", "namespaces": 0, "taken": [["/etc/subgid", "admin", 165536, 231071]]}
+    libvirt = {"virtiofs": False, "confines": ["apparmor"]}
+    found = said("cephfs", "h2", HERE, libvirt, **lacks)
+    assert [severity for severity, _ in found] == [BROKEN, BROKEN, WARNING, BROKEN, BROKEN]
+    assert "165536 to 231071 to admin, and they are users of guests, of user 1 " in found[2][1]
+    # One without any root is asked for nothing.
+    assert said("btrfs", "h2", {"there": False}, libvirt, **lacks) == []
+    profile = "  /var/tmp/one/vmm/semishared/virtiofsd{,_read_only} PUx,\n"
+    assert said("cephfs", "h2", HERE, {"virtiofs": True, "confines": ["apparmor"]}, profile=profile) == []
+    assert said("cephfs", "h2", HERE, {"virtiofs": None}) == []
+
+
+def test_whose_users_are_guests_too() -> None:
+    text = "a:100000:65536\nb:34464:65536\nc:99999:2\nd:2147452576:65536\n# x\ne:1\nf::\ng:200000:0\n"
+    assert taken("/etc/subuid", text) == [["/etc/subuid", "a", 100000, 165535], ["/etc/subuid", "c", 99999, 100000]]
+
+
+DOMAIN = "<domainCapabilities><devices>{}<tpm supported='no'/></devices></domainCapabilities>"
+ENUM = "<filesystem supported='yes'><enum name='driverType'><value>path</value>{}</enum></filesystem>"
+
+
+def test_what_libvirt_says_of_virtiofs() -> None:
+    assert knows_virtiofs((0, DOMAIN.format(ENUM.format("<value>virtiofs</value>")))) is True
+    assert knows_virtiofs((0, DOMAIN.format(ENUM.format("")))) is False
+    assert knows_virtiofs((0, DOMAIN.format("<filesystem supported='no'/>"))) is False
+    assert knows_virtiofs((0, DOMAIN.format(""))) is None and knows_virtiofs((1, "error: no")) is None
+
+
+def test_what_the_programs_say_of_a_snapshot() -> None:
+    text = "snapshot-7-a\n\tCreation time: \t\t2026-11-23 15:48:27 +0000\n\tQuota group:\t\t0/257\n{}"
+    assert btrfs.parse_snapshot(text.format("\t  Usage exclusive:\t16384\n")) == (1795448907, 16384)
+    assert btrfs.parse_snapshot(text.format("")) == (1795448907, -1)
+    with pytest.raises(ToolFailed):
+        btrfs.parse_snapshot("ERROR: not a subvolume")
+    assert (cephfs.parse_time("2026-11-23 15:48:27.012345"), cephfs.parse_time("yesterday")) == (1795448907, -1)
+
+
+def test_what_in_a_root_is_a_snapshot() -> None:
+    assert layout_share.snapshot_of(7, "snapshot-7-a.b-c") == "a.b-c"
+    for entry in ("snapshot-77-a", "snapshot-7-", "snapshot-7-_a", "snapshot-7-a b", "share-7", "snapshot-7-a\n", "snapshot-7-.."):
+        assert layout_share.snapshot_of(7, entry) == "", entry
+
+
+def test_ranges_of_users_with_gaps_are_an_error_and_no_waiting_for_ever(tmp_path: Any) -> None:
+    ranges = tmp_path / layout_share.UIDS
+    ranges.mkdir(parents=True)
+    for number, owner in ((1, 5), (2, 6)):
+        files.write_json(str(ranges / str(number)), {"version": 1, "owner": owner})
+    with pytest.raises(BadRecord, match="with gaps"):
+        owners.first_uid_of(str(tmp_path), 9)
