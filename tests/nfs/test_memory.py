@@ -69,6 +69,35 @@ def image(host: MemoryHost) -> s.ImageRef:
     return host.prepare()
 
 
+def check_watched(host: MemoryHost, kind: str) -> None:
+    """See that memory which is promised twice is looked after, as the unit or cron has it, and is full before zram refuses a page."""
+    assert host.row()["watched"] is False
+    command = re.findall(r"^ExecStart=(.+)$", host.run(["cat", f"{INSTALL}/semishared-ram-watch.service"]).out, re.MULTILINE)
+    watcher = host.start_program(command[0].split())
+    try:
+        last = f"{MEMORY}/.semishared/spare/3"
+        host.script(f"for _ in $(seq 300); do [ -e {last} ] && break; sleep 0.1; done; stat {last}")
+        assert host.row()["watched"] is True and host.run(command[0].split()).code == 0, "one on each host"
+        # What cannot be compressed, past the page cache as QEMU writes it.
+        filled = host.run(["dd", "if=/dev/urandom", f"of={MEMORY}/full", "bs=1M", "oflag=direct"], check=False).err
+        assert "No space left on device" in filled, filled
+        if kind == "zram":
+            used, limit = map(int, host.run(["cat", "/sys/block/zram0/mm_stat"]).out.split()[2:4])
+            assert used < limit == 340 * MiB
+        # The last blocks, too: then nothing can be made there but with what was kept free, as the delta of a disk that is to leave.
+        host.script(f"while dd if=/dev/zero of={MEMORY}/full bs=4k count=1 oflag=direct,append conv=notrunc; do :; done 2>/dev/null")
+        make = ["qemu-img", "create", "-q", "-f", "qcow2", f"{MEMORY}/delta", "1G"]
+        assert "No space left" in host.run(make, user=ONEADMIN, check=False).err
+        give = f"from semishared.base import spare; assert spare.give('{MEMORY}/.semishared')"
+        host.python(give, user=ONEADMIN)
+        host.run(make, user=ONEADMIN)
+        host.run(["rm", f"{MEMORY}/full", f"{MEMORY}/delta"])
+        assert host.unit("ExecStop") == ""
+        assert watcher.wait(60).code == 0, "without memory there is nothing to look after"
+    finally:
+        watcher.signal()
+
+
 @pytest.mark.parametrize("kind", ["zram", pytest.param("brd", marks=pytest.mark.long)])
 def test_the_shipped_script_makes_memory_a_device_for_disks(host: MemoryHost, image: s.ImageRef, kind: str) -> None:
     refused = host.run(["sh", f"{INSTALL}/semishared-ram.sh", "enable", "320M", kind, "9"], check=False)
@@ -77,7 +106,7 @@ def test_the_shipped_script_makes_memory_a_device_for_disks(host: MemoryHost, im
     source = host.run(["findmnt", "-n", "-o", "SOURCE,FSTYPE", MEMORY]).out.split()
     assert source == ["/dev/zram0" if kind == "zram" else "/dev/ram0", "xfs"]
     assert int(host.run(["blockdev", "--getsize64", source[0]]).out) == 320 * MiB
-    verified = host.run(["systemd-analyze", "verify", f"{INSTALL}/semishared-ram.service"])
+    verified = host.run(["systemd-analyze", "verify", f"{INSTALL}/semishared-ram.service", f"{INSTALL}/semishared-ram-watch.service"])
     assert (verified.out, verified.err) == ("", "")
     host.on(d.SetDevices(ROOT, (f"{MEMORY}=ram",)))
     row = host.row()
@@ -117,5 +146,6 @@ def test_the_shipped_script_makes_memory_a_device_for_disks(host: MemoryHost, im
     assert host.row()["promised"] == 2 * FIT * SIZE
     for disk in many:
         host.on(s.RemoveVm(disk.vm, disk.vm_dir))
+    check_watched(host, kind)
     host.script(f"sh {INSTALL}/semishared-ram.sh disable")
     assert host.run(["ls", "/etc/semishared-ram.conf", "/usr/local/sbin/semishared-ram"], check=False).out == ""

@@ -37,6 +37,7 @@ ELSEWHERE = {
     ("install/edits.py", ".semishared-"): "a copy of a file of OpenNebula's, beside it",
     ("install/next_steps.py", "semishared-failover"): "a hook of OpenNebula's",
     ("install/timer.py", "semishared-detach"): "a unit of systemd, or a file of cron",
+    ("cli/doctor_pool.py", "semishared-ram.sh enable"): "a command of a host's administrator",
     ("install/tree.py", ".semishared-install."): "in remotes/, while install.sh runs",
     ("intake/source.py", r"/disk\."): "of a backup, as OpenNebula's backup drivers name it",
     ("opennebula/args.py", r"disk\.([0-9]{1,9})\Z"): "a word of oned, which knows of no layout",

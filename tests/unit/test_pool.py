@@ -259,7 +259,18 @@ def test_what_memory_held_before_its_host_was_started_again_is_said_to_be_lost()
     assert said == (pool.LOST, "/m was emptied by a restart of the host, disks of VM 5, 7 are lost with it")
 
 
+def test_memory_that_is_promised_more_than_once_is_to_be_watched() -> None:
+    held, declared = row("/m", **{"class": "ram"}, weight=1.5, watched=False), pool.declared("/m=ram:1.5")
+    (said,) = pool.differences(declared, [held])
+    assert said.kind == pool.UNWATCHED and said.text.startswith("/m is promised 1.5 times over, and nothing moves disks away")
+    assert pool.differences(declared, [{**held, "watched": True}]) == []
+    once = pool.differences(pool.declared("/m=ram"), [{**held, "weight": 1.0}])
+    assert once == [] == pool.differences(pool.declared("/m=fast:1.5"), [{**held, "class": "fast"}])
+
+
 def test_doctor_says_of_each_kind_how_bad_it_is_and_what_mends_it() -> None:
-    found = {kind: doctor_pool._finding("h1", pool.Wrong(kind, "x")) for kind in (pool.ABSENT, pool.CHANGED, pool.LOST, pool.UNRESERVED)}
-    assert [finding.severity for finding in found.values()] == [BROKEN, WARNING, WARNING, WARNING]
+    kinds = (pool.ABSENT, pool.CHANGED, pool.LOST, pool.UNRESERVED, pool.UNWATCHED)
+    found = {kind: doctor_pool._finding("h1", pool.Wrong(kind, "x")) for kind in kinds}
+    assert [finding.severity for finding in found.values()] == [BROKEN, WARNING, WARNING, WARNING, WARNING]
+    assert "semishared-ram.sh enable" in found[pool.UNWATCHED].mend
     assert "pool check h1" in found[pool.ABSENT].mend and "recreate" in found[pool.LOST].mend and "onehost" in found[pool.UNRESERVED].mend

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING, Iterable, Iterator
 
 from ..errors import NoDevice, NoDeviceOfClass
 from ..model import layout, layout_base, layout_devices
@@ -63,12 +63,12 @@ def is_there(root: str, uuid: str) -> bool:
     return label(layout_devices.device(root, uuid)).get("uuid") == uuid
 
 
-def present(root: str) -> list[pool.Device]:
-    """Return the devices that are there and can be written to."""
+def present(root: str, uuids: Iterable[str] | None = None) -> list[pool.Device]:
+    """Return the devices, all or these, that are there and can be written to."""
     from ..plan import pool
 
     found: list[pool.Device] = []
-    for uuid, directory in ((uuid, layout_devices.device(root, uuid)) for uuid in registered(root)):
+    for uuid, directory in ((uuid, layout_devices.device(root, uuid)) for uuid in (registered(root) if uuids is None else uuids)):
         said = label(directory)
         try:
             stat = os.statvfs(directory)

@@ -19,7 +19,7 @@ from ..model.steps_device import CloseDevice, ListDevices, SetDevices
 from ..plan import pool
 from ..tools import files, locks
 from ..tools.crash_points import point
-from . import device_state, devices, hot, hung, promises, room
+from . import device_state, devices, hot, hung, overcommitted, promises, room
 
 
 def describe(step: ListDevices) -> dict[str, object]:
@@ -50,7 +50,7 @@ def _described(root: str, uuid: str) -> dict[str, object]:
     row.update({"disks": held[layout_devices.LAYERS], "bases": held[layout_devices.BASES]})
     if said["class"] == MEMORY:
         row.update({"bases": len(room.names(layout_devices.hot(directory)))})
-        row.update({"promised": promises.total(directory), "lost": _lost(root, uuid)})
+        row.update({"promised": promises.total(directory), "lost": _lost(root, uuid), "watched": overcommitted.is_watched(root)})
     return {**row, "state": wrong}
 
 

@@ -14,6 +14,8 @@ from ..wire.session import Session
 from . import hosts as on
 from .pool import declaration
 
+WATCH = "semishared-ram.sh enable SIZE KIND TIMES, once more (docs/how-to/pool.md)"
+
 
 def findings(cloud: Cloud, config: Config) -> list[Finding]:
     """Return what is wrong."""
@@ -38,7 +40,7 @@ def _finding(host: str, wrong: pool.Wrong) -> Finding:
     check = f"as oneadmin: semishared pool check {host}"
     severity, mend = {
         pool.ABSENT: (BROKEN, check), pool.CHANGED: (WARNING, check), pool.LOST: (WARNING, "onevm recover --recreate VM"),
-        pool.UNRESERVED: (WARNING, f"onehost update {host}"),
+        pool.UNRESERVED: (WARNING, f"onehost update {host}"), pool.UNWATCHED: (WARNING, f"as root on {host}: {WATCH}"),
     }[wrong.kind]  # fmt: skip
     return Finding(severity, host, f"pool: {wrong.text}", mend)
 

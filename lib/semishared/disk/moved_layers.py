@@ -17,7 +17,7 @@ from ..base import cache, devices, moving
 from ..base.moving import Copying, Tell
 from ..base.room import Ask
 from ..errors import CannotMove
-from ..guest import domain, job_lock
+from ..guest import active_layer, deltas, domain, job_lock, rest, waiting
 from ..model import layout, layout_devices
 from ..model.layout_devices import LAYERS, Link
 from ..model.steps import DiskRef
@@ -25,8 +25,9 @@ from ..model.steps_device import ListHeld, MoveLayers
 from ..tools import files, outcome
 from ..tools.crash_points import point
 from ..tools.undo import Undo
-from . import kept, layer_copies, moved_live, on_devices, recovery, vm_dir, whereabouts
+from . import epochs, kept, layer_copies, moved_live, on_devices, recovery, vm_dir, whereabouts
 from .epochs import Planned
+from .history import UNKNOWN
 
 
 def held(step: ListHeld) -> list[dict[str, object]]:
@@ -61,6 +62,20 @@ def move(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> dic
     return answer
 
 
+def spill(step: MoveLayers, tell: Tell) -> dict[str, object]:
+    """Move the layers of a disk that its guest has open, as `move`, where nobody can ask oned.
+
+    Only of a VM in which nothing is under way that anybody has noted, but for a move like this that was killed.
+    """
+    vm_dir = step.disk.vm_dir
+
+    def ask(**_: object) -> dict[str, object]:
+        is_busy = recovery.left(vm_dir) and not active_layer.moves(vm_dir)
+        return {"why": "something is under way in it"} if is_busy else {}
+
+    return move(step, epochs.arrived(UNKNOWN, [step], {}), ask, tell)
+
+
 def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> int:
     disk, root = step.disk, cache.root_of(step.disk.vm_dir)
     folder, state = layout.layers(disk.path), "off"
@@ -69,8 +84,11 @@ def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> i
         why = str(ask(question="vm", vm=disk.vm).get("why", "")) if ask else ""
         if why:
             raise CannotMove(f"VM {disk.vm}: {why}")
-        recovery.recover(disk.vm_dir, step.domain)
+        if not _goes_on(step):
+            recovery.recover(disk.vm_dir, step.domain)
         state = domain.state(step.domain) if step.domain else "off"
+        if state == "paused" and waiting.is_waiting(step.domain):
+            state = "running"
         if state not in ("running", "off", "absent"):
             raise CannotMove(f"domain {step.domain} of VM {disk.vm} is {state} on {os.uname().nodename}")
     was = devices.link_of(folder)
@@ -100,6 +118,15 @@ def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> i
     moving.discard(root, [was])
     point("layers gone from their old device")
     return size
+
+
+def _goes_on(step: MoveLayers) -> bool:
+    """Tell whether a move of this disk under its guest that was killed can be gone on with: all is undone of it but its delta."""
+    vm_dir = step.disk.vm_dir
+    if not step.domain or not active_layer.moves(vm_dir) or [record.disk for record in active_layer.noted(vm_dir)] != [step.disk.disk]:
+        return False
+    rest.wake(vm_dir, step.domain)
+    return domain.state(step.domain) in ("running", "paused") and deltas.keep(vm_dir, step.domain)
 
 
 def switch(folder: str, new: Link) -> None:

@@ -4,6 +4,9 @@
 The guest writes to a delta while what is below that is copied, as in a move to another host; then QEMU mirrors the delta into the
 copy, and the guest goes on with that (guest/device_switch.py). On its new device it opens the base anew: where that is by now.
 
+What leaves memory may leave it when that is full, and its guest stands still: the delta has its room then from what is kept free for
+it (base/spare.py), and a run that was killed is gone on with instead of undone, for which there might be no room.
+
 Whatever ends this ends it on the one device or the other, and so does the next action on the VM's disks (recovery.py).
 """
 
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 import os
 
-from ..base import cache, devices, moving
+from ..base import cache, devices, moving, spare
 from ..base.moving import Copying, Tell
 from ..errors import CannotMove, NoSpace
 from ..guest import active_layer, deltas, device_switch, domain
@@ -31,15 +34,22 @@ FLOOR = 64 * MiB
 
 
 def move(step: MoveLayers, planned: Planned, tell: Tell, was: Link, new: Link) -> None:
-    """Move the layers of a disk from one place to another, neither of which is memory; its guest runs, the caller has the turn."""
+    """Move the layers of a disk from one place to another, which is no memory; its guest runs, or waits for room in memory.
+
+    The caller has the turn. A delta that is there is that of a move that was killed.
+    """
     disk, root = step.disk, cache.root_of(step.disk.vm_dir)
     folder, directory = layout.layers(disk.path), layout_devices.directory(root, new)
     _check(step, root, was, new)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         record = records.record_of(disk)
-    floor = min(FLOOR, _free(folder) // 2)
+    is_memory = _label(root, was).get("class") == MEMORY
+    floor = 0 if is_memory else min(FLOOR, _free(folder) // 2)
     with recovery.ended_on_failure(disk.vm_dir, step.domain):
-        deltas.add(disk.vm_dir, step.domain, [record])
+        if not active_layer.noted(disk.vm_dir):
+            if is_memory and _free(folder) < spare.PIECE:
+                spare.give(layout_devices.device(root, was.uuid))
+            deltas.add(disk.vm_dir, step.domain, [record], moves=True)
         (record,) = active_layer.noted(disk.vm_dir)
         with Undo() as undo, files.enough_space(directory):
             undo.add(lambda: moving.discard(root, [new] if devices.link_of(folder) != new else []))
@@ -56,13 +66,19 @@ def move(step: MoveLayers, planned: Planned, tell: Tell, was: Link, new: Link) -
 def _check(step: MoveLayers, root: str, was: Link, new: Link) -> None:
     """Raise CannotMove for a disk that can be moved only while its VM is off."""
     which, record = f"disk {step.disk.disk} of VM {step.disk.vm}", records.record_of(step.disk)
-    if any(devices.label(layout_devices.device(root, link.uuid)).get("class") == MEMORY for link in (was, new)):
-        raise CannotMove(f"{which}: what is in memory, or is to go there, moves while its VM is off")
+    if _label(root, new).get("class") == MEMORY:
+        raise CannotMove(f"{which}: what is to go to memory moves while its VM is off")
+    if _label(root, was).get("class") == MEMORY and not float(str(_label(root, was)["weight"])) > 1:
+        raise CannotMove(f"{which}: what is in memory that is promised once, and not for a delta, moves while its VM is off")
     if record.over:
         raise CannotMove(f"{which} lies over {record.over.name} on the network: it moves while its VM is off")
     count = len(domain.snapshots(step.domain))
     if count:
         raise CannotMove(f"{which}: the VM has {count} system snapshots, which libvirt keeps in its layers: it moves while it is off")
+
+
+def _label(root: str, link: Link) -> "dict[str, object]":
+    return devices.label(layout_devices.device(root, link.uuid))
 
 
 def _copy(folder: str, directory: str, record: Record, copying: Copying) -> None:

@@ -4,6 +4,7 @@
     .semishared/deltas.json     {"version": 1, "disks": [the record that each disk had without a delta]}
                                 in a copy for a guest that changes its datastore also "from": the VM directory (relocation.py)
                                 of disks that go over to bases also "remote": their records before (base_switch.py)
+                                of one that goes to another device also "moves": true (device_switch.py)
 
 libvirt alone knows whether a delta is in use, and its caller may die before it has heard. So a guest that was stopped while
 that was decided goes on only after `settle`, whoever wakes it: else it would write to a layer that no record names.
@@ -54,10 +55,15 @@ def origin(vm_dir: str) -> str:
     return str(found)
 
 
-def note(vm_dir: str, without: List[Record], origin: str = "", remote: Sequence[Record] = ()) -> None:
+def moves(vm_dir: str) -> bool:
+    """Tell whether the deltas are there for a disk that goes to another device, and for nothing that oned knows of."""
+    return (files.read_json(layout_delta.note(vm_dir)) or {}).get("moves") is True
+
+
+def note(vm_dir: str, without: List[Record], origin: str = "", remote: Sequence[Record] = (), *, moves: bool = False) -> None:
     """Note the disks that are to have deltas, as they are without; `origin`: of a copy the VM directory.
 
-    `remote`: how those of them were that are to lie over bases.
+    `remote`: how those of them were that are to lie over bases; `moves`: the disk goes to another device.
     """
     path = layout_delta.note(vm_dir)
     files.remove_staged(*os.path.split(path))
@@ -66,6 +72,8 @@ def note(vm_dir: str, without: List[Record], origin: str = "", remote: Sequence[
         data["from"] = origin
     if remote:
         data["remote"] = [record.to_data() for record in remote]
+    if moves:
+        data["moves"] = True
     files.write_json(path, data)
 
 

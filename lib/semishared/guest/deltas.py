@@ -29,14 +29,17 @@ from .active_layer import delta_of, noted, with_delta
 CALL_S = 60
 
 
-def add(vm_dir: str, name: str, records: Iterable[Record]) -> None:
-    """Put a delta on each of these disks of a running guest, on all at one moment; `merge` has ended what was there, and ends this."""
+def add(vm_dir: str, name: str, records: Iterable[Record], *, moves: bool = False) -> None:
+    """Put a delta on each of these disks of a running guest, on all at one moment; `merge` has ended what was there, and ends this.
+
+    `moves`: it is one disk, which goes to another device.
+    """
     without = [_layered(vm_dir, record) for record in records]
     opened = active_layer.opened(vm_dir, name)
     missing = [record.path for record in without if os.path.realpath(record.path) not in opened]
     if missing:
         raise MissingImage(f"domain {name} on {os.uname().nodename} has no disk {missing[0]}")
-    active_layer.note(vm_dir, without)
+    active_layer.note(vm_dir, without, moves=moves)
     point("deltas noted")
     for record in without:
         active_layer.create(record)
@@ -100,6 +103,17 @@ def merge(vm_dir: str, name: str) -> None:
         for record in without:
             _redo(vm_dir, record)
     _drop(vm_dir, without)
+
+
+def keep(vm_dir: str, name: str) -> bool:
+    """End what a killed move to another device has begun in a running guest, but for its delta; tell whether the guest writes to that."""
+    block_jobs.wait_for_snapshot(name)
+    from . import device_switch
+
+    device_switch.end(vm_dir, name)
+    active_layer.settle(vm_dir, name)
+    opened = active_layer.opened(vm_dir, name)
+    return all(os.path.realpath(delta_of(record)) in opened for record in noted(vm_dir))
 
 
 def _commit(vm_dir: str, name: str, without: List[Record]) -> None:

@@ -31,7 +31,7 @@ from ..named import NamedTuple
 from ..tools import files, progress
 from ..tools.crash_points import point
 from ..tools.run import beside
-from . import domain, libvirtd
+from . import domain, waiting
 
 LIMIT_S = 60
 """How long a guest rests at most."""
@@ -107,7 +107,7 @@ def resting(directory: str, name: str, how: str, copy: str = "") -> Iterator[Res
     Also raise that if it was woken before the block had ended: what was copied then shows no moment of rest.
     `copy`: one of the VM directory, to which its guest may have been switched when it is woken (relocation.py).
     """
-    if how == "NONE" or domain.state(name) != "running":
+    if how == "NONE" or not _can_rest(name, how):
         yield Rest("NONE")
         return
     token = os.urandom(8).hex()
@@ -122,6 +122,12 @@ def resting(directory: str, name: str, how: str, copy: str = "") -> Iterator[Res
             _wake_after(directory, name)
             raise
         wake(directory, name)
+
+
+def _can_rest(name: str, how: str) -> bool:
+    state = domain.state(name)
+    # One that stands still since a disk has failed may be stopped, and is not woken from that: `_resume_unless_broken`.
+    return state == "running" or (state == "paused" and how == "SUSPEND" and waiting.is_waiting(name))
 
 
 @contextmanager
@@ -262,6 +268,5 @@ def _resume(name: str) -> None:
 
 
 def _resume_unless_broken(guest: Any) -> None:
-    libvirt = libvirtd.binding()
-    if tuple(guest.state()) != (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR):
+    if not waiting.stands_still(guest):
         guest.resume()

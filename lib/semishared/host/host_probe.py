@@ -15,10 +15,10 @@ and its schedulers take the last of an ID: from OpenNebula 7.0 on probes run in 
 With memory in the pool (class ram), of which none of that counts, also RAM_TOTAL_MB, RAM_LARGEST_MB, the largest disk that it takes yet,
 and RAM_RESERVED_KB, what RESERVED_MEM of the host has to keep from its VMs.
 
-HEALTH is OK if every store that a VM's disk or a base here came from is mounted and answers, every device of its pool is there, and
-no other machine has the system datastores or the base store of this one. BOOT and ADDRESSES are what is known of the host when it is
-dead: by them it is shut out of the stores (`semishared fence`). Run by im/semishared, which is what OpenNebula's monitoring calls every 10
-minutes with its settings as XML on stdin.
+HEALTH is OK if every store that a VM's disk or a base here came from is mounted and answers, every device of its pool is there, memory
+that is promised more than once is watched (watching.py), and no other machine has the system datastores or the base store of this one.
+BOOT and ADDRESSES are what is known of the host when it is dead: by them it is shut out of the stores (`semishared fence`). Run by
+im/semishared, which is what OpenNebula's monitoring calls every 10 minutes with its settings as XML on stdin.
 """
 
 from __future__ import annotations
@@ -127,6 +127,16 @@ def lost(root: str) -> list[str]:
     return [f"device {path} is {wrong}" for path, wrong in sorted(found.items()) if wrong]
 
 
+def unwatched(root: str) -> list[str]:
+    """Return which memory is promised more than once while nothing moves disks away from it (watching.py)."""
+    if len(devices.usual(root)) == len(devices.registered(root)):
+        return []
+    from semishared.base import overcommitted
+
+    found = [] if overcommitted.is_watched(root) else overcommitted.present(root)
+    return [f"memory {devices.mount(root, device.uuid)} is promised {device.weight:g} times over and not watched" for device in found]
+
+
 def pool(root: str) -> dict[str, int]:
     """Return what the pool has for disks and bases, nothing on a host without one."""
     if not devices.usual(root):
@@ -168,7 +178,7 @@ def report(location: str) -> str:
     stat = os.statvfs(location)
     values = {
         "VERSION": VERSION,
-        "HEALTH": ", ".join([*shared(location), *lost(root), *filter(None, map(trouble, found))]) or "OK",
+        "HEALTH": ", ".join([*shared(location), *lost(root), *unwatched(root), *filter(None, map(trouble, found))]) or "OK",
         "STORES": " ".join(map(os.path.basename, found)),
         "BASES": len(bases),
         "LEASES": sum(len(_names(layout_base.leases(base))) for base in bases),

@@ -5,12 +5,18 @@
 #   semishared-ram enable SIZE [zram|brd] [TIMES]
 #                                           have it now and at each boot; SIZE: 16G, 800M
 #                                           TIMES: how many times over it is promised to disks (1 to 8; 1)
+#   semishared-ram watch                    move disks away from memory that is promised more than once, before it is full, and let guests go
+#                                           on that stood still meanwhile: until it is killed, one on each host (the units, or cron)
 #   semishared-ram start                    make and mount it, unless it is there
 #   semishared-ram stop                     unmount it: what it holds is lost, and the memory is free
 #   semishared-ram disable                  stop, and no more at boot
 #
 # The size of the device is the limit: its file system is full (ENOSPC, at which QEMU stops a guest) before zram refuses a page (EIO).
-# What RESERVED_MEM is told of beyond that, a sixteenth, zram does not exceed either.
+# What RESERVED_MEM is told of beyond that, a sixteenth, zram does not exceed either: with more than it lost between what it has compressed,
+# it would answer EIO, so `watch` sees what it takes as well.
+#
+# In the environment of `enable`: DATASTORES, DATASTORE_LOCATION of OpenNebula (/var/lib/one/datastores), and RATE, the bytes per second at
+# which `watch` copies disks (0: no limit). Both are kept in /etc/semishared-ram.conf.
 set -eu
 
 NAME=semishared-ram
@@ -18,7 +24,8 @@ MOUNT=/run/$NAME
 OWNER=oneadmin
 SETTINGS=/etc/$NAME.conf
 COMMAND=/usr/local/sbin/$NAME
-UNIT=/etc/systemd/system/$NAME.service
+UNITS=/etc/systemd/system
+UNIT=$UNITS/$NAME.service
 CRON=/etc/cron.d/$NAME
 
 fail() {
@@ -52,7 +59,7 @@ check() {
 
 settings() {
     [ -f "$SETTINGS" ] || fail "$SETTINGS is not there: $NAME enable SIZE"
-    SIZE='' KIND=zram TIMES=1 UUID=''
+    SIZE='' KIND=zram TIMES=1 UUID='' LIB='' DATASTORES='' RATE=0
     # shellcheck source=/dev/null
     . "$SETTINGS"
     case $UUID in ????????-????-????-????-????????????) ;; *) fail "$SETTINGS has no UUID: $NAME enable SIZE" ;; esac
@@ -101,13 +108,27 @@ stop() {
     release "$device"
 }
 
+# As the drivers' user: it is to do what they may, and no more.
+watch() {
+    settings
+    [ "$TIMES" != 1 ] || return 0
+    cd /
+    exec setpriv --reuid "$OWNER" --regid "$(id -g "$OWNER")" --init-groups \
+        /usr/bin/python3 -IS "$LIB/host/watching.py" "$DATASTORES" "$RATE"
+}
+
 enable() {
-    SIZE=$1 KIND=${2:-zram} TIMES=${3:-1} UUID=''
-    check
+    datastores=${DATASTORES:-} rate=${RATE:-} UUID='' LIB='' DATASTORES=/var/lib/one/datastores RATE=0
+    # What is not said now stays as it was.
     # shellcheck source=/dev/null
-    [ ! -f "$SETTINGS" ] || UUID=$(. "$SETTINGS" && echo "$UUID")
+    [ ! -f "$SETTINGS" ] || . "$SETTINGS"
+    SIZE=$1 KIND=${2:-zram} TIMES=${3:-1} DATASTORES=${datastores:-$DATASTORES} RATE=${rate:-$RATE}
+    check
     [ -n "$UUID" ] || UUID=$(cat /proc/sys/kernel/random/uuid)
-    printf 'SIZE=%s\nKIND=%s\nTIMES=%s\nUUID=%s\n' "$SIZE" "$KIND" "$TIMES" "$UUID" >"$SETTINGS.new"
+    [ ! -f "${0%/*}/../host/watching.py" ] || LIB=$(readlink -f "${0%/*}/..")
+    case $DATASTORES$LIB in *[!A-Za-z0-9._/-]*) fail "'$DATASTORES' is no DATASTORE_LOCATION, or '$LIB' no place of the drivers" ;; esac
+    case $RATE in *[!0-9]*) fail "RATE = $RATE is no number of bytes" ;; esac
+    printf '%s\n' "SIZE=$SIZE" "KIND=$KIND" "TIMES=$TIMES" "UUID=$UUID" "LIB=$LIB" "DATASTORES=$DATASTORES" "RATE=$RATE" >"$SETTINGS.new"
     mv "$SETTINGS.new" "$SETTINGS"
     mkdir -p "${COMMAND%/*}"
     if [ "$(readlink -f "$0")" != "$COMMAND" ]; then
@@ -117,14 +138,21 @@ enable() {
     fi
     mountpoint -q "$MOUNT" && echo "$NAME: $MOUNT stays as it is until it is stopped, or the host is started again"
     if [ -d /run/systemd/system ]; then
-        [ ! -f "${0%/*}/$NAME.service" ] || cp "${0%/*}/$NAME.service" "$UNIT"
+        for unit in $NAME $NAME-watch; do
+            [ ! -f "${0%/*}/$unit.service" ] || cp "${0%/*}/$unit.service" "$UNITS"
+        done
         systemctl daemon-reload
         systemctl enable --now $NAME.service
+        systemctl disable --now $NAME-watch.service
+        [ "$TIMES" = 1 ] || systemctl enable --now $NAME-watch.service
     else
+        watch=
+        [ "$TIMES" = 1 ] || watch="* * * * * root $COMMAND watch >/dev/null 2>&1"
         if [ -d "${CRON%/*}" ]; then
-            echo "@reboot root $COMMAND start" >"$CRON"
+            printf '%s\n' "@reboot root $COMMAND start" ${watch:+"$watch"} >"$CRON"
         else
             echo "$NAME: have '$COMMAND start' run at boot: there is neither systemd nor ${CRON%/*} here"
+            [ -z "$watch" ] || echo "$NAME: have '$COMMAND watch' run all the time"
         fi
         start
     fi
@@ -135,8 +163,9 @@ enable() {
 disable() {
     stop
     if [ -f "$UNIT" ]; then
+        systemctl disable --now $NAME-watch.service || true
         systemctl disable $NAME.service || true
-        rm -f "$UNIT"
+        rm -f "$UNIT" "$UNITS/$NAME-watch.service"
         systemctl daemon-reload || true
     fi
     rm -f "$CRON" "$SETTINGS" "$COMMAND"
@@ -144,9 +173,9 @@ disable() {
 
 case $#:${1:-} in
 2:enable | 3:enable | 4:enable) act=enable ;;
-1:start | 1:stop | 1:disable) act=$1 ;;
+1:start | 1:stop | 1:disable | 1:watch) act=$1 ;;
 *)
-    sed -n 's/^# \{0,1\}//; 3,11p' "$0"
+    sed -n 's/^# \{0,1\}//; 3,13p' "$0"
     exit 1
     ;;
 esac

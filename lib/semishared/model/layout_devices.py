@@ -6,6 +6,7 @@
         layers/<vm>-<disk>-<random>/<layer>  the layers of a disk
         promised/<vm>-<disk>-<random>        of memory: how large those layers can become
         hot/<base>/image  promised/<base>    of memory: a copy of a base, and how large that is
+        spare/<number>                       of memory that is promised more than once: what is kept free
         bases/  staging/                     as in the base store: layout_base.py
     <root>/devices/<uuid>                    -> <mount>/.semishared, of each device of the pool
                                              -> hung:<mount>/.semishared, of one that does not answer (base/hung.py)
@@ -104,6 +105,16 @@ def promises(device: str) -> str:
 
 def promise(device: str, name: str) -> str:
     return f"{promises(device)}/{name}"
+
+
+def spare(device: str) -> str:
+    """Return the directory of what is kept free on a device of memory."""
+    return f"{device}/spare"
+
+
+def watch_lock(root: str) -> str:
+    """Return the lock of who looks after memory that is promised more than once."""
+    return lock(root, "watch")
 
 
 def hot(device: str, name: str = "") -> str:

@@ -123,7 +123,7 @@ def _declared(word: str) -> Declared:
     return Declared(path, device_class, weight)
 
 
-ABSENT, CHANGED, LOST, UNRESERVED = "absent", "changed", "lost", "unreserved"
+ABSENT, CHANGED, LOST, UNRESERVED, UNWATCHED = "absent", "changed", "lost", "unreserved", "unwatched"
 
 
 class Wrong(NamedTuple):
@@ -131,7 +131,7 @@ class Wrong(NamedTuple):
 
     kind: str
     """ABSENT: disks cannot start; CHANGED: what is declared is not done, or undone, yet; LOST: disks, with what memory held; UNRESERVED:
-    memory of the host's that oned gives to VMs too."""
+    memory of the host's that oned gives to VMs too; UNWATCHED: memory that is promised more than once, and nobody moves disks away."""
     text: str
 
 
@@ -157,6 +157,9 @@ def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]])
             vms = sorted({int(disk.split("-")[0]) for disk in row["lost"]})
             whose = f"disks of VM {', '.join(map(str, vms))}"
             wrong.append(Wrong(LOST, f"{device.path} was emptied by a restart of the host, {whose} are lost with it"))
+        if row and row["class"] == MEMORY and float(row["weight"]) > 1 and not row["watched"]:
+            what = f"is promised {float(row['weight']):g} times over, and nothing moves disks away when it is full"
+            wrong.append(Wrong(UNWATCHED, f"{device.path} {what}: it is not watched"))
     paths = {device.path for device in declared}
     for path, row in sorted(found.items()):
         if path not in paths and row["state"]:

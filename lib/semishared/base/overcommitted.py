@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of this host that is promised more than once: how full it is, what is to leave it, and for where (plan/spill.py decides)."""
+
+from __future__ import annotations
+
+import os
+from typing import Iterable, Mapping, Sequence
+
+from ..model import layout_devices
+from ..plan import pool, pool_moves, spill
+from ..tools import locks
+from . import devices, hot, promises
+
+
+def present(root: str) -> list[pool.Device]:
+    """Return the devices of memory that are promised more than once; what zram has left counts, if that is less. No other is touched."""
+    memory = sorted(set(devices.registered(root)) - set(devices.usual(root)))
+    return [_seen(root, device) for device in devices.present(root, memory) if spill.is_overcommitted(device)]
+
+
+def is_watched(root: str) -> bool:
+    """Tell whether somebody looks after them."""
+    return locks.is_held(layout_devices.watch_lock(root))
+
+
+def _seen(root: str, device: pool.Device) -> pool.Device:
+    left = _left(layout_devices.device(root, device.uuid))
+    return device if left is None else device._replace(free=min(device.free, left))
+
+
+def _left(directory: str) -> int | None:
+    """Return the bytes that zram may still take for what it has compressed, None of any other device: beyond them it answers EIO."""
+    number = os.stat(directory).st_dev
+    try:
+        with open(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/mm_stat", encoding="ascii") as file:
+            used, limit = map(int, file.read().split()[2:4])
+    except (OSError, ValueError):
+        return None
+    return max(limit - used, 0) if limit else None
+
+
+def is_due(device: pool.Device) -> bool:
+    """Tell whether something is to leave a device."""
+    return spill.is_due(device)
+
+
+def leaving(root: str, uuid: str, items: Iterable[pool_moves.Item], growth: Mapping[str, float]) -> list[pool_moves.Move]:
+    """Return what may leave a device, what is to go first in front, and where it would go.
+
+    Copies of bases that nobody reads are gone then.
+    """
+    with promises.held(root):
+        hot.drop_idle(root, uuid)
+    return spill.order(devices.present(root), list(items), uuid, growth)
+
+
+def item(row: Mapping[str, object]) -> pool_moves.Item:
+    """Return what the layers of a disk are to a plan, as disk/moved_layers.py tells of them."""
+    classes = row["classes"]
+    assert isinstance(classes, list)
+    part, name, device, size = (str(row[key]) for key in ("part", "name", "device", "bytes"))
+    return pool_moves.Item(part, name, device, int(size), f"{row['vm']}-{row['disk']}", tuple(classes))
+
+
+def wait(root: str, path: str, classes: Sequence[str], is_full: bool) -> spill.Wait:
+    """Return what a guest waits for whose write to the file `path` has failed."""
+    stat = os.statvfs(path)
+    capacity, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+    for device in present(root):
+        if os.stat(layout_devices.device(root, device.uuid)).st_dev == os.stat(path).st_dev:
+            return spill.Wait(is_full, classes, True, device.capacity, device.free)
+    return spill.Wait(is_full, classes, False, capacity, free)
+
+
+def may_go_on(waits: Sequence[spill.Wait]) -> bool:
+    """Tell whether a guest that waits so goes on."""
+    return spill.may_go_on(waits)

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look after memory that is promised more than once, as `semishared-ram watch` starts it on a host, as the drivers' user.
+
+    watching.py LOCATION RATE           until the memory is gone; at once 0 if another one does on this host
+    watching.py LOCATION RATE round     once: 0 if something was done, 1 if nothing could be, or need be
+
+LOCATION: DATASTORE_LOCATION of OpenNebula; RATE: bytes per second at which disks are copied, 0 for no limit.
+
+Where memory is about to be full, a disk goes to another device under its guest (disk/moved_live.py), the one that takes most; guests
+that stand still since it was full go on when there is room again (guest/waiting.py). Nobody else is woken.
+
+Each round is a process of its own, and has what it does as any other action: its turn, from which what oned begins with the VM ends it
+(guest/job_lock.py), and notes of what it has begun, with which the next round goes on. So all of it may be killed anywhere, and
+libvirtd be away: the next round finds what there is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+if __package__ in (None, ""):
+    sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
+
+from semishared.base import devices, hung, overcommitted, spare
+from semishared.disk import moved_layers, records, recovery
+from semishared.errors import SemisharedError
+from semishared.guest import active_layer, domain, job_lock, waiting
+from semishared.model import layout, layout_devices
+from semishared.model.device_class import MEMORY
+from semishared.model.steps import DiskRef
+from semishared.model.steps_device import ListHeld, MoveLayers
+from semishared.tools import locks
+from semishared.tools.ending import ended
+from semishared.units import human
+
+LOOK_S = 1.0
+"""How often it is looked whether memory is about to be full."""
+IDLE_S = 10.0
+"""How often a round is made all the same: for guests that wait; and how long nothing is tried where nothing could be done."""
+GROWTH_S = 0.5
+"""Over how many seconds it is seen how fast disks grow."""
+
+
+class Round:
+    """What is done at one time for all of the memory of a host; `rate`: as above."""
+
+    def __init__(self, root: str, rate: int) -> None:
+        self._root, self._rate = root, rate
+        self._left: "set[str]" = set()
+        """Files in which disks go on that have left memory."""
+
+    def carry_out(self) -> bool:
+        """Do what there is to do; tell whether that was anything."""
+        hung.look(self._root)
+        moved = False
+        for device in overcommitted.present(self._root):
+            if overcommitted.is_due(device):
+                moved = self._spill(device.uuid) or moved
+            else:
+                spare.keep(layout_devices.device(self._root, device.uuid))
+        # What a killed round has left is gone on with where memory is full: to undo it would take room there.
+        return any([self._settled(vm, directory, undo=not moved) for vm, directory in self._in_memory()]) or moved
+
+    def _spill(self, uuid: str) -> bool:
+        """Let one disk leave a device; tell whether it has."""
+        before = {row["name"]: int(str(row["bytes"])) for row in self._held(uuid)}
+        time.sleep(GROWTH_S)
+        held = {str(row["name"]): row for row in self._held(uuid)}
+        growth = {name: (int(str(row["bytes"])) - before.get(name, 0)) / GROWTH_S for name, row in held.items() if name in before}
+        moves = overcommitted.leaving(self._root, uuid, map(overcommitted.item, held.values()), growth)
+        for move in sorted(moves, key=lambda move: not active_layer.moves(str(held[move.item.name]["vm_dir"]))):
+            row = held[move.item.name]
+            disk = DiskRef(int(str(row["vm"])), int(str(row["disk"])), str(row["vm_dir"]))
+            if domain.state(_name(disk.vm)) not in ("running", "paused"):
+                continue
+            step = MoveLayers(disk, _name(disk.vm), move.item.name, move.target, self._rate)
+            answer = moved_layers.spill(step, lambda **_: None)
+            said = f"failed: {answer['error']}" if answer["error"] else f"moved in {answer['seconds']} s"
+            where = devices.mount(self._root, move.target)
+            print(f"VM {disk.vm} disk {disk.disk}, {human(move.item.size)} -> {where}: {said}", file=sys.stderr, flush=True)
+            if not answer["error"]:
+                self._left.add(os.path.realpath(disk.path))
+                return True
+        return False
+
+    def _held(self, uuid: str) -> "list[dict[str, object]]":
+        """Return the layers on a device, of VMs that are where they belong."""
+        rows = [row for row in moved_layers.held(ListHeld(self._root)) if row["device"] == uuid]
+        return [row for row in rows if layout.is_number(os.path.basename(str(row["vm_dir"])))]
+
+    def _in_memory(self) -> "list[tuple[int, str]]":
+        """Return the VMs that have disks which are, or were, to lie in memory, with their directories."""
+        location, found = os.path.dirname(self._root), []
+        for system in filter(layout.is_number, os.listdir(location)):
+            for name in filter(layout.is_number, os.listdir(f"{location}/{system}")):
+                directory = f"{location}/{system}/{name}"
+                try:
+                    if any(MEMORY in record.classes for record in records.records(directory)):
+                        found.append((int(name), directory))
+                except (SemisharedError, OSError):
+                    continue  # it is told of by the next action on its disks
+        return found
+
+    def _settled(self, vm: int, directory: str, undo: bool) -> bool:
+        """End what a killed round has left in a VM (with `undo`), and let it go on if it stands still; tell whether it does that."""
+        name = _name(vm)
+        try:
+            is_left = undo and active_layer.moves(directory)
+            if not (is_left or self._may_go_on(directory, name)) or not job_lock.take_if_free(vm, directory):
+                return False
+            try:
+                if is_left:
+                    recovery.recover(directory, name)
+                # Where something is under way whoever is at it has the guest rest, or has begun what comes first.
+                if recovery.left(directory) or not self._may_go_on(directory, name):
+                    return False
+                waiting.go_on(name)
+            finally:
+                job_lock.leave(vm, directory)
+        except (SemisharedError, OSError) as e:
+            print(f"VM {vm}: {e}", file=sys.stderr, flush=True)
+            return False
+        print(f"VM {vm} goes on", file=sys.stderr, flush=True)
+        return True
+
+    def _may_go_on(self, directory: str, name: str) -> bool:
+        failed = waiting.failed(name) if domain.state(name) == "paused" else {}
+        opened = {target: path for path, target in active_layer.opened(directory, name).items()} if failed else {}
+        if not failed or set(failed) - set(opened):
+            return False
+        own = {os.path.realpath(layout.disk(directory, record.disk)): record.classes for record in records.records(directory)}
+        waits = []
+        for target, is_full in failed.items():
+            wait = overcommitted.wait(self._root, opened[target], own.get(opened[target], ()), is_full)
+            # What zram has refused is written again where the disk is by now.
+            waits.append(wait._replace(was_in_memory=wait.was_in_memory or opened[target] in self._left))
+        return overcommitted.may_go_on(waits)
+
+
+def _name(vm: int) -> str:
+    """Return what OpenNebula calls a VM's domain."""
+    return f"one-{vm}"
+
+
+def watch(root: str, rate: int) -> int:
+    """Look after memory for as long as there is some, from when there is."""
+    os.makedirs(layout.locks(root), exist_ok=True)
+    lock = locks.attempt(layout_devices.watch_lock(root))
+    if lock is None:
+        return 0
+    tried, could, was_there = -IDLE_S, True, False
+    while True:
+        try:
+            found = overcommitted.present(root)
+        except OSError:
+            found = []  # it is being unmounted
+        if was_there and not found:
+            return 0
+        was_there, is_due = bool(found), any(map(overcommitted.is_due, found))
+        if found and time.monotonic() - tried >= (0 if is_due and could else IDLE_S):
+            could = _beside(root, rate)
+            tried = time.monotonic()
+        time.sleep(LOOK_S)
+
+
+def _beside(root: str, rate: int) -> bool:
+    """Make a round in a process of its own; tell whether it has done anything. It has the lock too: one that outlives us watches."""
+    pid = os.fork()
+    if not pid:
+        os.setsid()  # who ends it (job_lock.py) is not to end us
+        sys.exit(ended(once(root, rate)))
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def once(root: str, rate: int) -> int:
+    """Make one round; return the exit code."""
+    job_lock.action = "watch"
+    try:
+        return int(not Round(root, rate).carry_out())
+    except (SemisharedError, OSError) as e:
+        print(e.line() if isinstance(e, SemisharedError) else e, file=sys.stderr, flush=True)
+        return 1
+
+
+def main(argv: "list[str]") -> int:
+    """Look once, or for ever."""
+    root, rate = layout.base_store(os.path.normpath(argv[0])), int(argv[1])
+    os.umask(0o027)
+    return once(root, rate) if argv[2:] == ["round"] else watch(root, rate)
+
+
+if __name__ == "__main__":
+    sys.exit(ended(main(sys.argv[1:])))
