@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A root of shares on a file system of its own: btrfs on a loop device."""
+"""Roots of shares on file systems of their own: btrfs on a loop device, and CephFS."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from shares.ceph import CephShares
 
 
 def run(*words: object) -> str:
@@ -37,3 +39,10 @@ def btrfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     finally:
         run("umount", where)
         file.unlink()
+
+
+@pytest.fixture(scope="session")
+def cloud() -> Iterator[CephShares]:
+    """Return a cloud with shares on CephFS; each test leaves it without any."""
+    with CephShares.up() as cloud:
+        yield cloud

@@ -20,7 +20,8 @@ SHARES = {"DISK_TYPE": "FILESYSTEM", "SEMISHARED_FS": "btrfs", "SEMISHARED_FS_RO
 SOUND = [
     ("image datastore", {**SHARES, "BRIDGE_LIST": "h1"}),
     ("image datastore", {**SHARES, "SEMISHARED_FS": "plain", "SEMISHARED_FS_QUOTA": "no"}),
-    ("image datastore", {**SHARES, **CEPHFS}),
+    ("image datastore", {**SHARES, **CEPHFS}), ("image datastore", {**SHARES, **CEPHFS, "SEMISHARED_SHARE_ACCESS": "Client"}),
+    ("image", {"SEMISHARED_SHARE_ACCESS": "client"}),
     ("image", {}), ("image", {"SEMISHARED_PLACE": "Shared", "OTHER": "x"}), ("image datastore", {"SEMISHARED_LOCAL": "copy"}),
     ("image", {"SEMISHARED_LOCAL": "remote-first"}), ("image datastore", {"SEMISHARED_DETACH": "After-Boot"}),
     ("image datastore", {**CEPH, "SEMISHARED_CEPH_REMOTE": "m", "SEMISHARED_CEPH_REMOTE_SECRET": CEPH["CEPH_SECRET"]}),
@@ -51,6 +52,8 @@ WRONG = [
     ("image", {"SEMISHARED_LOCALE": "copy"}, "is SEMISHARED_LOCAL meant?"),
     ("image", {"SEMISHARED_XYZZY_QQ": "copy"}, "there is no attribute SEMISHARED_XYZZY_QQ"),
     ("image", {"SEMISHARED_PLACE": "here"}, "'here', not one of auto, shared, local"),
+    ("image datastore", {**SHARES, "SEMISHARED_SHARE_ACCESS": "client"}, "the datastore is on btrfs, only cephfs has clients"),
+    *[(holder, {"SEMISHARED_SHARE_ACCESS": "nfs"}, "'nfs', not one of virtiofs, client") for holder in ("image", "image datastore")],
     *[(holder, {"SEMISHARED_BASES": "fast"}, "'fast', not one of disk, ram") for holder in ("image", "image datastore")],
     ("image", {"SEMISHARED_DETACH": "now"}, "'now', not one of on-request, after-boot"),
     ("image datastore", {"SEMISHARED_DETACH": "now"}, "'now', not one of on-request, after-boot"),

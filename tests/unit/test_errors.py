@@ -101,7 +101,7 @@ def test_page_of_attributes_lists_what_placement_knows_and_nothing_else() -> Non
         "SEMISHARED_PLACE": set(placement.WHERE), "SEMISHARED_LOCAL": set(placement.LOCALS), "SEMISHARED_STAGE": set(staging.WHEN),
         "SEMISHARED_ON_HOST_FAILURE": set(placement.ON_HOST_FAILURE), "SEMISHARED_DETACH": set(placement.DETACH),
         "SEMISHARED_IO_CLASS": set(IO_CLASSES), "SEMISHARED_CLASS": set(device_class.WORDS),
-        "SEMISHARED_BASES": set(placement.BASES),
+        "SEMISHARED_BASES": set(placement.BASES), "SEMISHARED_SHARE_ACCESS": set(placement.ACCESS),
     }  # fmt: skip
     sections = re.split(r"(?m)^## ", page)
     found: dict[str, set[str]] = {}
@@ -121,7 +121,7 @@ def test_page_of_attributes_lists_what_placement_knows_and_nothing_else() -> Non
 
 def test_code_knows_no_attribute_that_the_page_does_not() -> None:
     page = (REFERENCE / "attributes.md").read_text()
-    variables = {"SEMISHARED_KILL_AT", "SEMISHARED_STOP_AT", "SEMISHARED_TRACE"}
+    variables = {"SEMISHARED_KILL_AT", "SEMISHARED_STOP_AT", "SEMISHARED_TRACE", "SEMISHARED_SHARE_", "SEMISHARED_SHARES"}
     for path in (ROOT / "lib").rglob("*.py"):
         for name in set(re.findall(r"\bSEMISHARED_[A-Z_]+\b", path.read_text())) - variables:
             assert name in page, f"{path} knows {name}, docs/reference/attributes.md does not"

@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterable
 from ..config import Config
 from ..errors import SemisharedError
 from ..model import shares, stores
-from ..model.steps_share import ListShares
+from ..model.steps_share import ListKeys, ListShares
 from ..opennebula.xml import Datastore
 from ..plan import gc_shares
 from ..wire.session import Session
@@ -24,8 +24,9 @@ def listed(datastores: Iterable[Datastore], config: Config, failed: Callable[[st
         try:
             tree, machine = shares.tree(datastore), shares.bridge(datastore)
             with Session(machine, "gc", config) as session:
-                answer: Any = session.run([ListShares(tree)])[0]
-            found.append(gc_shares.Shares(machine, datastore.id, tree, tuple(answer["shares"])))
+                answers: Any = session.run([ListShares(tree), ListKeys(tree)])
+            rows, keys = answers[0]["shares"], answers[1]["keys"]
+            found.append(gc_shares.Shares(machine, datastore.id, tree, tuple(rows), tuple(keys)))
         except SemisharedError as e:
             failed(machine, e)
     return found

@@ -7,6 +7,7 @@
   resize IMAGE SIZE     hold a share to another size (20G); OpenNebula goes on counting the size that the image was made with
   snapshot create IMAGE NAME, snapshot list IMAGE, snapshot remove IMAGE NAME
                         keep what is in a share (btrfs, CephFS); it goes with the share, and no size counts it
+  credentials IMAGE     print a key of Ceph for that share alone and what a client needs besides, which is SECRET (CephFS)
   drop DATASTORE IMAGE  remove the share of an image that OpenNebula does not have, WITH ALL IN IT (list says which there are)
 
 exit codes: 0 done; 2 it could not be done. Images and datastores are named by their ids.
@@ -17,7 +18,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from typing import Any, Callable
+from functools import partial
+from typing import Any, Callable, Optional
 
 from ..config import load
 from ..errors import BadArguments, MissingImage, from_id
@@ -29,12 +31,13 @@ from ..opennebula.xml import Datastore
 from ..plan.shares import size_of
 from ..units import GiB, MiB, human
 from ..wire.session import Session
+from . import share_keys as keys
 from . import share_snapshots as of_snapshots
 from .share_rows import Row, numbers, state
 from .status import table
 
 WORDS = {"init": ("DATASTORE",), "list": (), "usage": ("IMAGE",), "resize": ("IMAGE", "SIZE"), "drop": ("DATASTORE", "IMAGE"),
-         "snapshot": ()}  # fmt: skip
+         "snapshot": (), "credentials": ("IMAGE",)}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("verb", choices=tuple(WORDS))
     parser.add_argument("words", nargs="*", metavar="WORD", help="as above")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
+    parser.add_argument("--vm", metavar="ID", help="credentials: of that VM, not an operator's")
+    parser.add_argument("--readonly", action="store_true", help="credentials: an operator's with which nothing can be written")
+    parser.add_argument("--revoke", action="store_true", help="credentials: take the key back")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
         of_snapshots.check(words)
     elif len(words) != len(WORDS[verb]) and not (verb == "list" and len(words) == 1):
         raise BadArguments(f"{verb} takes {' and '.join(WORDS[verb]) or 'at most a datastore'}")
+    if verb != "credentials" and (arguments.vm or arguments.readonly or arguments.revoke):
+        raise BadArguments("--vm, --readonly and --revoke are for credentials")
     oned = Oned()
     oned.require_admin()
     if verb == "snapshot":
@@ -65,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"shares": found}, indent=1)) if arguments.json else show(found)
         return 0
     verbs: dict[str, Callable[..., Row]] = {"init": init, "usage": usage, "resize": resize, "drop": drop}
+    verbs["credentials"] = partial(credentials, vm=arguments.vm, readonly=arguments.readonly, revoke=arguments.revoke)
     return _say(verbs[verb](oned, *words), arguments.json)
 
 
@@ -152,6 +161,15 @@ def snapshot(oned: Oned, words: list[str]) -> Row:
     """Make, list or remove snapshots of a share."""
     datastore = _of_image(oned, words[1])
     return of_snapshots.run(shares.tree(datastore), number(words[1], "image"), words, lambda step: ask(datastore, step))
+
+
+def credentials(oned: Oned, word: str, vm: Optional[str], *, readonly: bool, revoke: bool) -> Row:
+    """Give or take back a key for a share."""
+    datastore, of_vm = _of_image(oned, word), None if vm is None else number(vm, "VM")
+    image = number(word, "image")
+    return keys.credentials(
+        shares.tree(datastore), image, of_vm, readonly=readonly, revoke=revoke, ask=lambda step: ask(datastore, step)
+    )
 
 
 def drop(oned: Oned, word: str, image: str) -> Row:

@@ -6,7 +6,7 @@ What an action needs beside its arguments is imported where it says so: after `e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Callable, Optional
 
 from ..errors import NotSupported
 from ..model.exchange import File, Plan
@@ -95,10 +95,15 @@ def context(action: Action) -> Plan:
     from ..plan import disks
     from ..tools import context_iso
 
-    with context_iso.built(asked.files) as path:
+    vm, clients = _known(asked.target.vm_place.vm), None
+    if vm and _has_directories(vm):
+        from ..plan import client_access
+
+        clients = yield from client_access.handed(vm)
+    with context_iso.built(asked.files, clients.lines if clients else b"") as path:
         with open(path, "rb") as file:
             data = file.read()
-        yield from disks.context(asked, File(path, hashlib.sha256(data).hexdigest()), len(data))
+        yield from disks.context(asked, File(path, hashlib.sha256(data).hexdigest()), len(data), clients.disks if clients else None)
 
 
 def mvds(action: Action) -> Plan:
@@ -129,23 +134,33 @@ def cpds(action: Action) -> Plan:
 def delete(action: Action) -> Plan:
     """HOST:VMDIR[/disk.N] VM DATASTORE - remove a disk or a VM directory."""
     asked = args.Delete.parse(action.argv)
+    vm = None
     if not asked.is_nothing:
         action.expects(asked.vm_place.host)
-        action.seq = _seq(asked.vm_place.vm)
+        vm = _known(asked.vm_place.vm)
+        action.seq = vm.seq if vm else -1
     from ..plan import removals
 
-    return removals.delete(asked, is_here_too(asked.vm_place))
+    yield from removals.delete(asked, is_here_too(asked.vm_place))
+    if vm and asked.disk is None and _has_directories(vm):
+        from ..plan import client_access
+
+        yield from client_access.withdrawn(vm.id, tuple(sorted({disk.store_id for disk in client_access.directories(vm)})))
 
 
-def _seq(vm: int) -> int:
-    """Return the SEQ of a VM that oned may not know any more, or of an oned that does not answer: -1 then."""
+def _has_directories(vm: Vm) -> bool:
+    return any(disk.text("TYPE") == "FILESYSTEM" for disk in vm.disks)
+
+
+def _known(vm: int) -> Optional[Vm]:
+    """Return a VM, None if oned does not know it any more, or does not answer."""
     from ..errors import OnedUnavailable
     from ..opennebula.oned import Oned
 
     try:
-        return Oned().vm(vm).seq
+        return Oned().vm(vm)
     except OnedUnavailable:
-        return -1
+        return None
 
 
 def snap_create(action: Action) -> Plan:

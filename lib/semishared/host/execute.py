@@ -102,6 +102,11 @@ class Execution(Steps):
     def NoteIoClasses(self, step: s.NoteIoClasses) -> None:
         vm_dir.note_io_classes(step, self.planned)
 
+    def NoteClients(self, step: s.NoteClients) -> None:
+        from ..disk import clients
+
+        clients.note(step, self.planned)
+
     def SaveDisk(self, step: s.SaveDisk) -> object:
         disk = step.disk
         record = records.read_record(disk.vm_dir, disk.disk)

@@ -5,6 +5,7 @@
                        .shares/<image>.json    what a share is: there from before it is made until nothing of it is left
                                <image>.lock
                        .uids/<number>          which owner the users of a range are
+                       .keys/<image>[-<vm>].json    who has a key of Ceph for a share (share/ceph_clients.py)
     <root>/share-<image>/                      its tree
            gone-<image>/                       a tree that is being removed: its own name is free at once
            share-<image>/.snap/<name>/         a snapshot of one, on CephFS
@@ -19,10 +20,12 @@ from .layout import SIDE
 
 SHARES = f"{SIDE}/.shares"
 UIDS = f"{SIDE}/.uids"
+KEYS = f"{SIDE}/.keys"
 OF_CEPHFS = ".snap"
 _SOURCE = re.compile(r"(/.+)/share-(0|[1-9][0-9]{0,9})(/[0-9a-f-]{36})?\Z")
 _SNAPSHOT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
 _RECORD = re.compile(r"([0-9]{1,10})\.json\Z")
+_KEY = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?\.json\Z")
 
 
 def tree(image: int) -> str:
@@ -92,3 +95,24 @@ def uids(number: int) -> str:
 def number_of(name: str) -> int:
     """Return which range a file in UIDS is about, -1 if none."""
     return int(name) if re.match(r"[0-9]{1,6}\Z", name) else -1
+
+
+def key(image: int, vm: int) -> str:
+    """Return where it stands that a VM has a key for a share, seen from the root."""
+    return f"{KEYS}/{image}-{vm}.json"
+
+
+def operators_key(image: int) -> str:
+    """Return where it stands that somebody has one who is no VM."""
+    return f"{KEYS}/{image}.json"
+
+
+def key_of(name: str) -> tuple[int, int] | None:
+    """Return image and VM (-1: who is no VM) that a file in KEYS is about, None if it is none."""
+    match = _KEY.match(name)
+    return (int(match.group(1)), int(match.group(2) or -1)) if match else None
+
+
+def clients(vm_dir: str) -> str:
+    """Return the note, in the directory of a VM, of which of its shares the guest itself is a client."""
+    return f"{vm_dir}/{SIDE}/clients.json"

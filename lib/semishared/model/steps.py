@@ -128,6 +128,14 @@ class NoteIoClasses(NamedTuple):
     classes: tuple[str, ...]
 
 
+class NoteClients(NamedTuple):
+    """Note of which of its shares, by disk, the VM's guest itself is a client: deploy gives it none of those."""
+
+    vm: int
+    vm_dir: str
+    disks: tuple[int, ...]
+
+
 class ReceiveFile(NamedTuple):
     """Publish a file whose bytes follow the plan."""
 
@@ -229,7 +237,7 @@ class Discard(NamedTuple):
 
 LOOKS = frozenset({
     "CheckNotOpen", "CheckNotRunning", "CheckStore", "DescribeVm", "FindClone", "FindDirectory", "FindKept", "FindSnapshots", "ListBases",
-    "ListDevices", "ListHeld", "ListPool", "ListShares", "ListSnapshots",
+    "ListDevices", "ListHeld", "ListKeys", "ListPool", "ListShares", "ListSnapshots",
     "LookAround", "LookAtDisk", "LookAtGuest", "LookAtImages", "LookAtRoot",
     "LookAtShareHost", "LookAtVm", "LookForVm", "MeasureRoot", "MeasureStore", "ReachDisk",
     "ReadBase",

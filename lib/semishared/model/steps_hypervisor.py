@@ -101,6 +101,12 @@ class CheckShare(NamedTuple):
     readonly: bool
 
 
+class ReadClients(NamedTuple):
+    """Return which of the VM's disks are shares whose client the guest itself is."""
+
+    vm_dir: str
+
+
 class ListTargets(NamedTuple):
     """Return the targets (vda) of a running guest's disks."""
 
@@ -120,7 +126,7 @@ class BecomeStock(NamedTuple):
 
 LOOKS = frozenset({
     "ReadVm", "ReadRecords", "SeeNotes", "CheckDisk", "CheckEpoch", "ReadChain", "ReadIoLimits", "ReadCheckpoint", "CheckShare",
-    "ListTargets", "SeeDomain", "LookAtProof", "ReadSite", "SeeState",
+    "ReadClients", "ListTargets", "SeeDomain", "LookAtProof", "ReadSite", "SeeState",
 })  # fmt: skip
 """Those that change nothing, also of steps_live.py."""
 

@@ -97,3 +97,32 @@ class MeasureRoot(NamedTuple):
     """Report bytes used, in total and free of the file system that shares are in."""
 
     tree: Tree
+
+
+class GiveKey(NamedTuple):
+    """Have a key of Ceph for the share of an image and nothing else, which VM `vm` has (-1: somebody who is no VM).
+
+    Report it, with what else a client has to know (ceph_clients.Clients.give): it is secret.
+    """
+
+    tree: Tree
+    number: int
+    vm: int
+    readonly: bool
+
+
+class TakeKeys(NamedTuple):
+    """Take back the keys that VM `vm` has (-1: who is no VM), for the share of an image, or for all with number -1.
+
+    Report how many were `taken`.
+    """
+
+    tree: Tree
+    number: int
+    vm: int
+
+
+class ListKeys(NamedTuple):
+    """Report who has `keys`: image, vm, readonly of each, and as which user; not the keys."""
+
+    tree: Tree

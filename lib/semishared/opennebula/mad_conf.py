@@ -16,8 +16,8 @@ TM_CONF = (
 DS_CONF = (("REQUIRED_ATTRS", "", False), ("PERSISTENT_ONLY", "NO", False), ("MARKETPLACE_ACTIONS", "export", False))
 RESTRICTED = (
     "SEMISHARED_PLACE", "SEMISHARED_LOCAL", "SEMISHARED_STAGE", "SEMISHARED_DETACH", "SEMISHARED_ON_HOST_FAILURE", "SEMISHARED_IO_CLASS",
-    "SEMISHARED_CLASS", "SEMISHARED_BASES",
+    "SEMISHARED_CLASS", "SEMISHARED_BASES", "SEMISHARED_SHARE_ACCESS",
 )  # fmt: skip
-"""Attributes of images that only administrators may set: where disks live, what goes to hosts, and what may be lost with one."""
+"""Attributes of images that only administrators may set: where disks live, what goes to hosts, what may be lost, who gets a key."""
 INHERITED = ("DISK_TYPE", "ALLOW_ORPHANS", "CEPH_HOST", "CEPH_SECRET", "CEPH_USER", "CEPH_CONF", "POOL_NAME")
 """Attributes of datastores that oned itself must find in a VM's disk. All of them are in stock files."""

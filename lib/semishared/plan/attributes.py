@@ -28,6 +28,7 @@ HOLDERS: Mapping[str, tuple[str, ...]] = {
     "SEMISHARED_IO_CLASS": ("image", "image datastore", "system datastore"),
     "SEMISHARED_CLASS": ("image", "image datastore"),
     "SEMISHARED_BASES": ("image", "image datastore"),
+    "SEMISHARED_SHARE_ACCESS": ("image", "image datastore"),
     "SEMISHARED_CEPH_READER": ("image datastore",),
     "SEMISHARED_CEPH_BRIDGE_USER": ("image datastore",),
     "SEMISHARED_CEPH_FENCE_USER": ("image datastore",),
@@ -99,6 +100,7 @@ def _image(attributes: Mapping[str, str]) -> None:
     placement.io_class(image, datastore({}))
     placement.device_classes(image, datastore({}))
     placement.is_hot(image, datastore({}))
+    placement.is_client(image, datastore({}))
     staging.when(image, datastore({}))
 
 
@@ -106,7 +108,8 @@ def _image_datastore(attributes: Mapping[str, str]) -> None:
     kind = attributes.get("DISK_TYPE", "FILE")
     if kind not in DISK_TYPES:
         raise BadAttribute(f"DISK_TYPE is {kind!r}, not one of {', '.join(DISK_TYPES)} in capitals")
-    view = datastore(attributes)
+    view, empty = datastore(attributes), Image(ElementTree.Element("IMAGE"))
+    placement.is_client(empty, view)
     if stores.is_shares(view):
         shares.tree(view)
         return
@@ -122,7 +125,6 @@ def _image_datastore(attributes: Mapping[str, str]) -> None:
     driver = attributes.get("DRIVER", "").lower()
     if driver and driver not in access.can.formats:
         raise BadAttribute(f"DRIVER is {driver!r}, not one of {', '.join(access.can.formats)}")
-    empty = Image(ElementTree.Element("IMAGE"))
     placement.place(empty, view)
     placement.may_recreate(empty, view)
     placement.detach_when(empty, view)

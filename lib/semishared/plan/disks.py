@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import posixpath
+from typing import Optional, Tuple
 
 from ..errors import BadArguments, NotSupported
 from ..model import layout, stores
@@ -171,12 +172,16 @@ def _volatile(asked: NewDisk, format: str, fs: str) -> Plan:
     yield from io_class.noted(asked.target.host, disk, kind)
 
 
-def context(asked: Context, iso: File, size: int) -> Plan:
-    """Plan context: the CONTEXT ISO, which the front-end has built, on the host; OpenNebula calls it before each boot."""
+def context(asked: Context, iso: File, size: int, clients: Optional[Tuple[int, ...]] = None) -> Plan:
+    """Plan context: the CONTEXT ISO, which the front-end has built, on the host; OpenNebula calls it before each boot.
+
+    `clients`: the shares whose client the guest is, by disk, of a VM that has shares.
+    """
     place = asked.target
     vm = place.vm_place
     receive = s.ReceiveFile(place.path, vm.vm, size, iso.sha256)
-    yield On(place.host, (_prepare(place), s.ReplaceLostBases(vm.vm, vm.path)))
+    noted = () if clients is None else (s.NoteClients(vm.vm, vm.path, clients),)
+    yield On(place.host, (_prepare(place), *noted, s.ReplaceLostBases(vm.vm, vm.path)))
     yield from io_class.brought_up_to_date(vm)
     yield Feed(On(place.host, (receive,)), iso)
 

@@ -54,15 +54,21 @@ def _attached(disk: Element) -> Attached:
     tag = named.text if named else ""
     if not number.isdigit() or not image.isdigit():
         raise BadArguments(f"a directory among the VM's disks has DISK_ID {number!r} and IMAGE_ID {image!r}")
-    if not TAG.match(tag):
-        raise BadAttribute(f"MOUNT_TAG of disk {number} is {tag!r}: it is 1 to 36 letters, digits, dots, dashes and underscores")
+    check_tag(int(number), tag)
     is_exclusive = disk.value("PERSISTENT").upper() == "YES" and disk.value("SHAREABLE").upper() != "YES"
     readonly = disk.value("READONLY").upper() == "YES"
     return Attached(int(number), int(image), absolute(disk.value("SOURCE"), "SOURCE"), tag, readonly, is_exclusive)
 
 
+def check_tag(disk: int, tag: str) -> str:
+    """Return the MOUNT_TAG of a disk; raise BadAttribute."""
+    if not TAG.match(tag):
+        raise BadAttribute(f"MOUNT_TAG of disk {disk} is {tag!r}: it is 1 to 36 letters, digits, dots, dashes and underscores")
+    return tag
+
+
 def given(text: bytes, shares: Optional[Sequence[Attached]], programs: Mapping[int, str]) -> bytes:
-    """Return the domain XML in which each of `shares` is given to the guest by its program, of `programs` by disk.
+    """Return the domain XML in which each of `shares` is given to the guest by its program, of `programs` by disk; without one by nobody.
 
     Nothing else that may be ours is left in it, as oned has a daemon for it that is root of the host: raise BadRecord. `shares`: None if
     nobody knows. What is of other drivers stays as it came.
@@ -75,13 +81,15 @@ def given(text: bytes, shares: Optional[Sequence[Attached]], programs: Mapping[i
             raise BadArguments(f"disk {share.disk} is {share.source} with tag {share.tag} in vm.xml, and nowhere in the domain XML")
         if len(same) > 1:
             raise BadRecord(f"disk {share.disk} is {share.source} with tag {share.tag}, which the domain XML has {len(same)} times")
-        markup.replace(same[0], _element(share, programs[share.disk]))
+        if share.disk in programs:
+            markup.replace(same[0], _element(share, programs[share.disk]))
+        else:
+            markup.remove_line(same[0])
         left.remove(same[0])
     for element in left:
         _check_foreign(element, shares is not None)
-    if not shares:
-        return text
-    _share_memory(markup)
+    if programs:
+        _share_memory(markup)
     return markup.result()
 
 

@@ -90,7 +90,7 @@ def deploy(asked: Asked) -> Plan:
     limits = yield from _io_limits(records)
     text = domain.with_records(records, chains, limits)
     if DIRECTORY in text or (told and SHARE in told):
-        text = yield from _given_shares(text, told)
+        text = yield from _given_shares(vm_dir, text, told)
     yield from _stock(asked, text)
 
 
@@ -231,13 +231,16 @@ def _told_by_oned(vm_dir: str) -> Part[Optional[bytes]]:
         return None
 
 
-def _given_shares(text: bytes, told: Optional[bytes]) -> Part[bytes]:
+def _given_shares(vm_dir: str, text: bytes, told: Optional[bytes]) -> Part[bytes]:
     """Return the domain XML with the VM's shares as they are given to guests; raise BadRecord if others of ours are in it."""
     from .filesystems import given, shares_of
 
     shares, programs = None if told is None else shares_of(told), {}
+    # What a guest is itself a client of, this host need not have, nor may it give it.
+    clients = (yield Here(h.ReadClients(vm_dir))) if shares else ()
     for share in shares or ():
-        programs[share.disk] = yield Here(h.CheckShare(share.image, share.source, share.readonly))
+        if share.disk not in clients:
+            programs[share.disk] = yield Here(h.CheckShare(share.image, share.source, share.readonly))
     return given(text, shares, programs)
 
 

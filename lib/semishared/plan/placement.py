@@ -8,6 +8,7 @@
     SEMISHARED_IO_CLASS = production|normal|scratch   how much a disk may read and write (io_class.py)
     SEMISHARED_BASES = disk|ram                   whether guests read the base from memory, where there is room (base/hot.py)
     SEMISHARED_CLASS = ram|fast|slow|any ...      on which class of device of its host's pool a local disk lies (device_class.py)
+    SEMISHARED_SHARE_ACCESS = virtiofs|client     how a guest comes to a directory: from its host, or as a client of Ceph (client_access.py)
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ LOCALS = tuple(place.name for place in PLACES.values() if place.is_local and pla
 ON_HOST_FAILURE = ("wait", "recreate")
 DETACH = ("on-request", "after-boot")
 BASES = ("disk", "ram")
+ACCESS = ("virtiofs", "client")
 
 
 def _value(image: Optional[Image], datastore: Datastore, name: str, known: Sequence[str], default: str) -> tuple[str, str]:
@@ -73,6 +75,15 @@ def io_class(image: Optional[Image], datastore: Datastore) -> str:
 def is_hot(image: Image, datastore: Datastore) -> bool:
     """Tell whether guests read the base of `image` from memory, where there is room; raise BadAttribute."""
     return _value(image, datastore, "SEMISHARED_BASES", BASES, "disk")[0] == "ram"
+
+
+def is_client(image: Image, datastore: Datastore) -> bool:
+    """Tell whether guests are themselves clients of the share that `image` is; raise BadAttribute, also where that cannot be."""
+    access, holder = _value(image, datastore, "SEMISHARED_SHARE_ACCESS", ACCESS, "virtiofs")
+    fs = datastore.attribute("SEMISHARED_FS").lower()
+    if access == "client" and fs not in ("", "cephfs"):
+        raise BadAttribute(f"SEMISHARED_SHARE_ACCESS of {holder} is client: datastore {datastore.id} is on {fs}, only cephfs has clients")
+    return access == "client"
 
 
 def device_classes(image: Image, datastore: Datastore) -> tuple[str, ...]:

@@ -171,6 +171,10 @@ def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dic
         if known:
             # From here on it is none any more, whatever becomes of this action.
             _write(tree, known.share, "")
+            if tree.fs == "cephfs":
+                from . import ceph_clients
+
+                ceph_clients.of(tree).take_all(number)
             fs.remove(number)
             os.unlink(f"{tree.root}/{layout_share.record(number)}")
             point("record of the share removed")

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from . import inspection, life, snapshots
+from . import inspection, keys, life, snapshots
 
 VERBS: dict[str, Callable[..., Any]] = {
     "FindDirectory": life.found,
+    "GiveKey": keys.give,
+    "ListKeys": keys.listed,
     "ListShares": life.listed,
     "ListSnapshots": snapshots.listed,
     "LookAtRoot": inspection.of_root,
@@ -20,6 +22,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "RemoveShare": life.remove,
     "RemoveSnapshot": snapshots.remove,
     "ResizeShare": life.resize,
+    "TakeKeys": keys.take,
 }
 
 

@@ -32,8 +32,8 @@ def _split(argument: str) -> tuple[str, str]:
 
 
 @contextmanager
-def built(files: tuple[str, ...]) -> Iterator[str]:
-    """Yield the path of an ISO with `files`, removed when the block ends."""
+def built(files: tuple[str, ...], more: bytes = b"") -> Iterator[str]:
+    """Yield the path of an ISO with `files`, removed when the block ends; `more` is added to context.sh, and secret."""
     pairs = [_split(argument) for argument in files]
     for tool in TOOLS:
         if shutil.which(tool[0], path=f"{os.environ.get('PATH', '')}:{PATH}"):
@@ -54,6 +54,11 @@ def built(files: tuple[str, ...]) -> Iterator[str]:
                     shutil.copyfile(path, f"{content}/{name}")
             except OSError as e:
                 raise MissingImage(f"context file {path}: {e.strerror}") from None
+        if more:
+            with open(f"{content}/context.sh", "ab") as file:
+                # In the guest too: Rock Ridge has modes.
+                os.fchmod(file.fileno(), 0o600)
+                file.write(more)
         iso = f"{directory}/context.iso"
         run([*tool, "-quiet", "-o", iso, "-V", "CONTEXT", "-J", "-R", content])
         yield iso

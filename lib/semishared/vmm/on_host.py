@@ -92,6 +92,9 @@ class OnHost:
         daemons.daemon()
         return os.path.abspath(f"{self._scripts}/{virtiofsd.READ_ONLY if step.readonly else virtiofsd.NAME}")
 
+    def ReadClients(self, step: h.ReadClients) -> list[int]:
+        return records.clients(step.vm_dir)
+
     def ListTargets(self, step: h.ListTargets) -> list[str]:
         from ..guest import domain
 

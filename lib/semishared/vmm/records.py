@@ -50,6 +50,26 @@ def notes(vm_dir: str) -> list[str]:
     return found
 
 
+def clients(vm_dir: str) -> list[int]:
+    """Return which of the VM's disks are shares whose client the guest itself is; raise BadRecord for a note that nobody understands."""
+    import json
+
+    from ..model import layout_share
+
+    path = layout_share.clients(vm_dir)
+    try:
+        with open(path, "rb") as file:
+            data = json.loads(file.read(65536))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as e:
+        raise BadRecord(f"{path}: {e}") from None
+    disks = data.get("disks") if isinstance(data, dict) and data.get("version") == 1 else None
+    if not isinstance(disks, list) or not all(type(disk) is int for disk in disks):
+        raise BadRecord(f"{path} is no note that this version understands")
+    return disks
+
+
 def read_chain(path: str, record: Record) -> list[tuple[str, str]]:
     """Return what the qcow2 file `path` of a disk lies over, as its headers say it now; raise if that is not plain."""
     from ..tools import layers

@@ -8,6 +8,7 @@
     datastore   changes to the recorded datastore 100
     here        hosts that are this machine (mv, cpds)
     why_not_fenced  why the source host may still write (mv of a VM that oned has lost sight of)
+    clients     shares whose client the guest is, by disk (context)
     is_here     the front-end has the VM, and is not its host (delete, mvds)
     live        the VM runs (prebackup, postbackup)
     base_path   BACKUP_BASE_PATH of datastore.conf
@@ -118,7 +119,8 @@ def mkswap(case: Case) -> Plan:
 
 
 def context(case: Case) -> Plan:
-    return disks.context(args.Context.parse(case["argv"]), File("/tmp/context.iso", "5e" * 32), 358400)
+    clients = tuple(case["clients"]) if "clients" in case else None
+    return disks.context(args.Context.parse(case["argv"]), File("/tmp/context.iso", "5e" * 32), 358400, clients)
 
 
 def mvds(case: Case) -> Plan:

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The note of which of a VM's shares its guest itself is a client: made anew before each boot, read by deploy (vmm/records.py)."""
+
+from __future__ import annotations
+
+import os
+
+from ..model import layout_share
+from ..model.steps import NoteClients
+from ..tools import files
+from ..tools.crash_points import point
+from . import vm_dir
+from .epochs import Planned
+
+VERSION = 1
+
+
+def note(step: NoteClients, planned: Planned) -> None:
+    """Note the disks; no note says that there are none."""
+    path = layout_share.clients(step.vm_dir)
+    with vm_dir.publishing(step.vm, step.vm_dir, planned), files.enough_space(step.vm_dir):
+        files.remove_staged(*os.path.split(path))
+        if step.disks:
+            files.write_json(path, {"version": VERSION, "disks": list(step.disks)})
+        else:
+            files.unlink(path)
+        point("clients noted")

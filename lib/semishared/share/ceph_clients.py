@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of Ceph by which a guest, or whoever an operator gives one, is itself a client of one share.
+
+Each is that of a user of the cluster of its own, who may read and write (or read) one subvolume: its directory, and its objects in their
+namespace; and, as all clients do, see the cluster's maps. The manager makes and removes them, for shares of our group alone: who could
+make users oneself could make any. (Asked to, it also tells the key of a user who is there already, whoever that is: so the names of those
+that we may ask for are confined, too.) The key is the same when it is asked for again; we keep it nowhere.
+
+That somebody has one stands in a file of the root from before the key is made until it is gone (layout_share.key): so `gc` finds what a
+killed action leaves, and nobody has to be let list the cluster's users.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from typing import Any
+
+from ..errors import CephUnavailable, MissingImage, NotSupported
+from ..model import layout_share
+from ..model.shares import Tree
+from ..named import NamedTuple
+from ..store import ceph
+from ..tools import files
+from ..tools.crash_points import point
+from .cephfs import CephFs
+
+VERSION = 1
+
+
+class Key(NamedTuple):
+    """Who has a key for a share."""
+
+    image: int
+    vm: int = -1
+    """-1: somebody who is no VM."""
+    readonly: bool = False
+
+    @property
+    def note(self) -> str:
+        """Return where it stands, seen from the root."""
+        return layout_share.key(self.image, self.vm) if self.vm >= 0 else layout_share.operators_key(self.image)
+
+    def user(self, tree: Tree) -> str:
+        """Return as whom. The group goes before: whom we may make and remove has to be told from all others (docs/how-to/shares.md).
+
+        Of two clouds on a cluster groups and ids may be the same, the markers of their roots are not.
+        """
+        group = tree.volume.rpartition("/")[2]
+        return f"share-{group}-{self.image}{f'-{self.vm}' if self.vm >= 0 else ''}-{tree.marker[:8]}"
+
+
+def of(tree: Tree) -> Clients:
+    """Return what gives keys for shares; raise NotSupported where they are on no CephFS."""
+    if tree.fs != "cephfs":
+        raise NotSupported(f"{tree.root} is on {tree.fs}: guests can be clients of CephFS alone (SEMISHARED_FS = cephfs)")
+    return Clients(tree)
+
+
+def listed(root: str) -> list[Key]:
+    """Return who has keys for shares of a root."""
+    directory = f"{root}/{layout_share.KEYS}"
+    files.refresh(directory)
+    try:
+        found = map(layout_share.key_of, os.listdir(directory))
+    except FileNotFoundError:
+        return []
+    return [_read(root, Key(*key)) for key in sorted(key for key in found if key)]
+
+
+def _read(root: str, key: Key) -> Key:
+    known = files.read_json(f"{root}/{key.note}") or {}
+    return key._replace(readonly=known.get("readonly") is True)
+
+
+class Clients(CephFs):
+    """The shares of a root, as their clients see them. Whoever asks holds the share's lock."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__(tree)
+        self._tree = tree
+
+    def give(self, key: Key) -> dict[str, str]:
+        """Have a key; return it, and where the share is for clients: monitors, file system, path, user; `access` is ro or rw."""
+        user, path = key.user(self._tree), f"{self.root}/{key.note}"
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        files.remove_stale(os.path.dirname(path))
+        files.write_json(path, {"version": VERSION, "readonly": key.readonly})
+        # The manager gives no key to who names no tenant, and lets no other one ask for the same user.
+        level = "r" if key.readonly else "rw"
+        secret = self._ask("authorize", key.image, auth_id=user, access_level=level, tenant_id=self._tree.marker).strip()
+        point("key given")
+        return {
+            "monitors": self._monitors(), "fs": self._volume, "path": str(self._info(key.image)["path"]), "user": user, "key": secret,
+            "access": "ro" if key.readonly else "rw",
+        }  # fmt: skip
+
+    def take(self, key: Key) -> None:
+        """Remove the user of a key, and shut out who has the share mounted as that; the user need not be there any more."""
+        user = key.user(self._tree)
+        for verb in ("deauthorize", "evict"):
+            with suppress(MissingImage):
+                self._ask(verb, key.image, auth_id=user)
+            point(f"key taken: {verb}")
+        files.unlink(f"{self.root}/{key.note}")
+        point("note of the key removed")
+
+    def take_all(self, image: int) -> None:
+        """Take back all keys for a share."""
+        for key in listed(self.root):
+            if key.image == image:
+                self.take(key)
+
+    def _monitors(self) -> str:
+        """Return the addresses of the monitors as the kernel's client takes them by itself: of the older protocol, where they have it."""
+        what = f"mon dump as client.{self._user} on {os.uname().nodename}"
+        with ceph.understood(what, self._user):
+            asked = json.dumps({"prefix": "mon dump", "format": "json"})
+            code, out, said = ceph.cluster(self._access, self._user).mon_command(asked, b"", timeout=ceph.ANSWER_S)
+        if code:
+            raise CephUnavailable(f"{what}: {said or os.strerror(abs(code))}")
+        return ",".join(filter(None, map(_address, json.loads(out)["mons"])))
+
+
+def _address(monitor: dict[str, Any]) -> str:
+    known = {str(one["type"]): str(one["addr"]) for one in monitor["public_addrs"]["addrvec"]}
+    return known.get("v1") or known.get("v2", "")

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cloud with shares on CephFS: a cluster and a metadata server of our own, the keys that the page has, the drivers as oned calls them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lab import Lab, Node
+from lab.ceph import fs
+from lab.cloud import Cloud
+from semishared.model.shares import Tree, first_uid
+from semishared.model.steps import Step, to_data
+from shares import once
+from shares.cloud import SHARES, template
+from shares.page import PAGE, ROOT
+
+COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
+AS_HOST = "/srv/as-host"
+"""Where h1, which makes the shares, has them by the key that hosts have."""
+
+
+class CephShares:
+    """A cloud of host h1, which makes shares and has no guests, and two that have some; all mount the group of subvolumes."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        self.cloud, self.lab, self.oned, self.host = cloud, cloud.lab, cloud.oned, cloud.lab.hosts[0]
+
+    @classmethod
+    @contextmanager
+    def up(cls) -> Iterator[CephShares]:
+        """Put one up."""
+        with Cloud.up(hosts=3, ceph=True) as up:
+            cls.provide(up.lab)
+            more = {"SEMISHARED_FS_VOLUME": f"{fs.NAME}/one", "CEPH_USER": "shares", "BRIDGE_LIST": up.lab.hosts[0].name}
+            up.oned.datastore_create(template("cephfs", ROOT, **more), SHARES)
+            made = cls(up)
+            made.cli("init", str(SHARES))
+            yield made
+
+    @property
+    def tree(self) -> Tree:
+        """Return where the shares are."""
+        marker = str(self.oned.datastores[SHARES].template["SEMISHARED_STORE"])
+        return Tree("cephfs", ROOT, marker, f"{fs.NAME}/one", "shares")
+
+    @classmethod
+    def provide(cls, lab: Lab) -> None:
+        """Do what the page tells the admin of a cluster."""
+        fs.create(lab.ceph)
+        commands = re.findall(r"(?m)^    ((?:ceph fs|ceph auth|verbs=|caps=).*)$", PAGE.read_text())
+        assert len(commands) == 8
+        script = "\n".join(commands).replace("cephfs", fs.NAME).replace(f"tag {fs.NAME}", "tag cephfs")
+        lab.ceph.node.run(["bash", "-euc", script], user="root", cwd="/")
+        mounts = re.findall(r"(?m)^    (ceph-fuse .*?) +# on ", PAGE.read_text())
+        host = lab.hosts[0]
+        for user in ("shares", "shares-maker", "shares-mount"):
+            lab.ceph.give_key(host, user, lab.ceph.key(user))
+        for mount, where in zip(mounts, (ROOT, AS_HOST)):
+            host.run(["mkdir", "-p", where], user="root")
+            host.run([*mount.replace("cephfs", fs.NAME).replace(ROOT, where).split(), *fs.OPTIONS], user="root", cwd="/")
+        host.run(["chown", "oneadmin:oneadmin", ROOT], user="root")
+        for host in lab.hosts[1:]:
+            lab.ceph.give_key(host, "shares-mount", lab.ceph.key("shares-mount"))
+            cls.mount(host)
+
+    @staticmethod
+    def mount(host: Node) -> None:
+        """Mount the group of subvolumes on a host that has guests, as the page says."""
+        words = re.findall(r"(?m)^    (ceph-fuse .*?) +# on hosts", PAGE.read_text())[0].replace("cephfs", fs.NAME).split()
+        host.run(["mkdir", "-p", ROOT], user="root")
+        host.run([*words, *fs.OPTIONS], user="root", cwd="/")
+
+    def cli(self, *words: str, code: int = 0) -> str:
+        """Run `semishared share` on the front-end; return all it says."""
+        done = self.lab.fe.run([COMMAND, "share", *words], check=False, timeout=120)
+        assert done.returncode == code, done
+        return (done.stdout + done.stderr).decode()
+
+    def image(self, name: str, path: str, **attributes: str) -> int:
+        """Make a share as `oneimage create --type FILESYSTEM --path` does."""
+        return int(self.oned.image_create(SHARES, name, path=path, type="FILESYSTEM", attributes=dict(attributes)))
+
+    def source(self, image: int) -> str:
+        """Return where a share is."""
+        return str(self.oned.image(image).source)
+
+    def listed(self) -> dict[int, dict[str, Any]]:
+        """Return what `semishared share list` says, by image."""
+        return {row["image"]: row for row in json.loads(self.cli("list", "--json"))["shares"]}
+
+    def gc(self) -> dict[str, str]:
+        """Return what became of what `semishared gc` found of shares and keys, '' of what it keeps."""
+        done = self.lab.fe.run([COMMAND, "gc", "--json", "--now"], timeout=120)
+        return {row["path"]: row["result"] for row in json.loads(done.stdout)["findings"] if row["kind"] in ("share", "key")}
+
+    def does(self, words: list[str], owner: int = 0, check: bool = True) -> tuple[str, str]:
+        """Run a program as root of a guest of an owner's."""
+        uid = str(first_uid(owner))
+        as_guest = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *words]
+        done = self.host.run(as_guest, user="root", cwd="/", check=check, timeout=120)
+        return done.stdout.decode(), done.stderr.decode()
+
+    def subvolumes(self) -> list[str]:
+        """Return what the manager knows; it takes each directory of the group for one."""
+        said = self.lab.ceph.node.run(["ceph", "fs", "subvolume", "ls", fs.NAME, "one", "--format", "json"], user="root", cwd="/").stdout
+        return sorted(row["name"] for row in json.loads(said) if row["name"] != ".semishared")
+
+    def step(self, step: Step, at: int = 0) -> tuple[int, Any]:
+        """Carry out a step on h1, killed at a point; return the exit code, and what it found out."""
+        for name, text in (("job", json.dumps(to_data(step))), ("once.py", Path(once.__file__).read_text())):
+            self.host.path(f"/var/tmp/{name}").write_text(text)
+            self.host.path(f"/var/tmp/{name}").chmod(0o644)
+        env = {"PYTHONPATH": "/var/tmp/one/lib", "PYTHONDONTWRITEBYTECODE": "1", **({"SEMISHARED_KILL_AT": str(at)} if at else {})}
+        done = self.host.run(["/usr/bin/python3", "/var/tmp/once.py", "/var/tmp/job"], env=env, check=False, timeout=120)
+        assert at or not done.returncode, done
+        return done.returncode, None if done.returncode else json.loads(done.stdout)
