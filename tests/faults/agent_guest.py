@@ -62,9 +62,7 @@ def build() -> "tuple[Path, Path]":
             target = tree / ("bin/qemu-ga" if path == AGENT else path.lstrip("/"))
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(os.path.realpath(path), target)
-        for module in modules:
-            shutil.copy(module, tree / "modules")
-        (tree / "modules/order").write_text("".join(module.stem + "\n" for module in modules))
+        initramfs.put(modules, tree / "modules")
         (tree / "init").write_text(INIT)
         (tree / "init").chmod(0o755)
         packed = Path(name) / "initrd"

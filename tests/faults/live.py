@@ -19,7 +19,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import pytest
 
-from lab import NodeProcess
+from lab import NodeProcess, domains, layout
 from semishared.config import Config
 from semishared.errors import SemisharedError
 from semishared.model import steps as s
@@ -181,7 +181,7 @@ class Live:
             )
         xml = (
             f"<domain type='{self.cloud.lab.virt}'><name>{DOMAIN}</name><memory unit='MiB'>{memory_mib}</memory><vcpu>1</vcpu>"
-            f"<os><type arch='x86_64' machine='pc'>hvm</type>{boot}</os><devices>{disks}{devices}"
+            f"<os><type arch='x86_64' machine='pc'>hvm</type>{boot or layout.HALT_XML}</os><devices>{disks}{devices}"
             "<controller type='usb' model='none'/><memballoon model='none'/></devices></domain>"
         )
         self.host.path("/var/tmp/domain.xml").write_text(xml)
@@ -200,7 +200,7 @@ class Live:
         pid_file = self.host.path(f"/run/libvirt/qemu/{DOMAIN}.pid")
         if pid_file.exists():
             self.host.run(["kill", "-KILL", pid_file.read_text().strip()], user="root", check=False)
-        until(lambda: DOMAIN not in self.virsh("list", "--all", "--name").split(), 20, "no domain", 0.02)
+        until(lambda: DOMAIN not in domains.names(self.host), 20, "no domain", 0.02)
 
     # -- its files ------------------------------------------------------------------------------------
 
@@ -234,10 +234,10 @@ class Live:
     def write_running(self, disk: int, mark: int) -> None:
         """Write as the guest would, while the domain runs, and let that be written out."""
         device = f"/machine/peripheral/virtio-disk{disk}/virtio-backend"
-        for command in (f"write -P {mark} {mark}M 512k", "flush"):
-            said = self.virsh("qemu-monitor-command", "--hmp", DOMAIN, f'qemu-io -d {device} "{command}"')
-            # What it has to say of a write that is done goes into its log.
-            assert not said, said
+        commands = (f"write -P {mark} {mark}M 512k", "flush")
+        said = self.virsh("; ".join(f"qemu-monitor-command --hmp {DOMAIN} 'qemu-io -d {device} \"{command}\"'" for command in commands))
+        # What it has to say of a write that is done goes into its log.
+        assert not said.strip(), said
 
     def record(self, disk: int) -> Dict[str, str]:
         found = json.loads(self.host.path(f"{VM_DIR}/.semishared/disk.{disk}.json").read_text())

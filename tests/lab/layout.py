@@ -17,6 +17,11 @@ from lab import state
 USER = "oneadmin"
 UID = 9869  # what the OpenNebula packages use
 MINE = ("etc", "var", "root", "opt")
+HALT = "/var/lib/libvirt/boot/halt.rom"
+HALT_XML = f"<loader type='rom'>{HALT}</loader>"
+"""For <os> of a guest without a system: an emulated BIOS takes 0.1 s of processor each time to find out that nothing boots."""
+# At the last 16 bytes, where a processor begins: cli, hlt, and back to hlt.
+HALT_ROM = bytes(0xFFF0) + bytes.fromhex("faf4ebfd").ljust(16, b"\0")
 
 # The key exchange is what costs a tenth of a second and more of processor with the algorithm that is the default.
 SSHD = """\
@@ -129,6 +134,7 @@ def lay_out(folder: Path, keys: Path, name: str, names: dict[str, str], stores: 
         os.chown(path, uid, gid)
     for part in ("images", "boot"):
         (folder / "var/lib/libvirt" / part).mkdir(exist_ok=True)
+    (folder / HALT.lstrip("/")).write_bytes(HALT_ROM)
 
     files = {
         home / ".ssh/id_ed25519": (keys / "user").read_text(),
