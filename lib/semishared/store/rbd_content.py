@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import queue
-from typing import Any, Iterable, Iterator
+from contextlib import closing
+from typing import Any, Generator, Iterable, Iterator
 
 from ..errors import CephUnavailable, ImageChanged, NoSpace
 from ..model import layout_pool
@@ -80,12 +81,11 @@ class RbdContent:
         return made.manifest(format)
 
     def read(self, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        """Yield (index, content) of the extents `wanted` of the frozen content."""
+        """Yield (index, content) of the extents `wanted` of the frozen content, not in order."""
         seen = self.see()
-        with ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True) as image:
-            for index in wanted:
-                offset = index * extents.EXTENT
-                content = image.read(offset, min(extents.EXTENT, seen.size - offset))
+        frozen = ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True)
+        with frozen as image, closing(several(image, seen.size, wanted)) as found:
+            for index, content in found:
                 progress.count("store_read", len(content))
                 yield index, content
 
@@ -120,35 +120,44 @@ def allocated(image: Any, size: int) -> list[int]:
 
 
 def stream(image: Any, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (index, content) of the allocated extents of an open image, several reads under way; not in order."""
+    """Yield (index, content) of the allocated extents of an open image; not in order."""
+    return several(image, size, allocated(image, size))
+
+
+def several(image: Any, size: int, indices: Iterable[int]) -> Generator[tuple[int, bytes], None, None]:
+    """Yield (index, content) of extents of an open image of `size` bytes, several reads under way; not in order."""
     arrived: queue.Queue[tuple[int, bytes | None]] = queue.Queue()
-    wanted = iter(allocated(image, size))
+    wanted = (index for index in indices if index * extents.EXTENT < size)
     pending = 0
 
-    def ask() -> bool:
+    def ask() -> int:
         index = next(wanted, None)
         if index is None:
-            return False
+            return 0
         length = min(extents.EXTENT, size - index * extents.EXTENT)
-        if length <= 0:
-            return False
         image.aio_read(index * extents.EXTENT, length, lambda _, content, at=index: arrived.put((at, content)))
-        return True
+        return 1
 
-    while pending < AT_ONCE and ask():
-        pending += 1
-    while pending:
+    def answer() -> tuple[int, bytes | None]:
         try:
-            index, content = arrived.get(timeout=2 * ceph.ANSWER_S)
+            return arrived.get(timeout=2 * ceph.ANSWER_S)
         except queue.Empty:
             raise CephUnavailable(f"reads are not answered within {2 * ceph.ANSWER_S} s") from None
-        pending -= 1
-        if content is None:
-            raise CephUnavailable(f"extent {index} cannot be read")
-        if ask():
+
+    try:
+        while pending < AT_ONCE and ask():
             pending += 1
-        expected = min(extents.EXTENT, size - index * extents.EXTENT)
-        yield index, content.ljust(expected, b"\0")
+        while pending:
+            index, content = answer()
+            pending -= 1
+            if content is None:
+                raise CephUnavailable(f"extent {index} cannot be read")
+            pending += ask()
+            yield index, content.ljust(min(extents.EXTENT, size - index * extents.EXTENT), b"\0")
+    except GeneratorExit:
+        # Whoever has enough closes the image next, into which these still come.
+        for _ in range(pending):
+            answer()
 
 
 class Writing:
