@@ -23,19 +23,20 @@ class Watch:
         if self._fd < 0 or self._libc.inotify_add_watch(self._fd, os.fsencode(path), IN_ACCESS | IN_OPEN) < 0:
             raise OSError(ctypes.get_errno(), f"inotify on {path}")
 
-    def count(self) -> int:
-        """Return the number of events since the last call; equal ones in a row are one."""
-        total = 0
+    def count(self) -> "tuple[int, int]":
+        """Return how many opens and how many reads there were since the last call; equal events in a row are one."""
+        opens = reads = 0
         while True:
             try:
                 data = os.read(self._fd, 65536)
             except BlockingIOError:
-                return total
+                return opens, reads
             at = 0
             while at < len(data):
-                *_, length = HEADER.unpack_from(data, at)
+                _, mask, _, length = HEADER.unpack_from(data, at)
                 at += HEADER.size + length
-                total += 1
+                opens += bool(mask & IN_OPEN)
+                reads += bool(mask & IN_ACCESS)
 
     def __enter__(self) -> Watch:
         return self
