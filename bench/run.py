@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
-    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases commit cluster
-                                          many peer pool (these together: orders rebalance devices plain beside moved memory extents)
+    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases prolog
+                                          commit cluster many peer
+                                          pool (these together: orders rebalance devices plain beside moved memory extents)
     bench/run.py --docs [TABLE ...]       write the tables in docs/ (all, or those) from build/bench.json
 
 Times mean nothing on a shared machine: every figure is compared with a baseline of the same run.
@@ -61,6 +62,7 @@ BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "interference": stage.interference,
     "migrate": migrate.migrate,
     "releases": releases.releases,
+    "prolog": releases.prolog,
     "commit": commits.commits,
     "cluster": cluster.cluster,
     "orders": orders.orders,
