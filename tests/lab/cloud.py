@@ -254,6 +254,17 @@ class Cloud:
                 found.append(f"store:{name}")
         return found
 
+    def left_in_pool(self) -> List[str]:
+        """Return what VMs that are gone have left on Ceph: images of nobody, snapshots that a user sees, locks, watchers, clones."""
+        known = {image.source.partition("/")[2] for image in self.oned.images.values() if image.datastore_id == RBD_STORE}
+        found = []
+        for name, there in self.lab.ceph.images().items():
+            snapshots = [snap["name"] for snap in there["snaps"]]
+            in_use = [there[what] for what in ("watchers", "lockers", "children") if there[what]]
+            if name not in known or in_use or len(snapshots) > 1 or not all(one.startswith("semishared-") for one in snapshots):
+                found.append(f"{name}: {in_use} {snapshots}")
+        return found
+
     def said(self, action: str) -> List[str]:
         """Return what the calls of an action said on stderr, in order."""
         return [call.stderr for call in self.oned.calls if call.action == action]

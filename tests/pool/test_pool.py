@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
 import pytest
 
 from lab import Node
-from lab.cloud import SYSTEM, Cloud
+from lab.cloud import RBD_STORE, STORE, SYSTEM, Cloud
 from lab.guest import content
 from lab.oned import ActionFailed
 from pool.conftest import COMMAND, DEVICES, Site
@@ -34,10 +34,6 @@ DECLARED = "/mnt/a /mnt/b /mnt/c=fast:1"
 ELSEWHERE = ("/mnt/nvme/x", "/mnt/nvme/y", "/srv/z")
 """Where the same are mounted on h2."""
 PATHS = {"h1": tuple(DEVICES), "h2": ELSEWHERE}
-NUMBERS = {cell: disk for disk, cell in enumerate(product((*PLACES, "volatile"), FORMATS), 1)}
-"""The number of the disk of each place and format, after the one it boots from."""
-WITH_SNAPSHOTS = {disk: format for (place, format), disk in NUMBERS.items() if place not in ("diff", "volatile")}
-OF_IMAGES = {disk: format for (place, format), disk in NUMBERS.items() if place != "volatile"}
 SLOW = {"SEMISHARED_IO_CLASS": "scratch"}
 SCRATCH = Config().io_limits["scratch"]
 
@@ -111,22 +107,37 @@ def target(disk: int) -> str:
 
 
 class Mixed:
-    """A VM with a disk of each place and format on the pool, and what its guest has written."""
+    """A VM with a disk of each place and format on the pool, and what its guest has written. `rbd`: of images on Ceph."""
 
-    def __init__(self, cloud: Site) -> None:
-        self.cloud, self.oned = cloud, cloud.oned
+    def __init__(self, cloud: Cloud, formats: Sequence[str] = FORMATS) -> None:
+        self.cloud, self.oned, self.formats = cloud, cloud.oned, formats
+        self.numbers = {cell: disk for disk, cell in enumerate(product(PLACES, formats), 1)}
+        """The number of the disk of each place and format, after the one it boots from."""
+        self.of_images = {disk: format for (_, format), disk in self.numbers.items()}
+        self.with_snapshots = {disk: format for (place, format), disk in self.numbers.items() if place != "diff"}
         self.os = cloud.os_image("os")
-        self.images = {cell: self.image(f"{cell[0]}-{cell[1]}", *cell) for cell in NUMBERS if cell[0] in PLACES}
+        self.images = {cell: self.image(f"{cell[0]}-{cell[1]}", *cell) for cell in self.numbers}
         cloud.oned.datastore_update(SYSTEM, SLOW)
         disks = [{"IMAGE_ID": str(image)} for image in (self.os, *self.images.values())]
-        self.vm = cloud.deploy("mixed", disks + [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in FORMATS])
-        self.own = {0, *OF_IMAGES}
+        for format in formats if formats == FORMATS else ():
+            self.numbers["volatile", format] = len(disks)
+            disks.append({"TYPE": "fs", "SIZE": "16", "FORMAT": format})
+        self.vm = cloud.deploy("mixed", disks)
+        self.own = {0, *self.of_images}
         """Disks with layers on devices."""
         self.saved: list[tuple[int, str, str, int]] = []
         """Images that were made of it: number, format, what the guest had written, at which KiB."""
 
     def image(self, name: str, place: str, format: str) -> int:
-        return self.cloud.data_image(name, DATA, persistent=place == "diff", format=format, **SLOW, **PLACES[place])
+        how = {"format": format} if format != "rbd" else {}
+        store = RBD_STORE if format == "rbd" else STORE
+        return self.cloud.data_image(name, DATA, persistent=place == "diff", store=store, **how, **SLOW, **PLACES[place])
+
+    def stored(self, image: int, format: str, at: int) -> bytes:
+        """Return so many KiB of an image on its store, at an offset in KiB."""
+        if format == "rbd":
+            return self.cloud.lab.ceph.read(self.cloud.source(image).partition("/")[2], KIB << 10, at << 10)
+        return self.cloud.read(self.cloud.source(image), format, KIB << 10, at << 10)
 
     def lies_on(self, host: str) -> None:
         """See that its layers are on devices of this host, and on none of the other."""
@@ -138,12 +149,12 @@ class Mixed:
 
     def write(self, seed: str, at: int = AT) -> None:
         guest = self.cloud.guest(self.vm)
-        for disk in NUMBERS.values():
+        for disk in self.numbers.values():
             guest.write(target(disk), seed, at, KIB)
 
     def check(self, seed: str, at: int = AT) -> None:
         guest = self.cloud.guest(self.vm)
-        for disk in NUMBERS.values():
+        for disk in self.numbers.values():
             guest.check(target(disk), seed, at, KIB)
 
     def save(self, disks: dict[int, str], seed: str, at: int = AT, snapshot: Callable[[int], int] = lambda disk: -1) -> None:
@@ -152,13 +163,13 @@ class Mixed:
             self.saved.append((image, format, seed, at))
 
     def grow(self, size: int) -> None:
-        for disk in NUMBERS.values():
+        for disk in self.numbers.values():
             self.oned.disk_resize(self.vm, disk, size)
 
     def back_up(self, live: str, seed: str) -> None:
-        words = (":".join(map(str, NUMBERS.values())), f"one-{self.vm}", "-", str(self.vm), str(SYSTEM))
+        words = (":".join(map(str, self.numbers.values())), f"one-{self.vm}", "-", str(self.vm), str(SYSTEM))
         self.cloud.tm(f"prebackup{live}", self.vm, *words)
-        check_copies(self.cloud, self.vm, len(NUMBERS), seed)
+        check_copies(self.cloud, self.vm, len(self.numbers), seed)
         keep(self.cloud, self.vm)
         self.cloud.tm(f"postbackup{live}", self.vm, *words)
 
@@ -168,39 +179,43 @@ class Mixed:
         assert {row["how"] for row in rows} == {"detached"}, rows
         return sorted(row["disk"] for row in rows)
 
+    def check_stored(self, last: str) -> None:
+        """See that each image has what it was made of, and the persistent ones `last`, what the guest had when the VM ended."""
+        for image, format, seed, at in self.saved:
+            assert self.stored(image, format, at) == content(seed, at, KIB)
+        for format in self.formats:
+            assert self.stored(self.images["diff", format], format, AT) == content(last, AT, KIB)
 
-def kept(disk: int) -> int:
+
+def kept(format: str) -> int:
     """Return which of the two snapshots of a disk is not deleted: below what the guest has, or below a layer that took it over."""
-    return 0 if WITH_SNAPSHOTS[disk] == "raw" else 1
+    return int(format == "qcow2")
 
 
 def test_a_mixed_vm_on_a_pool_through_all_that_is_done_to_it(cloud: Site, cell: Callable[..., None]) -> None:
     mixed = Mixed(cloud)
     guest = cloud.guest(mixed.vm)
     mixed.lies_on("h1")
-    assert [cloud.limits(mixed.vm, target(disk)) for disk in NUMBERS.values()] == [SCRATCH] * len(NUMBERS)
+    assert [cloud.limits(mixed.vm, target(disk)) for disk in mixed.numbers.values()] == [SCRATCH] * len(mixed.numbers)
     mixed.write("one")
-    for disk in OF_IMAGES:
+    for disk in mixed.of_images:
         guest.loop(target(disk), f"loop-{disk}", 4096, 4096, 2)
     while_it_runs(mixed)
     attached_and_detached(mixed)
     moved_while_it_runs(mixed)
     guest = cloud.guest(mixed.vm)
-    for disk in OF_IMAGES:
+    for disk in mixed.of_images:
         counts = guest.loop_stop(target(disk))
         assert (counts["errors"], counts["mismatches"]) == (0, 0) and counts["writes"] > 10, (disk, counts)
     saved_and_moved(mixed)
+    mixed.oned.vm_poweroff(mixed.vm, hard=True)
     while_it_is_off(mixed)
     taken_back_from_a_backup(mixed)
     lets_go_while_it_runs(mixed)
     cloud.terminate(mixed.vm)
     assert [layers(node) for node in cloud.lab.hosts] == [[], []]
     assert cloud.leftovers() == []
-    for image, format, seed, at in mixed.saved:
-        assert cloud.read(cloud.source(image), format, KIB << 10, at << 10) == content(seed, at, KIB)
-    for format in FORMATS:
-        stored = cloud.read(cloud.source(mixed.images["diff", format]), format, KIB << 10, AT << 10)
-        assert stored == content("three", AT, KIB), "what the guest had, when the VM ended"
+    mixed.check_stored("three")
     every, ours = (*PLACES, "volatile"), [place for place in PLACES if place != "diff"]
     cell(("clone", "delete", "limit", "resize", "backup"), every, FORMATS, ("off", "live"), "pool")
     cell(("mv", "restore"), every, FORMATS, "off", "pool")
@@ -214,9 +229,9 @@ def test_a_mixed_vm_on_a_pool_through_all_that_is_done_to_it(cloud: Site, cell: 
 
 def refused(mixed: Mixed) -> None:
     """See that there are no snapshots of disks whose image has them itself."""
-    for format in FORMATS:
+    for format in mixed.formats:
         with pytest.raises(ActionFailed, match="local disk of a persistent image"):
-            mixed.oned.disk_snapshot_create(mixed.vm, NUMBERS["diff", format], "refused")
+            mixed.oned.disk_snapshot_create(mixed.vm, mixed.numbers["diff", format], "refused")
 
 
 def while_it_runs(mixed: Mixed) -> None:
@@ -224,29 +239,34 @@ def while_it_runs(mixed: Mixed) -> None:
     cloud, vm = mixed.cloud, mixed.vm
     guest = cloud.guest(vm)
     for number, seed in enumerate(("between", "after")):
-        for disk in WITH_SNAPSHOTS:
+        for disk in mixed.with_snapshots:
             assert mixed.oned.disk_snapshot_create(vm, disk, f"s{number}") == number
             guest.write(target(disk), seed, 2048 + number * KIB, KIB)
-    mixed.save(WITH_SNAPSHOTS, "one", snapshot=lambda disk: 0)
-    for disk in WITH_SNAPSHOTS:
-        mixed.oned.disk_snapshot_delete(vm, disk, 1 - kept(disk))
+    mixed.save(mixed.with_snapshots, "one", snapshot=lambda disk: 0)
+    for disk, format in mixed.with_snapshots.items():
+        mixed.oned.disk_snapshot_delete(vm, disk, 1 - kept(format))
     refused(mixed)
-    mixed.save(OF_IMAGES, "one")
+    mixed.save(mixed.of_images, "one")
     cloud.lab.fe.run([COMMAND, "commit", str(vm)], timeout=120)
-    for format in FORMATS:
-        assert cloud.read(cloud.source(mixed.images["diff", format]), format, KIB << 10, AT << 10) == content("one", AT, KIB)
+    for format in mixed.formats:
+        assert mixed.stored(mixed.images["diff", format], format, AT) == content("one", AT, KIB)
     mixed.grow(24)
-    assert {guest.disks()[target(disk)] >> 20 for disk in NUMBERS.values()} == {24}
+    assert {guest.disks()[target(disk)] >> 20 for disk in mixed.numbers.values()} == {24}
     mixed.back_up("_live", "one")
 
 
 def attached_and_detached(mixed: Mixed) -> None:
     """Attach and detach a disk of each kind while it runs."""
     cloud, vm = mixed.cloud, mixed.vm
-    guest, hot = cloud.guest(vm), target(len(NUMBERS) + 1)
-    for place, format in NUMBERS:
+    guest, hot = cloud.guest(vm), target(len(mixed.numbers) + 1)
+    for place, format in mixed.numbers:
         if place == "volatile":
             disk = mixed.oned.disk_attach(vm, attributes={"TYPE": "fs", "SIZE": "16", "FORMAT": format})
+        elif (place, format) == ("remote-first", "rbd"):
+            with pytest.raises(ActionFailed, match="no words for as whom"):
+                mixed.oned.disk_attach(vm, mixed.images[place, format])
+            mixed.lies_on("h1")
+            continue
         else:
             image = mixed.image(f"hot-{place}-{format}", place, format)
             disk = mixed.oned.disk_attach(vm, image)
@@ -258,7 +278,7 @@ def attached_and_detached(mixed: Mixed) -> None:
         mixed.oned.disk_detach(vm, disk)
         guest.wait_disk(hot, present=False)
         if place == "diff":
-            assert cloud.read(cloud.source(image), format, KIB << 10, AT << 10) == content("hot", AT, KIB)
+            assert mixed.stored(image, format, AT) == content("hot", AT, KIB)
     mixed.lies_on("h1")
 
 
@@ -266,7 +286,7 @@ def moved_while_it_runs(mixed: Mixed) -> None:
     """Migrate it live, to the other host with other devices and back, and from datastore to datastore."""
     cloud, vm = mixed.cloud, mixed.vm
     # Of a volatile disk a layer is made when it moves live.
-    mixed.own |= set(NUMBERS.values())
+    mixed.own |= set(mixed.numbers.values())
     for host, system in (("h2", SYSTEM), ("h2", OTHER_SYSTEM), ("h1", OTHER_SYSTEM), ("h1", SYSTEM)):
         mixed.oned.vm_migrate(vm, host, system, how="live")
         assert mixed.oned.state(vm) == ("ACTIVE", 3)
@@ -290,10 +310,9 @@ def saved_and_moved(mixed: Mixed) -> None:
 def while_it_is_off(mixed: Mixed) -> None:
     """Do the same without a guest, and move it."""
     cloud, vm, h1 = mixed.cloud, mixed.vm, mixed.cloud.lab.node("h1")
-    mixed.oned.vm_poweroff(vm, hard=True)
-    mixed.save(OF_IMAGES, "two")
-    mixed.save(WITH_SNAPSHOTS, "one", snapshot=kept)
-    for disk in WITH_SNAPSHOTS:
+    mixed.save(mixed.of_images, "two")
+    mixed.save(mixed.with_snapshots, "one", snapshot=lambda disk: kept(mixed.with_snapshots[disk]))
+    for disk in mixed.with_snapshots:
         mixed.oned.disk_snapshot_delete(vm, disk, mixed.oned.disk_snapshot_create(vm, disk, "off"))
     refused(mixed)
     mixed.grow(32)
@@ -301,15 +320,15 @@ def while_it_is_off(mixed: Mixed) -> None:
     mixed.lies_on("h1")
     mixed.back_up("", "two")
     mixed.oned.vm_migrate(vm, "h1", SYSTEM)
-    for disk in WITH_SNAPSHOTS:
-        mixed.oned.disk_snapshot_revert(vm, disk, kept(disk))
+    for disk, format in mixed.with_snapshots.items():
+        mixed.oned.disk_snapshot_revert(vm, disk, kept(format))
         record = json.loads(h1.path(f"{cloud.vm_dir(vm)}/.semishared/disk.{disk}.json").read_text())
         read = [cloud.read(record["path"], "qcow2", KIB << 10, at << 10, h1) for at in (AT, 2048)]
-        assert read == [content("one", AT, KIB), content("between", 2048, KIB) if kept(disk) else bytes(KIB << 10)]
-    more = [mixed.oned.disk_attach(vm, mixed.images["remote-first", format]) for format in FORMATS]
+        assert read == [content("one", AT, KIB), content("between", 2048, KIB) if kept(format) else bytes(KIB << 10)]
+    more = [mixed.oned.disk_attach(vm, mixed.images["remote-first", format]) for format in mixed.formats]
     mixed.own |= set(more)
     mixed.lies_on("h1")
-    assert mixed.let_go() == [*(NUMBERS["remote-first", format] for format in FORMATS), *more]
+    assert mixed.let_go() == [*(mixed.numbers["remote-first", format] for format in mixed.formats), *more]
     for disk in more:
         mixed.oned.disk_detach(vm, disk)
     mixed.own -= set(more)
@@ -325,8 +344,8 @@ def taken_back_from_a_backup(mixed: Mixed) -> None:
     mixed.oned.vm_deploy(mixed.vm, "h2", SYSTEM)
     mixed.check("two")
     guest = mixed.cloud.guest(mixed.vm)
-    assert {guest.disks()[target(disk)] >> 20 for disk in NUMBERS.values()} == {32}
-    for disk in OF_IMAGES:
+    assert {guest.disks()[target(disk)] >> 20 for disk in mixed.numbers.values()} == {32}
+    for disk in mixed.of_images:
         guest.check(target(disk), "base", 0, KIB)
     mixed.write("three")
 
@@ -334,8 +353,8 @@ def taken_back_from_a_backup(mixed: Mixed) -> None:
 def lets_go_while_it_runs(mixed: Mixed) -> None:
     """Let its guest go on over bases of its host."""
     guest = mixed.cloud.guest(mixed.vm)
-    more = {mixed.oned.disk_attach(mixed.vm, mixed.images["remote-first", format]): format for format in FORMATS}
-    letters = [target(len(NUMBERS) + number) for number in (1, 2)]
+    more = {mixed.oned.disk_attach(mixed.vm, mixed.images["remote-first", format]): format for format in mixed.formats}
+    letters = [target(len(mixed.numbers) + number) for number in (1, 2)]
     for letter in letters:
         guest.wait_disk(letter)
         guest.loop(letter, f"loop-{letter}", 4096, 4096, 20)
