@@ -147,10 +147,33 @@ def test_a_root_that_is_away_costs_no_guest_that_runs_and_starts_none(standing: 
     assert shares.cloud.guest(two).run("cat /both/later") == (0, "later\n")
 
 
-def test_the_end(standing: Standing) -> None:
-    shares = standing.shares
-    for vm in (standing.one, standing.two):
-        shares.cloud.terminate(vm)
-    assert shares.daemons(0) == shares.daemons(1) == [] and shares.cloud.leftovers() == []
+def test_a_host_that_is_started_again_has_the_share_and_nothing_of_before(standing: Standing) -> None:
+    shares, h2 = standing.shares, standing.h2
+    shares.cloud.terminate(standing.one)
+    shares.oned.vm_poweroff(standing.two, hard=True)
+    shares.oned.vm(standing.two).disks[1]["READONLY"] = "NO"
+    shares.oned.vm_resume(standing.two)
+    assert shares.mounted(standing.two).run("echo kept >/both/kept; sync")[0] == 0
+    h2.kill()
+    shares.oned.vm_lose(standing.two)
+    assert shares.path(standing.image).joinpath("kept").read_text() == "kept\n"
+    h2.start()
+    shares.oned.vm_find_off(standing.two)
+    h2.path(SUDOERS).write_text(rule("oneadmin"))
+    # Before what /etc/fstab has is mounted.
+    with pytest.raises(ActionFailed, match=rf"{ROOT}\S* on h2.*\[SS") as caught:
+        shares.oned.vm_resume(standing.two)
+    assert "\n" not in str(caught.value).strip()
+    assert shares.daemons(1) == []
+    shares.mount(h2)
+    shares.oned.vm_resume(standing.two)
+    guest = shares.mounted(standing.two)
+    assert guest.run("cat /both/kept; echo after >>/both/kept") == (0, "kept\n") and len(shares.daemons(1)) == 2
+    pidfiles = h2.run(["find", "/run/libvirt/qemu", "/var/lib/libvirt/qemu", "-name", "*fs*.pid"], user="root").stdout.split()
+    mounts = [line.split()[1] for line in h2.run(["cat", "/proc/mounts"]).stdout.decode().splitlines() if ROOT in line]
+    assert len(pidfiles) == 1 and mounts == [ROOT]
+    shares.cloud.terminate(standing.two)
+    assert shares.daemons(1) == [] and shares.cloud.leftovers() == []
+    assert not h2.run(["find", "/run/libvirt/qemu", "/var/lib/libvirt/qemu", "-name", "*fs*.pid"], user="root").stdout
     shares.oned.image_delete(standing.image)
-    assert os.listdir(standing.h1.path(ROOT)) == [".semishared"]
+    assert os.listdir(h2.path(ROOT)) == [".semishared"]

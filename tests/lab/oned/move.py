@@ -113,6 +113,13 @@ class MoveOps(DiskOps):
             self._need(vm, State.ACTIVE)
             self._enter(vm, Lcm.UNKNOWN)
 
+    def vm_find_off(self, vm_id: int) -> None:
+        """Let monitoring find a VM off that oned has for running or lost, as when its host was started again (monitor_poweroff_action)."""
+        with self._operate(vm_id) as vm:
+            if (vm.state, vm.lcm) not in ((State.ACTIVE, Lcm.RUNNING), (State.ACTIVE, Lcm.UNKNOWN)):
+                raise Refused(f"VM {vm_id} is not one that monitoring looks for, in state {vm.state}/{vm.lcm}.")
+            self._enter(vm, Lcm.INIT, State.POWEROFF)
+
     def vm_resched(self, vm_id: int) -> None:
         """Ask for another host."""
         with self._operate(vm_id) as vm, self.data:
