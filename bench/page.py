@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Callable, Dict, List, Sequence
 
 import page_pool
+import page_shares
 import tables
 from tables import Data, budget, by_name, met, number, plain, ratio, spread, table
 
@@ -230,9 +231,9 @@ BLOCKS: Dict[str, Callable[[Data], str]] = {
     "machine": machine, "budgets": budgets, "clone": clone, "ceph": ceph, "actions": actions, "overlay": overlay,
     "options": options, "creation": creation, "stage": stage, "migrate": migrate,
     "commit": commit, "cluster": cluster, "many": functools.partial(plain, prefix="many/"),
-    "peer": functools.partial(plain, prefix="peer/"), **page_pool.BLOCKS,
+    "peer": functools.partial(plain, prefix="peer/"), **page_pool.BLOCKS, **page_shares.BLOCKS,
 }  # fmt: skip
-YOUNG = ("many", "peer", *page_pool.BLOCKS)
+YOUNG = ("many", "peer", *page_pool.BLOCKS, *page_shares.BLOCKS)
 """What a report may lack that somebody has from before."""
 
 

@@ -3,7 +3,7 @@
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
     bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases prolog
-                                          commit cluster many peer
+                                          commit cluster many peer shares
                                           pool (these together: orders rebalance devices plain beside moved memory extents)
     bench/run.py --docs [TABLE ...]       write the tables in docs/ (all, or those) from build/bench.json
 
@@ -26,6 +26,7 @@ from typing import Any, Callable, Dict, List
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import access  # noqa: E402
 import actions  # noqa: E402
 import clone  # noqa: E402
 import cluster  # noqa: E402
@@ -75,6 +76,7 @@ BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "extents": extents.extents,
     "many": many.many,
     "peer": peer.peer,
+    "shares": access.shares,
 }
 GROUPS = {"pool": ("orders", "rebalance", "devices", "plain", "beside", "moved", "memory", "extents")}
 """What one name stands for."""

@@ -67,16 +67,19 @@ def load(report: Data, name: str) -> str:
     return f"Load {number(run['load_before'][0])} before, {number(run['load_after'][0])} after, itself included.\n\n"
 
 
+def lines(figures: Sequence[Data]) -> str:
+    """Return a table of figures, a line each."""
+    rows = []
+    for figure in figures:
+        base = figure["baseline"]
+        against = f"{base['what']}: {number(base['median'])}" if base else ""
+        measured = f"{spread(figure)} {figure['unit']}"
+        rows.append([
+            figure["what"], measured, against, ratio(figure), number(figure["expected"]), budget(figure), met(figure), str(figure["n"]),
+        ])  # fmt: skip
+    return table(["what", "measured", "baseline", "ratio", "expected", "budget", "met", "n"], rows)
+
+
 def plain(report: Data, prefix: str) -> str:
     """Every figure whose name begins so, a line each."""
-    rows = []
-    for name, figure in by_name(report).items():
-        if name.startswith(prefix):
-            base = figure["baseline"]
-            against = f"{base['what']}: {number(base['median'])}" if base else ""
-            measured = f"{spread(figure)} {figure['unit']}"
-            rows.append([
-                figure["what"], measured, against, ratio(figure), number(figure["expected"]), budget(figure), met(figure),
-                str(figure["n"]),
-            ])  # fmt: skip
-    return load(report, prefix.rstrip("/")) + table(["what", "measured", "baseline", "ratio", "expected", "budget", "met", "n"], rows)
+    return load(report, prefix.rstrip("/")) + lines([figure for name, figure in by_name(report).items() if name.startswith(prefix)])

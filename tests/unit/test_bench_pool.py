@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of pools in docs/reference/benchmarks.md are those that bench/ makes: same columns, every budget judged."""
+"""The tables of pools and of shares in docs/reference/benchmarks.md are those that bench/ makes: same columns, every budget judged."""
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -136,6 +139,67 @@ def test_a_quick_run_is_not_published(bench: Any, tmp_path: Path) -> None:
     assert "as it was" in (tmp_path / page.PAGES[0]).read_text(), "what was not run stays"
     page.write(reported({"orders": []}), tmp_path, ["orders"])
     assert "as it was" not in (tmp_path / page.PAGES[0]).read_text()
+
+
+WAYS = ("virtual", "client", "directory", "native")
+"""To a parallel file system: in the order of the paper's figure 4, the slowest first."""
+
+
+def ways(**rates: "list[float]") -> "dict[str, list[float]]":
+    """Return samples of each way, the same whatever is done."""
+    found = {f"{way}/{what}": rates[way] for way in WAYS for what in ("write", "read", "create", "stat", "unlink")}
+    for daemon in ("virtiofsd", "ceph-fuse"):
+        found.update({f"cpu/{daemon}/{way}/{what}": [2.0, 2.0] for way in WAYS for what in ("write", "read")})
+    return {**found, "crc/host": [1000.0, 1000.0], "crc/guest": [100.0, 100.0]}
+
+
+def test_each_way_stands_over_the_virtual_server_of_its_own_round(bench: Any) -> None:
+    figures = bench("access_figures")
+    assert figures.aggregate(16, [2.0, 4.0]) == 8.0, "both are done when the slower one is"
+    made = figures.all_of(ways(virtual=[5.0, 10.0], client=[10.0, 5.0], directory=[10.0, 30.0], native=[20.0, 100.0]))
+    rows = cells(bench("page_shares").shares(reported({"shares": made})))
+    found = {(row[0], row[1]): dict(zip(rows[0], row)) for row in rows[2:22]}
+    assert found["read", "directory into the guest"]["of the virtual server"] == "2.5 (2 to 3)"
+    assert found["written", "client in the guest"]["of the virtual server"] == "1.25 (0.5 to 2)"
+    assert [found["written", way]["the paper's"] for way in figures.WAYS.values()] == ["", "1.9", "2.2", "above 3"]
+    assert {row["expected"] for (_, way), row in found.items() if way != "a virtual server"}.isdisjoint({"", "-"})
+    page = block("shares")
+    if page:
+        assert [row[:2] for row in page[:22]] == [row[:2] for row in rows[:22]] and len(page) == len(rows)
+    else:
+        assert "<!-- bench: shares -->\nNot taken on a quiet machine yet.\n" in PAGE.read_text()
+
+
+def test_the_order_that_is_asserted_is_the_papers_and_nothing_more(bench: Any) -> None:
+    figures, paper = bench("access_figures"), bench("page_shares").PAPER
+    for what in ("write", "read"):
+        said = {"virtual": 1.0, **{way: float(re.findall(r"[\d.]+", text)[0]) for (of, way), text in paper.items() if of == what}}
+        follows = {(pair.first, pair.second) for pair in figures.ORDER if pair.what == what}
+        for middle in WAYS:
+            follows |= {(a, d) for a, b in follows for c, d in follows if b == c == middle}
+        assert follows == {(a, b) for a in WAYS for b in WAYS if said[a] > said[b]}
+    right = ways(virtual=[1.0], client=[2.0], directory=[3.0], native=[4.0])
+    assert {figure.data()["met"] for figure in figures.order(right)} == {True}
+    for first, second in ((2, 1), (3, 2), (3, 1), (4, 3)):
+        places = dict(zip(WAYS, [[1.0], [2.0], [3.0], [4.0]]))
+        places[WAYS[first - 1]], places[WAYS[second - 1]] = places[WAYS[second - 1]], places[WAYS[first - 1]]
+        missed = {figure.name.rpartition("/")[2] for figure in figures.order(ways(**places)) if figure.data()["met"] is False}
+        assert f"{WAYS[first - 1]}-{WAYS[second - 1]}" in missed
+
+
+def test_what_a_client_reads_is_what_the_other_one_has_written(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    inside: "dict[str, Any]" = {}
+    exec((ROOT / "bench/access_inside.py").read_text(), inside)
+    assert inside["write"](f"{tmp_path}/file", 4, 2) > 0 and inside["read"](f"{tmp_path}/file", 4, 2) > 0
+    for seed, mib in ((5, 2), (4, 3)):
+        with pytest.raises(RuntimeError, match="is not what was written"):
+            inside["read"](f"{tmp_path}/file", seed, mib)
+
+
+def test_a_daemons_processor_time_is_told_in_less_than_ticks(bench: Any) -> None:
+    access, before = bench("access"), time.process_time()
+    assert before <= access.cpu([os.getpid()]) <= time.process_time()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "bench").glob("*.py")), ids=lambda path: path.name)
