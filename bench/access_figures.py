@@ -13,7 +13,7 @@ BASE = "virtual"
 WAYS = {
     "virtual": "a virtual server", "client": "client in the guest", "directory": "directory into the guest", "native": "native",
 }  # fmt: skip
-WHATS = {
+KINDS = {
     "write": ("written", "MiB/s"), "read": ("read", "MiB/s"),
     "create": ("files made", "1/s"), "stat": ("files looked up", "1/s"), "unlink": ("files removed", "1/s"),
 }  # fmt: skip
@@ -63,7 +63,7 @@ def aggregate(amount: float, seconds: Sequence[float]) -> float:
 def over_base(samples: Samples) -> List[Figure]:
     """Return each way's rates over those of the virtual server in the same round, as the paper's figure 4 has them."""
     found = []
-    for what, (words, unit) in WHATS.items():
+    for what, (words, unit) in KINDS.items():
         base = samples[f"{BASE}/{what}"]
         found.append(Figure(f"shares/{what}/{BASE}", f"{words}, {WAYS[BASE]}", unit, base))
         for way in list(WAYS)[1:]:
@@ -78,7 +78,7 @@ def order(samples: Samples) -> List[Figure]:
     """Return for each pair of ORDER whether the first is the quicker one."""
     return [
         Figure(
-            f"shares/order/{pair.what}/{pair.first}-{pair.second}", f"{WHATS[pair.what][0]}, {WAYS[pair.first]}", "MiB/s",
+            f"shares/order/{pair.what}/{pair.first}-{pair.second}", f"{KINDS[pair.what][0]}, {WAYS[pair.first]}", "MiB/s",
             samples[f"{pair.first}/{pair.what}"], WAYS[pair.second], samples[f"{pair.second}/{pair.what}"],
             expected=pair.expected, because=pair.because, budget=("ratio", ">=", 1.0), budget_from="the order of the paper's figure 4",
         )
@@ -97,7 +97,7 @@ def costs(samples: Samples) -> List[Figure]:
     )
     for daemon, what, expected, because in rows:
         found.append(Figure(
-            f"shares/cpu/{daemon}/{what}", f"processor of {daemon} for each GiB {WHATS[what][0]}, directory into the guest", "s/GiB",
+            f"shares/cpu/{daemon}/{what}", f"processor of {daemon} for each GiB {KINDS[what][0]}, directory into the guest", "s/GiB",
             samples[f"cpu/{daemon}/directory/{what}"], "of ceph-fuse, native", samples[f"cpu/ceph-fuse/native/{what}"],
             expected=expected, because=because,
         ))  # fmt: skip

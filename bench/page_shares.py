@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict, List
 
-from access_figures import BASE, WAYS, WHATS
+from access_figures import BASE, KINDS, WAYS
 from tables import Data, by_name, lines, load, number, ratio, spread, table
 
 PAPER = {
@@ -19,7 +19,7 @@ def shares(report: Data) -> str:
     """Each way over the virtual server; below, the order that is held against the paper's, and what the daemons cost."""
     found = by_name(report)
     rows: List[List[str]] = []
-    for what, (words, unit) in WHATS.items():
+    for what, (words, unit) in KINDS.items():
         for way, called in WAYS.items():
             figure = found[f"shares/{what}/{way}"]
             over = ["1", ""] if way == BASE else [ratio(figure), number(figure["expected"])]
