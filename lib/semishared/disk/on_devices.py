@@ -12,7 +12,7 @@ from typing import Iterable, Iterator, Mapping
 
 from ..base import cache, device_state, devices, hung
 from ..errors import CannotMove, DeviceMissing, LostWithMemory, SemisharedError, UnexpectedFile, UnexpectedLink
-from ..model import layout, layout_devices
+from ..model import layout, layout_delta, layout_devices
 from ..model.device_class import MEMORY, NOTHING, Want
 from ..model.layout_devices import LAYERS, Link
 from ..tools import files, qemu_img
@@ -54,6 +54,35 @@ def check(directory: str) -> None:
     for name, link in links(directory).items():
         if not os.path.isdir(f"{directory}/{name}"):
             raise _missing(root, f"the layers of {layout.disk_of(name)}", link)
+
+
+def check_written(directory: str, disk: int) -> None:
+    """Raise DeviceMissing if a device is not there with the layers of which a disk's record speaks.
+
+    Of a disk that is about to leave its device under its guest (guest/device_switch.py) these are those that it leaves, as long as the
+    record names the delta there; of what the other device has nothing is missed then.
+    """
+    folder = layout.layers(layout.disk(directory, disk))
+    left, named = layout_devices.left(folder), str((files.read_json(layout.record(directory, disk)) or {}).get("path", ""))
+    own = left if layout_delta.is_delta(named) and os.path.lexists(left) else folder
+    link = devices.link_of(own)
+    if link and not os.path.isdir(own):
+        raise _missing(cache.root_of(directory), f"the layers of {layout.disk_name(disk)}", link)
+
+
+def listed(folder: str) -> list[str]:
+    """Return the names in a directory of layers, at one moment; raise DeviceMissing if it is on a device that is not there then.
+
+    Not of one that is looked at name by name while others put it aside (base/hung.py), or take it back.
+    """
+    files.refresh(os.path.dirname(folder))
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        link = devices.link_of(folder)
+        if link is None:
+            return []
+        raise _missing(cache.root_of(os.path.dirname(folder)), f"the layers of {os.path.basename(layout.disk_of(folder))}", link) from None
 
 
 def is_away(path: str) -> bool:

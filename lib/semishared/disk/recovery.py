@@ -10,18 +10,23 @@ import os
 from contextlib import contextmanager
 from typing import Iterator
 
+from ..base import hung
 from ..errors import SemisharedError
 from ..guest import block_jobs, rest
-from ..model import layout
+from ..model import layout, layout_delta
 from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
-from . import records
+from . import on_devices, records
 
 
 def recover(vm_dir: str, name: str) -> None:
-    """End what a killed action has left in the guest: a rest, jobs; `name` is '' when no guest runs."""
+    """End what a killed action has left in the guest: a rest, jobs; `name` is '' when no guest runs.
+
+    Raise DeviceMissing if a device is not there on which something has been left begun; but for the rest nothing is changed then.
+    """
     rest.wake(vm_dir, name)
     rest.tidy(vm_dir)
+    check_there(vm_dir)
     for note in sorted(left(vm_dir)):
         disk = layout.job_noted(note)
         if disk is None:
@@ -35,8 +40,6 @@ def recover(vm_dir: str, name: str) -> None:
         _tidy(vm_dir, disk, job)
         files.unlink(path)
         point("job ended")
-    from ..model import layout_delta  # not for every step on a host
-
     if os.path.lexists(layout_delta.note(vm_dir)):
         from ..guest import active_layer, deltas
 
@@ -69,6 +72,24 @@ def _release(vm_dir: str, disks: list[int]) -> None:
             cache.release(cache.root_of(vm_dir), int(os.path.basename(vm_dir)), disk)
 
 
+def check_there(vm_dir: str) -> None:
+    """Raise DeviceMissing if a device is not there with the layers of a disk on which something has been left begun.
+
+    What is not seen there would be taken for ended, and what a guest has written last be lost when the device is back.
+    """
+    jobs = [disk for disk in map(layout.job_noted, left(vm_dir)) if disk is not None]
+    disks = {disk for disk in jobs if "layer" in (files.read_json(layout.job_note(vm_dir, disk)) or {})}
+    if os.path.lexists(layout_delta.note(vm_dir)):
+        from ..guest import active_layer
+
+        disks |= {record.disk for record in (*active_layer.noted(vm_dir), *active_layer.leaving(vm_dir))}
+    disks = {disk for disk in disks if os.path.lexists(layout.record(vm_dir, disk))}
+    if disks and on_devices.links(vm_dir):
+        hung.look(layout.base_store_of(vm_dir))
+    for disk in sorted(disks):
+        on_devices.check_written(vm_dir, disk)
+
+
 def left(vm_dir: str) -> list[str]:
     """Return the names of the notes that `recover` would see to."""
     try:
@@ -85,7 +106,7 @@ def _put_back(vm_dir: str, disk: int, job: dict[str, object]) -> None:
     folder = os.path.dirname(record.path)
     layer = f"{folder}/{job['layer']}"
     # The one below is gone only if the pull was over, and the power as well before the note was.
-    if files.exists(layer) and os.path.exists(f"{folder}/{below}") and layers.backing_of(layer)[0] != below:
+    if {str(job["layer"]), below} <= set(on_devices.listed(folder)) and layers.backing_of(layer)[0] != below:
         qemu_img.lay_over(layer, below, str(job.get("below_format", "")))
         point("layer put back")
 

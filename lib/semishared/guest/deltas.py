@@ -18,7 +18,7 @@ import os
 from functools import partial
 from typing import Any, Iterable, List
 
-from ..errors import BadRecord, MissingImage, ToolFailed
+from ..errors import BadRecord, DeviceMissing, MissingImage, ToolFailed
 from ..model import layout, layout_delta
 from ..model.record import Record
 from ..tools import files, qemu_img
@@ -138,11 +138,24 @@ def _begin(target: str, guest: Any) -> None:
 
 def _redo(vm_dir: str, record: Record) -> None:
     """Merge the delta of a disk that no guest has open."""
-    if _names_delta(vm_dir, record) and files.exists(delta_of(record)):
+    if _names_delta(vm_dir, record) and _is_there(record):
         qemu_img.commit(active_layer.for_qemu_img(record, delta_of(record)))
         files.fsync(record.path)
         point("delta committed")
     active_layer.write(vm_dir, record)
+
+
+def _is_there(record: Record) -> bool:
+    """Tell whether the delta that a record names is there; raise DeviceMissing if it was on a device: then it is what is not there.
+
+    Also of one that is put aside at this moment: nothing but a disk that is being removed has such a record, and no delta.
+    """
+    path = delta_of(record)
+    if files.exists(path):
+        return True
+    if os.path.islink(os.path.dirname(path)):
+        raise DeviceMissing(f"{path} on {os.uname().nodename}, which has what its guest has written last: on a device that is not there")
+    return False
 
 
 def _drop(vm_dir: str, without: List[Record]) -> None:

@@ -64,10 +64,12 @@ class OnMoves(Steps):
         """
         if not os.path.lexists(layout_delta.note(vm_dir)):
             return
+        from ..disk import recovery
         from ..guest import active_layer, deltas, device_switch, job_lock
 
         if active_layer.origin(vm_dir) or active_layer.leaving(vm_dir) or device_switch.left(vm_dir):
             job_lock.take(vm, vm_dir)
+            recovery.check_there(vm_dir)
             deltas.merge(vm_dir, domain)
 
     def ReleaseVm(self, step: m.ReleaseVm) -> object:
