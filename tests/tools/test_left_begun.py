@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Something is left begun on a disk of a host's pool when its device is not there: it is still begun when the device is back."""
+"""The device of a disk is not there, or not for a moment, when it is seen what there is of it: none of that is taken for gone."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Callable, Iterator
 
 import pytest
 
-from semishared.disk import recovery
+from semishared.disk import epochs, kept, recovery, vm_dir
 from semishared.errors import DeviceMissing
 from semishared.model import steps as s
-from semishared.tools import layers
+from semishared.model.record import Record
+from semishared.model.steps_commit import CreateDiff
+from semishared.tools import files, layers
 from tools.test_half_moved import HalfMoved
 from tools.test_lost_device import can_boot
 from tools.test_pool import Pool, carry, device_of
@@ -27,15 +29,17 @@ def away(world: World, pool: Pool, path: str, how: str) -> Iterator[None]:
     """Have the device `path` be put aside since it hung, or not be mounted."""
     if how == "hung":
         (link,) = [link for link in (world.root / "devices").iterdir() if os.readlink(link) == f"{path}/.semishared"]
-        link.unlink()
-        link.symlink_to(f"hung:{path}/.semishared")
-        yield
-        link.unlink()
-        link.symlink_to(f"{path}/.semishared")
+        files.symlink(f"hung:{path}/.semishared", str(link))
+        try:
+            yield
+        finally:
+            files.symlink(f"{path}/.semishared", str(link))
     else:
         subprocess.run(["mount", "--move", path, pool.aside()], check=True)
-        yield
-        subprocess.run(["mount", "--move", pool.aside(), path], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["mount", "--move", pool.aside(), path], check=True)
 
 
 class Begun:
@@ -168,3 +172,54 @@ def test_a_layer_that_is_there_no_more_is_no_device_that_is_away(world: World, p
     (begun.folder / "1").unlink()
     recovery.recover(begun.disk.vm_dir, "")
     assert not recovery.left(begun.disk.vm_dir) and layers.backing_of(str(begun.folder / "2"))[0] == "0"
+
+
+@pytest.mark.parametrize("moment", ["before it is looked at", "when its active layer was seen"])
+def test_a_diff_whose_device_is_put_aside_for_a_moment_is_kept(
+    world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    pool.set()
+    disk = world.disk()
+    world.on(s.PrepareVm(5, disk.vm_dir), CreateDiff(disk, world.image(), 0, ""))
+    folder = Path(f"{disk.path}.snap")
+    qemu_io(str(folder / "0"), "qcow2", "write -P 0x77 2M 64k")
+    world.on(s.AddLayer(disk, 1, 0, "qcow2"), s.ActivateLayer(disk, 1, "qcow2"))
+    device, chain, backing_of = device_of(folder), kept.chain, layers.backing_of
+
+    def looked(record: Record) -> "list[str]":
+        with ExitStack() as aside, monkeypatch.context() as patched:
+
+            def seen(path: str) -> "tuple[str, str]":
+                found = backing_of(path)
+                if path.endswith("/1"):
+                    aside.enter_context(away(world, pool, device, "hung"))
+                return found
+
+            if moment == "before it is looked at":
+                aside.enter_context(away(world, pool, device, "hung"))
+            patched.setattr(layers, "backing_of", seen)
+            return chain(record)
+
+    monkeypatch.setattr(kept, "chain", looked)
+    vm_dir.remove_disk(disk, epochs.arrived(-1, [], {}))
+    (place,) = world.system.glob(".kept-5-*")
+    qemu_io(f"{place}/disk.1.snap/1", "qcow2", "read -P 0x77 2M 64k")
+
+
+@pytest.mark.parametrize("how", ["hung", "absent", ""])
+def test_of_a_diff_that_waits_for_nothing_nothing_is_kept_if_that_is_seen(world: World, pool: Pool, how: str) -> None:
+    pool.set()
+    disk = world.disk()
+    world.on(s.PrepareVm(5, disk.vm_dir), CreateDiff(disk, world.image(), 0, ""))
+    with away(world, pool, device_of(f"{disk.path}.snap"), how) if how else nullcontext():
+        world.on(s.RemoveDisk(disk, ""))
+    assert len(list(world.system.glob(".kept-5-*"))) == len(pool.layers()) == bool(how)
+
+
+def test_a_diff_whose_removal_was_killed_on_its_device_is_removed(world: World, pool: Pool) -> None:
+    pool.set()
+    disk = world.disk()
+    world.on(s.PrepareVm(5, disk.vm_dir), CreateDiff(disk, world.image(), 0, ""))
+    Path(f"{disk.path}.snap/0").unlink()
+    world.on(s.RemoveDisk(disk, ""))
+    assert not list(world.system.glob(".kept-5-*")) and not pool.layers()

@@ -15,29 +15,40 @@ from __future__ import annotations
 import os
 from typing import Iterable
 
-from ..errors import BadRecord, StaleDirectory
+from ..errors import BadRecord, DeviceMissing, LostWithMemory, StaleDirectory
 from ..model import layout, layout_devices
 from ..model.record import Record
 from ..model.steps import DiskRef
-from ..tools import files, layers, qemu_img
+from ..tools import beneath, files, layers, qemu_img
 from ..tools.crash_points import point
 from . import beside, on_devices, records
 
 
 def chain(record: Record) -> list[str]:
-    """Return the layers of a diff, the lowest first."""
+    """Return the layers of a diff, the lowest first: all of them, or none if they are not there, or on a device that is away."""
+    folder, number = os.path.dirname(record.path), layout.layer_of(record.path)
     found: list[str] = []
-    path = record.path
-    while layout.layer_of(path) and os.path.exists(path) and path not in found:
-        found.insert(0, path)
-        below = layers.backing_of(path)[0]
-        path = f"{os.path.dirname(path)}/{below}" if layout.is_number(below) else ""
-    return found
+    try:
+        # Who has it open sees all of it, also if its device is put aside meanwhile (base/hung.py).
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        while number and number not in found and os.path.exists(f"{beneath.path_of(fd)}/{number}"):
+            found.insert(0, number)
+            below = layers.backing_of(f"{beneath.path_of(fd)}/{number}")[0]
+            number = below if layout.is_number(below) else ""
+    finally:
+        os.close(fd)
+    return [f"{folder}/{number}" for number in found]
 
 
 def waiting(record: Record) -> list[str]:
     """Return the layers of a diff, the lowest first, that hold what its image has not been given yet."""
-    found = chain(record)
+    return _waiting(record, chain(record))
+
+
+def _waiting(record: Record, found: list[str]) -> list[str]:
     done = [number for number, path in enumerate(found) if layout.layer_of(path) == str(record.committed)]
     return [path for path in found[done[0] + 1 if done else 0 :] if not layers.is_empty(path)]
 
@@ -53,8 +64,10 @@ def keep(disk: DiskRef, record: Record, *, is_last: bool = True) -> str:
 
     The caller holds the VM. Not `is_last`: another diff takes its place, so it is older than anything that claims the image.
     """
-    # Of a device that is away nobody knows what waits: its link is kept.
-    if not record.place.commits or not (waiting(record) or on_devices.is_away(disk.path)):
+    if not record.place.commits:
+        return ""
+    found = chain(record)
+    if not (_waiting(record, found) if found else _is_unseen(disk, record)):
         return ""
     if is_kept(disk.vm_dir):
         return disk.vm_dir
@@ -65,6 +78,14 @@ def keep(disk: DiskRef, record: Record, *, is_last: bool = True) -> str:
         _keep_history(disk, place)
     _move(disk, place, layout.layers(disk.path))
     return place
+
+
+def _is_unseen(disk: DiskRef, record: Record) -> bool:
+    """Tell whether nobody knows what waits in a diff of which no layer was seen: its device is away, or was then and is back."""
+    try:
+        return record.layer in on_devices.listed(layout.layers(disk.path))
+    except (DeviceMissing, LostWithMemory):
+        return True
 
 
 def keep_unknown(disk: DiskRef) -> str:
