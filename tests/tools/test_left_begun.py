@@ -12,8 +12,8 @@ from typing import Callable, Iterator
 
 import pytest
 
-from semishared.disk import epochs, kept, recovery, vm_dir
-from semishared.errors import DeviceMissing
+from semishared.disk import epochs, kept, records, recovery, renewal, vm_dir
+from semishared.errors import DeviceMissing, MissingImage
 from semishared.model import steps as s
 from semishared.model.record import Record
 from semishared.model.steps_commit import CreateDiff
@@ -223,3 +223,21 @@ def test_a_diff_whose_removal_was_killed_on_its_device_is_removed(world: World, 
     Path(f"{disk.path}.snap/0").unlink()
     world.on(s.RemoveDisk(disk, ""))
     assert not list(world.system.glob(".kept-5-*")) and not pool.layers()
+
+
+def test_a_renewed_diff_whose_device_is_put_aside_for_a_moment_keeps_its_layers(
+    world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.set()
+    disk = world.disk()
+    world.on(s.PrepareVm(5, disk.vm_dir), CreateDiff(disk, world.image(), 0, ""))
+    (layer,), chain = pool.layers(), kept.chain
+
+    def looked(record: Record) -> "list[str]":
+        with away(world, pool, device_of(layer), "hung"):
+            return chain(record)
+
+    monkeypatch.setattr(kept, "chain", looked)
+    with pytest.raises(MissingImage):
+        renewal._drop_others(disk, records.record_of(disk))
+    assert os.listdir(layer) == ["0"]

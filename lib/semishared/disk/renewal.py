@@ -20,7 +20,7 @@ import os
 from .. import store
 from ..base import cache, carried, room
 from ..base.ensure import ensure
-from ..errors import AnotherWriter, CommitRefused, MigrationRefused, NotOwner, SemisharedError
+from ..errors import AnotherWriter, CommitRefused, MigrationRefused, MissingImage, NotOwner, SemisharedError
 from ..guest import job_lock, listing
 from ..model import layout
 from ..model.owner import Owner
@@ -123,6 +123,9 @@ def _drop_others(disk: DiskRef, record: Record) -> None:
     """Let the link that is the disk lead to its active layer, and remove the layers that it does not lie over any more."""
     layering.link(record, disk, int(record.layer))
     folder, chain = os.path.dirname(record.path), kept.chain(record)
+    if not chain:
+        # Put aside at this moment (base/hung.py), and perhaps back at the next.
+        raise MissingImage(f"{record.path} is not there on {os.uname().nodename}")
     for number in layers.numbered(folder):
         if f"{folder}/{number}" not in chain:
             files.unlink(f"{folder}/{number}")
