@@ -3,27 +3,63 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import subprocess
+import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Iterator
 
 import pytest
 
+from semishared.base import hung
 from semishared.errors import BadPool, DeviceMissing
 from semishared.host import host_probe, vm_sizes
 from semishared.model import steps as s
 from semishared.model import steps_device as d
 from semishared.model.steps_base import ListBases, ReportDisks
+from semishared.wire import session
 from system.test_monitoring import HANG
-from tools.test_lost_device import can_boot
+from tools.test_lost_device import apart, can_boot
 from tools.test_pool import Pool, device_of
 from tools.world import World, qemu_io
 
 LONG_AGO = (0, 0)
-LIMIT_S = 30
-"""Seconds for all that is asked while it hangs: twice it is waited for, 8 s each."""
+DETACH = 2
+LIMIT_S = 20
+"""Seconds for all that is asked while it hangs."""
+SCALED = """
+import sys
+sys.path.insert(0, {lib!r})
+from semishared.base import hung
+from semishared.host import service
+hung.PATIENCE_S, hung.ANSWER_S = {patience}, {answer}
+sys.exit(service.main())
+"""
+PATIENCE_S, ANSWER_S = 3.0, 1.5
+LIB = str(Path(__file__).parents[2] / "lib")
+# As HANG, and what has begun to ask it cannot be killed: it is in a request that its server has read.
+HOLD = HANG.replace("time.sleep(600)", """
+import struct
+unique = struct.unpack_from("<IIQ", os.read(fd, 1 << 17))[2]
+init = struct.pack("<IIIIHHIIHHI28x", 7, 31, 1 << 16, 0, 12, 9, 1 << 16, 1, 16, 0, 0)
+os.write(fd, struct.pack("<IiQ", 16 + len(init), 0, unique) + init)
+while os.read(fd, 1 << 17):
+    pass
+""")
+
+
+@pytest.fixture(autouse=True)
+def scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process and the host sides that it starts wait less long."""
+    script = tmp_path / "hostside.py"
+    script.write_text(SCALED.format(lib=LIB, patience=PATIENCE_S, answer=ANSWER_S))
+    monkeypatch.setattr(session, "HERE", str(script))
+    monkeypatch.setattr(hung, "PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(hung, "ANSWER_S", ANSWER_S)
 
 
 def asked_long_ago(world: World) -> None:
@@ -34,17 +70,19 @@ def asked_long_ago(world: World) -> None:
 
 
 @contextmanager
-def hung(world: World, path: str) -> Iterator[None]:
+def hanging(world: World, path: str, how: str = HANG) -> "Iterator[subprocess.Popen[bytes]]":
     """Let everything below `path` hang; none of ours may be left at it when that is over."""
-    with subprocess.Popen(["/usr/bin/python3", "-c", HANG, path], stdout=subprocess.PIPE) as server:
+    with subprocess.Popen(["/usr/bin/python3", "-c", how, path], stdout=subprocess.PIPE) as server:
         assert server.stdout
         try:
             assert server.stdout.readline() == b"mounted\n"
             asked_long_ago(world)
-            yield
+            yield server
         finally:
             server.kill()
-            subprocess.run(["umount", "-l", path], check=True)
+            server.wait()
+            if f"hung {path} " in Path("/proc/mounts").read_text(encoding="utf-8"):
+                subprocess.run(["umount", "-l", path], check=True)
     asked_long_ago(world)
 
 
@@ -55,7 +93,7 @@ def test_a_device_that_hangs_costs_its_own_vms_and_nobody_waits_for_it(world: Wo
     qemu_io(world.disk().path, "qcow2", "write -P 0x31 2M 64k")
     number = next(number for number in range(8, 30) if clone_elsewhere(world, number, lost))
     started = time.monotonic()
-    with hung(world, lost):
+    with hanging(world, lost):
         states = {path: row["state"] for path, row in pool.rows().items()}
         assert states == {str(path): "hung" if str(path) == lost else "" for path in pool.paths}
         # New disks go elsewhere, with a base of their own if theirs is there.
@@ -89,16 +127,116 @@ def clone_elsewhere(world: World, vm: int, lost: str) -> bool:
     return lost not in (device_of(base), device_of(f"{world.disk(vm).path}.snap"))
 
 
+def link_to(world: World, device: str) -> Path:
+    """Return the link to a device, whether it is aside or not."""
+    links = [link for link in (world.root / "devices").iterdir() if link.is_symlink()]
+    (link,) = [link for link in links if os.readlink(link) in (f"{device}/.semishared", f"hung:{device}/.semishared")]
+    return link
+
+
+def put_aside(link: Path) -> None:
+    """Have a device hang, as whoever looked just now has it."""
+    target = os.readlink(link)
+    link.unlink()
+    link.symlink_to(f"hung:{target}")
+
+
 def test_a_device_that_is_slow_once_is_asked_again(world: World, pool: Pool) -> None:
     """What puts a device aside is a link: killed or not, whoever looks next makes it what is true."""
     pool.set()
     world.clone(world.image(), world.disk())
     lost = device_of(f"{world.disk().path}.snap")
-    (link,) = [link for link in (world.root / "devices").iterdir() if os.readlink(link) == f"{lost}/.semishared"]
-    link.unlink()
-    link.symlink_to(f"hung:{lost}/.semishared")
+    link = link_to(world, lost)
+    put_aside(link)
     row = pool.rows()[lost]
     assert row["state"] == "hung", "it was asked just now"
     asked_long_ago(world)
     assert pool.rows()[lost]["state"] == "" and os.readlink(link) == f"{lost}/.semishared"
     can_boot(world)
+
+
+def test_no_vm_is_refused_or_left_behind_by_an_answer_of_before(world: World, pool: Pool) -> None:
+    """A disk that was in standby is there a moment after it was put aside."""
+    pool.set()
+    world.clone(world.image(), world.disk())
+    link = link_to(world, device_of(f"{world.disk().path}.snap"))
+    put_aside(link)
+    can_boot(world)
+    put_aside(link)
+    world.on(s.RemoveVm(5, world.disk().vm_dir))
+    assert not pool.layers()
+
+
+def test_no_boot_is_refused_by_what_the_device_of_its_base_said_before(world: World, pool: Pool) -> None:
+    pool.set()
+    _, other = apart(world, pool)
+    put_aside(link_to(world, other))
+    can_boot(world)
+
+
+def test_a_device_that_takes_its_time_is_no_other_than_before(world: World, pool: Pool) -> None:
+    """Disks that stand still need more time than a device is given that has hung."""
+    pool.set()
+    late = str(pool.paths[0])
+    with hanging(world, late, HOLD) as server:
+        threading.Timer((PATIENCE_S + ANSWER_S) / 2, server.kill).start()
+        hung.look(str(world.root))
+        assert os.readlink(link_to(world, late)) == f"{late}/.semishared"
+
+
+def test_a_host_on_which_nothing_ends_says_nothing_of_its_devices(
+    world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its own disk stalls, or it swaps: programs are late together, whatever they read."""
+    pool.set()
+    links = [link for link in (world.root / "devices").iterdir() if link.is_symlink()]
+    put_aside(links[0])
+    before = {link: os.readlink(link) for link in links}
+    stalled = tmp_path / "programs"
+    stalled.mkdir()
+    (stalled / "setpriv").write_text("#!/bin/sh\nexec sleep 60\n")
+    (stalled / "setpriv").chmod(0o755)
+    asked_long_ago(world)
+    with monkeypatch.context() as now:
+        now.setenv("PATH", f"{stalled}:{os.environ['PATH']}")
+        started = time.monotonic()
+        hung.look(str(world.root))
+        assert time.monotonic() - started < 2 * PATIENCE_S + 3
+        assert {link: os.readlink(link) for link in links} == before
+    hung.look(str(world.root))
+    assert not any(os.readlink(link).startswith("hung:") for link in links)
+
+
+def test_a_device_that_hangs_holds_one_program_however_often_it_is_asked(world: World, pool: Pool) -> None:
+    pool.set()
+    lost = str(pool.paths[0])
+    link = link_to(world, lost)
+    with hanging(world, lost, HOLD):
+        for turn in range(3):
+            asked_long_ago(world)
+            started = time.monotonic()
+            hung.look(str(world.root))
+            assert os.readlink(link) == f"hung:{lost}/.semishared"
+            assert len(asking(lost)) == 1
+            assert turn == 0 or time.monotonic() - started < 1, "who cannot be killed waits still: that is an answer"
+        with pytest.raises(BadPool, match=f"{lost} on .* is hung: it does not answer"):
+            pool.set()
+        assert len(asking(lost)) == 1
+        # What is there now is another mount, for which nobody waits. (umount itself would wait.)
+        assert not ctypes.CDLL(None).umount2(lost.encode(), DETACH)
+        asked_long_ago(world)
+        hung.look(str(world.root))
+        assert len(asking(lost)) == 1 and os.readlink(link) == f"{lost}/.semishared"
+    assert not asking(lost)
+    assert not list((world.root / "devices").glob("*.asked"))
+
+
+def asking(device: str) -> "list[str]":
+    """Return who reads the label of a device."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if words[0] == b"dd" and f"if={device}/.semishared/device.json".encode() in words:
+                found.append(pid)
+    return found

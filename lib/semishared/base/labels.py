@@ -68,7 +68,7 @@ def declare(step: SetDevices) -> dict[str, object]:
     """
     wanted = pool.declared(" ".join(step.devices))
     with locks.exclusive(layout.lock(step.root, "devices"), 30):
-        found = _checked(wanted)
+        found = _checked(step.root, wanted)
         os.makedirs(layout_devices.devices(step.root), exist_ok=True)
         new = [path for path in (_label(step.root, device, found) for device in wanted) if path]
         labelled = {str(devices.label(layout_devices.side(device.path))["uuid"]) for device in wanted}
@@ -80,17 +80,18 @@ def declare(step: SetDevices) -> dict[str, object]:
                 continue
             files.unlink(layout_devices.device(step.root, uuid))
             files.unlink(layout_devices.note(step.root, uuid))
+            files.unlink(layout_devices.asked_beside(layout_devices.device(step.root, uuid)))
             point("device gone")
             gone.append(path)
     return {"labelled": new, "closed": sorted(closed), "gone": sorted(gone)}
 
 
-def _checked(wanted: Sequence[pool.Declared]) -> dict[str, str]:
+def _checked(root: str, wanted: Sequence[pool.Declared]) -> dict[str, str]:
     """Return the labels there are, by path; raise BadPool unless all can be devices of one pool."""
     systems: dict[int, str] = {}
     found: dict[str, str] = {}
     here = os.uname().nodename
-    silent = hung.unanswered([layout_devices.side(device.path) for device in wanted])
+    silent = hung.unanswered(root, [layout_devices.side(device.path) for device in wanted])
     for device in wanted:
         path = device.path
         if layout_devices.side(path) in silent:

@@ -94,14 +94,16 @@ def is_away(path: str) -> bool:
 def check_disk(directory: str, disk: int) -> None:
     """Raise DeviceMissing if a device is not well on which layers of this disk lie, or not there with the base below it."""
     root, own = cache.root_of(directory), layout.layers(layout.disk_name(disk))
-    hung.look(root)
     link = devices.link_of(f"{directory}/{own}")
+    hung.look(root, (link.uuid,) if link else ())
     if link and (device_state.state(root, link.uuid) or not os.path.isdir(f"{directory}/{own}")):
         raise _missing(root, f"the layers of {layout.disk_name(disk)}", link)
     record = records.as_found(directory, disk)
     if record and record.place.leases and record.image:
         base = cache.named(root, record.image, record.image.generation).directory
         link = devices.link_of(base)
+        if link and not os.path.isdir(base):
+            hung.look(root, (link.uuid,))
         if link and not os.path.isdir(base):
             raise _missing(root, f"the base of {layout.disk_name(disk)}", link)
 

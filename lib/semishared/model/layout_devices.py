@@ -11,6 +11,7 @@
     <root>/devices/<uuid>                    -> <mount>/.semishared, of each device of the pool
                                              -> hung:<mount>/.semishared, of one that does not answer (base/hung.py)
                    <uuid>.json               of one that is memory: its label, as it was last declared, or closed
+                   <uuid>.asked              of one that does not answer: who waits for that, and cannot be ended
     <vm_dir>/disk.<N>.snap                   -> ../../.semishared/devices/<uuid>/layers/<vm>-<disk>-<random>
              disk.<N>.left.snap          -> the same, where those layers have been until now: their running guest is about to leave
     <root>/bases/<name>  staging/<prefix>    -> ../devices/<uuid>/bases/<name>  staging/<prefix>
@@ -60,6 +61,11 @@ def note(root: str, uuid: str) -> str:
 def note_beside(device: str) -> str:
     """Return the same by the link to the device."""
     return f"{device}.json"
+
+
+def asked_beside(device: str) -> str:
+    """Return where it is known, by the link to a device, who waits for its answer."""
+    return f"{device}.asked"
 
 
 def is_uuid(name: str) -> bool:

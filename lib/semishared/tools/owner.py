@@ -18,11 +18,23 @@ _mine: dict[int, layout.Maker] = {}
 
 def started(pid: int) -> str:
     """Return when a process began, '' if there is none: no other process of this boot ever has both the id and the time."""
+    return _said(pid)[19]
+
+
+def waiting(pid: int) -> str:
+    """Return the same of one that is more than an exit code which nobody has asked for yet."""
+    said = _said(pid)
+    return "" if said[0] in ("Z", "X") else said[19]
+
+
+def _said(pid: int) -> list[str]:
+    """Return what proc(5) says of a process from its state on, nothing of each if there is none."""
     try:
         with open(f"/proc/{pid if pid != os.getpid() else 'self'}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
+            words = file.read().rpartition(")")[2].split()
+    except OSError:
+        words = []
+    return words if len(words) > 19 else [""] * 20
 
 
 def _boot() -> str:

@@ -10,9 +10,8 @@ import os
 import select
 import signal
 import subprocess
-import time
 from contextlib import contextmanager
-from typing import IO, Callable, Generator, Iterator, Sequence
+from typing import IO, Callable, Generator, Iterator
 
 from ..errors import NoSpace, SemisharedError, ToolFailed, ToolMissing, ToolTimeout
 from . import progress, standstill
@@ -83,22 +82,10 @@ def _worked(process: subprocess.Popen[bytes], argv: list[str], signs: Callable[[
             raise ToolTimeout(f"{argv[0]} has done nothing for {idle_s:.0f} s on {where}: is its storage hung? {line_of(argv)}")
 
 
-def silent(commands: Sequence[list[str]], limit_s: float) -> list[int]:
-    """Run programs, all at once; return the numbers of those that have not ended within `limit_s` seconds, whatever the others said.
-
-    They are left to themselves, with nothing of ours open: who is in a hung system call ends with that.
-    """
-    env = environment()
+def unheard(argv: list[str]) -> subprocess.Popen[bytes]:
+    """Start a program of which only the end matters; it has nothing of ours open, and is nobody's hindrance if it never ends."""
     null = subprocess.DEVNULL
-    started = [subprocess.Popen([*DIES_WITH_US, *argv], stdin=null, stdout=null, stderr=null, env=env, cwd="/") for argv in commands]
-    until, late = time.monotonic() + limit_s, []
-    for number, process in enumerate(started):
-        try:
-            process.wait(max(until - time.monotonic(), 0.01))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            late.append(number)
-    return late
+    return subprocess.Popen([*DIES_WITH_US, *argv], stdin=null, stdout=null, stderr=null, env=environment(), cwd="/")
 
 
 def line_of(argv: list[str]) -> str:

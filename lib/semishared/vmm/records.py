@@ -127,12 +127,16 @@ def check_disk(vm_dir: str, record: Record) -> None:
         from ..disk import remote
 
         remote.check(record)
+    is_on_device = record.is_local and os.path.islink(layout.layers(path))
+    if is_on_device:
+        # First: whoever looks for a file on one that hangs waits for ever.
+        _check_device(vm_dir, record)
     for name in (path, record.active(path) if record.is_local else record.path):
         if not os.path.exists(name):
             _check_device(vm_dir, record)
             shown = name if record.is_local else record.path
             raise MissingImage(f"disk {record.disk}: {shown} is not there on {os.uname().nodename}")
-    if record.is_local and (os.path.islink(layout.layers(path)) or os.statvfs(record.active(path)).f_flag & os.ST_RDONLY):
+    if record.is_local and not is_on_device and os.statvfs(record.active(path)).f_flag & os.ST_RDONLY:
         _check_device(vm_dir, record)
 
 
