@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import queue
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, Generator, Iterable, Iterator
 
 from ..errors import CephUnavailable, ImageChanged, NoSpace
@@ -74,8 +74,8 @@ class RbdContent:
     def copy(self, seen: Seen, target: str, format: str) -> extents.Manifest:
         """Stream what was seen into a new sparse file."""
         frozen = ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True)
-        with frozen as image, extents.Copy(target, seen.size) as made:
-            for index, content in stream(image, seen.size):
+        with frozen as image, extents.Copy(target, seen.size) as made, closing(stream(image, seen.size)) as found:
+            for index, content in found:
                 progress.count("store_read", len(content))
                 made.add(index, content)
         return made.manifest(format)
@@ -119,7 +119,7 @@ def allocated(image: Any, size: int) -> list[int]:
     return sorted(found)
 
 
-def stream(image: Any, size: int) -> Iterator[tuple[int, bytes]]:
+def stream(image: Any, size: int) -> Generator[tuple[int, bytes], None, None]:
     """Yield (index, content) of the allocated extents of an open image; not in order."""
     return several(image, size, allocated(image, size))
 
@@ -128,7 +128,7 @@ def several(image: Any, size: int, indices: Iterable[int]) -> Generator[tuple[in
     """Yield (index, content) of extents of an open image of `size` bytes, several reads under way; not in order."""
     arrived: queue.Queue[tuple[int, bytes | None]] = queue.Queue()
     wanted = (index for index in indices if index * extents.EXTENT < size)
-    pending = 0
+    pending, patience_s = 0, 2 * ceph.ANSWER_S
 
     def ask() -> int:
         index = next(wanted, None)
@@ -139,10 +139,12 @@ def several(image: Any, size: int, indices: Iterable[int]) -> Generator[tuple[in
         return 1
 
     def answer() -> tuple[int, bytes | None]:
+        nonlocal patience_s
         try:
-            return arrived.get(timeout=2 * ceph.ANSWER_S)
+            return arrived.get(timeout=patience_s)
         except queue.Empty:
-            raise CephUnavailable(f"reads are not answered within {2 * ceph.ANSWER_S} s") from None
+            said, patience_s = f"reads are not answered within {patience_s} s", 0
+            raise CephUnavailable(said) from None
 
     try:
         while pending < AT_ONCE and ask():
@@ -154,10 +156,11 @@ def several(image: Any, size: int, indices: Iterable[int]) -> Generator[tuple[in
                 raise CephUnavailable(f"extent {index} cannot be read")
             pending += ask()
             yield index, content.ljust(min(extents.EXTENT, size - index * extents.EXTENT), b"\0")
-    except GeneratorExit:
-        # Whoever has enough closes the image next, into which these still come.
-        for _ in range(pending):
-            answer()
+    finally:
+        # Whoever has enough, or has failed, closes the image next, into which these still come; what he has failed on is what counts.
+        with suppress(CephUnavailable):
+            for _ in range(pending):
+                answer()
 
 
 class Writing:
