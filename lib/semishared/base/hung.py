@@ -18,16 +18,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Container, Iterable, List, Optional, Sequence
+from typing import Container, Iterable, List, Optional, Sequence
 
 from ..model import layout, layout_devices
 from ..named import NamedTuple
 from ..tools import files
 from ..tools.crash_points import point
 from . import devices
-
-if TYPE_CHECKING:
-    import subprocess
 
 PATIENCE_S, ANSWER_S = 30.0, 8.0
 """Within which a device that has answered reads one block, and one that has not: disks that stand still take their time, above all many."""
@@ -129,11 +126,9 @@ def _answers(questions: Sequence[Question]) -> List[Optional[bool]]:
     from ..tools import run
     from ..tools.ending import ended_within
 
-    programs: List[Optional[subprocess.Popen[bytes]]] = []
+    labels = {question.side: f"if={layout_devices.label(question.side)}" for question in questions}
     try:
-        for question in questions:
-            label = layout_devices.label(question.side)
-            programs.append(None if _is_waited_for(question) else run.unheard([*READ, "iflag=direct", f"if={label}"]))
+        programs = [None if _is_waited_for(asked) else run.unheard([*READ, "iflag=direct", labels[asked.side]]) for asked in questions]
         soon = time.monotonic() + SOON_S
         if all([not program or ended_within(program, soon - time.monotonic()) is not None for program in programs]):
             return [program is not None for program in programs]
