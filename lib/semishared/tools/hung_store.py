@@ -1,10 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A question to a store that may hang: whoever asks waits for so long, and the thread that got no answer is left to itself."""
+"""A question to a store that may hang: whoever asks waits for so long, and the thread that got no answer is left to itself.
+
+A thread in a call that even SIGKILL does not end keeps what its process has open, and whoever reads from that waits on: oned, through
+ssh. Where that matters a process asks, and is left to itself.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
-from typing import Callable, List, TypeVar
+import time
+from typing import Callable, List, NoReturn, TypeVar
+
+from ..errors import ToolFailed
 
 Answer = TypeVar("Answer")
 LIMIT_S = 10.0
@@ -28,3 +36,55 @@ def unless_it_hangs(look: Callable[[], Answer], otherwise: Answer, limit_s: floa
     if failed:
         raise failed[0]
     return found[0] if found else otherwise
+
+
+def unless_its_process_hangs(look: Callable[[], Answer], otherwise: Answer, limit_s: float) -> Answer:
+    """As unless_it_hangs; for a process without threads. What `look` returns, or raises, is copied. Raise ToolFailed if it is killed."""
+    import pickle
+    import select
+    import signal
+
+    ours, its = os.pipe()
+    pid = os.fork()
+    if not pid:
+        _answer(look, its)
+    os.close(its)
+    said, until = b"", time.monotonic() + limit_s
+    with open(ours, "rb", buffering=0) as pipe:
+        while select.select([pipe], [], [], max(until - time.monotonic(), 0.0))[0]:
+            part = pipe.read(1 << 16)
+            if not part:
+                os.waitpid(pid, 0)
+                if not said:
+                    raise ToolFailed(f"who was to look at a store on {os.uname().nodename} was ended")
+                is_well, answer = pickle.loads(said)
+                if is_well:
+                    return answer  # type: ignore[no-any-return]
+                raise answer
+            said += part
+    os.kill(pid, signal.SIGKILL)
+    return otherwise
+
+
+def _answer(look: Callable[[], Answer], pipe: int) -> NoReturn:
+    """Be the process that asks: with nothing open but where it answers."""
+    import pickle
+
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            if fd > 2 and fd != pipe:
+                try:
+                    os.close(fd)
+                except OSError:
+                    pass  # that by which these were listed
+        try:
+            answer = pickle.dumps((True, look()))
+        except Exception as e:  # noqa: BLE001 - whoever waits gets it
+            answer = pickle.dumps((False, e))
+        with open(pipe, "wb") as file:
+            file.write(answer)
+    finally:
+        os._exit(0)

@@ -84,10 +84,10 @@ class OnHost:
 
     def CheckShare(self, step: h.CheckShare) -> str:
         from ..share import attached, daemons
-        from ..tools.hung_store import LIMIT_S, unless_it_hangs
+        from ..tools.hung_store import LIMIT_S, unless_its_process_hangs
         from . import virtiofsd
 
-        if unless_it_hangs(lambda: attached.check(step.image, step.source), None) is None:
+        if unless_its_process_hangs(lambda: attached.check(step.image, step.source), None, LIMIT_S) is None:
             raise StoreUnavailable(f"{step.source} on {os.uname().nodename} hangs: no answer within {LIMIT_S:.0f} s")
         daemons.daemon()
         return os.path.abspath(f"{self._scripts}/{virtiofsd.READ_ONLY if step.readonly else virtiofsd.NAME}")

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A share whose store hangs so that even SIGKILL ends nobody in it: the action ends, and whoever reads what it says is told so."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from semishared.errors import MissingImage
+from semishared.tools import hung_store
+from tools.test_hung_device import HOLD, LIB
+
+ASK = """
+import sys
+sys.path.insert(0, {lib!r})
+from semishared.errors import SemisharedError
+from semishared.model.steps_hypervisor import CheckShare
+from semishared.tools import ending, hung_store
+from semishared.vmm.on_host import OnHost
+hung_store.LIMIT_S = 1.0
+try:
+    OnHost("scripts").CheckShare(CheckShare(7, {source!r}, False))
+except SemisharedError as e:
+    print(e.line(), file=sys.stderr)
+ending.ended(1)
+"""
+
+
+def test_a_deploy_ends_while_its_share_hangs(tmp_path: Path) -> None:
+    root = tmp_path / "shares"
+    root.mkdir()
+    ask = ASK.format(lib=LIB, source=f"{root}/share-7")
+    with subprocess.Popen(["/usr/bin/python3", "-c", HOLD, root], stdout=subprocess.PIPE) as server:
+        assert server.stdout
+        asked = None
+        try:
+            assert server.stdout.readline() == b"mounted\n"
+            asked = subprocess.Popen(["/usr/bin/python3", "-c", ask], stderr=subprocess.PIPE)
+            said = asked.communicate(timeout=20)[1].decode()
+        finally:
+            server.kill()
+            subprocess.run(["umount", "-l", root], check=True)
+            if asked:
+                asked.wait(10)
+    assert "share-7" in said and "hangs: no answer within 1 s" in said and "SS024" in said
+
+
+def test_what_is_asked_apart_is_what_is_answered() -> None:
+    assert hung_store.unless_its_process_hangs(lambda: b"x" * (1 << 20), b"", 10) == b"x" * (1 << 20)
+
+
+def test_what_is_raised_apart_is_what_is_raised() -> None:
+    def look() -> int:
+        raise MissingImage("share-7 is not there")
+
+    with pytest.raises(MissingImage, match="share-7 is not there"):
+        hung_store.unless_its_process_hangs(look, None, 10)
