@@ -29,7 +29,7 @@ from tools.world import World, qemu_io
 
 LONG_AGO = (0, 0)
 DETACH = 2
-LIMIT_S = 20
+LIMIT_S = 45
 """Seconds for all that is asked while it hangs."""
 SCALED = """
 import sys
