@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from semishared.disk import records
-from semishared.errors import BadPool, LostWithMemory, MemoryPromised, NoDeviceOfClass, SemisharedError
+from semishared.base import devices, overcommitted
+from semishared.disk import moved_layers, moved_live, records
+from semishared.errors import BadPool, CannotMove, LostWithMemory, MemoryPromised, NoDeviceOfClass, SemisharedError
 from semishared.host import host_probe
 from semishared.model import steps as s
 from semishared.model import steps_device as d
@@ -249,6 +250,33 @@ def test_the_hosts_monitoring_tells_of_its_memory_apart(world: World, pool: Pool
     assert (told["POOL"], told["POOL_TOTAL_MB"]) == ("2", "192"), "none of it is capacity of the datastore"
     assert (told["RAM_TOTAL_MB"], told["RAM_LARGEST_MB"]) == ("256", "179")
     assert int(told["RAM_RESERVED_KB"]) == (256 + 16 + 64) * 1024
+
+
+def test_memory_that_was_promised_more_than_once_is_watched_while_it_is_drained(world: World, pool: Pool) -> None:
+    words = [*map(str, pool.paths[:2])]
+    pool.set(*words, f"{memory(pool)}=ram:2")
+    for number in range(FIT + 1):
+        clone(world, world.disk(5, number), ("ram", "any"))
+        assert where(world.disk(5, number)) == memory(pool)
+    unwatched = f"memory {memory(pool)} is promised more than once and not watched"
+    root, uuid = str(world.root), str(pool.rows()[memory(pool)]["uuid"])
+    assert host_probe.unwatched(root) == [unwatched]
+    world.on(d.CloseDevice(root, uuid))
+    assert [device.uuid for device in overcommitted.present(root)] == [uuid] and host_probe.unwatched(root) == [unwatched]
+    disk, link = world.disk(5, 0), devices.link_of(f"{world.disk(5, 0).path}.snap")
+    assert link
+    step = d.MoveLayers(disk, "one-5", link.name, str(pool.rows()[words[0]]["uuid"]), 0)
+    # There is no such guest: that is asked last.
+    with pytest.raises(SemisharedError, match="one-5|libvirt"):
+        moved_live._check(step, root, link, link._replace(uuid=step.target))
+    Path(memory(pool), "full").write_bytes(bytes(210 * MiB))
+    (device,) = overcommitted.present(root)
+    (move, *_) = overcommitted.leaving(root, uuid, map(overcommitted.item, moved_layers.held(d.ListHeld(root))), {})
+    assert overcommitted.is_due(device) and move.target in {str(pool.rows()[word]["uuid"]) for word in words}
+    world.on(s.RemoveDisk(world.disk(5, FIT), ""))
+    assert overcommitted.present(root) == [] and [device.uuid for device in overcommitted.memory(root)] == [uuid]
+    with pytest.raises(CannotMove, match="in memory that is promised once"):
+        moved_live._check(step, root, link, link._replace(uuid=step.target))
 
 
 def test_a_device_with_disks_does_not_become_memory_nor_memory_a_device(world: World, pool: Pool) -> None:

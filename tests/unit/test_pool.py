@@ -240,7 +240,7 @@ def test_what_cannot_be_declared(text: str, why: str) -> None:
 
 
 def row(path: str, **more: Any) -> dict[str, Any]:
-    return {"path": path, "state": "", "class": "fast", "weight": 1.0, **more}
+    return {"path": path, "state": "", "class": "fast", "weight": 1.0, "total": 100 * GiB, "promised": 0, **more}
 
 
 def test_differences_between_what_is_declared_and_what_a_host_has() -> None:
@@ -262,10 +262,19 @@ def test_what_memory_held_before_its_host_was_started_again_is_said_to_be_lost()
 def test_memory_that_is_promised_more_than_once_is_to_be_watched() -> None:
     held, declared = row("/m", **{"class": "ram"}, weight=1.5, watched=False), pool.declared("/m=ram:1.5")
     (said,) = pool.differences(declared, [held])
-    assert said.kind == pool.UNWATCHED and said.text.startswith("/m is promised 1.5 times over, and nothing moves disks away")
+    assert said.kind == pool.UNWATCHED and said.text.startswith("/m is promised more than once, and nothing moves disks away")
     assert pool.differences(declared, [{**held, "watched": True}]) == []
     once = pool.differences(pool.declared("/m=ram"), [{**held, "weight": 1.0}])
     assert once == [] == pool.differences(pool.declared("/m=fast:1.5"), [{**held, "class": "fast"}])
+
+
+def test_memory_that_takes_nothing_more_is_to_be_watched_as_long_as_it_can_get_full() -> None:
+    held, declared = row("/m", **{"class": "ram"}, weight=0, watched=False, lost=["5-0"]), pool.declared("/m=ram:1.5")
+    once, twice = held | {"promised": 95 * GiB}, held | {"promised": 95 * GiB + 1}
+    assert [wrong.kind for wrong in pool.differences(declared, [once])] == [pool.CHANGED, pool.LOST]
+    assert [wrong.kind for wrong in pool.differences(declared, [twice])] == [pool.CHANGED, pool.LOST, pool.UNWATCHED]
+    assert [wrong.kind for wrong in pool.differences((), [twice])] == [pool.UNWATCHED], "it is declared no more, and has its disks"
+    assert pool.UNWATCHED not in {wrong.kind for wrong in pool.differences(declared, [{**twice, "watched": True}])}
 
 
 def test_doctor_says_of_each_kind_how_bad_it_is_and_what_mends_it() -> None:

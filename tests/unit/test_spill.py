@@ -22,9 +22,19 @@ def item(name: str, size: int, *classes: str, device: str = "m") -> Item:
 
 
 def test_only_memory_that_is_promised_more_than_once_is_watched() -> None:
-    found = [spill.is_overcommitted(device) for device in (MEMORY, MEMORY._replace(weight=1.0), MEMORY._replace(weight=0.0), DISKS[1])]
+    found = [device.is_overcommitted for device in (MEMORY, MEMORY._replace(weight=1.0), MEMORY._replace(weight=0.0), DISKS[1])]
     assert found == [True, False, False, False]
-    assert not spill.is_overcommitted(DISKS[1]._replace(weight=2.0))
+    assert not DISKS[1]._replace(weight=2.0).is_overcommitted and not spill.is_due(MEMORY._replace(weight=1.0, free=0))
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_memory_that_takes_nothing_more_is_watched_for_what_it_has_promised(weight: float) -> None:
+    """Drained, or declared anew."""
+    memory = MEMORY._replace(weight=weight, promised=int(9.5 * GiB) + 1)
+    assert memory.is_overcommitted and spill.is_due(memory)
+    once = memory._replace(promised=int(9.5 * GiB))
+    assert not once.is_overcommitted and not spill.is_due(once)
+    assert [move.target for move in spill.order([memory, *DISKS[1:]], [item("1-0", GiB)], "m", {})] == ["a"]
 
 
 def test_a_disk_leaves_memory_that_is_fuller_than_four_fifths() -> None:

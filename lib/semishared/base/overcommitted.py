@@ -12,10 +12,18 @@ from ..tools import locks
 from . import devices, hot, promises
 
 
+def memory(root: str) -> list[pool.Device]:
+    """Return the devices that are memory; what zram has left counts, if that is less. No other is touched.
+
+    A guest can wait for room in one that was promised more than once until a moment ago.
+    """
+    uuids = sorted(set(devices.registered(root)) - set(devices.usual(root)))
+    return [_seen(root, device) for device in devices.present(root, uuids)]
+
+
 def present(root: str) -> list[pool.Device]:
-    """Return the devices of memory that are promised more than once; what zram has left counts, if that is less. No other is touched."""
-    memory = sorted(set(devices.registered(root)) - set(devices.usual(root)))
-    return [_seen(root, device) for device in devices.present(root, memory) if spill.is_overcommitted(device)]
+    """Return those of them that are promised more than once."""
+    return [device for device in memory(root) if device.is_overcommitted]
 
 
 def is_watched(root: str) -> bool:
@@ -66,7 +74,7 @@ def wait(root: str, path: str, classes: Sequence[str], is_full: bool) -> spill.W
     """Return what a guest waits for whose write to the file `path` has failed."""
     stat = os.statvfs(path)
     capacity, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
-    for device in present(root):
+    for device in memory(root):
         if os.stat(layout_devices.device(root, device.uuid)).st_dev == os.stat(path).st_dev:
             return spill.Wait(is_full, classes, True, device.capacity, device.free)
     return spill.Wait(is_full, classes, False, capacity, free)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 
-from ..base import cache, devices, moving, spare
+from ..base import cache, devices, moving, overcommitted, spare
 from ..base.moving import Copying, Tell
 from ..errors import CannotMove, NoSpace
 from ..guest import active_layer, deltas, device_switch, domain
@@ -68,7 +68,7 @@ def _check(step: MoveLayers, root: str, was: Link, new: Link) -> None:
     which, record = f"disk {step.disk.disk} of VM {step.disk.vm}", records.record_of(step.disk)
     if _label(root, new).get("class") == MEMORY:
         raise CannotMove(f"{which}: what is to go to memory moves while its VM is off")
-    if _label(root, was).get("class") == MEMORY and not float(str(_label(root, was)["weight"])) > 1:
+    if _label(root, was).get("class") == MEMORY and was.uuid not in {device.uuid for device in overcommitted.present(root)}:
         raise CannotMove(f"{which}: what is in memory that is promised once, and not for a delta, moves while its VM is off")
     if record.over:
         raise CannotMove(f"{which} lies over {record.over.name} on the network: it moves while its VM is off")

@@ -134,7 +134,7 @@ def unwatched(root: str) -> list[str]:
     from semishared.base import overcommitted
 
     found = [] if overcommitted.is_watched(root) else overcommitted.present(root)
-    return [f"memory {devices.mount(root, device.uuid)} is promised {device.weight:g} times over and not watched" for device in found]
+    return [f"memory {devices.mount(root, device.uuid)} is promised more than once and not watched" for device in found]
 
 
 def pool(root: str) -> dict[str, int]:

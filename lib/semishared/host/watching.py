@@ -55,10 +55,10 @@ class Round:
         """Do what there is to do; tell whether that was anything."""
         hung.look(self._root)
         moved = False
-        for device in overcommitted.present(self._root):
+        for device in overcommitted.memory(self._root):
             if overcommitted.is_due(device):
                 moved = self._spill(device.uuid) or moved
-            else:
+            elif device.is_overcommitted:
                 spare.keep(layout_devices.device(self._root, device.uuid))
         # What a killed round has left is gone on with where memory is full: to undo it would take room there.
         return any([self._settled(vm, directory, undo=not moved) for vm, directory in self._in_memory()]) or moved
@@ -153,7 +153,7 @@ def watch(root: str, rate: int) -> int:
     tried, could, was_there = -IDLE_S, True, False
     while True:
         try:
-            found = overcommitted.present(root)
+            found = overcommitted.memory(root)
         except OSError:
             found = []  # it is being unmounted
         if was_there and not found:

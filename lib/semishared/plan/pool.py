@@ -87,6 +87,10 @@ class Device(NamedTuple):
         return self.free - self.capacity // RESERVE
 
     @property
+    def is_overcommitted(self) -> bool:
+        return is_overcommitted(self.device_class, self.weight, self.capacity, self.promised)
+
+    @property
     def unpromised(self) -> int:
         """Return the bytes of memory that nothing there can come to hold: what is left beside that are its tables, and those of files."""
         return int((self.capacity - self.capacity // RESERVE) * self.weight) - self.promised
@@ -94,6 +98,11 @@ class Device(NamedTuple):
     def takes(self, expected: int, most: int) -> bool:
         """Tell whether it has room for about `expected` bytes; memory, which fails its guests when it is full, for the `most` of them."""
         return self.unpromised >= most > 0 if self.device_class == MEMORY else self.room >= expected
+
+
+def is_overcommitted(device_class: str, weight: float, capacity: int, promised: int) -> bool:
+    """Tell whether memory can be fuller than it is promised to be, also one that takes nothing more (weight 0): by what it has promised."""
+    return device_class == MEMORY and (weight > 1 or promised > capacity - capacity // RESERVE)
 
 
 def declared(text: str) -> tuple[Declared, ...]:
@@ -146,27 +155,33 @@ def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]])
         elif row["state"]:
             wrong.append(Wrong(ABSENT, f"{device.path} is {row['state']}: disks on it cannot start, and it takes no new ones"))
         elif (row["class"], float(row["weight"])) != (device.device_class, device.weight):
-            said = f"{row['class']}:{float(row['weight']):g}"
-            if not float(row["weight"]):
-                drained = f"{device.path} is being drained, or was, and takes nothing more: semishared pool add takes it back"
-                wrong.append(Wrong(CHANGED, drained))
-                continue
-            wanted = f"{device.device_class}:{device.weight:g}"
-            wrong.append(Wrong(CHANGED, f"{device.path} is {said}, and declared as {wanted}: semishared pool add"))
+            wrong.append(Wrong(CHANGED, _changed(device, row)))
         if row and row.get("lost"):
             vms = sorted({int(disk.split("-")[0]) for disk in row["lost"]})
             whose = f"disks of VM {', '.join(map(str, vms))}"
             wrong.append(Wrong(LOST, f"{device.path} was emptied by a restart of the host, {whose} are lost with it"))
-        if row and row["class"] == MEMORY and float(row["weight"]) > 1 and not row["watched"]:
-            what = f"is promised {float(row['weight']):g} times over, and nothing moves disks away when it is full"
-            wrong.append(Wrong(UNWATCHED, f"{device.path} {what}: it is not watched"))
     paths = {device.path for device in declared}
     for path, row in sorted(found.items()):
         if path not in paths and row["state"]:
             wrong.append(Wrong(ABSENT, f"{path}, which is not declared any more, is {row['state']}: disks on it cannot start"))
         elif path not in paths and float(row["weight"]):
             wrong.append(Wrong(CHANGED, f"{path} takes disks and is not declared: semishared pool add"))
+        if _is_overcommitted(row) and not row["watched"]:
+            what = "is promised more than once, and nothing moves disks away when it is full"
+            wrong.append(Wrong(UNWATCHED, f"{path} {what}: it is not watched"))
     return wrong
+
+
+def _changed(device: Declared, row: Mapping[str, Any]) -> str:
+    """Return how a device that is there is not as it is declared."""
+    if not float(row["weight"]):
+        return f"{device.path} is being drained, or was, and takes nothing more: semishared pool add takes it back"
+    said, wanted = f"{row['class']}:{float(row['weight']):g}", f"{device.device_class}:{device.weight:g}"
+    return f"{device.path} is {said}, and declared as {wanted}: semishared pool add"
+
+
+def _is_overcommitted(row: Mapping[str, Any]) -> bool:
+    return is_overcommitted(str(row["class"]), float(row["weight"]), int(row["total"]), int(row["promised"]))
 
 
 def unreserved(rows: Sequence[Mapping[str, Any]], reserved: int) -> list[Wrong]:

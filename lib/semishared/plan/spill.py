@@ -39,14 +39,9 @@ class Wait(NamedTuple):
     free: int
 
 
-def is_overcommitted(device: Device) -> bool:
-    """Tell whether memory can be fuller than it is promised to be: all else is refused before it is full."""
-    return device.device_class == MEMORY and device.weight > 1
-
-
 def is_due(device: Device) -> bool:
-    """Tell whether memory is so full that a disk is to leave it."""
-    return device.used > HIGH * device.capacity
+    """Tell whether memory is so full that a disk is to leave it: of what is promised once, all else is refused before it is full."""
+    return device.is_overcommitted and device.used > HIGH * device.capacity
 
 
 def order(devices: Sequence[Device], items: Sequence[Item], memory: str, growth: Mapping[str, float]) -> List[Move]:
