@@ -280,16 +280,14 @@ def is_linked(location: str, link: Link) -> bool:
 
 
 def layers_links(location: str, disk: int | None = None) -> set[Link]:
-    """Return all that directories of VMs here say of where layers (of disks of this number) are."""
-    found = set()
-    for system in filter(layout.is_number, os.listdir(location)):
-        for name in os.listdir(f"{location}/{system}") if os.path.isdir(f"{location}/{system}") else ():
-            directory = f"{location}/{system}/{name}"
-            if not (layout.is_number(name) or layout.beside_named(name)) or os.path.islink(directory):
-                continue
-            own = layout.layers(layout.disk_name(disk)) if disk is not None else ""
-            names = (own, layout_devices.left(own)) if own else _listed(directory)
-            found |= {link for name in names for link in (link_of(f"{directory}/{name}"),) if link}
+    """Return all that directories of VMs here say of where layers (of disks of this number) are; raise ToolTimeout if not all answer."""
+    from .systems import directories
+
+    found: set[Link] = set()
+    own = layout.layers(layout.disk_name(disk)) if disk is not None else ""
+    for directory in directories(location):
+        names = (own, layout_devices.left(own)) if own else _listed(directory)
+        found |= {link for name in names for link in (link_of(f"{directory}/{name}"),) if link}
     return found
 
 

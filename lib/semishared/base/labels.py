@@ -12,7 +12,7 @@ import os
 import uuid as uuids
 from typing import Sequence
 
-from ..errors import BadPool
+from ..errors import BadPool, ToolTimeout
 from ..model import layout, layout_devices
 from ..model.device_class import MEMORY
 from ..model.steps_device import CloseDevice, ListDevices, SetDevices
@@ -56,7 +56,10 @@ def _described(root: str, uuid: str) -> dict[str, object]:
 
 def _lost(root: str, uuid: str) -> list[str]:
     """Return the disks, VM-DISK, that lay in memory which was emptied since."""
-    found = [link for link in devices.layers_links(os.path.dirname(root)) if link.uuid == uuid]
+    try:
+        found = [link for link in devices.layers_links(os.path.dirname(root)) if link.uuid == uuid]
+    except ToolTimeout:
+        return []  # a store hangs, which is told of elsewhere
     gone = [link.name for link in found if not os.path.isdir(layout_devices.directory(root, link))]
     return sorted("-".join(name.split("-")[:2]) for name in gone)
 

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import os
-from typing import Iterable, Mapping, Sequence
+import time
+from typing import IO, Iterable, Mapping, Sequence
 
 from ..model import layout_devices
 from ..plan import pool, pool_moves, spill
 from ..tools import locks
 from . import devices, hot, promises
+
+STUCK_S = 300.0
+"""Who looks after memory is at least every so many seconds at the end of a round, or seen to work at a longer one."""
 
 
 def memory(root: str) -> list[pool.Device]:
@@ -26,9 +30,20 @@ def present(root: str) -> list[pool.Device]:
     return [device for device in memory(root) if device.is_overcommitted]
 
 
+def note_watch(file: IO[str]) -> None:
+    """Note in the lock of who looks after them that all is well."""
+    locks.note(file, {"version": 1, "at": time.monotonic()})
+
+
 def is_watched(root: str) -> bool:
-    """Tell whether somebody looks after them."""
-    return locks.is_held(layout_devices.watch_lock(root))
+    """Tell whether somebody looks after them, and does not wait for something that hangs, or fails each time."""
+    path = layout_devices.watch_lock(root)
+    try:
+        with open(path, encoding="utf-8") as file:
+            at = locks.noted(file).get("at")
+    except OSError:
+        return False
+    return locks.is_held(path) and isinstance(at, float) and time.monotonic() - at < STUCK_S
 
 
 def _seen(root: str, device: pool.Device) -> pool.Device:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import os
 
-from ..base import cache, devices, moving
+from ..base import cache, devices, moving, systems
 from ..base.moving import Copying, Tell
 from ..base.room import Ask
-from ..errors import CannotMove
+from ..errors import CannotMove, ToolTimeout
 from ..guest import active_layer, deltas, domain, job_lock, rest, waiting
 from ..model import layout, layout_devices
 from ..model.layout_devices import LAYERS, Link
@@ -31,9 +31,12 @@ from .history import UNKNOWN
 
 
 def held(step: ListHeld) -> list[dict[str, object]]:
-    """Return the layers of disks that are on devices: {"part", "name", "device", "bytes", "vm", "disk", "vm_dir", "classes"}."""
+    """Return the layers of disks that are on devices: {"part", "name", "device", "bytes", "vm", "disk", "vm_dir", "classes"}.
+
+    Not of VMs in what does not answer.
+    """
     location, found = os.path.dirname(step.root), []
-    for system in filter(layout.is_number, sorted(os.listdir(location))):
+    for system in systems.systems(location):
         for name in sorted(os.listdir(f"{location}/{system}")):
             directory = f"{location}/{system}/{name}"
             links = on_devices.links(directory)
@@ -138,7 +141,10 @@ def switch(folder: str, new: Link) -> None:
 
 def _discard_unlinked(root: str, disk: DiskRef) -> None:
     """Remove what killed moves of this disk have left: the turn is ours, and whoever makes a place makes its link first."""
-    linked = devices.layers_links(os.path.dirname(root), disk.disk)
+    try:
+        linked = devices.layers_links(os.path.dirname(root), disk.disk)
+    except ToolTimeout:
+        return  # a store hangs: gc does it when that answers
     for uuid in filter(lambda uuid: devices.is_there(root, uuid), devices.registered(root)):
         parent = os.path.dirname(layout_devices.directory(root, Link(uuid, LAYERS, "-")))
         for name in os.listdir(parent) if os.path.isdir(parent) else ():

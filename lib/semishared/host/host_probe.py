@@ -33,6 +33,7 @@ if __package__ in (None, ""):
 
 from semishared import VERSION
 from semishared.base import device_state, devices, hung
+from semishared.base.systems import is_ours
 from semishared.errors import SemisharedError, ToolTimeout
 from semishared.model import layout, layout_base
 from semishared.model.device_class import MEMORY, needed_memory
@@ -93,10 +94,9 @@ def shared(location: str) -> list[str]:
 
 def _is_ours(system: str) -> bool:
     try:
-        run(["grep", "-qsx", "semishared", layout.monitor(system)], timeout_s=ANSWER_S)
-    except SemisharedError:
+        return is_ours(system)
+    except ToolTimeout:
         return False
-    return True
 
 
 def _source(record: str) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Iterator
 
 from ..base import devices
+from ..errors import ToolTimeout
 from ..model import layout, layout_devices
 from ..model.layout_devices import HOT, LAYERS, PARTS, Link
 from ..model.steps import Discard
@@ -24,7 +25,10 @@ def look(location: str) -> list[dict[str, object]]:
     if locks.is_held(layout_devices.moving_lock(root)):
         return []  # what is copied to another device has no link yet
     there = [uuid for uuid in devices.registered(root) if devices.is_there(root, uuid)]
-    linked = devices.layers_links(location) if there else set()
+    try:
+        linked = devices.layers_links(location) if there else set()
+    except ToolTimeout:
+        return []  # a store hangs: nobody knows what leads where
     whole = [link for link in linked if os.path.isdir(layout_devices.directory(root, link))]
     found = []
     for uuid in there:

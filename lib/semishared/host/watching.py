@@ -2,28 +2,31 @@
 """Look after memory that is promised more than once, as `semishared-ram watch` starts it on a host, as the drivers' user.
 
     watching.py LOCATION RATE           until the memory is gone; at once 0 if another one does on this host
-    watching.py LOCATION RATE round     once: 0 if something was done, 1 if nothing could be, or need be
+    watching.py LOCATION RATE round     once: 0 if something was done, 1 if nothing could be, or need be, 2 if it has failed
 
 LOCATION: DATASTORE_LOCATION of OpenNebula; RATE: bytes per second at which disks are copied, 0 for no limit.
 
 Where memory is about to be full, a disk goes to another device under its guest (disk/moved_live.py), the one that takes most; guests
 that stand still since it was full go on when there is room again (guest/waiting.py). Nobody else is woken.
 
-Each round is a process of its own, and has what it does as any other action: its turn, from which what oned begins with the VM ends it
-(guest/job_lock.py), and notes of what it has begun, with which the next round goes on. So all of it may be killed anywhere, and
-libvirtd be away: the next round finds what there is.
+Each round is a program of its own, of the drivers as they are by then, and has what it does as any other action: its turn, from which
+what oned begins with the VM ends it (guest/job_lock.py), and notes of what it has begun, with which the next round goes on. So all of it
+may be killed anywhere, and libvirtd be away: the next round finds what there is.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
+from typing import IO
 
 if __package__ in (None, ""):
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
 
-from semishared.base import devices, hung, overcommitted, spare
+from semishared.base import devices, hung, overcommitted, spare, systems
 from semishared.disk import moved_layers, records, recovery
 from semishared.errors import SemisharedError
 from semishared.guest import active_layer, domain, job_lock, waiting
@@ -31,8 +34,8 @@ from semishared.model import layout, layout_devices
 from semishared.model.device_class import MEMORY
 from semishared.model.steps import DiskRef
 from semishared.model.steps_device import ListHeld, MoveLayers
-from semishared.tools import locks
-from semishared.tools.ending import ended
+from semishared.tools import locks, standstill
+from semishared.tools.ending import ended, ended_within
 from semishared.units import human
 
 LOOK_S = 1.0
@@ -41,6 +44,8 @@ IDLE_S = 10.0
 """How often a round is made all the same: for guests that wait; and how long nothing is tried where nothing could be done."""
 GROWTH_S = 0.5
 """Over how many seconds it is seen how fast disks grow."""
+LONG_S = 60.0
+"""A round that takes longer copies a disk, and is seen to do so."""
 
 
 class Round:
@@ -93,7 +98,7 @@ class Round:
     def _in_memory(self) -> "list[tuple[int, str]]":
         """Return the VMs that have disks which are, or were, to lie in memory, with their directories."""
         location, found = os.path.dirname(self._root), []
-        for system in filter(layout.is_number, os.listdir(location)):
+        for system in systems.systems(location):
             for name in filter(layout.is_number, os.listdir(f"{location}/{system}")):
                 directory = f"{location}/{system}/{name}"
                 try:
@@ -150,8 +155,10 @@ def watch(root: str, rate: int) -> int:
     lock = locks.attempt(layout_devices.watch_lock(root))
     if lock is None:
         return 0
-    tried, could, was_there = -IDLE_S, True, False
+    tried, code, was_there = -IDLE_S, 0, False
     while True:
+        if code in (0, 1):
+            overcommitted.note_watch(lock)
         try:
             found = overcommitted.memory(root)
         except OSError:
@@ -159,19 +166,33 @@ def watch(root: str, rate: int) -> int:
         if was_there and not found:
             return 0
         was_there, is_due = bool(found), any(map(overcommitted.is_due, found))
-        if found and time.monotonic() - tried >= (0 if is_due and could else IDLE_S):
-            could = _beside(root, rate)
+        if found and time.monotonic() - tried >= (0 if is_due and code == 0 else IDLE_S):
+            code = _beside(root, rate, lock)
             tried = time.monotonic()
         time.sleep(LOOK_S)
 
 
-def _beside(root: str, rate: int) -> bool:
-    """Make a round in a process of its own; tell whether it has done anything. It has the lock too: one that outlives us watches."""
-    pid = os.fork()
-    if not pid:
-        os.setsid()  # who ends it (job_lock.py) is not to end us
-        sys.exit(ended(once(root, rate)))
-    return os.waitpid(pid, 0)[1] == 0
+def _beside(root: str, rate: int, lock: IO[str]) -> int:
+    """Make a round in a process of its own; return its exit code. It has the lock too: one that outlives us watches.
+
+    It may take as long as it works: a disk may be large. One that stands still is ended; before it has gone there is no other.
+    """
+    argv = [sys.executable, "-IS", os.path.abspath(__file__), os.path.dirname(root), str(rate), "round"]
+    # A session of its own: who ends it (job_lock.py) is not to end us.
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[lock.fileno()])
+    began, limit_s = time.monotonic(), standstill.limit_s
+    with standstill.watched(process.pid) as work:
+        while True:
+            code = ended_within(process, LOOK_S)
+            if code is not None:
+                return code
+            idle_s = work.idle_s()
+            if idle_s > limit_s:
+                print(f"a round has done nothing for {idle_s:.0f} s, and is ended", file=sys.stderr, flush=True)
+                os.killpg(process.pid, signal.SIGKILL)
+                limit_s += standstill.limit_s
+            elif idle_s < LONG_S < time.monotonic() - began:
+                overcommitted.note_watch(lock)
 
 
 def once(root: str, rate: int) -> int:
@@ -181,7 +202,7 @@ def once(root: str, rate: int) -> int:
         return int(not Round(root, rate).carry_out())
     except (SemisharedError, OSError) as e:
         print(e.line() if isinstance(e, SemisharedError) else e, file=sys.stderr, flush=True)
-        return 1
+        return 2
 
 
 def main(argv: "list[str]") -> int:

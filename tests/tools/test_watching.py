@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who looks after memory, as a program: it notices that the drivers are others by now, and that a round hangs. With guests: tests/pool."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Callable
+
+import pytest
+
+from semishared.base import overcommitted
+from semishared.host import watching
+from semishared.model import layout_devices
+from semishared.tools import locks, standstill
+from tools.test_pool import Pool
+from tools.world import World
+
+PACKAGE = Path(watching.__file__).parents[1]
+ROUND = "    def carry_out(self) -> bool:\n"
+
+
+@pytest.fixture
+def lock(world: World) -> Iterator[str]:
+    path = layout_devices.watch_lock(str(world.root))
+    os.makedirs(os.path.dirname(path))
+    yield path
+
+
+@contextmanager
+def drivers(world: World) -> Iterator[Path]:
+    """Yield what is run as the program, of drivers that others may change, and that look more often."""
+    lib = shutil.copytree(PACKAGE, world.top / "lib" / "semishared", ignore=shutil.ignore_patterns("__pycache__"))
+    program = Path(lib, "host", "watching.py")
+    program.write_text(program.read_text().replace("\nIDLE_S = 10.0\n", "\nIDLE_S = 0.5\n").replace("\nLOOK_S = 1.0\n", "\nLOOK_S = 0.1\n"))
+    words = ["/usr/bin/python3", "-IS", str(program), str(world.location), "0"]
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as watcher:
+        try:
+            yield program
+        finally:
+            watcher.kill()
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline, f"no {what}"
+        time.sleep(0.1)
+
+
+def test_the_next_round_is_one_of_the_drivers_as_they_are_by_then(world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool.set(*map(str, pool.paths[:2]), f"{pool.paths[2]}=ram:2")
+    root, marker = str(world.root), world.top / "marker"
+    with drivers(world) as program:
+        until(lambda: overcommitted.is_watched(root), "watcher")
+        until(pool.paths[2].joinpath(".semishared", "spare", "3").exists, "round")
+        program.write_text(program.read_text().replace(ROUND, f"{ROUND}        open({str(marker)!r}, 'w').close()\n"))
+        until(marker.exists, "round of the other drivers")
+        assert overcommitted.is_watched(root)
+        monkeypatch.setattr(overcommitted, "STUCK_S", 2.0)
+        time.sleep(2.5)
+        assert overcommitted.is_watched(root), "it is said again and again"
+        program.write_text(program.read_text().replace(ROUND, f"{ROUND}        raise OSError('none of it works')\n"))
+        until(lambda: not overcommitted.is_watched(root), "sign that it fails each time")
+        assert locks.is_held(layout_devices.watch_lock(root))
+    assert not overcommitted.is_watched(root)
+
+
+def test_nobody_watches_who_has_said_nothing_for_long(world: World, lock: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = str(world.root)
+    assert not overcommitted.is_watched(root)
+    file = locks.attempt(lock)
+    assert file
+    assert not overcommitted.is_watched(root), "one that never said anything, as of drivers before"
+    overcommitted.note_watch(file)
+    assert overcommitted.is_watched(root)
+    later = time.monotonic() + overcommitted.STUCK_S + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert not overcommitted.is_watched(root)
+    monkeypatch.undo()
+    file.close()
+    assert not overcommitted.is_watched(root), "what is noted is of one that has ended"
+
+
+def test_a_round_that_hangs_is_ended_and_one_that_outlives_the_watcher_watches(
+    world: World, lock: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, told = world.top / "round.py", world.top / "told"
+    program.write_text(f"import sys, time\nopen({str(told)!r}, 'w').write(' '.join(sys.argv[1:]))\ntime.sleep(100)\n")
+    monkeypatch.setattr(watching, "__file__", str(program))
+    monkeypatch.setattr(standstill, "limit_s", 2.0)
+    file = locks.attempt(lock)
+    assert file
+    started = time.monotonic()
+    assert watching._beside(str(world.root), 7, file) == -9
+    assert 2 < time.monotonic() - started < 60 and told.read_text() == f"{world.location} 7 round"
+    program.write_text("import time\ntime.sleep(3)\n")
+    pid = os.fork()
+    if not pid:
+        watching._beside(str(world.root), 7, file)
+        os._exit(0)
+    file.close()
+    time.sleep(1)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    assert locks.is_held(lock)
+    until(lambda: not locks.is_held(lock), "end of the round")
