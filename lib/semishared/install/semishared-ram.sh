@@ -20,6 +20,7 @@
 set -eu
 
 NAME=semishared-ram
+HERE=$(dirname -- "$0")
 MOUNT=/run/$NAME
 OWNER=oneadmin
 SETTINGS=/etc/$NAME.conf
@@ -125,8 +126,9 @@ enable() {
     SIZE=$1 KIND=${2:-zram} TIMES=${3:-1} DATASTORES=${datastores:-$DATASTORES} RATE=${rate:-$RATE}
     check
     [ -n "$UUID" ] || UUID=$(cat /proc/sys/kernel/random/uuid)
-    [ ! -f "${0%/*}/../host/watching.py" ] || LIB=$(readlink -f "${0%/*}/..")
+    [ ! -f "$HERE/../host/watching.py" ] || LIB=$(readlink -f "$HERE/..")
     case $DATASTORES$LIB in *[!A-Za-z0-9._/-]*) fail "'$DATASTORES' is no DATASTORE_LOCATION, or '$LIB' no place of the drivers" ;; esac
+    [ "$TIMES" = 1 ] || [ -f "$LIB/host/watching.py" ] || fail "TIMES = $TIMES: watch needs the drivers, and there are none beside $0"
     case $RATE in *[!0-9]*) fail "RATE = $RATE is no number of bytes" ;; esac
     printf '%s\n' "SIZE=$SIZE" "KIND=$KIND" "TIMES=$TIMES" "UUID=$UUID" "LIB=$LIB" "DATASTORES=$DATASTORES" "RATE=$RATE" >"$SETTINGS.new"
     mv "$SETTINGS.new" "$SETTINGS"
@@ -139,11 +141,11 @@ enable() {
     mountpoint -q "$MOUNT" && echo "$NAME: $MOUNT stays as it is until it is stopped, or the host is started again"
     if [ -d /run/systemd/system ]; then
         for unit in $NAME $NAME-watch; do
-            [ ! -f "${0%/*}/$unit.service" ] || cp "${0%/*}/$unit.service" "$UNITS"
+            [ ! -f "$HERE/$unit.service" ] || cp "$HERE/$unit.service" "$UNITS"
         done
         systemctl daemon-reload
         systemctl enable --now $NAME.service
-        systemctl disable --now $NAME-watch.service
+        systemctl disable --now $NAME-watch.service || true
         [ "$TIMES" = 1 ] || systemctl enable --now $NAME-watch.service
     else
         watch=
