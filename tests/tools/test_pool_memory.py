@@ -14,7 +14,9 @@ import pytest
 from semishared.base import devices, overcommitted
 from semishared.disk import moved_layers, moved_live, records
 from semishared.errors import BadPool, CannotMove, LostWithMemory, MemoryPromised, NoDeviceOfClass, SemisharedError
-from semishared.host import host_probe
+from semishared.guest import active_layer, domain, waiting
+from semishared.host import host_probe, watching
+from semishared.model import layout_devices
 from semishared.model import steps as s
 from semishared.model import steps_device as d
 from semishared.vmm import records as started
@@ -362,3 +364,43 @@ def test_notes_without_layers_count_for_nothing_and_go(world: World, pool: Pool)
     assert promised(pool) == SIZE
     clone(world, world.disk(6), size=SIZE // 2)
     assert len(list(notes.iterdir())) == 2 and own.exists()
+
+
+# -- a guest that stands still by an error of memory which its disk has left ----------------------------
+
+
+class Waiting:
+    """What libvirt would say of a guest: it stands still by an error of one disk, until it is told to go on. Real ones: tests/pool."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+        self.state, self.path = "paused", path
+        monkeypatch.setattr(domain, "state", lambda _: self.state)
+        monkeypatch.setattr(waiting, "failed", lambda _: {"vdb": False} if self.state == "paused" else {})
+        monkeypatch.setattr(waiting, "go_on", lambda _: setattr(self, "state", "running"))
+        monkeypatch.setattr(active_layer, "opened", lambda *_: {os.path.realpath(self.path): "vdb"})
+
+
+def test_a_guest_goes_on_though_who_knew_why_it_stands_still_was_killed(world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool.set(*map(str, pool.paths[:2]), f"{memory(pool)}=ram:2")
+    disk, root = world.disk(), str(world.root)
+    clone(world, disk, ("ram", "any"))
+    guest, folder = Waiting(monkeypatch, disk.path), f"{disk.path}.snap"
+    place = layout_devices.Link(str(pool.rows()[str(pool.paths[0])]["uuid"]), "layers", layout_devices.layers_name(5, 1, "0" * 12))
+    elsewhere = layout_devices.directory(root, place)
+    # As in a move under the guest: noted, copied, and switched.
+    moved_live.note_leaving(disk.vm_dir, 1, place)
+    assert not moved_live.has_left(disk.vm_dir, 1), "it has not, yet"
+    os.makedirs(elsewhere)
+    subprocess.run(["cp", "-a", "--sparse=always", f"{folder}/.", elsewhere], check=True)
+    os.unlink(folder)
+    os.symlink(layout_devices.target_of(place), folder)
+    assert watching.Round(root, 0).carry_out() and guest.state == "running"
+    assert not os.path.exists(layout_devices.left_note(disk.vm_dir, 1))
+    guest.state = "paused"
+    assert not watching.Round(root, 0).carry_out() and guest.state == "paused", "that is another error"
+    # One that has run in between is none of it either.
+    moved_live.note_leaving(disk.vm_dir, 1, place)
+    guest.state = "running"
+    watching.Round(root, 0).carry_out()
+    guest.state = "paused"
+    assert not watching.Round(root, 0).carry_out() and guest.state == "paused"

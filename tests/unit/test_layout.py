@@ -179,7 +179,7 @@ PLACEHOLDERS: dict[str, Any] = {
     "layout_pool.clone.image": "one-<image>", "layout_pool.staged.image": "one-<image>", "layout_pool.changing.image": "one-<image>",
     "layout_pool.rescued.image": "one-<image>", "layout_pool.rescued.random": "<x>",
     "layout_devices.left.folder": "disk.N.snap", "layout_devices.note_beside.device": "devices/<uuid>",
-    "layout_devices.asked_beside.device": "devices/<uuid>",
+    "layout_devices.asked_beside.device": "devices/<uuid>", "layout_devices.left_note.disk": "N",
     "layout_devices.aside.side": "<mount point>/.semishared",
     "layout_pool.lent.snapshot": "<id>", "layout_delta.kept.layer": "K", "layout_pool.manifest.number": "<n>",
     **{f"layout_share.{name}.image": "<image>" for name in ("tree", "gone", "record", "lock", "snapshot", "key", "operators_key")},

@@ -24,6 +24,7 @@ from ..model.layout_devices import Link
 from ..model.record import Record
 from ..model.steps_device import MoveLayers
 from ..tools import files
+from ..tools.crash_points import point
 from ..tools.undo import Undo
 from ..units import MiB, human
 from . import layer_copies, on_devices, records, recovery, vm_dir
@@ -55,12 +56,35 @@ def move(step: MoveLayers, planned: Planned, tell: Tell, was: Link, new: Link) -
             undo.add(lambda: moving.discard(root, [new] if devices.link_of(folder) != new else []))
             _copy(folder, directory, record, Copying(on_devices.allocated(folder), step.rate, _watched(folder, floor, tell)))
             with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+                if is_memory:
+                    note_leaving(disk.vm_dir, disk.disk, new)
                 device_switch.begin(disk.vm_dir, disk.disk, new)
             undo.keep()
         device_switch.go_over(disk.vm_dir, step.domain, record, step.rate, lambda: _see(layout_devices.left(folder), floor))
         deltas.merge(disk.vm_dir, step.domain)
     if devices.link_of(folder) != new:
         raise CannotMove(f"disk {disk.disk} of VM {disk.vm}: its guest has not gone over")
+
+
+def note_leaving(vm_dir: str, disk: int, new: Link) -> None:
+    """Note that a disk is leaving memory for a place: as long as it is there, what its guest waits for may be what memory has refused."""
+    path = layout_devices.left_note(vm_dir, disk)
+    files.remove_staged(*os.path.split(path))
+    files.write_json(path, {"version": 1, "to": layout_devices.target_of(new)})
+    point("leaving of memory noted")
+
+
+def has_left(vm_dir: str, disk: int) -> bool:
+    """Tell whether a disk has left memory, and its guest was not seen to run since."""
+    link = devices.link_of(layout.layers(layout.disk(vm_dir, disk)))
+    said = files.read_json(layout_devices.left_note(vm_dir, disk))
+    return link is not None and said == {"version": 1, "to": layout_devices.target_of(link)}
+
+
+def forget_left(vm_dir: str, disk: int) -> None:
+    """Remove that note: what fails from now on is not memory."""
+    files.unlink(layout_devices.left_note(vm_dir, disk))
+    point("leaving of memory over")
 
 
 def _check(step: MoveLayers, root: str, was: Link, new: Link) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from typing import IO
@@ -27,14 +26,14 @@ if __package__ in (None, ""):
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
 
 from semishared.base import devices, hung, overcommitted, spare, systems
-from semishared.disk import moved_layers, records, recovery
+from semishared.disk import moved_layers, moved_live, records, recovery
 from semishared.errors import SemisharedError
 from semishared.guest import active_layer, domain, job_lock, waiting
 from semishared.model import layout, layout_devices
 from semishared.model.device_class import MEMORY
 from semishared.model.steps import DiskRef
 from semishared.model.steps_device import ListHeld, MoveLayers
-from semishared.tools import locks, standstill
+from semishared.tools import locks, run, standstill
 from semishared.tools.ending import ended, ended_within
 from semishared.units import human
 
@@ -53,8 +52,6 @@ class Round:
 
     def __init__(self, root: str, rate: int) -> None:
         self._root, self._rate = root, rate
-        self._left: "set[str]" = set()
-        """Files in which disks go on that have left memory."""
 
     def carry_out(self) -> bool:
         """Do what there is to do; tell whether that was anything."""
@@ -86,7 +83,6 @@ class Round:
             where = devices.mount(self._root, move.target)
             print(f"VM {disk.vm} disk {disk.disk}, {human(move.item.size)} -> {where}: {said}", file=sys.stderr, flush=True)
             if not answer["error"]:
-                self._left.add(os.path.realpath(disk.path))
                 return True
         return False
 
@@ -113,15 +109,21 @@ class Round:
         name = _name(vm)
         try:
             is_left = undo and active_layer.moves(directory)
-            if not (is_left or self._may_go_on(directory, name)) or not job_lock.take_if_free(vm, directory):
+            if not (is_left or self._may_go_on(directory, name) or _runs_on(directory, name)) or not job_lock.take_if_free(vm, directory):
                 return False
             try:
                 if is_left:
                     recovery.recover(directory, name)
                 # Where something is under way whoever is at it has the guest rest, or has begun what comes first.
-                if recovery.left(directory) or not self._may_go_on(directory, name):
+                if recovery.left(directory):
                     return False
-                waiting.go_on(name)
+                goes_on = self._may_go_on(directory, name)
+                if goes_on:
+                    waiting.go_on(name)
+                for disk in _left(directory) if goes_on or _runs_on(directory, name) else ():
+                    moved_live.forget_left(directory, disk)
+                if not goes_on:
+                    return False
             finally:
                 job_lock.leave(vm, directory)
         except (SemisharedError, OSError) as e:
@@ -135,13 +137,25 @@ class Round:
         opened = {target: path for path, target in active_layer.opened(directory, name).items()} if failed else {}
         if not failed or set(failed) - set(opened):
             return False
-        own = {os.path.realpath(layout.disk(directory, record.disk)): record.classes for record in records.records(directory)}
+        own = {os.path.realpath(layout.disk(directory, record.disk)): record for record in records.records(directory)}
         waits = []
         for target, is_full in failed.items():
-            wait = overcommitted.wait(self._root, opened[target], own.get(opened[target], ()), is_full)
+            record = own.get(opened[target])
+            wait = overcommitted.wait(self._root, opened[target], record.classes if record else (), is_full)
             # What zram has refused is written again where the disk is by now.
-            waits.append(wait._replace(was_in_memory=wait.was_in_memory or opened[target] in self._left))
+            has_left = record is not None and moved_live.has_left(directory, record.disk)
+            waits.append(wait._replace(was_in_memory=wait.was_in_memory or has_left))
         return overcommitted.may_go_on(waits)
+
+
+def _left(directory: str) -> "list[int]":
+    """Return the disks of a VM that are noted to have left memory."""
+    return [record.disk for record in records.records(directory) if os.path.exists(layout_devices.left_note(directory, record.disk))]
+
+
+def _runs_on(directory: str, name: str) -> bool:
+    """Tell whether such a VM runs: it does not wait, or not any more."""
+    return bool(_left(directory)) and domain.state(name) == "running"
 
 
 def _name(vm: int) -> str:
@@ -179,7 +193,7 @@ def _beside(root: str, rate: int, lock: IO[str]) -> int:
     """
     argv = [sys.executable, "-IS", os.path.abspath(__file__), os.path.dirname(root), str(rate), "round"]
     # A session of its own: who ends it (job_lock.py) is not to end us.
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[lock.fileno()])
+    process = run.apart(argv, lock.fileno())
     began, limit_s = time.monotonic(), standstill.limit_s
     with standstill.watched(process.pid) as work:
         while True:

@@ -27,7 +27,7 @@ import re
 from typing import Optional
 
 from ..named import NamedTuple
-from .layout import SIDE, are_layers, disk_named, disk_of, layers, lock
+from .layout import SIDE, are_layers, disk_named, disk_of, layers, lock, records
 
 LAYERS, BASES, STAGING = "layers", "bases", "staging"
 PARTS = (LAYERS, BASES, STAGING)
@@ -156,6 +156,11 @@ def layers_named(name: str) -> Optional[tuple[int, int]]:
 def left(folder: str) -> str:
     """Return the link to the device that the layers of a disk, of the directory `folder`, are about to leave under their guest."""
     return layers(f"{disk_of(folder)}.left")
+
+
+def left_note(vm_dir: str, disk: int) -> str:
+    """Return the note that a disk has left memory under its guest, which may stand still by what that has refused."""
+    return f"{records(vm_dir)}/left.{disk}.json"
 
 
 def left_named(name: str) -> Optional[int]:

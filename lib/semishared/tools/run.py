@@ -264,6 +264,12 @@ def beside(argv: list[str]) -> Iterator[None]:
         process.poll()
 
 
+def apart(argv: list[str], keep: int) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, which may outlive us; it says on our stderr what it has to, and has the file `keep` open."""
+    null = subprocess.DEVNULL
+    return subprocess.Popen(argv, stdin=null, stdout=null, env=environment(), cwd="/", start_new_session=True, pass_fds=[keep])
+
+
 def failure(argv: list[str], code: int, stderr: bytes) -> SemisharedError:
     """Return what to raise of a program that ended with `code` and has said `stderr`."""
     from .beneath import readable
