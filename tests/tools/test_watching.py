@@ -8,13 +8,15 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Callable
 
 import pytest
 
-from semishared.base import overcommitted
+from semishared.base import moving, overcommitted
+from semishared.errors import PoolBusy
 from semishared.host import watching
 from semishared.model import layout_devices
 from semishared.tools import locks, standstill
@@ -28,7 +30,7 @@ ROUND = "    def carry_out(self) -> bool:\n"
 @pytest.fixture
 def lock(world: World) -> Iterator[str]:
     path = layout_devices.watch_lock(str(world.root))
-    os.makedirs(os.path.dirname(path))
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     yield path
 
 
@@ -85,6 +87,55 @@ def test_nobody_watches_who_has_said_nothing_for_long(world: World, lock: str, m
     monkeypatch.undo()
     file.close()
     assert not overcommitted.is_watched(root), "what is noted is of one that has ended"
+
+
+def test_who_moves_one_thing_after_the_other_lets_a_disk_leave_memory_in_between(
+    world: World, pool: Pool, lock: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.set(*map(str, pool.paths[:2]), f"{pool.paths[2]}=ram:2")
+    root, path = str(world.root), layout_devices.moving_lock(str(world.root))
+    monkeypatch.setattr(moving, "stand_back", lambda _: None)
+    monkeypatch.setattr(moving, "GIVE_WAY_S", 1.0)
+    had: "list[bool]" = []
+
+    def other() -> None:
+        """Try as a round does, which comes by now and then."""
+        for _ in range(8):
+            time.sleep(0.2)
+            file = locks.attempt(path)
+            if file:
+                time.sleep(2)
+                had.append(path not in moving._mine)
+                file.close()
+                return
+
+    def again(*, is_urgent: bool = False) -> "list[bool]":
+        had.clear()
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(other)
+            moving.begin(root, is_urgent=is_urgent)
+        assert locks.is_held(path) and path in moving._mine
+        return list(had)
+
+    moving.begin(root)
+    try:
+        assert again() == [], "memory has room"
+        (pool.paths[2] / "full").write_bytes(bytes(210 << 20))
+        assert again() == [], "nobody watches"
+        file = locks.attempt(lock)
+        assert file
+        overcommitted.note_watch(file)
+        assert again(is_urgent=True) == []
+        assert again() == [True], "it had the lock, and was waited for"
+        monkeypatch.setattr(moving, "OTHERS_S", 0.5)
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(other)
+            with pytest.raises(PoolBusy):
+                moving.begin(root)
+        file.close()
+    finally:
+        for held in list(moving._mine):
+            moving._mine.pop(held).close()
 
 
 def test_a_round_that_hangs_is_ended_and_one_that_outlives_the_watcher_watches(

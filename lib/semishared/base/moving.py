@@ -28,25 +28,47 @@ from ..tools.crash_points import point
 from ..tools.rate_limit import Pace, stand_back
 from ..tools.undo import Undo
 from ..units import human
-from . import cache, devices, room, scrub
+from . import cache, devices, overcommitted, room, scrub
 
 TELL_S = 1.0
+GIVE_WAY_S, LOOK_S = 15.0, 0.2
+"""Who looks after memory (host/watching.py) tries again every 10 seconds; how often it is looked whether that is over."""
+OTHERS_S = 3600.0
+"""How long its move of one disk is waited for."""
 Tell = Callable[..., None]
 """Send an event to the front-end: event="progress", done=, of= in bytes."""
 _mine: dict[str, IO[str]] = {}
 
 
-def begin(root: str) -> None:
-    """Be, from now to the end of this process, the only one that moves things between devices here; raise PoolBusy."""
+def begin(root: str, *, is_urgent: bool = False) -> None:
+    """Be, from now to the end of this process, the only one that moves things between devices here; raise PoolBusy.
+
+    Unless what it moves `is_urgent`, it lets a disk leave memory first that is about to be full, between two things of its own.
+    """
     path = layout_devices.moving_lock(root)
-    if path in _mine:
+    if path in _mine and (is_urgent or not overcommitted.is_urgent(root)):
         return
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    file = locks.attempt(path)
+    is_first = path not in _mine
+    file = locks.attempt(path) if is_first else _taken_after_others(path)
     if not file:
         raise PoolBusy(f"something is being moved between the devices of {os.uname().nodename} already")
     _mine[path] = file
-    stand_back(10)
+    if is_first:
+        stand_back(10)
+
+
+def _taken_after_others(path: str) -> IO[str] | None:
+    """Let others have the lock that this process has, and take it when they have been at it; return None if that does not end."""
+    _mine.pop(path).close()
+    began = time.monotonic()
+    while time.monotonic() - began < GIVE_WAY_S + OTHERS_S:
+        time.sleep(LOOK_S)
+        progress.touch()
+        file = locks.attempt(path) if time.monotonic() - began > GIVE_WAY_S else None
+        if file:
+            return file
+    return None
 
 
 def require(root: str, uuid: str, needed: int) -> None:

@@ -46,6 +46,11 @@ def is_watched(root: str) -> bool:
     return locks.is_held(path) and isinstance(at, float) and time.monotonic() - at < STUCK_S
 
 
+def is_urgent(root: str) -> bool:
+    """Tell whether something is to leave memory, and somebody is there who sees to it."""
+    return any(map(is_due, memory(root))) and is_watched(root)
+
+
 def _seen(root: str, device: pool.Device) -> pool.Device:
     left = _left(layout_devices.device(root, device.uuid))
     return device if left is None else device._replace(free=min(device.free, left))

@@ -51,11 +51,11 @@ def held(step: ListHeld) -> list[dict[str, object]]:
     return found
 
 
-def move(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> dict[str, object]:
+def move(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell, *, is_urgent: bool = False) -> dict[str, object]:
     """Move the layers of a disk; report {"bytes", "seconds", "error", "id"}: of what is wrong its line, nothing is raised."""
     with outcome.told(bytes=0) as answer:
         disk = step.disk
-        moving.begin(cache.root_of(disk.vm_dir))
+        moving.begin(cache.root_of(disk.vm_dir), is_urgent=is_urgent)
         if not job_lock.take_if_free(disk.vm, disk.vm_dir):
             raise CannotMove(f"VM {disk.vm} on {os.uname().nodename} is being acted upon")
         try:
@@ -76,7 +76,7 @@ def spill(step: MoveLayers, tell: Tell) -> dict[str, object]:
         is_busy = recovery.left(vm_dir) and not active_layer.moves(vm_dir)
         return {"why": "something is under way in it"} if is_busy else {}
 
-    return move(step, epochs.arrived(UNKNOWN, [step], {}), ask, tell)
+    return move(step, epochs.arrived(UNKNOWN, [step], {}), ask, tell, is_urgent=True)
 
 
 def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> int:
