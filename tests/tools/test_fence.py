@@ -27,13 +27,13 @@ from semishared.opennebula.oned import Oned
 from semishared.plan.ceph_caps import fence as fence_key
 from semishared.plan.fence import mark_of
 from semishared.store import ceph
-from tools.oned_site import STORE, SYSTEM, ActionSite
+from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
 from tools.test_writers import exported
 
 if TYPE_CHECKING:
     from tools.ceph_site import Site
 
-RBD = 110
+RBD = SHARES = 110
 BOOT, NEXT = "6f0c2a4e-0000-4000-8000-000000000001", "6f0c2a4e-0000-4000-8000-000000000002"
 FENCER = caps.FENCE_USER
 WRITER = """
@@ -67,13 +67,14 @@ class Cloud:
         told = f'SEMISHARED = [ HEALTH = "OK", BOOT = "{boot}", ADDRESSES = "{" ".join(addresses)}" ]'
         self.site.oned.host_update(self.site.oned.host(host).id, told)
 
-    def runs(self, *disks: Dict[str, str], host: str = "h1") -> None:
+    def runs(self, *disks: Dict[str, str], host: str = "h1") -> Vm:
         """Let a VM be on a host."""
         oned = self.site.oned
         rows = [{"DISK_ID": str(number), "READONLY": "NO", **disk} for number, disk in enumerate(disks)]
         vm = Vm(len(oned.vms), "vm", {"DISK": list(rows)}, {}, 3, 3)
         vm.history.append(History(0, 0, oned.host(host), "semishared", SYSTEM))
         oned.vms[vm.id] = vm
+        return vm
 
     def fence(self, host: str = "h1", off: bool = False, locks_s: float = 1, **settings: Any) -> Proof:
         return Fence(Oned(), self.config._replace(**settings), locks_s).fence(host, off)
@@ -144,6 +145,41 @@ def test_a_lock_that_is_held_forbids_and_one_that_is_gone_proves_nothing(cloud: 
         assert cloud.mark().state == "begun"
     assert "until it is off" in cloud.refused(), "its lock is gone"
     assert cloud.fence(off=True).off == "confirmed"
+
+
+def add_shares(cloud: Cloud) -> Dict[str, str]:
+    """Have a datastore of shares in the place of the mounted one; return the disk that one of them is."""
+    oned = cloud.site.oned
+    del oned.datastores[STORE]
+    template = {"DISK_TYPE": "FILESYSTEM", "SEMISHARED_FS": "btrfs", "SEMISHARED_FS_ROOT": "/srv/shares"}
+    oned.datastores[SHARES] = Datastore(SHARES, "shares", 0, "semishared", "semishared", "/nowhere", template)
+    return {"DATASTORE_ID": str(SHARES), "SOURCE": "/srv/shares/share-5", "TYPE": "FILESYSTEM", "PERSISTENT": "YES"}
+
+
+@pytest.mark.parametrize("persistent", ["YES", "NO"])
+def test_a_host_whose_guests_write_to_shares_is_fenced_by_nothing_but_its_being_off(cloud: Cloud, command: Path, persistent: str) -> None:
+    share = {**add_shares(cloud), "PERSISTENT": persistent}
+    cloud.runs({**share, "READONLY": "YES"})
+    cloud.runs(share, host=HERE)
+    before = cloud.fence()
+    assert (before.off, before.blocked) == ("", ()) and cloud.proof() == before, "its guests only read, or have none"
+    cloud.runs(share)
+    assert "datastore 110 (shares) was not there then" in cloud.refused(check=True)
+    assert "datastore 110 (shares): a host writes to a mounted store until it is off" in cloud.refused()
+    assert cloud.fence(fence_command=str(command)).off == "command" and said(command) == ["h1"], "nobody looks for locks in a share"
+    assert cloud.proof().off == "command"
+
+
+@pytest.mark.parametrize("lcm", [4, 60, 61])
+def test_a_share_of_a_vm_that_is_on_its_way_from_the_host_counts_until_it_is_elsewhere(cloud: Cloud, lcm: int) -> None:
+    share = add_shares(cloud)
+    cloud.fence()
+    vm = cloud.runs(share)
+    vm.history.append(History(1, 0, cloud.site.oned.host(HERE), "semishared", SYSTEM))
+    vm.lcm = lcm
+    assert "shares) was not there then" in cloud.refused(check=True)
+    vm.lcm = 3
+    assert cloud.proof().off == ""
 
 
 def test_clones_and_snapshots_count_as_disks_too(cloud: Cloud) -> None:

@@ -19,7 +19,7 @@ from typing import Sequence
 
 from ..config import Config
 from ..errors import AnotherWriter, BadArguments, NotFenced, SemisharedError, StillFenced
-from ..model import layout
+from ..model import layout, stores
 from ..model.fencing import is_whole
 from ..named import NamedTuple
 from ..opennebula.oned import Oned
@@ -144,8 +144,9 @@ class Fence:
     def _still_locked(self, cloud: Cloud) -> list[str]:
         """Return which files are still locked by a writer: of a host that is off the locks go, which may take its time."""
         deadline = time.monotonic() + self._locks_s
+        files = [store for store in cloud.mounted if not stores.is_shares(store)]
         while True:
-            asked = (unless_it_hangs(partial(_writers, path), [f"{path}: its store hangs"]) for path in cloud.on(cloud.mounted))
+            asked = (unless_it_hangs(partial(_writers, path), [f"{path}: its store hangs"]) for path in cloud.on(files))
             held = [text for found in asked for text in found]
             if not held or time.monotonic() >= deadline:
                 return held

@@ -22,8 +22,10 @@ from ..tools.hung_store import unless_it_hangs
 
 NOBODY = "192.0.2.1:0/1"
 """An address that documentation has (RFC 5737): what removes it from a list removes nobody."""
-ACTIVE, MIGRATE = 3, 4
-"""State of a VM that may have a guest, and LCM state of one on its way from host to host: both have it (include/VirtualMachine.h)."""
+ACTIVE = 3
+"""State of a VM that may have a guest (include/VirtualMachine.h)."""
+MOVING = (4, 60, 61)
+"""LCM states of one on its way from host to host, also of one that oned has lost sight of: both may have it."""
 
 
 class Cloud(NamedTuple):
@@ -34,7 +36,7 @@ class Cloud(NamedTuple):
     pools: Sequence[Datastore]
     """Image datastores of ours on Ceph that the host can reach."""
     mounted: Sequence[Datastore]
-    """The others of ours that it can reach."""
+    """The others of ours that it can reach; of those with shares the ones that its guests may write to."""
     disks: tuple[tuple[int, str], ...]
     """Datastore and SOURCE, or clone, of what guests of the host may have open for writing."""
     all_pools: Sequence[Datastore]
@@ -59,11 +61,12 @@ def ask(oned: Oned, name: str) -> Cloud:
     host = found[0]
     # Several clouds may have a datastore of one name; ids are oned's.
     ours = {store.id: store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD")) and store.type != 1}
-    # No host has a share as long as none is attached.
-    ours = {number: store for number, store in ours.items() if not stores.is_shares(store)}
     disks = [(disk.store_id, where) for vm in _guests(oned, name) for disk in vm.disks for where in _places(vm, disk, ours)]
     used = {number for number, _ in disks}
-    reached = [store for store in ours.values() if store.id in used or host.cluster_id in _numbers(store, "CLUSTERS/ID")]
+    # A share has no lock, nor an epoch, and who writes to it is a daemon of the host or the guest itself: a file system's business, as its
+    # addresses and clients are, of which no blocklist of ours knows. Without a guest that has one the host writes to none.
+    near = [store.id for store in ours.values() if not stores.is_shares(store) and host.cluster_id in _numbers(store, "CLUSTERS/ID")]
+    reached = [store for store in ours.values() if store.id in used or store.id in near]
     pools = [store for store in ours.values() if stores.kind(store).has_bridge]
     mounted = [store for store in reached if store not in pools]
     return Cloud(host, hosts, [store for store in reached if store in pools], mounted, tuple(disks), pools)
@@ -80,8 +83,8 @@ def clusters(pools: Sequence[Datastore]) -> list[list[Datastore]]:
 def _guests(oned: Oned, name: str) -> list[Vm]:
     """Return the VMs that may have a guest on a host, also those that are on their way from it."""
     active = [vm for vm in oned.vms() if vm.number("STATE") == ACTIVE]
-    near = [vm.id for vm in active if vm.host == name or vm.lcm_state == MIGRATE]
-    return [vm for vm in map(oned.vm, near) if name in _hosts(vm)[-2 if vm.lcm_state == MIGRATE else -1 :]]
+    near = [vm.id for vm in active if vm.host == name or vm.lcm_state in MOVING]
+    return [vm for vm in map(oned.vm, near) if name in _hosts(vm)[-2 if vm.lcm_state in MOVING else -1 :]]
 
 
 def _hosts(vm: Vm) -> list[str]:
@@ -98,7 +101,7 @@ def _places(vm: Vm, disk: Disk, ours: dict[int, Datastore]) -> Iterator[str]:
     store = ours.get(disk.store_id)
     if store is None or disk.is_readonly or not disk.source:
         return
-    if disk.is_persistent:
+    if disk.is_persistent or stores.is_shares(store):
         yield disk.source
     elif stores.kind(store).has_bridge:
         yield layout_pool.clone(disk.source, vm.id, disk.id)
