@@ -152,7 +152,7 @@ def add_shares(cloud: Cloud) -> Dict[str, str]:
     oned = cloud.site.oned
     del oned.datastores[STORE]
     template = {"DISK_TYPE": "FILESYSTEM", "SEMISHARED_FS": "btrfs", "SEMISHARED_FS_ROOT": "/srv/shares"}
-    oned.datastores[SHARES] = Datastore(SHARES, "shares", 0, "semishared", "semishared", "/nowhere", template)
+    oned.datastores[SHARES] = Datastore(SHARES, "shares", 0, "semishared", "semishared", "/nowhere", dict(template))
     return {"DATASTORE_ID": str(SHARES), "SOURCE": "/srv/shares/share-5", "TYPE": "FILESYSTEM", "PERSISTENT": "YES"}
 
 

@@ -3,20 +3,39 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Callable, Iterator
 from xml.etree import ElementTree
 
 import pytest
 
-from semishared.errors import BadAttribute, BadRecord, CephUnavailable
+from semishared.errors import (
+    BadAttribute,
+    BadRecord,
+    CephUnavailable,
+    HostUnreachable,
+    LateAction,
+    NoSpace,
+    OnedUnavailable,
+    SemisharedError,
+    VmGone,
+)
+from semishared.front import transfer
+from semishared.front.action import Action
 from semishared.model import layout_share
 from semishared.model import steps_share as s
-from semishared.model.exchange import AskOned, Exchange, On, Say, drive
+from semishared.model.exchange import AskOned, Exchange, Feed, On, Say, drive
 from semishared.model.shares import Tree
+from semishared.model.steps import PrepareVm
+from semishared.opennebula.args import VmPlace
+from semishared.opennebula.oned import Oned
+from semishared.opennebula.report import Report
 from semishared.opennebula.xml import Datastore, Image, Vm
 from semishared.plan import client_access, gc, gc_shares
 from semishared.plan.client_access import Clients
 from semishared.share.ceph_clients import Key
+from semishared.tools import context_iso
 
 MARKER = "0123456789abcdef" * 2
 TREE = Tree("cephfs", "/srv/shares", MARKER, "cephfs/one", "shares")
@@ -30,6 +49,10 @@ ANSWER = {
     "monitors": "10.0.0.1:6789,[fd00::1]:6789", "fs": "cephfs", "path": "/volumes/one/share-5/0b1c", "user": "share-one-5-7-01234567",
     "key": "AQBY0/pViX+wBBAAUpPs9swy7rey1qPhzmDVGQ==", "access": "rw",
 }  # fmt: skip
+HISTORY = "<HISTORY_RECORDS><HISTORY><SEQ>3</SEQ><HOSTNAME>h2</HOSTNAME></HISTORY></HISTORY_RECORDS>"
+PLACE = VmPlace("h2", "/var/lib/one/datastores/101/7", 7)
+PREPARED = ("h2", PrepareVm(7, PLACE.path))
+TAKEN = ("h1", s.TakeKeys(TREE, -1, 7, 3))
 SHARE = "<DISK><DISK_ID>1</DISK_ID><IMAGE_ID>5</IMAGE_ID><DATASTORE_ID>110</DATASTORE_ID><MOUNT_TAG>data</MOUNT_TAG>"
 SHARE += "<TM_MAD>semishared</TM_MAD><TYPE>FILESYSTEM</TYPE>{more}</DISK>"
 OTHERS = "<DISK><DISK_ID>0</DISK_ID><IMAGE_ID>1</IMAGE_ID><TM_MAD>semishared</TM_MAD><TYPE>FILE</TYPE></DISK>"
@@ -46,7 +69,7 @@ class Asked:
     """oned and a machine that gives keys; what they were asked."""
 
     def __init__(self, disks: str, store: dict[str, str], image: dict[str, str], answer: Callable[[Any], Any] = lambda _: ANSWER) -> None:
-        self.vm = Vm(ElementTree.fromstring(f"<VM><ID>7</ID><TEMPLATE>{disks}</TEMPLATE></VM>"))
+        self.vm = Vm(ElementTree.fromstring(f"<VM><ID>7</ID><TEMPLATE>{disks}</TEMPLATE>{HISTORY}</VM>"))
         self._known = {
             ("image", 5): Image(template("IMAGE", 5, image)),
             ("datastore", 110): Datastore(template("DATASTORE", 110, store)),
@@ -68,9 +91,9 @@ class Asked:
 
 def test_a_guest_is_told_what_a_client_needs_under_the_number_of_the_disk() -> None:
     asked = Asked(OTHERS + SHARE.format(more=""), ON_CEPH, CLIENT)
-    found = drive(client_access.handed(asked.vm), asked.do)
+    found = drive(client_access.handed(asked.vm, PLACE), asked.do)
     assert found.disks == (1,)
-    assert asked.steps == [("h1", s.GiveKey(TREE, 5, 7, False))]
+    assert asked.steps == [PREPARED, ("h1", s.GiveKey(TREE, 5, 7, False, 3))]
     assert found.lines.decode().splitlines() == [
         "SEMISHARED_SHARE_1_TAG='data'", "SEMISHARED_SHARE_1_MONITORS='10.0.0.1:6789,[fd00::1]:6789'", "SEMISHARED_SHARE_1_FS='cephfs'",
         "SEMISHARED_SHARE_1_PATH='/volumes/one/share-5/0b1c'", "SEMISHARED_SHARE_1_USER='share-one-5-7-01234567'",
@@ -80,16 +103,16 @@ def test_a_guest_is_told_what_a_client_needs_under_the_number_of_the_disk() -> N
 
 def test_the_datastore_says_it_where_the_image_does_not_and_a_read_only_disk_gets_a_key_that_reads() -> None:
     asked = Asked(SHARE.format(more="<READONLY>YES</READONLY>"), {**ON_CEPH, **CLIENT}, {})
-    drive(client_access.handed(asked.vm), asked.do)
-    assert asked.steps == [("h1", s.GiveKey(TREE, 5, 7, True))]
+    drive(client_access.handed(asked.vm, PLACE), asked.do)
+    assert asked.steps == [PREPARED, ("h1", s.GiveKey(TREE, 5, 7, True, 3))]
     asked = Asked(SHARE.format(more=""), {**ON_CEPH, **CLIENT}, {"SEMISHARED_SHARE_ACCESS": "virtiofs"})
     # No share any more whose client it is: what was noted before has to go.
-    assert drive(client_access.handed(asked.vm), asked.do) == Clients() and not asked.steps
+    assert drive(client_access.handed(asked.vm, PLACE), asked.do) == Clients() and not asked.steps
 
 
 def test_a_vm_without_shares_asks_nobody_for_anything() -> None:
     asked = Asked(OTHERS, ON_CEPH, CLIENT)
-    assert drive(client_access.handed(asked.vm), asked.do) == Clients() and not asked.steps
+    assert drive(client_access.handed(asked.vm, PLACE), asked.do) == Clients() and not asked.steps
 
 
 @pytest.mark.parametrize(
@@ -105,7 +128,7 @@ def test_what_no_guest_can_be_a_client_of_is_refused(store: dict[str, str], imag
     share = SHARE.format(more="").replace("<MOUNT_TAG>data</MOUNT_TAG>", disk) if disk else SHARE.format(more="")
     asked = Asked(share, store, image)
     with pytest.raises(BadAttribute) as caught:
-        drive(client_access.handed(asked.vm), asked.do)
+        drive(client_access.handed(asked.vm, PLACE), asked.do)
     assert said in caught.value.detail and not asked.steps
 
 
@@ -118,19 +141,21 @@ def test_no_answer_ends_its_quotes_nor_is_a_key_in_what_refuses_it(name: str, va
 
 
 def test_the_keys_of_a_vm_that_is_gone_are_taken_back_or_it_is_said_who_does_it_later() -> None:
-    asked = Asked("", ON_CEPH, {})
-    drive(client_access.withdrawn(7, (110,)), asked.do)
-    assert asked.steps == [("h1", s.TakeKeys(TREE, -1, 7))] and not asked.said
+    share = SHARE.format(more="")
+    asked = Asked(share, ON_CEPH, {})
+    drive(client_access.withdrawn(asked.vm), asked.do)
+    assert asked.steps == [TAKEN] and not asked.said
 
     def away(_: Any) -> Any:
         raise CephUnavailable("no answer")
 
-    asked = Asked("", ON_CEPH, {}, away)
-    drive(client_access.withdrawn(7, (110,)), asked.do)
+    asked = Asked(share, ON_CEPH, {}, away)
+    drive(client_access.withdrawn(asked.vm), asked.do)
     assert len(asked.said) == 1 and "`semishared gc`" in asked.said[0]
-    asked = Asked("", ON_XFS, {})
-    drive(client_access.withdrawn(7, (110,)), asked.do)
-    assert not asked.steps
+    for disks, store in ((share, ON_XFS), (OTHERS, ON_CEPH)):
+        asked = Asked(disks, store, {})
+        drive(client_access.withdrawn(asked.vm), asked.do)
+        assert not asked.steps
 
 
 def test_gc_takes_the_keys_of_vms_that_oned_has_not() -> None:
@@ -146,3 +171,119 @@ def test_who_has_a_key_is_told_by_names_that_say_it() -> None:
         assert layout_share.key_of(key.note.rpartition("/")[2]) == key[:2]
     assert [layout_share.key_of(name) for name in ("5-7-1.json", "5-7.json.new", ".staged-5.json.x", "a.json")] == [None] * 4
     assert {key.user(TREE) for key in (Key(5), Key(5, 7))} == {"share-one-5-01234567", "share-one-5-7-01234567"}
+
+
+# -- the actions that give them and take them back ------------------------------------------------------------------------
+
+
+class Front:
+    """tm/context and tm/delete of VM 7, as far as the front-end goes; `fails` says which message a machine answers with an error."""
+
+    def __init__(self, top: Path, monkeypatch: pytest.MonkeyPatch, disks: str, fails: Callable[[Any], SemisharedError | None]) -> None:
+        self.asked, self._fails = Asked(disks, ON_CEPH, CLIENT), fails
+        self.context = top / "context.sh"
+        self.context.write_text("ETH0_IP='10.0.0.1'\n")
+        self._monkeypatch = monkeypatch
+        monkeypatch.setattr(Oned, "__init__", lambda _: None)
+        monkeypatch.setattr(Oned, "vm", lambda _, number: self.asked.vm)
+        monkeypatch.setattr(context_iso, "built", self._built)
+
+    @contextmanager
+    def _built(self, files: Any, more: bytes) -> Iterator[str]:
+        yield str(self.context)
+
+    def oned_is_silent(self, domain: str = "", seq: int = 0) -> None:
+        """Let oned not answer; it has left the domain of the VM beside its context.sh."""
+
+        def silent(_: Any, number: int) -> Vm:
+            raise OnedUnavailable(f"one.vm.info {number}: no answer")
+
+        self._monkeypatch.setattr(Oned, "vm", silent)
+        if domain:
+            (self.context.parent / f"deployment.{seq}").write_text(domain)
+
+    def do(self, name: str) -> int:
+        """Carry out an action; return which SEQ its messages carry."""
+        argv = [f"h2:{PLACE.path}", "7", "101"] if name == "delete" else [str(self.context), f"h2:{PLACE.path}/disk.4", "7", "101"]
+        action = Action(name, argv, Report(name))
+        drive(transfer.PLANNED[name](action), self._answered)
+        return action.seq
+
+    def _answered(self, wanted: Exchange) -> Any:
+        if isinstance(wanted, AskOned) and wanted.what == "vm":
+            return Oned().vm(wanted.id)
+        on = wanted.target if isinstance(wanted, Feed) else wanted
+        if isinstance(on, On):
+            error = next(filter(None, map(self._fails, on.steps)), None)
+            if error:
+                self.asked.steps += [(on.machine, step) for step in on.steps]
+                raise error
+        return self.asked.do(on)
+
+    def names(self) -> list[str]:
+        return [type(step).__name__ for _, step in self.asked.steps]
+
+
+def only(name: str, error: SemisharedError | None) -> Callable[[Any], SemisharedError | None]:
+    return lambda step: error if type(step).__name__ == name else None
+
+
+@pytest.mark.parametrize("error", [HostUnreachable("h2 does not answer"), NoSpace("no space left on h2"), LateAction("later"), None])
+def test_keys_are_taken_back_whatever_became_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: SemisharedError | None
+) -> None:
+    front = Front(tmp_path, monkeypatch, SHARE.format(more=""), only("RemoveVm", error))
+    with pytest.raises(type(error)) if error else nullcontext():
+        front.do("delete")
+    assert front.names() == ["RemoveVm", "TakeKeys"] and front.asked.steps[-1] == TAKEN and not front.asked.said
+
+
+def test_a_silent_oned_keeps_no_vm_from_its_end_and_the_log_says_what_may_be_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    front = Front(tmp_path, monkeypatch, SHARE.format(more=""), only("", None))
+    front.oned_is_silent()
+    assert front.do("delete") == -1 and front.names() == ["RemoveVm"]
+    assert len(front.asked.said) == 1 and "VM 7" in front.asked.said[0] and "`semishared gc`" in front.asked.said[0]
+    front = Front(tmp_path, monkeypatch, OTHERS[: OTHERS.index("</DISK>") + 7], only("", None))
+    front.do("delete")
+    assert front.names() == ["RemoveVm"] and not front.asked.said
+
+
+@pytest.mark.parametrize("error", [VmGone("VM 7 was deleted on h2"), LateAction("VM 7 was deleted on h2 at SEQ 4")])
+@pytest.mark.parametrize("at", ["NoteClients", "ReceiveFile"])
+def test_a_context_that_came_too_late_leaves_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: SemisharedError, at: str
+) -> None:
+    front = Front(tmp_path, monkeypatch, SHARE.format(more=""), only(at, error))
+    with pytest.raises(type(error)):
+        front.do("context")
+    names = front.names()
+    assert names[:2] == ["PrepareVm", "GiveKey"] and names[-1] == "TakeKeys" and front.asked.steps[-1] == TAKEN
+
+
+def test_a_context_that_fails_otherwise_keeps_the_key_of_the_vm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    front = Front(tmp_path, monkeypatch, SHARE.format(more=""), only("ReceiveFile", NoSpace("no space left on h2")))
+    with pytest.raises(NoSpace):
+        front.do("context")
+    assert "TakeKeys" not in front.names()
+
+
+WITH_SHARE = "<domain><devices><filesystem type='mount'><source dir='/srv/shares/share-5'/></filesystem></devices></domain>"
+
+
+def test_a_vm_with_shares_boots_only_where_oned_says_which_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    front = Front(tmp_path, monkeypatch, SHARE.format(more=""), only("", None))
+    assert front.do("context") == 3 and "NoteClients" in front.names()
+    front = Front(tmp_path, monkeypatch, SHARE.format(more=""), only("", None))
+    front.oned_is_silent("<domain/>", 9)
+    front.oned_is_silent(WITH_SHARE, 10)
+    with pytest.raises(OnedUnavailable):
+        front.do("context")
+    assert not front.names()
+
+
+@pytest.mark.parametrize("domain", ["", "<domain><devices><disk/></devices></domain>"])
+def test_a_vm_without_shares_boots_though_oned_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, domain: str) -> None:
+    front = Front(tmp_path, monkeypatch, "", only("", None))
+    front.oned_is_silent(domain)
+    assert front.do("context") == -1
+    assert front.names() == ["PrepareVm", "ReplaceLostBases", "ReceiveFile"]

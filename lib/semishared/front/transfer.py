@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Callable, Optional
 
-from ..errors import NotSupported
-from ..model.exchange import File, Plan
+from ..errors import NotSupported, SemisharedError
+from ..model.exchange import File, Part, Plan, warn
 from ..opennebula import args
 from ..opennebula.report import Report
+from . import vm_location
 from .action import Action, carry_out
-from .vm_location import is_here_too, source_of_copy
 
 if TYPE_CHECKING:
     from ..opennebula.xml import Datastore, Disk, Image, Vm
+    from ..plan.client_access import Clients
 
 
 def _facts(action: Action, request: args.FromImage) -> tuple[Disk, Image, Datastore]:
@@ -90,16 +91,23 @@ def context(action: Action) -> Plan:
     """context.sh [FILE[:NAME] ...] HOST:VMDIR/disk.N VM DATASTORE - build the CONTEXT ISO and bring it to the host."""
     asked = args.Context.parse(action.argv)
     action.expects(asked.target.host)
+    vm = vm_location.with_shares(asked.target.vm_place.vm, asked.files[0])
+    if vm:
+        from ..plan import client_access
+
+        action.seq = vm.seq
+        yield from client_access.or_taken_back(vm, _context(asked, client_access.handed(vm, asked.target.vm_place)))
+    else:
+        yield from _context(asked)
+
+
+def _context(asked: args.Context, handed: Optional[Part[Clients]] = None) -> Plan:
     import hashlib
 
     from ..plan import disks
     from ..tools import context_iso
 
-    vm, clients = _known(asked.target.vm_place.vm), None
-    if vm and _has_directories(vm):
-        from ..plan import client_access
-
-        clients = yield from client_access.handed(vm)
+    clients = (yield from handed) if handed else None
     with context_iso.built(asked.files, clients.lines if clients else b"") as path:
         with open(path, "rb") as file:
             data = file.read()
@@ -111,7 +119,7 @@ def mvds(action: Action) -> Plan:
     from ..plan import removals
 
     asked = args.ToImage.parse(action.argv)
-    return removals.mvds(asked, is_here_too(asked.disk.vm_place))
+    return removals.mvds(asked, vm_location.is_here_too(asked.disk.vm_place))
 
 
 def cpds(action: Action) -> Plan:
@@ -125,7 +133,7 @@ def cpds(action: Action) -> Plan:
     oned = Oned()
     vm = oned.vm(asked.disk.vm_place.vm)
     action.seq = vm.seq
-    host = source_of_copy(asked.disk.vm_place, vm.host) if vm.lcm_state in save_as.AWAY else asked.disk.host
+    host = vm_location.source_of_copy(asked.disk.vm_place, vm.host) if vm.lcm_state in save_as.AWAY else asked.disk.host
     datastore = _marked(action, oned.datastore(asked.store))
     here = tuple(filter(is_here, (host, stores.bridge(datastore, vm.id))))
     return save_as.cpds(asked, vm, datastore, save_as.Told(host, here, action.config.freeze))
@@ -137,30 +145,27 @@ def delete(action: Action) -> Plan:
     vm = None
     if not asked.is_nothing:
         action.expects(asked.vm_place.host)
-        vm = _known(asked.vm_place.vm)
+        vm = vm_location.known(asked.vm_place.vm)
         action.seq = vm.seq if vm else -1
     from ..plan import removals
 
-    yield from removals.delete(asked, is_here_too(asked.vm_place))
-    if vm and asked.disk is None and _has_directories(vm):
+    try:
+        yield from removals.delete(asked, vm_location.is_here_too(asked.vm_place))
+    except SemisharedError:
+        # A host that does not answer may be lost, its guest be none the less, and a key is good from anywhere.
+        yield from _withdrawn(asked, vm)
+        raise
+    yield from _withdrawn(asked, vm)
+
+
+def _withdrawn(asked: args.Delete, vm: Optional[Vm]) -> Plan:
+    """Take back the keys of a VM whose directory goes."""
+    if vm is None and not asked.disk:
+        yield warn(f"oned does not say whether VM {asked.vm_place.vm} had keys for shares: such are good until `semishared gc` takes them")
+    elif vm and not asked.disk and vm_location.has_directories(vm):
         from ..plan import client_access
 
-        yield from client_access.withdrawn(vm.id, tuple(sorted({disk.store_id for disk in client_access.directories(vm)})))
-
-
-def _has_directories(vm: Vm) -> bool:
-    return any(disk.text("TYPE") == "FILESYSTEM" for disk in vm.disks)
-
-
-def _known(vm: int) -> Optional[Vm]:
-    """Return a VM, None if oned does not know it any more, or does not answer."""
-    from ..errors import OnedUnavailable
-    from ..opennebula.oned import Oned
-
-    try:
-        return Oned().vm(vm)
-    except OnedUnavailable:
-        return None
+        yield from client_access.withdrawn(vm)
 
 
 def snap_create(action: Action) -> Plan:

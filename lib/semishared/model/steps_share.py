@@ -109,6 +109,8 @@ class GiveKey(NamedTuple):
     number: int
     vm: int
     readonly: bool
+    seq: int = -1
+    """SEQ of the VM's last history record: refused if it was given at a later one. -1: nobody asks for a boot of it."""
 
 
 class TakeKeys(NamedTuple):
@@ -120,6 +122,8 @@ class TakeKeys(NamedTuple):
     tree: Tree
     number: int
     vm: int
+    seq: int = -1
+    """Those that were given at a later SEQ of the VM's history stay with it: it runs again. -1: none stays."""
 
 
 class ListKeys(NamedTuple):

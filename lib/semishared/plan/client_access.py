@@ -3,10 +3,15 @@
 
     context      have a key for each such disk of the VM, for that share alone (share/ceph_clients.py); tell it to the guest in its CONTEXT
     deploy       gives the guest none of them (plan/filesystems.py)
-    delete       of the VM's directory: take its keys back
+    delete       of the VM's directory: take its keys back, also where its host does not answer
+    mv           from a host that is lost: the same, before it boots elsewhere (failover.py)
 
 oned calls context before each boot, so what attributes say by then holds; the key is the same each time. oned itself never has it: it is
 added to context.sh in the ISO alone.
+
+A context that oned has given up runs on, beside the delete of its VM. So it prepares the VM's directory before it asks for a key, and again
+after: what was deleted meanwhile is refused then, and the key that came too late for the delete is taken back. Each key is of a SEQ of the
+VM's history, and who comes of an earlier one leaves it (share/ceph_clients.py).
 """
 
 from __future__ import annotations
@@ -14,11 +19,13 @@ from __future__ import annotations
 import re
 
 from .. import NAME
-from ..errors import BadRecord, SemisharedError
+from ..errors import BadRecord, LateAction, SemisharedError, VmGone
 from ..model import shares
 from ..model import steps_share as s
 from ..model.exchange import AskOned, On, Part, Plan, warn
+from ..model.steps import PrepareVm
 from ..named import NamedTuple
+from ..opennebula.args import VmPlace
 from ..opennebula.xml import Disk, Vm
 from . import placement
 from .filesystems import check_tag
@@ -41,16 +48,18 @@ def directories(vm: Vm) -> list[Disk]:
     return [disk for disk in vm.disks if disk.driver == NAME and placement.is_directory(disk) and disk.image_id >= 0]
 
 
-def handed(vm: Vm) -> Part[Clients]:
-    """Have keys for the shares of a VM whose client its guest is."""
-    found, lines = [], []
+def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
+    """Have keys for the shares of a VM whose client its guest is, which boots at `place`."""
+    found, lines = list[int](), list[str]()
     for disk in directories(vm):
         image = yield AskOned("image", disk.image_id)
         datastore = yield AskOned("datastore", disk.store_id)
         if not placement.is_client(image, datastore):
             continue
         tag = check_tag(disk.id, disk.text("MOUNT_TAG"))
-        step = s.GiveKey(shares.tree(datastore), image.id, vm.id, disk.is_readonly)
+        step = s.GiveKey(shares.tree(datastore), image.id, vm.id, disk.is_readonly, vm.seq)
+        if not found:
+            yield On(place.host, (PrepareVm(place.vm, place.path),))
         (answer,) = yield On(shares.bridge(datastore), (step,))
         found.append(disk.id)
         lines += [f"SEMISHARED_SHARE_{disk.id}_{name}='{value}'\n" for name, value in (("TAG", tag), *told(answer))]
@@ -66,13 +75,23 @@ def told(answer: dict[str, str]) -> list[tuple[str, str]]:
     return [(name.upper(), answer[name]) for name in TOLD]
 
 
-def withdrawn(vm: int, stores: tuple[int, ...]) -> Plan:
-    """Take back the keys of a VM that is gone, for shares of some datastores: a Ceph that does not answer keeps no VM from its end."""
-    for store in stores:
+def or_taken_back(vm: Vm, plan: Plan) -> Plan:
+    """Carry out the plan of a context; if the VM is gone meanwhile take back what it was given."""
+    try:
+        yield from plan
+    except (VmGone, LateAction):
+        yield from withdrawn(vm)
+        raise
+
+
+def withdrawn(vm: Vm) -> Plan:
+    """Take back the keys that a VM has had till now: a Ceph that does not answer keeps no VM from its end."""
+    for store in sorted({disk.store_id for disk in directories(vm)}):
         try:
             datastore = yield AskOned("datastore", store)
             tree = shares.tree(datastore)
             if tree.fs == "cephfs":
-                yield On(shares.bridge(datastore), (s.TakeKeys(tree, -1, vm),))
+                yield On(shares.bridge(datastore), (s.TakeKeys(tree, -1, vm.id, vm.seq),))
         except SemisharedError as e:
-            yield warn(f"the keys of VM {vm} for shares of datastore {store} may be good still, until `semishared gc` takes them: {e}")
+            which = f"the keys of VM {vm.id} for shares of datastore {store}"
+            yield warn(f"{which} may be good still: {e}. `semishared gc` takes those of VMs that are gone")

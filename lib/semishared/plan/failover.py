@@ -4,6 +4,7 @@
                        target                                      bridge, or who mounts the store
     which clones                                                   looked for
     older stay         removed, unless the VM runs there
+    share              nothing                                     the key for it that a guest had is taken back, if it was a client
     in place           linked or recorded anew                     nobody writes to the image? a session begins
     clone on the store linked or recorded anew
     swap area          made anew
@@ -168,7 +169,7 @@ def is_unseen(vm: Vm) -> bool:
 def why_waits(vm: Vm, disk: Disk, image: Image, datastore: Datastore) -> str:
     """Return why a VM with this disk of an image would not come up elsewhere, '' if it would, as far as oned knows."""
     if placement.is_directory(disk):
-        return ""  # where it is not mounted, deploy refuses
+        return ""  # its host is off, or only read it (front/fence_facts.py); where it is not mounted, deploy refuses
     if disk.driver not in ("", disks.DRIVER):
         return "" if _has_no_file(disk) else f"it is of driver {disk.driver}"
     place = placement.place(image, datastore) if _is_clone(disk) else placement.attached(image, datastore, disk)
@@ -188,9 +189,17 @@ def _kernel(place: VmPlace, vm: Vm, name: str) -> Part[_Rebuilt]:
 
 
 def _cleared(place: VmPlace, vm: Vm) -> Plan:
-    """Remove what an earlier stay of the VM has left at the target; what this very move made there before it was killed is used."""
+    """Remove what an earlier stay of the VM has left at the target, and the keys for its shares that it had at the lost host.
+
+    What this very move made there before it was killed is used.
+    """
     not_running, look = s.CheckNotRunning(disks.running_domain(vm)), s.LookAtVm(vm.id, place.path)
     _, found = yield On(place.host, (not_running, look))
+    if any(map(placement.is_directory, vm.disks)):
+        from . import client_access
+
+        # Its guest is off with its host if it could write. What it has open there still would have the next one wait.
+        yield from client_access.withdrawn(vm)
     if found["disks"] and found["seq"] != vm.seq:
         yield On(place.host, (s.RemoveVm(vm.id, place.path),))
 

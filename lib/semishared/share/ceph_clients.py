@@ -7,7 +7,8 @@ make users oneself could make any. (Asked to, it also tells the key of a user wh
 that we may ask for are confined, too.) The key is the same when it is asked for again; we keep it nowhere.
 
 That somebody has one stands in a file of the root from before the key is made until it is gone (layout_share.key): so `gc` finds what a
-killed action leaves, and nobody has to be let list the cluster's users.
+killed action leaves, and nobody has to be let list the cluster's users. So does the SEQ of the VM's history at which it was given last: no
+action of an earlier one, which runs on after oned has given it up, gives or takes the key of a VM that runs again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 from contextlib import suppress
 from typing import Any
 
-from ..errors import CephUnavailable, MissingImage, NotSupported
+from ..errors import CephUnavailable, LateAction, MissingImage, NotSupported
 from ..model import layout_share
 from ..model.shares import Tree
 from ..named import NamedTuple
@@ -36,6 +37,8 @@ class Key(NamedTuple):
     vm: int = -1
     """-1: somebody who is no VM."""
     readonly: bool = False
+    seq: int = -1
+    """SEQ of the VM's history at which it was given last, -1 if nobody has said one."""
 
     @property
     def note(self) -> str:
@@ -71,7 +74,8 @@ def listed(root: str) -> list[Key]:
 
 def _read(root: str, key: Key) -> Key:
     known = files.read_json(f"{root}/{key.note}") or {}
-    return key._replace(readonly=known.get("readonly") is True)
+    seq = known.get("seq")
+    return key._replace(readonly=known.get("readonly") is True, seq=seq if isinstance(seq, int) else -1)
 
 
 class Clients(CephFs):
@@ -82,11 +86,18 @@ class Clients(CephFs):
         self._tree = tree
 
     def give(self, key: Key) -> dict[str, str]:
-        """Have a key; return it, and where the share is for clients: monitors, file system, path, user; `access` is ro or rw."""
+        """Have a key; return it, and where the share is for clients: monitors, file system, path, user; `access` is ro or rw.
+
+        Raise LateAction if the VM was given it at a later SEQ.
+        """
         user, path = key.user(self._tree), f"{self.root}/{key.note}"
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         files.remove_stale(os.path.dirname(path))
-        files.write_json(path, {"version": VERSION, "readonly": key.readonly})
+        last = _read(self.root, key).seq
+        if 0 <= key.seq < last:
+            since = f"since SEQ {last} of its history, and this is of SEQ {key.seq}"
+            raise LateAction(f"VM {key.vm} has its key for image {key.image} {since} ({path} on {os.uname().nodename})")
+        files.write_json(path, {"version": VERSION, "readonly": key.readonly, "seq": max(key.seq, last)})
         # The manager gives no key to who names no tenant, and lets no other one ask for the same user.
         level = "r" if key.readonly else "rw"
         secret = self._ask("authorize", key.image, auth_id=user, access_level=level, tenant_id=self._tree.marker).strip()
@@ -105,6 +116,13 @@ class Clients(CephFs):
             point(f"key taken: {verb}")
         files.unlink(f"{self.root}/{key.note}")
         point("note of the key removed")
+
+    def take_until(self, key: Key, seq: int) -> bool:
+        """Take a key, unless it was given at a later SEQ than `seq` (-1: whatever it was), or is gone; tell whether it was taken."""
+        if not files.exists(f"{self.root}/{key.note}") or 0 <= seq < _read(self.root, key).seq:
+            return False
+        self.take(key)
+        return True
 
     def take_all(self, image: int) -> None:
         """Take back all keys for a share."""

@@ -3,29 +3,38 @@
 
 from __future__ import annotations
 
+from ..errors import SemisharedError
 from ..model.shares import Tree
 from . import ceph_clients, life
 from .ceph_clients import Key
 
+LIMIT_S = 60.0
+"""Limit of waiting for a share: whoever holds it waits for a manager that may not answer, and all VMs that have the share would for him."""
 
-def give(tree: Tree, number: int, vm: int, readonly: bool) -> dict[str, str]:
+
+def give(tree: Tree, number: int, vm: int, readonly: bool, seq: int = -1) -> dict[str, str]:
     """Have a key for a share that is ready; return it, and what else a client has to know."""
     clients = ceph_clients.of(tree)
     life.checked(tree)
-    with life.alone(tree, number):
+    with life.alone(tree, number, LIMIT_S):
         life.ready(tree, number)
-        return clients.give(Key(number, vm, readonly))
+        return clients.give(Key(number, vm, readonly, seq))
 
 
-def take(tree: Tree, number: int, vm: int) -> dict[str, int]:
-    """Take back what a VM has; return how many keys that were."""
+def take(tree: Tree, number: int, vm: int, seq: int = -1) -> dict[str, int]:
+    """Take back what a VM has had till this SEQ; return how many keys that were. All are tried; the first error is raised then."""
     clients = ceph_clients.of(tree)
     life.checked(tree)
-    keys = [key for key in ceph_clients.listed(tree.root) if key.vm == vm and number in (-1, key.image)]
-    for key in keys:
-        with life.alone(tree, key.image):
-            clients.take(key)
-    return {"taken": len(keys)}
+    taken, failed = 0, list[SemisharedError]()
+    for key in (key for key in ceph_clients.listed(tree.root) if key.vm == vm and number in (-1, key.image)):
+        try:
+            with life.alone(tree, key.image, LIMIT_S):
+                taken += clients.take_until(key, seq)
+        except SemisharedError as e:
+            failed.append(e)
+    if failed:
+        raise failed[0]
+    return {"taken": taken}
 
 
 def listed(tree: Tree) -> dict[str, list[dict[str, object]]]:

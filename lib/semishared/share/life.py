@@ -91,10 +91,13 @@ def _reached(tree: Tree) -> FileSystem:
 
 
 @contextmanager
-def alone(tree: Tree, image: int) -> Iterator[str]:
-    """Let no other action change a share within the block; yield the path of the lock, which its holder may remove."""
+def alone(tree: Tree, image: int, limit_s: float = locks.LIMIT_S) -> Iterator[str]:
+    """Let no other action change a share within the block; yield the path of the lock, which its holder may remove.
+
+    Raise ToolTimeout after `limit_s` seconds of waiting.
+    """
     path = f"{tree.root}/{layout_share.lock(image)}"
-    with locks.exclusive(path):
+    with locks.exclusive(path, limit_s):
         files.remove_stale(os.path.dirname(path))
         yield path
 
