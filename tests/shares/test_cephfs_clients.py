@@ -57,12 +57,12 @@ class Tenants:
         self.one = self.deploy("one", {"IMAGE_ID": str(self.mine)}, {"IMAGE_ID": str(self.theirs), "MOUNT_TAG": "read"}, read_only=(1,))
         self.other = self.deploy("other", {"IMAGE_ID": str(self.theirs)})
 
-    def deploy(self, name: str, *disks: dict[str, str], read_only: Sequence[int] = ()) -> int:
+    def deploy(self, name: str, *disks: dict[str, str], read_only: Sequence[int] = (), host: str = "h1") -> int:
         template = {"NAME": name, "CPU": "0.1", "MEMORY": "32", "DISK": list(disks), "CONTEXT": {"NETWORK": "NO"}}
         vm = int(self.oned.vm_create(template))
         for number in read_only:
             self.oned.vm(vm).disks[number]["READONLY"] = "YES"
-        self.oned.vm_deploy(vm, "h1", SYSTEM)
+        self.oned.vm_deploy(vm, host, SYSTEM)
         return vm
 
     def iso(self, vm: int) -> str:
@@ -197,6 +197,32 @@ def test_a_vm_that_boots_again_keeps_its_key(tenants: Tenants) -> None:
     tenants.oned.vm_resume(tenants.other)
     tenants.oned.vm_deploy(tenants.other, "h1", SYSTEM)
     assert tenants.shares(tenants.other) == before
+
+
+def test_a_vm_that_ends_on_a_host_that_does_not_answer_has_no_key_any_more(tenants: Tenants) -> None:
+    before, h3 = tenants.users(), tenants.cloud.lab.hosts[2]
+    vm = tenants.deploy("third", {"IMAGE_ID": str(tenants.mine)}, host=h3.name)
+    assert len(tenants.users() - before) == 1
+    h3.cut()
+    try:
+        words = [f"{h3.name}:/var/lib/one/datastores/{SYSTEM}/{vm}", str(vm), str(SYSTEM)]
+        done = tenants.cloud.lab.fe.run(["/var/lib/one/remotes/tm/semishared/delete", *words], check=False, timeout=120)
+        assert done.returncode and b"[SS005]" in done.stderr, done
+        assert tenants.users() == before
+    finally:
+        h3.join()
+    tenants.oned.vm_terminate(vm, hard=True)
+
+
+def test_an_action_of_an_earlier_boot_neither_gives_nor_takes_a_key(tenants: Tenants) -> None:
+    cloud, image, vm, before = tenants.cloud, tenants.secret, 70, tenants.users()
+    key = cloud.step(s.GiveKey(cloud.tree, image, vm, False, 4))[1]["key"]
+    assert cloud.step(s.TakeKeys(cloud.tree, -1, vm, 3))[1] == {"taken": 0}
+    # A point that it never comes to: it may fail.
+    assert cloud.step(s.GiveKey(cloud.tree, image, vm, True, 3), 999)[0]
+    assert f"{image}-{vm}.json" in tenants.keys() and len(tenants.users() - before) == 1
+    assert cloud.step(s.GiveKey(cloud.tree, image, vm, False, 4))[1]["key"] == key
+    assert cloud.step(s.TakeKeys(cloud.tree, -1, vm, 4))[1] == {"taken": 1} and tenants.users() == before
 
 
 def test_an_operator_has_a_key_until_it_is_taken_back(tenants: Tenants) -> None:
