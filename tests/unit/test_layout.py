@@ -44,7 +44,7 @@ ELSEWHERE = {
     ("plan/live_migration.py", "--migrate-disks"): "an option of virsh",
     ("store/rbd_new.py", "semishared-mkfs-"): "in the directory for temporary files, in one process",
     ("store/writers.py", "/proc/locks"): "the kernel's",
-    ("tools/context_iso.py", "semishared-context-"): "in the directory for temporary files, in one process",
+    ("tools/context_iso.py", "semishared-context-"): "in the directory for temporary files, until its process ends (tools/owner.py)",
     ("tools/extents.py", "semishared-manifest 1"): "the first line of a manifest",
 }
 ON_ITS_OWN = {"install/preflight.py", "tools/signatures.py"}

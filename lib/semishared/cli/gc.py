@@ -30,6 +30,7 @@ from ..opennebula.xml import Datastore
 from ..plan import gc as plan
 from ..plan import gc_shares as plan_shares
 from ..plan.gc_pools import Pool
+from ..tools import context_iso
 from ..units import human
 from ..wire.session import Session, is_here
 from . import gc_known, gc_pools, gc_shares, gc_strays
@@ -84,6 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     if os.geteuid() == 0:
         print(f"{NAME} gc: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
         return 2
+    if not arguments.dry_run:
+        context_iso.remove_stale()
     older_than = 0 if arguments.now else seconds(arguments.older_than or "1h")
     config = load()
     survey = survey_cloud(Oned(), config)

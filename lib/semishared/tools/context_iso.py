@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The context ISO: volume CONTEXT with context.sh and the files the VM template names."""
+"""The context ISO: volume CONTEXT with context.sh and the files the VM template names.
+
+context.sh may have a key in it (plan/client_access.py), so no killed action may leave it: what lies in the directory for temporary files
+while the ISO is written has the name of its writer (tools/owner.py) and goes when the next one is, or by `semishared gc`; the ISO itself
+is read from a file that has no name any more.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +16,13 @@ from contextlib import contextmanager
 from typing import Iterator
 
 from ..errors import BadArguments, MissingImage, ToolMissing
+from . import owner
+from .crash_points import point
 from .run import PATH, run
 
 TOOLS = (["genisoimage"], ["mkisofs"], ["xorriso", "-as", "mkisofs"])
 NAME = re.compile(r"[^/\x00-\x1f]{1,200}\Z")
+PREFIX = "semishared-context-"
 URL = re.compile(r"https?://[A-Za-z0-9._~:/?#@&+,=%\-]+\Z")
 
 
@@ -31,34 +39,51 @@ def _split(argument: str) -> tuple[str, str]:
     return path, name
 
 
+def remove_stale() -> None:
+    """Remove what writers that are no more left in the directory for temporary files, which is this machine's alone."""
+    top = tempfile.gettempdir()
+    for name in os.listdir(top):
+        # Anyone may make such a name there: another user's directory stays.
+        if name.startswith(PREFIX) and owner.is_gone(name, other_boots=True):
+            shutil.rmtree(f"{top}/{name}", ignore_errors=True)
+
+
 @contextmanager
 def built(files: tuple[str, ...], more: bytes = b"") -> Iterator[str]:
-    """Yield the path of an ISO with `files`, removed when the block ends; `more` is added to context.sh, and secret."""
+    """Yield the path, in this process alone, of an ISO with `files`; `more` is added to context.sh, and secret."""
     pairs = [_split(argument) for argument in files]
     for tool in TOOLS:
         if shutil.which(tool[0], path=f"{os.environ.get('PATH', '')}:{PATH}"):
             break
     else:
         raise ToolMissing("none of genisoimage, mkisofs, xorriso is installed on the front-end")
-    with tempfile.TemporaryDirectory(prefix="semishared-context-") as directory:
-        content = f"{directory}/content"
+    remove_stale()
+    with tempfile.TemporaryDirectory(prefix=PREFIX, suffix=f".{owner.suffix()}") as directory:
+        content, iso = f"{directory}/content", f"{directory}/context.iso"
         os.mkdir(content)
-        for path, name in pairs:
-            if "://" in path:
-                run(["curl", "-sSfL", "--proto", "=http,https", "-o", f"{content}/{name}", "--", path])
-                continue
-            try:
-                if os.path.isdir(path):
-                    shutil.copytree(path, f"{content}/{name}", dirs_exist_ok=True)
-                else:
-                    shutil.copyfile(path, f"{content}/{name}")
-            except OSError as e:
-                raise MissingImage(f"context file {path}: {e.strerror}") from None
-        if more:
-            with open(f"{content}/context.sh", "ab") as file:
-                # In the guest too: Rock Ridge has modes.
-                os.fchmod(file.fileno(), 0o600)
-                file.write(more)
-        iso = f"{directory}/context.iso"
+        _fill(content, pairs, more)
+        point("content of the ISO written")
         run([*tool, "-quiet", "-o", iso, "-V", "CONTEXT", "-J", "-R", content])
-        yield iso
+        file = open(iso, "rb")
+    with file:
+        point("ISO written")
+        yield f"/proc/self/fd/{file.fileno()}"
+
+
+def _fill(content: str, pairs: list[tuple[str, str]], more: bytes) -> None:
+    for path, name in pairs:
+        if "://" in path:
+            run(["curl", "-sSfL", "--proto", "=http,https", "-o", f"{content}/{name}", "--", path])
+            continue
+        try:
+            if os.path.isdir(path):
+                shutil.copytree(path, f"{content}/{name}", dirs_exist_ok=True)
+            else:
+                shutil.copyfile(path, f"{content}/{name}")
+        except OSError as e:
+            raise MissingImage(f"context file {path}: {e.strerror}") from None
+    if more:
+        with open(f"{content}/context.sh", "ab") as file:
+            # In the guest too: Rock Ridge has modes.
+            os.fchmod(file.fileno(), 0o600)
+            file.write(more)

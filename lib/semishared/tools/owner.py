@@ -66,7 +66,12 @@ def suffix() -> str:
     return layout.made_by(_mine[pid], os.urandom(6).hex())
 
 
-def is_gone(name: str) -> bool:
-    """Tell whether `name` was made by a process of this machine that has ended; False where that is not known."""
-    maker = layout.maker_of(name)
-    return maker is not None and maker.machine == _machine() and started(maker.pid) != maker.started
+def is_gone(name: str, *, other_boots: bool = False) -> bool:
+    """Tell whether `name` was made by a process of this machine that has ended; False where that is not known.
+
+    With `other_boots`, of a directory that this machine alone writes to, what processes of its earlier boots made is known, too.
+    """
+    maker, machine = layout.maker_of(name), _machine()
+    if maker is None or maker.machine[:8] != machine[:8]:
+        return False
+    return started(maker.pid) != maker.started if maker.machine == machine else other_boots
