@@ -216,12 +216,12 @@ def test_a_vm_that_ends_on_a_host_that_does_not_answer_has_no_key_any_more(tenan
 
 def test_an_action_of_an_earlier_boot_neither_gives_nor_takes_a_key(tenants: Tenants) -> None:
     cloud, image, vm, before = tenants.cloud, tenants.secret, 70, tenants.users()
-    key = cloud.step(s.GiveKey(cloud.tree, image, vm, False, 4))[1]["key"]
+    key = cloud.step(s.GiveKey(cloud.tree, image, cloud.source(image), vm, False, 4))[1]["key"]
     assert cloud.step(s.TakeKeys(cloud.tree, -1, vm, 3))[1] == {"taken": 0}
     # A point that it never comes to: it may fail.
-    assert cloud.step(s.GiveKey(cloud.tree, image, vm, True, 3), 999)[0]
+    assert cloud.step(s.GiveKey(cloud.tree, image, cloud.source(image), vm, True, 3), 999)[0]
     assert tenants.keys().count(f"{image}-{vm}.json") == 1 and len(tenants.users() - before) == 1
-    assert cloud.step(s.GiveKey(cloud.tree, image, vm, False, 4))[1]["key"] == key
+    assert cloud.step(s.GiveKey(cloud.tree, image, cloud.source(image), vm, False, 4))[1]["key"] == key
     assert cloud.step(s.TakeKeys(cloud.tree, -1, vm, 4))[1] == {"taken": 1} and tenants.users() == before
 
 
@@ -232,7 +232,12 @@ def test_an_operator_has_a_key_until_it_is_taken_back(tenants: Tenants) -> None:
     operator = Share("0", {f"SEMISHARED_SHARE_0_{name.upper()}": value for name, value in found.items()})
     mounted = tenants.does(f"mkdir -p /other; {shlex.join(operator.mount(found['path']))} && cat /other/file")
     assert mounted.out == "secret\n", mounted
-    assert "no more" in cloud.cli("credentials", image, "--revoke") and "not there" in cloud.cli("credentials", image, "--revoke")
+    # Who reads is another user: what the first one has mounted goes on writing.
+    reads = json.loads(cloud.cli("credentials", image, "--readonly", "--json"))["credentials"]
+    assert reads["user"] != operator.of("USER") and (reads["access"], found["access"]) == ("ro", "rw")
+    assert tenants.does("echo more >/other/more && sync && cat /other/more && rm /other/more").out == "more\n"
+    assert "not there" not in (said := cloud.cli("credentials", image, "--revoke")) and "session evict" in said
+    assert "not there" in cloud.cli("credentials", image, "--revoke") and f"client.{reads['user']}" not in tenants.users()
     # Also who has it mounted.
     gone = tenants.does(f"timeout {SHUT_OUT_S} dd if=/other/file of=/dev/null iflag=direct status=none; umount -f /other")
     assert re.search("Cannot send after|Input/output|Stale|Permission", gone.err), gone
@@ -289,7 +294,8 @@ def test_when_the_vm_is_gone_its_key_is_and_whoever_has_it_still_is_shut_out(ten
 
 def test_what_a_killed_action_leaves_of_a_vm_that_is_gone_gc_takes(tenants: Tenants) -> None:
     cloud, gone = tenants.cloud, tenants.one
-    give, take = s.GiveKey(cloud.tree, tenants.mine, gone, False), s.TakeKeys(cloud.tree, tenants.mine, gone)
+    give = s.GiveKey(cloud.tree, tenants.mine, cloud.source(tenants.mine), gone, False)
+    take = s.TakeKeys(cloud.tree, tenants.mine, gone)
     path = f"{KEYS}/{tenants.mine}-{gone}.json"
     for before, step, at in ((), give, 3), ((give,), take, 1):
         for done in before:
@@ -302,7 +308,8 @@ def test_what_a_killed_action_leaves_of_a_vm_that_is_gone_gc_takes(tenants: Tena
 
 @pytest.mark.long
 def test_killed_at_every_point_a_key_is_the_same_or_gone(cloud: CephShares, tenants: Tenants) -> None:
-    give, take = s.GiveKey(cloud.tree, tenants.secret, 7, True), s.TakeKeys(cloud.tree, -1, 7)
+    give = s.GiveKey(cloud.tree, tenants.secret, cloud.source(tenants.secret), 7, True)
+    take = s.TakeKeys(cloud.tree, -1, 7)
     for at in range(1, 100):
         code, first = cloud.step(give, at)
         found = cloud.step(give)[1]

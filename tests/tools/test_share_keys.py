@@ -44,7 +44,7 @@ class Root:
         return "AQBY0/pViX+wBBAAUpPs9swy7rey1qPhzmDVGQ=="
 
     def give(self, image: int, vm: int, seq: int = -1, readonly: bool = False) -> None:
-        assert keys.give(self.tree, image, vm, readonly, seq)["access"] == ("ro" if readonly else "rw")
+        assert keys.give(self.tree, image, f"{self.tree.root}/share-{image}", vm, readonly, seq)["access"] == ("ro" if readonly else "rw")
 
     def notes(self) -> list[Key]:
         return ceph_clients.listed(self.tree.root)
@@ -75,9 +75,9 @@ def test_a_key_of_no_later_time_is_taken(root: Root, seq: int) -> None:
 
 def test_a_note_of_a_version_that_knew_no_seq_is_anybodys(root: Root) -> None:
     root.give(5, 7, 3)
-    path = Path(root.tree.root, layout_share.key(5, 7))
-    path.write_text('{"version": 1, "readonly": true}')
-    assert root.notes() == [Key(5, 7, True, -1)]
+    path = Path(root.tree.root, layout_share.key(5, 7, False))
+    path.write_text('{"version": 1}')
+    assert root.notes() == [Key(5, 7, False, -1)]
     assert keys.take(root.tree, -1, 7, 0) == {"taken": 1}
 
 

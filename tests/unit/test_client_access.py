@@ -53,7 +53,9 @@ HISTORY = "<HISTORY_RECORDS><HISTORY><SEQ>3</SEQ><HOSTNAME>h2</HOSTNAME></HISTOR
 PLACE = VmPlace("h2", "/var/lib/one/datastores/101/7", 7)
 PREPARED = ("h2", PrepareVm(7, PLACE.path))
 TAKEN = ("h1", s.TakeKeys(TREE, -1, 7, 3))
+SOURCE = "/srv/shares/share-5/0b1c"
 SHARE = "<DISK><DISK_ID>1</DISK_ID><IMAGE_ID>5</IMAGE_ID><DATASTORE_ID>110</DATASTORE_ID><MOUNT_TAG>data</MOUNT_TAG>"
+SHARE += f"<SOURCE>{SOURCE}</SOURCE>"
 SHARE += "<TM_MAD>semishared</TM_MAD><TYPE>FILESYSTEM</TYPE>{more}</DISK>"
 OTHERS = "<DISK><DISK_ID>0</DISK_ID><IMAGE_ID>1</IMAGE_ID><TM_MAD>semishared</TM_MAD><TYPE>FILE</TYPE></DISK>"
 OTHERS += "<DISK><DISK_ID>2</DISK_ID><IMAGE_ID>6</IMAGE_ID><TM_MAD>ssh</TM_MAD><TYPE>FILESYSTEM</TYPE></DISK>"
@@ -68,7 +70,7 @@ def template(kind: str, number: int, attributes: dict[str, str]) -> ElementTree.
 class Asked:
     """oned and a machine that gives keys; what they were asked."""
 
-    def __init__(self, disks: str, store: dict[str, str], image: dict[str, str], answer: Callable[[Any], Any] = lambda _: ANSWER) -> None:
+    def __init__(self, disks: str, store: dict[str, str], image: dict[str, str], answer: Callable[[Any], Any] = lambda _: {**ANSWER, "taken": 0}) -> None:
         self.vm = Vm(ElementTree.fromstring(f"<VM><ID>7</ID><TEMPLATE>{disks}</TEMPLATE>{HISTORY}</VM>"))
         self._known = {
             ("image", 5): Image(template("IMAGE", 5, image)),
@@ -93,7 +95,7 @@ def test_a_guest_is_told_what_a_client_needs_under_the_number_of_the_disk() -> N
     asked = Asked(OTHERS + SHARE.format(more=""), ON_CEPH, CLIENT)
     found = drive(client_access.handed(asked.vm, PLACE), asked.do)
     assert found.disks == (1,)
-    assert asked.steps == [PREPARED, ("h1", s.GiveKey(TREE, 5, 7, False, 3))]
+    assert asked.steps == [PREPARED, ("h1", s.GiveKey(TREE, 5, SOURCE, 7, False, 3))]
     assert found.lines.decode().splitlines() == [
         "SEMISHARED_SHARE_1_TAG='data'", "SEMISHARED_SHARE_1_MONITORS='10.0.0.1:6789,[fd00::1]:6789'", "SEMISHARED_SHARE_1_FS='cephfs'",
         "SEMISHARED_SHARE_1_PATH='/volumes/one/share-5/0b1c'", "SEMISHARED_SHARE_1_USER='share-one-5-7-01234567'",
@@ -104,10 +106,22 @@ def test_a_guest_is_told_what_a_client_needs_under_the_number_of_the_disk() -> N
 def test_the_datastore_says_it_where_the_image_does_not_and_a_read_only_disk_gets_a_key_that_reads() -> None:
     asked = Asked(SHARE.format(more="<READONLY>YES</READONLY>"), {**ON_CEPH, **CLIENT}, {})
     drive(client_access.handed(asked.vm, PLACE), asked.do)
-    assert asked.steps == [PREPARED, ("h1", s.GiveKey(TREE, 5, 7, True, 3))]
+    assert asked.steps == [PREPARED, ("h1", s.GiveKey(TREE, 5, SOURCE, 7, True, 3))]
     asked = Asked(SHARE.format(more=""), {**ON_CEPH, **CLIENT}, {"SEMISHARED_SHARE_ACCESS": "virtiofs"})
     # No share any more whose client it is: what was noted before has to go.
     assert drive(client_access.handed(asked.vm, PLACE), asked.do) == Clients() and not asked.steps
+
+
+@pytest.mark.parametrize(("second", "readonly"), [("", False), ("<READONLY>YES</READONLY>", True)])
+def test_a_share_that_is_two_disks_has_one_key_that_reads_if_both_do(second: str, readonly: bool) -> None:
+    reads = SHARE.format(more="<READONLY>YES</READONLY>")
+    other = SHARE.format(more=second).replace("<DISK_ID>1<", "<DISK_ID>4<").replace(">data<", ">again<")
+    asked = Asked(reads + other, ON_CEPH, CLIENT, lambda step: {**ANSWER, "access": "ro" if getattr(step, "readonly", False) else "rw"})
+    found = drive(client_access.handed(asked.vm, PLACE), asked.do)
+    assert asked.steps == [PREPARED, ("h1", s.GiveKey(TREE, 5, SOURCE, 7, readonly, 3))] and found.disks == (1, 4)
+    said = dict(line.partition("=")[::2] for line in found.lines.decode().splitlines())
+    assert (said["SEMISHARED_SHARE_1_ACCESS"], said["SEMISHARED_SHARE_4_ACCESS"]) == ("'ro'", "'ro'" if readonly else "'rw'")
+    assert said["SEMISHARED_SHARE_1_TAG"] == "'data'" and said["SEMISHARED_SHARE_4_TAG"] == "'again'"
 
 
 def test_a_vm_without_shares_asks_nobody_for_anything() -> None:
@@ -142,9 +156,12 @@ def test_no_answer_ends_its_quotes_nor_is_a_key_in_what_refuses_it(name: str, va
 
 def test_the_keys_of_a_vm_that_is_gone_are_taken_back_or_it_is_said_who_does_it_later() -> None:
     share = SHARE.format(more="")
-    asked = Asked(share, ON_CEPH, {})
-    drive(client_access.withdrawn(asked.vm), asked.do)
-    assert asked.steps == [TAKEN] and not asked.said
+    for taken in (0, 2):
+        asked = Asked(share, ON_CEPH, {}, lambda _: {"taken": taken})  # noqa: B023 - it is asked within this round
+        drive(client_access.withdrawn(asked.vm), asked.do)
+        assert asked.steps == [TAKEN]
+        # The MDS goes on serving who has mounted a directory below: how that is ended has to be said.
+        assert len(asked.said) == bool(taken) and all("session evict" in text for text in asked.said)
 
     def away(_: Any) -> Any:
         raise CephUnavailable("no answer")
@@ -159,18 +176,23 @@ def test_the_keys_of_a_vm_that_is_gone_are_taken_back_or_it_is_said_who_does_it_
 
 
 def test_gc_takes_the_keys_of_vms_that_oned_has_not() -> None:
-    keys = [{**key._asdict(), "user": key.user(TREE)} for key in (Key(5), Key(5, 7), Key(5, 8), Key(5, 99))]
+    keys = [{**key._asdict(), "user": key.user(TREE)} for key in (Key(5), Key(5, 7), Key(5, 8), Key(5, 8, True), Key(5, 99))]
     known = gc.Known({7: "h1"}, frozenset({(110, 5)}), frozenset(), newest_vm=8)
-    gone, newer = gc_shares.find(gc_shares.Shares("h1", 110, TREE, (), tuple(keys)), known)
+    gone, reading, newer = gc_shares.find(gc_shares.Shares("h1", 110, TREE, (), tuple(keys)), known)
     assert (gone.path, gone.keep, gone.steps()) == ("/srv/shares/.semishared/.keys/5-8.json", "", [s.TakeKeys(TREE, 5, 8)])
+    assert reading.path == "/srv/shares/.semishared/.keys/5-8-ro.json" and not reading.keep
     assert newer.path.endswith("/5-99.json") and "restored" in newer.keep
 
 
 def test_who_has_a_key_is_told_by_names_that_say_it() -> None:
-    for key in (Key(5), Key(5, 7)):
-        assert layout_share.key_of(key.note.rpartition("/")[2]) == key[:2]
+    every = (Key(5), Key(5, 7), Key(5, readonly=True), Key(5, 7, True))
+    for key in every:
+        assert layout_share.key_of(key.note.rpartition("/")[2]) == key[:3]
     assert [layout_share.key_of(name) for name in ("5-7-1.json", "5-7.json.new", ".staged-5.json.x", "a.json")] == [None] * 4
-    assert {key.user(TREE) for key in (Key(5), Key(5, 7))} == {"share-one-5-01234567", "share-one-5-7-01234567"}
+    # Of who reads and who writes neither is ever made the other.
+    assert [key.user(TREE) for key in every] == [
+        "share-one-5-01234567", "share-one-5-7-01234567", "share-one-5-ro-01234567", "share-one-5-7-ro-01234567",
+    ]  # fmt: skip
 
 
 # -- the actions that give them and take them back ------------------------------------------------------------------------

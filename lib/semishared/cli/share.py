@@ -166,10 +166,10 @@ def snapshot(oned: Oned, words: list[str]) -> Row:
 def credentials(oned: Oned, word: str, vm: Optional[str], *, readonly: bool, revoke: bool) -> Row:
     """Give or take back a key for a share."""
     datastore, of_vm = _of_image(oned, word), None if vm is None else number(vm, "VM")
-    image = number(word, "image")
     return keys.credentials(
-        shares.tree(datastore), image, of_vm, readonly=readonly, revoke=revoke, ask=lambda step: ask(datastore, step)
-    )
+        shares.tree(datastore), oned.image(number(word, "image")), of_vm, readonly=readonly, revoke=revoke,
+        ask=lambda step: ask(datastore, step),
+    )  # fmt: skip
 
 
 def drop(oned: Oned, word: str, image: str) -> Row:

@@ -8,25 +8,28 @@ from typing import Any, Callable, Optional
 from ..errors import MissingImage
 from ..model import steps_share as s
 from ..model.shares import Tree
-from ..plan.client_access import told
+from ..opennebula.xml import Image
+from ..plan.client_access import SHUT_OUT, told
 
 Row = dict[str, Any]
 
 
-def credentials(tree: Tree, image: int, vm: Optional[int], *, readonly: bool, revoke: bool, ask: Callable[[Any], Any]) -> Row:
-    """Return, or take back, the key of who is no VM, made if need be, or the one that a VM has; raise MissingImage if it has none."""
+def credentials(tree: Tree, image: Image, vm: Optional[int], *, readonly: bool, revoke: bool, ask: Callable[[Any], Any]) -> Row:
+    """Return the key of who is no VM, made if need be, or the one that a VM has; raise MissingImage if it has none. Or take it back: both
+    that an operator may have, of who writes and of who reads."""
     holder = -1 if vm is None else vm
     if revoke:
-        taken = ask(s.TakeKeys(tree, image, holder))["taken"]
+        taken = ask(s.TakeKeys(tree, image.id, holder))["taken"]
         whose = "the operator's key" if vm is None else f"the key of VM {vm}"
-        return {"image": image, "taken": taken, "said": f"{whose} for image {image} is {'good no more' if taken else 'not there'}"}
+        said = f"mounts nothing any more, and who has the share itself mounted by it is shut out; {SHUT_OUT}" if taken else "is not there"
+        return {"image": image.id, "taken": taken, "said": f"{whose} for image {image.id} {said}"}
     if vm is not None:
-        known = [key for key in ask(s.ListKeys(tree))["keys"] if (key["image"], key["vm"]) == (image, vm)]
+        known = [key for key in ask(s.ListKeys(tree))["keys"] if (key["image"], key["vm"]) == (image.id, vm)]
         if not known:
-            raise MissingImage(f"VM {vm} has no key for image {image}: it gets one when it boots (SEMISHARED_SHARE_ACCESS = client)")
+            raise MissingImage(f"VM {vm} has no key for image {image.id}: it gets one when it boots (SEMISHARED_SHARE_ACCESS = client)")
         readonly = known[0]["readonly"]
-    found = {name.lower(): value for name, value in told(ask(s.GiveKey(tree, image, holder, readonly)))}
-    return {"image": image, "credentials": found, "said": _lines(image, vm, found)}
+    found = {name.lower(): value for name, value in told(ask(s.GiveKey(tree, image.id, image.source, holder, readonly)))}
+    return {"image": image.id, "credentials": found, "said": _lines(image.id, vm, found)}
 
 
 def _lines(image: int, vm: Optional[int], one: dict[str, str]) -> str:

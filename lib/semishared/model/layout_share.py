@@ -5,7 +5,7 @@
                        .shares/<image>.json    what a share is: there from before it is made until nothing of it is left
                                <image>.lock
                        .uids/<number>          which owner the users of a range are
-                       .keys/<image>[-<vm>].json    who has a key of Ceph for a share (share/ceph_clients.py)
+                       .keys/<image>[-<vm>][-ro].json    who has a key of Ceph for a share (share/ceph_clients.py)
     <root>/share-<image>/                      its tree
            gone-<image>/                       a tree that is being removed: its own name is free at once
            share-<image>/.snap/<name>/         a snapshot of one, on CephFS
@@ -25,7 +25,7 @@ OF_CEPHFS = ".snap"
 _SOURCE = re.compile(r"(/.+)/share-(0|[1-9][0-9]{0,9})(/[0-9a-f-]{36})?\Z")
 _SNAPSHOT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
 _RECORD = re.compile(r"([0-9]{1,10})\.json\Z")
-_KEY = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?\.json\Z")
+_KEY = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?(-ro)?\.json\Z")
 
 
 def tree(image: int) -> str:
@@ -97,20 +97,15 @@ def number_of(name: str) -> int:
     return int(name) if re.match(r"[0-9]{1,6}\Z", name) else -1
 
 
-def key(image: int, vm: int) -> str:
-    """Return where it stands that a VM has a key for a share, seen from the root."""
-    return f"{KEYS}/{image}-{vm}.json"
+def key(image: int, vm: int, readonly: bool) -> str:
+    """Return where it stands that a VM (-1: somebody who is none) has a key for a share, seen from the root."""
+    return f"{KEYS}/{image}{'' if vm == -1 else f'-{vm}'}{'-ro' if readonly else ''}.json"
 
 
-def operators_key(image: int) -> str:
-    """Return where it stands that somebody has one who is no VM."""
-    return f"{KEYS}/{image}.json"
-
-
-def key_of(name: str) -> tuple[int, int] | None:
-    """Return image and VM (-1: who is no VM) that a file in KEYS is about, None if it is none."""
+def key_of(name: str) -> tuple[int, int, bool] | None:
+    """Return image, VM (-1: who is no VM) and whether it only reads, of the key that a file in KEYS is about, None if it is none."""
     match = _KEY.match(name)
-    return (int(match.group(1)), int(match.group(2) or -1)) if match else None
+    return (int(match.group(1)), int(match.group(2) or -1), bool(match.group(3))) if match else None
 
 
 def clients(vm_dir: str) -> str:

@@ -100,13 +100,14 @@ class MeasureRoot(NamedTuple):
 
 
 class GiveKey(NamedTuple):
-    """Have a key of Ceph for the share of an image and nothing else, which VM `vm` has (-1: somebody who is no VM).
+    """Have a key of Ceph for the share of an image, which is at `source`, and nothing else; VM `vm` has it (-1: somebody who is no VM).
 
     Report it, with what else a client has to know (ceph_clients.Clients.give): it is secret.
     """
 
     tree: Tree
     number: int
+    source: str
     vm: int
     readonly: bool
     seq: int = -1

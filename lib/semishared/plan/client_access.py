@@ -22,7 +22,7 @@ from .. import NAME
 from ..errors import BadRecord, LateAction, SemisharedError, VmGone
 from ..model import shares
 from ..model import steps_share as s
-from ..model.exchange import AskOned, On, Part, Plan, warn
+from ..model.exchange import AskOned, Lines, On, Part, Plan, Say, warn
 from ..model.steps import PrepareVm
 from ..named import NamedTuple
 from ..opennebula.args import VmPlace
@@ -33,6 +33,10 @@ from .filesystems import check_tag
 TOLD = ("monitors", "fs", "path", "user", "key", "access")
 WORD = re.compile(r"[A-Za-z0-9_./:,\[\]=+\-]+\Z")
 """What needs no quotes, nor can end them."""
+SHUT_OUT = (
+    "a mount of a directory below it stays good as long as its connections: `ceph tell mds.0 session ls` names it, `session evict` ends it"
+)
+"""The manager finds no client but by the root of its mount, and the MDS asks for no key again."""
 
 
 class Clients(NamedTuple):
@@ -49,22 +53,27 @@ def directories(vm: Vm) -> list[Disk]:
 
 
 def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
-    """Have keys for the shares of a VM whose client its guest is, which boots at `place`."""
-    found, lines = list[int](), list[str]()
+    """Have keys for the shares of a VM whose client its guest is, which boots at `place`: one for each, of however many disks."""
+    mine, lines, answers = [], [], {}
     for disk in directories(vm):
         image = yield AskOned("image", disk.image_id)
         datastore = yield AskOned("datastore", disk.store_id)
-        if not placement.is_client(image, datastore):
-            continue
-        tag = check_tag(disk.id, disk.text("MOUNT_TAG"))
-        step = s.GiveKey(shares.tree(datastore), image.id, vm.id, disk.is_readonly, vm.seq)
-        if not found:
-            yield On(place.host, (PrepareVm(place.vm, place.path),))
-        (answer,) = yield On(shares.bridge(datastore), (step,))
-        found.append(disk.id)
+        if placement.is_client(image, datastore):
+            mine.append((disk, check_tag(disk.id, disk.text("MOUNT_TAG")), datastore))
+    if mine:
+        yield On(place.host, (PrepareVm(place.vm, place.path),))
+    for disk, tag, datastore in mine:
+        same = [one for one, _, _ in mine if one.image_id == disk.image_id]
+        if disk is same[0]:
+            reads = all(one.is_readonly for one in same)
+            step = s.GiveKey(shares.tree(datastore), disk.image_id, disk.source, vm.id, reads, vm.seq)
+            (answers[disk.image_id],) = yield On(shares.bridge(datastore), (step,))
+        # What this disk is mounted for: by another one the guest may write all the same.
+        answer = {**answers[disk.image_id], **({"access": "ro"} if disk.is_readonly else {})}
         lines += [f"SEMISHARED_SHARE_{disk.id}_{name}='{value}'\n" for name, value in (("TAG", tag), *told(answer))]
+    found = tuple(disk.id for disk, _, _ in mine)
     lines += [f"SEMISHARED_SHARES='{' '.join(map(str, found))}'\n"] if found else []
-    return Clients(tuple(found), "".join(lines).encode())
+    return Clients(found, "".join(lines).encode())
 
 
 def told(answer: dict[str, str]) -> list[tuple[str, str]]:
@@ -91,7 +100,15 @@ def withdrawn(vm: Vm) -> Plan:
             datastore = yield AskOned("datastore", store)
             tree = shares.tree(datastore)
             if tree.fs == "cephfs":
-                yield On(shares.bridge(datastore), (s.TakeKeys(tree, -1, vm.id, vm.seq),))
+                (answer,) = yield On(shares.bridge(datastore), (s.TakeKeys(tree, -1, vm.id, vm.seq),))
+                yield Say(_taken, (vm.id, store, answer))
         except SemisharedError as e:
             which = f"the keys of VM {vm.id} for shares of datastore {store}"
             yield warn(f"{which} may be good still: {e}. `semishared gc` takes those of VMs that are gone")
+
+
+def _taken(vm: int, store: int, answer: dict[str, int]) -> Lines:
+    if not answer["taken"]:
+        return ()
+    text = f"VM {vm} has no key any more for shares of datastore {store}, and what it had mounted by one is shut out; {SHUT_OUT}"
+    return [("info", text)]

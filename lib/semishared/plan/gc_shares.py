@@ -4,7 +4,7 @@
     <root>/share-<image> gone-<image>    its record does not say that it is ready, and oned has no such image: a killed create or delete
                                          left it, and nobody has had it since
                                          kept, if it is ready, or nobody can tell: it may hold somebody's data
-    .semishared/.keys/<image>-<vm>.json    oned has no such VM: a delete that was killed, or that Ceph did not answer, left it a key
+    .semishared/.keys/<image>-<vm>[-ro].json    oned has no such VM: a delete that was killed, or that Ceph did not answer, left it a key
 
 They are collected before oned is asked, which knows an image before its share is made, and until its share is gone.
 """
@@ -59,8 +59,8 @@ def find(shares: Shares, known: Known) -> Iterator[Finding]:
         step = None if keep else RemoveShare(shares.tree, image, "", int(row["born"]))
         yield Left(shares.machine, "", "share", path, reason, max(0, int(row["used"])), 0, keep=keep, step=step)
     for key in shares.keys:
-        image, vm = int(key["image"]), int(key["vm"])
+        image, vm, readonly = int(key["image"]), int(key["vm"]), bool(key["readonly"])
         if vm >= 0 and vm not in known.vms:
-            path = f"{shares.tree.root}/{layout_share.key(image, vm)}"
+            path = f"{shares.tree.root}/{layout_share.key(image, vm, readonly)}"
             reason = f"client.{key['user']} has a key for the share, and oned has no VM {vm}"
             yield Left(shares.machine, "", "key", path, reason, 0, 0, keep=known.why_not(vm), step=TakeKeys(shares.tree, image, vm))

@@ -43,15 +43,17 @@ class Key(NamedTuple):
     @property
     def note(self) -> str:
         """Return where it stands, seen from the root."""
-        return layout_share.key(self.image, self.vm) if self.vm >= 0 else layout_share.operators_key(self.image)
+        return layout_share.key(self.image, self.vm, self.readonly)
 
     def user(self, tree: Tree) -> str:
         """Return as whom. The group goes before: whom we may make and remove has to be told from all others (docs/how-to/shares.md).
 
-        Of two clouds on a cluster groups and ids may be the same, the markers of their roots are not.
+        Who only reads is another one than who writes: what a user may do is never changed below a mount. Of two clouds on a cluster groups
+        and ids may be the same, the markers of their roots are not.
         """
         group = tree.volume.rpartition("/")[2]
-        return f"share-{group}-{self.image}{f'-{self.vm}' if self.vm >= 0 else ''}-{tree.marker[:8]}"
+        vm, does = f"-{self.vm}" if self.vm >= 0 else "", "-ro" if self.readonly else ""
+        return f"share-{group}-{self.image}{vm}{does}-{tree.marker[:8]}"
 
 
 def of(tree: Tree) -> Clients:
@@ -75,7 +77,7 @@ def listed(root: str) -> list[Key]:
 def _read(root: str, key: Key) -> Key:
     known = files.read_json(f"{root}/{key.note}") or {}
     seq = known.get("seq")
-    return key._replace(readonly=known.get("readonly") is True, seq=seq if isinstance(seq, int) else -1)
+    return key._replace(seq=seq if isinstance(seq, int) else -1)
 
 
 class Clients(CephFs):
@@ -88,16 +90,20 @@ class Clients(CephFs):
     def give(self, key: Key) -> dict[str, str]:
         """Have a key; return it, and where the share is for clients: monitors, file system, path, user; `access` is ro or rw.
 
-        Raise LateAction if the VM was given it at a later SEQ.
+        A VM has one for a share, which is off when it is given one: as its disk is by now. Raise LateAction if it was given one at a later
+        SEQ.
         """
         user, path = key.user(self._tree), f"{self.root}/{key.note}"
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         files.remove_stale(os.path.dirname(path))
-        last = _read(self.root, key).seq
-        if 0 <= key.seq < last:
-            since = f"since SEQ {last} of its history, and this is of SEQ {key.seq}"
-            raise LateAction(f"VM {key.vm} has its key for image {key.image} {since} ({path} on {os.uname().nodename})")
-        files.write_json(path, {"version": VERSION, "readonly": key.readonly, "seq": max(key.seq, last)})
+        other = key._replace(readonly=not key.readonly)
+        last = max(_read(self.root, key), _read(self.root, other), key=lambda one: one.seq)
+        if 0 <= key.seq < last.seq:
+            since = f"since SEQ {last.seq} of its history, and this is of SEQ {key.seq}"
+            raise LateAction(f"VM {key.vm} has its key for image {key.image} {since} ({self.root}/{last.note} on {os.uname().nodename})")
+        files.write_json(path, {"version": VERSION, "seq": max(key.seq, last.seq)})
+        if key.vm >= 0 and files.exists(f"{self.root}/{other.note}"):
+            self.take(other)
         # The manager gives no key to who names no tenant, and lets no other one ask for the same user.
         level = "r" if key.readonly else "rw"
         secret = self._ask("authorize", key.image, auth_id=user, access_level=level, tenant_id=self._tree.marker).strip()

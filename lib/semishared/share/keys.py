@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ..errors import SemisharedError
+from ..errors import SemisharedError, ShareRefused
 from ..model.shares import Tree
 from . import ceph_clients, life
 from .ceph_clients import Key
@@ -12,12 +12,17 @@ LIMIT_S = 60.0
 """Limit of waiting for a share: whoever holds it waits for a manager that may not answer, and all VMs that have the share would for him."""
 
 
-def give(tree: Tree, number: int, vm: int, readonly: bool, seq: int = -1) -> dict[str, str]:
-    """Have a key for a share that is ready; return it, and what else a client has to know."""
+def give(tree: Tree, number: int, source: str, vm: int, readonly: bool, seq: int = -1) -> dict[str, str]:
+    """Have a key for a share that is ready; return it, and what else a client has to know.
+
+    Raise ShareRefused if `source` is not where it is: an oned whose database was restored gives ids anew.
+    """
     clients = ceph_clients.of(tree)
     life.checked(tree)
     with life.alone(tree, number, LIMIT_S):
-        life.ready(tree, number)
+        known = life.ready(tree, number)
+        if known.source != source:
+            raise ShareRefused(f"image {number} is {source}, but its record in {tree.root} says {known.source}")
         return clients.give(Key(number, vm, readonly, seq))
 
 
