@@ -252,10 +252,13 @@ def test_where_the_manager_may_not_make_keys_nothing_boots_and_a_line_says_why(t
     caps = tenants.cloud.lab.ceph.ask(["command", ["auth get"], {"entity": "client.shares"}])[0][0]["caps"]
     less = re.sub(r", allow command \"fs subvolume (de)?authorize\"[^,]*", "", caps["mgr"])
     assert less != caps["mgr"]
+    look = s.LookAtRoot(tenants.cloud.tree, True)
+    assert tenants.cloud.step(look)[1]["lacking"] == []
     set_caps = ["ceph", "auth", "caps", "client.shares", "mon", "allow r", "mgr"]
     ceph.run([*set_caps, less], user="root", cwd="/")
     try:
         assert "[SS028]" in tenants.cloud.cli("credentials", str(tenants.secret), code=2)
+        assert tenants.cloud.step(look)[1]["lacking"] == ["fs subvolume authorize", "fs subvolume deauthorize"]
         tenants.oned.vm_poweroff(tenants.other, hard=True)
         with pytest.raises(ActionFailed, match="SS028"):
             tenants.oned.vm_resume(tenants.other)

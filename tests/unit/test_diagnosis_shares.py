@@ -12,9 +12,9 @@ from semishared.errors import BadRecord, ToolFailed
 from semishared.install.preflight import knows_virtiofs
 from semishared.model import layout_share
 from semishared.model.shares import Tree
-from semishared.opennebula.xml import Datastore
+from semishared.opennebula.xml import Datastore, Image
 from semishared.plan.diagnosis import BROKEN, WARNING, Finding
-from semishared.plan.diagnosis_shares import Made, of_hosts, of_roots
+from semishared.plan.diagnosis_shares import Made, of_hosts, of_roots, ways
 from semishared.share import btrfs, cephfs, owners
 from semishared.share.inspection import taken
 from semishared.tools import files
@@ -45,7 +45,7 @@ def test_where_shares_are_made() -> None:
     ]
     (found,) = of_roots([made(wrong="quotas of btrfs are off", mend="turn them on")], "fe")
     assert found == Finding(BROKEN, "h1", "datastore 110 (shares): quotas of btrfs are off", "turn them on")
-    assert [item.what[-9:] for item in of_roots([made(lacking=["chown x", "rm -rf  y"])], "fe")] == [": chown x", "rm -rf  y"]
+    assert [item.what[-9:] for item in of_roots([made("btrfs", lacking=["chown x", "rm -rf  y"])], "fe")] == [": chown x", "rm -rf  y"]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,34 @@ def test_where_shares_are_made() -> None:
 def test_roots_on_hosts(fs: str, host: str, root: dict[str, Any], what: str) -> None:
     found = said(fs, host, root)
     assert [severity for severity, _ in found] == [BROKEN] * bool(what) and all(what in text for _, text in found)
+
+
+def test_hosts_whose_guests_are_clients_themselves_need_nothing() -> None:
+    lacks: dict[str, Any] = {**SOUND, "daemon": "", "namespaces": 0}
+    for root in ({"there": False}, HERE, {"error": "hangs"}):
+        answers = {host: {"roots": {"/srv/shares": root}, **lacks} for host in ("h1", "h2")}
+        assert of_hosts([made(by_hosts=False)], answers, {}) == [] and len(of_hosts([made()], answers, {})) >= 1
+
+
+def images(*accesses: str) -> list[Image]:
+    text = "<IMAGE><ID>5</ID><DATASTORE_ID>110</DATASTORE_ID><TEMPLATE>{}</TEMPLATE></IMAGE>"
+    rows = [f"<SEMISHARED_SHARE_ACCESS>{word}</SEMISHARED_SHARE_ACCESS>" if word else "" for word in accesses]
+    other = Image(ElementTree.fromstring(text.format("<SEMISHARED_SHARE_ACCESS>virtiofs</SEMISHARED_SHARE_ACCESS>").replace("110", "111")))
+    return [*(Image(ElementTree.fromstring(text.format(row))) for row in rows), other]
+
+
+def test_which_ways_guests_have_shares() -> None:
+    text = "<DATASTORE><ID>110</ID><TEMPLATE><SEMISHARED_FS>cephfs</SEMISHARED_FS>{}</TEMPLATE></DATASTORE>"
+    client = Datastore(ElementTree.fromstring(text.format("<SEMISHARED_SHARE_ACCESS>client</SEMISHARED_SHARE_ACCESS>")))
+    assert ways(STORE, images("", "nfs")) == (True, False)
+    assert ways(Datastore(ElementTree.fromstring(text.format(""))), images("", "client")) == (True, True)
+    assert ways(client, images("", "client", "nfs")) == (False, True) and ways(client, images("virtiofs")) == (True, True)
+
+
+def test_what_the_manager_does_not_let_us_ask_for_is_none_of_sudo() -> None:
+    tree = Tree("cephfs", "/srv/shares", MARKER, "cephfs/one", "shares")
+    (found,) = of_roots([Made(STORE, tree, "h1", ["fs subvolume evict"])], "fe")
+    assert found.severity == BROKEN and found.what.endswith(": Ceph's manager does not let client.shares ask for: fs subvolume evict")
 
 
 def test_a_root_whose_users_ceph_fuse_judges_itself_is_less() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from semishared.errors import ShareRefused
+from semishared.errors import CephRefused, MissingImage, ShareRefused
 from semishared.model import layout_share
 from semishared.model.shares import Share, Tree
 from semishared.share import ceph_clients, keys, life
@@ -63,6 +63,21 @@ def test_what_an_operator_has_stays_as_it_is_when_another_is_asked_for(tree: Tre
     assert asked == [("authorize", reads["user"]), ("authorize", writes["user"])]
     assert set(ceph_clients.listed(tree.root)) == {Key(5, -1, True), Key(5)}
     assert keys.take(tree, 5, -1) == {"taken": 2} and ceph_clients.listed(tree.root) == []
+
+
+def test_what_a_user_of_ceph_is_not_let_ask_for_is_said(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def ask(_: Any, verb: str, image: int, **words: object) -> str:
+        asked.append((verb, image, words["auth_id"]))
+        raise (CephRefused if verb == "evict" else MissingImage)("said")
+
+    monkeypatch.setattr(ceph_clients.Clients, "_ask", ask)
+    assert ceph_clients.of(tree).lacking_for_keys() == ["fs subvolume evict"]
+    # Of a share that nobody can have, and of a user of ours.
+    assert [verb for verb, _, _ in asked] == ["authorize", "deauthorize", "evict"]
+    assert all(layout_share.root_and_image(f"/srv/{layout_share.tree(image)}")[1] < 0 for _, image, _ in asked)
+    assert all(str(user).startswith("share-one-") for _, _, user in asked)
 
 
 def test_a_vm_whose_disk_reads_by_now_has_no_key_that_writes(tree: Tree, asked: list[tuple[str, str]]) -> None:

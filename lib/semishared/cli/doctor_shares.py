@@ -12,15 +12,15 @@ from ..model.steps_share import LookAtRoot, LookAtShareHost
 from ..opennebula.xml import Datastore, Host
 from ..plan.diagnosis import Cloud, Finding
 from ..plan.diagnosis_machines import Answers
-from ..plan.diagnosis_shares import Made, of_hosts, of_roots
+from ..plan.diagnosis_shares import Made, of_hosts, of_roots, ways
 from ..wire.session import Session, is_here
 from . import hosts as on
 
 
 def findings(cloud: Cloud, answers: Answers, config: Config, front_end: str) -> list[Finding]:
     """Return what is wrong."""
-    made = [one for store in cloud.datastores if stores.is_shares(store) for one in _made(store, config, front_end)]
-    roots = tuple(sorted({one.tree.root for one in made if one.tree.marker}))
+    made = [one for store in cloud.datastores if stores.is_shares(store) for one in _made(store, cloud, config, front_end)]
+    roots = tuple(sorted({one.tree.root for one in made if one.tree.marker and one.by_hosts}))
     if not roots:
         return of_roots(made, front_end)
 
@@ -33,7 +33,7 @@ def findings(cloud: Cloud, answers: Answers, config: Config, front_end: str) -> 
     return [*of_roots(made, front_end), *of_hosts(made, seen, libvirts)]
 
 
-def _made(store: Datastore, config: Config, front_end: str) -> list[Made]:
+def _made(store: Datastore, cloud: Cloud, config: Config, front_end: str) -> list[Made]:
     """Return what the machine says that makes the shares of a datastore, nothing if its attributes, a finding of their own, are wrong."""
     try:
         tree, machine = shares.tree(store), shares.bridge(store)
@@ -42,9 +42,10 @@ def _made(store: Datastore, config: Config, front_end: str) -> list[Made]:
     machine = front_end if is_here(machine) else machine
     if not tree.marker:
         return [Made(store, tree, machine)]
+    by_hosts, by_clients = ways(store, cloud.images)
     try:
         with Session(machine, "doctor", config) as session:
-            answer: Any = session.run([LookAtRoot(tree)])[0]
-        return [Made(store, tree, machine, answer["lacking"])]
+            answer: Any = session.run([LookAtRoot(tree, by_clients)])[0]
+        return [Made(store, tree, machine, answer["lacking"], by_hosts=by_hosts)]
     except SemisharedError as e:
-        return [Made(store, tree, machine, (), e.detail, e.remedy)]
+        return [Made(store, tree, machine, (), e.detail, e.remedy, by_hosts)]

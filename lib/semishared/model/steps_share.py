@@ -82,9 +82,11 @@ class RemoveSnapshot(NamedTuple):
 
 
 class LookAtRoot(NamedTuple):
-    """Report which commands that shares need there are not `permitted`, once the root is one with its quotas on."""
+    """Report which commands that shares need there are `lacking`, once the root is one with its quotas on; with `clients` also of those
+    by which guests are given keys."""
 
     tree: Tree
+    clients: bool = False
 
 
 class LookAtShareHost(NamedTuple):

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
+from ..errors import BadAttribute
 from ..model.shares import FIRST_UID, UIDS, Tree
 from ..named import NamedTuple
-from ..opennebula.xml import Datastore
+from ..opennebula.xml import Datastore, Image
+from . import placement
 from .diagnosis import BROKEN, WARNING, Finding
 
 PAGE = "docs/how-to/shares.md"
@@ -25,6 +27,20 @@ class Made(NamedTuple):
     lacking: Sequence[str] = ()
     wrong: str = ""
     mend: str = ""
+    by_hosts: bool = True
+    """A guest may have one by its host."""
+
+
+def ways(store: Datastore, images: Sequence[Image]) -> tuple[bool, bool]:
+    """Return whether guests may have shares of a datastore by their hosts, and whether as clients themselves."""
+    found = set()
+    for image in (None, *(image for image in images if image.store_id == store.id)):
+        try:
+            found.add(placement.is_client(image, store))
+        except BadAttribute:
+            # Of attributes others tell.
+            continue
+    return False in found, True in found
 
 
 def of_roots(made: Sequence[Made], front_end: str) -> list[Finding]:
@@ -38,7 +54,11 @@ def of_roots(made: Sequence[Made], front_end: str) -> list[Finding]:
         elif one.wrong:
             found.append(Finding(BROKEN, one.machine, f"{name}: {one.wrong}", one.mend))
         for command in one.lacking:
-            found.append(Finding(BROKEN, one.machine, f"{name}: sudo does not permit: {command}", f"{PAGE}, its lines for sudoers"))
+            if one.tree.fs == "cephfs":
+                what, mend = f"Ceph's manager does not let client.{one.tree.user} ask for: {command}", "A guest that is a client itself"
+            else:
+                what, mend = f"sudo does not permit: {command}", "its lines for sudoers"
+            found.append(Finding(BROKEN, one.machine, f"{name}: {what}", f"{PAGE}, {mend}"))
     return found
 
 
@@ -49,7 +69,7 @@ def of_hosts(made: Sequence[Made], answers: Mapping[str, Mapping[str, Any]], lib
         has_some = False
         for one in made:
             seen = answer["roots"].get(one.tree.root) if one.tree.marker else None
-            if seen is None or one.tree.fs in ONE_HOSTS and not seen.get("marker", "error" in seen):
+            if not one.by_hosts or seen is None or one.tree.fs in ONE_HOSTS and not seen.get("marker", "error" in seen):
                 continue
             has_some = True
             found += _root(host, one, seen)

@@ -77,8 +77,11 @@ def is_hot(image: Image, datastore: Datastore) -> bool:
     return _value(image, datastore, "SEMISHARED_BASES", BASES, "disk")[0] == "ram"
 
 
-def is_client(image: Image, datastore: Datastore) -> bool:
-    """Tell whether guests are themselves clients of the share that `image` is; raise BadAttribute, also where that cannot be."""
+def is_client(image: Optional[Image], datastore: Datastore) -> bool:
+    """Tell whether guests are themselves clients of the share that `image` is (None: of one that says nothing itself).
+
+    Raise BadAttribute, also where that cannot be.
+    """
     access, holder = _value(image, datastore, "SEMISHARED_SHARE_ACCESS", ACCESS, "virtiofs")
     fs = datastore.attribute("SEMISHARED_FS").lower()
     if access == "client" and fs not in ("", "cephfs"):

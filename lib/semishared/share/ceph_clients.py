@@ -18,7 +18,7 @@ import os
 from contextlib import suppress
 from typing import Any
 
-from ..errors import CephUnavailable, LateAction, MissingImage, NotSupported
+from ..errors import CephRefused, CephUnavailable, LateAction, MissingImage, NotSupported
 from ..model import layout_share
 from ..model.shares import Tree
 from ..named import NamedTuple
@@ -28,6 +28,8 @@ from ..tools.crash_points import point
 from .cephfs import CephFs
 
 VERSION = 1
+VERBS = ("authorize", "deauthorize", "evict")
+NOBODYS = -1
 
 
 class Key(NamedTuple):
@@ -112,6 +114,18 @@ class Clients(CephFs):
             "monitors": self._monitors(), "fs": self._volume, "path": str(self._info(key.image)["path"]), "user": user, "key": secret,
             "access": "ro" if key.readonly else "rw",
         }  # fmt: skip
+
+    def lacking_for_keys(self) -> list[str]:
+        """Return what the manager does not let us ask for: whether we may, it says before it looks for the share, which is nobody's."""
+        found, user, more = [], Key(NOBODYS).user(self._tree), {"access_level": "r", "tenant_id": self._tree.marker}
+        for verb in VERBS:
+            try:
+                self._ask(verb, NOBODYS, auth_id=user, **(more if verb == "authorize" else {}))
+            except MissingImage:
+                continue
+            except CephRefused:
+                found.append(f"fs subvolume {verb}")
+        return found
 
     def take(self, key: Key) -> None:
         """Remove the user of a key, and shut out who has the share mounted as that; the user need not be there any more."""

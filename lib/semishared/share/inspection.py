@@ -19,9 +19,14 @@ NAMESPACES = "/proc/sys/user/max_user_namespaces"
 PROFILE = "/etc/apparmor.d/local/usr.sbin.libvirtd"
 
 
-def of_root(tree: Tree) -> dict[str, list[str]]:
-    """Return which commands sudo lacks there; raise what would end any action."""
-    return {"lacking": life.checked(tree).lacking()}
+def of_root(tree: Tree, clients: bool) -> dict[str, list[str]]:
+    """Return which commands nobody lets us use there; raise what would end any action."""
+    lacking = life.checked(tree).lacking()
+    if clients and tree.fs == "cephfs":
+        from . import ceph_clients
+
+        lacking += ceph_clients.of(tree).lacking_for_keys()
+    return {"lacking": lacking}
 
 
 def of_host(roots: tuple[str, ...]) -> dict[str, Any]:
