@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -180,6 +181,25 @@ def test_no_other_objects_users_quotas_or_layouts_are_open_to_it(tenants: Tenant
     for name, value in (("ceph.quota.max_bytes", "0"), ("ceph.dir.layout.pool_namespace", f"fsvolumens_share-{tenants.secret}")):
         done = tenants.guest.run(["/usr/bin/python3", "-c", set_it, f"/mnt/one-tag-{tenants.mine}", name, value], check=False)
         assert "PermissionError" in done.err, done
+
+
+def test_what_a_key_writes_as_bare_objects_outlives_no_purge_of_the_page(tenants: Tenants) -> None:
+    """No deletion of the share removes it: so what the page has an admin do must, all of it, and nothing of others."""
+    one, lab = tenants.shares(tenants.one)[0], tenants.cloud.lab
+    pool, mine, theirs = f"{fs.NAME}.data", f"fsvolumens_share-{tenants.mine}", f"fsvolumens_share-{tenants.theirs}"
+    names = ("alien", "a b")
+    for name in names:
+        code, said = tenants.tries(["rados", "-p", pool, "-N", mine, "create", name], one)
+        assert code == 0, said
+    (script,) = re.findall(r"(?ms)^    python3 - cephfs.clients \S+ <<'END'\n(.*?)^    END$", PAGE.read_text())
+    listed = ["rados", "-p", pool, "-N"]
+    before = lab.ceph.node.run([*listed, theirs, "ls"], user="root", cwd="/").stdout
+    # Its files' objects are there as well, and needed: of others than these copies are not made.
+    only = script.replace("found.remove()", f"found.key in {names!r} and found.remove()")
+    assert only != script
+    lab.ceph.node.run(["/usr/bin/python3", "-c", textwrap.dedent(only), pool, mine], user="root", cwd="/")
+    left = lab.ceph.node.run([*listed, mine, "ls"], user="root", cwd="/").stdout.decode().splitlines()
+    assert left and not set(left) & set(names) and lab.ceph.node.run([*listed, theirs, "ls"], user="root", cwd="/").stdout == before
 
 
 def test_who_makes_keys_is_told_none_of_others(tenants: Tenants) -> None:

@@ -70,7 +70,9 @@ def template(kind: str, number: int, attributes: dict[str, str]) -> ElementTree.
 class Asked:
     """oned and a machine that gives keys; what they were asked."""
 
-    def __init__(self, disks: str, store: dict[str, str], image: dict[str, str], answer: Callable[[Any], Any] = lambda _: {**ANSWER, "taken": 0}) -> None:
+    def __init__(
+        self, disks: str, store: dict[str, str], image: dict[str, str], answer: Callable[[Any], Any] = lambda _: {**ANSWER, "taken": 0}
+    ) -> None:
         self.vm = Vm(ElementTree.fromstring(f"<VM><ID>7</ID><TEMPLATE>{disks}</TEMPLATE>{HISTORY}</VM>"))
         self._known = {
             ("image", 5): Image(template("IMAGE", 5, image)),
