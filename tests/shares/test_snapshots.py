@@ -70,6 +70,20 @@ def test_a_snapshot_keeps_what_was_counts_nowhere_and_goes_with_its_share(shares
     assert os.listdir(shares.root) == [".semishared"]
 
 
+def test_a_directory_that_is_called_like_a_snapshot_is_none_and_in_nobodys_way(shares: Shares) -> None:
+    image = shares.image("scratch", "new:16M")
+    cli, theirs = shares.site.cli, shares.root / f"snapshot-{image}-theirs"
+    theirs.mkdir()
+    (theirs / "file").write_text("theirs")
+    cli("share", "snapshot", "create", str(image), "one")
+    assert "[SS043]" in cli("share", "snapshot", "create", str(image), "theirs", code=2).stderr
+    assert [row["name"] for row in json.loads(cli("share", "snapshot", "list", str(image), "--json").stdout)["snapshots"]] == ["one"]
+    assert "[SS020]" in cli("share", "snapshot", "remove", str(image), "theirs", code=2).stderr
+    assert shares.listed()[image]["snapshots"] == ["one"]
+    shares.oned.image_delete(image)
+    assert sorted(os.listdir(shares.root)) == [".semishared", theirs.name] and os.listdir(theirs) == ["file"]
+
+
 NAMES = ("", ".", "..", "../share-8", "a/b", "-r", "_x", "a b", "a\n", "ä", "x" * 65, "$(reboot)")
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import Any, Callable, Sequence
 
-from ..errors import BadArguments
+from ..errors import BadArguments, from_id
 from ..model import steps_share as s
 from ..model.shares import Tree
 from ..units import human
@@ -36,6 +36,8 @@ def run(tree: Tree, image: int, words: Sequence[str], ask: Callable[[Any], Any])
 
 
 def _where(row: Row) -> str:
+    if "wrong" in row:
+        return from_id(row["wrong"]["id"], row["wrong"]["detail"]).line()
     return str(row["path"]) + (f", in guests {row['in_guest']}" if row["in_guest"] else "")
 
 

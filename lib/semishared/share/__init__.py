@@ -41,8 +41,8 @@ class FileSystem(Protocol):
     def snapshot_names(self, image: int) -> list[str]:
         """Return what the snapshots of a tree are called."""
 
-    def snapshots(self, image: int) -> list[Snapshot]:
-        """Return what is known of them."""
+    def known(self, image: int, name: str) -> Snapshot:
+        """Return what is known of one; raise ToolFailed, MissingImage."""
 
     def forget(self, image: int, name: str) -> None:
         """Remove one; it need not be there."""

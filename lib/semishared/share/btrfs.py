@@ -10,7 +10,7 @@ import os
 import re
 from datetime import datetime
 
-from ..errors import NoQuota, ToolFailed
+from ..errors import DataInTheWay, NoQuota, ToolFailed
 from ..model import layout_share
 from ..model.shares import Snapshot, Use
 from ..tools.crash_points import point
@@ -21,6 +21,8 @@ from .trees import Directories
 
 ROW = re.compile(r"\s*0/[0-9]+\s+([0-9]+)\s+[0-9]+\s+([0-9]+|none)\s+([0-9]+|none)(\s|\Z)")
 
+SUBVOLUME = 256
+"""BTRFS_FIRST_FREE_OBJECTID."""
 MADE = re.compile(r"(?m)^\s+Creation time:\s+([0-9-]{10} [0-9:]{8} [+-][0-9]{4})$")
 ALONE = re.compile(r"(?m)^\s+Usage exclusive:\s+([0-9]+)$")
 
@@ -84,18 +86,23 @@ class Btrfs(Directories):
         return f"{self.root}/{layout_share.snapshot(image, name)}"
 
     def snapshot(self, image: int, name: str) -> None:
-        """Make a snapshot, which is there or is not: it is one transaction of the file system, on disk when this returns."""
-        rights.run(["btrfs", "subvolume", "snapshot", "-r", "--", self.path(image), self._at(image, name)])
+        """Make a snapshot, which is there or is not: it is one transaction of the file system, on disk when this returns.
+
+        Raise DataInTheWay: into a directory that somebody has put there it would go, under another name.
+        """
+        path = self._at(image, name)
+        if os.path.lexists(path):
+            raise DataInTheWay(f"{path} on {os.uname().nodename} is there, and no snapshot")
+        rights.run(["btrfs", "subvolume", "snapshot", "-r", "--", self.path(image), path])
 
     def snapshot_names(self, image: int) -> list[str]:
-        """Return the names of those in the root."""
-        return sorted(filter(None, (layout_share.snapshot_of(image, entry) for entry in os.listdir(self.root))))
+        """Return the names of those in the root. What is called like one and is no subvolume somebody else has put there."""
+        named = filter(None, (layout_share.snapshot_of(image, entry) for entry in os.listdir(self.root)))
+        return sorted(name for name in named if _is_subvolume(self._at(image, name)))
 
-    def snapshots(self, image: int) -> list[Snapshot]:
-        """Return what is known of them."""
-        return [self._known(name, self._at(image, name)) for name in self.snapshot_names(image)]
-
-    def _known(self, name: str, path: str) -> Snapshot:
+    def known(self, image: int, name: str) -> Snapshot:
+        """Return one."""
+        path = self._at(image, name)
         made, alone = parse_snapshot(rights.run(["btrfs", "subvolume", "show", "--raw", "--", path]))
         return Snapshot(name, made, alone, path)
 
@@ -108,10 +115,18 @@ class Btrfs(Directories):
 
     def drop(self, image: int, path: str) -> None:
         """Remove the subvolume; its qgroup stays where this kernel keeps one without: its number is never given again."""
-        if os.lstat(path).st_ino == 256:
+        if _is_subvolume(path):
             rights.run(["btrfs", "subvolume", "delete", "--commit-after", "--", path], long=True)
         else:
             super().drop(image, path)
+
+
+def _is_subvolume(path: str) -> bool:
+    """Tell whether something is there and a subvolume, whose top has this inode and no other directory has it."""
+    try:
+        return os.lstat(path).st_ino == SUBVOLUME
+    except FileNotFoundError:
+        return False
 
 
 def _shown(path: str) -> str:

@@ -99,12 +99,11 @@ class CephFs:
         """Return those of whoever made one, but for what none of ours is called."""
         return sorted(name for name in self._names(image) if layout_share.may_be_snapshot(name))
 
-    def snapshots(self, image: int) -> list[Snapshot]:
-        """Return what is known of them: what each keeps alone, CephFS does not say."""
-        return [self._known(image, name) for name in self.snapshot_names(image)]
+    def known(self, image: int, name: str) -> Snapshot:
+        """Return one: below the subvolume, as it is; below its content, which guests have, by the name that CephFS gives it there.
 
-    def _known(self, image: int, name: str) -> Snapshot:
-        """Return one: below the subvolume, as it is; below its content, which guests have, by the name that CephFS gives it there."""
+        What it keeps alone, CephFS does not say.
+        """
         info = json.loads(self._ask("snapshot info", image, snap_name=name))
         top = f"{self.root}/{layout_share.tree(image)}"
         inside = layout_share.inside(name, os.lstat(top).st_ino)

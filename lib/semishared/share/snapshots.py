@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 
-from ..errors import BadArguments, DataInTheWay, MissingImage
+from ..errors import BadArguments, DataInTheWay, MissingImage, ToolFailed
 from ..model import layout_share
-from ..model.shares import Tree
+from ..model.shares import Snapshot, Tree
 from ..tools.crash_points import point
-from . import life
+from . import FileSystem, life
 
 
 def _check(name: str) -> None:
@@ -27,14 +27,24 @@ def make(tree: Tree, number: int, name: str) -> dict[str, object]:
             raise DataInTheWay(f"image {number} has a snapshot {name} already: remove it, or call this one otherwise")
         fs.snapshot(number, name)
         point("snapshot made")
-        return next(found._asdict() for found in fs.snapshots(number) if found.name == name)
+        return fs.known(number, name)._asdict()
 
 
 def listed(tree: Tree, number: int) -> dict[str, list[dict[str, object]]]:
-    """Return the snapshots of a share."""
+    """Return the snapshots of a share, and what is wrong with one, which hides no other."""
     fs = life.checked(tree)
     life.ready(tree, number)
-    return {"snapshots": [found._asdict() for found in fs.snapshots(number)]}
+    rows = [_row(fs, number, name) for name in fs.snapshot_names(number)]
+    return {"snapshots": [row for row in rows if row]}
+
+
+def _row(fs: FileSystem, number: int, name: str) -> dict[str, object] | None:
+    """Return what is to be said of one, None if it is gone."""
+    try:
+        return fs.known(number, name)._asdict()
+    except (ToolFailed, MissingImage) as e:
+        wrong = {"id": e.id, "detail": e.detail}
+    return {**Snapshot(name, -1, -1, "")._asdict(), "wrong": wrong} if name in fs.snapshot_names(number) else None
 
 
 def remove(tree: Tree, number: int, name: str) -> None:

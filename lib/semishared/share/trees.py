@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from ..errors import NotSupported
+from ..errors import MissingImage, NotSupported
 from ..model import layout_share
 from ..model.shares import Share, Snapshot, Tree
 from ..tools import files
@@ -85,9 +85,9 @@ class Directories:
         """Return none."""
         return []
 
-    def snapshots(self, image: int) -> list[Snapshot]:
-        """Return none."""
-        return []
+    def known(self, image: int, name: str) -> Snapshot:
+        """Raise MissingImage: there is none."""
+        raise MissingImage(f"image {image} has no snapshot {name}")
 
     def forget(self, image: int, name: str) -> None:
         """Do nothing: there is none."""

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of shares over a file system that fails for some; those of real ones: tests/shares/test_snapshots.py, test_cephfs.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from semishared.cli import share_snapshots
+from semishared.errors import DataInTheWay, MissingImage, ToolFailed
+from semishared.model import layout_share
+from semishared.model.shares import Share, Snapshot, Tree
+from semishared.share import life, snapshots
+from semishared.share.btrfs import Btrfs
+from semishared.share.plain import Plain
+from semishared.tools import files
+
+MARKER = "0123456789abcdef" * 2
+
+
+class Some(Plain):
+    """One that has snapshots: `names`, of which nothing can be found out about `bad`, and `gone` is removed while it is asked about."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__(tree)
+        self.names = ["bad", "good", "gone"]
+
+    def snapshot(self, image: int, name: str) -> None:
+        self.names.append(name)
+
+    def snapshot_names(self, image: int) -> list[str]:
+        return sorted(self.names)
+
+    def known(self, image: int, name: str) -> Snapshot:
+        if name == "bad":
+            raise ToolFailed("btrfs subvolume show: not understood")
+        if name == "gone":
+            self.names.remove(name)
+            raise MissingImage("it is not there")
+        return Snapshot(name, 1000, 0, f"/srv/{name}")
+
+
+@pytest.fixture()
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    (tmp_path / layout_share.SHARES).mkdir(parents=True)
+    found = Tree("plain", str(tmp_path), MARKER)
+    some = Some(found)
+    monkeypatch.setattr(life, "checked", lambda tree: some)
+    files.write_json(
+        f"{tmp_path}/{layout_share.record(5)}",
+        {"version": life.VERSION, "share": Share(5, 2, 1, 1 << 30).to_data(), "source": f"{tmp_path}/share-5"},
+    )
+    return found
+
+
+def test_one_that_is_broken_hides_no_other(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = snapshots.listed(tree, 5)["snapshots"]
+    assert [(row["name"], row["made"], "wrong" in row) for row in rows] == [("bad", -1, True), ("good", 1000, False)]
+    share_snapshots.show(rows)
+    _, bad, good = capsys.readouterr().out.splitlines()
+    assert "not understood" in bad and "[SS031]" in bad and "/srv/good" in good
+
+
+def test_nor_does_it_make_a_new_one_fail(tree: Tree) -> None:
+    assert snapshots.make(tree, 5, "new")["name"] == "new"
+
+
+def test_a_plain_directory_is_no_snapshot_of_btrfs(tmp_path: Path) -> None:
+    fs = Btrfs(Tree("btrfs", str(tmp_path), MARKER))
+    (tmp_path / layout_share.snapshot(5, "x")).mkdir()
+    (tmp_path / layout_share.snapshot(5, "y")).write_text("")
+    assert fs.snapshot_names(5) == [] and fs.there(5) == ""
+    for name in ("x", "y"):
+        with pytest.raises(DataInTheWay):
+            fs.snapshot(5, name)
