@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="WORD", help="as above")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
     parser.add_argument("--vm", metavar="ID", help="credentials: of that VM, not an operator's")
-    parser.add_argument("--readonly", action="store_true", help="credentials: an operator's with which nothing can be written")
-    parser.add_argument("--revoke", action="store_true", help="credentials: take the key back")
+    parser.add_argument("--readonly", action="store_true", help="credentials: an operator's other one, which writes nothing")
+    parser.add_argument("--revoke", action="store_true", help="credentials: take both keys back")
 
 
 def run(arguments: argparse.Namespace) -> int:
