@@ -42,7 +42,12 @@ def _split(argument: str) -> tuple[str, str]:
 def remove_stale() -> None:
     """Remove what writers that are no more left in the directory for temporary files, which is this machine's alone."""
     top = tempfile.gettempdir()
-    for name in os.listdir(top):
+    try:
+        names = os.listdir(top)
+    except OSError:
+        # One may write there without reading: then nobody can tell.
+        return
+    for name in names:
         # Anyone may make such a name there: another user's directory stays.
         if name.startswith(PREFIX) and owner.is_gone(name, other_boots=True):
             shutil.rmtree(f"{top}/{name}", ignore_errors=True)
