@@ -12,6 +12,7 @@ from typing import Callable, Iterator
 
 import pytest
 
+from semishared.base import hung
 from semishared.disk import epochs, kept, records, recovery, renewal, vm_dir
 from semishared.errors import DeviceMissing, MissingImage
 from semishared.model import steps as s
@@ -19,6 +20,7 @@ from semishared.model.record import Record
 from semishared.model.steps_commit import CreateDiff
 from semishared.tools import files, layers
 from tools.test_half_moved import HalfMoved
+from tools.test_hung_device import HOLD, hanging, scaled  # noqa: F401
 from tools.test_lost_device import can_boot
 from tools.test_pool import Pool, carry, device_of
 from tools.world import MiB, World, qemu_io
@@ -26,8 +28,12 @@ from tools.world import MiB, World, qemu_io
 
 @contextmanager
 def away(world: World, pool: Pool, path: str, how: str) -> Iterator[None]:
-    """Have the device `path` be put aside since it hung, or not be mounted."""
+    """Have the device `path` hang, be put aside by whoever has just looked, or not be mounted."""
     if how == "hung":
+        with hanging(world, path, HOLD):
+            yield
+        hung.look(str(world.root))
+    elif how == "aside":
         (link,) = [link for link in (world.root / "devices").iterdir() if os.readlink(link) == f"{path}/.semishared"]
         files.symlink(f"hung:{path}/.semishared", str(link))
         try:
@@ -114,7 +120,7 @@ def test_a_device_that_is_put_aside_in_the_middle_ends_nothing(
     pool.set()
     begun = Begun(world, what)
     noted = begun.noted()
-    with monkeypatch.context() as patched, away(world, pool, begun.device, "hung"):
+    with monkeypatch.context() as patched, away(world, pool, begun.device, "aside"):
         patched.setattr(recovery, "check_there", lambda vm_dir: None)
         with pytest.raises(DeviceMissing):
             recovery.recover(begun.disk.vm_dir, "")
@@ -192,11 +198,11 @@ def test_a_diff_whose_device_is_put_aside_for_a_moment_is_kept(
             def seen(path: str) -> "tuple[str, str]":
                 found = backing_of(path)
                 if path.endswith("/1"):
-                    aside.enter_context(away(world, pool, device, "hung"))
+                    aside.enter_context(away(world, pool, device, "aside"))
                 return found
 
             if moment == "before it is looked at":
-                aside.enter_context(away(world, pool, device, "hung"))
+                aside.enter_context(away(world, pool, device, "aside"))
             patched.setattr(layers, "backing_of", seen)
             return chain(record)
 
@@ -234,7 +240,7 @@ def test_a_renewed_diff_whose_device_is_put_aside_for_a_moment_keeps_its_layers(
     (layer,), chain = pool.layers(), kept.chain
 
     def looked(record: Record) -> "list[str]":
-        with away(world, pool, device_of(layer), "hung"):
+        with away(world, pool, device_of(layer), "aside"):
             return chain(record)
 
     monkeypatch.setattr(kept, "chain", looked)
