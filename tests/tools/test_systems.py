@@ -18,7 +18,7 @@ from semishared.errors import ToolTimeout
 from semishared.host import unlinked
 from semishared.model import steps_device as d
 from semishared.tools.run import DIES_WITH_US
-from tools.test_hung_device import hung
+from tools.test_hung_device import hanging
 from tools.test_pool import Pool
 from tools.world import World
 
@@ -52,7 +52,7 @@ def test_the_round_of_the_watcher_does_not_wait_for_a_store_that_hangs(world: Wo
     link = devices.link_of(f"{world.disk().path}.snap")
     assert link
     (world.location / "104").mkdir()
-    with hung(world, str(world.location / "104")):
+    with hanging(world, str(world.location / "104")):
         lib = str(Path(systems.__file__).parents[2])
         words = [*DIES_WITH_US, "/usr/bin/python3", "-c", LISTED, lib, str(world.root), link.uuid]
         done = subprocess.run(words, stdout=subprocess.PIPE, timeout=LIMIT_S, check=True)
