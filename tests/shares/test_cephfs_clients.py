@@ -227,7 +227,7 @@ def test_a_vm_that_ends_on_a_host_that_does_not_answer_has_no_key_any_more(tenan
     try:
         words = [f"{h3.name}:/var/lib/one/datastores/{SYSTEM}/{vm}", str(vm), str(SYSTEM)]
         done = tenants.cloud.lab.fe.run(["/var/lib/one/remotes/tm/semishared/delete", *words], check=False, timeout=120)
-        assert done.returncode and b"[SS005]" in done.stderr, done
+        assert done.returncode and b"[SS010]" in done.stderr, done
         assert tenants.users() == before
     finally:
         h3.join()
