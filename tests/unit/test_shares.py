@@ -13,7 +13,8 @@ from semishared.model.shares import Share, Tree, Use, first_uid
 from semishared.model.steps_share import RemoveShare
 from semishared.plan import gc, gc_shares
 from semishared.plan.shares import wanted
-from semishared.share import btrfs, cephfs, mounts, xfs
+from semishared.share import btrfs, cephfs, xfs
+from semishared.tools import mounts
 from semishared.units import GiB, MiB, TiB
 
 MOST = 16 * TiB
@@ -67,9 +68,11 @@ def test_any_text_is_a_size_within_bounds_or_refused(text: str) -> None:
 
 
 def test_what_a_path_lies_on_is_what_was_mounted_last_at_the_longest_point() -> None:
-    assert mounts.parse(MOUNTS, "/srv/a b/x") == mounts.Mount("/srv/a b", "btrfs", ("rw", "space_cache=v2"))
-    assert mounts.parse(MOUNTS, "/srv/shares/share-1").type == "ext4"
-    assert mounts.parse(MOUNTS, "/srv/shares2").point == "/" and mounts.parse(MOUNTS, "/cephfs").type == "fuse.ceph-fuse"
+    listed = mounts.parse(MOUNTS)
+    found = mounts.under("/srv/a b/x", listed)
+    assert (found.point, found.type, found.options) == ("/srv/a b", "btrfs", ("rw", "space_cache=v2"))
+    assert mounts.under("/srv/shares/share-1", listed).type == "ext4"
+    assert mounts.under("/srv/shares2", listed).point == "/" and mounts.under("/cephfs", listed).type == "fuse.ceph-fuse"
 
 
 SAID = """Qgroupid    Referenced    Exclusive  Max referenced  Max exclusive   Path 

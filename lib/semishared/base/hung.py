@@ -182,7 +182,8 @@ def _is_waited_for(question: Question) -> bool:
 
 
 def _mounted(side: str) -> str:
-    """Return the id of what is mounted where a device is: no other mount has it while somebody is in this one (proc(5), mountinfo)."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        found = [line.split(" ", 5) for line in file]
-    return next((words[0] for words in reversed(found) if words[4] == os.path.dirname(side)), "")
+    """Return the id of what is mounted where a device is, empty if nothing is."""
+    from ..tools import mounts
+
+    found = mounts.under(os.path.dirname(side), mounts.listed())
+    return found.id if found.point == os.path.dirname(side) else ""

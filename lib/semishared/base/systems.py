@@ -8,12 +8,12 @@ a hung system call cannot be stopped. A plain directory of the file system of DA
 from __future__ import annotations
 
 import os
-import re
 import time
 from typing import Iterator
 
 from ..errors import SemisharedError, ToolTimeout
 from ..model import layout
+from ..tools import mounts
 from ..tools.run import run
 
 ANSWER_S = 3
@@ -28,7 +28,7 @@ def systems(location: str, *, whole: bool = False) -> "list[str]":
 
     With `whole` raise ToolTimeout where something does not answer: there may be VMs in it, which nobody is to take for gone.
     """
-    place, mounted = os.path.realpath(location), _mounted()
+    place, mounted = os.path.realpath(location), {mount.point for mount in mounts.listed()}
     found = []
     for entry in sorted(os.scandir(place), key=lambda entry: entry.name):
         if not layout.is_number(entry.name):
@@ -63,10 +63,3 @@ def is_ours(system: str) -> bool:
     except SemisharedError:
         return False
     return True
-
-
-def _mounted() -> "set[str]":
-    """Return all mount points of this machine; none of them is touched."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        paths = [line.split()[4] for line in file]
-    return {re.sub(r"\\([0-7]{3})", lambda code: chr(int(code.group(1), 8)), path) for path in paths}

@@ -10,8 +10,9 @@ from typing import Any
 from ..errors import SemisharedError, ToolMissing
 from ..model.shares import FIRST_UID, UIDS, Tree
 from ..store import marker
+from ..tools import mounts
 from ..tools.hung_store import LIMIT_S, unless_it_hangs
-from . import daemons, life, mounts, owners
+from . import daemons, life, owners
 from .attached import SAFE
 
 SUBIDS = ("/etc/subuid", "/etc/subgid")

@@ -16,6 +16,7 @@ from ..errors import NoQuota, ToolFailed
 from ..model.shares import Tree, Use
 from ..named import NamedTuple
 from ..tools.crash_points import point
+from ..tools.mounts import of
 from ..units import human
 from . import mounts, rights
 from .trees import Directories, most_files
@@ -100,7 +101,7 @@ class Xfs(Directories):
         return rights.run(self._words(command))
 
     def _words(self, command: str) -> list[str]:
-        return ["xfs_quota", "-x", "-c", command, mounts.of(self.root).point]
+        return ["xfs_quota", "-x", "-c", command, of(self.root).point]
 
 
 def _limit(image: int, size: int, files: int) -> str:

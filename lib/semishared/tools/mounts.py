@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is mounted on this machine, as /proc/self/mountinfo says it (proc(5)): none is touched, so none that hangs is waited for."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ..named import NamedTuple
+
+MOUNTS = "/proc/self/mountinfo"
+
+
+class Mount(NamedTuple):
+    """A mounted file system."""
+
+    point: str
+    type: str = ""
+    options: tuple[str, ...] = ()
+    """Those of the file system itself."""
+    id: str = ""
+    """No other mount has it while somebody is in this one."""
+
+
+def parse(text: str) -> list[Mount]:
+    """Return what is mounted, by the text of mountinfo: of several at one point the last is what one sees there."""
+    found = []
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        words, (type, _, options) = left.split(" "), right.split(" ", 2)
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code.group(1), 8)), words[4])
+        found.append(Mount(point, type, tuple(options.split(",")), words[0]))
+    return found
+
+
+def listed() -> list[Mount]:
+    """Return what is mounted."""
+    with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+        return parse(file.read())
+
+
+def under(path: str, mounts: list[Mount]) -> Mount:
+    """Return what `path`, without links, lies on."""
+    best = Mount("")
+    for mount in mounts:
+        if (path == mount.point or path.startswith(f"{mount.point.rstrip('/')}/")) and len(mount.point) >= len(best.point):
+            best = mount
+    return best
+
+
+def of(path: str) -> Mount:
+    """Return what `path` lies on."""
+    return under(os.path.realpath(path), listed())
