@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import BadArguments
+from semishared.opennebula.driver_data import DriverData
 from semishared.opennebula.encoded import decode
-from semishared.opennebula.xml import Datastore, DriverData, Image, Vm, parse
+from semishared.opennebula.xml import Datastore, Image, Vm, parse
 from semishared.units import MiB
 
 FIXTURES = Path(__file__).parent / "fixtures"

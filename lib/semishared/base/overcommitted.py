@@ -8,7 +8,7 @@ import time
 from typing import IO, Iterable, Mapping, Sequence
 
 from ..model import layout_devices
-from ..plan import pool, pool_moves, spill
+from ..plan import pool, pool_moves, pool_rows, spill
 from ..tools import locks
 from . import devices, hot, promises
 
@@ -72,22 +72,14 @@ def is_due(device: pool.Device) -> bool:
     return spill.is_due(device)
 
 
-def leaving(root: str, uuid: str, items: Iterable[pool_moves.Item], growth: Mapping[str, float]) -> list[pool_moves.Move]:
-    """Return what may leave a device, what is to go first in front, and where it would go.
+def leaving(root: str, uuid: str, rows: Iterable[Mapping[str, object]], growth: Mapping[str, float]) -> list[pool_moves.Move]:
+    """Return what of `rows`, as ListHeld answers, may leave a device, what is to go first in front, and where it would go.
 
     Copies of bases that nobody reads are gone then.
     """
     with promises.held(root):
         hot.drop_idle(root, uuid)
-    return spill.order(devices.present(root), list(items), uuid, growth)
-
-
-def item(row: Mapping[str, object]) -> pool_moves.Item:
-    """Return what the layers of a disk are to a plan, as disk/moved_layers.py tells of them."""
-    classes = row["classes"]
-    assert isinstance(classes, list)
-    part, name, device, size = (str(row[key]) for key in ("part", "name", "device", "bytes"))
-    return pool_moves.Item(part, name, device, int(size), f"{row['vm']}-{row['disk']}", tuple(classes))
+    return spill.order(devices.present(root), list(map(pool_rows.item, rows)), uuid, growth)
 
 
 def wait(root: str, path: str, classes: Sequence[str], is_full: bool) -> spill.Wait:

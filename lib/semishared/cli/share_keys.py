@@ -10,8 +10,7 @@ from ..model import steps_share as s
 from ..model.shares import Tree
 from ..opennebula.xml import Image
 from ..plan.client_access import SHUT_OUT, told
-
-Row = dict[str, Any]
+from .share_rows import Row
 
 
 def credentials(tree: Tree, image: Image, vm: Optional[int], *, readonly: bool, revoke: bool, ask: Callable[[Any], Any]) -> Row:

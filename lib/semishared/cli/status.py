@@ -33,7 +33,7 @@ from ..model.record import NORMAL
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host, Image, Vm
-from ..plan.placement import is_directory, place, reason
+from ..plan.placement import place, reason
 from ..units import human
 from ..wire.session import Session, is_here
 from . import hosts as on
@@ -114,7 +114,7 @@ class Cloud:
         was_asked = machine in self.space
         found = []
         for disk in vm.disks:
-            if (disk.driver != NAME or is_directory(disk)) and disk.id not in by_number:
+            if (disk.driver != NAME or disk.is_directory) and disk.id not in by_number:
                 continue
             record = by_number.get(disk.id)
             image = self.images.get(disk.image_id)

@@ -8,7 +8,6 @@ from typing import Callable, Iterable, Mapping
 from ..config import Config
 from ..errors import SemisharedError
 from ..opennebula.xml import Datastore, Host, Image, Vm
-from ..plan.placement import is_directory
 from . import gc_shares
 from .share_rows import Row, numbers, state
 
@@ -21,7 +20,7 @@ def rows(
     having: dict[int, list[Row]] = {}
     for vm in vms:
         for disk in vm.disks:
-            if is_directory(disk):
+            if disk.is_directory:
                 readonly = disk.text("READONLY").upper() == "YES"
                 having.setdefault(disk.image_id, []).append({
                     "vm": vm.id, "name": vm.text("NAME"), "disk": disk.id, "tag": disk.text("MOUNT_TAG"), "host": vm.host,

@@ -14,8 +14,8 @@ from ..errors import BadArguments, StoreUnavailable
 from ..model import steps_datastore as d
 from ..model.exchange import Part
 from ..model.refs import Step
+from ..opennebula.driver_data import DriverData
 from ..opennebula.report import Report
-from ..opennebula.xml import DriverData
 from ..plan import datastore as plans
 from ..tools import standstill
 from ..tools.mkfs import MKFS

@@ -12,7 +12,7 @@ from ..errors import NotSupported, SemisharedError
 from ..model.exchange import File, Part, Plan, warn
 from ..opennebula import args
 from ..opennebula.report import Report
-from . import vm_location
+from . import vm_location, vm_shares
 from .action import Action, carry_out
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def context(action: Action) -> Plan:
     """context.sh [FILE[:NAME] ...] HOST:VMDIR/disk.N VM DATASTORE - build the CONTEXT ISO and bring it to the host."""
     asked = args.Context.parse(action.argv)
     action.expects(asked.target.host)
-    vm = vm_location.with_shares(asked.target.vm_place.vm, asked.files[0])
+    vm = vm_shares.with_shares(asked.target.vm_place.vm, asked.files[0])
     if vm:
         from ..plan import client_access
 
@@ -145,7 +145,7 @@ def delete(action: Action) -> Plan:
     vm = None
     if not asked.is_nothing:
         action.expects(asked.vm_place.host)
-        vm = vm_location.known(asked.vm_place.vm)
+        vm = vm_shares.known(asked.vm_place.vm)
         action.seq = vm.seq if vm else -1
     from ..plan import removals
 
@@ -162,7 +162,7 @@ def _withdrawn(asked: args.Delete, vm: Optional[Vm]) -> Plan:
     """Take back the keys of a VM whose directory goes."""
     if vm is None and not asked.disk:
         yield warn(f"oned does not say whether VM {asked.vm_place.vm} had keys for shares: such are good until `semishared gc` takes them")
-    elif vm and not asked.disk and vm_location.has_directories(vm):
+    elif vm and not asked.disk and vm_shares.has_directories(vm):
         from ..plan import client_access
 
         yield from client_access.withdrawn(vm)

@@ -1,23 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a VM the front-end itself knows: whether its files are here, when oned says that they are elsewhere (why: plan/removals.py),
-and whether it has shares, when oned says nothing.
-"""
+"""Where the front-end itself sees a VM, when oned says that it is elsewhere (why: plan/removals.py)."""
 
 from __future__ import annotations
 
 import os
-import re
-from typing import TYPE_CHECKING, Optional
 
-from ..errors import OnedUnavailable
 from ..model import layout
 from ..opennebula.args import VmPlace
-
-if TYPE_CHECKING:
-    from ..opennebula.xml import Vm
-
-DEPLOYMENT = re.compile(r"deployment\.([0-9]{1,10})\Z")
-"""Of a SEQ: the domain of a VM as oned writes it beside context.sh before it has the context made (VirtualMachineManager.cc)."""
 
 
 def is_on_front_end(path: str) -> bool:
@@ -41,43 +30,3 @@ def source_of_copy(place: VmPlace, last_host: str) -> str:
     if is_here(place.host):
         return place.host if os.path.isdir(place.path) or not last_host else last_host
     return "localhost" if os.path.isdir(place.path) else place.host
-
-
-def known(vm: int) -> Optional[Vm]:
-    """Return a VM, None if oned does not know it any more, or does not answer."""
-    from ..opennebula.oned import Oned
-
-    try:
-        return Oned().vm(vm)
-    except OnedUnavailable:
-        return None
-
-
-def with_shares(vm: int, context: str) -> Optional[Vm]:
-    """Return the VM that `context`, its context.sh, is for; None if it has no directories among its disks.
-
-    Raise OnedUnavailable if it has some and oned does not answer: nobody else says which of them the guest is to be a client of.
-    """
-    from ..opennebula.oned import Oned
-
-    try:
-        known = Oned().vm(vm)
-    except OnedUnavailable:
-        if _domain_has_directories(os.path.dirname(context)):
-            raise
-        return None
-    return known if has_directories(known) else None
-
-
-def has_directories(vm: Vm) -> bool:
-    """Tell whether a VM has directories among its disks, whoever's."""
-    return any(disk.text("TYPE") == "FILESYSTEM" for disk in vm.disks)
-
-
-def _domain_has_directories(directory: str) -> bool:
-    try:
-        seqs = [int(match.group(1)) for match in map(DEPLOYMENT.match, os.listdir(directory)) if match]
-        with open(f"{directory}/deployment.{max(seqs)}", "rb") as file:
-            return b"<filesystem" in file.read()
-    except (OSError, ValueError):
-        return False

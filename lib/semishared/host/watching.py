@@ -71,7 +71,7 @@ class Round:
         time.sleep(GROWTH_S)
         held = {str(row["name"]): row for row in self._held(uuid)}
         growth = {name: (int(str(row["bytes"])) - before.get(name, 0)) / GROWTH_S for name, row in held.items() if name in before}
-        moves = overcommitted.leaving(self._root, uuid, map(overcommitted.item, held.values()), growth)
+        moves = overcommitted.leaving(self._root, uuid, held.values(), growth)
         for move in sorted(moves, key=lambda move: not active_layer.moves(str(held[move.item.name]["vm_dir"]))):
             row = held[move.item.name]
             disk = DiskRef(int(str(row["vm"])), int(str(row["disk"])), str(row["vm_dir"]))

@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 from ..errors import BadArguments
 from ..units import MiB
-from .encoded import decode
 
 if TYPE_CHECKING:
     from typing import Self
@@ -118,6 +117,11 @@ class Disk(View):
     def is_shareable(self) -> bool:
         """Several guests may write to the image at once (PERSISTENT_TYPE = SHAREABLE)."""
         return self.text("SHAREABLE").upper() == "YES"
+
+    @property
+    def is_directory(self) -> bool:
+        """A directory for the guest: in a VM's own directory there is nothing of it, so nothing to make, move or remove."""
+        return self.text("TYPE") == "FILESYSTEM"
 
     @property
     def driver(self) -> str:
@@ -276,22 +280,3 @@ class Host(Object):
     @property
     def cluster_id(self) -> int:
         return self.number("CLUSTER_ID")
-
-
-class DriverData:
-    """Standard input of a datastore action: DS_DRIVER_ACTION_DATA."""
-
-    def __init__(self, data: bytes) -> None:
-        self.view = View(parse(decode(data), "DS_DRIVER_ACTION_DATA"))
-
-    def _part(self, name: str) -> Element:
-        element = self.view.element.find(name)
-        return ElementTree.Element(name) if element is None else element
-
-    @property
-    def image(self) -> Image:
-        return Image(self._part("IMAGE"))
-
-    @property
-    def datastore(self) -> Datastore:
-        return Datastore(self._part("DATASTORE"))

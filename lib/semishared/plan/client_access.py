@@ -49,7 +49,7 @@ class Clients(NamedTuple):
 
 def directories(vm: Vm) -> list[Disk]:
     """Return the disks of a VM that are directories of our datastores."""
-    return [disk for disk in vm.disks if disk.driver == NAME and placement.is_directory(disk) and disk.image_id >= 0]
+    return [disk for disk in vm.disks if disk.driver == NAME and disk.is_directory and disk.image_id >= 0]
 
 
 def handed(vm: Vm, place: VmPlace) -> Part[Clients]:

@@ -68,7 +68,7 @@ def mv(asked: Move, vm: Vm, overlay_options: str) -> Plan:
     """Plan mv of a VM directory from a host that can write to no store any more; raise DiskLost or NotSupported before anything is done."""
     place, found = asked.target, []
     for disk in vm.disks:
-        if not placement.is_directory(disk) and (disk.driver in ("", disks.DRIVER) or not _has_no_file(disk)):
+        if not disk.is_directory and (disk.driver in ("", disks.DRIVER) or not _has_no_file(disk)):
             found.append((yield from _decided(asked, vm, disk, overlay_options)))
     for name in KERNELS:
         if View(vm.element).text(f"TEMPLATE/OS/{name}_DS"):
@@ -168,7 +168,7 @@ def is_unseen(vm: Vm) -> bool:
 
 def why_waits(vm: Vm, disk: Disk, image: Image, datastore: Datastore) -> str:
     """Return why a VM with this disk of an image would not come up elsewhere, '' if it would, as far as oned knows."""
-    if placement.is_directory(disk):
+    if disk.is_directory:
         return ""  # its host is off, or only read it (front/fence_facts.py); where it is not mounted, deploy refuses
     if disk.driver not in ("", disks.DRIVER):
         return "" if _has_no_file(disk) else f"it is of driver {disk.driver}"
@@ -195,7 +195,7 @@ def _cleared(place: VmPlace, vm: Vm) -> Plan:
     """
     not_running, look = s.CheckNotRunning(disks.running_domain(vm)), s.LookAtVm(vm.id, place.path)
     _, found = yield On(place.host, (not_running, look))
-    if any(map(placement.is_directory, vm.disks)):
+    if any(disk.is_directory for disk in vm.disks):
         from . import client_access
 
         # Its guest is off with its host if it could write. What it has open there still would have the next one wait.

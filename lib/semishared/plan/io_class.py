@@ -50,7 +50,7 @@ def _classes(vm: Vm, system: int) -> Part[dict[int, str]]:
     datastores: dict[int, Datastore] = {}
     found = {}
     for disk in vm.disks:
-        if disk.driver != NAME or placement.is_directory(disk):
+        if disk.driver != NAME or disk.is_directory:
             continue
         image, store = disk.image_id, system if disk.image_id == -1 else disk.store_id
         if image not in images:

@@ -18,7 +18,6 @@ from ..named import NamedTuple
 from ..opennebula.args import Move, VmPlace
 from ..opennebula.xml import Vm
 from .disks import DRIVER, running_domain
-from .placement import is_directory
 
 MOVING = (8, 9, 10, 30, 31, 43, 45, 60)
 """LCM states in which oned has a VM's files moved: prologs of migrations and resumes, epilogs of stop and undeploy."""
@@ -76,7 +75,7 @@ def steps_of(
     source, target = request.source, request.target
     if request.disk or (source.host, source.path) == (target.host, target.path):
         return None
-    guest, disks = domain_at(vm, target_is_frontend, front_end_runs_vms), [disk for disk in vm.disks if not is_directory(disk)]
+    guest, disks = domain_at(vm, target_is_frontend, front_end_runs_vms), [disk for disk in vm.disks if not disk.is_directory]
     ids = tuple(sorted(disk.id for disk in disks))
     foreign = tuple(sorted(disk.id for disk in disks if disk.driver not in ("", DRIVER)))
     # A VM at rest on the front-end has no leases there; one that comes to it as a host needs them.
@@ -112,7 +111,7 @@ def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
         yield unmark
     elif not found["present"]:
         raise SemisharedError(f"VM {place.vm} is neither on {place.host} nor, as it is now, on {there.host}")
-    elif not found["whole"] and any(disk.driver in ("", DRIVER) and not is_directory(disk) for disk in vm.disks):
+    elif not found["whole"] and any(disk.driver in ("", DRIVER) and not disk.is_directory for disk in vm.disks):
         yield unmark
         raise MigrationRefused(s.no_records(place.path, place.host))
     else:

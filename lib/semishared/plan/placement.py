@@ -46,11 +46,6 @@ def _value(image: Optional[Image], datastore: Datastore, name: str, known: Seque
     return default, ""
 
 
-def is_directory(disk: Disk) -> bool:
-    """Tell a directory for the guest: in a VM's own directory there is nothing of it, so nothing to make, move or remove."""
-    return disk.text("TYPE") == "FILESYSTEM"
-
-
 def place(image: Image, datastore: Datastore) -> Place:
     """Return the place of a disk that is cloned from `image`; raise BadAttribute."""
     where, where_from = _value(image, datastore, "SEMISHARED_PLACE", WHERE, "auto")

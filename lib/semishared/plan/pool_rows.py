@@ -52,13 +52,14 @@ class Held(NamedTuple):
 
 def held(items: Iterable[Mapping[str, Any]]) -> List[Held]:
     """Return what a host has answered to ListHeld."""
-    found = []
-    for said in items:
-        name = str(said["name"])
-        key = layout_base.prefix_of(name) if said["part"] == BASES else f"{said['vm']}-{said['disk']}"
-        classes = tuple(map(str, said.get("classes", ())))
-        found.append(Held(Item(str(said["part"]), name, str(said["device"]), int(said["bytes"]), key, classes), said))
-    return found
+    return [Held(item(said), said) for said in items]
+
+
+def item(said: Mapping[str, Any]) -> Item:
+    """Return what one of them is to a plan."""
+    name = str(said["name"])
+    key = layout_base.prefix_of(name) if said["part"] == BASES else f"{said['vm']}-{said['disk']}"
+    return Item(str(said["part"]), name, str(said["device"]), int(said["bytes"]), key, tuple(map(str, said.get("classes", ()))))
 
 
 def devices(rows: Iterable[Mapping[str, Any]]) -> List[pool.Device]:

@@ -25,6 +25,7 @@ AHEAD_S = 10
 ENOUGH = 64 * MiB
 """A guest goes on where so many bytes are free, or a twentieth of what there is if that is less."""
 
+
 class Wait(NamedTuple):
     """A disk of a guest that stands still, on which a write has failed."""
 

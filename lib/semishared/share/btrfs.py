@@ -26,8 +26,6 @@ SUBVOLUME = 256
 MADE = re.compile(r"(?m)^\s+Creation time:\s+([0-9-]{10} [0-9:]{8} [+-][0-9]{4})$")
 ALONE = re.compile(r"(?m)^\s+Usage exclusive:\s+([0-9]+)$")
 
-SHOW = ("btrfs", "qgroup", "show", "--raw", "-re", "-F", "--")
-
 
 class Btrfs(Directories):
     """Subvolumes."""
@@ -44,12 +42,9 @@ class Btrfs(Directories):
 
     def commands(self) -> list[list[str]]:
         """Return, of share 0, the commands that take root."""
-        tree, kept, subvolume = self.path(0), self._at(0, "x"), ["btrfs", "subvolume"]
-        return [
-            *super().commands(), ["btrfs", "qgroup", "limit", "--", "1", tree], [*SHOW, tree],
-            [*subvolume, "delete", "--commit-after", "--", self.gone(0)], [*subvolume, "snapshot", "-r", "--", tree, kept],
-            [*subvolume, "show", "--raw", "--", kept], [*subvolume, "delete", "--commit-after", "--", kept],
-        ]  # fmt: skip
+        tree, kept = self.path(0), self._at(0, "x")
+        own = [_limit(tree, 1), _qgroups(tree), _delete(self.gone(0)), _snapshot(tree, kept), _show(kept), _delete(kept)]
+        return [*super().commands(), *own]
 
     def new(self, path: str) -> None:
         """Make a subvolume."""
@@ -59,7 +54,7 @@ class Btrfs(Directories):
     def hold(self, image: int, size: int) -> None:
         """Give the subvolume's qgroup a limit; raise NoQuota if it has not got it."""
         path = self.path(image)
-        rights.run(["btrfs", "qgroup", "limit", "--", str(size), path])
+        rights.run(_limit(path, size))
         found = self.use(image).limit
         if found != size:
             raise NoQuota(f"{path} on {os.uname().nodename} is held to {human(found)}, not to {human(size)}")
@@ -93,7 +88,7 @@ class Btrfs(Directories):
         path = self._at(image, name)
         if os.path.lexists(path):
             raise DataInTheWay(f"{path} on {os.uname().nodename} is there, and no snapshot")
-        rights.run(["btrfs", "subvolume", "snapshot", "-r", "--", self.path(image), path])
+        rights.run(_snapshot(self.path(image), path))
 
     def snapshot_names(self, image: int) -> list[str]:
         """Return the names of those in the root. What is called like one and is no subvolume somebody else has put there."""
@@ -103,20 +98,20 @@ class Btrfs(Directories):
     def known(self, image: int, name: str) -> Snapshot:
         """Return one."""
         path = self._at(image, name)
-        made, alone = parse_snapshot(rights.run(["btrfs", "subvolume", "show", "--raw", "--", path]))
+        made, alone = parse_snapshot(rights.run(_show(path)))
         return Snapshot(name, made, alone, path)
 
     def forget(self, image: int, name: str) -> None:
         """Remove one."""
         path = self._at(image, name)
         if os.path.lexists(path):
-            rights.run(["btrfs", "subvolume", "delete", "--commit-after", "--", path], long=True)
+            rights.run(_delete(path), long=True)
             point("snapshot removed")
 
     def drop(self, image: int, path: str) -> None:
         """Remove the subvolume; its qgroup stays where this kernel keeps one without: its number is never given again."""
         if _is_subvolume(path):
-            rights.run(["btrfs", "subvolume", "delete", "--commit-after", "--", path], long=True)
+            rights.run(_delete(path), long=True)
         else:
             super().drop(image, path)
 
@@ -130,7 +125,27 @@ def _is_subvolume(path: str) -> bool:
 
 
 def _shown(path: str) -> str:
-    return rights.run([*SHOW, path])
+    return rights.run(_qgroups(path))
+
+
+def _qgroups(path: str) -> list[str]:
+    return ["btrfs", "qgroup", "show", "--raw", "-re", "-F", "--", path]
+
+
+def _limit(path: str, size: int) -> list[str]:
+    return ["btrfs", "qgroup", "limit", "--", str(size), path]
+
+
+def _show(path: str) -> list[str]:
+    return ["btrfs", "subvolume", "show", "--raw", "--", path]
+
+
+def _snapshot(path: str, kept: str) -> list[str]:
+    return ["btrfs", "subvolume", "snapshot", "-r", "--", path, kept]
+
+
+def _delete(path: str) -> list[str]:
+    return ["btrfs", "subvolume", "delete", "--commit-after", "--", path]
 
 
 def parse(text: str) -> Use:

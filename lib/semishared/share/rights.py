@@ -41,14 +41,24 @@ def lacking(commands: Sequence[Sequence[str]]) -> list[str]:
     return found
 
 
+def chown(path: str, uid: int) -> list[str]:
+    """Return the command that gives something, and nothing in it, to user and group `uid`."""
+    return ["chown", "--no-dereference", f"{uid}:{uid}", "--", path]
+
+
+def rm(path: str) -> list[str]:
+    """Return the command that removes a tree: no link is followed, no mount entered."""
+    return ["rm", "-rf", "--one-file-system", "--", path]
+
+
 def give(path: str, uid: int) -> None:
     """Give a directory to user and group `uid`; what is in it stays as it is."""
     found = os.lstat(path)
     if (found.st_uid, found.st_gid) != (uid, uid):
-        run(["chown", "--no-dereference", f"{uid}:{uid}", "--", path])
+        run(chown(path, uid))
 
 
 def remove(path: str) -> None:
-    """Remove a tree that others could write to, with all in it; it need not be there. No link is followed, no mount entered."""
+    """Remove a tree that others could write to, with all in it; it need not be there."""
     if os.path.lexists(path):
-        run(["rm", "-rf", "--one-file-system", "--", path], long=True)
+        run(rm(path), long=True)

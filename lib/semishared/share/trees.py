@@ -7,7 +7,7 @@ import os
 
 from ..errors import MissingImage, NotSupported
 from ..model import layout_share
-from ..model.shares import Share, Snapshot, Tree
+from ..model.shares import FIRST_UID, Share, Snapshot, Tree
 from ..tools import files
 from ..tools.crash_points import point
 from . import rights
@@ -33,7 +33,7 @@ class Directories:
 
     def commands(self) -> list[list[str]]:
         """Return, of share 0, the commands that take root."""
-        return [["chown", "--no-dereference", "100000:100000", "--", self.path(0)], ["rm", "-rf", "--one-file-system", "--", self.gone(0)]]
+        return [rights.chown(self.path(0), FIRST_UID), rights.rm(self.gone(0))]
 
     def lacking(self) -> list[str]:
         """Return which of them sudo does not permit."""
