@@ -26,16 +26,15 @@ import access_figures
 from access_figures import BASE, WAYS, aggregate
 from figures import Figure, rounds_within
 
-from lab import Lab, Node
+from lab import Node
 from lab.ceph import POOL, USER, Cluster, fs
 from lab.hosts import SCRIPTS
 from lab.kernel_host import KernelHost
-from lab.oned import Oned, Settings
 from lab.switch import Switch
 from semishared.model.shares import first_uid
-from shares.cloud import SHARES, template
+from shares.ceph import CephShares
+from shares.cloud import SHARES
 from shares.page import ROOT
-from shares.test_cephfs import CephShares
 
 INSIDE = (Path(__file__).resolve().parent / "access_inside.py").read_text()
 OWNER, TENANT = 3, "tenant"
@@ -154,7 +153,8 @@ class Rig:
         self._stack = stack
         self._top = Path(tempfile.mkdtemp(prefix="bench-shares-", dir="/var/tmp"))
         stack.callback(shutil.rmtree, self._top)
-        self.lab: Lab = stack.enter_context(Lab.up(hosts=3, stores=(), ceph=True))
+        self._shares = stack.enter_context(CephShares.up())
+        self.lab = self._shares.lab
         _, *self.hosts = self.lab.hosts
         self._source, key = self._provide()
         switch = Switch(self.lab)
@@ -183,22 +183,15 @@ class Rig:
 
     def _provide(self) -> Tuple[str, str]:
         """Make the share, mount it on the hosts; return where it is there, and the key of who may have nothing else."""
-        CephShares.provide(self.lab)
-        self.lab.install()
-        oned = self._stack.enter_context(Oned.in_lab(self.lab, Settings(domain_type=self.lab.virt, vm_mad=self.lab.virt)))
-        more = {"SEMISHARED_FS_VOLUME": f"{fs.NAME}/one", "CEPH_USER": "shares", "BRIDGE_LIST": self.lab.hosts[0].name}
-        oned.datastore_create(template("cephfs", Path(ROOT), **more), SHARES)
-        shares = CephShares(self.lab, oned)
-        shares.cli("init", str(SHARES))
-        image = oned.image_create(SHARES, "bench", path=f"new:{SIZE}", type="FILESYSTEM", uid=OWNER)
+        image = self._shares.oned.image_create(SHARES, "bench", path=f"new:{SIZE}", type="FILESYSTEM", uid=OWNER)
         words = ["ceph", "fs", "subvolume", "authorize", fs.NAME, f"share-{image}", TENANT, "one"]
         self.lab.ceph.node.run(words, user="root", cwd="/")
         for host in self.hosts:
-            self.lab.ceph.give_key(host, "shares-mount", self.lab.ceph.key("shares-mount"))
-            host.run(["mkdir", "-p", ROOT], user="root")
+            # Who tests what several hosts see has it mounted without caches.
+            host.run(["umount", ROOT], user="root")
             words = ["ceph-fuse", "--id", "shares-mount", "--client_fs", fs.NAME, "-r", "/volumes/one", "-o", "nosuid,nodev", ROOT]
             host.run(words, user="root", cwd="/")
-        return shares.source(image), self.lab.ceph.key(TENANT)
+        return self._shares.source(image), self.lab.ceph.key(TENANT)
 
     def _disk(self) -> List[str]:
         """Return what QEMU needs to be told for a disk that is an image of the cluster."""
