@@ -14,9 +14,10 @@ import pytest
 from lab.oned import ActionFailed
 from lab.oned.drivers import Refused
 from lab.oned.states import Img
-from semishared.errors import DataInTheWay, NoSpace
+from semishared.errors import BadRecord, DataInTheWay, NoSpace
 from semishared.model import steps_share as s
 from semishared.model.shares import Share, Tree, first_uid
+from semishared.share import owners
 from shares.cloud import SHARES, Killed, MiB, Shares, fill, on, template
 from shares.conftest import make_btrfs, run
 from tools.oned_site import ActionSite
@@ -201,6 +202,20 @@ def test_a_root_whose_ranges_were_given_in_turn_goes_on_so(root: Path) -> None:
         (ranges / str(number)).write_text(json.dumps({"version": 1, "owner": owner}))
     paths = [on(s.MakeShare(tree, Share(number, owner, 1, 8 * MiB)))[0]["source"] for number, owner in ((1, 7), (2, 1), (3, 0))]
     assert [os.stat(path).st_uid for path in paths] == [first_uid(number) for number in (1, 2, 0)]
+
+
+def test_a_broken_range_costs_nobody_whose_range_is_known(root: Path) -> None:
+    tree = Tree("plain", str(root), MARKER)
+    on(s.MarkRoot(tree, MARKER))
+    on(s.MakeShare(tree, Share(1, 4, 1, 8 * MiB)))
+    (root / ".semishared/.uids/5").write_text("")
+    assert os.stat(on(s.MakeShare(tree, Share(2, 4, 1, 8 * MiB)))[0]["source"]).st_uid == first_uid(4) == owners.known_uid_of(str(root), 4)
+    # It may be theirs.
+    for owner in (5, 6):
+        with pytest.raises(BadRecord, match=r"\.uids/5 .* whose users"):
+            on(s.MakeShare(tree, Share(3, owner, 1, 8 * MiB)))
+        with pytest.raises(BadRecord, match=r"\.uids/5 .* whose users"):
+            owners.known_uid_of(str(root), owner)
 
 
 def test_a_tree_without_a_record_is_nobodys_to_be_given(root: Path) -> None:

@@ -44,11 +44,56 @@ class Unprivileged:
     def does(self, step: Step) -> str:
         """Carry out a step; return what is said of it if it fails."""
         self._job.write_text(json.dumps(to_data(step)))
+        done = self._run("-m", "shares.once")
+        return done.stderr if done.returncode else ""
+
+    def runs(self, code: str) -> str:
+        """Run a piece of Python; return what it prints."""
+        self._job.write_text("")
+        done = self._run("-c", code)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "MADE": str(self._made), "JOB": str(self._job), "RULE": str(self._rule)}
         env["PYTHONPATH"] = os.pathsep.join(sys.path)
-        words = ["unshare", "-m", "sh", "-c", ENTER, "enter", sys.executable, "-B", "-m", "shares.once"]
-        done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=120, cwd="/")
-        return done.stderr if done.returncode else ""
+        words = ["unshare", "-m", "sh", "-c", ENTER, "enter", sys.executable, "-B", *words]
+        return subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=120, cwd="/")
+
+
+WORKS = """
+from semishared.share import rights
+from semishared.tools import standstill
+standstill.limit_s = 0.3
+print(rights.run(["sh", "-c", "for round in $(seq 50); do sleep 0.1; done; echo ended"], long=True))
+"""
+HANGS = f"""
+import time
+from semishared.errors import ToolTimeout
+from semishared.share import rights
+from semishared.tools import locks, standstill
+standstill.limit_s = 0.3
+since = time.monotonic()
+with locks.exclusive("{ROOT}/lock") as lock, rights.holding(lock):
+    try:
+        rights.run(["sleep", "7"], long=True)
+    except ToolTimeout as e:
+        print(e)
+print("held" if locks.is_held("{ROOT}/lock") else "free", time.monotonic() - since < 7)
+with locks.exclusive("{ROOT}/lock"):
+    print(time.monotonic() - since >= 7)
+"""
+
+
+def test_what_root_does_for_us_may_take_as_long_as_it_works_and_has_the_lock_until_it_ends(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    user = Unprivileged(made, tmp_path)
+    user.allow(f"{USER} ALL=(root) NOPASSWD: ALL\n")
+    # Longer than a busy machine may have to write out (standstill.py, LONGEST).
+    assert user.runs(WORKS) == "ended\n\n"
+    said, held, after = user.runs(HANGS).splitlines()
+    assert "sudo has done nothing" in said and held == "held True" and after == "True"
 
 
 def test_what_only_root_may_do_goes_by_the_lines_of_the_page_and_by_nothing_less(btrfs: Path, tmp_path: Path) -> None:

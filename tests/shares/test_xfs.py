@@ -123,10 +123,14 @@ def test_a_full_share_gets_an_error_and_its_neighbour_notices_nothing(host: Kern
 
 
 def test_empty_files_end_too_and_a_neighbour_still_makes_some(host: KernelHost, side: HostSide) -> None:
-    mine, other = make(side, 3, 5, 8), make(side, 4, 9, 8)
+    mine, other = make(side, 3, 5, 8), make(side, 4, 9, 64)
     found = host.run(["/usr/bin/python3", "-I", "-c", EMPTY, mine], user=(first_uid(5),) * 2).out
     assert found == "1023 No space left on device\n"
-    host.run(["touch", f"{other}/one"], user=(first_uid(9),) * 2)
+    host.run(["sh", "-c", f"cd {other} && seq 2000 | xargs touch"], user=(first_uid(9),) * 2)
+    # There is room, but nobody could make a file any more.
+    with pytest.raises(BadArguments, match=r"2001 files .* held to 24.0 MiB, it may have 1536"):
+        side.on(s.ResizeShare(TREE, 4, 24 * MiB))
+    assert side.on(s.ResizeShare(TREE, 4, 48 * MiB)) == [{"before": 64 * MiB}]
     drop(side, 3, 4)
 
 

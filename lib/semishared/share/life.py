@@ -31,7 +31,7 @@ from ..tools import files, locks
 from ..tools.crash_points import point
 from ..tools.hung_store import LIMIT_S, unless_it_hangs
 from ..units import human
-from . import FileSystem, of, owners
+from . import FileSystem, of, owners, rights
 
 VERSION = 1
 NEVER = ("/boot", "/dev", "/etc", "/proc", "/root", "/run", "/sys", "/usr", "/var/lib/libvirt", "/var/lib/one", "/var/tmp")
@@ -97,7 +97,7 @@ def alone(tree: Tree, image: int, limit_s: float = locks.LIMIT_S) -> Iterator[st
     Raise ToolTimeout after `limit_s` seconds of waiting.
     """
     path = f"{tree.root}/{layout_share.lock(image)}"
-    with locks.exclusive(path, limit_s):
+    with locks.exclusive(path, limit_s) as file, rights.holding(file):
         files.remove_stale(os.path.dirname(path))
         yield path
 

@@ -28,9 +28,10 @@ def first_uid_of(root: str, owner: int) -> int:
     os.makedirs(directory, mode=0o755, exist_ok=True)
     files.remove_stale(directory)
     for _ in range(TRIES):
-        given = _given(directory)
+        given, broken = _given(directory)
         if owner in given.values():
             return first_uid(next(number for number, who in given.items() if who == owner))
+        _refuse(broken)
         number = owner if all(who == number for number, who in given.items()) else len(given)
         if number >= RANGES:
             raise NoSpace(f"user {owner} of OpenNebula can have no shares in {root}: ranges of users are for the first {RANGES} alone")
@@ -40,23 +41,32 @@ def first_uid_of(root: str, owner: int) -> int:
 
 def known_uid_of(root: str, owner: int) -> int:
     """Return the first user of the range that `owner` has been given; raise BadRecord without one."""
-    for number, who in _given(f"{root}/{layout_share.UIDS}").items():
+    given, broken = _given(f"{root}/{layout_share.UIDS}")
+    for number, who in given.items():
         if who == owner:
             return first_uid(number)
+    _refuse(broken)
     raise BadRecord(f"{root}/{layout_share.UIDS} on {os.uname().nodename} does not say which users those of {owner} are")
 
 
-def _given(directory: str) -> dict[int, int]:
+def _given(directory: str) -> tuple[dict[int, int], list[str]]:
+    """Return whose the ranges are, and the files that do not say it: they cost only who is named by none of the others."""
     files.refresh(directory)
-    given = {}
+    given, broken = {}, []
     for name in os.listdir(directory):
         number = layout_share.number_of(name)
         if number >= 0:
             data = files.read_json(f"{directory}/{name}") or {}
-            if not isinstance(data.get("owner"), int):
-                raise BadRecord(f"{directory}/{name} on {os.uname().nodename} does not say whose users these are")
-            given[number] = int(str(data["owner"]))
-    return dict(sorted(given.items()))
+            if isinstance(data.get("owner"), int):
+                given[number] = int(str(data["owner"]))
+            else:
+                broken.append(f"{directory}/{name}")
+    return dict(sorted(given.items())), sorted(broken)
+
+
+def _refuse(broken: list[str]) -> None:
+    if broken:
+        raise BadRecord(f"{broken[0]} on {os.uname().nodename} does not say whose users these are")
 
 
 def _give(path: str, owner: int) -> None:

@@ -2,22 +2,40 @@
 """What only root may do to a share: by sudo, command by command, each as the rule in docs/how-to/shares.md has it.
 
 Whoever owns a tree is a user of a guest, and none of this machine's.
+
+What sudo runs is not ours to end, and goes on when we are killed. So it has the lock of the share open, as its stdin, which is all that
+sudo leaves it: nobody changes that share until it has ended.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO
 
 from ..errors import NotPermitted, ToolFailed, ToolMissing
 from ..tools import run as programs
+
+_held: list[int] = []
+
+
+@contextmanager
+def holding(lock: IO[str]) -> Iterator[None]:
+    """Let what is run within the block hold a lock too."""
+    _held.append(lock.fileno())
+    try:
+        yield
+    finally:
+        _held.pop()
 
 
 def run(argv: list[str], *, long: bool = False) -> str:
     """Run `argv` as root and return its stdout; `long`: it may take as long as it works. Raise NotPermitted, or as tools/run.py."""
     words = argv if os.geteuid() == 0 else ["sudo", "-n", "--", *argv]
+    stdin = _held[-1] if _held else None
     try:
-        return programs.work(words) if long else programs.run(words)
+        return programs.work(words, stdin=stdin) if long else programs.run(words, stdin=stdin)
     except ToolMissing as e:
         if words is argv or not e.detail.startswith("sudo "):
             raise

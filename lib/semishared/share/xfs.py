@@ -12,7 +12,7 @@ import os
 import re
 import struct
 
-from ..errors import NoQuota, ToolFailed
+from ..errors import BadArguments, NoQuota, ToolFailed
 from ..model.shares import Tree, Use
 from ..named import NamedTuple
 from ..tools.crash_points import point
@@ -73,7 +73,12 @@ class Xfs(Directories):
             self.resize(image, size)
 
     def resize(self, image: int, size: int) -> None:
-        """Give the project other limits; raise NoQuota if it has not got them."""
+        """Give the project other limits; raise NoQuota if it has not got them, BadArguments if it has more files than it may have then."""
+        held = self._held(image)
+        if held.files > most_files(size):
+            raise BadArguments(
+                f"{held.files} files are in the share of image {image}: held to {human(size)}, it may have {most_files(size)}"
+            )
         self._limit(image, size, most_files(size))
         found = self._held(image).limit
         if found != size:

@@ -40,7 +40,9 @@ def environment() -> dict[str, str]:
     return env
 
 
-def run(argv: list[str], *, timeout_s: float = QUICK_S, ok: tuple[int, ...] = (0,), cwd: str | None = None) -> str:
+def run(
+    argv: list[str], *, timeout_s: float = QUICK_S, ok: tuple[int, ...] = (0,), cwd: str | None = None, stdin: int | None = None
+) -> str:
     """Run `argv` and return its stdout.
 
     Raise ToolMissing, ToolTimeout (after `timeout_s` seconds), NoSpace, or ToolFailed for an exit code not in `ok`.
@@ -52,15 +54,15 @@ def run(argv: list[str], *, timeout_s: float = QUICK_S, ok: tuple[int, ...] = (0
             raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s: {line_of(argv)}")
         return code
 
-    return _run(argv, wait, ok, cwd)
+    return _run(argv, wait, ok, cwd, stdin)
 
 
-def work(argv: list[str], *, signs: Callable[[], object] | None = None) -> str:
+def work(argv: list[str], *, signs: Callable[[], object] | None = None, stdin: int | None = None) -> str:
     """Run what copies, removes or writes out as much as there is: as `run`, but with no limit but that of a standstill.
 
     With `signs`, what that returns is the sign of progress (standstill.py).
     """
-    return _run(argv, lambda process: _worked(process, argv, signs), (0,), None)
+    return _run(argv, lambda process: _worked(process, argv, signs), (0,), None, stdin)
 
 
 def _worked(process: subprocess.Popen[bytes], argv: list[str], signs: Callable[[], object] | None = None) -> int:
@@ -70,7 +72,7 @@ def _worked(process: subprocess.Popen[bytes], argv: list[str], signs: Callable[[
             try:
                 code = ended_within(process, min(1.0, standstill.limit_s / 4))
             except BaseException:
-                process.kill()
+                _kill(process)
                 raise
             if code is not None:
                 return code
@@ -120,11 +122,11 @@ def start_piped(argv: list[str], err: int, *, feed: bool) -> tuple[subprocess.Po
     return process, pipe
 
 
-def _run(argv: list[str], wait: Callable[[subprocess.Popen[bytes]], int], ok: tuple[int, ...], cwd: str | None) -> str:
+def _run(argv: list[str], wait: Callable[[subprocess.Popen[bytes]], int], ok: tuple[int, ...], cwd: str | None, stdin: int | None) -> str:
     # Not pipes: what a program leaves behind (virsh its ssh) would hold them open, and nothing that is said can block it.
     with memory() as out, memory() as err:
         with progress.waiting():
-            code = wait(_start(argv, subprocess.DEVNULL, out, err, cwd))
+            code = wait(_start(argv, subprocess.DEVNULL if stdin is None else stdin, out, err, cwd))
         stdout = read_back(out)
         stderr = read_back(err, 1000)
     if code not in ok:
@@ -137,19 +139,28 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
     try:
         code = ended_within(process, timeout_s)
     except BaseException:
-        process.kill()
+        _kill(process)
         raise
     if code is None:
         _end(process)
     return code
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
+def _kill(process: subprocess.Popen[bytes]) -> bool:
+    """Kill a program; return False of one that is root's, and not ours to kill (share/rights.py)."""
     try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
-        pass
+        process.kill()
+    except PermissionError:
+        return False
+    return True
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if _kill(process):
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            pass
 
 
 @contextmanager
