@@ -95,17 +95,21 @@ def site(sizes: Sequence[int]) -> Iterator[Site]:
         made.end()
 
 
-def read(paths: Sequence[str], seconds: float) -> List[float]:
-    """Return the MiB per second that a reader of each of these files gets, all at once: in pieces of 1 MiB, over and over."""
-    argv = ["fio", "--output-format=json", "--rw=read", "--bs=1M", "--direct=1", "--ioengine=psync", "--thread", "--time_based=1",
+def read(paths: Sequence[str], seconds: float, written: Sequence[str] = ()) -> List[float]:
+    """Return the MiB per second that a reader of each of these files gets, all at once: in pieces of 1 MiB, over and over.
+
+    And then those of who writes to each of the others meanwhile.
+    """
+    argv = ["fio", "--output-format=json", "--bs=1M", "--direct=1", "--ioengine=psync", "--thread", "--time_based=1",
             f"--runtime={int(seconds * 1000)}ms", "--ramp_time=200ms"]  # fmt: skip
-    for number, path in enumerate(paths):
-        argv += [f"--name=reader{number}", f"--filename={path}", f"--size={IMAGE}"]
+    for rw, names in (("read", paths), ("write", written)):
+        for number, path in enumerate(names):
+            argv += [f"--name={rw}{number}", f"--rw={rw}", f"--filename={path}", f"--size={IMAGE}"]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=120)
     text = done.stdout.decode()
     if done.returncode:
         raise RuntimeError(f"fio: {done.stderr.decode()[-500:]} {text[-500:]}")
-    return [job["read"]["bw_bytes"] / MiB for job in json.loads(text[text.index("{") :])["jobs"]]
+    return [(job["read"]["bw_bytes"] + job["write"]["bw_bytes"]) / MiB for job in json.loads(text[text.index("{") :])["jobs"]]
 
 
 # -- readers on several devices ---------------------------------------------------------------------

@@ -231,9 +231,9 @@ BLOCKS: Dict[str, Callable[[Data], str]] = {
     "machine": machine, "budgets": budgets, "clone": clone, "ceph": ceph, "actions": actions, "overlay": overlay,
     "options": options, "creation": creation, "stage": stage, "migrate": migrate,
     "commit": commit, "cluster": cluster, "many": functools.partial(plain, prefix="many/"),
-    "peer": functools.partial(plain, prefix="peer/"), **page_pool.BLOCKS, **page_shares.BLOCKS,
+    **{name: functools.partial(plain, prefix=f"{name}/") for name in ("peer", "guests")}, **page_pool.BLOCKS, **page_shares.BLOCKS,
 }  # fmt: skip
-YOUNG = ("many", "peer", *page_pool.BLOCKS, *page_shares.BLOCKS)
+YOUNG = ("many", "peer", "guests", *page_pool.BLOCKS, *page_shares.BLOCKS)
 """What a report may lack that somebody has from before."""
 
 

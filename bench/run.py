@@ -3,7 +3,7 @@
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
     bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases prolog
-                                          commit cluster many peer shares
+                                          commit cluster many peer shares guests
                                           pool (these together: orders rebalance devices plain beside moved memory extents)
     bench/run.py --docs [TABLE ...]       write the tables in docs/ (all, or those) from build/bench.json
 
@@ -33,6 +33,7 @@ import cluster  # noqa: E402
 import commits  # noqa: E402
 import devices  # noqa: E402
 import extents  # noqa: E402
+import guests  # noqa: E402
 import many  # noqa: E402
 import memory  # noqa: E402
 import migrate  # noqa: E402
@@ -77,6 +78,7 @@ BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "many": many.many,
     "peer": peer.peer,
     "shares": access.shares,
+    "guests": guests.guests,
 }
 GROUPS = {"pool": ("orders", "rebalance", "devices", "plain", "beside", "moved", "memory", "extents")}
 """What one name stands for."""

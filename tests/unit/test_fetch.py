@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def filled(copied: bytes, root: Path, monkeypatch: pytest.MonkeyPatch) -> ImageR
             pass
 
     monkeypatch.setattr(store, "content", lambda _: Content())
-    monkeypatch.setattr(fetch, "stand_back", lambda: None)
+    monkeypatch.setattr(fetch, "standing_back", nullcontext)
     monkeypatch.setattr(fetch, "load", lambda: None)
     monkeypatch.setattr(fetch.inspection, "check", lambda *_: None)
     fetch.fill(FetchBases(str(root), (Part(image, ()),), (), "all", "", "auto", 0, 0, (), ()), lambda **_: None, lambda: None)

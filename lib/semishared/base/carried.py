@@ -18,6 +18,7 @@ from ..model.record import Record
 from ..model.refs import ImageRef
 from ..tools import beneath, extents, files, inspection, locks
 from ..tools.crash_points import point
+from ..tools.rate_limit import standing_back
 from . import cache, devices
 
 
@@ -77,8 +78,9 @@ def _published(root: str, image: ImageRef, path: str) -> bool:
     with files.enough_space(root):
         os.makedirs(layout_base.leases(staging))
         made = layout_base.image(staging)
-        _linked(path, made)
-        found = extents.copy(made, None, image.format, "hashed")
+        with standing_back():
+            _linked(path, made)
+            found = extents.copy(made, None, image.format, "hashed")
         if found.generation != image.generation:
             devices.remove(staging)
             return False

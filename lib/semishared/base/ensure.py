@@ -20,6 +20,7 @@ from ..model.steps import ImageRef
 from ..named import NamedTuple
 from ..tools import files, inspection, locks
 from ..tools.crash_points import point
+from ..tools.rate_limit import standing_back
 from ..tools.undo import Undo
 from . import cache, devices, room
 
@@ -107,7 +108,8 @@ def _read_whole(
         os.makedirs(layout_base.leases(staging))
         point("staging made")
         made = layout_base.image(staging)
-        found = content.copy(seen, made, image.format)
+        with standing_back():
+            found = content.copy(seen, made, image.format)
         point("base copied")
         if content.see() != seen:
             raise ImageChanged(f"{image.source} was written to while it was copied")

@@ -21,7 +21,7 @@ from ..model.steps import ImageRef
 from ..model.steps_base import FetchBases, Part
 from ..plan import eviction
 from ..tools import files, inspection, locks, progress
-from ..tools.rate_limit import stand_back
+from ..tools.rate_limit import standing_back
 from . import cache, describe, device_state, devices, room
 from .account import Account, Orders, Tell
 from .filling import Filling
@@ -113,8 +113,11 @@ class _Reception:
 
     def fill(self, held: Held) -> None:
         """Have these bases, as far as they can be had."""
+        with standing_back():
+            self._fill(held)
+
+    def _fill(self, held: Held) -> None:
         root = self.step.root
-        stand_back()
         room.evict_all(root, self._evict, tuple(layout_base.image_lock(root, part.image.base_prefix) for part, _ in held))
         self._evict = ()
         try:

@@ -26,6 +26,7 @@ from ..model.device_class import MEMORY
 from ..named import NamedTuple
 from ..tools import extents, files, locks
 from ..tools.crash_points import point
+from ..tools.rate_limit import standing_back
 from ..units import human
 from . import devices, promises
 
@@ -126,7 +127,8 @@ def _begin(root: str, name: str, size: int) -> "Copy | None":
 def _made(copy: Copy, source: str, format: str) -> str:
     try:
         with files.published(copy.image) as staged:
-            made = extents.copy(source, staged, format, "base_read")
+            with standing_back():
+                made = extents.copy(source, staged, format, "base_read")
             said = layout_base.named(copy.name)
             if said is None or made.generation != said.generation:
                 raise ValueError(f"{source} is not what it was: semishared base verify")

@@ -23,6 +23,7 @@ from ..model.steps import BackUp, DiskRef, EndBackup
 from ..named import NamedTuple
 from ..tools import files, progress, qemu_img
 from ..tools.crash_points import point
+from ..tools.rate_limit import standing_back
 from . import records, recovery, vm_dir
 from .create import opened
 from .epochs import Planned
@@ -69,8 +70,9 @@ def back_up(step: BackUp, planned: Planned, ask: room.Ask | None) -> None:
             else:
                 for disk, found in disks.items():
                     target = layout.backup_copy(staged, disk)
-                    with opened(found.record, found.path, found.format) as source:
-                        qemu_img.convert(source, found.format, target, "qcow2")
+                    with opened(found.record, found.path, found.format) as source, standing_back():
+                        qemu_img.convert(source, found.format, target, "qcow2", direct=True)
+                        files.fsync(target)
                     point("disk copied")
             files.write(f"{staged}/vm.xml", step.xml.encode())
             files.fsync_tree(staged)

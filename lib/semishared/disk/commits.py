@@ -26,6 +26,7 @@ from ..store import writers
 from ..store.diffs import Diff
 from ..tools import layers, qemu_img
 from ..tools.crash_points import point
+from ..tools.rate_limit import standing_back
 from . import beside, bridged, create, history, kept, layering, on_devices, records, recovery, vm_dir
 from .epochs import Planned
 
@@ -134,7 +135,8 @@ def _write(disk: DiskRef, record: Record, ask: room.Ask | None, rate: int = 0) -
         lease, last = base.lease(disk.vm, disk.disk), layout_diff.last(disk.vm_dir, disk.disk)
         owner = owner_of(disk, image, history.seq_of(disk.vm_dir), base.generation)
         _claim_again(at, image, owner)
-        done = at.commit(image, owner, Diff(tuple(kept.chain(record)), lease, image.format, base.manifest, last, rate))
+        with standing_back():
+            done = at.commit(image, owner, Diff(tuple(kept.chain(record)), lease, image.format, base.manifest, last, rate))
     point("image committed")
     return {"bytes": held, **done.to_data()}
 

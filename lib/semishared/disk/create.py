@@ -31,6 +31,7 @@ from ..model.steps import (
 from ..store import dir_chain, dir_clones, dir_image
 from ..tools import extents, files, inspection, progress, qemu_img
 from ..tools.crash_points import point
+from ..tools.rate_limit import standing_back
 from ..tools.undo import Undo
 from . import records, vm_dir
 from .epochs import Planned
@@ -123,10 +124,11 @@ def copy_image(step: CopyImage, planned: Planned, ask: room.Ask | None) -> None:
     needed = content.allocated(seen)
     with publishing(disk, planned, record, needed) as staged:
         room.for_disk(disk.vm_dir, needed, ask, (os.path.basename(base.directory),), os.path.dirname(staged))
-        if current and os.path.exists(base.image):
-            found = extents.copy(base.image, staged, image.format, "base_read")
-        else:
-            found = content.copy(seen, staged, image.format)
+        with standing_back():
+            if current and os.path.exists(base.image):
+                found = extents.copy(base.image, staged, image.format, "base_read")
+            else:
+                found = content.copy(seen, staged, image.format)
         if content.see() != seen or (current and found.generation != current):
             raise ImageChanged(f"{image.source} was written to while it was copied")
         inspection.check(staged, image.format, image.source)
@@ -264,6 +266,6 @@ def save_disk(step: SaveDisk) -> dict[str, object]:
             progress.count("store_written", files.allocated(draft.path))
         else:
             # A snapshot may lie below what a running guest has open; nobody writes to it.
-            with opened(record, path, source_format, step.snapshot) as source:
+            with opened(record, path, source_format, step.snapshot) as source, standing_back():
                 draft.fill(source, source_format, share=step.snapshot != -1)
     return found

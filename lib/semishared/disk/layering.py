@@ -20,6 +20,7 @@ from ..model.record import Record
 from ..model.steps import ActivateLayer, AddLayer, DiskRef, DropLayer, DropStrays, MergeLayer, NameLayer, PullLayer, SwitchLayer
 from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
+from ..tools.rate_limit import standing_back
 from . import in_memory, records, vm_dir
 from .epochs import Planned
 
@@ -151,11 +152,12 @@ def merge_layer(step: MergeLayer) -> None:
     if qemu_img.info(path, "qcow2").get("snapshots"):
         raise NotSupported(f"{path} holds system snapshots, which count on what it lies over")
     if not step.copy:
-        qemu_img.rebase(named(path), step.backing, step.backing_format)
+        with standing_back():
+            qemu_img.rebase(named(path), step.backing, step.backing_format)
         point("layer rebased")
         return
     files.remove_staged(folder, str(step.layer))
-    with in_memory.another_layer(folder), files.published(path) as staged:
+    with in_memory.another_layer(folder), files.published(path) as staged, standing_back():
         qemu_img.rebased(path, staged, step.backing, step.backing_format, named)
         os.chmod(staged, 0o660)
     point("layer merged")

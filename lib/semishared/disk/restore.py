@@ -21,6 +21,7 @@ from ..model.record import Record
 from ..model.steps import DiskRef, ImageRef, RestoreDisk
 from ..tools import files, inspection, layers, progress, qemu_img
 from ..tools.crash_points import point
+from ..tools.rate_limit import standing_back
 from . import in_memory, records, vm_dir
 from .epochs import Planned
 
@@ -79,12 +80,13 @@ def restore(step: RestoreDisk, backup: str, planned: Planned, ask: room.Ask | No
 def _write(backup: str, target: str, record: Record, active: str, min_size: int) -> None:
     """Make the new content, ready to be renamed into its place."""
     format = record.format
-    if record.place.commits:
-        # Over the base still, and with zeros where the backup has nothing: a commit then brings all of it to the image.
-        base = layers.below(active, format)[-1]
-        qemu_img.convert_over(backup, "qcow2", target, *base)
-    else:
-        qemu_img.convert(backup, "qcow2", target, format)
+    with standing_back():
+        if record.place.commits:
+            # Over the base still, and with zeros where the backup has nothing: a commit then brings all of it to the image.
+            base = layers.below(active, format)[-1]
+            qemu_img.convert_over(backup, "qcow2", target, *base)
+        else:
+            qemu_img.convert(backup, "qcow2", target, format, direct=True)
     if qemu_img.virtual_size(target, format) < min_size:
         qemu_img.resize(target, format, min_size)
     point("content made")
@@ -95,7 +97,8 @@ def _restore_image(step: RestoreDisk, image: ImageRef, backup: str, planned: Pla
     disk = step.disk
     # CheckNotRunning has seen this host alone: the store sees who writes from another. The VM is held while the image is replaced.
     with ExitStack() as held, store.of(image.access).replaced(image, step.min_size) as draft:
-        draft.fill(backup, "qcow2")
+        with standing_back():
+            draft.fill(backup, "qcow2")
         held.enter_context(vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk))
 
 

@@ -35,6 +35,7 @@ from ..model.record import Record
 from ..model.steps import ClearVm, MakeRoom, ReceiveVm, ReleaseVm, RenameVm, has_arrived, no_records
 from ..tools import beneath, files, progress
 from ..tools.crash_points import point
+from ..tools.rate_limit import standing_back
 from ..tools.run import piped
 from . import beside, epochs, guard, history, kept, on_devices, records, vm_dir, whereabouts
 from .epochs import Planned
@@ -57,7 +58,7 @@ def send(directory: str, write: Callable[[bytes], None], deltas: Iterable[int] =
     excluded = [f"--exclude={layout.STAGED}*", "--anchored", *(f"--exclude={path}" for path in stay)]
     argv = ["tar", "--create", "--sparse", *excluded, "--file=-", f"--directory={directory}", "--", *on_devices.members(directory)]
     digest = hashlib.sha256()
-    with piped(argv, feed=False) as stream:
+    with standing_back(), piped(argv, feed=False) as stream:
         for chunk in iter(lambda: stream.read(CHUNK), b""):
             digest.update(chunk)
             write(chunk)
@@ -128,7 +129,7 @@ def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
     # Where places on devices were made, those are to be filled.
     keep = "--keep-directory-symlink"
     argv = ["tar", "--extract", "--sparse", keep, "--file=-", f"--directory={staging}", "--no-same-owner"]
-    with piped(argv, feed=True) as stream:
+    with standing_back(), piped(argv, feed=True) as stream:
         for chunk in chunks:
             digest.update(chunk)
             progress.count("received", len(chunk))
@@ -143,7 +144,8 @@ def _publish(staging: str, step: ReceiveVm | RenameVm, move: str, planned: Plann
         _adopt(staging, directory, vm, record, step.keep_bases, ask)
     os.makedirs(layout.records(staging), exist_ok=True)
     vm_dir.note_seq(staging, planned.seq)
-    on_devices.fsync_tree(staging)
+    with standing_back():
+        on_devices.fsync_tree(staging)
     point("incoming adopted")
     with vm_dir.publishing(vm, directory, planned) as file:
         if not epochs.is_latest_move(file, move):
@@ -227,7 +229,8 @@ def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
     room.for_disk(step.vm_dir, whereabouts.allocated(step.source), ask, whereabouts.bases(step.source))
     with beside.receiving(step.vm, step.vm_dir, cache.root_of(step.vm_dir)) as staging:
         before, seen = os.stat(step.source), whereabouts.fingerprint(step.source)
-        on_devices.copy(step.source, staging, step.vm)
+        with standing_back():
+            on_devices.copy(step.source, staging, step.vm)
         _check_still(step.source, before)
         point("directory copied")
         deltas = _without_deltas(staging) if step.live else []

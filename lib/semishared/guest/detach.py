@@ -26,7 +26,7 @@ from ..model.record import Record
 from ..named import NamedTuple
 from ..tools import extents, files, progress, qemu_img
 from ..tools.crash_points import point
-from ..tools.rate_limit import Pace
+from ..tools.rate_limit import Pace, standing_back
 from . import active_layer, base_switch, deltas, domain, handover, job_events, mirror
 
 FICLONE = 0x40049409
@@ -117,7 +117,7 @@ def _copied(vm_dir: str, disks: Sequence[Detached], pace: Pace) -> Dict[str, str
         files.remove_staged(layout.layers(layout.plain(disk.before.path)))
         for path in _to_copy(disk.before):
             copies[path] = files.staged_name(path)
-            with files.enough_space(vm_dir):
+            with files.enough_space(vm_dir), standing_back():
                 copy(path, copies[path], pace)
                 if path in outermost:
                     lease = base_switch.lease_of(vm_dir, disk.after)

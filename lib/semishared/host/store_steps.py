@@ -19,6 +19,7 @@ from ..model.record import Record
 from ..model.steps import DiskRef
 from ..tools import layers
 from ..tools.crash_points import point
+from ..tools.rate_limit import standing_back
 from .conversation import Steps
 
 
@@ -71,7 +72,7 @@ class OnStore(Steps):
                 path, found = self._copied(disk, step.domain, path, step.freeze)
                 format = "raw"
             try:
-                with opened(None if step.domain else record, path, format, step.snapshot) as source:
+                with opened(None if step.domain else record, path, format, step.snapshot) as source, standing_back():
                     store.bridged(step.image.access).draft(step.image).fill(source, format, share=step.snapshot != -1)
             finally:
                 if step.domain:
@@ -99,7 +100,8 @@ class OnStore(Steps):
         with restore.received(disk, self.talk.chunks(), self.talk.sha256) as path:
             with vm_dir.publishing(disk.vm, disk.vm_dir, self.planned, disk.disk):
                 pass
-            store.bridged(step.image.access).draft(step.image).fill(path, "qcow2")
+            with standing_back():
+                store.bridged(step.image.access).draft(step.image).fill(path, "qcow2")
 
     # -- where images are changed ---------------------------------------------------------------------
 

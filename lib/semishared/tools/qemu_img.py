@@ -91,20 +91,34 @@ def mapped(source: str) -> list[dict[str, Any]]:
 
 
 def convert(
-    source: str, source_format: str, target: str, target_format: str, *, share: bool = False, foreign: bool = False, rate: int = 0
-) -> None:
+    source: str, source_format: str, target: str, target_format: str, *,
+    share: bool = False, foreign: bool = False, rate: int = 0, direct: bool = False,
+) -> None:  # fmt: skip
     """Write an independent sparse copy of `source`, with all of its backing chain, to the new file `target`.
 
-    `rate`: bytes per second, 0 for no limit.
+    `rate`: bytes per second, 0 for no limit. `direct`: past the page cache, where the file system of `target` can do that.
     """
     shared, limits = ["--force-share"] if share else [], [*FOREIGN, "--"] if foreign else []
-    pace = ["-r", str(rate)] if rate else []
-    work([*limits, "qemu-img", "convert", *shared, *pace, *_format(source, source_format), "-O", target_format, source, target])
+    pace, how = ["-r", str(rate)] if rate else [], _past_the_cache(target) if direct else []
+    work([*limits, "qemu-img", "convert", *shared, *pace, *how, *_format(source, source_format), "-O", target_format, source, target])
 
 
 def convert_over(source: str, source_format: str, target: str, backing: str, backing_format: str) -> None:
     """Write the content of the standalone image `source` to the new qcow2 `target` over `backing`, zeros and all: of that nothing shows."""
-    work(["qemu-img", "convert", "-f", source_format, "-O", "qcow2", "-B", backing, "-F", backing_format, source, target])
+    over = ["-B", backing, "-F", backing_format, *_past_the_cache(target)]
+    work(["qemu-img", "convert", "-f", source_format, "-O", "qcow2", *over, source, target])
+
+
+def _past_the_cache(target: str) -> list[str]:
+    """Return how qemu-img is told to write past the page cache, if a new file beside `target` could be written so.
+
+    What it leaves there the kernel writes out when it likes, in nobody's class of I/O.
+    """
+    try:
+        os.close(os.open(os.path.dirname(target), os.O_TMPFILE | os.O_WRONLY | os.O_DIRECT, 0o600))
+    except OSError:
+        return []
+    return ["-t", "none"]
 
 
 def measure(source: str, format: str) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Callable
+from contextlib import contextmanager
+from typing import Callable, Iterator
 
 from ..errors import SemisharedError
 from . import progress
@@ -13,6 +14,9 @@ from .run import run
 
 BURST_S = 0.1
 """What was not used for this long is given up: after a pause the rate is not exceeded to make up for it."""
+ANY, IDLE = "0", "3"
+"""Classes of I/O, as ionice(1) numbers them: the one that who asked for none is in, and the one that gets what the others leave."""
+_stands_back = False
 
 
 class Pace:
@@ -42,8 +46,34 @@ def stand_back(nice: int = 0) -> None:
 
     What talks to other hosts stays as nice as it is: who answers late holds them up, or is taken for dead.
     """
+    global _stands_back
     try:
         os.nice(nice)
-        run(["ionice", "--class", "3", "--pid", str(os.getpid())])
-    except (OSError, SemisharedError):
+    except OSError:
         pass
+    _stands_back = _in_class(IDLE) or _stands_back
+
+
+@contextmanager
+def standing_back() -> Iterator[None]:
+    """Copy, within the block, in the idle class of I/O, as far as this host lets it; what is started there is in it as well.
+
+    Only there: a guest may be at rest for what comes before and after, which is little.
+    """
+    global _stands_back
+    if _stands_back or not _in_class(IDLE):
+        yield
+        return
+    _stands_back = True
+    try:
+        yield
+    finally:
+        _stands_back = not _in_class(ANY)
+
+
+def _in_class(number: str) -> bool:
+    try:
+        run(["ionice", "--class", number, "--pid", str(os.getpid())])
+        return True
+    except SemisharedError:
+        return False
