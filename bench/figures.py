@@ -85,6 +85,8 @@ class Figure:
     because: str = ""
     budget: Optional[Tuple[str, str, float]] = None
     budget_from: str = ""
+    if_missed: str = ""
+    """Why the budget is missed, should it be: the page says so then."""
     interval: bool = False
     """Whether to say between which ratios their median lies with 95 %."""
 
@@ -105,7 +107,7 @@ class Figure:
         found["ratio_spread"] = [rounded(v) for v in quartiles(ratios)] if len(ratios) > 1 else None
         found["ratio_interval"] = [rounded(v) for v in around_the_median(ratios)] if self.interval and len(ratios) > 5 else None
         found["expected"] = self.expected
-        found["because"] = self.because
+        found["because"], found["if_missed"] = self.because, self.if_missed
         found["budget"] = None
         found["met"] = None
         if self.budget:

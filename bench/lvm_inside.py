@@ -129,16 +129,26 @@ def seek(name, mib, seconds):
     return sum(counts) / (time.monotonic() - began)
 
 
-def transferred(name, mib):
+def characters(name, mib, program, start=0):
+    """Have a program (characters.c) write each character by itself; return MiB per second."""
+    began = time.monotonic()
+    subprocess.run([program, path_of(name), str(start), str(mib)], check=True)
+    return mib / (time.monotonic() - began)
+
+
+def transferred(name, mib, program=""):
     """Write to a volume that exists, from when its map goes to the kernel on; return MiB per second."""
     lvm("lvchange", "-an", f"{GROUP}/{name}")
     began = time.monotonic()
     activate(name)
-    write(name, mib)
+    if program:
+        characters(name, mib, program)
+    else:
+        write(name, mib)
     return mib / (time.monotonic() - began)
 
 
-def clean(extents):
+def clean(extents, program=""):
     """Write to a volume of which each extent is allocated when it is written for the first time; return MiB per second."""
     began = time.monotonic()
     for at, (device, extent) in enumerate(extents):
@@ -148,6 +158,9 @@ def clean(extents):
             subprocess.run(["dmsetup", "mknodes"], check=True)
         else:
             lvm("lvextend", "-l", "+1", f"{GROUP}/clean", where)
+        if program:
+            characters("clean", 1, program, at)
+            continue
         fd = os.open(path_of("clean"), os.O_WRONLY)
         os.pwrite(fd, os.urandom(MiB), at * MiB)
         os.fsync(fd)
@@ -157,16 +170,16 @@ def clean(extents):
     return len(extents) / seconds
 
 
-def move(name, mib, more, moves):
+def move(name, mib, more, moves, seed):
     """Let a device come, and extents go where they are to be, while somebody writes and reads; return {"seconds", "ios", "wait", "wrong"}.
 
-    `moves`: [[from, [extents there], to], ...].
+    It is drawn by `seed` where. `moves`: [[from, [extents there], to], ...].
     """
     written, ended, found = {}, threading.Event(), {"ios": 0, "wait": 0.0, "wrong": 0}
     blocks = mib * 16
 
     def stand_in():
-        draw, buffer = random.Random(1), mmap.mmap(-1, 65536)
+        draw, buffer = random.Random(seed), mmap.mmap(-1, 65536)
         fd = os.open(path_of(name), os.O_RDWR | os.O_DIRECT)
         while not ended.is_set():
             at, began = draw.randrange(blocks), time.monotonic()
@@ -198,6 +211,13 @@ def move(name, mib, more, moves):
         ended.set()
         thread.join()
     return found
+
+
+def shrink(name, device):
+    """Let a volume go, and a device after it."""
+    lvm("lvremove", "-y", f"{GROUP}/{name}")
+    lvm("vgreduce", GROUP, device)
+    lvm("pvremove", "-y", device)
 
 
 def lies(name):

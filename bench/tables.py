@@ -77,7 +77,13 @@ def lines(figures: Sequence[Data]) -> str:
         rows.append([
             figure["what"], measured, against, ratio(figure), number(figure["expected"]), budget(figure), met(figure), str(figure["n"]),
         ])  # fmt: skip
-    return table(["what", "measured", "baseline", "ratio", "expected", "budget", "met", "n"], rows)
+    return table(["what", "measured", "baseline", "ratio", "expected", "budget", "met", "n"], rows) + missed(figures)
+
+
+def missed(figures: Sequence[Data]) -> str:
+    """Say below a table why budgets are missed, where that is known."""
+    known = [figure for figure in figures if figure["met"] is False and figure.get("if_missed")]
+    return "".join(f"\nMissed, {figure['what']}: {figure['if_missed']}.\n" for figure in known)
 
 
 def plain(report: Data, prefix: str) -> str:

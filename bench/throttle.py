@@ -12,9 +12,16 @@ import subprocess
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import List, Optional, Type
+from typing import List, Optional, Protocol, Type
 
 MiB = 1 << 20
+
+
+class Numbered(Protocol):
+    """What a control group can limit."""
+
+    @property
+    def number(self) -> str: ...
 
 
 class Device:
@@ -81,14 +88,14 @@ class Throttle:
             except OSError:
                 time.sleep(0.1)
 
-    def reads(self, device: Device, rate: Optional[int]) -> None:
+    def reads(self, device: Numbered, rate: Optional[int]) -> None:
         """Let no more than `rate` bytes per second be read from a device."""
         if self._is_v2:
             (self._group / "io.max").write_text(f"{device.number} rbps={rate or 'max'}")
         else:
             (self._group / "blkio.throttle.read_bps_device").write_text(f"{device.number} {rate or 0}")
 
-    def direct(self, device: Device, rate: int, operations: int) -> None:
+    def direct(self, device: Numbered, rate: int, operations: int) -> None:
         """Let no more than `rate` bytes and so many operations per second be read, and as much be written past the page cache."""
         limits = {"rbps": rate, "wbps": rate, "riops": operations, "wiops": operations}
         if self._is_v2:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -107,6 +109,36 @@ def test_devices_are_drained_and_evened_out_under_guests_that_write(cloud: Cloud
     for vm in vms:
         cloud.terminate(vm)
     assert layers(h1) == [] and cloud.leftovers() == []
+
+
+def test_a_raw_layer_moves_at_its_rate_from_the_first_moment_on(cloud: Cloud) -> None:
+    h1, rate = cloud.lab.node("h1"), 4 << 20
+    images = [cloud.os_image("paced-os"), cloud.data_image("paced", DATA, mib=24, SEMISHARED_LOCAL="copy")]
+    vm = cloud.deploy("paced", [{"IMAGE_ID": str(image)} for image in images])
+    guest = cloud.guest(vm)
+    guest.write("vdb", "paced", 0, 24 * KIB)
+    (was,) = of_disk(h1, vm)
+    with ThreadPoolExecutor(1) as pool:
+        device = next(path for path in DEVICES if was.startswith(f"{path}/"))
+        command = pool.submit(moved, cloud, "drain", "h1", device, "--rate", str(rate))
+        seen = []
+        while not command.done():
+            for place in set(of_disk(h1, vm)) - {was}:
+                seen.append((time.monotonic(), sum(file.stat().st_blocks * 512 for file in h1.path(place).iterdir())))
+            time.sleep(0.02)
+        summary, _ = command.result()
+    assert {row["how"] for row in summary["rows"]} == {"moved"} and len({size for _, size in seen if size < 24 << 20}) > 10, seen
+    # QEMU copies 16 MiB at once if nobody tells it otherwise, and whoever reads from the device waits for that.
+    early = [(at - seen[0][0], size) for at, size in seen if size > rate * (at - seen[0][0]) + rate / 2]
+    assert not early, early
+    guest.check("vdb", "paced", 0, 24 * KIB)
+    cloud.terminate(vm)
+    said(cloud, "pool", "add", "h1")
+
+
+def of_disk(node: Node, vm: int) -> list[str]:
+    """Return where the layers of a VM's disk 1 lie, and are about to."""
+    return [place for place in layers(node) if f"/layers/{vm}-1-" in place]
 
 
 def test_what_is_under_way_in_a_vm_leaves_its_disks_where_they_are_and_says_so(cloud: Cloud) -> None:

@@ -107,18 +107,45 @@ def test_a_measured_table_says_of_each_row_what_was_expected_and_allowed(bench: 
         assert cell["expected"] != "-" and (cell["met"] in ("yes", "**no**") or not cell["budget"])
 
 
+def test_a_budget_that_is_missed_has_its_reason_below_the_table(bench: Any) -> None:
+    figure, page_pool = bench("figures").Figure, bench("page_pool")
+    rows = [
+        figure(f"moved/{name}", name, "1/s", [value], "still", [10.0], budget=("ratio", ">=", 0.95), if_missed="it waits")
+        for name, value in (("kept", 9.6), ("lost", 9.4))
+    ]
+    text = page_pool.BLOCKS["moved"](reported({"moved": rows}))
+    assert text.endswith("|\n\nMissed, lost: it waits.\n") and text.count("Missed") == 1
+
+
+@pytest.mark.parametrize("name", ["moved", "extents"])
+def test_what_has_a_budget_has_a_reason_should_it_be_missed(bench: Any, name: str) -> None:
+    one = (([1.0] * 6, [1.0] * 6), [1.0] * 6)
+    if name == "moved":
+        moved = bench("moved")
+        samples = {"rate": one[0], "gap": one[0]}
+        made = [row for kind in moved.KINDS for what in moved.PAIRS for row in moved._figures(kind, what, samples, one[1])]
+    else:
+        extents = bench("extents")
+        kinds = ("write", "read", "seek", "moved", "least", "fullest", "seconds", "wrong", "ios", "wait")
+        rates = {f"D/{what}/plain": [1.0] for what in ("write", "read", "seek")}
+        made = extents._figures_grown([dict.fromkeys(kinds, 1.0)] * 2, rates)
+    held = [row for row in made if row.budget]
+    assert held and all(row.if_missed for row in held)
+
+
 def test_the_papers_charts_stand_beside_what_it_said(bench: Any) -> None:
     figure, page_pool = bench("figures").Figure, bench("page_pool")
     made = [figure(f"extents/D/{what}/{count}", "what", "MiB/s", [9.0], "plain", [10.0], expected=1.0) for what, count in page_pool.PAPER]
     made.append(figure("extents/T/write/1", "what", "MiB/s", [5.0], "plain", [10.0]))
     made.append(figure("extents/wrong", "wrong", "blocks", [1], budget=("value", "<=", 0)))
     rows = cells(page_pool.extents(reported({"extents": made})))
-    head, first = rows[0], dict(zip(rows[0], rows[2]))
+    head, character, first = rows[0], dict(zip(rows[0], rows[2])), dict(zip(rows[0], rows[3]))
+    assert character["what"] == "character" and character["the paper's"].startswith("about 1")
     assert (first["what"], first["disks"], first["of the plain disk"], first["the paper's"]) == ("write", "1", "0.9", "0.6")
     assert (first["case T of it"], first["case C of it"]) == ("0.5", "-")
-    assert len(rows) == 2 + 12 + 3 and rows[-1][-2:] == ["value ≤ 0", "**no**"]
+    assert len(rows) == 2 + 13 + 3 and rows[-1][-3:] == ["value ≤ 0", "**no**", "1"]
     page = block("extents")
-    assert not page or (page[0] == head and [row[:2] for row in page[2:14]] == [row[:2] for row in rows[2:14]])
+    assert not page or (page[0] == head and [row[:2] for row in page[2:15]] == [row[:2] for row in rows[2:15]])
 
 
 def test_the_interval_of_a_median_holds_it_with_95_percent(bench: Any) -> None:

@@ -15,6 +15,8 @@ EXTENDED_L2 = 1 << 4
 """Bit of a qcow2 header's incompatible features."""
 UNIT = 1 << 16
 """Bytes of QEMU's largest unit of a mirror, if it may choose."""
+AT_ONCE = 1 << 24
+"""Bytes that QEMU copies at once, if it may choose, while who uses the device waits; a rate is kept by how long it rests then."""
 
 
 def begin(name: str, target: str, path: str, granularity: int = 0) -> None:
@@ -36,8 +38,15 @@ def begin_whole(name: str, target: str, path: str, rate: int) -> None:
     fast it writes, and slow the copy is, they come to be equal.
     """
     libvirt = libvirtd.binding()
-    values = {libvirt.VIR_DOMAIN_BLOCK_COPY_BANDWIDTH: rate} if rate else {}
+    values = {}
+    if rate:
+        values = {libvirt.VIR_DOMAIN_BLOCK_COPY_BANDWIDTH: rate, libvirt.VIR_DOMAIN_BLOCK_COPY_BUF_SIZE: at_once(rate)}
     _begin(name, target, path, "raw", values, libvirt.VIR_DOMAIN_BLOCK_COPY_SYNCHRONOUS_WRITES)
+
+
+def at_once(rate: int) -> int:
+    """Return how many bytes QEMU is to copy at once to keep a rate, in bytes per second: what that allows in a tenth of a second."""
+    return min(max(rate // 10, UNIT), AT_ONCE)
 
 
 def _begin(name: str, target: str, path: str, format: str, values: Dict[str, int], flags: int) -> None:

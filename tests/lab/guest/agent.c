@@ -9,6 +9,7 @@
 //   sum DEV [OFF_KIB COUNT_KIB]        sha256
 //   discard DEV OFF_KIB COUNT_KIB      trim
 //   loop DEV SEED [OFF_KIB [COUNT_KIB [PER_SECOND]]]    write and verify 64 KiB blocks in the background
+//   loop DEV read [OFF_KIB [COUNT_KIB]]  read 256 KiB anywhere in there, as often as it can
 //   loop memory MIB PER_SECOND         the same with so much memory, a word in each page of a MiB at a time
 //   loop-stat DEV | loop-stop DEV      counts; stop also reads everything written once more
 //   context                            the context ISO's context.sh, newlines and backslashes escaped
@@ -312,6 +313,23 @@ static void loop_run(struct loop *l, int fd, u64 seed, u64 base, u64 blocks, int
     _exit(0);
 }
 
+static void read_run(struct loop *l, int fd, u64 base, u64 pieces)
+{
+    u64 s = 88172645463325252ull;
+    while (!l->stop) {
+        s ^= s << 13, s ^= s >> 7, s ^= s << 17;
+        l->last_ms = now_ms();
+        if (transfer(fd, 0, buffer, CHUNK, base * KIB + s % pieces * CHUNK))
+            l->errors++, usleep(20000);
+        else
+            l->reads++;
+        u64 wait = now_ms() - l->last_ms;
+        if (wait > l->gap_ms)
+            l->gap_ms = wait;
+    }
+    _exit(0);
+}
+
 static void memory_run(struct loop *l, u64 mib, int rate)
 {
     enum { PAGE = 4096 / sizeof(u64), SLICE = 256 };
@@ -361,12 +379,19 @@ static void loop_start(const char *dev, const char *seed, u64 base, u64 count, i
         count = 16 * 1024;
     if (!is_memory && (base + count) * KIB > size_of(fd))
         count = size_of(fd) / KIB - base;
+    if (!strcmp(seed, "read") && count < CHUNK / KIB) {
+        answer("ERR %s: less than is read at once", dev);
+        close(fd);
+        return;
+    }
     memset((void *)l, 0, sizeof *l);
     snprintf(l->dev, sizeof l->dev, "%s", dev);
     l->last_ms = now_ms();
     pid_t child = fork(); // not straight into l->pid: the child would set it to 0 for all
     if (!child && is_memory)
         memory_run(l, strtoull(seed, NULL, 10), base ? (int)base : 50);
+    if (!child && !strcmp(seed, "read"))
+        read_run(l, fd, base, count / (CHUNK / KIB));
     if (!child)
         loop_run(l, fd, seed_of(seed), base, count / BLOCK_KIB, rate > 0 ? rate : 50);
     l->pid = child;

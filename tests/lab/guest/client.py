@@ -193,6 +193,10 @@ class Guest:
         """Start writing and verifying 64 KiB blocks in the background, `rate` per second."""
         self.command(f"loop {disk} {seed} {offset} {count} {rate}")
 
+    def loop_read(self, disk: str, offset: int = 0, count: int = 16384) -> None:
+        """Start reading 256 KiB anywhere in a range, as often as it can; `maxgap_ms` is the longest that one of these took."""
+        self.command(f"loop {disk} read {offset} {count}")
+
     def loop_memory(self, mib: int, rate: int) -> None:
         """Start writing and verifying memory, `rate` MiB (a word in each page) per second; its disk is called `memory`."""
         self.command(f"loop memory {mib} {rate}")
