@@ -24,7 +24,7 @@ from lab.cloud import STORE, Cloud
 from pool.devices import Disk
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
-DEVICES = {"/mnt/a": 256, "/mnt/b": 256}
+DEVICES = {"/mnt/a": 320, "/mnt/b": 320}
 FAST, OPERATIONS = 200 * MiB, 8000
 """Of each device, per second: as beside another's move (devices.py)."""
 RATE = 10_000_000

@@ -14,7 +14,7 @@ from lab import Node
 from lab.cloud import Cloud
 from lab.guest import content
 from pool.conftest import COMMAND, DEVICES
-from pool.test_pool import DECLARED, FORMATS, LOCAL, layers, said
+from pool.test_pool import DECLARED, FORMATS, LOCAL, layers, names, said
 
 KIB = 1024
 DATA = content("base", 0, KIB)
@@ -119,7 +119,7 @@ def test_a_raw_layer_moves_at_its_rate_from_the_first_moment_on(cloud: Cloud) ->
     guest.write("vdb", "paced", 0, 24 * KIB)
     (was,) = of_disk(h1, vm)
     with ThreadPoolExecutor(1) as pool:
-        device = next(path for path in DEVICES if was.startswith(f"{path}/"))
+        device = next(path for path in DEVICES if was.startswith(f"{path}/.semishared/"))
         command = pool.submit(moved, cloud, "drain", "h1", device, "--rate", str(rate))
         seen = []
         while not command.done():
@@ -138,7 +138,8 @@ def test_a_raw_layer_moves_at_its_rate_from_the_first_moment_on(cloud: Cloud) ->
 
 def of_disk(node: Node, vm: int) -> list[str]:
     """Return where the layers of a VM's disk 1 lie, and are about to."""
-    return [place for place in layers(node) if f"/layers/{vm}-1-" in place]
+    places = [f"{path}/.semishared/layers" for path in DEVICES]
+    return [f"{place}/{name}" for place in places for name in names(node, place) if name.startswith(f"{vm}-1-")]
 
 
 def test_what_is_under_way_in_a_vm_leaves_its_disks_where_they_are_and_says_so(cloud: Cloud) -> None:
