@@ -30,9 +30,9 @@ SIZES = (LARGE, SMALL, LARGE, SMALL, LARGE, SMALL, LARGE, SMALL)
 BPS, IOPS = 16 * MiB, 400
 """Of each disk, whatever its size."""
 COUNTS = (1, 2, 4, 8)
-FILE, CLEAN = 32, 6
-"""MiB that are written and read; extents of case C, which costs a command for each, and MiB that are written by the character."""
-ROUNDS, ROUNDS_S, GROWS = 5, 110.0, 3
+FILE, CHARACTERS, CLEAN = 32, 16, 6
+"""MiB that are written and read, and that are written by the character; extents of case C, which costs a command for each."""
+ROUNDS, ROUNDS_S, GROWS = 4, 120.0, 3
 SPARE = 160
 """MiB of the volume that is larger than any device, while it grows."""
 EXPECTED = {
@@ -122,14 +122,14 @@ def _round(disks: Disks, rates: Dict[str, List[float]], number: int, program: st
     draw = random.Random(number)
     for count in draw.sample(COUNTS, len(COUNTS)):
         rates[f"T/write/{count}"].append(disks.ask("transferred", f"v{count}", FILE))
-    rates["T/character/1"].append(disks.ask("transferred", "v1", FILE, program))
+    rates["T/character/1"].append(disks.ask("transferred", "v1", CHARACTERS, program))
     names = {"plain": disks.plain, **{str(count): f"v{count}" for count in COUNTS}}
     for key in draw.sample(list(names), len(names)):
         rates[f"D/write/{key}"].append(disks.ask("write", names[key], FILE))
         rates[f"D/read/{key}"].append(disks.ask("read", names[key], FILE))
         rates[f"D/seek/{key}"].append(disks.ask("seek", names[key], FILE, 1.0))
         if key in ("plain", "1"):
-            rates[f"D/character/{key}"].append(disks.ask("characters", names[key], FILE, program))
+            rates[f"D/character/{key}"].append(disks.ask("characters", names[key], CHARACTERS, program))
     for count in (COUNTS[0], COUNTS[-1]):
         devices = by_share(dict(zip(disks.names[:count], SIZES)), CLEAN)
         # What is free for certain: the end of a device.

@@ -27,6 +27,8 @@ COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 DEVICES = {"/mnt/a": 320, "/mnt/b": 320}
 FAST, OPERATIONS = 200 * MiB, 8000
 """Of each device, per second: as beside another's move (devices.py)."""
+MEMORY = "/dev/shm"
+"""Where their blocks are, so that only the limit makes them slow: below a file on this machine's disk a flush takes what that takes."""
 RATE = 10_000_000
 OWN_KIB, LOOP_KIB = 12 << 10, 4 << 10
 """What the guest has written before, which it reads; and what it writes, behind that."""
@@ -131,7 +133,7 @@ def moved(quick: bool) -> List[Figure]:
     """Measure; `quick`: one pair of each kind."""
     found: List[Figure] = []
     # All of the lab is in the throttle's group, and so are its guests: whatever they do to these devices.
-    with Throttle() as throttle, Cloud.up(hosts=1) as cloud, tempfile.TemporaryDirectory(prefix="bench-moved-", dir="/var/tmp") as top:
+    with Throttle() as throttle, Cloud.up(hosts=1) as cloud, tempfile.TemporaryDirectory(prefix="bench-moved-", dir=MEMORY) as top:
         (host,) = cloud.lab.hosts
         disks: List[Slow] = []
         try:
