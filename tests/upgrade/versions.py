@@ -18,6 +18,8 @@ OLDER, RELEASE = "84b7bda", "0.1.0"
 """The commit that is upgraded from, and what it calls itself."""
 TREES = {OLDER: f"/opt/semishared-{RELEASE}", "": "/opt/semishared"}
 """Where the front-end has which version, '' is this checkout's."""
+KEPT = f"/opt/remotes-{RELEASE}"
+"""Where it keeps what the older version was to hosts, for those that are to stay behind."""
 
 
 def lay_out(target: Path, commit: str = OLDER) -> None:
@@ -49,18 +51,21 @@ def install(lab: Lab, version: str = "") -> str:
     return said
 
 
-def sync(lab: Lab, *nodes: Node) -> None:
+def sync(lab: Lab, *nodes: Node, remotes: str = REMOTES) -> None:
     """Bring the front-end's remotes to these hosts (default: all), as `onehost sync --force` does."""
     for node in nodes or lab.hosts:
-        lab.fe.run(["rsync", "-LRaz", "--delete", ".", f"oneadmin@{node.name}:{SCRIPTS}/"], cwd=REMOTES)
+        lab.fe.run(["rsync", "-LRaz", "--delete", ".", f"oneadmin@{node.name}:{SCRIPTS}/"], cwd=remotes)
+
+
+def keep(lab: Lab) -> None:
+    """Keep the remotes that hosts are synced with now, for `not_synced`."""
+    lab.fe.run(["cp", "-a", REMOTES, KEPT], user="root")
 
 
 @contextmanager
 def not_synced(lab: Lab, *nodes: Node) -> Iterator[None]:
     """Have hosts on the older version within the block, as if they had been away when the others were synced."""
-    install(lab, OLDER)
-    sync(lab, *nodes)
-    install(lab)
+    sync(lab, *nodes, remotes=KEPT)
     try:
         yield
     finally:

@@ -240,6 +240,7 @@ def older_cloud(kind: str, systems: Sequence[int] = (SYSTEM, OTHER_SYSTEM)) -> I
         configure(lab)
         versions.install(lab, versions.OLDER)
         versions.sync(lab)
+        versions.keep(lab)
         for host in lab.hosts:
             lay_out_boot(host.path(BOOT))
         with Oned.in_lab(lab, Settings(domain_type=lab.virt, vm_mad=lab.virt)) as oned:
