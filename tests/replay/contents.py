@@ -8,8 +8,10 @@ import shlex
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Protocol, Sequence
+from typing import Any, Dict, List, Protocol, Sequence, Tuple
 from xml.etree import ElementTree
+
+from lab.ceph import Cluster
 
 KIB64 = 1 << 16
 # Pattern byte by offset; 64 KiB each. What an uploaded image begins and ends with:
@@ -48,6 +50,27 @@ def place(record: Dict[str, Any]) -> str:
 def check(node: Machine, path: str, format_: str, content: Content) -> None:
     """Fail unless every expected pattern is read back."""
     _shell(node, [_reader(path, format_, content, False)])
+
+
+def check_files(node: Machine, images: Sequence[Tuple[str, str, Content]]) -> None:
+    """Fail unless every expected pattern is read back from images in files: path, format, content. What is raw is read as it is."""
+    commands = []
+    for path, format_, content in images:
+        if format_ != "raw":
+            commands.append(_reader(path, format_, content, False))
+            continue
+        with node.path(path).open("rb") as file:
+            for offset, pattern in content.items():
+                file.seek(offset)
+                assert file.read(KIB64) == bytes([pattern]) * KIB64, f"{node.name}: {path}: verification failed at {offset}"
+    _shell(node, commands)
+
+
+def check_on_ceph(cluster: Cluster, images: Dict[str, Content]) -> None:
+    """Fail unless every expected pattern is read back from images in a pool, POOL/NAME each."""
+    found = cluster.patterns({image: list(content) for image, content in images.items()}, KIB64)
+    for image, content in images.items():
+        assert found[image] == list(content.values()), f"{image}: verification failed: {content}, not {found[image]}"
 
 
 def _reader(path: str, format_: str, content: Content, running: bool) -> str:

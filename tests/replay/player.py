@@ -18,9 +18,10 @@ from xml.etree import ElementTree
 
 import traces
 from lab.ceph import BRIDGE, POOL, READER, SECRET, USER
+from lab.layout import HALT_XML
 from lab.oned import ActionFailed, LabRunner, Rpc, Settings, Step
 from lab.oned.core import Core
-from replay.contents import EMPTY, KIB64, UPLOADED, Content, Guest, check, place, upload
+from replay.contents import EMPTY, KIB64, UPLOADED, Content, Guest, check, check_files, check_on_ceph, place, upload
 from traces import Recording, body
 
 _SOURCE = re.compile(r"/var/lib/one//datastores/\d+/[0-9a-f]{32}")
@@ -90,13 +91,16 @@ class Player:
 
     def check_images(self) -> None:
         """Check every image where our drivers put it."""
+        files, on_ceph = [], {}
         for image, content in self.images.items():
             served = ElementTree.fromstring(self.core.images[image].to_xml())
             path, format_ = served.findtext("SOURCE") or "", served.findtext("FORMAT") or "raw"
             if path.startswith(f"{POOL}/"):
-                check(self.lab.fe, f"rbd:{path}:id={BRIDGE}", format_, content)
+                on_ceph[path] = content
             else:
-                check(self.lab.fe, path, format_, content)
+                files.append((path, format_, content))
+        check_files(self.lab.fe, files)
+        check_on_ceph(self.lab.ceph, on_ceph)
 
     def left(self) -> List[str]:
         """List VM directories, leases, clones, and watchers of images on Ceph that are still there."""
@@ -300,8 +304,9 @@ class Player:
         return base64.b64encode(text.encode()).decode()
 
     def _domain(self, xml: str) -> str:
-        """Let the recorded domain start here: the lab's virtualisation, no kernel file of the other machine."""
+        """Let the recorded domain start here: the lab's virtualisation, no kernel file of the other machine, nor a BIOS."""
         xml = re.sub(r"\s*<(kernel|initrd|cmdline)>.*?</\1>", "", xml)
+        xml = xml if "<loader" in xml else xml.replace("<os>", f"<os>{HALT_XML}")
         return xml.replace("<domain type='qemu'", f"<domain type='{self.lab.virt}'")
 
     def _directory(self, vm: int, before: bool = False) -> str:

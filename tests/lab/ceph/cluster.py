@@ -213,6 +213,11 @@ class Cluster:
         answer: Dict[str, int] = self.ask(["allocated", [images], {}])[0]
         return answer
 
+    def patterns(self, images: Dict[str, List[int]], count: int) -> Dict[str, List[int]]:
+        """Return of images, POOL/NAME each, which byte `count` of them from each offset on all are; -1 where they differ."""
+        answer: Dict[str, List[int]] = self.ask(["patterns", [images, count], {}])[0] if images else {}
+        return answer
+
     def read(self, image: str, count: int, offset: int = 0, pool: str = POOL) -> bytes:
         """Return bytes of an image, or of IMAGE@SNAPSHOT, read as the admin."""
         out = f"/var/tmp/read-{os.urandom(4).hex()}"

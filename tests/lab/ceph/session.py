@@ -110,6 +110,16 @@ class Session:
                 found[key] = sum(self._size(io, f"{prefix}.{number:016x}") for number in range(count))
         return found
 
+    def patterns(self, images: Dict[str, List[int]], count: int) -> Dict[str, List[int]]:
+        """Return of each image POOL/NAME which byte `count` of them from each offset on all are; -1 where they differ, or end before."""
+        found: Dict[str, List[int]] = {}
+        for image, offsets in images.items():
+            pool, _, name = image.partition("/")
+            with self.cluster.open_ioctx(pool) as io, rbd.Image(io, name, read_only=True) as opened:
+                parts = [opened.read(offset, count) for offset in offsets]
+            found[image] = [part[0] if part and part == part[:1] * count else -1 for part in parts]
+        return found
+
     @staticmethod
     def _size(io: Any, name: str) -> int:
         try:
