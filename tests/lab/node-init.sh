@@ -78,7 +78,8 @@ ip link set eth0 up
 ip route add default dev eth0
 
 exec 3>&1 </dev/null >>/var/log/node.log 2>&1
-/usr/sbin/sshd -f /etc/ssh/sshd_lab 3>&-
+# -r: it does not start itself anew for each connection, which would be half of what one costs.
+/usr/sbin/sshd -r -f /etc/ssh/sshd_lab 3>&-
 if [ "$LAB_NAME" != fe ] && [ "$LAB_NAME" != ceph ]; then
     LD_PRELOAD=$LAB_SHAREDFS /usr/sbin/libvirtd -d 3>&-
 fi
