@@ -193,6 +193,7 @@ def test_what_is_deleted_before_it_was_committed_is_kept(cloud: Cloud, ceph: Clu
     assert cloud.leftovers() == []
 
 
+@pytest.mark.long  # tests/store has both for images on Ceph too, tests/system/test_commit.py has guests
 def test_two_vms_and_an_image_that_changed(cloud: Cloud, ceph: Cluster, os_image: int) -> None:
     standing = Standing(cloud, ceph, "changed", os_image)
     vm = standing.vm

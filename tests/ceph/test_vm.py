@@ -312,6 +312,7 @@ def test_disk_that_reads_from_the_pool_copies_nothing_waits_for_it_and_is_not_at
     nothing_left(cloud)
 
 
+@pytest.mark.long  # tests/cephstore/test_images.py flips images for clones of both kinds, tests/system/test_vm.py has a guest
 def test_image_when_flipped_is_a_new_generation_and_never_an_old_base(cloud: Cloud, ceph: Cluster, os_image: int) -> None:
     """persistent -> non-persistent -> persistent: no write lost, no stale base (one#6207); nor a stale clone on the store."""
     image = cloud.data_image("flip", DATA, store=RBD_STORE)
