@@ -38,18 +38,23 @@ class MemoryHost(Host):
         self.script(f"{fill}; truncate -s {SIZE} {STORE}/image; chmod 660 {STORE}/image", user=ONEADMIN)
         return s.ImageRef(100, 1, "raw", f"{STORE}/image")
 
-    def clone(self, image: s.ImageRef, vm: int) -> s.DiskRef:
-        """Clone the image into memory as `tm/clone` plans it."""
+    def clone(self, image: s.ImageRef, vm: int, classes: "tuple[str, ...]" = ("ram",), size: int = SIZE) -> s.DiskRef:
+        """Clone an image of that size into memory as `tm/clone` plans it."""
         disk = self.disk(vm)
-        self.on(s.PrepareVm(vm, disk.vm_dir), d.PlaceLayers(disk, ("ram",), SIZE, SIZE // 10))
+        self.on(s.PrepareVm(vm, disk.vm_dir), d.PlaceLayers(disk, classes, size, size // 10))
         overlay = s.CreateOverlay(disk, image, 0, "extended_l2=on,cluster_size=128k")
-        self.on(s.StageBase(ROOT, image), overlay, d.NoteClasses(disk, ("ram",)))
+        self.on(s.StageBase(ROOT, image), overlay, d.NoteClasses(disk, classes))
         return disk
 
     def row(self) -> "dict[str, object]":
+        """Return what is told of memory."""
         (answer,) = self.on(d.ListDevices(ROOT))
-        (row,) = answer["devices"]
+        (row,) = [row for row in answer["devices"] if row["path"] == MEMORY]
         return dict(row)
+
+    def zram(self) -> "list[int]":
+        """Return the bytes that were written to it, those that are left of them compressed, what it takes for these, and its limit."""
+        return list(map(int, self.run(["cat", "/sys/block/zram0/mm_stat"]).out.split()[:4]))
 
     def unit(self, word: str) -> str:
         """Carry out a line of the shipped unit, as systemd would."""
@@ -70,7 +75,7 @@ def image(host: MemoryHost) -> s.ImageRef:
 
 
 def check_watched(host: MemoryHost, kind: str) -> None:
-    """See that memory which is promised twice is looked after, as the unit or cron has it, and is full before zram refuses a page."""
+    """See that memory which is promised twice is looked after, as the unit or cron has it, and is full before its device is."""
     assert host.row()["watched"] is False
     command = re.findall(r"^ExecStart=(.+)$", host.run(["cat", f"{INSTALL}/semishared-ram-watch.service"]).out, re.MULTILINE)
     watcher = host.start_program(command[0].split())
@@ -82,8 +87,7 @@ def check_watched(host: MemoryHost, kind: str) -> None:
         filled = host.run(["dd", "if=/dev/urandom", f"of={MEMORY}/full", "bs=1M", "oflag=direct"], check=False).err
         assert "No space left on device" in filled, filled
         if kind == "zram":
-            used, limit = map(int, host.run(["cat", "/sys/block/zram0/mm_stat"]).out.split()[2:4])
-            assert used < limit == 340 * MiB
+            assert host.zram()[2] < 340 * MiB and host.zram()[3] == host.row()["limit"] == 0
         # The last blocks, too: then nothing can be made there but with what was kept free, as the delta of a disk that is to leave.
         host.script(f"while dd if=/dev/zero of={MEMORY}/full bs=4k count=1 oflag=direct,append conv=notrunc; do :; done 2>/dev/null")
         make = ["qemu-img", "create", "-q", "-f", "qcow2", f"{MEMORY}/delta", "1G"]
@@ -121,7 +125,7 @@ def test_the_shipped_script_makes_memory_a_device_for_disks(host: MemoryHost, im
     top = host.run(["readlink", "-f", disks[0].path]).out.strip()
     assert top.startswith(f"{MEMORY}/.semishared/layers/1-0-")
     if kind == "zram":
-        original, stored, used = map(int, host.run(["cat", "/sys/block/zram0/mm_stat"]).out.split()[:3])
+        original, stored, used, _ = host.zram()
         assert original > SIZE // 4 and stored < original // 4 and used < 320 * MiB
     assert "is in use" in host.unit("ExecStop"), "a guest has a disk open there"
     assert "error" not in guest.do("read -P 7 0 1M")

@@ -277,9 +277,16 @@ def test_memory_that_takes_nothing_more_is_to_be_watched_as_long_as_it_can_get_f
     assert pool.UNWATCHED not in {wrong.kind for wrong in pool.differences(declared, [{**twice, "watched": True}])}
 
 
+def test_memory_that_shuts_down_before_it_is_full_is_wrong_and_the_answer_of_a_host_that_does_not_know_is_not() -> None:
+    held, declared = row("/m", **{"class": "ram"}), pool.declared("/m=ram")
+    (said,) = pool.differences(declared, [{**held, "limit": 64 << 20}])
+    assert said.kind == pool.LIMITED and said.text.startswith("/m is on a zram that refuses a page beyond 64.0 MiB"), said
+    assert pool.differences(declared, [{**held, "limit": 0}]) == [] == pool.differences(declared, [held])
+
+
 def test_doctor_says_of_each_kind_how_bad_it_is_and_what_mends_it() -> None:
-    kinds = (pool.ABSENT, pool.CHANGED, pool.LOST, pool.UNRESERVED, pool.UNWATCHED)
+    kinds = (pool.ABSENT, pool.CHANGED, pool.LOST, pool.UNRESERVED, pool.UNWATCHED, pool.LIMITED)
     found = {kind: doctor_pool._finding("h1", pool.Wrong(kind, "x")) for kind in kinds}
-    assert [finding.severity for finding in found.values()] == [BROKEN, WARNING, WARNING, WARNING, WARNING]
-    assert "semishared-ram.sh enable" in found[pool.UNWATCHED].mend
+    assert [finding.severity for finding in found.values()] == [BROKEN, WARNING, WARNING, WARNING, WARNING, WARNING]
+    assert "mem_limit" in found[pool.LIMITED].mend and "semishared-ram.sh enable" in found[pool.UNWATCHED].mend
     assert "pool check h1" in found[pool.ABSENT].mend and "recreate" in found[pool.LOST].mend and "onehost" in found[pool.UNRESERVED].mend

@@ -51,6 +51,7 @@ def _described(root: str, uuid: str) -> dict[str, object]:
     if said["class"] == MEMORY:
         row.update({"bases": len(room.names(layout_devices.hot(directory)))})
         row.update({"promised": promises.total(directory), "lost": _lost(root, uuid), "watched": overcommitted.is_watched(root)})
+        row.update({"limit": overcommitted.limit(directory)})
     return {**row, "state": wrong}
 
 

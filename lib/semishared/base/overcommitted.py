@@ -56,15 +56,26 @@ def _seen(root: str, device: pool.Device) -> pool.Device:
     return device if left is None else device._replace(free=min(device.free, left))
 
 
+def limit(directory: str) -> int:
+    """Return the bytes beyond which zram refuses a page, 0 of a device that refuses none: there XFS shuts down, and all on it is lost."""
+    return (_taken(directory) or (0, 0))[1]
+
+
 def _left(directory: str) -> int | None:
-    """Return the bytes that zram may still take for what it has compressed, None of any other device: beyond them it answers EIO."""
+    """Return the bytes that zram may still take for what it has compressed, None of a device without such a limit."""
+    used, most = _taken(directory) or (0, 0)
+    return max(most - used, 0) if most else None
+
+
+def _taken(directory: str) -> tuple[int, int] | None:
+    """Return what zram has taken and its limit (Documentation/admin-guide/blockdev/zram.rst, mm_stat), None of any other device."""
     number = os.stat(directory).st_dev
     try:
         with open(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/mm_stat", encoding="ascii") as file:
-            used, limit = map(int, file.read().split()[2:4])
+            used, most = map(int, file.read().split()[2:4])
     except (OSError, ValueError):
         return None
-    return max(limit - used, 0) if limit else None
+    return used, most
 
 
 def is_due(device: pool.Device) -> bool:

@@ -41,6 +41,7 @@ def _finding(host: str, wrong: pool.Wrong) -> Finding:
     severity, mend = {
         pool.ABSENT: (BROKEN, check), pool.CHANGED: (WARNING, check), pool.LOST: (WARNING, "onevm recover --recreate VM"),
         pool.UNRESERVED: (WARNING, f"onehost update {host}"), pool.UNWATCHED: (WARNING, f"as root on {host}: {WATCH}"),
+        pool.LIMITED: (WARNING, f"as root on {host}: echo 0 >/sys/block/zram0/mem_limit, or whichever it is"),
     }[wrong.kind]  # fmt: skip
     return Finding(severity, host, f"pool: {wrong.text}", mend)
 

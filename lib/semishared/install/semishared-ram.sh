@@ -11,9 +11,9 @@
 #   semishared-ram stop                     unmount it: what it holds is lost, and the memory is free
 #   semishared-ram disable                  stop, and no more at boot
 #
-# The size of the device is the limit: its file system is full (ENOSPC, at which QEMU stops a guest) before zram refuses a page (EIO).
-# What RESERVED_MEM is told of beyond that, a sixteenth, zram does not exceed either: with more than it lost between what it has compressed,
-# it would answer EIO, so `watch` sees what it takes as well.
+# The size of the device is the limit: its file system is full (ENOSPC), at which QEMU stops a guest. zram itself has none (mem_limit): where it
+# refuses a page (EIO) of XFS' log, that shuts down, and every disk there is lost. What zram loses between what it has compressed, for
+# which RESERVED_MEM is told of a sixteenth more, can be many times that: the kernel compacts it when memory gets scarce, a limit does not.
 #
 # In the environment of `enable`: DATASTORES, DATASTORE_LOCATION of OpenNebula (/var/lib/one/datastores), and RATE, the bytes per second at
 # which `watch` copies disks (0: no limit). Both are kept in /etc/semishared-ram.conf.
@@ -83,7 +83,6 @@ start() {
     if [ "$KIND" = zram ]; then
         [ -d /sys/class/zram-control ] || modprobe zram || fail "this kernel has no zram: $NAME enable SIZE brd"
         device=$(zramctl --find --size "$size") || fail "zram gives no device of $SIZE"
-        echo $((size + size / 16)) >"/sys/block/${device#/dev/}/mem_limit"
     else
         [ ! -e /dev/ram0 ] || fail "brd is in use: /dev/ram0 is there"
         modprobe brd rd_nr=1 rd_size=$((size >> 10)) || fail "this kernel has no brd"

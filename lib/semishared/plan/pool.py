@@ -132,7 +132,7 @@ def _declared(word: str) -> Declared:
     return Declared(path, device_class, weight)
 
 
-ABSENT, CHANGED, LOST, UNRESERVED, UNWATCHED = "absent", "changed", "lost", "unreserved", "unwatched"
+ABSENT, CHANGED, LOST, UNRESERVED, UNWATCHED, LIMITED = "absent", "changed", "lost", "unreserved", "unwatched", "limited"
 
 
 class Wrong(NamedTuple):
@@ -140,7 +140,8 @@ class Wrong(NamedTuple):
 
     kind: str
     """ABSENT: disks cannot start; CHANGED: what is declared is not done, or undone, yet; LOST: disks, with what memory held; UNRESERVED:
-    memory of the host's that oned gives to VMs too; UNWATCHED: memory that is promised more than once, and nobody moves disks away."""
+    memory of the host's that oned gives to VMs too; UNWATCHED: memory that is promised more than once, and nobody moves disks away;
+    LIMITED: memory that can be lost with all its disks before it is full."""
     text: str
 
 
@@ -169,6 +170,9 @@ def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]])
         if _is_overcommitted(row) and not row["watched"]:
             what = "is promised more than once, and nothing moves disks away when it is full"
             wrong.append(Wrong(UNWATCHED, f"{path} {what}: it is not watched"))
+        if row.get("limit"):
+            what = f"a zram that refuses a page beyond {human(int(row['limit']))}: its file system can shut down there, with all disks"
+            wrong.append(Wrong(LIMITED, f"{path} is on {what}"))
     return wrong
 
 
