@@ -33,6 +33,7 @@ class Disk:
     base: str = ""
     network: Optional[Dict[str, Any]] = None
     writable: bool = True
+    detect_zeroes: str = "off"
 
 
 def _file(node: str, path: str, writable: bool) -> Dict[str, Any]:
@@ -57,6 +58,8 @@ def _nodes(disks: Sequence[Disk]) -> List[Dict[str, Any]]:
             continue
         nodes.append(_file(f"file-{i}", str(disk.path), disk.writable))
         node: Dict[str, Any] = {"node-name": f"disk-{i}", "file": f"file-{i}", "read-only": not disk.writable}
+        if disk.detect_zeroes != "off":
+            node["detect-zeroes"] = disk.detect_zeroes
         if disk.network:
             nodes.append({**disk.network, "node-name": f"below-{i}", "read-only": True})
         if disk.base or disk.network:

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Callable, Dict, List, Sequence
 
+import page_choice
 import page_pool
 import page_shares
 import tables
@@ -218,7 +219,7 @@ def creation(report: Data) -> str:
 
 
 def overlay(report: Data) -> str:
-    """The chosen overlay and one with its file's length set, against raw."""
+    """The chosen overlay against raw."""
     rows = [
         [f["what"], f"{spread(f)} {f['unit']}", number(f["baseline"]["median"]), ratio(f), number(f["expected"]), str(f["n"])]
         for f in report["figures"]
@@ -231,9 +232,10 @@ BLOCKS: Dict[str, Callable[[Data], str]] = {
     "machine": machine, "budgets": budgets, "clone": clone, "ceph": ceph, "actions": actions, "overlay": overlay,
     "options": options, "creation": creation, "stage": stage, "migrate": migrate,
     "commit": commit, "cluster": cluster, "many": functools.partial(plain, prefix="many/"),
-    **{name: functools.partial(plain, prefix=f"{name}/") for name in ("peer", "guests")}, **page_pool.BLOCKS, **page_shares.BLOCKS,
+    **{name: functools.partial(plain, prefix=f"{name}/") for name in ("peer", "guests")}, **page_pool.BLOCKS,
+    **page_shares.BLOCKS, **page_choice.BLOCKS,
 }  # fmt: skip
-YOUNG = ("many", "peer", "guests", *page_pool.BLOCKS, *page_shares.BLOCKS)
+YOUNG = ("many", "peer", "guests", *page_pool.BLOCKS, *page_shares.BLOCKS, *page_choice.BLOCKS)
 """What a report may lack that somebody has from before."""
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
-    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large stage interference migrate releases prolog
+    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large choice stage interference migrate releases prolog
                                           commit cluster many peer shares guests
                                           pool (these together: orders rebalance devices plain beside moved memory extents)
     bench/run.py --docs [TABLE ...]       write the tables in docs/ (all, or those) from build/bench.json
@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import access  # noqa: E402
 import actions  # noqa: E402
+import choice  # noqa: E402
 import clone  # noqa: E402
 import cluster  # noqa: E402
 import commits  # noqa: E402
@@ -60,6 +61,7 @@ BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "actions": actions.actions,
     "options": overlay.options,
     "large": overlay.large,
+    "choice": choice.choice,
     "stage": stage.stage,
     "interference": stage.interference,
     "migrate": migrate.migrate,

@@ -15,7 +15,7 @@ from .errors import BadAttribute
 from .named import NamedTuple
 
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "etc", "semishared.conf")
-OPTIONS = r"([a-z0-9_]+=[A-Za-z0-9.]+(,[a-z0-9_]+=[A-Za-z0-9.]+)*)?\Z"
+OPTIONS = r"(by-size|[a-z0-9_]+=[A-Za-z0-9.]+(,[a-z0-9_]+=[A-Za-z0-9.]+)*)?\Z"
 
 FREEZES = ("agent-or-suspend", "agent", "suspend", "none")
 COMPRESSORS = ("auto", "zstd", "lzop", "none")
@@ -45,7 +45,7 @@ class Config(NamedTuple):
     uploads_stat_limit_s: int = 60
     uploads_least_rate: int = 32 << 10
     uploads_least_rate_s: int = 120
-    overlays_options: str = "extended_l2=on,cluster_size=128k"
+    overlays_options: str = "by-size"
     bases_size_limit: str = "none"
     bases_free_floor: str = "5%"
     staging_compress: str = "auto"
@@ -113,7 +113,7 @@ def load(path: str = PATH) -> Config:
         values[name] = _value(name, key, text, defaults[name])
     config = Config(**values)  # type: ignore[arg-type]
     if not re.match(OPTIONS, config.overlays_options):
-        raise BadAttribute(f"semishared.conf: options = {config.overlays_options!r} is not key=value,key=value")
+        raise BadAttribute(f"semishared.conf: options = {config.overlays_options!r} is neither by-size nor key=value,key=value")
     if not re.match(r"/[A-Za-z0-9._/\-]+\Z", config.hosts_scripts_dir):
         raise BadAttribute(f"semishared.conf: scripts_dir = {config.hosts_scripts_dir!r} is not a plain path")
     if not re.match(r"none\Z|[0-9.]+[KMGkmg]?\Z", config.staging_rate):

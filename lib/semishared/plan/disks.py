@@ -54,10 +54,13 @@ def copy_kernel(asked: FromImage, datastore: Datastore) -> Plan:
     yield On(place.host, (*check_store(stores.access(datastore), source), _prepare(place), copy))
 
 
-def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay_options: str) -> Plan:
-    """Plan clone: a writable disk of its own, gone at shutdown."""
+def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str) -> Plan:
+    """Plan clone: a writable disk of its own, gone at shutdown. `options`: of overlays, as semishared.conf has them."""
+    from . import overlay_options
+
+    options = overlay_options.for_size(options, disk.size)
     kind, place, is_hot = placement.io_class(image, datastore), placement.place(image, datastore), placement.is_hot(image, datastore)
-    yield from _where_wanted(asked, disk, image, datastore, place, _cloned(asked, disk, image, datastore, overlay_options))
+    yield from _where_wanted(asked, disk, image, datastore, place, _cloned(asked, disk, image, datastore, options))
     if is_hot and place.is_local and place.backing != "none":
         from ..model.steps_device import NoteHot
 
@@ -66,7 +69,7 @@ def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, over
     yield from io_class.noted(asked.target.host, disk_ref(asked.target), kind)
 
 
-def _cloned(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay_options: str) -> Plan:
+def _cloned(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str) -> Plan:
     if image.is_persistent:
         raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
@@ -81,24 +84,27 @@ def _cloned(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, ov
             yield from rbd.clone(host, bridge, ref, target, min_size)
             return
         if place.is_remote:
-            yield from rbd.remote(host, bridge, ref, s.CreateRemote(target, ref, min_size, overlay_options))
+            yield from rbd.remote(host, bridge, ref, s.CreateRemote(target, ref, min_size, options))
             return
         ref = yield from rbd.frozen(host, bridge, ref, root if place.leases else "")
     if not place.is_local:
         yield On(host, (prepare, s.CloneOnStore(target, ref, min_size)))
     elif place.is_remote:
-        yield On(host, (prepare, s.CreateRemote(target, ref, min_size, overlay_options)))
+        yield On(host, (prepare, s.CreateRemote(target, ref, min_size, options)))
     elif not place.leases:
         yield On(host, (prepare, s.CopyImage(target, ref, min_size)))
     else:
         # The base first: it may take long, and until it is there nothing of the VM need exist.
-        yield On(host, (s.StageBase(root, ref), prepare, s.CreateOverlay(target, ref, min_size, overlay_options)))
+        yield On(host, (s.StageBase(root, ref), prepare, s.CreateOverlay(target, ref, min_size, options)))
 
 
-def ln(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay_options: str) -> Plan:
+def ln(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str) -> Plan:
     """Plan ln: the image itself, in place, or a diff. CD-ROM and immutable images come read-only and keep their generation."""
+    from . import overlay_options
+
+    options = overlay_options.for_size(options, disk.size)
     kind, place = placement.io_class(image, datastore), placement.attached(image, datastore, disk)
-    yield from _where_wanted(asked, disk, image, datastore, place, _attached(asked, disk, image, datastore, overlay_options))
+    yield from _where_wanted(asked, disk, image, datastore, place, _attached(asked, disk, image, datastore, options))
     yield from io_class.noted(asked.target.host, disk_ref(asked.target), kind)
 
 
@@ -116,14 +122,14 @@ def _where_wanted(asked: FromImage, disk: Disk, image: Image, datastore: Datasto
     yield from device_class.noted(host, ref, classes)
 
 
-def _attached(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, overlay_options: str) -> Plan:
+def _attached(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str) -> Plan:
     place = placement.attached(image, datastore, disk)
     encryption.secret(disk, image)
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
     host, readonly, bridge = asked.target.host, disk.is_readonly, stores.bridge(datastore, image.id)
     if place.commits:
         encryption.check_diff(disk, image)
-        yield from _diff(asked, ref, bridge, grown(disk), overlay_options)
+        yield from _diff(asked, ref, bridge, grown(disk), options)
         return
     if not bridge:
         link = s.LinkInPlace(target, ref, readonly, session=not readonly, shareable=disk.is_shareable)

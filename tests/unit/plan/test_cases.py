@@ -45,12 +45,12 @@ from semishared.model.exchange import File, Part, Plan
 from semishared.model.steps import LOOKS
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
-from semishared.plan import backup, commits, detach, disks, hypervisor, migration, moves, removals, save_as, snapshots
+from semishared.plan import backup, commits, detach, disks, hypervisor, migration, moves, overlay_options, removals, save_as, snapshots
 from semishared.plan import datastore as datastores
 
 UNIT = Path(__file__).resolve().parents[1]
 CASES = sorted((UNIT / "plan" / "cases").glob("*/*.json"))
-OVERLAY_OPTIONS = "extended_l2=on,cluster_size=128k"
+OVERLAY_OPTIONS = overlay_options.BY_SIZE
 Case = dict[str, Any]
 
 
