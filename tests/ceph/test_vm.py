@@ -425,6 +425,46 @@ def test_snapshots_of_a_running_guest_and_of_one_that_is_off(
     cell(("snap_create", "snap_delete", "snap_revert", "cpds-snapshot"), PLACES, "rbd", "off")
 
 
+@pytest.mark.long
+def test_snapshots_between_others_are_deleted_after_a_pull_by_qemu(cloud: Cloud, os_image: int) -> None:
+    """Of the disk that reads from Ceph: what QEMU has pulled names the image, but not as whom it is read.
+
+    Nobody can change that while the guest has it open. Without a guest, killed everywhere: suite cephfaults.
+    """
+    image = cloud.data_image("between", DATA, store=RBD_STORE, SEMISHARED_LOCAL="remote-first")
+    vm = cloud.deploy("between", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])
+    guest, seeds = cloud.guest(vm), ("pulled", "a", "b", "c", "d", "top")
+
+    def written(seed: str) -> None:
+        guest.write("vdb", seed, 2048 + seeds.index(seed) * KIB, KIB)
+
+    def snapped(seed: str) -> int:
+        written(seed)
+        return cloud.oned.disk_snapshot_create(vm, 1, seed)
+
+    def kept(*of: str) -> None:
+        for seed in of:
+            guest.check("vdb", seed, 2048 + seeds.index(seed) * KIB, KIB)
+        guest.check("vdb", "base", 0, KIB)
+
+    cloud.oned.disk_snapshot_delete(vm, 1, snapped("pulled"))
+    _, second, third = [snapped(seed) for seed in ("a", "b", "c")]
+    with pytest.raises(ActionFailed, match="does not say as whom .* is read: the snapshot can be deleted while the VM is off"):
+        cloud.oned.disk_snapshot_delete(vm, 1, second)
+    cloud.oned.vm_poweroff(vm, hard=True)
+    cloud.oned.disk_snapshot_delete(vm, 1, second)
+    cloud.oned.vm_resume(vm)
+    guest = cloud.guest(vm)
+    kept("pulled", "a", "b", "c")
+    snapped("d")
+    written("top")
+    # Its layer is not the one that is written to: a copy takes the place of what the guest has open.
+    cloud.oned.disk_snapshot_delete(vm, 1, third)
+    kept(*seeds)
+    cloud.terminate(vm)
+    nothing_left(cloud)
+
+
 @pytest.mark.fault(16, "a running guest rests for the moment of its disk on Ceph that is saved")
 def test_disks_saved_and_grown_running_off_and_undeployed(
     cloud: Cloud, ceph: Cluster, os_image: int, cell: Callable[..., None]

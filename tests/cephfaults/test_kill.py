@@ -8,6 +8,7 @@ each on an image of its own: most of the time is the cluster's, which waits for 
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -22,9 +23,10 @@ import pytest
 
 from semishared.model import steps as s
 from semishared.model import steps_image as i
+from semishared.tools import layers, qemu_img
 from tools.ceph_cluster import running
 from tools.ceph_site import Site
-from tools.world import MiB
+from tools.world import OVERLAY_OPTIONS, MiB, World, qemu_io
 
 TESTS = Path(__file__).resolve().parents[1]
 WATCH_S = 10
@@ -237,3 +239,94 @@ def test_killed_at_every_point_leaves_nothing_and_converges(site: Site, name: st
         time.sleep(0.2)
     assert site.busy() == {}
     assert [found for found in site.names() if int(found.split("-")[1].split(".")[0]) >= first] == []
+
+
+# -- snapshots of a disk that reads from Ceph ----------------------------------------------------------
+
+
+class Layered(NamedTuple):
+    """A disk of four layers over an image on Ceph, the second of which is to go; each holds a pattern of its own."""
+
+    world: World
+    number: int
+    named: str
+    """What the header of the lowest layer is to name."""
+
+    @classmethod
+    def made(cls, site: Site, top: Path) -> "Layered":
+        found, number = World(top), next(numbers)
+        disk, image = found.disk(), site.make(number, 16 * MiB)
+        (lent,) = site.on(i.LendContent(image))
+        create = s.CreateRemote(disk, image._replace(generation=lent["generation"]), 0, OVERLAY_OPTIONS, lent["snapshot"])
+        found.on(s.PrepareVm(disk.vm, disk.vm_dir), create)
+        for number_of in (1, 2, 3):
+            qemu_io(os.path.realpath(disk.path), "qcow2", f"write -P {number_of} {number_of + 1}M 64k")
+            found.on(s.AddLayer(disk, number_of, number_of - 1, "qcow2"), s.ActivateLayer(disk, number_of, "qcow2"))
+        return cls(found, number, layers.backing_of(f"{disk.path}.snap/0")[0])
+
+    def layer(self, number: int) -> str:
+        return f"{self.world.disk().path}.snap/{number}"
+
+    def as_qemu_leaves_it(self) -> None:
+        """Let the lowest layer not say who reads the image, as after a pull of a running guest's QEMU."""
+        node = json.loads(self.named[len("json:") :])
+        del node["file"]["user"]
+        qemu_img.lay_over(self.layer(0), f"json:{json.dumps(node)}", "raw")
+
+    def delete(self, copy: bool, **env: str) -> "subprocess.CompletedProcess[bytes]":
+        disk = self.world.disk()
+        return run([s.MergeLayer(disk, 2, "0", "qcow2", copy=copy), s.DropLayer(disk, 1)], **env)
+
+    def wrong(self, site: Site) -> str:
+        """Return what is not as it is to be after the layer is gone; remove the disk and the image."""
+        disk = self.world.disk()
+        found = {number: layers.backing_of(self.layer(number))[0] for number in layers.numbered(f"{disk.path}.snap")}
+        if found != {0: self.named, 2: "0", 3: "2"}:
+            return f"layers {found}"
+        for pattern, at in ((0xA1, 1), (1, 2), (2, 3), (3, 4)):
+            qemu_io(os.path.realpath(disk.path), "qcow2", f"read -P {pattern} {at}M 64k")
+        self.world.on(s.RemoveVm(disk.vm, disk.vm_dir))
+        must([i.RemoveImage(site.ref(self.number))])
+        left = [*self.world.leftovers(), *there(site, self.number)]
+        return f"left: {left}" if left else ""
+
+
+@pytest.mark.parametrize("copy", [False, True], ids=["off", "open"])
+def test_a_snapshot_between_others_of_a_disk_that_reads_from_ceph_is_deleted_wherever_that_is_killed(
+    site: Site, tmp_path: Path, copy: bool
+) -> None:
+    def standing(name: str) -> Layered:
+        found = Layered.made(site, tmp_path / name)
+        if not copy:
+            found.as_qemu_leaves_it()
+        return found
+
+    whole = standing("whole")
+    trace = tmp_path / "trace"
+    done = whole.delete(copy, SEMISHARED_TRACE=str(trace))
+    assert done.returncode == 0, done.stderr.decode()
+    passed = [line.split(" ", 1)[1] for line in trace.read_text().splitlines()]
+    assert passed[-1] == "layer removed" and ("layer named in full" in passed) is not copy
+    assert whole.wrong(site) == ""
+
+    def killed(at: int) -> str:
+        found = standing(str(at))
+        if found.delete(copy, SEMISHARED_KILL_AT=str(at)).returncode == 0:
+            return "it was not killed"
+        done = found.delete(copy)
+        return done.stderr.decode() if done.returncode else found.wrong(site)
+
+    # The last one is the end: of a layer that is gone no more is asked.
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        assert list(pool.map(killed, range(1, len(passed)))) == [""] * (len(passed) - 1)
+
+
+def test_what_is_open_and_does_not_say_who_reads_it_is_left_as_it_is(site: Site, tmp_path: Path) -> None:
+    standing = Layered.made(site, tmp_path / "open")
+    standing.as_qemu_leaves_it()
+    before = {number: layers.backing_of(standing.layer(number)) for number in range(4)}
+    done = standing.delete(copy=True)
+    assert done.returncode == 1 and b"which does not say as whom one/one-" in done.stderr and b"SS003" in done.stderr
+    assert {number: layers.backing_of(standing.layer(number)) for number in range(4)} == before
+    standing.world.on(s.RemoveVm(standing.world.disk().vm, standing.world.disk().vm_dir))
+    must([i.RemoveImage(site.ref(standing.number))])

@@ -148,7 +148,11 @@ def merge_layer(step: MergeLayer) -> None:
         from . import remote
 
         remote.check(record)
-        named = partial(active_layer.for_qemu_img, record)
+        if layout.is_number(step.backing):
+            # A file that is opened by a `json:` name takes no name that is relative to it.
+            remote.name_in_full(record, path, is_open=step.copy)
+        else:
+            named = partial(active_layer.for_qemu_img, record)
     if qemu_img.info(path, "qcow2").get("snapshots"):
         raise NotSupported(f"{path} holds system snapshots, which count on what it lies over")
     if not step.copy:

@@ -17,13 +17,14 @@ from contextlib import contextmanager
 from typing import Iterator
 
 from .. import store
-from ..errors import ImageChanged, MissingImage, SemisharedError
+from ..errors import ImageChanged, MissingImage, NotSupported, SemisharedError
 from ..guest import active_layer
 from ..model import layout_store
 from ..model.record import Record
 from ..model.refs import ImageRef
 from ..store import dir_image
 from ..tools import layers, qemu_img
+from ..tools.crash_points import point
 
 
 def backing_name(record: Record) -> str:
@@ -58,6 +59,25 @@ def lies_over_it(record: Record, path: str, trouble: str) -> bool:
     if re.match(layers.PROTOCOL, name) and name != wanted:
         qemu_img.lay_over(path, wanted, "raw")
     return bool(re.match(layers.PROTOCOL, name))
+
+
+def name_in_full(record: Record, path: str, *, is_open: bool) -> None:
+    """Let the lowest layer below `path` name in its header as whom it is opened, if that is on the network.
+
+    A pull by QEMU leaves a name without the user. Raise NotSupported if it has, and a guest has the layers open (`is_open`):
+    none but its QEMU can change a header then.
+    """
+    if not record.over:
+        return
+    lowest = [path, *(name for name, _ in layers.below(path, "qcow2", over_network=True))][-1]
+    wanted = backing_name(record)
+    if layers.backing_of(lowest)[0] == wanted:
+        return
+    if is_open:
+        why = f"the guest has {lowest} open, which does not say as whom {record.over.name} is read"
+        raise NotSupported(f"{why}: the snapshot can be deleted while the VM is off")
+    qemu_img.lay_over(lowest, wanted, "raw")
+    point("layer named in full")
 
 
 def check(record: Record) -> None:
