@@ -55,8 +55,6 @@ def reason(cell: Cell) -> str:
     action, place, format, mode, devices = cell
     if devices == "pool" and place in ("in-place", "store-clone"):
         return "it lies on the store, whatever devices the host has"
-    if devices == "pool" and format == "rbd" and place != "volatile":
-        return "on its host it has the same files as one of a mounted store, and no step that knows devices asks which it was"
     if (place, format) == ("volatile", "rbd"):
         return "volatile disks are files on the host, whatever the images' store"
     if place == "diff" and action in ("snap_create", "snap_delete", "snap_revert") and (action, mode) != ("snap_revert", "live"):

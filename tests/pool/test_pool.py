@@ -282,12 +282,15 @@ def attached_and_detached(mixed: Mixed) -> None:
     mixed.lies_on("h1")
 
 
-def moved_while_it_runs(mixed: Mixed) -> None:
+AROUND = (("h2", SYSTEM), ("h2", OTHER_SYSTEM), ("h1", OTHER_SYSTEM), ("h1", SYSTEM))
+
+
+def moved_while_it_runs(mixed: Mixed, around: Sequence[tuple[str, int]] = AROUND) -> None:
     """Migrate it live, to the other host with other devices and back, and from datastore to datastore."""
     cloud, vm = mixed.cloud, mixed.vm
     # Of a volatile disk a layer is made when it moves live.
     mixed.own |= set(mixed.numbers.values())
-    for host, system in (("h2", SYSTEM), ("h2", OTHER_SYSTEM), ("h1", OTHER_SYSTEM), ("h1", SYSTEM)):
+    for host, system in around:
         mixed.oned.vm_migrate(vm, host, system, how="live")
         assert mixed.oned.state(vm) == ("ACTIVE", 3)
         mixed.lies_on(host)

@@ -28,7 +28,7 @@ def test_missing_cells_are_named_and_marked() -> None:
     lost = ("snap_revert", "copy", "qcow2", "off", "pool")
     assert matrix.missing(set(every) - {lost}) == [lost]
     (line,) = [line for line in matrix.table(set(every) - {lost}).splitlines() if line.startswith("snap_revert    copy")]
-    assert line.split()[2:] == ["o", "o", "o", ".", ".", ".", "o", "X", ".", "."]
+    assert line.split()[2:] == ["o", "o", "o", ".", ".", ".", "o", "X", "o", ".", ".", "."]
 
 
 def test_report_of_what_does_not_exist_is_an_error() -> None:
