@@ -180,7 +180,7 @@ def test_the_keys_of_a_vm_that_is_gone_are_taken_back_or_it_is_said_who_does_it_
 def test_gc_takes_the_keys_of_vms_that_oned_has_not() -> None:
     keys = [{**key._asdict(), "user": key.user(TREE)} for key in (Key(5), Key(5, 7), Key(5, 8), Key(5, 8, True), Key(5, 99))]
     known = gc.Known({7: "h1"}, frozenset({(110, 5)}), frozenset(), newest_vm=8)
-    gone, reading, newer = gc_shares.find(gc_shares.Shares("h1", 110, TREE, (), tuple(keys)), known)
+    gone, reading, newer = gc_shares.find(gc_shares.Shares("h1", 110, TREE, (), tuple(keys), "a" * 32), known)
     assert (gone.path, gone.keep, gone.steps()) == ("/srv/shares/.semishared/.keys/5-8.json", "", [s.TakeKeys(TREE, 5, 8)])
     assert reading.path == "/srv/shares/.semishared/.keys/5-8-ro.json" and not reading.keep
     assert newer.path.endswith("/5-99.json") and "restored" in newer.keep

@@ -43,6 +43,8 @@ def test_where_shares_are_made() -> None:
             WARNING, "fe", "datastore 110 (shares): /srv/shares is no root of shares yet, so none can be made", "semishared share init 110"
         )
     ]
+    (found,) = of_roots([made(has_cloud=False)], "fe")
+    assert (found.severity, found.machine, found.mend) == (WARNING, "h1", "semishared share init 110") and "another one may" in found.what
     (found,) = of_roots([made(wrong="quotas of btrfs are off", mend="turn them on")], "fe")
     assert found == Finding(BROKEN, "h1", "datastore 110 (shares): quotas of btrfs are off", "turn them on")
     assert [item.what[-9:] for item in of_roots([made("btrfs", lacking=["chown x", "rm -rf  y"])], "fe")] == [": chown x", "rm -rf  y"]

@@ -103,11 +103,22 @@ def test_of_shares_without_an_image_those_go_that_nobody_has_had() -> None:
     rows.append({"image": 6, "born": -1, "source": "", "used": -1, "wrong": {"id": "SS042", "detail": "no record"}})
     # Image 5 is in another datastore, as one is that is made there, with an id that oned gives once.
     known = gc.Known({}, frozenset({(110, 3), (110, 4), (111, 5)}), frozenset())
-    lost, kept, broken = gc_shares.find(gc_shares.Shares("b0", 110, tree, tuple(rows)), known)
+    lost, kept, broken = gc_shares.find(gc_shares.Shares("b0", 110, tree, tuple(rows), cloud="a" * 32), known)
     assert (lost.path, lost.keep, lost.steps()) == ("/srv/shares/share-1", "", [RemoveShare(tree, 1, "", 71)])
     assert kept.reason == "oned has no image 2, and 2 of its snapshots are there"
     assert (kept.path, kept.steps()) == ("/srv/shares/share-2", []) and "share drop 110 2" in kept.keep
     assert (broken.path, broken.steps()) == ("/srv/shares/share-6", []) and broken.keep
+
+
+def test_in_a_root_that_does_not_say_whose_it_is_gc_removes_nothing_and_advises_to_remove_nothing() -> None:
+    tree, known = Tree("cephfs", "/srv/shares", "0" * 32, "cephfs/one"), gc.Known({}, frozenset(), frozenset(), newest_vm=9)
+    rows = tuple({"image": image, "born": 70, "source": source, "used": -1} for image, source in ((1, ""), (2, "/srv/shares/share-2")))
+    keys = ({"image": 5, "vm": 8, "readonly": False, "user": "share-one-5-8-0"},)
+    found = list(gc_shares.find(gc_shares.Shares("h1", 110, tree, rows, keys), known))
+    assert len(found) == 3
+    for item in found:
+        assert item.keep == "/srv/shares does not say of which OpenNebula it is: `semishared share init 110` does"
+    assert not any(item.steps() for item in found[:2])
 
 
 HELD = "#2000000007      16384          0      16384     00 [--------]          2          0       1024     00 [{grace}]\n\n"

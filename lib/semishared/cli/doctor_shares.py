@@ -46,6 +46,6 @@ def _made(store: Datastore, cloud: Cloud, config: Config, front_end: str) -> lis
     try:
         with Session(machine, "doctor", config) as session:
             answer: Any = session.run([LookAtRoot(tree, by_clients)])[0]
-        return [Made(store, tree, machine, answer["lacking"], by_hosts=by_hosts)]
+        return [Made(store, tree, machine, answer["lacking"], by_hosts=by_hosts, has_cloud=bool(answer["cloud"]))]
     except SemisharedError as e:
         return [Made(store, tree, machine, (), e.detail, e.remedy, by_hosts)]

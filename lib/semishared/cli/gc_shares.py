@@ -25,8 +25,8 @@ def listed(datastores: Iterable[Datastore], config: Config, failed: Callable[[st
             tree, machine = shares.tree(datastore), shares.bridge(datastore)
             with Session(machine, "gc", config) as session:
                 answers: Any = session.run([ListShares(tree), ListKeys(tree)])
-            rows, keys = answers[0]["shares"], answers[1]["keys"]
-            found.append(gc_shares.Shares(machine, datastore.id, tree, tuple(rows), tuple(keys)))
+            rows, keys, cloud = answers[0]["shares"], answers[1]["keys"], answers[0].get("cloud", "")
+            found.append(gc_shares.Shares(machine, datastore.id, tree, tuple(rows), tuple(keys), cloud))
         except SemisharedError as e:
             failed(machine, e)
     return found

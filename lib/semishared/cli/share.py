@@ -23,6 +23,7 @@ from typing import Any, Callable, Optional
 
 from ..config import load
 from ..errors import BadArguments, MissingImage, from_id
+from ..front.stores import cloud_of
 from ..model import shares, stores
 from ..model import steps_share as s
 from ..opennebula.args import number
@@ -103,6 +104,10 @@ def _of_image(oned: Oned, word: str) -> Datastore:
 def init(oned: Oned, word: str) -> Row:
     """Make a directory the root of a datastore's shares, and have the datastore say so."""
     datastore = _datastore(oned, word)
+    if not datastore.attribute("SEMISHARED_CLOUD"):
+        # Before the root says it: who is killed between finds the root to be this cloud's.
+        oned.update_datastore(datastore.id, f'SEMISHARED_CLOUD = "{cloud_of(oned.datastores())}"\n')
+        datastore = _datastore(oned, word)
     tree = shares.tree(datastore)
     marker = ask(datastore, s.MarkRoot(tree, os.urandom(16).hex()))["marker"]
     others = [one for one in oned.datastores() if one.id != datastore.id and one.attribute("SEMISHARED_STORE") == marker]
@@ -175,10 +180,13 @@ def credentials(oned: Oned, word: str, vm: Optional[str], *, readonly: bool, rev
 def drop(oned: Oned, word: str, image: str) -> Row:
     """Remove the share of an image that oned does not have."""
     datastore, wanted = _datastore(oned, word), number(image, "image")
-    rows = [row for row in listed(oned, datastore) if row["image"] == wanted]
-    if not rows:
+    tree = shares.tree(datastore)
+    found = ask(datastore, s.ListShares(tree))
+    if "cloud" not in found:
+        raise BadArguments(f"{tree.root} does not say of which OpenNebula it is: if of this, `semishared share init {datastore.id}`")
+    if wanted not in {row["image"] for row in found["shares"]}:
         raise MissingImage(f"datastore {datastore.id} has no share of image {wanted}")
     if wanted in {one.id for one in oned.images()}:
         raise BadArguments(f"OpenNebula has image {wanted}: oneimage delete removes its share")
-    ask(datastore, s.RemoveShare(shares.tree(datastore), wanted, ""))
+    ask(datastore, s.RemoveShare(tree, wanted, ""))
     return {"image": wanted, "said": f"the share of image {wanted} is gone"}

@@ -37,6 +37,8 @@ class Tree(NamedTuple):
     user: str = ""
     """As whom the cluster's manager is asked for them."""
     conf: str = ""
+    cloud: str = ""
+    """Which OpenNebula the datastore is of; '' of one whose root was made before roots said so."""
 
     @classmethod
     def from_data(cls, data: object) -> Tree:
@@ -51,7 +53,7 @@ class Tree(NamedTuple):
 
     def to_data(self) -> dict[str, object]:
         """Return the tree as JSON data: of its newer fields those that say something."""
-        return {name: value for name, value in self._asdict().items() if value or name not in ("volume", "user", "conf")}
+        return {name: value for name, value in self._asdict().items() if value or name not in ("volume", "user", "conf", "cloud")}
 
 
 LAYOUT = ("stripes", "object_size", "pool")
@@ -126,16 +128,17 @@ def tree(datastore: Datastore) -> Tree:
     if fs != "plain" and quota == "no":
         raise BadAttribute(f"SEMISHARED_FS_QUOTA of datastore {datastore.id} is no, which only SEMISHARED_FS = plain knows")
     marker = stores.checked(datastore, "SEMISHARED_STORE", stores.MARKER, "the id of a store (32 hex digits)")
+    cloud = stores.checked(datastore, "SEMISHARED_CLOUD", stores.MARKER, "the id of a cloud (32 hex digits)")
     bridge(datastore)
     if fs != "cephfs":
         if datastore.attribute("SEMISHARED_FS_VOLUME"):
             raise BadAttribute(f"SEMISHARED_FS_VOLUME of datastore {datastore.id} is set, which only SEMISHARED_FS = cephfs has")
-        return Tree(fs, root, marker)
+        return Tree(fs, root, marker, cloud=cloud)
     volume = stores.checked(datastore, "SEMISHARED_FS_VOLUME", stores.STORED, "FILE_SYSTEM/GROUP")
     if not volume:
         raise BadAttribute(f"datastore {datastore.id} has no SEMISHARED_FS_VOLUME: FILE_SYSTEM/GROUP of its subvolumes")
     user = stores.ceph_user(datastore)
-    return Tree(fs, root, marker, volume, user, stores.checked(datastore, "CEPH_CONF", stores.CONF, "a plain absolute path"))
+    return Tree(fs, root, marker, volume, user, stores.checked(datastore, "CEPH_CONF", stores.CONF, "a plain absolute path"), cloud)
 
 
 def bridge(datastore: Datastore) -> str:

@@ -53,7 +53,7 @@ class ResizeShare(NamedTuple):
 
 
 class ListShares(NamedTuple):
-    """Report all shares, with the bytes used of each."""
+    """Report all shares, with the bytes used of each, and of which cloud the root is."""
 
     tree: Tree
 

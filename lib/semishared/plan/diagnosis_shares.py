@@ -29,6 +29,8 @@ class Made(NamedTuple):
     mend: str = ""
     by_hosts: bool = True
     """A guest may have one by its host."""
+    has_cloud: bool = True
+    """The root says of which OpenNebula it is."""
 
 
 def ways(store: Datastore, images: Sequence[Image]) -> tuple[bool, bool]:
@@ -53,6 +55,9 @@ def of_roots(made: Sequence[Made], front_end: str) -> list[Finding]:
             found.append(Finding(WARNING, front_end, what, f"semishared share init {one.store.id}"))
         elif one.wrong:
             found.append(Finding(BROKEN, one.machine, f"{name}: {one.wrong}", one.mend))
+        elif not one.has_cloud:
+            what = f"{name}: {one.tree.root} does not say of which OpenNebula it is: another one may take it, and gc removes nothing there"
+            found.append(Finding(WARNING, one.machine, what, f"semishared share init {one.store.id}"))
         for command in one.lacking:
             if one.tree.fs == "cephfs":
                 what, mend = f"Ceph's manager does not let client.{one.tree.user} ask for: {command}", "A guest that is a client itself"

@@ -6,7 +6,8 @@
                                          kept, if it is ready, or nobody can tell: it may hold somebody's data
     .semishared/.keys/<image>-<vm>[-ro].json    oned has no such VM: a delete that was killed, or that Ceph did not answer, left it a key
 
-They are collected before oned is asked, which knows an image before its share is made, and until its share is gone.
+A root of before that does not say of which OpenNebula it is might be another's, too: all is kept there. They are collected before
+oned is asked, which knows an image before its share is made, and until its share is gone.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Shares:
     tree: Tree
     rows: tuple[dict[str, Any], ...]
     keys: tuple[dict[str, Any], ...] = ()
+    cloud: str = ""
+    """Which OpenNebula the root says that it is of: this one, as another's is not looked at; '' if it does not say."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Left(Finding):
 
 def find(shares: Shares, known: Known) -> Iterator[Finding]:
     """Yield what is left over in a datastore."""
+    says_so = f"{shares.tree.root} does not say of which OpenNebula it is: `semishared share init {shares.store}` does"
+    unknown = "" if shares.cloud else says_so
     # An id is given once, whatever datastore the image is in.
     images = {image for _, image in known.images}
     for row in shares.rows:
@@ -55,7 +60,8 @@ def find(shares: Shares, known: Known) -> Iterator[Finding]:
         kept = row.get("snapshots", ())
         with_them = f", and {len(kept)} of its snapshots are there" if kept else ""
         reason = f"a killed action left it, and oned has no image {image}" if is_left else f"oned has no image {image}{with_them}"
-        keep = "" if is_left else f"it may hold somebody's data: `semishared share drop {shares.store} {image}` removes it"
+        held = "" if is_left else f"it may hold somebody's data: `semishared share drop {shares.store} {image}` removes it"
+        keep = unknown or held
         step = None if keep else RemoveShare(shares.tree, image, "", int(row["born"]))
         yield Left(shares.machine, "", "share", path, reason, max(0, int(row["used"])), 0, keep=keep, step=step)
     for key in shares.keys:
@@ -63,4 +69,5 @@ def find(shares: Shares, known: Known) -> Iterator[Finding]:
         if vm >= 0 and vm not in known.vms:
             path = f"{shares.tree.root}/{layout_share.key(image, vm, readonly)}"
             reason = f"client.{key['user']} has a key for the share, and oned has no VM {vm}"
-            yield Left(shares.machine, "", "key", path, reason, 0, 0, keep=known.why_not(vm), step=TakeKeys(shares.tree, image, vm))
+            keep = unknown or known.why_not(vm)
+            yield Left(shares.machine, "", "key", path, reason, 0, 0, keep=keep, step=TakeKeys(shares.tree, image, vm))

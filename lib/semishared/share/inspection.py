@@ -20,14 +20,14 @@ NAMESPACES = "/proc/sys/user/max_user_namespaces"
 PROFILE = "/etc/apparmor.d/local/usr.sbin.libvirtd"
 
 
-def of_root(tree: Tree, clients: bool) -> dict[str, list[str]]:
-    """Return which commands nobody lets us use there; raise what would end any action."""
+def of_root(tree: Tree, clients: bool) -> dict[str, Any]:
+    """Return which commands nobody lets us use there, and of which cloud the root is; raise what would end any action."""
     lacking = life.checked(tree).lacking()
     if clients and tree.fs == "cephfs":
         from . import ceph_clients
 
         lacking += ceph_clients.of(tree).lacking_for_keys()
-    return {"lacking": lacking}
+    return {"lacking": lacking, "cloud": marker.said(tree.root).cloud}
 
 
 def of_host(roots: tuple[str, ...]) -> dict[str, Any]:

@@ -85,9 +85,17 @@ def checked(tree: Tree) -> FileSystem:
 
 def _reached(tree: Tree) -> FileSystem:
     marker.check(tree.root, tree.marker)
+    _check_cloud(tree, marker.said(tree.root).cloud)
     fs = of(tree)
     fs.check()
     return fs
+
+
+def _check_cloud(tree: Tree, found: str) -> None:
+    """Raise OtherStore if a root is another OpenNebula's. Those of before do not say whose they are."""
+    if found not in ("", tree.cloud):
+        whose = f"cloud {found}, and this datastore is of {tree.cloud or 'one that has no id'} (SEMISHARED_CLOUD)"
+        raise OtherStore(f"{tree.root} on {os.uname().nodename} is the root of shares of {whose}: what is in it is another OpenNebula's")
 
 
 @contextmanager
@@ -106,13 +114,17 @@ def mark(tree: Tree, new: str) -> dict[str, str]:
     """Make a directory the root of shares; return the id that its marker has."""
     if not os.path.isdir(tree.root):
         raise StoreAbsent(f"{tree.root} on {os.uname().nodename} is no directory: mount it, or make it")
-    found = marker.read(tree.root)
+    found, cloud = marker.said(tree.root)
     if found and tree.marker and found != tree.marker:
         raise OtherStore(f"{tree.root} on {os.uname().nodename} is marked {found}, the datastore has {tree.marker}")
+    _check_cloud(tree, cloud)
+    if found and not tree.marker and not cloud:
+        how = f"and of no datastore of this OpenNebula as far as it says; if it is, give the datastore SEMISHARED_STORE = {found} first"
+        raise OtherStore(f"{tree.root} on {os.uname().nodename} is a root of shares already, {how}")
     of(tree).check()
-    if not found:
-        found = tree.marker or new
-        marker.write(tree.root, found)
+    if not found or cloud != tree.cloud:
+        found = found or tree.marker or new
+        marker.write(tree.root, found, tree.cloud)
         point("root marked")
     return {"marker": found}
 
@@ -199,9 +211,9 @@ def resize(tree: Tree, number: int, size: int) -> dict[str, int]:
         return {"before": known.share.size}
 
 
-def listed(tree: Tree) -> dict[str, list[dict[str, object]]]:
-    """Return all shares: whose, where, how large, how full (-1: nobody knows), what its snapshots are called, and what is wrong with one,
-    which hides no other."""
+def listed(tree: Tree) -> dict[str, object]:
+    """Return of which `cloud` the root is, if it says so, and all shares: whose, where, how large, how full (-1: nobody knows), what its
+    snapshots are called, and what is wrong with one, which hides no other."""
     fs = checked(tree)
     directory = f"{tree.root}/{layout_share.SHARES}"
     names = os.listdir(directory) if os.path.isdir(directory) else []
@@ -210,7 +222,8 @@ def listed(tree: Tree) -> dict[str, list[dict[str, object]]]:
         row = _row(fs, tree, image)
         if row:
             rows.append(row)
-    return {"shares": rows}
+    cloud = marker.said(tree.root).cloud
+    return {"shares": rows, **({"cloud": cloud} if cloud else {})}
 
 
 def _row(fs: FileSystem, tree: Tree, image: int) -> Optional[dict[str, object]]:

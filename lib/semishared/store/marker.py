@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The marker of a mounted store: how a directory is known to be the store, and not the place where it is to be mounted.
 
-    <datastore>/.semishared/store      {"version": 1, "id": "32 hex digits"}
+    <datastore>/.semishared/store      {"version": 1, "id": "32 hex digits", "cloud": "32 hex digits"}
 
-The same id is SEMISHARED_STORE in the datastore's template, and travels with every image of it (plan/stores.Access). It is
-opened and read each time: on network file systems a name may be remembered, or remembered as absent, by who only looks.
+`cloud`: of a root of shares which OpenNebula it is of, as ids of images say nothing without that; not of other stores. The same id is
+SEMISHARED_STORE in the datastore's template, and travels with every image of it (plan/stores.Access). It is opened and
+read each time: on network file systems a name may be remembered, or remembered as absent, by who only looks.
 """
 
 from __future__ import annotations
@@ -14,10 +15,20 @@ import os
 
 from ..errors import OtherStore, StoreAbsent, StoreUnavailable
 from ..model import layout_store
+from ..named import NamedTuple
 from ..tools import beneath, files
 
 BELOW = layout_store.side(layout_store.MARKER)
 VERSION = 1
+
+
+class Said(NamedTuple):
+    """What a marker says."""
+
+    store: str = ""
+    """Its id; '' if there is no marker."""
+    cloud: str = ""
+    """'' if it does not say that."""
 
 
 def path_in(store_dir: str) -> str:
@@ -26,13 +37,18 @@ def path_in(store_dir: str) -> str:
 
 
 def read(store_dir: str) -> str:
-    """Return the id that the marker says, '' if there is none; raise StoreUnavailable if it cannot be read or understood."""
+    """Return the id that the marker says, '' if there is none; raise as `said`."""
+    return said(store_dir).store
+
+
+def said(store_dir: str) -> Said:
+    """Return what the marker says; raise StoreUnavailable if it cannot be read or understood."""
     path = path_in(store_dir)
     node = os.uname().nodename
     try:
         fd = beneath.open_file(store_dir, BELOW)
     except (FileNotFoundError, NotADirectoryError):
-        return ""
+        return Said()
     except OSError as e:
         raise StoreUnavailable(f"{path} on {node}: {e.strerror}") from None
     try:
@@ -43,10 +59,10 @@ def read(store_dir: str) -> str:
         os.close(fd)
     try:
         data = json.loads(text)
-        found = data["id"]
-        if data["version"] == VERSION and isinstance(found, str) and found:
+        found = Said(data["id"], data.get("cloud", ""))
+        if data["version"] == VERSION and all(isinstance(word, str) for word in found) and found.store:
             return found
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         pass
     raise StoreUnavailable(f"{path} on {node} is no marker of a store")
 
@@ -63,11 +79,11 @@ def check(store_dir: str, wanted: str) -> None:
         raise OtherStore(f"{store_dir} on {node} is another datastore's store: its marker says {found}, the datastore has {wanted}")
 
 
-def write(store_dir: str, store: str) -> None:
-    """Mark `store_dir` as the store with the id `store`; what is made belongs to whoever has the directory."""
+def write(store_dir: str, store: str, cloud: str = "") -> None:
+    """Mark `store_dir` as the store with the id `store`, of `cloud`; what is made belongs to whoever has the directory."""
     made = not os.path.isdir(f"{store_dir}/{layout_store.side()}")
     with beneath.directory(store_dir, layout_store.side(), make=True) as side:
-        files.write_json(f"{side}/{layout_store.MARKER}", {"version": VERSION, "id": store})
+        files.write_json(f"{side}/{layout_store.MARKER}", {"version": VERSION, "id": store, **({"cloud": cloud} if cloud else {})})
         if os.geteuid() == 0:
             owner = os.stat(store_dir)
             if made:
