@@ -45,7 +45,7 @@ DEVICES = (
     "<channel type='unix'><source mode='bind'/><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
     "<serial type='file'><source path='/var/tmp/guest.log'/><target port='0'/></serial>"
 )
-COMMAND_LINE = "console=ttyS0 quiet loglevel=0 panic=1 mitigations=off nokaslr random.trust_cpu=on tsc=reliable cryptomgr.notests audit=0"
+COMMAND_LINE = f"console=ttyS0 quiet loglevel=0 panic=1 audit=0 {initramfs.QUICK}"
 
 
 def build() -> "tuple[Path, Path]":

@@ -19,15 +19,11 @@ from lab.initramfs import BUSYBOX
 
 HERE = Path(__file__).resolve().parent
 MIB = 32
-# What they need comes by itself. The cloud kernel has no AHCI: see context.c.
-MODULES = ["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "ata_piix", "sr_mod", "evdev", "button", "efivarfs", "virtiofs"]
-# All that is left out is a fifth of what a boot takes of an emulated processor: security modules, certificates, patches of the kernel.
-# no_timer_check: an emulated timer that a busy machine lets wait is not a broken one, for which Linux would panic.
-COMMAND_LINE = (
-    "console=ttyS0 quiet loglevel=0 panic=1 mitigations=off nokaslr no_timer_check random.trust_cpu=on tsc=reliable"
-    " cryptomgr.notests audit=0 init_on_alloc=0 noreplace-smp lsm= apparmor=0"
-    " initcall_blacklist=load_system_certificate_list,load_revocation_certificate_list"
-)
+# What they need comes by itself. The cloud kernel has no AHCI: see context.c. No disk of a test is one of SCSI: a driver for
+# that controller, which each guest has, would look for 256 of them.
+MODULES = {"": ["virtio_pci", "virtio_blk", "ata_piix", "sr_mod", "evdev", "button"], "efi": ["efivarfs"], "share": ["virtiofs"]}
+"""By the folder below /modules: that for every guest, and those for some (boot.c)."""
+COMMAND_LINE = f"console=ttyS0 quiet loglevel=0 panic=1 lsm= apparmor=0 audit=0 norandmaps {initramfs.QUICK}"
 BOOT = f"""\
 DEFAULT lab
 PROMPT 0
@@ -37,25 +33,26 @@ LABEL lab
   INITRD initrd
   APPEND {COMMAND_LINE}
 """
-# Larger clusters for the loader, no tests of the kernel by itself: less for an emulated processor to do.
+# Larger clusters for the loader: less for an emulated processor to do.
 CLUSTER = 8
 """Sectors."""
 
 
-def _initramfs(tree: Path, modules: list[Path]) -> bytes:
+def _initramfs(tree: Path, modules: dict[str, list[Path]]) -> bytes:
     (tree / "bin").mkdir(parents=True)
-    (tree / "modules").mkdir()
     shutil.copy(BUSYBOX, tree / "bin/busybox")
     shutil.copy(caches.build([HERE / "agent.c", HERE / "context.c"], ["-static", f"-I{HERE}"]), tree / "bin/agent")
-    shutil.copy(HERE / "init.sh", tree / "init")
-    os.chmod(tree / "init", 0o755)
-    initramfs.put(modules, tree / "modules")
+    shutil.copy(caches.build([HERE / "boot.c"], ["-static"]), tree / "init")
+    for name, files in modules.items():
+        (tree / "modules" / name).mkdir(parents=True)
+        initramfs.put(files, tree / "modules" / name)
     return initramfs.pack(tree)
 
 
 def _key(kernel: Path, modules: list[Path]) -> str:
     digest = hashlib.sha256(f"{MIB} {CLUSTER} {BOOT} {MODULES} {kernel.stat().st_mtime_ns}".encode())
-    for path in [Path(__file__), HERE / "agent.c", HERE / "context.c", HERE / "init.sh", Path(initramfs.__file__), BUSYBOX, *modules]:
+    sources = [HERE / name for name in ("agent.c", "context.c", "context.h", "boot.c")]
+    for path in [Path(__file__), *sources, Path(initramfs.__file__), BUSYBOX, *modules]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -63,8 +60,11 @@ def _key(kernel: Path, modules: list[Path]) -> str:
 def _kept() -> tuple[Path, Path, str]:
     """Return the kernel, where its initramfs is kept, and under which key."""
     kernel = caches.newest_kernel()
-    modules = initramfs.modules(kernel.name[len("vmlinuz-") :], MODULES)
-    key = _key(kernel, modules)
+    modules: dict[str, list[Path]] = {}
+    for name, wanted in MODULES.items():
+        found = initramfs.modules(kernel.name[len("vmlinuz-") :], wanted)
+        modules[name] = [path for path in found if name == "" or path not in modules[""]]
+    key = _key(kernel, [path for files in modules.values() for path in files])
     kept = caches.CACHE / f"guest-{key}.initrd"
     if not kept.exists():
         with tempfile.TemporaryDirectory() as name:
