@@ -65,6 +65,17 @@ def test_the_drivers_are_found_beside_the_script_also_by_its_name_alone(tmp_path
     assert told.splitlines()[-1] == "enable --now semishared-ram-watch.service"
 
 
+def test_memory_that_was_stopped_by_hand_is_none_that_systemd_need_not_start(tmp_path: Path) -> None:
+    told = machine(tmp_path, INSTALL, "sh", SCRIPT, "enable", "400M").splitlines()
+    enabled = told.index("enable --now semishared-ram.service")
+    assert told[enabled - 1] == "stop semishared-ram.service", told
+
+
+def test_what_is_disabled_is_nothing_that_systemd_takes_for_started(tmp_path: Path) -> None:
+    told = machine(tmp_path, INSTALL, "sh", "-c", f"sh {SCRIPT} enable 400M && sh {SCRIPT} disable").splitlines()
+    assert "disable --now semishared-ram.service" in told, told
+
+
 def test_without_the_drivers_memory_is_promised_once(tmp_path: Path) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()

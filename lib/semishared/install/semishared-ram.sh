@@ -143,6 +143,8 @@ enable() {
             [ ! -f "$HERE/$unit.service" ] || cp "$HERE/$unit.service" "$UNITS"
         done
         systemctl daemon-reload
+        # Stopped by hand it still is what systemd takes for started.
+        mountpoint -q "$MOUNT" || systemctl stop $NAME.service
         systemctl enable --now $NAME.service
         systemctl disable --now $NAME-watch.service || true
         [ "$TIMES" = 1 ] || systemctl enable --now $NAME-watch.service
@@ -165,7 +167,7 @@ disable() {
     stop
     if [ -f "$UNIT" ]; then
         systemctl disable --now $NAME-watch.service || true
-        systemctl disable $NAME.service || true
+        systemctl disable --now $NAME.service || true
         rm -f "$UNIT" "$UNITS/$NAME-watch.service"
         systemctl daemon-reload || true
     fi

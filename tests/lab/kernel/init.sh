@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=dash disable=SC2154
 # First process of a kernel host: the machine's own root file system (virtiofs, read-only) below a tmpfs, then the agent.
-# What it needs to know is on the kernel's command line: kh_checkout, kh_address, kh_uid, kh_gid, kh_name.
+# What it needs to know is on the kernel's command line: kh_checkout, kh_address, kh_uid, kh_gid, kh_name,
+# and kh_systemd, if systemd is to be started as on a host: then the agent is a unit.
 /bin/busybox mkdir -p /proc /sys /dev /machine /upper /root
 /bin/busybox --install -s /bin
 export PATH=/bin
@@ -44,5 +45,16 @@ echo "$kh_name" >/root/etc/hostname
 ip link set lo up
 if [ -n "$kh_address" ] && ip link set eth0 up; then
     ip addr add "$kh_address/24" brd + dev eth0
+fi
+if [ -n "$kh_systemd" ]; then
+    # What this machine has enabled is not: a test enables what it needs.
+    units=/root/etc/systemd/system
+    rm -rf "$units"/*.wants /root/etc/fstab
+    mkdir -p "$units/sysinit.target.wants"
+    # There from the first moment to the last: no dependencies, nor an end by systemd.
+    printf '%s\n' '[Unit]' DefaultDependencies=no IgnoreOnIsolate=yes '[Service]' Restart=always KillMode=process \
+        "ExecStart=/usr/bin/python3 -I $kh_checkout/tests/lab/kernel/agent.py" >"$units/kernel-host.service"
+    ln -s ../kernel-host.service "$units/sysinit.target.wants"
+    exec switch_root /root /lib/systemd/systemd
 fi
 exec switch_root /root /bin/sh -c 'while :; do /usr/bin/python3 -I "$0"/tests/lab/kernel/agent.py || sleep 1; done' "$kh_checkout"
