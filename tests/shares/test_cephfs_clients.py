@@ -265,6 +265,25 @@ def test_an_operator_has_a_key_until_it_is_taken_back(tenants: Tenants) -> None:
     said = cloud.cli("credentials", str(tenants.mine), "--vm", str(tenants.one))
     assert tenants.shares(tenants.one)[0].of("KEY") in said
     assert "[SS" in cloud.cli("credentials", image, "--vm", str(tenants.one), code=2)
+    # Who has got one by then, and which, is seen where it is shown: nothing is given or taken by that.
+    known, show = tenants.users(), s.ShowKey(cloud.tree, tenants.secret, cloud.source(tenants.secret), 7)
+    assert cloud.step(show, 999)[0] and tenants.users() == known
+
+
+def test_a_key_whose_subvolume_is_not_there_is_not_said_to_be_gone(tenants: Tenants) -> None:
+    cloud, image = tenants.cloud, tenants.cloud.image("early", "new:16M")
+    user = json.loads(cloud.cli("credentials", str(image), "--json"))["credentials"]["user"]
+    words = ["ceph", "fs", "subvolume", "rm", fs.NAME, f"share-{image}", "one", "--force"]
+    cloud.lab.ceph.node.run(words, user="root", cwd="/")
+    said = cloud.cli("credentials", str(image), "--revoke", code=2)
+    assert f"ceph auth rm client.{user}" in said and f"client.{user}" in tenants.users()
+    path = re.findall(r"then remove (\S+) on", said)[0]
+    with pytest.raises(ActionFailed, match="ceph auth rm"):
+        tenants.oned.image_delete(image)
+    cloud.lab.ceph.node.run(["ceph", "auth", "rm", f"client.{user}"], user="root", cwd="/")
+    tenants.host.path(path).unlink()
+    tenants.oned.image_delete(image)
+    assert f"client.{user}" not in tenants.users() and image not in cloud.listed()
 
 
 def test_where_the_manager_may_not_make_keys_nothing_boots_and_a_line_says_why(tenants: Tenants) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from semishared.base import devices, overcommitted
-from semishared.disk import moved_layers, moved_live, records
+from semishared.disk import in_memory, moved_layers, moved_live, records
 from semishared.errors import BadPool, CannotMove, LostWithMemory, MemoryPromised, NoDeviceOfClass, SemisharedError
 from semishared.guest import active_layer, domain, waiting
 from semishared.host import host_probe, watching
@@ -106,6 +106,22 @@ def test_each_layer_counts_and_so_does_what_a_disk_grows_by(world: World, pool: 
     world.on(s.GrowDisk(disk, SIZE + 4 * MiB))
     assert promised(pool) == 2 * (SIZE + 4 * MiB)
     qemu_io(f"{disk.path}.snap/2", "qcow2", "read -P 0xa1 1M 64k")
+
+
+def test_memory_that_is_drained_has_room_for_the_layer_of_a_disk_that_leaves_it(world: World, pool: Pool) -> None:
+    for number in range(2):
+        clone(world, world.disk(5, number))
+    folders = [f"{world.disk(5, number).path}.snap" for number in range(2)]
+    world.on(d.CloseDevice(str(world.root), str(pool.rows()[memory(pool)]["uuid"])))
+    with in_memory.another_layer(folders[0]):
+        assert promised(pool) == 3 * SIZE
+        with pytest.raises(MemoryPromised):
+            in_memory.more(folders[1])
+    assert promised(pool) == 2 * SIZE
+    # All that a VM needs, or nothing.
+    with pytest.raises(MemoryPromised):
+        in_memory.more_each(folders)
+    assert promised(pool) == 2 * SIZE
 
 
 def test_a_disk_that_is_larger_than_oned_says_is_counted_as_it_is(world: World, pool: Pool) -> None:
@@ -273,7 +289,7 @@ def test_memory_that_was_promised_more_than_once_is_watched_while_it_is_drained(
         moved_live._check(step, root, link, link._replace(uuid=step.target))
     Path(memory(pool), "full").write_bytes(bytes(210 * MiB))
     (device,) = overcommitted.present(root)
-    (move, *_) = overcommitted.leaving(root, uuid, map(overcommitted.item, moved_layers.held(d.ListHeld(root))), {})
+    (move, *_) = overcommitted.leaving(root, uuid, moved_layers.held(d.ListHeld(root)), {})
     assert overcommitted.is_due(device) and move.target in {str(pool.rows()[word]["uuid"]) for word in words}
     world.on(s.RemoveDisk(world.disk(5, FIT), ""))
     assert overcommitted.present(root) == [] and [device.uuid for device in overcommitted.memory(root)] == [uuid]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any, Callable, Optional
 
-from ..errors import MissingImage
 from ..model import steps_share as s
 from ..model.shares import Tree
 from ..opennebula.xml import Image
@@ -22,12 +21,9 @@ def credentials(tree: Tree, image: Image, vm: Optional[int], *, readonly: bool, 
         whose = "the operator's key" if vm is None else f"the key of VM {vm}"
         said = f"mounts nothing any more, and who has the share itself mounted by it is shut out; {SHUT_OUT}" if taken else "is not there"
         return {"image": image.id, "taken": taken, "said": f"{whose} for image {image.id} {said}"}
-    if vm is not None:
-        known = [key for key in ask(s.ListKeys(tree))["keys"] if (key["image"], key["vm"]) == (image.id, vm)]
-        if not known:
-            raise MissingImage(f"VM {vm} has no key for image {image.id}: it gets one when it boots (SEMISHARED_SHARE_ACCESS = client)")
-        readonly = known[0]["readonly"]
-    found = {name.lower(): value for name, value in told(ask(s.GiveKey(tree, image.id, image.source, holder, readonly)))}
+    where = tree, image.id, image.source
+    answer = ask(s.GiveKey(*where, holder, readonly) if vm is None else s.ShowKey(*where, vm))
+    found = {name.lower(): value for name, value in told(answer)}
     return {"image": image.id, "credentials": found, "said": _lines(image.id, vm, found)}
 
 

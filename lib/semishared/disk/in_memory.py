@@ -7,8 +7,8 @@ Of disks that lie anywhere else nothing is asked.
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
-from typing import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Iterator, Sequence
 
 from ..base import cache, devices, promises
 from ..errors import MemoryPromised
@@ -37,13 +37,24 @@ def more(folder: str, *, size: int = 0, layers: int = 1) -> None:
         was, had = promises.read(device, link.name)
         size, layers = max(size, was), _count(folder) + layers
         hot.make_way(root, size * layers - was * had)
-        left = sum(found.unpromised for found in devices.present(root) if found.uuid == link.uuid) + was * had
+        # One that takes nothing more has room for what is there: it is left by live migrations, too.
+        there = [found._replace(weight=found.weight or 1) for found in devices.present(root) if found.uuid == link.uuid]
+        left = sum(found.unpromised for found in there) + was * had
         if size * layers > max(left, was * had):
             raise MemoryPromised(
                 f"{layout.disk_of(os.path.basename(folder))}: {layers} layers of up to {human(size)} each are more than the "
                 f"{human(max(left, 0))} that {devices.mount(root, link.uuid)} on {os.uname().nodename} has for them"
             )
         promises.write(device, link.name, size, layers)
+
+
+def more_each(folders: Sequence[str]) -> None:
+    """Promise memory to one more layer of each of some disks; raise as `more`, with nothing changed."""
+    with ExitStack() as promised:
+        for folder in folders:
+            more(folder)
+            promised.callback(settle, folder)
+        promised.pop_all()
 
 
 def check_made(disk: DiskRef) -> None:

@@ -143,8 +143,7 @@ class OnMoves(Steps):
 
         job_lock.take(step.vm, step.vm_dir)
         recovery.recover(step.vm_dir, step.domain)
-        for disk in step.disks:
-            in_memory.more(layout.layers(layout.disk(step.vm_dir, disk)))
+        in_memory.more_each([layout.layers(layout.disk(step.vm_dir, disk)) for disk in step.disks])
         with vm_dir.publishing(step.vm, step.vm_dir, self.planned), recovery.ended_on_failure(step.vm_dir, step.domain):
             deltas.add(step.vm_dir, step.domain, [records.record_of(DiskRef(step.vm, disk, step.vm_dir)) for disk in step.disks])
 

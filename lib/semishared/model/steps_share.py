@@ -116,6 +116,15 @@ class GiveKey(NamedTuple):
     """SEQ of the VM's last history record: refused if it was given at a later one. -1: nobody asks for a boot of it."""
 
 
+class ShowKey(NamedTuple):
+    """Report the key that a VM has for the share of an image, which is at `source`, as GiveKey does; none is given to one that has none."""
+
+    tree: Tree
+    number: int
+    source: str
+    vm: int
+
+
 class TakeKeys(NamedTuple):
     """Take back the keys that VM `vm` has (-1: who is no VM), for the share of an image, or for all with number -1.
 

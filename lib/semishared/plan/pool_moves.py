@@ -55,12 +55,12 @@ class Move(NamedTuple):
 
 
 def drain(devices: Sequence[Device], items: Sequence[Item], uuid: str) -> List[Move]:
-    """Return where all items of a device go; no other device is filled to more than it holds."""
+    """Return where all items of a device go; on no other device less is left than its reserve, which its guests fill."""
     left = {device.uuid: device for device in devices if device.uuid != uuid}
     moves = []
     for item in sorted((item for item in items if item.device == uuid), key=_largest_first):
         target = pool.choose(list(left.values()), item.key, item.size, classes=item.tried)
-        if target and left[target].free < item.size:
+        if target and left[target].room < item.size:
             target = ""
         if target:
             left[target] = left[target]._replace(free=left[target].free - item.size)

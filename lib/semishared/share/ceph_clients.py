@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
 from typing import Any
 
 from ..errors import CephRefused, CephUnavailable, LateAction, MissingImage, NotSupported
@@ -95,7 +94,7 @@ class Clients(CephFs):
         A VM has one for a share, which is off when it is given one: as its disk is by now. Raise LateAction if it was given one at a later
         SEQ.
         """
-        user, path = key.user(self._tree), f"{self.root}/{key.note}"
+        path = f"{self.root}/{key.note}"
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         files.remove_stale(os.path.dirname(path))
         other = key._replace(readonly=not key.readonly)
@@ -106,6 +105,11 @@ class Clients(CephFs):
         files.write_json(path, {"version": VERSION, "seq": max(key.seq, last.seq)})
         if key.vm >= 0 and files.exists(f"{self.root}/{other.note}"):
             self.take(other)
+        return self.told(key)
+
+    def told(self, key: Key) -> dict[str, str]:
+        """Return the key of who stands in the root, and the rest, as `give`."""
+        user = key.user(self._tree)
         # The manager gives no key to who names no tenant, and lets no other one ask for the same user.
         level = "r" if key.readonly else "rw"
         secret = self._ask("authorize", key.image, auth_id=user, access_level=level, tenant_id=self._tree.marker).strip()
@@ -128,14 +132,26 @@ class Clients(CephFs):
         return found
 
     def take(self, key: Key) -> None:
-        """Remove the user of a key, and shut out who has the share mounted as that; the user need not be there any more."""
+        """Remove the user of a key, and shut out who has the share mounted as that; the user need not be there any more.
+
+        Raise MissingImage where there is no such subvolume (any more): the manager then looks for no user, who may be there all the same.
+        """
         user = key.user(self._tree)
         for verb in ("deauthorize", "evict"):
-            with suppress(MissingImage):
+            try:
                 self._ask(verb, key.image, auth_id=user)
+            except MissingImage:
+                self._require(key, user)
             point(f"key taken: {verb}")
         files.unlink(f"{self.root}/{key.note}")
         point("note of the key removed")
+
+    def _require(self, key: Key, user: str) -> None:
+        try:
+            self._info(key.image)
+        except MissingImage as e:
+            note, then = f"{self.root}/{key.note} on {os.uname().nodename}", f"`ceph auth rm client.{user}`"
+            raise MissingImage(f"{e.detail}: so client.{user} may have its key still. {then}, then remove {note}") from None
 
     def take_until(self, key: Key, seq: int) -> bool:
         """Take a key, unless it was given at a later SEQ than `seq` (-1: whatever it was), or is gone; tell whether it was taken."""

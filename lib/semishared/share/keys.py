@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-from ..errors import SemisharedError, ShareRefused
+from contextlib import contextmanager
+from typing import Iterator
+
+from ..errors import MissingImage, SemisharedError, ShareRefused
 from ..model.shares import Tree
 from . import ceph_clients, life
-from .ceph_clients import Key
+from .ceph_clients import Clients, Key
 
 LIMIT_S = 60.0
 """Limit of waiting for a share: whoever holds it waits for a manager that may not answer, and all VMs that have the share would for him."""
@@ -17,13 +20,28 @@ def give(tree: Tree, number: int, source: str, vm: int, readonly: bool, seq: int
 
     Raise ShareRefused if `source` is not where it is: an oned whose database was restored gives ids anew.
     """
+    with _held(tree, number, source) as clients:
+        return clients.give(Key(number, vm, readonly, seq))
+
+
+def shown(tree: Tree, number: int, source: str, vm: int) -> dict[str, str]:
+    """Return the key that a VM has, as `give`; raise MissingImage if it has none."""
+    with _held(tree, number, source) as clients:
+        known = [key for key in ceph_clients.listed(tree.root) if (key.image, key.vm) == (number, vm)]
+        if not known:
+            raise MissingImage(f"VM {vm} has no key for image {number}: it gets one when it boots (SEMISHARED_SHARE_ACCESS = client)")
+        return clients.told(max(known, key=lambda key: key.seq))
+
+
+@contextmanager
+def _held(tree: Tree, number: int, source: str) -> Iterator[Clients]:
     clients = ceph_clients.of(tree)
     life.checked(tree)
     with life.alone(tree, number, LIMIT_S):
         known = life.ready(tree, number)
         if known.source != source:
             raise ShareRefused(f"image {number} is {source}, but its record in {tree.root} says {known.source}")
-        return clients.give(Key(number, vm, readonly, seq))
+        yield clients
 
 
 def take(tree: Tree, number: int, vm: int, seq: int = -1) -> dict[str, int]:

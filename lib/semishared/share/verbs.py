@@ -11,6 +11,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "FindDirectory": life.found,
     "GiveKey": keys.give,
     "ListKeys": keys.listed,
+    "ShowKey": keys.shown,
     "ListShares": life.listed,
     "ListSnapshots": snapshots.listed,
     "LookAtRoot": inspection.of_root,
