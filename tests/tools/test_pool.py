@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from semishared.config import Config
-from semishared.errors import BadPool, DeviceMissing, NoDevice, SemisharedError, UnexpectedLink
+from semishared.disk import on_devices, vm_dir
+from semishared.disk.epochs import Planned
+from semishared.errors import BadPool, DeviceMissing, NoDevice, NoSpace, SemisharedError, UnexpectedLink
 from semishared.host import host_probe
 from semishared.model import steps as s
 from semishared.model import steps_device as d
@@ -603,3 +605,32 @@ def test_closing_a_device_killed_at_every_point_and_done_again(world: World, poo
         assert pool.rows()[closed]["weight"] == 1
         passed = passed[-1:]
     assert number > 2 and passed == ["device closed"], "the last of its effects"
+
+
+def test_who_arrives_is_placed_by_what_comes_with_each_disk(world: World, pool: Pool) -> None:
+    pool.set()
+    small, middle, large = map(str, pool.paths)
+    for vm in range(40):
+        directory = world.disk(vm).vm_dir
+        os.makedirs(directory)
+        on_devices.prepare(directory, vm, (1,), sizes={1: 70 * MiB})
+        assert device_of(f"{directory}/disk.1.snap") != small
+    directory = world.disk(50).vm_dir
+    os.makedirs(directory)
+    on_devices.prepare(directory, 50, (1, 2, 3), sizes=dict.fromkeys((1, 2, 3), 100 * MiB))
+    assert sorted(device_of(f"{directory}/disk.{number}.snap") for number in (1, 2, 3)) == [middle, large, large]
+    sizes = {"1": 100 * MiB, "2": 100 * MiB, "3": 100 * MiB}
+    world.on(s.MakeRoom(60, world.disk(60).vm_dir, 300 * MiB, (), sizes))
+    for too_much in ({"1": 260 * MiB}, {**sizes, "4": 100 * MiB}):
+        with pytest.raises(NoSpace, match=r"disk 60-\d in the pool .*: on \S+ \S+ MiB are missing"):
+            world.on(s.MakeRoom(60, world.disk(60).vm_dir, sum(too_much.values()), (), too_much))
+
+
+def test_a_place_that_has_no_room_after_all_is_given_up(world: World, pool: Pool) -> None:
+    pool.set()
+    disk = world.disk()
+    world.on(s.PrepareVm(disk.vm, disk.vm_dir))
+    with pytest.raises(NoSpace), vm_dir.published(disk.vm, disk.vm_dir, "disk.1", Planned(), layered=(MiB,)) as staged:
+        assert device_of(os.path.dirname(staged)) in map(str, pool.paths)
+        Path(staged).write_bytes(bytes(300 * MiB))
+    assert not pool.layers() and not os.path.lexists(f"{disk.path}.snap") and not pool.leftovers()

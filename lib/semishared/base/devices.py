@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Iterable, Iterator
+from typing import TYPE_CHECKING, Iterable, Iterator, Mapping
 
 from ..errors import NoDevice, NoDeviceOfClass
 from ..model import layout, layout_base, layout_devices
@@ -26,6 +26,9 @@ from . import promises
 if TYPE_CHECKING:
     from ..plan import pool
 
+Coming = Mapping[str, int]
+"""Bytes by the UUIDs of devices."""
+NO_BYTES: Coming = {}
 SWITCH_S = 60
 """Seconds that somebody may need for what is no more than links of one base."""
 
@@ -132,11 +135,11 @@ def staying(root: str) -> Iterator[None]:
 # -- placing ----------------------------------------------------------------------------------------
 
 
-def _wanted(root: str, key: str, expected: int, near: str, want: Want = NOTHING) -> Iterator[pool.Device]:
+def _wanted(root: str, key: str, expected: int, near: str, want: Want = NOTHING, coming: Coming = NO_BYTES) -> Iterator[pool.Device]:
     """Yield the devices that are to take `key`, the next if one cannot."""
     from ..plan import pool
 
-    left = present(root)
+    left = [device._replace(free=device.free - coming.get(device.uuid, 0)) for device in present(root)]
     while left:
         uuid = pool.choose(left, key, expected, near, classes=want.tried, most=want.most)
         if not uuid:
@@ -145,10 +148,12 @@ def _wanted(root: str, key: str, expected: int, near: str, want: Want = NOTHING)
         left = [device for device in left if device.uuid != uuid]
 
 
-def make(root: str, path: str, part: str, name: str, key: str, expected: int, near: str = "", want: Want = NOTHING) -> bool:
+def make(
+    root: str, path: str, part: str, name: str, key: str, expected: int, near: str = "", want: Want = NOTHING, coming: Coming = NO_BYTES
+) -> bool:
     """Let the link `path` lead to a new directory `name` on the device that is to take it; return False on a host without a pool.
 
-    The caller holds the lock of who makes `path`.
+    The caller holds the lock of who makes `path`. `coming`: the bytes that are about to come to devices, by their UUIDs.
 
     Raise NoDevice if no device can take it: what is made elsewhere would fill what is not meant for it. NoDeviceOfClass if none can of
     those that are wanted.
@@ -157,13 +162,13 @@ def make(root: str, path: str, part: str, name: str, key: str, expected: int, ne
         return False
     if MEMORY in want.classes:
         with promises.held(root):
-            return _make(root, path, Link("", part, name), key, expected, near, want)
-    return _make(root, path, Link("", part, name), key, expected, near, want)
+            return _make(root, path, Link("", part, name), _wanted(root, key, expected, near, want, coming), want)
+    return _make(root, path, Link("", part, name), _wanted(root, key, expected, near, want, coming), want)
 
 
-def _make(root: str, path: str, link: Link, key: str, expected: int, near: str, want: Want) -> bool:
+def _make(root: str, path: str, link: Link, wanted: Iterator[pool.Device], want: Want) -> bool:
     files.remove_staged(*os.path.split(path))
-    for device in _wanted(root, key, expected, near, want):
+    for device in wanted:
         link = link._replace(uuid=device.uuid)
         directory = layout_devices.directory(root, link)
         try:
@@ -255,9 +260,9 @@ def space(root: str) -> tuple[int, int]:
     return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
 
 
-def likely(root: str, key: str, expected: int) -> str:
+def likely(root: str, key: str, expected: int, coming: Coming = NO_BYTES) -> str:
     """Return where something would be made, '' on a host without a pool."""
-    device = next(_wanted(root, key, expected, ""), None) if usual(root) else None
+    device = next(_wanted(root, key, expected, "", coming=coming), None) if usual(root) else None
     return layout_devices.device(root, device.uuid) if device else ""
 
 

@@ -8,7 +8,7 @@ the limits of the site. A base that is leased stays, whoever has decided what.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Mapping
 
 from ..errors import NoSpace
 from ..model import layout, layout_base
@@ -200,14 +200,27 @@ def require(vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, ...] = (
         raise NoSpace(f"no space for {human(needed)} in {where or vm_dir} on {os.uname().nodename}: {human(left)} are missing")
 
 
-def require_for_vm(vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, ...]) -> None:
-    """As require, of a VM's disks, which come to devices where there is a pool: not all to one."""
+def require_for_vm(vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, ...], disks: Mapping[str, int] = devices.NO_BYTES) -> None:
+    """As require, of a VM's disks, which come to devices where there is a pool: not all to one, but none to two.
+
+    `disks`: the bytes of each, by its key (disk/on_devices.py); they are placed as they will be.
+    """
     root = cache.root_of(vm_dir)
-    where = devices.likely(root, os.path.basename(vm_dir), needed)
-    if not where:
+    if not devices.likely(root, os.path.basename(vm_dir), needed):
         require(vm_dir, needed, ask, last)
         return
-    for_disk(vm_dir, needed, ask, last, where)
+    coming: dict[str, int] = {}
+    for key, size in sorted(disks.items(), key=lambda disk: (-disk[1], disk[0])) or [(os.path.basename(vm_dir), needed)]:
+        where = devices.likely(root, key, size, coming)
+        uuid = os.path.basename(where)
+        coming[uuid] = coming.get(uuid, 0) + size
+        for_disk(vm_dir, coming[uuid], ask, last, where)
+        stat = os.statvfs(where)
+        left = coming[uuid] - stat.f_bavail * stat.f_frsize
+        if disks and left > 0:
+            path = devices.mount(root, uuid)
+            what = f"no space for {human(size)} of disk {key} in the pool of {os.uname().nodename}"
+            raise NoSpace(f"{what}: on {path} {human(left)} are missing")
     left = needed - devices.space(root)[1]
     if left > 0:
         raise NoSpace(f"no space for {human(needed)} in the pool of {os.uname().nodename}: {human(left)} are missing")

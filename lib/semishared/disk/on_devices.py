@@ -8,7 +8,7 @@ by its content; who receives it gives it places of its own.
 from __future__ import annotations
 
 import os
-from typing import Iterable, Iterator, Mapping
+from typing import Any, Iterable, Iterator, Mapping
 
 from ..base import cache, device_state, devices, hung
 from ..errors import CannotMove, DeviceMissing, LostWithMemory, SemisharedError, UnexpectedFile, UnexpectedLink
@@ -20,6 +20,7 @@ from ..tools.run import work
 from . import records
 
 NO_WANTS: Mapping[int, Want] = {}
+NO_BYTES: Mapping[Any, int] = {}
 
 
 def links(directory: str) -> dict[str, Link]:
@@ -127,7 +128,9 @@ def is_lost(root: str, link: Link) -> bool:
     return devices.label(device).get("class") == MEMORY and not os.path.isdir(layout_devices.directory(root, link))
 
 
-def place(vm_dir: str, vm: int, disk: int, expected: int, near: str = "", want: Want = NOTHING) -> str:
+def place(
+    vm_dir: str, vm: int, disk: int, expected: int, near: str = "", want: Want = NOTHING, coming: Mapping[str, int] = NO_BYTES
+) -> str:
     """Return where the layers of a disk that is to be made lie on a device, '' if in the VM's directory; the caller holds the VM.
 
     What has a place keeps it, unless its device is gone.
@@ -142,11 +145,17 @@ def place(vm_dir: str, vm: int, disk: int, expected: int, near: str = "", want: 
         with promises.held(cache.root_of(vm_dir)):
             hot.make_way(cache.root_of(vm_dir), want.most)
     name = layout_devices.layers_name(vm, disk, os.urandom(6).hex())
-    if devices.make(cache.root_of(vm_dir), folder, LAYERS, name, f"{vm}-{disk}", expected, near, want):
+    if devices.make(cache.root_of(vm_dir), folder, LAYERS, name, f"{vm}-{disk}", expected, near, want, coming):
         return folder
     if link:
         files.unlink(folder)
     return ""
+
+
+def give_up(folder: str) -> None:
+    """Remove a place on a device that turned out to have no room, if nothing is in it: who tries again gets another."""
+    if not os.listdir(folder):
+        devices.remove(folder)
 
 
 def device(directory: str, disk: int) -> str:
@@ -201,10 +210,18 @@ def members(directory: str) -> list[str]:
     return names + [f"./{name}/{layer}" for name in own for layer in sorted(os.listdir(f"{directory}/{name}"))]
 
 
-def prepare(directory: str, vm: int, disks: Iterable[int], wants: Mapping[int, Want] = NO_WANTS) -> dict[str, str]:
-    """Give the disks of a directory that is to arrive places on devices; return the links that were made, with what they say."""
-    for disk in disks:
-        place(directory, vm, disk, 0, want=wants.get(disk, NOTHING))
+def prepare(
+    directory: str, vm: int, disks: Iterable[int], wants: Mapping[int, Want] = NO_WANTS, sizes: Mapping[int, int] = NO_BYTES
+) -> dict[str, str]:
+    """Give the disks of a directory that is to arrive places on devices; return the links that were made, with what they say.
+
+    `sizes`: the bytes that come with each; the largest is placed first, and each after what those before it will take.
+    """
+    coming: dict[str, int] = {}
+    for disk in sorted(disks, key=lambda disk: (-sizes.get(disk, 0), disk)):
+        size = sizes.get(disk, 0)
+        uuid = devices.device_of(place(directory, vm, disk, size, want=wants.get(disk, NOTHING), coming=coming))
+        coming[uuid] = coming.get(uuid, 0) + size
     return {name: layout_devices.target_of(link) for name, link in links(directory).items()}
 
 

@@ -91,7 +91,7 @@ def make_room(step: MakeRoom, ask: room.Ask | None) -> None:
     """Make room for a VM directory that is to arrive; raise NoSpace if it does not fit."""
     # What removals have begun to remove is not in its way.
     beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
-    room.require_for_vm(step.vm_dir, step.needed, ask, step.bases)
+    room.require_for_vm(step.vm_dir, step.needed, ask, step.bases, {f"{step.vm}-{disk}": size for disk, size in step.sizes.items()})
 
 
 def receive(
@@ -101,7 +101,8 @@ def receive(
     move = _begun(step.vm, step.vm_dir, planned)
     with beside.receiving(step.vm, step.vm_dir, cache.root_of(step.vm_dir)) as staging:
         wants = {int(disk): Want(tuple(want["classes"]), want["size"], want["layers"]) for disk, want in step.wants.items()}
-        made = on_devices.prepare(staging, step.vm, sorted(set(step.disks) - set(step.foreign)), wants)
+        sizes = {int(disk): size for disk, size in step.sizes.items()}
+        made = on_devices.prepare(staging, step.vm, sorted(set(step.disks) - set(step.foreign)), wants, sizes)
         received = _unpack(staging, chunks)
         on_devices.arrived(staging, made)
         point("incoming unpacked")

@@ -100,7 +100,7 @@ def published(
     device if there is a pool.
     """
     path = f"{vm_dir}/{name}"
-    staged = files.staged_name(path)
+    staged, folder = files.staged_name(path), ""
     disk = layout.disk_named(name)
     try:
         if layered and disk is not None and devices.registered(cache.root_of(vm_dir)):
@@ -127,6 +127,8 @@ def published(
         point(f"{name} published")
     except BaseException as e:
         files.unlink(staged)
+        if folder and isinstance(e, NoSpace):
+            on_devices.give_up(folder)
         if isinstance(e, (OSError, SemisharedError)) and not os.path.isdir(vm_dir):
             raise VmGone(f"VM {vm} was deleted on {os.uname().nodename} while {name} was being made") from e
         raise

@@ -103,6 +103,16 @@ def classes(directory: str) -> dict[str, list[str]]:
         return {}
 
 
+def sizes(directory: str) -> dict[str, int]:
+    """Return the bytes that a copy of each disk's layers would occupy, by its number."""
+    found = {}
+    for name in _listed(directory):
+        disk = layout.disk_named(layout.disk_of(name)) if layout.are_layers(name) else None
+        if disk is not None:
+            found[str(disk)] = on_devices.allocated(f"{directory}/{name}")
+    return found
+
+
 def describe(directory: str) -> dict[str, object]:
     """Return what there is of a VM directory; without a record of ours it is not `whole`: a remainder, or somebody else's."""
     names = inventory(directory)
@@ -142,7 +152,7 @@ def seen(directory: str) -> dict[str, object]:
     if not found["present"]:
         return {**found, "token": "", "seen": "", "bytes": 0, "bases": []}
     answer = {**found, "token": "", "seen": fingerprint(directory), "bytes": allocated(directory), "bases": bases(directory)}
-    more = {"diffs": has_diffs(directory), "classes": classes(directory)}
+    more = {"diffs": has_diffs(directory), "classes": classes(directory), "sizes": sizes(directory)}
     return {**answer, **{name: value for name, value in more.items() if value}}
 
 

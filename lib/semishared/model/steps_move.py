@@ -84,6 +84,8 @@ class MakeRoom(NamedTuple):
     needed: int
     bases: tuple[str, ...]
     """Names."""
+    sizes: dict[str, int] = {}
+    """Of these, the bytes of each disk that may come to any device of a pool, by its number."""
 
 
 class ReceiveVm(NamedTuple):
@@ -103,6 +105,8 @@ class ReceiveVm(NamedTuple):
     """Disks that get new, empty deltas: for libvirt to write what their guest has in its own."""
     wants: dict[str, Any] = {}
     """What disks want of the devices there: by number {"classes", "size": bytes, "layers"}, of those that want something."""
+    sizes: dict[str, int] = {}
+    """The bytes that come with each, by its number."""
 
 
 class RenameVm(NamedTuple):

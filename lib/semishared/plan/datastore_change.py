@@ -18,7 +18,7 @@ from ..model import steps as s
 from ..model.exchange import AskOned, On, Part, Plan, Say, agree, warn
 from ..opennebula.args import Migrate
 from ..opennebula.xml import Vm
-from . import luggage
+from . import arrivals, luggage
 from .disks import running_domain
 
 
@@ -39,7 +39,7 @@ def premigrate(asked: Migrate, vm: Vm) -> Plan:
             # Of what a mirror's target lies over libvirt knows what headers say, and those name no user.
             raise MigrationRefused(f"disk {record.disk} (remote-first) reads from Ceph: its system datastore changes while the VM is off")
     copy = s.RenameVm(vm.id, source, place.path, True, "", tuple(sorted(disk.id for disk in vm.disks)), live=True)
-    yield On(place.host, (s.MakeRoom(vm.id, place.path, int(seen["bytes"]), tuple(seen["bases"])),))
+    yield On(place.host, (arrivals.room(place, seen),))
     try:
         frozen = s.AddDeltas(vm.id, source, domain, own) if own else s.MergeDeltas(vm.id, source, domain)
         yield On(place.host, (frozen,))

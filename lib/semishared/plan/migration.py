@@ -27,6 +27,7 @@ from ..model import steps as s
 from ..model.exchange import End, On, Part, Plan, Relay, Say, agree, warn
 from ..opennebula.args import Migrate, VmPlace
 from ..opennebula.xml import Vm
+from . import arrivals
 from .disks import DRIVER, running_domain
 
 if TYPE_CHECKING:
@@ -58,19 +59,22 @@ def premigrate(asked: Migrate, vm: Vm, token: str) -> Plan:
     luggage = packed(vm, records, place.path, opened)
     if luggage.stores or luggage.places:
         yield from _same_stores(here, place.host, luggage, token)
-    yield On(place.host, (*luggage.network, s.MakeRoom(place.vm, place.path, int(seen["bytes"]), tuple(seen["bases"])), *luggage.bases))
+    yield On(place.host, (*luggage.network, arrivals.room(place, seen), *luggage.bases))
     try:
-        took = yield from _brought(asked, vm, source_dir, luggage, {record.disk: record.classes for record in records if record.classes})
+        wanted = {record.disk: record.classes for record in records if record.classes}
+        took = yield from _brought(asked, vm, source_dir, luggage, wanted, seen.get("sizes", {}))
         yield On(here, (s.AllowMigration(place.vm, source_dir, place.host, luggage.stores, took, luggage.files),))
     except SemisharedError:
         yield from _undone(asked, vm, source_dir)
         raise
 
 
-def _brought(asked: Migrate, vm: Vm, source_dir: str, luggage: Luggage, classes: Mapping[int, Sequence[str]]) -> Part[str]:
+def _brought(
+    asked: Migrate, vm: Vm, source_dir: str, luggage: Luggage, classes: Mapping[int, Sequence[str]], sizes: dict[str, int]
+) -> Part[str]:
     """Have the VM's directory at the target, with what its guest has written until now; return what that took, '' for nothing.
 
-    `classes`: of devices, for the disks that want some.
+    `classes`: of devices, for the disks that want some. `sizes`: the bytes that come with each disk, by its number.
     """
     place, here, domain = asked.target, asked.source_host, running_domain(vm)
     same, unmark = yield from _one_directory(here, place.host, vm.id, source_dir, place.path)
@@ -83,7 +87,7 @@ def _brought(asked: Migrate, vm: Vm, source_dir: str, luggage: Luggage, classes:
         yield On(here, (s.AddDeltas(vm.id, source_dir, domain, luggage.own),))
     ids = tuple(sorted(disk.id for disk in vm.disks))
     foreign = tuple(sorted(disk.id for disk in vm.disks if disk.driver not in ("", DRIVER)))
-    receive = s.ReceiveVm(vm.id, place.path, True, domain, ids, foreign, luggage.own)
+    receive = s.ReceiveVm(vm.id, place.path, True, domain, ids, foreign, luggage.own, sizes=sizes)
     if classes:
         from . import device_class
 

@@ -17,6 +17,7 @@ from ..model.exchange import AskOned, End, On, Part, Plan, Relay, Say, agree, wa
 from ..named import NamedTuple
 from ..opennebula.args import Move, VmPlace
 from ..opennebula.xml import Vm
+from . import arrivals
 from .disks import DRIVER, running_domain
 
 MOVING = (8, 9, 10, 30, 31, 43, 45, 60)
@@ -124,7 +125,8 @@ def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
 
             # On the front-end, where it is at rest, its disks lie as they can.
             target_step = target_step._replace(wants=device_class.travelling(vm, found["classes"]))
-        yield On(there.host, (s.MakeRoom(there.vm, there.path, int(found["bytes"]), tuple(found["bases"])),))
+        target_step = target_step._replace(sizes=found.get("sizes", {}))
+        yield On(there.host, (arrivals.room(there, found),))
         relay = Relay(On(place.host, (source_step._replace(token=token),)), On(there.host, (target_step,)))
         seen = yield from _sent(relay, vm)
     yield from _release(place.host, s.ReleaseVm(place.vm, place.path, guest, seen), vm)

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of a host that a VM's directory is to come to."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from ..model.steps_move import MakeRoom
+from ..opennebula.args import VmPlace
+
+
+def room(place: VmPlace, seen: Mapping[str, Any]) -> MakeRoom:
+    """Return what makes room at `place` for a directory as LookAtVm has seen it; a disk that wants a class of devices asks for itself."""
+    sizes = {disk: size for disk, size in seen.get("sizes", {}).items() if disk not in seen.get("classes", {})}
+    return MakeRoom(place.vm, place.path, int(seen["bytes"]), tuple(seen["bases"]), sizes)
