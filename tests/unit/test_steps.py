@@ -51,6 +51,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "Access": accesses,
     "NetworkDisk": st.just(NetworkDisk("one/one-7", ("mon:6789",), "libvirt", SECRET)),
     "dict[str, Any]": st.dictionaries(words, json_values, max_size=3),
+    "dict[str, int]": st.dictionaries(words, numbers, max_size=3),
     "Tree": st.builds(Tree, st.sampled_from(sorted(FILE_SYSTEMS)), st.just("/srv/shares"), words, st.just("fs/one"), words, words),
     "Share": st.builds(Share, numbers, numbers, numbers, numbers, numbers, numbers, words),
     "Tuple[str, ...]": st.lists(words, max_size=3).map(tuple),
@@ -122,7 +123,8 @@ EXAMPLES: dict[str, Any] = {
     "int": 3, "str": "x", "bool": True, "tuple[str, ...]": ("x",), "tuple[int, ...]": (3,),
     "ImageRef": s.ImageRef(100, 1, "raw", "/x"), "DiskRef": s.DiskRef(2, 1, "/x"),
     "Access": s.Access("rbd"), "NetworkDisk": NetworkDisk("one/one-7", (), "libvirt", SECRET),
-    "dict[str, Any]": {"x": 1}, "Tree": Tree("btrfs", "/srv/shares"), "Share": Share(1, 2, 3, 4), "Tuple[str, ...]": ("x",),
+    "dict[str, Any]": {"x": 1}, "dict[str, int]": {"x": 1},
+    "Tree": Tree("btrfs", "/srv/shares"), "Share": Share(1, 2, 3, 4), "Tuple[str, ...]": ("x",),
 }  # fmt: skip
 
 

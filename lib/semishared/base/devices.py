@@ -251,26 +251,10 @@ def publish(root: str, staging: str, base: str) -> None:
     files.unlink(staging)
 
 
-def space(root: str) -> tuple[int, int]:
-    """Return the bytes of the devices that take bases and disks, and those that are free; of the base store without a pool."""
-    found = [device for device in present(root) if device.share > 0 and device.device_class != MEMORY]
-    if found:
-        return sum(device.capacity for device in found), sum(device.free for device in found)
-    stat = os.statvfs(made_part(root))
-    return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
-
-
 def likely(root: str, key: str, expected: int, coming: Coming = NO_BYTES) -> str:
     """Return where something would be made, '' on a host without a pool."""
     device = next(_wanted(root, key, expected, "", coming=coming), None) if usual(root) else None
     return layout_devices.device(root, device.uuid) if device else ""
-
-
-def made_part(path: str) -> str:
-    """Return the nearest directory of `path` that is there."""
-    while not os.path.isdir(path):
-        path = os.path.dirname(path)
-    return path
 
 
 def is_linked(location: str, link: Link) -> bool:

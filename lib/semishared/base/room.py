@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Mapping
 
 from ..errors import NoSpace
 from ..model import layout, layout_base
+from ..model.device_class import MEMORY
 from ..model.refs import ImageRef
 from ..named import NamedTuple
 from ..tools import locks
@@ -34,10 +35,10 @@ Ask = Callable[..., Dict[str, object]]
 def list_bases(root: str, where: str = "") -> dict[str, Any]:
     """Return all bases of this host and the capacity of their file systems; with `where`, of its file system alone."""
     found = []
-    only = os.stat(devices.made_part(where)).st_dev if where else -1
+    only = os.stat(made_part(where)).st_dev if where else -1
     for name in sorted(names(layout_base.bases(root))):
         base = layout_base.base(root, name)
-        if layout_base.named(name) and only in (-1, os.stat(devices.made_part(base)).st_dev):
+        if layout_base.named(name) and only in (-1, os.stat(made_part(base)).st_dev):
             try:
                 described = describe(cache.at(root, name))
             except OSError:
@@ -46,12 +47,12 @@ def list_bases(root: str, where: str = "") -> dict[str, Any]:
                 continue
             if described:
                 found.append(described)
-    total, free = devices.space(root) if not where else _space(where)
+    total, free = space(root) if not where else _space(where)
     return {"bases": found, "total": total, "free": free}
 
 
 def _space(where: str) -> tuple[int, int]:
-    stat = os.statvfs(devices.made_part(where))
+    stat = os.statvfs(made_part(where))
     return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
 
 
@@ -173,7 +174,7 @@ def for_disk(vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, ...] = 
     that the bytes are for, if that is not the VM's.
     """
     root = cache.root_of(vm_dir)
-    place = devices.made_part(where or vm_dir)
+    place = made_part(where or vm_dir)
     stat = os.statvfs(place)
     if stat.f_bavail * stat.f_frsize - needed > stat.f_blocks * stat.f_frsize // PLENTY:
         return
@@ -191,10 +192,26 @@ def for_disk(vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, ...] = 
         evict_all(root, eviction.room_for_disk(listed, floor, needed, last))
 
 
+def space(root: str) -> tuple[int, int]:
+    """Return the bytes of the devices that take bases and disks, and those that are free; of the base store without a pool."""
+    found = [device for device in devices.present(root) if device.share > 0 and device.device_class != MEMORY]
+    if found:
+        return sum(device.capacity for device in found), sum(device.free for device in found)
+    stat = os.statvfs(made_part(root))
+    return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+
+
+def made_part(path: str) -> str:
+    """Return the nearest directory of `path` that is there."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
 def require(vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, ...] = (), where: str = "") -> None:
     """As for_disk, of bytes that are known to come; raise NoSpace where they do not fit, before the first is written."""
     for_disk(vm_dir, needed, ask, last, where)
-    stat = os.statvfs(devices.made_part(where or vm_dir))
+    stat = os.statvfs(made_part(where or vm_dir))
     left = needed - stat.f_bavail * stat.f_frsize
     if left > 0:
         raise NoSpace(f"no space for {human(needed)} in {where or vm_dir} on {os.uname().nodename}: {human(left)} are missing")
@@ -221,6 +238,6 @@ def require_for_vm(vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, .
             path = devices.mount(root, uuid)
             what = f"no space for {human(size)} of disk {key} in the pool of {os.uname().nodename}"
             raise NoSpace(f"{what}: on {path} {human(left)} are missing")
-    left = needed - devices.space(root)[1]
+    left = needed - space(root)[1]
     if left > 0:
         raise NoSpace(f"no space for {human(needed)} in the pool of {os.uname().nodename}: {human(left)} are missing")
