@@ -45,8 +45,8 @@ class CephShares:
     @property
     def tree(self) -> Tree:
         """Return where the shares are."""
-        marker = str(self.oned.datastores[SHARES].template["SEMISHARED_STORE"])
-        return Tree("cephfs", ROOT, marker, f"{fs.NAME}/one", "shares")
+        marker, cloud = (str(self.oned.datastores[SHARES].template[f"SEMISHARED_{name}"]) for name in ("STORE", "CLOUD"))
+        return Tree("cephfs", ROOT, marker, f"{fs.NAME}/one", "shares", cloud=cloud)
 
     @classmethod
     def provide(cls, lab: Lab) -> None:

@@ -11,18 +11,21 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Callable
 
 import pytest
 
-from semishared.errors import BadRecord, MissingImage, SemisharedError, ShareRefused
+from semishared.errors import BadRecord, MissingImage, OtherStore, SemisharedError, ShareRefused
 from semishared.model import steps_share as s
 from semishared.model.shares import Share, Tree, first_uid
+from semishared.model.steps import NoteClients
+from semishared.model.steps_hypervisor import CheckShare, ReadClients
 from semishared.share import attached
 from semishared.share.daemons import DAEMONS, QEMUS
 from semishared.vmm import virtiofsd
+from semishared.vmm.on_host import OnHost
 from shares.cloud import MiB, on
 from shares.conftest import run
 
@@ -103,6 +106,37 @@ def test_what_is_given_to_no_guest(root: Path, name: str) -> None:
 
 def test_each_share_has_the_users_of_its_owner(root: Path) -> None:
     assert [attached.check(image, f"{root}/share-{image}") for image in (7, 8)] == [first_uid(3), first_uid(4)]
+
+
+def test_a_share_has_to_be_of_the_root_and_the_image_that_oned_means(root: Path, tmp_path: Path) -> None:
+    """Another datastore's root, which a host has mounted there, has a share of that number, too: of somebody else."""
+    assert attached.check(7, f"{root}/share-7", MARKER, 1) == attached.check(7, f"{root}/share-7") == first_uid(3)
+    with pytest.raises(OtherStore, match="another datastore's"):
+        attached.check(7, f"{root}/share-7", MARKER[::-1], 1)
+    with pytest.raises(ShareRefused, match="of another image 7"):
+        attached.check(7, f"{root}/share-7", MARKER, 2)
+
+
+def test_deploy_compares_it_with_what_the_context_has_noted(root: Path, tmp_path: Path) -> None:
+    vm_dir, host = tmp_path / "7", OnHost()
+    vm_dir.mkdir()
+    check = CheckShare(7, f"{root}/share-7", False, str(vm_dir))
+    # A VM whose context came before there was such a note.
+    host.do(check)
+    for roots, refused in (
+        ({"7": [MARKER, 1]}, ""), ({"8": ["f" * 32, 1]}, ""), ({"7": ["f" * 32, 1]}, "another"), ({"7": [MARKER, 9]}, "another"),
+    ):  # fmt: skip
+        on(NoteClients(7, str(vm_dir), (), roots))
+        with pytest.raises(SemisharedError, match=refused) if refused else nullcontext():
+            host.do(check)
+    # As one of before has it.
+    (vm_dir / ".semishared/clients.json").write_text('{"version": 1, "disks": [3]}')
+    host.do(check)
+    assert host.do(ReadClients(str(vm_dir))) == [3]
+    for bad in ('{"version": 1, "disks": [], "roots": [7]}', '{"version": 1, "disks": [], "roots": {"7": 1}}'):
+        (vm_dir / ".semishared/clients.json").write_text(bad)
+        with pytest.raises(BadRecord, match="no note"):
+            host.do(check)
 
 
 @contextmanager

@@ -170,8 +170,8 @@ def test_a_plain_directory_is_for_who_says_that_no_quota_is_meant(site: ActionSi
 
 
 def test_what_a_killed_action_leaves_is_listed_and_dropped(shares: Shares) -> None:
-    (store,) = [one for one in shares.oned.datastores.values() if one.id == SHARES]
-    tree = Tree("btrfs", str(shares.root), str(store.template["SEMISHARED_STORE"]))
+    marker, cloud = (str(shares.oned.datastores[SHARES].template[f"SEMISHARED_{name}"]) for name in ("STORE", "CLOUD"))
+    tree = Tree("btrfs", str(shares.root), marker, cloud=cloud)
     on(s.MakeShare(tree, Share(777, 0, 1, 16 * MiB)))
     assert shares.listed()[777]["state"] == "OpenNebula has no such image"
     image = shares.image("scratch", "new:16M")

@@ -30,6 +30,13 @@ echo 0 >/tmp/none; mount --bind /tmp/none {NAMESPACES}
 mount --bind /dev/null {DAEMON}
 mount -o remount,bind,suid,nodev {ROOT}
 """
+STRANGERS = f"""
+mount -t tmpfs -o nosuid,nodev,mode=711 strangers {ROOT}; cd {ROOT}; mkdir -p .semishared/.shares .semishared/.uids share-$0
+echo '{{"version": 1, "id": "ffffffffffffffffffffffffffffffff"}}' >.semishared/store
+echo '{{"version": 1, "owner": 9}}' >.semishared/.uids/9
+echo '{{"version": 1, "share": {{"image": '$0', "owner": 9, "born": '$1', "size": 1}}, "source": "{ROOT}/share-'$0'"}}' >share
+mv share .semishared/.shares/$0.json
+"""
 GIVE = f"umount {NAMESPACES} {DAEMON}; mount -o remount,bind,nosuid,nodev {ROOT}; rm /etc/subuid"
 SNAPSHOT = "btrfs subvolume snapshot -r -- /srv/shares/share-0 /srv/shares/snapshot-0-x"
 PROMPT_S = 60
@@ -136,6 +143,11 @@ def test_a_root_that_is_away_costs_no_guest_that_runs_and_starts_none(standing: 
     assert one.run("echo meanwhile >/both/meanwhile; cat /both/meanwhile") == (0, "meanwhile\n")
     with pytest.raises(ActionFailed, match=rf"{ROOT}\S* on h2.*\[SS"):
         shares.oned.vm_resume(two)
+    # What another datastore has there is not given in its place: share-N is in that somebody else's.
+    standing.h2.run(["sh", "-euc", STRANGERS, str(standing.image), str(shares.oned.image(standing.image).regtime)], user="root")
+    with pytest.raises(ActionFailed, match=rf"{ROOT} on h2 is another datastore's store.*\[SS085\]"):
+        shares.oned.vm_resume(two)
+    standing.h2.run(["umount", ROOT], user="root")
     with pytest.raises(ActionFailed, match="SS084"):
         shares.image("early", "16M")
     assert [(row[0], row[1]) for row in standing.found()] == [("broken", "h1")]

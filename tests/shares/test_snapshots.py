@@ -89,8 +89,8 @@ NAMES = ("", ".", "..", "../share-8", "a/b", "-r", "_x", "a b", "a\n", "ä", "x"
 
 def test_what_a_snapshot_may_not_be_called(shares: Shares) -> None:
     image = shares.image("scratch", "new:16M")
-    (row,) = [one for one in shares.oned.datastores.values() if one.id == 110]
-    tree = Tree("btrfs", str(shares.root), str(row.template["SEMISHARED_STORE"]))
+    marker, cloud = (str(shares.oned.datastores[110].template[f"SEMISHARED_{name}"]) for name in ("STORE", "CLOUD"))
+    tree = Tree("btrfs", str(shares.root), marker, cloud=cloud)
     for name in NAMES:
         for step in (s.MakeSnapshot(tree, image, name), s.RemoveSnapshot(tree, image, name)):
             with pytest.raises(BadArguments, match="letters, digits"):

@@ -62,9 +62,9 @@ OTHERS += "<DISK><DISK_ID>2</DISK_ID><IMAGE_ID>6</IMAGE_ID><TM_MAD>ssh</TM_MAD><
 OTHERS += "<DISK><DISK_ID>3</DISK_ID><TM_MAD>semishared</TM_MAD><TYPE>FILESYSTEM</TYPE></DISK>"
 
 
-def template(kind: str, number: int, attributes: dict[str, str]) -> ElementTree.Element:
+def template(kind: str, number: int, attributes: dict[str, str], more: str = "") -> ElementTree.Element:
     rows = "".join(f"<{name}>{value}</{name}>" for name, value in attributes.items())
-    return ElementTree.fromstring(f"<{kind}><ID>{number}</ID><TEMPLATE>{rows}</TEMPLATE></{kind}>")
+    return ElementTree.fromstring(f"<{kind}><ID>{number}</ID><TEMPLATE>{rows}</TEMPLATE>{more}</{kind}>")
 
 
 class Asked:
@@ -75,7 +75,7 @@ class Asked:
     ) -> None:
         self.vm = Vm(ElementTree.fromstring(f"<VM><ID>7</ID><TEMPLATE>{disks}</TEMPLATE>{HISTORY}</VM>"))
         self._known = {
-            ("image", 5): Image(template("IMAGE", 5, image)),
+            ("image", 5): Image(template("IMAGE", 5, image, "<REGTIME>70</REGTIME>")),
             ("datastore", 110): Datastore(template("DATASTORE", 110, store)),
         }  # fmt: skip
         self._answer = answer
@@ -111,7 +111,14 @@ def test_the_datastore_says_it_where_the_image_does_not_and_a_read_only_disk_get
     assert asked.steps == [PREPARED, ("h1", s.GiveKey(TREE, 5, SOURCE, 7, True, 3))]
     asked = Asked(SHARE.format(more=""), {**ON_CEPH, **CLIENT}, {"SEMISHARED_SHARE_ACCESS": "virtiofs"})
     # No share any more whose client it is: what was noted before has to go.
-    assert drive(client_access.handed(asked.vm, PLACE), asked.do) == Clients() and not asked.steps
+    assert drive(client_access.handed(asked.vm, PLACE), asked.do) == Clients(roots=((5, MARKER, 70),)) and not asked.steps
+
+
+def test_of_a_share_that_its_host_gives_it_is_noted_which_one_that_is() -> None:
+    asked = Asked(OTHERS + SHARE.format(more=""), {**ON_XFS, "SEMISHARED_STORE": MARKER}, {})
+    assert drive(client_access.handed(asked.vm, PLACE), asked.do).roots == ((5, MARKER, 70),)
+    asked = Asked(SHARE.format(more=""), ON_XFS, {})
+    assert drive(client_access.handed(asked.vm, PLACE), asked.do) == Clients()
 
 
 @pytest.mark.parametrize(("second", "readonly"), [("", False), ("<READONLY>YES</READONLY>", True)])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The note of which of a VM's shares its guest itself is a client: made anew before each boot, read by deploy (vmm/records.py)."""
+"""The note of which of a VM's shares its guest itself is a client, and what the others are: made anew before each boot, read by deploy
+(vmm/records.py)."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ VERSION = 1
 
 
 def note(step: NoteClients, planned: Planned) -> None:
-    """Note the disks; no note says that there are none."""
+    """Note the disks, and the roots; no note says that there are none."""
     path = layout_share.clients(step.vm_dir)
     with vm_dir.publishing(step.vm, step.vm_dir, planned), files.enough_space(step.vm_dir):
         files.remove_staged(*os.path.split(path))
-        if step.disks:
-            files.write_json(path, {"version": VERSION, "disks": list(step.disks)})
+        if step.disks or step.roots:
+            files.write_json(path, {"version": VERSION, "disks": list(step.disks), "roots": step.roots})
         else:
             files.unlink(path)
         point("clients noted")

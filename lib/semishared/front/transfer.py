@@ -111,7 +111,7 @@ def _context(asked: args.Context, handed: Optional[Part[Clients]] = None) -> Pla
     with context_iso.built(asked.files, clients.lines if clients else b"") as path:
         with open(path, "rb") as file:
             data = file.read()
-        yield from disks.context(asked, File(path, hashlib.sha256(data).hexdigest()), len(data), clients.disks if clients else None)
+        yield from disks.context(asked, File(path, hashlib.sha256(data).hexdigest()), len(data), clients)
 
 
 def mvds(action: Action) -> Plan:

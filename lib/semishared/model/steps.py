@@ -129,11 +129,13 @@ class NoteIoClasses(NamedTuple):
 
 
 class NoteClients(NamedTuple):
-    """Note of which of its shares, by disk, the VM's guest itself is a client: deploy gives it none of those."""
+    """Note of which of its shares, by disk, the VM's guest itself is a client: deploy gives it none of those. And what its others are."""
 
     vm: int
     vm_dir: str
     disks: tuple[int, ...]
+    roots: dict[str, Any]
+    """Of each share that the VM's host gives, by image: marker of the root, and when the image was made, as oned has it."""
 
 
 class ReceiveFile(NamedTuple):

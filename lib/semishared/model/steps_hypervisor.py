@@ -94,11 +94,15 @@ class WriteCheckpoint(NamedTuple):
 
 
 class CheckShare(NamedTuple):
-    """Fail unless a directory is the share of an image and may be given to a guest here; return the program that gives it."""
+    """Fail unless a directory is the share of an image and may be given to a guest here; return the program that gives it.
+
+    It has to be that of which the VM's directory has a note (NoteClients), if there is one.
+    """
 
     image: int
     source: str
     readonly: bool
+    vm_dir: str
 
 
 class ReadClients(NamedTuple):

@@ -2,7 +2,7 @@
 """Shares whose guests are clients of Ceph themselves (SEMISHARED_SHARE_ACCESS = client of the image, else of its datastore).
 
     context      have a key for each such disk of the VM, for that share alone (share/ceph_clients.py); tell it to the guest in its CONTEXT
-    deploy       gives the guest none of them (plan/filesystems.py)
+    deploy       gives the guest none of them (plan/filesystems.py); of all others it has been told which root they are in, and of when
     delete       of the VM's directory: take its keys back, also where its host does not answer
     mv           from a host that is lost: the same, before it boots elsewhere (failover.py)
 
@@ -45,6 +45,8 @@ class Clients(NamedTuple):
     disks: tuple[int, ...] = ()
     lines: bytes = b""
     """For context.sh; secret."""
+    roots: tuple[tuple[int, str, int], ...] = ()
+    """Of the shares that its host gives: NoteClients."""
 
 
 def directories(vm: Vm) -> list[Disk]:
@@ -54,12 +56,14 @@ def directories(vm: Vm) -> list[Disk]:
 
 def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
     """Have keys for the shares of a VM whose client its guest is, which boots at `place`: one for each, of however many disks."""
-    mine, lines, answers = [], [], {}
+    mine, roots, lines, answers = [], [], list[str](), {}
     for disk in directories(vm):
         image = yield AskOned("image", disk.image_id)
         datastore = yield AskOned("datastore", disk.store_id)
         if placement.is_client(image, datastore):
             mine.append((disk, check_tag(disk.id, disk.text("MOUNT_TAG")), datastore))
+        elif datastore.attribute("SEMISHARED_STORE"):
+            roots.append((disk.image_id, datastore.attribute("SEMISHARED_STORE"), image.number("REGTIME")))
     if mine:
         yield On(place.host, (PrepareVm(place.vm, place.path),))
     for disk, tag, datastore in mine:
@@ -73,7 +77,7 @@ def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
         lines += [f"SEMISHARED_SHARE_{disk.id}_{name}='{value}'\n" for name, value in (("TAG", tag), *told(answer))]
     found = tuple(disk.id for disk, _, _ in mine)
     lines += [f"SEMISHARED_SHARES='{' '.join(map(str, found))}'\n"] if found else []
-    return Clients(found, "".join(lines).encode())
+    return Clients(found, "".join(lines).encode(), tuple(roots))
 
 
 def told(answer: dict[str, str]) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import posixpath
-from typing import Optional, Tuple
+from typing import TYPE_CHECKING, Optional
 
 from ..errors import BadArguments, NotSupported
 from ..model import layout, stores
@@ -14,6 +14,9 @@ from ..model.place import Place
 from ..opennebula.args import Context, DiskPlace, FromImage, NewDisk
 from ..opennebula.xml import Datastore, Disk, Image, Vm
 from . import encryption, images, io_class, placement
+
+if TYPE_CHECKING:
+    from .client_access import Clients
 
 FORMATS = ("raw", "qcow2")
 DRIVER = "semishared"
@@ -178,15 +181,16 @@ def _volatile(asked: NewDisk, format: str, fs: str) -> Plan:
     yield from io_class.noted(asked.target.host, disk, kind)
 
 
-def context(asked: Context, iso: File, size: int, clients: Optional[Tuple[int, ...]] = None) -> Plan:
+def context(asked: Context, iso: File, size: int, shares: Optional[Clients] = None) -> Plan:
     """Plan context: the CONTEXT ISO, which the front-end has built, on the host; OpenNebula calls it before each boot.
 
-    `clients`: the shares whose client the guest is, by disk, of a VM that has shares.
+    `shares`: what is to be noted of those of a VM that has shares.
     """
     place = asked.target
     vm = place.vm_place
     receive = s.ReceiveFile(place.path, vm.vm, size, iso.sha256)
-    noted = () if clients is None else (s.NoteClients(vm.vm, vm.path, clients),)
+    roots = {str(image): [marker, born] for image, marker, born in shares.roots} if shares else {}
+    noted = () if shares is None else (s.NoteClients(vm.vm, vm.path, shares.disks, roots),)
     yield On(place.host, (_prepare(place), *noted, s.ReplaceLostBases(vm.vm, vm.path)))
     yield from io_class.brought_up_to_date(vm)
     yield Feed(On(place.host, (receive,)), iso)

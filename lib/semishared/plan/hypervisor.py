@@ -240,7 +240,7 @@ def _given_shares(vm_dir: str, text: bytes, told: Optional[bytes]) -> Part[bytes
     clients = (yield Here(h.ReadClients(vm_dir))) if shares else ()
     for share in shares or ():
         if share.disk not in clients:
-            programs[share.disk] = yield Here(h.CheckShare(share.image, share.source, share.readonly))
+            programs[share.disk] = yield Here(h.CheckShare(share.image, share.source, share.readonly, vm_dir))
     return given(text, shares, programs)
 
 

@@ -12,16 +12,18 @@ import re
 from ..errors import BadRecord, MissingImage, ShareRefused
 from ..model import layout, layout_share
 from ..model.shares import PATH, Tree
+from ..store import marker
 from . import life, owners
 
 SAFE = {"nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV}
 """What a mount has to say: what guests make setuid, or a device, is none on the host."""
 
 
-def check(image: int, source: str) -> int:
-    """Return the first of the users that a guest's users are in a share; raise ShareRefused, BadRecord, MissingImage.
+def check(image: int, source: str, root_marker: str = "", born: int = -1) -> int:
+    """Return the first of the users that a guest's users are there; raise ShareRefused, BadRecord, MissingImage, StoreAbsent, OtherStore.
 
-    `image`: whose share it has to be, -1 for whoever's it is.
+    `image`: whose share it has to be, -1 for whoever's it is; `root_marker`: of the root that the datastore has, '' if that is not known;
+    `born`: when the image was made, as oned has it, -1 if that is not known.
     """
     here, (root, number) = os.uname().nodename, layout_share.root_and_image(source)
     if not re.match(PATH, source) or number < 0 or image not in (-1, number) or os.path.realpath(source) != source:
@@ -30,9 +32,12 @@ def check(image: int, source: str) -> int:
         raise MissingImage(f"{root} on {here} is not there: a root of shares is mounted on all hosts, at the same path")
     for path in (root, f"{root}/{layout.SIDE}", f"{root}/{layout_share.SHARES}", f"{root}/{layout_share.record(number)}"):
         _check_ours(path)
+    marker.check(root, root_marker)
     known = life.read(Tree("plain", root), number)
     if not known or known.source != source:
         raise ShareRefused(f"{root}/{layout_share.record(number)} on {here} does not say that {source} is ready")
+    if born not in (-1, known.share.born):
+        raise ShareRefused(f"{source} on {here} is of another image {number}: that was made at {known.share.born}, this one at {born}")
     if not os.path.isdir(source):
         raise MissingImage(f"{source} on {here} is not there")
     flags = os.statvfs(source).f_flag

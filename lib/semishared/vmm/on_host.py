@@ -87,7 +87,8 @@ class OnHost:
         from ..tools.hung_store import LIMIT_S, unless_its_process_hangs
         from . import virtiofsd
 
-        if unless_its_process_hangs(lambda: attached.check(step.image, step.source), None, LIMIT_S) is None:
+        marker, born = records.share_note(step.vm_dir)[1].get(step.image, ("", -1))
+        if unless_its_process_hangs(lambda: attached.check(step.image, step.source, marker, born), None, LIMIT_S) is None:
             raise StoreUnavailable(f"{step.source} on {os.uname().nodename} hangs: no answer within {LIMIT_S:.0f} s")
         daemons.daemon()
         return os.path.abspath(f"{self._scripts}/{virtiofsd.READ_ONLY if step.readonly else virtiofsd.NAME}")

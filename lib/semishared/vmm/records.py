@@ -52,6 +52,14 @@ def notes(vm_dir: str) -> list[str]:
 
 def clients(vm_dir: str) -> list[int]:
     """Return which of the VM's disks are shares whose client the guest itself is; raise BadRecord for a note that nobody understands."""
+    return share_note(vm_dir)[0]
+
+
+def share_note(vm_dir: str) -> tuple[list[int], dict[int, tuple[str, int]]]:
+    """Return these disks, and of images whose shares the host gives the marker of the root, and when oned says that the image was made.
+
+    Raise BadRecord. Of VMs that have booted before there was such a note, and of those without a CONTEXT, nothing is noted.
+    """
     import json
 
     from ..model import layout_share
@@ -61,13 +69,17 @@ def clients(vm_dir: str) -> list[int]:
         with open(path, "rb") as file:
             data = json.loads(file.read(65536))
     except FileNotFoundError:
-        return []
+        return [], {}
     except (OSError, ValueError) as e:
         raise BadRecord(f"{path}: {e}") from None
-    disks = data.get("disks") if isinstance(data, dict) and data.get("version") == 1 else None
-    if not isinstance(disks, list) or not all(type(disk) is int for disk in disks):
+    known = data if isinstance(data, dict) and data.get("version") == 1 else {}
+    disks, roots = known.get("disks"), known.get("roots", {})
+    if not isinstance(disks, list) or not all(type(disk) is int for disk in disks) or not isinstance(roots, dict):
         raise BadRecord(f"{path} is no note that this version understands")
-    return disks
+    try:
+        return disks, {int(image): (str(marker), int(born)) for image, (marker, born) in roots.items()}
+    except (TypeError, ValueError):
+        raise BadRecord(f"{path} is no note that this version understands") from None
 
 
 def read_chain(path: str, record: Record) -> list[tuple[str, str]]:

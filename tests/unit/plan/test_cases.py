@@ -47,6 +47,7 @@ from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
 from semishared.plan import backup, commits, detach, disks, hypervisor, migration, moves, overlay_options, removals, save_as, snapshots
 from semishared.plan import datastore as datastores
+from semishared.plan.client_access import Clients
 
 UNIT = Path(__file__).resolve().parents[1]
 CASES = sorted((UNIT / "plan" / "cases").glob("*/*.json"))
@@ -119,7 +120,8 @@ def mkswap(case: Case) -> Plan:
 
 
 def context(case: Case) -> Plan:
-    clients = tuple(case["clients"]) if "clients" in case else None
+    roots = tuple(tuple(root) for root in case.get("roots", ()))
+    clients = Clients(tuple(case["clients"]), b"", roots) if "clients" in case else None
     return disks.context(args.Context.parse(case["argv"]), File("/tmp/context.iso", "5e" * 32), 358400, clients)
 
 
