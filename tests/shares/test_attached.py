@@ -119,7 +119,7 @@ def test_a_share_has_to_be_of_the_root_and_the_image_that_oned_means(root: Path,
 
 def test_deploy_compares_it_with_what_the_context_has_noted(root: Path, tmp_path: Path) -> None:
     vm_dir, host = tmp_path / "7", OnHost()
-    vm_dir.mkdir()
+    (vm_dir / ".semishared").mkdir(parents=True)
     check = CheckShare(7, f"{root}/share-7", False, str(vm_dir))
     # A VM whose context came before there was such a note.
     host.do(check)
