@@ -36,7 +36,8 @@ class CephShares:
         """Put one up."""
         with Cloud.up(hosts=3, ceph=True) as up:
             cls.provide(up.lab)
-            more = {"SEMISHARED_FS_VOLUME": f"{fs.NAME}/one", "CEPH_USER": "shares", "BRIDGE_LIST": up.lab.hosts[0].name}
+            more = {"SEMISHARED_FS_VOLUME": f"{fs.NAME}/one", "CEPH_USER": "shares", "BRIDGE_LIST": up.lab.hosts[0].name,
+                    "SEMISHARED_FS_POOLS": "none"}  # fmt: skip
             up.oned.datastore_create(template("cephfs", ROOT, **more), SHARES)
             made = cls(up)
             made.cli("init", str(SHARES))

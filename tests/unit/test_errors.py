@@ -114,7 +114,7 @@ def test_page_of_attributes_lists_what_placement_knows_and_nothing_else() -> Non
     assert len(of_ceph) == 5
     written = {"SEMISHARED_STORE", "SEMISHARED_CLOUD"}
     of_shares = set(re.findall(r'"(SEMISHARED_FS[A-Z_]*)"', (ROOT / "lib/semishared/model/shares.py").read_text()))
-    assert len(of_shares) == 4
+    assert len(of_shares) == 5
     of_hosts = {"SEMISHARED_BASES_LIMIT", "SEMISHARED_BASES_FLOOR", "SEMISHARED_FENCED", "SEMISHARED_POOL"}
     assert set(re.findall(r"SEMISHARED_[A-Z_]+", page)) == set(known) | of_ceph | written | of_hosts | of_shares
 

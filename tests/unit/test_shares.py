@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import BadAttribute, ToolFailed
 from semishared.model import layout_share
-from semishared.model.shares import Share, Tree, Use, first_uid
+from semishared.model.shares import Share, Tree, Use, first_uid, pools
 from semishared.model.steps_share import RemoveShare
+from semishared.opennebula.xml import Datastore
 from semishared.plan import gc, gc_shares
 from semishared.plan.shares import wanted
 from semishared.share import btrfs, cephfs, xfs
@@ -32,7 +35,7 @@ def test_a_path_asks_for_a_size(path: str, size: int) -> None:
 
 
 def test_a_path_asks_for_a_layout_where_there_are_any() -> None:
-    found = wanted("new:10G,stripes=4,object=1M,pool=fast.data", MOST, "cephfs")
+    found = wanted("new:10G,stripes=4,object=1M,pool=fast.data", MOST, "cephfs", ("other", "fast.data"))
     assert found == (10 * GiB, {"stripes": 4, "object_size": MiB, "pool": "fast.data"})
     share = Share(1, 2, 3, *found[:1], **found[1])
     assert cephfs.layout(share) == "stripe_unit=262144 stripe_count=4 object_size=1048576"
@@ -50,6 +53,20 @@ def test_a_path_asks_for_a_layout_where_there_are_any() -> None:
 def test_another_layout_is_refused(option: str) -> None:
     with pytest.raises(BadAttribute, match="stripes=1, 2, 4"):
         wanted(f"new:1G,{option}", MOST, "cephfs")
+
+
+@pytest.mark.parametrize("named", [(), ("other", "fast.data")])
+def test_a_pool_is_one_that_the_datastore_lets_users_name(named: tuple[str, ...]) -> None:
+    with pytest.raises(BadAttribute, match="'pool=fast', which SEMISHARED_FS_POOLS of the datastore does not name"):
+        wanted("new:10G,pool=fast", MOST, "cephfs", named)
+
+
+def test_names_of_pools_are_checked() -> None:
+    rows = "<TEMPLATE><SEMISHARED_FS_POOLS>{}</SEMISHARED_FS_POOLS></TEMPLATE>"
+    of = (Datastore(ElementTree.fromstring(f"<DATASTORE><ID>110</ID>{rows.format(text)}</DATASTORE>")) for text in ("a  b.c", "", "a,b"))
+    assert [pools(next(of)), pools(next(of))] == [("a", "b.c"), ()]
+    with pytest.raises(BadAttribute, match="'a,b'"):
+        pools(next(of))
 
 
 @pytest.mark.parametrize("text", ["", "10", "-1G", "1.5G", "0M", "17T", "10g", "10G ", "١G", "10G,", "10G,stripes=2", "10G\nnew:1G"])

@@ -141,6 +141,15 @@ def tree(datastore: Datastore) -> Tree:
     return Tree(fs, root, marker, volume, user, stores.checked(datastore, "CEPH_CONF", stores.CONF, "a plain absolute path"), cloud)
 
 
+def pools(datastore: Datastore) -> tuple[str, ...]:
+    """Return the data pools that users may name for the content of a share; raise BadAttribute."""
+    found = tuple(datastore.attribute("SEMISHARED_FS_POOLS").split())
+    for name in found:
+        if not re.match(stores.POOL, name):
+            raise BadAttribute(f"SEMISHARED_FS_POOLS of datastore {datastore.id} has {name!r}, which is no name of a pool")
+    return found
+
+
 def bridge(datastore: Datastore) -> str:
     """Return the machine that makes shares: the only one of BRIDGE_LIST, or this one; raise BadAttribute."""
     found = stores.bridges(datastore)

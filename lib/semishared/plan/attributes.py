@@ -38,6 +38,7 @@ HOLDERS: Mapping[str, tuple[str, ...]] = {
     "SEMISHARED_FS_ROOT": ("image datastore",),
     "SEMISHARED_FS_QUOTA": ("image datastore",),
     "SEMISHARED_FS_VOLUME": ("image datastore",),
+    "SEMISHARED_FS_POOLS": ("image datastore",),
     "SEMISHARED_STORE": ("image datastore",),
     "SEMISHARED_CLOUD": ("image datastore",),
     "SEMISHARED_BASES_LIMIT": ("host",),

@@ -8,7 +8,7 @@ clones none (docs/explanation/contract.md). What it counts against quotas is the
 from __future__ import annotations
 
 import re
-from typing import Any, Protocol
+from typing import Any, Collection, Protocol
 
 from ..errors import BadAttribute, NotSupported, StoreAbsent
 from ..model import shares
@@ -49,8 +49,11 @@ def size_of(text: str, most: int, what: str = "PATH") -> int:
     return size
 
 
-def wanted(path: str, most: int, fs: str) -> tuple[int, dict[str, Any]]:
-    """Return the bytes that `new:SIZE` asks for, at most `most`, and the layout, by field of Share; raise BadAttribute."""
+def wanted(path: str, most: int, fs: str, pools: Collection[str] = ()) -> tuple[int, dict[str, Any]]:
+    """Return the bytes that `new:SIZE` asks for, at most `most`, and the layout, by field of Share; raise BadAttribute.
+
+    `pools`: those in which users may have content.
+    """
     text, *options = path[len(images.NEW_SHARE) :].split(",")
     size = size_of(text, most)
     found: dict[str, Any] = {}
@@ -60,11 +63,17 @@ def wanted(path: str, most: int, fs: str) -> tuple[int, dict[str, Any]]:
             raise BadAttribute(f"PATH asks for {option!r}: after the size of a share there may be {LAYOUT}, each once")
         if fs != "cephfs":
             raise BadAttribute(f"PATH asks for {option!r}: shares on {fs} have no layouts, those on cephfs do")
+        if name == "pool" and value not in pools:
+            raise BadAttribute(f"PATH asks for {option!r}, which SEMISHARED_FS_POOLS of the datastore does not name")
         if name == "object":
             found[FIELDS[name]] = int(value[:-1]) * {"K": KiB, "M": MiB}[value[-1]]
         else:
             found[name] = int(value) if name == "stripes" else value
     return size, found
+
+
+def _wanted(asked: Asked) -> tuple[int, dict[str, Any]]:
+    return wanted(asked.image.path, asked.max_size, shares.tree(asked.datastore).fs, shares.pools(asked.datastore))
 
 
 def _done(asked: Asked, step: Any) -> Part[Any]:
@@ -94,7 +103,7 @@ def stat(asked: Asked) -> Part[str]:
     path = asked.image.path
     _check_root(asked.datastore)
     if path.startswith(images.NEW_SHARE):
-        return str(mib_ceil(wanted(path, asked.max_size, shares.tree(asked.datastore).fs)[0]))
+        return str(mib_ceil(_wanted(asked)[0]))
     yield from _directory(asked)
     return "0"
 
@@ -107,7 +116,7 @@ def cp(asked: Asked) -> Part[str]:
     if not image.path.startswith(images.NEW_SHARE):
         return f"{(yield from _directory(asked))} dir"
     tree = shares.tree(asked.datastore)
-    size, layout = wanted(image.path, asked.max_size, tree.fs)
+    size, layout = _wanted(asked)
     if image.size != size:
         old = ": before 7.4 OpenNebula asks nobody for the size of such images, so no quota would count it" if not image.size else ""
         raise NotSupported(f"OpenNebula counts {image.size // MiB} MiB for image {image.id}, not {size // MiB}{old}")
