@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from semishared.model import steps_share as s
 from semishared.model.shares import Share, Tree
 from shares.cloud import Killed, MiB, Shares, fill, on
 from shares.conftest import run
+from shares.page import PAGE
 from tools.oned_site import ActionSite
 
 MARKER = "0123456789abcdef" * 2
@@ -68,6 +71,35 @@ def test_a_snapshot_keeps_what_was_counts_nowhere_and_goes_with_its_share(shares
     assert "[SS020]" in cli("share", "snapshot", "remove", str(image), "one", code=2).stderr
     shares.oned.image_delete(image)
     assert os.listdir(shares.root) == [".semishared"]
+
+
+def test_what_is_wanted_back_comes_as_the_page_says_and_no_link_of_a_guest_leads_anywhere(shares: Shares, tmp_path: Path) -> None:
+    page = PAGE.read_text()
+    assert not [line for line in page.splitlines() if "cp -a" in line and "/share-42" in line]
+    (block,) = re.findall(r"(?m)^    oneimage disable 43 .*\n((?:    .*\n)+?)    oneimage enable 43\n", page)
+    image, new = (shares.image(name, "new:32M") for name in ("scratch", "new"))
+    tree, back, victim = shares.tree(image), shares.tree(new), tmp_path / "victim"
+    victim.write_text("the host's")
+    (tree / "below").mkdir()
+    (tree / "below/file").write_text("what was")
+    (tree / "link").symlink_to(victim)
+    os.chown(tree / "below/file", 101000, 101000)
+    shares.site.cli("share", "snapshot", "create", str(image), "one")
+    (tree / "below/file").unlink()
+    (tree / "below/file").symlink_to(victim)
+    words = block.replace("/srv/shares", str(shares.root)).replace("-42-NAME", f"-{image}-one").replace("share-43", back.name)
+    run("sh", "-euc", words)
+    found = back / "below/file"
+    assert (found.read_text(), found.stat().st_uid, back.stat().st_uid) == ("what was", 101000, 100000)
+    assert victim.read_text() == "the host's" and (back / "link").is_symlink()
+    # Nor into one that somebody has had.
+    (back / "below/file").unlink()
+    (back / "below/file").symlink_to(victim)
+    with pytest.raises(subprocess.CalledProcessError):
+        run("sh", "-euc", words)
+    assert victim.read_text() == "the host's"
+    for one in (image, new):
+        shares.oned.image_delete(one)
 
 
 def test_a_directory_that_is_called_like_a_snapshot_is_none_and_in_nobodys_way(shares: Shares) -> None:
