@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -116,6 +117,39 @@ def test_a_disk_that_is_written_to_while_it_is_copied_stays_where_it_was(world: 
     assert isinstance(answer, dict) and "was changed while it was copied" in answer["error"]
     assert os.readlink(f"{directory}/disk.1.snap") == was and len(pool.layers()) == 2
     qemu_io(f"{directory}/disk.1.snap/1", "qcow2", "read -P 0x55 9M 64k")
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_disk_that_a_guest_has_open_stays_though_oned_has_its_vm_off(world: World, pool: Pool, when: str) -> None:
+    """One that is idle changes nothing while its disk is copied: only QEMU's locks tell of it."""
+    directory, _ = prepared(world)
+    was = os.readlink(f"{directory}/disk.1.snap")
+    row, (_, target) = of_disk(world, 5, 1), elsewhere(pool, f"{directory}/disk.1.snap")
+    opening = ["qemu-io", "-f", "qcow2", f"{directory}/disk.1.snap/1"]
+    with contextlib.ExitStack() as opened, Session("localhost", "pool", Config()) as session:
+
+        def open_it() -> subprocess.Popen[bytes]:
+            guest = opened.enter_context(subprocess.Popen(opening, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            assert guest.stdin and guest.stdout
+            guest.stdin.write(b"read 0 512\n")
+            guest.stdin.flush()
+            assert b"read 512" in guest.stdout.readline()
+            return guest
+
+        guest = open_it() if when == "before" else None
+        # Some seconds for what is copied in the second case.
+        session.begin([d.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 8 << 20)], answers=True)
+        session.read()
+        session.send(answer={"why": "", "is_off": True})
+        while guest is None and len(pool.layers()) < 3:
+            pass
+        guest = guest or open_it()
+        (answer,) = session.finish()
+        guest.communicate(b"write -P 0x77 10M 64k\nflush\n")
+    assert isinstance(answer, dict) and answer["id"] == "SS164" and "has disk 1 of VM 5 open, which is to be off" in answer["error"]
+    assert os.readlink(f"{directory}/disk.1.snap") == was and len(pool.layers()) == 2
+    qemu_io(f"{directory}/disk.1.snap/1", "qcow2", "read -P 0x77 10M 64k")
+    assert move_disk(world, target)["error"] == ""
 
 
 @pytest.mark.parametrize("what", ["delete", "move"])

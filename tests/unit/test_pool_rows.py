@@ -54,13 +54,16 @@ def test_what_a_running_guest_has_in_memory_stays() -> None:
     assert list(stays) == [one.item] and "in memory" in stays[one.item]
 
 
-def test_steps_of_disks_name_the_domain_of_a_vm_that_runs_and_bases_come_first() -> None:
+def test_steps_of_disks_name_the_domain_whatever_oned_says_of_it_and_bases_come_first() -> None:
     disk, off, base = held(layers(5), layers(6), {"part": "bases", "name": "100-1-00", "device": "a", "bytes": 1, "leases": []})
     moves = [Move(one.item, "b") for one in (disk, off, base)]
     assert pool_rows.in_order(moves)[0].item == base.item
     step = pool_rows.step(disk, moves[0], "/root", vm(5, ACTIVE, RUNNING), 7)
     assert isinstance(step, MoveLayers) and (step.domain, step.target, step.rate) == ("one-5", "b", 7)
     step = pool_rows.step(off, moves[1], "/root", vm(6, POWEROFF), 0)
+    assert isinstance(step, MoveLayers) and step.domain == "one-6", "its host sees whether it is off"
+    (kept,) = held(layers(5, vm_dir="/ds/101/.kept-5-0123456789ab"))
+    step = pool_rows.step(kept, Move(kept.item, "b"), "/root", None, 0)
     assert isinstance(step, MoveLayers) and step.domain == ""
     assert isinstance(pool_rows.step(base, moves[2], "/root", None, 0), MoveBase)
 

@@ -15,16 +15,14 @@ What each crash leaves: a directory without `image`, which counts, and is made a
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
 from typing import TYPE_CHECKING, Iterator
 
 from ..errors import SemisharedError
 from ..model import layout_base, layout_devices
 from ..model.device_class import MEMORY
 from ..named import NamedTuple
-from ..tools import extents, files, locks
+from ..tools import extents, files, image_locks, locks
 from ..tools.crash_points import point
 from ..tools.rate_limit import standing_back
 from ..units import human
@@ -33,8 +31,6 @@ from . import devices, promises
 if TYPE_CHECKING:
     from ..plan import pool
 
-FLOCK = "hhqqi4x"
-"""struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid."""
 COPY_S = 600
 """Seconds that a guest waits at most for another one's copy of the base that it is to read from, too."""
 
@@ -146,9 +142,7 @@ def hold(root: str, name: str) -> str:
     with promises.held(root):
         path = found(root, name)
         if path:
-            fd = os.open(path, os.O_RDONLY)
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
-            os.set_inheritable(fd, True)
+            image_locks.hold(path)
             # The one that was used last goes last.
             os.utime(os.path.dirname(path))
         return path
@@ -193,14 +187,9 @@ def _last_used(copy: Copy) -> float:
 
 def _is_used(root: str, copy: Copy) -> bool:
     try:
-        fd = os.open(copy.image, os.O_RDONLY)
+        return image_locks.is_open(copy.image)
     except FileNotFoundError:
         return locks.is_held(layout_base.hot_lock(root, copy.name))
-    try:
-        asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        return bool(struct.unpack(FLOCK, fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
-    finally:
-        os.close(fd)
 
 
 def drop(root: str, name: str) -> None:

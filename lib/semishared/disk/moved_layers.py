@@ -22,7 +22,7 @@ from ..model import layout, layout_devices
 from ..model.layout_devices import LAYERS, Link
 from ..model.steps import DiskRef
 from ..model.steps_device import ListHeld, MoveLayers
-from ..tools import files, outcome
+from ..tools import files, image_locks, outcome
 from ..tools.crash_points import point
 from ..tools.undo import Undo
 from . import epochs, kept, layer_copies, moved_live, on_devices, recovery, vm_dir, whereabouts
@@ -84,15 +84,17 @@ def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> i
     folder, state = layout.layers(disk.path), "off"
     left = devices.link_of(layout_devices.left(folder))
     if not kept.is_kept(disk.vm_dir):
-        why = str(ask(question="vm", vm=disk.vm).get("why", "")) if ask else ""
-        if why:
-            raise CannotMove(f"VM {disk.vm}: {why}")
+        said = ask(question="vm", vm=disk.vm) if ask else {}
+        if said.get("why"):
+            raise CannotMove(f"VM {disk.vm}: {said['why']}")
         if not _goes_on(step):
             recovery.recover(disk.vm_dir, step.domain)
         state = domain.state(step.domain) if step.domain else "off"
         if state == "paused" and waiting.is_waiting(step.domain):
             state = "running"
-        if state not in ("running", "off", "absent"):
+        # Where libvirt does not say it, what QEMU has open does.
+        wanted = ("off", "absent", "unknown") if said.get("is_off") else ("running", "off", "absent")
+        if state not in wanted:
             raise CannotMove(f"domain {step.domain} of VM {disk.vm} is {state} on {os.uname().nodename}")
     was = devices.link_of(folder)
     if was and left and was.name != step.name == left.name:
@@ -108,6 +110,7 @@ def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> i
     if state == "running":
         moved_live.move(step, planned, tell, was, new)
         return size
+    _refuse_opened(disk, folder)
     with Undo() as undo, files.enough_space(layout_devices.directory(root, new)):
         # A switch that fails behind its rename has been made.
         undo.add(lambda: moving.discard(root, [new] if devices.link_of(folder) != new else []))
@@ -116,11 +119,20 @@ def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> i
         with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
             if devices.link_of(folder) != was or layer_copies.seen(folder) != before:
                 raise CannotMove(f"disk {disk.disk} of VM {disk.vm} was changed while it was copied")
+            _refuse_opened(disk, folder)
             switch(folder, new)
         undo.keep()
     moving.discard(root, [was])
     point("layers gone from their old device")
     return size
+
+
+def _refuse_opened(disk: DiskRef, folder: str) -> None:
+    """Raise CannotMove if a guest has layers open after all: a guest that is idle changes none of them, and would write to what is gone."""
+    for name in sorted(os.listdir(folder)):
+        if image_locks.is_open(f"{folder}/{name}"):
+            what = f"disk {disk.disk} of VM {disk.vm} open, which is to be off"
+            raise CannotMove(f"a guest on {os.uname().nodename} has {what}: {folder}/{name}")
 
 
 def _goes_on(step: MoveLayers) -> bool:

@@ -20,6 +20,7 @@ from ..model.steps_device import CloseDevice, ListHeld
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Vm
 from ..plan import pool_moves, pool_rows
+from ..plan.detach import ACTIVE
 from ..plan.pool_moves import Item, Move
 from ..plan.pool_rows import Held, Row
 from ..wire.session import Session
@@ -115,24 +116,24 @@ class Moving:
             if not isinstance(message, dict):
                 continue
             if message.get("event") == "ask":
-                session.send(answer={"why": self._changed(int(str(message.get("vm"))))})
+                session.send(answer=self._changed(int(str(message.get("vm")))))
             elif message.get("event") == "progress":
                 self._tell(event="host", host=self._host, have=self._moved + int(str(message.get("done", 0))), of=self._of)
             elif message.get("event") == "done":
                 results = message.get("results")
                 return results if isinstance(results, list) else []
 
-    def _changed(self, number: int) -> str:
-        """Return why a VM's disk may not be moved any more."""
+    def _changed(self, number: int) -> Dict[str, object]:
+        """Return why a VM's disk may not be moved any more, and whether its guest is not to run."""
         try:
             now = Oned().vm(number)
         except OnedUnavailable as e:
-            return e.detail
+            return {"why": e.detail}
         was = self._vms.get(number)
         why = pool_rows.why_not(now, self._host)
         if not why and was is not None and was.number("STATE") != now.number("STATE"):
             why = "it has another state by now"
-        return why
+        return {"why": why, "is_off": now.number("STATE") != ACTIVE}
 
     def _carried_out(self, found: Sequence[Held], moves: Sequence[Move]) -> List[Row]:
         by_item: Dict[Item, Held] = {held.item: held for held in found}

@@ -38,13 +38,14 @@ class ListHeld(NamedTuple):
 class MoveLayers(NamedTuple):
     """Move all layers of a disk to another device; report how, or why not.
 
-    The machine asks, when it has the VM to itself, whether oned still has it as it was: {"question": "vm", "vm": id}.
+    The machine asks, when it has the VM to itself, whether oned still has it as it was: {"question": "vm", "vm": id}
+    -> {"why" not, "is_off": its guest is not to run}.
     """
 
     disk: DiskRef
     """Its VM directory may also be one that is kept (disk/kept.py)."""
     domain: str
-    """'' of a VM that is off."""
+    """'' of what is kept of a VM that is gone."""
     name: str
     """Of the directory on the device that is to be left."""
     target: str

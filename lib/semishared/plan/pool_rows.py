@@ -115,7 +115,8 @@ def step(held: Held, move: Move, root: str, vm: Optional[Vm], rate: int) -> "Mov
     """Return the step that makes a move."""
     if held.item.part == BASES:
         return MoveBase(root, held.item.name, move.target, rate)
-    domain = running_domain(vm) if vm is not None and vm.number("STATE") == ACTIVE and not held.is_kept else ""
+    # Also of one that is off for oned: its host sees whether that is so.
+    domain = running_domain(vm) if vm is not None and not held.is_kept else ""
     disk = DiskRef(held.vm, int(held.said["disk"]), str(held.said["vm_dir"]))
     return MoveLayers(disk, domain, held.item.name, move.target, rate)
 
