@@ -84,6 +84,20 @@ def test_what_the_cluster_refuses_says_why_and_can_be_dropped(cloud: CephShares)
     assert cloud.gc() == {f"{ROOT}/share-{image}": "removed"} and not cloud.listed()
 
 
+def test_a_maker_whose_mount_lets_guests_programs_be_setuid_makes_nothing_and_doctor_says_so(cloud: CephShares) -> None:
+    cloud.host.run(["mount", "-o", "remount,bind,suid,nodev", ROOT], user="root", cwd="/")
+    try:
+        with pytest.raises(ActionFailed, match=rf"{ROOT} on h1 is mounted without nosuid.*\[SS175\]"):
+            cloud.image("early", "new:16M")
+        said = cloud.lab.fe.run(["/var/lib/one/remotes/lib/semishared/semishared", "doctor", "--json"], check=False, timeout=120)
+        rows = [row for row in json.loads(said.stdout)["findings"] if row["what"].startswith(f"datastore {SHARES} ")]
+        assert [(row["severity"], row["machine"], "without nosuid" in row["what"]) for row in rows] == [("broken", "h1", True)]
+    finally:
+        cloud.host.run(["mount", "-o", "remount,bind,nosuid,nodev", ROOT], user="root", cwd="/")
+    image = cloud.image("later", "new:16M")
+    cloud.oned.image_delete(image)
+
+
 def test_a_share_that_may_hold_data_is_kept_until_it_is_dropped_by_hand(cloud: CephShares, tree: Tree) -> None:
     _, made = cloud.step(s.MakeShare(tree, Share(777, 0, 1, 8 * MiB)))
     code = "from semishared.share import attached; import sys; print(attached.check(777, sys.argv[1]))"

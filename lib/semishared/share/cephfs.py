@@ -15,7 +15,7 @@ import os
 from datetime import datetime, timezone
 from typing import Any
 
-from ..errors import CephRefused, CephUnavailable, MissingImage, NotPermitted, StoreUnavailable, ToolFailed
+from ..errors import CephRefused, CephUnavailable, MissingImage, NotPermitted, ShareRefused, StoreUnavailable, ToolFailed
 from ..model import layout_share
 from ..model.shares import Share, Snapshot, Tree, Use
 from ..model.stores import MOUNTED
@@ -43,8 +43,12 @@ class CephFs:
         self._user, self._access = tree.user, MOUNTED._replace(conf=tree.conf)
 
     def check(self) -> None:
-        """Raise StoreUnavailable where it is no CephFS."""
+        """Raise StoreUnavailable where it is no CephFS, ShareRefused if guests' files have power here: those of a guest that is a client
+        itself may be root's, and no host looks at its mount for that one."""
         mounts.check(self.root, ("ceph", "fuse.ceph-fuse"))
+        flags = os.statvfs(self.root).f_flag
+        if not (flags & os.ST_NOSUID and flags & os.ST_NODEV):
+            raise ShareRefused(f"{self.root} on {os.uname().nodename} is mounted without nosuid,nodev: guests' files would have power here")
 
     def lacking(self) -> list[str]:
         """Return nothing; raise CephRefused, CephUnavailable if the manager does not let us ask for subvolumes: which verbs, it says to
