@@ -250,8 +250,9 @@ def test_a_base_without_leases_goes_and_can_be_evicted_there(world: World, pool:
 
 def test_a_drained_device_takes_nothing_until_it_is_added_again(world: World, pool: Pool) -> None:
     first = pool.paths[0]
-    world.on(d.CloseDevice(str(world.root), uuid_of(pool, first)))
-    assert json.loads((first / ".semishared" / "device.json").read_text())["weight"] == 0, "a fact on disk"
+    uuid = uuid_of(pool, first)
+    world.on(d.CloseDevice(str(world.root), uuid))
+    assert json.loads((world.root / "devices" / f"{uuid}.json").read_text())["weight"] == 0, "a fact on disk"
     for number in range(8):
         world.clone(world.image(), world.disk(6, number))
         assert device_of(f"{world.disk(6, number).path}.snap") != str(first)

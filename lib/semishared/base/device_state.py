@@ -11,10 +11,10 @@ import errno
 import os
 
 from ..model import layout_devices
-from . import devices
+from . import device_label, devices
 
 NOT_THERE, OTHER, READ_ONLY, BROKEN = "not there", "not there: another one is mounted in its place", "read-only", "broken"
-HUNG = "hung"
+HUNG, FOREIGN = "hung", "not there: it is in the pool of"
 
 
 def state(root: str, uuid: str) -> str:
@@ -30,9 +30,11 @@ def state(root: str, uuid: str) -> str:
         return NOT_THERE
     except OSError as e:
         return f"{BROKEN}: {e.strerror}"
-    said = devices.label(directory)
+    said = device_label.read(directory)
     if said.get("uuid") != uuid:
         return OTHER if said else NOT_THERE
+    if device_label.whose(directory, said):
+        return f"{FOREIGN} {device_label.whose(directory, said)}"
     return READ_ONLY if is_read_only else ""
 
 

@@ -21,7 +21,7 @@ from ..model.device_class import MEMORY, NOTHING, Want
 from ..model.layout_devices import Link
 from ..tools import beneath, files, locks
 from ..tools.crash_points import point
-from . import promises
+from . import device_label, promises
 
 if TYPE_CHECKING:
     from ..plan import pool
@@ -36,9 +36,10 @@ SWITCH_S = 60
 def registered(root: str) -> list[str]:
     """Return the UUIDs of the devices of this host's pool, whether they are there or not."""
     try:
-        return sorted(filter(layout_devices.is_uuid, os.listdir(layout_devices.devices(root))))
+        names = os.listdir(layout_devices.devices(root))
     except FileNotFoundError:
         return []
+    return sorted(uuid for uuid in filter(layout_devices.is_uuid, names) if os.path.islink(layout_devices.device(root, uuid)))
 
 
 def usual(root: str) -> list[str]:
@@ -47,23 +48,17 @@ def usual(root: str) -> list[str]:
     return [uuid for uuid, note in notes.items() if note.get("class") != MEMORY]
 
 
-def label(directory: str) -> dict[str, object]:
-    """Return the label in what is ours on a device; {} if there is none that can be understood. Of memory its note may close it, too."""
-    found = files.read_json(layout_devices.label(directory)) or {}
-    if found.get("class") == MEMORY and (files.read_json(layout_devices.note_beside(directory)) or {}).get("weight") == 0:
-        found["weight"] = 0
-    is_whole = layout_devices.is_uuid(str(found.get("uuid"))) and isinstance(found.get("class"), str)
-    return found if is_whole and type(found.get("weight")) in (int, float) and found.get("version") == 1 else {}
-
-
 def mount(root: str, uuid: str) -> str:
-    """Return where a device is, or was, mounted."""
-    return layout_devices.mount(os.readlink(layout_devices.device(root, uuid)))
+    """Return where a device is, or was, mounted; its UUID if it has just been let go of."""
+    try:
+        return layout_devices.mount(os.readlink(layout_devices.device(root, uuid)))
+    except OSError:
+        return uuid
 
 
 def is_there(root: str, uuid: str) -> bool:
     """Tell whether a device is mounted, and the one that it is to be."""
-    return label(layout_devices.device(root, uuid)).get("uuid") == uuid
+    return bool(device_label.own(root, uuid))
 
 
 def present(root: str, uuids: Iterable[str] | None = None) -> list[pool.Device]:
@@ -72,12 +67,12 @@ def present(root: str, uuids: Iterable[str] | None = None) -> list[pool.Device]:
 
     found: list[pool.Device] = []
     for uuid, directory in ((uuid, layout_devices.device(root, uuid)) for uuid in (registered(root) if uuids is None else uuids)):
-        said = label(directory)
+        said = device_label.own(root, uuid)
         try:
             stat = os.statvfs(directory)
         except OSError:
             continue
-        if said.get("uuid") == uuid and not stat.f_flag & os.ST_RDONLY:
+        if said and not stat.f_flag & os.ST_RDONLY:
             capacity, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
             promised = promises.total(directory) if said["class"] == MEMORY else 0
             found.append(pool.Device(uuid, capacity, free, float(str(said["weight"])), str(said["class"]), promised))

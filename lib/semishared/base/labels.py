@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The labels of devices: what makes a mounted tree one of this host's pool, and what `semishared pool` is told of it.
 
-    <mount>/.semishared/device.json     {"version": 1, "uuid": ..., "class": ..., "weight": ...}
+    <mount>/.semishared/device.json     <root>/devices/<uuid>.json      (device_label.py)
 
 Killed anywhere, some devices are labelled or linked, and the next run goes on: a label that is there is taken as it is.
 """
@@ -12,14 +12,17 @@ import os
 import uuid as uuids
 from typing import Sequence
 
-from ..errors import BadPool, ToolTimeout
+from ..errors import BadPool, NoSpace, ToolTimeout
 from ..model import layout, layout_devices
 from ..model.device_class import MEMORY
 from ..model.steps_device import CloseDevice, ListDevices, SetDevices
 from ..plan import pool
-from ..tools import files, locks
+from ..tools import files, locks, mounts
 from ..tools.crash_points import point
-from . import device_state, devices, hot, hung, overcommitted, promises, room
+from . import device_label, device_state, devices, hot, hung, overcommitted, promises, room
+
+DECLARED = ("uuid", "class", "weight")
+"""What a label has from SEMISHARED_POOL."""
 
 
 def describe(step: ListDevices) -> dict[str, object]:
@@ -39,7 +42,7 @@ def _described(root: str, uuid: str) -> dict[str, object]:
     wrong = device_state.state(root, uuid)
     if wrong and wrong != device_state.READ_ONLY:
         return {**row, "state": wrong}
-    said = devices.label(directory)
+    said = device_label.read(directory)
     try:
         stat = os.statvfs(directory)
         held = {part: len(room.names(f"{directory}/{part}")) for part in (layout_devices.LAYERS, layout_devices.BASES)}
@@ -75,13 +78,15 @@ def declare(step: SetDevices) -> dict[str, object]:
         found = _checked(step.root, wanted)
         os.makedirs(layout_devices.devices(step.root), exist_ok=True)
         new = [path for path in (_label(step.root, device, found) for device in wanted) if path]
-        labelled = {str(devices.label(layout_devices.side(device.path))["uuid"]) for device in wanted}
+        labelled = {str(device_label.read(layout_devices.side(device.path))["uuid"]) for device in wanted}
         closed, gone = [], []
         for uuid in set(devices.registered(step.root)) - labelled:
             path = devices.mount(step.root, uuid)
             if _holds(step.root, uuid):
+                _close(step.root, uuid)
                 closed.append(path)
                 continue
+            _release(step.root, uuid)
             files.unlink(layout_devices.device(step.root, uuid))
             files.unlink(layout_devices.note(step.root, uuid))
             files.unlink(layout_devices.asked_beside(layout_devices.device(step.root, uuid)))
@@ -92,36 +97,56 @@ def declare(step: SetDevices) -> dict[str, object]:
 
 def _checked(root: str, wanted: Sequence[pool.Declared]) -> dict[str, str]:
     """Return the labels there are, by path; raise BadPool unless all can be devices of one pool."""
-    systems: dict[int, str] = {}
+    systems: dict[str, str] = {}
     found: dict[str, str] = {}
-    here = os.uname().nodename
+    here, listed = os.uname().nodename, mounts.listed()
     silent = hung.unanswered(root, [layout_devices.side(device.path) for device in wanted])
     for device in wanted:
         path = device.path
         if layout_devices.side(path) in silent:
             raise BadPool(f"{path} on {here} is {device_state.HUNG}: it does not answer")
-        if not os.path.isdir(path) or os.path.islink(path) or not os.path.ismount(path):
+        mounted = mounts.under(os.path.realpath(path), listed)
+        if not os.path.isdir(path) or os.path.islink(path) or mounted.point != os.path.realpath(path):
             raise BadPool(f"{path} on {here} is not mounted: an unmounted directory is no device")
-        system = os.stat(path).st_dev
+        system = mounted.device
         if system in systems:
             raise BadPool(f"{systems[system]} and {path} on {here} are one file system: of one device there is one label")
         systems[system] = path
         if not os.access(path, os.W_OK | os.X_OK):
             raise BadPool(f"{path} on {here} cannot be written to by the drivers' user: let that own it")
         side = layout_devices.side(path)
-        uuid = str(devices.label(side).get("uuid", ""))
+        uuid = str(device_label.read(side).get("uuid", ""))
         if not uuid and os.path.lexists(layout_devices.label(side)):
             raise BadPool(f"the label of {path} on {here} cannot be understood: {layout_devices.label(side)}")
         if uuid and uuid in found.values():
             raise BadPool(f"{path} on {here} has the label of another device, of which it may be a copy: {uuid}")
+        if uuid:
+            _check_own(root, device.path, uuid, system)
+        elif any(room.names(f"{side}/{part}") for part in layout_devices.PARTS):
+            raise BadPool(f"{path} on {here} has disks or bases of a pool, and no label: remove {side} if nobody misses them")
         found[path] = uuid
         _check_class(side, device)
     return found
 
 
+def _check_own(root: str, path: str, uuid: str, system: str) -> None:
+    """Raise BadPool for a device that is in the pool of another host, or has the label of one that is mounted elsewhere."""
+    side, link, here = layout_devices.side(path), layout_devices.device(root, uuid), os.uname().nodename
+    host = device_label.whose(link, device_label.read(side))
+    if host and host != device_label.host(root):
+        what = "take it out there (semishared pool drain), or, if that host is no more, copy what is worth it from"
+        raise BadPool(f"{path} on {here} is in the pool of {host}: {what} {side}, and remove that")
+    was = devices.mount(root, uuid)
+    mounted = mounts.under(was, mounts.listed())
+    is_another = mounted.point == was and mounted.device != system
+    # One that hangs is not asked again, and may be that.
+    if is_another and (layout_devices.is_aside(os.readlink(link)) or device_label.read(layout_devices.side(was)).get("uuid") == uuid):
+        raise BadPool(f"{path} on {here} has the label of {was}, which is mounted too, and of which it may be a copy: {uuid}")
+
+
 def _check_class(side: str, wanted: pool.Declared) -> None:
     """Raise BadPool for a device with layers that was no memory and is declared so, or the other way round: of them nothing is promised."""
-    was = devices.label(side).get("class", wanted.device_class)
+    was = device_label.read(side).get("class", wanted.device_class)
     if (was == MEMORY) != (wanted.device_class == MEMORY) and room.names(f"{side}/{layout_devices.LAYERS}"):
         what = f"is of class {was} and has disks: without them it can be {wanted.device_class}"
         raise BadPool(f"{wanted.path} on {os.uname().nodename} {what}")
@@ -130,37 +155,66 @@ def _check_class(side: str, wanted: pool.Declared) -> None:
 def _label(root: str, wanted: pool.Declared, found: dict[str, str]) -> str:
     """Label a device and let it be known here; return its path if it was not before."""
     side, uuid = layout_devices.side(wanted.path), found[wanted.path] or str(uuids.uuid4())
-    said = {"version": 1, "uuid": uuid, "class": wanted.device_class, "weight": wanted.weight}
-    if files.read_json(layout_devices.label(side)) != said:
-        os.makedirs(side, exist_ok=True)
-        files.remove_staged(side)
-        files.write_json(layout_devices.label(side), said)
-        point("device labelled")
-    files.remove_staged(layout_devices.devices(root))
-    if wanted.device_class != MEMORY:
-        files.unlink(layout_devices.note(root, uuid))
-    elif files.read_json(layout_devices.note(root, uuid)) != said:
-        files.write_json(layout_devices.note(root, uuid), said)
-        point("memory known")
-    link = layout_devices.device(root, uuid)
+    link, note = layout_devices.device(root, uuid), layout_devices.note(root, uuid)
+    said = {"version": 1, "uuid": uuid, "class": wanted.device_class, "weight": wanted.weight, **_owner(root, side, link, wanted)}
     is_new = not os.path.lexists(link)
+    files.remove_staged(layout_devices.devices(root))
+    if is_new:
+        _write(side, said)
+    if files.read_json(note) != said:
+        files.write_json(note, said)
+        point("device noted")
+    # Of one that is in use the note has the owner first: in between its label has none, or the same.
+    _write(side, said)
     files.symlink(side, link)
     point("device known")
     return wanted.path if is_new else ""
 
 
+def _owner(root: str, side: str, link: str, wanted: pool.Declared) -> dict[str, object]:
+    """Return whose a device is from now on: it stays so. Memory has its label from its host, at each boot."""
+    if wanted.device_class == MEMORY:
+        return {}
+    was = device_label.read(side)
+    is_own = "owner" in was and not device_label.whose(link, was)
+    return {"owner": was["owner"] if is_own else uuids.uuid4().hex, "host": device_label.host(root)}
+
+
+def _write(side: str, said: dict[str, object]) -> None:
+    """Write a label, unless it says that; one that says the same of the device may be full, and stays."""
+    if device_label.is_written(side, said):
+        files.remove_staged(side)
+        return
+    was = device_label.read(side)
+    try:
+        with files.enough_space(side):
+            device_label.write(side, said)
+    except NoSpace:
+        if "owner" in was or [was.get(key) for key in DECLARED] != [said[key] for key in DECLARED]:
+            raise
+        return
+    point("device labelled")
+
+
+def _release(root: str, uuid: str) -> None:
+    """Let a device that holds nothing be of no host's pool, as far as it can be written to."""
+    said = device_label.own(root, uuid)
+    if "owner" in said:
+        try:
+            side = layout_devices.side_of(os.readlink(layout_devices.device(root, uuid)))
+            device_label.write(side, {key: said[key] for key in ("version", "uuid", "class", "weight")})
+        except OSError:
+            return
+        point("device released")
+
+
 def _holds(root: str, uuid: str) -> bool:
-    """Tell whether a device holds, or may hold, something that is known by it; if so it takes nothing more from now on."""
+    """Tell whether a device holds, or may hold, something that is known by it."""
     directory, wrong = layout_devices.device(root, uuid), device_state.state(root, uuid)
     if wrong == device_state.OTHER and uuid not in devices.usual(root):
         # Memory that was given back, and another one is in its place: all that is left of it are links of disks.
         return any(link.uuid == uuid for link in devices.layers_links(os.path.dirname(root)))
-    if wrong:
-        return True
-    held = any(room.names(f"{directory}/{part}") for part in layout_devices.PARTS)
-    if held:
-        _close(directory)
-    return held
+    return bool(wrong) or any(room.names(f"{directory}/{part}") for part in layout_devices.PARTS)
 
 
 def close(step: CloseDevice) -> dict[str, object]:
@@ -172,20 +226,18 @@ def close(step: CloseDevice) -> dict[str, object]:
         if not any(device.share > 0 for uuid, device in found.items() if uuid != step.device):
             path = devices.mount(step.root, step.device)
             raise BadPool(f"{path} on {os.uname().nodename} cannot be drained: no other device of its pool takes anything")
-        _close(layout_devices.device(step.root, step.device))
+        _close(step.root, step.device)
         with promises.held(step.root):
             hot.drop_idle(step.root, step.device)
     return {}
 
 
-def _close(directory: str) -> None:
-    said = {**devices.label(directory), "weight": 0}
-    if files.read_json(layout_devices.label(directory)) != said:
-        files.remove_staged(*os.path.split(layout_devices.label(directory)))
-        files.write_json(layout_devices.label(directory), said)
-        point("device closed")
-    note = layout_devices.note_beside(directory)
-    if said["class"] == MEMORY and files.read_json(note) != said:
-        # Its own label is made anew, with the weight of its settings, when the host is started again.
+def _close(root: str, uuid: str) -> None:
+    """Let a device take nothing more: as this host has noted it, for it may be full, or away."""
+    device, note = layout_devices.device(root, uuid), layout_devices.note(root, uuid)
+    known = files.read_json(note) or device_label.without_padding(device_label.read(device)) or {"version": 1, "uuid": uuid}
+    said = {**known, "weight": 0}
+    if known != said or not os.path.exists(note):
+        files.remove_staged(*os.path.split(note))
         files.write_json(note, said)
-        point("memory closed")
+        point("device closed")

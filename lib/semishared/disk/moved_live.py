@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 
-from ..base import cache, devices, moving, overcommitted, spare
+from ..base import cache, device_label, devices, moving, overcommitted, spare
 from ..base.moving import Copying, Tell
 from ..errors import CannotMove, NoSpace
 from ..guest import active_layer, deltas, device_switch, domain
@@ -102,7 +102,7 @@ def _check(step: MoveLayers, root: str, was: Link, new: Link) -> None:
 
 
 def _label(root: str, link: Link) -> "dict[str, object]":
-    return devices.label(layout_devices.device(root, link.uuid))
+    return device_label.read(layout_devices.device(root, link.uuid))
 
 
 def _copy(folder: str, directory: str, record: Record, copying: Copying) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any, Iterable, Iterator, Mapping
 
-from ..base import cache, device_state, devices, hung
+from ..base import cache, device_label, device_state, devices, hung
 from ..errors import CannotMove, DeviceMissing, LostWithMemory, SemisharedError, UnexpectedFile, UnexpectedLink
 from ..model import layout, layout_delta, layout_devices
 from ..model.device_class import MEMORY, NOTHING, Want
@@ -125,7 +125,7 @@ def _missing(root: str, which: str, link: Link) -> SemisharedError:
 def is_lost(root: str, link: Link) -> bool:
     """Tell whether what a link leads to was in memory, and is not there any more though the device is."""
     device = layout_devices.device(root, link.uuid)
-    return devices.label(device).get("class") == MEMORY and not os.path.isdir(layout_devices.directory(root, link))
+    return device_label.read(device).get("class") == MEMORY and not os.path.isdir(layout_devices.directory(root, link))
 
 
 def place(

@@ -8,7 +8,7 @@ import os
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..base import devices
+from ..base import device_label, devices
 from ..errors import ToolTimeout
 from ..model import layout, layout_devices
 from ..model.layout_devices import HOT, LAYERS, PARTS, Link
@@ -59,6 +59,6 @@ def is_linked(step: Discard) -> bool:
     """Tell whether a link leads there after all, seen under the lock of the VM that would have made it."""
     directory, name = os.path.split(os.path.realpath(step.path))
     root = layout.base_store(step.location)
-    uuid = str(devices.label(os.path.dirname(directory)).get("uuid"))
+    uuid = str(device_label.read(os.path.dirname(directory)).get("uuid"))
     link = Link(uuid, os.path.basename(directory), name)
     return uuid not in devices.registered(root) or devices.is_linked(step.location, link)

@@ -10,7 +10,7 @@
         bases/  staging/                     as in the base store: layout_base.py
     <root>/devices/<uuid>                    -> <mount>/.semishared, of each device of the pool
                                              -> hung:<mount>/.semishared, of one that does not answer (base/hung.py)
-                   <uuid>.json               of one that is memory: its label, as it was last declared, or closed
+                   <uuid>.json               its label, as it was last declared, or closed
                    <uuid>.asked              of one that does not answer: who waits for that, and cannot be ended
     <vm_dir>/disk.<N>.snap                   -> ../../.semishared/devices/<uuid>/layers/<vm>-<disk>-<random>
              disk.<N>.left.snap          -> the same, where those layers have been until now: their running guest is about to leave
@@ -54,7 +54,7 @@ def device(root: str, uuid: str) -> str:
 
 
 def note(root: str, uuid: str) -> str:
-    """Return what is known here of the label of a device that is memory, also while it is not there."""
+    """Return what is known here of the label of a device, also while it is not there."""
     return note_beside(device(root, uuid))
 
 

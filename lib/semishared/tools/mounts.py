@@ -20,6 +20,8 @@ class Mount(NamedTuple):
     """Those of the file system itself."""
     id: str = ""
     """No other mount has it while somebody is in this one."""
+    device: str = ""
+    """Of the file system: all its mounts have the same, subvolumes of btrfs too, of which stat(2) tells each by one of its own."""
 
 
 def parse(text: str) -> list[Mount]:
@@ -29,7 +31,7 @@ def parse(text: str) -> list[Mount]:
         left, _, right = line.partition(" - ")
         words, (type, _, options) = left.split(" "), right.split(" ", 2)
         point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code.group(1), 8)), words[4])
-        found.append(Mount(point, type, tuple(options.split(",")), words[0]))
+        found.append(Mount(point, type, tuple(options.split(",")), words[0], words[2]))
     return found
 
 

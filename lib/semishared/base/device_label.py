@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The label of a device of this host's pool, and what the host itself has noted of it: whose it is, and whether it takes anything.
+
+    <mount>/.semishared/device.json   {"version": 1, "uuid", "class", "weight", "owner", "host", "padding"}
+    <root>/devices/<uuid>.json        the same without padding, as it was last declared, or with weight 0: closed
+
+A device is in the pool of one host: that whose note has the `owner` which was drawn when it was declared. On one that has come to
+another host, or that several have mounted, nothing is made there, and nothing removed. Of a label without an owner (of before, of memory)
+the link counts. It is closed by the note: its device may be full, read-only, or away.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Mapping
+
+from ..model import layout_devices
+from ..tools import files
+
+PADDING = 6144
+"""Bytes of what is no text that one could compress: btrfs and ext4 have it in blocks of its own then, which are read from the disk."""
+BLOCK = 4096
+
+
+def read(directory: str) -> dict[str, object]:
+    """Return the label in what is ours on a device, by the link to it closed as it is noted; {} if none can be understood."""
+    found = files.read_json(layout_devices.label(directory)) or {}
+    if noted(directory).get("weight") == 0:
+        found["weight"] = 0
+    is_whole = layout_devices.is_uuid(str(found.get("uuid"))) and isinstance(found.get("class"), str)
+    return found if is_whole and type(found.get("weight")) in (int, float) and found.get("version") == 1 else {}
+
+
+def noted(device: str) -> dict[str, object]:
+    """Return what this host has noted of a device, by the link to it."""
+    return files.read_json(layout_devices.note_beside(device)) or {}
+
+
+def whose(device: str, said: Mapping[str, object]) -> str:
+    """Return in whose pool a device is, by its label and the link to it here, '' if in that of this host."""
+    if "owner" not in said or said["owner"] == noted(device).get("owner"):
+        return ""
+    return str(said.get("host") or "another host")
+
+
+def own(root: str, uuid: str) -> dict[str, object]:
+    """Return the label of a device that is mounted, the one that it is to be, and in the pool of this host; {} of any other."""
+    device = layout_devices.device(root, uuid)
+    said = read(device)
+    return said if said.get("uuid") == uuid and not whose(device, said) else {}
+
+
+def host(root: str) -> str:
+    """Return what this host writes into labels of its devices: for people, and for itself when its notes are lost."""
+    return f"{os.uname().nodename}:{root}"
+
+
+def write(side: str, said: Mapping[str, object]) -> None:
+    """Write the label into what is ours on a device."""
+    import base64
+
+    os.makedirs(side, exist_ok=True)
+    files.remove_staged(side)
+    files.write_json(layout_devices.label(side), {**said, "padding": base64.b64encode(os.urandom(PADDING)).decode()})
+
+
+def is_written(side: str, said: Mapping[str, object]) -> bool:
+    """Tell whether that is the label, and in a block of its own."""
+    path = layout_devices.label(side)
+    found = files.read_json(path) or {}
+    return without_padding(found) == said and os.stat(path).st_size > BLOCK
+
+
+def without_padding(said: Mapping[str, object]) -> dict[str, object]:
+    """Return what a label says."""
+    return {key: value for key, value in said.items() if key != "padding"}

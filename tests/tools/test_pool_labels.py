@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is taken for a device of a pool: whose it is, of which there is a copy, what is one file system; and how one is closed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from semishared.errors import BadPool
+from semishared.model import steps as s
+from semishared.model import steps_device as d
+from tools.test_pool import Pool
+from tools.world import MiB, World
+
+
+def label(path: Path) -> Path:
+    return path / ".semishared" / "device.json"
+
+
+def unlinked(world: World) -> "list[str]":
+    (seen,) = world.on(s.LookAround(str(world.location), (101,), (), False))
+    assert isinstance(seen, dict)
+    return [str(item["path"]) for item in seen["unlinked"]]
+
+
+def test_a_device_of_another_host_is_refused_and_nothing_of_it_is_removed(world: World, pool: Pool) -> None:
+    pool.set()
+    said = json.loads(label(pool.paths[0]).read_text())
+    left = pool.paths[0] / ".semishared/layers/7-0-0123456789ab"
+    left.mkdir(parents=True)
+    assert unlinked(world) == [str(left)], "its own"
+    label(pool.paths[0]).write_text(json.dumps({**said, "owner": "0", "host": "h9:/ds"}))
+    assert unlinked(world) == [] and "in the pool of h9:/ds" in str(pool.rows()[str(pool.paths[0])]["state"])
+    with pytest.raises(BadPool, match="is in the pool of h9:/ds: take it out there"):
+        pool.set()
+    # As this host has left it, when its own notes were lost.
+    label(pool.paths[0]).write_text(json.dumps({**said, "owner": "0"}))
+    pool.set()
+    assert pool.rows()[str(pool.paths[0])]["state"] == "" and unlinked(world) == [str(left)]
+
+
+def test_a_label_of_before_is_taken_over_and_let_go_of_with_its_device(world: World, pool: Pool) -> None:
+    pool.set()
+    said = json.loads(label(pool.paths[0]).read_text())
+    old = {key: said[key] for key in ("version", "uuid", "class", "weight")}
+    label(pool.paths[0]).write_text(json.dumps(old))
+    (world.root / "devices" / f"{said['uuid']}.json").unlink()
+    assert pool.rows()[str(pool.paths[0])]["state"] == ""
+    pool.set()
+    now = json.loads(label(pool.paths[0]).read_text())
+    assert now["uuid"] == said["uuid"] and now["owner"] and label(pool.paths[0]).stat().st_size > 4096
+    assert pool.set(*map(str, pool.paths[1:]))["gone"] == [str(pool.paths[0])]
+    assert "owner" not in json.loads(label(pool.paths[0]).read_text()), "another host may have it now"
+
+
+def test_a_copy_in_the_place_of_its_original_is_refused_while_that_is_mounted(world: World, pool: Pool) -> None:
+    pool.set(*map(str, pool.paths[:2]))
+    label(pool.paths[2]).parent.mkdir()
+    label(pool.paths[2]).write_bytes(label(pool.paths[0]).read_bytes())
+    words = str(pool.paths[1]), str(pool.paths[2])
+    with pytest.raises(BadPool, match=f"has the label of {pool.paths[0]}, which is mounted too"):
+        pool.set(*words)
+    assert pool.rows()[str(pool.paths[0])]["state"] == ""
+    subprocess.run(["mount", "--move", str(pool.paths[0]), pool.aside()], check=True)
+    pool.set(*words)
+    assert sorted(pool.rows()) == sorted(words)
+
+
+def test_a_device_is_closed_that_is_full_or_away(world: World, pool: Pool) -> None:
+    pool.set()
+    uuids = [str(pool.rows()[str(path)]["uuid"]) for path in pool.paths]
+    (pool.paths[0] / "fill").touch()
+    with pytest.raises(OSError), open(pool.paths[0] / "fill", "wb", buffering=0) as file:
+        while file.write(bytes(MiB)) == MiB:
+            pass
+        os.write(file.fileno(), bytes(MiB))
+    world.on(d.CloseDevice(str(world.root), uuids[0]))
+    assert pool.rows()[str(pool.paths[0])]["weight"] == 0
+    os.mkdir(pool.paths[1] / ".semishared/layers")
+    os.mkdir(pool.paths[1] / ".semishared/layers/7-0-0123456789ab")
+    subprocess.run(["mount", "--move", str(pool.paths[1]), pool.aside()], check=True)
+    others = str(pool.paths[0]), str(pool.paths[2])
+    assert pool.set(*others)["closed"] == [str(pool.paths[1])]
+    subprocess.run(["mount", "--move", pool.aside(), str(pool.paths[1])], check=True)
+    row = pool.rows()[str(pool.paths[1])]
+    assert (row["state"], row["weight"]) == ("", 0), "it is back, and takes nothing"
+    pool.set()
+    assert [row["weight"] for row in pool.rows().values()] == [1.0] * 3
+
+
+def test_two_subvolumes_of_btrfs_are_one_file_system(world: World, pool: Pool) -> None:
+    image, whole = world.top / "btrfs", pool.paths[0]
+    image.touch()
+    os.truncate(image, 160 * MiB)
+    subprocess.run(["mkfs.btrfs", "-q", str(image)], check=True)
+    subprocess.run(["umount", str(whole)], check=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(whole)], check=True)
+    source = subprocess.run(["findmnt", "-n", "-o", "SOURCE", str(whole)], check=True, stdout=subprocess.PIPE).stdout.decode().strip()
+    for path in pool.paths[1:]:
+        subprocess.run(["btrfs", "subvolume", "create", str(whole / path.name)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["umount", str(path)], check=True)
+        subprocess.run(["mount", "-o", f"subvol={path.name}", source, str(path)], check=True)
+    with pytest.raises(BadPool, match="are one file system"):
+        pool.set(*map(str, pool.paths[1:]))
+    pool.set(str(pool.paths[1]))
+    assert label(pool.paths[1]).stat().st_size > 4096, "not in the metadata: who reads it asks the disk"
