@@ -34,7 +34,7 @@ def away(world: World, pool: Pool, path: str, how: str) -> Iterator[None]:
             yield
         hung.look(str(world.root))
     elif how == "aside":
-        (link,) = [link for link in (world.root / "devices").iterdir() if os.readlink(link) == f"{path}/.semishared"]
+        (link,) = [link for link in (world.root / "devices").glob("*-*[!n]") if os.readlink(link) == f"{path}/.semishared"]
         files.symlink(f"hung:{path}/.semishared", str(link))
         try:
             yield
