@@ -108,7 +108,8 @@ def sizes(directory: str) -> dict[str, int]:
     found = {}
     for name in _listed(directory):
         disk = layout.disk_named(layout.disk_of(name)) if layout.are_layers(name) else None
-        if disk is not None:
+        # Of one whose device is away nothing comes, and whoever looks at the VM is not to fail on it.
+        if disk is not None and os.path.isdir(f"{directory}/{name}"):
             found[str(disk)] = on_devices.allocated(f"{directory}/{name}")
     return found
 
