@@ -99,6 +99,8 @@ class Host:
                 message = None
             if isinstance(message, dict) and "plan" in message:
                 # Now, not when it is begun: a plan whose front-end is gone by then must not be carried out.
+                # What it has waited for is nothing that stands still.
+                progress.touch()
                 self._busy = True
             if message is None and self._busy:
                 self._die()

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host side that has waited for its next plan longer than a plan may stand still."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from semishared.model import steps as s
+from semishared.model import steps_device as d
+from semishared.wire.messages import RELEASE
+
+LIB = Path(__file__).resolve().parents[2] / "lib"
+WAITED = f"""
+import sys
+sys.path.insert(0, {str(LIB)!r})
+from semishared.host import service
+from semishared.tools import progress
+progress.last -= 10 ** 6
+service.ALIVE_S = 0.001
+sys.exit(service.main())
+"""
+
+
+def test_a_plan_that_comes_late_has_not_stood_still(tmp_path: Path) -> None:
+    """It is looked all the time whether it does, and many steps take a while to be read."""
+    steps = [s.to_data(d.ListDevices(str(tmp_path)))] * 4000
+    plan = {"version": RELEASE, "action": "test", "seq": -1, "answers": False, "last": True, "steps": steps}
+    words = [sys.executable, "-I", "-c", WAITED]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as host:
+        assert host.stdin and host.stdout
+        host.stdin.write(json.dumps({"plan": plan}).encode() + b"\n")
+        host.stdin.flush()
+        events = [json.loads(line)["event"] for line in host.stdout]
+    assert [event for event in events if event != "alive"] == ["done"] and host.returncode == 0
