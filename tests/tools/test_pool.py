@@ -18,10 +18,11 @@ import pytest
 from semishared.config import Config
 from semishared.disk import on_devices, vm_dir
 from semishared.disk.epochs import Planned
-from semishared.errors import BadPool, DeviceMissing, NoDevice, NoSpace, SemisharedError, UnexpectedLink
+from semishared.errors import BadPool, DeviceMissing, NoDevice, NoDeviceOfClass, NoSpace, SemisharedError, UnexpectedLink
 from semishared.host import host_probe
 from semishared.model import steps as s
 from semishared.model import steps_device as d
+from semishared.model.device_class import Want
 from semishared.model.steps_base import DescribeBase, EvictBase, FetchBases, Part
 from semishared.model.steps_commit import CreateDiff, FinishDisk
 from semishared.plan import eviction
@@ -624,6 +625,18 @@ def test_who_arrives_is_placed_by_what_comes_with_each_disk(world: World, pool: 
     for too_much in ({"1": 260 * MiB}, {**sizes, "4": 100 * MiB}):
         with pytest.raises(NoSpace, match=r"disk 60-\d in the pool .*: on \S+ \S+ MiB are missing"):
             world.on(s.MakeRoom(60, world.disk(60).vm_dir, sum(too_much.values()), (), too_much))
+
+
+def test_in_a_datastore_that_is_a_link_disks_lie_as_without_a_pool(world: World, pool: Pool) -> None:
+    pool.set()
+    away = world.top / "away"
+    world.system.rename(away)
+    world.system.symlink_to(away)
+    top = world.clone(world.image(), world.disk())
+    qemu_io(top, "qcow2", "read -P 0xa1 1M 64k")
+    assert not pool.layers() and not os.path.islink(f"{world.disk().path}.snap")
+    with pytest.raises(NoDeviceOfClass, match="is a symbolic link"):
+        on_devices.place(world.disk().vm_dir, 5, 7, MiB, want=Want(("slow",), MiB))
 
 
 def test_a_place_that_has_no_room_after_all_is_given_up(world: World, pool: Pool) -> None:

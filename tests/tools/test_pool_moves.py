@@ -18,6 +18,7 @@ from semishared.model import steps as s
 from semishared.model import steps_device as d
 from semishared.model.steps_base import EvictBase
 from semishared.model.steps_commit import CreateDiff
+from semishared.tools import qemu_img
 from semishared.wire.session import Session
 from tools.test_pool import Pool, carry, check_content, device_of, of_its_own, prepared
 from tools.world import MiB, World, qemu_io
@@ -152,7 +153,7 @@ def test_a_disk_that_a_guest_has_open_stays_though_oned_has_its_vm_off(world: Wo
     assert move_disk(world, target)["error"] == ""
 
 
-@pytest.mark.parametrize("what", ["delete", "move"])
+@pytest.mark.parametrize("what", ["delete", "move", "datastore", "resize"])
 def test_what_oned_begins_ends_a_move_and_is_done(world: World, pool: Pool, what: str) -> None:
     directory, elsewhere_dir = prepared(world)
     row, (_, target) = of_disk(world, 5, 1), elsewhere(pool, f"{directory}/disk.1.snap")
@@ -164,11 +165,21 @@ def test_what_oned_begins_ends_a_move_and_is_done(world: World, pool: Pool, what
             pass
         if what == "delete":
             world.on(s.RemoveVm(5, directory))
-        else:
+        elif what == "move":
             carry(directory, elsewhere_dir, 5, (0, 1, 2, 3))
+        elif what == "datastore":
+            (found,) = world.on(s.RenameVm(5, directory, elsewhere_dir, True, "", (0, 1, 2, 3)))
+            assert isinstance(found, dict)
+            assert world.on(s.ReleaseVm(5, directory, "", found["seen"])) == [{"kept": ""}]
+        else:
+            world.on(s.GrowDisk(world.disk(5, 1), 80 * MiB))
         with pytest.raises(SemisharedError):
             session.finish()
-    if what == "move":
+    if what == "resize":
+        check_content(directory)
+        assert qemu_img.virtual_size(f"{directory}/disk.1", "qcow2") == 80 * MiB
+        world.on(s.RemoveVm(5, directory))
+    if what in ("move", "datastore"):
         check_content(elsewhere_dir)
         assert move_disk(world, target)["error"] == ""
         check_content(elsewhere_dir)
@@ -177,7 +188,7 @@ def test_what_oned_begins_ends_a_move_and_is_done(world: World, pool: Pool, what
     assert isinstance(seen, dict)
     for item in seen["unlinked"]:
         world.on(s.Discard("unlinked", item["path"], str(world.location), item["vm"], item["seen"]))
-    assert len(pool.layers()) == (2 if what == "move" else 0)
+    assert len(pool.layers()) == (2 if what in ("move", "datastore") else 0)
 
 
 def test_a_kept_diff_goes_too(world: World, pool: Pool) -> None:

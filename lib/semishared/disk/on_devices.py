@@ -11,7 +11,7 @@ import os
 from typing import Any, Iterable, Iterator, Mapping
 
 from ..base import cache, device_label, device_state, devices, hung
-from ..errors import CannotMove, DeviceMissing, LostWithMemory, SemisharedError, UnexpectedFile, UnexpectedLink
+from ..errors import CannotMove, DeviceMissing, LostWithMemory, NoDeviceOfClass, SemisharedError, UnexpectedFile, UnexpectedLink
 from ..model import layout, layout_delta, layout_devices
 from ..model.device_class import MEMORY, NOTHING, Want
 from ..model.layout_devices import LAYERS, Link
@@ -139,6 +139,12 @@ def place(
     link = devices.link_of(folder)
     if os.path.isdir(folder):
         return folder if link else ""
+    datastore = os.path.dirname(vm_dir)
+    if os.path.islink(datastore):
+        # From where it leads to, the way to a device (layout_devices.target_of) is another one.
+        if want.is_strict:
+            raise NoDeviceOfClass(f"{datastore} on {os.uname().nodename} is a symbolic link: disks in it lie on no device; mount it there")
+        return ""
     if MEMORY in want.tried:
         from ..base import hot, promises
 

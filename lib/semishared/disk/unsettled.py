@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from ..base import cache, devices
 from ..guest import job_lock
 from ..model import layout, layout_delta, layout_devices
 from ..model.refs import DiskRef
@@ -19,8 +20,15 @@ def end_others(vm: int, vm_dir: str) -> None:
         job_lock.take(vm, vm_dir)
 
 
+def end_moves(vm: int, vm_dir: str) -> None:
+    """Have the turn where there are devices between which disks go: what goes now ends, and what is asked for waits for us."""
+    if devices.registered(cache.root_of(vm_dir)):
+        job_lock.take(vm, vm_dir)
+
+
 def settle(vm: int, vm_dir: str) -> None:
     """End what is left on the disks of a VM that does not run, before one of them is read or changed."""
+    end_moves(vm, vm_dir)
     try:
         notes = os.listdir(layout.records(vm_dir))
     except FileNotFoundError:

@@ -7,7 +7,7 @@ import os
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..disk import in_memory, on_devices, records, transfer, vm_dir, whereabouts
+from ..disk import in_memory, on_devices, records, transfer, unsettled, vm_dir, whereabouts
 from ..errors import MigrationRefused, StoreUnavailable
 from ..guest import listing
 from ..model import layout, layout_delta
@@ -62,6 +62,7 @@ class OnMoves(Steps):
         Nor that its disks lie over their stores in part only (guest/base_switch.py), or are about to leave a device, when their names
         do not lead to what is right yet (guest/device_switch.py).
         """
+        unsettled.end_moves(vm, vm_dir)
         if not os.path.lexists(layout_delta.note(vm_dir)):
             return
         from ..disk import recovery
