@@ -21,7 +21,7 @@ from semishared.tools import ending, hung_store
 from semishared.vmm.on_host import OnHost
 hung_store.LIMIT_S = 1.0
 try:
-    OnHost("scripts").CheckShare(CheckShare(7, {source!r}, False))
+    OnHost("scripts").CheckShare(CheckShare(7, {source!r}, False, ""))
 except SemisharedError as e:
     print(e.line(), file=sys.stderr)
 ending.ended(1)
