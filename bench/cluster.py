@@ -17,7 +17,7 @@ from collections import defaultdict
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Callable, List, Sequence, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
 
 import rates
 from block import Disk, MiB
@@ -35,7 +35,7 @@ PHASES_S = 300
 RAW = "/var/tmp/bench-raw"
 
 
-def image(cloud: Cloud, name: str, mib: int = DATA_MIB, persistent: bool = False, **attributes: str) -> int:
+def image(cloud: Cloud, name: str, mib: int = DATA_MIB, persistent: bool = False, **attributes: Any) -> int:
     """Upload an image to the pool whose first MiB are incompressible."""
     path = cloud.upload_file(f"{name}.img")
     with path.open("wb") as file:

@@ -41,7 +41,7 @@ def file_system(top: Path, make: List[str], size: int) -> Iterator[Tuple[Path, s
     subprocess.run(["dd", "if=/dev/zero", f"of={file}", "bs=16M", f"count={size >> 24}", "oflag=direct", "status=none"], check=True)
     where.mkdir()
     subprocess.run([*make, file], check=True)
-    argv = ["losetup", "--direct-io=on", "--find", "--show", file]
+    argv = ["losetup", "--direct-io=on", "--find", "--show", str(file)]
     device = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
     subprocess.run(["mount", device, where], check=True)
     try:

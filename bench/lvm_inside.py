@@ -175,7 +175,8 @@ def move(name, mib, more, moves, seed):
 
     It is drawn by `seed` where. `moves`: [[from, [extents there], to], ...].
     """
-    written, ended, found = {}, threading.Event(), {"ios": 0, "wait": 0.0, "wrong": 0}
+    written: dict[int, bytes] = {}
+    ended, found = threading.Event(), {"ios": 0, "wait": 0.0, "wrong": 0}
     blocks = mib * 16
 
     def stand_in():
@@ -187,7 +188,7 @@ def move(name, mib, more, moves, seed):
                 os.preadv(fd, [buffer], at * 65536)
                 found["wrong"] += buffer[:8] != written[at]
             else:
-                mark = found["ios"].to_bytes(8, "little")
+                mark = int(found["ios"]).to_bytes(8, "little")
                 buffer[:] = mark * 8192
                 os.pwritev(fd, [buffer], at * 65536)
                 written[at] = mark

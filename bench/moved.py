@@ -35,7 +35,7 @@ OWN_KIB, LOOP_KIB = 12 << 10, 4 << 10
 SIZE_MIB = {"layers": 32, "raw": 32}
 BUSY = 5000
 """Blocks of 64 KiB per second: more than it can."""
-KINDS: Dict[str, Dict[str, str]] = {"layers": {}, "raw": {"SEMISHARED_LOCAL": "copy"}}
+KINDS: Dict[str, Dict[str, Any]] = {"layers": {}, "raw": {"SEMISHARED_LOCAL": "copy"}}
 """A disk whose layers are copied beside QEMU, which mirrors a delta alone; and one that QEMU copies whole, with the guest's writes."""
 PAIRS = {"reads": 20, "writes": 6}
 STILL_S, WRITES_S = 2.0, 75.0

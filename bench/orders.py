@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import Any, Dict, List, Sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
@@ -67,7 +67,9 @@ def _extents(name: str, sizes: Sequence[int], order: str, samples: int, extents:
         removed.append(sum(a != b for a, b in zip(was, then)) / extents)
         left.append(was.count(gone) / extents)
     budget = ("ratio", "<=", 1.05) if order == pool.DEFAULT else None
-    moved = {"expected": MOVED[order], "because": WHY[order], "budget": budget, "budget_from": "moved, of the least possible"}
+    moved: Dict[str, Any] = {
+        "expected": MOVED[order], "because": WHY[order], "budget": budget, "budget_from": "moved, of the least possible",
+    }  # fmt: skip
     of = f"orders/{name}/{order}"
     return [
         Figure(f"{of}/fair", f"{name}, {order}: the fullest device, of its share", "times", fair, expected=1.03,

@@ -128,6 +128,7 @@ def _round(folder: Path, base: Path, size: int, window: int, names: Sequence[str
                 disk = Disk("d", path)
             else:
                 disk = Disk("d", base)
+            assert disk.path
             settle(disk.path)
             for workload in kinds:
                 value = _write(folder, disk, workload, number + 1, share, window)
@@ -158,6 +159,7 @@ def _reads(folder: Path, base: Path, names: Sequence[str], rounds: int, seconds:
                 value = block.fio(address[name], "randread", 4 * KiB, seconds=seconds, seed=number + 1)
                 samples[name, "4k read"].append(value)
     for disk in disks[1:]:
+        assert disk.path
         disk.path.unlink()
 
 

@@ -36,7 +36,7 @@ def _hash(path: Path, _inode: int, _size: int, _changed_ns: int) -> str:
 
 def things(top: Path) -> Dict[str, Tuple[object, ...]]:
     """Return all below `top`: names, kinds, modes, sizes, contents, times, extended attributes."""
-    found = {}
+    found: Dict[str, Tuple[object, ...]] = {}
     for path in [top, *sorted(top.rglob("*"))]:
         about = path.lstat()
         content = ""

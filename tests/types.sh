@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# mypy --strict over the package and the lab. Skipped where mypy is not installed, an error in CI.
+# mypy over all: the package and the lab --strict, other tests and bench for names and arguments. Skipped where mypy is not installed, an error in CI.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PWD/build/venv/bin:$PATH

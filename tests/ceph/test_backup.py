@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import shutil
-from typing import Callable
+from typing import Any, Callable, Iterator
 
 import pytest
 
@@ -13,7 +13,7 @@ from lab.cloud import DATASTORES, RBD_STORE, Cloud
 from lab.guest import content
 from lab.oned.objects import Datastore, Image
 
-PLACES = {
+PLACES: dict[str, dict[str, Any]] = {
     "in-place": {}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "store-clone": {"SEMISHARED_PLACE": "shared"},
     "remote-first": {"SEMISHARED_LOCAL": "remote-first"}, "diff": {"SEMISHARED_PLACE": "local"},
 }  # fmt: skip
@@ -23,7 +23,7 @@ REPOSITORY, NAME = 107, "8e4cbd"
 
 
 @pytest.fixture(autouse=True)
-def only_this_test(cloud: Cloud):
+def only_this_test(cloud: Cloud) -> Iterator[None]:
     yield
     cloud.delete_all()
 

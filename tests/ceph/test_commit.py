@@ -23,7 +23,7 @@ COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 KIB = 64
 ZEROS = bytes(KIB << 10)
 DATA = content("base", 0, KIB)
-LOCAL = {"SEMISHARED_PLACE": "local"}
+LOCAL: dict[str, Any] = {"SEMISHARED_PLACE": "local"}
 SCRATCH = Config().io_limits["scratch"]
 
 
@@ -55,7 +55,7 @@ def discarded(cloud: Cloud) -> None:
 class Standing:
     """A VM with a local disk of a persistent image on Ceph: disk 1, vdb."""
 
-    def __init__(self, cloud: Cloud, ceph: Cluster, name: str, os_image: int, **attributes: str) -> None:
+    def __init__(self, cloud: Cloud, ceph: Cluster, name: str, os_image: int, **attributes: Any) -> None:
         self.cloud, self.ceph = cloud, ceph
         self.image = cloud.data_image(name, DATA, persistent=True, store=RBD_STORE, **LOCAL, **attributes)
         self.vm = cloud.deploy(name, [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(self.image)}])

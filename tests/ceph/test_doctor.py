@@ -32,7 +32,7 @@ def installed(cloud: Cloud) -> Iterator[None]:
 
 def doctor(cloud: Cloud) -> List[Dict[str, Any]]:
     done = cloud.lab.fe.run([COMMAND, "doctor", "--json"], check=False, timeout=60)
-    return json.loads(done.stdout)["findings"]  # type: ignore[no-any-return]
+    return json.loads(done.stdout)["findings"]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -86,7 +87,7 @@ def test_a_local_disk_of_a_persistent_image_begins_at_what_was_committed_last(
 ) -> None:
     """The lost host's writing since then is kept when it is back, and can become another image, but not this one."""
     h1, h2 = cloud.lab.hosts
-    anew = {"SEMISHARED_ON_HOST_FAILURE": "recreate"}
+    anew: dict[str, Any] = {"SEMISHARED_ON_HOST_FAILURE": "recreate"}
     image = cloud.data_image("over-diff", DATA, persistent=True, store=RBD_STORE, SEMISHARED_PLACE="local", **anew)
     name = cloud.source(image).partition("/")[2]
     vm = cloud.deploy("over-diff", [{"IMAGE_ID": str(disk)} for disk in (cloud.os_image("over-diff-os", **anew), image)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,7 +20,7 @@ def rbd(node: Node, user: str, *words: str) -> int:
 
 
 @pytest.fixture()
-def image(cloud: Cloud, ceph: Cluster):
+def image(cloud: Cloud, ceph: Cluster) -> Iterator[str]:
     name = "probe"
     assert rbd(cloud.lab.fe, BRIDGE, "create", f"{POOL}/{name}", "--size", "16M") == 0
     yield name

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator
+from typing import Any, Iterator
 
 import pytest
 
@@ -26,7 +26,7 @@ def host(cloud: Cloud) -> Iterator[Node]:
 
 
 def upload(cloud: Cloud, path: str, name: str, persistent: bool, attributes: "dict[str, str]") -> int:
-    own = {"LUKS_SECRET": SECRET, **attributes}
+    own: dict[str, Any] = {"LUKS_SECRET": SECRET, **attributes}
     return cloud.oned.image_create(RBD_STORE, name, path=path, type="DATABLOCK", persistent=persistent, prefix="vd", attributes=own)
 
 

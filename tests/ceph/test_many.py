@@ -7,6 +7,7 @@ import os
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from lab import Node
 from lab.ceph import Cluster
@@ -40,7 +41,7 @@ def test_delete_begins_while_thirty_clones_wait_for_one_base(cloud: Cloud, ceph:
     """A host takes a base from a cluster whose cable is slow; all of the clones end well, with one reading of the store."""
     image = cloud.data_image("many-cold", os.urandom(MIB << 20), mib=MIB, store=RBD_STORE)
     other = cloud.data_image("many-other", content("base", 0, 64))
-    paused = {"RAW": {"TYPE": "kvm", "DATA": serial_xml("many-other") + PAUSED}, "MEMORY": "32"}
+    paused: dict[str, Any] = {"RAW": {"TYPE": "kvm", "DATA": serial_xml("many-other") + PAUSED}, "MEMORY": "32"}
     leaving = cloud.oned.vm_create({**cloud.template("many-other", [{"IMAGE_ID": str(other)}]), **paused})
     cloud.oned.vm_deploy(leaving, "h1", SYSTEM)
     cloud.oned.vm_poweroff(leaving, hard=True)

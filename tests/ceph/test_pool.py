@@ -57,9 +57,9 @@ def devices(cloud: Cloud, tmp_path: Path) -> Iterator[None]:
         yield
     finally:
         cloud.delete_all()
-        for host in cloud.lab.hosts:
-            cloud.oned.host(host.name).template.pop("SEMISHARED_POOL", None)
-            host.run(["rm", "-rf", *(f"{DATASTORES}/{RECORDS}/{name}" for name in ("bases", "staging", "devices"))], user="root")
+        for node in cloud.lab.hosts:
+            cloud.oned.host(node.name).template.pop("SEMISHARED_POOL", None)
+            node.run(["rm", "-rf", *(f"{DATASTORES}/{RECORDS}/{name}" for name in ("bases", "staging", "devices"))], user="root")
         for key in SLOW:
             cloud.oned.datastores[SYSTEM].template.pop(key, None)
         for disk in disks:

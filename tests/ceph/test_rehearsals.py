@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import rehearsing
@@ -13,7 +15,9 @@ from lab.cloud import RBD_STORE, Cloud
 @pytest.mark.long  # tests/operate has the guests, tests/cephstore the images
 @pytest.mark.fault(21, "`semishared plan` of every action changes nothing on any machine, nor a guest, nor in Ceph")
 def test_every_action_is_rehearsed_and_then_done(cloud: Cloud, ceph: Cluster) -> None:
-    places = {"mine": {"persistent": True}, "copy": {"SEMISHARED_LOCAL": "copy"}, "beside": {"SEMISHARED_PLACE": "shared"}}
+    places: dict[str, dict[str, Any]] = {
+        "mine": {"persistent": True}, "copy": {"SEMISHARED_LOCAL": "copy"}, "beside": {"SEMISHARED_PLACE": "shared"},
+    }
     before = set(cloud.oned.images)
     with rehearsing.rehearsing(cloud) as found:
         rehearsing.life(cloud, RBD_STORE, **places)

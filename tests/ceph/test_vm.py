@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import permutations
-from typing import Callable
+from typing import Any, Callable
 from xml.etree import ElementTree
 
 import pytest
@@ -29,9 +29,9 @@ from trimming import trimmed
 
 KIB = 64
 DATA = content("base", 0, KIB)
-SLOW = {"SEMISHARED_IO_CLASS": "scratch"}
+SLOW: dict[str, Any] = {"SEMISHARED_IO_CLASS": "scratch"}
 SCRATCH = Config().io_limits["scratch"]
-PLACES: dict[str, dict[str, str]] = {
+PLACES: dict[str, dict[str, Any]] = {
     "in-place": {}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "store-clone": {"SEMISHARED_PLACE": "shared"},
     "remote-first": {"SEMISHARED_LOCAL": "remote-first"},
 }  # fmt: skip
@@ -52,7 +52,7 @@ def only_this_test(cloud: Cloud, ceph: Cluster) -> Iterator[None]:
     cloud.delete_all()
 
 
-def on_rbd(cloud: Cloud, prefix: str, data: bytes = DATA, **more: str) -> dict[str, int]:
+def on_rbd(cloud: Cloud, prefix: str, data: bytes = DATA, **more: Any) -> dict[str, int]:
     """Upload one image to RBD for each place."""
     return {
         place: cloud.data_image(f"{prefix}-{place}", data, persistent=place == "in-place", store=RBD_STORE, **attributes, **more)

@@ -44,7 +44,7 @@ def only_this_test(cloud: Cloud) -> Iterator[None]:
     cloud.delete_all()
 
 
-def data(cloud: Cloud, name: str, *, persistent: bool = False, store: int = RBD_STORE, **attributes: str) -> int:
+def data(cloud: Cloud, name: str, *, persistent: bool = False, store: int = RBD_STORE, **attributes: Any) -> int:
     return cloud.data_image(name, DATA, persistent=persistent, store=store, **attributes)
 
 

@@ -231,7 +231,7 @@ def test_killed_at_every_point_leaves_nothing_and_converges(site: Site, name: st
         # Each point once: what may be given up is, at every other point.
         runs = [(at, again) for at, again in runs if name not in GIVEN_UP or again == bool(at % 2)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = list(pool.map(lambda one: killed(site, name, *one, passed), runs))
+        found = list(pool.map(lambda one: killed(site, name, one[0], one[1], passed), runs))
     wrong = [f"{'repeated' if again else 'given up'} after {at} {passed[at - 1]}: {what}" for (at, again), what in zip(runs, found) if what]
     assert not wrong, "\n".join(wrong)
     deadline = time.monotonic() + WATCH_S + 50

@@ -29,7 +29,7 @@ KIB = 64
 DATA = content("base", 0, KIB)
 STORE_DIR = f"{DATASTORES}/{STORE}"
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
-Kind = Tuple[str, str, bool, Dict[str, str]]
+Kind = Tuple[str, str, bool, Dict[str, Any]]
 DISKS: List[Kind] = [
     # (name, format, persistent, attributes); what lies on the shared file system in both formats
     ("mine", "raw", True, {}),

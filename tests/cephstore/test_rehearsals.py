@@ -188,7 +188,7 @@ def grown(cloud: CephSite) -> Words:
     return [disk, "16", str(vm), str(STORE)]
 
 
-Image = Dict[str, object]
+Image = Dict[str, Any]
 DATASTORE: Dict[str, Tuple[Callable[[CephSite], Image], List[str]]] = {}
 """By action of datastores: what leads to it, and returns what oned says of the image; the steps that are said to follow."""
 

@@ -19,7 +19,7 @@ from semishared.tools.extents import EXTENT
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 KIB = 64
 DATA = content("base", 0, KIB)
-PLACES: dict[str, tuple[bool, dict[str, str]]] = {
+PLACES: dict[str, tuple[bool, dict[str, Any]]] = {
     # target in the guest: persistent, attributes
     "vdb": (True, {}),
     "vdc": (False, {}),

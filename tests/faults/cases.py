@@ -13,7 +13,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Dict, Iterable, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Sequence, Tuple
 from unittest import mock
 from xml.etree import ElementTree
 
@@ -126,7 +126,7 @@ def first(plan: Plan) -> List[s.Step]:
     return list(wanted.steps)
 
 
-def clone_steps(rig: Rig, image: Stored, vm: int = VM, disk: int = 0, machine: str = "a", size: int = 8, **attributes: str) -> List[s.Step]:
+def clone_steps(rig: Rig, image: Stored, vm: int = VM, disk: int = 0, machine: str = "a", size: int = 8, **attributes: Any) -> List[s.Step]:
     request = from_image(rig, source(rig, image), vm, f"disk.{disk}", machine)
     return first(disks.clone(request, *facts(image, size, **attributes), OPTIONS))
 
@@ -287,7 +287,7 @@ def warm(image: Stored) -> Setup:
     return do(lambda rig: clone_steps(rig, image, OTHER))
 
 
-def cloned(image: Stored, disk: int = 0, **attributes: str) -> Setup:
+def cloned(image: Stored, disk: int = 0, **attributes: Any) -> Setup:
     return do(
         lambda rig: clone_steps(rig, image, OTHER), lambda rig: clone_steps(rig, image, VM, disk, **attributes)
     )
@@ -399,6 +399,14 @@ def _mkfs(format: str, fs: str) -> Case:
 ALL_GUEST = {f"{machine}/{ds}/{VM}/disk.0": bytes(DIRTY) for machine in ("a", "b", "fe") for ds in (101, 102)}
 VOLATILE = (f"/{VM}/disk.1$", rf"(incoming|outgoing|removed)-{VM}-[0-9a-f]+/disk.1$")
 
+
+def evicted(rig: Rig) -> None:
+    """A setup: the base was cached, and its content is gone."""
+    warm(RAW)(rig)
+    for path in rig.on("a", ".semishared/bases").glob("*/image"):
+        path.unlink()
+
+
 CASES = [
     _case("clone overlay cold", lambda rig: clone_steps(rig, RAW)),
     _case("clone overlay cold, no manifest", lambda rig: clone_steps(rig, FRESH)),
@@ -407,7 +415,7 @@ CASES = [
     _case("clone overlay warm grown", lambda rig: clone_steps(rig, QCOW2, size=16), warm(QCOW2),
           guest={f"a/101/{VM}/disk.0": grown(QCOW2.content, 16)}),
     _case("clone overlay, base evicted", lambda rig: clone_steps(rig, RAW),
-          lambda rig: (warm(RAW)(rig), [p.unlink() for p in rig.on("a", ".semishared/bases").glob("*/image")])),  # type: ignore[arg-type, return-value]
+          evicted),
     _case("clone overlay, new generation", lambda rig: clone_steps(rig, RAW), older_generation),
     _case("clone copy", lambda rig: clone_steps(rig, RAW, SEMISHARED_LOCAL="copy")),
     _case("clone copy grown", lambda rig: clone_steps(rig, QCOW2, size=16, SEMISHARED_LOCAL="copy"),

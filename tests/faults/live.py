@@ -68,7 +68,7 @@ class Live:
         self.environment = self.host._command([], "oneadmin", None, "/")[1]
         self._read: Dict[Tuple[str, ...], str] = {}
         # We are its front-end, from the checkout; what is installed there is made of the same.
-        ssh.RELEASE = messages.release(str(self.host.path("/var/tmp/one/lib/semishared")))
+        ssh.RELEASE = messages.release(str(self.host.path("/var/tmp/one/lib/semishared")))  # type: ignore[attr-defined] # what it has imported
         self._server, self._machine = self._power_on()
         if devices:
             self.run({}, SetDevices(BASE_STORE, self._devices))
@@ -114,11 +114,11 @@ class Live:
         how = env.get("DIE_AFTER") or env.get("FAIL", "")
         with self._proxy(env.get("DIE_IN") or env["FAIL_IN"], how) if how else nullcontext():
             extra = {**self.environment, **{key: value for key, value in env.items() if key.startswith("SEMISHARED_")}}
-            ssh.subprocess = machine.Starter(self._server, extra)  # type: ignore[assignment]
+            ssh.subprocess = machine.Starter(self._server, extra)  # type: ignore[assignment, attr-defined]
             try:
                 session = ssh.Session("localhost", "test", Config())
             finally:
-                ssh.subprocess = subprocess
+                ssh.subprocess = subprocess  # type: ignore[attr-defined] # replaced above
             self.talk = session
             with session:
                 yield session

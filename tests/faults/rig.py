@@ -67,7 +67,8 @@ class Rig:
         live = self.top / "live"
         words = ["unshare", "--mount", "--propagation", "private", "/usr/bin/python3", "-I", machine.__file__, str(CHECKOUT / "lib")]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._machines[name] = subprocess.Popen([*words, str(live / name), str(self.datastores), str(live / "store")], stdin=theirs)
+        words += [str(live / name), str(self.datastores), str(live / "store")]
+        self._machines[name] = subprocess.Popen(words, stdin=theirs.fileno())
         theirs.close()
         assert ours.recv(100) == b"ready"
         self._servers[name] = ours
@@ -110,7 +111,7 @@ class Rig:
         words = ["nsenter", f"--mount=/proc/{self._machines[machine].pid}/ns/mnt", "--wd=/", "--", *argv]
         done = subprocess.run(words, capture_output=True, check=False, **options)  # type: ignore[call-overload]
         assert not check or done.returncode == 0, f"{argv}: {done.stderr.decode(errors='replace')}"
-        return done  # type: ignore[no-any-return]
+        return done
 
     def save(self, name: str) -> None:
         """Keep the state of all machines and the store."""
@@ -138,13 +139,13 @@ class Rig:
 
         class OnRig(real):  # type: ignore[misc, valid-type]
             def __init__(self, host: str, action: str, config: object, *, bulk: bool = False) -> None:
-                ssh.subprocess = machine.Starter(rig._servers[host])  # type: ignore[assignment]
+                ssh.subprocess = machine.Starter(rig._servers[host])  # type: ignore[assignment, attr-defined]
                 extra = environment.get(host, {})
                 os.environ.update(extra)
                 try:
                     super().__init__("localhost", action, config, bulk=bulk)
                 finally:
-                    ssh.subprocess = subprocess
+                    ssh.subprocess = subprocess  # type: ignore[attr-defined] # replaced above
                     for name in extra:
                         del os.environ[name]
                 self.host = host

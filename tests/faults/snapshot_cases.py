@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 from semishared.config import Config
 from semishared.model import steps as s
@@ -15,7 +15,7 @@ from .cases import PERSISTENT, RAW, VM, Case, Environment, MiB, Stored, clone_st
 from .rig import Rig
 
 Plan = Callable[[args.SnapshotPlace, snapshots.Facts], List[s.Step]]
-PLACES: Dict[str, Tuple[Stored, Dict[str, str]]] = {
+PLACES: Dict[str, Tuple[Stored, Dict[str, Any]]] = {
     "overlay": (RAW, {}),
     "copy": (RAW, {"SEMISHARED_LOCAL": "copy"}),
     "remote-first": (RAW, {"SEMISHARED_LOCAL": "remote-first"}),

@@ -381,11 +381,11 @@ def with_evil_parts(action: str) -> "List[Callable[[str], List[str]]]":
     for place, word in enumerate(good):
         before, after = good[:place], good[place + 1 :]
         host, colon, path = word.partition(":")
-        ways.append(lambda evil, b=before, a=after: [*b, evil, *a])
+        ways.append(lambda evil, b=before, a=after: [*b, evil, *a])  # type: ignore[misc] # the defaults bind
         if colon:
-            ways.append(lambda evil, b=before, a=after, h=host: [*b, f"{h}:{evil}", *a])
+            ways.append(lambda evil, b=before, a=after, h=host: [*b, f"{h}:{evil}", *a])  # type: ignore[misc] # the defaults bind
         if colon and host != "fe":  # the front-end's own name before SOURCE is not used, whatever it is
-            ways.append(lambda evil, b=before, a=after, p=path: [*b, f"{evil}:{p}", *a])
+            ways.append(lambda evil, b=before, a=after, p=path: [*b, f"{evil}:{p}", *a])  # type: ignore[misc] # the defaults bind
     return ways
 
 

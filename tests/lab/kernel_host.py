@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, TypeVar
 
 from lab import caches, initramfs, layout
 
@@ -153,6 +153,9 @@ class Program:
         return self._result()
 
 
+_Self = TypeVar("_Self", bound="KernelHost")
+
+
 class KernelHost:
     """One emulated machine; `with` starts it, the first use waits until it is up."""
 
@@ -183,7 +186,7 @@ class KernelHost:
 
     # -- up and down ----------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> KernelHost:
+    def __enter__(self: _Self) -> _Self:
         self.start()
         return self
 

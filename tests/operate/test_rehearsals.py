@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import rehearsing
@@ -18,7 +20,9 @@ OF_GUESTS = {
 
 @pytest.mark.fault(21, "`semishared plan` of every action changes nothing on any machine, nor a guest")
 def test_every_action_is_rehearsed_and_then_done(cloud: Cloud) -> None:
-    places = {"mine": {"persistent": True}, "copy": {"SEMISHARED_LOCAL": "copy"}, "beside": {"SEMISHARED_PLACE": "shared"}}
+    places: dict[str, dict[str, Any]] = {
+        "mine": {"persistent": True}, "copy": {"SEMISHARED_LOCAL": "copy"}, "beside": {"SEMISHARED_PLACE": "shared"},
+    }
     with rehearsing.rehearsing(cloud) as found:
         rehearsing.life(cloud, STORE, **places)
         rehearsing.moved_live(cloud, STORE)

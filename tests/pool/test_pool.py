@@ -24,7 +24,7 @@ AT = 1024
 """Where the guest writes, in KiB; what the verifier's loops write begins at 4 MiB."""
 DATA = content("base", 0, KIB)
 OTHER_SYSTEM = 102
-PLACES: dict[str, dict[str, str]] = {
+PLACES: dict[str, dict[str, Any]] = {
     "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "remote-first": {"SEMISHARED_LOCAL": "remote-first"},
     "diff": {"SEMISHARED_PLACE": "local"},
 }  # fmt: skip
@@ -34,7 +34,7 @@ DECLARED = "/mnt/a /mnt/b /mnt/c=fast:1"
 ELSEWHERE = ("/mnt/nvme/x", "/mnt/nvme/y", "/srv/z")
 """Where the same are mounted on h2."""
 PATHS = {"h1": tuple(DEVICES), "h2": ELSEWHERE}
-SLOW = {"SEMISHARED_IO_CLASS": "scratch"}
+SLOW: dict[str, Any] = {"SEMISHARED_IO_CLASS": "scratch"}
 SCRATCH = Config().io_limits["scratch"]
 
 
@@ -129,7 +129,7 @@ class Mixed:
         """Images that were made of it: number, format, what the guest had written, at which KiB."""
 
     def image(self, name: str, place: str, format: str) -> int:
-        how = {"format": format} if format != "rbd" else {}
+        how: dict[str, Any] = {"format": format} if format != "rbd" else {}
         store = RBD_STORE if format == "rbd" else STORE
         return self.cloud.data_image(name, DATA, persistent=place == "diff", store=store, **how, **SLOW, **PLACES[place])
 

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -79,7 +80,7 @@ def _memory(cloud: Cloud) -> Iterator[None]:
 
 def test_a_guest_in_memory_through_all_that_is_done_to_it(cloud: Cloud) -> None:
     h1, h2 = cloud.lab.hosts
-    ram = {"SEMISHARED_CLASS": "ram"}
+    ram: dict[str, Any] = {"SEMISHARED_CLASS": "ram"}
     images = [
         cloud.os_image("ram-os", **ram),
         cloud.data_image("ram-raw", DATA, **ram),
@@ -204,7 +205,7 @@ def test_a_guest_waits_where_memory_that_was_promised_twice_is_full(cloud: Cloud
 @pytest.mark.long
 def test_guests_read_their_base_from_memory_through_all_that_is_done_to_them(cloud: Cloud) -> None:
     h1, h2 = cloud.lab.hosts
-    hot = {"SEMISHARED_BASES": "ram"}
+    hot: dict[str, Any] = {"SEMISHARED_BASES": "ram"}
     images = [cloud.os_image("hot-os", **hot), cloud.data_image("hot-qcow2", DATA, format="qcow2", **hot), cloud.data_image("cold", DATA)]
     vm = cloud.deploy("hot", [{"IMAGE_ID": str(image)} for image in images])
     guest = cloud.guest(vm)

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 
@@ -142,7 +143,7 @@ def test_devices_that_die_under_running_guests_cost_their_own_vms_and_no_others(
 
 def test_a_lost_host_with_a_pool_is_taken_over_and_starts_before_its_devices_do(cloud: Site) -> None:
     h1 = cloud.lab.node("h1")
-    recreate = {"SEMISHARED_ON_HOST_FAILURE": "recreate"}
+    recreate: dict[str, Any] = {"SEMISHARED_ON_HOST_FAILURE": "recreate"}
     images = [
         cloud.data_image("again", DATA, **recreate),
         cloud.data_image("again-diff", DATA, persistent=True, SEMISHARED_PLACE="local", **recreate),

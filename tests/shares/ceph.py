@@ -36,9 +36,9 @@ class CephShares:
         """Put one up."""
         with Cloud.up(hosts=3, ceph=True) as up:
             cls.provide(up.lab)
-            more = {"SEMISHARED_FS_VOLUME": f"{fs.NAME}/one", "CEPH_USER": "shares", "BRIDGE_LIST": up.lab.hosts[0].name,
-                    "SEMISHARED_FS_POOLS": "none"}  # fmt: skip
-            up.oned.datastore_create(template("cephfs", ROOT, **more), SHARES)
+            more: dict[str, Any] = {"SEMISHARED_FS_VOLUME": f"{fs.NAME}/one", "CEPH_USER": "shares", "BRIDGE_LIST": up.lab.hosts[0].name,
+                                    "SEMISHARED_FS_POOLS": "none"}  # fmt: skip
+            up.oned.datastore_create(template("cephfs", Path(ROOT), **more), SHARES)
             made = cls(up)
             made.cli("init", str(SHARES))
             yield made

@@ -222,8 +222,8 @@ def test_what_a_taken_over_daemon_could_do(tenants: Tenants) -> None:
     roots = [h1.run(["ls", "-di", f"/proc/{pid}/root/"], user="root").stdout.split()[0] for pid in shares.daemons()]
     # Of what it sees its share is the root (256: of a subvolume).
     assert roots == [b"256"] * 10
-    for host in shares.cloud.lab.hosts:
-        files = [line.split(" ", 1) for line in host.run(["sh", "-euc", OPEN], user="root").stdout.decode().splitlines()]
+    for node in shares.cloud.lab.hosts:
+        files = [line.split(" ", 1) for line in node.run(["sh", "-euc", OPEN], user="root").stdout.decode().splitlines()]
         assert any(name.endswith("-fs.pid") for _, name in files), files
         # But for the guest's memory.
         assert not [name for mode, name in files if mode != "0" and not name.startswith("/memfd:")], files

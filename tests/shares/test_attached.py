@@ -99,7 +99,7 @@ def test_what_is_given_to_no_guest(root: Path, name: str) -> None:
         attached.check(7, path)
     # libvirt, or whoever, asks for the same: no daemon is there then.
     if name != "another image's":
-        argv = [VMM / "virtiofsd", "--fd=0", "-o", f"source={path}"]
+        argv = [f"{VMM}/virtiofsd", "--fd=0", "-o", f"source={path}"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 1 and "[SS" in done.stderr, done.stderr
 
@@ -145,7 +145,7 @@ def daemon(name: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     with tempfile.NamedTemporaryFile() as pidfile, socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"\0{os.urandom(8).hex()}")
         listening.listen(1)
-        argv = [VMM / name, f"--fd={listening.fileno()}", *words]
+        argv = [f"{VMM}/{name}", f"--fd={listening.fileno()}", *words]
         process = subprocess.Popen(
             argv, pass_fds=[listening.fileno(), pidfile.fileno()], stderr=subprocess.PIPE, text=True,
             preexec_fn=lambda: fcntl.lockf(pidfile, fcntl.LOCK_EX | fcntl.LOCK_NB, 1),
@@ -217,6 +217,6 @@ def test_the_daemon_in_rust_is_not_given_the_locks_that_it_ends_at() -> None:
 
 
 def test_who_is_not_root_becomes_no_daemon(root: Path) -> None:
-    argv = ["setpriv", "--reuid", "65534", "--clear-groups", VMM / "virtiofsd", "-o", f"source={root}/share-7"]
+    argv = ["setpriv", "--reuid", "65534", "--clear-groups", f"{VMM}/virtiofsd", "-o", f"source={root}/share-7"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1 and "libvirt starts" in done.stderr, done.stderr

@@ -11,7 +11,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -59,7 +59,7 @@ class Tenants:
         self.other = self.deploy("other", {"IMAGE_ID": str(self.theirs)})
 
     def deploy(self, name: str, *disks: dict[str, str], read_only: Sequence[int] = (), host: str = "h1") -> int:
-        template = {"NAME": name, "CPU": "0.1", "MEMORY": "32", "DISK": list(disks), "CONTEXT": {"NETWORK": "NO"}}
+        template: dict[str, Any] = {"NAME": name, "CPU": "0.1", "MEMORY": "32", "DISK": list(disks), "CONTEXT": {"NETWORK": "NO"}}
         vm = int(self.oned.vm_create(template))
         for number in read_only:
             self.oned.vm(vm).disks[number]["READONLY"] = "YES"
@@ -68,7 +68,9 @@ class Tenants:
 
     def iso(self, vm: int) -> str:
         """Return where the context of a VM is on its host."""
-        return f"/var/lib/one/datastores/{SYSTEM}/{vm}/disk.{self.oned.vm(vm).template['CONTEXT']['DISK_ID']}"
+        context = self.oned.vm(vm).template["CONTEXT"]
+        assert isinstance(context, dict)
+        return f"/var/lib/one/datastores/{SYSTEM}/{vm}/disk.{context['DISK_ID']}"
 
     def shares(self, vm: int) -> list[Share]:
         """Return what its context says of shares."""

@@ -57,8 +57,8 @@ class Unprivileged:
     def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "MADE": str(self._made), "JOB": str(self._job), "RULE": str(self._rule)}
         env["PYTHONPATH"] = os.pathsep.join(sys.path)
-        words = ["unshare", "-m", "sh", "-c", ENTER, "enter", sys.executable, "-B", *words]
-        return subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=120, cwd="/")
+        argv = ["unshare", "-m", "sh", "-c", ENTER, "enter", sys.executable, "-B", *words]
+        return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=120, cwd="/")
 
 
 WORKS = """

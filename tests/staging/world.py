@@ -68,7 +68,7 @@ class Staging:
 
     def deploy(self, name: str, image: int, host: str) -> int:
         """Deploy a VM that does not run: what counts is its disk."""
-        more = {"RAW": {"TYPE": "kvm", "DATA": serial_xml(name) + PAUSED}, "MEMORY": "32"}
+        more: Dict[str, Any] = {"RAW": {"TYPE": "kvm", "DATA": serial_xml(name) + PAUSED}, "MEMORY": "32"}
         vm = self.cloud.oned.vm_create({**self.cloud.template(name, [{"IMAGE_ID": str(image)}]), **more})
         self.cloud.oned.vm_deploy(vm, host, SYSTEM)
         return vm

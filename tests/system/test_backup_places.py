@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from contextlib import contextmanager
-from typing import Callable, Dict, Iterator
+from typing import Any, Callable, Dict, Iterator
 
 import matrix
 from lab.cloud import DATASTORES, STORE, Cloud
@@ -16,7 +16,7 @@ from lab.guest import content
 from lab.oned.objects import Datastore, Image
 
 FORMATS = ("raw", "qcow2")
-PLACES: Dict[str, Dict[str, str]] = {
+PLACES: Dict[str, Dict[str, Any]] = {
     "in-place": {}, "diff": {"SEMISHARED_PLACE": "local"}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"},
     "remote-first": {"SEMISHARED_LOCAL": "remote-first"}, "store-clone": {"SEMISHARED_PLACE": "shared"}
 }  # fmt: skip

@@ -18,7 +18,7 @@ KIB = 64
 DATA = content("base", 0, KIB)
 FORMATS = ("raw", "qcow2")
 DISKS = {"vdb": 1, "vdc": 2}
-LOCAL = {"SEMISHARED_PLACE": "local"}
+LOCAL: dict[str, Any] = {"SEMISHARED_PLACE": "local"}
 
 
 def said(cloud: Cloud, *words: str, code: int = 0) -> str:

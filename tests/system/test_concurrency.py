@@ -51,7 +51,7 @@ def test_many_vms_at_once_are_right_and_leave_nothing(cloud: Cloud, count: int, 
     for number in range(count):
         name = f"many-{number}"
         verifies = number in (0, 3, 6)
-        more = {} if verifies else {"RAW": {"TYPE": "kvm", "DATA": serial_xml(name) + PAUSED}, "MEMORY": "32"}
+        more: dict[str, Any] = {} if verifies else {"RAW": {"TYPE": "kvm", "DATA": serial_xml(name) + PAUSED}, "MEMORY": "32"}
         vms.append(cloud.oned.vm_create({**cloud.template(name, [{"IMAGE_ID": str(images[number % 3])}]), **more}))
     hosts = [cloud.lab.hosts[number % 2] for number in range(count)]
     at_once(lambda n: cloud.oned.vm_deploy(vms[n], hosts[n].name, 101), range(count))
@@ -101,7 +101,7 @@ def test_gc_removes_leftovers_on_all_machines_and_spares_what_is_in_use(cloud: C
     image = cloud.data_image("left", b"left", 8)
     beside = cloud.data_image("left-beside", b"left", 8, SEMISHARED_PLACE="shared")
     disks = [{"IMAGE_ID": str(image)}, {"IMAGE_ID": str(beside)}]
-    template = {"RAW": {"TYPE": "kvm", "DATA": PAUSED}, "MEMORY": "32"}
+    template: dict[str, Any] = {"RAW": {"TYPE": "kvm", "DATA": PAUSED}, "MEMORY": "32"}
     lives, zombie, done = (
         cloud.oned.vm_create({**cloud.template(name, disks), **template}) for name in ("lives", "zombie", "done")
     )
@@ -135,9 +135,9 @@ def test_gc_removes_leftovers_on_all_machines_and_spares_what_is_in_use(cloud: C
         h1.run(["virsh", "-q", "-c", "qemu:///system", "destroy", f"one-{zombie}"])
         assert gc(cloud, "--now")["totals"]["removed"] == 3
     finally:
-        for vm in forgotten.values():
-            for disk in vm.disks:
-                cloud.oned.images[int(disk["IMAGE_ID"])].vms.remove(vm.id)
+        for gone in forgotten.values():
+            for disk in gone.disks:
+                cloud.oned.images[int(disk["IMAGE_ID"])].vms.remove(gone.id)
         cloud.oned.vms.pop(later)
         cloud.terminate(lives)
     assert cloud.leftovers() == []

@@ -18,7 +18,7 @@ COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 KIB = 1024
 DATA = content("base", 0, KIB)
 FORMATS = ("raw", "qcow2")
-REMOTE = {"SEMISHARED_LOCAL": "remote-first"}
+REMOTE: dict[str, Any] = {"SEMISHARED_LOCAL": "remote-first"}
 
 
 def detach(cloud: Cloud, *words: str, code: int = 0) -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ def stop(guest: Guest, disks: str) -> int:
     return max(gaps)
 
 
-def images(cloud: Cloud, name: str, **more: str) -> list[int]:
+def images(cloud: Cloud, name: str, **more: Any) -> list[int]:
     return [cloud.data_image(f"{name}-{format}", DATA, format=format, **REMOTE, **more) for format in FORMATS]
 
 

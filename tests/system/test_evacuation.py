@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import pytest
 
@@ -19,7 +19,7 @@ from lab.guest import content
 KIB = 64
 DATA = content("base", 0, KIB)
 FORMATS = ("raw", "qcow2")
-PLACES: Dict[str, Dict[str, str]] = {
+PLACES: Dict[str, Dict[str, Any]] = {
     "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "store-clone": {"SEMISHARED_PLACE": "shared"}, "in-place": {},
 }  # fmt: skip
 MIXES: Dict[str, Sequence[str]] = {

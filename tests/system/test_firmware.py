@@ -52,7 +52,7 @@ def tpm_hosts(cloud: Cloud) -> Iterator[None]:
         conf.write_text(f'{conf.read_text()}\nswtpm_user = "oneadmin"\nswtpm_group = "oneadmin"\n')
         host.run(["install", "-d", "-o", "oneadmin", "/var/lib/swtpm-localca"], user="root")
         host.run(["pkill", "-x", "libvirtd"], user="root")
-        until(lambda host=host: not host.run(["pgrep", "-x", "libvirtd"], user="root", check=False).stdout)  # type: ignore[misc]
+        until(lambda host=host: not host.run(["pgrep", "-x", "libvirtd"], user="root", check=False).stdout)
         host.run(["/usr/sbin/libvirtd", "-d"], user="root")
         shutil.copy(caches.newest_kernel(), host.path(f"{BOOT}/vmlinuz"))
     yield

@@ -33,7 +33,7 @@ def encrypted(cloud: Cloud) -> str:
 
 
 def upload(cloud: Cloud, path: str, name: str, *, persistent: bool = False, **attributes: str) -> int:
-    own = {"LUKS_SECRET": SECRET, **attributes}
+    own: dict[str, Any] = {"LUKS_SECRET": SECRET, **attributes}
     return cloud.oned.image_create(STORE, name, path=path, type="DATABLOCK", persistent=persistent, prefix="vd", attributes=own)
 
 

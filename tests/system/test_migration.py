@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from contextlib import contextmanager
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator
 
 import pytest
 
@@ -19,7 +19,7 @@ from lab.oned import ActionFailed
 KIB = 1024
 DATA = content("base", 0, KIB)
 OTHER_SYSTEM = 102
-LOCAL = [
+LOCAL: list[tuple[str, dict[str, Any]]] = [
     # (place, attributes)
     ("overlay", {}), ("copy", {"SEMISHARED_LOCAL": "copy"}), ("remote-first", {"SEMISHARED_LOCAL": "remote-first"}),
     ("store-clone", {"SEMISHARED_PLACE": "shared"}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from itertools import product
-from typing import Callable
+from typing import Any, Callable
 
 import pytest
 
@@ -15,7 +15,7 @@ from lab.oned import ActionFailed
 
 KIB = 64
 DATA = content("base", 0, KIB)
-DISKS = [
+DISKS: list[tuple[str, str, bool, str, dict[str, Any]]] = [
     # name of the disk in the guest, name, persistent, format, attributes
     ("vdb", "cow", False, "raw", {}),
     ("vdc", "full", False, "raw", {"SEMISHARED_LOCAL": "copy"}),
@@ -186,7 +186,7 @@ def test_snapshots_of_a_suspended_guest(cloud: Cloud, os_image: int) -> None:
 @pytest.mark.long  # tests/faults/test_live_kill.py has an overlay of which 2 goes after 0, killed at points of it, too
 def test_snapshots_are_deleted_while_the_guest_runs_after_others_were(cloud: Cloud, os_image: int) -> None:
     """libvirt goes on to know layers that were merged away, and looks into each when the next is pulled."""
-    places: list[dict[str, str]] = [{}, {"SEMISHARED_LOCAL": "copy"}, {"SEMISHARED_PLACE": "shared"}]
+    places: list[dict[str, Any]] = [{}, {"SEMISHARED_LOCAL": "copy"}, {"SEMISHARED_PLACE": "shared"}]
     data = [cloud.data_image(f"gone-{number}", DATA, **place) for number, place in enumerate(places)]
     vm = cloud.deploy("gone", [{"IMAGE_ID": str(image)} for image in (os_image, *data)])
     guest, disks = cloud.guest(vm), {"vdb": 1, "vdc": 2, "vdd": 3}

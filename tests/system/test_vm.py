@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator
 
 import pytest
 
@@ -18,9 +18,9 @@ from trimming import trimmed
 
 KIB = 64
 DATA = content("base", 0, KIB)
-SLOW = {"SEMISHARED_IO_CLASS": "scratch"}
+SLOW: dict[str, Any] = {"SEMISHARED_IO_CLASS": "scratch"}
 SCRATCH = Config().io_limits["scratch"]
-CELLS = [
+CELLS: list[tuple[str, bool, dict[str, Any]]] = [
     # (place, persistent, attributes)
     ("in-place", True, {}),
     ("diff", True, {"SEMISHARED_PLACE": "local"}),
@@ -67,7 +67,7 @@ def hot(cloud: Cloud, os_image: int) -> Guest:
 @pytest.mark.parametrize("format", ["raw", "qcow2"])
 @pytest.mark.parametrize(("place", "persistent", "attributes"), CELLS, ids=[cell[0] for cell in CELLS])
 def test_disk_when_attached_holds_the_image_and_keeps_what_is_written(
-    cloud: Cloud, hot: Guest, place: str, persistent: bool, attributes: dict[str, str], format: str, cell: Callable[..., None]
+    cloud: Cloud, hot: Guest, place: str, persistent: bool, attributes: dict[str, Any], format: str, cell: Callable[..., None]
 ) -> None:
     vm = hot.vm  # type: ignore[attr-defined]
     image = cloud.data_image(f"{place}-{format}", DATA, persistent=persistent, format=format, **SLOW, **attributes)
@@ -130,9 +130,10 @@ def test_mixed_vm_through_power_off_undeploy_and_migration(
 ) -> None:
     """One VM, all kinds of disk in both formats: every byte where it belongs after each way of not running."""
     formats = ("raw", "qcow2")
+    places: list[tuple[str, dict[str, Any]]] = [("mine", {}), ("local", {"SEMISHARED_PLACE": "local"})]
     mine = [
         cloud.data_image(f"{place}-{format}", DATA, persistent=True, format=format, **SLOW, **attributes)
-        for place, attributes in (("mine", {}), ("local", {"SEMISHARED_PLACE": "local"})) for format in formats
+        for place, attributes in places for format in formats
     ]  # fmt: skip
     others: list[int] = []
     for format in formats:
@@ -305,7 +306,7 @@ def test_probe_when_asked_on_the_host_tells_allocated_sizes(cloud: Cloud, os_ima
     ],
 )
 def test_attribute_when_it_cannot_be_followed_is_refused_in_one_line(
-    cloud: Cloud, attributes: dict[str, str], persistent: bool, words: str
+    cloud: Cloud, attributes: dict[str, Any], persistent: bool, words: str
 ) -> None:
     image = cloud.data_image("refused", DATA, persistent=persistent, **attributes)
     vm = cloud.create("refused", [{"IMAGE_ID": str(image)}])

@@ -110,7 +110,7 @@ def test_base_comes_over_ssh_where_the_connection_cannot_be_made(
     def refused(*_: object) -> socket.socket:
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(apart.socket, "create_connection", refused)
+    monkeypatch.setattr(socket, "create_connection", refused)
     target = Partial(str(tmp_path / "other"), image)
     fetch(world, image, target, TRUSTING)
     assert connected == [False] and whole(target)

@@ -177,7 +177,7 @@ def test_eviction_killed_anywhere_is_followed_by_a_clone_and_by_another_eviction
     monkeypatch.setenv("SEMISHARED_KILL_AT", str(kill_at))
     try:
         killed = not evict(world, base.name)
-    except s.BadArguments:
+    except BadArguments:
         raise
     except Exception:  # noqa: BLE001 - it was killed
         killed = True

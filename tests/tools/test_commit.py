@@ -46,7 +46,7 @@ def ended(world: World, disk: s.DiskRef, seq: int = 0) -> Any:
 
 
 def kept(world: World, vm: int = 5) -> list[Any]:
-    return world.on(c.FindKept(vm, str(world.location), (101, 103)))[0]["kept"]  # type: ignore[index,no-any-return]
+    return world.on(c.FindKept(vm, str(world.location), (101, 103)))[0]["kept"]  # type: ignore[index]
 
 
 def frozen(world: World, disk: s.DiskRef, top: int) -> None:
@@ -327,7 +327,7 @@ def moved(world: World, source: str, target: str, *, keep_bases: bool = True) ->
     """Renew and carry as `tm/mv` plans it; return what was said of the disks."""
     (answer,) = world.on(c.RenewVm(5, source, not keep_bases))
     carry(source, target, 5, keep_bases=keep_bases)
-    return list(answer["disks"])  # type: ignore[index,call-overload]
+    return list(answer["disks"])  # type: ignore[index]
 
 
 def gone(world: World) -> None:
@@ -361,7 +361,8 @@ def test_a_disk_that_cannot_be_committed_takes_its_base_along(world: World, form
         (said,) = moved(world, place, rest, keep_bases=False)
         assert said["why"]
     world.on(s.RemoveVm(5, rest))
-    (left,) = [path for path in (world.top / "fe" / "101").iterdir() if path.name.startswith(".kept-")] or [None]
+    found: list[Path | None] = [path for path in (world.top / "fe" / "101").iterdir() if path.name.startswith(".kept-")]
+    (left,) = found or [None]
     assert (left is not None) == written
     if left:
         world.on(s.SaveDisk(s.DiskRef(5, 1, str(left)), str(saved), "raw", ""))
@@ -441,11 +442,11 @@ def test_a_base_that_came_along_before_is_not_taken_for_another(world: World) ->
     os.rename(image.source, f"{image.source}.away")
     (answer,) = world.on(c.RenewVm(5, disk.vm_dir, True))
     carried = Path(f"{disk.path}.snap/base")
-    assert answer["disks"][0]["with_base"]  # type: ignore[index,call-overload]
+    assert answer["disks"][0]["with_base"]  # type: ignore[index]
     assert carried.exists()
     os.rename(f"{image.source}.away", image.source)
     (answer,) = world.on(c.RenewVm(5, disk.vm_dir, True))
-    assert answer["disks"][0]["bytes"] >= 65536  # type: ignore[index,call-overload]
+    assert answer["disks"][0]["bytes"] >= 65536  # type: ignore[index]
     assert not carried.exists()
     qemu_io(image.source, "raw", "read -P 0x55 3M 64k")
     carried.write_bytes(b"of another generation")
@@ -468,11 +469,11 @@ def test_what_is_left_elsewhere_is_not_put_under_a_guest(world: World) -> None:
     world.on(c.CommitDisk(disk, 0))
     qemu_io(image.source, "raw", "write -P 0x99 3M 64k")
     (answer,) = world.on(c.RenewVm(5, disk.vm_dir, False))
-    assert "written to by somebody else" in answer["disks"][0]["why"]  # type: ignore[index,call-overload]
+    assert "written to by somebody else" in answer["disks"][0]["why"]  # type: ignore[index]
     qemu_io(active(disk), "qcow2", "read -P 0x55 3M 64k")
     attach(world, image, world.disk(6))
     (answer,) = world.on(c.RenewVm(5, disk.vm_dir, False))
-    assert "claimed for another disk" in answer["disks"][0]["why"]  # type: ignore[index,call-overload]
+    assert "claimed for another disk" in answer["disks"][0]["why"]  # type: ignore[index]
     qemu_io(active(world.disk(6)), "qcow2", "write -P 0x66 4M 64k")
     ended(world, world.disk(6))
     qemu_io(image.source, "raw", "read -P 0x66 4M 64k")
@@ -638,8 +639,8 @@ def test_killed_while_a_base_is_put_beside_its_disk(world: World, monkeypatch: p
         image, disk = refused(2000 + number)
         killed(monkeypatch, number, lambda image=image, disk=disk: renewing(world, image, disk))  # type: ignore[misc]
         (answer,) = world.on(c.RenewVm(disk.vm, disk.vm_dir, True))
-        assert answer["disks"][0]["with_base"]  # type: ignore[index,call-overload]
-        assert os.path.samefile(f"{disk.path}.snap/base", world.root / "bases" / answer["bases"][0] / "image")  # type: ignore[index,call-overload]
+        assert answer["disks"][0]["with_base"]  # type: ignore[index]
+        assert os.path.samefile(f"{disk.path}.snap/base", world.root / "bases" / answer["bases"][0] / "image")  # type: ignore[index]
         assert world.leftovers() == []
 
 

@@ -452,7 +452,8 @@ def test_size_of_a_download_is_that_of_the_disk(store: Store, url: str) -> None:
     assert store.ok("stat", PATH=f"{url}/raw") == "4"
     (store.uploads / "raw.gz").write_bytes(gzip.compress(b"x" * (5 * MiB + 1)))
     assert store.ok("stat", PATH=f"{url}/raw.gz") == "6"
-    for name, pack in (("raw.xz", lzma.compress), ("raw.bz2", bz2.compress)):
+    packers: list[tuple[str, Any]] = [("raw.xz", lzma.compress), ("raw.bz2", bz2.compress)]
+    for name, pack in packers:
         (store.uploads / name).write_bytes(pack(b"x" * (7 * MiB)))
         assert store.ok("stat", PATH=f"{url}/{name}") == "7"
     (store.uploads / "cut.gz").write_bytes(gzip.compress(os.urandom(MiB))[:-9])

@@ -164,7 +164,7 @@ def powered_off(site: ActionSite, image: int) -> int:
     vm = site.oned.vm(number)
     site.oned._add_history(vm, site.oned.host(HERE), site.oned.datastores[SYSTEM])
     site.make("clone", number)
-    vm.state, vm.lcm_state = POWEROFF, 0
+    vm.state, vm.lcm = POWEROFF, 0
     return number
 
 

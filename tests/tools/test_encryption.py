@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Iterator
+from typing import Any, Iterator
 from xml.etree import ElementTree
 
 import pytest
@@ -66,7 +66,7 @@ def at(site: ActionSite, vm: int) -> str:
 
 @pytest.mark.fault(11, "no overlay is laid over an encrypted image: QEMU would not open it")
 @pytest.mark.parametrize("place", [{}, {"SEMISHARED_PLACE": "shared"}], ids=["overlay", "store-clone"])
-def test_overlay_over_an_encrypted_image_is_refused(site: ActionSite, place: dict[str, str]) -> None:
+def test_overlay_over_an_encrypted_image_is_refused(site: ActionSite, place: dict[str, Any]) -> None:
     vm = site.vm(encrypted(site, **place))
     line = site.refused("SS074", site.make, "clone", vm)
     assert "SEMISHARED_LOCAL = copy" in line

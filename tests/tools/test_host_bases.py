@@ -16,6 +16,7 @@ from semishared.cli.base import reference as of_base
 from semishared.config import Config
 from semishared.errors import ImageChanged, MissingImage, StoreUnavailable
 from semishared.model import steps as s
+from semishared.model.exchange import On
 from semishared.opennebula.args import FromImage
 from semishared.opennebula.xml import Datastore, Disk, Image, parse
 from semishared.plan import disks
@@ -236,7 +237,9 @@ def test_content_without_format_has_one_generation_whoever_asks(world: World) ->
     generation = staged["generation"]  # type: ignore[index]
     request = FromImage.parse([f"fe:{image.source}", f"localhost:{world.disk().path}", "5", "100"])
     clone = disks.clone(request, Disk(parse("<DISK><DISK_ID>1</DISK_ID></DISK>", "DISK")), told, store, OVERLAY_OPTIONS)
-    world.on(*next(clone).steps)
+    asked = next(clone)
+    assert isinstance(asked, On)
+    world.on(*asked.steps)
     qemu_io(world.disk().path, "qcow2", "read -P 0xa1 1M 64k")
     assert world.leases() == [f"100-7-{generation}/5-1"]
     forget_bases(world)

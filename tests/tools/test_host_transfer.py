@@ -60,7 +60,7 @@ def carry(
         target.finish(answer)
         moved = dict(target.moved)
         if arrived:
-            assert source.run([s.ReleaseVm(vm, source_dir, "", first["seen"])]) == [{"kept": ""}]
+            assert source.run([s.ReleaseVm(vm, source_dir, "", str(first["seen"]))]) == [{"kept": ""}]
         return moved
 
 

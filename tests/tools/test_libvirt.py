@@ -51,11 +51,11 @@ def test_libvirtd_that_does_not_answer_costs_the_limit_and_the_process_ends(sile
         "print(domain.ask('test', 'domid', lambda guest: guest.ID(), uri={test!r}))\n"
     )
     before = time.monotonic()
-    code, said, errors = ended(code.format(uri=silent, test=TEST))
+    status, said, errors = ended(code.format(uri=silent, test=TEST))
     assert time.monotonic() - before < 10
     line, other = said.splitlines()
     assert line.startswith(f"libvirt at {silent} did not answer within 1 s: suspend one-7; ") and "[SS033]" in line
-    assert (code, other, errors) == (0, "1", "")
+    assert (status, other, errors) == (0, "1", "")
 
 
 def test_failure_is_one_line_of_libvirts_words_and_nothing_is_printed() -> None:

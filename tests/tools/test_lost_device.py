@@ -200,11 +200,11 @@ class Disks(Pool):
         for path in self.paths:
             # One that is broken is not even seen to be mounted.
             subprocess.run(["umount", "-l", str(path)], check=False, stderr=subprocess.DEVNULL)
-        for path, process in self.exports.items():
+        for exported, process in self.exports.items():
             process.terminate()
             process.wait(60)
             # Of one that was killed the export is left.
-            subprocess.run(["umount", "-l", f"{path}.seen"], check=False, stderr=subprocess.DEVNULL)
+            subprocess.run(["umount", "-l", f"{exported}.seen"], check=False, stderr=subprocess.DEVNULL)
 
     def fail(self, path: str) -> None:
         """Let every read and write of the disk fail from now on."""

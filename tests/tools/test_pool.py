@@ -133,7 +133,7 @@ def carry(source_dir: str, target_dir: str, vm: int, disks: "tuple[int, ...]", w
         source.finish()
         target.send(end=True, sha256=first["sha256"])
         target.finish()
-        assert source.run([s.ReleaseVm(vm, source_dir, "", first["seen"])]) == [{"kept": ""}]
+        assert source.run([s.ReleaseVm(vm, source_dir, "", str(first["seen"]))]) == [{"kept": ""}]
 
 
 def prepared(world: World) -> "tuple[str, str]":
@@ -643,7 +643,7 @@ def test_a_place_that_has_no_room_after_all_is_given_up(world: World, pool: Pool
     pool.set()
     disk = world.disk()
     world.on(s.PrepareVm(disk.vm, disk.vm_dir))
-    with pytest.raises(NoSpace), vm_dir.published(disk.vm, disk.vm_dir, "disk.1", Planned(), layered=(MiB,)) as staged:
+    with pytest.raises(NoSpace), vm_dir.published(disk.vm, disk.vm_dir, "disk.1", Planned(), layered=vm_dir.Layered(MiB, "")) as staged:
         assert device_of(os.path.dirname(staged)) in map(str, pool.paths)
         Path(staged).write_bytes(bytes(300 * MiB))
     assert not pool.layers() and not os.path.lexists(f"{disk.path}.snap") and not pool.leftovers()

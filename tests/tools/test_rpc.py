@@ -38,7 +38,7 @@ class Server(SimpleXMLRPCServer):
 
     context: "ssl.SSLContext | None" = None
 
-    def get_request(self):  # type: ignore[no-untyped-def] # as the library's
+    def get_request(self):
         """Take a connection."""
         connection, address = super().get_request()
         return (self.context.wrap_socket(connection, server_side=True) if self.context else connection), address

@@ -31,6 +31,7 @@ from semishared.model import steps as s
 from semishared.model import steps_base as b
 from semishared.model.ranges import ALL
 from semishared.tools import extents, locks
+from semishared.wire import packets
 from semishared.wire.session import Session
 from tools.test_base_care import flip
 from tools.world import MiB, World
@@ -305,7 +306,7 @@ def test_stream_reads_itself_what_somebody_else_does_not_get_on_with(
     digest = extents.copy(images[0].source, None, "raw", "test").extents[0]
     content = Path(images[0].source).read_bytes()[: extents.EXTENT]
     with locks.exclusive(lock(world, images[1])):
-        read = lambda left: iter([peers.packets.Extent(0, left[0], content)])  # noqa: E731
+        read = lambda left: iter([packets.Extent(0, left[0], content)])  # noqa: E731
         assert [group[0].sha256 for group in peers.groups_of(str(world.root), [digest], 0, read)] == [digest]
         with pytest.raises(MissingImage):
             list(peers.groups_of(str(world.root), [digest], 0))

@@ -9,7 +9,7 @@ import os
 import random
 import subprocess
 from pathlib import Path
-from typing import Callable, Dict, List
+from typing import Any, Callable, Dict, List
 
 import pytest
 
@@ -41,13 +41,14 @@ class Disk:
     def make(self) -> None:
         image, ref = self.image, self.ref
         prepare = s.PrepareVm(ref.vm, ref.vm_dir)
-        self.world.on(*{
+        steps: Dict[str, List[Any]] = {
             "overlay": [s.StageBase(str(self.world.root), image), prepare, s.CreateOverlay(ref, image, 0, OVERLAY_OPTIONS)],
             "copy": [prepare, s.CopyImage(ref, image, 0)],
             "remote-first": [prepare, s.CreateRemote(ref, image, 0, OVERLAY_OPTIONS)],
             "store-clone": [prepare, s.CloneOnStore(ref, image, 0)],
             "in-place": [prepare, s.LinkInPlace(ref, image, False, session=True)],
-        }[self.place])  # fmt: skip
+        }  # fmt: skip
+        self.world.on(*steps[self.place])
 
     @property
     def record(self) -> Dict[str, object]:

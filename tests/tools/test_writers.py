@@ -11,7 +11,7 @@ import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING, Any, Iterator
 
 import pytest
 
@@ -106,7 +106,7 @@ def test_image_that_somebody_writes_to_is_not_reverted(tmp_path: Path, action: s
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "wb") as file:
             file.write(fill.ljust(1 << 20, b"."))
-    words = {"SOURCE": source, "FORMAT": "raw", "SIZE": "1", "TARGET_SNAPSHOT": "0"}
+    words: dict[str, Any] = {"SOURCE": source, "FORMAT": "raw", "SIZE": "1", "TARGET_SNAPSHOT": "0"}
     with exported(source, "raw"):
         done = store.run(action, **words)
         assert (done.returncode, done.stdout) == (1, b"")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ from semishared.tools import extents
 from semishared.tools.extents import Manifest
 
 TOTAL = 1 << 30
-KIND = stores.Kind("memory", has_bridge=False, formats=("raw",), source=re.compile("memory/.+"), source_is="memory/NAME")
+KIND = stores.Kind("memory", has_bridge=False, formats=("raw",), source="memory/.+", source_is="memory/NAME")
 
 
 class Image:

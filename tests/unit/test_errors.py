@@ -84,7 +84,7 @@ def test_page_of_errors_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_generator_writes_a_page_and_check_notices_a_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     docs = generator()
-    docs.DOCS = tmp_path
+    vars(docs)["DOCS"] = tmp_path
     assert docs.main(["--check"]) == 1
     assert docs.main([]) == 0
     assert docs.main(["--check"]) == 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from semishared.front import datastore, transfer
 pytestmark = pytest.mark.reads_checkout
 
 ROOT = Path(__file__).resolve().parents[2]
-ACTIONS = {"tm": {**transfer.ACTIONS, "monitor_ds": entry.monitor_ds}, "datastore": datastore.ACTIONS}
+ACTIONS: dict[str, dict[str, Any]] = {"tm": {**transfer.ACTIONS, "monitor_ds": entry.monitor_ds}, "datastore": datastore.ACTIONS}
 FILES = sorted(path for kind in ACTIONS for path in (ROOT / kind).iterdir() if path.name != "__pycache__")
 SKELETON = '''#!/usr/bin/python3 -IS
 # SPDX-License-Identifier: Apache-2.0

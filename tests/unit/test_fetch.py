@@ -16,7 +16,7 @@ from semishared.errors import ImageChanged
 from semishared.model import layout_base
 from semishared.model.refs import ImageRef
 from semishared.model.steps_base import FetchBases, Part
-from semishared.tools import extents
+from semishared.tools import extents, inspection
 
 DATA = os.urandom(extents.EXTENT + 4096)
 
@@ -48,7 +48,7 @@ def filled(copied: bytes, root: Path, monkeypatch: pytest.MonkeyPatch) -> ImageR
     monkeypatch.setattr(store, "content", lambda _: Content())
     monkeypatch.setattr(fetch, "standing_back", nullcontext)
     monkeypatch.setattr(fetch, "load", lambda: None)
-    monkeypatch.setattr(fetch.inspection, "check", lambda *_: None)
+    monkeypatch.setattr(inspection, "check", lambda *_: None)
     fetch.fill(FetchBases(str(root), (Part(image, ()),), (), "all", "", "auto", 0, 0, (), ()), lambda **_: None, lambda: None)
     return image
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import configparser
 from pathlib import Path
+from typing import Dict, Optional, Tuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +15,7 @@ from semishared import ini
 from semishared.config import PATH
 from semishared.errors import BadAttribute
 
-Found = "dict[tuple[str, str], str] | None"
+Found = Optional[Dict[Tuple[str, str], str]]
 LINES = st.sampled_from([
     "[a]", "[b]", "[DEFAULT]", "  [b]", "[]", "[a", "[a]b]", "[c] rest", "a]", "key = value", "KEY=other", "two: words = here", "x=y:z",
     "  indented = 1", "\tdeep", "    deeper", "= nothing", ": nothing", "alone", "empty =", "empty:", "# comment", "  ; comment",

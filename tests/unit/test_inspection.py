@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from semishared.errors import MissingImage, NotSupported, UnsafeImage, WrongFormat
-from semishared.intake.source import decompressor
+from semishared.intake.unpack import decompressor
 from semishared.tools import inspection
 
 GiB = 1 << 30

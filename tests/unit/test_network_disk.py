@@ -11,6 +11,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -188,7 +189,7 @@ def test_hostile_value_of_a_network_disk_is_refused(key: str, value: object) -> 
 
 
 @pytest.mark.parametrize("changes", [{"hosts": [], "conf": "/etc/ceph/b.conf"}, {"hosts": ["10.0.0.1", "[fd00::1]:6789"]}])
-def test_monitors_that_the_stock_script_cannot_be_told_are_refused_at_a_hot_attach(changes: dict[str, object]) -> None:
+def test_monitors_that_the_stock_script_cannot_be_told_are_refused_at_a_hot_attach(changes: dict[str, Any]) -> None:
     with pytest.raises(NotSupported, match="disk 5"):
         AttachMessage(attach_messages()[0][1].encode()).with_record(network_record(5, **changes))
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,8 @@ MiB = 1 << 20
 def pools(draw: st.DrawFn) -> "tuple[list[Device], list[Item]]":
     """Devices with files, and with what is none of ours."""
     capacities = draw(st.lists(st.integers(1, 16), min_size=2, max_size=6))
-    devices, items = [], []
+    devices: list[Device] = []
+    items: list[Any] = []
     for number, size in enumerate(capacities):
         capacity, used, uuid = size << 30, draw(st.integers(0, size << 28)), f"device-{number}"
         for item in range(draw(st.integers(0, 25))):
@@ -97,7 +99,7 @@ def test_many_files_of_unequal_size_are_brought_within_the_bound() -> None:
         dice = random.Random(seed)
         capacities = [(size << 30) for size in dice.choice([(1, 2, 4), (1, 1, 1), (2, 3), (1, 2, 3, 4, 5)])]
         free = {f"device-{number}": capacity for number, capacity in enumerate(capacities)}
-        items = []
+        items: list[Any] = []
         wanted = dice.uniform(0.3, 0.7) * sum(capacities)
         while len(items) < 50 or sum(item.size for item in items) < wanted:
             number = len(items)
@@ -147,7 +149,8 @@ def test_a_smaller_file_comes_back_where_nothing_else_helps() -> None:
 def test_two_steps_that_are_together_beyond_the_limit_are_not_begun() -> None:
     """Each of them is within it: the first of 49697568 bytes, the second, seen from there, of 179472188."""
     found = {(6, 0.5, 496975677): (49697568, 179472188, 267805921), (8, 1.0, 606548893): (429496729,), (11, 1.0, 1013165355): (590558003,)}
-    devices, items = [], []
+    devices: list[Device] = []
+    items: list[Any] = []
     for (capacity, weight, used), files in found.items():
         uuid = f"device-{len(devices)}"
         devices.append(Device(uuid, capacity << 30, (capacity << 30) - used, weight))

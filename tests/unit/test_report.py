@@ -34,7 +34,7 @@ def said(speak: Callable[[Report], None]) -> list[str]:
     sys.stderr = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     try:
         speak(Report("clone"))
-        return sys.stderr.buffer.getvalue().decode("utf-8").split("\n")[:-1]  # type: ignore[attr-defined]
+        return sys.stderr.buffer.getvalue().decode("utf-8").split("\n")[:-1]
     finally:
         sys.stderr = stderr
 
@@ -89,7 +89,8 @@ def test_closed_stderr_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_of_progress_are_few() -> None:
-    now, lines = 100.0, []
+    now = 100.0
+    lines: list[str] = []
     progress = Progress(lines.append, lambda: now)
     for _ in range(700):
         progress.tell("half of it")
@@ -98,7 +99,8 @@ def test_lines_of_progress_are_few() -> None:
 
 
 def test_a_line_of_progress_that_is_late_counts_for_those_before() -> None:
-    now, lines = 0.0, []
+    now = 0.0
+    lines: list[str] = []
     progress = Progress(lines.append, lambda: now)
     now = 79.0
     progress.tell("a")

@@ -55,7 +55,7 @@ class Model:
 
     def NameLayer(self, step: s.NameLayer) -> None:  # noqa: N802
         for part in (self.data, self.backing, self.format):
-            part[step.name] = part[step.layer]  # type: ignore[index, assignment]
+            part[step.name] = part[step.layer]  # type: ignore[assignment]
         self._named = step.layer
 
     def AddLayer(self, step: s.AddLayer) -> None:  # noqa: N802
@@ -76,7 +76,7 @@ class Model:
         # Two names of one file: the host counts the higher.
         if self.backing[step.to] != str(step.layer):
             for part in (self.data, self.backing, self.format):
-                part.pop(step.layer)  # type: ignore[attr-defined]
+                part.pop(step.layer)
 
     def _merge(self, layer: int, backing: str) -> None:
         held = self.content(layer)
@@ -97,7 +97,7 @@ class Model:
         if step.layer in self.data and self.data[step.layer] is not self.data.get(step.layer + 1):
             assert str(step.layer) not in self.backing.values(), "somebody lies over it"
         for part in (self.data, self.backing, self.format):
-            part.pop(step.layer)  # type: ignore[attr-defined]
+            part.pop(step.layer)
 
 
 actions = st.lists(

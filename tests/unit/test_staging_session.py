@@ -98,6 +98,7 @@ def test_hashes_are_of_a_host_that_tells_them_and_of_the_generation(monkeypatch:
         found = said[host]
         if isinstance(found, bytes):
             return found
+        assert isinstance(found, HostUnreachable)
         raise found
 
     monkeypatch.setattr(Hosts, "manifest", manifest)

@@ -278,7 +278,7 @@ def test_permitted_imports_name_actions_that_exist() -> None:
 
 
 def regenerate() -> None:
-    from conftest import WATCH
+    from conftest import WATCH  # type: ignore[attr-defined] # that of tests/unit
 
     WATCH.active = False
     lines = [

@@ -133,7 +133,8 @@ def test_image_of_a_mounted_store_says_nothing_of_its_access() -> None:
 def test_image_carries_its_access_through_json() -> None:
     image = s.ImageRef(105, 35, "raw", "one/one-35", "g", stores.access(datastore()))
     assert s.ImageRef.from_data(json.loads(json.dumps(image.to_data()))) == image
-    for part in ({"access": {}}, {"access": None}, {"access": {**image.access._asdict(), "x": 1}}, {"more": 1}):
+    parts: list[dict[str, Any]] = [{"access": {}}, {"access": None}, {"access": {**image.access._asdict(), "x": 1}}, {"more": 1}]
+    for part in parts:
         with pytest.raises(BadArguments):
             s.ImageRef.from_data({**image.to_data(), **part})
 

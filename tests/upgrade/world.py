@@ -22,7 +22,7 @@ from upgrade import versions
 KIB = 64
 DATA = content("base", 0, KIB)
 OTHER_SYSTEM = 102
-PLACES: Dict[str, Dict[str, str]] = {
+PLACES: Dict[str, Dict[str, Any]] = {
     "in-place": {}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "store-clone": {"SEMISHARED_PLACE": "shared"}
 }  # fmt: skip
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"

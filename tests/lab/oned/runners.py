@@ -8,7 +8,7 @@ import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence
+from typing import Dict, List, Mapping, Optional, Protocol, Sequence
 
 from .drivers import Done, Step
 
@@ -16,9 +16,14 @@ from .drivers import Done, Step
 class Node(Protocol):
     """The part of a lab node that is used here."""
 
-    pid: int
+    @property
+    def pid(self) -> int:
+        """The first process of it."""
 
-    def run(self, argv: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[bytes]":
+    def run(
+        self, argv: Sequence[str], user: str = ..., input: bytes = ..., *,
+        cwd: str = ..., check: bool = ..., timeout: float | None = ...,
+    ) -> "subprocess.CompletedProcess[bytes]":  # fmt: skip
         """Run a command inside the node."""
 
     def path(self, path: str) -> Path:

@@ -43,7 +43,7 @@ def test_who_is_blocked_is_what_the_case_says(path: Path) -> None:
     case = json.loads(path.read_text())
     found = decided(case)
     if os.environ.get("REGENERATE"):  # pragma: no cover - by hand
-        from conftest import WATCH
+        from conftest import WATCH  # type: ignore[attr-defined] # that of tests/unit
 
         WATCH.active = False
         path.write_text(json.dumps({**case, **found}, indent=1) + "\n")

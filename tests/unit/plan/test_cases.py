@@ -272,7 +272,7 @@ def changed_record(case: Case, name: str, changes: dict[str, Any]) -> Any:
 
 
 def regenerate(path: Path, case: Case) -> str:
-    from conftest import WATCH
+    from conftest import WATCH  # type: ignore[attr-defined] # that of tests/unit
 
     WATCH.active = False
     path.write_text(json.dumps(case, indent=1) + "\n")
