@@ -23,6 +23,7 @@ from lab.oned.states import Vm as State
 from lab.switch import Switch
 from semishared.model import steps_share as s
 from shares.ceph import CephShares
+from shares.cloud import SHARES
 from shares.page import PAGE, ROOT
 
 MiB = 1 << 20
@@ -129,6 +130,24 @@ def test_the_host_gives_such_a_share_to_nobody(tenants: Tenants) -> None:
     said = tenants.host.run(["virsh", "-c", "qemu:///system", "dumpxml", domain]).stdout
     assert b"<devices>" in said and b"<filesystem" not in said
     assert tenants.host.run(["pgrep", "-x", "virtiofsd"], user="root", check=False).returncode == 1
+
+
+@pytest.mark.parametrize("holder", ["image", "datastore"])
+def test_a_vm_without_context_is_refused_and_not_given_the_share_by_its_host(tenants: Tenants, holder: str) -> None:
+    oned, users = tenants.oned, tenants.users()
+    said = CLIENT if holder == "image" else {}
+    oned.datastore_update(SHARES, f'SEMISHARED_SHARE_ACCESS="{"" if said else "client"}"')
+    image = tenants.cloud.image(f"of-{holder}", "new:16M", **said)
+    vm = int(oned.vm_create({"NAME": f"none-{holder}", "CPU": "0.1", "MEMORY": "32", "DISK": [{"IMAGE_ID": str(image)}]}))
+    try:
+        with pytest.raises(ActionFailed, match=r"disk 0 is a share whose client .*without CONTEXT.*make the VM anew.*\[SS003\]") as caught:
+            oned.vm_deploy(vm, "h1", SYSTEM)
+        assert "\n" not in str(caught.value).strip()
+        assert tenants.host.run(["pgrep", "-x", "virtiofsd"], user="root", check=False).returncode == 1 and tenants.users() == users
+    finally:
+        oned.vm_recover(vm, "delete")
+        oned.datastore_update(SHARES, 'SEMISHARED_SHARE_ACCESS=""')
+        oned.image_delete(image)
 
 
 def test_a_guest_mounts_what_it_was_told_writes_reads_and_is_held_to_the_size(tenants: Tenants) -> None:

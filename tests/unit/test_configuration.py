@@ -53,7 +53,7 @@ def test_everything_is_there_as_oned_reads_it(name: str) -> None:
     assert ds["PERSISTENT_ONLY"] == "NO"
     flat = [(key, value) for key, value in read if isinstance(value, str)]
     assert all(("IMAGE_RESTRICTED_ATTR", attribute) in flat for attribute in mad_conf.RESTRICTED)
-    assert all(("INHERIT_DATASTORE_ATTR", attribute) in flat for attribute in mad_conf.INHERITED)
+    assert all((name, attribute) in flat for name, attributes in mad_conf.INHERITED.items() for attribute in attributes)
     for key, value in read:
         if key == "VM_MAD" and isinstance(value, dict) and value["NAME"] in ("kvm", "qemu", "kvm-gpu"):
             words = value["ARGUMENTS"].split()

@@ -64,8 +64,8 @@ def configure(text: str, own_actions: Sequence[str], path: str = "oned.conf") ->
     _list(attributes, "DATASTORE_MAD", DS_OPTIONS, "s", notes, path)
     _hypervisors(attributes, own_actions, notes, path)
     wanted = _conf(attributes, "TM_MAD_CONF", TM_CONF, notes) + _conf(attributes, "DS_MAD_CONF", DS_CONF, notes)
-    wanted += _values(attributes, "INHERIT_DATASTORE_ATTR", INHERITED, notes)
-    wanted += _values(attributes, "IMAGE_RESTRICTED_ATTR", RESTRICTED, notes)
+    for name, values in (*INHERITED.items(), ("IMAGE_RESTRICTED_ATTR", RESTRICTED)):
+        wanted += _values(attributes, name, values, notes)
     return Changed(_with_block(apply(text, notes.edits), notes.before, wanted), tuple(notes.changes), tuple(notes.warnings))
 
 
@@ -250,11 +250,11 @@ def _others(inside: str, above: str) -> str:
 def _is_ours(attribute: Attribute) -> bool:
     if attribute.name in ("TM_MAD_CONF", "DS_MAD_CONF"):
         return attribute.text("NAME").lower() == DRIVER
-    return attribute.name == "IMAGE_RESTRICTED_ATTR" and attribute.value.text.upper() in RESTRICTED
+    return attribute.name in ("IMAGE_RESTRICTED_ATTR", *INHERITED) and attribute.value.text.upper() in RESTRICTED
 
 
 def _is_inherited(attribute: Attribute) -> bool:
-    return attribute.name == "INHERIT_DATASTORE_ATTR" and attribute.value.text.upper() in INHERITED
+    return attribute.value.text.upper() in INHERITED.get(attribute.name, ())
 
 
 def _drop_words(attribute: Attribute, notes: _Notes, inside: str) -> None:

@@ -19,5 +19,11 @@ RESTRICTED = (
     "SEMISHARED_CLASS", "SEMISHARED_BASES", "SEMISHARED_SHARE_ACCESS",
 )  # fmt: skip
 """Attributes of images that only administrators may set: where disks live, what goes to hosts, what may be lost, who gets a key."""
-INHERITED = ("DISK_TYPE", "ALLOW_ORPHANS", "CEPH_HOST", "CEPH_SECRET", "CEPH_USER", "CEPH_CONF", "POOL_NAME")
-"""Attributes of datastores that oned itself must find in a VM's disk. All of them are in stock files."""
+INHERITED = {
+    "INHERIT_DATASTORE_ATTR": (
+        "DISK_TYPE", "ALLOW_ORPHANS", "CEPH_HOST", "CEPH_SECRET", "CEPH_USER", "CEPH_CONF", "POOL_NAME", "SEMISHARED_SHARE_ACCESS",
+    ),
+    "INHERIT_IMAGE_ATTR": ("SEMISHARED_SHARE_ACCESS",),
+}  # fmt: skip
+"""Attributes of datastores and images that oned copies into a VM's disk: what it looks for there itself, which all stock files have, and
+what deploy has to (plan/filesystems.py)."""

@@ -23,6 +23,10 @@ TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,35}\Z")
 """virtio-fs has 36 bytes for it; what else oned lets its users write there is only good for trouble."""
 MEMORY = "<source type='memfd'/><access mode='shared'/>"
 """The daemon reads and writes the guest's memory."""
+NO_CONTEXT = (
+    "disk {} is a share whose client the guest itself is to be (SEMISHARED_SHARE_ACCESS, when the VM was made), and without CONTEXT nobody "
+    "tells it its key: make the VM anew, from a template with CONTEXT"
+)
 
 
 class Attached(NamedTuple):
@@ -38,8 +42,17 @@ class Attached(NamedTuple):
 
 
 def shares_of(vm: bytes) -> list[Attached]:
-    """Return the disks in `vm.xml` that are directories of our datastores; raise BadAttribute, BadArguments."""
-    return [_attached(disk) for disk in _directories(Markup(vm, "VM").root)]
+    """Return the disks in `vm.xml` that are directories of our datastores; raise BadAttribute, BadArguments.
+
+    Raise NotSupported where a guest without CONTEXT is to be the client of one: oned calls no `context` then, so nobody has made a key,
+    nor noted that the host gives it none. oned has copied the attribute when it made the VM (mad_conf.INHERITED).
+    """
+    root = Markup(vm, "VM").root
+    disks = list(_directories(root))
+    for disk in [] if any(root.find("TEMPLATE", "CONTEXT")) else disks:
+        if disk.value("SEMISHARED_SHARE_ACCESS").strip().lower() == "client":
+            raise NotSupported(NO_CONTEXT.format(disk.value("DISK_ID")))
+    return [_attached(disk) for disk in disks]
 
 
 def _directories(vm: Element) -> Iterator[Element]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Dict, FrozenSet, Tuple
 
 from semishared.install.threads import LEAST
+from semishared.opennebula.mad_conf import INHERITED
 
 # What a driver script finds in its environment (recorded); no ONE_LOCATION, no ONE_XMLRPC.
 DRIVER_ENVIRONMENT: Dict[str, str] = {
@@ -45,6 +46,6 @@ class Settings:
     timeout: float = 900.0
     tm_drivers: Tuple[str, ...] = ("semishared",)
     live_disk_snapshots: FrozenSet[str] = frozenset({"kvm-semishared", "qemu-semishared"})
-    inherit_image: Tuple[str, ...] = ("DISK_TYPE", "SPARSE", "SERIAL", "LUKS_SECRET")
-    inherit_datastore: Tuple[str, ...] = (*CEPH, "DISK_TYPE", "SPARSE", "ALLOW_ORPHANS", "PERSISTENT_SNAPSHOTS")
+    inherit_image: Tuple[str, ...] = ("DISK_TYPE", "SPARSE", "SERIAL", "LUKS_SECRET", *INHERITED["INHERIT_IMAGE_ATTR"])
+    inherit_datastore: Tuple[str, ...] = ("SPARSE", "PERSISTENT_SNAPSHOTS", *CEPH, *INHERITED["INHERIT_DATASTORE_ATTR"])
     environment: Dict[str, str] = field(default_factory=lambda: dict(DRIVER_ENVIRONMENT))
