@@ -17,7 +17,7 @@ from typing import IO, Callable
 
 import pytest
 
-from semishared.errors import BadRecord, MissingImage, OtherStore, SemisharedError, ShareRefused
+from semishared.errors import BadRecord, MissingImage, OtherStore, RestrictedPath, SemisharedError, ShareRefused
 from semishared.model import steps_share as s
 from semishared.model.shares import Share, Tree, first_uid
 from semishared.model.steps import NoteClients
@@ -48,6 +48,9 @@ def root() -> Iterator[Path]:
     finally:
         run("umount", root)
         root.rmdir()
+        if (top / "way").exists():
+            run("umount", top / "way")
+            (top / "way").rmdir()
         top.rmdir()
 
 
@@ -62,6 +65,21 @@ def is_link(root: Path) -> None:
 
 def is_guests(root: Path) -> None:
     os.chown(root / ".semishared/.shares", 100000, 100000)
+
+
+def registered(root: Path, options: str = "nosuid,nodev", then: Callable[[Path], object] = lambda top: None) -> None:
+    """Register way/theirs beside the root as share-5 of owner 3, on a mount of its own."""
+    top = root.parent / "way"
+    top.mkdir()
+    run("mount", "-t", "tmpfs", "-o", f"{options},mode=711", "theirs", top)
+    (top / "theirs").mkdir()
+    on(s.MakeShare(Tree("plain", str(root), MARKER), Share(5, 3, 1, 0, directory=str(top / "theirs"))))
+    then(top)
+
+
+def is_link_by_now(top: Path) -> None:
+    (top / "theirs").rename(top / "away")
+    (top / "theirs").symlink_to("/etc")
 
 
 CASES: dict[str, tuple[Callable[[Path], object], str, type[SemisharedError], str]] = {
@@ -86,6 +104,16 @@ CASES: dict[str, tuple[Callable[[Path], object], str, type[SemisharedError], str
     "gone": (lambda root: (root / "share-7").rename(root / "gone"), "share-7", MissingImage, "is not there"),
     "setuid": (lambda root: remounted(root, "suid"), "share-7", ShareRefused, "without nosuid"),
     "devices": (lambda root: remounted(root, "dev"), "share-7", ShareRefused, "without nodev"),
+    "registered, then a link": (lambda root: registered(root, then=is_link_by_now), "share-5", ShareRefused, "way/theirs .* is a link"),
+    "registered, then gone": (lambda root: registered(root, then=lambda top: (top / "theirs").rmdir()), "share-5", MissingImage, "not there"),
+    "registered, then not for others": (
+        lambda root: registered(root, then=lambda top: top.chmod(0o700)), "share-5", ShareRefused, "way on .* lets no others pass",
+    ),
+    "registered, then ours": (
+        lambda root: registered(root, then=lambda top: (top / ".semishared").mkdir()), "share-5", RestrictedPath, "which is ours",
+    ),
+    "registered, setuid": (lambda root: registered(root, "nodev"), "share-5", ShareRefused, "way/theirs .* without nosuid"),
+    "registered, devices": (lambda root: registered(root, "nosuid"), "share-5", ShareRefused, "way/theirs .* without nodev"),
     "nobody's users": (lambda root: (root / ".semishared/.uids/3").unlink(), "share-7", BadRecord, "which users"),
 }
 
@@ -96,7 +124,7 @@ def test_what_is_given_to_no_guest(root: Path, name: str) -> None:
     change(root)
     path = source if source.startswith("/") else f"{root}/{source}"
     with pytest.raises(error, match=said):
-        attached.check(7, path)
+        attached.check(5 if source == "share-5" else 7, path)
     # libvirt, or whoever, asks for the same: no daemon is there then.
     if name != "another image's":
         argv = [f"{VMM}/virtiofsd", "--fd=0", "-o", f"source={path}"]
@@ -105,12 +133,12 @@ def test_what_is_given_to_no_guest(root: Path, name: str) -> None:
 
 
 def test_each_share_has_the_users_of_its_owner(root: Path) -> None:
-    assert [attached.check(image, f"{root}/share-{image}") for image in (7, 8)] == [first_uid(3), first_uid(4)]
+    assert [attached.check(image, f"{root}/share-{image}") for image in (7, 8)] == [(first_uid(3), ""), (first_uid(4), "")]
 
 
 def test_a_share_has_to_be_of_the_root_and_the_image_that_oned_means(root: Path, tmp_path: Path) -> None:
     """Another datastore's root, which a host has mounted there, has a share of that number, too: of somebody else."""
-    assert attached.check(7, f"{root}/share-7", MARKER, 1) == attached.check(7, f"{root}/share-7") == first_uid(3)
+    assert attached.check(7, f"{root}/share-7", MARKER, 1) == attached.check(7, f"{root}/share-7") == (first_uid(3), "")
     with pytest.raises(OtherStore, match="another datastore's"):
         attached.check(7, f"{root}/share-7", MARKER[::-1], 1)
     with pytest.raises(ShareRefused, match="of another image 7"):
@@ -198,6 +226,28 @@ def test_the_process_that_libvirt_has_started_is_the_daemon_and_no_real_root_is_
         own = [row[5].split(",") for row in mounts if row[4] == f"{root}/share-8"]
         assert own == ([] if name == "virtiofsd" else [own[0]])
         assert all({"ro", "nosuid", "nodev"} <= set(options) for options in own)
+
+
+@pytest.mark.parametrize("name", ["virtiofsd", "virtiofsd_read_only"])
+def test_a_directory_that_was_there_before_is_what_the_daemon_has_and_no_other_process_sees_it_there(root: Path, name: str) -> None:
+    registered(root)
+    theirs = root.parent / "way/theirs"
+    (theirs / "below").mkdir()
+    run("mount", "-t", "tmpfs", "below", theirs / "below")
+    try:
+        (theirs / "below/secret").touch()
+        assert attached.check(5, f"{root}/share-5") == (first_uid(3), str(theirs))
+        with daemon(name, "-o", f"source={root}/share-5,xattr,sandbox=namespace") as process:
+            proc = Path(f"/proc/{process.pid}")
+            assert (proc / "uid_map").read_text().split() == ["0", str(first_uid(3)), "65536"]
+            mounts = [line.split() for line in (proc / "mountinfo").read_text().splitlines()]
+            own = [(row[3], set(row[5].split(","))) for row in mounts if row[4] == f"{root}/share-5"]
+            assert own and all(at == "/theirs" and {"nosuid", "nodev"} <= options for at, options in own)
+            assert ("ro" in own[-1][1]) == (name != "virtiofsd")
+            assert not [row for row in mounts if row[4].startswith(f"{root}/share-5/")]
+            assert not os.listdir(root / "share-5")
+    finally:
+        run("umount", theirs / "below")
 
 
 @pytest.mark.parametrize(

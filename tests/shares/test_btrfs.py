@@ -6,6 +6,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,17 +111,47 @@ def test_oned_clones_no_share_and_asks_nothing_without_a_path(shares: Shares) ->
     shares.oned.image_delete(image)
 
 
-def test_a_directory_that_is_there_is_registered_below_safe_dirs_only_and_stays(shares: Shares, tmp_path: Path) -> None:
-    shares.oned.datastore_update(SHARES, f'SAFE_DIRS="{tmp_path}/allowed {shares.root}"')
-    theirs, other = tmp_path / "allowed/theirs", shares.image("other", "new:16M")
-    theirs.mkdir(parents=True)
-    (tmp_path / "allowed/link").symlink_to("/etc")
-    image = shares.image("theirs", str(theirs))
-    assert (shares.tree(image), shares.oned.image(image).size) == (theirs, 0)
+@pytest.fixture()
+def allowed() -> Iterator[Path]:
+    """Return a directory on the way to which all may pass; that of tmp_path's is root's alone."""
+    top = Path(tempfile.mkdtemp())
+    try:
+        top.chmod(0o711)
+        (top / "allowed").mkdir()
+        yield top / "allowed"
+    finally:
+        shutil.rmtree(top)
+
+
+def test_a_directory_that_is_there_is_registered_below_safe_dirs_only_and_stays(shares: Shares, allowed: Path) -> None:
+    shares.oned.datastore_update(SHARES, f'SAFE_DIRS="{allowed} {shares.root}"')
+    theirs, other = allowed / "theirs", shares.image("other", "new:16M")
+    theirs.mkdir()
+    (theirs / "file").write_text("theirs")
+    before = theirs.stat()
+    (allowed / "link").symlink_to("/etc")
+    (allowed / "alias").symlink_to(theirs)
+    image = shares.image("theirs", str(allowed / "alias"))
+    assert (shares.tree(image), shares.oned.image(image).size) == (shares.root / f"share-{image}", 0)
+    # What a daemon that is not ours would give.
+    assert not os.listdir(shares.tree(image)) and shares.tree(image).stat().st_uid == 0
+    row = shares.listed()[image]
+    assert (row["directory"], row["used"], row["state"]) == (str(theirs), -1, "")
+    assert f"ok, is {theirs}" in shares.site.cli("share", "list").stdout
+    for words in (("usage", str(image)), ("resize", str(image), "32M"), ("snapshot", "create", str(image), "x")):
+        assert "[SS003]" in shares.site.cli("share", *words, code=2).stderr
     shares.oned.image_delete(image)
-    assert theirs.is_dir()
-    for path in (tmp_path / "allowed/link", shares.tree(other), tmp_path / "allowed/none"):
-        with pytest.raises(ActionFailed):
+    assert theirs.stat() == before and (theirs / "file").read_text() == "theirs"
+    assert sorted(os.listdir(shares.root)) == [".semishared", f"share-{other}"] and set(shares.listed()) == {other}
+    closed, ours = allowed / "closed", allowed / "ours"
+    for made in (closed / "in", ours / ".semishared", ours / "in"):
+        made.mkdir(parents=True)
+    closed.chmod(0o700)
+    for path, said in (
+        (allowed / "link", "SAFE_DIRS"), (shares.tree(other), "no guest may be given"), (shares.root, "no guest may be given"),
+        (allowed / "none", "is no directory"), (closed / "in", "closed .* lets no others pass"), (ours / "in", "which is ours"), (ours, "which is ours"),
+    ):  # fmt: skip
+        with pytest.raises(ActionFailed, match=said):
             shares.image("bad", str(path))
     # What oned writes there by itself; hosts have its scripts below.
     shares.oned.datastore_update(SHARES, 'SAFE_DIRS="/var/tmp /var"')
@@ -127,6 +159,18 @@ def test_a_directory_that_is_there_is_registered_below_safe_dirs_only_and_stays(
         with pytest.raises(ActionFailed, match="no guest may be given"):
             shares.image("bad", str(path))
     shares.oned.image_delete(other)
+
+
+def test_a_registered_directory_without_its_image_is_forgotten_and_stays(shares: Shares, allowed: Path) -> None:
+    (store,) = [one for one in shares.oned.datastores.values() if one.id == SHARES]
+    tree = Tree("btrfs", str(shares.root), str(store.template["SEMISHARED_STORE"]))
+    on(s.MakeShare(tree, Share(777, 0, 1, 0, directory=str(allowed))))
+    place = shares.root / "share-777"
+    (place / "file").write_text("somebody's")
+    assert "[SS043]" in shares.site.cli("share", "drop", str(SHARES), "777", code=2).stderr and allowed.is_dir()
+    (place / "file").unlink()
+    shares.site.cli("share", "drop", str(SHARES), "777")
+    assert allowed.is_dir() and not place.exists() and not shares.listed()
 
 
 def test_a_root_is_made_one_by_hand_and_belongs_to_one_datastore(site: ActionSite, root: Path) -> None:
@@ -256,6 +300,30 @@ def test_a_share_that_is_broken_hides_no_other(shares: Shares) -> None:
     for one in (image, lost, bad):
         shares.oned.image_delete(one)
     assert not shares.listed()
+
+
+def test_a_directory_is_registered_and_forgotten_whole_wherever_that_is_killed(root: Path, tmp_path: Path) -> None:
+    tree = Tree("plain", str(root), MARKER)
+    on(s.MarkRoot(tree, MARKER))
+    theirs, place = tmp_path / "theirs", f"{root}/share-7"
+    theirs.mkdir()
+    (theirs / "file").write_text("theirs")
+    make, remove = s.MakeShare(tree, Share(7, 3, 1, 0, directory=str(theirs))), s.RemoveShare(tree, 7, place)
+    killed = Killed(tmp_path)
+    for step, least in ((make, 3), (remove, 2)):
+        for at in range(1, 100):
+            if step is remove:
+                on(make)
+            code = killed.run(step, at)
+            if step is make:
+                assert on(make) == [{"source": place}] and on(s.ListShares(tree))[0]["shares"][0]["directory"] == str(theirs)
+                run("rm", "-r", root / ".semishared/.uids")
+            on(remove)
+            assert on(s.ListShares(tree)) == [{"shares": []}] and os.listdir(root) == [".semishared"]
+            assert (theirs / "file").read_text() == "theirs"
+            if not code:
+                break
+        assert at > least
 
 
 @pytest.mark.parametrize("fs", ["btrfs", "plain"])

@@ -15,6 +15,7 @@ import pytest
 from lab import Node
 from lab.cloud import SYSTEM
 from lab.oned import ActionFailed
+from semishared.model.shares import first_uid
 from shares.cloud import SHARES, MiB
 from shares.guests import SUDOERS, Shares, loop_of
 from shares.page import ROOT, rule
@@ -39,6 +40,13 @@ mv share .semishared/.shares/$0.json
 """
 GIVE = f"umount {NAMESPACES} {DAEMON}; mount -o remount,bind,nosuid,nodev {ROOT}; rm /etc/subuid"
 SNAPSHOT = "btrfs subvolume snapshot -r -- /srv/shares/share-0 /srv/shares/snapshot-0-x"
+DATA = "/srv/theirs"
+THEIRS = f"""
+mkdir {DATA}; mount -t tmpfs -o nosuid,nodev theirs {DATA}; cd {DATA}
+echo public >public; (umask 077; echo private >private); ln -s /etc/shadow above; chown 1000:1000 public private
+mkdir mine; chown "$1:$1" mine
+"""
+"""Data of the hosts' own users, and one directory that user 5's guests are to write to."""
 PROMPT_S = 60
 """Far below what a hung file system would take: for ever."""
 
@@ -94,6 +102,47 @@ def test_status_says_how_full_a_share_is_and_who_has_it(standing: Standing) -> N
     said = shares.cloud.lab.fe.run(["/var/lib/one/remotes/lib/semishared/semishared", "status"]).stdout.decode()
     assert f"{standing.two} two on h2, read-only" in said
     shares.oned.image_delete(other)
+
+
+def test_guests_are_given_a_directory_that_was_there_before_as_its_owners_users_and_nothing_else_of_the_host(standing: Standing) -> None:
+    shares, h1 = standing.shares, standing.h1
+    h1.run(["sh", "-euc", THEIRS, "sh", str(first_uid(5))], user="root")
+    shares.oned.datastore_update(SHARES, f'SAFE_DIRS="{DATA}"')
+    work, read = (
+        shares.oned.image_create(SHARES, name, path=path, type="FILESYSTEM", uid=5) for name, path in (("work", DATA), ("read", f"{DATA}/mine"))
+    )
+    vm = shares.create("theirs", work, read)
+    shares.oned.vm(vm).disks[2]["READONLY"] = "YES"
+    shares.oned.vm_deploy(vm, "h1", SYSTEM)
+    guest = shares.mounted(vm)
+    assert guest.run("cat /work/public; stat -c %u:%g /work/public; cat /work/private; echo x >>/work/public; echo x >/work/new; ls /work") == (
+        0, "public\n65534:65534\ncat: can't open '/work/private': Permission denied\n"
+        "sh: can't create /work/public: Permission denied\nsh: can't create /work/new: Permission denied\nabove\nmine\nprivate\npublic\n",
+    )  # fmt: skip
+    assert guest.run("chown 0 /work/private; rm /work/public; cat /work/above")[1] == (
+        "chown: /work/private: Operation not permitted\nrm: can't remove '/work/public': Permission denied\n"
+        "cat: can't open '/work/above': No such file or directory\n"
+    )  # fmt: skip
+    assert guest.run("cp /bin/busybox /work/mine/id; chmod 4755 /work/mine/id; mknod /work/mine/disk b 7 0; cd /work/mine; ls ../../..")[1] == (
+        "mknod: /work/mine/disk: Operation not permitted\n" + "\n".join(sorted(guest.run("ls /")[1].split())) + "\n"
+    )
+    made = h1.path(f"{DATA}/mine/id").stat()
+    assert (made.st_uid, made.st_mode & 0o7777) == (first_uid(5), 0o4755)
+    # The same one, which this disk may only read.
+    assert guest.run("ls /read; rm /read/id; echo >/read/new") == (
+        1, "id\nrm: can't remove '/read/id': Read-only file system\nsh: can't create /read/new: Read-only file system\n",
+    )  # fmt: skip
+    shares.oned.vm_poweroff(vm, hard=True)
+    h1.run(["umount", "-l", DATA], user="root")
+    with pytest.raises(ActionFailed, match=rf"{DATA} on h1 is mounted without nosuid.*\[SS175\]"):
+        shares.oned.vm_resume(vm)
+    h1.run(["mount", "-t", "tmpfs", "-o", "nosuid,nodev", "another", DATA], user="root")
+    with pytest.raises(ActionFailed, match=rf"{DATA}/mine on h1 is not there.*\[SS031\]"):
+        shares.oned.vm_resume(vm)
+    shares.cloud.terminate(vm)
+    for image in (work, read):
+        shares.oned.image_delete(image)
+    h1.run(["umount", DATA], user="root")
 
 
 def test_doctor_finds_what_keeps_guests_from_shares(standing: Standing) -> None:

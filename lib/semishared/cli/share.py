@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Callable, Optional
 
 from ..config import load
-from ..errors import BadArguments, MissingImage, from_id
+from ..errors import BadArguments, MissingImage, NotSupported, from_id
 from ..front.stores import cloud_of
 from ..model import shares, stores
 from ..model import steps_share as s
@@ -34,7 +34,7 @@ from ..units import GiB, MiB, human
 from ..wire.session import Session
 from . import share_keys as keys
 from . import share_snapshots as of_snapshots
-from .share_rows import Row, numbers, state
+from .share_rows import Row, numbers, said, state
 from .status import table
 
 WORDS = {"init": ("DATASTORE",), "list": (), "usage": ("IMAGE",), "resize": ("IMAGE", "SIZE"), "drop": ("DATASTORE", "IMAGE"),
@@ -131,7 +131,7 @@ def show(rows: list[Row]) -> None:
     """Print shares as a table."""
     lines = [["IMAGE", "DATASTORE", "OWNER", "SIZE", "USED", "SNAPSHOTS", "STATE"]]
     for row in rows:
-        lines.append([str(row["image"]), str(row["datastore"]), *numbers(row), row["state"] or "ok"])
+        lines.append([str(row["image"]), str(row["datastore"]), *numbers(row), said(row)])
     table(lines)
 
 
@@ -140,7 +140,7 @@ def _row(oned: Oned, word: str) -> Row:
     for row in listed(oned, datastore):
         if row["image"] == image:
             return row
-    raise MissingImage(f"image {image} has no share in datastore {datastore.id}: it is a directory that was there before")
+    raise MissingImage(f"image {image} has no share in datastore {datastore.id}")
 
 
 def usage(oned: Oned, word: str) -> Row:
@@ -148,6 +148,8 @@ def usage(oned: Oned, word: str) -> Row:
     row = _row(oned, word)
     if "wrong" in row:
         raise from_id(row["wrong"]["id"], row["wrong"]["detail"])
+    if "directory" in row:
+        raise NotSupported(f"image {word} is {row['directory']}, which was there before: nobody counts what is in it")
     used = human(row["used"]) if row["used"] >= 0 else "nobody knows how much"
     return {"image": row["image"], "used": row["used"], "size": row["size"], "said": f"{used} of {human(row['size'])}"}
 

@@ -20,8 +20,14 @@ def state(row: Row, has_image: bool) -> str:
     return "" if row["source"] else "not ready"
 
 
+def said(row: Row) -> str:
+    """Return the same as a column: of a directory that was there before also which one it is."""
+    return row["state"] or (f"ok, is {row['directory']}" if "directory" in row else "ok")
+
+
 def numbers(row: Row) -> list[str]:
     """Return owner, size, bytes used and how many snapshots there are, as columns."""
     used = human(row["used"]) if row["used"] >= 0 else "-"
-    owner, size = ("-", "-") if row["size"] < 0 else (str(row["owner"]), human(row["size"]))
+    owner = str(row["owner"]) if row["owner"] >= 0 else "-"
+    size = human(row["size"]) if row["size"] >= 0 and "directory" not in row else "-"
     return [owner, size, used, str(len(row.get("snapshots", ())))]

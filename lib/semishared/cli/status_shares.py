@@ -9,7 +9,7 @@ from ..config import Config
 from ..errors import SemisharedError
 from ..opennebula.xml import Datastore, Host, Image, Vm
 from . import gc_shares
-from .share_rows import Row, numbers, state
+from .share_rows import Row, numbers, said, state
 
 
 def rows(
@@ -50,7 +50,7 @@ def lines(found: Iterable[Row]) -> list[list[str]]:
     for row in found:
         vms = ", ".join(map(_vm, row["vms"]))
         name = f"{row['image']} {row['name'] or '-'}"
-        table.append([name, str(row["datastore"]), *numbers(row), vms or "-", row["state"] or "ok"])
+        table.append([name, str(row["datastore"]), *numbers(row), vms or "-", said(row)])
     return table
 
 

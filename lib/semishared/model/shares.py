@@ -56,7 +56,8 @@ class Tree(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value or name not in ("volume", "user", "conf", "cloud")}
 
 
-LAYOUT = ("stripes", "object_size", "pool")
+NEWER = ("stripes", "object_size", "pool", "directory")
+TEXTS = ("pool", "directory")
 
 
 class Share(NamedTuple):
@@ -75,18 +76,22 @@ class Share(NamedTuple):
     """How large those are, in bytes; 0: as it makes them by itself."""
     pool: str = ""
     """Where its content lies; '': where that of others does."""
+    directory: str = ""
+    """A directory that was there before, which guests are given as it is; '': what is made for them."""
 
     @classmethod
     def from_data(cls, data: object) -> Share:
         """Return the share in JSON data; raise BadArguments."""
         known = isinstance(data, dict) and {"image", "owner", "born", "size"} <= set(data) <= set(cls._fields)
-        if not isinstance(data, dict) or not known or not all(isinstance(data[name], str if name == "pool" else int) for name in data):
+        if not isinstance(data, dict) or not known or not all(isinstance(data[name], str if name in TEXTS else int) for name in data):
+            raise BadArguments(f"not a share: {str(data)[:200]}")
+        if data.get("directory") and not re.match(PATH, data["directory"]):
             raise BadArguments(f"not a share: {str(data)[:200]}")
         return cls(**data)
 
     def to_data(self) -> dict[str, object]:
-        """Return the share as JSON data: of its layout what is asked for."""
-        return {name: value for name, value in self._asdict().items() if value or name not in LAYOUT}
+        """Return the share as JSON data: of its newer fields those that say something."""
+        return {name: value for name, value in self._asdict().items() if value or name not in NEWER}
 
 
 class Use(NamedTuple):

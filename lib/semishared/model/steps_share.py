@@ -25,7 +25,10 @@ class FindDirectory(NamedTuple):
 
 
 class MakeShare(NamedTuple):
-    """Make the tree of a share, hold it to its size, and give it to its owner's users; report its path."""
+    """Make the tree of a share, hold it to its size, and give it to its owner's users; report its path.
+
+    Of a directory that was there before: an empty tree, which stands for it.
+    """
 
     tree: Tree
     share: Share

@@ -60,7 +60,9 @@ def find(shares: Shares, known: Known) -> Iterator[Finding]:
         kept = row.get("snapshots", ())
         with_them = f", and {len(kept)} of its snapshots are there" if kept else ""
         reason = f"a killed action left it, and oned has no image {image}" if is_left else f"oned has no image {image}{with_them}"
-        held = "" if is_left else f"it may hold somebody's data: `semishared share drop {shares.store} {image}` removes it"
+        of_others = ("it stands for a directory of others, which stays", "its record")
+        what, it = of_others if row.get("directory") else ("it may hold somebody's data", "it")
+        held = "" if is_left else f"{what}: `semishared share drop {shares.store} {image}` removes {it}"
         keep = unknown or held
         step = None if keep else RemoveShare(shares.tree, image, "", int(row["born"]))
         yield Left(shares.machine, "", "share", path, reason, max(0, int(row["used"])), 0, keep=keep, step=step)

@@ -89,7 +89,7 @@ def _check_root(datastore: Datastore) -> None:
 
 
 def _directory(asked: Asked) -> Part[str]:
-    """Return where the directory really is that PATH names; what it holds is the operator's, and counted nowhere."""
+    """Return where the directory really is that PATH names; what it holds is others', and counted nowhere."""
     path = asked.image.path
     if not path.startswith("/"):
         raise NotSupported(f"PATH is {path!r}: a new share is new:SIZE (new:10G), a directory that is there its absolute path")
@@ -109,24 +109,25 @@ def stat(asked: Asked) -> Part[str]:
 
 
 def cp(asked: Asked) -> Part[str]:
-    """Plan cp: make the share, or register a directory; SOURCE and FORMAT."""
+    """Plan cp: make the share, or register a directory that is there as one; SOURCE and FORMAT."""
     image = asked.image
     if image.type != images.FILESYSTEM:
         raise NotSupported(f"datastore {asked.datastore.id} has directories for guests: TYPE of image {image.id} has to be FILESYSTEM")
-    if not image.path.startswith(images.NEW_SHARE):
-        return f"{(yield from _directory(asked))} dir"
     tree = shares.tree(asked.datastore)
-    size, layout = _wanted(asked)
+    if image.path.startswith(images.NEW_SHARE):
+        size, more = _wanted(asked)
+    else:
+        size, more = 0, {"directory": (yield from _directory(asked))}
     if image.size != size:
         old = ": before 7.4 OpenNebula asks nobody for the size of such images, so no quota would count it" if not image.size else ""
         raise NotSupported(f"OpenNebula counts {image.size // MiB} MiB for image {image.id}, not {size // MiB}{old}")
-    share = shares.Share(image.id, image.number("UID"), image.number("REGTIME"), size, **layout)
+    share = shares.Share(image.id, image.number("UID"), image.number("REGTIME"), size, **more)
     answer = yield from _done(asked, s.MakeShare(tree, share))
     return f"{answer['source']} dir"
 
 
 def rm(asked: Asked) -> Part[str]:
-    """Plan rm: remove the share with all in it; a directory that was there before stays."""
+    """Plan rm: remove the share with all in it; of a directory that was there before what is ours alone."""
     if asked.image.source:
         yield from _done(asked, s.RemoveShare(shares.tree(asked.datastore), asked.image.id, absolute(asked.image.source, "SOURCE")))
     return ""

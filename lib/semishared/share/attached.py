@@ -12,15 +12,27 @@ import re
 from ..errors import BadRecord, MissingImage, ShareRefused
 from ..model import layout, layout_share
 from ..model.shares import PATH, Tree
+from ..named import NamedTuple
 from ..store import marker
-from . import life, owners
+from . import life, owners, registered
 
 SAFE = {"nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV}
 """What a mount has to say: what guests make setuid, or a device, is none on the host."""
 
 
-def check(image: int, source: str, root_marker: str = "", born: int = -1) -> int:
-    """Return the first of the users that a guest's users are there; raise ShareRefused, BadRecord, MissingImage, StoreAbsent, OtherStore.
+class Given(NamedTuple):
+    """What a guest is to be given."""
+
+    first: int
+    """Of the users of this host that the guest's users are."""
+    directory: str
+    """What is to be mounted at the share's path before; '': nothing, the share is what is there."""
+
+
+def check(image: int, source: str, root_marker: str = "", born: int = -1) -> Given:
+    """Return as which users a guest is given a share.
+
+    Raise ShareRefused, BadRecord, MissingImage, StoreAbsent, OtherStore; RestrictedPath for a registered directory that is ours.
 
     `image`: whose share it has to be, -1 for whoever's it is; `root_marker`: of the root that the datastore has, '' if that is not known;
     `born`: when the image was made, as oned has it, -1 if that is not known.
@@ -40,17 +52,26 @@ def check(image: int, source: str, root_marker: str = "", born: int = -1) -> int
         raise ShareRefused(f"{source} on {here} is of another image {number}: that was made at {known.share.born}, this one at {born}")
     if not os.path.isdir(source):
         raise MissingImage(f"{source} on {here} is not there")
-    flags = os.statvfs(source).f_flag
-    missing = [word for word, flag in SAFE.items() if not flags & flag]
-    if missing:
-        raise ShareRefused(f"{source} on {here} is mounted without {' and '.join(missing)}: guests' files would be that here")
+    _check_mount(known.share.directory or source, bool(known.share.directory))
     at = root
     while at:
         if not os.lstat(at).st_mode & 0o001:
             raise ShareRefused(f"{at} on {here} lets no others pass (chmod o+x), and guests' users are others: nobody could use {source}")
         at = os.path.dirname(at).rstrip("/")
     _check_ours(f"{root}/{layout_share.UIDS}")
-    return owners.known_uid_of(root, known.share.owner)
+    return Given(owners.known_uid_of(root, known.share.owner), known.share.directory)
+
+
+def _check_mount(path: str, is_registered: bool) -> None:
+    """Raise ShareRefused unless what guests make at `path` has no power here, and as registered.opened for a directory of others."""
+    fd = registered.opened(path) if is_registered else os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        flags = os.fstatvfs(fd).f_flag
+    finally:
+        os.close(fd)
+    missing = [word for word, flag in SAFE.items() if not flags & flag]
+    if missing:
+        raise ShareRefused(f"{path} on {os.uname().nodename} is mounted without {' and '.join(missing)}: guests' files would be that here")
 
 
 def _check_ours(path: str) -> None:

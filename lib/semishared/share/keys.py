@@ -38,7 +38,7 @@ def _held(tree: Tree, number: int, source: str) -> Iterator[Clients]:
     clients = ceph_clients.of(tree)
     life.checked(tree)
     with life.alone(tree, number, LIMIT_S):
-        known = life.ready(tree, number)
+        known = life.made(tree, number)
         if known.source != source:
             raise ShareRefused(f"image {number} is {source}, but its record in {tree.root} says {known.source}")
         yield clients

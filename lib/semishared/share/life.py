@@ -7,7 +7,6 @@ So what a killed action leaves has a record that is not `ready`: the same action
 from __future__ import annotations
 
 import os
-import re
 from contextlib import contextmanager
 from typing import Iterator, Optional
 
@@ -18,24 +17,21 @@ from ..errors import (
     MissingImage,
     NotSupported,
     OtherStore,
-    RestrictedPath,
     StoreAbsent,
     StoreUnavailable,
     ToolFailed,
 )
 from ..model import layout_share
-from ..model.shares import PATH, Share, Tree
+from ..model.shares import Share, Tree
 from ..named import NamedTuple
 from ..store import marker
 from ..tools import files, locks
 from ..tools.crash_points import point
 from ..tools.hung_store import LIMIT_S, unless_it_hangs
 from ..units import human
-from . import FileSystem, of, owners, rights
+from . import FileSystem, of, owners, registered, rights
 
 VERSION = 1
-NEVER = ("/boot", "/dev", "/etc", "/proc", "/root", "/run", "/sys", "/usr", "/var/lib/libvirt", "/var/lib/one", "/var/tmp")
-"""What no guest may be given to write to, whatever SAFE_DIRS says: oned itself writes /var/tmp there, where hosts have its scripts."""
 
 
 class Record(NamedTuple):
@@ -65,6 +61,14 @@ def ready(tree: Tree, image: int) -> Record:
     known = read(tree, image)
     if not known or not known.source:
         raise MissingImage(f"image {image} has no share in {tree.root} that is ready")
+    return known
+
+
+def made(tree: Tree, image: int) -> Record:
+    """Return the same of one that we have made; raise NotSupported for a directory that was there before."""
+    known = ready(tree, image)
+    if known.share.directory:
+        raise NotSupported(f"image {image} is {known.share.directory}, which was there before: guests are given it as it is, and that is all")
     return known
 
 
@@ -129,27 +133,6 @@ def mark(tree: Tree, new: str) -> dict[str, str]:
     return {"marker": found}
 
 
-def found(tree: Tree, path: str, safe: tuple[str, ...]) -> dict[str, str]:
-    """Return where a directory really is that the operator has allowed; raise RestrictedPath, MissingImage, NotSupported."""
-    real, root = os.path.realpath(path), os.path.realpath(tree.root)
-    below = [os.path.realpath(directory) for directory in safe]
-    if not any(_is_below(real, directory) for directory in below):
-        # The path as given: where a link leads is nobody's business who may not read there.
-        raise RestrictedPath(f"{path} is below none of the datastore's SAFE_DIRS")
-    for directory in (root, *NEVER):
-        if _is_below(real, directory) or _is_below(directory, real):
-            raise RestrictedPath(f"{path} has to do with {directory}, which no guest may be given")
-    if not os.path.isdir(real):
-        raise MissingImage(f"{path} on {os.uname().nodename} is no directory")
-    if not re.match(PATH, real):
-        raise NotSupported(f"{path} is at {real!r}, a name that OpenNebula cannot keep as SOURCE of an image")
-    return {"source": real}
-
-
-def _is_below(path: str, directory: str) -> bool:
-    return path == directory or directory == "/" or path.startswith(f"{directory}/")
-
-
 def make(tree: Tree, share: Share) -> dict[str, str]:
     """Make a share; return its path. One that is there already is the same, or in the way."""
     fs = checked(tree)
@@ -166,7 +149,7 @@ def make(tree: Tree, share: Share) -> dict[str, str]:
         uid = owners.first_uid_of(tree.root, share.owner)
         if not known:
             _write(tree, share, "")
-        source = fs.make(share, uid)
+        source = registered.make(tree, share) if share.directory else fs.make(share, uid)
         _write(tree, share, source)
         return {"source": source}
 
@@ -186,22 +169,29 @@ def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dic
         if known:
             # From here on it is none any more, whatever becomes of this action.
             _write(tree, known.share, "")
-            if tree.fs == "cephfs":
-                from . import ceph_clients
-
-                ceph_clients.of(tree).take_all(number)
-            fs.remove(number)
+            if known.share.directory:
+                registered.remove(tree, number)
+            else:
+                _remove_all(tree, fs, number)
             os.unlink(f"{tree.root}/{layout_share.record(number)}")
             point("record of the share removed")
         files.unlink(lock)
     return None
 
 
+def _remove_all(tree: Tree, fs: FileSystem, number: int) -> None:
+    if tree.fs == "cephfs":
+        from . import ceph_clients
+
+        ceph_clients.of(tree).take_all(number)
+    fs.remove(number)
+
+
 def resize(tree: Tree, number: int, size: int) -> dict[str, int]:
     """Hold a share to another size; return the one before."""
     fs = checked(tree)
     with alone(tree, number):
-        known = ready(tree, number)
+        known = made(tree, number)
         used = fs.use(number).used
         if size < used:
             raise BadArguments(f"{human(used)} are in the share of image {number}: it cannot be held to {human(size)}")
@@ -232,6 +222,8 @@ def _row(fs: FileSystem, tree: Tree, image: int) -> Optional[dict[str, object]]:
         known = read(tree, image)
         if not known or not known.source:
             return known and {**known.share.to_data(), "source": "", "used": -1}
+        if known.share.directory:
+            return {**known.share.to_data(), "source": known.source, "used": -1}
         kept = fs.snapshot_names(image)
         return {**known.share.to_data(), "source": known.source, "used": fs.use(image).used, "snapshots": kept}
     except (ToolFailed, MissingImage, BadRecord) as e:

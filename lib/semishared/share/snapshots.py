@@ -22,7 +22,7 @@ def make(tree: Tree, number: int, name: str) -> dict[str, object]:
     _check(name)
     fs = life.checked(tree)
     with life.alone(tree, number):
-        life.ready(tree, number)
+        life.made(tree, number)
         if name in fs.snapshot_names(number):
             raise DataInTheWay(f"image {number} has a snapshot {name} already: remove it, or call this one otherwise")
         fs.snapshot(number, name)
@@ -33,7 +33,7 @@ def make(tree: Tree, number: int, name: str) -> dict[str, object]:
 def listed(tree: Tree, number: int) -> dict[str, list[dict[str, object]]]:
     """Return the snapshots of a share, and what is wrong with one, which hides no other."""
     fs = life.checked(tree)
-    life.ready(tree, number)
+    life.made(tree, number)
     rows = [_row(fs, number, name) for name in fs.snapshot_names(number)]
     return {"snapshots": [row for row in rows if row]}
 
@@ -52,7 +52,7 @@ def remove(tree: Tree, number: int, name: str) -> None:
     _check(name)
     fs = life.checked(tree)
     with life.alone(tree, number):
-        life.ready(tree, number)
+        life.made(tree, number)
         if name not in fs.snapshot_names(number):
             raise MissingImage(f"image {number} has no snapshot {name} on {os.uname().nodename}")
         fs.forget(number, name)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from . import inspection, keys, life, snapshots
+from . import inspection, keys, life, registered, snapshots
 
 VERBS: dict[str, Callable[..., Any]] = {
-    "FindDirectory": life.found,
+    "FindDirectory": registered.found,
     "GiveKey": keys.give,
     "ListKeys": keys.listed,
     "ShowKey": keys.shown,

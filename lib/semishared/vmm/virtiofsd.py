@@ -19,7 +19,7 @@ from typing import Dict, List, NoReturn, Sequence
 
 from ..errors import BadArguments, SemisharedError, ShareRefused, ToolFailed
 from ..model.shares import UIDS
-from ..share import attached
+from ..share import attached, registered
 from ..share.daemons import QEMUS, daemon
 
 NAME = "virtiofsd"
@@ -52,10 +52,12 @@ def become(argv: Sequence[str], read_only: bool) -> NoReturn:
     if os.geteuid() != 0:
         raise ShareRefused(f"libvirt starts virtiofsd as user {os.geteuid()}, who cannot let a guest's users be those of an owner")
     source = source_of(argv)
-    first, program = attached.check(-1, source), daemon()
+    given, program = attached.check(-1, source), daemon()
     _allow_open_files()
     readable = _readable()
-    into_namespace(first)
+    if given.directory:
+        _put(given.directory, source)
+    into_namespace(given.first)
     if read_only:
         _protect(source)
     _only_read(readable)
@@ -147,6 +149,16 @@ def into_namespace(first: int) -> None:
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
     _call("mount", b"none", b"/", None, MS_REC | MS_SLAVE, None)
+
+
+def _put(directory: str, source: str) -> None:
+    """Mount a directory that was there before where the share is, for this process alone, without what is mounted below it."""
+    _call("unshare", CLONE_NEWNS)
+    _call("mount", b"none", b"/", None, MS_REC | MS_SLAVE, None)
+    # Opened in here, as the kernel mounts nothing that is of another namespace; what was opened no rename can change.
+    fd = registered.opened(directory)
+    _call("mount", f"/proc/self/fd/{fd}".encode(), os.fsencode(source), None, MS_BIND, None)
+    os.close(fd)
 
 
 def _protect(source: str) -> None:

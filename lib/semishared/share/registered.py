@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories that were there before, which guests are given as they are: registered below the datastore's SAFE_DIRS.
+
+Of such a one there is in the root, as of any share, a record, which says where it is, and a tree: an empty directory, the place where the
+daemon has it mounted, for itself alone (vmm/virtiofsd.py). So whoever asks for a share of ours is judged by what only root and the drivers'
+user can have written; and a daemon that is not ours would give the empty one. Nothing in the directory is made, given, counted or removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+
+from ..errors import DataInTheWay, MissingImage, NotSupported, RestrictedPath, ShareRefused
+from ..model import layout, layout_share
+from ..model.shares import PATH, Share, Tree
+from ..tools import files
+from ..tools.crash_points import point
+
+NEVER = ("/boot", "/dev", "/etc", "/proc", "/root", "/run", "/sys", "/usr", "/var/lib/libvirt", "/var/lib/one", "/var/tmp")
+"""What no guest may be given to write to, whatever SAFE_DIRS says: oned itself writes /var/tmp there, where hosts have its scripts."""
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def found(tree: Tree, path: str, safe: tuple[str, ...]) -> dict[str, str]:
+    """Return where a directory really is that the operator has allowed; raise RestrictedPath, NotSupported, and as `opened`."""
+    real, root = os.path.realpath(path), os.path.realpath(tree.root)
+    below = [os.path.realpath(directory) for directory in safe]
+    if not any(_is_below(real, directory) for directory in below):
+        # The path as given: where a link leads is nobody's business who may not read there.
+        raise RestrictedPath(f"{path} is below none of the datastore's SAFE_DIRS")
+    for directory in (root, *NEVER):
+        if _is_below(real, directory) or _is_below(directory, real):
+            raise RestrictedPath(f"{path} has to do with {directory}, which no guest may be given")
+    if not os.path.isdir(real):
+        raise MissingImage(f"{path} on {os.uname().nodename} is no directory")
+    if not re.match(PATH, real):
+        raise NotSupported(f"{path} is at {real!r}, a name that OpenNebula cannot keep as SOURCE of an image")
+    os.close(opened(real))
+    return {"source": real}
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return path == directory or directory == "/" or path.startswith(f"{directory}/")
+
+
+def opened(path: str) -> int:
+    """Open a directory as any user of this machine might get there, and through no link, which somebody may have put there meanwhile.
+
+    Raise MissingImage, ShareRefused; RestrictedPath if it is in what is ours.
+    """
+    here, at, fd = os.uname().nodename, "", os.open("/", _DIRECTORY)
+    try:
+        for name in path.strip("/").split("/"):
+            if not os.fstat(fd).st_mode & 0o001:
+                raise ShareRefused(f"{at or '/'} on {here} lets no others pass (chmod o+x), and guests' users are others")
+            at = f"{at}/{name}"
+            below = os.open(name, _DIRECTORY, dir_fd=fd)
+            os.close(fd)
+            fd = below
+            if _is_there(layout.SIDE, fd):
+                raise RestrictedPath(f"{path} on {here} has to do with {at}, which is ours: no guest may be given it")
+    except OSError as e:
+        os.close(fd)
+        if e.errno == errno.ENOENT:
+            raise MissingImage(f"{at} on {here} is not there: {path} is mounted on all hosts, at the same path") from None
+        if e.errno in (errno.ENOTDIR, errno.ELOOP):
+            raise ShareRefused(f"{at} on {here} is a link, or no directory, where {path} was one when it was registered") from None
+        raise
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _is_there(name: str, fd: int) -> bool:
+    try:
+        os.lstat(name, dir_fd=fd)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _place(tree: Tree, image: int) -> str:
+    return f"{tree.root}/{layout_share.tree(image)}"
+
+
+def make(tree: Tree, share: Share) -> str:
+    """Have the place where a directory is given; return its path."""
+    path = _place(tree, share.image)
+    if not os.path.lexists(path):
+        os.mkdir(path, 0o555)
+        files.fsync(tree.root)
+        point("place of the directory made")
+    return path
+
+
+def remove(tree: Tree, image: int) -> None:
+    """Remove the place, which is empty; the directory stays. Raise DataInTheWay if somebody has put something there."""
+    path = _place(tree, image)
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return
+    except OSError as e:
+        if e.errno != errno.ENOTEMPTY:
+            raise
+        raise DataInTheWay(f"{path} on {os.uname().nodename} is not empty, and nothing of ours is in it") from None
+    files.fsync(tree.root)
+    point("place of the directory removed")
