@@ -105,7 +105,9 @@ CASES: dict[str, tuple[Callable[[Path], object], str, type[SemisharedError], str
     "setuid": (lambda root: remounted(root, "suid"), "share-7", ShareRefused, "without nosuid"),
     "devices": (lambda root: remounted(root, "dev"), "share-7", ShareRefused, "without nodev"),
     "registered, then a link": (lambda root: registered(root, then=is_link_by_now), "share-5", ShareRefused, "way/theirs .* is a link"),
-    "registered, then gone": (lambda root: registered(root, then=lambda top: (top / "theirs").rmdir()), "share-5", MissingImage, "not there"),
+    "registered, then gone": (
+        lambda root: registered(root, then=lambda top: (top / "theirs").rmdir()), "share-5", MissingImage, "not there",
+    ),
     "registered, then not for others": (
         lambda root: registered(root, then=lambda top: top.chmod(0o700)), "share-5", ShareRefused, "way on .* lets no others pass",
     ),

@@ -149,7 +149,8 @@ def test_a_directory_that_is_there_is_registered_below_safe_dirs_only_and_stays(
     closed.chmod(0o700)
     for path, said in (
         (allowed / "link", "SAFE_DIRS"), (shares.tree(other), "no guest may be given"), (shares.root, "no guest may be given"),
-        (allowed / "none", "is no directory"), (closed / "in", "closed .* lets no others pass"), (ours / "in", "which is ours"), (ours, "which is ours"),
+        (allowed / "none", "is no directory"), (closed / "in", "closed .* lets no others pass"), (ours / "in", "which is ours"),
+        (ours, "which is ours"),
     ):  # fmt: skip
         with pytest.raises(ActionFailed, match=said):
             shares.image("bad", str(path))

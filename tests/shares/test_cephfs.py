@@ -100,7 +100,7 @@ def test_a_maker_whose_mount_lets_guests_programs_be_setuid_makes_nothing_and_do
 
 def test_a_share_that_may_hold_data_is_kept_until_it_is_dropped_by_hand(cloud: CephShares, tree: Tree) -> None:
     _, made = cloud.step(s.MakeShare(tree, Share(777, 0, 1, 8 * MiB)))
-    code = "from semishared.share import attached; import sys; print(attached.check(777, sys.argv[1]))"
+    code = "from semishared.share import attached; import sys; print(attached.check(777, sys.argv[1]).first)"
     done = cloud.host.run(["python3", "-c", code, made["source"]], env={"PYTHONPATH": "/var/tmp/one/lib"})
     assert done.stdout == b"100000\n"
     assert cloud.gc() == {made["source"]: ""} and 777 in cloud.listed()

@@ -42,7 +42,7 @@ GIVE = f"umount {NAMESPACES} {DAEMON}; mount -o remount,bind,nosuid,nodev {ROOT}
 SNAPSHOT = "btrfs subvolume snapshot -r -- /srv/shares/share-0 /srv/shares/snapshot-0-x"
 DATA = "/srv/theirs"
 THEIRS = f"""
-mkdir {DATA}; mount -t tmpfs -o nosuid,nodev theirs {DATA}; cd {DATA}
+mkdir {DATA}; mount -t tmpfs -o nosuid,nodev,mode=755 theirs {DATA}; cd {DATA}
 echo public >public; (umask 077; echo private >private); ln -s /etc/shadow above; chown 1000:1000 public private
 mkdir mine; chown "$1:$1" mine
 """
@@ -108,9 +108,8 @@ def test_guests_are_given_a_directory_that_was_there_before_as_its_owners_users_
     shares, h1 = standing.shares, standing.h1
     h1.run(["sh", "-euc", THEIRS, "sh", str(first_uid(5))], user="root")
     shares.oned.datastore_update(SHARES, f'SAFE_DIRS="{DATA}"')
-    work, read = (
-        shares.oned.image_create(SHARES, name, path=path, type="FILESYSTEM", uid=5) for name, path in (("work", DATA), ("read", f"{DATA}/mine"))
-    )
+    work = shares.oned.image_create(SHARES, "work", path=DATA, type="FILESYSTEM", uid=5)
+    read = shares.oned.image_create(SHARES, "read", path=f"{DATA}/mine", type="FILESYSTEM", uid=5)
     vm = shares.create("theirs", work, read)
     shares.oned.vm(vm).disks[2]["READONLY"] = "YES"
     shares.oned.vm_deploy(vm, "h1", SYSTEM)

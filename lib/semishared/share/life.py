@@ -68,7 +68,7 @@ def made(tree: Tree, image: int) -> Record:
     """Return the same of one that we have made; raise NotSupported for a directory that was there before."""
     known = ready(tree, image)
     if known.share.directory:
-        raise NotSupported(f"image {image} is {known.share.directory}, which was there before: guests are given it as it is, and that is all")
+        raise NotSupported(f"image {image} is {known.share.directory}, which was there before: guests are given it as it is, no more")
     return known
 
 
