@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from semishared.config import Config
+from semishared.model.shares import Tree
 from semishared.model.steps import Step, to_data
 from semishared.wire.session import Session
 from tools.oned_site import ActionSite
@@ -43,6 +44,11 @@ class Shares:
     def tree(self, image: int) -> Path:
         """Return where a share is."""
         return Path(self.oned.image(image).source)
+
+    def known(self) -> Tree:
+        """Return what steps are told of the root."""
+        template = self.oned.datastores[SHARES].template
+        return Tree(str(template["SEMISHARED_FS"]), str(self.root), str(template["SEMISHARED_STORE"]), cloud=str(template["SEMISHARED_CLOUD"]))
 
     def listed(self) -> dict[int, dict[str, Any]]:
         """Return what `semishared share list` says, by image."""

@@ -143,14 +143,15 @@ def test_a_directory_that_is_there_is_registered_below_safe_dirs_only_and_stays(
     shares.oned.image_delete(image)
     assert theirs.stat() == before and (theirs / "file").read_text() == "theirs"
     assert sorted(os.listdir(shares.root)) == [".semishared", f"share-{other}"] and set(shares.listed()) == {other}
-    closed, ours = allowed / "closed", allowed / "ours"
-    for made in (closed / "in", ours / ".semishared", ours / "in"):
+    closed, ours, above = allowed / "closed", allowed / "ours", allowed / "above"
+    shares.oned.datastore_create(template("btrfs", above / "their/root"), SHARES + 1)
+    for made in (closed / "in", ours / ".semishared", ours / "in", above / "their/root/in"):
         made.mkdir(parents=True)
     closed.chmod(0o700)
     for path, said in (
         (allowed / "link", "SAFE_DIRS"), (shares.tree(other), "no guest may be given"), (shares.root, "no guest may be given"),
         (allowed / "none", "is no directory"), (closed / "in", "closed .* lets no others pass"), (ours / "in", "which is ours"),
-        (ours, "which is ours"),
+        (ours, "which is ours"), (above, "above has to do with .*/their/root,"), (above / "their/root/in", "in has to do with"),
     ):  # fmt: skip
         with pytest.raises(ActionFailed, match=said):
             shares.image("bad", str(path))
@@ -163,8 +164,7 @@ def test_a_directory_that_is_there_is_registered_below_safe_dirs_only_and_stays(
 
 
 def test_a_registered_directory_without_its_image_is_forgotten_and_stays(shares: Shares, allowed: Path) -> None:
-    (store,) = [one for one in shares.oned.datastores.values() if one.id == SHARES]
-    tree = Tree("btrfs", str(shares.root), str(store.template["SEMISHARED_STORE"]))
+    tree = shares.known()
     on(s.MakeShare(tree, Share(777, 0, 1, 0, directory=str(allowed))))
     place = shares.root / "share-777"
     (place / "file").write_text("somebody's")
@@ -215,8 +215,7 @@ def test_a_plain_directory_is_for_who_says_that_no_quota_is_meant(site: ActionSi
 
 
 def test_what_a_killed_action_leaves_is_listed_and_dropped(shares: Shares) -> None:
-    marker, cloud = (str(shares.oned.datastores[SHARES].template[f"SEMISHARED_{name}"]) for name in ("STORE", "CLOUD"))
-    tree = Tree("btrfs", str(shares.root), marker, cloud=cloud)
+    tree = shares.known()
     on(s.MakeShare(tree, Share(777, 0, 1, 16 * MiB)))
     assert shares.listed()[777]["state"] == "OpenNebula has no such image"
     image = shares.image("scratch", "new:16M")

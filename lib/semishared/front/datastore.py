@@ -50,6 +50,12 @@ class FrontEnd:
 
         return Upload(self._asked, self._action).carry_out(step)
 
+    def ListRoots(self, step: d.ListRoots) -> list[str]:
+        from ..opennebula.oned import Oned
+
+        found = {path for one in Oned().datastores() for path in (one.base_path, one.attribute("SEMISHARED_FS_ROOT"))}
+        return sorted(path for path in found if path.startswith("/"))
+
     def MakeStore(self, step: d.MakeStore) -> None:
         try:
             os.makedirs(step.directory, exist_ok=True)

@@ -20,6 +20,10 @@ class MeasureSource(NamedTuple):
     path: str
 
 
+class ListRoots(NamedTuple):
+    """Return the directories that all datastores have what they keep in, as oned says."""
+
+
 class StoreUpload(NamedTuple):
     """Publish what is at the action's PATH as `image`, by way of `directory`; return its format.
 
@@ -118,7 +122,7 @@ class FlattenImage(NamedTuple):
     size: int = 0
 
 
-LOOKS = frozenset({"CheckStore", "DigestImage", "MeasureSource", "MeasureStore"})
+LOOKS = frozenset({"CheckStore", "DigestImage", "ListRoots", "MeasureSource", "MeasureStore"})
 """Those that change nothing where the front-end itself carries them out; what a bridge is asked, steps.LOOKS says."""
 __all__ = [
     "CheckStore", "CopyStored", "CreateImage", "DigestImage", "FlattenImage", "ForgetSnapshot", "MeasureStore", "ReceiveImage",

@@ -17,11 +17,13 @@ class MarkRoot(NamedTuple):
 
 
 class FindDirectory(NamedTuple):
-    """Report the real path of a directory that is there already, if it lies below one of `safe`, and outside of the root."""
+    """Report the real path of a directory that is there already, if it lies below one of `safe`, and neither in nor above the root or one of `others`."""
 
     tree: Tree
     path: str
     safe: Tuple[str, ...]
+    others: Tuple[str, ...] = ()
+    """The directories of all datastores."""
 
 
 class MakeShare(NamedTuple):

@@ -13,7 +13,8 @@ from typing import Any, Collection, Protocol
 from ..errors import BadAttribute, NotSupported, StoreAbsent
 from ..model import shares
 from ..model import steps_share as s
-from ..model.exchange import On, Part, warn
+from ..model.exchange import Here, On, Part, warn
+from ..model.steps_datastore import ListRoots
 from ..opennebula.args import absolute
 from ..opennebula.xml import Datastore, Image
 from ..units import GiB, KiB, MiB, TiB, mib_ceil
@@ -94,7 +95,8 @@ def _directory(asked: Asked) -> Part[str]:
     if not path.startswith("/"):
         raise NotSupported(f"PATH is {path!r}: a new share is new:SIZE (new:10G), a directory that is there its absolute path")
     safe = tuple(entry for entry in asked.datastore.attribute("SAFE_DIRS").split() if entry.startswith("/"))
-    step = s.FindDirectory(shares.tree(asked.datastore), absolute(path, "PATH"), safe)
+    others = tuple((yield Here(ListRoots())))
+    step = s.FindDirectory(shares.tree(asked.datastore), absolute(path, "PATH"), safe, others)
     return str((yield from _done(asked, step))["source"])
 
 

@@ -12,25 +12,39 @@ import errno
 import os
 import re
 
-from ..errors import DataInTheWay, MissingImage, NotSupported, RestrictedPath, ShareRefused
+from ..errors import DataInTheWay, MissingImage, NotSupported, RestrictedPath, ShareRefused, StoreUnavailable
 from ..model import layout, layout_share
 from ..model.shares import PATH, Share, Tree
 from ..tools import files
 from ..tools.crash_points import point
+from ..tools.hung_store import LIMIT_S, unless_it_hangs
 
 NEVER = ("/boot", "/dev", "/etc", "/proc", "/root", "/run", "/sys", "/usr", "/var/lib/libvirt", "/var/lib/one", "/var/tmp")
 """What no guest may be given to write to, whatever SAFE_DIRS says: oned itself writes /var/tmp there, where hosts have its scripts."""
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def found(tree: Tree, path: str, safe: tuple[str, ...]) -> dict[str, str]:
-    """Return where a directory really is that the operator has allowed; raise RestrictedPath, NotSupported, and as `opened`."""
+def found(tree: Tree, path: str, safe: tuple[str, ...], others: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return where a directory really is that the operator has allowed; raise RestrictedPath, NotSupported, StoreUnavailable, and as `opened`.
+
+    `others`: what datastores are in, which no guest may have either. What is not below `safe` as it is given is not even looked at: a user
+    may name what hangs, or is mounted by being named.
+    """
+    if not any(_is_below(path, directory.rstrip("/") or "/") for directory in safe):
+        raise RestrictedPath(f"{path} is below none of the datastore's SAFE_DIRS")
+    there = unless_it_hangs(lambda: _found(tree, path, safe, others), None)
+    if there is None:
+        raise StoreUnavailable(f"{path} on {os.uname().nodename}, or a datastore there, hangs: no answer within {LIMIT_S:.0f} s")
+    return there
+
+
+def _found(tree: Tree, path: str, safe: tuple[str, ...], others: tuple[str, ...]) -> dict[str, str]:
     real, root = os.path.realpath(path), os.path.realpath(tree.root)
     below = [os.path.realpath(directory) for directory in safe]
     if not any(_is_below(real, directory) for directory in below):
         # The path as given: where a link leads is nobody's business who may not read there.
         raise RestrictedPath(f"{path} is below none of the datastore's SAFE_DIRS")
-    for directory in (root, *NEVER):
+    for directory in (root, *map(os.path.realpath, others), *NEVER):
         if _is_below(real, directory) or _is_below(directory, real):
             raise RestrictedPath(f"{path} has to do with {directory}, which no guest may be given")
     if not os.path.isdir(real):
