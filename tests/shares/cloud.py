@@ -47,8 +47,9 @@ class Shares:
 
     def known(self) -> Tree:
         """Return what steps are told of the root."""
-        template = self.oned.datastores[SHARES].template
-        return Tree(str(template["SEMISHARED_FS"]), str(self.root), str(template["SEMISHARED_STORE"]), cloud=str(template["SEMISHARED_CLOUD"]))
+        names = ("SEMISHARED_FS", "SEMISHARED_STORE", "SEMISHARED_CLOUD")
+        fs, marker, cloud = (str(self.oned.datastores[SHARES].template[name]) for name in names)
+        return Tree(fs, str(self.root), marker, cloud=cloud)
 
     def listed(self) -> dict[int, dict[str, Any]]:
         """Return what `semishared share list` says, by image."""

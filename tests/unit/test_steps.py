@@ -53,7 +53,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "dict[str, Any]": st.dictionaries(words, json_values, max_size=3),
     "dict[str, int]": st.dictionaries(words, numbers, max_size=3),
     "Tree": st.builds(Tree, st.sampled_from(sorted(FILE_SYSTEMS)), st.just("/srv/shares"), words, st.just("fs/one"), words, words),
-    "Share": st.builds(Share, numbers, numbers, numbers, numbers, numbers, numbers, words),
+    "Share": st.builds(Share, numbers, numbers, numbers, numbers, numbers, numbers, words, st.sampled_from(["", "/srv/theirs"])),
     "Tuple[str, ...]": st.lists(words, max_size=3).map(tuple),
 }
 

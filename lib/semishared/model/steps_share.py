@@ -17,7 +17,7 @@ class MarkRoot(NamedTuple):
 
 
 class FindDirectory(NamedTuple):
-    """Report the real path of a directory that is there already, if it lies below one of `safe`, and neither in nor above the root or one of `others`."""
+    """Report the real path of a directory that is there already, if it lies below one of `safe` and is no datastore's."""
 
     tree: Tree
     path: str

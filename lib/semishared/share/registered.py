@@ -25,7 +25,7 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def found(tree: Tree, path: str, safe: tuple[str, ...], others: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return where a directory really is that the operator has allowed; raise RestrictedPath, NotSupported, StoreUnavailable, and as `opened`.
+    """Return where a directory really is that the operator has allowed; raise RestrictedPath, NotSupported, StoreUnavailable, as `opened`.
 
     `others`: what datastores are in, which no guest may have either. What is not below `safe` as it is given is not even looked at: a user
     may name what hangs, or is mounted by being named.
