@@ -24,6 +24,7 @@ from semishared.model.steps import NoteClients
 from semishared.model.steps_hypervisor import CheckShare, ReadClients
 from semishared.share import attached
 from semishared.share.daemons import DAEMONS, QEMUS
+from semishared.share.registered import opened
 from semishared.vmm import virtiofsd
 from semishared.vmm.on_host import OnHost
 from shares.cloud import MiB, on
@@ -140,11 +141,35 @@ def test_each_share_has_the_users_of_its_owner(root: Path) -> None:
 
 def test_a_share_has_to_be_of_the_root_and_the_image_that_oned_means(root: Path, tmp_path: Path) -> None:
     """Another datastore's root, which a host has mounted there, has a share of that number, too: of somebody else."""
-    assert attached.check(7, f"{root}/share-7", MARKER, 1) == attached.check(7, f"{root}/share-7") == (first_uid(3), "")
-    with pytest.raises(OtherStore, match="another datastore's"):
-        attached.check(7, f"{root}/share-7", MARKER[::-1], 1)
-    with pytest.raises(ShareRefused, match="of another image 7"):
-        attached.check(7, f"{root}/share-7", MARKER, 2)
+    registered(root)
+    for image, directory in ((7, ""), (5, f"{root.parent}/way/theirs")):
+        path = f"{root}/share-{image}"
+        assert attached.check(image, path, MARKER, 1) == attached.check(image, path) == (first_uid(3), directory)
+        with pytest.raises(OtherStore, match="another datastore's"):
+            attached.check(image, path, MARKER[::-1], 1)
+        with pytest.raises(ShareRefused, match=f"of another image {image}"):
+            attached.check(image, path, MARKER, 2)
+
+
+def test_a_directory_may_be_its_users_alone_and_the_way_to_it_nobodys(root: Path) -> None:
+    """Deploy asks as the drivers' user, who is none of them."""
+    registered(root)
+    way = root.parent / "way"
+    os.chown(way / "theirs", first_uid(3), first_uid(3))
+    (way / "theirs").chmod(0o700)
+
+    def asked() -> None:
+        os.seteuid(65534)
+        try:
+            os.close(opened(f"{way}/theirs"))
+        finally:
+            os.seteuid(0)
+
+    asked()
+    # Its group is that of who asks.
+    way.chmod(0o701)
+    with pytest.raises(ShareRefused, match="way on .* lets not everybody pass"):
+        asked()
 
 
 def test_deploy_compares_it_with_what_the_context_has_noted(root: Path, tmp_path: Path) -> None:

@@ -79,6 +79,9 @@ def opened(path: str) -> int:
         os.close(fd)
         if e.errno == errno.ENOENT:
             raise MissingImage(f"{at} on {here} is not there: {path} is mounted on all hosts, at the same path") from None
+        if e.errno == errno.EACCES:
+            way = os.path.dirname(at) or "/"
+            raise ShareRefused(f"{way} on {here} lets not everybody pass (its group, or an ACL), not the drivers' user either") from None
         if e.errno in (errno.ENOTDIR, errno.ELOOP):
             raise ShareRefused(f"{at} on {here} is a link, or no directory, where {path} was one when it was registered") from None
         raise
@@ -92,6 +95,9 @@ def _is_there(name: str, fd: int) -> bool:
     try:
         os.lstat(name, dir_fd=fd)
     except FileNotFoundError:
+        return False
+    except PermissionError:
+        # Closed to the drivers' user, who has made all that is ours; the daemon looks again, as root.
         return False
     return True
 
