@@ -15,6 +15,7 @@ import pytest
 from semishared.errors import RestrictedPath, StoreUnavailable
 from semishared.model.shares import Tree
 from semishared.share import registered
+from semishared.tools.hung_store import unless_it_hangs
 
 
 @pytest.fixture()
@@ -48,8 +49,8 @@ def test_what_is_above_or_in_a_directory_of_another_datastore_no_guest_is_given(
 
 def test_what_hangs_below_them_is_not_waited_for_for_ever(tree: Tree, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
-    monkeypatch.setattr(registered.os.path, "realpath", lambda _: never.wait(60))
-    monkeypatch.setattr(registered, "unless_it_hangs", partial(registered.unless_it_hangs, limit_s=0.2))
+    monkeypatch.setattr(os.path, "realpath", lambda _: never.wait(60))
+    monkeypatch.setattr(registered, "unless_it_hangs", partial(unless_it_hangs, limit_s=0.2))
     try:
         with pytest.raises(StoreUnavailable, match="theirs .*hangs"):
             registered.found(tree, f"{top}/safe/theirs", (f"{top}/safe",))
