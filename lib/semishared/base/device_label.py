@@ -11,6 +11,7 @@ the link counts. It is closed by the note: its device may be full, read-only, or
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Mapping
 
@@ -47,7 +48,12 @@ def own(root: str, uuid: str) -> dict[str, object]:
     """Return the label of a device that is mounted, the one that it is to be, and in the pool of this host; {} of any other."""
     device = layout_devices.device(root, uuid)
     said = read(device)
-    return said if said.get("uuid") == uuid and not whose(device, said) else {}
+    return said if is_own(device, said) else {}
+
+
+def is_own(device: str, said: Mapping[str, object]) -> bool:
+    """Tell whether a label is that of the device to which the link leads, in the pool of this host."""
+    return said.get("uuid") == os.path.basename(device) and not whose(device, said)
 
 
 def host(root: str) -> str:
@@ -56,19 +62,33 @@ def host(root: str) -> str:
 
 
 def write(side: str, said: Mapping[str, object]) -> None:
-    """Write the label into what is ours on a device."""
+    """Write the label into what is ours on a device; raise FileNotFoundError if nothing is mounted there."""
     import base64
 
-    os.makedirs(side, exist_ok=True)
-    files.remove_staged(side)
-    files.write_json(layout_devices.label(side), {**said, "padding": base64.b64encode(os.urandom(PADDING)).decode()})
+    from ..tools import beneath, mounts
+
+    mount, name = os.path.split(side)
+    with beneath.directory(mount) as opened:
+        if not mounts.is_point(opened):
+            raise FileNotFoundError(errno.ENOENT, "nothing is mounted there", mount)
+        fd = beneath.open_directory(opened, name, make=True, for_all=False)
+        try:
+            files.remove_staged(beneath.path_of(fd))
+            padding = base64.b64encode(os.urandom(PADDING)).decode()
+            files.write_json(layout_devices.label(beneath.path_of(fd)), {**said, "padding": padding})
+        finally:
+            os.close(fd)
 
 
 def is_written(side: str, said: Mapping[str, object]) -> bool:
     """Tell whether that is the label, and in a block of its own."""
-    path = layout_devices.label(side)
-    found = files.read_json(path) or {}
-    return without_padding(found) == said and os.stat(path).st_size > BLOCK
+    found = files.read_json(layout_devices.label(side)) or {}
+    return without_padding(found) == said and is_padded(side)
+
+
+def is_padded(directory: str) -> bool:
+    """Tell whether a label is in a block of its own; raise OSError if there is none."""
+    return os.stat(layout_devices.label(directory)).st_size > BLOCK
 
 
 def without_padding(said: Mapping[str, object]) -> dict[str, object]:

@@ -21,7 +21,7 @@ from ..model.device_class import MEMORY, NOTHING, Want
 from ..model.layout_devices import Link
 from ..tools import beneath, files, locks
 from ..tools.crash_points import point
-from . import device_label, promises
+from . import device_dirs, device_label, promises
 
 if TYPE_CHECKING:
     from ..plan import pool
@@ -167,17 +167,18 @@ def _make(root: str, path: str, link: Link, wanted: Iterator[pool.Device], want:
         link = link._replace(uuid=device.uuid)
         directory = layout_devices.directory(root, link)
         try:
-            os.makedirs(os.path.dirname(directory), exist_ok=True)
+            device_dirs.make(os.path.dirname(directory), exist_ok=True)
             # First: there is never a directory to which no link leads.
             files.symlink(layout_devices.target_of(link), path)
             if device.device_class == MEMORY:
                 promises.write(layout_devices.device(root, device.uuid), link.name, want.size, want.layers)
-            os.makedirs(directory, exist_ok=True)
+            device_dirs.make(directory, exist_ok=True)
+            # By its path: who makes layers there finds them by that.
             files.fsync(os.path.dirname(directory))
         except OSError:
             if not os.path.isdir(os.path.dirname(path)):
                 raise
-            continue  # it is dying: its label could be read, and nothing is written any more
+            continue  # it is dying, or was let go of: its label could be read, and nothing is written any more
         point("directory on a device made")
         return True
     if not usual(root) and not want.is_strict:
@@ -218,7 +219,7 @@ def clear(path: str) -> None:
     """Remove what is in a directory of a base that is being made; on a device it keeps its place."""
     if link_of(path) and os.path.isdir(path):
         files.remove_folder(behind(path), ignore_errors=True)
-        os.makedirs(behind(path))
+        device_dirs.make(behind(path))
     else:
         remove(path)
 
@@ -233,7 +234,7 @@ def publish(root: str, staging: str, base: str) -> None:
         return
     final = Link(link.uuid, layout_devices.BASES, os.path.basename(base))
     directory = layout_devices.directory(root, final)
-    os.makedirs(os.path.dirname(directory), exist_ok=True)
+    device_dirs.make(os.path.dirname(directory), exist_ok=True)
     if os.path.isdir(directory):
         # Of a device that was away when its base was made anew elsewhere.
         files.remove_folder(directory)

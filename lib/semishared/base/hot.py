@@ -26,7 +26,7 @@ from ..tools import extents, files, image_locks, locks
 from ..tools.crash_points import point
 from ..tools.rate_limit import standing_back
 from ..units import human
-from . import devices, promises
+from . import device_dirs, devices, promises
 
 if TYPE_CHECKING:
     from ..plan import pool
@@ -111,11 +111,14 @@ def _begin(root: str, name: str, size: int) -> "Copy | None":
         make_way(root, size)
         for device in devices.present(root):
             if device.device_class == MEMORY and device.share > 0 and _takes(device) >= size > 0:
-                place = os.readlink(layout_devices.device(root, device.uuid))
-                copy = Copy(device.uuid, layout_devices.hot(place, name))
-                os.makedirs(copy.directory)
-                point("hot base begun")
-                promises.write(place, name, size, 1)
+                link = layout_devices.device(root, device.uuid)
+                try:
+                    copy = Copy(device.uuid, layout_devices.hot(os.readlink(link), name))
+                    device_dirs.make(layout_devices.hot(link, name))
+                    point("hot base begun")
+                    promises.write(link, name, size, 1)
+                except FileNotFoundError:
+                    continue  # it has just been let go of, or unmounted
                 return copy
     return None
 

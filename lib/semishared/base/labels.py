@@ -77,10 +77,11 @@ def declare(step: SetDevices) -> dict[str, object]:
     with locks.exclusive(layout.lock(step.root, "devices"), 30):
         found = _checked(step.root, wanted)
         os.makedirs(layout_devices.devices(step.root), exist_ok=True)
-        new = [path for path in (_label(step.root, device, found) for device in wanted) if path]
-        labelled = {str(device_label.read(layout_devices.side(device.path))["uuid"]) for device in wanted}
+        before = devices.registered(step.root)
+        labelled = {_label(step.root, device, found): device.path for device in wanted}
+        new = [path for uuid, path in labelled.items() if uuid not in before]
         closed, gone = [], []
-        for uuid in set(devices.registered(step.root)) - labelled:
+        for uuid in set(before) - set(labelled):
             path = devices.mount(step.root, uuid)
             if _holds(step.root, uuid):
                 _close(step.root, uuid)
@@ -107,7 +108,7 @@ def _checked(root: str, wanted: Sequence[pool.Declared]) -> dict[str, str]:
             raise BadPool(f"{path} on {here} is {device_state.HUNG}: it does not answer")
         mounted = mounts.under(os.path.realpath(path), listed)
         if not os.path.isdir(path) or os.path.islink(path) or mounted.point != os.path.realpath(path):
-            raise BadPool(f"{path} on {here} is not mounted: an unmounted directory is no device")
+            raise _not_mounted(path)
         system = mounted.device
         if system in systems:
             raise BadPool(f"{systems[system]} and {path} on {here} are one file system: of one device there is one label")
@@ -127,6 +128,10 @@ def _checked(root: str, wanted: Sequence[pool.Declared]) -> dict[str, str]:
         found[path] = uuid
         _check_class(side, device)
     return found
+
+
+def _not_mounted(path: str) -> BadPool:
+    return BadPool(f"{path} on {os.uname().nodename} is not mounted: an unmounted directory is no device")
 
 
 def _check_own(root: str, path: str, uuid: str, system: str) -> None:
@@ -153,7 +158,7 @@ def _check_class(side: str, wanted: pool.Declared) -> None:
 
 
 def _label(root: str, wanted: pool.Declared, found: dict[str, str]) -> str:
-    """Label a device and let it be known here; return its path if it was not before."""
+    """Label a device and let it be known here; return its UUID."""
     side, uuid = layout_devices.side(wanted.path), found[wanted.path] or str(uuids.uuid4())
     link, note = layout_devices.device(root, uuid), layout_devices.note(root, uuid)
     said = {"version": 1, "uuid": uuid, "class": wanted.device_class, "weight": wanted.weight, **_owner(root, side, link, wanted)}
@@ -168,7 +173,7 @@ def _label(root: str, wanted: pool.Declared, found: dict[str, str]) -> str:
     _write(side, said)
     files.symlink(side, link)
     point("device known")
-    return wanted.path if is_new else ""
+    return uuid
 
 
 def _owner(root: str, side: str, link: str, wanted: pool.Declared) -> dict[str, object]:
@@ -189,6 +194,8 @@ def _write(side: str, said: dict[str, object]) -> None:
     try:
         with files.enough_space(side):
             device_label.write(side, said)
+    except FileNotFoundError:
+        raise _not_mounted(os.path.dirname(side)) from None
     except NoSpace:
         if "owner" in was or [was.get(key) for key in DECLARED] != [said[key] for key in DECLARED]:
             raise

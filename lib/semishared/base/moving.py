@@ -28,7 +28,7 @@ from ..tools.crash_points import point
 from ..tools.rate_limit import Pace, stand_back
 from ..tools.undo import Undo
 from ..units import human
-from . import cache, devices, overcommitted, room, scrub
+from . import cache, device_dirs, devices, overcommitted, room, scrub
 
 TELL_S = 1.0
 GIVE_WAY_S, LOOK_S = 15.0, 0.2
@@ -161,7 +161,7 @@ def _moved(step: MoveBase, tell: Tell) -> dict[str, object]:
                 raise CannotMove(f"base {step.name} of {here} was evicted, or made anew, while it was copied")
             discard(step.root, [new])
             directory = layout_devices.directory(step.root, new)
-            os.makedirs(os.path.dirname(directory), exist_ok=True)
+            device_dirs.make(os.path.dirname(directory), exist_ok=True)
             os.rename(layout_devices.directory(step.root, staged), directory)
             files.fsync(os.path.dirname(directory))
             point("base renamed on its new device")
@@ -173,7 +173,7 @@ def _moved(step: MoveBase, tell: Tell) -> dict[str, object]:
 
 
 def _copy(base: cache.Base, staged: str, copying: Copying) -> None:
-    os.makedirs(layout_base.leases(staged))
+    device_dirs.make(layout_base.leases(staged))
     point("base being copied")
     with open(base.manifest, "rb") as file:
         recorded = extents.parse(file.read())

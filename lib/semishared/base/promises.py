@@ -20,6 +20,7 @@ from typing import Iterator, Tuple
 from ..model import layout, layout_base, layout_devices
 from ..tools import files, locks
 from ..tools.crash_points import point
+from . import device_dirs
 
 VERSION = 1
 
@@ -62,9 +63,9 @@ def read(device: str, name: str) -> Tuple[int, int]:
 
 
 def write(device: str, name: str, size: int, layers: int) -> None:
-    """Note what is promised, of `size` bytes each; the caller holds the promises, and has seen that they fit."""
+    """Note what is promised, of `size` bytes each, by the link to the device; the caller holds the promises, and has seen that they fit."""
     directory = layout_devices.promises(device)
-    os.makedirs(directory, exist_ok=True)
+    device_dirs.make(directory, exist_ok=True)
     for other in os.listdir(directory):
         if other != name and not os.path.isdir(_home(device, other)):
             files.unlink(f"{directory}/{other}")

@@ -13,6 +13,7 @@ import os
 
 from ..model import layout_devices
 from ..tools.crash_points import point
+from . import device_dirs
 
 PIECE = 2 << 20
 """What XFS wants to have free for a new file, and an empty delta takes, several times over."""
@@ -23,7 +24,7 @@ def keep(device: str) -> None:
     """Have all of it, of a device with room; what cannot be made is made the next time."""
     directory = layout_devices.spare(device)
     try:
-        os.makedirs(directory, exist_ok=True)
+        device_dirs.make(directory, exist_ok=True)
         for number in range(PIECES):
             path = f"{directory}/{number}"
             if not os.path.exists(path) or os.stat(path).st_blocks * 512 < PIECE:
@@ -32,7 +33,7 @@ def keep(device: str) -> None:
                     os.fsync(file.fileno())
                 point("memory spared")
     except OSError:
-        pass  # it has become full meanwhile
+        pass  # it has become full meanwhile, or is gone
 
 
 def give(device: str) -> bool:

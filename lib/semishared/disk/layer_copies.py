@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 
+from ..base import device_dirs
 from ..base.moving import Copying
 from ..model import layout, layout_delta
 from ..tools import files
@@ -16,7 +17,7 @@ def copy(source: str, target: str, copying: Copying, empty: str = "") -> None:
 
     `empty`: one that is only made there, of its size.
     """
-    os.makedirs(target)
+    device_dirs.make(target)
     point("layers being copied")
     names: dict[int, str] = {}
     for entry in sorted(os.scandir(source), key=lambda entry: entry.name):

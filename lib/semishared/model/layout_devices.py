@@ -133,6 +133,13 @@ def directory(root: str, link: Link) -> str:
     return f"{device(root, link.uuid)}/{link.part}/{link.name}"
 
 
+def split(path: str) -> tuple[str, str]:
+    """Return the link to a device, and the rest of a path through it."""
+    root, _, below = path.rpartition("/devices/")
+    uuid, _, rest = below.partition("/")
+    return device(root, uuid), rest
+
+
 def moving_lock(root: str) -> str:
     """Return the lock of whoever moves things between a host's devices, or removes what such a one has left."""
     return lock(root, "moving")

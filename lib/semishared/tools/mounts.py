@@ -50,6 +50,13 @@ def under(path: str, mounts: list[Mount]) -> Mount:
     return best
 
 
+def is_point(opened: str) -> bool:
+    """Tell whether an open directory, by the path of it that beneath.py makes, is where something is mounted, still (proc(5), fdinfo)."""
+    with open(opened.replace("/fd/", "/fdinfo/"), encoding="ascii") as file:
+        ids = [line.split()[1] for line in file if line.startswith("mnt_id:")]
+    return any(mount.id in ids and mount.point == os.readlink(opened) for mount in listed())
+
+
 def of(path: str) -> Mount:
     """Return what `path` lies on."""
     return under(os.path.realpath(path), listed())
