@@ -327,6 +327,36 @@ def test_extents_of_several_bases_come_by_their_hashes(world: World, image: s.Im
     targets.close()
 
 
+@pytest.mark.parametrize("holder", ["localhost", "nowhere"])
+def test_peer_that_nobody_knows_is_tried_while_the_store_is_read(world: World, tmp_path: Path, holder: str) -> None:
+    from semishared.base import pricing
+    from semishared.base.account import Account, Orders
+    from semishared.base.filling import Filling
+    from semishared.base.targets import Target, Targets
+
+    image, root = world.image(size=IMAGE), str(tmp_path / "else")
+    with open(image.source, "r+b") as file:
+        for _ in range(IMAGE // extents.EXTENT):
+            file.write(os.urandom(1024) * (extents.EXTENT // 1024))
+    found = ensure(str(world.root), image, None).base
+    image = image._replace(generation=found.generation)
+    targets = Targets(lambda target: None)
+    account = Account(targets, lambda **_: None)
+    # The trial is over before the store is.
+    step = wanted(world, b.Part(image, (holder,)), store="quicker")._replace(store_rate=64 * MiB)
+    target = Target(root, step.parts[0])
+    targets.add(target)
+    targets.begin(extents.copy(image.source, None, "raw", "test").text())
+    Filling(step._replace(parts=()), targets, account, Orders(lambda: None), Config())._own(target)
+    from_peer = account.sources.get(holder, {}).get("extents", 0)
+    assert account.sources["store"]["extents"] + from_peer == IMAGE // extents.EXTENT, "nothing twice"
+    if holder == "localhost":
+        assert account.troubles == [] and from_peer >= pricing.LEAST
+    else:
+        assert [line.split(":")[0] for line in account.troubles] == [holder] and from_peer == 0
+    assert whole(world, target.partial)
+
+
 def test_step_with_parts_is_the_same_after_its_way_through_json(world: World, image: s.ImageRef) -> None:
     step = wanted(world, b.Part(image, ("h1",), ((0, 3), (5, 7)), ALL), b.Part(image), sources=("h2", "h3"))
     assert s.from_data(json.loads(json.dumps(s.to_data(step)))) == step

@@ -51,7 +51,7 @@ def give(choice: pricing.Choice, partial: Coming, clock: Clock, extents: int, pe
 
 def test_what_it_takes_to_begin_is_no_part_of_the_rate(clock: Clock) -> None:
     partial = Coming(100)
-    meter = pricing.Meter(partial)
+    meter = pricing.Meter(lambda: len(partial.have))
     clock.now += 3
     partial.have.add(0)
     assert meter.came() == 0 and not meter.tells()
@@ -89,29 +89,84 @@ def test_choice_flips_when_a_source_is_throttled_and_the_next_clone_knows(tmp_pa
     assert choice.begin() == "h1"
     assert give(choice, partial, clock, 20, 2.5), "it has become dear"
     assert clock.now < 1000 + 6
-    choice.end(is_limited=False)
+    choice.end(is_limited=False, has_failed=False)
     assert choice.begin() == STORE and not give(choice, partial, clock, 256, 25)
-    choice.end(is_limited=False)
+    choice.end(is_limited=False, has_failed=False)
     assert not partial.missing() and pricing.known(root)["h1"] < 3 * EXTENT
     again = pricing.Choice(root, ["h1", STORE], partial := Coming(256))
     assert again.begin() == STORE
     assert give(again, partial, clock, 60, 0.5), "now the store is, and worse"
-    again.end(is_limited=False)
+    again.end(is_limited=False, has_failed=False)
     assert again.begin() == "h1"
 
 
 def test_source_that_gives_next_to_nothing_is_left_and_not_chosen_again(tmp_path: Path, clock: Clock) -> None:
-    partial = Coming(100)
+    partial = Coming(40)
     choice = pricing.Choice(str(tmp_path), ["h1", STORE], partial)
-    assert choice.begin() == "h1"
+    assert choice.begin() == "h1" and not choice.tried, "for so little nobody is tried beside another"
     clock.now += 10
     assert not choice.is_dear(), "a busy host takes its time to begin"
     partial.have.add(0)
     assert not choice.is_dear()
     clock.now += 6
     assert choice.is_dear()
-    choice.end(is_limited=False)
+    choice.end(is_limited=False, has_failed=False)
     assert choice.begin() == STORE and pricing.known(str(tmp_path)) == {"h1": pytest.approx(EXTENT / 6)}
+
+
+def tried(choice: pricing.Choice, partial: Coming, clock: Clock, store: float, peer: float) -> int:
+    """Have the store and who is tried give so many extents a second, until it is seen who is quicker; return how many the store gave."""
+    begun, given, asked = clock.now, 0, list(choice.asked)
+    while not choice.is_dear():
+        clock.now += 1 / store
+        given += 1
+        partial.have.add(partial.missing()[0])
+        while asked and (clock.now - begun - 0.4) * peer >= len(choice.asked) - len(asked) + 1:
+            partial.have.add(asked.pop(0))
+            choice.gave(1, begun + 0.4 + (len(choice.asked) - len(asked)) / peer)
+    return given
+
+
+@pytest.mark.parametrize(("store", "peer", "taken"), [(80, 25, STORE), (80, 8, STORE), (10, 25, "h1"), (25, 25, "h1"), (1, 25, "h1")])
+def test_peer_that_nobody_knows_is_tried_beside_the_store(tmp_path: Path, clock: Clock, store: float, peer: float, taken: str) -> None:
+    partial = Coming(256)
+    choice = pricing.Choice(str(tmp_path), ["h1", STORE], partial)
+    assert (choice.begin(), choice.tried) == (STORE, "h1") and choice.asked == list(range(244, 256))
+    given = tried(choice, partial, clock, store, peer)
+    assert given < 150 and choice.has_given <= 12
+    choice.end(is_limited=False, has_failed=False)
+    known = pricing.known(str(tmp_path))
+    assert known["h1"] == pytest.approx(peer * EXTENT, rel=0.15)
+    assert store <= 10 or known[STORE] == pytest.approx(store * EXTENT, rel=0.15)
+    assert choice.begin() == taken and not choice.tried
+
+
+def test_who_fails_while_he_is_tried_is_not_asked_again(tmp_path: Path, clock: Clock) -> None:
+    partial = Coming(256)
+    choice = pricing.Choice(str(tmp_path), ["h1", "h2", STORE], partial)
+    for peer in ("h1", "h2"):
+        assert (choice.begin(), choice.tried) == (STORE, peer)
+        assert not give(choice, partial, clock, 10, 10)
+        choice.drop()
+        assert choice.is_dear(), "the store is not asked for all but what he was asked for"
+        choice.end(is_limited=False, has_failed=False)
+    assert choice.begin() == STORE and not choice.tried
+
+
+def test_store_that_fails_while_a_peer_is_tried_is_not_asked_again(tmp_path: Path, clock: Clock) -> None:
+    choice = pricing.Choice(str(tmp_path), ["h1", STORE], Coming(256))
+    assert (choice.begin(), choice.tried) == (STORE, "h1")
+    choice.end(is_limited=False, has_failed=True)
+    assert choice.begin() == "h1" and not choice.tried
+
+
+def test_store_that_has_given_all_else_is_asked_for_the_rest(tmp_path: Path, clock: Clock) -> None:
+    partial = Coming(256)
+    choice = pricing.Choice(str(tmp_path), ["h1", STORE], partial)
+    assert (choice.begin(), choice.tried) == (STORE, "h1")
+    assert not give(choice, partial, clock, 244, 100)
+    choice.end(is_limited=False, has_failed=False)
+    assert choice.begin() == STORE and not choice.tried and len(partial.missing()) == 12
 
 
 def test_who_fails_is_not_asked_again_and_turns_are_not_endless(tmp_path: Path, clock: Clock) -> None:
@@ -119,12 +174,12 @@ def test_who_fails_is_not_asked_again_and_turns_are_not_endless(tmp_path: Path, 
     asked = []
     while not choice.is_over:
         asked.append(choice.begin())
-        choice.end(is_limited=False)
+        choice.end(is_limited=False, has_failed=False)
     assert asked == ["h1", "h2", STORE] and pricing.known(str(tmp_path)) == {}
     partial = Coming(100_000)
     choice, names = pricing.Choice(str(tmp_path), ["h1", STORE], partial), []
     while not choice.is_over:
         names.append(choice.begin())
         give(choice, partial, clock, 20, 1 / len(names))
-        choice.end(is_limited=True)
+        choice.end(is_limited=True, has_failed=False)
     assert len(names) <= pricing.TURNS and pricing.known(str(tmp_path)) == {}, "what we limited says nothing"

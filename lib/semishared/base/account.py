@@ -23,8 +23,10 @@ class Account:
 
     def came(self, source: str, extents_before: int, packed: int, **more: Any) -> None:
         """Note that `packed` bytes came from `source`, and that before them `extents_before` extents were there."""
-        if packed:  # a stream that brought nothing is no source
-            self.count(source, self._target.count - extents_before, packed)
+        here = self._target.count - extents_before
+        # A stream that brought nothing is no source; what is read ahead brings its bytes first.
+        if packed or here:
+            self.count(source, here, packed)
         self.tell(source, **more)
 
     def count(self, source: str, extents: int, size: int) -> None:

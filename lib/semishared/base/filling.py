@@ -79,15 +79,47 @@ class Filling:
 
     def _priced(self, target: Target, choice: pricing.Choice) -> SemisharedError | None:
         """Ask whom `choice` says, and note how fast that was."""
-        name = choice.begin()
+        name, error = choice.begin(), None
         self._is_dear = choice.is_dear
         try:
-            if name == _store_of(target):
-                return self._try("store", lambda: self._store(target))
-            return self._try(name, lambda: self._peer(name, target))
+            if choice.tried:
+                error = self._beside(target, choice)
+            elif name == _store_of(target):
+                error = self._try("store", lambda: self._store(target))
+            else:
+                error = self._try(name, lambda: self._peer(name, target))
         finally:
             self._is_dear = lambda: False
-            choice.end(is_limited=bool(self.step.store_rate))
+            choice.end(is_limited=bool(self.step.store_rate), has_failed=error is not None)
+        return error
+
+    def _beside(self, target: Target, choice: pricing.Choice) -> SemisharedError | None:
+        """Read the store, and take from who is tried meanwhile: to find out what it costs, costs nothing then."""
+        host, had = choice.tried, [self.targets.count]
+
+        def came(_: int, packed: int) -> None:
+            choice.gave(self.targets.count - had[0], coming.at)
+            self.account.came(host, had[0], packed)
+
+        def look() -> bool:
+            """Take what is here by now."""
+            more: bool | None = True
+            try:
+                while choice.tried and more and not choice.is_dear():
+                    had[0] = self.targets.count
+                    more = coming.turn(0)
+                if more is None and not choice.is_dear():
+                    raise TransferCorrupt(f"{host} does not have all of base {target.part.image.base_name}, or not as it should be")
+            except NoSpace:
+                raise
+            except SemisharedError as e:
+                self._failed(host, e)
+                choice.drop()
+            return choice.is_dear()
+
+        with peers.Coming(host, self._serve(target, choice.asked), self.targets, self.config, came) as coming:
+            self._is_dear = look
+            return self._try("store", lambda: self._store(target, but=choice.asked))
 
     def _ask(self, hosts: Sequence[str], is_lacking: Callable[[], bool], work: Callable[[str], None]) -> None:
         left = [host for host in hosts if host not in self._gone]
@@ -110,9 +142,13 @@ class Filling:
         except NoSpace:
             raise
         except SemisharedError as e:
-            self.error = error = e
-            self.account.troubles.append(f"{source}: {e.detail}")
+            error = self._failed(source, e)
         self.account.tell(source, now=True)
+        return error
+
+    def _failed(self, source: str, error: SemisharedError) -> SemisharedError:
+        self.error = error
+        self.account.troubles.append(f"{source}: {error.detail}")
         return error
 
     def _reuse(self) -> None:
@@ -146,10 +182,13 @@ class Filling:
 
     def _peer(self, host: str, target: Target) -> None:
         name = target.part.image.base_name
-        wanted = ranges(target.partial.missing() if not self.step.sources else target.rest())
-        self._fetch(host, ServeBase(self.step.root, name, wanted, packets.Session.new().text, self.step.codec, self.step.rate))
+        self._fetch(host, self._serve(target, target.partial.missing() if not self.step.sources else target.rest()))
         if not target.is_over and target.lacks:
             raise TransferCorrupt(f"{host} does not have all of base {name}, or not as it should be")
+
+    def _serve(self, target: Target, wanted: Sequence[int]) -> ServeBase:
+        name, session = target.part.image.base_name, packets.Session.new().text
+        return ServeBase(self.step.root, name, ranges(wanted), session, self.step.codec, self.step.rate)
 
     def _fetch(self, host: str, step: ServeBase | ServeExtents) -> None:
         had = [self.targets.count]
@@ -166,8 +205,10 @@ class Filling:
             self._slow.add(host)
         return is_left
 
-    def _store(self, target: Target, *, is_first: bool = False) -> None:
-        """Take what is lacking from the store; `is_first`: what others of the session wait for, if it can be told from the rest."""
+    def _store(self, target: Target, *, is_first: bool = False, but: Sequence[int] = ()) -> None:
+        """Take what is lacking from the store, `but` what comes from elsewhere; `is_first`: what others of the session wait for, if it
+        can be told from the rest.
+        """
         image, partial = target.part.image, target.partial
         content = store.content(image)
         seen = content.see()
@@ -182,7 +223,7 @@ class Filling:
                     self._store_without_manifest(target, content, seen)
                 return
             self.targets.begin(expected.text())
-        wanted = partial.missing() if self.step.from_store == "all" else target.rest()
+        wanted = [index for index in (partial.missing() if self.step.from_store == "all" else target.rest()) if index not in but]
         first = within(target.part.first, wanted)
         self._read(target, content, first, Pace(self.step.rate))
         if not is_first:

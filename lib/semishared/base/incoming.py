@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from types import TracebackType
 
 from ..errors import SemisharedError
@@ -24,9 +25,11 @@ class Incoming:
         self._source, self._opener = source, opener
         self.came = 0
         """Bytes so far."""
+        self.at = 0.0
+        """When the packet was here that `next` returned last: time.monotonic()."""
         self._error: SemisharedError | OSError | None = None
         self._is_left = False
-        self._queue: queue.Queue[packets.Packet | None] = queue.Queue(AHEAD)
+        self._queue: queue.Queue[tuple[packets.Packet | None, float]] = queue.Queue(AHEAD)
         self._thread = threading.Thread(target=self._read, daemon=True)
 
     def __enter__(self) -> Incoming:
@@ -55,16 +58,17 @@ class Incoming:
         self._put(None)
 
     def _put(self, packet: packets.Packet | None) -> None:
+        at = time.monotonic()
         while not self._is_left:
             try:
-                return self._queue.put(packet, timeout=LOOK_S)
+                return self._queue.put((packet, at), timeout=LOOK_S)
             except queue.Full:
                 pass  # a slow disk, or whoever takes them has left
 
     def next(self, within_s: float) -> packets.Packet | None:
         """Return the next packet, None if there is no other; raise TimeoutError if none came in that time, or what has ended it."""
         try:
-            packet = self._queue.get(timeout=within_s)
+            packet, self.at = self._queue.get(timeout=within_s)
         except queue.Empty:
             raise TimeoutError from None
         if packet is None and self._error:

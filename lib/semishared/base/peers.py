@@ -12,6 +12,7 @@ import mmap
 import os
 import time
 from contextlib import ExitStack
+from types import TracebackType
 from typing import Callable, Iterable, Iterator, Sequence, TypeVar
 
 from ..config import Config, load
@@ -200,37 +201,71 @@ def _serve(
     return {"codec": out.sealer.compressor, "plain": out.plain}
 
 
+class Coming:
+    """What `host` sends of what `target` lacks, within a `with` block. It, or its `turn`, raises HostUnreachable, MissingImage,
+    ToolTimeout, TransferCorrupt or what else stops it.
+
+    `tell` is told (extents, packed bytes) after each packet.
+    """
+
+    def __init__(
+        self, host: str, step: ServeBase | ServeExtents, target: Partial | Targets, config: Config, tell: Callable[[int, int], None]
+    ) -> None:
+        self._host, self._step, self._target, self._config, self._tell = host, step, target, config, tell
+        self._opener = packets.Opener(packets.Session.of(step.session))
+        self._stack, self._is_over = ExitStack(), False
+
+    def __enter__(self) -> Coming:
+        with ExitStack() as stack:
+            session = stack.enter_context(Session(self._host, "fetch", self._config, bulk=True))
+            session.begin([self._step._replace(apart=self._config.is_network_trusted)], last=True)
+            self._last, self._told = time.monotonic(), 0
+            self._incoming = stack.enter_context(Incoming(apart.Source(session, packets.Session.of(self._step.session)), self._opener))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        # Who is left before he has said all is not waited for.
+        left = None if self._is_over else HostUnreachable(f"{self._host} is left")
+        self._stack.__exit__(kind, error or left, tb)
+
+    @property
+    def at(self) -> float:
+        """When that packet was here of which `tell` is told: time.monotonic()."""
+        return self._incoming.at
+
+    def turn(self, within_s: float) -> bool | None:
+        """Take the next packet, if there is one in that time; tell whether there was, None if no other comes."""
+        try:
+            packet = self._incoming.next(within_s)
+        except TimeoutError:
+            packet = None
+            if time.monotonic() - self._last > STALL_S:
+                raise ToolTimeout(f"nothing came from {self._host} for {STALL_S:.0f} s") from None
+            has_come = False
+        else:
+            if packet is None:
+                self._is_over = True
+                return None
+            self._last, has_come = time.monotonic(), True
+        more, self._told = self._incoming.came - self._told, self._incoming.came
+        progress.count("received", more)
+        if packet:
+            take(self._target, self._opener, packet)
+        self._tell(0, more)
+        return has_come
+
+
 def fetch(
     host: str, step: ServeBase | ServeExtents, target: Partial | Targets, config: Config, tell: Callable[[int, int], None],
     skip: Callable[[str], bool],
 ) -> None:  # fmt: skip
-    """Take from `host` what `target` lacks. Raise HostUnreachable, MissingImage, ToolTimeout, TransferCorrupt or what else stops it.
-
-    `tell` is told (extents, packed bytes) after each packet; `skip` says whether to leave this source.
-    """
-    opener = packets.Opener(packets.Session.of(step.session))
-    with Session(host, "fetch", config, bulk=True) as session:
-        session.begin([step._replace(apart=config.is_network_trusted)], last=True)
-        last, told = time.monotonic(), 0
-        with Incoming(apart.Source(session, packets.Session.of(step.session)), opener) as coming:
-            while True:
-                if skip(host):
-                    raise HostUnreachable(f"{host} is left for a faster source")
-                try:
-                    packet = coming.next(1.0)
-                except TimeoutError:
-                    packet = None
-                    if time.monotonic() - last > STALL_S:
-                        raise ToolTimeout(f"nothing came from {host} for {STALL_S:.0f} s") from None
-                else:
-                    if packet is None:
-                        return
-                    last = time.monotonic()
-                more, told = coming.came - told, coming.came
-                progress.count("received", more)
-                if packet:
-                    take(target, opener, packet)
-                tell(0, more)
+    """Take from `host` what `target` lacks, as Coming does; `skip` says whether to leave this source."""
+    with Coming(host, step, target, config, tell) as coming:
+        while not skip(host):
+            if coming.turn(1.0) is None:
+                return
+        raise HostUnreachable(f"{host} is left for a faster source")
 
 
 def take(target: Partial | Targets, opener: packets.Opener, packet: packets.Packet) -> None:

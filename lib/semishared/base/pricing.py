@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Sequence
+from typing import Callable, Sequence
 
 from ..errors import SemisharedError
 from ..model import layout_base
@@ -20,6 +20,10 @@ LEAST = 8
 """Extents that must have come before it shows how fast they do."""
 LONG_S = 5.0
 """So long after the first it shows in any case. Until it comes that is peers.STALL_S, as of every source."""
+ASKED = 12
+"""Extents that a peer is asked for to see how quick it is: what comes with the first, and LEAST."""
+WORTH = 4 * ASKED
+"""Extents that must be missing for two sources to be asked at once, to find out which of them is quicker."""
 LOOK_S = 0.5
 """Between two looks whether another one would be quicker."""
 TURNS = 6
@@ -27,14 +31,15 @@ TURNS = 6
 
 
 class Meter:
-    """How fast extents of a base come from one source."""
+    """How fast extents of a base come from one source; `count` says how many have."""
 
-    def __init__(self, partial: Partial) -> None:
-        self._partial, self._had, self._first = partial, len(partial.have), 0.0
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count, self._had, self._first = count, count(), 0.0
+        self._begun, self._before = time.monotonic(), self._had
 
     def came(self) -> int:
         """Return how many came after the first one: before that something was started."""
-        came = len(self._partial.have) - self._had
+        came = self._count() - self._had
         if came and not self._first:
             self._first, self._had = time.monotonic(), self._had + came
             return 0
@@ -49,14 +54,52 @@ class Meter:
         """Return bytes per second; at most so many, if only one has come."""
         return max(self.came(), 1) * extents.EXTENT / max(time.monotonic() - self._first, 1e-3)
 
+    def rate_so_far(self) -> float:
+        """Return the same of all that came; at most so many, if nothing has."""
+        return max(self._count() - self._before, 1) * extents.EXTENT / max(time.monotonic() - self._begun, 1e-3)
+
+
+class Trial:
+    """How fast they come from who is tried beside the store: what comes waits for what is read there, so by when it arrived."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._came: list[tuple[float, int]] = []
+
+    def gave(self, count: int, at: float) -> None:
+        """Note extents that arrived then."""
+        if count:
+            self._came.append((at, count))
+
+    def _later(self) -> int:
+        return sum(count for _, count in self._came[1:])
+
+    def tells(self) -> bool:
+        """Tell whether the rate says something."""
+        return self._later() >= LEAST or bool(self._came) and time.monotonic() - self._came[0][0] > LONG_S
+
+    def rate(self) -> float:
+        """Return bytes per second; at most so many, if only those have come that came with the first."""
+        took = self._came[-1][0] - self._came[0][0] if self._later() else time.monotonic() - self._begun
+        return max(self._later(), 1) * extents.EXTENT / max(took, 1e-3)
+
 
 class Choice:
-    """From whom a base comes next: `begin` says it, `end` is called when nothing comes from there any more."""
+    """From whom a base comes next: `begin` says it, `end` is called when nothing comes from there any more.
+
+    A peer of which nothing is known is tried beside the store: `tried` is who, `asked` for what, `has_given` how many extents so far.
+    """
 
     def __init__(self, root: str, candidates: Sequence[str], partial: Partial) -> None:
         self._root, self._candidates, self._partial = root, list(candidates), partial
         self._rates, self._turns, self._is_left = known(root), TURNS, False
-        self._name, self._meter, self._looked = "", Meter(partial), 0.0
+        self._name, self._looked = "", 0.0
+        self.tried, self.asked, self.has_given = "", list[int](), 0
+        self._begin_meters()
+
+    def _begin_meters(self) -> None:
+        self._meter = Meter(lambda: len(self._partial.have) - self.has_given)
+        self._trial = Trial()
 
     def _left(self) -> int:
         return len(self._partial.missing()) * extents.EXTENT
@@ -68,26 +111,48 @@ class Choice:
 
     def begin(self) -> str:
         """Return who is to be asked."""
-        self._turns, self._is_left, self._meter = self._turns - 1, False, Meter(self._partial)
-        self._name = sources.quickest(self._candidates, self._rates, self._left())
+        self._turns, self._is_left, self.has_given = self._turns - 1, False, 0
+        self._name, self.tried, self.asked = sources.quickest(self._candidates, self._rates, self._left()), "", []
+        stores = [name for name in self._candidates if name.startswith(sources.STORE)]
+        missing = self._partial.missing()
+        if stores and self._name not in (*stores, *self._rates) and len(missing) >= WORTH:
+            self._name, self.tried, self.asked = stores[0], self._name, missing[-ASKED:]
+        self._begin_meters()
         return self._name
 
     def is_dear(self) -> bool:
-        """Tell whether another one would be quicker from now on."""
+        """Tell whether another one would be quicker from now on; while one is tried, whether it has been."""
+        if self.tried:
+            self._meter.came()
+            self._is_left = self._trial.tells()
         # The last turn is to its end.
-        if self._turns and self._meter.tells() and time.monotonic() - self._looked > LOOK_S:
+        elif not self._is_left and self._turns and self._meter.tells() and time.monotonic() - self._looked > LOOK_S:
             self._looked = time.monotonic()
             rates = {**self._rates, self._name: self._meter.rate()}
             self._is_left = sources.quickest(self._candidates, rates, self._left(), self._name) != self._name
         return self._is_left
 
-    def end(self, *, is_limited: bool) -> None:
+    def gave(self, count: int, at: float) -> None:
+        """Note that extents arrived then from who is tried."""
+        self.has_given += count
+        self._trial.gave(count, at)
+
+    def drop(self) -> None:
+        """Leave who is tried, and do not ask him again: he has failed."""
+        self._candidates.remove(self.tried)
+        self.tried, self._is_left = "", True
+
+    def end(self, *, is_limited: bool, has_failed: bool) -> None:
         """Remember how it went, unless we were the limit; who was not left for another one has no more to give."""
-        if self._meter.tells():
-            self._rates[self._name] = self._meter.rate()
-            if not is_limited:
-                note(self._root, self._name, self._rates[self._name])
-        if not self._is_left:
+        if self.tried and not has_failed:
+            # What too little has come for to be remembered says enough to leave it.
+            self._rates |= {self._name: self._meter.rate_so_far(), self.tried: self._trial.rate()}
+        for name, meter in ((self._name, self._meter), (self.tried, self._trial)):
+            if name and meter.tells():
+                self._rates[name] = meter.rate()
+                if not is_limited:
+                    note(self._root, name, self._rates[name])
+        if has_failed or not (self._is_left or self.tried):
             self._candidates.remove(self._name)
 
 
