@@ -22,7 +22,7 @@ from lab.oned import ActionFailed
 from lab.oned.states import Vm as State
 from lab.switch import Switch
 from semishared.model import steps_share as s
-from shares.ceph import CephShares
+from shares.ceph import COMMAND, CephShares
 from shares.cloud import SHARES
 from shares.page import PAGE, ROOT
 
@@ -202,6 +202,36 @@ def test_no_other_objects_users_quotas_or_layouts_are_open_to_it(tenants: Tenant
     for name, value in (("ceph.quota.max_bytes", "0"), ("ceph.dir.layout.pool_namespace", f"fsvolumens_share-{tenants.secret}")):
         done = tenants.guest.run(["/usr/bin/python3", "-c", set_it, f"/mnt/one-tag-{tenants.mine}", name, value], check=False)
         assert "PermissionError" in done.err, done
+
+
+def test_doctor_tells_of_clients_whose_pool_nothing_bounds_or_others_have(tenants: Tenants) -> None:
+    ceph, pool = tenants.cloud.lab.ceph.node, f"{fs.NAME}.data"
+    writes = f"datastore {SHARES} (shares): guests write to pool {pool} themselves, and "
+
+    def found() -> list[str]:
+        done = tenants.cloud.lab.fe.run([COMMAND, "doctor", "--json"], check=False, timeout=120)
+        rows = [row for row in json.loads(done.stdout)["findings"] if f" pool {pool} " in row["what"]]
+        assert all((row["severity"], row["machine"]) == ("warning", "h1") and row["what"].startswith(writes) for row in rows), rows
+        assert all("What bounds a client that means harm" in row["mend"] for row in rows), rows
+        return [row["what"][len(writes) :].partition(":")[0] for row in rows]
+
+    def admin(*words: str) -> None:
+        ceph.run(["ceph", "osd", "pool", *words], user="root", cwd="/")
+
+    assert found() == ["it has no quota (max_bytes and max_objects)"]
+    other = tenants.oned.image_create(SHARES, "another", path="new:16M", type="FILESYSTEM", uid=9, attributes={})
+    try:
+        admin("set-quota", pool, "max_bytes", str(64 << 30))
+        admin("application", "enable", pool, "rbd", "--yes-i-really-mean-it")
+        assert found() == ["it has no quota (max_objects)", "it is not one tenant's alone (rbd; users 0, 9 of OpenNebula)"]
+        admin("application", "disable", pool, "rbd", "--yes-i-really-mean-it")
+        admin("set-quota", pool, "max_objects", "1000000")
+        assert found() == ["it is not one tenant's alone (users 0, 9 of OpenNebula)"]
+        tenants.oned.image_delete(other)
+        assert found() == []
+    finally:
+        for quota in ("max_bytes", "max_objects"):
+            admin("set-quota", pool, quota, "0")
 
 
 def test_what_a_key_writes_as_bare_objects_outlives_no_purge_of_the_page(tenants: Tenants) -> None:

@@ -102,6 +102,24 @@ def test_what_the_manager_does_not_let_us_ask_for_is_none_of_sudo() -> None:
     assert found.severity == BROKEN and found.what.endswith(": Ceph's manager does not let client.shares ask for: fs subvolume evict")
 
 
+def test_pools_that_clients_write_to() -> None:
+    text = "<IMAGE><ID>{}</ID><UID>{}</UID><DATASTORE_ID>110</DATASTORE_ID><TEMPLATE>{}</TEMPLATE></IMAGE>"
+    client = "<SEMISHARED_SHARE_ACCESS>client</SEMISHARED_SHARE_ACCESS>"
+    known = [Image(ElementTree.fromstring(text.format(*row))) for row in ((5, 2, client), (6, 2, ""), (7, 3, ""), (8, 3, client))]
+    offers = "<DATASTORE><ID>111</ID><TEMPLATE><SEMISHARED_FS_POOLS>x {}</SEMISHARED_FS_POOLS></TEMPLATE></DATASTORE>"
+
+    def rows(pools: str = "", **more: Any) -> list[str]:
+        one = made(images=known, pools={"a": {"images": [5, 6], "lacks": [], "beside": [], **more}})
+        other = Made(Datastore(ElementTree.fromstring(offers.format(pools))), Tree("cephfs", "/srv/other", MARKER), "h1")
+        found = of_roots([one, other], "fe")
+        assert all((item.severity, item.machine) == (WARNING, "h1") and "means harm" in item.mend for item in found)
+        return [item.what.partition("guests write to pool a themselves, and it ")[2].partition(":")[0] for item in found]
+
+    assert rows() == rows(images=[6, 7], lacks=["max_bytes"], beside=["rbd"]) == rows("no!") == []
+    assert rows(lacks=["max_objects"]) == ["has no quota (max_objects)"]
+    assert rows("a", images=[6, 7, 8], beside=["rbd"]) == ["is not one tenant's alone (rbd; datastore 111; users 2, 3 of OpenNebula)"]
+
+
 def test_a_root_whose_users_ceph_fuse_judges_itself_is_less() -> None:
     ((severity, what),) = said("cephfs", "h2", {**HERE, "judged_by_user": True})
     assert severity == WARNING and "without fuse_default_permissions" in what

@@ -54,6 +54,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "dict[str, int]": st.dictionaries(words, numbers, max_size=3),
     "Tree": st.builds(Tree, st.sampled_from(sorted(FILE_SYSTEMS)), st.just("/srv/shares"), words, st.just("fs/one"), words, words),
     "Share": st.builds(Share, numbers, numbers, numbers, numbers, numbers, numbers, words, st.sampled_from(["", "/srv/theirs"])),
+    "Tuple[int, ...]": st.lists(numbers, max_size=3).map(tuple),
     "Tuple[str, ...]": st.lists(words, max_size=3).map(tuple),
 }
 
@@ -124,7 +125,7 @@ EXAMPLES: dict[str, Any] = {
     "ImageRef": s.ImageRef(100, 1, "raw", "/x"), "DiskRef": s.DiskRef(2, 1, "/x"),
     "Access": s.Access("rbd"), "NetworkDisk": NetworkDisk("one/one-7", (), "libvirt", SECRET),
     "dict[str, Any]": {"x": 1}, "dict[str, int]": {"x": 1},
-    "Tree": Tree("btrfs", "/srv/shares"), "Share": Share(1, 2, 3, 4), "Tuple[str, ...]": ("x",),
+    "Tree": Tree("btrfs", "/srv/shares"), "Share": Share(1, 2, 3, 4), "Tuple[str, ...]": ("x",), "Tuple[int, ...]": (3,),
 }  # fmt: skip
 
 

@@ -43,9 +43,11 @@ def _made(store: Datastore, cloud: Cloud, config: Config, front_end: str) -> lis
     if not tree.marker:
         return [Made(store, tree, machine)]
     by_hosts, by_clients = ways(store, cloud.images)
+    images = [image for image in cloud.images if image.store_id == store.id]
     try:
         with Session(machine, "doctor", config) as session:
-            answer: Any = session.run([LookAtRoot(tree, by_clients)])[0]
-        return [Made(store, tree, machine, answer["lacking"], by_hosts=by_hosts, has_cloud=bool(answer["cloud"]))]
+            answer: Any = session.run([LookAtRoot(tree, by_clients, tuple(image.id for image in images))])[0]
+        found = Made(store, tree, machine, answer["lacking"], by_hosts=by_hosts, has_cloud=bool(answer["cloud"]))
+        return [found._replace(images=images, pools=answer["pools"])]
     except SemisharedError as e:
         return [Made(store, tree, machine, (), e.detail, e.remedy, by_hosts)]

@@ -88,10 +88,11 @@ class RemoveSnapshot(NamedTuple):
 
 class LookAtRoot(NamedTuple):
     """Report which commands that shares need there are `lacking`, once the root is one with its quotas on; with `clients` also of those
-    by which guests are given keys."""
+    by which guests are given keys, and the data `pools` that the shares of `images` are in (Clients.pools)."""
 
     tree: Tree
     clients: bool = False
+    images: Tuple[int, ...] = ()
 
 
 class LookAtShareHost(NamedTuple):

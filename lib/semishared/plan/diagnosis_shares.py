@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Optional, Sequence
 
 from ..errors import BadAttribute
+from ..model import shares
 from ..model.shares import FIRST_UID, UIDS, Tree
 from ..named import NamedTuple
 from ..opennebula.xml import Datastore, Image
@@ -13,6 +14,7 @@ from . import placement
 from .diagnosis import BROKEN, WARNING, Finding
 
 PAGE = "docs/how-to/shares.md"
+HARM = f"{PAGE}, What bounds a client that means harm"
 ONE_HOSTS = ("btrfs", "xfs", "plain")
 """File systems that are one host's own, if nobody exports them: that others have no such root says nothing."""
 WRAPPER = "vmm/semishared/virtiofsd"
@@ -31,18 +33,23 @@ class Made(NamedTuple):
     """A guest may have one by its host."""
     has_cloud: bool = True
     """The root says of which OpenNebula it is."""
+    images: Sequence[Image] = ()
+    pools: Mapping[str, Mapping[str, Any]] = {}
+    """Which data pools their shares are in, where guests are clients themselves (Clients.pools)."""
 
 
 def ways(store: Datastore, images: Sequence[Image]) -> tuple[bool, bool]:
     """Return whether guests may have shares of a datastore by their hosts, and whether as clients themselves."""
-    found = set()
-    for image in (None, *(image for image in images if image.store_id == store.id)):
-        try:
-            found.add(placement.is_client(image, store))
-        except BadAttribute:
-            # Of attributes others tell.
-            continue
+    found = {_is_client(image, store) for image in (None, *(image for image in images if image.store_id == store.id))}
     return False in found, True in found
+
+
+def _is_client(image: Optional[Image], store: Datastore) -> Optional[bool]:
+    """Tell whether guests are clients themselves, None where the attribute is wrong: that, others tell."""
+    try:
+        return placement.is_client(image, store)
+    except BadAttribute:
+        return None
 
 
 def of_roots(made: Sequence[Made], front_end: str) -> list[Finding]:
@@ -64,7 +71,31 @@ def of_roots(made: Sequence[Made], front_end: str) -> list[Finding]:
             else:
                 what, mend = f"sudo does not permit: {command}", "its lines for sudoers"
             found.append(Finding(BROKEN, one.machine, f"{name}: {what}", f"{PAGE}, {mend}"))
+        found += [Finding(WARNING, one.machine, f"{name}: {what}", HARM) for what in _pools(one, made)]
     return found
+
+
+def _pools(one: Made, made: Sequence[Made]) -> Iterator[str]:
+    """Yield of each pool to which guests write by keys, past the quotas of CephFS, that nothing bounds it, and whom that harms."""
+    for pool, row in sorted(one.pools.items()):
+        images = [image for image in one.images if image.id in row["images"]]
+        if not any(_is_client(image, one.store) for image in images):
+            continue
+        writes = f"guests write to pool {pool} themselves"
+        if row["lacks"]:
+            yield f"{writes}, and it has no quota ({' and '.join(row['lacks'])}): one that means harm fills the cluster"
+        users = sorted({image.number("UID") for image in images})
+        beside = [*row["beside"], *(f"datastore {other.store.id}" for other in made if other is not one and _offers(other.store, pool))]
+        beside += [f"users {', '.join(map(str, users))} of OpenNebula"] if len(users) > 1 else []
+        if beside:
+            yield f"{writes}, and it is not one tenant's alone ({'; '.join(beside)}): one that means harm fills it for all of them"
+
+
+def _offers(store: Datastore, pool: str) -> bool:
+    try:
+        return pool in shares.pools(store)
+    except BadAttribute:
+        return False
 
 
 def of_hosts(made: Sequence[Made], answers: Mapping[str, Mapping[str, Any]], libvirts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:

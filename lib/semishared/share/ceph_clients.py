@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from contextlib import suppress
+from typing import Any, Iterable
 
-from ..errors import CephRefused, CephUnavailable, LateAction, MissingImage, NotSupported
+from ..errors import CephRefused, CephUnavailable, LateAction, MissingImage, NotSupported, ToolFailed
 from ..model import layout_share
 from ..model.shares import Tree
 from ..named import NamedTuple
@@ -29,6 +30,8 @@ from .cephfs import CephFs
 VERSION = 1
 VERBS = ("authorize", "deauthorize", "evict")
 NOBODYS = -1
+QUOTAS = ("max_bytes", "max_objects")
+"""Of a pool."""
 
 
 class Key(NamedTuple):
@@ -166,15 +169,37 @@ class Clients(CephFs):
             if key.image == image:
                 self.take(key)
 
+    def pools(self, images: Iterable[int]) -> dict[str, dict[str, Any]]:
+        """Return the data pools that shares are in: their `images`, which quotas the pool lacks (OSDs keep those, whoever writes), and
+        what else of the cluster is in it."""
+        found: dict[str, dict[str, Any]] = {}
+        for image in images:
+            with suppress(MissingImage, ToolFailed):
+                pool = str(self._info(image)["data_pool"])
+                found.setdefault(pool, {"images": [], "lacks": [], "beside": []})["images"].append(image)
+        if found:
+            others = [fs for fs in self._said("fs ls") if fs["name"] != self._volume]
+            for pool in self._said("osd dump")["pools"]:
+                row = found.get(pool["pool_name"])
+                if row:
+                    row["lacks"] = [name for name in QUOTAS if not pool[f"quota_{name}"]]
+                    row["beside"] = sorted(set(pool["application_metadata"]) - {"cephfs"})
+                    row["beside"] += [f"file system {fs['name']}" for fs in others if pool["pool_name"] in fs["data_pools"]]
+        return found
+
     def _monitors(self) -> str:
         """Return the addresses of the monitors as the kernel's client takes them by itself: of the older protocol, where they have it."""
-        what = f"mon dump as client.{self._user} on {os.uname().nodename}"
+        return ",".join(filter(None, map(_address, self._said("mon dump")["mons"])))
+
+    def _said(self, prefix: str) -> Any:
+        """Return what the monitors say; raise CephRefused, CephUnavailable."""
+        what = f"{prefix} as client.{self._user} on {os.uname().nodename}"
         with ceph.understood(what, self._user):
-            asked = json.dumps({"prefix": "mon dump", "format": "json"})
+            asked = json.dumps({"prefix": prefix, "format": "json"})
             code, out, said = ceph.cluster(self._access, self._user).mon_command(asked, b"", timeout=ceph.ANSWER_S)
         if code:
             raise CephUnavailable(f"{what}: {said or os.strerror(abs(code))}")
-        return ",".join(filter(None, map(_address, json.loads(out)["mons"])))
+        return json.loads(out)
 
 
 def _address(monitor: dict[str, Any]) -> str:

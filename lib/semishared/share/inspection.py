@@ -20,14 +20,18 @@ NAMESPACES = "/proc/sys/user/max_user_namespaces"
 PROFILE = "/etc/apparmor.d/local/usr.sbin.libvirtd"
 
 
-def of_root(tree: Tree, clients: bool) -> dict[str, Any]:
-    """Return which commands nobody lets us use there, and of which cloud the root is; raise what would end any action."""
-    lacking = life.checked(tree).lacking()
+def of_root(tree: Tree, clients: bool, images: tuple[int, ...]) -> dict[str, Any]:
+    """Return which commands nobody lets us use there, of which cloud the root is, and where guests are `clients`, the pools of `images`.
+
+    Raise what would end any action.
+    """
+    lacking, pools = life.checked(tree).lacking(), {}
     if clients and tree.fs == "cephfs":
         from . import ceph_clients
 
-        lacking += ceph_clients.of(tree).lacking_for_keys()
-    return {"lacking": lacking, "cloud": marker.said(tree.root).cloud}
+        ceph = ceph_clients.of(tree)
+        lacking, pools = lacking + ceph.lacking_for_keys(), ceph.pools(images)
+    return {"lacking": lacking, "cloud": marker.said(tree.root).cloud, "pools": pools}
 
 
 def of_host(roots: tuple[str, ...]) -> dict[str, Any]:
