@@ -66,11 +66,22 @@ settings() {
     case $UUID in ????????-????-????-????-????????????) ;; *) fail "$SETTINGS has no UUID: $NAME enable SIZE" ;; esac
 }
 
+# Do what is refused while somebody looks: a round of `watch`, which goes on when that is stopped, or udev, whenever a device has changed.
+insist() {
+    for _ in 1 2 3 4 5 6 7 8 9; do
+        if "$@" 2>/dev/null; then
+            return
+        fi
+        sleep 1
+    done
+    "$@"
+}
+
 # Give the memory of a block device back.
 release() {
     case $1 in
-    /dev/zram*) zramctl --reset "$1" ;;
-    /dev/ram*) rmmod brd ;;
+    /dev/zram*) insist zramctl --reset "$1" ;;
+    /dev/ram*) insist rmmod brd ;;
     esac
 }
 
@@ -82,7 +93,7 @@ start() {
     fi
     if [ "$KIND" = zram ]; then
         [ -d /sys/class/zram-control ] || modprobe zram || fail "this kernel has no zram: $NAME enable SIZE brd"
-        device=$(zramctl --find --size "$size") || fail "zram gives no device of $SIZE"
+        device=$(insist zramctl --find --size "$size") || fail "zram gives no device of $SIZE"
     else
         [ ! -e /dev/ram0 ] || fail "brd is in use: /dev/ram0 is there"
         modprobe brd rd_nr=1 rd_size=$((size >> 10)) || fail "this kernel has no brd"
@@ -104,7 +115,7 @@ start() {
 stop() {
     mountpoint -q "$MOUNT" || return 0
     device=$(findmnt -n -o SOURCE "$MOUNT")
-    umount "$MOUNT" || fail "$MOUNT is in use: end the VMs that have disks there"
+    insist umount "$MOUNT" || fail "$MOUNT is in use: end the VMs that have disks there"
     release "$device"
 }
 
