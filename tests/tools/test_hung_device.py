@@ -241,6 +241,6 @@ def asking(device: str) -> "list[str]":
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if words[0] == b"dd" and f"if={device}/.semishared/device.json".encode() in words:
+            if words[0] == b"sh" and f"{device}/.semishared/device.json".encode() in words:
                 found.append(pid)
     return found

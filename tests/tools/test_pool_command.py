@@ -144,6 +144,18 @@ def test_what_a_host_does_not_declare_itself_the_configuration_declares(
     assert f"nothing declares a pool of {HERE}" in capsys.readouterr().err
 
 
+def test_a_label_of_before_is_named_and_written_anew(site: ActionSite, capsys: pytest.CaptureFixture[str]) -> None:
+    label = site.top / "device0/.semishared/device.json"
+    said = json.loads(label.read_text())
+    label.write_text(json.dumps({key: said[key] for key in ("version", "uuid", "class", "weight")}))
+    capsys.readouterr()
+    assert main.main(["pool", "check", HERE]) == 1
+    assert f"{HERE}: {site.top}/device0 has a label of before" in capsys.readouterr().out
+    assert main.main(["pool", "add", HERE]) == 0 and main.main(["pool", "check", HERE]) == 0
+    now = json.loads(label.read_text())
+    assert now["uuid"] == said["uuid"] and label.stat().st_size > 4096
+
+
 @pytest.mark.parametrize(
     "words, why",
     [

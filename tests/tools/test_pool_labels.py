@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
-from semishared.errors import BadPool
+from semishared.base import hung, labels
+from semishared.errors import BadPool, SemisharedError
 from semishared.model import steps as s
 from semishared.model import steps_device as d
 from tools.test_pool import Pool
@@ -108,3 +111,94 @@ def test_two_subvolumes_of_btrfs_are_one_file_system(world: World, pool: Pool) -
         pool.set(*map(str, pool.paths[1:]))
     pool.set(str(pool.paths[1]))
     assert label(pool.paths[1]).stat().st_size > 4096, "not in the metadata: who reads it asks the disk"
+
+
+def mounted(world: World, path: Path, make: "tuple[str, ...]") -> Path:
+    """Have a file system of its own instead of a device; return what the kernel says of the disk below it."""
+    image = world.top / "disk"
+    image.touch()
+    os.truncate(image, 160 * MiB)
+    subprocess.run([*make, str(image)], check=True)
+    subprocess.run(["umount", str(path)], check=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(path)], check=True)
+    source = subprocess.run(["findmnt", "-n", "-o", "SOURCE", str(path)], check=True, stdout=subprocess.PIPE).stdout.decode().strip()
+    return Path("/sys/block", os.path.basename(source), "stat")
+
+
+def looks_that_read(world: World, path: Path, stat: Path) -> int:
+    """Return how many of five looks at a device have the disk itself read."""
+    found = 0
+    for _ in range(5):
+        before = stat.read_text().split()[0]
+        assert hung.unanswered(str(world.root), [str(path / ".semishared")]) == []
+        found += stat.read_text().split()[0] != before
+    return found
+
+
+def directly(path: Path) -> "dict[str, object]":
+    """Return a label as it is read past the page cache: one or the other, whoever replaces it meanwhile."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        with mmap.mmap(-1, 1 << 16) as page:
+            found = json.loads(page[: os.preadv(fd, [page], 0)])
+    finally:
+        os.close(fd)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("make", [("mkfs.btrfs", "-q"), ("mkfs.ext4", "-q", "-O", "inline_data", "-I", "512")], ids=["btrfs", "ext4"])
+def test_a_label_of_before_is_found_and_written_anew_so_that_looks_ask_the_disk(
+    world: World, pool: Pool, make: "tuple[str, ...]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pool.paths[0]
+    stat = mounted(world, path, make)
+    pool.set(str(path))
+    own = label(path)
+    said = json.loads(own.read_text())
+    old = {key: said[key] for key in ("version", "uuid", "class", "weight")}
+
+    def age() -> None:
+        own.with_suffix(".new").write_text(json.dumps(old))
+        own.with_suffix(".new").rename(own)
+        os.sync()
+
+    age()
+    assert pool.rows()[str(path)]["is_old"] and looks_that_read(world, path, stat) == 0
+    seen: "set[int]" = set()
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.is_set():
+            try:
+                seen.add(len(directly(own)))
+            except ValueError:
+                seen.add(0)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for _ in range(40):
+            labels._write(str(own.parent), {key: value for key, value in said.items() if key != "padding"})
+            assert len(directly(own)) == len(said)
+            age()
+    finally:
+        is_over.set()
+        reader.join()
+    assert seen and seen <= {len(old), len(said)}, "one or the other, and never a part"
+    for number in range(1, 20):
+        monkeypatch.setenv("SEMISHARED_KILL_AT", str(number))
+        try:
+            pool.set(str(path))
+            break
+        except SemisharedError:
+            assert len(directly(own)) in (len(old), len(said))
+        finally:
+            monkeypatch.delenv("SEMISHARED_KILL_AT")
+        pool.set(str(path))
+        assert not pool.rows()[str(path)]["is_old"] and not pool.leftovers()
+        age()
+    assert 2 < number < 19
+    assert not pool.rows()[str(path)]["is_old"] and looks_that_read(world, path, stat) == 5
+    now = directly(own)
+    assert {key: now[key] for key in old} == old and now["host"] == said["host"] and now["owner"] and now["padding"]

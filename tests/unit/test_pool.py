@@ -284,9 +284,20 @@ def test_memory_that_shuts_down_before_it_is_full_is_wrong_and_the_answer_of_a_h
     assert pool.differences(declared, [{**held, "limit": 0}]) == [] == pool.differences(declared, [held])
 
 
+def test_a_label_of_before_is_named_where_add_writes_it_anew() -> None:
+    declared = pool.declared("/a")
+    (said,) = pool.differences(declared, [row("/a", is_old=True)])
+    assert said.kind == pool.OLD and said.text.startswith("/a has a label of before") and "pool add" in said.text
+    assert pool.differences(declared, [row("/a", is_old=False)]) == [] == pool.differences(declared, [row("/a")])
+    other = pool.differences(declared, [row("/a", is_old=True, state="read-only")])
+    assert [wrong.kind for wrong in other] == [pool.ABSENT], "it can be written when that is mended"
+    assert [wrong.kind for wrong in pool.differences(declared, [row("/a", is_old=True, weight=0)])] == [pool.CHANGED]
+
+
 def test_doctor_says_of_each_kind_how_bad_it_is_and_what_mends_it() -> None:
-    kinds = (pool.ABSENT, pool.CHANGED, pool.LOST, pool.UNRESERVED, pool.UNWATCHED, pool.LIMITED)
+    kinds = (pool.ABSENT, pool.CHANGED, pool.LOST, pool.UNRESERVED, pool.UNWATCHED, pool.LIMITED, pool.OLD)
     found = {kind: doctor_pool._finding("h1", pool.Wrong(kind, "x")) for kind in kinds}
-    assert [finding.severity for finding in found.values()] == [BROKEN, WARNING, WARNING, WARNING, WARNING, WARNING]
+    assert [finding.severity for finding in found.values()] == [BROKEN, *[WARNING] * 6]
+    assert "pool add h1" in found[pool.OLD].mend
     assert "mem_limit" in found[pool.LIMITED].mend and "semishared-ram.sh enable" in found[pool.UNWATCHED].mend
     assert "pool check h1" in found[pool.ABSENT].mend and "recreate" in found[pool.LOST].mend and "onehost" in found[pool.UNRESERVED].mend

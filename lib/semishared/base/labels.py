@@ -38,7 +38,7 @@ def described(root: str) -> list[dict[str, object]]:
 def _described(root: str, uuid: str) -> dict[str, object]:
     directory = layout_devices.device(root, uuid)
     row: dict[str, object] = {"uuid": uuid, "path": devices.mount(root, uuid), "class": "", "weight": 0.0, "total": 0, "free": 0,
-                              "disks": 0, "bases": 0, "promised": 0, "lost": []}  # fmt: skip
+                              "disks": 0, "bases": 0, "promised": 0, "lost": [], "is_old": False}  # fmt: skip
     wrong = device_state.state(root, uuid)
     if wrong and wrong != device_state.READ_ONLY:
         return {**row, "state": wrong}
@@ -46,6 +46,8 @@ def _described(root: str, uuid: str) -> dict[str, object]:
     try:
         stat = os.statvfs(directory)
         held = {part: len(room.names(f"{directory}/{part}")) for part in (layout_devices.LAYERS, layout_devices.BASES)}
+        # That of memory is written by who mounts it, and no file system is made there that has small files in its metadata.
+        row["is_old"] = said["class"] != MEMORY and not device_label.is_padded(directory)
     except OSError as e:
         return {**row, "state": f"{device_state.BROKEN}: {e.strerror}"}
     row.update({"class": said["class"], "weight": said["weight"]})

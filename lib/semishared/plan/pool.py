@@ -133,6 +133,7 @@ def _declared(word: str) -> Declared:
 
 
 ABSENT, CHANGED, LOST, UNRESERVED, UNWATCHED, LIMITED = "absent", "changed", "lost", "unreserved", "unwatched", "limited"
+OLD = "old"
 
 
 class Wrong(NamedTuple):
@@ -141,7 +142,8 @@ class Wrong(NamedTuple):
     kind: str
     """ABSENT: disks cannot start; CHANGED: what is declared is not done, or undone, yet; LOST: disks, with what memory held; UNRESERVED:
     memory of the host's that oned gives to VMs too; UNWATCHED: memory that is promised more than once, and nobody moves disks away;
-    LIMITED: memory that can be lost with all its disks before it is full."""
+    LIMITED: memory that can be lost with all its disks before it is full; OLD: a label
+    from which it is not seen whether its device answers."""
     text: str
 
 
@@ -157,6 +159,9 @@ def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]])
             wrong.append(Wrong(ABSENT, f"{device.path} is {row['state']}: disks on it cannot start, and it takes no new ones"))
         elif (row["class"], float(row["weight"])) != (device.device_class, device.weight):
             wrong.append(Wrong(CHANGED, _changed(device, row)))
+        if row and row.get("is_old") and not row["state"] and float(row["weight"]):
+            what = "has a label of before, which its file system may answer without asking the disk: that it hangs would not be noticed"
+            wrong.append(Wrong(OLD, f"{device.path} {what}: semishared pool add writes it anew, where there is room"))
         if row and row.get("lost"):
             vms = sorted({int(disk.split("-")[0]) for disk in row["lost"]})
             whose = f"disks of VM {', '.join(map(str, vms))}"
