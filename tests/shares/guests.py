@@ -86,6 +86,8 @@ class Shares(Guests):
         h1 = cloud.lab.hosts[0]
         h1.run(["chown", "oneadmin:", ROOT], user="root")
         h1.run(["chmod", "711", ROOT], user="root")
+        # It may have been the root of another module's cloud.
+        h1.run(["rm", "-rf", f"{ROOT}/.semishared"], user="root")
         cloud.oned.datastore_create(template("btrfs", Path(ROOT), BRIDGE_LIST="h1"), SHARES)
         cloud.lab.fe.run([COMMAND, "share", "init", str(SHARES)])
         super().__init__(cloud)

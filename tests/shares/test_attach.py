@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable, NamedTuple
@@ -251,6 +252,9 @@ def test_a_daemon_that_is_killed_is_one_guests_loss_until_it_is_started_again(te
     shares, oned = tenants.shares, tenants.shares.oned
     # The second of the two may have followed the first one by then.
     shares.cloud.lab.hosts[1].run(["kill", "-9", *map(str, shares.daemons(1))], user="root", check=False)
+    until = time.monotonic() + 30
+    while shares.daemons(1) and time.monotonic() < until:
+        time.sleep(0.1)
     assert shares.daemons(1) == []
     assert tenants.guest(tenants.one).run("echo still >/both/there && cat /both/there") == (0, "still\n")
     oned.vm_poweroff(tenants.other, hard=True)
