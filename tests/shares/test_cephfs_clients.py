@@ -204,6 +204,31 @@ def test_no_other_objects_users_quotas_or_layouts_are_open_to_it(tenants: Tenant
         assert "PermissionError" in done.err, done
 
 
+def test_what_a_key_sees_of_the_cluster_is_what_the_page_says(tenants: Tenants) -> None:
+    one, ceph = tenants.shares(tenants.one)[0], tenants.cloud.lab.ceph.node
+    page = re.sub("(?<=[ .])cephfs(?=[ :])", fs.NAME, PAGE.read_text()).replace("share-43", f"share-{tenants.secret}")
+    rows = {name: re.findall("`(ceph [^`]+)`", said) for name, said in re.findall(r"(?m)^\| (answered|refused) \| (.*) \|$", page)}
+    option, secret = ["mgr", "mgr/dashboard/GRAFANA_API_PASSWORD"], "not-for-tenants"
+    ceph.run(["ceph", "config", "set", *option, secret, "--force"], user="root", cwd="/")
+    ceph.run(["ceph", "config-key", "set", "lab/secret", "not-for-anybody"], user="root", cwd="/")
+    try:
+        seen = {command: tenants.tries(shlex.split(command), one) for command in rows["answered"]}
+        assert [command for command, (code, _) in seen.items() if code] == [] and len(seen) > 8
+        assert [command for command, (_, said) in seen.items() if secret in said] == ["ceph config dump", "ceph config log"]
+        # Of another tenant: the user of its key, so its image and VM.
+        other = f"share-one-{tenants.theirs}-{tenants.other}"
+        assert [command for command, (_, said) in seen.items() if other in said] == ["ceph log last 500 debug audit"]
+        keys = ["not-for-anybody", *(share.of("KEY") for vm in (tenants.one, tenants.other) for share in tenants.shares(vm))]
+        assert [command for command, (_, said) in seen.items() if any(key in said for key in keys)] == []
+        for command in rows["refused"]:
+            code, said = tenants.tries(shlex.split(command), one)
+            assert code and "EACCES" in said and secret not in said, (command, said)
+        assert len(rows["refused"]) > 8
+    finally:
+        ceph.run(["ceph", "config", "rm", *option], user="root", cwd="/")
+        ceph.run(["ceph", "config-key", "rm", "lab/secret"], user="root", cwd="/")
+
+
 def test_doctor_tells_of_clients_whose_pool_nothing_bounds_or_others_have(tenants: Tenants) -> None:
     ceph, pool = tenants.cloud.lab.ceph.node, f"{fs.NAME}.data"
     writes = f"datastore {SHARES} (shares): guests write to pool {pool} themselves, and "
