@@ -367,10 +367,11 @@ class NoQuota(SemisharedError):
 
 
 class NotPermitted(SemisharedError):
-    """Something that only root may do on the machine that makes shares, and that sudo does not let oneadmin do there."""
+    """Something that only root may do on the machine that makes shares, and that sudo does not let oneadmin do there, or a server of NFS
+    does not take from its root."""
 
     id = "SS171"
-    remedy = "docs/how-to/shares.md has the rule for sudoers; then retry"
+    remedy = "docs/how-to/shares.md has the rule for sudoers, and what NFS has to allow; then retry"
 
 
 class ShareRefused(SemisharedError):

@@ -14,6 +14,7 @@ from ..model import layout, layout_share
 from ..model.shares import PATH, Tree
 from ..named import NamedTuple
 from ..store import marker
+from ..tools import files
 from . import life, owners, registered
 
 SAFE = {"nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV}
@@ -42,6 +43,8 @@ def check(image: int, source: str, root_marker: str = "", born: int = -1) -> Giv
         raise ShareRefused(f"{source} on {here} is no share that semishared has made{f' for image {image}' if image >= 0 else ''}")
     if not os.path.isdir(root):
         raise MissingImage(f"{root} on {here} is not there: a root of shares is mounted on all hosts, at the same path")
+    # A client of NFS that has looked for it before it was made says for half a minute that it is not there.
+    files.refresh(root, f"{root}/{layout.SIDE}", f"{root}/{layout_share.SHARES}")
     for path in (root, f"{root}/{layout.SIDE}", f"{root}/{layout_share.SHARES}", f"{root}/{layout_share.record(number)}"):
         _check_ours(path)
     marker.check(root, root_marker)

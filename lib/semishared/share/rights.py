@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import IO
 
 from ..errors import NotPermitted, ToolFailed, ToolMissing
+from ..tools import mounts
 from ..tools import run as programs
 
 _held: list[int] = []
@@ -41,7 +42,8 @@ def run(argv: list[str], *, long: bool = False) -> str:
             raise
         raise NotPermitted(f"{argv[0]} on {os.uname().nodename} takes root, and there is no sudo") from None
     except ToolFailed as e:
-        if words is argv or "sudo: " not in e.detail:
+        # It also warns, of a name that does not resolve say, and runs the command all the same.
+        if words is argv or "sudo: " not in e.detail or not lacking([argv]):
             raise
         raise NotPermitted(f"sudo on {os.uname().nodename} does not let us: {e.detail}") from None
 
@@ -70,10 +72,17 @@ def rm(path: str) -> list[str]:
 
 
 def give(path: str, uid: int) -> None:
-    """Give a directory to user and group `uid`; what is in it stays as it is."""
+    """Give a directory to user and group `uid`; what is in it stays as it is. Raise NotPermitted where root of this machine may not."""
     found = os.lstat(path)
-    if (found.st_uid, found.st_gid) != (uid, uid):
+    if (found.st_uid, found.st_gid) == (uid, uid):
+        return
+    try:
         run(chown(path, uid))
+    except ToolFailed as e:
+        if not mounts.of(path).type.startswith("nfs"):
+            raise
+        why = "is on NFS, and to that server root of this machine has to be root (no_root_squash)"
+        raise NotPermitted(f"{path} on {os.uname().nodename} {why}: {e.detail}") from None
 
 
 def remove(path: str) -> None:

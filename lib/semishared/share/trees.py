@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from ..errors import MissingImage, NotSupported
 from ..model import layout_share
@@ -93,7 +94,13 @@ class Directories:
         """Do nothing: there is none."""
 
     def drop(self, image: int, path: str) -> None:
-        """Remove a tree that is out of the way, with all in it."""
+        """Remove a tree that is out of the way, with all in it.
+
+        One that is ours yet was given to nobody, so it is empty; and root may not remove it where giving it failed (NFS, root_squash).
+        """
+        if os.path.lexists(path) and os.lstat(path).st_uid == os.geteuid():
+            with suppress(OSError):
+                os.rmdir(path)
         rights.remove(path)
 
     def remove(self, image: int) -> None:

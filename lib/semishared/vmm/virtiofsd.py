@@ -15,7 +15,8 @@ import os
 import resource
 import stat
 import sys
-from typing import Dict, List, NoReturn, Sequence
+from contextlib import contextmanager
+from typing import Dict, Iterator, List, NoReturn, Sequence
 
 from ..errors import BadArguments, SemisharedError, ShareRefused, ToolFailed
 from ..model.shares import UIDS
@@ -52,7 +53,9 @@ def become(argv: Sequence[str], read_only: bool) -> NoReturn:
     if os.geteuid() != 0:
         raise ShareRefused(f"libvirt starts virtiofsd as user {os.geteuid()}, who cannot let a guest's users be those of an owner")
     source = source_of(argv)
-    given, program = attached.check(-1, source), daemon()
+    with as_drivers_user():
+        given = attached.check(-1, source)
+    program = daemon()
     _allow_open_files()
     readable = _readable()
     if given.directory:
@@ -62,6 +65,16 @@ def become(argv: Sequence[str], read_only: bool) -> NoReturn:
         _protect(source)
     _only_read(readable)
     os.execv(program, [program, *understood(program, argv)])
+
+
+@contextmanager
+def as_drivers_user() -> Iterator[None]:
+    """Be whose the drivers are within the block: for a server of NFS root of a host may be nobody, who reads nothing that is ours."""
+    os.seteuid(os.stat(__file__).st_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def _allow_open_files() -> None:
