@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -195,12 +196,12 @@ def test_deploy_compares_it_with_what_the_context_has_noted(root: Path, tmp_path
 
 
 @contextmanager
-def daemon(name: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+def daemon(name: str, *words: str, vmm: Path = VMM) -> Iterator[subprocess.Popen[str]]:
     """Start one as libvirt does, which leaves it its pidfile open for writing, and locked (virpidfile.c)."""
     with tempfile.NamedTemporaryFile() as pidfile, socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"\0{os.urandom(8).hex()}")
         listening.listen(1)
-        argv = [f"{VMM}/{name}", f"--fd={listening.fileno()}", *words]
+        argv = [f"{vmm}/{name}", f"--fd={listening.fileno()}", *words]
         process = subprocess.Popen(
             argv, pass_fds=[listening.fileno(), pidfile.fileno()], stderr=subprocess.PIPE, text=True,
             preexec_fn=lambda: fcntl.lockf(pidfile, fcntl.LOCK_EX | fcntl.LOCK_NB, 1),
@@ -253,6 +254,24 @@ def test_the_process_that_libvirt_has_started_is_the_daemon_and_no_real_root_is_
         own = [row[5].split(",") for row in mounts if row[4] == f"{root}/share-8"]
         assert own == ([] if name == "virtiofsd" else [own[0]])
         assert all({"ro", "nosuid", "nodev"} <= set(options) for options in own)
+
+
+def test_where_the_drivers_are_their_users_as_on_hosts_the_daemon_is_the_same(root: Path) -> None:
+    """It asks as that user, as root of a host may be nobody for a server of NFS (nfs/test_shares.py), and is root again."""
+    drivers = root.parent / "drivers"
+    for name in ("lib", "vmm"):
+        shutil.copytree(VMM.parent / name, drivers / name, symlinks=True)
+    for path in (drivers, root / ".semishared"):
+        run("chown", "-Rh", "9869:9869", path)
+    run("chown", "9869:9869", root)
+    uid = str(first_uid(4))
+    try:
+        with daemon("virtiofsd", "-o", f"source={root}/share-8,sandbox=namespace", vmm=drivers / "vmm") as process:
+            assert "\t".join(["Uid:", *[uid] * 4]) in Path(f"/proc/{process.pid}/status").read_text()
+            assert Path(f"/proc/{process.pid}/uid_map").read_text().split() == ["0", uid, "65536"]
+            assert written(process) == []
+    finally:
+        shutil.rmtree(drivers)
 
 
 @pytest.mark.parametrize("name", ["virtiofsd", "virtiofsd_read_only"])
