@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Debian's kernel with Debian's AppArmor profiles enforcing: libvirtd, virt-aa-helper and QEMU are confined as on a stock host.
 
-QEMU shows its firmware and nothing more (a guest in an emulated machine does not run, so none lets go of a disk either); its disks
+QEMU shows its firmware and nothing more (a guest's kernel would take minutes to boot, so none lets go of a disk either); its disks
 are opened, switched, pulled and copied all the same, and what AppArmor denies is in the kernel's log. The disks are made on this
 machine, by the same host side.
 """

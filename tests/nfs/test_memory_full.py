@@ -2,7 +2,7 @@
 """A guest of libvirt fills real memory (zram and XFS of Debian's kernel) with what cannot be compressed.
 
 The guest is a boot sector: its firmware's driver writes to virtio-blk past the page cache, and nobody but the error policy of its
-disk holds it back when a write fails. Kernels do not boot in emulation in emulation.
+disk holds it back when a write fails. Kernels take minutes to boot in emulation in emulation.
 """
 
 from __future__ import annotations
