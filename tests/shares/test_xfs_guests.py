@@ -58,11 +58,6 @@ while True:
             sys.exit()
         os.write(1, data) if ready == line else line.sendall(data)
 """
-LOAD = """
-while [ ! -e /stop ]; do
-    dd if=/dev/zero of=/share2/file bs=256k count=8 conv=fsync 2>/dev/null && echo done || echo failed
-done >/log 2>&1 &
-"""
 
 
 class Inner:
@@ -190,26 +185,3 @@ def test_what_root_of_a_guest_makes_is_of_no_user_of_the_host(site: Site) -> Non
     assert site.guests[1].run(script) == (0, said)
     assert site.stat("%u:%g", f"{site.paths[3]}/last") == f"{first + 65535}:{first + 65535}"
     assert site.guests[1].run("rm /share3/last") == (0, "")
-
-
-def test_a_guest_that_fills_its_share_is_told_so_at_its_size_and_its_neighbour_goes_on(site: Site) -> None:
-    full, other = site.guests[1], site.guests[2]
-    assert other.run(LOAD)[0] == 0
-    code, said = full.run("dd if=/dev/zero of=/share1/file bs=1M count=24 conv=fsync")
-    assert code == 1 and "No space left on device" in said, said
-    assert site.stat("%s", f"{site.paths[1]}/file") == str(SIZES[1])
-    assert full.run("echo more >>/share1/file; df -k /share1 | tail -1 | awk '{print $2, $4}'")[1].splitlines()[-1] == f"{16 << 10} 0"
-    before = other.run("wc -l </log")[1]
-    # It goes on while the share of the first is full, too.
-    deadline = time.monotonic() + LONG_S
-    while int(other.run("wc -l </log")[1]) < int(before) + 2:
-        assert time.monotonic() < deadline
-    assert full.run("rm /share1/file && dd if=/dev/zero of=/share1/file bs=1M count=15 conv=fsync 2>/dev/null")[0] == 0
-    assert other.run("touch /stop; sleep 2; sort -u /log") == (0, "done\n")
-
-
-def test_files_without_data_end_too_in_a_guest(site: Site) -> None:
-    # What a size of 8 MiB allows, without the directory itself.
-    code, said = site.guests[1].run("cd /share3; i=0; while [ $i -lt 3000 ] && : >$i; do i=$((i+1)); done; echo made $i")
-    assert said == "sh: can't create 1023: No space left on device\nmade 1023\n"
-    assert site.guests[2].run("echo >/share2/small") == (0, "")
