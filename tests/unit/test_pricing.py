@@ -89,15 +89,19 @@ def test_choice_flips_when_a_source_is_throttled_and_the_next_clone_knows(tmp_pa
     assert choice.begin() == "h1"
     assert give(choice, partial, clock, 20, 2.5), "it has become dear"
     assert clock.now < 1000 + 6
-    choice.end(is_limited=False, has_failed=False)
+    # Who is left says so as one that fails does.
+    choice.end(is_limited=False, has_failed=True)
     assert choice.begin() == STORE and not give(choice, partial, clock, 256, 25)
     choice.end(is_limited=False, has_failed=False)
     assert not partial.missing() and pricing.known(root)["h1"] < 3 * EXTENT
     again = pricing.Choice(root, ["h1", STORE], partial := Coming(256))
     assert again.begin() == STORE
     assert give(again, partial, clock, 60, 0.5), "now the store is, and worse"
-    again.end(is_limited=False, has_failed=False)
+    again.end(is_limited=False, has_failed=True)
     assert again.begin() == "h1"
+    assert give(again, partial, clock, 60, 0.05), "and the peer, by far"
+    again.end(is_limited=False, has_failed=True)
+    assert again.begin() == STORE, "who was left may be the better one again"
 
 
 def test_source_that_gives_next_to_nothing_is_left_and_not_chosen_again(tmp_path: Path, clock: Clock) -> None:

@@ -152,7 +152,7 @@ class Choice:
                 self._rates[name] = meter.rate()
                 if not is_limited:
                     note(self._root, name, self._rates[name])
-        if has_failed or not (self._is_left or self.tried):
+        if not self._is_left and (has_failed or not self.tried):
             self._candidates.remove(self._name)
 
 
