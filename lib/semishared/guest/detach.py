@@ -152,7 +152,7 @@ def _go_over(vm_dir: str, name: str, after: Sequence[Record]) -> None:
     targets = {opened[os.path.realpath(active_layer.delta_of(record))]: record for record in after}
     for target, record in targets.items():
         with job_events.listening(name, target) as job:
-            mirror.begin(name, target, record.path, mirror.granularity(record.path))
+            mirror.begin(name, target, record.path)
             point("delta is being copied")
             job.wait_until_ready()
     point("layers ready")

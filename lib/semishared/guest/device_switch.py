@@ -51,7 +51,7 @@ def go_over(vm_dir: str, name: str, record: Record, rate: int, see: Callable[[],
         if record.format == "raw":
             mirror.begin_whole(name, target, record.path, rate)
         else:
-            mirror.begin(name, target, record.path, mirror.granularity(record.path))
+            mirror.begin(name, target, record.path)
         point("layers are being mirrored")
         job.wait_until_ready(see)
     point("layers ready on the new device")
