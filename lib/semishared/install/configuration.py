@@ -64,7 +64,7 @@ def configure(text: str, own_actions: Sequence[str], path: str = "oned.conf") ->
     _list(attributes, "DATASTORE_MAD", DS_OPTIONS, "s", notes, path)
     _hypervisors(attributes, own_actions, notes, path)
     wanted = _conf(attributes, "TM_MAD_CONF", TM_CONF, notes) + _conf(attributes, "DS_MAD_CONF", DS_CONF, notes)
-    for name, values in (*INHERITED.items(), ("IMAGE_RESTRICTED_ATTR", RESTRICTED)):
+    for name, values in (("IMAGE_RESTRICTED_ATTR", RESTRICTED), *INHERITED.items()):
         wanted += _values(attributes, name, values, notes)
     return Changed(_with_block(apply(text, notes.edits), notes.before, wanted), tuple(notes.changes), tuple(notes.warnings))
 
