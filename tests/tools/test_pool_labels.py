@@ -60,6 +60,19 @@ def test_a_label_of_before_is_taken_over_and_let_go_of_with_its_device(world: Wo
     assert "owner" not in json.loads(label(pool.paths[0]).read_text()), "another host may have it now"
 
 
+def test_a_directory_in_the_place_of_a_link_is_named_and_stays(world: World, pool: Pool) -> None:
+    pool.set()
+    link = world.root / "devices" / json.loads(label(pool.paths[0]).read_text())["uuid"]
+    link.unlink()
+    (link / "layers/7-0-0123456789ab").mkdir(parents=True)
+    with pytest.raises(BadPool, match="is a directory, where the link to .* is to be: move it away"):
+        pool.set()
+    assert (link / "layers/7-0-0123456789ab").is_dir()
+    os.rename(link, world.root / "found")
+    pool.set()
+    assert pool.rows()[str(pool.paths[0])]["state"] == ""
+
+
 def test_a_copy_in_the_place_of_its_original_is_refused_while_that_is_mounted(world: World, pool: Pool) -> None:
     pool.set(*map(str, pool.paths[:2]))
     label(pool.paths[2]).parent.mkdir()

@@ -139,6 +139,9 @@ def _not_mounted(path: str) -> BadPool:
 def _check_own(root: str, path: str, uuid: str, system: str) -> None:
     """Raise BadPool for a device that is in the pool of another host, or has the label of one that is mounted elsewhere."""
     side, link, here = layout_devices.side(path), layout_devices.device(root, uuid), os.uname().nodename
+    if os.path.isdir(link) and not os.path.islink(link):
+        # Of an older version, which wrote to a device that went at that moment.
+        raise BadPool(f"{link} on {here} is a directory, where the link to {path} is to be: move it away, it may have layers of disks")
     host = device_label.whose(link, device_label.read(side))
     if host and host != device_label.host(root):
         what = "take it out there (semishared pool drain), or, if that host is no more, copy what is worth it from"
