@@ -93,7 +93,7 @@ def full(cloud: Cloud, host: str) -> Iterator[None]:
             filler = cloud.lab.node(host).path(f"{path}/filler")
             stat = os.statvfs(filler.parent)
             with filler.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, stat.f_bavail * stat.f_frsize - (1 << 20))
+                os.posix_fallocate(file.fileno(), 0, stat.f_bavail * stat.f_frsize - (64 << 10))
             stack.callback(filler.unlink)
         yield
 
@@ -101,7 +101,7 @@ def full(cloud: Cloud, host: str) -> Iterator[None]:
 def stays_while_it_runs(mixed: Mixed) -> None:
     """See that it stays on its devices where it cannot move live, and that nothing is left on those it was to have."""
     cloud, vm = mixed.cloud, mixed.vm
-    with full(cloud, "h2"), pytest.raises(ActionFailed, match="no space for .* h2"):
+    with full(cloud, "h2"), pytest.raises(ActionFailed, match="no space for .* in the pool of h2"):
         mixed.oned.vm_migrate(vm, "h2", how="live")
     with pytest.raises(ActionFailed, match=r"disk \d+ \(remote-first\) reads from Ceph"):
         mixed.oned.vm_migrate(vm, "h1", OTHER_SYSTEM, how="live")
@@ -114,7 +114,7 @@ def stays_while_it_runs(mixed: Mixed) -> None:
 
 def stays_while_it_is_off(mixed: Mixed) -> None:
     """See that it stays on its devices where there is no room for it to move to, and moves when there is."""
-    with full(mixed.cloud, "h1"), pytest.raises(ActionFailed, match="no space for .* h1"):
+    with full(mixed.cloud, "h1"), pytest.raises(ActionFailed, match="no space for .* in the pool of h1"):
         mixed.oned.vm_migrate(mixed.vm, "h1", SYSTEM)
     assert layers(mixed.cloud.lab.node("h1")) == []
     mixed.oned.vm_recover(mixed.vm, "retry")
