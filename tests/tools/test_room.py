@@ -349,13 +349,33 @@ def test_vm_that_does_not_fit_is_refused_before_it_is_sent(host: Host) -> None:
     assert not os.path.exists(target) and os.path.isdir(source) and host.world.leftovers() == []
 
 
-def test_bases_of_the_vm_that_arrives_go_last(host: Host) -> None:
-    source, target = elsewhere(host, IMAGE), host.world.disk().vm_dir
+@pytest.mark.parametrize("size", [IMAGE, 32 * MiB], ids=["another is enough", "all others are not enough"])
+def test_bases_of_the_vm_that_arrives_stay(host: Host, size: int) -> None:
+    source, target = elsewhere(host, size), host.world.disk().vm_dir
     host.fill()
     (found,) = host.on(s.LookAtVm(5, source))
     own = next(host.bases(1)).name
-    host.on(s.MakeRoom(5, target, found["bytes"], (own,)))  # type: ignore[index]
+    step = s.MakeRoom(5, target, found["bytes"], (own,))  # type: ignore[index]
+    if size == IMAGE:
+        host.on(step)
+    else:
+        assert host.free() + IMAGE < size < host.free() + 2 * IMAGE
+        with pytest.raises(NoSpace, match=r"^no space for .* in .*/101/5 on "):
+            host.on(step)
     assert host.numbers() == [1], "1 was the least recently used"
+
+
+def test_vm_that_changes_its_datastore_keeps_its_base_where_the_copy_does_not_fit(host: Host) -> None:
+    source, target = arriving(host)
+    for number in (1, 2):
+        host.on(b.EvictBase(str(host.world.root), next(host.bases(number)).name))
+    host.on(s.StageBase(str(host.world.root), s.ImageRef(100, 3, "raw", str(host.world.store / "image-3"))))
+    away = here(host, source)
+    with (Path(host.world.location) / "filler").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, host.free() - (64 << 10))
+    with pytest.raises(NoSpace):
+        host.on(s.RenameVm(5, away, target, True, ""))
+    assert host.numbers() == [3] and os.path.isdir(away)
 
 
 def test_what_is_set_aside_for_a_file_and_its_second_name_are_not_counted(host: Host) -> None:

@@ -8,7 +8,7 @@ the limits of the site. A base that is leased stays, whoever has decided what.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, Iterable, Mapping
 
 from ..errors import NoSpace
 from ..model import layout, layout_base
@@ -167,11 +167,13 @@ def _limits(listed: dict[str, Any]) -> eviction.Limits:
     return eviction.limits(config.bases_size_limit, config.bases_free_floor, eviction.number(listed, "total"))
 
 
-def for_disk(vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, ...] = (), where: str = "") -> None:
+def for_disk(
+    vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, ...] = (), where: str = "", stay: Collection[str] = ()
+) -> None:
     """Let idle bases go for `needed` bytes of a VM's disk, and for what is to stay free beside bases.
 
-    Where that is not enough the disk may still fit. `last`: bases that it comes from, or lies over. `where`: the directory
-    that the bytes are for, if that is not the VM's.
+    Where that is not enough the disk may still fit. `last`: bases that it comes from, of use but not needed. `stay`: those that
+    it will lie over, leased or not. `where`: the directory that the bytes are for, if that is not the VM's.
     """
     root = cache.root_of(vm_dir)
     place = made_part(where or vm_dir)
@@ -179,6 +181,7 @@ def for_disk(vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, ...] = 
     if stat.f_bavail * stat.f_frsize - needed > stat.f_blocks * stat.f_frsize // PLENTY:
         return
     listed = list_bases(root, place)
+    listed["bases"] = [base for base in listed["bases"] if base["name"] not in stay]
     if not any(not base["leases"] for base in listed["bases"]):
         return
     floor = _limits(listed).floor
@@ -208,30 +211,32 @@ def made_part(path: str) -> str:
     return path
 
 
-def require(vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, ...] = (), where: str = "") -> None:
+def require(vm_dir: str, needed: int, ask: Ask | None, where: str = "", stay: Collection[str] = ()) -> None:
     """As for_disk, of bytes that are known to come; raise NoSpace where they do not fit, before the first is written."""
-    for_disk(vm_dir, needed, ask, last, where)
+    for_disk(vm_dir, needed, ask, where=where, stay=stay)
     stat = os.statvfs(made_part(where or vm_dir))
     left = needed - stat.f_bavail * stat.f_frsize
     if left > 0:
         raise NoSpace(f"no space for {human(needed)} in {where or vm_dir} on {os.uname().nodename}: {human(left)} are missing")
 
 
-def require_for_vm(vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, ...], disks: Mapping[str, int] = devices.NO_BYTES) -> None:
+def require_for_vm(
+    vm_dir: str, needed: int, ask: Ask | None, stay: Collection[str], disks: Mapping[str, int] = devices.NO_BYTES
+) -> None:
     """As require, of a VM's disks, which come to devices where there is a pool: not all to one, but none to two.
 
     `disks`: the bytes of each, by its key (disk/on_devices.py); they are placed as they will be.
     """
     root = cache.root_of(vm_dir)
     if not devices.likely(root, os.path.basename(vm_dir), needed):
-        require(vm_dir, needed, ask, last)
+        require(vm_dir, needed, ask, stay=stay)
         return
     coming: dict[str, int] = {}
     for key, size in sorted(disks.items(), key=lambda disk: (-disk[1], disk[0])) or [(os.path.basename(vm_dir), needed)]:
         where = devices.likely(root, key, size, coming)
         uuid = os.path.basename(where)
         coming[uuid] = coming.get(uuid, 0) + size
-        for_disk(vm_dir, coming[uuid], ask, last, where)
+        for_disk(vm_dir, coming[uuid], ask, where=where, stay=stay)
         stat = os.statvfs(where)
         left = coming[uuid] - stat.f_bavail * stat.f_frsize
         if disks and left > 0:

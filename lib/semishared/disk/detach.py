@@ -75,7 +75,7 @@ def _detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> list[dict
         point("detach noted")
         disks = [live.Detached(before, _over_base(step, before, generation, ask)) for before, generation in wanted]
         if step.domain:
-            room.require(step.vm_dir, live.copied_bytes(disks), ask, tuple(disk.after.of_image.base_name for disk in disks))
+            room.require(step.vm_dir, live.copied_bytes(disks), ask)
             live.detach(step.vm_dir, step.domain, disks, step.rate)
         else:
             live.detach_off(step.vm_dir, disks)

@@ -77,13 +77,13 @@ class SendVm(NamedTuple):
 
 
 class MakeRoom(NamedTuple):
-    """Let idle bases go, those of the VM last, for a VM directory of so many bytes that is to arrive; fail if it does not fit."""
+    """Let idle bases go, never those of the VM, for a VM directory of so many bytes that is to arrive; fail if it does not fit."""
 
     vm: int
     vm_dir: str
     needed: int
     bases: tuple[str, ...]
-    """Names."""
+    """Names of those that its disks will lie over there."""
     sizes: dict[str, int] = {}
     """Of these, the bytes of each disk that may come to any device of a pool, by its number."""
 
