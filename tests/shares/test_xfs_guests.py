@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares on XFS in real guests, which are emulated in an emulated host with Debian's kernel, whose libvirt starts our daemon.
 
-Each boots in two minutes.
+They are up in two minutes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.long
 LONG_S = 600
 OWNERS = {1: 5, 2: 9, 3: 5}
 """Of each share; VM 1 has 1 and 3, VM 2 has 2."""
-SIZES = {1: 16 * MiB, 2: 64 * MiB, 3: 8 * MiB}
+SIZES = {1: 4 * MiB, 2: 16 * MiB, 3: 8 * MiB}
 OWNED = "/var/lib/libvirt/qemu /var/cache/libvirt/qemu /var/log/libvirt/qemu"
 # As oned writes it (LibVirtDriverKVM.cc), whose daemon would be root of the host.
 FILESYSTEM = """<filesystem type='mount' accessmode='passthrough'><driver type='virtiofs' queue='1024'/>
@@ -185,3 +185,22 @@ def test_what_root_of_a_guest_makes_is_of_no_user_of_the_host(site: Site) -> Non
     assert site.guests[1].run(script) == (0, said)
     assert site.stat("%u:%g", f"{site.paths[3]}/last") == f"{first + 65535}:{first + 65535}"
     assert site.guests[1].run("rm /share3/last") == (0, "")
+
+
+def test_a_guest_that_fills_its_share_is_told_so_at_its_size_and_its_neighbour_goes_on(site: Site) -> None:
+    full, other = site.guests[1], site.guests[2]
+    code, said = full.run("dd if=/dev/zero of=/share1/file bs=256k count=24 conv=fsync")
+    assert code == 1 and "No space left on device" in said, said
+    assert site.stat("%s", f"{site.paths[1]}/file") == str(SIZES[1])
+    assert full.run("df -k /share1 | tail -1 | awk '{print $2, $4}'") == (0, f"{SIZES[1] >> 10} 0\n")
+    # While the share of the first is full.
+    assert other.run("dd if=/dev/zero of=/share2/file bs=256k count=20 conv=fsync 2>/dev/null") == (0, "")
+    assert site.stat("%s", f"{site.paths[2]}/file") == str(5 * MiB)
+    assert full.run("rm /share1/file && dd if=/dev/zero of=/share1/file bs=256k count=15 conv=fsync 2>/dev/null") == (0, "")
+
+
+def test_files_without_data_end_too_in_a_guest(site: Site) -> None:
+    # What a size of 8 MiB allows, without the directory itself.
+    code, said = site.guests[1].run("cd /share3; i=0; while [ $i -lt 1100 ] && true >$i; do i=$((i+1)); done; echo made $i")
+    assert said == "sh: can't create 1023: No space left on device\nmade 1023\n", code
+    assert site.guests[2].run("echo >/share2/small") == (0, "")
