@@ -20,6 +20,33 @@ SIZE = 64 * MiB
 ROOT = f"{LOCATION}/.semishared"
 INSTALL = f"{caches.CHECKOUT}/lib/semishared/install"
 MEMORY = "/run/semishared-ram"
+DIRECT = """
+import mmap, os, sys
+mixed = []
+for at in (0, 512, 1024, 2048):
+    memory, beside = mmap.mmap(-1, 8192), bytes(4096 - at)
+    for word in ("write", "read"):
+        content = os.urandom(4096)
+        with open(sys.argv[1], "wb") as file:
+            file.write(bytes(4096) if word == "write" else content)
+            os.fsync(file.fileno())
+        memory[:] = bytes(at) + (content if word == "write" else bytes(4096)) + beside
+        fd = os.open(sys.argv[1], os.O_RDWR | os.O_DIRECT)
+        try:
+            (os.pwritev if word == "write" else os.preadv)(fd, [memoryview(memory)[at : at + 4096]], 0)
+        except OSError:
+            assert at, "in pages it is always let through"
+            continue
+        finally:
+            os.close(fd)
+        with open("/proc/sys/vm/drop_caches", "w") as caches:
+            caches.write("3")
+        with open(sys.argv[1], "rb") as file:
+            if memory[:] != bytes(at) + content + beside or file.read() != content:
+                mixed.append(f"{word} at {at}")
+print(*mixed, sep=", ")
+"""
+"""Writes and reads a page past the page cache, from and to memory that begins within one; prints what was let through and went wrong."""
 FIT = 3
 """Disks of that size in 320 MiB, of which XFS takes 64 for its log and a twentieth is for tables."""
 
@@ -52,6 +79,10 @@ class MemoryHost(Host):
         (row,) = [row for row in answer["devices"] if row["path"] == MEMORY]
         return dict(row)
 
+    def mixed(self, directory: str) -> str:
+        """Return which direct I/O of a file in a directory has taken memory for other memory."""
+        return self.run(["/usr/bin/python3", "-c", DIRECT, f"{directory}/direct"]).out.strip()
+
     def zram(self) -> "list[int]":
         """Return the bytes that were written to it, those that are left of them compressed, what it takes for these, and its limit."""
         return list(map(int, self.run(["cat", "/sys/block/zram0/mm_stat"]).out.split()[:4]))
@@ -72,6 +103,20 @@ def host() -> Iterator[MemoryHost]:
 @pytest.fixture(scope="module")
 def image(host: MemoryHost) -> s.ImageRef:
     return host.prepare()
+
+
+def test_zram_alone_is_no_place_for_disks_and_is_said_to_be_none(host: MemoryHost, image: s.ImageRef) -> None:
+    look = f"from semishared.base import zram; print(zram.mixes_memory('{MEMORY}'), zram.limit('{MEMORY}'))"
+    host.script(
+        f"modprobe zram; device=$(zramctl --find --size 320M); mkfs.xfs -q $device; mkdir -p {MEMORY}; mount $device {MEMORY}\n"
+        "echo 300M >/sys/block/${device#/dev/}/mem_limit"
+    )
+    try:
+        assert host.mixed(MEMORY) == ", ".join(f"{word} at {at}" for at in (512, 1024, 2048) for word in ("write", "read"))
+        assert host.python(look).out.split() == ["True", str(300 * MiB)]
+    finally:
+        host.script(f"device=$(findmnt -n -o SOURCE {MEMORY}); umount {MEMORY}; zramctl --reset $device")
+    assert host.python(look).out.split() == ["False", "0"], "it is in the root directory now"
 
 
 def check_watched(host: MemoryHost, kind: str) -> None:
@@ -108,13 +153,15 @@ def test_the_shipped_script_makes_memory_a_device_for_disks(host: MemoryHost, im
     assert refused.err == "semishared-ram: '9' is not 1 to 8 times\n"
     host.script(f"sh {INSTALL}/semishared-ram.sh enable 320M {kind}")
     source = host.run(["findmnt", "-n", "-o", "SOURCE,FSTYPE", MEMORY]).out.split()
-    assert source == ["/dev/zram0" if kind == "zram" else "/dev/ram0", "xfs"]
+    assert source == ["/dev/dm-0" if kind == "zram" else "/dev/ram0", "xfs"]
     assert int(host.run(["blockdev", "--getsize64", source[0]]).out) == 320 * MiB
     verified = host.run(["systemd-analyze", "verify", f"{INSTALL}/semishared-ram.service", f"{INSTALL}/semishared-ram-watch.service"])
     assert (verified.out, verified.err) == ("", "")
     host.on(d.SetDevices(ROOT, (f"{MEMORY}=ram",)))
     row = host.row()
-    assert (row["class"], row["state"], row["promised"]) == ("ram", "", 0)
+    assert (row["class"], row["state"], row["promised"], row["mixes_memory"]) == ("ram", "", 0, False)
+    assert host.mixed(MEMORY) == ""
+    host.script(f"rm {MEMORY}/direct")
 
     disks = [host.clone(image, vm) for vm in range(1, FIT + 1)]
     assert host.row()["promised"] == FIT * SIZE
@@ -135,6 +182,7 @@ def test_the_shipped_script_makes_memory_a_device_for_disks(host: MemoryHost, im
     assert host.run(["mountpoint", "-q", MEMORY], check=False).code and host.row()["state"] == "not there"
     left = host.run(["bash", "-c", "cat /sys/block/zram0/disksize /sys/block/ram0/size 2>/dev/null || true"]).out.split()
     assert set(left) <= {"0"}, "the memory is free"
+    assert host.run(["dmsetup", "ls"]).out == "No devices found\n"
     assert host.unit("ExecStart") == "" and host.unit("ExecStart") == ""
     assert host.row()["uuid"] == row["uuid"] and host.row()["lost"] == [f"{vm}-0" for vm in range(1, FIT + 1)]
     with pytest.raises(LostWithMemory):

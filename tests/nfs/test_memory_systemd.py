@@ -97,7 +97,7 @@ def test_systemd_makes_memory_at_boot_and_takes_it_away_after_its_guests() -> No
         host.prepare()
         host.enable("320M", "zram", "2")
         assert host.systemctl("is-enabled", MEMORY_UNIT, WATCH).split() == ["enabled"] * 2
-        assert host.run(["findmnt", "-n", "-o", "SOURCE,FSTYPE", MEMORY]).out.split() == ["/dev/zram0", "xfs"]
+        assert host.run(["findmnt", "-n", "-o", "SOURCE,FSTYPE", MEMORY]).out.split() == ["/dev/mapper/semishared-ram", "xfs"]
         host.on(d.SetDevices(ROOT, (f"{MEMORY}=ram:2",)))
         uuid = host.row()["uuid"]
         check_boot(host)

@@ -284,6 +284,13 @@ def test_memory_that_shuts_down_before_it_is_full_is_wrong_and_the_answer_of_a_h
     assert pool.differences(declared, [{**held, "limit": 0}]) == [] == pool.differences(declared, [held])
 
 
+def test_memory_that_takes_something_else_than_what_is_written_is_wrong_whatever_it_is_declared_as() -> None:
+    for declared in ((), pool.declared("/m"), pool.declared("/m=ram")):
+        found = [wrong for wrong in pool.differences(declared, [row("/m", mixes_memory=True)]) if wrong.kind == pool.UNSAFE]
+        assert [wrong.text.partition(":")[0] for wrong in found] == ["/m is on a zram that guests' disks must not be on with this kernel"]
+    assert all(pool.differences(pool.declared("/m"), [held]) == [] for held in (row("/m", mixes_memory=False), row("/m")))
+
+
 def test_a_label_of_before_is_named_where_add_writes_it_anew() -> None:
     declared = pool.declared("/a")
     (said,) = pool.differences(declared, [row("/a", is_old=True)])
@@ -295,9 +302,9 @@ def test_a_label_of_before_is_named_where_add_writes_it_anew() -> None:
 
 
 def test_doctor_says_of_each_kind_how_bad_it_is_and_what_mends_it() -> None:
-    kinds = (pool.ABSENT, pool.CHANGED, pool.LOST, pool.UNRESERVED, pool.UNWATCHED, pool.LIMITED, pool.OLD)
+    kinds = (pool.ABSENT, pool.CHANGED, pool.LOST, pool.UNRESERVED, pool.UNWATCHED, pool.LIMITED, pool.OLD, pool.UNSAFE)
     found = {kind: doctor_pool._finding("h1", pool.Wrong(kind, "x")) for kind in kinds}
-    assert [finding.severity for finding in found.values()] == [BROKEN, *[WARNING] * 6]
-    assert "pool add h1" in found[pool.OLD].mend
+    assert [finding.severity for finding in found.values()] == [BROKEN, *[WARNING] * 6, BROKEN]
+    assert "pool add h1" in found[pool.OLD].mend and "stop and start it" in found[pool.UNSAFE].mend
     assert "mem_limit" in found[pool.LIMITED].mend and "semishared-ram.sh enable" in found[pool.UNWATCHED].mend
     assert "pool check h1" in found[pool.ABSENT].mend and "recreate" in found[pool.LOST].mend and "onehost" in found[pool.UNRESERVED].mend

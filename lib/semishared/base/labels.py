@@ -19,7 +19,7 @@ from ..model.steps_device import CloseDevice, ListDevices, SetDevices
 from ..plan import pool
 from ..tools import files, locks, mounts
 from ..tools.crash_points import point
-from . import device_label, device_state, devices, hot, hung, overcommitted, promises, room
+from . import device_label, device_state, devices, hot, hung, overcommitted, promises, room, zram
 
 DECLARED = ("uuid", "class", "weight")
 """What a label has from SEMISHARED_POOL."""
@@ -50,13 +50,13 @@ def _described(root: str, uuid: str) -> dict[str, object]:
         row["is_old"] = said["class"] != MEMORY and not device_label.is_padded(directory)
     except OSError as e:
         return {**row, "state": f"{device_state.BROKEN}: {e.strerror}"}
-    row.update({"class": said["class"], "weight": said["weight"]})
+    row.update({"class": said["class"], "weight": said["weight"], "mixes_memory": zram.mixes_memory(directory)})
     row.update({"total": stat.f_blocks * stat.f_frsize, "free": stat.f_bavail * stat.f_frsize})
     row.update({"disks": held[layout_devices.LAYERS], "bases": held[layout_devices.BASES]})
     if said["class"] == MEMORY:
         row.update({"bases": len(room.names(layout_devices.hot(directory)))})
         row.update({"promised": promises.total(directory), "lost": _lost(root, uuid), "watched": overcommitted.is_watched(root)})
-        row.update({"limit": overcommitted.limit(directory)})
+        row.update({"limit": zram.limit(directory)})
     return {**row, "state": wrong}
 
 

@@ -10,7 +10,7 @@ from typing import IO, Iterable, Mapping, Sequence
 from ..model import layout_devices
 from ..plan import pool, pool_moves, pool_rows, spill
 from ..tools import locks
-from . import devices, hot, promises
+from . import devices, hot, promises, zram
 
 STUCK_S = 300.0
 """Who looks after memory is at least every so many seconds at the end of a round, or seen to work at a longer one."""
@@ -52,30 +52,8 @@ def is_urgent(root: str) -> bool:
 
 
 def _seen(root: str, device: pool.Device) -> pool.Device:
-    left = _left(layout_devices.device(root, device.uuid))
+    left = zram.left(layout_devices.device(root, device.uuid))
     return device if left is None else device._replace(free=min(device.free, left))
-
-
-def limit(directory: str) -> int:
-    """Return the bytes beyond which zram refuses a page, 0 of a device that refuses none: there XFS shuts down, and all on it is lost."""
-    return (_taken(directory) or (0, 0))[1]
-
-
-def _left(directory: str) -> int | None:
-    """Return the bytes that zram may still take for what it has compressed, None of a device without such a limit."""
-    used, most = _taken(directory) or (0, 0)
-    return max(most - used, 0) if most else None
-
-
-def _taken(directory: str) -> tuple[int, int] | None:
-    """Return what zram has taken and its limit (Documentation/admin-guide/blockdev/zram.rst, mm_stat), None of any other device."""
-    number = os.stat(directory).st_dev
-    try:
-        with open(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/mm_stat", encoding="ascii") as file:
-            used, most = map(int, file.read().split()[2:4])
-    except (OSError, ValueError):
-        return None
-    return used, most
 
 
 def is_due(device: pool.Device) -> bool:

@@ -43,6 +43,7 @@ def _finding(host: str, wrong: pool.Wrong) -> Finding:
         pool.UNRESERVED: (WARNING, f"onehost update {host}"), pool.UNWATCHED: (WARNING, f"as root on {host}: {WATCH}"),
         pool.LIMITED: (WARNING, f"as root on {host}: echo 0 >/sys/block/zram0/mem_limit, or whichever it is"),
         pool.OLD: (WARNING, f"as oneadmin: semishared pool add {host}"),
+        pool.UNSAFE: (BROKEN, f"as root on {host}: {WATCH}; then, when no disk is there, stop and start it"),
     }[wrong.kind]  # fmt: skip
     return Finding(severity, host, f"pool: {wrong.text}", mend)
 

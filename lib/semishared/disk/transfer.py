@@ -227,8 +227,7 @@ def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
             raise SameDirectory(f"{step.source} and {step.vm_dir} on {os.uname().nodename} are one directory")
     move = _begun(step.vm, step.vm_dir, planned)
     # Not more than that: where files can share what they hold the copy takes nothing.
-    stay = whereabouts.bases(step.source) if step.keep_bases else ()
-    room.for_disk(step.vm_dir, whereabouts.allocated(step.source), ask, stay=stay)
+    room.for_disk(step.vm_dir, whereabouts.allocated(step.source), ask, stay=whereabouts.bases(step.source) if step.keep_bases else ())
     with beside.receiving(step.vm, step.vm_dir, cache.root_of(step.vm_dir)) as staging:
         before, seen = os.stat(step.source), whereabouts.fingerprint(step.source)
         with standing_back():

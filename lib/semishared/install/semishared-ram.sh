@@ -15,6 +15,10 @@
 # refuses a page (EIO) of XFS' log, that shuts down, and every disk there is lost. What zram loses between what it has compressed, for
 # which RESERVED_MEM is told of a sixteenth more, can be many times that: the kernel compacts it when memory gets scarce, a limit does not.
 #
+# Between zram and XFS there is dm-crypt with a cipher that changes nothing. zram takes every piece of memory for a page from its beginning. Since
+# Linux 6.0 direct I/O may begin within a page, down to queue/dma_alignment, and QEMU's does: zram then stores what lies before the data, and
+# reads over what lies there. dm-crypt lets through whole pages alone, which QEMU finds out and keeps to.
+#
 # In the environment of `enable`: DATASTORES, DATASTORE_LOCATION of OpenNebula (/var/lib/one/datastores), and RATE, the bytes per second at
 # which `watch` copies disks (0: no limit). Both are kept in /etc/semishared-ram.conf.
 set -eu
@@ -77,9 +81,37 @@ insist() {
     "$@"
 }
 
+# Print how memory has to lie for direct I/O of a block device: to bytes & this; before Linux 6.0, which does not say, in pages.
+alignment() {
+    cat "/sys/block/${1#/dev/}/queue/dma_alignment" 2>/dev/null || echo 4095
+}
+
+# Print the device by which $1, a zram, is used.
+whole_pages() {
+    if [ "$(alignment "$1")" -ge 4095 ]; then
+        echo "$1"
+        return
+    fi
+    command -v dmsetup >/dev/null || fail "dmsetup is not installed, without which this kernel's zram is not safe for disks: apt install dmsetup"
+    options='5 allow_discards same_cpu_crypt no_read_workqueue no_write_workqueue sector_size:4096'
+    dmsetup create $NAME --table "0 $(blockdev --getsz "$1") crypt cipher_null-ecb - 0 $1 0 $options" >&2 ||
+        fail "this kernel has no dm-crypt, without which its zram is not safe for disks: $NAME enable SIZE brd"
+    mapped=/dev/$(dmsetup info -c --noheadings -o blkdevname $NAME)
+    if [ "$(alignment "$mapped")" -lt 4095 ]; then
+        insist dmsetup remove $NAME
+        fail "this kernel's zram is not safe for disks, and its dm-crypt does not make it so: $NAME enable SIZE brd"
+    fi
+    echo "$mapped"
+}
+
 # Give the memory of a block device back.
 release() {
     case $1 in
+    /dev/dm-* | /dev/mapper/*)
+        below=$(dmsetup deps -o devname $NAME | sed -n 's/.*(\(zram[0-9]*\))$/\1/p')
+        insist dmsetup remove $NAME
+        release "/dev/$below"
+        ;;
     /dev/zram*) insist zramctl --reset "$1" ;;
     /dev/ram*) insist rmmod brd ;;
     esac
@@ -94,6 +126,8 @@ start() {
     if [ "$KIND" = zram ]; then
         [ -d /sys/class/zram-control ] || modprobe zram || fail "this kernel has no zram: $NAME enable SIZE brd"
         device=$(insist zramctl --find --size "$size") || fail "zram gives no device of $SIZE"
+        trap 'release "$device"' EXIT
+        device=$(whole_pages "$device")
     else
         [ ! -e /dev/ram0 ] || fail "brd is in use: /dev/ram0 is there"
         modprobe brd rd_nr=1 rd_size=$((size >> 10)) || fail "this kernel has no brd"

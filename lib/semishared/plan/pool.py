@@ -133,7 +133,7 @@ def _declared(word: str) -> Declared:
 
 
 ABSENT, CHANGED, LOST, UNRESERVED, UNWATCHED, LIMITED = "absent", "changed", "lost", "unreserved", "unwatched", "limited"
-OLD = "old"
+OLD, UNSAFE = "old", "unsafe"
 
 
 class Wrong(NamedTuple):
@@ -143,7 +143,7 @@ class Wrong(NamedTuple):
     """ABSENT: disks cannot start; CHANGED: what is declared is not done, or undone, yet; LOST: disks, with what memory held; UNRESERVED:
     memory of the host's that oned gives to VMs too; UNWATCHED: memory that is promised more than once, and nobody moves disks away;
     LIMITED: memory that can be lost with all its disks before it is full; OLD: a label
-    from which it is not seen whether its device answers."""
+    from which it is not seen whether its device answers; UNSAFE: what guests write there is lost, or they read something else."""
     text: str
 
 
@@ -178,6 +178,9 @@ def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]])
         if row.get("limit"):
             what = f"a zram that refuses a page beyond {human(int(row['limit']))}: its file system can shut down there, with all disks"
             wrong.append(Wrong(LIMITED, f"{path} is on {what}"))
+        if row.get("mixes_memory"):
+            what = "a zram that guests' disks must not be on with this kernel: QEMU's direct I/O writes and reads something else there"
+            wrong.append(Wrong(UNSAFE, f"{path} is on {what}"))
     return wrong
 
 
