@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a disk in memory (SEMISHARED_CLASS = ram) gives: against a raw file in the same memory, and against the same disk on a device.
 
-The pool and its disks are made by the real host side; its memory is zram with XFS, as semishared-ram makes it (brd where there is no zram).
+The pool and its disks are made by the real host side; its memory is zram with XFS, as semishared-ram makes it, but
+for the dm-crypt between the two, without which direct I/O may be mixed up: it is measured what it takes, not what it holds (brd where
+there is no zram).
 """
 
 from __future__ import annotations
