@@ -184,6 +184,12 @@ def test_the_shipped_script_makes_memory_a_device_for_disks(host: MemoryHost, im
     assert set(left) <= {"0"}, "the memory is free"
     assert host.run(["dmsetup", "ls"]).out == "No devices found\n"
     assert host.unit("ExecStart") == "" and host.unit("ExecStart") == ""
+    if kind == "zram":
+        # As a stop leaves it that was cut off when it had unmounted.
+        host.script(f"umount {MEMORY}")
+        assert host.unit("ExecStart") == ""
+        assert sorted(host.run(["bash", "-c", "cat /sys/block/zram*/disksize"]).out.split()) == ["0", str(320 * MiB)]
+        assert host.unit("ExecStop") == host.unit("ExecStart") == ""
     assert host.row()["uuid"] == row["uuid"] and host.row()["lost"] == [f"{vm}-0" for vm in range(1, FIT + 1)]
     with pytest.raises(LostWithMemory):
         host.on(s.SendVm(1, disks[0].vm_dir, ""))

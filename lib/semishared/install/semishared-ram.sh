@@ -93,6 +93,8 @@ whole_pages() {
         return
     fi
     command -v dmsetup >/dev/null || fail "dmsetup is not installed, without which this kernel's zram is not safe for disks: apt install dmsetup"
+    # Of a stop that was cut off.
+    ! dmsetup info $NAME >/dev/null 2>&1 || release /dev/mapper/$NAME
     options='5 allow_discards same_cpu_crypt no_read_workqueue no_write_workqueue sector_size:4096'
     dmsetup create $NAME --table "0 $(blockdev --getsz "$1") crypt cipher_null-ecb - 0 $1 0 $options" >&2 ||
         fail "this kernel has no dm-crypt, without which its zram is not safe for disks: $NAME enable SIZE brd"
@@ -127,7 +129,8 @@ start() {
         [ -d /sys/class/zram-control ] || modprobe zram || fail "this kernel has no zram: $NAME enable SIZE brd"
         device=$(insist zramctl --find --size "$size") || fail "zram gives no device of $SIZE"
         trap 'release "$device"' EXIT
-        device=$(whole_pages "$device")
+        used=$(whole_pages "$device")
+        device=$used
     else
         [ ! -e /dev/ram0 ] || fail "brd is in use: /dev/ram0 is there"
         modprobe brd rd_nr=1 rd_size=$((size >> 10)) || fail "this kernel has no brd"
