@@ -87,8 +87,18 @@ class Watch:
             for pid, line in _below(os.getpid()):
                 for name in ("hostside.py", "qemu-img\0convert", "tar\0--create"):
                     if name in line:
-                        self.seen.setdefault(name, set()).add(class_of(pid))
+                        found = class_of(pid)
+                        # Who is ending may have no class any more, but has lost its name before that.
+                        if name in _called(pid):
+                            self.seen.setdefault(name, set()).add(found)
             time.sleep(0.002)
+
+
+def _called(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
 
 
 def _below(pid: int) -> list[tuple[int, str]]:
