@@ -32,6 +32,11 @@ done
 chmod 755 /root/run
 mkdir -p /root/"$kh_checkout" # it may lie in what is empty now
 mount --bind /machine/"$kh_checkout" /root/"$kh_checkout" || fail "the checkout is not there"
+way=$(dirname "$kh_checkout")
+while [ "$way" != / ]; do
+    chmod a+x "/root$way" # a checkout in the home of root is for every user here
+    way=$(dirname "$way")
+done
 mkdir -p /root/dev/pts
 mount -t devpts -o mode=620,ptmxmode=666 devpts /root/dev/pts
 rm -f /root/etc/mtab
