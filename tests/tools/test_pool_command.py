@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any, Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from semishared.cli import main, pool
 from semishared.config import Config
+from semishared.tools import files
 from semishared.units import MiB
 from tools.oned_site import HERE, ActionSite
 from tools.test_gc_clouds import at_rest
@@ -123,6 +125,44 @@ def test_it_is_said_how_far_a_drain_is_and_it_keeps_to_its_rate(site: ActionSite
     told = [(event["have"], event["of"]) for event in events if event["event"] == "host"]
     assert told and {of for _, of in told} == {moved} and [have for have, _ in told] == sorted(have for have, _ in told)
     assert 0 < told[0][0] < moved and told[-1][0] <= moved
+
+
+COMMAND = """
+import os, sys
+os.geteuid = lambda: 9869
+from semishared.cli import main
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+def test_a_drain_whose_command_is_killed_leaves_nobody_at_work_and_is_gone_on_with(
+    site: ActionSite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, layers = overlay(site, site.image())
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 0x66 0 8M", str(layers / "0")], check=True, stdout=subprocess.DEVNULL)
+    drained = device(site, layers)
+    words = ["pool", "drain", HERE, drained, "--rate", "2M", "--json"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for moved in (1, 2 * MiB):
+        command = subprocess.Popen([sys.executable, "-c", COMMAND, *words], stdout=subprocess.PIPE, env=environment)
+        assert command.stdout
+        while json.loads(command.stdout.readline()).get("have", 0) < moved:
+            assert command.poll() is None, "it was done before it was killed"
+        command.kill()
+        command.wait()
+        command.stdout.close()
+        others = [path for path in site.top.glob("device?") if str(path) != drained]
+        copies = [path for other in others for path in other.rglob("*") if path.is_file() and path.name != "device.json"]
+        sizes = [files.allocated(str(path)) for path in copies]
+        assert any(sizes), "it was killed before it copied"
+        time.sleep(0.6)
+        assert sizes == [files.allocated(str(path)) for path in copies], "somebody goes on copying"
+        subprocess.run(["qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0x66 0 8M", str(layers / "0")], check=True, stdout=subprocess.DEVNULL)
+    capsys.readouterr()
+    assert main.main(["pool", "drain", HERE, drained, "--json"]) == 0
+    assert said(capsys)[-1]["empty"] and device(site, layers) != drained
+    subprocess.run(["qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0x66 0 8M", str(layers / "0")], check=True, stdout=subprocess.DEVNULL)
+    assert not list(site.top.glob("device*/.semishared/staging/*")), "what was half copied is gone"
 
 
 def test_what_a_host_does_not_declare_itself_the_configuration_declares(
