@@ -17,9 +17,9 @@ ACTIVE, POWEROFF, STOPPED = 3, 8, 4
 RUNNING, MIGRATING = 3, 4
 
 
-def vm(number: int, state: int, lcm: int = 0, host: str = "h1") -> Vm:
+def vm(number: int, state: int, lcm: int = 0, host: str = "h1", more: str = "") -> Vm:
     history = f"<HISTORY_RECORDS><HISTORY><SEQ>0</SEQ><HOSTNAME>{host}</HOSTNAME><DS_ID>101</DS_ID></HISTORY></HISTORY_RECORDS>"
-    text = f"<VM><ID>{number}</ID><DEPLOY_ID>one-{number}</DEPLOY_ID><STATE>{state}</STATE><LCM_STATE>{lcm}</LCM_STATE>{history}</VM>"
+    text = f"<VM><ID>{number}</ID><DEPLOY_ID>one-{number}</DEPLOY_ID><STATE>{state}</STATE><LCM_STATE>{lcm}</LCM_STATE>{history}{more}</VM>"
     return Vm(parse(text, "VM"))
 
 
@@ -52,6 +52,15 @@ def test_what_a_running_guest_has_in_memory_stays() -> None:
     one, other = held(layers(5, "m"), layers(6, "m"))
     stays = pool_rows.staying([one, other], {5: vm(5, ACTIVE, RUNNING), 6: vm(6, POWEROFF)}, "h1", {"m"})
     assert list(stays) == [one.item] and "in memory" in stays[one.item]
+
+
+
+def test_what_qemu_decrypts_for_a_running_guest_stays_and_goes_when_that_is_off() -> None:
+    secret = "<TEMPLATE><DISK><DISK_ID>0</DISK_ID></DISK><DISK><DISK_ID>1</DISK_ID><LUKS_SECRET>8f2c</LUKS_SECRET></DISK></TEMPLATE>"
+    one, other, off = held(layers(5), layers(5, disk=1, name="5-1-0123456789ab"), layers(6, disk=1))
+    (running, still) = (vm(5, ACTIVE, RUNNING, more=secret), vm(6, POWEROFF, more=secret))
+    stays = pool_rows.staying([one, other, off], {5: running, 6: still}, "h1")
+    assert list(stays) == [other.item] and "encrypted (LUKS_SECRET)" in stays[other.item]
 
 
 def test_steps_of_disks_name_the_domain_whatever_oned_says_of_it_and_bases_come_first() -> None:

@@ -17,7 +17,7 @@ import os
 from ..base import cache, device_label, devices, moving, overcommitted, spare
 from ..base.moving import Copying, Tell
 from ..errors import CannotMove, NoSpace
-from ..guest import active_layer, deltas, device_switch, domain
+from ..guest import active_layer, block_jobs, deltas, device_switch, domain
 from ..model import layout, layout_devices
 from ..model.device_class import MEMORY
 from ..model.layout_devices import Link
@@ -99,6 +99,8 @@ def _check(step: MoveLayers, root: str, was: Link, new: Link) -> None:
     count = len(domain.snapshots(step.domain))
     if count:
         raise CannotMove(f"{which}: the VM has {count} system snapshots, which libvirt keeps in its layers: it moves while it is off")
+    if block_jobs.find(step.domain, record.path)[0] in domain.encrypted(step.domain):
+        raise CannotMove(f"{which} is encrypted (LUKS_SECRET), and QEMU would write it decrypted to where it goes: it moves while its VM is off")
 
 
 def _label(root: str, link: Link) -> "dict[str, object]":

@@ -26,6 +26,7 @@ class BackupJob:
 
     def begin(self, targets: Dict[str, str]) -> None:
         """Let QEMU begin to copy disks into the qcow2 files that `targets` names for each."""
+        domain.check_plain(self._name, targets)
         disks = "".join(
             f"<disk name='{quoted(device)}' backup='yes' type='file'><target file='{quoted(path)}'/><driver type='qcow2'/></disk>"
             for device, path in targets.items()

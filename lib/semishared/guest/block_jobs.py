@@ -167,6 +167,7 @@ def _stop(guest: Any) -> None:
 
 def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str, beside: Beside) -> None:
     """Let QEMU copy into a disk's active layer, the file `layer`, what that does not share with `backing` ('' for nothing)."""
+    domain.check_plain(name, [target])
     # On the network there is at most one, the lowest.
     wanted = "" if re.match(layers.PROTOCOL, backing) else os.path.join(os.path.dirname(layer), backing)
     base = f"{target}[{_index(name, target, wanted)}]" if backing else None
@@ -227,6 +228,7 @@ def _index(name: str, target: str, wanted: str) -> int:
 
 def copy(disk: DiskRef, name: str, target: str, path: str, format: str, freeze: str) -> rest.Rest:
     """Copy a disk at one moment: blockcopy mirrors until the two are equal; the guest rests (`freeze`) while that lets go."""
+    domain.check_plain(name, [target])
     # Made by us, not by libvirt: that would make it as root, and QEMU, which is not, could not open it.
     qemu_img.create(path, format, capacity(name, target))
     xml = f"<disk type='file'><source file='{quoted(path)}'/><driver type='{format}'/></disk>"
@@ -269,6 +271,7 @@ def capacity(name: str, target: str) -> int:
 
 def switch(disk: DiskRef, name: str, target: str, path: str, freeze: str) -> rest.Rest:
     """Let the guest write to `path` from now on, an empty layer over what it writes to; it rests (`freeze`) meanwhile."""
+    domain.check_plain(name, [target])
     with noted(disk, name, target), rest.resting(disk.vm_dir, name, freeze) as rested:
         put_over(name, {target: path})
         point("guest switched")

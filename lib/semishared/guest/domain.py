@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Any, Callable, ContextManager, Dict, List, TypeVar
+from typing import Any, Callable, Collection, ContextManager, Dict, List, Set, TypeVar
 
-from ..errors import SemisharedError, ToolMissing
+from ..errors import EncryptedDisk, SemisharedError, ToolMissing
 from . import libvirtd
 from .libvirtd import ANSWER_S, HERE
 
@@ -102,6 +103,28 @@ def disks(name: str) -> Dict[str, str]:
             attributes = {} if source is None else source.attrib
             found[target.get("dev", "")] = next((attributes[key] for key in ("file", "dev", "dir", "name") if attributes.get(key)), "")
     return found
+
+
+def encrypted(name: str) -> Set[str]:
+    """Return the targets of a running guest's disks of which QEMU decrypts something: what they are, or what that lies over."""
+    from xml.etree import ElementTree
+
+    found = set()
+    for disk in ElementTree.fromstring(dumpxml(name)).iterfind("devices/disk"):
+        target = disk.find("target")
+        if target is not None and next(disk.iter("encryption"), None) is not None:
+            found.add(target.get("dev", ""))
+    return found
+
+
+def check_plain(name: str, targets: Collection[str]) -> None:
+    """Raise EncryptedDisk if QEMU decrypts one of these disks of a running guest: whatever it wrote of it to another file would be plain.
+
+    So it is asked before each of its jobs, whatever a plan knew: a move for room in memory has none.
+    """
+    for target in sorted(encrypted(name).intersection(targets)):
+        what = f"disk {target} of {name} on {os.uname().nodename} is encrypted (LUKS_SECRET)"
+        raise EncryptedDisk(f"{what}, and QEMU, while it runs, would write it decrypted")
 
 
 def below(name: str, target: str) -> List[str]:

@@ -45,6 +45,7 @@ def at_once(rate: int) -> int:
 
 
 def _begin(name: str, target: str, path: str, format: str, values: Dict[str, int], flags: int) -> None:
+    domain.check_plain(name, [target])
     libvirt = libvirtd.binding()
     flags |= libvirt.VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | libvirt.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB
     xml = f"<disk type='file'><source file='{quoted(path)}'/><driver type='{format}'/></disk>"

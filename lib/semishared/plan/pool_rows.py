@@ -100,9 +100,18 @@ def staying(found: Sequence[Held], vms: Mapping[int, Optional[Vm]], host: str, m
         elif held.item.part == LAYERS and not own:
             vm = vms.get(held.vm)
             why[held.item] = why_not(vm, host)
-            if vm is not None and vm.number("STATE") == ACTIVE and held.item.device in memory:
-                why[held.item] = why[held.item] or "it is in memory, and its VM runs: it moves while that is off"
+            if vm is not None and vm.number("STATE") == ACTIVE:
+                why[held.item] = why[held.item] or _why_not_live(held, vm, memory)
     return {item: text for item, text in why.items() if text}
+
+
+def _why_not_live(held: Held, vm: Vm, memory: Collection[str]) -> str:
+    """Return why a disk stays where it is while its guest runs."""
+    if held.item.device in memory:
+        return "it is in memory, and its VM runs: it moves while that is off"
+    if any(disk.luks_secret for disk in vm.disks if disk.id == int(held.said["disk"])):
+        return "it is encrypted (LUKS_SECRET), and QEMU, while its VM runs, would write it decrypted: it moves while that is off"
+    return ""
 
 
 def no_room(held: Held) -> str:
