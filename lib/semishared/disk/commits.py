@@ -168,7 +168,7 @@ def written(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | Non
     else:
         top = int(record.layer)
         # What is to be committed, so that it can go, may be what fills the disk.
-        room.require(disk.vm_dir, room.LITTLE, ask)
+        room.require(disk.vm_dir, room.LITTLE, ask, where=layering.folder_of(record))
         layering.add_layer(AddLayer(disk, top + 1, top, record.format), planned)
         layering.activate_layer(ActivateLayer(disk, top + 1, "qcow2"), planned)
     done = _write(disk, record, ask, rate)

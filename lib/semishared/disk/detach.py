@@ -11,10 +11,12 @@ oned is asked when they are ours, and whatever it begins after that ends us.
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack, contextmanager
+from typing import Iterator, Sequence
 
 from ..base import cache, room
 from ..base.ensure import ensure
-from ..errors import CannotDetach, ImageChanged
+from ..errors import CannotDetach, ImageChanged, MemoryPromised
 from ..guest import active_layer, domain, job_lock
 from ..guest import detach as live
 from ..model.place import OVERLAY
@@ -23,7 +25,7 @@ from ..model.steps import DiskRef
 from ..model.steps_base import DetachVm
 from ..tools import files, outcome, qemu_img
 from ..tools.crash_points import point
-from . import guard, layering, overtaken, records, recovery, remote, vm_dir
+from . import guard, in_memory, layering, overtaken, records, recovery, remote, vm_dir
 from .epochs import Planned
 
 
@@ -69,13 +71,13 @@ def _detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> list[dict
         pass  # what comes now is published into a VM that was not deleted since this was planned
     if not wanted:
         return []
-    with recovery.ended_on_failure(step.vm_dir, step.domain):
+    with _memory([before for before, _ in wanted] if step.domain else []), recovery.ended_on_failure(step.vm_dir, step.domain):
         # Before the first lease: who finds this gives leases back that no disk lies over.
         active_layer.note(step.vm_dir, [before for before, _ in wanted])
         point("detach noted")
         disks = [live.Detached(before, _over_base(step, before, generation, ask)) for before, generation in wanted]
         if step.domain:
-            room.require(step.vm_dir, live.copied_bytes(disks), ask)
+            _require_room(step.vm_dir, disks, ask)
             live.detach(step.vm_dir, step.domain, disks, step.rate)
         else:
             live.detach_off(step.vm_dir, disks)
@@ -83,6 +85,31 @@ def _detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> list[dict
     return [
         {"disk": record.disk, "generation": record.of_image.generation, "bytes": files.allocated(record.path)} for record in after
     ]
+
+
+@contextmanager
+def _memory(before: Sequence[Record]) -> Iterator[None]:
+    """Have memory, within the block, for what disks of a running guest that lie there get beside their layers: a delta, and copies."""
+    with ExitStack() as promised:
+        for record in before:
+            folder = layering.folder_of(record)
+            try:
+                in_memory.more(folder, layers=1 + len(live.to_copy(record)))
+            except MemoryPromised as e:
+                raise CannotDetach(f"{e.detail}, while its guest lets go of the store: it does with less when the VM is off") from None
+            promised.callback(in_memory.settle, folder)
+        yield
+
+
+def _require_room(vm_dir: str, disks: Sequence[live.Detached], ask: room.Ask | None) -> None:
+    """Have room for the copies where they are made, beside the layers: on whichever file systems those lie."""
+    needed: dict[int, tuple[str, int]] = {}
+    for disk in disks:
+        folder = layering.folder_of(disk.before)
+        system = os.stat(folder).st_dev
+        needed[system] = folder, needed.get(system, (folder, 0))[1] + live.copied_bytes([disk])
+    for folder, size in needed.values():
+        room.require(vm_dir, size, ask, where=folder)
 
 
 def _over_base(step: DetachVm, before: Record, generation: str, ask: room.Ask | None) -> Record:

@@ -42,11 +42,14 @@ def recover(vm_dir: str, name: str) -> None:
         point("job ended")
     if os.path.lexists(layout_delta.note(vm_dir)):
         from ..guest import active_layer, deltas
+        from . import in_memory
 
         # Also those that only have deltas: one that was to be detached had its lease before.
         noted = [record.disk for record in active_layer.noted(vm_dir)]
         deltas.merge(vm_dir, name)
         _release(vm_dir, noted)
+        for disk in noted:
+            in_memory.settle(layout.layers(layout.disk(vm_dir, disk)))
 
 
 @contextmanager

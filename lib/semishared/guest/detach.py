@@ -42,10 +42,10 @@ class Detached(NamedTuple):
 
 def copied_bytes(disks: Sequence[Detached]) -> int:
     """Return how many bytes copies of layers may take while disks are detached from their stores."""
-    return sum(files.allocated(path) for disk in disks for path in _to_copy(disk.before))
+    return sum(files.allocated(path) for disk in disks for path in to_copy(disk.before))
 
 
-def _to_copy(record: Record) -> List[str]:
+def to_copy(record: Record) -> List[str]:
     """Return the layers of a disk that get copies: those over the image, and the one that its guest writes to."""
     found = [path for path, _ in base_switch.outermost(record)]
     return found if any(os.path.samefile(path, record.path) for path in found) else [*found, record.path]
@@ -115,9 +115,9 @@ def _copied(vm_dir: str, disks: Sequence[Detached], pace: Pace) -> Dict[str, str
     for disk in disks:
         outermost = dict(base_switch.outermost(disk.before))
         files.remove_staged(layout.layers(layout.plain(disk.before.path)))
-        for path in _to_copy(disk.before):
+        for path in to_copy(disk.before):
             copies[path] = files.staged_name(path)
-            with files.enough_space(vm_dir), standing_back():
+            with files.enough_space(os.path.dirname(path)), standing_back():
                 copy(path, copies[path], pace)
                 if path in outermost:
                     lease = base_switch.lease_of(vm_dir, disk.after)
