@@ -14,9 +14,11 @@ import pytest
 
 from semishared.base import hung, labels
 from semishared.errors import BadPool, SemisharedError
+from semishared.host import host_probe
 from semishared.model import steps as s
 from semishared.model import steps_device as d
-from tools.test_pool import Pool
+from semishared.plan import pool as plan
+from tools.test_pool import Pool, device_of
 from tools.world import MiB, World
 
 
@@ -58,6 +60,27 @@ def test_a_label_of_before_is_taken_over_and_let_go_of_with_its_device(world: Wo
     assert now["uuid"] == said["uuid"] and now["owner"] and label(pool.paths[0]).stat().st_size > 4096
     assert pool.set(*map(str, pool.paths[1:]))["gone"] == [str(pool.paths[0])]
     assert "owner" not in json.loads(label(pool.paths[0]).read_text()), "another host may have it now"
+
+
+@pytest.mark.parametrize(
+    "weight",
+    ["1" + "0" * 400, "NaN", "Infinity", "-1", "1000", '{"a":' * 5000 + "1" + "}" * 5000],
+    ids=["overflows", "nan", "infinite", "negative", "more than is declared", "nested"],
+)
+def test_a_label_with_what_is_no_weight_is_none_and_all_else_goes_on(world: World, pool: Pool, weight: str) -> None:
+    pool.set(*map(str, pool.paths[:2]))
+    broken, declared = label(pool.paths[0]), plan.declared(f"{pool.paths[0]} {pool.paths[1]}")
+    said = json.loads(broken.read_text())
+    broken.write_text(json.dumps({**said, "weight": 0}).replace('"weight": 0', f'"weight": {weight}'))
+    row = pool.rows()[str(pool.paths[0])]
+    assert row["state"] and [wrong.text for wrong in plan.differences(declared, list(pool.rows().values()))]
+    world.clone(world.image(), world.disk())
+    assert device_of(f"{world.disk().path}.snap") == str(pool.paths[1])
+    assert "POOL" in host_probe.report(str(world.location))
+    with pytest.raises(BadPool, match="cannot be understood"):
+        pool.set(*map(str, pool.paths[:2]))
+    broken.write_text(json.dumps({**said, "weight": 999.999}))
+    assert pool.rows()[str(pool.paths[0])]["state"] == ""
 
 
 def test_a_directory_in_the_place_of_a_link_is_named_and_stays(world: World, pool: Pool) -> None:

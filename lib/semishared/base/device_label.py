@@ -21,6 +21,8 @@ from ..tools import files
 PADDING = 6144
 """Bytes of what is no text that one could compress: btrfs and ext4 have it in blocks of its own then, which are read from the disk."""
 BLOCK = 4096
+MOST_WEIGHT = 1000
+"""What a weight is below: three digits are declared (plan/pool.py)."""
 
 
 def read(directory: str) -> dict[str, object]:
@@ -28,8 +30,13 @@ def read(directory: str) -> dict[str, object]:
     found = files.read_json(layout_devices.label(directory)) or {}
     if noted(directory).get("weight") == 0:
         found["weight"] = 0
-    is_whole = layout_devices.is_uuid(str(found.get("uuid"))) and isinstance(found.get("class"), str)
-    return found if is_whole and type(found.get("weight")) in (int, float) and found.get("version") == 1 else {}
+    is_whole = layout_devices.is_uuid(str(found.get("uuid"))) and isinstance(found.get("class"), str) and found.get("version") == 1
+    return found if is_whole and _is_weight(found.get("weight")) else {}
+
+
+def _is_weight(said: object) -> bool:
+    """Tell whether that can be a weight: no more than can be declared, and so none that is no number or overflows one."""
+    return isinstance(said, (int, float)) and not isinstance(said, bool) and 0 <= said < MOST_WEIGHT
 
 
 def noted(device: str) -> dict[str, object]:

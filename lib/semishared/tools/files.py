@@ -161,7 +161,7 @@ def read_json(path: str) -> dict[str, object] | None:
     """Return the JSON object in a small file; None if it is not there or not such an object."""
     try:
         data = json.loads(read(path, 1 << 20))
-    except (OSError, ValueError, UnexpectedLink):
+    except (OSError, ValueError, RecursionError, UnexpectedLink):
         return None
     return data if isinstance(data, dict) else None
 
