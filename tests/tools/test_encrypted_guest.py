@@ -20,12 +20,18 @@ from tools.test_libvirt import ended
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("libvirt") is None, reason="no python3-libvirt")
 SECRET = "<encryption format='luks'><secret type='passphrase' uuid='8f2c1a4e-5d0b-4b3e-9a57-0c6f3e2d1b40'/></encryption>"
-DISKS = """<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='{top}/disk.0'>{secret}</source><target dev='vda'/></disk>
-<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='{top}/disk.1'/>{secret}<target dev='vdb'/></disk>
+DISKS = """<disk type='file' device='disk'><driver name='qemu' type='raw'/>
+  <source file='{top}/disk.0'>{secret}</source><target dev='vda'/></disk>
+<disk type='file' device='disk'><driver name='qemu' type='raw'/>
+  <source file='{top}/disk.1'/>{secret}<target dev='vdb'/></disk>
 <disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='{top}/disk.2'/>
-  <backingStore type='file'><format type='raw'/><source file='{top}/below'>{secret}</source><backingStore/></backingStore><target dev='vdc'/></disk>
-<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='{top}/disk.3'/><target dev='vdd'/></disk>"""
-NODE = """<node><domain type='test'><name>one-5</name><memory>32768</memory><os><type>hvm</type></os><devices>{disks}</devices></domain></node>"""
+  <backingStore type='file'><format type='raw'/><source file='{top}/below'>{secret}</source><backingStore/></backingStore>
+  <target dev='vdc'/></disk>
+<disk type='file' device='disk'><driver name='qemu' type='raw'/>
+  <source file='{top}/disk.3'/><target dev='vdd'/></disk>"""
+"""Encrypted as OpenNebula says it, as libvirt did before, below an overlay; and one that is not."""
+NODE = """<node><domain type='test'><name>one-5</name><memory>32768</memory><os><type>hvm</type></os>
+<devices>{disks}</devices></domain></node>"""
 BEGIN = """
 from semishared.disk import moved_live, records
 from semishared.errors import SemisharedError

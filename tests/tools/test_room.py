@@ -14,14 +14,17 @@ from typing import Callable, Dict, Iterator
 
 import pytest
 
+from semishared.base import room
 from semishared.config import Config
 from semishared.errors import HostFailed, NoSpace
 from semishared.front import base_tracker
 from semishared.model import steps as s
 from semishared.model import steps_base as b
+from semishared.plan import eviction
 from semishared.wire.session import Session
 from tools.test_base_care import flip
 from tools.test_host_transfer import carry
+from tools.test_pool import Pool
 from tools.world import MiB, World, allocated, qemu_io
 
 DISK = 48 * MiB
@@ -453,3 +456,35 @@ def test_restore_that_does_not_fit_leaves_disk_and_space_alone(host: Host) -> No
         restored(host, disk, made.read_bytes())
     assert Path(os.path.realpath(disk.path)).read_bytes() == content
     assert host.free() >= free - MiB and host.world.leftovers() == []
+
+
+# -- several devices ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_answered", [True, False], ids=["answered", "alone"])
+def test_what_all_bases_may_take_they_may_on_all_devices_together(
+    world: World, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_answered: bool
+) -> None:
+    host, config = Host(world, str(tmp_path / "front-end")), Config(bases_size_limit="40M")
+    monkeypatch.setattr(room, "_limits", lambda listed: eviction.limits_of(None, "40M", "5%", listed))
+
+    def stage(number: int) -> None:
+        image = host.image(number)
+        ask = (lambda **asked: base_tracker.answer(host.front_end, asked, "h1", config)) if is_answered else None
+        room.for_base(str(world.root), image, IMAGE, ask, room.FOR_ALL)
+        host.world.on(s.StageBase(str(world.root), image))
+        os.utime(next(host.bases(number)) / "leases", (number, number))
+
+    pool.set(str(pool.paths[0]))
+    stage(1)
+    stage(2)
+    # From now on bases come to another device, where there is room for all three.
+    pool.set(str(pool.paths[2]))
+    stage(3)
+    assert host.numbers() == [2, 3]
+    (listed,) = world.on(b.ListBases(str(world.root)))
+    assert isinstance(listed, dict) and len({row["device"] for row in listed["bases"]}) == 2
+    held = [eviction.Held.of(row) for row in listed["bases"]]
+    assert eviction.choose(held, eviction.limits_of(None, "40M", "5%", listed), listed["free"]) == [], "base prune has nothing to remove"
+    with pytest.raises(NoSpace, match="over its size limit"):
+        room.for_base(str(world.root), host.image(4), 41 * MiB, None, room.FOR_ALL)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import BadAttribute
-from semishared.plan.eviction import Held, Limits, choose, limits, missing, room, superseded
+from semishared.plan.eviction import Held, Limits, after, choose, limits, missing, of_session, room, superseded
 from semishared.tools.rate_limit import Pace
 from semishared.units import GiB, amount
 
@@ -60,6 +60,7 @@ def test_limits_in_all_their_spellings() -> None:
     assert limits("none", "none", 100) == Limits(-1, 0)
     assert limits("200G", "5%", 1000) == Limits(200 * GiB, 50)
     assert limits("0", "1.5M", 1000) == Limits(0, 3 << 19)
+    assert limits("30%", "5%", 100, 1000) == Limits(300, 5), "of all that a host has, and of the file system"
     for wrong in ("", "-1", "101%", "-5%", "x", "5 %%", "nan", "1e400", "inf%"):
         with pytest.raises(BadAttribute):
             limits(wrong, "none", 100)
@@ -90,3 +91,49 @@ def test_base_that_is_mended_drives_out_another_only_where_it_does_not_fit() -> 
     assert room({"bases": [row], "free": 60}, over, "h1", 60, must=True) == [row["name"]]
     assert room({"bases": [row], "free": 60}, over, "h1", 60, must=True, mends=True) == []
     assert room({"bases": [row], "free": 40}, over, "h1", 60, must=True, mends=True) == [row["name"]]
+
+
+# -- several file systems: a pool ---------------------------------------------------------------------
+
+
+@given(BASES, st.sets(st.integers(0, 11)), st.integers(-1, 300), st.integers(0, 300), st.integers(0, 300), st.integers(0, 100))
+def test_what_goes_is_for_the_limit_of_all_or_for_the_floor_of_one(
+    bases: list[Held], here: set[int], most: int, floor: int, free: int, needed: int
+) -> None:
+    bases = [held._replace(is_here=number in here) for number, held in enumerate(bases)]
+    limit = Limits(most, floor)
+    chosen = choose(bases, limit, free, needed)
+    goes, stay = [held for held in bases if held.name in chosen], [held for held in bases if held.name not in chosen]
+    assert len(goes) == len(chosen) and not any(held.leases for held in goes)
+    if floor + needed - free > sum(held.bytes for held in goes if held.is_here):
+        assert all(held.leases for held in stay if held.is_here), "all that may go there, and it is not enough"
+    if most >= 0 and sum(held.bytes for held in stay) + needed > most:
+        assert all(held.leases for held in stay), "all that may go, and it is not enough"
+    assert all(held.is_here for held in bases if held.name in choose(bases, Limits(-1, floor), free, needed)), "others make no room here"
+
+
+def row(image: int, here: bool, size: int = 10, used: float = 0) -> dict[str, object]:
+    held = base(image, 1, size, used)
+    return {"name": held.name, "bytes": size, "staged": used, "used": used, "leases": [], "here": here}
+
+
+def test_a_limit_holds_for_all_devices_of_a_host_and_a_floor_for_the_one() -> None:
+    there, here = row(1, False, used=1), row(2, True, used=2)
+    listed = {"bases": [there, here], "free": 100, "total": 120, "whole": 1000}
+    assert room(listed, Limits(29, 0), "h1", 10) == [there["name"]], "the one that was used longest ago, wherever it is"
+    assert room(listed, Limits(30, 0), "h1", 10) == []
+    assert room({**listed, "free": 10}, Limits(-1, 5), "h1", 10) == [here["name"]], "only what is there makes room there"
+    assert room({**listed, "free": 10}, Limits(29, 5), "h1", 10) == [here["name"]], "which is of use for both"
+
+
+def test_bases_of_a_session_that_come_to_several_devices_count_together() -> None:
+    idle, other = row(1, True, used=1), row(2, False, used=2)
+    first = {"where": "a", "needed": 10, "bases": [idle, other], "free": 100}
+    second = {"where": "b", "needed": 10, "bases": [{**idle, "here": False}, {**other, "here": True}], "free": 100}
+    gone: list[str] = []
+    coming = 0
+    for listed, needed in of_session([first, second]):
+        gone += room(after(listed, gone, coming), Limits(25, 0), "h1", needed)
+        coming += needed
+    assert gone == [idle["name"], other["name"]], "10 and 10 come to 20 of which 25 may stay: none of those is asked to go twice"
+    assert after(second, [str(other["name"])], 0)["free"] == 110

@@ -33,22 +33,27 @@ Ask = Callable[..., Dict[str, object]]
 
 
 def list_bases(root: str, where: str = "") -> dict[str, Any]:
-    """Return all bases of this host and the capacity of their file systems; with `where`, of its file system alone."""
+    """Return all bases of this host and the capacity of their file systems; with `where` that of its file system, and which are `here`.
+
+    `whole` is that of all, of which a limit can be a share, however many there are.
+    """
     found = []
-    only = os.stat(made_part(where)).st_dev if where else -1
-    for name in sorted(names(layout_base.bases(root))):
-        base = layout_base.base(root, name)
-        if layout_base.named(name) and only in (-1, os.stat(made_part(base)).st_dev):
-            try:
-                described = describe(cache.at(root, name))
-            except OSError:
-                if not device_state.takes_nothing(base):
-                    raise
-                continue
-            if described:
-                found.append(described)
-    total, free = space(root) if not where else _space(where)
-    return {"bases": found, "total": total, "free": free}
+    system = os.stat(made_part(where)).st_dev if where else -1
+    for name in filter(layout_base.named, sorted(names(layout_base.bases(root)))):
+        base, is_here = layout_base.base(root, name), True
+        try:
+            is_here = system in (-1, os.stat(made_part(base)).st_dev)
+            described = describe(cache.at(root, name))
+        except OSError:
+            # What is wrong with another device is no reason to have no room on this one.
+            if is_here and not device_state.takes_nothing(base):
+                raise
+            continue
+        if described:
+            found.append({**described, "here": is_here} if where else described)
+    whole, free = space(root)
+    total, free = _space(where) if where else (whole, free)
+    return {"bases": found, "total": total, "free": free, "whole": whole}
 
 
 def _space(where: str) -> tuple[int, int]:
@@ -164,7 +169,7 @@ def _limits(listed: dict[str, Any]) -> eviction.Limits:
     from ..plan import eviction
 
     config = load()
-    return eviction.limits(config.bases_size_limit, config.bases_free_floor, eviction.number(listed, "total"))
+    return eviction.limits_of(None, config.bases_size_limit, config.bases_free_floor, listed)
 
 
 def for_disk(
@@ -181,7 +186,7 @@ def for_disk(
     if stat.f_bavail * stat.f_frsize - needed > stat.f_blocks * stat.f_frsize // PLENTY:
         return
     listed = list_bases(root, place)
-    listed["bases"] = [base for base in listed["bases"] if base["name"] not in stay]
+    listed["bases"] = [base for base in listed["bases"] if base["here"] and base["name"] not in stay]
     if not any(not base["leases"] for base in listed["bases"]):
         return
     floor = _limits(listed).floor

@@ -215,7 +215,7 @@ def prune(command: Command) -> Result:
     dry_run = command.arguments.dry_run
 
     def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
-        limit = eviction.limits_of(host, command.config.bases_size_limit, command.config.bases_free_floor, listed["total"])
+        limit = eviction.limits_of(host, command.config.bases_size_limit, command.config.bases_free_floor, listed)
         bases = {base["name"]: base for base in listed["bases"]}
         chosen = eviction.choose([eviction.Held.of(row) for row in listed["bases"]], limit, listed["free"])
         rows = []

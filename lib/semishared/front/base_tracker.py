@@ -133,5 +133,4 @@ def _limits(question: dict[str, Any], host: str, config: Config) -> eviction.Lim
     except OnedUnavailable:
         # What a host's own attributes may add is no reason to fail a deploy: what holds for all hosts holds.
         known = {}
-    total = eviction.number(question, "total")
-    return eviction.limits_of(known.get(host), config.bases_size_limit, config.bases_free_floor, total)
+    return eviction.limits_of(known.get(host), config.bases_size_limit, config.bases_free_floor, question)

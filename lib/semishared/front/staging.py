@@ -200,7 +200,7 @@ class Staging:
 
     def _room(self, host: str, listed: Mapping[str, object], needed: int, keep: Sequence[str]) -> tuple[str, ...]:
         config = self.hosts.config
-        limit = eviction.limits_of(self.hosts.all[host], config.bases_size_limit, config.bases_free_floor, _number(listed, "total"))
+        limit = eviction.limits_of(self.hosts.all[host], config.bases_size_limit, config.bases_free_floor, listed)
         return tuple(eviction.room(listed, limit, host, needed, *keep))
 
     # -- a round ---------------------------------------------------------------------------------------
@@ -223,8 +223,12 @@ class Staging:
                 try:
                     where[host] = {image.base_name: str(answer.get("where", "")) for image, answer in zip(asked[host], answers)}
                     keep = sorted(_names(asked[host]))
-                    rooms = [self._room(host, listed, needed, keep) for listed, needed in eviction.of_session(answers)]
-                    evict[host] = tuple(name for chosen in rooms for name in chosen)
+                    gone: list[str] = []
+                    coming = 0
+                    for listed, needed in eviction.of_session(answers):
+                        gone += self._room(host, eviction.after(listed, gone, coming), needed, keep)
+                        coming += needed
+                    evict[host] = tuple(gone)
                 except NoSpace as e:
                     hosts.outcomes[host].why = e.line()
                     hosts.note(host, e.line())

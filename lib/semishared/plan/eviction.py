@@ -2,8 +2,8 @@
 """What leaves the base store of a host: never a leased base; of the others older generations first, then the least
 recently leased.
 
-    size_limit   all bases together are at most this large
-    free_floor   at least this much stays free on the file system that they are on, for the guests' overlays
+    size_limit   all bases of the host together are at most this large, on whichever devices they lie
+    free_floor   at least this much stays free on the file system that one comes to, for the guests' overlays
 
 A base that would go beyond them is refused where another host could have it as well; one that a VM needs here (it arrives, it
 is saved, it has read from a damaged one) only where it does not fit. Guests' own disks may have what bases leave free.
@@ -32,6 +32,8 @@ class Held(NamedTuple):
     used: float
     """When a lease on it was last taken or given up, or it was staged: seconds since the epoch."""
     leases: int
+    is_here: bool = True
+    """Whether it is on the file system for which room is wanted."""
 
     @property
     def image(self) -> str:
@@ -40,7 +42,7 @@ class Held(NamedTuple):
     @classmethod
     def of(cls, row: dict[str, Any]) -> Held:
         """Return a base as a host lists it (base/room.py)."""
-        return cls(row["name"], row["bytes"], row["staged"], row["used"], len(row["leases"]))
+        return cls(row["name"], row["bytes"], row["staged"], row["used"], len(row["leases"]), row.get("here", True) is True)
 
 
 class Limits(NamedTuple):
@@ -50,15 +52,15 @@ class Limits(NamedTuple):
     floor: int
 
 
-def limits(size_limit: str, free_floor: str, total: int) -> Limits:
-    """Return the limits for a file system of `total` bytes; raise BadAttribute."""
-    return Limits(_bytes("size_limit", size_limit, total, -1), _bytes("free_floor", free_floor, total, 0))
+def limits(size_limit: str, free_floor: str, total: int, whole: int = 0) -> Limits:
+    """Return the limits for a file system of `total` bytes, of `whole` that a host has for bases (0: the same); raise BadAttribute."""
+    return Limits(_bytes("size_limit", size_limit, whole or total, -1), _bytes("free_floor", free_floor, total, 0))
 
 
-def limits_of(host: Host | None, size_limit: str, free_floor: str, total: int) -> Limits:
-    """Return the limits of a host: its own attributes, or else those that hold for all; raise BadAttribute."""
+def limits_of(host: Host | None, size_limit: str, free_floor: str, listed: Mapping[str, Any]) -> Limits:
+    """Return the limits of a host, for what it lists: its own attributes, or else those that hold for all; raise BadAttribute."""
     own = (host.attribute("SEMISHARED_BASES_LIMIT"), host.attribute("SEMISHARED_BASES_FLOOR")) if host else ("", "")
-    return limits(own[0] or size_limit, own[1] or free_floor, total)
+    return limits(own[0] or size_limit, own[1] or free_floor, number(listed, "total"), number(listed, "whole"))
 
 
 def _bytes(key: str, text: str, total: int, none: int) -> int:
@@ -87,21 +89,29 @@ def superseded(bases: Sequence[Held]) -> set[str]:
 
 def missing(bases: Sequence[Held], limit: Limits, free: int, needed: int = 0) -> int:
     """Return the bytes that have to go before `needed` more can come; 0 or less if there is room."""
-    over = sum(base.bytes for base in bases) + needed - limit.most if limit.most >= 0 else 0
-    return max(over, limit.floor + needed - free)
+    return max(_over(bases, limit, needed), limit.floor + needed - free)
+
+
+def _over(bases: Sequence[Held], limit: Limits, needed: int) -> int:
+    return sum(base.bytes for base in bases) + needed - limit.most if limit.most >= 0 else 0
 
 
 def choose(bases: Sequence[Held], limit: Limits, free: int, needed: int = 0, keep: Collection[str] = ()) -> list[str]:
-    """Return the bases to remove, in that order, so that `needed` bytes more can come; it may not be enough."""
+    """Return the bases to remove, in that order, so that `needed` bytes more can come; it may not be enough.
+
+    Those on the same file system go first, as many as it lacks: of the limit of the whole host they are a part as well.
+    """
     old = superseded(bases)
     candidates = [base for base in bases if not base.leases and base.name not in keep]
     candidates.sort(key=lambda base: (base.name not in old, base.used, base.name))
-    chosen, left = [], missing(bases, limit, free, needed)
-    for base in candidates:
-        if left <= 0:
-            break
-        chosen.append(base.name)
-        left -= base.bytes
+    over, short = _over(bases, limit, needed), limit.floor + needed - free
+    chosen: list[str] = []
+    for is_for_all in (False, True):
+        for base in candidates:
+            if base.name not in chosen and (over > 0 if is_for_all else short > 0 and base.is_here):
+                chosen.append(base.name)
+                over -= base.bytes
+                short -= base.bytes
     return chosen
 
 
@@ -130,7 +140,7 @@ def room(
         limit = Limits(-1, 0)
     chosen = choose(bases, limit, free, needed, keep)
     stay = [base for base in bases if base.name not in chosen]
-    gone = sum(base.bytes for base in bases) - sum(base.bytes for base in stay)
+    gone = sum(base.bytes for base in bases if base.is_here) - sum(base.bytes for base in stay if base.is_here)
     left = missing(stay, Limits(-1, 0) if must else limit, free + gone, needed)
     if left > 0:
         what = "are missing" if must else "over its size limit or free-space floor"
@@ -148,10 +158,19 @@ def of_session(answers: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, 
     return [(group[0], sum(number(answer, "needed") for answer in group)) for group in groups]
 
 
+def after(listed: Mapping[str, Any], gone: Collection[str], coming: int) -> Mapping[str, Any]:
+    """Return what a host would list when bases are gone, and `coming` bytes of others have come to its other file systems."""
+    bases, free = _listed(listed)
+    freed = sum(base.bytes for base in bases if base.is_here and base.name in gone)
+    rows = [row for row in listed["bases"] if row["name"] not in gone]
+    come = {"name": "", "bytes": coming, "staged": 0, "used": 0, "leases": ["0-0"], "here": False}
+    return {**listed, "bases": [*rows, come] if coming else rows, "free": free + freed}
+
+
 def room_for_disk(listed: Mapping[str, Any], floor: int, needed: int, last: Collection[str] = ()) -> list[str]:
     """Return which bases go for a guest's disk that takes `needed` bytes, `last` (which it comes from) only if all others do not do."""
     bases, free = _listed(listed)
     limit = Limits(-1, floor)
     chosen = choose(bases, limit, free, needed, last)
-    gone = sum(base.bytes for base in bases if base.name in chosen)
+    gone = sum(base.bytes for base in bases if base.is_here and base.name in chosen)
     return chosen if missing([], limit, free + gone, needed) <= 0 else choose(bases, limit, free, needed)
