@@ -173,6 +173,23 @@ def test_a_directory_may_be_its_users_alone_and_the_way_to_it_nobodys(root: Path
         asked()
 
 
+def test_what_a_guest_calls_as_it_likes_closes_a_directory_to_nobody(root: Path) -> None:
+    registered(root)
+    theirs, uid = root.parent / "way/theirs", first_uid(3)
+    (theirs / "open").mkdir()
+    os.chown(theirs / "open", uid, uid)
+    # It renames what others have put there, too.
+    (theirs / "open/public").mkdir()
+    script = "cd $1/open && mv public .semishared && mkdir in && mkdir in/.semishared"
+    run("setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "sh", "-euc", script, "sh", theirs)
+    for directory in (theirs, theirs / "open", theirs / "open/in"):
+        os.close(opened(str(directory)))
+    assert attached.check(5, f"{root}/share-5").directory == str(theirs)
+    (theirs / ".semishared").touch()
+    with pytest.raises(RestrictedPath, match=f"{theirs}, which is ours"):
+        opened(f"{theirs}/open/in")
+
+
 def test_deploy_compares_it_with_what_the_context_has_noted(root: Path, tmp_path: Path) -> None:
     vm_dir, host = tmp_path / "7", OnHost()
     (vm_dir / ".semishared").mkdir(parents=True)

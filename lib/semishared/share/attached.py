@@ -83,5 +83,5 @@ def _check_ours(path: str) -> None:
         found = os.lstat(path)
     except OSError as e:
         raise ShareRefused(f"{path} on {os.uname().nodename}: {e.strerror}: this is no root of shares: is it mounted?") from None
-    if found.st_uid not in (0, os.stat(__file__).st_uid, os.geteuid()) or found.st_mode & 0o022:
+    if not registered.is_ours(found) or found.st_mode & 0o022:
         raise BadRecord(f"{path} on {os.uname().nodename} can be written to by others than root and the drivers' user")

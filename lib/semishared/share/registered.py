@@ -73,7 +73,7 @@ def opened(path: str) -> int:
             below = os.open(name, _DIRECTORY, dir_fd=fd)
             os.close(fd)
             fd = below
-            if _is_there(layout.SIDE, fd):
+            if _is_of_ours(fd):
                 raise RestrictedPath(f"{path} on {here} has to do with {at}, which is ours: no guest may be given it")
     except OSError as e:
         os.close(fd)
@@ -91,15 +91,24 @@ def opened(path: str) -> int:
     return fd
 
 
-def _is_there(name: str, fd: int) -> bool:
+def is_ours(found: os.stat_result) -> bool:
+    """Tell whether something is root's or the drivers' user's, as all is that is ours."""
+    return found.st_uid in (0, os.stat(__file__).st_uid, os.geteuid())
+
+
+def _is_of_ours(fd: int) -> bool:
+    """Tell whether a directory is a store, a root, or whatever else of ours has a side directory.
+
+    A guest calls what it makes as it likes, and may call what it has been given anew: neither makes a directory of others ours.
+    """
     try:
-        os.lstat(name, dir_fd=fd)
+        found = os.lstat(layout.SIDE, dir_fd=fd)
     except FileNotFoundError:
         return False
     except PermissionError:
         # Closed to the drivers' user, who has made all that is ours; the daemon looks again, as root.
         return False
-    return True
+    return is_ours(found) and is_ours(os.fstat(fd))
 
 
 def _place(tree: Tree, image: int) -> str:
