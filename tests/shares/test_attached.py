@@ -137,7 +137,7 @@ def test_what_is_given_to_no_guest(root: Path, name: str) -> None:
 
 
 def test_each_share_has_the_users_of_its_owner(root: Path) -> None:
-    assert [attached.check(image, f"{root}/share-{image}") for image in (7, 8)] == [(first_uid(3), ""), (first_uid(4), "")]
+    assert [attached.check(image, f"{root}/share-{image}")[:2] for image in (7, 8)] == [(first_uid(3), ""), (first_uid(4), "")]
 
 
 def test_a_share_has_to_be_of_the_root_and_the_image_that_oned_means(root: Path, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_share_has_to_be_of_the_root_and_the_image_that_oned_means(root: Path,
     registered(root)
     for image, directory in ((7, ""), (5, f"{root.parent}/way/theirs")):
         path = f"{root}/share-{image}"
-        assert attached.check(image, path, MARKER, 1) == attached.check(image, path) == (first_uid(3), directory)
+        assert attached.check(image, path, MARKER, 1) == attached.check(image, path) == (first_uid(3), directory, False)
         with pytest.raises(OtherStore, match="another datastore's"):
             attached.check(image, path, MARKER[::-1], 1)
         with pytest.raises(ShareRefused, match=f"of another image {image}"):
@@ -210,6 +210,25 @@ def test_deploy_compares_it_with_what_the_context_has_noted(root: Path, tmp_path
         (vm_dir / ".semishared/clients.json").write_text(bad)
         with pytest.raises(BadRecord, match="no note"):
             host.do(check)
+
+
+def test_who_may_read_alone_is_said_by_the_image_and_not_by_the_vm(root: Path, tmp_path: Path) -> None:
+    """DISK of a VM is any user's to write. oned is asked of the image before a boot; of a VM without CONTEXT what it said at first holds."""
+    vm_dir, host = tmp_path / "7", OnHost()
+    (vm_dir / ".semishared").mkdir(parents=True)
+    on(s.MakeShare(Tree("plain", str(root), MARKER), Share(9, 3, 1, 8 * MiB, readonly=True)))
+    registered(root)
+
+    def given(image: int, readonly: bool = False) -> tuple[str, bool]:
+        program, is_registered = host.do(CheckShare(image, f"{root}/share-{image}", readonly, str(vm_dir)))
+        return os.path.basename(program), is_registered
+
+    assert [given(image) for image in (7, 9, 5)] == [("virtiofsd", False), ("virtiofsd_read_only", False), ("virtiofsd", True)]
+    assert given(7, readonly=True) == ("virtiofsd_read_only", False)
+    # Since they were made one has become read-only, and one may be written to.
+    on(NoteClients(7, str(vm_dir), (), {"7": [MARKER, 1, True], "9": [MARKER, 1], "5": ["", 1, True]}))
+    assert [given(image)[0] for image in (7, 9, 5)] == ["virtiofsd_read_only", "virtiofsd", "virtiofsd_read_only"]
+    assert given(9, readonly=True)[0] == "virtiofsd_read_only"
 
 
 @contextmanager
@@ -299,7 +318,7 @@ def test_a_directory_that_was_there_before_is_what_the_daemon_has_and_no_other_p
     run("mount", "-t", "tmpfs", "below", theirs / "below")
     try:
         (theirs / "below/secret").touch()
-        assert attached.check(5, f"{root}/share-5") == (first_uid(3), str(theirs))
+        assert attached.check(5, f"{root}/share-5") == (first_uid(3), str(theirs), False)
         with daemon(name, "-o", f"source={root}/share-5,xattr,sandbox=namespace") as process:
             proc = Path(f"/proc/{process.pid}")
             assert (proc / "uid_map").read_text().split() == ["0", str(first_uid(3)), "65536"]

@@ -109,9 +109,11 @@ def test_guests_are_given_a_directory_that_was_there_before_as_its_owners_users_
     h1.run(["sh", "-euc", THEIRS, "sh", str(first_uid(5))], user="root")
     shares.oned.datastore_update(SHARES, f'SAFE_DIRS="{DATA}"')
     work = shares.oned.image_create(SHARES, "work", path=DATA, type="FILESYSTEM", uid=5)
-    read = shares.oned.image_create(SHARES, "read", path=f"{DATA}/mine", type="FILESYSTEM", uid=5)
-    vm = shares.create("theirs", work, read)
-    shares.oned.vm(vm).disks[2]["READONLY"] = "YES"
+    to_read = 'READONLY="YES"'
+    read = shares.oned.image_create(SHARES, "read", path=f"{DATA}/mine", type="FILESYSTEM", uid=5, attributes=to_read)
+    # Its user may say what they like of the disk, and to oned that comes before what the image says.
+    vm = shares.create("theirs", work, read, READONLY="NO")
+    assert [disk.get("READONLY") for disk in shares.oned.vm(vm).disks[1:]] == ["NO", "NO"]
     shares.oned.vm_deploy(vm, "h1", SYSTEM)
     guest = shares.mounted(vm)
     tries = "cat /work/public; stat -c %u:%g /work/public; cat /work/private; echo x >>/work/public; echo x >/work/new; ls /work"

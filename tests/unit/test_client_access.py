@@ -111,14 +111,26 @@ def test_the_datastore_says_it_where_the_image_does_not_and_a_read_only_disk_get
     assert asked.steps == [PREPARED, ("h1", s.GiveKey(TREE, 5, SOURCE, 7, True, 3))]
     asked = Asked(SHARE.format(more=""), {**ON_CEPH, **CLIENT}, {"SEMISHARED_SHARE_ACCESS": "virtiofs"})
     # No share any more whose client it is: what was noted before has to go.
-    assert drive(client_access.handed(asked.vm, PLACE), asked.do) == Clients(roots=((5, MARKER, 70),)) and not asked.steps
+    assert drive(client_access.handed(asked.vm, PLACE), asked.do) == Clients(roots=((5, MARKER, 70, False),)) and not asked.steps
 
 
 def test_of_a_share_that_its_host_gives_it_is_noted_which_one_that_is() -> None:
     asked = Asked(OTHERS + SHARE.format(more=""), {**ON_XFS, "SEMISHARED_STORE": MARKER}, {})
-    assert drive(client_access.handed(asked.vm, PLACE), asked.do).roots == ((5, MARKER, 70),)
+    assert drive(client_access.handed(asked.vm, PLACE), asked.do).roots == ((5, MARKER, 70, False),)
     asked = Asked(SHARE.format(more=""), ON_XFS, {})
     assert drive(client_access.handed(asked.vm, PLACE), asked.do) == Clients()
+
+
+@pytest.mark.parametrize("reads", [{"READONLY": "yes"}, {"PERSISTENT_TYPE": "IMMUTABLE"}])
+@pytest.mark.parametrize("disk", ["", "<READONLY>NO</READONLY>"])
+def test_an_image_to_be_read_is_so_whatever_a_vm_says_of_its_disk(reads: dict[str, str], disk: str) -> None:
+    """oned takes READONLY of the image only where DISK, which any user writes, has none."""
+    asked = Asked(SHARE.format(more=disk), ON_CEPH, {**CLIENT, **reads}, lambda step: {**ANSWER, "access": "rw"})
+    lines = drive(client_access.handed(asked.vm, PLACE), asked.do).lines.decode().splitlines()
+    assert asked.steps == [PREPARED, ("h1", s.GiveKey(TREE, 5, SOURCE, 7, True, 3))] and "SEMISHARED_SHARE_1_ACCESS='ro'" in lines
+    for marker in ("", MARKER):
+        asked = Asked(SHARE.format(more=disk), {**ON_XFS, "SEMISHARED_STORE": marker}, reads)
+        assert drive(client_access.handed(asked.vm, PLACE), asked.do).roots == ((5, marker, 70, True),)
 
 
 @pytest.mark.parametrize(("second", "readonly"), [("", False), ("<READONLY>YES</READONLY>", True)])

@@ -21,7 +21,8 @@ def rows(
     for vm in vms:
         for disk in vm.disks:
             if disk.is_directory:
-                readonly = disk.text("READONLY").upper() == "YES"
+                image = images.get(disk.image_id)
+                readonly = disk.is_readonly or image is not None and image.is_readonly
                 having.setdefault(disk.image_id, []).append({
                     "vm": vm.id, "name": vm.text("NAME"), "disk": disk.id, "tag": disk.text("MOUNT_TAG"), "host": vm.host,
                     "readonly": readonly,

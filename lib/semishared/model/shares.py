@@ -56,7 +56,7 @@ class Tree(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value or name not in ("volume", "user", "conf", "cloud")}
 
 
-NEWER = ("stripes", "object_size", "pool", "directory")
+NEWER = ("stripes", "object_size", "pool", "directory", "readonly")
 TEXTS = ("pool", "directory")
 
 
@@ -78,6 +78,8 @@ class Share(NamedTuple):
     """Where its content lies; '': where that of others does."""
     directory: str = ""
     """A directory that was there before, which guests are given as it is; '': what is made for them."""
+    readonly: bool = False
+    """As the image was when it was made: what holds for a VM of which oned is asked nothing, as it has no CONTEXT."""
 
     @classmethod
     def from_data(cls, data: object) -> Share:

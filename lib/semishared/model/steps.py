@@ -135,7 +135,8 @@ class NoteClients(NamedTuple):
     vm_dir: str
     disks: tuple[int, ...]
     roots: dict[str, Any]
-    """Of each share that the VM's host gives, by image: marker of the root, and when the image was made, as oned has it."""
+    """Of each share that the VM's host gives, by image: marker of the root, when the image was made, as oned has it, and True if its image
+    is read-only."""
 
 
 class ReceiveFile(NamedTuple):

@@ -94,14 +94,16 @@ class WriteCheckpoint(NamedTuple):
 
 
 class CheckShare(NamedTuple):
-    """Fail unless a directory is the share of an image and may be given to a guest here; return the program that gives it.
+    """Fail unless a directory is the share of an image and may be given to a guest here; return the program that gives it, and whether it
+    stands for a directory that was there before.
 
-    It has to be that of which the VM's directory has a note (NoteClients), if there is one.
+    It has to be that of which the VM's directory has a note (NoteClients), if there is one; that may say that it is read alone, too.
     """
 
     image: int
     source: str
     readonly: bool
+    """As the VM's disk says."""
     vm_dir: str
 
 

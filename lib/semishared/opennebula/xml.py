@@ -209,6 +209,11 @@ class Image(Object):
         return self.number("PERSISTENT") == 1
 
     @property
+    def is_readonly(self) -> bool:
+        """What DISK of a VM says comes before it for oned, unless PERSISTENT_TYPE says it."""
+        return self.attribute("READONLY").upper() == "YES" or self.attribute("PERSISTENT_TYPE").upper() == "IMMUTABLE"
+
+    @property
     def source(self) -> str:
         return self.text("SOURCE")
 

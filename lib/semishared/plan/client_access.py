@@ -2,12 +2,13 @@
 """Shares whose guests are clients of Ceph themselves (SEMISHARED_SHARE_ACCESS = client of the image, else of its datastore).
 
     context      have a key for each such disk of the VM, for that share alone (share/ceph_clients.py); tell it to the guest in its CONTEXT
-    deploy       gives the guest none of them (plan/filesystems.py); of all others it has been told which root they are in, and of when
+    deploy       gives the guest none of them (plan/filesystems.py); of all others it has been told which root they are in, of when, and
+                 whether the image is to be read alone
     delete       of the VM's directory: take its keys back, also where its host does not answer
     mv           from a host that is lost: the same, before it boots elsewhere (failover.py)
 
 oned calls context before each boot, so what attributes say by then holds; the key is the same each time. oned itself never has it: it is
-added to context.sh in the ISO alone.
+added to context.sh in the ISO alone. Nor does oned hold a VM to READONLY of an image where its own DISK says NO: so the image is asked.
 
 A context that oned has given up runs on, beside the delete of its VM. So it prepares the VM's directory before it asks for a key, and again
 after: what was deleted meanwhile is refused then, and the key that came too late for the delete is taken back. Each key is of a SEQ of the
@@ -45,7 +46,7 @@ class Clients(NamedTuple):
     disks: tuple[int, ...] = ()
     lines: bytes = b""
     """For context.sh; secret."""
-    roots: tuple[tuple[int, str, int], ...] = ()
+    roots: tuple[tuple[int, str, int, bool], ...] = ()
     """Of the shares that its host gives: NoteClients."""
 
 
@@ -60,22 +61,23 @@ def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
     for disk in directories(vm):
         image = yield AskOned("image", disk.image_id)
         datastore = yield AskOned("datastore", disk.store_id)
+        marker, reads = datastore.attribute("SEMISHARED_STORE"), image.is_readonly
         if placement.is_client(image, datastore):
-            mine.append((disk, check_tag(disk.id, disk.text("MOUNT_TAG")), datastore))
-        elif datastore.attribute("SEMISHARED_STORE"):
-            roots.append((disk.image_id, datastore.attribute("SEMISHARED_STORE"), image.number("REGTIME")))
+            mine.append((disk, check_tag(disk.id, disk.text("MOUNT_TAG")), datastore, reads or disk.is_readonly))
+        elif marker or reads:
+            roots.append((disk.image_id, marker, image.number("REGTIME"), reads))
     if mine:
         yield On(place.host, (PrepareVm(place.vm, place.path),))
-    for disk, tag, datastore in mine:
-        same = [one for one, _, _ in mine if one.image_id == disk.image_id]
-        if disk is same[0]:
-            reads = all(one.is_readonly for one in same)
+    for disk, tag, datastore, reads_alone in mine:
+        same = [(one, reads) for one, _, _, reads in mine if one.image_id == disk.image_id]
+        if disk is same[0][0]:
+            reads = all(reads for _, reads in same)
             step = s.GiveKey(shares.tree(datastore), disk.image_id, disk.source, vm.id, reads, vm.seq)
             (answers[disk.image_id],) = yield On(shares.bridge(datastore), (step,))
         # What this disk is mounted for: by another one the guest may write all the same.
-        answer = {**answers[disk.image_id], **({"access": "ro"} if disk.is_readonly else {})}
+        answer = {**answers[disk.image_id], **({"access": "ro"} if reads_alone else {})}
         lines += [f"SEMISHARED_SHARE_{disk.id}_{name}='{value}'\n" for name, value in (("TAG", tag), *told(answer))]
-    found = tuple(disk.id for disk, _, _ in mine)
+    found = tuple(disk.id for disk, _, _, _ in mine)
     lines += [f"SEMISHARED_SHARES='{' '.join(map(str, found))}'\n"] if found else []
     return Clients(found, "".join(lines).encode(), tuple(roots))
 

@@ -189,7 +189,7 @@ def context(asked: Context, iso: File, size: int, shares: Optional[Clients] = No
     place = asked.target
     vm = place.vm_place
     receive = s.ReceiveFile(place.path, vm.vm, size, iso.sha256)
-    roots = {str(image): [marker, born] for image, marker, born in shares.roots} if shares else {}
+    roots = {str(image): [marker, born, *([True] if reads else [])] for image, marker, born, reads in shares.roots} if shares else {}
     noted = () if shares is None else (s.NoteClients(vm.vm, vm.path, shares.disks, roots),)
     yield On(place.host, (_prepare(place), *noted, s.ReplaceLostBases(vm.vm, vm.path)))
     yield from io_class.brought_up_to_date(vm)

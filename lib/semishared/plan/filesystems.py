@@ -80,8 +80,9 @@ def check_tag(disk: int, tag: str) -> str:
     return tag
 
 
-def given(text: bytes, shares: Optional[Sequence[Attached]], programs: Mapping[int, str]) -> bytes:
+def given(text: bytes, shares: Optional[Sequence[Attached]], programs: Mapping[int, tuple[str, bool]]) -> bytes:
     """Return the domain XML in which each of `shares` is given to the guest by its program, of `programs` by disk; without one by nobody.
+    With each program: whether the share stands for a directory that was there before.
 
     Nothing else that may be ours is left in it, as oned has a daemon for it that is root of the host: raise BadRecord. `shares`: None if
     nobody knows. What is of other drivers stays as it came.
@@ -95,7 +96,7 @@ def given(text: bytes, shares: Optional[Sequence[Attached]], programs: Mapping[i
         if len(same) > 1:
             raise BadRecord(f"disk {share.disk} is {share.source} with tag {share.tag}, which the domain XML has {len(same)} times")
         if share.disk in programs:
-            markup.replace(same[0], _element(share, programs[share.disk]))
+            markup.replace(same[0], _element(share, *programs[share.disk]))
         else:
             markup.remove_line(same[0])
         left.remove(same[0])
@@ -121,12 +122,13 @@ def _check_foreign(element: Element, is_known: bool) -> None:
         raise BadRecord("the domain XML has a directory for the guest, and whether it is a share cannot be told without vm.xml")
 
 
-def _element(share: Attached, program: str) -> str:
+def _element(share: Attached, program: str, is_registered: bool) -> str:
     """Return the element: no <idmap> and no <readonly/>, which the program sees to, and the daemon's own cache mode (auto: for a second).
 
-    Locks of one guest alone need no daemon. Those of several have to be the host's, where QEMU's daemon refuses to wait for one.
+    Locks of one guest alone need no daemon. Those of several have to be the host's, where QEMU's daemon refuses to wait for one. What was
+    there before is nobody's alone: other images may be it, or something in it, and processes of hosts use it.
     """
-    locks = "" if share.alone else "<lock posix='on' flock='on'/>"
+    locks = "" if share.alone and not is_registered else "<lock posix='on' flock='on'/>"
     return (
         "<filesystem type='mount' accessmode='passthrough'><driver type='virtiofs' queue='1024'/>"
         f"<binary path='{escape(program)}' xattr='on'><sandbox mode='namespace'/>{locks}</binary>"

@@ -123,7 +123,7 @@ def cp(asked: Asked) -> Part[str]:
     if image.size != size:
         old = ": before 7.4 OpenNebula asks nobody for the size of such images, so no quota would count it" if not image.size else ""
         raise NotSupported(f"OpenNebula counts {image.size // MiB} MiB for image {image.id}, not {size // MiB}{old}")
-    share = shares.Share(image.id, image.number("UID"), image.number("REGTIME"), size, **more)
+    share = shares.Share(image.id, image.number("UID"), image.number("REGTIME"), size, readonly=image.is_readonly, **more)
     answer = yield from _done(asked, s.MakeShare(tree, share))
     return f"{answer['source']} dir"
 

@@ -28,6 +28,8 @@ class Given(NamedTuple):
     """Of the users of this host that the guest's users are."""
     directory: str
     """What is to be mounted at the share's path before; '': nothing, the share is what is there."""
+    readonly: bool = False
+    """Its image was, when it was made."""
 
 
 def check(image: int, source: str, root_marker: str = "", born: int = -1) -> Given:
@@ -62,7 +64,7 @@ def check(image: int, source: str, root_marker: str = "", born: int = -1) -> Giv
             raise ShareRefused(f"{at} on {here} lets no others pass (chmod o+x), and guests' users are others: nobody could use {source}")
         at = os.path.dirname(at).rstrip("/")
     _check_ours(f"{root}/{layout_share.UIDS}")
-    return Given(owners.known_uid_of(root, known.share.owner), known.share.directory)
+    return Given(owners.known_uid_of(root, known.share.owner), known.share.directory, known.share.readonly)
 
 
 def _check_mount(path: str, is_registered: bool) -> None:

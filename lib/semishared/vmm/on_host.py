@@ -82,16 +82,19 @@ class OnHost:
 
         return load().io_limits
 
-    def CheckShare(self, step: h.CheckShare) -> str:
+    def CheckShare(self, step: h.CheckShare) -> tuple[str, bool]:
         from ..share import attached, daemons
         from ..tools.hung_store import LIMIT_S, unless_its_process_hangs
         from . import virtiofsd
 
-        marker, born = records.share_note(step.vm_dir)[1].get(step.image, ("", -1))
-        if unless_its_process_hangs(lambda: attached.check(step.image, step.source, marker, born), None, LIMIT_S) is None:
+        noted = records.share_note(step.vm_dir)[1].get(step.image, records.Noted())
+        given = unless_its_process_hangs(lambda: attached.check(step.image, step.source, noted.marker, noted.born), None, LIMIT_S)
+        if given is None:
             raise StoreUnavailable(f"{step.source} on {os.uname().nodename} hangs: no answer within {LIMIT_S:.0f} s")
         daemons.daemon()
-        return os.path.abspath(f"{self._scripts}/{virtiofsd.READ_ONLY if step.readonly else virtiofsd.NAME}")
+        # DISK of a VM is its user's to write, the image its owner's: what that says now, or has said when the share was made.
+        reads = step.readonly or (given.readonly if noted.readonly is None else noted.readonly)
+        return os.path.abspath(f"{self._scripts}/{virtiofsd.READ_ONLY if reads else virtiofsd.NAME}"), bool(given.directory)
 
     def ReadClients(self, step: h.ReadClients) -> list[int]:
         return records.clients(step.vm_dir)

@@ -4,11 +4,21 @@
 from __future__ import annotations
 
 import os
-from typing import Iterable
+from typing import Iterable, Optional
 
 from ..errors import BadRecord, MissingImage, SemisharedError, UnexpectedLink, UnsafeImage
 from ..model import layout, layout_store
 from ..model.record import Record
+from ..named import NamedTuple
+
+
+class Noted(NamedTuple):
+    """What is noted of a share that the host gives, before each boot."""
+
+    marker: str = ""
+    born: int = -1
+    readonly: Optional[bool] = None
+    """Whether oned's image is; None: nobody has asked it."""
 
 
 def read_records(vm_dir: str, numbers: Iterable[int]) -> list[Record]:
@@ -55,8 +65,8 @@ def clients(vm_dir: str) -> list[int]:
     return share_note(vm_dir)[0]
 
 
-def share_note(vm_dir: str) -> tuple[list[int], dict[int, tuple[str, int]]]:
-    """Return these disks, and of images whose shares the host gives the marker of the root, and when oned says that the image was made.
+def share_note(vm_dir: str) -> tuple[list[int], dict[int, Noted]]:
+    """Return these disks, and by image what is noted of shares that the host gives.
 
     Raise BadRecord. Of VMs that have booted before there was such a note, and of those without a CONTEXT, nothing is noted.
     """
@@ -77,9 +87,13 @@ def share_note(vm_dir: str) -> tuple[list[int], dict[int, tuple[str, int]]]:
     if not isinstance(disks, list) or not all(type(disk) is int for disk in disks) or not isinstance(roots, dict):
         raise BadRecord(f"{path} is no note that this version understands")
     try:
-        return disks, {int(image): (str(marker), int(born)) for image, (marker, born) in roots.items()}
+        return disks, {int(image): _noted(*noted) for image, noted in roots.items()}
     except (TypeError, ValueError):
         raise BadRecord(f"{path} is no note that this version understands") from None
+
+
+def _noted(marker: str, born: int, readonly: bool = False) -> Noted:
+    return Noted(str(marker), int(born), bool(readonly))
 
 
 def read_chain(path: str, record: Record) -> list[tuple[str, str]]:

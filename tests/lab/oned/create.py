@@ -97,13 +97,16 @@ class CreateOps(Core):
             image = found[0]
         if image.state not in ((Img.READY,) if image.persistent else (Img.READY, Img.USED)):
             raise Refused(f"Cannot acquire image {image.id}, state {image.state}")
-        ds = self.datastore(image.datastore_id)
+        ds, own = self.datastore(image.datastore_id), disk.get("READONLY", "")
         image.vms.append(vm.id)
         image.set_state(Img.USED_PERS if image.persistent else Img.USED)
         if image.snapshots.get("SNAPSHOT"):
             vm.snapshots[int(disk["DISK_ID"])] = dict(image.snapshots)
         for key, value in _image_attributes(image, ds).items():
             disk[key] = value
+        if disk["READONLY"] != "YES":
+            # Only what no VM may write to does oned decide itself (Image::disk_attribute); else DISK comes before the image.
+            disk["READONLY"] = own or ("YES" if scalar(image.template, "READONLY").upper() == "YES" else "NO")
         prefix = scalar(image.template, "DEV_PREFIX")
         if prefix:
             disk.setdefault("DEV_PREFIX", prefix)
