@@ -225,6 +225,55 @@ def test_what_a_killed_action_leaves_is_listed_and_dropped(shares: Shares) -> No
     shares.oned.image_delete(image)
 
 
+def test_of_another_image_is_a_share_whose_id_oned_has_given_anew_and_it_can_be_dropped(shares: Shares) -> None:
+    """As after its database was restored: in another datastore, or made at another time."""
+    on(s.MakeShare(shares.known(), Share(shares.site.image(), 0, 1, 16 * MiB)))
+    other, image = sorted(shares.listed())[-1], shares.image("scratch", "new:16M")
+    assert [row["state"] for row in shares.listed().values()] == [f"it is of another image {other} than OpenNebula has", ""]
+    shares.site.cli("share", "drop", str(SHARES), str(other))
+    shares.oned.image(image).regtime += 1
+    assert shares.listed()[image]["state"] == f"it is of another image {image} than OpenNebula has"
+    shares.site.cli("share", "drop", str(SHARES), str(image))
+    assert not shares.listed() and os.listdir(shares.root) == [".semishared"]
+
+
+def test_a_share_that_is_not_held_to_its_size_says_so_and_is_held_anew(shares: Shares) -> None:
+    image, other = shares.image("scratch", "new:16M"), shares.image("other", "new:32M")
+    run("btrfs", "qgroup", "limit", str(8 * MiB), shares.tree(other))
+    run("btrfs", "qgroup", "limit", "none", shares.tree(image))
+    rows = shares.listed()
+    assert f"image {image} is held to nothing, not to 16.0 MiB: `semishared share resize {image} 16M`" in rows[image]["state"]
+    assert "held to 8.0 MiB, not to 32.0 MiB" in rows[other]["state"] and all("[SS170]" in row["state"] for row in rows.values())
+    assert all(row["used"] >= 0 for row in rows.values())
+    said = shares.site.cli("share", "usage", str(image)).stdout
+    assert "of 16.0 MiB" in said and "held to nothing" in said
+    for one, size in ((image, "16M"), (other, "32M")):
+        shares.site.cli("share", "resize", str(one), size)
+    assert not any(row["state"] for row in shares.listed().values())
+    # So it is after quotas were off.
+    run("btrfs", "quota", "disable", shares.root)
+    run("btrfs", "quota", "enable", shares.root)
+    run("btrfs", "quota", "rescan", "-w", shares.root)
+    assert all("held to nothing" in row["state"] for row in shares.listed().values())
+    for one in (image, other):
+        shares.oned.image_delete(one)
+
+
+def test_what_has_a_record_that_says_nothing_can_be_dropped(shares: Shares, allowed: Path) -> None:
+    tree = shares.known()
+    on(s.MakeShare(tree, Share(777, 0, 1, 16 * MiB)), s.MakeShare(tree, Share(778, 0, 1, 0, directory=str(allowed))))
+    (shares.root / "share-777/file").write_text("text")
+    for image in (777, 778):
+        (shares.root / f".semishared/.shares/{image}.json").write_text("")
+    # Who means a certain one has to be told that nobody knows whether it is.
+    for step in (s.RemoveShare(tree, 777, f"{shares.root}/share-777"), s.RemoveShare(tree, 777, "", 1)):
+        with pytest.raises(BadRecord):
+            on(step)
+    for image in (777, 778):
+        shares.site.cli("share", "drop", str(SHARES), str(image))
+    assert os.listdir(shares.root) == [".semishared"] and os.listdir(shares.root / ".semishared/.shares") == [] and allowed.is_dir()
+
+
 def test_each_owner_has_users_of_their_own(root: Path) -> None:
     tree = Tree("btrfs", str(root), on(s.MarkRoot(Tree("btrfs", str(root)), MARKER))[0]["marker"])
     paths = [on(s.MakeShare(tree, Share(number, owner, 1, 8 * MiB)))[0]["source"] for number, owner in ((1, 5), (2, 9), (3, 5))]

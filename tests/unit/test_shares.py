@@ -118,12 +118,16 @@ def test_of_shares_without_an_image_those_go_that_nobody_has_had() -> None:
     rows = [{"image": image, "born": 70 + image, "source": source, "used": -1} for image, source in there]
     rows[1]["snapshots"] = ["one", "two"]
     rows.append({"image": 6, "born": -1, "source": "", "used": -1, "wrong": {"id": "SS042", "detail": "no record"}})
-    # Image 5 is in another datastore, as one is that is made there, with an id that oned gives once.
-    known = gc.Known({}, frozenset({(110, 3), (110, 4), (111, 5)}), frozenset())
-    lost, kept, broken = gc_shares.find(gc_shares.Shares("b0", 110, tree, tuple(rows), cloud="a" * 32), known)
+    rows.append({"image": 7, "born": 77, "source": "/srv/shares/share-7", "used": -1})
+    # Image 5 is in another datastore, and 7 was made later: ids that an oned whose database was restored has given anew.
+    images = frozenset({(110, 3), (110, 4), (111, 5), (110, 7)})
+    known = gc.Known({}, images, frozenset(), born={3: 73, 5: 75, 7: 99})
+    lost, kept, another, broken, later = gc_shares.find(gc_shares.Shares("b0", 110, tree, tuple(rows), cloud="a" * 32), known)
     assert (lost.path, lost.keep, lost.steps()) == ("/srv/shares/share-1", "", [RemoveShare(tree, 1, "", 71)])
     assert kept.reason == "oned has no image 2, and 2 of its snapshots are there"
     assert (kept.path, kept.steps()) == ("/srv/shares/share-2", []) and "share drop 110 2" in kept.keep
+    for item, image in ((another, 5), (later, 7)):
+        assert item.reason == f"oned has another image {image}" and f"share drop 110 {image}`" in item.keep and not item.steps()
     assert (broken.path, broken.steps()) == ("/srv/shares/share-6", []) and broken.keep
 
 

@@ -31,6 +31,7 @@ def known(oned: Oned, datastores: Sequence[Datastore], machines: Sequence[gc.Mac
         max(oned.newest_vm(max(hosts, default=0)), max(hosts, default=-1)),
         frozenset(row for vm in sorted(set(_strangers(machines, pools)) - set(hosts)) for row in _disks(_past(oned, vm))),
         {vm: found for vm, found in places.items() if found},
+        {image.id: image.number("REGTIME") for image in images},
     )  # fmt: skip
 
 

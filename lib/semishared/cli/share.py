@@ -29,6 +29,7 @@ from ..model import steps_share as s
 from ..opennebula.args import number
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore
+from ..plan import gc_shares
 from ..plan.shares import size_of
 from ..units import GiB, MiB, human
 from ..wire.session import Session
@@ -123,8 +124,8 @@ def listed(oned: Oned, datastore: Datastore) -> list[Row]:
     """Return the shares of a datastore, each with what is wrong with it ('' for nothing)."""
     found = ask(datastore, s.ListShares(shares.tree(datastore)))["shares"]
     # oned knows an image before its share is made: who is asked later knows of all that were found.
-    images = {image.id for image in oned.images()}
-    return [{**row, "datastore": datastore.id, "state": state(row, row["image"] in images)} for row in found]
+    images = {image.id: image for image in oned.images()}
+    return [{**row, "datastore": datastore.id, "state": state(row, images.get(row["image"]), datastore.id)} for row in found]
 
 
 def show(rows: list[Row]) -> None:
@@ -144,14 +145,16 @@ def _row(oned: Oned, word: str) -> Row:
 
 
 def usage(oned: Oned, word: str) -> Row:
-    """Say how full a share is; raise what keeps that from being found out."""
+    """Say how full a share is, and whether it is held to its size; raise what keeps that from being found out."""
     row = _row(oned, word)
-    if "wrong" in row:
-        raise from_id(row["wrong"]["id"], row["wrong"]["detail"])
+    wrong = row.get("wrong")
+    if wrong and row["used"] < 0:
+        raise from_id(wrong["id"], wrong["detail"])
     if "directory" in row:
         raise NotSupported(f"image {word} is {row['directory']}, which was there before: nobody counts what is in it")
     used = human(row["used"]) if row["used"] >= 0 else "nobody knows how much"
-    return {"image": row["image"], "used": row["used"], "size": row["size"], "said": f"{used} of {human(row['size'])}"}
+    more = {"wrong": wrong, "said": f"{used} of {human(row['size'])}; {wrong['detail']}"} if wrong else {}
+    return {"image": row["image"], "used": row["used"], "size": row["size"], "said": f"{used} of {human(row['size'])}", **more}
 
 
 def resize(oned: Oned, word: str, size: str) -> Row:
@@ -186,9 +189,11 @@ def drop(oned: Oned, word: str, image: str) -> Row:
     found = ask(datastore, s.ListShares(tree))
     if "cloud" not in found:
         raise BadArguments(f"{tree.root} does not say of which OpenNebula it is: if of this, `semishared share init {datastore.id}`")
-    if wanted not in {row["image"] for row in found["shares"]}:
+    row = next((row for row in found["shares"] if row["image"] == wanted), None)
+    if row is None:
         raise MissingImage(f"datastore {datastore.id} has no share of image {wanted}")
-    if wanted in {one.id for one in oned.images()}:
+    having = next((one for one in oned.images() if one.id == wanted), None)
+    if having and gc_shares.is_of(row, datastore.id, having.store_id, having.number("REGTIME")):
         raise BadArguments(f"OpenNebula has image {wanted}: oneimage delete removes its share")
     ask(datastore, s.RemoveShare(tree, wanted, ""))
     return {"image": wanted, "said": f"the share of image {wanted} is gone"}

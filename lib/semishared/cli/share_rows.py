@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 from ..errors import from_id
+from ..opennebula.xml import Image
+from ..plan import gc_shares
 from ..units import human
 
 Row = dict[str, Any]
 
 
-def state(row: Row, has_image: bool) -> str:
-    """Return what is wrong with a share, '' for nothing."""
-    if not has_image:
+def state(row: Row, image: Optional[Image], store: int) -> str:
+    """Return what is wrong with a share in datastore `store`, '' for nothing; `image`: of its id, as oned has it."""
+    if image is None:
         return "OpenNebula has no such image"
+    if not gc_shares.is_of(row, store, image.store_id, image.number("REGTIME")):
+        return f"it is of another image {image.id} than OpenNebula has"
     if "wrong" in row:
         return from_id(row["wrong"]["id"], row["wrong"]["detail"]).line()
     return "" if row["source"] else "not ready"

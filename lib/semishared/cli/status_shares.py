@@ -32,7 +32,7 @@ def rows(
         for row in store.rows:
             image = images.get(row["image"])
             found.append({**row, "datastore": store.store, "name": image.name if image else None,
-                          "vms": having.get(row["image"], []), "state": state(row, image is not None)})  # fmt: skip
+                          "vms": having.get(row["image"], []), "state": state(row, image, store.store)})  # fmt: skip
     return found
 
 

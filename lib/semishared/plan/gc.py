@@ -63,6 +63,8 @@ class Known:
     """(vm, disk, SOURCE) of VMs that are DONE, as far as somebody has asked."""
     places: Mapping[int, gc_places.Place] = field(default_factory=dict)
     """Where the files of VMs are, as far as somebody has asked."""
+    born: Mapping[int, int] = field(default_factory=dict)
+    """When each image was made (REGTIME)."""
     discarded: frozenset[str] = frozenset()
     """Names of directories of kept disks that nobody wants any more: the administrator has said so."""
 

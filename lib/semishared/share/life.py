@@ -7,7 +7,7 @@ So what a killed action leaves has a record that is not `ready`: the same action
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Iterator, Optional
 
 from ..errors import (
@@ -15,6 +15,7 @@ from ..errors import (
     BadRecord,
     DataInTheWay,
     MissingImage,
+    NoQuota,
     NotSupported,
     OtherStore,
     StoreAbsent,
@@ -28,7 +29,7 @@ from ..store import marker
 from ..tools import files, locks
 from ..tools.crash_points import point
 from ..tools.hung_store import LIMIT_S, unless_it_hangs
-from ..units import human
+from ..units import MiB, human
 from . import FileSystem, of, owners, registered, rights
 
 VERSION = 1
@@ -157,11 +158,18 @@ def make(tree: Tree, share: Share) -> dict[str, str]:
 def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dict[str, bool]]:
     """Remove a share with all in it. Of a directory that was there before, and of what is gone already, nothing is removed.
 
-    With `born` only that share is, if it is not ready: return {"removed": False} for another.
+    With `born` only that share is, if it is not ready: return {"removed": False} for another. Whose record cannot be read is removed only
+    for who names neither a SOURCE nor a birth, which nothing could be compared with.
     """
     fs = checked(tree)
     with alone(tree, number) as lock:
-        known = read(tree, number)
+        try:
+            known = read(tree, number)
+        except BadRecord:
+            if source or born >= 0:
+                raise
+            known = None
+            _remove_unknown(tree, fs, number)
         if known and born >= 0 and (known.source or known.share.born != born):
             return {"removed": False}
         if known and source and known.source not in ("", source):
@@ -177,6 +185,16 @@ def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dic
             point("record of the share removed")
         files.unlink(lock)
     return None
+
+
+def _remove_unknown(tree: Tree, fs: FileSystem, number: int) -> None:
+    """Remove whatever there is of a share whose record says nothing, and the record."""
+    with suppress(DataInTheWay):
+        # It stands for a directory that was there before, perhaps: no subvolume then.
+        registered.remove(tree, number)
+    _remove_all(tree, fs, number)
+    os.unlink(f"{tree.root}/{layout_share.record(number)}")
+    point("record of the share removed")
 
 
 def _remove_all(tree: Tree, fs: FileSystem, number: int) -> None:
@@ -224,8 +242,11 @@ def _row(fs: FileSystem, tree: Tree, image: int) -> Optional[dict[str, object]]:
             return known and {**known.share.to_data(), "source": "", "used": -1}
         if known.share.directory:
             return {**known.share.to_data(), "source": known.source, "used": -1}
-        kept = fs.snapshot_names(image)
-        return {**known.share.to_data(), "source": known.source, "used": fs.use(image).used, "snapshots": kept}
+        kept, use = fs.snapshot_names(image), fs.use(image)
+        # It may have been resized since.
+        known = read(tree, image) or known
+        row = {**known.share.to_data(), "source": known.source, "used": use.used, "snapshots": kept}
+        return {**row, **_not_held(tree, known.share, use.limit)}
     except (ToolFailed, MissingImage, BadRecord) as e:
         wrong = {"used": -1, "wrong": {"id": e.id, "detail": e.detail}}
     try:
@@ -234,6 +255,15 @@ def _row(fs: FileSystem, tree: Tree, image: int) -> Optional[dict[str, object]]:
     except BadRecord:
         return {"image": image, "owner": -1, "born": -1, "size": -1, "source": "", **wrong}
     return known and {**known.share.to_data(), "source": known.source, **wrong}
+
+
+def _not_held(tree: Tree, share: Share, limit: int) -> dict[str, object]:
+    """Return what is wrong with a share that is not held to its size: quotas were turned off and on, or a resize was killed."""
+    if tree.fs == "plain" or limit == share.size:
+        return {}
+    to = f"held to {human(limit)}" if limit >= 0 else "held to nothing"
+    mend = f"`semishared share resize {share.image} {share.size // MiB}M` holds it to that"
+    return {"wrong": {"id": NoQuota.id, "detail": f"the share of image {share.image} is {to}, not to {human(share.size)}: {mend}"}}
 
 
 def capacity(tree: Tree) -> tuple[int, int, int]:
