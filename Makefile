@@ -7,7 +7,7 @@ VENV := build/venv
 N ?= 2
 SHELL := /bin/bash
 
-.PHONY: help quick lint types unit provision test test-full demo replay bench docs lab-up lab-down clean
+.PHONY: help quick lint types unit provision provision-full test test-full demo replay bench docs lab-up lab-down clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -33,7 +33,10 @@ provision: ## install what tests and demo need (Debian 12, root)
 test: provision ## all suites: some 50 minutes on two cores
 	@$(RUN) tests/suites.py
 
-test-full: provision ## all suites with all points and tests, the fuzzers at length
+provision-full: ## install what make test-full needs, a Rust toolchain too
+	@tests/lab/provision.sh full
+
+test-full: provision-full ## all suites with all points and tests, the fuzzers at length
 	@$(RUN) tests/suites.py --full
 
 replay: provision ## recordings of a real oned against the simulated one and against the drivers

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator
+from typing import Any, Callable, Dict, Iterator, Sequence
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -62,8 +62,16 @@ PASSED = pytest.StashKey[bool]()
 FAILED = pytest.StashKey[bool]()
 TAKEN: Dict[str, float] = {}
 """Seconds of processor per test of this run."""
+LEFT_OUT: Dict[str, int] = {}
+"""How many tests of each file this run has left out by their markers: `long` ones, without --full."""
 PROVED: set[matrix.Cell] = set()
 """Cells of the matrix that passed tests have reported in this run."""
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        LEFT_OUT[file] = LEFT_OUT.get(file, 0) + 1
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -98,12 +106,14 @@ def cell(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Add the proved cells, and what each test took, to the figures of this suite, for tests/suites.py."""
+    """Add the proved cells, what was left out, and what each test took, to the figures of this suite, for tests/suites.py."""
     path = os.environ.get("SEMISHARED_FIGURES")
-    if path and (PROVED or TAKEN):
+    if path and (PROVED or TAKEN or LEFT_OUT):
         file = Path(path)
         figures = json.loads(file.read_text()) if file.exists() else {}
         if PROVED:
             figures["cells"] = sorted(PROVED)
+        if LEFT_OUT:
+            figures["left out"] = LEFT_OUT
         figures["cpu"] = {name: round(seconds, 1) for name, seconds in TAKEN.items() if seconds >= 1}
         file.write_text(json.dumps(figures))

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Run test suites and write build/report.json: per suite passed, failed, skipped, total, and its figures.
+"""Run test suites and write build/report.json: per suite passed, failed, skipped and why, total, and its figures.
 
     tests/suites.py [--full] [SUITE ...]
 
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
@@ -111,6 +112,12 @@ def bats(name: str, _full: bool) -> Tuple[List[str], Path]:
 RUNNERS: Dict[str, Callable[[str, bool], Tuple[List[str], Path]]] = {"pytest": pytest, "bats": bats}
 
 
+def skips(report: "ElementTree.ElementTree[ElementTree.Element]") -> Dict[str, int]:
+    """Return why tests were skipped, by a runner's report, and how many for each reason."""
+    reasons = Counter((node.get("message") or node.text or "").strip() for node in report.iter("skipped"))
+    return dict(reasons.most_common())
+
+
 def run_tests(name: str, suite: Dict[str, Any], full: bool, log: Path, account: Account) -> Dict[str, Any]:
     """Run a suite of tests and read its result from the runner's own report."""
     words, xml = RUNNERS[suite.get("runner", "pytest")](name, full)
@@ -144,6 +151,8 @@ def run_tests(name: str, suite: Dict[str, Any], full: bool, log: Path, account: 
             counts["total"] += values["tests"]
     counts["passed"] = counts["total"] - counts["failed"] - counts["skipped"]
     result: Dict[str, Any] = dict(counts)
+    if counts["skipped"]:
+        result["skips"] = skips(ElementTree.parse(xml))
     if late or (process.returncode and not counts["failed"]) or not counts["total"]:
         result["failed"] += 1
         result["total"] += 1

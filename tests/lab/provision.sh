@@ -1,10 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Make this Debian 12 machine able to run the lab: install the packages of packages.txt that are missing and give
-# QEMU the name OpenNebula's domain XML uses. Safe to repeat; does nothing when all is there.
+# Make this Debian 12 machine able to run the lab: install the packages of packages.txt that are missing (with `full` those of
+# packages-full.txt too) and give QEMU the name OpenNebula's domain XML uses. Safe to repeat; does nothing when all is there.
 set -euo pipefail
 
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+lists=("$here/packages.txt")
+[ "${1-}" != full ] || lists+=("$here/packages-full.txt")
 policy=/usr/sbin/policy-rc.d
 emulator=/usr/bin/qemu-kvm-one
 
@@ -19,7 +21,7 @@ missing_packages() {
     while read -r name; do
         status=$(dpkg-query -W -f '${db:Status-Status}' "$name" 2>/dev/null) || status=
         [ "$status" = installed ] || printf '%s\n' "$name"
-    done < <(sed -e 's/#.*//' -e 's/[[:space:]]//g' -e '/^$/d' "$here/packages.txt")
+    done < <(sed -e 's/#.*//' -e 's/[[:space:]]//g' -e '/^$/d' "${lists[@]}")
 }
 
 # apt asks policy-rc.d before it starts a daemon: 101 means no. A machine's own policy is left as it is.

@@ -352,3 +352,25 @@ def test_who_is_not_root_becomes_no_daemon(root: Path) -> None:
     argv = ["setpriv", "--reuid", "65534", "--clear-groups", f"{VMM}/virtiofsd", "-o", f"source={root}/share-7"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1 and "libvirt starts" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ("echo 0 >/proc/sys/user/max_user_namespaces", "unshare: No space left on device"),
+        # Nobody but the host itself has the owner's users: the map cannot be written.
+        ("", f"no user namespace for the users {first_uid(3)} to {first_uid(4) - 1}: the map could not be written"),
+    ],
+    ids=["no-namespaces", "no-map"],
+)
+def test_without_a_namespace_and_its_map_there_is_no_daemon(root: Path, before: str, said: str) -> None:
+    """It would be root of the host."""
+    script = f'{before}\nexec "$@"'
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"\0{os.urandom(8).hex()}")
+        listening.listen(1)
+        argv = ["unshare", "--user", "--map-root-user", "sh", "-euc", script, "sh", f"{VMM}/virtiofsd", f"--fd={listening.fileno()}"]
+        argv += ["-o", f"source={root}/share-7,sandbox=namespace"]
+        done = subprocess.run(argv, pass_fds=[listening.fileno()], capture_output=True, text=True, check=False, timeout=60)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and not done.stdout and said in line and "[SS" in line, done

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -24,3 +25,14 @@ def test_every_file_of_tests_is_run_by_exactly_one_suite(runner: str) -> None:
     for file in files:
         found = [path for path in paths if path in (file, *file.parents)]
         assert len(found) == 1, f"{file} is run by {found or 'no suite'}"
+
+
+REPORT = """<testsuites><testsuite tests="4" skipped="3">
+<testcase name="a"><skipped type="pytest.skip" message="no cargo here">at line 3</skipped></testcase>
+<testcase name="b"><skipped type="pytest.skip" message="no cargo here">at line 3</skipped></testcase>
+<testcase name="c"><skipped>no sudo</skipped></testcase><testcase name="d"/></testsuite></testsuites>"""
+"""As pytest and bats have them."""
+
+
+def test_the_report_says_why_tests_were_skipped() -> None:
+    assert suites.skips(ElementTree.ElementTree(ElementTree.fromstring(REPORT))) == {"no cargo here": 2, "no sudo": 1}
