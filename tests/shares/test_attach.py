@@ -181,6 +181,23 @@ def test_root_of_a_hostile_guest_is_nobody_on_the_host(tenants: Tenants, name: s
     assert row.then(tenants)
 
 
+def test_the_guest_of_another_owner_gets_at_nothing_of_the_first_from_inside(tenants: Tenants) -> None:
+    """Its daemon sees its own share alone, and is a user of its own owner's."""
+    one, other, name = tenants.guest(tenants.one), tenants.guest(tenants.other), tenants.path(".").name
+    assert one.run("mkdir -p /both/theirs; echo secret >/both/theirs/file; chmod 666 /both/theirs/file; sync")[0] == 0
+    before = sorted(path.name for path in tenants.path(".").iterdir())
+    for path in (f"/alone/../{name}", f"/alone/up/{name}", f"/alone/above/{name}", f"/alone/root{ROOT}/{name}"):
+        links = f"ln -sfn .. /alone/up; ln -sfn {ROOT} /alone/above; ln -sfn / /alone/root"
+        code, said = other.run(f"{links}; cat {path}/theirs/file; echo mine >{path}/theirs/new")
+        assert code and "secret" not in said, said
+    # Nor has its VM a device of that tag.
+    code, said = other.run("mkdir -p /tried; mount -t virtiofs both /tried")
+    assert code and "failed" in said
+    assert other.run("rm /alone/up /alone/above /alone/root")[0] == 0
+    assert sorted(path.name for path in tenants.path(".").iterdir()) == before
+    assert os.listdir(tenants.path("theirs")) == ["file"]
+
+
 def test_extended_attributes_are_the_guests_alone(tenants: Tenants) -> None:
     guest, path = tenants.guest(tenants.one), tenants.path("attributes")
     assert guest.run("cp /bin/busybox /both/attributes")[0] == 0

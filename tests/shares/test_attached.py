@@ -213,7 +213,7 @@ def test_deploy_compares_it_with_what_the_context_has_noted(root: Path, tmp_path
 
 
 def test_who_may_read_alone_is_said_by_the_image_and_not_by_the_vm(root: Path, tmp_path: Path) -> None:
-    """DISK of a VM is any user's to write. oned is asked of the image before a boot; of a VM without CONTEXT what it said at first holds."""
+    """DISK of a VM is any user's to write. oned is asked of the image before a boot; without CONTEXT what it said at first holds."""
     vm_dir, host = tmp_path / "7", OnHost()
     (vm_dir / ".semishared").mkdir(parents=True)
     on(s.MakeShare(Tree("plain", str(root), MARKER), Share(9, 3, 1, 8 * MiB, readonly=True)))
