@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from lab.caches import CHECKOUT
 from semishared.model import steps_share as s
 from semishared.model.shares import Share, Tree
 from semishared.model.steps import Step, to_data
@@ -20,7 +21,8 @@ USER = "nobody"
 ENTER = f"""
 set -eu
 mount -t tmpfs -o mode=755 tmpfs /srv
-mkdir {ROOT}
+mkdir {ROOT} /srv/checkout
+mount --bind "$CHECKOUT" /srv/checkout
 mount --bind "$MADE" {ROOT}
 chown {USER}: {ROOT}
 install -m 644 "$JOB" /srv/job
@@ -56,7 +58,8 @@ class Unprivileged:
 
     def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "MADE": str(self._made), "JOB": str(self._job), "RULE": str(self._rule)}
-        env["PYTHONPATH"] = os.pathsep.join(sys.path)
+        # Others than root may not be let pass to where the checkout lies.
+        env["CHECKOUT"], env["PYTHONPATH"] = str(CHECKOUT), "/srv/checkout/lib:/srv/checkout/tests"
         argv = ["unshare", "-m", "sh", "-c", ENTER, "enter", sys.executable, "-B", *words]
         return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=120, cwd="/")
 
