@@ -297,6 +297,11 @@ def test_oned_is_told_what_is_free_on_the_pool_for_each_system_datastore_of_ours
     assert len(found) == len(lines) and [row[0] for row in found] == [101, 103]
     for _, used, total, free in found:
         assert total == sum(pool.sizes) and used + free == total and 32 <= used < 36
+    (world.location / "103").rename(world.top / "away")
+    (world.location / "103").symlink_to(world.top / "away")
+    assert [line.split(",")[0] for line in probe(world.location)] == ["DS = [ ID = 101"], "of what is a link monitor_ds.rb says what is true"
+    (world.location / "103").unlink()
+    (world.top / "away").rename(world.location / "103")
     for path in pool.paths:
         subprocess.run(["umount", str(path)], check=True)
     assert [line.split(", ")[1:] for line in probe(world.location)] == [["USED_MB = 0", "TOTAL_MB = 0", "FREE_MB = 0 ]"]] * 2

@@ -5,7 +5,8 @@
                    BASES_MB = "2048", FREE_MB = "51200", TOTAL_MB = "102400", BOOT = "6f0c2a4e-...", ADDRESSES = "10.0.0.3 fd00::3" ]
 
 With a pool also POOL, the number of its devices that take disks, POOL_FREE_MB and POOL_TOTAL_MB of all, and POOL_LARGEST_MB, what is
-free on the one with most; and of each system datastore of ours what there is on the pool, in the words of OpenNebula's own probe:
+free on the one with most; and of each system datastore of ours that is no link what there is on the pool, in the words of OpenNebula's
+own probe:
 
     DS = [ ID = 101, USED_MB = 51200, TOTAL_MB = 102400, FREE_MB = 51200 ]
 
@@ -160,13 +161,15 @@ def memory(root: str) -> dict[str, int]:
 
 
 def capacity(location: str) -> list[str]:
-    """Return the lines that tell oned's schedulers of the pool: of each system datastore, nothing on a host without one."""
+    """Return the lines that tell oned's schedulers of the pool: of each system datastore whose disks lie there, nothing without a pool."""
     found = pool(layout.base_store(location))
     if not found:
         return []
     # Of the same sum: a scheduler that takes TOTAL less USED sees no more than what is free.
     total, free = found["POOL_TOTAL_MB"], found["POOL_FREE_MB"]
-    return [f"DS = [ ID = {system}, USED_MB = {total - free}, TOTAL_MB = {total}, FREE_MB = {free} ]" for system in systems(location)]
+    # What is a link has nothing on devices (disk/on_devices.py): of that OpenNebula's own line is true.
+    there = [system for system in systems(location) if not os.path.islink(f"{location}/{system}")]
+    return [f"DS = [ ID = {system}, USED_MB = {total - free}, TOTAL_MB = {total}, FREE_MB = {free} ]" for system in there]
 
 
 def report(location: str) -> str:
