@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Iterator
 
 import pytest
 
@@ -25,7 +26,8 @@ from semishared.model import steps_device as d
 from semishared.model.device_class import Want
 from semishared.model.steps_base import DescribeBase, EvictBase, FetchBases, Part
 from semishared.model.steps_commit import CreateDiff, FinishDisk
-from semishared.plan import eviction
+from semishared.opennebula import args
+from semishared.plan import arrivals, eviction
 from semishared.wire.session import Session
 from tools.world import MiB, World, qemu_io
 
@@ -630,6 +632,58 @@ def test_who_arrives_is_placed_by_what_comes_with_each_disk(world: World, pool: 
     for too_much in ({"1": 260 * MiB}, {**sizes, "4": 100 * MiB}):
         with pytest.raises(NoSpace, match=r"disk 60-\d in the pool .*: on \S+ \S+ MiB are missing"):
             world.on(s.MakeRoom(60, world.disk(60).vm_dir, sum(too_much.values()), (), too_much))
+
+
+@contextlib.contextmanager
+def of_size(directory: Path, size: str) -> Iterator[None]:
+    """Have a directory be a file system of its own."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "own", str(directory)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(directory)], check=True)
+
+
+def test_what_comes_to_no_device_is_to_fit_where_the_directory_is(world: World, pool: Pool) -> None:
+    pool.set()
+    vm_dir, more = world.disk(60).vm_dir, sum(pool.sizes) * MiB
+    seen = {"bytes": 2 * more + 8 * MiB, "bases": (), "sizes": {"1": 8 * MiB, "2": more}, "classes": {"2": ["ram"]}}
+    asked = arrivals.room(args.VmPlace("h1", vm_dir, 60), seen)
+    assert (asked.sizes, asked.apart) == ({"1": 8 * MiB}, more)
+    with of_size(world.system, "1G"):
+        # A checkpoint that is larger than the pool; and a disk that wants memory has a place there, or is refused by itself.
+        world.on(s.MakeRoom(60, vm_dir, more + 8 * MiB, (), {"1": 8 * MiB}), asked)
+    with of_size(world.system, "32M"):
+        world.on(s.MakeRoom(60, vm_dir, 80 * MiB, (), {"1": 60 * MiB}), s.MakeRoom(60, vm_dir, 100 * MiB, (), {"1": 60 * MiB}, 20 * MiB))
+        for too_much in (s.MakeRoom(60, vm_dir, 100 * MiB, (), {"1": 60 * MiB}), asked):
+            with pytest.raises(NoSpace, match=f"no space for .* in {vm_dir} on"):
+                world.on(too_much)
+
+
+def test_in_a_datastore_that_is_a_link_all_that_arrives_is_to_fit_there(world: World, pool: Pool) -> None:
+    pool.set()
+    away, vm_dir = world.top / "away", world.disk(60).vm_dir
+    world.system.rename(away)
+    world.system.symlink_to(away)
+    with of_size(away, "32M"), pytest.raises(NoSpace, match=f"no space for 60.* in {vm_dir} on"):
+        world.on(s.MakeRoom(60, vm_dir, 60 * MiB, (), {"1": 58 * MiB}))
+
+
+def test_files_of_one_number_on_two_devices_are_two(world: World, pool: Pool) -> None:
+    pool.set()
+    directory = world.disk(60).vm_dir
+    os.makedirs(directory)
+    on_devices.prepare(directory, 60, (1, 2), sizes={1: 150 * MiB, 2: 100 * MiB})
+    paths = [f"{directory}/disk.{number}.snap/0" for number in (1, 2)]
+    assert device_of(paths[0]) != device_of(paths[1])
+    for path in paths:
+        Path(path).write_bytes(os.urandom(MiB))
+    while os.stat(paths[0]).st_ino != os.stat(paths[1]).st_ino:
+        behind = min(paths, key=lambda path: os.stat(path).st_ino)
+        shutil.copyfile(behind, f"{behind}1")
+        os.replace(f"{behind}1", behind)
+    (found,) = world.on(s.LookAtVm(60, directory))
+    assert isinstance(found, dict) and found["sizes"] == {"1": MiB, "2": MiB} and found["bytes"] == 2 * MiB
 
 
 def test_in_a_datastore_that_is_a_link_disks_lie_as_without_a_pool(world: World, pool: Pool) -> None:

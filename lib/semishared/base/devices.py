@@ -48,6 +48,11 @@ def usual(root: str) -> list[str]:
     return [uuid for uuid, note in notes.items() if note.get("class") != MEMORY]
 
 
+def may_hold(vm_dir: str) -> bool:
+    """Tell whether layers of a VM's disks may lie on devices: from where a datastore that is a link leads to, the way there is another one."""
+    return not os.path.islink(os.path.dirname(vm_dir))
+
+
 def mount(root: str, uuid: str) -> str:
     """Return where a device is, or was, mounted; its UUID if it has just been let go of."""
     try:

@@ -226,28 +226,30 @@ def require(vm_dir: str, needed: int, ask: Ask | None, where: str = "", stay: Co
 
 
 def require_for_vm(
-    vm_dir: str, needed: int, ask: Ask | None, stay: Collection[str], disks: Mapping[str, int] = devices.NO_BYTES
+    vm_dir: str, needed: int, ask: Ask | None, stay: Collection[str], disks: Mapping[str, int] = devices.NO_BYTES, apart: int = 0
 ) -> None:
-    """As require, of a VM's disks, which come to devices where there is a pool: not all to one, but none to two.
+    """As require, of a VM's directory: the layers of its disks come to devices where there is a pool, not all to one, but none to two.
 
-    `disks`: the bytes of each, by its key (disk/on_devices.py); they are placed as they will be.
+    `disks`: the bytes of each disk's layers, by its key (disk/on_devices.py); they are placed as they will be. `apart`: those of disks
+    that want a class of devices, and ask for themselves. What else there is (checkpoints, disks without layers) comes to the directory.
     """
     root = cache.root_of(vm_dir)
-    if not devices.likely(root, os.path.basename(vm_dir), needed):
+    if not devices.may_hold(vm_dir) or not devices.registered(root):
         require(vm_dir, needed, ask, stay=stay)
         return
+    placed = disks if devices.usual(root) else devices.NO_BYTES
     coming: dict[str, int] = {}
-    for key, size in sorted(disks.items(), key=lambda disk: (-disk[1], disk[0])) or [(os.path.basename(vm_dir), needed)]:
+    for key, size in sorted(placed.items(), key=lambda disk: (-disk[1], disk[0])):
         where = devices.likely(root, key, size, coming)
+        if not where:
+            break  # no device takes anything: whoever places it says which are not there
         uuid = os.path.basename(where)
         coming[uuid] = coming.get(uuid, 0) + size
         for_disk(vm_dir, coming[uuid], ask, where=where, stay=stay)
         stat = os.statvfs(where)
         left = coming[uuid] - stat.f_bavail * stat.f_frsize
-        if disks and left > 0:
+        if left > 0:
             path = devices.mount(root, uuid)
             what = f"no space for {human(size)} of disk {key} in the pool of {os.uname().nodename}"
             raise NoSpace(f"{what}: on {path} {human(left)} are missing")
-    left = needed - space(root)[1]
-    if left > 0:
-        raise NoSpace(f"no space for {human(needed)} in the pool of {os.uname().nodename}: {human(left)} are missing")
+    require(vm_dir, max(needed - apart - sum(placed.values()), 0), ask, stay=stay)

@@ -139,11 +139,10 @@ def place(
     link = devices.link_of(folder)
     if os.path.isdir(folder):
         return folder if link else ""
-    datastore = os.path.dirname(vm_dir)
-    if os.path.islink(datastore):
-        # From where it leads to, the way to a device (layout_devices.target_of) is another one.
+    if not devices.may_hold(vm_dir):
         if want.is_strict:
-            raise NoDeviceOfClass(f"{datastore} on {os.uname().nodename} is a symbolic link: disks in it lie on no device; mount it there")
+            what = f"{os.path.dirname(vm_dir)} on {os.uname().nodename} is a symbolic link"
+            raise NoDeviceOfClass(f"{what}: disks in it lie on no device; mount it there")
         return ""
     if MEMORY in want.tried:
         from ..base import hot, promises

@@ -88,10 +88,10 @@ def _begun(vm: int, directory: str, planned: Planned) -> str:
 
 
 def make_room(step: MakeRoom, ask: room.Ask | None) -> None:
-    """Make room for a VM directory that is to arrive; raise NoSpace if it does not fit."""
-    # What removals have begun to remove is not in its way.
+    """Make room for a VM directory that is to arrive, also by what removals have begun to remove; raise NoSpace if it does not fit."""
     beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
-    room.require_for_vm(step.vm_dir, step.needed, ask, step.bases, {f"{step.vm}-{disk}": size for disk, size in step.sizes.items()})
+    disks = {f"{step.vm}-{disk}": size for disk, size in step.sizes.items()}
+    room.require_for_vm(step.vm_dir, step.needed, ask, step.bases, disks, step.apart)
 
 
 def receive(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from typing import Iterable
 
 from ..errors import BadRecord
 from ..model import layout, layout_diff
@@ -67,14 +68,17 @@ def fingerprint(directory: str) -> str:
 
 def allocated(directory: str) -> int:
     """Return the bytes that a copy of a directory's files would occupy; one with several names counts once."""
-    found: dict[int, int] = {}
-    for folder, _, names in on_devices.walk(directory):
-        for name in names:
-            try:
-                inode, held = extents.held(os.path.join(folder, name))
-            except OSError:
-                continue  # gone, or no file of ours
-            found[inode] = held
+    return _held(os.path.join(folder, name) for folder, _, names in on_devices.walk(directory) for name in names)
+
+
+def _held(paths: Iterable[str]) -> int:
+    found: dict[tuple[int, int], int] = {}
+    for path in paths:
+        try:
+            file, held = extents.held(path)
+        except OSError:
+            continue  # gone, or no file of ours
+        found[file] = held
     return sum(found.values())
 
 
@@ -110,7 +114,7 @@ def sizes(directory: str) -> dict[str, int]:
         disk = layout.disk_named(layout.disk_of(name)) if layout.are_layers(name) else None
         # Of one whose device is away nothing comes, and whoever looks at the VM is not to fail on it.
         if disk is not None and os.path.isdir(f"{directory}/{name}"):
-            found[str(disk)] = on_devices.allocated(f"{directory}/{name}")
+            found[str(disk)] = _held(entry.path for entry in os.scandir(f"{directory}/{name}"))
     return found
 
 

@@ -85,7 +85,9 @@ class MakeRoom(NamedTuple):
     bases: tuple[str, ...]
     """Names of those that its disks will lie over there."""
     sizes: dict[str, int] = {}
-    """Of these, the bytes of each disk that may come to any device of a pool, by its number."""
+    """Of these, the bytes of the layers of each disk that may come to any device of a pool, by its number."""
+    apart: int = 0
+    """Of these, the bytes of the layers of all others: they want a class of devices, and ask for themselves when they are placed."""
 
 
 class ReceiveVm(NamedTuple):

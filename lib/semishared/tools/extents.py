@@ -100,8 +100,8 @@ def offsets(fd: int, size: int) -> Iterator[int]:
         offset += EXTENT
 
 
-def held(path: str) -> tuple[int, int]:
-    """Return inode and bytes of what a copy of a file would occupy: neither its holes nor what is only set aside for it."""
+def held(path: str) -> tuple[tuple[int, int], int]:
+    """Return by what a file is known under all its names, and the bytes of a copy: neither its holes nor what is only set aside for it."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found, data, offset = os.fstat(fd), 0, 0
@@ -113,7 +113,7 @@ def held(path: str) -> tuple[int, int]:
         except OSError as e:
             if e.errno != errno.ENXIO:  # behind the last data
                 data = found.st_size
-        return found.st_ino, min(data, found.st_blocks * 512)
+        return (found.st_dev, found.st_ino), min(data, found.st_blocks * 512)
     finally:
         os.close(fd)
 
