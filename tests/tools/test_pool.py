@@ -11,11 +11,14 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Iterator
 
 import pytest
 
+from semishared.base import devices, placed
 from semishared.config import Config
 from semishared.disk import on_devices, vm_dir
 from semishared.disk.epochs import Planned
@@ -696,6 +699,61 @@ def test_in_a_datastore_that_is_a_link_disks_lie_as_without_a_pool(world: World,
     assert not pool.layers() and not os.path.islink(f"{world.disk().path}.snap")
     with pytest.raises(NoDeviceOfClass, match="is a symbolic link"):
         on_devices.place(world.disk().vm_dir, 5, 7, MiB, want=Want(("slow",), MiB))
+
+
+def test_a_burst_from_one_image_is_spread_over_the_devices(world: World) -> None:
+    pool = Pool(world, (256, 256, 256, 256))
+    try:
+        pool.set()
+        image = world.image()
+        for vm in range(8):
+            # Expected to take 80 MiB each, and empty: three fit on a device.
+            world.clone(image, world.disk(vm), 800 * MiB)
+        lie = Counter(device_of(f"{world.disk(vm).path}.snap") for vm in range(8))
+        assert len(lie) == 4 and max(lie.values()) <= 3, lie
+        (base,) = world.bases()
+        assert lie[device_of(base)] >= 1, "near what it lies over, as long as there is room"
+        assert sum(pending(world).values()) > 8 * 79 * MiB
+        world.on(*[s.RemoveVm(vm, world.disk(vm).vm_dir) for vm in range(8)])
+        assert not any(pending(world).values())
+    finally:
+        pool.close()
+
+
+def pending(world: World) -> "dict[str, int]":
+    root = str(world.root)
+    return {devices.mount(root, uuid): size for uuid, size in placed.pending(root, devices.registered(root)).items()}
+
+
+def test_what_is_pending_is_what_is_not_there_yet(world: World, pool: Pool) -> None:
+    pool.set()
+    assert pending(world) == {}
+    vm_dir = world.disk().vm_dir
+    os.makedirs(vm_dir)
+    (world.root / "locks").mkdir(exist_ok=True)
+    folder = on_devices.place(vm_dir, 5, 1, 8 * MiB)
+    where = device_of(folder)
+    assert pending(world) == {where: 8 * MiB}
+    Path(folder, "0").write_bytes(os.urandom(3 * MiB))
+    assert pending(world) == {where: 5 * MiB}
+    assert on_devices.place(vm_dir, 5, 1, 8 * MiB) == folder and pending(world) == {where: 5 * MiB}, "once more is as good as once"
+    Path(folder, "1").write_bytes(os.urandom(9 * MiB))
+    assert pending(world) == {where: 0}
+    file = world.root / "locks" / "placed"
+    Path(folder, "1").unlink()
+    line = file.read_text().splitlines()[-1].split(" ", 1)
+    assert abs(time.time() - int(line[0])) < 60
+    file.write_text(f"{int(line[0]) - placed.YOUNG_S} {line[1]}\nno line\n")
+    assert pending(world) == {}, "of an hour ago, and what is none"
+    for _ in range(1000):
+        placed.note(str(world.root), folder, 4 * MiB)
+    assert pending(world) == {where: MiB} and placed.MOST * 60 < file.stat().st_size < placed.LONG + 200
+    file.unlink()
+    file.symlink_to("elsewhere")
+    placed.note(str(world.root), folder, 4 * MiB)
+    assert not (world.root / "locks" / "elsewhere").exists()
+    with pytest.raises(UnexpectedLink):
+        pending(world)
 
 
 def test_a_place_that_has_no_room_after_all_is_given_up(world: World, pool: Pool) -> None:

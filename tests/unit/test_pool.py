@@ -127,6 +127,46 @@ def test_a_device_near_the_base_is_taken_before_the_first_in_the_order_but_not_a
     assert "device-1" not in {pool.choose(devices([4, 4, 4], [0.2, 0.4, 0.2]), key, 1, "device-1") for key in KEYS[:50]}
 
 
+def burst(there: list[Device], count: int, expected: int, near: str) -> dict[str, int]:
+    """Place overlays that hold nothing yet; return how many came to each device."""
+    got = {device.uuid: 0 for device in there}
+    for vm in range(count):
+        now = [device._replace(pending=got[device.uuid] * expected) for device in there]
+        got[pool.choose(now, f"{vm}-0", expected, near)] += 1
+    return got
+
+
+def test_a_burst_over_one_base_does_not_all_lie_beside_it() -> None:
+    there = devices([100] * 4, [0.2] * 4)
+    got = burst(there, 50, 2 * GiB, "device-0")
+    assert max(got.values()) <= 18 and min(got.values()) >= 8 and got["device-0"] >= 10, "the base's a little more"
+
+
+@settings(max_examples=25, deadline=None)
+@given(capacities, st.floats(0, 0.5), st.integers(10, 60), st.integers(0, 7))
+def test_what_a_burst_is_expected_to_take_fits_where_it_lies_and_is_spread(found: list[int], fill: float, count: int, near: int) -> None:
+    there = devices([size * 64 for size in found], [fill] * len(found))
+    expected = int(sum(device.room for device in there) * 0.4) // count
+    got = burst(there, count, expected, f"device-{near}")
+    total = sum(device.capacity for device in there)
+    mean = (sum(device.used for device in there) + count * expected) / total
+    for device in there:
+        came = got[device.uuid] * expected
+        assert came <= device.room
+        if all(expected <= other.capacity // 10 for other in there):
+            assert device.used + came <= (pool.BOUND * mean + pool.NEAR) * device.share + expected
+
+
+def test_what_is_only_expected_refuses_nothing_and_does_not_send_a_disk_where_it_does_not_fit() -> None:
+    there = [Device("a", 100 * GiB, 80 * GiB, pending=200 * GiB), Device("b", 10 * GiB, 9 * GiB, pending=30 * GiB)]
+    assert pool.choose(there, "k", 20 * GiB) == "a" and pool.choose(there, "k", GiB) == "a", "the least filled of those with room now"
+    slow = Device("c", 100 * GiB, 80 * GiB, 1.0, "slow")
+    assert pool.choose([*there, slow], "k", 20 * GiB) == "c", "where a guest would fill it, the next class"
+    full = slow._replace(pending=80 * GiB)
+    assert pool.choose([*there, full], "k", 20 * GiB) == "a"
+    assert pool.choose(there, "k", 90 * GiB) == "a", "the most bytes left"
+
+
 def test_a_slow_device_takes_what_no_fast_one_has_room_for() -> None:
     fast, slow = Device("a", 10 * GiB, GiB), Device("b", 100 * GiB, 100 * GiB, 1.0, "slow")
     assert pool.choose([slow, fast], "k", GiB // 4) == "a" and pool.choose([slow, fast], "k", GiB) == "b"

@@ -138,8 +138,11 @@ def staying(root: str) -> Iterator[None]:
 def _wanted(root: str, key: str, expected: int, near: str, want: Want = NOTHING, coming: Coming = NO_BYTES) -> Iterator[pool.Device]:
     """Yield the devices that are to take `key`, the next if one cannot."""
     from ..plan import pool
+    from . import placed
 
-    left = [device._replace(free=device.free - coming.get(device.uuid, 0)) for device in present(root)]
+    there = present(root)
+    pending = placed.pending(root, {device.uuid for device in there})
+    left = [device._replace(free=device.free - coming.get(device.uuid, 0), pending=pending.get(device.uuid, 0)) for device in there]
     while left:
         uuid = pool.choose(left, key, expected, near, classes=want.tried, most=want.most)
         if not uuid:

@@ -8,9 +8,9 @@ by its content; who receives it gives it places of its own.
 from __future__ import annotations
 
 import os
-from typing import Any, Iterable, Iterator, Mapping
+from typing import Any, Collection, Iterator, Mapping
 
-from ..base import cache, device_label, device_state, devices, hung
+from ..base import cache, device_label, device_state, devices, hung, placed
 from ..errors import CannotMove, DeviceMissing, LostWithMemory, NoDeviceOfClass, SemisharedError, UnexpectedFile, UnexpectedLink
 from ..model import layout, layout_delta, layout_devices
 from ..model.device_class import MEMORY, NOTHING, Want
@@ -128,13 +128,19 @@ def is_lost(root: str, link: Link) -> bool:
     return device_label.read(device).get("class") == MEMORY and not os.path.isdir(layout_devices.directory(root, link))
 
 
-def place(
-    vm_dir: str, vm: int, disk: int, expected: int, near: str = "", want: Want = NOTHING, coming: Mapping[str, int] = NO_BYTES
-) -> str:
+def place(vm_dir: str, vm: int, disk: int, expected: int, near: str = "", want: Want = NOTHING) -> str:
     """Return where the layers of a disk that is to be made lie on a device, '' if in the VM's directory; the caller holds the VM.
 
     What has a place keeps it, unless its device is gone.
     """
+    folder = _placed(vm_dir, vm, disk, expected, near, want, NO_BYTES)
+    if folder:
+        placed.note(cache.root_of(vm_dir), folder, expected)
+    return folder
+
+
+def _placed(vm_dir: str, vm: int, disk: int, expected: int, near: str, want: Want, coming: Mapping[str, int]) -> str:
+    """As place; `coming`: bytes that are about to come to devices, by their UUIDs, and are not noted yet."""
     folder = layout.layers(layout.disk(vm_dir, disk))
     link = devices.link_of(folder)
     if os.path.isdir(folder):
@@ -216,7 +222,7 @@ def members(directory: str) -> list[str]:
 
 
 def prepare(
-    directory: str, vm: int, disks: Iterable[int], wants: Mapping[int, Want] = NO_WANTS, sizes: Mapping[int, int] = NO_BYTES
+    directory: str, vm: int, disks: Collection[int], wants: Mapping[int, Want] = NO_WANTS, sizes: Mapping[int, int] = NO_BYTES
 ) -> dict[str, str]:
     """Give the disks of a directory that is to arrive places on devices; return the links that were made, with what they say.
 
@@ -225,8 +231,10 @@ def prepare(
     coming: dict[str, int] = {}
     for disk in sorted(disks, key=lambda disk: (-sizes.get(disk, 0), disk)):
         size = sizes.get(disk, 0)
-        uuid = devices.device_of(place(directory, vm, disk, size, want=wants.get(disk, NOTHING), coming=coming))
+        uuid = devices.device_of(_placed(directory, vm, disk, size, "", wants.get(disk, NOTHING), coming))
         coming[uuid] = coming.get(uuid, 0) + size
+    for disk in disks:
+        placed.note(cache.root_of(directory), layout.layers(layout.disk(directory, disk)), sizes.get(disk, 0))
     return {name: layout_devices.target_of(link) for name, link in links(directory).items()}
 
 

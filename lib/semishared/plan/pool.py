@@ -67,6 +67,8 @@ class Device(NamedTuple):
     device_class: str = CLASSES[0]
     promised: int = 0
     """Of memory: the bytes that what is there can come to hold."""
+    pending: int = 0
+    """The bytes that what was placed there lately is still expected to take."""
 
     @property
     def share(self) -> float:
@@ -75,7 +77,7 @@ class Device(NamedTuple):
 
     @property
     def used(self) -> int:
-        return self.capacity - self.free
+        return self.capacity - self.free + self.pending
 
     @property
     def fill(self) -> float:
@@ -83,8 +85,8 @@ class Device(NamedTuple):
 
     @property
     def room(self) -> int:
-        """Return the bytes that it takes before it has only its reserve left."""
-        return self.free - self.capacity // RESERVE
+        """Return the bytes that it takes before it has only its reserve left, and what is pending."""
+        return self.free - self.capacity // RESERVE - self.pending
 
     @property
     def is_overcommitted(self) -> bool:
@@ -256,8 +258,9 @@ def choose(
     """Return the device that is to take `key`, of about `expected` bytes; '' if none takes anything.
 
     The first in the order with room and a fill within the bound, `near` (that of what it lies over) before all; else the least
-    filled with room. As long as a device of the class in front has room, no other of `classes` is looked at. If nothing fits it is the
-    one with the most bytes left: bases there may go, or the guess be wrong. Never so of memory, where `most` bytes have to fit.
+    filled with room. As long as a device of the class in front has room, no other of `classes` is looked at. If nothing fits beside what
+    is pending, which is a guess, it is the least filled of those of the class in front that have room now; if nothing fits now, the one
+    with the most bytes left: bases there may go. Never so of memory, where `most` bytes have to fit.
     """
     takers = [device for device in devices if device.share > 0 and device.device_class in classes]
     for device_class in classes:
@@ -265,6 +268,9 @@ def choose(
         if found:
             return found
     disks = [device for device in takers if device.device_class != MEMORY]
+    with_room = [device for device in disks if device.room + device.pending >= expected]
+    if with_room:
+        return min(with_room, key=lambda device: (classes.index(device.device_class), device.fill, device.uuid)).uuid
     return max(disks, key=lambda device: (device.free, device.uuid)).uuid if disks else ""
 
 
