@@ -22,7 +22,7 @@ from semishared.base import devices, placed
 from semishared.config import Config
 from semishared.disk import on_devices, vm_dir
 from semishared.disk.epochs import Planned
-from semishared.errors import BadPool, DeviceMissing, NoDevice, NoDeviceOfClass, NoSpace, SemisharedError, UnexpectedLink
+from semishared.errors import BadPool, DeviceMissing, NoDevice, NoDeviceOfClass, NoSpace, NotSupported, SemisharedError, UnexpectedLink
 from semishared.host import host_probe
 from semishared.model import steps as s
 from semishared.model import steps_device as d
@@ -30,7 +30,7 @@ from semishared.model.device_class import Want
 from semishared.model.steps_base import DescribeBase, EvictBase, FetchBases, Part
 from semishared.model.steps_commit import CreateDiff, FinishDisk
 from semishared.opennebula import args
-from semishared.plan import arrivals, eviction
+from semishared.plan import arrivals, eviction, snapshots
 from semishared.wire.session import Session
 from tools.world import MiB, World, qemu_io
 
@@ -168,8 +168,8 @@ def test_a_directory_is_carried_from_a_pool_to_a_pool(world: World, pool: Pool) 
     carry(source, target, 5, (0, 1, 2, 3))
     check_content(target)
     after = pool.layers()
-    assert len(after) == 2 and not set(before) & set(after), "places of its own, and those of before are gone"
-    assert all(os.path.islink(f"{target}/disk.{number}.snap") for number in (1, 3))
+    assert len(after) == 3 and not set(before) & set(after), "places of its own, and those of before are gone"
+    assert all(os.path.islink(f"{target}/disk.{number}.snap") for number in (1, 2, 3))
     assert not pool.leftovers() and not os.path.exists(source)
 
 
@@ -178,7 +178,7 @@ def test_a_directory_is_carried_into_a_pool_and_out_of_it(world: World, pool: Po
     pool.set()
     carry(source, target, 5, (0, 1, 2, 3))
     check_content(target)
-    assert len(pool.layers()) == 2
+    assert len(pool.layers()) == 2 and not os.path.islink(f"{target}/disk.2"), "a volatile disk of before stays a plain file"
     devices = world.root / "devices"
     aside = {name: os.readlink(devices / name) for name in os.listdir(devices) if not name.endswith(".json")}
     # As on a host that has no pool: but its own links still lead somewhere.
@@ -196,7 +196,7 @@ def test_a_killed_receiver_leaves_nothing_that_the_next_one_does_not_take_away(w
         host.send_data(b"no tar")
     carry(source, target, 5, (0, 1, 2, 3))
     check_content(target)
-    assert len(pool.layers()) == 2
+    assert len(pool.layers()) == 3
 
 
 def test_a_link_that_arrives_is_none_of_ours(world: World, pool: Pool) -> None:
@@ -637,6 +637,43 @@ def test_who_arrives_is_placed_by_what_comes_with_each_disk(world: World, pool: 
             world.on(s.MakeRoom(60, world.disk(60).vm_dir, sum(too_much.values()), (), too_much))
 
 
+@pytest.mark.parametrize(("format", "fs"), [("raw", ""), ("qcow2", ""), ("raw", "ext4"), ("qcow2", "xfs"), ("raw", "swap")])
+def test_a_volatile_disk_lies_on_a_device(world: World, pool: Pool, format: str, fs: str) -> None:
+    pool.set()
+    disk, size = world.disk(), 400 * MiB
+    make = s.CreateVolatile(disk, size, format, fs)
+    # What holds records and checkpoints is not filled by it.
+    with of_size(world.system, "2M"):
+        world.on(s.PrepareVm(5, disk.vm_dir), make)
+        assert len(pool.layers()) == 1 and device_of(disk.path) in map(str, pool.paths[1:]), "where a tenth of it has room"
+        assert os.readlink(disk.path) == "disk.1.snap/0" and os.path.islink(f"{disk.path}.snap")
+        record = json.loads(Path(disk.vm_dir, ".semishared/disk.1.json").read_text())
+        assert (record["how"], record["format"], record["path"]) == ("volatile", format, f"{disk.path}.snap/0")
+        told = subprocess.run(["qemu-img", "info", "-f", format, "--output=json", disk.path], check=True, stdout=subprocess.PIPE).stdout
+        assert json.loads(told)["virtual-size"] == size and os.stat(disk.path).st_mode & 0o777 == 0o660
+        world.on(make)
+        assert len(pool.layers()) == 1 and not pool.leftovers(), "once more is as good as once"
+        facts = snapshots.Facts.parse(world.on(s.DescribeDisk(disk, ""))[0])
+        with pytest.raises(NotSupported, match="volatile"):
+            snapshots.create(args.SnapshotPlace.parse([f"h:{disk.path}", "0", "5", "100"]), facts, "")
+        world.on(s.RemoveDisk(disk, ""))
+        assert not pool.layers() and os.listdir(disk.vm_dir) == [".semishared"]
+
+
+def test_a_volatile_disk_of_before_the_pool_is_made_anew_on_a_device(world: World, pool: Pool) -> None:
+    disk = world.disk()
+    make = s.CreateVolatile(disk, MiB, "raw", "")
+    world.on(s.PrepareVm(5, disk.vm_dir), make)
+    assert sorted(os.listdir(disk.vm_dir)) == [".semishared", "disk.1"] and not os.path.islink(disk.path)
+    pool.set()
+    world.on(s.GrowDisk(disk, 2 * MiB))
+    assert os.path.getsize(disk.path) == 2 * MiB and not pool.layers(), "a plain file as before"
+    world.on(make)
+    assert os.readlink(disk.path) == "disk.1.snap/0" and len(pool.layers()) == 1 and not pool.leftovers()
+    world.on(s.GrowDisk(disk, 2 * MiB))
+    assert os.path.getsize(disk.path) == 2 * MiB
+
+
 @contextlib.contextmanager
 def of_size(directory: Path, size: str) -> Iterator[None]:
     """Have a directory be a file system of its own."""
@@ -696,7 +733,8 @@ def test_in_a_datastore_that_is_a_link_disks_lie_as_without_a_pool(world: World,
     world.system.symlink_to(away)
     top = world.clone(world.image(), world.disk())
     qemu_io(top, "qcow2", "read -P 0xa1 1M 64k")
-    assert not pool.layers() and not os.path.islink(f"{world.disk().path}.snap")
+    world.on(s.CreateVolatile(world.disk(5, 2), MiB, "raw", ""))
+    assert not pool.layers() and not os.path.islink(f"{world.disk().path}.snap") and not os.path.islink(world.disk(5, 2).path)
     with pytest.raises(NoDeviceOfClass, match="is a symbolic link"):
         on_devices.place(world.disk().vm_dir, 5, 7, MiB, want=Want(("slow",), MiB))
 

@@ -86,10 +86,19 @@ def test_layers_go_to_another_device_whole_and_their_paths_stay(world: World, po
         assert (found.st_mode, found.st_size, found.st_mtime_ns) == (before[name].st_mode, before[name].st_size, before[name].st_mtime_ns)
         assert found.st_blocks * 512 < MiB, "holes stay holes"
     assert Path(directory, ".semishared/disk.1.json").read_bytes() == record
-    assert len(pool.layers()) == 2 and not pool.leftovers()
+    assert len(pool.layers()) == 3 and not pool.leftovers()
     again = d.MoveLayers(s.DiskRef(5, 1, directory), "", "5-1-0123456789ab", target, 0)
     (refused,) = world.on(again)
     assert isinstance(refused, dict) and refused["id"] == "SS164", "what was planned of another place is not done"
+
+
+def test_a_volatile_disk_goes_too(world: World, pool: Pool) -> None:
+    directory, _ = prepared(world)
+    Path(f"{directory}/disk.2").write_bytes(b"v" * MiB)
+    other, target = elsewhere(pool, f"{directory}/disk.2.snap")
+    assert move_disk(world, target, disk=2)["error"] == ""
+    assert device_of(f"{directory}/disk.2.snap") == str(other) and Path(f"{directory}/disk.2").read_bytes() == b"v" * MiB
+    assert len(pool.layers()) == 3 and not pool.leftovers()
 
 
 def test_a_disk_stays_when_oned_has_its_vm_do_something_else(world: World, pool: Pool) -> None:
@@ -98,7 +107,7 @@ def test_a_disk_stays_when_oned_has_its_vm_do_something_else(world: World, pool:
     _, target = elsewhere(pool, f"{directory}/disk.1.snap")
     answer = move_disk(world, target, why="something is under way in it (LCM state 40)")
     assert answer["id"] == "SS164" and "LCM state 40" in answer["error"]
-    assert os.readlink(f"{directory}/disk.1.snap") == was and len(pool.layers()) == 2
+    assert os.readlink(f"{directory}/disk.1.snap") == was and len(pool.layers()) == 3
 
 
 def test_a_disk_that_is_written_to_while_it_is_copied_stays_where_it_was(world: World, pool: Pool) -> None:
@@ -111,12 +120,12 @@ def test_a_disk_that_is_written_to_while_it_is_copied_stays_where_it_was(world: 
         session.begin([d.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 1 << 20)], answers=True)
         assert session.read() == {"event": "ask", "question": "vm", "vm": 5}
         session.send(answer={})
-        while len(pool.layers()) < 3:
+        while len(pool.layers()) < 4:
             pass
         qemu_io(f"{directory}/disk.1.snap/1", "qcow2", "write -P 0x55 9M 64k")
         (answer,) = session.finish()
     assert isinstance(answer, dict) and "was changed while it was copied" in answer["error"]
-    assert os.readlink(f"{directory}/disk.1.snap") == was and len(pool.layers()) == 2
+    assert os.readlink(f"{directory}/disk.1.snap") == was and len(pool.layers()) == 3
     qemu_io(f"{directory}/disk.1.snap/1", "qcow2", "read -P 0x55 9M 64k")
 
 
@@ -142,13 +151,13 @@ def test_a_disk_that_a_guest_has_open_stays_though_oned_has_its_vm_off(world: Wo
         session.begin([d.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 8 << 20)], answers=True)
         session.read()
         session.send(answer={"why": "", "is_off": True})
-        while guest is None and len(pool.layers()) < 3:
+        while guest is None and len(pool.layers()) < 4:
             pass
         guest = guest or open_it()
         (answer,) = session.finish()
         guest.communicate(b"write -P 0x77 10M 64k\nflush\n")
     assert isinstance(answer, dict) and answer["id"] == "SS164" and "has disk 1 of VM 5 open, which is to be off" in answer["error"]
-    assert os.readlink(f"{directory}/disk.1.snap") == was and len(pool.layers()) == 2
+    assert os.readlink(f"{directory}/disk.1.snap") == was and len(pool.layers()) == 3
     qemu_io(f"{directory}/disk.1.snap/1", "qcow2", "read -P 0x77 10M 64k")
     assert move_disk(world, target)["error"] == ""
 
@@ -161,7 +170,7 @@ def test_what_oned_begins_ends_a_move_and_is_done(world: World, pool: Pool, what
         session.begin([d.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 8 << 10)], answers=True)
         session.read()
         session.send(answer={})
-        while len(pool.layers()) < 3:
+        while len(pool.layers()) < 4:
             pass
         if what == "delete":
             world.on(s.RemoveVm(5, directory))
@@ -188,7 +197,7 @@ def test_what_oned_begins_ends_a_move_and_is_done(world: World, pool: Pool, what
     assert isinstance(seen, dict)
     for item in seen["unlinked"]:
         world.on(s.Discard("unlinked", item["path"], str(world.location), item["vm"], item["seen"]))
-    assert len(pool.layers()) == (2 if what in ("move", "datastore") else 0)
+    assert len(pool.layers()) == (3 if what in ("move", "datastore") else 0)
 
 
 def test_a_kept_diff_goes_too(world: World, pool: Pool) -> None:
@@ -210,7 +219,7 @@ def test_what_has_no_room_stays(world: World, pool: Pool) -> None:
     answer = move_disk(world, target)
     assert answer["id"] == "SS031" or "no space" in answer["error"].lower()
     check_content(directory)
-    assert len(pool.layers()) == 2
+    assert len(pool.layers()) == 3
 
 
 # -- bases ------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def publishing(disk: DiskRef, planned: Planned, record: Record, expected: int = 
             files.unlink(disk.path)
         records.write_record(disk.vm_dir, record)
 
-    layered = vm_dir.Layered(expected, near) if record.is_local and record.place.is_layered else None
+    layered = vm_dir.Layered(expected, near) if record.is_local and record.layer else None
     return vm_dir.published(disk.vm, disk.vm_dir, layout.disk_name(disk.disk), planned, write, layered)
 
 
@@ -202,8 +202,12 @@ def create_volatile(step: CreateVolatile, planned: Planned, ask: room.Ask | None
     disk = step.disk
     if step.fs and step.fs not in mkfs.MKFS:
         raise NotSupported(f"file system {step.fs!r} of disk {disk.disk} is none of {', '.join(sorted(mkfs.MKFS))}")
-    room.for_disk(disk.vm_dir, _written_empty(step), ask)
-    with publishing(disk, planned, Record(disk.disk, VOLATILE, step.format, disk.path)) as staged:
+    record, written = Record(disk.disk, VOLATILE, step.format, disk.path), _written_empty(step)
+    if devices.may_hold(disk.vm_dir) and devices.usual(cache.root_of(disk.vm_dir)):
+        # On a device are layers alone. Without a pool it is a plain file, until it moves live (guest/deltas.py).
+        record = record._replace(path=first_layer(disk))
+    with publishing(disk, planned, record, max(step.size // GROWTH, written)) as staged:
+        room.for_disk(disk.vm_dir, written, ask, where=os.path.dirname(staged))
         mkfs.make_empty(staged, step.format, step.size, step.fs)
         os.chmod(staged, 0o660)
 
