@@ -13,6 +13,7 @@ from typing import Any
 from lab import Lab, Node
 from lab.ceph import fs
 from lab.cloud import Cloud
+from semishared.model import steps_share as s
 from semishared.model.shares import Tree, first_uid
 from semishared.model.steps import Step, to_data
 from shares import once
@@ -68,6 +69,22 @@ class CephShares:
         for host in lab.hosts[1:]:
             lab.ceph.give_key(host, "shares-mount", lab.ceph.key("shares-mount"))
             cls.mount(host)
+
+    def second_group(self) -> Tree:
+        """Make another OpenNebula's group of subvolumes on the same file system, by what the page says, mounted on h1; return its root."""
+        root, text = "/srv/second", PAGE.read_text().replace("client.shares", "client.second").replace("--id shares", "--id second")
+        commands = "\n".join(re.findall(r"(?m)^    ((?:ceph fs|ceph auth|verbs=|caps=).*)$", text)).replace("cephfs", fs.NAME)
+        script = re.sub(r"\bone\b", "two", commands.replace(f"tag {fs.NAME}", "tag cephfs"))
+        self.lab.ceph.node.run(["bash", "-euc", script], user="root", cwd="/")
+        for user in ("second", "second-maker"):
+            self.lab.ceph.give_key(self.host, user, self.lab.ceph.key(user))
+        mount = re.findall(r"(?m)^    (ceph-fuse .*?) +# on the machine", text)[0].replace("cephfs", fs.NAME)
+        self.host.run(["mkdir", "-p", root], user="root")
+        words = mount.replace("/volumes/one", "/volumes/two").replace(ROOT, root).split()
+        self.host.run([*words, *fs.OPTIONS], user="root", cwd="/")
+        self.host.run(["chown", "oneadmin:oneadmin", root], user="root")
+        tree = Tree("cephfs", root, "", f"{fs.NAME}/two", "second", cloud="2" * 32)
+        return tree._replace(marker=self.step(s.MarkRoot(tree, "3" * 32))[1]["marker"])
 
     @staticmethod
     def mount(host: Node) -> None:

@@ -50,7 +50,7 @@ def test_an_image_is_a_subvolume_with_the_layout_that_it_asks_for(cloud: CephSha
     said, _ = cloud.does(["python3", "-c", code, source, "ceph.dir.layout"])
     assert said == (
         "100000 100000 0o40755 b'stripe_unit=262144 stripe_count=4 object_size=1048576 "
-        f"pool={fs.NAME}.data pool_namespace=fsvolumens_share-{image}'\n"
+        f"pool={fs.NAME}.data pool_namespace=semishared-{cloud.tree.marker}-share-{image}'\n"
     )
     cloud.cli("resize", str(image), "48M")
     assert cloud.listed()[image]["size"] == 48 * MiB
@@ -108,10 +108,20 @@ def test_a_share_that_may_hold_data_is_kept_until_it_is_dropped_by_hand(cloud: C
     assert cloud.gc() == {} and not cloud.subvolumes()
 
 
+def namespace_of(cloud: CephShares, path: str) -> str:
+    """Return which namespace the objects of a directory are in."""
+    code = "import os, sys; print(os.getxattr(sys.argv[1], 'ceph.dir.layout.pool_namespace').decode())"
+    return cloud.does(["python3", "-c", code, path])[0].strip()
+
+
 def test_a_key_for_one_share_opens_no_other(cloud: CephShares) -> None:
-    mine, other = cloud.image("mine", "new:16M"), cloud.image("other", "new:16M")
-    for image in (mine, other):
-        cloud.does(["dd", "if=/dev/zero", f"of={cloud.source(image)}/file", "bs=1M", "count=1", "conv=fsync", "status=none"])
+    """Also not the one that the image of the same number has in another OpenNebula, which has a group of its own."""
+    mine, other = cloud.image("mine", "new:16M"), cloud.image("other", "new:16M,stripes=2,object=1M")
+    second = cloud.second_group()
+    theirs = str(cloud.step(s.MakeShare(second, Share(mine, 0, 1, 16 * MiB)))[1]["source"])
+    sources = {name: cloud.source(image) for name, image in (("mine", mine), ("other", other))}
+    for path in (*sources.values(), theirs):
+        cloud.does(["dd", "if=/dev/zero", f"of={path}/file", "bs=1M", "count=1", "conv=fsync", "status=none"])
     cloud.lab.ceph.node.run(["ceph", "fs", "subvolume", "authorize", fs.NAME, f"share-{mine}", "tenant", "one"], user="root", cwd="/")
     cloud.lab.ceph.give_key(cloud.host, "tenant", cloud.lab.ceph.key("tenant"))
 
@@ -120,18 +130,23 @@ def test_a_key_for_one_share_opens_no_other(cloud: CephShares) -> None:
         done = cloud.host.run(words, cwd="/", check=False)
         return done.returncode, (done.stdout or done.stderr).decode()
 
-    assert objects(f"fsvolumens_share-{mine}")[0] == 0 and objects(f"fsvolumens_share-{mine}")[1].count("\n") == 1
-    for namespace in (f"fsvolumens_share-{other}", ""):
+    code, said = objects(namespace_of(cloud, sources["mine"]))
+    assert code == 0 and said.count("\n") == 1
+    for namespace in (namespace_of(cloud, sources["other"]), namespace_of(cloud, theirs), f"fsvolumens_share-{mine}", ""):
         code, said = objects(namespace)
         assert code and "Operation not permitted" in said, namespace
-    for path, allowed in ((cloud.source(mine), True), (cloud.source(other), False), (ROOT, False)):
-        at = f"/srv/as-tenant{path.replace('/', '-')}"
+    paths = [*(path.replace(ROOT, "/volumes/one") for path in (*sources.values(), ROOT)), theirs.replace(second.root, "/volumes/two")]
+    for number, path in enumerate(paths):
+        at = f"/srv/as-tenant-{number}"
         cloud.host.run(["mkdir", at], user="root")
-        words = ["ceph-fuse", "--id", "tenant", "--client_fs", fs.NAME, "-r", path.replace(ROOT, "/volumes/one"), at]
+        words = ["ceph-fuse", "--id", "tenant", "--client_fs", fs.NAME, "-r", path, at]
         done = cloud.host.run(words, user="root", cwd="/", check=False)
-        assert (done.returncode == 0) == allowed, (path, done)
-        if allowed:
+        assert (done.returncode == 0) == (number == 0), (path, done)
+        if number == 0:
             cloud.host.run(["umount", at], user="root")
+    cloud.step(s.RemoveShare(second, mine, theirs))
+    assert cloud.does(["wc", "-c", f"{sources['mine']}/file"])[0].split()[0] == str(MiB)
+    cloud.host.run(["umount", second.root], user="root")
     for image in (mine, other):
         cloud.oned.image_delete(image)
 

@@ -21,6 +21,7 @@ from lab.kernel_host import Done, KernelHost
 from lab.oned import ActionFailed
 from lab.oned.states import Vm as State
 from lab.switch import Switch
+from semishared.model import layout_share
 from semishared.model import steps_share as s
 from shares.ceph import COMMAND, CephShares
 from shares.cloud import SHARES
@@ -93,6 +94,10 @@ class Tenants:
         """Return the users of the cluster that are of shares."""
         known = self.cloud.lab.ceph.ask(["command", ["auth ls"], {}])[0]["auth_dump"]
         return {row["entity"] for row in known if row["entity"].startswith("client.share-one-")}
+
+    def namespace(self, image: int) -> str:
+        """Return which namespace the objects of a share are in."""
+        return layout_share.namespace(self.cloud.tree.marker, image)
 
     def keys(self) -> list[str]:
         """Return of whom the root says that they have keys."""
@@ -172,7 +177,7 @@ def test_a_key_that_reads_writes_nothing_however_it_is_mounted(tenants: Tenants)
     words[-1] = words[-1].replace("ro,", "rw,", 1)
     done = tenants.does(f"mkdir -p /other; {shlex.join(words)} && cat /other/file; echo >/other/file; rm /other/file; umount /other")
     assert done.out == "theirs\n" and done.err.count("Permission denied") == 2, done
-    namespace = f"fsvolumens_share-{tenants.theirs}"
+    namespace = tenants.namespace(tenants.theirs)
     code, said = tenants.tries(["rados", "-p", f"{fs.NAME}.data", "-N", namespace, "create", "mine"], read)
     assert code and "Operation not permitted" in said
 
@@ -190,16 +195,16 @@ def test_no_other_directory_is_opened_by_it(tenants: Tenants, path: str) -> None
 def test_no_other_objects_users_quotas_or_layouts_are_open_to_it(tenants: Tenants) -> None:
     one = tenants.shares(tenants.one)[0]
     objects = ["rados", "-p", f"{fs.NAME}.data", "-N"]
-    code, said = tenants.tries([*objects, f"fsvolumens_share-{tenants.mine}", "ls"], one)
+    code, said = tenants.tries([*objects, tenants.namespace(tenants.mine), "ls"], one)
     assert code == 0 and said.strip(), said
-    refused = [[*objects, f"fsvolumens_share-{tenants.secret}", "ls"], [*objects, "", "ls"], ["rados", "-p", f"{fs.NAME}.meta", "ls"],
+    refused = [[*objects, tenants.namespace(tenants.secret), "ls"], [*objects, "", "ls"], ["rados", "-p", f"{fs.NAME}.meta", "ls"],
                ["ceph", "auth", "ls"], ["ceph", "auth", "get", "client.shares"], ["ceph", "config-key", "dump"],
                ["ceph", "fs", "subvolume", "ls", fs.NAME, "one"]]  # fmt: skip
     for words in refused:
         code, said = tenants.tries(words, one)
         assert code and re.search("Operation not permitted|Permission denied|EACCES|EPERM", said), (words, said)
     set_it = "import os, sys; os.setxattr(sys.argv[1], sys.argv[2], sys.argv[3].encode())"
-    for name, value in (("ceph.quota.max_bytes", "0"), ("ceph.dir.layout.pool_namespace", f"fsvolumens_share-{tenants.secret}")):
+    for name, value in (("ceph.quota.max_bytes", "0"), ("ceph.dir.layout.pool_namespace", tenants.namespace(tenants.secret))):
         done = tenants.guest.run(["/usr/bin/python3", "-c", set_it, f"/mnt/one-tag-{tenants.mine}", name, value], check=False)
         assert "PermissionError" in done.err, done
 
@@ -262,12 +267,14 @@ def test_doctor_tells_of_clients_whose_pool_nothing_bounds_or_others_have(tenant
 def test_what_a_key_writes_as_bare_objects_outlives_no_purge_of_the_page(tenants: Tenants) -> None:
     """No deletion of the share removes it: so what the page has an admin do must, all of it, and nothing of others."""
     one, lab = tenants.shares(tenants.one)[0], tenants.cloud.lab
-    pool, mine, theirs = f"{fs.NAME}.data", f"fsvolumens_share-{tenants.mine}", f"fsvolumens_share-{tenants.theirs}"
+    pool, mine, theirs = f"{fs.NAME}.data", tenants.namespace(tenants.mine), tenants.namespace(tenants.theirs)
     names = ("alien", "a b")
     for name in names:
         code, said = tenants.tries(["rados", "-p", pool, "-N", mine, "create", name], one)
         assert code == 0, said
-    (script,) = re.findall(r"(?ms)^    python3 - cephfs.clients \S+ <<'END'\n(.*?)^    END$", PAGE.read_text())
+    (script,) = re.findall(r"(?ms)^    python3 - cephfs.clients \$namespace <<'END'\n(.*?)^    END$", PAGE.read_text())
+    (called,) = re.findall(r"(?m)^    namespace=(\S+) ", PAGE.read_text())
+    assert called.replace("0123456789abcdef" * 2, tenants.cloud.tree.marker).replace("42", str(tenants.mine)) == mine
     listed = ["rados", "-p", pool, "-N"]
     before = lab.ceph.node.run([*listed, theirs, "ls"], user="root", cwd="/").stdout
     # Its files' objects are there as well, and needed: of others than these copies are not made.

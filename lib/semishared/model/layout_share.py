@@ -39,6 +39,11 @@ def root_and_image(source: str) -> tuple[str, int]:
     return (match.group(1), int(match.group(2))) if match else ("", -1)
 
 
+def namespace(marker: str, image: int) -> str:
+    """Return which namespace of RADOS the objects of a share on CephFS are in: no other root's, whichever group and OpenNebula that is of."""
+    return f"semishared-{marker}-{tree(image)}"
+
+
 def gone(image: int) -> str:
     """Return the name of a tree that is being removed."""
     return f"gone-{image}"

@@ -2,9 +2,10 @@
 """Shares on CephFS: subvolumes of one group, made by the cluster's manager, their objects in RADOS namespaces of their own.
 
 The root is where the group (/volumes/GROUP) is mounted, so a subvolume is at <root>/share-<image>/<uuid> on all hosts. The manager gives it
-to its owner: nothing here takes root. Layout and limit of files are set by us while the empty tree is ours, by a mount whose key has `p`,
-which no host with guests may have; nor can guests name what is ceph.* (vmm/virtiofsd.py). Clients hold themselves to quotas, by what they
-know of the others': what a share holds may be more for seconds.
+to its owner: nothing here takes root. Layout, namespace and limit of files are set by us while the empty tree is ours, by a mount whose key
+has `p`, which no host with guests may have; nor can guests name what is ceph.* (vmm/virtiofsd.py). The manager's own namespaces are called
+after the subvolume alone, and two groups may each have a share-42: a key for one would open the objects of both. Clients hold themselves
+to quotas, by what they know of the others': what a share holds may be more for seconds.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class CephFs:
     """Subvolumes."""
 
     def __init__(self, tree: Tree) -> None:
-        self.root = tree.root
+        self.root, self._marker = tree.root, tree.marker
         self._volume, self._group = tree.volume.split("/")
         self._user, self._access = tree.user, MOUNTED._replace(conf=tree.conf)
 
@@ -66,7 +67,7 @@ class CephFs:
             self._create(share, os.geteuid())
             point("subvolume made")
             path = self.there(share.image)
-            _lay_out(path, share)
+            _lay_out(path, share, layout_share.namespace(self._marker, share.image))
             point("subvolume laid out")
         self._create(share, uid)
         point("subvolume given to its owner")
@@ -119,9 +120,9 @@ class CephFs:
         point("snapshot removed")
 
     def _create(self, share: Share, uid: int) -> None:
-        """Make a subvolume, or give one that is there these properties."""
+        """Make a subvolume, or give one that is there these properties; its namespace stays as it is."""
         pool = {"pool_layout": share.pool} if share.pool else {}
-        self._ask("create", share.image, size=share.size, uid=uid, gid=uid, mode=f"{MODE:o}", namespace_isolated=True, **pool)
+        self._ask("create", share.image, size=share.size, uid=uid, gid=uid, mode=f"{MODE:o}", **pool)
 
     def _info(self, image: int) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._ask("info", image))
@@ -171,8 +172,9 @@ def layout(share: Share) -> str:
     return f"stripe_unit={max(UNIT, size // stripes)} stripe_count={stripes} object_size={size}"
 
 
-def _lay_out(path: str, share: Share) -> None:
-    wanted = {"ceph.quota.max_files": str(most_files(share.size)), "ceph.dir.layout": layout(share)}
+def _lay_out(path: str, share: Share, namespace: str) -> None:
+    files, striped = str(most_files(share.size)), layout(share)
+    wanted = {"ceph.quota.max_files": files, "ceph.dir.layout": striped, "ceph.dir.layout.pool_namespace": namespace}
     try:
         for name, value in wanted.items():
             if value:
