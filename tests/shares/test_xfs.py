@@ -4,6 +4,7 @@ have such quotas."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -145,13 +146,29 @@ def test_a_daemon_that_a_guest_has_taken_over_is_held_to_the_share_too(host: Ker
 def test_projects_of_others_are_left_alone_and_quotas_have_to_be_on(host: KernelHost, side: HostSide) -> None:
     theirs = FIRST_PROJECT + 99
     host.script(f"mkdir {ROOT}/theirs; xfs_quota -x -c 'project -s -p {ROOT}/theirs {theirs}' {ROOT}")
+    limit = f"#{theirs}  0  0  8192  00 [--------]  1  0  500  00 [--------]"
     with pytest.raises(NoQuota, match=f"project {theirs}, in which 1 other"):
         make(side, 99, 5, 8)
+    host.run(["xfs_quota", "-x", "-c", f"limit -p bhard=8m ihard=500 {theirs}", ROOT])
+    with pytest.raises(NoQuota, match=f"project {theirs}, in which 1 other"):
+        make(side, 99, 5, 8)
+    assert side.on(s.ListShares(TREE)) == [{"shares": []}]
+    # Nor where somebody has put them there since the share was begun; what is left of it goes, and no limit of theirs with it.
+    began = {"version": 1, "share": Share(99, 5, 1, 8 * MiB).to_data(), "source": ""}
+    host.put(f"{ROOT}/.semishared/.shares/99.json", json.dumps(began).encode())
+    with pytest.raises(NoQuota, match=f"project {theirs}, in which 1 other"):
+        make(side, 99, 5, 8)
+    drop(side, 99)
+    assert [row.split() for row in projects(host)] == [limit.split()] and host.run(["ls", ROOT]).out == "theirs\n"
     with pytest.raises(NoQuota, match=f"is in project {theirs} itself"):
         side.on(s.MarkRoot(Tree("xfs", f"{ROOT}/theirs"), MARKER))
     host.run(["rm", "-r", f"{ROOT}/theirs"])
+    with pytest.raises(NoQuota, match=f"project {theirs}, for which others have set a limit"):
+        make(side, 99, 5, 8)
+    host.run(["xfs_quota", "-x", "-c", f"limit -p bhard=0 ihard=0 {theirs}", ROOT])
     make(side, 99, 5, 8)
     drop(side, 99)
+    assert not projects(host)
     with pytest.raises(NoQuota, match="not mounted with prjquota"):
         side.on(s.MarkRoot(Tree("xfs", "/srv/off"), MARKER))
 

@@ -58,19 +58,30 @@ class Xfs(Directories):
         return [*super().commands(), self._words(_limit(0, 0, 0)), self._words(_report(0))]
 
     def hold(self, image: int, size: int) -> None:
-        """Limit the project of a tree, and put the tree in it; raise NoQuota if others are in it."""
+        """Put a tree in its project, and limit that; raise NoQuota if others have it.
+
+        A limit is ours if the tree is in the project, so it is in there first. Empty, it is nobody's to write to yet.
+        """
         path, project = self.path(image), FIRST_PROJECT + image
         if _project(path) != project:
-            held = self._held(image)
-            if held.files:
-                raise NoQuota(
-                    f"{path} on {self._where} would be in project {project}, in which {held.files} other files of the file system are"
-                )
-            self.resize(image, size)
-            point("project limited")
+            self._require_free(image)
             _put(path, project)
-        elif self._held(image).limit != size:
+            point("tree in its project")
+        if self._held(image).limit != size:
             self.resize(image, size)
+
+    def _require_free(self, image: int) -> None:
+        held, project = self._held(image), FIRST_PROJECT + image
+        if held.files or held.limit or held.most_files:
+            whose = f"in which {held.files} other files of the file system are" if held.files else "for which others have set a limit"
+            raise NoQuota(f"{self.path(image)} on {self._where} would be in project {project}, {whose}")
+
+    def there(self, image: int) -> str:
+        """Return where the tree is, '' if there is none; raise NoQuota if others have its project."""
+        found = super().there(image)
+        if not found:
+            self._require_free(image)
+        return found
 
     def resize(self, image: int, size: int) -> None:
         """Give the project other limits; raise NoQuota if it has not got them, BadArguments if it has more files than it may have then."""
@@ -89,12 +100,15 @@ class Xfs(Directories):
         held = self._held(image)
         return Use(held.used, held.limit or -1)
 
-    def remove(self, image: int) -> None:
-        """Remove a tree with all in it, and the limits of its project: the id of an image may be given anew."""
-        super().remove(image)
-        if self._held(image).limit:
+    def drop(self, image: int, path: str) -> None:
+        """Remove a tree that is out of the way, and before it the limits of its project: the id of an image may be given anew.
+
+        Those of a project that the tree never came to be in are others'.
+        """
+        if _was_held(path, FIRST_PROJECT + image) and self._held(image).limit:
             self._limit(image, 0, 0)
             point("limits removed")
+        super().drop(image, path)
 
     def _limit(self, image: int, size: int, files: int) -> None:
         self._quota(_limit(image, size, files))
@@ -141,6 +155,11 @@ def _project(path: str) -> int:
         return _flags(fd)[3]
     finally:
         os.close(fd)
+
+
+def _was_held(path: str, project: int) -> bool:
+    """Tell whether a tree is in its project. What was given to its owner is: we may not look into it any more."""
+    return os.path.lexists(path) and (os.lstat(path).st_uid != os.geteuid() or _project(path) == project)
 
 
 def _put(path: str, project: int) -> None:
