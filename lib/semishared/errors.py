@@ -363,7 +363,7 @@ class NoQuota(SemisharedError):
     """A file system that would not hold a share to its size."""
 
     id = "SS170"
-    remedy = "turn its quotas on as docs/how-to/shares.md says, then retry"
+    remedy = "do what is named, or turn its quotas on, as docs/how-to/shares.md says; then retry"
 
 
 class NotPermitted(SemisharedError):

@@ -47,6 +47,12 @@ def test_where_shares_are_made() -> None:
     assert (found.severity, found.machine, found.mend) == (WARNING, "h1", "semishared share init 110") and "another one may" in found.what
     (found,) = of_roots([made(wrong="quotas of btrfs are off", mend="turn them on")], "fe")
     assert found == Finding(BROKEN, "h1", "datastore 110 (shares): quotas of btrfs are off", "turn them on")
+    (found,) = of_roots([made("btrfs", lapsed=("the kernel does not count", "btrfs quota rescan -w /srv/shares"), promised=(3 << 30, 4 << 30))], "fe")
+    assert found == Finding(
+        BROKEN, "h1", "datastore 110 (shares): /srv/shares: the kernel does not count", "as root on h1: btrfs quota rescan -w /srv/shares"
+    )
+    (found,) = of_roots([made(promised=((4 << 30) + 1, 4 << 30))], "fe")
+    assert found.severity == WARNING and "its shares may hold 4.0 GiB, and /srv/shares 4.0 GiB" in found.what
     assert [item.what[-9:] for item in of_roots([made("btrfs", lacking=["chown x", "rm -rf  y"])], "fe")] == [": chown x", "rm -rf  y"]
 
 

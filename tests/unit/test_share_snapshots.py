@@ -11,7 +11,7 @@ from semishared.cli import share_snapshots
 from semishared.errors import DataInTheWay, MissingImage, ToolFailed
 from semishared.model import layout_share
 from semishared.model.shares import Share, Snapshot, Tree
-from semishared.share import life, snapshots
+from semishared.share import btrfs, life, snapshots
 from semishared.share.btrfs import Btrfs
 from semishared.share.plain import Plain
 from semishared.tools import files
@@ -66,7 +66,8 @@ def test_nor_does_it_make_a_new_one_fail(tree: Tree) -> None:
     assert snapshots.make(tree, 5, "new")["name"] == "new"
 
 
-def test_a_plain_directory_is_no_snapshot_of_btrfs(tmp_path: Path) -> None:
+def test_a_plain_directory_is_no_snapshot_of_btrfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(btrfs, "_shown", lambda _: "")
     fs = Btrfs(Tree("btrfs", str(tmp_path), MARKER))
     (tmp_path / layout_share.snapshot(5, "x")).mkdir()
     (tmp_path / layout_share.snapshot(5, "y")).write_text("")

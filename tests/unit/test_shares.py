@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semishared.errors import BadAttribute, ToolFailed
+from semishared.errors import BadAttribute, NoQuota, ToolFailed
 from semishared.model import layout_share
 from semishared.model.shares import Share, Tree, Use, first_uid, pools
 from semishared.model.steps_share import RemoveShare
@@ -103,6 +103,26 @@ def test_what_btrfs_says_of_a_subvolume() -> None:
     assert btrfs.parse(SAID.format(limit="none")) == Use(33538048, -1)
     with pytest.raises(ToolFailed):
         btrfs.parse("ERROR: quotas not enabled")
+
+
+@pytest.mark.parametrize(
+    ("warns", "lapsed"),
+    [
+        ("WARNING: qgroup data inconsistent, rescan recommended\n", True),
+        ("WARNING: rescan is running, qgroup data may be incorrect\n", True),
+        ("sudo: unable to resolve host h1\n", False),
+        ("", False),
+    ],
+)
+def test_of_numbers_that_are_not_counted_nothing_is_said(monkeypatch: pytest.MonkeyPatch, warns: str, lapsed: bool) -> None:
+    monkeypatch.setattr(btrfs, "_shown", lambda _: warns + SAID.format(limit=33554432))
+    fs = btrfs.Btrfs(Tree("btrfs", "/srv/shares"))
+    if not lapsed:
+        assert fs.use(7) == Use(33538048, 33554432) and fs.lapsed() == ("", "")
+        return
+    assert fs.lapsed()[1] == "btrfs quota rescan -w /srv/shares"
+    with pytest.raises(NoQuota, match="no share is held to its size .*: btrfs quota rescan -w /srv/shares"):
+        fs.use(7)
 
 
 def test_where_a_share_is_says_whose_it_is() -> None:

@@ -48,6 +48,6 @@ def _made(store: Datastore, cloud: Cloud, config: Config, front_end: str) -> lis
         with Session(machine, "doctor", config) as session:
             answer: Any = session.run([LookAtRoot(tree, by_clients, tuple(image.id for image in images))])[0]
         found = Made(store, tree, machine, answer["lacking"], by_hosts=by_hosts, has_cloud=bool(answer["cloud"]))
-        return [found._replace(images=images, pools=answer["pools"])]
+        return [found._replace(images=images, lapsed=answer["lapsed"], promised=answer["promised"], pools=answer["pools"])]
     except SemisharedError as e:
         return [Made(store, tree, machine, (), e.detail, e.remedy, by_hosts)]

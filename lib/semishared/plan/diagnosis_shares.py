@@ -10,6 +10,7 @@ from ..model import shares
 from ..model.shares import FIRST_UID, UIDS, Tree
 from ..named import NamedTuple
 from ..opennebula.xml import Datastore, Image
+from ..units import human
 from . import placement
 from .diagnosis import BROKEN, WARNING, Finding
 
@@ -33,6 +34,10 @@ class Made(NamedTuple):
     """A guest may have one by its host."""
     has_cloud: bool = True
     """The root says of which OpenNebula it is."""
+    lapsed: Sequence[str] = ("", "")
+    """Why no share is held to its size at the moment, and what mends it."""
+    promised: Sequence[int] = (0, 0)
+    """How many bytes all shares may hold together, and how many there are."""
     images: Sequence[Image] = ()
     pools: Mapping[str, Mapping[str, Any]] = {}
     """Which data pools their shares are in, where guests are clients themselves (Clients.pools)."""
@@ -65,6 +70,12 @@ def of_roots(made: Sequence[Made], front_end: str) -> list[Finding]:
         elif not one.has_cloud:
             what = f"{name}: {one.tree.root} does not say of which OpenNebula it is: another one may take it, and gc removes nothing there"
             found.append(Finding(WARNING, one.machine, what, f"semishared share init {one.store.id}"))
+        if one.lapsed[0]:
+            mend = f"as root on {one.machine}: {one.lapsed[1]}"
+            found.append(Finding(BROKEN, one.machine, f"{name}: {one.tree.root}: {one.lapsed[0]}", mend))
+        if one.promised[0] > one.promised[1]:
+            what = f"its shares may hold {human(one.promised[0])}, and {one.tree.root} {human(one.promised[1])}: who fills theirs takes others' room"
+            found.append(Finding(WARNING, one.machine, f"{name}: {what}", f"give it more room; {PAGE}, Set it up"))
         for command in one.lacking:
             if one.tree.fs == "cephfs":
                 what, mend = f"Ceph's manager does not let client.{one.tree.user} ask for: {command}", "A guest that is a client itself"

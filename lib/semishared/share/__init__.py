@@ -20,8 +20,11 @@ class FileSystem(Protocol):
     def lacking(self) -> list[str]:
         """Return what is needed there and not permitted, as commands; raise as `check`. Nothing is done."""
 
+    def lapsed(self) -> tuple[str, str]:
+        """Return why no share is held to its size at the moment, and the command of root that mends it; '' and '' where they are."""
+
     def there(self, image: int) -> str:
-        """Return where something of a share is, '' if there is nothing."""
+        """Return where something of a share is, '' if there is nothing; raise NoQuota if one that is made now would not be held to its size."""
 
     def make(self, share: Share, uid: int) -> str:
         """Have an empty tree, held to its size, that belongs to user and group `uid`; return its path."""

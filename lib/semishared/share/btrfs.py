@@ -2,6 +2,10 @@
 """Shares on btrfs: a subvolume, whose qgroup has a limit. Guests cannot make subvolumes: no ioctl crosses virtiofs.
 
 A snapshot is a read-only subvolume beside it. The limit is on what the share's own subvolume refers to, so nothing of it counts there.
+
+The kernel may stop counting, for the whole file system, where that would be costly (a snapshot is removed that has much in common with what is
+there, say): from then on no limit holds. Only a warning of `btrfs qgroup show` says so, beside numbers that are old. No share is made or
+resized then, and doctor has the command that counts anew. That reads all metadata, and no limit holds meanwhile, so it is begun by hand.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from .trees import Directories
 
 ROW = re.compile(r"\s*0/[0-9]+\s+([0-9]+)\s+[0-9]+\s+([0-9]+|none)\s+([0-9]+|none)(\s|\Z)")
 
+UNSURE = re.compile(r"(?m)^WARNING: (.*\bqgroup data\b.*)$")
+"""How `btrfs qgroup show` says that the kernel does not count, or not yet everything."""
 SUBVOLUME = 256
 """BTRFS_FIRST_FREE_OBJECTID."""
 MADE = re.compile(r"(?m)^\s+Creation time:\s+([0-9-]{10} [0-9:]{8} [+-][0-9]{4})$")
@@ -40,6 +46,18 @@ class Btrfs(Directories):
                 raise
             raise NoQuota(f"{self.root} on {os.uname().nodename}: quotas of btrfs are off") from None
 
+    def lapsed(self) -> tuple[str, str]:
+        """Return that the kernel does not count, and the command that mends it."""
+        found = UNSURE.search(_shown(self.root))
+        if not found:
+            return "", ""
+        return f"the kernel does not count, so no share is held to its size ({found.group(1)})", f"btrfs quota rescan -w {self.root}"
+
+    def _require_count(self) -> None:
+        what, mend = self.lapsed()
+        if what:
+            raise NoQuota(f"{self.root} on {os.uname().nodename}: {what}; as root there: {mend}")
+
     def commands(self) -> list[list[str]]:
         """Return, of share 0, the commands that take root."""
         tree, kept = self.path(0), self._at(0, "x")
@@ -52,7 +70,7 @@ class Btrfs(Directories):
         os.chmod(path, 0o700)
 
     def hold(self, image: int, size: int) -> None:
-        """Give the subvolume's qgroup a limit; raise NoQuota if it has not got it."""
+        """Give the subvolume's qgroup a limit; raise NoQuota if it has not got it, or that would not be kept."""
         path = self.path(image)
         rights.run(_limit(path, size))
         found = self.use(image).limit
@@ -64,12 +82,18 @@ class Btrfs(Directories):
         self.hold(image, size)
 
     def use(self, image: int) -> Use:
-        """Return what its qgroup has, and may have."""
-        return parse(_shown(self.path(image)))
+        """Return what its qgroup has, and may have; raise NoQuota where that is not what it has by now."""
+        said = _shown(self.path(image))
+        if UNSURE.search(said):
+            self._require_count()
+        return parse(said)
 
     def there(self, image: int) -> str:
-        """Return where the tree is, or else a snapshot that has outlived it, '' if there is neither."""
-        return super().there(image) or next((self._at(image, name) for name in self.snapshot_names(image)), "")
+        """Return where the tree is, or else a snapshot that has outlived it, '' if there is neither; raise NoQuota where no limit is kept."""
+        found = super().there(image) or next((self._at(image, name) for name in self.snapshot_names(image)), "")
+        if not found:
+            self._require_count()
+        return found
 
     def remove(self, image: int) -> None:
         """Remove the snapshots, then the tree."""
@@ -125,7 +149,7 @@ def _is_subvolume(path: str) -> bool:
 
 
 def _shown(path: str) -> str:
-    return rights.run(_qgroups(path))
+    return rights.run(_qgroups(path), both=True)
 
 
 def _qgroups(path: str) -> list[str]:

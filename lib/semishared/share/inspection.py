@@ -21,17 +21,20 @@ PROFILE = "/etc/apparmor.d/local/usr.sbin.libvirtd"
 
 
 def of_root(tree: Tree, clients: bool, images: tuple[int, ...]) -> dict[str, Any]:
-    """Return which commands nobody lets us use there, of which cloud the root is, and where guests are `clients`, the pools of `images`.
+    """Return which commands nobody lets us use there, of which cloud the root is, why no share is held to its size and what mends that, the
+    bytes promised and in total, and where guests are `clients`, the pools of `images`.
 
     Raise what would end any action.
     """
-    lacking, pools = life.checked(tree).lacking(), {}
+    fs = life.checked(tree)
+    lacking, pools = fs.lacking(), {}
     if clients and tree.fs == "cephfs":
         from . import ceph_clients
 
         ceph = ceph_clients.of(tree)
         lacking, pools = lacking + ceph.lacking_for_keys(), ceph.pools(images)
-    return {"lacking": lacking, "cloud": marker.said(tree.root).cloud, "pools": pools}
+    promised = [life.promised(tree), life.capacity(tree)[1]]
+    return {"lacking": lacking, "cloud": marker.said(tree.root).cloud, "lapsed": fs.lapsed(), "promised": promised, "pools": pools}
 
 
 def of_host(roots: tuple[str, ...]) -> dict[str, Any]:

@@ -223,15 +223,19 @@ def listed(tree: Tree) -> dict[str, object]:
     """Return of which `cloud` the root is, if it says so, and all shares: whose, where, how large, how full (-1: nobody knows), what its
     snapshots are called, and what is wrong with one, which hides no other."""
     fs = checked(tree)
-    directory = f"{tree.root}/{layout_share.SHARES}"
-    names = os.listdir(directory) if os.path.isdir(directory) else []
     rows = []
-    for image in sorted(number for number in map(layout_share.image_of, names) if number >= 0):
+    for image in _images(tree):
         row = _row(fs, tree, image)
         if row:
             rows.append(row)
     cloud = marker.said(tree.root).cloud
     return {"shares": rows, **({"cloud": cloud} if cloud else {})}
+
+
+def _images(tree: Tree) -> list[int]:
+    directory = f"{tree.root}/{layout_share.SHARES}"
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    return sorted(number for number in map(layout_share.image_of, names) if number >= 0)
 
 
 def _row(fs: FileSystem, tree: Tree, image: int) -> Optional[dict[str, object]]:
@@ -247,7 +251,7 @@ def _row(fs: FileSystem, tree: Tree, image: int) -> Optional[dict[str, object]]:
         known = read(tree, image) or known
         row = {**known.share.to_data(), "source": known.source, "used": use.used, "snapshots": kept}
         return {**row, **_not_held(tree, known.share, use.limit)}
-    except (ToolFailed, MissingImage, BadRecord) as e:
+    except (ToolFailed, MissingImage, BadRecord, NoQuota) as e:
         wrong = {"used": -1, "wrong": {"id": e.id, "detail": e.detail}}
     try:
         # Perhaps it has been removed meanwhile.
@@ -266,8 +270,19 @@ def _not_held(tree: Tree, share: Share, limit: int) -> dict[str, object]:
     return {"wrong": {"id": NoQuota.id, "detail": f"the share of image {share.image} is {to}, not to {human(share.size)}: {mend}"}}
 
 
+def promised(tree: Tree) -> int:
+    """Return the bytes that all shares may hold together; 0 where nothing holds them to it."""
+    found = 0
+    for image in _images(tree) if tree.fs != "plain" else ():
+        with suppress(BadRecord):
+            known = read(tree, image)
+            found += known.share.size if known else 0
+    return found
+
+
 def capacity(tree: Tree) -> tuple[int, int, int]:
-    """Return bytes used, in total and free of the file system."""
+    """Return bytes used, in total and free of the file system; what is promised to shares, which is theirs when they come to it, is not free."""
     checked(tree)
-    total = os.statvfs(tree.root)
-    return (total.f_blocks - total.f_bfree) * total.f_frsize, total.f_blocks * total.f_frsize, total.f_bavail * total.f_frsize
+    found = os.statvfs(tree.root)
+    used, total, free = (blocks * found.f_frsize for blocks in (found.f_blocks - found.f_bfree, found.f_blocks, found.f_bavail))
+    return used, total, max(0, min(free, total - promised(tree)))

@@ -31,12 +31,15 @@ def holding(lock: IO[str]) -> Iterator[None]:
         _held.pop()
 
 
-def run(argv: list[str], *, long: bool = False) -> str:
-    """Run `argv` as root and return its stdout; `long`: it may take as long as it works. Raise NotPermitted, or as tools/run.py."""
+def run(argv: list[str], *, long: bool = False, both: bool = False) -> str:
+    """Run `argv` as root and return its stdout, and its stderr with `both`; `long`: it may take as long as it works.
+
+    Raise NotPermitted, or as tools/run.py.
+    """
     words = argv if os.geteuid() == 0 else ["sudo", "-n", "--", *argv]
     stdin = _held[-1] if _held else None
     try:
-        return programs.work(words, stdin=stdin) if long else programs.run(words, stdin=stdin)
+        return programs.work(words, stdin=stdin) if long else programs.run(words, stdin=stdin, both=both)
     except ToolMissing as e:
         if words is argv or not e.detail.startswith("sudo "):
             raise

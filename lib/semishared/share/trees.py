@@ -40,6 +40,10 @@ class Directories:
         """Return which of them sudo does not permit."""
         return rights.lacking(self.commands())
 
+    def lapsed(self) -> tuple[str, str]:
+        """Return that limits are kept, once they are on, or that none are meant."""
+        return "", ""
+
     def path(self, image: int) -> str:
         """Return where the tree of a share is."""
         return f"{self.root}/{layout_share.tree(image)}"

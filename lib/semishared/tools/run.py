@@ -41,9 +41,10 @@ def environment() -> dict[str, str]:
 
 
 def run(
-    argv: list[str], *, timeout_s: float = QUICK_S, ok: tuple[int, ...] = (0,), cwd: str | None = None, stdin: int | None = None
-) -> str:
-    """Run `argv` and return its stdout.
+    argv: list[str], *, timeout_s: float = QUICK_S, ok: tuple[int, ...] = (0,), cwd: str | None = None, stdin: int | None = None,
+    both: bool = False,
+) -> str:  # fmt: skip
+    """Run `argv` and return its stdout, with `both` what it says on stderr as well.
 
     Raise ToolMissing, ToolTimeout (after `timeout_s` seconds), NoSpace, or ToolFailed for an exit code not in `ok`.
     """
@@ -54,7 +55,7 @@ def run(
             raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s: {line_of(argv)}")
         return code
 
-    return _run(argv, wait, ok, cwd, stdin)
+    return _run(argv, wait, ok, cwd, stdin, both)
 
 
 def work(argv: list[str], *, signs: Callable[[], object] | None = None, stdin: int | None = None) -> str:
@@ -122,9 +123,13 @@ def start_piped(argv: list[str], err: int, *, feed: bool) -> tuple[subprocess.Po
     return process, pipe
 
 
-def _run(argv: list[str], wait: Callable[[subprocess.Popen[bytes]], int], ok: tuple[int, ...], cwd: str | None, stdin: int | None) -> str:
+def _run(
+    argv: list[str], wait: Callable[[subprocess.Popen[bytes]], int], ok: tuple[int, ...], cwd: str | None, stdin: int | None,
+    both: bool = False,
+) -> str:  # fmt: skip
     # Not pipes: what a program leaves behind (virsh its ssh) would hold them open, and nothing that is said can block it.
-    with memory() as out, memory() as err:
+    with memory() as out, memory() as own:
+        err = out if both else own
         with progress.waiting():
             code = wait(_start(argv, subprocess.DEVNULL if stdin is None else stdin, out, err, cwd))
         stdout = read_back(out)
