@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is promised to shares of btrfs, and what becomes of it when the kernel stops counting: on a file system of its own, which that breaks."""
+"""What is promised to shares of btrfs, and what becomes of it when the kernel stops counting: on a file system of its own."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from lab.oned import ActionFailed
 from semishared.model import steps_share as s
+from semishared.opennebula.xml import Datastore
 from semishared.plan.diagnosis import BROKEN, Finding
 from semishared.plan.diagnosis_shares import Made, of_roots
 from shares.cloud import SHARES, MiB, Shares, fill, on
@@ -36,8 +38,9 @@ def shares(tmp_path: Path) -> Iterator[Shares]:
 def doctor(shares: Shares) -> list[Finding]:
     """Return what doctor makes of the root."""
     (seen,) = on(s.LookAtRoot(shares.known()))
-    made = Made(shares.oned.datastore(SHARES), shares.known(), "h1", lapsed=seen["lapsed"], promised=seen["promised"])
-    return [found for found in of_roots([made], "fe") if "says of which" not in found.what]
+    store = Datastore(ElementTree.fromstring(f"<DATASTORE><ID>{SHARES}</ID><NAME>shares</NAME><TEMPLATE/></DATASTORE>"))
+    made = Made(store, shares.known(), "h1", lapsed=seen["lapsed"], promised=seen["promised"])
+    return of_roots([made], "fe")
 
 
 def stop_counting(shares: Shares, image: int) -> None:

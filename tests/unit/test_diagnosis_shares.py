@@ -47,7 +47,8 @@ def test_where_shares_are_made() -> None:
     assert (found.severity, found.machine, found.mend) == (WARNING, "h1", "semishared share init 110") and "another one may" in found.what
     (found,) = of_roots([made(wrong="quotas of btrfs are off", mend="turn them on")], "fe")
     assert found == Finding(BROKEN, "h1", "datastore 110 (shares): quotas of btrfs are off", "turn them on")
-    (found,) = of_roots([made("btrfs", lapsed=("the kernel does not count", "btrfs quota rescan -w /srv/shares"), promised=(3 << 30, 4 << 30))], "fe")
+    lapsed = ("the kernel does not count", "btrfs quota rescan -w /srv/shares")
+    (found,) = of_roots([made("btrfs", lapsed=lapsed, promised=(3 << 30, 4 << 30))], "fe")
     assert found == Finding(
         BROKEN, "h1", "datastore 110 (shares): /srv/shares: the kernel does not count", "as root on h1: btrfs quota rescan -w /srv/shares"
     )

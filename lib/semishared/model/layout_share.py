@@ -40,7 +40,7 @@ def root_and_image(source: str) -> tuple[str, int]:
 
 
 def namespace(marker: str, image: int) -> str:
-    """Return which namespace of RADOS the objects of a share on CephFS are in: no other root's, whichever group and OpenNebula that is of."""
+    """Return which namespace of RADOS the objects of a share on CephFS are in: no other root's, of whichever group and OpenNebula."""
     return f"semishared-{marker}-{tree(image)}"
 
 

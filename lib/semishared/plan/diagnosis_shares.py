@@ -73,8 +73,9 @@ def of_roots(made: Sequence[Made], front_end: str) -> list[Finding]:
         if one.lapsed[0]:
             mend = f"as root on {one.machine}: {one.lapsed[1]}"
             found.append(Finding(BROKEN, one.machine, f"{name}: {one.tree.root}: {one.lapsed[0]}", mend))
-        if one.promised[0] > one.promised[1]:
-            what = f"its shares may hold {human(one.promised[0])}, and {one.tree.root} {human(one.promised[1])}: who fills theirs takes others' room"
+        promised, total = one.promised
+        if promised > total:
+            what = f"its shares may hold {human(promised)}, and {one.tree.root} {human(total)}: who fills theirs takes others' room"
             found.append(Finding(WARNING, one.machine, f"{name}: {what}", f"give it more room; {PAGE}, Set it up"))
         for command in one.lacking:
             if one.tree.fs == "cephfs":

@@ -24,7 +24,7 @@ class FileSystem(Protocol):
         """Return why no share is held to its size at the moment, and the command of root that mends it; '' and '' where they are."""
 
     def there(self, image: int) -> str:
-        """Return where something of a share is, '' if there is nothing; raise NoQuota if one that is made now would not be held to its size."""
+        """Return where something of a share is, '' if there is nothing; raise NoQuota if a new one would not be held to its size."""
 
     def make(self, share: Share, uid: int) -> str:
         """Have an empty tree, held to its size, that belongs to user and group `uid`; return its path."""

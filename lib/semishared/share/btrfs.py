@@ -3,8 +3,8 @@
 
 A snapshot is a read-only subvolume beside it. The limit is on what the share's own subvolume refers to, so nothing of it counts there.
 
-The kernel may stop counting, for the whole file system, where that would be costly (a snapshot is removed that has much in common with what is
-there, say): from then on no limit holds. Only a warning of `btrfs qgroup show` says so, beside numbers that are old. No share is made or
+The kernel may stop counting, for the whole file system, where that would be costly (a snapshot is removed that has much in common with what
+is there, say): from then on no limit holds. Only a warning of `btrfs qgroup show` says so, beside numbers that are old. No share is made or
 resized then, and doctor has the command that counts anew. That reads all metadata, and no limit holds meanwhile, so it is begun by hand.
 """
 
@@ -89,7 +89,7 @@ class Btrfs(Directories):
         return parse(said)
 
     def there(self, image: int) -> str:
-        """Return where the tree is, or else a snapshot that has outlived it, '' if there is neither; raise NoQuota where no limit is kept."""
+        """Return where the tree is, or else a snapshot that has outlived it, '' if there is neither; raise NoQuota where no limit holds."""
         found = super().there(image) or next((self._at(image, name) for name in self.snapshot_names(image)), "")
         if not found:
             self._require_count()

@@ -281,7 +281,7 @@ def promised(tree: Tree) -> int:
 
 
 def capacity(tree: Tree) -> tuple[int, int, int]:
-    """Return bytes used, in total and free of the file system; what is promised to shares, which is theirs when they come to it, is not free."""
+    """Return bytes used, in total and free of the file system: what is promised to shares is theirs when they come to it, and not free."""
     checked(tree)
     found = os.statvfs(tree.root)
     used, total, free = (blocks * found.f_frsize for blocks in (found.f_blocks - found.f_bfree, found.f_blocks, found.f_bavail))
