@@ -40,7 +40,7 @@ INSIDE = (Path(__file__).resolve().parent / "access_inside.py").read_text()
 OWNER, TENANT = 3, "tenant"
 SIZE = "2G"
 FILE_MIB, FILES, CHECKED_MIB = 16, 100, 64
-SECONDS, ROUNDS = 270, 8
+SECONDS, ROUNDS = 150, 8
 PATIENCE_S = 240
 """What takes seconds on an idle machine."""
 CPU = "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt"

@@ -83,7 +83,7 @@ def ceph(quick: bool) -> List[Figure]:
         for size in SIZES:
             rig.export(images[size])  # what the OSD has in its cache is the same for both from here on
         print("  first disks and exports", flush=True)
-        for _ in rounds_within(150, cold):
+        for _ in rounds_within(75, cold):
             rig.forget()
             for size in SIZES:
                 image = images[size]
@@ -94,7 +94,7 @@ def ceph(quick: bool) -> List[Figure]:
         print("  further disks and exports", flush=True)
         rig.clone(vms[DIR], images[DIR])
         rig.delete(vms[DIR])
-        for _ in rounds_within(150, warm):
+        for _ in rounds_within(80, warm):
             samples[DIR, "warm"].append(rig.clone(vms[DIR], images[DIR]))
             rig.delete(vms[DIR])
             for size in SIZES:

@@ -31,7 +31,7 @@ SIZE_MIB = 1024
 DIRTY_MIB = 8
 PATIENCE_S = 240
 """For a guest to come up, and as much more for each beside it: on a busy machine they take what is left of it."""
-PHASES_S = 300
+PHASES_S = 200
 RAW = "/var/tmp/bench-raw"
 
 
@@ -162,7 +162,7 @@ def phases(rig: Rig, samples: Samples, counts: Sequence[int], rounds: int) -> No
 def gaps(rig: Rig, samples: Samples, rounds: int) -> None:
     """Have a guest write while it is detached, and as long while nothing happens: the longest wait of a write."""
     shared = image(rig.cloud, "gap", SEMISHARED_LOCAL="remote-first")
-    for _ in rounds_within(120, rounds):
+    for _ in rounds_within(35, rounds):
         rig.forget()
         rig.create([shared])
         rig.boot()
@@ -212,5 +212,5 @@ def cluster(quick: bool) -> List[Figure]:
         rig = Rig(cloud)
         disk_rates(rig, samples, 1 if quick else rates.MOST)
         gaps(rig, samples, 1 if quick else 5)
-        phases(rig, samples, COUNTS[:2] if quick else COUNTS, 1 if quick else 3)
+        phases(rig, samples, COUNTS[:2] if quick else COUNTS, 1 if quick else 2)
     return all_of(samples)

@@ -8,6 +8,7 @@ past the page cache as a guest with cache=none, on the paths that guests open.
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
@@ -127,7 +128,7 @@ def devices(quick: bool) -> List[Figure]:
             for device, mib in zip(made.devices, sizes):
                 throttle.reads(device, RATE * mib // 1024)
             together, alone = [], []
-            for _ in rounds_within(60, rounds):
+            for _ in rounds_within(40, rounds):
                 each = [read([next(path for path in disks if disks[path] is device)], seconds)[0] for device in made.devices]
                 limit = RATE * sum(sizes) / 1024 / MiB
                 if not 0.5 * limit < sum(each) < 1.1 * limit:
@@ -148,8 +149,8 @@ def devices(quick: bool) -> List[Figure]:
 
 LARGE = 256 * MiB
 WORKLOADS: Dict[str, Tuple[str, int, int]] = {
-    "sequential write": ("write", MiB, 384), "sequential read": ("read", MiB, 384),
-    "random write": ("randwrite", 4 * KiB, 16000), "random read": ("randread", 4 * KiB, 16000),
+    "sequential write": ("write", MiB, 192), "sequential read": ("read", MiB, 192),
+    "random write": ("randwrite", 4 * KiB, 8000), "random read": ("randread", 4 * KiB, 8000),
 }  # fmt: skip
 PAPER = {"sequential write": 0.6, "sequential read": 0.91, "random write": 1.0, "random read": 1.0}
 """What a pool of one device gave of the plain device in the paper on Share for hosts (its figures 3, 4 and 5)."""
@@ -165,7 +166,7 @@ def plain(quick: bool) -> List[Figure]:
         throttle.direct(device, FAST, OPERATIONS)
         both = {"pool": Disk("pool", Path(path)), "plain": Disk("plain", beside)}
         with block.exported(made.top, list(both.values())) as address:
-            for number in rounds_within(120, 1 if quick else 12):
+            for number in rounds_within(65, 1 if quick else 12):
                 for name, (rw, size, count) in WORKLOADS.items():
                     order = list(both)
                     random.Random(f"{number}/{name}").shuffle(order)
@@ -253,7 +254,7 @@ def beside(quick: bool) -> List[Figure]:
         mover = Mover(made)
         if mover.read_meanwhile() < 1.9:
             raise RuntimeError("a move reads nothing from its devices: there is nothing to be seen")
-        for number in rounds_within(180, 2 if quick else PAIRS):
+        for number in rounds_within(math.inf, 2 if quick else PAIRS):
             source = made.under(mover.path)
             for is_moving in random.Random(number).sample((True, False), 2):
                 if is_moving:

@@ -31,7 +31,7 @@ IMAGE, MEMORY = 1024 * MiB, 2560 * MiB
 PART = 64 * MiB
 """Each round has one of its own for random and one for sequential operations: no block of it was written before."""
 ROUNDS = IMAGE // PART // 2
-RANDOM, SEQUENTIAL = 15000, 512
+RANDOM, SEQUENTIAL = 8000, 256
 WORKLOADS: Dict[str, Tuple[str, int, int, int]] = {
     "4k first write": ("randwrite", 4 * KiB, PART // 4 // KiB, 0), "4k rewrite": ("randwrite", 4 * KiB, RANDOM, 0),
     "4k read": ("randread", 4 * KiB, RANDOM, 0), "first write in pieces of 1 MiB": ("write", MiB, PART // MiB, 1),
@@ -108,7 +108,7 @@ def memory(quick: bool) -> List[Figure]:
         with _memory(made.ram):
             disks = made.fill()
             with block.exported(made.top, list(disks.values())) as address:
-                for number in rounds_within(110, 1 if quick else ROUNDS):
+                for number in rounds_within(60, 1 if quick else ROUNDS):
                     for name, (rw, size, count, part) in WORKLOADS.items():
                         for way in random.Random(f"{number}/{name}").sample(sorted(disks), len(disks)):
                             rate = block.fio(address[way], rw, size, count=count, seed=number, window=PART, at=(2 * number + part) * PART)

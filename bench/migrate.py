@@ -149,7 +149,7 @@ def migrate(quick: bool) -> List[Figure]:
             guest.write("vdb", "own", (BASE_MIB + 16) << 10, OWN_KIB)
             guest.sync()
             rig.move(name, "idle")  # both hosts have the base from now on
-        for _ in rounds_within(300, 1 if quick else 6):
+        for _ in rounds_within(105, 1 if quick else 6):
             for load in LOADS:
                 for name in rig.vms:
                     samples[f"{name}, {load}", "allocated"].append(rig.allocated())
@@ -163,7 +163,7 @@ def migrate(quick: bool) -> List[Figure]:
             samples["scattered", f"{name} allocated"].append(rig.allocated())
             samples["scattered", name].append(rig.move(name, "idle")["bytes"])
         guest, here, there = rig.guest("own"), rig.host("own"), rig.other("own")
-        for _ in range(1 if quick else 2):
+        for _ in rounds_within(40, 1 if quick else 2):
             for load in LOADS:
                 for key, value in rig.stock(guest, here, there, load).items():
                     samples[f"stock, {load}", key].append(value)

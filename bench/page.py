@@ -15,7 +15,7 @@ import tables
 from tables import Data, budget, by_name, met, number, plain, ratio, spread, table
 
 PAGES = ("reference/benchmarks.md", "explanation/overlay-options.md")
-BLOCK = re.compile(r"(<!-- bench: ([a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(?P<begin><!-- bench: (?P<name>[a-z]+) -->\n)(?P<was>.*?)(?P<end><!-- end -->)", re.DOTALL)
 
 
 def machine(report: Data) -> str:
@@ -25,8 +25,13 @@ def machine(report: Data) -> str:
     return (
         f"Measured on a virtual machine with {found['cores']} cores and {found['memory_gib']} GiB that others share, Linux "
         f"{found['kernel']}, Python {found['python']}; load between {number(min(loads))} and {number(max(loads))} before and "
-        f"after each benchmark, itself included. {_runs(report)}\n"
+        f"after each benchmark, itself included. {_runs(report)}{_failed(report)}\n"
     )
+
+
+def _failed(report: Data) -> str:
+    failed = [name for name, run in report["runs"].items() if run.get("error")]
+    return f" Failed, and so not in it: {', '.join(failed)}." if failed else ""
 
 
 def _runs(report: Data) -> str:
@@ -37,6 +42,15 @@ def _runs(report: Data) -> str:
         return f"Put together from {len(of) if all('of' in run for run in runs) else 'several'} runs."
     ((began, commit),) = of
     return f"All in one run of {sum(run['seconds'] for run in runs) / 60:.0f} minutes, of commit {commit}, from {began} (UTC) on."
+
+
+def runs(report: Data) -> str:
+    """Every benchmark of the report, in the order in which they ran: how long, and how busy the machine was."""
+    rows = []
+    for name, run in sorted(report["runs"].items(), key=lambda pair: pair[1].get("of", {}).get("began", "")):
+        loads = [number(run[key][0]) for key in ("load_before", "load_after")]
+        rows.append([name, number(run["seconds"]), *loads, number(run.get("pace", 1)), run.get("error", "") and "failed"])
+    return table(["benchmark", "s", "load before", "load after", "time for rounds, of the planned", ""], rows)
 
 
 def budgets(report: Data) -> str:
@@ -183,26 +197,6 @@ def cluster(report: Data) -> str:
     return plain(report, "cluster/")
 
 
-def options(report: Data) -> str:
-    """Overlay options, one table for each size of image."""
-    found = by_name(report)
-    parts: List[str] = []
-    for size in dict.fromkeys(name.split("/")[1] for name in found if name.startswith("overlay-options/")):
-        rows = []
-        for name in dict.fromkeys(name.split("/")[2] for name in found if name.startswith(f"overlay-options/{size}/")):
-            row = [name]
-            for key in ("4k first write", "64k first write", "4k rewrite", "4k read"):
-                figure = found.get(f"overlay-options/{size}/{name}/{key}")
-                text = ratio(figure) if figure else "-"
-                if figure and key in ("4k first write", "64k first write"):
-                    text += f", expected {number(figure['expected'])}"
-                row.append(text)
-            rows.append([*row, str(found[f"overlay-options/{size}/{name}/4k rewrite"]["n"])])
-        head = ["overlay", "4k first write", "64k first write", "4k rewrite", "4k read", "n"]
-        parts.append(f"Image of {size}, ratios to raw (quartiles):\n\n{table(head, rows)}")
-    return "\n".join(parts)
-
-
 def creation(report: Data) -> str:
     """Creation time and size of overlays by size of image."""
     found = by_name(report)
@@ -229,14 +223,15 @@ def overlay(report: Data) -> str:
 
 
 BLOCKS: Dict[str, Callable[[Data], str]] = {
-    "machine": machine, "budgets": budgets, "clone": clone, "ceph": ceph, "actions": actions, "overlay": overlay,
-    "options": options, "creation": creation, "stage": stage, "migrate": migrate,
+    "machine": machine, "runs": runs, "budgets": budgets, "clone": clone, "ceph": ceph, "actions": actions, "overlay": overlay,
+    "creation": creation, "stage": stage, "migrate": migrate,
     "commit": commit, "cluster": cluster, "many": functools.partial(plain, prefix="many/"),
     **{name: functools.partial(plain, prefix=f"{name}/") for name in ("peer", "guests")}, **page_pool.BLOCKS,
     **page_shares.BLOCKS, **page_choice.BLOCKS,
 }  # fmt: skip
-YOUNG = ("many", "peer", "guests", *page_pool.BLOCKS, *page_shares.BLOCKS, *page_choice.BLOCKS)
-"""What a report may lack that somebody has from before."""
+OF_ALL = ("machine", "runs", "budgets")
+"""Tables that are of all benchmarks of a report; each other one is of that with its name, but:"""
+OF = {"overlay": "io"}
 
 
 PLOTS = {"stage": ["bench-stage.svg"], "cluster": ["bench-cluster-phases.svg", "bench-cluster-rates.svg"], "commit": ["bench-commit.svg"]}
@@ -248,18 +243,30 @@ def plots(names: Sequence[str]) -> List[str]:
 
 
 def write(report: Data, docs: Path, names: Sequence[str]) -> None:
-    """Put the tables into the pages: those of `names`, all if that is empty."""
+    """Put the tables into the pages: those of `names`, all if that is empty; then a table that the report lacks goes from its page."""
     for name in PAGES:
         path = docs / name
         text = path.read_text(encoding="utf-8")
 
         def block(match: "re.Match[str]") -> str:
-            table_of = match.group(2)
-            if (names and table_of not in names) or (table_of in YOUNG and table_of not in report["runs"]):
-                return match.group(0)
-            if report["runs"].get(table_of, {}).get("quick"):
-                raise ValueError(f"{table_of} was run with --quick: that is to see that it works, not to be published")
-            return match.group(1) + BLOCKS[table_of](report) + match.group(3)
+            return match["begin"] + _table(match["name"], match["was"], report, names) + match["end"]
 
         path.write_text(BLOCK.sub(block, text), encoding="utf-8")
         print(f"docs/{name} written")
+
+
+def _table(name: str, was: str, report: Data, names: Sequence[str]) -> str:
+    """Return what is to stand between the two marks of a table."""
+    run = report["runs"].get(OF.get(name, name))
+    if names and name == "machine":
+        return machine(report) + f"\nOf that, on this page: {', '.join(names)}. All other tables are of a run before.\n"
+    if names and name not in names:
+        return was
+    if name not in OF_ALL:
+        if run is None:
+            return "Not taken in this run.\n"
+        if run.get("error"):
+            return "It failed in this run.\n"
+    if any(run["quick"] for run in ([run] if run else report["runs"].values())):
+        raise ValueError(f"{name} was run with --quick: that is to see that it works, not to be published")
+    return BLOCKS[name](report)

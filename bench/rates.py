@@ -61,7 +61,7 @@ def measure(host: Node, disks: Sequence[Disk], rounds: int) -> Samples:
     samples: Samples = defaultdict(list)
     host.path(FOLDER).mkdir(exist_ok=True)
     with block.exported(FOLDER, disks, host) as address:
-        for number in rounds_within(120, min(rounds, MOST)):
+        for number in rounds_within(70, min(rounds, MOST)):
             order = [disk.name for disk in disks]
             random.Random(number).shuffle(order)
             for workload, (rw, size, count, at) in WORKLOADS.items():

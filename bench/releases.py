@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from typing import List
 
 import actions
@@ -13,6 +14,7 @@ from block import GiB, MiB
 from figures import Figure, rounds_within
 from meter import Meter, Sample
 
+from lab.caches import CHECKOUT
 from lab.cloud import DATASTORES, STORE, Cloud
 from lab.hosts import REMOTES
 from upgrade import versions
@@ -21,8 +23,16 @@ WARM = 1
 """Rounds that nobody counts, of each version: byte code is compiled, caches are filled."""
 
 
+def _look_for_it() -> None:
+    """Fail before two labs are up where this clone lacks the older version."""
+    argv = ["git", "-c", "safe.directory=*", "-C", str(CHECKOUT), "cat-file", "-e", f"{versions.OLDER}^{{tree}}"]
+    if subprocess.run(argv, stderr=subprocess.DEVNULL, check=False).returncode:
+        raise RuntimeError(f"{versions.OLDER} ({versions.RELEASE}) is not in this clone: git fetch --unshallow brings it")
+
+
 def releases(quick: bool) -> List[Figure]:
     """Measure CPU until the first command, and all of it, of every action of an ordinary operation, by version."""
+    _look_for_it()
     rounds = 2 if quick else 10
     with Cloud.up(hosts=2) as now, Cloud.up(hosts=2) as before:
         _older(before)
@@ -39,13 +49,14 @@ def releases(quick: bool) -> List[Figure]:
 
 def prolog(quick: bool) -> List[Figure]:
     """Measure what one_tm waits for before it says that a disk of 2 GiB is there whose base the host has, by version, in turns."""
+    _look_for_it()
     rounds = 3 if quick else 20
     samples: List[List[float]] = [[], []]
     with Cloud.up(hosts=1) as now, Cloud.up(hosts=1) as before:
         _older(before)
         rigs = [clone.Rig(cloud) for cloud in (now, before)]
         disks = [_disk(cloud) for cloud in (now, before)]
-        for number in rounds_within(120, rounds + WARM):
+        for number in rounds_within(60, rounds + WARM):
             for which in (0, 1) if number % 2 else (1, 0):
                 seconds = rigs[which].clone(*disks[which])
                 rigs[which].delete(disks[which][0])

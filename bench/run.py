@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
-    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions options large choice stage interference migrate releases prolog
-                                          commit cluster many peer shares guests
-                                          pool (these together: orders rebalance devices plain beside moved memory extents)
+    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions creation choice stage migrate prolog commit cluster many peer shares
+                                          guests pool (that is: orders rebalance devices plain beside moved memory extents)
+                                          and, by name alone: options large interference releases
     bench/run.py --docs [TABLE ...]       write the tables in docs/ (all, or those) from build/bench.json
+
+All of it ends within 80 minutes (schedule.py). A benchmark that fails has no figures, and the run goes on.
 
 Times mean nothing on a shared machine: every figure is compared with a baseline of the same run.
 """
@@ -21,8 +23,9 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -46,9 +49,10 @@ import peer  # noqa: E402
 import plots  # noqa: E402
 import rebalance  # noqa: E402
 import releases  # noqa: E402
+import schedule  # noqa: E402
 import stage  # noqa: E402
 import tables  # noqa: E402
-from figures import Figure  # noqa: E402
+from figures import Figure, Pace  # noqa: E402
 
 import ceph  # noqa: E402
 
@@ -61,6 +65,7 @@ BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "actions": actions.actions,
     "options": overlay.options,
     "large": overlay.large,
+    "creation": overlay.creation,
     "choice": choice.choice,
     "stage": stage.stage,
     "interference": stage.interference,
@@ -107,7 +112,7 @@ def this_run() -> Dict[str, Any]:
 
 
 def main() -> int:
-    """Run what was asked for; the exit code says whether all of it ran, not whether budgets were met."""
+    """Run what was asked for; the exit code says whether all of it could be measured, not whether budgets were met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few samples: to see that it works, not to believe")
     parser.add_argument("--docs", action="store_true", help="only write tables in docs/")
@@ -121,38 +126,67 @@ def main() -> int:
     if arguments.docs:
         page.write(json.loads(out.read_text()), ROOT / "docs", arguments.names)
         for plot in page.plots(arguments.names):
-            shutil.copy(BUILD / plot, ROOT / "docs/reference")
+            if (BUILD / plot).exists():
+                shutil.copy(BUILD / plot, ROOT / "docs/reference")
         return 0
     if os.geteuid():
         parser.error("benchmarks need root: they put up a lab")
     # A way out through every `finally`: the lab and the images must go.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     BUILD.mkdir(exist_ok=True)
+    for plot in page.plots(arguments.names):
+        (BUILD / plot).unlink(missing_ok=True)  # those of a run before are not of this one
     report: Dict[str, Any] = {"machine": machine(), "runs": {}, "figures": []}
     if arguments.names and out.exists():
         report = json.loads(out.read_text())
         report["machine"] = machine()
-    of = this_run()
-    for name in arguments.names or list(BENCHMARKS):
-        print(f"== {name}", flush=True)
+    failed = run(arguments.names, arguments.quick, report, out)
+    try:
+        plots.draw(report, BUILD)
+    except Exception:  # noqa: BLE001 - what was measured is written
+        traceback.print_exc()
+        failed.append("plots")
+    missed = [figure["name"] for figure in report["figures"] if figure["met"] is False]
+    print(f"budgets missed: {', '.join(missed) or 'none'}")
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def run(names: Sequence[str], quick: bool, report: Dict[str, Any], out: Path) -> List[str]:
+    """Run these, or all that `schedule` has if there are none, and write the report after each; return which have failed."""
+    of, began = this_run(), time.monotonic()
+    failed = []
+    for name in names or list(schedule.SECONDS):
+        print(f"== {name}, {schedule.seconds_of(name)} expected", flush=True)
         before, started = os.getloadavg(), time.monotonic()
-        figures = [figure.data() for figure in BENCHMARKS[name](arguments.quick)]
-        for figure in figures:
-            figure["benchmark"] = name
+        figures: List[Dict[str, Any]] = []
+        error = ""
+        Pace.factor = 1.0 if names else schedule.pace(name, started - began)
+        try:
+            with schedule.ends("" if names else name):
+                figures = [{**figure.data(), "benchmark": name} for figure in BENCHMARKS[name](quick)]
+        except BaseException as e:  # noqa: BLE001 - whatever it is, also one of pytest's, the others can be measured
+            if isinstance(e, (KeyboardInterrupt, SystemExit)):
+                raise
+            traceback.print_exc()
+            error = f"{type(e).__name__}: {e}"
+            failed.append(name)
         report["runs"][name] = {
             "seconds": round(time.monotonic() - started, 1),
             "load_before": [round(value, 2) for value in before],
             "load_after": [round(value, 2) for value in os.getloadavg()],
-            "quick": arguments.quick,
+            "pace": round(Pace.factor, 2),
+            "quick": quick,
+            "error": error,
             "of": of,
         }
+        # Also of one that failed: what it found before is of another run.
         report["figures"] = [figure for figure in report["figures"] if figure["benchmark"] != name] + figures
         out.write_text(json.dumps(report, indent=1) + "\n")
         print(tables.text_table(figures), flush=True)
-    plots.draw(report, BUILD)
-    missed = [figure["name"] for figure in report["figures"] if figure["met"] is False]
-    print(f"budgets missed: {', '.join(missed) or 'none'}")
-    return 0
+        print(f"== {name}: {'FAILED, ' + error if error else 'done'} after {report['runs'][name]['seconds']} s", flush=True)
+    return failed
 
 
 if __name__ == "__main__":

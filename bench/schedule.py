@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a run without names may take, and what keeps it to that: time for rounds that is given or taken, and an end for what hangs."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import contextmanager
+from typing import Dict, Iterator
+
+SECONDS: Dict[str, int] = {
+    "orders": 40, "rebalance": 20, "guests": 430, "beside": 150, "moved": 400, "stage": 430, "creation": 20, "io": 75, "clone": 130,
+    "ceph": 185, "actions": 200, "prolog": 85, "migrate": 175, "devices": 80, "plain": 70, "memory": 80, "extents": 150, "many": 170,
+    "cluster": 320, "commit": 280, "choice": 380, "shares": 225, "peer": 430,
+}  # fmt: skip
+"""What a run without names takes, and about how many seconds of each, set-up included, on two idle cores.
+
+First those that want a fixed number of pairs, so that the others can make up for what they took.
+"""
+LIMIT_S = 76 * 60
+"""What is aimed at for all of them: `make bench` ends within 80 minutes."""
+ROUNDS = 0.6
+"""The part of those seconds that goes into rounds of which there may be fewer, or more."""
+SLOWEST, QUICKEST = 0.4, 1.3
+"""Within which the time for rounds is made shorter or longer."""
+PATIENCE = 60
+"""Seconds after twice the time that it should take, when a benchmark hangs."""
+
+
+def seconds_of(name: str) -> str:
+    """Say what is expected of a benchmark."""
+    return f"{SECONDS[name]} s" if name in SECONDS else "no time"
+
+
+def pace(name: str, spent: float) -> float:
+    """Return what part of its time for rounds a benchmark gets, `spent` seconds after the run began."""
+    order = list(SECONDS)
+    due = sum(SECONDS[one] for one in order[order.index(name) :])
+    return min(max(1 + ((LIMIT_S - spent) / due - 1) / ROUNDS, SLOWEST), QUICKEST)
+
+
+@contextmanager
+def ends(name: str) -> Iterator[None]:
+    """End what is in the block, by an error in the main thread, where it takes much longer than it should."""
+    if name not in SECONDS:
+        yield
+        return
+
+    limit = 2 * SECONDS[name] + PATIENCE
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"it was not done after {limit} s")
+
+    before = signal.signal(signal.SIGUSR2, late)
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(limit, signal.pthread_kill, (main, signal.SIGUSR2))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGUSR2, before)
