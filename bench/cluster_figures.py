@@ -77,8 +77,9 @@ def _phases(samples: Samples, counts: Sequence[int]) -> List[Figure]:
             f"cluster/{name}-model", f"{name} of {last} VMs", "s", samples[name, f"{last} s"],
             f"of the line through {', '.join(map(str, FITTED))} by VMs of the busiest host", [foretold], paired=False, expected=1.0,
             because="each VM costs its host the same", budget=("ratio", "within", WITHIN), budget_from="a model that may be drawn further",
+            if_missed="all VMs, their hosts and the store share two cores: from some number of VMs on one more costs all of them",
         ))  # fmt: skip
-        if found[-1].data()["met"] and foretold >= fitted[FITTED[0]]:  # a line that falls says nothing of more VMs
+        if found[-1].holds() and foretold >= fitted[FITTED[0]]:  # a line that falls says nothing of more VMs
             what = f"{name} of {FURTHER} VMs, not measured: by that line"
             found.append(Figure(f"cluster/{name}-drawn/{FURTHER}", what, "s", [predicted(fitted, FURTHER)]))
     return found

@@ -154,6 +154,9 @@ KIND_S = {"reflink": 55, "journal": 65, "rbd": 125}
 """For all rounds on one kind of store: so that there are four of each."""
 LIMITS = {"reflink": (0.7, 1.05), "rbd": (0.7, 1.05), "journal": (0.4, 2.1)}
 """Rate of ours to that of plain `qemu-img commit`, and bytes written to bytes of the diff and 8 MiB."""
+MISSED = {
+    ("rbd", 64): "what is the same for every size, the snapshot that makes the commit known first of all, is a good part of so small a one",
+}
 
 
 def commits(quick: bool) -> List[Figure]:
@@ -171,7 +174,7 @@ def _figures(kind: str, dirty: int, pattern: str, of_it: List[Dict[str, Any]]) -
         f"commit/seconds/{name}", f"commit of {what}: plain `qemu-img commit`", "s", [row["plain_seconds"] for row in of_it],
         "ours, until all was sent", [row["seconds"] - row["hash_seconds"] for row in of_it],
         expected=0.4 if kind == "journal" else 0.8, because="ours hashes what it brings, for the manifest",
-        budget=("ratio", ">=", LIMITS[kind][0]) if dirty else None, budget_from="commit",
+        budget=("ratio", ">=", LIMITS[kind][0]) if dirty else None, budget_from="commit", if_missed=MISSED.get((kind, dirty), ""),
     )  # fmt: skip
     if not dirty:
         return [seconds]
@@ -183,5 +186,5 @@ def _figures(kind: str, dirty: int, pattern: str, of_it: List[Dict[str, Any]]) -
         [row["device_bytes"] or row["sent"] for row in of_it], "what the diff occupies, and 8 MiB",
         [row["allocated"] + 8 * MiB / LIMITS[kind][1] for row in of_it], expected=2.0 if kind == "journal" else 1.0,
         because="to the journal and from there" if kind == "journal" else "each block once",
-        budget=("ratio", "<=", LIMITS[kind][1]), budget_from="commit",
+        budget=("ratio", "<=", LIMITS[kind][1]), budget_from="commit", is_exact=True,
     )]  # fmt: skip

@@ -23,7 +23,7 @@ from typing import Dict, Iterator, List, Sequence, Tuple
 import block
 from block import Disk, KiB
 from figures import Figure, rounds_within
-from throttle import Device, MiB, Throttle
+from throttle import Device, MiB, Throttle, sectors_read
 
 from semishared.config import Config
 from semishared.model import steps as s
@@ -231,15 +231,10 @@ class Mover:
 
     def read_meanwhile(self) -> float:
         """Return how often a move reads what it moves from the devices, so that readers do lose something to it."""
-        before = [_sectors(device) for device in self._site.devices]
+        before = [sectors_read(device) for device in self._site.devices]
         with self.moving():
             pass
-        return sum(_sectors(device) - was for device, was in zip(self._site.devices, before)) / MOVED
-
-
-def _sectors(device: Device) -> int:
-    """Return the bytes that were read of a device."""
-    return 512 * int(Path(f"/sys/block/{os.path.basename(device.loop)}/stat").read_text().split()[2])
+        return sum(sectors_read(device) - was for device, was in zip(self._site.devices, before)) / MOVED
 
 
 def beside(quick: bool) -> List[Figure]:
@@ -268,7 +263,7 @@ def beside(quick: bool) -> List[Figure]:
         Figure(
             f"beside/{key}", f"a reader that takes all of the device {key} which a disk is moved at 10 MB/s", "MiB/s", moving,
             "without a move", idle, expected=0.975, because=f"it shares {FAST // MiB} MiB/s with 10 MB/s in half of the time",
-            interval=True, budget=("ratio", ">=", 0.95), budget_from="loss of a reader beside a rebalance",
+            interval=True, pairs=PAIRS, budget=("ratio", ">=", 0.95), budget_from="loss of a reader beside a rebalance",
         )
         for key, (moving, idle) in rates.items()
     ]  # fmt: skip

@@ -71,13 +71,17 @@ def rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
+ENOUGH = 4
+"""Samples without which no ratio of times is held against a budget."""
+
+
 @dataclass
 class Figure:
     """One measured figure.
 
     `expected` is what the author thought before the first measurement, of the ratio if there is a baseline, and
     `because` is the reason. `budget` is (of what, how it compares, limit): of the median "ratio" or "value", or of the "worst ratio" or
-    "worst value" of all; see COMPARE.
+    "worst value" of all; see COMPARE. A ratio of fewer than ENOUGH samples is shown, and not judged.
     """
 
     name: str
@@ -95,6 +99,10 @@ class Figure:
     """Why the budget is missed, should it be: the page says so then."""
     interval: bool = False
     """Whether to say between which ratios their median lies with 95 %."""
+    is_exact: bool = False
+    """Whether it is counted, not timed: then one sample is enough."""
+    pairs: int = 0
+    """How many there have to be: with fewer the budget is missed."""
 
     def ratios(self) -> List[float]:
         """Return the ratio of each pair, or that of the medians where samples are no pairs."""
@@ -110,6 +118,8 @@ class Figure:
         ratios = self.ratios()
         found["baseline"] = {"what": self.baseline, **summary(self.against)} if self.against else None
         found["ratio"] = rounded(median(ratios)) if ratios else None
+        if len(ratios) == 1 and len(self.values) > 1:  # of no pairs: as far apart as the samples are
+            ratios = [value / median(self.against) for value in self.values]
         found["ratio_spread"] = [rounded(v) for v in quartiles(ratios)] if len(ratios) > 1 else None
         found["ratio_interval"] = [rounded(v) for v in around_the_median(ratios)] if self.interval and len(ratios) > 5 else None
         found["expected"] = self.expected
@@ -118,11 +128,21 @@ class Figure:
         found["met"] = None
         if self.budget:
             kind, sign, limit = self.budget
-            judged = ratios if kind.endswith("ratio") else self.values
-            value = median(judged)
             if kind.startswith("worst"):
-                value = (min if sign == ">=" else max)(judged)
-                found["worst"] = rounded(value)
+                found["worst"] = rounded(self._judged(kind, sign))
             found["budget"] = {"of": kind, "sign": sign, "limit": limit, "from": self.budget_from}
-            found["met"] = bool(COMPARE[sign](value, limit))
+            if not kind.endswith("ratio") or self.is_exact or len(self.values) >= ENOUGH:
+                found["met"] = self.holds()
+            if len(self.values) < self.pairs:
+                found["met"], found["if_missed"] = False, f"{len(self.values)} pairs, and there have to be {self.pairs}"
         return found
+
+    def holds(self) -> bool:
+        """Return whether what was measured is within the budget, however few samples there are."""
+        assert self.budget
+        kind, sign, limit = self.budget
+        return bool(COMPARE[sign](self._judged(kind, sign), limit))
+
+    def _judged(self, kind: str, sign: str) -> float:
+        values = self.ratios() if kind.endswith("ratio") else self.values
+        return (min if sign == ">=" else max)(values) if kind.startswith("worst") else median(values)

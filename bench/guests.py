@@ -36,6 +36,11 @@ LOWER, UPPER = 2560, 2048
 SIZE = 160 * MiB
 """What is worked on: that alone takes the device 0.8 s, and twice that if it has to share."""
 PAIRS, WINDOW = 20, 0.6
+LONG_S = 30.0
+"""For which a guest keeps its disk busy while it is measured what our own work gets: what stands back gets its part at the latest then."""
+SCHEDULERS = {"bfq": (2.0, "it waits for the guest's next request before it serves who is idle"),
+              "mq-deadline": (40.0, "it serves who is idle whenever the guest has no request waiting")}  # fmt: skip
+"""Of the device, each with what is expected, in MiB/s, and why."""
 SEEN = 0.8
 """What a guest has at most beside somebody who does not stand back: else nothing could be seen here."""
 EXPECTED = 0.98
@@ -51,8 +56,8 @@ WORKS: Dict[str, Tuple[str, str]] = {
 class Site:
     """A host on the device, a guest's disk beside it, and a store elsewhere."""
 
-    def __init__(self, top: Path, device: Path) -> None:
-        self.world, self._guest = World(device / "host"), device / "guest.img"
+    def __init__(self, top: Path, device: Path, queue: Path) -> None:
+        self.world, self._guest, self.queue = World(device / "host"), device / "guest.img", queue
         away = top / "store"
         away.mkdir()
         subprocess.run(["mount", "--bind", away, self.world.store], check=True)
@@ -116,10 +121,47 @@ class Site:
         _forget(Path(os.path.realpath(self.disk.path)))
         return lambda: self.world.on(s.BackUp(5, self.disk.vm_dir, directory, (str(self.disk.disk),), "", "NONE", "<VM/>"))
 
+    def share(self, scheduler: str) -> float:
+        """Return the MiB per second that a full copy gets beside a guest that reads all the time."""
+        self.schedule(scheduler)
+        work, made, disk = self.copy(), Path(self.world.disk(7).vm_dir), str(self._guest)
+        thread = threading.Thread(target=work)
+        guest = threading.Thread(target=devices.read, args=([disk], LONG_S))
+        guest.start()
+        time.sleep(0.5)
+        started, seconds, size = time.monotonic(), LONG_S, 0
+        thread.start()
+        while guest.is_alive():
+            time.sleep(0.05)
+            # What is there when the guest is still at it; who is done before it ends was quicker.
+            now, size = time.monotonic() - started, max(size, _allocated(made))
+            if not thread.is_alive() or now > LONG_S - 1:
+                seconds = now
+                break
+        guest.join()
+        thread.join()
+        self.schedule("bfq")
+        return size / seconds / MiB
+
+    def schedule(self, scheduler: str) -> None:
+        """Have the device's queue be another one."""
+        self.queue.write_text(scheduler)
+
     def another(self, what: str) -> Callable[[], object]:
         """Prepare what another guest would do."""
         disk, seconds = self.disk.path, 3 * WINDOW
         return lambda: devices.read([], seconds, [disk]) if what == WRITES else devices.read([disk], seconds)
+
+
+def _allocated(folder: Path) -> int:
+    """Return the bytes that files below a folder take on the device."""
+    found = 0
+    for path in folder.rglob("*"):
+        try:
+            found += 512 * path.lstat().st_blocks
+        except FileNotFoundError:
+            pass  # it has got its name
+    return found
 
 
 def _forget(path: Path) -> None:
@@ -139,8 +181,11 @@ def _site() -> Iterator[Site]:
         upper = Device(lower.mount, "upper", UPPER)
         stack.callback(upper.end)
         upper.past_the_cache()
-        Path(f"/sys/block/{os.path.basename(upper.loop)}/queue/scheduler").write_text("bfq")
-        site = Site(top, upper.mount)
+        queue = Path(f"/sys/block/{os.path.basename(upper.loop)}/queue/scheduler")
+        # A loop device that is let go is the next one's who wants one.
+        stack.callback(queue.write_text, queue.read_text().partition("[")[2].partition("]")[0])
+        queue.write_text("bfq")
+        site = Site(top, upper.mount, queue)
         stack.callback(site.end)
         yield site
 
@@ -155,6 +200,7 @@ def guests(quick: bool) -> List[Figure]:
                 raise RuntimeError(f"a device of {RATE // MiB} MiB/s {what} {alone:.0f}: its limit does not hold")
             if _beside(site, what, site.another(what)) > SEEN * alone:
                 raise RuntimeError(f"a guest that {what} loses nothing to another one: there is nothing to be seen")
+        own = {scheduler: [] if quick else [site.share(scheduler)] for scheduler in SCHEDULERS}
         for name, pair in rates.items():
             print(f"  {name}", flush=True)
             for number in rounds_within(math.inf, 2 if quick else PAIRS):
@@ -164,10 +210,17 @@ def guests(quick: bool) -> List[Figure]:
     return [
         Figure(
             f"guests/{name}", f"a guest that {does} as much as the device does, beside {what}", "MiB/s", rates[name][0], "alone",
-            rates[name][1], expected=EXPECTED, because="what is copied is read and written in the idle class of I/O", interval=True,
+            rates[name][1], expected=EXPECTED, because="what is copied is read and written in the idle class of I/O", interval=True, pairs=PAIRS,
             budget=("ratio", ">=", 0.95), budget_from="guest I/O beside our own work",
         )
         for name, (does, what) in WORKS.items()
+    ] + [
+        Figure(
+            f"guests/own/{scheduler}", f"what a full copy gets beside a guest that reads all the time, {scheduler}", "MiB/s", got,
+            expected=SCHEDULERS[scheduler][0], because=SCHEDULERS[scheduler][1],
+        )
+        for scheduler, got in own.items()
+        if got
     ]  # fmt: skip
 
 

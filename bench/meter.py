@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run driver actions as oned does and measure each: a runner for the simulated oned.
 
-Every second call of an action finds, first in its PATH, recorders of the programs that drivers start. A recorder notes
+Two of three calls of an action find, first in their PATH, recorders of the programs that drivers start. A recorder notes
 how long the driver had been on a CPU by then. They cost time of their own, so the other calls are measured without.
 """
 
@@ -34,10 +34,11 @@ exec {program} "$@"
 
 @dataclass(frozen=True)
 class Sample:
-    """What one call cost: seconds; `host_cpu` is that of all hosts of the lab during the call."""
+    """What one call cost: seconds; `own` of the action's process alone, `host_cpu` of all hosts of the lab during the call."""
 
     wall: float
     cpu: float
+    own: float
     host_cpu: float
     first_cpu: Optional[float] = None
 
@@ -77,7 +78,7 @@ class Meter(LabRunner):
     def local(self, argv: Sequence[str], stdin: Optional[str], environment: Dict[str, str]) -> Done:
         """Run a driver action and keep what it cost."""
         name = self._name(argv)
-        recorded = self.record and len(self.samples[name]) % 2 == 1
+        recorded = self.record and len(self.samples[name]) % 3 != 0
         done, sample = self.measure(argv, stdin, environment, recorded)
         self.samples[name].append(sample)
         return done
@@ -100,7 +101,7 @@ class Meter(LabRunner):
         if recorded:
             # An action that starts nothing: all of it counts.
             first_cpu = int(first.read_text()) / 1e9 if first.exists() else found["cpu"]
-        return done, Sample(found["wall"], found["cpu"], host_cpu, first_cpu)
+        return done, Sample(found["wall"], found["cpu"], found["own"], host_cpu, first_cpu)
 
     def _name(self, argv: Sequence[str]) -> str:
         kind, _, action = argv[0].split("/")[-3:]

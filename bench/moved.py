@@ -197,7 +197,7 @@ def _figures(kind: str, what: str, samples: Samples, seconds: List[float]) -> Li
     found = [
         Figure(
             f"moved/{key}/rate", f"{DOES[what]} in a second, {how}", "1/s", rate, "nothing moves", idle, expected=EXPECTED[key][0],
-            because=BECAUSE[key], interval=True, if_missed=IF_MISSED.get(key, ""),
+            because=BECAUSE[key], interval=True, if_missed=IF_MISSED.get(key, ""), pairs=PAIRS[what] if what == "reads" else 0,
             budget=("ratio", ">=", 0.95) if what == "reads" else None, budget_from="loss of a reader's rate while rebalancing",
         ),
         Figure(

@@ -151,14 +151,14 @@ def actions(report: Data) -> str:
             stem = name.rsplit("/", 1)[0]
             rows.append([
                 stem.split("/", 1)[1], spread(figure), number(10 * figure["expected"] if figure["expected"] else None),
-                ratio(figure), met(figure), spread(found[f"{stem}/cpu"]), number(found[f"{stem}/host-cpu"]["median"]),
+                ratio(figure), met(figure), number(found[f"{stem}/own"]["median"]), spread(found[f"{stem}/cpu"]), number(found[f"{stem}/host-cpu"]["median"]),
                 spread(found[f"{stem}/wall"]), str(figure["n"]),
             ])  # fmt: skip
     python = found.get("actions/python")
     text = f"Baseline: `python3 -I -c pass` costs {spread(python)} ms CPU.\n\n" if python else ""
     head = [
-        "action", "CPU until first command, ms", "expected", "of the baseline", "met", "CPU on the front-end, ms",
-        "CPU on the hosts, ms", "wall, s", "n",
+        "action", "CPU until first command, ms", "expected", "of the baseline", "met", "CPU of its own process, ms",
+        "CPU on the front-end, ms", "CPU on the hosts, ms", "wall, s", "n",
     ]  # fmt: skip
     return text + table(head, rows)
 

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plain copy that a base from a peer is compared with: one TCP stream, or what a pipe brings; written, hashed, synced.
 
+Who receives says the hash, and the seconds from the connection on until it is on the disk.
+
 plain_copy.py send FILE PORT      plain_copy.py receive HOST PORT FILE      plain_copy.py take FILE < ...
 """
 
@@ -38,13 +40,14 @@ def take(path):
 
 
 def kept(read, path):
+    started = time.monotonic()
     found, memory = hashlib.sha256(), memoryview(bytearray(PIECE))
     with open(path, "wb", buffering=0) as file:
         while count := read(memory):
             found.update(memory[:count])
             file.write(memory[:count])
         os.fsync(file.fileno())
-    print(found.hexdigest())
+    print(found.hexdigest(), time.monotonic() - started)
 
 
 {"send": send, "receive": receive, "take": take}[sys.argv[1]](*sys.argv[2:])  # type: ignore[operator] # they differ in what they take

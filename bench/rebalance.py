@@ -91,6 +91,6 @@ def _figures(name: str, files: int, start: str, runs: List[Run]) -> List[Figure]
         Figure(
             f"{of}/moved", f"{what}: moved", "GiB", [run.moved / GiB for run in runs], "what lay above the mean",
             [run.excess / GiB for run in runs], expected=0.9, because="what lies between the mean and the aim stays",
-            budget=("worst ratio", "<=", LIMIT), budget_from="moved, of the excess above the mean",
+            budget=("worst ratio", "<=", LIMIT), budget_from="moved, of the excess above the mean", is_exact=True,
         ),
     ]  # fmt: skip

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Dict, Iterator
 
 SECONDS: Dict[str, int] = {
-    "orders": 40, "rebalance": 20, "guests": 430, "beside": 150, "moved": 400, "stage": 430, "creation": 20, "io": 75, "clone": 130,
+    "orders": 30, "rebalance": 15, "guests": 450, "beside": 150, "moved": 400, "stage": 430, "creation": 20, "io": 75, "clone": 130,
     "ceph": 185, "actions": 200, "prolog": 85, "migrate": 175, "devices": 80, "plain": 70, "memory": 80, "extents": 150, "many": 170,
     "cluster": 320, "commit": 280, "choice": 380, "shares": 225, "peer": 430,
 }  # fmt: skip

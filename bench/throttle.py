@@ -63,6 +63,11 @@ class Device:
         self.mount.rmdir()
 
 
+def sectors_read(device: Device) -> int:
+    """Return the bytes that were read of a device."""
+    return 512 * int(Path(f"/sys/block/{os.path.basename(device.loop)}/stat").read_text().split()[2])
+
+
 class Throttle:
     """`with Throttle() as throttle: throttle.reads(device, bytes per second)`; None for no limit."""
 

@@ -86,8 +86,27 @@ def test_the_worst_is_that_of_all_samples_and_not_their_median(bench: Any) -> No
     values = [1.0, 1.0, 1.2]
     assert figure("x", "", "", values, budget=("worst value", "<=", 1.1)).data()["met"] is False
     assert figure("x", "", "", values, budget=("value", "<=", 1.1)).data()["met"] is True
-    found = figure("x", "", "", values, "", [1.0, 1.0, 1.0], budget=("worst ratio", ">=", 1.0)).data()
+    found = figure("x", "", "", values, "", [1.0, 1.0, 1.0], budget=("worst ratio", ">=", 1.0), is_exact=True).data()
     assert (found["worst"], found["met"]) == (1.0, True)
+
+
+def test_a_ratio_of_few_samples_is_not_judged_unless_it_is_counted(bench: Any) -> None:
+    figure = bench("figures").Figure
+    for count, is_exact, met in ((3, False, None), (4, False, True), (1, True, True)):
+        row = figure("x", "", "s", [1.0] * count, "", [1.0] * count, budget=("ratio", "<=", 1.1), is_exact=is_exact)
+        assert row.data()["met"] is met and row.holds(), (count, is_exact)
+
+
+def test_a_budget_of_pairs_is_missed_with_fewer(bench: Any) -> None:
+    figure = bench("figures").Figure
+    for count, met in ((19, False), (20, True)):
+        row = figure("x", "", "s", [1.0] * count, "", [1.0] * count, budget=("ratio", ">=", 0.95), pairs=20).data()
+        assert row["met"] is met and bool(row["if_missed"]) == (not met)
+
+
+def test_a_ratio_of_no_pairs_is_as_far_apart_as_its_samples(bench: Any) -> None:
+    row = bench("figures").Figure("x", "", "s", [2.0, 4.0, 6.0], "", [2.0, 2.0], paired=False).data()
+    assert (row["ratio"], row["ratio_spread"]) == (2.0, [1.0, 3.0])
 
 
 @pytest.mark.parametrize("name", ["devices", "plain", "beside", "moved", "memory"])
@@ -110,7 +129,7 @@ def test_a_measured_table_says_of_each_row_what_was_expected_and_allowed(bench: 
 def test_a_budget_that_is_missed_has_its_reason_below_the_table(bench: Any) -> None:
     figure, page_pool = bench("figures").Figure, bench("page_pool")
     rows = [
-        figure(f"moved/{name}", name, "1/s", [value], "still", [10.0], budget=("ratio", ">=", 0.95), if_missed="it waits")
+        figure(f"moved/{name}", name, "1/s", [value] * 4, "still", [10.0] * 4, budget=("ratio", ">=", 0.95), if_missed="it waits")
         for name, value in (("kept", 9.6), ("lost", 9.4))
     ]
     text = page_pool.BLOCKS["moved"](reported({"moved": rows}))
@@ -205,10 +224,10 @@ def test_the_order_that_is_asserted_is_the_papers_and_nothing_more(bench: Any) -
         for middle in WAYS:
             follows |= {(a, d) for a, b in follows for c, d in follows if b == c == middle}
         assert follows == {(a, b) for a in WAYS for b in WAYS if said[a] > said[b]}
-    right = ways(virtual=[1.0], client=[2.0], directory=[3.0], native=[4.0])
+    right = ways(virtual=[1.0] * 4, client=[2.0] * 4, directory=[3.0] * 4, native=[4.0] * 4)
     assert {figure.data()["met"] for figure in figures.order(right)} == {True}
     for first, second in ((2, 1), (3, 2), (3, 1), (4, 3)):
-        places = dict(zip(WAYS, [[1.0], [2.0], [3.0], [4.0]]))
+        places = dict(zip(WAYS, [[1.0] * 4, [2.0] * 4, [3.0] * 4, [4.0] * 4]))
         places[WAYS[first - 1]], places[WAYS[second - 1]] = places[WAYS[second - 1]], places[WAYS[first - 1]]
         missed = {figure.name.rpartition("/")[2] for figure in figures.order(ways(**places)) if figure.data()["met"] is False}
         assert f"{WAYS[first - 1]}-{WAYS[second - 1]}" in missed
