@@ -35,7 +35,7 @@ LOWER, UPPER = 2560, 2048
 """MiB of the devices."""
 SIZE = 160 * MiB
 """What is worked on: that alone takes the device 0.8 s, and twice that if it has to share."""
-PAIRS, WINDOW = 20, 0.6
+PAIRS, WINDOW, TRIALS = 20, 0.6, 3
 LONG_S = 30.0
 """For which a guest keeps its disk busy while it is measured what our own work gets: what stands back gets its part at the latest then."""
 SCHEDULERS = {"bfq": (2.0, "it waits for the guest's next request before it serves who is idle"),
@@ -205,13 +205,12 @@ def guests(quick: bool) -> List[Figure]:
             print(f"  {name}", flush=True)
             for number in rounds_within(math.inf, 2 if quick else PAIRS):
                 for is_busy in random.Random(f"{name} {number}").sample((True, False), 2):
-                    does = WORKS[name][0]
-                    pair[not is_busy].append(_beside(site, does, getattr(site, name)()) if is_busy else site.guest(does))
+                    pair[not is_busy].append(_busy(site, name) if is_busy else site.guest(WORKS[name][0]))
     return [
         Figure(
             f"guests/{name}", f"a guest that {does} as much as the device does, beside {what}", "MiB/s", rates[name][0], "alone",
-            rates[name][1], expected=EXPECTED, because="what is copied is read and written in the idle class of I/O", interval=True, pairs=PAIRS,
-            budget=("ratio", ">=", 0.95), budget_from="guest I/O beside our own work",
+            rates[name][1], expected=EXPECTED, because="what is copied is read and written in the idle class of I/O", interval=True,
+            pairs=PAIRS, budget=("ratio", ">=", 0.95), budget_from="guest I/O beside our own work",
         )
         for name, (does, what) in WORKS.items()
     ] + [
@@ -222,6 +221,22 @@ def guests(quick: bool) -> List[Figure]:
         for scheduler, got in own.items()
         if got
     ]  # fmt: skip
+
+
+class OverEarly(RuntimeError):
+    """A work was done before its guest."""
+
+
+def _busy(site: Site, name: str) -> float:
+    """Return what a guest gets beside a work; once more, where that was over before its guest, and no more than a few times."""
+    for left in range(TRIALS, 0, -1):
+        try:
+            return _beside(site, WORKS[name][0], getattr(site, name)())
+        except OverEarly:
+            if left == 1:
+                raise
+            print("    it was over before its guest: once more", flush=True)
+    raise AssertionError
 
 
 def _beside(site: Site, what: str, work: Callable[[], object]) -> float:
@@ -240,6 +255,8 @@ def _beside(site: Site, what: str, work: Callable[[], object]) -> float:
     got = site.guest(what)
     was_over = not thread.is_alive()
     thread.join()
-    if failed or was_over:
-        raise RuntimeError(f"the work did not last: {failed or 'it was over before its reader'}")
+    if failed:
+        raise RuntimeError(f"the work failed: {failed}")
+    if was_over:
+        raise OverEarly("the work did not last: it was over before its guest")
     return got

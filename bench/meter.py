@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run driver actions as oned does and measure each: a runner for the simulated oned.
 
-Two of three calls of an action find, first in their PATH, recorders of the programs that drivers start. A recorder notes
+Four of five calls of an action find, first in their PATH, recorders of the programs that drivers start. A recorder notes
 how long the driver had been on a CPU by then. They cost time of their own, so the other calls are measured without.
 """
 
@@ -78,7 +78,7 @@ class Meter(LabRunner):
     def local(self, argv: Sequence[str], stdin: Optional[str], environment: Dict[str, str]) -> Done:
         """Run a driver action and keep what it cost."""
         name = self._name(argv)
-        recorded = self.record and len(self.samples[name]) % 3 != 0
+        recorded = self.record and len(self.samples[name]) % 5 != 0
         done, sample = self.measure(argv, stdin, environment, recorded)
         self.samples[name].append(sample)
         return done

@@ -73,7 +73,7 @@ def budgets(report: Data) -> str:
             f"{base['what']}: {number(base['median'])}", ratio(worst), number(worst["expected"]), budget(worst), met(worst),
             str(worst["n"]),
         ])  # fmt: skip
-    return table(["what", "measured", "baseline", "ratio", "expected", "budget", "met", "n"], rows)
+    return table(["what", "measured", "baseline", "ratio", "expected", "budget", "met", "n"], rows) + tables.missed(report["figures"])
 
 
 def clone(report: Data) -> str:
@@ -114,10 +114,10 @@ def stage(report: Data) -> str:
     text = table(["way", *(f"N = {n}, s" for n in counts), "last / N = 1", "expected"], rows)
     others = [
         [f["what"], f"{number(f['median'])} {f['unit']}", f["baseline"]["what"] if f["baseline"] else "", ratio(f),
-         number(f["expected"]), budget(f), met(f)]
+         number(f["expected"]), budget(f), met(f), str(f["n"])]
         for name, f in found.items() if name.startswith("stage/") and not name.rsplit("/", 1)[1].isdigit()
     ]  # fmt: skip
-    return text + "\n" + table(["what", "measured", "baseline", "ratio", "expected", "budget", "met"], others)
+    return text + "\n" + table(["what", "measured", "baseline", "ratio", "expected", "budget", "met", "n"], others)
 
 
 def ceph(report: Data) -> str:
@@ -151,8 +151,8 @@ def actions(report: Data) -> str:
             stem = name.rsplit("/", 1)[0]
             rows.append([
                 stem.split("/", 1)[1], spread(figure), number(10 * figure["expected"] if figure["expected"] else None),
-                ratio(figure), met(figure), number(found[f"{stem}/own"]["median"]), spread(found[f"{stem}/cpu"]), number(found[f"{stem}/host-cpu"]["median"]),
-                spread(found[f"{stem}/wall"]), str(figure["n"]),
+                ratio(figure), met(figure), number(found[f"{stem}/own"]["median"]), spread(found[f"{stem}/cpu"]),
+                number(found[f"{stem}/host-cpu"]["median"]), spread(found[f"{stem}/wall"]), str(figure["n"]),
             ])  # fmt: skip
     python = found.get("actions/python")
     text = f"Baseline: `python3 -I -c pass` costs {spread(python)} ms CPU.\n\n" if python else ""

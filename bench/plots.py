@@ -55,10 +55,10 @@ def draw(report: Data, folder: Path) -> None:
             if parts[0] == "overlay-options" and parts[1] == size and found["ratio"] is not None:
                 groups.setdefault(parts[3], []).append({**found, "label": parts[2]})
         name = f"bench-overlay-{size.replace(' ', '').replace(',', '-')}.svg"
-        _bars(folder / name, f"Overlays against raw, image of {size}", "ratio to raw (dashed: 0.8)", groups, 0.8)
+        _bars(folder / name, f"Overlays against raw, image of {size}", "ratio to raw (dashed: 0.95)", groups, 0.95)
     chosen = [{**f, "label": f["name"].split("/")[1]} for f in figures if f["name"].startswith("overlay-io/")]
     if chosen:
-        _bars(folder / "bench-overlay-io.svg", "Chosen overlay against raw", "ratio to raw (dashed: 0.8)", {"": chosen}, 0.8)
+        _bars(folder / "bench-overlay-io.svg", "Chosen overlay against raw", "ratio to raw (dashed: 0.95)", {"": chosen}, 0.95)
     clones: Dict[str, List[Data]] = {}
     for found in figures:
         parts = found["name"].split("/")
@@ -71,7 +71,7 @@ def draw(report: Data, folder: Path) -> None:
     named = [f for f in figures if f["name"].startswith("actions/") and f["name"].endswith("/first")]
     first = [{**f, "label": f["name"][8:-6]} for f in named]
     if first:
-        _bars(folder / "bench-actions.svg", "CPU until the first command", "ms (dashed: 50)", {"": first}, 50.0, "median")
+        _bars(folder / "bench-actions.svg", "CPU until the first command", "of the bare interpreter (dashed: 3.5)", {"": first}, 3.5)
     stages: Dict[str, List[Any]] = {}
     for found in figures:
         parts = found["name"].split("/")
