@@ -58,10 +58,10 @@ WAYS: Dict[str, Way] = {
 """`extended_l2` (subclusters) but for the first."""
 LARGER = ("128k", "256k", "512k", "1M", "2M")
 KINDS: Dict[str, Kind] = {
-    "2 GiB": Kind(SMALL, WINDOW, tuple(name for name in WAYS if name not in LARGER[1:]), 120),
-    "500 GiB, 640 MiB of it used": Kind(500 * GiB, WINDOW, LARGER[:2], 50),
-    "500 GiB": Kind(500 * GiB, 0, LARGER[:3], 25),
-    "2 TiB": Kind(2 * TiB, 0, LARGER, 25),
+    "2 GiB": Kind(SMALL, WINDOW, tuple(name for name in WAYS if name not in LARGER[1:]), 85),
+    "500 GiB, 640 MiB of it used": Kind(500 * GiB, WINDOW, LARGER[:2], 45),
+    "500 GiB": Kind(500 * GiB, 0, LARGER[:3], 20),
+    "2 TiB": Kind(2 * TiB, 0, LARGER, 20),
 }
 """The small one is full of data, and raw is a file whose every block was written before; the others are sparse, and so is raw."""
 WANTED = {"4k first write": 0.95, "64k first write": 0.95, "4k rewrite": 1.0, "4k read": 0.98}

@@ -185,7 +185,7 @@ def clone(quick: bool) -> List[Figure]:
         images = {size: _image(cloud, f"image-{mib}", mib) for size, mib in sizes.items()}
         vms = {size: cloud.create(f"vm-{image}", [{"IMAGE_ID": str(image)}]) for size, image in images.items()}
         print("  first clones and full copies", flush=True)
-        for _ in rounds_within(60, cold):
+        for _ in rounds_within(45, cold):
             rig.forget()
             for size, image in images.items():
                 samples[size, "first"].append(rig.clone(vms[size], image))
@@ -194,7 +194,7 @@ def clone(quick: bool) -> List[Figure]:
                 for how in ("tar", "scp"):
                     samples[size, how].append(rig.copy(image, how))
         print("  further clones", flush=True)
-        for _ in rounds_within(45, warm):
+        for _ in rounds_within(40, warm):
             for size, image in images.items():
                 before = rig.front_end_bytes()
                 samples[size, "warm"].append(rig.clone(vms[size], image))
@@ -205,7 +205,7 @@ def clone(quick: bool) -> List[Figure]:
         print("  further clones through a connection that stays", flush=True)
         smallest = list(images)[0]
         with rig.shared_ssh():
-            for _ in rounds_within(20, warm):
+            for _ in rounds_within(15, warm):
                 samples[smallest, "shared warm"].append(rig.clone(vms[smallest], images[smallest]))
                 samples[smallest, "shared bare"].append(rig.bare(images[smallest]))
                 rig.delete(vms[smallest])

@@ -32,7 +32,7 @@ BPS, IOPS = 16 * MiB, 400
 COUNTS = (1, 2, 4, 8)
 FILE, CHARACTERS, CLEAN = 32, 16, 6
 """MiB that are written and read, and that are written by the character; extents of case C, which costs a command for each."""
-ROUNDS, ROUNDS_S, GROWS = 4, 65.0, 2
+ROUNDS, ROUNDS_S, GROWS = 4, 50.0, 2
 SPARE = 160
 """MiB of the volume that is larger than any device, while it grows."""
 EXPECTED = {

@@ -19,6 +19,12 @@ COMPARE: Dict[str, Callable[[float, float], bool]] = {">=": operator.ge, "<=": o
 """`within` a factor, of a ratio."""
 
 
+ENOUGH = 4
+"""Samples without which no ratio of times is held against a budget."""
+STRETCHED = 1.3
+"""How much longer rounds may take for that."""
+
+
 class Pace:
     """How much of the time that rounds may take they have: less when a run is behind its time, more when it is ahead (run.py)."""
 
@@ -26,11 +32,14 @@ class Pace:
 
 
 def rounds_within(seconds: float, most: int) -> Iterator[int]:
-    """Count rounds, at most `most`, and none more that would end after `seconds`; at least one: n says how many it were."""
+    """Count rounds, at most `most`, and none more that would end after `seconds`, or somewhat later where there are not ENOUGH yet.
+
+    At least one: n says how many it were.
+    """
     started = time.monotonic()
     for number in range(most):
         spent = time.monotonic() - started
-        if number and spent * (number + 1) / number > seconds * Pace.factor:
+        if number and spent * (number + 1) / number > seconds * Pace.factor * (STRETCHED if number < ENOUGH else 1):
             return
         print(f"  round {number + 1} of {most}", flush=True)
         yield number
@@ -69,10 +78,6 @@ def summary(values: Sequence[float]) -> Dict[str, Any]:
 def rounded(value: float) -> float:
     """Keep four significant digits: more would be noise."""
     return float(f"{value:.4g}")
-
-
-ENOUGH = 4
-"""Samples without which no ratio of times is held against a budget."""
 
 
 @dataclass

@@ -191,25 +191,27 @@ def _site() -> Iterator[Site]:
 
 
 def guests(quick: bool) -> List[Figure]:
-    """Have a guest at its disk beside each work, and without, in an order that is drawn for each pair."""
-    rates: Dict[str, Tuple[List[float], List[float]]] = {name: ([], []) for name in WORKS}
+    """Have a guest at its disk beside each work, and alone, in an order that is drawn for each round."""
+    beside: Dict[str, List[float]] = {name: [] for name in WORKS}
+    alone: Dict[str, List[float]] = {READS: [], WRITES: []}
     with _site() as site:
         for what in (READS, WRITES):
-            alone = site.guest(what)
-            if not 0.8 * RATE < alone * MiB < 1.1 * RATE:
-                raise RuntimeError(f"a device of {RATE // MiB} MiB/s {what} {alone:.0f}: its limit does not hold")
-            if _beside(site, what, site.another(what)) > SEEN * alone:
+            got = site.guest(what)
+            if not 0.8 * RATE < got * MiB < 1.1 * RATE:
+                raise RuntimeError(f"a device of {RATE // MiB} MiB/s {what} {got:.0f}: its limit does not hold")
+            if _beside(site, what, site.another(what)) > SEEN * got:
                 raise RuntimeError(f"a guest that {what} loses nothing to another one: there is nothing to be seen")
         own = {scheduler: [] if quick else [site.share(scheduler)] for scheduler in SCHEDULERS}
-        for name, pair in rates.items():
-            print(f"  {name}", flush=True)
-            for number in rounds_within(math.inf, 2 if quick else PAIRS):
-                for is_busy in random.Random(f"{name} {number}").sample((True, False), 2):
-                    pair[not is_busy].append(_busy(site, name) if is_busy else site.guest(WORKS[name][0]))
+        for number in rounds_within(math.inf, 2 if quick else PAIRS):
+            for name in random.Random(number).sample([*beside, *alone], len(beside) + len(alone)):
+                if name in alone:
+                    alone[name].append(site.guest(name))
+                else:
+                    beside[name].append(_busy(site, name))
     return [
         Figure(
-            f"guests/{name}", f"a guest that {does} as much as the device does, beside {what}", "MiB/s", rates[name][0], "alone",
-            rates[name][1], expected=EXPECTED, because="what is copied is read and written in the idle class of I/O", interval=True,
+            f"guests/{name}", f"a guest that {does} as much as the device does, beside {what}", "MiB/s", beside[name], "alone",
+            alone[does], expected=EXPECTED, because="what is copied is read and written in the idle class of I/O", interval=True,
             pairs=PAIRS, budget=("ratio", ">=", 0.95), budget_from="guest I/O beside our own work",
         )
         for name, (does, what) in WORKS.items()

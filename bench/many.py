@@ -94,7 +94,7 @@ def many(quick: bool) -> List[Figure]:
             rig.epilog(vm, host)
         for name, (count, on) in cases.items():
             vms, hosts = rig.vms[:count], cloud.lab.hosts[:on]
-            for _ in rounds_within(85, 2 if quick else 4):
+            for _ in rounds_within(70, 2 if quick else 4):
                 samples[name].append(rate(rig.prolog, vms, hosts, cloud.oned.settings.tm_threads))
                 rate(rig.epilog, vms, hosts, STOCK)
                 copies[name].append(rate(rig.copy, range(min(count, COPIED)), hosts, STOCK))

@@ -38,8 +38,8 @@ BUSY = 5000
 """Blocks of 64 KiB per second: more than it can."""
 KINDS: Dict[str, Dict[str, Any]] = {"layers": {}, "raw": {"SEMISHARED_LOCAL": "copy"}}
 """A disk whose layers are copied beside QEMU, which mirrors a delta alone; and one that QEMU copies whole, with the guest's writes."""
-PAIRS = {"reads": 20, "writes": 3}
-STILL_S, WRITES_S = 1.0, 25.0
+PAIRS = {"reads": 20, "writes": 2}
+STILL_S, WRITES_S = 1.0, 22.0
 """How long is read while nothing moves; and how long writers may take."""
 Samples = Dict[str, Tuple[List[float], List[float]]]
 

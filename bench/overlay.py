@@ -253,7 +253,7 @@ def io(quick: bool) -> List[Figure]:
         folder = Path(name)
         base = folder / "base"
         block.fill(base, SMALL)
-        for number in rounds_within(55, pairs):
+        for number in rounds_within(45, pairs):
             made: List[Path] = []
             for kinds in (("4k first write", "4k rewrite"), ("64k first write",)):
                 path = folder / f"disk-{len(made)}"

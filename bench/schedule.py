@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from typing import Dict, Iterator
 
 SECONDS: Dict[str, int] = {
-    "orders": 30, "rebalance": 15, "guests": 450, "beside": 150, "moved": 400, "stage": 430, "creation": 20, "io": 75, "clone": 130,
-    "ceph": 185, "actions": 200, "prolog": 85, "migrate": 175, "devices": 80, "plain": 70, "memory": 80, "extents": 150, "many": 170,
-    "cluster": 320, "commit": 280, "choice": 380, "shares": 225, "peer": 430,
+    "orders": 30, "rebalance": 15, "guests": 385, "beside": 150, "moved": 390, "stage": 400, "creation": 20, "io": 60, "clone": 130,
+    "ceph": 185, "actions": 200, "prolog": 85, "migrate": 175, "devices": 80, "plain": 70, "memory": 80, "extents": 135, "many": 160,
+    "cluster": 320, "commit": 280, "choice": 470, "shares": 220, "peer": 570,
 }  # fmt: skip
 """What a run without names takes, and about how many seconds of each, set-up included, on two idle cores.
 
 First those that want a fixed number of pairs, so that the others can make up for what they took.
 """
-LIMIT_S = 76 * 60
+LIMIT_S = 77 * 60
 """What is aimed at for all of them: `make bench` ends within 80 minutes."""
 ROUNDS = 0.6
 """The part of those seconds that goes into rounds of which there may be fewer, or more."""
