@@ -18,6 +18,7 @@ from typing import Dict, Iterator, List, Set, Tuple
 
 import pytest
 
+from devices import mounting
 from lab import Node
 from semishared.errors import SemisharedError
 from semishared.model import layout_devices
@@ -45,7 +46,7 @@ KEPT = {OVERLAY: {0: written(1), 1: written(1, 2)}, COPY: {}}
 def give_devices(node: Node) -> None:
     for path in DEVICES:
         node.run(["mkdir", "-p", path], user="root")
-        node.run(["mount", "-t", "tmpfs", "-o", "size=96m,mode=755", "device", path], user="root")
+        node.run(mounting(path, 96), user="root")
         node.run(["chown", "oneadmin:oneadmin", path], user="root")
 
 

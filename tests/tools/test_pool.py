@@ -18,6 +18,7 @@ from typing import Iterator
 
 import pytest
 
+from devices import mounting
 from semishared.base import devices, placed
 from semishared.config import Config
 from semishared.disk import on_devices, vm_dir
@@ -47,7 +48,7 @@ class Pool:
             self.mount(path, size)
 
     def mount(self, path: Path, size: int) -> None:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}M", "pool", str(path)], check=True)
+        subprocess.run(mounting(path, size), check=True)
 
     def close(self) -> None:
         for path in (*self.paths, self.world.top / "aside"):

@@ -13,6 +13,7 @@ from typing import Any, Iterator
 
 import pytest
 
+from devices import mounting
 from semishared.cli import main, pool
 from semishared.config import Config
 from semishared.tools import files
@@ -36,7 +37,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ActionSite
         try:
             for path, size in zip(paths, SIZES):
                 path.mkdir()
-                subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}M", "pool", str(path)], check=True)
+                subprocess.run(mounting(path, size), check=True)
             up.oned.host_update(up.oned.host(HERE).id, {"SEMISHARED_POOL": " ".join(map(str, paths))})
             assert main.main(["pool", "add", HERE]) == 0
             yield up
