@@ -14,6 +14,7 @@ import pytest
 
 from semishared.base import hung, labels
 from semishared.errors import BadPool, SemisharedError
+from semishared.model import layout_devices
 from semishared.host import host_probe
 from semishared.model import steps as s
 from semishared.model import steps_device as d
@@ -119,8 +120,10 @@ def test_a_device_is_closed_that_is_full_or_away(world: World, pool: Pool) -> No
         os.write(file.fileno(), bytes(MiB))
     world.on(d.CloseDevice(str(world.root), uuids[0]))
     assert pool.rows()[str(pool.paths[0])]["weight"] == 0
-    os.mkdir(pool.paths[1] / ".semishared/layers")
-    os.mkdir(pool.paths[1] / ".semishared/layers/7-0-0123456789ab")
+    layers = layout_devices.Link(uuids[1], "layers", "7-0-0123456789ab")
+    os.makedirs(pool.paths[1] / ".semishared/layers" / layers.name)
+    os.makedirs(world.system / "7")
+    os.symlink(layout_devices.target_of(layers), world.system / "7/disk.0.snap")
     subprocess.run(["mount", "--move", str(pool.paths[1]), pool.aside()], check=True)
     others = str(pool.paths[0]), str(pool.paths[2])
     assert pool.set(*others)["closed"] == [str(pool.paths[1])]

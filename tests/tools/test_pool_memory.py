@@ -161,6 +161,29 @@ def test_a_pool_of_memory_alone_leaves_all_else_where_it_would_be_without_one(wo
         alone.close()
 
 
+def test_memory_is_nothing_to_which_the_last_device_could_be_drained(world: World, pool: Pool) -> None:
+    root, uuids = str(world.root), [str(pool.rows()[str(path)]["uuid"]) for path in pool.paths]
+    world.on(d.CloseDevice(root, uuids[0]))
+    with pytest.raises(BadPool, match=f"{pool.paths[1]} on .* cannot be drained: no other device of its pool takes what is not for memory"):
+        world.on(d.CloseDevice(root, uuids[1]))
+    world.clone(world.image(), world.disk())
+    assert where(world.disk()) == str(pool.paths[1])
+    world.on(d.CloseDevice(root, uuids[2]))
+    assert [row["weight"] for row in pool.rows().values()].count(0) == 2
+
+
+def test_memory_that_is_all_of_a_pool_can_be_drained(world: World) -> None:
+    alone = Pool(world, (256,))
+    try:
+        alone.set(f"{alone.paths[0]}=ram")
+        clone(world, world.disk(), ("ram", "any"))
+        world.on(d.CloseDevice(str(world.root), str(alone.rows()[str(alone.paths[0])]["uuid"])))
+        clone(world, world.disk(6), ("ram", "any"))
+        assert os.path.islink(f"{world.disk().path}.snap") and not os.path.islink(f"{world.disk(6).path}.snap")
+    finally:
+        alone.close()
+
+
 # -- moves ------------------------------------------------------------------------------------------
 
 

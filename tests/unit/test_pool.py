@@ -293,6 +293,15 @@ def test_differences_between_what_is_declared_and_what_a_host_has() -> None:
     assert "not there" in wrong[0].text and "declared as slow:2" in wrong[1].text and "is declared and no device" in wrong[2].text
 
 
+def test_of_two_at_one_path_that_is_judged_by_the_declaration_which_is_there() -> None:
+    dead, here = row("/a", state="not there: another one is mounted in its place"), row("/a")
+    for rows in ([dead, here], [here, dead]):
+        (said,) = pool.differences(pool.declared("/a"), rows)
+        assert said.kind == pool.ABSENT and said.text.startswith("/a, which is not declared any more, is not there: another one")
+    (changed,) = pool.differences(pool.declared("/a=slow"), [here])
+    assert pool.differences(pool.declared("/a=slow"), [here, dead]) == [changed, said]
+
+
 def test_what_memory_held_before_its_host_was_started_again_is_said_to_be_lost() -> None:
     held = row("/m", **{"class": "ram"}, lost=["7-1", "5-0", "5-1"])
     (said,) = pool.differences(pool.declared("/m=ram"), [held])

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Collection
+from typing import Collection, Iterator
 
 from ..errors import BadArguments, BadRecord
 from ..model import layout, layout_base
@@ -160,10 +160,20 @@ def _lease_again(root: str, base: Base) -> None:
         for entry in os.listdir(f"{location}/{system}"):
             own, directory = layout.beside_named(entry), f"{location}/{system}/{entry}"
             vm = own.vm if own else int(entry) if layout.is_number(entry) else -1
-            for path in [layout.record(directory, disk) for disk in _recorded(directory)] if vm >= 0 else ():
-                record = files.read_json(path) or {}
-                if _lies_over(record, name) and lease(base, vm, int(str(record["disk"]))) and not os.path.exists(path):
-                    files.unlink(base.lease(vm, int(str(record["disk"]))))
+            for disk in [disk for disk, lies_over in lying_over(directory) if lies_over == name] if vm >= 0 else ():
+                if lease(base, vm, disk) and not os.path.exists(layout.record(directory, disk)):
+                    files.unlink(base.lease(vm, disk))
+
+
+def lying_over(vm_dir: str) -> Iterator[tuple[int, str]]:
+    """Yield the disks in a directory that lie over bases, by their records, each with the name of its base."""
+    for number in _recorded(vm_dir):
+        try:
+            record = Record.from_data(files.read_json(layout.record(vm_dir, number)) or {})
+        except BadRecord:
+            continue
+        if record.place.leases and record.image is not None:
+            yield record.disk, record.image.base_name
 
 
 def _recorded(vm_dir: str) -> list[int]:
@@ -172,15 +182,6 @@ def _recorded(vm_dir: str) -> list[int]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [disk for disk in found if disk is not None]
-
-
-def _lies_over(record: dict[str, object], name: str) -> bool:
-    """Tell whether a disk with this record lies over the base of that name; one that cannot be understood does not."""
-    try:
-        known = Record.from_data(record)
-    except BadRecord:
-        return False
-    return known.place.leases and known.image is not None and known.image.base_name == name
 
 
 def lease(base: Base, vm: int, disk: int) -> str:

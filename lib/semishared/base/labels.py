@@ -19,7 +19,7 @@ from ..model.steps_device import CloseDevice, ListDevices, SetDevices
 from ..plan import pool
 from ..tools import files, locks, mounts
 from ..tools.crash_points import point
-from . import device_label, device_state, devices, hot, hung, overcommitted, promises, room, zram
+from . import device_label, device_state, devices, hot, hung, overcommitted, promises, room, undeclared, zram
 
 DECLARED = ("uuid", "class", "weight")
 """What a label has from SEMISHARED_POOL."""
@@ -85,16 +85,11 @@ def declare(step: SetDevices) -> dict[str, object]:
         closed, gone = [], []
         for uuid in set(before) - set(labelled):
             path = devices.mount(step.root, uuid)
-            if _holds(step.root, uuid):
+            if undeclared.let_go(step.root, uuid):
+                gone.append(path)
+            else:
                 _close(step.root, uuid)
                 closed.append(path)
-                continue
-            _release(step.root, uuid)
-            files.unlink(layout_devices.device(step.root, uuid))
-            files.unlink(layout_devices.note(step.root, uuid))
-            files.unlink(layout_devices.asked_beside(layout_devices.device(step.root, uuid)))
-            point("device gone")
-            gone.append(path)
     return {"labelled": new, "closed": sorted(closed), "gone": sorted(gone)}
 
 
@@ -208,36 +203,17 @@ def _write(side: str, said: dict[str, object]) -> None:
     point("device labelled")
 
 
-def _release(root: str, uuid: str) -> None:
-    """Let a device that holds nothing be of no host's pool, as far as it can be written to."""
-    said = device_label.own(root, uuid)
-    if "owner" in said:
-        try:
-            side = layout_devices.side_of(os.readlink(layout_devices.device(root, uuid)))
-            device_label.write(side, {key: said[key] for key in ("version", "uuid", "class", "weight")})
-        except OSError:
-            return
-        point("device released")
-
-
-def _holds(root: str, uuid: str) -> bool:
-    """Tell whether a device holds, or may hold, something that is known by it."""
-    directory, wrong = layout_devices.device(root, uuid), device_state.state(root, uuid)
-    if wrong == device_state.OTHER and uuid not in devices.usual(root):
-        # Memory that was given back, and another one is in its place: all that is left of it are links of disks.
-        return any(link.uuid == uuid for link in devices.layers_links(os.path.dirname(root)))
-    return bool(wrong) or any(room.names(f"{directory}/{part}") for part in layout_devices.PARTS)
-
-
 def close(step: CloseDevice) -> dict[str, object]:
-    """Let a device take nothing more; raise BadPool if it is not there, or the only one that takes anything."""
+    """Let a device take nothing more; raise BadPool if it is not there, or the only one that takes what is not for memory."""
     with locks.exclusive(layout.lock(step.root, "devices"), 30):
         found = {device.uuid: device for device in devices.present(step.root)}
         if step.device not in found:
             raise BadPool(f"the device {step.device} of {os.uname().nodename} is not there, or cannot be written to")
-        if not any(device.share > 0 for uuid, device in found.items() if uuid != step.device):
+        takers = {uuid for uuid, device in found.items() if device.share > 0 and device.device_class != MEMORY}
+        # Memory takes nothing in the place of a device, and none of what all others wait for.
+        if found[step.device].device_class != MEMORY and not takers - {step.device}:
             path = devices.mount(step.root, step.device)
-            raise BadPool(f"{path} on {os.uname().nodename} cannot be drained: no other device of its pool takes anything")
+            raise BadPool(f"{path} on {os.uname().nodename} cannot be drained: no other device of its pool takes what is not for memory")
         _close(step.root, step.device)
         with promises.held(step.root):
             hot.drop_idle(step.root, step.device)

@@ -151,7 +151,8 @@ class Wrong(NamedTuple):
 
 def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]]) -> list[Wrong]:
     """Return what is wrong with the devices of a host, as it reports them, against what is declared; nothing if all is well."""
-    found = {str(row["path"]): row for row in rows}
+    # Where one has died another one may be mounted in its place.
+    found = {str(row["path"]): row for row in sorted(rows, key=lambda row: not row["state"])}
     wrong = []
     for device in declared:
         row = found.get(device.path)
@@ -169,10 +170,11 @@ def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]])
             whose = f"disks of VM {', '.join(map(str, vms))}"
             wrong.append(Wrong(LOST, f"{device.path} was emptied by a restart of the host, {whose} are lost with it"))
     paths = {device.path for device in declared}
-    for path, row in sorted(found.items()):
-        if path not in paths and row["state"]:
+    for path, row in sorted(((str(row["path"]), row) for row in rows), key=lambda known: known[0]):
+        is_declared = path in paths and row is found[path]
+        if not is_declared and row["state"]:
             wrong.append(Wrong(ABSENT, f"{path}, which is not declared any more, is {row['state']}: disks on it cannot start"))
-        elif path not in paths and float(row["weight"]):
+        elif not is_declared and float(row["weight"]):
             wrong.append(Wrong(CHANGED, f"{path} takes disks and is not declared: semishared pool add"))
         if _is_overcommitted(row) and not row["watched"]:
             what = "is promised more than once, and nothing moves disks away when it is full"

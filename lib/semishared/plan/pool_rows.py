@@ -71,8 +71,8 @@ def devices(rows: Iterable[Mapping[str, Any]]) -> List[pool.Device]:
 
 
 def named(rows: Sequence[Mapping[str, Any]], word: str, host: str) -> str:
-    """Return the UUID of the device that is meant, by its path or UUID; raise BadArguments."""
-    for row in rows:
+    """Return the UUID of the device that is meant, by its path (of several the one that is well) or UUID; raise BadArguments."""
+    for row in sorted(rows, key=lambda row: bool(row["state"])):
         if word.rstrip("/") in (row["path"], row["uuid"]):
             return str(row["uuid"])
     raise BadArguments(f"{word} is no device of the pool of {host}: {', '.join(str(row['path']) for row in rows) or 'it has none'}")
