@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from semishared.errors import SemisharedError
 from semishared.host import host_probe
 from semishared.model import layout_base, layout_devices
 from semishared.model import steps as s
+from semishared.model.steps_commit import CreateDiff
 from semishared.plan import pool as plan
 from semishared.tools import locks
 from tools.test_lost_device import about_to_boot, apart, can_boot
@@ -111,6 +113,20 @@ def test_a_base_over_which_a_disk_lies_is_waited_for_until_that_has_it_from_else
     assert base.name.startswith("100-7-") and device_of(base) in left
     can_boot(world)
     qemu_io(world.disk().path, "qcow2", "read -P 0x31 2M 64k")
+
+
+def test_what_is_kept_of_a_deleted_vm_is_waited_for_until_it_is_given_up(world: World, pool: Pool) -> None:
+    pool.set()
+    world.on(s.PrepareVm(9, world.disk(9).vm_dir), CreateDiff(world.disk(9), world.image(), 0, ""))
+    qemu_io(f"{world.disk(9).path}.snap/0", "qcow2", "write -P 0x77 2M 64k")
+    dead = device_of(f"{world.disk(9).path}.snap")
+    left = [str(path) for path in pool.paths if str(path) != dead]
+    die(dead)
+    world.on(s.RemoveVm(9, world.disk(9).vm_dir))
+    (kept,) = world.system.glob(".kept-9-*")
+    assert pool.set(*left)["closed"] == [dead], "it may come back"
+    shutil.rmtree(kept)
+    assert pool.set(*left)["gone"] == [dead] and is_well(world, pool, *left)
 
 
 def cloned(world: World, vm: int, image: s.ImageRef) -> str:
