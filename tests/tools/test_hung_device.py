@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
+import shutil
 import subprocess
 import threading
 import time
@@ -40,6 +42,10 @@ hung.PATIENCE_S, hung.ANSWER_S = {patience}, {answer}
 sys.exit(service.main())
 """
 PATIENCE_S, ANSWER_S = 3.0, 1.5
+REAL_PATIENCE_S = hung.PATIENCE_S
+PROBE = Path(__file__).parents[2] / "im" / "semishared"
+ALL_PROBES_S = 90
+"""Seconds that oned gives the first round of all probes of a host (IM_MAD in monitord.conf, -w)."""
 LIB = str(Path(__file__).parents[2] / "lib")
 # As HANG, and what has begun to ask it cannot be killed: it is in a request that its server has read.
 HOLD = HANG.replace("time.sleep(600)", """
@@ -60,6 +66,36 @@ def scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "HERE", str(script))
     monkeypatch.setattr(hung, "PATIENCE_S", PATIENCE_S)
     monkeypatch.setattr(hung, "ANSWER_S", ANSWER_S)
+
+
+def limit_of_the_probe() -> int:
+    found = re.search(r"^timeout -k 2 ([0-9]+) ", PROBE.read_text(), re.MULTILINE)
+    assert found
+    return int(found[1])
+
+
+def test_the_hosts_probe_has_time_to_find_out_that_devices_hang() -> None:
+    patience_s, most, rest_s = REAL_PATIENCE_S, 16, 15
+    assert patience_s + most * hung.KILLED_S + rest_s < limit_of_the_probe() <= ALL_PROBES_S - 30
+
+
+@pytest.mark.long  # it waits as long as a device is really given
+def test_the_hosts_probe_tells_of_a_device_that_has_just_begun_to_hang(world: World, pool: Pool) -> None:
+    pool.set()
+    (world.system / ".monitor").write_text("semishared\n")
+    probe = world.top / "one/im/kvm-probes.d/host/system/semishared"
+    probe.parent.mkdir(parents=True)
+    shutil.copy(PROBE, probe)
+    (world.top / "one/lib").symlink_to(LIB)
+    asked = f"<X><DATASTORE_LOCATION>{world.location}</DATASTORE_LOCATION></X>".encode()
+    lost = str(pool.paths[0])
+    with hanging(world, lost):
+        for limit_s in (ALL_PROBES_S, 20):
+            started = time.monotonic()
+            told = subprocess.run([str(probe), "kvm"], input=asked, stdout=subprocess.PIPE, check=True).stdout.decode()
+            assert f"device {lost} is hung" in told and 'POOL = "2"' in told and told.count("DS = [") == 1, told
+            assert time.monotonic() - started < limit_s
+            asked_long_ago(world)
 
 
 def asked_long_ago(world: World) -> None:
