@@ -11,7 +11,7 @@ import pytest
 from lab import caches
 from lab.kernel_host import ONEADMIN, KernelHost
 from nfs.site import LOCATION, STORE, Guest, Host
-from semishared.errors import LostWithMemory, NoDeviceOfClass
+from semishared.errors import BadPool, LostWithMemory, NoDeviceOfClass
 from semishared.model import steps as s
 from semishared.model import steps_device as d
 
@@ -157,6 +157,8 @@ def test_the_shipped_script_makes_memory_a_device_for_disks(host: MemoryHost, im
     assert int(host.run(["blockdev", "--getsize64", source[0]]).out) == 320 * MiB
     verified = host.run(["systemd-analyze", "verify", f"{INSTALL}/semishared-ram.service", f"{INSTALL}/semishared-ram-watch.service"])
     assert (verified.out, verified.err) == ("", "")
+    with pytest.raises(BadPool, match=f"{MEMORY} on .* is memory, which a restart empties, and declared as fast: {MEMORY}=ram is"):
+        host.on(d.SetDevices(ROOT, (MEMORY,)))
     host.on(d.SetDevices(ROOT, (f"{MEMORY}=ram",)))
     row = host.row()
     assert (row["class"], row["state"], row["promised"], row["mixes_memory"]) == ("ram", "", 0, False)

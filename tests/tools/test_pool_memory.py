@@ -321,13 +321,45 @@ def test_memory_that_was_promised_more_than_once_is_watched_while_it_is_drained(
 
 
 def test_a_device_with_disks_does_not_become_memory_nor_memory_a_device(world: World, pool: Pool) -> None:
-    clone(world, world.disk())
-    words = [*map(str, pool.paths[:2])]
-    with pytest.raises(BadPool, match="is of class ram and has disks: without them it can be fast"):
-        pool.set(*words, memory(pool))
+    world.clone(world.image(), world.disk())
+    device = where(world.disk())
+    other = next(str(path) for path in pool.paths[:2] if str(path) != device)
+    with pytest.raises(BadPool, match="is of class fast and has disks: without them it can be ram"):
+        pool.set(other, f"{device}=ram", f"{memory(pool)}=ram")
     world.on(s.RemoveVm(5, world.disk().vm_dir))
-    pool.set(*words, memory(pool))
-    assert pool.rows()[memory(pool)]["class"] == "fast"
+    pool.set(other, f"{device}=ram", f"{memory(pool)}=ram")
+    assert pool.rows()[device]["class"] == "ram"
+
+
+@pytest.mark.parametrize("word", ["", "=fast", "=slow:0.5"])
+def test_memory_of_which_its_class_was_not_said_is_refused_though_it_is_empty(world: World, pool: Pool, word: str) -> None:
+    """By its label, as semishared-ram.sh writes it before anybody has declared it."""
+    label = Path(memory(pool), ".semishared", "device.json")
+    said = label.read_bytes()
+    assert b"owner" not in said
+    for words in ((*map(str, pool.paths[:2]), memory(pool) + word), (memory(pool) + word,)):
+        with pytest.raises(BadPool, match=f"{memory(pool)} on .* has the label of memory, and is declared as (fast|slow): {memory(pool)}=ram; or, "):
+            pool.set(*words)
+        assert label.read_bytes() == said and len(pool.rows()) == 3
+    label.unlink()
+    pool.set(*map(str, pool.paths[:2]), memory(pool) + word)
+    assert pool.rows()[memory(pool)]["class"] in ("fast", "slow"), "it was none"
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ramfs"])
+def test_what_a_restart_empties_is_a_device_of_class_ram_or_none(world: World, pool: Pool, kind: str) -> None:
+    path = world.top / "memory"
+    path.mkdir()
+    subprocess.run(["mount", "-t", kind, "-o", "mode=755", "memory", str(path)], check=True)
+    try:
+        for word in ("", "=slow"):
+            with pytest.raises(BadPool, match=f"{path} on .* is memory, which a restart empties, and declared as (fast|slow): {path}=ram is"):
+                pool.set(*map(str, pool.paths[:2]), f"{path}{word}")
+        assert os.listdir(path) == []
+        pool.set(*map(str, pool.paths[:2]), f"{path}=ram")
+        assert pool.rows()[str(path)]["class"] == "ram"
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 # -- killed -----------------------------------------------------------------------------------------

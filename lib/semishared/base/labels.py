@@ -19,7 +19,7 @@ from ..model.steps_device import CloseDevice, ListDevices, SetDevices
 from ..plan import pool
 from ..tools import files, locks, mounts
 from ..tools.crash_points import point
-from . import device_label, device_state, devices, hot, hung, overcommitted, promises, room, undeclared, zram
+from . import device_label, device_state, devices, hot, hung, overcommitted, promises, room, undeclared, volatile, zram
 
 DECLARED = ("uuid", "class", "weight")
 """What a label has from SEMISHARED_POOL."""
@@ -123,7 +123,7 @@ def _checked(root: str, wanted: Sequence[pool.Declared]) -> dict[str, str]:
         elif any(room.names(f"{side}/{part}") for part in layout_devices.PARTS):
             raise BadPool(f"{path} on {here} has disks or bases of a pool, and no label: remove {side} if nobody misses them")
         found[path] = uuid
-        _check_class(side, device)
+        _check_class(side, device, mounted)
     return found
 
 
@@ -149,12 +149,22 @@ def _check_own(root: str, path: str, uuid: str, system: str) -> None:
         raise BadPool(f"{path} on {here} has the label of {was}, which is mounted too, and of which it may be a copy: {uuid}")
 
 
-def _check_class(side: str, wanted: pool.Declared) -> None:
-    """Raise BadPool for a device with layers that was no memory and is declared so, or the other way round: of them nothing is promised."""
-    was = device_label.read(side).get("class", wanted.device_class)
+def _check_class(side: str, wanted: pool.Declared, mounted: mounts.Mount) -> None:
+    """Raise BadPool for memory that is declared as what outlives a restart: by one word too few persistent data would lie there.
+
+    And for a device with layers that was no memory and is declared so, or the other way round: of them nothing is promised.
+    """
+    said, here = device_label.read(side), os.uname().nodename
+    was = said.get("class", wanted.device_class)
+    if wanted.device_class != MEMORY and volatile.is_volatile(mounted):
+        what = f"is memory, which a restart empties, and declared as {wanted.device_class}: {wanted.path}={MEMORY} is what it can be"
+        raise BadPool(f"{wanted.path} on {here} {what}")
+    if wanted.device_class != MEMORY == was and "owner" not in said:
+        what = f"has the label of memory, and is declared as {wanted.device_class}: {wanted.path}={MEMORY}; or, if it is none, remove"
+        raise BadPool(f"{wanted.path} on {here} {what} {layout_devices.label(side)}")
     if (was == MEMORY) != (wanted.device_class == MEMORY) and room.names(f"{side}/{layout_devices.LAYERS}"):
         what = f"is of class {was} and has disks: without them it can be {wanted.device_class}"
-        raise BadPool(f"{wanted.path} on {os.uname().nodename} {what}")
+        raise BadPool(f"{wanted.path} on {here} {what}")
 
 
 def _label(root: str, wanted: pool.Declared, found: dict[str, str]) -> str:

@@ -22,6 +22,8 @@ class Mount(NamedTuple):
     """No other mount has it while somebody is in this one."""
     device: str = ""
     """Of the file system: all its mounts have the same, subvolumes of btrfs too, of which stat(2) tells each by one of its own."""
+    source: str = ""
+    """What was mounted, as its file system has it: of one on a block device, in most, the path to that."""
 
 
 def parse(text: str) -> list[Mount]:
@@ -29,10 +31,13 @@ def parse(text: str) -> list[Mount]:
     found = []
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
-        words, (type, _, options) = left.split(" "), right.split(" ", 2)
-        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code.group(1), 8)), words[4])
-        found.append(Mount(point, type, tuple(options.split(",")), words[0], words[2]))
+        words, (type, source, options) = left.split(" "), right.split(" ", 2)
+        found.append(Mount(_plain(words[4]), type, tuple(options.split(",")), words[0], words[2], _plain(source)))
     return found
+
+
+def _plain(word: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code.group(1), 8)), word)
 
 
 def listed() -> list[Mount]:
