@@ -18,8 +18,8 @@ from typing import Dict, Iterator, List, Set, Tuple
 
 import pytest
 
-from devices import mounting
 from lab import Node
+from pool_devices import mounting
 from semishared.errors import SemisharedError
 from semishared.model import layout_devices
 from semishared.model.steps_device import ListDevices, MoveLayers

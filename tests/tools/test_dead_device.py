@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device of a host's pool that has died for good: let go of as soon as no disk needs it, also where another one is mounted in its place."""
+"""A device of a host's pool that has died for good: let go of when no disk needs it, also with another one in its place."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from typing import Iterator
 
 import pytest
 
+from pool_devices import mounting
 from devices import mounting
 from semishared.base import devices, placed
 from semishared.config import Config

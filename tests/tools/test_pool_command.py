@@ -13,7 +13,7 @@ from typing import Any, Iterator
 
 import pytest
 
-from devices import mounting
+from pool_devices import mounting
 from semishared.cli import main, pool
 from semishared.config import Config
 from semishared.tools import files

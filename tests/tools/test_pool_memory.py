@@ -337,8 +337,9 @@ def test_memory_of_which_its_class_was_not_said_is_refused_though_it_is_empty(wo
     label = Path(memory(pool), ".semishared", "device.json")
     said = label.read_bytes()
     assert b"owner" not in said
+    why = f"{memory(pool)} on .* has the label of memory, and is declared as (fast|slow): {memory(pool)}=ram; or, "
     for words in ((*map(str, pool.paths[:2]), memory(pool) + word), (memory(pool) + word,)):
-        with pytest.raises(BadPool, match=f"{memory(pool)} on .* has the label of memory, and is declared as (fast|slow): {memory(pool)}=ram; or, "):
+        with pytest.raises(BadPool, match=why):
             pool.set(*words)
         assert label.read_bytes() == said and len(pool.rows()) == 3
     label.unlink()
@@ -352,8 +353,9 @@ def test_what_a_restart_empties_is_a_device_of_class_ram_or_none(world: World, p
     path.mkdir()
     subprocess.run(["mount", "-t", kind, "-o", "mode=755", "memory", str(path)], check=True)
     try:
+        why = f"{path} on .* is memory, which a restart empties, and declared as (fast|slow): {path}=ram is"
         for word in ("", "=slow"):
-            with pytest.raises(BadPool, match=f"{path} on .* is memory, which a restart empties, and declared as (fast|slow): {path}=ram is"):
+            with pytest.raises(BadPool, match=why):
                 pool.set(*map(str, pool.paths[:2]), f"{path}{word}")
         assert os.listdir(path) == []
         pool.set(*map(str, pool.paths[:2]), f"{path}=ram")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a restart of its host empties: zram, brd, tmpfs and ramfs, also with other block devices in between. dm-crypt over zram: tests/nfs."""
+"""What a restart of its host empties: zram, brd, tmpfs and ramfs, also with others in between. dm-crypt over zram: tests/nfs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices that are declared no more: whether one still holds something, and what is done to let go of one that does not.
 
-Of one that is there, what lies on it counts. One that is gone may have died for good: of that all that is left are the links that lead to it.
-Layers of a disk are nowhere else, so while it is a disk of some VM its device may yet come back. What is lost of a base is a copy: where a disk
-lies over it the next boot looks for its link to make it anew elsewhere (disk/lost_bases.py), and else nobody misses it.
+Of one that is there, what lies on it counts. One that is gone may have died for good: all that is left of that are the links which lead
+to it. Layers of a disk are nowhere else, so as long as some VM has that disk its device may yet come back. What is lost of a base is a
+copy: where a disk lies over it, the next boot looks for its link to make it anew elsewhere (disk/lost_bases.py); else nobody misses it.
 
 What each crash leaves: links of fewer bases, or a device that is registered no more, or has no owner; the next run does the rest.
 """
