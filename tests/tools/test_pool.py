@@ -19,7 +19,6 @@ from typing import Iterator
 import pytest
 
 from pool_devices import mounting
-from devices import mounting
 from semishared.base import devices, placed
 from semishared.config import Config
 from semishared.disk import on_devices, vm_dir
@@ -306,7 +305,7 @@ def test_oned_is_told_what_is_free_on_the_pool_for_each_system_datastore_of_ours
         assert total == sum(pool.sizes) and used + free == total and 32 <= used < 36
     (world.location / "103").rename(world.top / "away")
     (world.location / "103").symlink_to(world.top / "away")
-    assert [line.split(",")[0] for line in probe(world.location)] == ["DS = [ ID = 101"], "of what is a link monitor_ds.rb says what is true"
+    assert [line.split(",")[0] for line in probe(world.location)] == ["DS = [ ID = 101"], "of a link monitor_ds.rb says what is true"
     (world.location / "103").unlink()
     (world.top / "away").rename(world.location / "103")
     for path in pool.paths:

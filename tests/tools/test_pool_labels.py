@@ -14,8 +14,8 @@ import pytest
 
 from semishared.base import hung, labels
 from semishared.errors import BadPool, SemisharedError
-from semishared.model import layout_devices
 from semishared.host import host_probe
+from semishared.model import layout_devices
 from semishared.model import steps as s
 from semishared.model import steps_device as d
 from semishared.plan import pool as plan

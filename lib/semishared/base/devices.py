@@ -49,7 +49,7 @@ def usual(root: str) -> list[str]:
 
 
 def may_hold(vm_dir: str) -> bool:
-    """Tell whether layers of a VM's disks may lie on devices: from where a datastore that is a link leads to, the way there is another one."""
+    """Tell whether layers of a VM's disks may lie on devices: from where a datastore that is a link leads, the way there is another one."""
     return not os.path.islink(os.path.dirname(vm_dir))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was placed on devices lately and is still expected to take bytes there: a new overlay is empty, and all of a burst would lie beside it.
+"""What was placed on devices lately and is still expected to take bytes there: a new overlay is empty, and more would be put beside it.
 
     <root>/locks/placed     a line each: when, device, directory of layers, bytes that those are expected to come to hold
 
@@ -13,7 +13,7 @@ import os
 import time
 from typing import Collection, Dict, Tuple
 
-from ..model import layout, layout_devices
+from ..model import layout_devices
 from ..model.layout_devices import LAYERS, Link
 from ..tools import files
 
@@ -26,15 +26,15 @@ LONG = 200 * MOST
 
 def note(root: str, folder: str, expected: int) -> None:
     """Note what the layers in the directory to which the link `folder` leads are expected to come to hold."""
-    path = _path(root)
     try:
         link = layout_devices.linked(os.readlink(folder))
         if link is None or expected <= 0:
             return
-        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644), "r+b") as file:
-            if os.fstat(file.fileno()).st_size > LONG:
+        fd = os.open(layout_devices.placed(root), os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        with open(fd, "r+b") as file:
+            if os.fstat(fd).st_size > LONG:
                 last = file.read().splitlines(keepends=True)[-MOST:]
-                os.truncate(file.fileno(), 0)
+                os.truncate(fd, 0)
                 file.writelines(last)
             file.write(f"{int(time.time())} {link.uuid} {link.name} {expected}\n".encode())
     except OSError:
@@ -56,7 +56,7 @@ def pending(root: str, uuids: Collection[str]) -> Dict[str, int]:
 
 def _noted(root: str) -> Dict[Tuple[str, str], int]:
     try:
-        lines = files.read(_path(root), 2 * LONG).splitlines()[-MOST:]
+        lines = files.read(layout_devices.placed(root), 2 * LONG).splitlines()[-MOST:]
     except OSError:
         return {}
     now, found = time.time(), {}
@@ -64,7 +64,3 @@ def _noted(root: str) -> Dict[Tuple[str, str], int]:
         if len(words) == 4 and words[0].isdigit() and words[3].isdigit() and abs(now - int(words[0])) < YOUNG_S:
             found[words[1], words[2]] = int(words[3])
     return found
-
-
-def _path(root: str) -> str:
-    return layout.lock(root, "placed")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any, Collection, Iterator, Mapping
 
-from ..base import cache, device_label, device_state, devices, hung, placed
+from ..base import cache, device_label, device_state, devices, hung
 from ..errors import CannotMove, DeviceMissing, LostWithMemory, NoDeviceOfClass, SemisharedError, UnexpectedFile, UnexpectedLink
 from ..model import layout, layout_delta, layout_devices
 from ..model.device_class import MEMORY, NOTHING, Want
@@ -135,8 +135,15 @@ def place(vm_dir: str, vm: int, disk: int, expected: int, near: str = "", want: 
     """
     folder = _placed(vm_dir, vm, disk, expected, near, want, NO_BYTES)
     if folder:
-        placed.note(cache.root_of(vm_dir), folder, expected)
+        _note(vm_dir, disk, expected)
     return folder
+
+
+def _note(vm_dir: str, disk: int, expected: int) -> None:
+    """Note what the layers of a disk are expected to come to hold, if they lie on a device."""
+    from ..base import placed
+
+    placed.note(cache.root_of(vm_dir), layout.layers(layout.disk(vm_dir, disk)), expected)
 
 
 def _placed(vm_dir: str, vm: int, disk: int, expected: int, near: str, want: Want, coming: Mapping[str, int]) -> str:
@@ -233,9 +240,10 @@ def prepare(
         size = sizes.get(disk, 0)
         uuid = devices.device_of(_placed(directory, vm, disk, size, "", wants.get(disk, NOTHING), coming))
         coming[uuid] = coming.get(uuid, 0) + size
-    for disk in disks:
-        placed.note(cache.root_of(directory), layout.layers(layout.disk(directory, disk)), sizes.get(disk, 0))
-    return {name: layout_devices.target_of(link) for name, link in links(directory).items()}
+    made = links(directory)
+    for disk in disks if made else ():
+        _note(directory, disk, sizes.get(disk, 0))
+    return {name: layout_devices.target_of(link) for name, link in made.items()}
 
 
 def arrived(directory: str, made: dict[str, str]) -> None:

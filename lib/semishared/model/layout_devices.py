@@ -150,6 +150,11 @@ def switch_lock(root: str) -> str:
     return lock(root, "switch")
 
 
+def placed(root: str) -> str:
+    """Return the file of what was placed on a host's devices lately: no lock, and as little as one to be kept for good."""
+    return lock(root, "placed")
+
+
 def layers_name(vm: int, disk: int, random: str) -> str:
     return f"{vm}-{disk}-{random}"
 
