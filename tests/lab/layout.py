@@ -30,8 +30,6 @@ HostKey /etc/ssh/ssh_host_lab
 UsePAM no
 PasswordAuthentication no
 UseDNS no
-MaxStartups 200
-MaxSessions 100
 PidFile /run/sshd.pid
 AcceptEnv LANG LC_*
 KexAlgorithms curve25519-sha256

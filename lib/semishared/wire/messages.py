@@ -138,6 +138,8 @@ class Writer:
 
     def __init__(self, fd: int, wait: Optional[Callable[[], None]] = None) -> None:
         self._fd = fd
+        self.written = 0
+        """Bytes."""
         self._lock = threading.Lock()
         self._wait = wait
         if wait:
@@ -147,7 +149,9 @@ class Writer:
         view = memoryview(data)
         while view:
             try:
-                view = view[os.write(self._fd, view) :]
+                count = os.write(self._fd, view)
+                self.written += count
+                view = view[count:]
             except BlockingIOError:
                 if not self._wait:
                     raise

@@ -20,7 +20,7 @@ from typing import Callable, Iterable, Iterator, Optional, TypeVar
 from ..config import Config
 from ..errors import HostFailed, HostOutdated, HostUnreachable, SemisharedError, WouldChange, from_id
 from ..model.steps import LOOKS, Step, to_data
-from ..tools.ending import ended_within
+from ..tools.ending import LOOK_S, ended_within
 from ..tools.run import environment
 from .messages import RELEASE, Message, Part, Reader, Silence, Writer
 
@@ -85,16 +85,23 @@ class Session:
         for name in ("SEMISHARED_KILL_AT", "SEMISHARED_STOP_AT", "SEMISHARED_TRACE"):
             if name in os.environ:
                 env[name] = os.environ[name]
+        self._argv, self._env, self._refusals = argv, env, 0
+        there, here = os.pipe()
+        self._stdin = os.fdopen(here, "wb", 0)
         self._process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, env=env, start_new_session=True
+            argv, stdin=there, stdout=subprocess.PIPE, stderr=self._stderr, env=env, start_new_session=True
         )
-        assert self._process.stdin and self._process.stdout
-        if bulk and argv[0] == "ssh":
+        self._unread = there
+        """What ssh reads from; kept until the host is heard: if sshd turns ssh away, all that we said is in there for the next."""
+        assert self._process.stdout
+        if argv[0] != "ssh":
+            self._keep_no_more()
+        elif bulk:
             from ..tools.pipes import widen
 
-            widen(self._process.stdin.fileno())
+            widen(here)
             widen(self._process.stdout.fileno())
-        self._writer = Writer(self._process.stdin.fileno(), self._wait_to_write)
+        self._writer = Writer(here, self._wait_to_write)
         self._reader = Reader(self._process.stdout.fileno())
         self._heard: deque[Message] = deque()
         self._heard_at = time.monotonic()
@@ -107,13 +114,14 @@ class Session:
 
     def close(self, *, is_over: bool = True) -> None:
         """End the conversation; the host is not waited for unless all `is_over`."""
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdout
         # Other threads may still have something to say to this host.
         self._writer.end()
         try:
-            self._process.stdin.close()
+            self._stdin.close()
         except OSError:
             pass
+        self._keep_no_more()
         if is_over:
             ended_within(self._process, 5)
         self._process.kill()
@@ -198,38 +206,66 @@ class Session:
                 return message
 
     def _next(self, deadline: float | None, read: Callable[[float], Heard]) -> Optional[Heard]:
-        silence = self._heard_at + self._config.hosts_silence_timeout_s
-        until = silence if deadline is None else min(deadline, silence)
-        try:
-            message = read(max(until - time.monotonic(), 0.001))
-        except Silence:
-            if until < silence:
-                return None
-            raise self._silent() from None
-        self._heard_at = time.monotonic()
-        if message is None:
-            raise self._lost()
+        while True:
+            silence = self._heard_at + self._config.hosts_silence_timeout_s
+            until = silence if deadline is None else min(deadline, silence)
+            try:
+                message = read(max(until - time.monotonic(), 0.001))
+            except Silence:
+                if until < silence:
+                    return None
+                raise self._silent() from None
+            self._heard_at = time.monotonic()
+            if message is not None:
+                break
+            if not self._begun_again():
+                raise self._lost()
+        if self._unread >= 0:
+            self._keep_no_more()
         if isinstance(message, dict) and message.get("event") in ("done", "error"):
             self.is_busy = False
         if isinstance(message, dict) and message.get("event") == "error":
             raise from_id(str(message.get("id")), str(message.get("detail")))
         return message
 
+    def _keep_no_more(self) -> None:
+        if self._unread >= 0:
+            os.close(self._unread)
+        self._unread = -1
+
+    def _begun_again(self) -> bool:
+        """Start ssh again if it was turned away before it had read what was said; tell whether that was so."""
+        if self._unread < 0 or ended_within(self._process, 5) != 255:
+            return False
+        from . import refusal
+
+        if not refusal.is_one(self._said(), self._unread, self._writer.written):
+            return False
+        self._refusals += 1
+        if self._refusals > len(refusal.PAUSES_S):
+            return False
+        self._process = refusal.begun_again(
+            self._process, refusal.PAUSES_S[self._refusals - 1], self._argv, self._unread, self._stderr, self._env
+        )
+        return True
+
     def _silent(self) -> HostUnreachable:
         return HostUnreachable(f"{self.host} has said nothing for {self._config.hosts_silence_timeout_s} s during {self._action}")
 
     def _wait_to_write(self) -> None:
         """Wait until the host takes more; what it says meanwhile is kept. Slow is not dead: it breathes."""
-        assert self._process.stdin and self._process.stdout
         deadline = time.monotonic() + self._config.hosts_silence_timeout_s
         while True:
             left = deadline - time.monotonic()
-            readable, writable, _ = select.select([self._process.stdout], [self._process.stdin], [], max(left, 0))
+            readable, writable, _ = select.select([self._process.stdout], [self._stdin], [], max(left, 0))
             if writable:
                 return
             if not readable:
                 raise self._silent()
-            self._heard.append(self._next(None, self._reader.read))
+            # Not for long: of an ssh that was begun again there is nothing to be heard before it has more to write.
+            message = self._next(time.monotonic() + LOOK_S, self._reader.read)
+            if message is not None:
+                self._heard.append(message)
             deadline = time.monotonic() + self._config.hosts_silence_timeout_s
 
     def finish(self, answer: Callable[[dict[str, object]], object] | None = None) -> list[object]:
@@ -245,12 +281,16 @@ class Session:
                         self.moved[name] = self.moved.get(name, 0) + size
                 return results if isinstance(results, list) else []
 
+    def _said(self) -> str:
+        return " ".join(os.pread(self._stderr, 2000, 0).decode("utf-8", "replace").split())
+
     def _lost(self) -> SemisharedError:
         """Return why the host side ended without an answer."""
         code = ended_within(self._process, 5) or 0
-        said = " ".join(os.pread(self._stderr, 2000, 0).decode("utf-8", "replace").split())
+        said = self._said()
         if code == 255:
-            return HostUnreachable(f"{self.host}: {said or 'ssh gave no reason'}")
+            times = f" ({self._refusals} times: MaxStartups of its sshd?)" if self._refusals > 1 else ""
+            return HostUnreachable(f"{self.host}: {said or 'ssh gave no reason'}{times}")
         if "can't open file" in said or code in (126, 127):
             return HostOutdated(f"semishared is not installed on {self.host}")
         return HostFailed(f"{self.host} ended with code {code} during {self._action}: {said or 'it said nothing'}")
