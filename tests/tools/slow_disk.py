@@ -52,7 +52,7 @@ class SlowDisk:
             "--export", f"type=fuse,id=seen,node-name=slow,mountpoint={self._seen},writable=on",
         ]  # fmt: skip
         self._daemon = subprocess.Popen(argv)
-        self._loop = ""
+        self.device = ""
         try:
             deadline = time.monotonic() + 20
             while self._seen.stat().st_size != size:
@@ -65,13 +65,13 @@ class SlowDisk:
 
     def _mount(self) -> None:
         said = subprocess.run(["losetup", "--find", "--show", str(self._seen)], check=True, stdout=subprocess.PIPE)
-        self._loop = said.stdout.decode().strip()
-        subprocess.run(["mount", self._loop, str(self.mount)], check=True)
+        self.device = said.stdout.decode().strip()
+        subprocess.run(["mount", self.device, str(self.mount)], check=True)
 
     def forget_cached(self) -> None:
         """Let everything be read from the disk again; FUSE forgets what it knows of a file when that is opened."""
         subprocess.run(["umount", str(self.mount)], check=True)
-        subprocess.run(["losetup", "--detach", self._loop], check=True)
+        subprocess.run(["losetup", "--detach", self.device], check=True)
         self._mount()
 
     def hang(self) -> None:
@@ -90,7 +90,7 @@ class SlowDisk:
             if not os.path.ismount(self.mount) or subprocess.run(["umount", str(self.mount)], check=False).returncode == 0:
                 break
             time.sleep(0.1)
-        if self._loop:
-            subprocess.run(["losetup", "--detach", self._loop], check=True)
+        if self.device:
+            subprocess.run(["losetup", "--detach", self.device], check=True)
         self._daemon.terminate()
         self._daemon.wait(20)

@@ -6,16 +6,19 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager
-from typing import Callable, Iterator
+from typing import TYPE_CHECKING, Callable, Iterator
 
 from ..errors import SemisharedError
 from . import progress
 from .run import run
 
+if TYPE_CHECKING:
+    from .io_floor import Watch
+
 BURST_S = 0.1
 """What was not used for this long is given up: after a pause the rate is not exceeded to make up for it."""
-ANY, IDLE = "0", "3"
-"""Classes of I/O, as ionice(1) numbers them: the one that who asked for none is in, and the one that gets what the others leave."""
+ANY, IDLE = ("--class", "0"), ("--class", "3")
+"""Classes of I/O, as ionice(1) has them: the one that who asked for none is in, and the one that gets what the others leave."""
 _stands_back = False
 
 
@@ -46,34 +49,47 @@ def stand_back(nice: int = 0) -> None:
 
     What talks to other hosts stays as nice as it is: who answers late holds them up, or is taken for dead.
     """
-    global _stands_back
     try:
         os.nice(nice)
     except OSError:
         pass
-    _stands_back = _in_class(IDLE) or _stands_back
+    if not _stands_back:
+        _begin()
 
 
 @contextmanager
 def standing_back() -> Iterator[None]:
     """Copy, within the block, in the idle class of I/O, as far as this host lets it; what is started there is in it as well.
 
-    Only there: a guest may be at rest for what comes before and after, which is little.
+    Only there: a guest may be at rest for what comes before and after, which is little. And only as long as there is enough left
+    (io_floor.py).
     """
     global _stands_back
-    if _stands_back or not _in_class(IDLE):
-        yield
-        return
-    _stands_back = True
+    watch = None if _stands_back else _begin()
     try:
         yield
     finally:
-        _stands_back = not _in_class(ANY)
+        if watch:
+            watch.end()
+            _stands_back = not _in_class(*ANY)
 
 
-def _in_class(number: str) -> bool:
+def _begin() -> Watch | None:
+    """Be in the idle class from now on, as long as that goes well; return what sees to that, None if this host does not let us."""
+    global _stands_back
+    from . import io_floor
+
+    watch = io_floor.Watch()
+    _stands_back = _in_class(*(io_floor.LOWEST if io_floor.has_left else IDLE))
+    if _stands_back:
+        return watch
+    watch.end()
+    return None
+
+
+def _in_class(*words: str) -> bool:
     try:
-        run(["ionice", "--class", number, "--pid", str(os.getpid())])
+        run(["ionice", *words, "--pid", str(os.getpid())])
         return True
     except SemisharedError:
         return False

@@ -48,7 +48,7 @@ class Work:
 
     def __init__(self, pid: int, signs: Optional[Callable[[], object]] = None) -> None:
         self._pid, self._signs, self._sign = pid, signs, object()
-        self._bytes, self._ticks = self._counted()
+        self._bytes, self._ticks = counted(self._pid)
         self._since = self._looked = time.monotonic()
 
     def idle_s(self) -> float:
@@ -69,29 +69,30 @@ class Work:
                 return False
             was, self._sign = self._sign, sign
             return sign != was
-        moved, ticks = self._counted()
+        moved, ticks = counted(self._pid)
         worked = moved != self._bytes or ticks - self._ticks > max(1.0, (now - self._since) * TICKS / 100)
         if worked:
             self._bytes, self._ticks = moved, ticks
         return worked
 
-    def _counted(self) -> tuple[int, int]:
-        """Return bytes moved and ticks of CPU time; 0 for what may not be known."""
-        moved = ticks = 0
-        try:
-            with open(f"/proc/{self._pid}/io", encoding="ascii") as file:
-                moved = sum(int(line.split()[1]) for line in file if line.startswith(("rchar", "wchar", "read_bytes", "write_bytes")))
-        except PermissionError:
-            moved = _turns(self._pid)
-        except (OSError, ValueError, IndexError):
-            pass
-        try:
-            with open(f"/proc/{self._pid}/stat", encoding="utf-8", errors="replace") as file:
-                fields = file.read().rpartition(")")[2].split()
-            ticks = int(fields[11]) + int(fields[12])
-        except (OSError, ValueError, IndexError):
-            pass
-        return moved, ticks
+
+def counted(pid: int) -> tuple[int, int]:
+    """Return bytes that a program has moved, and its ticks of CPU time; 0 for what may not be known."""
+    moved = ticks = 0
+    try:
+        with open(f"/proc/{pid}/io", encoding="ascii") as file:
+            moved = sum(int(line.split()[1]) for line in file if line.startswith(("rchar", "wchar", "read_bytes", "write_bytes")))
+    except PermissionError:
+        moved = _turns(pid)
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        ticks = int(fields[11]) + int(fields[12])
+    except (OSError, ValueError, IndexError):
+        pass
+    return moved, ticks
 
 
 def _turns(pid: int) -> int:
