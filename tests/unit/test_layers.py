@@ -127,7 +127,7 @@ def test_planners_see_neither_the_machine_nor_the_clock(path: Path) -> None:
 def test_only_the_runners_start_programs(path: Path) -> None:
     if "subprocess" in set(imports(path)):
         # install/preflight.py goes to hosts that have nothing of ours.
-        runners = ("tools/run.py", "tools/program.py", "wire/session.py", "disk/transfer.py", "install/preflight.py")
+        runners = ("tools/run.py", "tools/program.py", "wire/session.py", "wire/refusal.py", "disk/transfer.py", "install/preflight.py")
         assert module_id(path) in runners, "use tools.run.run: it knows limits and errors"
 
 
