@@ -78,15 +78,18 @@ def _typed(value: object) -> str:
 
 def _received(connection: socket.socket) -> bytes:
     """Return an answer: as much as it says it is, for not all that stands before oned ends a connection of HTTP/1.0, or all there is."""
-    said, length = bytearray(), -1
+    said, length, has_head = bytearray(), -1, False
     while length < 0 or len(said) < length:
         piece = connection.recv(PIECE)
         if not piece:
             break
+        # The end of a head may come in two pieces.
+        since = max(len(said) - 3, 0)
         said += piece
-        head, found, _ = said.partition(b"\r\n\r\n") if length < 0 else (b"", b"", b"")
-        if found and _told(bytes(head)) >= 0:
-            length = len(head) + len(found) + _told(bytes(head))
+        end = -1 if has_head else said.find(b"\r\n\r\n", since)
+        if end >= 0:
+            has_head, told = True, _told(bytes(said[:end]))
+            length = end + 4 + told if told >= 0 else -1
     return bytes(said)
 
 
