@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -54,6 +55,13 @@ def test_simultaneous_hosts_are_one_chain_that_ends_in_holders(tmp_path: Path) -
     assert base_tracker.join(root, NAME, "h5") == ["h4", "h3", "h1"]
     base_tracker.leave(root, NAME, {"h1": False, "h5": False})
     assert base_tracker.holders_of(root, NAME) == ["h3", "h4"]
+
+
+def test_hints_of_a_version_that_did_not_note_whose_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "holders" / NAME
+    path.parent.mkdir()
+    path.write_text(json.dumps({"holders": ["h0"], "arriving": [["h1", time.time()]]}))
+    assert base_tracker.join(str(tmp_path), NAME, "h2") == ["h1", "h0"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 """What the front-end says to a host that is to clone and has no base: what to remove for it, and from whom to get it.
 
     <DATASTORE_LOCATION>/.semishared/holders/<store>-<image>-<generation>      on the front-end
-        {"holders": [HOST, ...], "arriving": [[HOST, SINCE], ...]}
+        {"holders": [HOST, ...], "arriving": [[HOST, SINCE, MAKER], ...]}
 
 These are hints: a host that does not have the base (any more) says so, and the next one is asked. Simultaneous clones on
 many cold hosts find one another here and become one chain (plan/sources.py).
@@ -17,10 +17,10 @@ from typing import Any, Iterator
 
 from ..config import Config
 from ..errors import BadArguments, OnedUnavailable
-from ..model import layout_base
+from ..model import layout, layout_base
 from ..opennebula.oned import Oned
 from ..plan import eviction, sources
-from ..tools import files, locks
+from ..tools import files, locks, owner
 
 KEEP_S = 30 * 86400
 """Hints that nobody has touched for so long go: of images that are gone, mostly."""
@@ -39,8 +39,10 @@ def _hints(root: str, name: str) -> Iterator[tuple[list[str], list[sources.Arriv
     with locks.exclusive(layout_base.holders_lock(root), 30):
         found = files.read_json(path) or {}
         holders = [str(host) for host in _list(found, "holders")]
-        pairs = [pair for pair in _list(found, "arriving") if isinstance(pair, list) and len(pair) == 2]
-        arriving = [sources.Arriving(str(host), float(since)) for host, since in pairs]
+        entries = [entry for entry in _list(found, "arriving") if isinstance(entry, list) and len(entry) in (2, 3)]
+        arriving = [sources.Arriving(str(host), float(since), "".join(maker)) for host, since, *maker in entries]
+        # Whoever was killed has not said how it went, and its host side has gone with it.
+        arriving = [item for item in arriving if not owner.is_gone(layout.staged(item.host, item.maker), other_boots=True)]
         yield holders, arriving
         os.makedirs(os.path.dirname(path), exist_ok=True)
         files.remove_stale(os.path.dirname(path))
@@ -73,7 +75,7 @@ def _join(root: str, name: str, host: str, stays: bool) -> tuple[list[str], bool
         arriving[:] = [item for item in sources.current(arriving, time.time()) if item.host != host]
         found, are_others = sources.for_host(host, holders, arriving), bool(arriving)
         if stays:
-            arriving.append(sources.Arriving(host, time.time()))
+            arriving.append(sources.Arriving(host, time.time(), owner.suffix()))
     return found, are_others
 
 
@@ -82,7 +84,7 @@ def begin(root: str, name: str, hosts: list[str]) -> None:
     if hosts:
         with _hints(root, name) as (_, arriving):
             arriving[:] = [item for item in sources.current(arriving, time.time()) if item.host not in hosts]
-            arriving += [sources.Arriving(host, time.time()) for host in hosts]
+            arriving += [sources.Arriving(host, time.time(), owner.suffix()) for host in hosts]
 
 
 def leave(root: str, name: str, hosts: dict[str, bool]) -> None:

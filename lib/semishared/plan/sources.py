@@ -38,6 +38,8 @@ class Arriving(NamedTuple):
 
     host: str
     since: float
+    maker: str = ""
+    """Of whose action it is (tools/owner.py): without it nothing arrives."""
 
 
 def current(arriving: Sequence[Arriving], now: float) -> list[Arriving]:

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the front-end notes of hosts that are getting a base, when the driver that noted it is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from semishared.config import Config
+from semishared.front import base_tracker
+from semishared.plan.eviction import Limits
+
+LIB = Path(__file__).resolve().parents[2] / "lib"
+NAME = f"100-7-{'a' * 32}"
+JOINS = """if True:
+    import sys, time
+    sys.path.insert(0, sys.argv[1])
+    from semishared.front import base_tracker
+    base_tracker.join(sys.argv[2], sys.argv[3], "h1")
+    print("joined", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_driver_that_was_killed_brings_nothing_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never says how it went: for an hour who came next was in a chain with it, and had no choice of its own."""
+    monkeypatch.setattr(base_tracker, "_limits", lambda *_: Limits(-1, 0))
+    root = str(tmp_path)
+    asked: dict[str, object] = {"question": "base", "name": NAME, "bases": [], "free": 100, "total": 1000, "needed": 1}
+    with subprocess.Popen([sys.executable, "-I", "-c", JOINS, str(LIB), root, NAME], stdout=subprocess.PIPE) as driver:
+        assert driver.stdout and driver.stdout.readline() == b"joined\n"
+        answer = base_tracker.answer(root, asked, "h2", Config())
+        assert (answer["sources"], answer["from_store"]) == (["h1"], "last")
+        base_tracker.arrived(root, NAME, "h2", False)
+        os.kill(driver.pid, signal.SIGKILL)
+    answer = base_tracker.answer(root, asked, "h3", Config())
+    assert (answer["sources"], answer["from_store"]) == ([], "quicker")
