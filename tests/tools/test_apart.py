@@ -15,9 +15,10 @@ import pytest
 
 from semishared.base import apart, peers
 from semishared.base.ensure import ensure
+from semishared.base.incoming import Incoming
 from semishared.base.partial import Partial
 from semishared.config import PATH, Config
-from semishared.errors import MissingImage
+from semishared.errors import HostUnreachable, MissingImage
 from semishared.model import steps as s
 from semishared.model import steps_base as b
 from semishared.tools import extents
@@ -162,3 +163,42 @@ def test_sender_to_whom_nobody_comes_goes_on_as_ever(monkeypatch: pytest.MonkeyP
     with apart.offered(packets.Session.new(), lambda **_: None, sent.append) as write:
         write(b"over ssh")
     assert sent == [b"over ssh"]
+
+
+class Peer:
+    """A session that offers a connection to where nobody is let in, and has more to say after that."""
+
+    host = "localhost"
+
+    def __init__(self) -> None:
+        self.server = socket.create_server(("", 0))
+        self.said: List[object] = [{"event": "done"}, {"event": "listening", "port": self.server.getsockname()[1]}]
+
+    def read_into(self, room: object, within_s: float) -> object:
+        return self.said.pop()
+
+
+def test_a_connection_that_is_reset_is_one_that_was_not_made() -> None:
+    """As of a receiver that waits to be let in when its sender has listened long enough: four others before it can do that."""
+    peer, keys = Peer(), packets.Session.new()
+    source = apart.Source(peer, keys)  # type: ignore[arg-type]
+    buffer = memoryview(bytearray(100))
+    assert source.read_into(lambda: buffer, 1) is None and source._connection
+    peer.server.close()
+    assert source.read_into(lambda: buffer, 5) is None and source._connection is None
+    assert source.read_into(lambda: buffer, 1) == {"event": "done"}, "what there is to be said comes over ssh"
+
+
+def test_what_is_wrong_with_a_source_is_nothing_that_ends_the_plan() -> None:
+    class Broken:
+        host = "h1"
+
+        def read_into(self, room: object, within_s: float) -> object:
+            raise ConnectionResetError(104, "Connection reset by peer")
+
+        def close(self) -> None:
+            pass
+
+    opener = packets.Opener(packets.Session.new())
+    with pytest.raises(HostUnreachable, match="h1.*reset"), Incoming(Broken(), opener) as incoming:  # type: ignore[arg-type]
+        incoming.next(5)

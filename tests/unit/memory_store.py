@@ -72,7 +72,7 @@ class Content:
                 made.add(index, content)
         return made.manifest(format)
 
-    def read(self, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+    def read(self, wanted: Iterable[int], seen: object = None) -> Iterator[tuple[int, bytes]]:
         found = dict(pieces(self._image.data))
         yield from ((index, found[index]) for index in wanted)
 

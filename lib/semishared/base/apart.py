@@ -78,6 +78,7 @@ class Source:
 
     def __init__(self, session: Session, keys: packets.Session) -> None:
         self._session, self._keys = session, keys
+        self.host = session.host
         self._connection: socket.socket | None = None
 
     def read_into(self, room: Callable[[], memoryview], within_s: float) -> Part:
@@ -91,7 +92,10 @@ class Source:
         if not select.select([self._connection], [], [], within_s)[0]:
             return None
         place = room()
-        count = self._connection.recv_into(place)
+        try:
+            count = self._connection.recv_into(place)
+        except OSError:
+            count = 0  # reset: so is also who was not let in while the sender listened
         if not count:
             # How it went comes over ssh, and the packets too, if it came too late.
             self.close()

@@ -7,6 +7,7 @@ Each is asked for what is missing. What came stays if a source fails: the next o
 from __future__ import annotations
 
 import os
+import time
 from typing import Callable, Sequence
 
 from .. import store
@@ -96,6 +97,7 @@ class Filling:
     def _beside(self, target: Target, choice: pricing.Choice) -> SemisharedError | None:
         """Read the store, and take from who is tried meanwhile: to find out what it costs, costs nothing then."""
         host, had = choice.tried, [self.targets.count]
+        looked, was_unseen = time.monotonic(), False
 
         def came(_: int, packed: int) -> None:
             choice.gave(self.targets.count - had[0], coming.at)
@@ -103,6 +105,9 @@ class Filling:
 
         def look() -> bool:
             """Take what is here by now."""
+            nonlocal looked, was_unseen
+            before, looked = looked, time.monotonic()
+            was_unseen = was_unseen or looked - before > peers.STALL_S
             more: bool | None = True
             try:
                 while choice.tried and more and not choice.is_dear():
@@ -114,7 +119,8 @@ class Filling:
                 raise
             except SemisharedError as e:
                 self._failed(host, e)
-                choice.drop()
+                # Who cannot send since the store stands still gives up after a while (outgoing.py): that is the store's fault.
+                choice.drop(has_failed=not was_unseen)
             return choice.is_dear()
 
         with peers.Coming(host, self._serve(target, choice.asked), self.targets, self.config, came) as coming:
@@ -225,15 +231,17 @@ class Filling:
             self.targets.begin(expected.text())
         wanted = [index for index in (partial.missing() if self.step.from_store == "all" else target.rest()) if index not in but]
         first = within(target.part.first, wanted)
-        self._read(target, content, first, Pace(self.step.rate))
+        self._read(target, content, seen, first, Pace(self.step.rate))
         if not is_first:
-            self._read(target, content, sorted(set(wanted) - set(first)), Pace(self.step.store_rate))
+            self._read(target, content, seen, sorted(set(wanted) - set(first)), Pace(self.step.store_rate))
         point("base copied")
         if content.see() != seen:
             raise ImageChanged(f"{image.source} was written to while it was copied")
 
-    def _read(self, target: Target, content: store.Content, indices: list[int], pace: Pace) -> None:
-        for index, data in content.read(indices):
+    def _read(self, target: Target, content: store.Content, seen: object, indices: list[int], pace: Pace) -> None:
+        if not indices:
+            return
+        for index, data in content.read(indices, seen):
             assert target.partial.manifest is not None
             pace.wait(len(data))
             had = self.targets.count

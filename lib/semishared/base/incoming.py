@@ -8,7 +8,7 @@ import threading
 import time
 from types import TracebackType
 
-from ..errors import SemisharedError
+from ..errors import HostUnreachable, SemisharedError
 from ..wire import packets
 from .apart import Source
 
@@ -27,7 +27,7 @@ class Incoming:
         """Bytes so far."""
         self.at = 0.0
         """When the packet was here that `next` returned last: time.monotonic()."""
-        self._error: SemisharedError | OSError | None = None
+        self._error: SemisharedError | None = None
         self._is_left = False
         self._queue: queue.Queue[tuple[packets.Packet | None, float]] = queue.Queue(AHEAD)
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -53,8 +53,11 @@ class Incoming:
                         self._put(packet)
                 elif part is not None:
                     break
-        except (SemisharedError, OSError) as e:
+        except SemisharedError as e:
             self._error = e
+        except OSError as e:
+            # What is wrong with this source is nothing that ends the plan: another one is asked.
+            self._error = HostUnreachable(f"{self._source.host}: {e}")
         self._put(None)
 
     def _put(self, packet: packets.Packet | None) -> None:

@@ -137,9 +137,10 @@ class Choice:
         self.has_given += count
         self._trial.gave(count, at)
 
-    def drop(self) -> None:
-        """Leave who is tried, and do not ask him again: he has failed."""
-        self._candidates.remove(self.tried)
+    def drop(self, *, has_failed: bool = True) -> None:
+        """Leave who is tried; do not ask him again if he `has_failed`."""
+        if has_failed:
+            self._candidates.remove(self.tried)
         self.tried, self._is_left = "", True
 
     def end(self, *, is_limited: bool, has_failed: bool) -> None:

@@ -40,8 +40,8 @@ class Content(Protocol):
     def copy(self, seen: Any, target: str, format: str) -> Manifest:
         """Copy what was seen to the new sparse file `target` and return the manifest of what was read."""
 
-    def read(self, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        """Yield (index, content) of the extents `wanted` of the image as it is now, for whoever knows their hashes."""
+    def read(self, wanted: Iterable[int], seen: Any = None) -> Iterator[tuple[int, bytes]]:
+        """Yield (index, content) of the extents `wanted` of the image, for whoever knows their hashes: as it was `seen` just now."""
 
     def expected(self, generation: str) -> Manifest | None:
         """Return the manifest of `generation` if the store keeps it, to say where a copy differs."""

@@ -47,7 +47,7 @@ class DirContent:
         with dir_image.opened(self._stored.source) as path:
             return extents.copy(path, target, format, "store_read", direct=True)
 
-    def read(self, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+    def read(self, wanted: Iterable[int], seen: Seen | None = None) -> Iterator[tuple[int, bytes]]:
         """Yield (index, content) of the extents `wanted`."""
         marker.check(self._stored.datastore, self._marker)
         with dir_image.opened(self._stored.source) as path, open(path, "rb", buffering=0) as file:

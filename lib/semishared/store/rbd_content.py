@@ -80,9 +80,9 @@ class RbdContent:
                 made.add(index, content)
         return made.manifest(format)
 
-    def read(self, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+    def read(self, wanted: Iterable[int], seen: Seen | None = None) -> Iterator[tuple[int, bytes]]:
         """Yield (index, content) of the extents `wanted` of the frozen content, not in order."""
-        seen = self.see()
+        seen = seen or self.see()
         frozen = ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True)
         with frozen as image, closing(several(image, seen.size, wanted)) as found:
             for index, content in found:
