@@ -12,7 +12,7 @@ from typing import Any, Dict, List
 
 import pytest
 
-from semishared.disk import detach, epochs, in_memory, recovery
+from semishared.disk import detach, epochs, in_memory, records, recovery
 from semishared.disk.history import UNKNOWN
 from semishared.guest import active_layer, domain
 from semishared.guest import detach as live
@@ -109,7 +109,7 @@ def test_what_a_killed_detach_was_promised_the_next_action_gives_back(world: Wor
     remote(world, disk, "ram")
     folder = f"{disk.path}.snap"
     in_memory.more(folder, layers=2)
-    (record,) = [record for record in detach.records.records(disk.vm_dir) if record.disk == 1]
+    (record,) = [record for record in records.records(disk.vm_dir) if record.disk == 1]
     active_layer.note(disk.vm_dir, [record])
     active_layer.create(record)
     assert guest.promised() == [192]

@@ -141,6 +141,7 @@ def test_a_drain_whose_command_is_killed_leaves_nobody_at_work_and_is_gone_on_wi
 ) -> None:
     _, layers = overlay(site, site.image())
     subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 0x66 0 8M", str(layers / "0")], check=True, stdout=subprocess.DEVNULL)
+    read = ["qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0x66 0 8M", str(layers / "0")]
     drained = device(site, layers)
     words = ["pool", "drain", HERE, drained, "--rate", "2M", "--json"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -158,11 +159,11 @@ def test_a_drain_whose_command_is_killed_leaves_nobody_at_work_and_is_gone_on_wi
         assert any(sizes), "it was killed before it copied"
         time.sleep(0.6)
         assert sizes == [files.allocated(str(path)) for path in copies], "somebody goes on copying"
-        subprocess.run(["qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0x66 0 8M", str(layers / "0")], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(read, check=True, stdout=subprocess.DEVNULL)
     capsys.readouterr()
     assert main.main(["pool", "drain", HERE, drained, "--json"]) == 0
     assert said(capsys)[-1]["empty"] and device(site, layers) != drained
-    subprocess.run(["qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0x66 0 8M", str(layers / "0")], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(read, check=True, stdout=subprocess.DEVNULL)
     assert not list(site.top.glob("device*/.semishared/staging/*")), "what was half copied is gone"
 
 

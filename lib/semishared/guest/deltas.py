@@ -38,6 +38,7 @@ def add(vm_dir: str, name: str, records: Iterable[Record], *, moves: bool = Fals
     opened = active_layer.opened(vm_dir, name)
     domain.check_plain(name, [opened[path] for path in (os.path.realpath(record.path) for record in asked) if path in opened])
     without = [_layered(vm_dir, record) for record in asked]
+    # By the new names of what has just become a layer.
     opened = active_layer.opened(vm_dir, name)
     missing = [record.path for record in without if os.path.realpath(record.path) not in opened]
     if missing:
