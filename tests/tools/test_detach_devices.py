@@ -109,7 +109,7 @@ def test_what_a_killed_detach_was_promised_the_next_action_gives_back(world: Wor
     remote(world, disk, "ram")
     folder = f"{disk.path}.snap"
     in_memory.more(folder, layers=2)
-    (record,) = [record for record in records.records(disk.vm_dir) if record.disk == 1]
+    record = records.record_of(disk)
     active_layer.note(disk.vm_dir, [record])
     active_layer.create(record)
     assert guest.promised() == [192]

@@ -45,7 +45,8 @@ def more(folder: str, *, size: int = 0, layers: int = 1) -> None:
                 f"{layout.disk_of(os.path.basename(folder))}: {layers} layers of up to {human(size)} each are more than the "
                 f"{human(max(left, 0))} that {devices.mount(root, link.uuid)} on {os.uname().nodename} has for them"
             )
-        promises.write(device, link.name, size, layers)
+        if (size, layers) != (was, had):  # where memory is full there may be no room for a note
+            promises.write(device, link.name, size, layers)
 
 
 def more_each(folders: Sequence[str]) -> None:

@@ -100,7 +100,7 @@ def _check(step: MoveLayers, root: str, was: Link, new: Link) -> None:
     if count:
         raise CannotMove(f"{which}: the VM has {count} system snapshots, which libvirt keeps in its layers: it moves while it is off")
     if block_jobs.find(step.domain, record.path)[0] in domain.encrypted(step.domain):
-        raise CannotMove(f"{which} is encrypted (LUKS_SECRET), and QEMU would write it decrypted there: it moves while its VM is off")
+        raise CannotMove(f"{which} is encrypted (LUKS_SECRET), and QEMU would write it decrypted: it moves while its VM is off")
 
 
 def _label(root: str, link: Link) -> "dict[str, object]":

@@ -160,11 +160,12 @@ def of_session(answers: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, 
 
 def after(listed: Mapping[str, Any], gone: Collection[str], coming: int) -> Mapping[str, Any]:
     """Return what a host would list when bases are gone, and `coming` bytes of others have come to its other file systems."""
-    bases, free = _listed(listed)
-    freed = sum(base.bytes for base in bases if base.is_here and base.name in gone)
-    rows = [row for row in listed["bases"] if row["name"] not in gone]
-    come = {"name": "", "bytes": coming, "staged": 0, "used": 0, "leases": ["0-0"], "here": False}
-    return {**listed, "bases": [*rows, come] if coming else rows, "free": free + freed}
+    rows = [row for row in listed.get("bases", ()) if isinstance(row, dict)]
+    left = [row for row in rows if row["name"] not in gone]
+    freed = sum(base.bytes for base in map(Held.of, rows) if base.is_here and base.name in gone)
+    if coming:
+        left.append({"name": "", "bytes": coming, "staged": 0, "used": 0, "leases": ["0-0"], "here": False})
+    return {**listed, "bases": left, "free": number(listed, "free") + freed}
 
 
 def room_for_disk(listed: Mapping[str, Any], floor: int, needed: int, last: Collection[str] = ()) -> list[str]:
