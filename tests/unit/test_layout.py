@@ -182,8 +182,8 @@ PLACEHOLDERS: dict[str, Any] = {
     "layout_devices.asked_beside.device": "devices/<uuid>", "layout_devices.left_note.disk": "N",
     "layout_devices.aside.side": "<mount point>/.semishared",
     "layout_pool.lent.snapshot": "<id>", "layout_delta.kept.layer": "K", "layout_pool.manifest.number": "<n>",
-    **{f"layout_share.{name}.image": "<image>" for name in ("tree", "gone", "record", "lock", "snapshot", "key")},
-    "layout_share.uids.number": "<number>", "layout_share.key.readonly": False,
+    **{f"layout_share.{name}.image": "<image>" for name in ("tree", "gone", "record", "lock", "snapshot", "key", "namespace")},
+    "layout_share.uids.number": "<number>", "layout_share.namespace.marker": "<SEMISHARED_STORE>", "layout_share.key.readonly": False,
     **{f"layout_share.{name}.name": "<name>" for name in ("snapshot", "below", "inside")}, "layout_share.inside.inode": "<inode>",
     "layout_pool.staged.random": "<x>", "layout_pool.set_aside.random": "<x>", "layout_pool.made_for.source": "SOURCE",
 }  # fmt: skip
