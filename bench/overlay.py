@@ -79,7 +79,7 @@ WORKLOADS: Dict[str, Tuple[str, int, int]] = {
     "4k rewrite": ("randwrite", 4 * KiB, 8192),
     "64k first write": ("randwrite", 64 * KiB, 1536),
 }
-LARGE_SHARE = 8
+LARGE_SHARE = 16
 """Fewer writes where nearly each needs another L2 table: they are slow there."""
 FLUSHES = 4
 """Flushes per run of writes, as a guest's journal would send some."""

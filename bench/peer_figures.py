@@ -55,6 +55,7 @@ def _way(way: str, s: Samples, mib: int) -> List[Figure]:
             s[way, f"rate {link}"], "a plain TCP stream, written, hashed and synced", s["tcp", f"rate {link}"],
             expected=EXPECTED[way, link], because="two interpreters, two ssh, a manifest; then it is the cable, or the processors",
             budget=("ratio", ">=", limit), budget_from="a base from a peer is never the slow way",
+            if_missed="what is before the first byte, two interpreters with their ssh, is in ours alone, and the same for any size",
         ))  # fmt: skip
     for link, (end, words) in itertools.product(LIMIT, ENDS.items()):
         is_both = end == "both"
