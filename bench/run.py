@@ -164,7 +164,7 @@ def run(names: Sequence[str], quick: bool, report: Dict[str, Any], out: Path) ->
         error = ""
         Pace.factor = 1.0 if names else schedule.pace(name, started - began)
         try:
-            with schedule.ends("" if names else name):
+            with schedule.ends("" if names else name, started - began):
                 figures = [{**figure.data(), "benchmark": name} for figure in BENCHMARKS[name](quick)]
         except BaseException as e:  # noqa: BLE001 - whatever it is, also one of pytest's, the others can be measured
             if isinstance(e, (KeyboardInterrupt, SystemExit)):

@@ -99,7 +99,7 @@ def test_what_no_name_is_needed_for_is_what_the_page_shows(bench: "Callable[[str
     run, schedule, page = bench("run"), bench("schedule"), bench("page")
     assert set(schedule.SECONDS) < set(run.BENCHMARKS)
     assert {page.OF.get(name, name) for name in page.BLOCKS} - set(page.OF_ALL) <= set(schedule.SECONDS) | {"pool"}
-    assert sum(schedule.SECONDS.values()) <= schedule.LIMIT_S < 80 * 60
+    assert sum(schedule.SECONDS.values()) <= schedule.LIMIT_S < schedule.END_S < 80 * 60
 
 
 def test_who_is_late_makes_others_take_fewer_rounds(bench: "Callable[[str], Any]", monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,4 +125,6 @@ def test_what_hangs_is_ended(bench: "Callable[[str], Any]", monkeypatch: pytest.
         time.sleep(5)
     with schedule.ends("options"):
         pass
+    with pytest.raises(TimeoutError, match="no time left"), schedule.ends("io", schedule.END_S):
+        raise AssertionError("it is not begun")
     assert signal.getsignal(signal.SIGUSR2) == before
