@@ -512,7 +512,8 @@ def test_rest_for_what_is_done_elsewhere_ends_with_its_front_end(live: Live) -> 
         session.begin([rest], answers=True)
         assert session.read() == {"event": "ask", "rests": DOMAIN}
         assert live.virsh("domstate", DOMAIN) == "paused"
-        session._stdin.close()
+        assert session._process.stdin
+        session._process.stdin.close()
         until(lambda: live.virsh("domstate", DOMAIN) == "running", 30, "a guest that goes on", 0.05)
     until(lambda: not live.host.path(f"{VM_DIR}/.semishared/frozen.json").exists(), 30, "no note of a rest", 0.05)
     live.at_rest()

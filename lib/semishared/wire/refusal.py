@@ -37,7 +37,7 @@ def is_one(said: str, unread: int, written: int) -> bool:
 def begun_again(
     ended: subprocess.Popen[bytes], pause_s: float, argv: Sequence[str], unread: int, stderr: int, env: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start ssh in the place of one that has `ended`, after a pause: its output comes where that one's came."""
+    """Start ssh in the place of one that has `ended`, after a pause: it hears and is heard by the same files as that one."""
     assert ended.stdout
     os.ftruncate(stderr, 0)
     os.lseek(stderr, 0, os.SEEK_SET)
@@ -49,5 +49,5 @@ def begun_again(
     as_wide(begun.stdout.fileno(), ended.stdout.fileno())
     os.dup2(begun.stdout.fileno(), ended.stdout.fileno(), inheritable=False)
     begun.stdout.close()
-    begun.stdout = ended.stdout
+    begun.stdin, begun.stdout = ended.stdin, ended.stdout
     return begun

@@ -86,22 +86,19 @@ class Session:
             if name in os.environ:
                 env[name] = os.environ[name]
         self._argv, self._env, self._refusals = argv, env, 0
-        there, here = os.pipe()
-        self._stdin = os.fdopen(here, "wb", 0)
         self._process = subprocess.Popen(
-            argv, stdin=there, stdout=subprocess.PIPE, stderr=self._stderr, env=env, start_new_session=True
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, env=env, start_new_session=True
         )
-        self._unread = there
-        """What ssh reads from; kept until the host is heard: if sshd turns ssh away, all that we said is in there for the next."""
-        assert self._process.stdout
-        if argv[0] != "ssh":
-            self._keep_no_more()
-        elif bulk:
+        assert self._process.stdin and self._process.stdout
+        there = self._process.stdin.fileno()
+        self._unread = os.open(f"/proc/self/fd/{there}", os.O_RDONLY) if argv[0] == "ssh" else -1
+        """The end that ssh reads from, until the host is heard: if sshd turns ssh away, all that was said is in there for the next."""
+        if bulk and argv[0] == "ssh":
             from ..tools.pipes import widen
 
-            widen(here)
+            widen(there)
             widen(self._process.stdout.fileno())
-        self._writer = Writer(here, self._wait_to_write)
+        self._writer = Writer(there, self._wait_to_write)
         self._reader = Reader(self._process.stdout.fileno())
         self._heard: deque[Message] = deque()
         self._heard_at = time.monotonic()
@@ -114,11 +111,11 @@ class Session:
 
     def close(self, *, is_over: bool = True) -> None:
         """End the conversation; the host is not waited for unless all `is_over`."""
-        assert self._process.stdout
+        assert self._process.stdin and self._process.stdout
         # Other threads may still have something to say to this host.
         self._writer.end()
         try:
-            self._stdin.close()
+            self._process.stdin.close()
         except OSError:
             pass
         self._keep_no_more()
@@ -254,10 +251,11 @@ class Session:
 
     def _wait_to_write(self) -> None:
         """Wait until the host takes more; what it says meanwhile is kept. Slow is not dead: it breathes."""
+        assert self._process.stdin and self._process.stdout
         deadline = time.monotonic() + self._config.hosts_silence_timeout_s
         while True:
             left = deadline - time.monotonic()
-            readable, writable, _ = select.select([self._process.stdout], [self._stdin], [], max(left, 0))
+            readable, writable, _ = select.select([self._process.stdout], [self._process.stdin], [], max(left, 0))
             if writable:
                 return
             if not readable:
