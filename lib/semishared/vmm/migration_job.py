@@ -82,7 +82,7 @@ class _Job:
         self._limit_s, self._at_limit = options.limit_s, options.at_limit
         self._memory_mib_s = options.memory_mib_s if "MIGRATE_DISKS" in options.values else 0
         self._stats: Dict[str, Any] = {}
-        self.given_up = False
+        self.given_up = self._is_late = False
 
     @property
     def is_due(self) -> bool:
@@ -104,9 +104,12 @@ class _Job:
             self._rounds = None
             self._act("postcopy")
         if self._limit_s and self._progress.seconds > self._limit_s:
-            self._limit_s = 0
-            self._say(f"not there after {self._progress.seconds:.0f} s: {self._at_limit} ({self.how_far()})")
-            self._act(self._at_limit)
+            if not self._is_late:
+                self._is_late = True
+                self._say(f"not there after {self._progress.seconds:.0f} s: {self._at_limit} ({self.how_far()})")
+            # A libvirtd that is busy at this moment may not be able to: a guest that never comes to an end is tried again.
+            if self._act(self._at_limit):
+                self._limit_s = 0
 
     def how_far(self) -> str:
         """Return how much has crossed, and how much has not."""
@@ -127,14 +130,14 @@ class _Job:
         prepared = f" ({job['setup_time']} ms of them to set up)" if "setup_time" in job else ""
         return f"{memory / MIB:.0f} MiB of memory{own} in {seconds:.1f} s{prepared}{still}"
 
-    def _act(self, what: str) -> None:
-        """Suspend a guest that does not come to an end, let it go on over there without all of its memory, or give up."""
+    def _act(self, what: str) -> bool:
+        """Suspend a guest that does not come to an end, let it go on over there without all of its memory, or give up; tell if that is done."""
         if what == "postcopy":
-            self._do("migrate-postcopy", lambda guest: guest.migrateStartPostCopy(0))
-        elif what == "abort":
+            return self._do("migrate-postcopy", lambda guest: guest.migrateStartPostCopy(0))
+        if what == "abort":
             self.given_up = self.abort()
-        else:
-            self._do("suspend", lambda guest: guest.suspend())
+            return self.given_up
+        return self._do("suspend", lambda guest: guest.suspend())
 
     def abort(self) -> bool:
         """End it; tell whether libvirt has agreed to that."""
