@@ -131,7 +131,7 @@ class _Job:
         return f"{memory / MIB:.0f} MiB of memory{own} in {seconds:.1f} s{prepared}{still}"
 
     def _act(self, what: str) -> bool:
-        """Suspend a guest that does not come to an end, let it go on over there without all of its memory, or give up; tell if that is done."""
+        """Suspend a guest that comes to no end, let it go on over there without all of its memory, or give up; tell whether it is done."""
         if what == "postcopy":
             return self._do("migrate-postcopy", lambda guest: guest.migrateStartPostCopy(0))
         if what == "abort":
