@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,9 @@ def make_btrfs(file: Path, mib: int = 512) -> None:
     run("unshare", "-m", "sh", "-c", 'umount -a -l -t fuse; exec mkfs.btrfs -q "$0"', file)
 
 
-@pytest.fixture(scope="session")
-def btrfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return a btrfs of 512 MiB with its quotas on."""
-    top = tmp_path_factory.mktemp("btrfs")
+@contextmanager
+def mounted_btrfs(top: Path) -> Iterator[Path]:
+    """Yield a btrfs of 512 MiB with its quotas on, in a file below `top`."""
     file, where = top / "file", top / "mounted"
     make_btrfs(file)
     where.mkdir()
@@ -39,6 +39,13 @@ def btrfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     finally:
         run("umount", where)
         file.unlink()
+
+
+@pytest.fixture(scope="session")
+def btrfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return one for all tests here."""
+    with mounted_btrfs(tmp_path_factory.mktemp("btrfs")) as where:
+        yield where
 
 
 @pytest.fixture(scope="session")

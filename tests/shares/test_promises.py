@@ -16,23 +16,15 @@ from semishared.opennebula.xml import Datastore
 from semishared.plan.diagnosis import BROKEN, Finding
 from semishared.plan.diagnosis_shares import Made, of_roots
 from shares.cloud import SHARES, MiB, Shares, fill, on
-from shares.conftest import make_btrfs, run
+from shares.conftest import mounted_btrfs, run
 from tools.oned_site import ActionSite
 
 
 @pytest.fixture()
 def shares(tmp_path: Path) -> Iterator[Shares]:
-    file, where = tmp_path / "file", tmp_path / "mounted"
-    make_btrfs(file)
-    where.mkdir()
-    run("mount", "-o", "loop", file, where)
-    try:
-        run("btrfs", "quota", "enable", where)
+    with mounted_btrfs(tmp_path) as where, ActionSite.up(tmp_path) as site:
         run("btrfs", "quota", "rescan", "-w", where)
-        with ActionSite.up(tmp_path) as site:
-            yield Shares(site, "btrfs", where)
-    finally:
-        run("umount", where)
+        yield Shares(site, "btrfs", where)
 
 
 def doctor(shares: Shares) -> list[Finding]:

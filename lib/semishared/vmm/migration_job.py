@@ -90,24 +90,23 @@ class _Job:
         return bool(self._limit_s or self._rounds or self._memory_mib_s)
 
     def look(self) -> None:
-        """See how far it is, and do what is due."""
+        """See how far it is, and do what is due: until it is done, as a libvirtd that is busy at this moment may not be able to."""
         try:
             self._stats = domain.job(self._name) or self._stats
         except SemisharedError:
             pass  # a busy libvirtd, or a guest that has just left
         self._progress.tell(self.how_far())
         if self._memory_mib_s and self._stats.get("memory_processed"):
-            speed, self._memory_mib_s = self._memory_mib_s, 0
-            self._do("migrate-setspeed", lambda guest: guest.migrateSetMaxSpeed(speed))
+            speed = self._memory_mib_s
+            if self._do("migrate-setspeed", lambda guest: guest.migrateSetMaxSpeed(speed)):
+                self._memory_mib_s = 0
         said = next_said(self._rounds, 0) if self._rounds else None
-        if said and said[0] > 1:
+        if said and said[0] > 1 and self._act("postcopy"):
             self._rounds = None
-            self._act("postcopy")
         if self._limit_s and self._progress.seconds > self._limit_s:
             if not self._is_late:
                 self._is_late = True
                 self._say(f"not there after {self._progress.seconds:.0f} s: {self._at_limit} ({self.how_far()})")
-            # A libvirtd that is busy at this moment may not be able to: a guest that never comes to an end is tried again.
             if self._act(self._at_limit):
                 self._limit_s = 0
 
