@@ -6,8 +6,6 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from semishared.host import unlinked
 from semishared.model import steps_device as d
 from semishared.tools.run import DIES_WITH_US
 from tools.test_hung_device import hanging
-from tools.test_pool import Pool
+from tools.test_pool import Pool, of_size
 from tools.world import World
 
 LIMIT_S = 30
@@ -35,15 +33,6 @@ print([row["name"] for row in found._held(sys.argv[3])], found._in_memory())
 @pytest.fixture(autouse=True)
 def _nothing_known() -> None:
     systems._silent.clear()
-
-
-@contextmanager
-def mounted(path: Path) -> Iterator[None]:
-    subprocess.run(["mount", "-t", "tmpfs", "store", str(path)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 def test_the_round_of_the_watcher_does_not_wait_for_a_store_that_hangs(world: World, pool: Pool) -> None:
@@ -76,12 +65,12 @@ def test_what_is_mounted_is_a_system_datastore_if_it_says_so(world: World) -> No
     os.symlink(str(world.top), world.location / "106")
     (world.system / ".monitor").write_text("semishared\n")
     assert systems.systems(location) == ["100", "101", "105"]
-    with mounted(world.store):
+    with of_size(world.store, "50%"):
         assert systems.systems(location, whole=True) == ["101", "105"]
         (world.store / ".monitor").write_text("semishared\n")
         assert systems.systems(location, whole=True) == ["100", "101", "105"]
     place = world.location.with_name("with a space")
     place.joinpath("100").mkdir(parents=True)
-    with mounted(place / "100"):
+    with of_size(place / "100", "50%"):
         assert systems.systems(str(place)) == []
     assert systems.systems(str(place)) == ["100"]
