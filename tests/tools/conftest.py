@@ -3,17 +3,26 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Iterator
 
 import pytest
 
+from semishared.tools import rate_limit
 from tools.world import World
 
 if TYPE_CHECKING:
     from tools.ceph_cluster import LocalCluster
     from tools.ceph_site import Site
     from tools.test_pool import Pool
+
+
+@pytest.fixture(autouse=True)
+def usual_priority() -> Iterator[None]:
+    """What a test asks of the library itself, and not of a program, does not leave all that come after it behind the others."""
+    yield
+    assert not rate_limit._stands_back and not os.getpriority(os.PRIO_PROCESS, 0), "this test has left its process at rest"
 
 
 @pytest.fixture()

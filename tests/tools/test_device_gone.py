@@ -112,6 +112,12 @@ def stage(world: World, pool: Pool) -> None:
     ensure(str(world.root), image(world), None)
 
 
+@pytest.fixture(autouse=True)
+def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Things are moved by this process itself, which is not over when they are."""
+    monkeypatch.setattr(moving, "stand_back", lambda _: None)
+
+
 def move_base(world: World, pool: Pool) -> None:
     (base,) = world.bases()
     where = uuid_of(world, next(path for path in pool.paths if str(path) != device_of(base)))
