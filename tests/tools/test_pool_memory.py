@@ -19,6 +19,7 @@ from semishared.host import host_probe, watching
 from semishared.model import layout_devices
 from semishared.model import steps as s
 from semishared.model import steps_device as d
+from semishared.tools import qemu_img
 from semishared.vmm import records as started
 from tools.test_pool import Pool, device_of
 from tools.test_pool import carry as carried
@@ -98,13 +99,17 @@ def test_each_layer_counts_and_so_does_what_a_disk_grows_by(world: World, pool: 
     assert promised(pool) == FIT * SIZE
     with pytest.raises(MemoryPromised, match=r"disk.1: 4 layers of up to 64.0 MiB each are more than the 243.2 MiB"):
         world.on(s.AddLayer(disk, 3, 2, "qcow2"))
-    with pytest.raises(MemoryPromised):
-        world.on(s.GrowDisk(disk, 2 * SIZE))
+    for growing in (s.GrowDisk, s.AllowGrowth):
+        with pytest.raises(MemoryPromised):
+            world.on(growing(disk, 2 * SIZE))
     assert sorted(os.listdir(f"{disk.path}.snap")) == ["0", "1", "2"] and promised(pool) == FIT * SIZE
     world.on(s.MergeLayer(disk, 2, "0", "qcow2", False), s.DropLayer(disk, 1))
     assert promised(pool) == 2 * SIZE
     world.on(s.GrowDisk(disk, SIZE + 4 * MiB))
     assert promised(pool) == 2 * (SIZE + 4 * MiB)
+    world.on(s.AllowGrowth(disk, SIZE + 8 * MiB))
+    assert promised(pool) == 2 * (SIZE + 8 * MiB)
+    assert qemu_img.virtual_size(f"{disk.path}.snap/2", "qcow2") == SIZE + 4 * MiB, "that is its hypervisor's"
     qemu_io(f"{disk.path}.snap/2", "qcow2", "read -P 0xa1 1M 64k")
 
 

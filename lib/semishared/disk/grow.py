@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grow a disk that no guest has open: its active layer, or the image that it is, or its clone on the store."""
+"""Grow a disk that no guest has open: its active layer, or the image that it is, or its clone on the store.
+
+One that a guest has open is grown by its hypervisor, if there is room for that.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 
 from .. import store
 from ..errors import MissingImage
-from ..model.steps import GrowDisk, ImageRef
+from ..model.steps import AllowGrowth, GrowDisk, ImageRef
 from ..tools import beneath, files, qemu_img
 from ..tools.crash_points import point
 from . import in_memory, records, unsettled
@@ -32,6 +35,13 @@ def grow(step: GrowDisk) -> dict[str, object]:
         qemu_img.grow(path, record.format, step.size)
     point("disk grown")
     return {}
+
+
+def allow(step: AllowGrowth) -> None:
+    """Promise memory to a disk that lies there and is about to grow; raise MemoryPromised if there is too little."""
+    record = records.read_record(step.disk.vm_dir, step.disk.disk)
+    if record and record.is_local:
+        in_memory.more(os.path.dirname(record.path), size=step.size, layers=0)
 
 
 def _grow_clone(image: ImageRef, path: str, size: int) -> None:

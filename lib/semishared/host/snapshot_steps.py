@@ -51,3 +51,8 @@ class OnSnapshots(Steps):
         from ..disk import grow
 
         return grow.grow(step)
+
+    def AllowGrowth(self, step: s.AllowGrowth) -> None:
+        from ..disk import grow
+
+        grow.allow(step)

@@ -119,3 +119,10 @@ class GrowDisk(NamedTuple):
 
     disk: DiskRef
     size: int
+
+
+class AllowGrowth(NamedTuple):
+    """See to it that a disk of a running guest may become as large as `size` bytes, before its hypervisor makes it so."""
+
+    disk: DiskRef
+    size: int

@@ -214,10 +214,11 @@ def change(what: str, asked: SnapshotPlace, vm: Vm, *, live: bool, freeze: str) 
 
 
 def resize(asked: Resize, vm: Vm) -> Plan:
-    """Plan resize: grow a disk; that of a running guest is left to its hypervisor."""
-    if vm.lcm_state == RESIZE_RUNNING:
-        return
+    """Plan resize: grow a disk; that of a running guest is left to its hypervisor, which does it next."""
     place, host = asked.disk, asked.disk.host
+    if vm.lcm_state == RESIZE_RUNNING:
+        yield On(host, (s.AllowGrowth(disk_ref(place), asked.size),))
+        return
     if vm.lcm_state == RESIZE_UNDEPLOYED:
         # argv names the last host, the directory has moved to the front-end.
         host = yield from _machine_of(place)
