@@ -33,10 +33,9 @@ def migrate(name: str, target: str, options: MigrateOptions, say: Callable[[str]
         job = _Job(name, options, rounds, say)
         while not call.is_over(SOON_S if job.is_due else LOOK_S):
             job.look()
-            if cut_off.is_set():
-                # QEMU would wait for the other one for as long as TCP does, a quarter of an hour.
+            # QEMU would wait for the other one for as long as TCP does, a quarter of an hour.
+            if cut_off.is_set() and job.abort():
                 cut_off.clear()
-                job.abort()
         try:
             call.answer(0)
         except ToolFailed:
@@ -82,7 +81,7 @@ class _Job:
         self._limit_s, self._at_limit = options.limit_s, options.at_limit
         self._memory_mib_s = options.memory_mib_s if "MIGRATE_DISKS" in options.values else 0
         self._stats: Dict[str, Any] = {}
-        self.given_up = self._is_late = False
+        self.given_up = self._is_late = self._is_copied_once = False
 
     @property
     def is_due(self) -> bool:
@@ -101,7 +100,8 @@ class _Job:
             if self._do("migrate-setspeed", lambda guest: guest.migrateSetMaxSpeed(speed)):
                 self._memory_mib_s = 0
         said = next_said(self._rounds, 0) if self._rounds else None
-        if said and said[0] > 1 and self._act("postcopy"):
+        self._is_copied_once |= bool(said and said[0] > 1)
+        if self._rounds and self._is_copied_once and self._act("postcopy"):
             self._rounds = None
         if self._limit_s and self._progress.seconds > self._limit_s:
             if not self._is_late:

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is due to a live migration is asked for until libvirtd, which may be busy at the moment, has done it; and not once more."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List
+
+import pytest
+
+from semishared.errors import ToolFailed
+from semishared.guest import domain
+from semishared.model.steps_live import MigrateOptions
+from semishared.vmm import migration_job
+
+BUSY = 3
+"""Times that libvirtd refuses."""
+
+
+class Busy:
+    """Stands for a libvirtd that gets to what is asked at the fourth time."""
+
+    def __init__(self) -> None:
+        self.asked: List[str] = []
+        self.now = 0.0
+
+    def ask(self, name: str, verb: str, do: Callable[[Any], Any]) -> None:
+        self.asked.append(verb)
+        if self.asked.count(verb) <= BUSY:
+            raise ToolFailed(f"{verb} {name}: cannot acquire state change lock")
+
+    def job(self, name: str) -> dict[str, int]:
+        return {"memory_processed": 1, "data_total": 100, "data_remaining": 50}
+
+
+@pytest.fixture()
+def busy(monkeypatch: pytest.MonkeyPatch) -> Busy:
+    found = Busy()
+    monkeypatch.setattr(domain, "ask", found.ask)
+    monkeypatch.setattr(domain, "job", found.job)
+    return found
+
+
+def look(options: MigrateOptions, seconds: float, rounds: object = None) -> tuple[migration_job._Job, List[str]]:
+    said: List[str] = []
+    job = migration_job._Job("one-5", options, rounds, said.append)  # type: ignore[arg-type]
+    job._progress._began -= seconds
+    for _ in range(2 * BUSY + 2):
+        job.look()
+    return job, said
+
+
+@pytest.mark.parametrize(("at_limit", "verb"), [("suspend", "suspend"), ("abort", "domjobabort"), ("postcopy", "migrate-postcopy")])
+def test_the_limit_is_kept_by_a_busy_libvirtd_too(busy: Busy, at_limit: str, verb: str) -> None:
+    job, said = look(MigrateOptions(limit_s=5, at_limit=at_limit), 6)
+    assert busy.asked == [verb] * (BUSY + 1)
+    assert [line for line in said if "not there after" in line] == [f"not there after 6 s: {at_limit} ({job.how_far()})"]
+    assert job.given_up == (at_limit == "abort") and not job.is_due
+
+
+def test_before_its_limit_nothing_is_done(busy: Busy) -> None:
+    job, _ = look(MigrateOptions(limit_s=5, at_limit="abort"), 2)
+    assert not busy.asked and job.is_due
+
+
+def test_the_speed_of_memory_is_set_once_it_has_begun(busy: Busy) -> None:
+    job, _ = look(MigrateOptions(memory_mib_s=100, values={"MIGRATE_DISKS": ["vda"]}), 0)
+    assert busy.asked == ["migrate-setspeed"] * (BUSY + 1) and not job.is_due
+
+
+def test_after_the_first_round_the_rest_is_sent_on_demand(busy: Busy, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [None, (2,), None, (1,)]
+    monkeypatch.setattr(migration_job, "next_said", lambda heard, seconds: said.pop() if said else None)
+    job, _ = look(MigrateOptions(after_precopy=True), 0, object())
+    assert busy.asked == ["migrate-postcopy"] * (BUSY + 1) and not job.is_due
+
+
+def test_who_gives_up_by_hand_is_told_whether_that_was_heard(busy: Busy) -> None:
+    job, _ = look(MigrateOptions(), 0)
+    assert [job.abort() for _ in range(BUSY + 1)] == [False] * BUSY + [True]
