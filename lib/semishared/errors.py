@@ -549,6 +549,13 @@ class LostWithMemory(SemisharedError):
     remedy = "nothing brings back what it held: `onevm recover --recreate VM` makes its disks anew from their images"
 
 
+class SystemAway(ToolTimeout):
+    """A system datastore that was mounted on a host, or a link to elsewhere, and is not there any more, with whatever VMs it has."""
+
+    id = "SS169"
+    remedy = "mount it; if it is to be a plain directory from now on, remove the note that is named"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from semishared.errors import SemisharedError
+from semishared.errors import DeviceMissing, NotOwner, SemisharedError
 from semishared.host import host_probe
 from semishared.model import layout_base, layout_devices
 from semishared.model import steps as s
-from semishared.model.steps_commit import CreateDiff
+from semishared.model.steps_commit import CreateDiff, FinishDisk
 from semishared.plan import pool as plan
 from semishared.tools import locks
 from tools.test_lost_device import about_to_boot, apart, can_boot
@@ -127,6 +127,28 @@ def test_what_is_kept_of_a_deleted_vm_is_waited_for_until_it_is_given_up(world: 
     assert pool.set(*left)["closed"] == [dead], "it may come back"
     shutil.rmtree(kept)
     assert pool.set(*left)["gone"] == [dead] and is_well(world, pool, *left)
+
+
+def test_what_is_kept_of_a_deleted_vm_is_not_taken_for_gone_since_its_device_is_away(world: World, pool: Pool) -> None:
+    """Its image has another VM by now, so that all that is known of it is what lies there."""
+    pool.set()
+    persistent = world.image()
+    world.on(s.PrepareVm(9, world.disk(9).vm_dir), CreateDiff(world.disk(9), persistent, 0, ""))
+    qemu_io(f"{world.disk(9).path}.snap/0", "qcow2", "write -P 0x77 2M 64k")
+    device = device_of(f"{world.disk(9).path}.snap")
+    world.on(s.RemoveVm(9, world.disk(9).vm_dir), s.PrepareVm(10, world.disk(10).vm_dir), CreateDiff(world.disk(10), persistent, 0, ""))
+    (kept,) = world.system.glob(".kept-9-*")
+    finish = FinishDisk(s.DiskRef(9, 1, str(kept)), "", 0)
+    subprocess.run(["mount", "--make-private", device], check=True)
+    aside = world.top / "aside"
+    aside.mkdir()
+    subprocess.run(["mount", "--move", device, str(aside)], check=True)
+    with pytest.raises(DeviceMissing, match="the layers of disk.1: on the device"):
+        world.on(finish)
+    subprocess.run(["mount", "--move", str(aside), device], check=True)
+    with pytest.raises(NotOwner):
+        world.on(finish)
+    qemu_io(kept / "disk.1.snap" / "0", "qcow2", "read -P 0x77 2M 64k")
 
 
 def cloned(world: World, vm: int, image: s.ImageRef) -> str:

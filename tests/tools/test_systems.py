@@ -6,19 +6,24 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Iterator
 
 import pytest
 
 from semishared.base import devices, systems
 from semishared.disk import moved_layers
-from semishared.errors import ToolTimeout
+from semishared.errors import SystemAway, ToolFailed, ToolTimeout
 from semishared.host import unlinked
+from semishared.model import steps as s
 from semishared.model import steps_device as d
+from semishared.model.steps_commit import CreateDiff
+from semishared.plan import gc
 from semishared.tools.run import DIES_WITH_US
 from tools.test_hung_device import hanging
 from tools.test_pool import Pool, of_size
-from tools.world import World
+from tools.world import World, qemu_io
 
 LIMIT_S = 30
 LISTED = """
@@ -74,3 +79,72 @@ def test_what_is_mounted_is_a_system_datastore_if_it_says_so(world: World) -> No
     with of_size(place / "100", "50%"):
         assert systems.systems(str(place)) == []
     assert systems.systems(str(place)) == ["100"]
+
+
+def test_one_that_is_not_mounted_any_more_is_not_an_empty_one(world: World, pool: Pool) -> None:
+    pool.set()
+    aside, system, note = world.top / "aside", world.location / "103", world.root / "mounted" / "103"
+    for directory in (aside, system):
+        directory.mkdir()
+    overlay, diff = world.disk(5, 1, 103), world.disk(9, 1, 103)
+    with bound(aside, system):
+        world.clone(world.image(), overlay)
+        persistent = world.image("persistent", pattern=0x55)._replace(id=9)
+        world.on(s.PrepareVm(9, diff.vm_dir), CreateDiff(diff, persistent, 0, ""))
+        qemu_io(f"{diff.path}.snap/0", "qcow2", "write -P 0x77 2M 64k")
+        world.on(s.RemoveVm(9, diff.vm_dir))
+        assert note.exists()
+        before, leases = devices.layers_links(str(world.location)), world.leases()
+        assert len(before) == len(leases) == 2 and not found(world)
+    with pytest.raises(SystemAway, match=rf"/103 on \S+ is not mounted, and was \({note}\)"):
+        devices.layers_links(str(world.location))
+    assert not found(world), "nobody knows whose it is"
+    (facts,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
+    assert isinstance(facts, dict) and [refused["id"] for refused in facts["refused"]] == [SystemAway.id]
+    with pytest.raises(SystemAway):
+        world.clone(world.image(), world.disk(6, 1, 103))
+    assert not list(system.iterdir()), "it would be hidden by what is mounted there"
+    # Somebody looks when nothing is noted, and removes what was found when it is.
+    note.rename(world.top / "note")
+    steps = [step for finding in found(world) if not finding.keep for step in finding.steps()]
+    assert {step.kind for step in steps if isinstance(step, s.Discard)} == {"unlinked", "lease"}
+    (world.top / "note").rename(note)
+    for step in steps:
+        assert world.on(step) == [{"removed": False}]
+    moved_layers._discard_unlinked(str(world.root), diff)
+    with bound(aside, system):
+        assert devices.layers_links(str(world.location)) == before and world.leases() == leases and not found(world)
+        (kept,) = system.glob(".kept-9-*")
+        qemu_io(kept / "disk.1.snap" / "0", "qcow2", "read -P 0x77 2M 64k")
+    note.unlink()
+    world.clone(world.image(), world.disk(6, 1, 103))
+    assert not note.exists(), "it is a plain directory from now on"
+
+
+def test_what_cannot_be_read_is_not_taken_for_somebody_elses(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    (world.system / ".monitor").write_text("semishared\n")
+
+    def killed(*_: object, **__: object) -> str:
+        raise ToolFailed("grep exited with -9")
+
+    monkeypatch.setattr(systems, "run", killed)
+    with pytest.raises(ToolTimeout, match="cannot be read: grep was ended"):
+        systems.is_ours(str(world.system))
+    assert not systems.is_ours(str(world.store)), "there is none"
+
+
+def found(world: World) -> "list[gc.Finding]":
+    (facts,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
+    assert isinstance(facts, dict)
+    known = gc.Known({5: "here"}, frozenset({(100, 7), (100, 9)}), frozenset())
+    seen = gc.find([gc.Machine("here", str(world.location), facts, False)], known, 0, True)
+    return [finding for finding in seen if finding.kind in ("unlinked", "lease")]
+
+
+@contextmanager
+def bound(aside: Path, directory: Path) -> Iterator[None]:
+    subprocess.run(["mount", "--bind", str(aside), str(directory)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)

@@ -3,6 +3,9 @@
 
 So what is mounted there, or a link, is not touched before it has said within a limit whose it is (`.monitor`), and by a program: who is in
 a hung system call cannot be stopped. A plain directory of the file system of DATASTORE_LOCATION is as well as that.
+
+One that is not mounted, as it used to be, looks like an empty one: layers on devices, and leases, of all VMs in it would belong to nobody.
+So it is noted what is mounted (`<root>/mounted/<system>`), and where that is missing nobody knows what VMs there are.
 """
 
 from __future__ import annotations
@@ -11,9 +14,9 @@ import os
 import time
 from typing import Iterator
 
-from ..errors import SemisharedError, ToolTimeout
+from ..errors import SystemAway, ToolFailed, ToolTimeout
 from ..model import layout
-from ..tools import mounts
+from ..tools import files, mounts
 from ..tools.run import run
 
 ANSWER_S = 3
@@ -26,8 +29,11 @@ _silent: "dict[str, float]" = {}
 def systems(location: str, *, whole: bool = False) -> "list[str]":
     """Return the numbers of directories in which VMs can be, in order; of what is mounted only the system datastores of ours.
 
-    With `whole` raise ToolTimeout where something does not answer: there may be VMs in it, which nobody is to take for gone.
+    With `whole` raise ToolTimeout where something does not answer, or is not mounted: there may be VMs in it, which nobody is to take
+    for gone.
     """
+    if whole:
+        check_mounted(location)
     place, mounted = os.path.realpath(location), {mount.point for mount in mounts.listed()}
     found = []
     for entry in sorted(os.scandir(place), key=lambda entry: entry.name):
@@ -51,15 +57,57 @@ def directories(location: str) -> Iterator[str]:
                 yield f"{parent}/{name}"
 
 
+def check_mounted(location: str, system: str = "") -> None:
+    """Raise SystemAway if a system datastore (or any) is not mounted that was, ToolTimeout if one does not answer."""
+    root, place = layout.base_store(location), os.path.realpath(location)
+    points = {mount.point for mount in mounts.listed()}
+    for number in [system] if system else _noted(root):
+        path, note = f"{place}/{number}", f"{layout.mounted(root)}/{number}"
+        if not os.path.lexists(note) or not os.path.lexists(path) or path in points:
+            continue
+        if not (os.path.islink(path) and is_ours(path)):
+            raise SystemAway(f"{path} on {os.uname().nodename} is not mounted, and was ({note})")
+
+
+def note_mounted(location: str, system: str) -> None:
+    """Note that a system datastore, in which a VM is now, is mounted here, or a link to elsewhere, if it is."""
+    root, path = layout.base_store(location), f"{os.path.realpath(location)}/{system}"
+    note = f"{layout.mounted(root)}/{system}"
+    if os.path.lexists(note) or not (os.path.islink(path) or any(mount.point == path for mount in mounts.listed())):
+        return
+    os.makedirs(layout.mounted(root), exist_ok=True)
+    files.write(note, b"")
+
+
+def _noted(root: str) -> "list[str]":
+    try:
+        return sorted(filter(layout.is_number, os.listdir(layout.mounted(root))))
+    except FileNotFoundError:
+        return []
+
+
 def is_ours(system: str) -> bool:
     """Tell whether something is a system datastore of ours; raise ToolTimeout if it does not answer."""
     if time.monotonic() - _silent.get(system, -AGAIN_S) < AGAIN_S:
         raise ToolTimeout(f"{system} on {os.uname().nodename} does not answer")
+    path = layout.monitor(system)
     try:
-        run(["grep", "-qsx", "semishared", layout.monitor(system)], timeout_s=ANSWER_S)
+        return bool(run(["grep", "-sx", "semishared", path], timeout_s=ANSWER_S, ok=(0, 1)))
     except ToolTimeout:
         _silent[system] = time.monotonic()
         raise ToolTimeout(f"{system} on {os.uname().nodename} does not answer") from None
-    except SemisharedError:
+    except ToolFailed:
+        return _let_read(path)
+
+
+def _let_read(path: str) -> bool:
+    """Return False for what is not there, or is kept from us: raise ToolTimeout where grep failed for any other reason."""
+    try:
+        with open(path, "rb") as file:
+            file.read(1)
+        why = "grep was ended"
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return False
-    return True
+    except OSError as e:
+        why = str(e.strerror)
+    raise ToolTimeout(f"{path} on {os.uname().nodename} cannot be read: {why}")

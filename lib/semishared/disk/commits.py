@@ -196,7 +196,7 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
     if kept.waiting(record) or not os.path.exists(record.path):
         # A store that is not there says nothing of its owners.
         bridged.check(image)
-    if not os.path.exists(record.path) and _is_given_up(at.owner(image), own):
+    if not _is_there(disk, record) and _is_given_up(at.owner(image), own):
         # Killed while it was taken away.
         _take_away(disk, planned)
         return {"bytes": 0}
@@ -212,6 +212,13 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
     at.disown(image, own)
     _take_away(disk, planned)
     return done
+
+
+def _is_there(disk: DiskRef, record: Record) -> bool:
+    """Tell whether there is still something of a disk; raise DeviceMissing of a kept one whose device is away: it is not gone by that."""
+    if kept.is_kept(disk.vm_dir):
+        return record.layer in on_devices.listed(layout.layers(disk.path))
+    return os.path.exists(record.path)
 
 
 def _take_away(disk: DiskRef, planned: Planned) -> None:

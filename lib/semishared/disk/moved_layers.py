@@ -156,11 +156,14 @@ def _discard_unlinked(root: str, disk: DiskRef) -> None:
     try:
         linked = devices.layers_links(os.path.dirname(root), disk.disk)
     except ToolTimeout:
-        return  # a store hangs: gc does it when that answers
+        return  # a store hangs, or is not mounted: gc does it when that answers
+    own = devices.link_of(layout.layers(disk.path))
+    if own not in linked:
+        return  # it was taken elsewhere meanwhile, or not everything was seen
     for uuid in filter(lambda uuid: devices.is_there(root, uuid), devices.registered(root)):
         parent = os.path.dirname(layout_devices.directory(root, Link(uuid, LAYERS, "-")))
         for name in os.listdir(parent) if os.path.isdir(parent) else ():
             link = Link(uuid, LAYERS, name)
-            if layout_devices.layers_named(name) == (disk.vm, disk.disk) and link not in linked:
+            if layout_devices.layers_named(name) == (disk.vm, disk.disk) and link not in linked and link != own:
                 moving.discard(root, [link])
                 point("left-over layers removed")

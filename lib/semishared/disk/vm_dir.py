@@ -59,8 +59,12 @@ def note_seq(vm_dir: str, seq: int) -> None:
 
 
 def mark_system(vm_dir: str) -> None:
-    """Make the system datastore, with `.monitor` so that the host's probe asks our driver."""
+    """Make the system datastore, with `.monitor` so that the host's probe asks our driver; raise SystemAway if it is not mounted."""
+    from ..base import systems
+
     system = os.path.dirname(vm_dir)
+    where = os.path.split(system)
+    systems.check_mounted(*where)
     os.makedirs(system, exist_ok=True)
     files.remove_stale(system)
     try:
@@ -70,15 +74,16 @@ def mark_system(vm_dir: str) -> None:
         marked = False
     if not marked:
         files.write(layout.monitor(system), f"{NAME}\n".encode())
+    systems.note_mounted(*where)
 
 
 def prepare(vm: int, vm_dir: str, planned: Planned) -> None:
     """Make the VM directory; remove what was left of an older one of the VM."""
     with publishing(vm, vm_dir, planned), files.enough_space(vm_dir):
+        mark_system(vm_dir)
         os.makedirs(layout.records(vm_dir), exist_ok=True)
         point("vm directory made")
         note_seq(vm_dir, planned.seq)
-        mark_system(vm_dir)
     if beside.listed(vm_dir, "removed"):
         beside.tidy(vm_dir, cache.root_of(vm_dir), vm)
 

@@ -124,8 +124,9 @@ def trouble(store: str) -> str:
 
 def lost(root: str) -> list[str]:
     """Return which devices of the pool are not there, or not well, and what is wrong with them."""
-    found = {devices.mount(root, uuid): device_state.state(root, uuid) for uuid in devices.registered(root)}
-    return [f"device {path} is {wrong}" for path, wrong in sorted(found.items()) if wrong]
+    # Of one that has died and another in its place the path is the same.
+    found = {(devices.mount(root, uuid), device_state.state(root, uuid)) for uuid in devices.registered(root)}
+    return [f"device {path} is {wrong}" for path, wrong in sorted(found) if wrong]
 
 
 def unwatched(root: str) -> list[str]:

@@ -12,9 +12,9 @@ import time
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..base import devices
+from ..base import devices, systems
 from ..disk import beside, history, kept, on_devices
-from ..errors import SemisharedError, ToolFailed
+from ..errors import SemisharedError, ToolFailed, ToolTimeout
 from ..guest import listing
 from ..model import layout, layout_base, layout_store
 from ..model.steps import Discard, LookAround
@@ -53,16 +53,17 @@ def look_around(step: LookAround) -> dict[str, object]:
     # Leases before directories: whoever takes a lease has made his VM's directory before.
     root = layout.base_store(step.location)
     found: dict[str, object] = {"open": _open_files(), "root": _root(root)}
-    systems = {number: f"{step.location}/{number}" for number in step.systems}
+    directories = {number: f"{step.location}/{number}" for number in step.systems}
     found["unlinked"] = unlinked.look(step.location)
-    found["vms"] = [vm for number, path in systems.items() for vm in _system(number, path)]
+    found["vms"] = [vm for number, path in directories.items() for vm in _system(number, path)]
     ours = (layout_base.bases(root), layout_base.all_staging(root))
-    found["staged"] = [item for path in (root, *ours, *systems.values()) for item in inventory.staged(path)]
+    found["staged"] = [item for path in (root, *ours, *directories.values()) for item in inventory.staged(path)]
     try:
         found["domains"] = listing.names_and_files() if step.libvirt else {"names": [], "files": []}
     except SemisharedError as e:
         found["domains"] = {"error": e.detail}
-    stores, refused = [], []
+    stores, refused = [], _away(step.location)
+    found["is_away"] = bool(refused)
     for number, path in enumerate(step.stores):
         try:
             marker.check(path, step.markers[number] if step.markers else "")
@@ -71,6 +72,15 @@ def look_around(step: LookAround) -> dict[str, object]:
         else:
             stores.append(dir_leftovers.look(path))
     return {**found, "stores": stores, "refused": refused}
+
+
+def _away(location: str) -> list[dict[str, object]]:
+    """Return which system datastore is not mounted that was: what is here may be of VMs in it, which nobody sees."""
+    try:
+        systems.check_mounted(location)
+    except ToolTimeout as e:
+        return [{"id": e.id, "detail": e.detail}]
+    return []
 
 
 def _root(root: str) -> dict[str, object]:
@@ -217,7 +227,7 @@ def _remove_base(path: str) -> bool:
 def uses_lease(step: Discard) -> bool:
     """Tell whether a disk that the lease is for is, or is being made, in any system datastore of this machine."""
     holder = layout_base.leased_to(os.path.basename(step.path))
-    if not holder:
+    if not holder or _away(step.location):
         return True
     vm, disk = holder
     for system in inventory.names(step.location, root=True):

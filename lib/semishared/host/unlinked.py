@@ -28,7 +28,7 @@ def look(location: str) -> list[dict[str, object]]:
     try:
         linked = devices.layers_links(location) if there else set()
     except ToolTimeout:
-        return []  # a store hangs: nobody knows what leads where
+        return []  # a store hangs, or is not mounted: nobody knows what leads where
     whole = [link for link in linked if os.path.isdir(layout_devices.directory(root, link))]
     found = []
     for uuid in there:
@@ -61,4 +61,7 @@ def is_linked(step: Discard) -> bool:
     root = layout.base_store(step.location)
     uuid = str(device_label.read(os.path.dirname(directory)).get("uuid"))
     link = Link(uuid, os.path.basename(directory), name)
-    return uuid not in devices.registered(root) or devices.is_linked(step.location, link)
+    try:
+        return uuid not in devices.registered(root) or devices.is_linked(step.location, link)
+    except ToolTimeout:
+        return True

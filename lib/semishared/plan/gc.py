@@ -254,7 +254,9 @@ class _OnMachine:
                 yield self._finding("lock", item, f"VM {item['vm']} is not known to oned", item["vm"])
 
     def _uses(self, vm: int, disk: int) -> bool:
-        """Tell whether a disk of a VM is here, or staged here."""
+        """Tell whether a disk of a VM is here, or staged here, or may be in what is not mounted."""
+        if self.machine.facts.get("is_away"):
+            return True
         mine = (item["entries"] for item in self.machine.facts["vms"] if item["vm"] == vm)
         return any(layout.is_of_disk(entry, disk) for entries in mine for entry in entries)
 
