@@ -173,6 +173,24 @@ def test_projects_of_others_are_left_alone_and_quotas_have_to_be_on(host: Kernel
         side.on(s.MarkRoot(Tree("xfs", "/srv/off"), MARKER))
 
 
+def test_a_tree_that_has_come_out_of_its_project_is_told_and_not_taken_for_held(host: KernelHost, side: HostSide) -> None:
+    """As one that was brought over to another file system, by what keeps no projects: its limit would hold nothing, however it is set."""
+    path, project = make(side, 7, 5, 8), FIRST_PROJECT + 7
+    fill(host, f"{path}/a", 5, 2)
+    host.run(["xfs_quota", "-x", "-c", f"project -C -p {path} {project}", ROOT])
+    mend = f"xfs_quota -x -c 'project -s -p {path} {project}' {ROOT}"
+    ((row,),) = (answer["shares"] for answer in side.on(s.ListShares(TREE)))
+    assert row["wrong"]["id"] == NoQuota.id and f"(as root, while no VM has it: {mend})" in row["wrong"]["detail"]
+    with pytest.raises(NoQuota, match=f"is not in project {project}: no limit holds it"):
+        side.on(s.ResizeShare(TREE, 7, 16 * MiB))
+    host.run(["bash", "-ec", mend])
+    ((row,),) = (answer["shares"] for answer in side.on(s.ListShares(TREE)))
+    assert "wrong" not in row and row["used"] >= 2 * MiB
+    assert fill(host, f"{path}/b", 5, 16)[1] in ("No space left on device", "Disk quota exceeded")
+    drop(side, 7)
+    assert not projects(host)
+
+
 @pytest.mark.long
 def test_killed_at_every_point_and_begun_again_it_ends_the_same(host: KernelHost, side: HostSide) -> None:
     make_it, remove_it = s.MakeShare(TREE, Share(7, 3, 1, 8 * MiB)), s.RemoveShare(TREE, 7, f"{ROOT}/share-7")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from semishared.config import Config
+from semishared.errors import BadArguments
 from semishared.front import base_tracker
 from semishared.plan.eviction import Limits
 
@@ -40,3 +42,30 @@ def test_driver_that_was_killed_brings_nothing_any_more(tmp_path: Path, monkeypa
         os.kill(driver.pid, signal.SIGKILL)
     answer = base_tracker.answer(root, asked, "h3", Config())
     assert (answer["sources"], answer["from_store"]) == ([], "quicker")
+
+
+def test_a_front_end_that_is_full_fails_no_deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are hints: the host has room, and the store has the base."""
+    monkeypatch.setattr(base_tracker, "_limits", lambda *_: Limits(-1, 0))
+    asked: dict[str, object] = {"question": "base", "name": NAME, "bases": [], "free": 100, "total": 1000, "needed": 1}
+    full = tmp_path / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "full", str(full)], check=True)
+    try:
+        with contextlib.suppress(OSError):
+            (full / "all").write_bytes(bytes(1 << 20))
+        answer = base_tracker.answer(str(full), asked, "h1", Config())
+        assert (answer["sources"], answer["from_store"]) == ([], "quicker")
+        base_tracker.arrived(str(full), NAME, "h1", True)
+        base_tracker.begin(str(full), NAME, ["h2"])
+        base_tracker.leave(str(full), NAME, {"h2": True})
+        assert base_tracker.holders_of(str(full), NAME) == []
+        (full / "all").unlink()
+        base_tracker.leave(str(full), NAME, {"h2": True})
+        with contextlib.suppress(OSError):
+            (full / "all").write_bytes(bytes(1 << 20))
+        assert base_tracker.answer(str(full), asked, "h1", Config())["sources"] == ["h2"], "what is known is told"
+        with pytest.raises(BadArguments):
+            base_tracker.holders_of(str(full), "../locks")
+    finally:
+        subprocess.run(["umount", str(full)], check=True)

@@ -16,6 +16,7 @@ from semishared.errors import (
     CephUnavailable,
     HostUnreachable,
     LateAction,
+    MissingImage,
     NoSpace,
     OnedUnavailable,
     SemisharedError,
@@ -71,9 +72,11 @@ class Asked:
     """oned and a machine that gives keys; what they were asked."""
 
     def __init__(
-        self, disks: str, store: dict[str, str], image: dict[str, str], answer: Callable[[Any], Any] = lambda _: {**ANSWER, "taken": 0}
+        self, disks: str, store: dict[str, str], image: dict[str, str], answer: Callable[[Any], Any] = lambda _: {**ANSWER, "taken": 0},
+        running: int = 2,
     ) -> None:
-        self.vm = Vm(ElementTree.fromstring(f"<VM><ID>7</ID><TEMPLATE>{disks}</TEMPLATE>{HISTORY}</VM>"))
+        state = f"<LCM_STATE>{running}</LCM_STATE>"
+        self.vm = Vm(ElementTree.fromstring(f"<VM><ID>7</ID>{state}<TEMPLATE>{disks}</TEMPLATE>{HISTORY}</VM>"))
         self._known = {
             ("image", 5): Image(template("IMAGE", 5, image, "<REGTIME>70</REGTIME>")),
             ("datastore", 110): Datastore(template("DATASTORE", 110, store)),
@@ -131,6 +134,22 @@ def test_an_image_to_be_read_is_so_whatever_a_vm_says_of_its_disk(reads: dict[st
     for marker in ("", MARKER):
         asked = Asked(SHARE.format(more=disk), {**ON_XFS, "SEMISHARED_STORE": marker}, reads)
         assert drive(client_access.handed(asked.vm, PLACE), asked.do).roots == ((5, marker, 70, True),)
+
+
+@pytest.mark.parametrize("state", [3, 17, 26])
+@pytest.mark.parametrize("reads", ["NO", "YES"])
+def test_a_guest_that_runs_keeps_the_key_by_which_it_has_mounted(state: int, reads: str) -> None:
+    """oned has the context made anew for a NIC, or another CONTEXT: a key for writing and one for reading are two, and one shuts out the other."""
+    asked = Asked(SHARE.format(more=""), ON_CEPH, {**CLIENT, "READONLY": reads}, running=state)
+    found = drive(client_access.handed(asked.vm, PLACE), asked.do)
+    assert asked.steps == [PREPARED, ("h1", s.ShowKey(TREE, 5, SOURCE, 7))] and found.disks == (1,)
+
+    def none(step: Any) -> Any:
+        if isinstance(step, s.ShowKey):
+            raise MissingImage("VM 7 has no key")
+
+    asked = Asked(SHARE.format(more=""), ON_CEPH, CLIENT, none, running=state)
+    assert drive(client_access.handed(asked.vm, PLACE), asked.do) == Clients(), "one that was taken back is had again at the next boot"
 
 
 @pytest.mark.parametrize(("second", "readonly"), [("", False), ("<READONLY>YES</READONLY>", True)])

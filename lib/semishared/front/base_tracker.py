@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Iterator
 
 from ..config import Config
-from ..errors import BadArguments, OnedUnavailable
+from ..errors import BadArguments, OnedUnavailable, SemisharedError
 from ..model import layout, layout_base
 from ..opennebula.oned import Oned
 from ..plan import eviction, sources
@@ -34,20 +34,33 @@ def _path(root: str, name: str) -> str:
 
 @contextmanager
 def _hints(root: str, name: str) -> Iterator[tuple[list[str], list[sources.Arriving]]]:
-    """Yield holders and arriving hosts, to be changed; what is in them at the end is written."""
+    """Yield holders and arriving hosts, to be changed; what is in them at the end is written.
+
+    A front-end that is full, or whose hints cannot be had for another reason, fails no deploy: nobody is known then, and the store has it.
+    """
     path = _path(root, name)
-    with locks.exclusive(layout_base.holders_lock(root), 30):
-        found = files.read_json(path) or {}
-        holders = [str(host) for host in _list(found, "holders")]
-        entries = [entry for entry in _list(found, "arriving") if isinstance(entry, list) and len(entry) in (2, 3)]
-        arriving = [sources.Arriving(str(host), float(since), "".join(maker)) for host, since, *maker in entries]
-        # Whoever was killed has not said how it went, and its host side has gone with it.
-        arriving = [item for item in arriving if not owner.is_gone(layout.staged(item.host, item.maker), other_boots=True)]
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locks.exclusive(layout_base.holders_lock(root), 30))
+            holders, arriving = _read(path)
+        except (SemisharedError, OSError):
+            yield [], []
+            return
         yield holders, arriving
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        files.remove_stale(os.path.dirname(path))
-        _forget_older(root, name)
-        files.write_json(path, {"holders": holders, "arriving": [list(item) for item in arriving]})
+        with suppress(SemisharedError, OSError):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            files.remove_stale(os.path.dirname(path))
+            _forget_older(root, name)
+            files.write_json(path, {"holders": holders, "arriving": [list(item) for item in arriving]})
+
+
+def _read(path: str) -> tuple[list[str], list[sources.Arriving]]:
+    found = files.read_json(path) or {}
+    holders = [str(host) for host in _list(found, "holders")]
+    entries = [entry for entry in _list(found, "arriving") if isinstance(entry, list) and len(entry) in (2, 3)]
+    arriving = [sources.Arriving(str(host), float(since), "".join(maker)) for host, since, *maker in entries]
+    # Whoever was killed has not said how it went, and its host side has gone with it.
+    return holders, [item for item in arriving if not owner.is_gone(layout.staged(item.host, item.maker), other_boots=True)]
 
 
 def _list(found: dict[str, object], key: str) -> list[object]:

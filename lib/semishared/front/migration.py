@@ -26,7 +26,7 @@ def _migrating(action: Action) -> tuple[args.Migrate, Vm]:
 
 def premigrate(action: Action) -> Plan:
     """Make everything ready at the target, or refuse."""
-    action.rate = action.config.migration_rate
+    action.rate, action.bulk = action.config.migration_rate, True
     return migration.premigrate(*_migrating(action), os.urandom(8).hex())
 
 

@@ -7,7 +7,8 @@
     delete       of the VM's directory: take its keys back, also where its host does not answer
     mv           from a host that is lost: the same, before it boots elsewhere (failover.py)
 
-oned calls context before each boot, so what attributes say by then holds; the key is the same each time. oned itself never has it: it is
+oned calls context before each boot, so what attributes say by then holds; the key is the same each time. It does so as well when a NIC
+comes to a running VM or goes, or its CONTEXT is changed: that guest keeps the key by which it has mounted, whatever attributes say by now. oned itself never has it: it is
 added to context.sh in the ISO alone. Nor does oned hold a VM to READONLY of an image where its own DISK says NO: so the image is asked.
 
 A context that oned has given up runs on, beside the delete of its VM. So it prepares the VM's directory before it asks for a key, and again
@@ -20,20 +21,22 @@ from __future__ import annotations
 import re
 
 from .. import NAME
-from ..errors import BadRecord, LateAction, SemisharedError, VmGone
+from ..errors import BadRecord, LateAction, MissingImage, SemisharedError, VmGone
 from ..model import shares
 from ..model import steps_share as s
 from ..model.exchange import AskOned, Lines, On, Part, Plan, Say, warn
 from ..model.steps import PrepareVm
 from ..named import NamedTuple
 from ..opennebula.args import VmPlace
-from ..opennebula.xml import Disk, Vm
+from ..opennebula.xml import Datastore, Disk, Vm
 from . import placement
 from .filesystems import check_tag
 
 TOLD = ("monitors", "fs", "path", "user", "key", "access")
 WORD = re.compile(r"[A-Za-z0-9_./:,\[\]=+\-]+\Z")
 """What needs no quotes, nor can end them."""
+RUNS = (3, 17, 26)
+"""LCM_STATE of a VM whose context is made anew while it runs: RUNNING, HOTPLUG, HOTPLUG_NIC."""
 SHUT_OUT = (
     "a mount of a directory below it stays good as long as its connections: `ceph tell mds.0 session ls` names it, `session evict` ends it"
 )
@@ -72,14 +75,28 @@ def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
         same = [(one, reads) for one, _, _, reads in mine if one.image_id == disk.image_id]
         if disk is same[0][0]:
             reads = all(reads for _, reads in same)
-            step = s.GiveKey(shares.tree(datastore), disk.image_id, disk.source, vm.id, reads, vm.seq)
-            (answers[disk.image_id],) = yield On(shares.bridge(datastore), (step,))
+            answers[disk.image_id] = yield from _key(vm, disk, datastore, reads)
+        if not answers[disk.image_id]:
+            continue
         # What this disk is mounted for: by another one the guest may write all the same.
         answer = {**answers[disk.image_id], **({"access": "ro"} if reads_alone else {})}
         lines += [f"SEMISHARED_SHARE_{disk.id}_{name}='{value}'\n" for name, value in (("TAG", tag), *told(answer))]
-    found = tuple(disk.id for disk, _, _, _ in mine)
+    found = tuple(disk.id for disk, _, _, _ in mine if answers[disk.image_id])
     lines += [f"SEMISHARED_SHARES='{' '.join(map(str, found))}'\n"] if found else []
     return Clients(found, "".join(lines).encode(), tuple(roots))
+
+
+def _key(vm: Vm, disk: Disk, datastore: Datastore, reads: bool) -> Part[dict[str, str]]:
+    """Have the key of a VM for a share, nothing for one that runs and has none (any more)."""
+    where = (shares.tree(datastore), disk.image_id, disk.source, vm.id)
+    if vm.lcm_state not in RUNS:
+        (answer,) = yield On(shares.bridge(datastore), (s.GiveKey(*where, reads, vm.seq),))
+        return answer
+    try:
+        (answer,) = yield On(shares.bridge(datastore), (s.ShowKey(*where),))
+    except MissingImage:
+        return {}
+    return answer
 
 
 def told(answer: dict[str, str]) -> list[tuple[str, str]]:

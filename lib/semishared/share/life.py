@@ -51,6 +51,10 @@ def read(tree: Tree, image: int) -> Optional[Record]:
     data = files.read_json(path) or {}
     if data.get("version") != VERSION or not isinstance(data.get("source"), str):
         raise BadRecord(f"{path} on {os.uname().nodename} is no record of a share that this version understands")
+    if layout_share.root_and_image(str(data["source"]))[0] not in ("", tree.root):
+        # Guests are given what SOURCE of the image says: it is that which is theirs, and this a copy.
+        of_it = f"is of {data['source']}: a root of shares keeps its path, mount what has been moved there (SEMISHARED_FS_ROOT)"
+        raise BadRecord(f"{path} on {os.uname().nodename} {of_it}")
     try:
         return Record(Share.from_data(data.get("share")), str(data["source"]))
     except BadArguments as e:

@@ -86,6 +86,7 @@ class Xfs(Directories):
     def resize(self, image: int, size: int) -> None:
         """Give the project other limits; raise NoQuota if it has not got them, BadArguments if it has more files than it may have then."""
         held = self._held(image)
+        self._require_in(image, held)
         if held.files > most_files(size):
             raise BadArguments(
                 f"{held.files} files are in the share of image {image}: held to {human(size)}, it may have {most_files(size)}"
@@ -98,7 +99,16 @@ class Xfs(Directories):
     def use(self, image: int) -> Use:
         """Return what the project has, and may have."""
         held = self._held(image)
+        self._require_in(image, held)
         return Use(held.used, held.limit or -1)
+
+    def _require_in(self, image: int, held: Held) -> None:
+        """Raise NoQuota where the project has no file: a tree that is in it is one itself, also one that nobody may look into."""
+        if held.files:
+            return
+        path, project = self.path(image), FIRST_PROJECT + image
+        mend = f"xfs_quota -x -c 'project -s -p {path} {project}' {of(self.root).point}"
+        raise NoQuota(f"{path} on {self._where} is not in project {project}: no limit holds it (as root, while no VM has it: {mend})")
 
     def drop(self, image: int, path: str) -> None:
         """Remove a tree that is out of the way, and before it the limits of its project: the id of an image may be given anew.

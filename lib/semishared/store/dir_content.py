@@ -52,7 +52,8 @@ class DirContent:
         marker.check(self._stored.datastore, self._marker)
         with dir_image.opened(self._stored.source) as path, open(path, "rb", buffering=0) as file:
             for index in wanted:
-                content = extents.read_at(file.fileno(), index)
+                with dir_image.explained(self._stored.source):
+                    content = extents.read_at(file.fileno(), index)
                 progress.count("store_read", len(content))
                 yield index, content
 

@@ -101,7 +101,7 @@ class Session:
         self._writer = Writer(there, self._wait_to_write)
         self._reader = Reader(self._process.stdout.fileno())
         self._heard: deque[Message] = deque()
-        self._heard_at = time.monotonic()
+        self._heard_at = self._listened_at = time.monotonic()
 
     def __enter__(self) -> Session:
         return self
@@ -203,6 +203,16 @@ class Session:
                 return message
 
     def _next(self, deadline: float | None, read: Callable[[float], Heard]) -> Optional[Heard]:
+        limit = self._config.hosts_silence_timeout_s
+        if time.monotonic() - self._listened_at > limit / 2:
+            # Whoever passes on to somebody who takes nothing does not listen for as long: what there is to be heard has yet to come.
+            self._heard_at = max(self._heard_at, time.monotonic() - limit / 2)
+        try:
+            return self._listened(deadline, read)
+        finally:
+            self._listened_at = time.monotonic()
+
+    def _listened(self, deadline: float | None, read: Callable[[float], Heard]) -> Optional[Heard]:
         while True:
             silence = self._heard_at + self._config.hosts_silence_timeout_s
             until = silence if deadline is None else min(deadline, silence)
