@@ -139,7 +139,7 @@ def test_an_image_to_be_read_is_so_whatever_a_vm_says_of_its_disk(reads: dict[st
 @pytest.mark.parametrize("state", [3, 17, 26])
 @pytest.mark.parametrize("reads", ["NO", "YES"])
 def test_a_guest_that_runs_keeps_the_key_by_which_it_has_mounted(state: int, reads: str) -> None:
-    """oned has the context made anew for a NIC, or another CONTEXT: a key for writing and one for reading are two, and one shuts out the other."""
+    """oned has the context made anew for a NIC, or another CONTEXT; keys to write and to read are two, and one shuts out the other."""
     asked = Asked(SHARE.format(more=""), ON_CEPH, {**CLIENT, "READONLY": reads}, running=state)
     found = drive(client_access.handed(asked.vm, PLACE), asked.do)
     assert asked.steps == [PREPARED, ("h1", s.ShowKey(TREE, 5, SOURCE, 7))] and found.disks == (1,)

@@ -8,8 +8,9 @@
     mv           from a host that is lost: the same, before it boots elsewhere (failover.py)
 
 oned calls context before each boot, so what attributes say by then holds; the key is the same each time. It does so as well when a NIC
-comes to a running VM or goes, or its CONTEXT is changed: that guest keeps the key by which it has mounted, whatever attributes say by now. oned itself never has it: it is
-added to context.sh in the ISO alone. Nor does oned hold a VM to READONLY of an image where its own DISK says NO: so the image is asked.
+comes to a running VM or goes, or its CONTEXT is changed: that guest keeps the key by which it has mounted, whatever attributes say by now.
+oned itself never has it: it is added to context.sh in the ISO alone. Nor does oned hold a VM to READONLY of an image where its own DISK says
+NO: so the image is asked.
 
 A context that oned has given up runs on, beside the delete of its VM. So it prepares the VM's directory before it asks for a key, and again
 after: what was deleted meanwhile is refused then, and the key that came too late for the delete is taken back. Each key is of a SEQ of the
@@ -90,13 +91,13 @@ def _key(vm: Vm, disk: Disk, datastore: Datastore, reads: bool) -> Part[dict[str
     """Have the key of a VM for a share, nothing for one that runs and has none (any more)."""
     where = (shares.tree(datastore), disk.image_id, disk.source, vm.id)
     if vm.lcm_state not in RUNS:
-        (answer,) = yield On(shares.bridge(datastore), (s.GiveKey(*where, reads, vm.seq),))
-        return answer
+        (given,) = yield On(shares.bridge(datastore), (s.GiveKey(*where, reads, vm.seq),))
+        return dict(given)
     try:
-        (answer,) = yield On(shares.bridge(datastore), (s.ShowKey(*where),))
+        (shown,) = yield On(shares.bridge(datastore), (s.ShowKey(*where),))
     except MissingImage:
         return {}
-    return answer
+    return dict(shown)
 
 
 def told(answer: dict[str, str]) -> list[tuple[str, str]]:
