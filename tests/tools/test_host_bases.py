@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from semishared.opennebula.args import FromImage
 from semishared.opennebula.xml import Datastore, Disk, Image, parse
 from semishared.plan import disks
 from semishared.plan.images import image_ref
+from semishared.store.dir_content import DirContent
 from semishared.tools import extents, qemu_img
 from semishared.wire.session import Session
 from tools.world import OVERLAY_OPTIONS, MiB, World, allocated, qemu_io
@@ -313,3 +315,15 @@ def test_image_read_past_the_page_cache_is_the_same_whatever_its_size(tmp_path: 
     found = extents.copy(str(source), str(tmp_path / "copy"), "raw", "x", direct=True)
     assert found == extents.copy(str(source), None, "raw", "x")
     assert (tmp_path / "copy").read_bytes() == source.read_bytes()
+
+
+def test_a_store_that_answers_with_an_error_is_one_that_is_not_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the peers that have the base are never asked."""
+    image = world.image()
+
+    def broken(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(extents, "read_at", broken)
+    with pytest.raises(StoreUnavailable, match=f"{image.source} on .*: Input/output error"):
+        list(DirContent(image.source).read([0]))

@@ -9,8 +9,8 @@
 
 oned calls context before each boot, so what attributes say by then holds; the key is the same each time. It does so as well when a NIC
 comes to a running VM or goes, or its CONTEXT is changed: that guest keeps the key by which it has mounted, whatever attributes say by now.
-oned itself never has it: it is added to context.sh in the ISO alone. Nor does oned hold a VM to READONLY of an image where its own DISK says
-NO: so the image is asked.
+oned itself never has it: it is added to context.sh in the ISO alone. Nor does oned hold a VM to READONLY of an image where its own DISK
+says NO: so the image is asked.
 
 A context that oned has given up runs on, beside the delete of its VM. So it prepares the VM's directory before it asks for a key, and again
 after: what was deleted meanwhile is refused then, and the key that came too late for the delete is taken back. Each key is of a SEQ of the
