@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import Iterator
 
-from ..errors import SystemAway, ToolFailed, ToolTimeout
+from ..errors import NoSpace, SystemAway, ToolFailed, ToolTimeout
 from ..model import layout
 from ..tools import files, mounts
 from ..tools.run import run
@@ -60,13 +61,12 @@ def directories(location: str) -> Iterator[str]:
 def check_mounted(location: str, system: str = "") -> None:
     """Raise SystemAway if a system datastore (or any) is not mounted that was, ToolTimeout if one does not answer."""
     root, place = layout.base_store(location), os.path.realpath(location)
-    points = {mount.point for mount in mounts.listed()}
-    for number in [system] if system else _noted(root):
-        path, note = f"{place}/{number}", f"{layout.mounted(root)}/{number}"
-        if not os.path.lexists(note) or not os.path.lexists(path) or path in points:
-            continue
-        if not (os.path.islink(path) and is_ours(path)):
-            raise SystemAway(f"{path} on {os.uname().nodename} is not mounted, and was ({note})")
+    noted = [number for number in _noted(root) if system in ("", number) and os.path.lexists(f"{place}/{number}")]
+    points = {mount.point for mount in mounts.listed()} if noted else set()
+    for number in noted:
+        path = f"{place}/{number}"
+        if path not in points and not (os.path.islink(path) and is_ours(path)):
+            raise SystemAway(f"{path} on {os.uname().nodename} is not mounted, and was ({layout.mounted(root)}/{number})")
 
 
 def note_mounted(location: str, system: str) -> None:
@@ -75,8 +75,9 @@ def note_mounted(location: str, system: str) -> None:
     note = f"{layout.mounted(root)}/{system}"
     if os.path.lexists(note) or not (os.path.islink(path) or any(mount.point == path for mount in mounts.listed())):
         return
-    os.makedirs(layout.mounted(root), exist_ok=True)
-    files.write(note, b"")
+    with suppress(OSError, NoSpace):  # Who comes next notes it.
+        os.makedirs(layout.mounted(root), exist_ok=True)
+        files.write(note, b"")
 
 
 def _noted(root: str) -> "list[str]":
