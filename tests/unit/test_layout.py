@@ -175,6 +175,7 @@ PLACEHOLDERS: dict[str, Any] = {
     "layout.incoming_lock.incoming": ".incoming-<vm>-<random>", "layout.staged_backup.directory": "<vm>/backup",
     "layout_base.name.image": "<image>", "layout_base.prefix.image": "<image>", "layout_base.base.name": "<store>-<image>-<generation>",
     "layout_base.hot_lock.name": "<store>-<image>-<generation>", "layout_devices.hot.name": "<store>-<image>-<generation>",
+    "layout_base.mounted.system": "<system>",
     "layout_base.holders.name": "<store>-<image>-<generation>", "layout_store.side.image": "NAME", "layout_store.link_target.image": "NAME",
     "layout_pool.clone.image": "one-<image>", "layout_pool.staged.image": "one-<image>", "layout_pool.changing.image": "one-<image>",
     "layout_pool.rescued.image": "one-<image>", "layout_pool.rescued.random": "<x>",

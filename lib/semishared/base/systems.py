@@ -15,8 +15,9 @@ import time
 from contextlib import suppress
 from typing import Iterator
 
+from .. import NAME
 from ..errors import NoSpace, SystemAway, ToolFailed, ToolTimeout
-from ..model import layout
+from ..model import layout, layout_base
 from ..tools import files, mounts
 from ..tools.run import run
 
@@ -58,6 +59,23 @@ def directories(location: str) -> Iterator[str]:
                 yield f"{parent}/{name}"
 
 
+def mark(vm_dir: str) -> None:
+    """Make the system datastore of a VM, with `.monitor` so that the host's probe asks our driver; raise SystemAway."""
+    system = os.path.dirname(vm_dir)
+    where = os.path.split(system)
+    check_mounted(*where)
+    os.makedirs(system, exist_ok=True)
+    files.remove_stale(system)
+    try:
+        with open(layout.monitor(system), encoding="utf-8") as file:
+            marked = file.read(100) == f"{NAME}\n"
+    except OSError:
+        marked = False
+    if not marked:
+        files.write(layout.monitor(system), f"{NAME}\n".encode())
+    _note_mounted(*where)
+
+
 def check_mounted(location: str, system: str = "") -> None:
     """Raise SystemAway if a system datastore (or any) is not mounted that was, ToolTimeout if one does not answer."""
     root, place = layout.base_store(location), os.path.realpath(location)
@@ -66,23 +84,23 @@ def check_mounted(location: str, system: str = "") -> None:
     for number in noted:
         path = f"{place}/{number}"
         if path not in points and not (os.path.islink(path) and is_ours(path)):
-            raise SystemAway(f"{path} on {os.uname().nodename} is not mounted, and was ({layout.mounted(root)}/{number})")
+            raise SystemAway(f"{path} on {os.uname().nodename} is not mounted, and was ({layout_base.mounted(root, number)})")
 
 
-def note_mounted(location: str, system: str) -> None:
+def _note_mounted(location: str, system: str) -> None:
     """Note that a system datastore, in which a VM is now, is mounted here, or a link to elsewhere, if it is."""
     root, path = layout.base_store(location), f"{os.path.realpath(location)}/{system}"
-    note = f"{layout.mounted(root)}/{system}"
+    note = layout_base.mounted(root, system)
     if os.path.lexists(note) or not (os.path.islink(path) or any(mount.point == path for mount in mounts.listed())):
         return
     with suppress(OSError, NoSpace):  # Who comes next notes it.
-        os.makedirs(layout.mounted(root), exist_ok=True)
+        os.makedirs(layout_base.mounted(root), exist_ok=True)
         files.write(note, b"")
 
 
 def _noted(root: str) -> "list[str]":
     try:
-        return sorted(filter(layout.is_number, os.listdir(layout.mounted(root))))
+        return sorted(filter(layout.is_number, os.listdir(layout_base.mounted(root))))
     except FileNotFoundError:
         return []
 

@@ -14,7 +14,7 @@ import hashlib
 import os
 from typing import Callable, Iterable, Iterator
 
-from ..base import cache, carried, room
+from ..base import cache, carried, room, systems
 from ..base.ensure import ensure
 from ..errors import (
     ImageChanged,
@@ -80,7 +80,7 @@ def _check_still(directory: str, before: os.stat_result) -> None:
 def _begun(vm: int, directory: str, planned: Planned) -> str:
     """Begin one more move of the VM to here; of several, only the one that began last publishes."""
     with files.enough_space(directory):
-        vm_dir.mark_system(directory)
+        systems.mark(directory)
     with vm_dir.publishing(vm, directory, planned) as file:
         move = epochs.begin_move(file)
     beside.tidy(directory, cache.root_of(directory), vm)

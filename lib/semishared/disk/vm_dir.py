@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Callable, Iterator
 
-from .. import NAME, store
+from .. import store
 from ..base import cache, devices
 from ..errors import BadRecord, DataInTheWay, NoSpace, SemisharedError, VmGone
 from ..model import layout, layout_store
@@ -58,29 +58,12 @@ def note_seq(vm_dir: str, seq: int) -> None:
         files.write_json(layout.history_note(vm_dir), {"version": VERSION, "seq": seq})
 
 
-def mark_system(vm_dir: str) -> None:
-    """Make the system datastore, with `.monitor` so that the host's probe asks our driver; raise SystemAway if it is not mounted."""
-    from ..base import systems
-
-    system = os.path.dirname(vm_dir)
-    where = os.path.split(system)
-    systems.check_mounted(*where)
-    os.makedirs(system, exist_ok=True)
-    files.remove_stale(system)
-    try:
-        with open(layout.monitor(system), encoding="utf-8") as file:
-            marked = file.read(100) == f"{NAME}\n"
-    except OSError:
-        marked = False
-    if not marked:
-        files.write(layout.monitor(system), f"{NAME}\n".encode())
-    systems.note_mounted(*where)
-
-
 def prepare(vm: int, vm_dir: str, planned: Planned) -> None:
     """Make the VM directory; remove what was left of an older one of the VM."""
+    from ..base import systems
+
     with publishing(vm, vm_dir, planned), files.enough_space(vm_dir):
-        mark_system(vm_dir)
+        systems.mark(vm_dir)
         os.makedirs(layout.records(vm_dir), exist_ok=True)
         point("vm directory made")
         note_seq(vm_dir, planned.seq)

@@ -3,7 +3,6 @@
 
     <DATASTORE_LOCATION>/.semishared/            the base store, `root`: layout_base.py
         locks/vm-<vm>  vm-<vm>-disks  incoming-<vm>-<random>
-        mounted/<system>                         a note that this system datastore is not a plain directory here
     <DATASTORE_LOCATION>/<system>/               a system datastore
         .monitor  .machine-<id> (tools/signatures.py)  .incoming-<vm>-<random>  .outgoing-<vm>-<random>  .removed- .kept-
         <vm>/                                    the directory of a VM, `vm_dir`; in it disk.<N>  disk.<N>.snap/<layer>
@@ -260,11 +259,6 @@ def base_store(location: str) -> str:
 def base_store_of(vm_dir: str) -> str:
     """Return the base store of the host on which `vm_dir` lies."""
     return base_store(location_of(vm_dir))
-
-
-def mounted(root: str) -> str:
-    """Return the directory of notes of which system datastores are mounted here, or links to elsewhere."""
-    return f"{root}/mounted"
 
 
 def locks(root: str) -> str:

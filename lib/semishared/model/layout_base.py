@@ -5,6 +5,7 @@
     staging/<store>-<image>/image  manifest  generation  have  leases/
     locks/base-<store>-<image>  hot-<store>-<image>-<generation>  holders  port-<port>
     holders/<store>-<image>-<generation>  rates
+    mounted/<system>
 """
 
 from __future__ import annotations
@@ -88,6 +89,11 @@ def locked_image(name: str) -> Optional[str]:
 def holders(root: str, name: str = "") -> str:
     """Return what the front-end remembers of who has a base; without a name, the directory of all that."""
     return f"{root}/holders/{name}"
+
+
+def mounted(root: str, system: str = "") -> str:
+    """Return the note that a system datastore is no plain directory here; without a number, the directory of all of them."""
+    return f"{root}/mounted/{system}"
 
 
 def rates(root: str) -> str:

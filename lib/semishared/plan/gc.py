@@ -255,10 +255,8 @@ class _OnMachine:
 
     def _uses(self, vm: int, disk: int) -> bool:
         """Tell whether a disk of a VM is here, or staged here, or may be in what is not mounted."""
-        if self.machine.facts.get("is_away"):
-            return True
         mine = (item["entries"] for item in self.machine.facts["vms"] if item["vm"] == vm)
-        return any(layout.is_of_disk(entry, disk) for entries in mine for entry in entries)
+        return bool(self.machine.facts.get("is_away")) or any(layout.is_of_disk(entry, disk) for entries in mine for entry in entries)
 
     def _foreign(self, store: str, side: dict[str, Any], clone: dict[str, Any]) -> str:
         return self.known.whose(clone["vm"], clone["disk"], f"{store}/{side['name']}", clone["cloud"])

@@ -207,22 +207,17 @@ class Session:
         if time.monotonic() - self._listened_at > limit / 2:
             # Whoever passes on to somebody who takes nothing does not listen for as long: what there is to be heard has yet to come.
             self._heard_at = max(self._heard_at, time.monotonic() - limit / 2)
-        try:
-            return self._listened(deadline, read)
-        finally:
-            self._listened_at = time.monotonic()
-
-    def _listened(self, deadline: float | None, read: Callable[[float], Heard]) -> Optional[Heard]:
         while True:
-            silence = self._heard_at + self._config.hosts_silence_timeout_s
+            silence = self._heard_at + limit
             until = silence if deadline is None else min(deadline, silence)
             try:
                 message = read(max(until - time.monotonic(), 0.001))
             except Silence:
+                self._listened_at = time.monotonic()
                 if until < silence:
                     return None
                 raise self._silent() from None
-            self._heard_at = time.monotonic()
+            self._heard_at = self._listened_at = time.monotonic()
             if message is not None:
                 break
             if not self._begun_again():
