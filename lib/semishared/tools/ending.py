@@ -46,8 +46,8 @@ def ended_within(program: Program, limit_s: float) -> int | None:
     """
     try:
         fd = os.pidfd_open(program.pid)
-    except OSError:
-        # It is gone, or this kernel (before 5.3) cannot say.
+    except (OSError, AttributeError):
+        # It is gone, or this kernel (before 5.3) cannot say, nor could the one that this Python was built for.
         deadline = time.monotonic() + limit_s
         while program.poll() is None and time.monotonic() < deadline:
             time.sleep(LOOK_S)
