@@ -266,6 +266,8 @@ class Cloud:
             yield
         finally:
             node.run(["umount", directory], user="root")
+            # From now on it is a plain directory again, which nobody is to take for one that is not mounted.
+            node.run(["rm", "-f", f"{os.path.dirname(directory)}/.semishared/mounted/{os.path.basename(directory)}"])
 
 
 def until(true: Any, seconds: float, what: str, pause: float = 0.1) -> None:
