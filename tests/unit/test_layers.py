@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 from pathlib import Path
@@ -57,8 +58,13 @@ def dotted(path: Path) -> str:
 NAMES = {dotted(path) for path in MODULES}
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Yield the full name of each module that `path` imports, wherever in the file it does."""
+@functools.cache
+def imports(path: Path) -> tuple[str, ...]:
+    """Return the full name of each module that `path` imports, wherever in the file it does."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     package = dotted(path).split(".") if path.name == "__init__.py" else dotted(path).split(".")[:-1]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
