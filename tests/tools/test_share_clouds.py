@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,3 +119,21 @@ def test_a_datastore_that_is_made_anew_finds_its_root_again(shares: Shares) -> N
     shares.oned.datastore_create(template("plain", shares.root, SEMISHARED_FS_QUOTA="no", SEMISHARED_CLOUD=marker["cloud"]), SHARES)
     shares.site.cli("share", "init", str(SHARES))
     assert says(shares.root) == marker and shares.oned.datastores[SHARES].template["SEMISHARED_STORE"] == marker["id"]
+
+
+def test_a_root_that_was_copied_elsewhere_is_not_that_of_its_images(
+    shares: Shares, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What their guests write goes to where SOURCE says, which OpenNebula never changes: the copy is to be taken for nobody's."""
+    image = shares.image("mine", "new:16M")
+    (shares.tree(image) / "theirs").write_text("live")
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-a", str(shares.root), str(copy)], check=True)
+    shares.oned.datastore_update(SHARES, {"SEMISHARED_FS_ROOT": str(copy)})
+    wrong = shares.listed()[image]["wrong"]
+    assert f"is of {shares.root}/share-{image}: a root of shares keeps its path" in wrong["detail"]
+    found, _ = of_shares(shares.site, monkeypatch)
+    assert not [finding for finding in found if not finding.keep], "a copy is no left-over of an image that there is"
+    with pytest.raises(ActionFailed, match="a root of shares keeps its path"):
+        shares.oned.image_delete(image)
+    assert (copy / f"share-{image}" / "theirs").read_text() == (shares.root / f"share-{image}" / "theirs").read_text() == "live"

@@ -164,6 +164,6 @@ def _discard_unlinked(root: str, disk: DiskRef) -> None:
         parent = os.path.dirname(layout_devices.directory(root, Link(uuid, LAYERS, "-")))
         for name in os.listdir(parent) if os.path.isdir(parent) else ():
             link = Link(uuid, LAYERS, name)
-            if layout_devices.layers_named(name) == (disk.vm, disk.disk) and link not in linked and link != own:
+            if layout_devices.layers_named(name) == (disk.vm, disk.disk) and link not in linked:
                 moving.discard(root, [link])
                 point("left-over layers removed")
