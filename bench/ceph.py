@@ -119,6 +119,7 @@ def _figures(sizes: List[str], s: Dict[Tuple[str, str], List[float]]) -> List[Fi
                 expected={small: 2.0, large: 1.3}[size],
                 because="reads the same data several extents at a time, but hashes and flushes it; stock flushes nothing",
                 budget=("ratio", "<=", {small: 1.1, large: 0.75}[size]), budget_from="first disk from Ceph",
+                if_missed="what a further disk costs is half of it already, and what it hashes and writes out an export leaves in memory",
             ),
             Figure(
                 f"ceph/warm/{size}", f"further disk on that host from an RBD image of {size}", "s", s[size, "warm"],
@@ -130,6 +131,7 @@ def _figures(sizes: List[str], s: Dict[Tuple[str, str], List[float]]) -> List[Fi
                 "further disk from an image in a mounted store", s[DIR, "warm"], expected=1.1,
                 because="one connection to the cluster, which alone knows whether the image has changed",
                 budget=("ratio", "<=", 1.1), budget_from="further disk from Ceph",
+                if_missed="librados has to be loaded, and let in by the cluster, before that can be asked",
             ),
             Figure(f"ceph/first-read/{size}", f"read from RBD by a first disk, {size}", "MiB", s[size, "first read"]),
             Figure(

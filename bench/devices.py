@@ -96,6 +96,22 @@ def site(sizes: Sequence[int]) -> Iterator[Site]:
         made.end()
 
 
+DRAWS = 20
+"""How often a pool is made anew, with other names: of few files a device may get none, by the order that spreads them."""
+
+
+@contextmanager
+def spread(sizes: Sequence[int], count: int) -> "Iterator[tuple[Site, Dict[str, Device]]]":
+    """Yield such a host, and so many disks with the device of each: at least one on every device."""
+    for _ in range(DRAWS):
+        with site(sizes) as made:
+            disks = dict(made.disk(10 + number) for number in range(count))
+            if {device.mount for device in disks.values()} == {device.mount for device in made.devices}:
+                yield made, disks
+                return
+    raise RuntimeError("a device of the pool has taken no disk")
+
+
 def read(paths: Sequence[str], seconds: float, written: Sequence[str] = ()) -> List[float]:
     """Return the MiB per second that a reader of each of these files gets, all at once: in pieces of 1 MiB, over and over.
 
@@ -121,10 +137,7 @@ def devices(quick: bool) -> List[Figure]:
     rounds, seconds = (1, 1.0) if quick else (4, 1.2)
     found = []
     for count, sizes in SIZES.items():
-        with Throttle() as throttle, site(sizes) as made:
-            disks: Dict[str, Device] = dict(made.disk(10 + number) for number in range(READERS))
-            if {device.mount for device in disks.values()} != {device.mount for device in made.devices}:
-                raise RuntimeError("a device of the pool has taken no disk")
+        with Throttle() as throttle, spread(sizes, READERS) as (made, disks):
             for device, mib in zip(made.devices, sizes):
                 throttle.reads(device, RATE * mib // 1024)
             together, alone = [], []
@@ -240,10 +253,7 @@ class Mover:
 def beside(quick: bool) -> List[Figure]:
     """Read a disk of each of two devices while another is moved between them at 10 MB/s, and without."""
     rates: Dict[str, Tuple[List[float], List[float]]] = {"from": ([], []), "to": ([], [])}
-    with Throttle() as throttle, site((1024, 1024)) as made:
-        disks = dict(made.disk(10 + number) for number in range(2))
-        if len({device.mount for device in disks.values()}) != 2:
-            raise RuntimeError("both disks are on one device")
+    with Throttle() as throttle, spread((1024, 1024), 2) as (made, disks):
         for device in made.devices:
             throttle.reads(device, FAST)
         mover = Mover(made)

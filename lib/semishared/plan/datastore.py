@@ -156,7 +156,8 @@ def snap_flatten(asked: Asked) -> Part[str]:
 
 def export(asked: Asked) -> Part[str]:
     """Plan export: IMPORT_INFO for the marketplace; SOURCE is what OpenNebula's downloader reads, here or by ssh from the bridge."""
-    from xml.sax.saxutils import escape
+    # Not saxutils, with which urllib.request comes: that was a third of what this action takes.
+    from xml.etree import ElementTree
 
     image, bridge = asked.stored, asked.bridge
     digest, _ = yield from asked.done(d.DigestImage(image, "md5"))
@@ -168,7 +169,10 @@ def export(asked: Asked) -> Part[str]:
     facts = {
         "IMPORT_SOURCE": source, "MD5": digest, "SIZE": str(asked.image.size // MiB), "FORMAT": image.format, "DISPOSE": "NO",
     }  # fmt: skip
-    return f"<IMPORT_INFO>{''.join(f'<{name}>{escape(text)}</{name}>' for name, text in facts.items())}</IMPORT_INFO>"
+    answer = ElementTree.Element("IMPORT_INFO")
+    for name, text in facts.items():
+        ElementTree.SubElement(answer, name).text = text
+    return ElementTree.tostring(answer, encoding="unicode")
 
 
 def monitor(asked: Asked) -> Part[str]:
