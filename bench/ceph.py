@@ -119,7 +119,10 @@ def _figures(sizes: List[str], s: Dict[Tuple[str, str], List[float]]) -> List[Fi
                 expected={small: 2.0, large: 1.3}[size],
                 because="reads the same data several extents at a time, but hashes and flushes it; stock flushes nothing",
                 budget=("ratio", "<=", {small: 1.1, large: 0.75}[size]), budget_from="first disk from Ceph",
-                if_missed="what a further disk costs is half of it already, and what it hashes and writes out an export leaves in memory",
+                if_missed={
+                    small: "what a further disk costs is nearly half of it, and an export leaves what it writes to be written later",
+                    large: "all of it is on the device at its end, which an export leaves to be written later",
+                }[size],
             ),
             Figure(
                 f"ceph/warm/{size}", f"further disk on that host from an RBD image of {size}", "s", s[size, "warm"],

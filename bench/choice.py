@@ -18,7 +18,7 @@ import block
 from block import Disk, GiB, MiB, TiB
 from commits import file_system
 from figures import Figure, rounds_within
-from overlay import FLUSHES, LARGE_SHARE, LOST, SMALL, WINDOW, WORKLOADS, settle
+from overlay import FLUSHES, LARGE_SHARE, LOST, SCATTER, SMALL, WINDOW, WORKLOADS, settle
 
 from semishared.config import Config
 from semishared.plan import overlay_options
@@ -154,5 +154,5 @@ def _figures(what: str, system: str, kind: Kind, samples: Samples) -> Iterator[F
                 samples[name, workload], "raw", samples["raw", workload], expected=expected if kind.window else 0.1,
                 because="copy on write, tables, growth of the file", interval=True,
                 budget=("ratio", ">=", wanted) if name == now and kind.window else None, budget_from="overlay I/O",
-                if_missed=LOST if "first" in workload else "",
+                if_missed=LOST if "first" in workload else SCATTER,
             )  # fmt: skip

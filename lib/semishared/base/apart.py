@@ -14,12 +14,12 @@ If nobody comes (a firewall) the packets go over ssh.
 from __future__ import annotations
 
 import hmac
-import select
 import socket
 import time
 from contextlib import contextmanager
 from typing import Callable, Iterator
 
+from ..tools import ready
 from ..tools.compress import Bytes
 from ..wire import packets
 from ..wire.messages import Part
@@ -89,7 +89,7 @@ class Source:
                 self._connect(part.get("port"))
                 return None
             return part
-        if not select.select([self._connection], [], [], within_s)[0]:
+        if not ready.to_read(self._connection.fileno(), within_s):
             return None
         place = room()
         try:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import resource
 import sys
 
 from .. import NAME, VERSION
@@ -30,6 +31,8 @@ COMMANDS = {
     "status": "say where each disk lives and why, and what it needs",
 }
 """Subcommand -> its one line of help. Each is a module here with add_arguments(parser) and run(arguments) -> exit code."""
+FILES = 1 << 14
+"""Enough for 3000 hosts."""
 
 
 def parser(command: str = "") -> argparse.ArgumentParser:
@@ -67,12 +70,21 @@ def main(argv: list[str]) -> int:
         return 130
 
 
+def _have_files() -> None:
+    """Allow this process more open files than the usual 1024: a conversation with a host has five, and a session many hosts."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if most == resource.RLIM_INFINITY else min(FILES, most)
+    if allowed != resource.RLIM_INFINITY and allowed < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
 def _run(argv: list[str]) -> int:
     command = next((word for word in argv if not word.startswith("-")), "")
     arguments, unknown = parser(command).parse_known_args(argv)
     if unknown:
         arguments.refuse(f"unrecognized arguments: {printable(' '.join(unknown))}")
     os.umask(0o027)
+    _have_files()
     module = importlib.import_module(f".{arguments.command}", __package__)
     try:
         if getattr(arguments, "dry_run", False) or arguments.command == "plan":

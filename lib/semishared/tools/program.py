@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import time
 from contextlib import contextmanager
 from typing import Callable, Iterator
 
+from . import ready
 from .run import failure, memory, read_back, start_piped
 
 
@@ -35,7 +35,7 @@ class Program:
         """Write to its stdin; `stalled` is called, with the seconds so far, while it takes nothing. Raise ToolFailed."""
         view, since = memoryview(data), time.monotonic()
         while view:
-            if not select.select([], [self.fd], [], 0.5)[1]:
+            if not ready.to_write(self.fd, 0.5):
                 stalled(time.monotonic() - since)
                 continue
             try:

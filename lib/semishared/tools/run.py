@@ -7,14 +7,13 @@ Programs die with us (PR_SET_PDEATHSIG through setpriv), so that a killed driver
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 from contextlib import contextmanager
 from typing import IO, Callable, Generator, Iterator
 
 from ..errors import NoSpace, SemisharedError, ToolFailed, ToolMissing, ToolTimeout
-from . import progress, standstill
+from . import progress, ready, standstill
 from .ending import ended_within
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
@@ -206,7 +205,7 @@ def stream(argv: list[str], *, stdin: bytes = b"", silence_s: float = SILENT_S) 
             assert process.stdout
             try:
                 while True:
-                    if not select.select([process.stdout], [], [], silence_s)[0]:
+                    if not ready.to_read(process.stdout.fileno(), silence_s):
                         raise ToolTimeout(f"{argv[0]} has said nothing for {silence_s:.0f} s")
                     chunk = os.read(process.stdout.fileno(), 1 << 20)
                     if not chunk:

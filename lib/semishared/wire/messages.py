@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import threading
 import time
 from typing import Callable, Optional, Union
 
 from .. import VERSION
 from ..errors import HostFailed
+from ..tools import ready
 
 BUILD = "BUILD"
 """File in an installed package: the hash of all others, by which it is known from any other of the same VERSION."""
@@ -57,7 +57,7 @@ class Reader:
     def _wait(self, deadline: float | None) -> None:
         if deadline is not None:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._fd], [], [], left)[0]:
+            if left <= 0 or not ready.to_read(self._fd, left):
                 raise Silence
 
     def _fill(self, deadline: float | None, most: int) -> bool:

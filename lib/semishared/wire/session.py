@@ -9,7 +9,6 @@ not ssh's: through a shared connection (ControlMaster) the keep-alive is whateve
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from typing import Callable, Iterable, Iterator, Optional, TypeVar
 from ..config import Config
 from ..errors import HostFailed, HostOutdated, HostUnreachable, SemisharedError, WouldChange, from_id
 from ..model.steps import LOOKS, Step, to_data
+from ..tools import ready
 from ..tools.ending import LOOK_S, ended_within
 from ..tools.run import environment
 from .messages import RELEASE, Message, Part, Reader, Silence, Writer
@@ -260,7 +260,7 @@ class Session:
         deadline = time.monotonic() + self._config.hosts_silence_timeout_s
         while True:
             left = deadline - time.monotonic()
-            readable, writable, _ = select.select([self._process.stdout], [self._process.stdin], [], max(left, 0))
+            readable, writable = ready.to_read_or_write(self._process.stdout.fileno(), self._process.stdin.fileno(), left)
             if writable:
                 return
             if not readable:

@@ -55,6 +55,7 @@ struct loop {
 };
 
 static struct loop *loops; // shared with the children that run them
+static u64 begun;
 static char *buffer;       // aligned, CHUNK bytes
 static int locked[64], held;
 
@@ -608,7 +609,9 @@ static void on_disk(char **w, int n)
         if (l)
             loop_report(l, !strcmp(what, "loop-stop"));
         else
-            answer("ERR no loop on %s", w[1]);
+            // Then it has begun anew, or the whole guest has: which of them shows here.
+            answer("ERR no loop on %s: this agent is up for %llu ms, the guest for %llu", w[1],
+                   (unsigned long long)(now_ms() - begun), (unsigned long long)now_ms());
         return;
     }
     int writing = !strcmp(what, "write") || !strcmp(what, "discard");
@@ -681,6 +684,7 @@ int main(void)
         tty.c_oflag &= ~OPOST;
         tcsetattr(0, TCSANOW, &tty);
     }
+    begun = now_ms();
     loops = mmap(NULL, LOOPS * sizeof *loops, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (loops == MAP_FAILED || posix_memalign((void **)&buffer, 4096, CHUNK))
         return 1;

@@ -51,7 +51,8 @@ static int has_device(const char *wanted)
     return there;
 }
 
-static void agent(void)
+// `before`: how the one before it has ended, -1 for the first.
+static void agent(int before)
 {
     setsid();
     int fd = open("/dev/ttyS0", O_RDWR);
@@ -60,6 +61,8 @@ static void agent(void)
         dup2(fd, i);
     if (fd > 2)
         close(fd);
+    if (before != -1)
+        dprintf(1, "agent: ended with %x\n", before);
     execl("/bin/agent", "agent", (char *)NULL);
     _exit(127);
 }
@@ -81,11 +84,11 @@ int main(void)
         load("/modules/share");
     if (chdir("/"))
         return 1;
-    for (;;) {
+    for (int status = -1;;) {
         pid_t child = fork();
         if (!child)
-            agent();
-        while (child > 0 && wait(NULL) != child)
+            agent(status);
+        while (child > 0 && wait(&status) != child)
             ;
     }
 }

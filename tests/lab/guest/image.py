@@ -23,7 +23,8 @@ MIB = 32
 # that controller, which each guest has, would look for 256 of them.
 MODULES = {"": ["virtio_pci", "virtio_blk", "ata_piix", "sr_mod", "evdev", "button"], "efi": ["efivarfs"], "share": ["virtiofs"]}
 """By the folder below /modules: that for every guest, and those for some (boot.c)."""
-COMMAND_LINE = f"console=ttyS0 quiet loglevel=0 panic=1 lsm= apparmor=0 audit=0 norandmaps {initramfs.QUICK}"
+# loglevel=1: why a kernel panics, and nothing else.
+COMMAND_LINE = f"console=ttyS0 quiet loglevel=1 panic=1 lsm= apparmor=0 audit=0 norandmaps {initramfs.QUICK}"
 BOOT = f"""\
 DEFAULT lab
 PROMPT 0
