@@ -39,7 +39,8 @@ def test_host_is_spoken_to_through_files_above_those_that_select_knows(tmp_path:
             taken.append(os.open("/dev/null", os.O_RDONLY))
         step = s.ReceiveFile(str(path), 5, len(content), hashlib.sha256(content).hexdigest())
         # More than a pipe holds: whoever sends has to wait for it, too.
-        world.on(s.PrepareVm(5, str(path.parent)), step, data=[content[at : at + MiB] for at in range(0, len(content), MiB)], sha256=step.sha256)
+        pieces = [content[at : at + MiB] for at in range(0, len(content), MiB)]
+        world.on(s.PrepareVm(5, str(path.parent)), step, data=pieces, sha256=step.sha256)
     finally:
         for fd in taken:
             os.close(fd)
