@@ -33,7 +33,7 @@ def test_host_is_spoken_to_through_files_above_those_that_select_knows(tmp_path:
     world, content = World(tmp_path), os.urandom(8 * MiB)
     path = world.system / "5" / "file"
     cli._have_files()
-    taken = []
+    taken: list[int] = []
     try:
         while not taken or taken[-1] < 2 * SELECTED:
             taken.append(os.open("/dev/null", os.O_RDONLY))
