@@ -253,7 +253,7 @@ def _figures(sizes: List[str], s: Samples) -> List[Figure]:
             s[first, "shared warm"], "`ssh host qemu-img create` through the same connection", s[first, "shared bare"], expected=3.0,
             because="without ssh's handshake two interpreters are against one qemu-img",
             budget=("ratio", "<=", WARM_LIMIT), budget_from="warm clone",
-            if_missed="two starts of Python, 8 ms each, and what both sides import, 22 and 26 ms, are more than twice that command",
+            if_missed="two starts of Python, and what both sides import, are more than twice that command",
         ),
         Figure(
             "clone/size-independence", f"further clone of a {last} image", "s", s[last, "warm"],

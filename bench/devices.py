@@ -44,6 +44,8 @@ OPERATIONS = 8000
 MOVED, LIMIT = 16 * MiB, 10_000_000
 """What is moved in a round, and at how many bytes a second: 1.7 s for the copy, and as much to read it again."""
 PAIRS, WINDOW = 20, 2.5
+DRAWS = 20
+"""How often a pool is made anew, with other names: of few files a device may get none, by the order that spreads them."""
 
 
 class Site:
@@ -94,10 +96,6 @@ def site(sizes: Sequence[int]) -> Iterator[Site]:
         yield made
     finally:
         made.end()
-
-
-DRAWS = 20
-"""How often a pool is made anew, with other names: of few files a device may get none, by the order that spreads them."""
 
 
 @contextmanager

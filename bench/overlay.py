@@ -74,10 +74,10 @@ LOST = (
 )
 """Where the rest of first writes goes."""
 SCATTER = (
-    "ways that do the same then (128 KiB clusters, with metadata and ahead) differ by as much among themselves: "
-    "others use this machine's disk"
+    "where this comes from was not found out: no table changes then, and ways that are the same for it (`choice`: 128 KiB clusters, with "
+    "metadata and ahead) differ by as much among themselves"
 )
-"""What rewrites and reads are short of: tables are there by then, and in memory."""
+"""Of rewrites and reads."""
 
 WORKLOADS: Dict[str, Tuple[str, int, int]] = {
     "4k first write": ("randwrite", 4 * KiB, 8192),

@@ -32,7 +32,7 @@ def usual_limit() -> Iterator[None]:
 def test_host_is_spoken_to_through_files_above_those_that_select_knows(tmp_path: Path) -> None:
     world, content = World(tmp_path), os.urandom(8 * MiB)
     path = world.system / "5" / "file"
-    cli._have_files()
+    cli.allow_open_files()
     taken: list[int] = []
     try:
         while not taken or taken[-1] < 2 * SELECTED:
@@ -50,8 +50,8 @@ def test_host_is_spoken_to_through_files_above_those_that_select_knows(tmp_path:
 @pytest.mark.usefixtures("usual_limit")
 def test_command_may_have_as_many_files_as_its_user_may() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    cli._have_files()
+    cli.allow_open_files()
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert allowed[1] == most and (allowed[0] == cli.FILES or allowed[0] == most < cli.FILES)
-    cli._have_files()
+    assert allowed[1] == most and (allowed[0] == cli.OPEN_FILES or allowed[0] == most < cli.OPEN_FILES)
+    cli.allow_open_files()
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == allowed

@@ -3,7 +3,7 @@
 
     staging/<store>-<image>/generation    which one it is to become
                            /manifest      its hashes: what an extent must be to be taken
-                           /image         sparse, of its full size; what has not come is a hole
+                           /image         sparse, of its full size; what has not come is a hole, or was not what it should be
                            /have          a line per extent that is in image: what others may be served (peers.py)
 
 It is made under the lock of the image's bases. One that was left by a killed action is gone on with, after what it has

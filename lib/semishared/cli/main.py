@@ -31,7 +31,7 @@ COMMANDS = {
     "status": "say where each disk lives and why, and what it needs",
 }
 """Subcommand -> its one line of help. Each is a module here with add_arguments(parser) and run(arguments) -> exit code."""
-FILES = 1 << 14
+OPEN_FILES = 1 << 14
 """Enough for 3000 hosts."""
 
 
@@ -70,10 +70,10 @@ def main(argv: list[str]) -> int:
         return 130
 
 
-def _have_files() -> None:
+def allow_open_files() -> None:
     """Allow this process more open files than the usual 1024: a conversation with a host has five, and a session many hosts."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if most == resource.RLIM_INFINITY else min(FILES, most)
+    wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
     if allowed != resource.RLIM_INFINITY and allowed < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
@@ -84,7 +84,7 @@ def _run(argv: list[str]) -> int:
     if unknown:
         arguments.refuse(f"unrecognized arguments: {printable(' '.join(unknown))}")
     os.umask(0o027)
-    _have_files()
+    allow_open_files()
     module = importlib.import_module(f".{arguments.command}", __package__)
     try:
         if getattr(arguments, "dry_run", False) or arguments.command == "plan":
