@@ -144,6 +144,8 @@ def publish(root: str, base: Base, image: ImageRef) -> Base:
         # What a killed run had half written beside what this one went on with; in a base nobody would look for it.
         files.remove_staged(*os.path.split(layout_base.manifest(staging)))
         _note_source(staging, image)
+        # A removal that was killed may have taken these, and left what says what was to be made.
+        os.makedirs(layout_base.leases(staging), exist_ok=True)
         is_lost = os.path.islink(base.directory)
         devices.publish(root, staging, base.directory)
         if is_lost:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Iterator, Optional, Tuple
 
 from .. import store
-from ..errors import ImageChanged, SemisharedError
+from ..errors import ImageChanged, SemisharedError, ToolFailed
 from ..model import layout_base
 from ..model.record import Record
 from ..model.steps import ImageRef
@@ -24,6 +24,8 @@ from ..tools.rate_limit import standing_back
 from ..tools.undo import Undo
 from . import cache, devices, room
 
+EVICTIONS = 10
+"""So often a base may be evicted between its arrival and its lease: one that cannot be leased would be made for ever."""
 Disk = Tuple[int, int]
 """VM and number of a disk."""
 
@@ -44,7 +46,7 @@ def ensure(
 
     `ask` asks the front-end. Raise ImageChanged if nobody has that generation (any more), MissingImage, StoreUnavailable, NoSpace.
     """
-    while True:
+    for _ in range(EVICTIONS):
         base = _have(root, image, ask, want, content)
         if disk is None:
             return Leased(base, base.image)
@@ -52,6 +54,7 @@ def ensure(
         if path:
             return Leased(base, path)
         # It was evicted in between.
+    raise ToolFailed(f"the base {os.path.basename(base.directory)} came and was gone again {EVICTIONS} times on {os.uname().nodename}")
 
 
 def _have(root: str, image: ImageRef, ask: room.Ask | None, want: room.Want, content: Optional[store.Content]) -> cache.Base:

@@ -74,12 +74,16 @@ class _Reception:
 
     def __init__(self, step: FetchBases, tell: Tell, poll: Callable[[], object]) -> None:
         self.step, self._tell, self._evict = step, tell, step.evict
-        self.is_full = False
-        """There is no space for what has not come."""
+        self._full: NoSpace | None = None
         self._orders = Orders(poll)
         self._targets = Targets(self._settle)
         self.account = Account(self._targets, tell)
         self._filling = Filling(step, self._targets, self.account, self._orders, load())
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether there is no space for what has not come."""
+        return self._full is not None
 
     def begin(self, parts: Sequence[Part], locked: ExitStack) -> tuple[list[Part], list[tuple[Part, IO[str] | None]]]:
         """Take the locks that are free of those which are not here; return of which they are not, and the others with theirs."""
@@ -127,7 +131,7 @@ class _Reception:
                     self._targets.add(Target(root, part, lock))
                 self._filling.run(self._give_up)
         except NoSpace as e:
-            self.is_full = True
+            self._full = e
             for target in self._targets.open:
                 target.error = e
                 self._give_up(target)
@@ -137,7 +141,9 @@ class _Reception:
     def end(self, busy: SemisharedError | None = None) -> dict[str, object]:
         """Return what there is to be said; raise why not all are here, `busy` if that is all."""
         lacking = [target for target in self._targets.all if not target.is_published]
-        error = next((target.error for target in lacking if target.error), None)
+        error: SemisharedError | None = next((target.error for target in lacking if target.error), None)
+        if self._full and not error and not all(map(self._is_here, self.step.parts)):
+            error = self._full  # what there was no space to begin with is no target
         if lacking and not error:
             error = self._filling.error or HostUnreachable("nobody has the base")
         error = error or busy
@@ -145,6 +151,9 @@ class _Reception:
             self._tell(event="came", **self.account.data())
             raise error
         return self.account.data()
+
+    def _is_here(self, part: Part) -> bool:
+        return cache.is_published(cache.at(self.step.root, part.image.base_name))
 
     def _has(self, part: Part) -> None:
         self._tell(event="base", name=part.image.base_name)

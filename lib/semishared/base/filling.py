@@ -263,8 +263,8 @@ class Filling:
             found = content.copy(seen, staged, image.format)
             if found.generation != image.generation or content.see() != seen:
                 raise ImageChanged(f"{image.source} does not have the content of its generation")
-            if not content.generation(seen):
-                content.publish(found, seen)
+            # Also one that has its name: the store may have lost the manifest of that.
+            content.publish(found, seen)
             os.rename(staged, path)
         except BaseException:
             files.unlink(staged)

@@ -99,8 +99,10 @@ class Partial:
         self._unflushed: list[int] = []
         self._flushed: list[int] = []
         device_state.abandon(self.directory)
-        self._was_finished = _is_finished(self.directory, image.generation)
-        if self._was_finished:
+        if _is_finished(self.directory, image.generation):
+            # In this order: killed in between it still is what it was, and afterwards it has what it had.
+            with open(self._manifest, "rb") as file:
+                self._write_journal(set(extents.parse(file.read()).extents))
             files.write(layout_base.generation(self.directory), image.generation.encode())
         elif generation_in(self.directory) != image.generation:
             devices.clear(self.directory)
@@ -122,7 +124,7 @@ class Partial:
         if extents.generation_of(text) != self.generation:
             raise TransferCorrupt("a manifest of another generation")
         manifest = extents.parse(text)
-        if not os.path.exists(self._manifest):
+        if not self._is_written(text):
             files.write(self._manifest, text, 0o440)
         if os.path.exists(self._image):
             os.chmod(self._image, 0o600)
@@ -130,15 +132,34 @@ class Partial:
         os.ftruncate(self._fd, manifest.size)
         self._direct = extents.open_direct(self._image, os.O_WRONLY)
         self.manifest = manifest
-        listed = set(manifest.extents) if self._was_finished else have(self.directory)
+        listed = have(self.directory)
         self._is_resumed = bool(listed) or os.stat(self._fd).st_blocks > 0
-        self._journal = os.open(layout_base.have(self.directory), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-        for index in sorted(listed & manifest.extents.keys()):
-            progress.touch()
-            content = os.pread(self._fd, extents.EXTENT, index * extents.EXTENT)
-            if hashlib.sha256(content).hexdigest() == manifest.extents[index]:
-                self._note(index)
+        self.have = {index for index in sorted(listed & manifest.extents.keys()) if self._is_there(index)}
+        if listed:
+            # Not before all of it was read again: what a killed action has left is not to be lost by another one.
+            self._write_journal(self.have)
+        self._journal = os.open(layout_base.have(self.directory), os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if listed else os.O_TRUNC), 0o600)
         point("partial begun")
+
+    def _is_written(self, text: bytes) -> bool:
+        try:
+            with open(self._manifest, "rb") as file:
+                return file.read() == text
+        except OSError:
+            return False
+
+    def _is_there(self, index: int) -> bool:
+        """Tell whether an extent that was noted is what the manifest says: not if it cannot be read any more."""
+        assert self.manifest is not None
+        progress.touch()
+        try:
+            content = os.pread(self._fd, extents.EXTENT, index * extents.EXTENT)
+        except OSError:
+            return False
+        return hashlib.sha256(content).hexdigest() == self.manifest.extents[index]
+
+    def _write_journal(self, indices: set[int]) -> None:
+        files.write(layout_base.have(self.directory), b"".join(b"%d\n" % index for index in sorted(indices)))
 
     def adopt(self, manifest: extents.Manifest) -> None:
         """Take the file `image`, which was made whole and verified meanwhile."""

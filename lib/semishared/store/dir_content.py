@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Iterable, Iterator
 
+from ..errors import ImageChanged
 from ..tools import extents, files, progress
 from . import dir_diffs, dir_image, marker, stock_layout, writers
 from .dir_image import Seen, Stored
@@ -58,8 +59,11 @@ class DirContent:
                 yield index, content
 
     def expected(self, generation_name: str) -> extents.Manifest | None:
-        """Return the manifest of the current generation."""
-        return dir_image.manifest(self._stored, generation_name)
+        """Return the manifest of the current generation, None if the store has lost it."""
+        try:
+            return dir_image.manifest(self._stored, generation_name)
+        except ImageChanged:
+            return None
 
     def publish(self, found: extents.Manifest, seen: Seen) -> None:
         """Publish the generation that was found, unless that may end with the next write."""

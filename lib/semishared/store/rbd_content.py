@@ -95,8 +95,9 @@ class RbdContent:
             return rbd_manifest.read(image, generation)
 
     def publish(self, found: extents.Manifest, seen: Seen) -> None:
-        """Note that the bridge must name what was found: this machine may only read."""
-        self._unnamed = {"snapshot": seen.snapshot}
+        """Note that the bridge must name what was found, unless it has a name: this machine may only read."""
+        if not self.generation(seen):
+            self._unnamed = {"snapshot": seen.snapshot}
 
     def unnamed(self) -> dict[str, object]:
         """Return what the bridge must be told to name what was published."""
