@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 import pytest
 
-from semishared.errors import AnotherWriter, CommitRefused, NotOwner, SemisharedError, StaleDiff, UnknownClaim
+from semishared.errors import AnotherWriter, CommitRefused, NoSpace, NotOwner, SemisharedError, StaleDiff, UnknownClaim
 from semishared.model import steps as s
 from semishared.model import steps_commit as c
 from semishared.model.steps_base import EvictBase
@@ -30,6 +30,14 @@ FORMATS = ("raw", "qcow2")
 
 def attach(world: World, image: s.ImageRef, disk: s.DiskRef, seq: int = 0, size: int = 0) -> dict[str, Any]:
     """Attach as `tm/ln` plans it; return what the host says."""
+    found = asked_for(world, image, disk, seq, size)
+    if "epoch" in found:
+        world.on(NoteEpoch(image, disk.vm, found["epoch"]))
+        found = asked_for(world, image, disk, seq, size)
+    return found
+
+
+def asked_for(world: World, image: s.ImageRef, disk: s.DiskRef, seq: int = 0, size: int = 0) -> dict[str, Any]:
     steps = (s.StageBase(str(world.root), image), s.PrepareVm(disk.vm, disk.vm_dir), c.CreateDiff(disk, image, size, OVERLAY_OPTIONS))
     return world.on(*steps, seq=seq)[-1]  # type: ignore[return-value]
 
@@ -107,6 +115,28 @@ def test_a_grown_disk_grows_its_image(world: World, format: str) -> None:
     ended(world, disk)
     assert qemu_img.virtual_size(image.source, format) == 80 * MiB
     qemu_io(image.source, format, "read -P 0x31 79M 64k")
+
+
+def test_a_store_without_room_for_what_a_disk_has_grown_by_is_not_begun_on(world: World) -> None:
+    """A decided commit that cannot be carried out would be in the way of all who want the image."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "small", str(world.store)], check=True)
+    try:
+        content = os.urandom(4 * MiB)
+        (world.store / "image").write_bytes(content)
+        image, disk = s.ImageRef(100, 7, "raw", str(world.store / "image")), world.disk()
+        attach(world, image, disk)
+        world.on(s.GrowDisk(disk, 18 * MiB))
+        qemu_io(active(disk), "qcow2", "write -P 0x55 5M 12M")
+        for _ in range(2):
+            with pytest.raises(NoSpace, match="beside its journal"):
+                ended(world, disk)
+        world.on(s.StageBase(str(world.root), image))
+        assert (world.store / "image").read_bytes() == content
+        subprocess.run(["mount", "-o", "remount,size=60m", str(world.store)], check=True)
+        ended(world, disk)
+        qemu_io(image.source, "raw", "read -P 0x55 5M 12M")
+    finally:
+        subprocess.run(["umount", str(world.store)], check=True)
 
 
 def test_commits_on_request_take_what_is_new(world: World) -> None:
@@ -281,6 +311,47 @@ def test_what_a_lost_host_has_is_not_committed_and_kept_when_it_goes(world: Worl
         world.on(c.FinishDisk(s.DiskRef(5, 1, found["path"])))
     qemu_io(image.source, "raw", "read -P 0 3M 64k")
     # It can become another image.
+    world.on(s.SaveDisk(s.DiskRef(5, 1, found["path"]), f"{world.store}/rescued", "raw", ""))
+    qemu_io(f"{world.store}/rescued", "raw", "read -P 0x55 3M 64k")
+
+
+def test_what_a_host_has_that_was_away_while_its_vm_was_made_anew_is_kept_when_it_goes(world: World) -> None:
+    """`onevm recover --recreate` while the host is away: nobody has cleaned up there, and nobody has taken anything over."""
+    image, disk, anew = world.image(), world.disk(), world.disk(system=103)
+    attach(world, image, disk, seq=1)
+    qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
+    os.makedirs(os.path.dirname(anew.vm_dir))
+    assert asked_for(world, image, anew, seq=2) == {"epoch": 2}
+    assert not os.path.lexists(anew.path), "an epoch first: killed from here on, it is asked for again"
+    world.on(NoteEpoch(image, 5, 2))
+    assert attach(world, image, anew, seq=2)["anew"]
+    assert not attach(world, image, anew, seq=2)["anew"], "its own claim, repeated"
+    seen = world.on(s.LookAtVm(5, disk.vm_dir))[0]["seen"]  # type: ignore[index]
+    (answer,) = world.on(c.KeepStale(5, disk.vm_dir, seen), seq=2)
+    world.on(s.ReleaseVm(5, disk.vm_dir, "", answer["seen"]), seq=2)  # type: ignore[index]
+    (found,) = kept(world)
+    qemu_io(anew.path, "qcow2", "write -P 0x56 4M 64k")
+    ended(world, anew, seq=2)
+    qemu_io(image.source, "raw", "read -P 0x56 4M 64k")
+    world.on(s.SaveDisk(s.DiskRef(5, 1, found["path"]), f"{world.store}/rescued", "raw", ""))
+    qemu_io(f"{world.store}/rescued", "raw", "read -P 0x55 3M 64k")
+
+
+def test_the_base_of_what_was_kept_stays_whatever_the_next_disk_of_that_number_is(world: World) -> None:
+    image, disk, other = world.image(), world.disk(), world.image("other", size=4 * MiB)._replace(id=8)
+    attach(world, image, disk, seq=1)
+    qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
+    world.on(s.RemoveVm(5, disk.vm_dir), seq=1)
+    (found,) = kept(world)
+    (base,) = world.bases()
+    attach(world, image, disk, seq=2)
+    qemu_io(active(disk), "qcow2", "write -P 0x56 4M 64k")
+    ended(world, disk, seq=2)
+    world.clone(other, disk)
+    assert f"{base.name}/5-1" in world.leases()
+    assert world.on(EvictBase(str(world.root), base.name)) == [{"evicted": False}]
+    world.on(s.RemoveDisk(disk, str(world.store)), seq=2)
+    assert f"{base.name}/5-1" in world.leases()
     world.on(s.SaveDisk(s.DiskRef(5, 1, found["path"]), f"{world.store}/rescued", "raw", ""))
     qemu_io(f"{world.store}/rescued", "raw", "read -P 0x55 3M 64k")
 

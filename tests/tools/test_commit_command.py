@@ -11,7 +11,7 @@ from typing import Iterator
 import pytest
 
 from semishared.cli import main
-from tools.oned_site import ActionSite
+from tools.oned_site import HERE, SYSTEM, ActionSite
 from tools.test_gc_clouds import at_rest, use
 
 
@@ -49,3 +49,18 @@ def test_a_machine_that_may_have_kept_disks_and_cannot_be_asked_is_said(site: Ac
     said = capsys.readouterr()
     assert "committed" in said.out
     assert "nowhere.invalid: what it may have kept is not known: " in said.err and "[SS010]" in said.err
+
+
+def test_what_was_kept_is_not_put_under_the_disks_of_others(site: ActionSite, capsys: pytest.CaptureFixture[str]) -> None:
+    """By now its image is one that is cloned: what it holds is what disks of other VMs lie over."""
+    vm, image = written(site)
+    site.tm("delete", f"{HERE}:{site.disk(vm).parent}", vm, SYSTEM)
+    before, (known,) = image.read_bytes(), site.oned.images.values()
+    known.persistent = False
+    assert main.main(["commit", str(vm)]) == 1
+    said = capsys.readouterr()
+    assert "is not persistent any more" in said.err and "--as-new-image" in said.err
+    assert image.read_bytes() == before
+    known.persistent = True
+    assert main.main(["commit", str(vm)]) == 0
+    assert image.read_bytes()[3 << 20 : (3 << 20) + 65536] == b"\x55" * 65536

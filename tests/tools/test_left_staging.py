@@ -18,6 +18,7 @@ from semishared.errors import NoSpace
 from semishared.model import layout_base
 from semishared.model import steps as s
 from semishared.model import steps_base as b
+from semishared.tools import extents
 from tools.test_base_care import flip, verify
 from tools.test_several_bases import EXTENTS, abandoned, good, images, of, step
 from tools.world import World
@@ -95,11 +96,11 @@ def test_extent_that_cannot_be_read_again_is_fetched(world: World, images: List[
     real = os.pread
 
     def bad(fd: int, count: int, at: int) -> bytes:
-        if at == 2 * partial.extents.EXTENT:
+        if at == 2 * extents.EXTENT:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return real(fd, count, at)
 
-    monkeypatch.setattr(partial.os, "pread", bad)
+    monkeypatch.setattr(os, "pread", bad)
     found = partial.Partial(str(world.root), images[0])
     assert found.missing() == [2]
     found.close()

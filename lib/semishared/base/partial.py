@@ -138,7 +138,8 @@ class Partial:
         if listed:
             # Not before all of it was read again: what a killed action has left is not to be lost by another one.
             self._write_journal(self.have)
-        self._journal = os.open(layout_base.have(self.directory), os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if listed else os.O_TRUNC), 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if listed else os.O_TRUNC)
+        self._journal = os.open(layout_base.have(self.directory), flags, 0o600)
         point("partial begun")
 
     def _is_written(self, text: bytes) -> bool:

@@ -161,19 +161,24 @@ def _kept(
                     disk = s.DiskRef(vm.id, item["disk"], item["path"])
                     name = f"{_name(vm.id, item['disk'])} kept in {item['path']} on {machine}"
                     new = arguments.as_new_image
-                    yield name, _new(machine, disk, item, new) if new else _finished(machine, disk, limit(arguments))
+                    yield name, _new(machine, disk, item, new) if new else _finished(machine, disk, item, limit(arguments))
 
 
-def _finished(machine: str, disk: s.DiskRef, most: int) -> Part[str]:
-    done = yield from commits.kept(machine, disk, most)
+def _image(machine: str, disk: s.DiskRef, item: "dict[str, Any]") -> s.ImageRef:
+    """Return the image of a kept disk; raise BadRecord if nobody can tell which that was."""
+    if not item["image"]:
+        raise BadRecord(f"what disk {disk.disk} of VM {disk.vm} was made from cannot be understood: {disk.vm_dir} on {machine}")
+    return s.ImageRef.from_data(item["image"])
+
+
+def _finished(machine: str, disk: s.DiskRef, item: "dict[str, Any]", most: int) -> Part[str]:
+    done = yield from commits.kept(machine, disk, _image(machine, disk, item).id, most)
     return f"{human(done)} committed, and gone"
 
 
 def _new(machine: str, disk: s.DiskRef, item: "dict[str, Any]", name: str) -> Part[str]:
     """Make a file or image of a kept disk beside the images, for OpenNebula to register."""
-    if not item["image"]:
-        raise BadRecord(f"what disk {disk.disk} of VM {disk.vm} was made from cannot be understood: {disk.vm_dir} on {machine}")
-    image, random = s.ImageRef.from_data(item["image"]), os.urandom(16).hex()
+    image, random = _image(machine, disk, item), os.urandom(16).hex()
     if image.access.can.has_bridge:
         bridge = yield from rbd.bridge_of(image)
         access = image.access.by_bridge() if machine == bridge or (is_here(machine) and is_here(bridge)) else image.access

@@ -33,7 +33,7 @@ from ..tools import extents, files, inspection, progress, qemu_img
 from ..tools.crash_points import point
 from ..tools.rate_limit import standing_back
 from ..tools.undo import Undo
-from . import records, vm_dir
+from . import kept, records, vm_dir
 from .epochs import Planned
 
 
@@ -67,13 +67,13 @@ def create_overlay(step: CreateOverlay, planned: Planned, ask: room.Ask | None) 
     record = Record(disk.disk, OVERLAY, "qcow2", first_layer(disk), image=image._replace(generation=base.generation))
     with Undo() as undo:
         if is_first:
-            undo.add(lambda: cache.release(root, disk.vm, disk.disk))
+            undo.add(lambda: kept.release(disk))
         with publishing(disk, planned, record, growth(lease, step.min_size), devices.device_of(base.directory)) as staged:
             size = grown(lease, image, step.min_size)
             qemu_img.create_overlay(staged, lease, image.format, size, step.options)
         undo.keep()
     # A disk made anew over another generation: the overlay that needed the older lease is gone now.
-    cache.release(root, disk.vm, disk.disk, but=base.directory)
+    kept.release(disk, but=base.directory)
 
 
 def create_remote(step: CreateRemote, planned: Planned) -> None:
@@ -96,7 +96,7 @@ def create_remote(step: CreateRemote, planned: Planned) -> None:
     with publishing(disk, planned, record, size // GROWTH) as staged:
         qemu_img.create_overlay(staged, remote.backing_name(record), image.format, size, step.options, look=False)
     # A disk made anew in another place.
-    cache.release(cache.root_of(disk.vm_dir), disk.vm, disk.disk)
+    kept.release(disk)
 
 
 GROWTH = 10

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from typing import Iterable
 
+from ..base import cache
 from ..errors import BadRecord, DeviceMissing, LostWithMemory, StaleDirectory
 from ..model import layout, layout_devices
 from ..model.record import Record
@@ -213,6 +214,12 @@ def others(vm: int, vm_dir: str) -> set[int]:
     readable = [record for path in directories for record in _readable(path)]
     found = {record.disk for record in readable if _is_there(record) or on_devices.is_away(layout.plain(record.path))}
     return found | {number for path in directories for number in _unknown(path) if _files_of(path, number)}
+
+
+def release(disk: DiskRef, but: str = "") -> None:
+    """Give up the leases of a disk, but the one in the base directory `but`; none if another directory of its VM needs them."""
+    if disk.disk not in others(disk.vm, disk.vm_dir):
+        cache.release(cache.root_of(disk.vm_dir), disk.vm, disk.disk, but=but)
 
 
 def _files_of(directory: str, disk: int) -> list[str]:

@@ -85,8 +85,7 @@ def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None
         with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
             _drop_others(disk, record)
     carried.drop(record)
-    if disk.disk not in kept.others(disk.vm, disk.vm_dir):
-        cache.release(root, disk.vm, disk.disk, but=base.directory)
+    kept.release(disk, but=base.directory)
     return done
 
 

@@ -178,8 +178,8 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
             dir_clones.remove_unnamed(store_dir, disk.vm, disk.disk)
         files.remove_staged(*os.path.split(intended(disk)))
         files.unlink(intended(disk))
-        if not _is_elsewhere(disk.vm, disk.vm_dir) and disk.disk not in kept.others(disk.vm, disk.vm_dir):
-            cache.release(cache.root_of(disk.vm_dir), disk.vm, disk.disk)
+        if not _is_elsewhere(disk.vm, disk.vm_dir):
+            kept.release(disk)
     return {"kept": kept.said(place)} if place else {}
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 
 from .. import store
-from ..base import cache
+from ..base import cache, room
 from ..base.ensure import borrowed
-from ..disk import on_devices, records, recovery, snapshots, unsettled, vm_dir
+from ..disk import kept, on_devices, records, recovery, snapshots, unsettled, vm_dir
 from ..disk.create import opened
 from ..errors import MissingImage, VmGone
 from ..guest import block_jobs, job_lock
@@ -17,7 +17,7 @@ from ..model import steps_image as i
 from ..model.place import PLACES
 from ..model.record import Record
 from ..model.steps import DiskRef
-from ..tools import layers
+from ..tools import layers, qemu_img
 from ..tools.crash_points import point
 from ..tools.rate_limit import standing_back
 from .conversation import Steps
@@ -36,7 +36,7 @@ class OnStore(Steps):
             on_devices.remove(disk.path)
             layers.remove(disk.path)
             records.write_record(disk.vm_dir, record)
-        cache.release(cache.root_of(disk.vm_dir), disk.vm, disk.disk)
+        kept.release(disk)
         point("disk recorded")
 
     def ConfirmDisk(self, step: i.ConfirmDisk) -> None:
@@ -69,6 +69,8 @@ class OnStore(Steps):
             elif not os.path.exists(path):
                 raise MissingImage(f"{path} is not there on {os.uname().nodename}")
             if step.domain:
+                with opened(record, path, format, step.snapshot) as source:
+                    room.require(disk.vm_dir, qemu_img.measure(source, format), self.talk.asking, where=disk.vm_dir)
                 path, found = self._copied(disk, step.domain, path, step.freeze)
                 format = "raw"
             try:

@@ -8,7 +8,10 @@ from .refs import DiskRef, ImageRef
 
 
 class CreateDiff(NamedTuple):
-    """Claim an image for a disk, and publish an overlay over the staged base of its present content; report whose it was before."""
+    """Claim an image for a disk, and publish an overlay over the staged base of its present content; report whose it was before.
+
+    If that is another diff of the same disk, do nothing and report the `epoch` that is to be noted first.
+    """
 
     disk: DiskRef
     image: ImageRef

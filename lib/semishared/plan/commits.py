@@ -19,12 +19,12 @@ oned is asked when they are ours, and whatever acts on them after that ends the 
 
 from __future__ import annotations
 
-from ..errors import NotSupported, VmBusy
+from ..errors import CommitRefused, NotSupported, VmBusy
 from ..model import steps as s
 from ..model import steps_commit as c
 from ..model.exchange import AskOned, On, Part, Plan, Say
 from ..opennebula.args import DiskPlace
-from ..opennebula.xml import Vm
+from ..opennebula.xml import Image, Vm
 from . import disks, resting, settling, snapshots
 
 
@@ -55,11 +55,14 @@ def commit(place: DiskPlace, vm: Vm, domain: str, freeze: str, rate: int = 0) ->
     return done
 
 
-def kept(host: str, disk: s.DiskRef, rate: int = 0) -> Part[int]:
+def kept(host: str, disk: s.DiskRef, image: int, rate: int = 0) -> Part[int]:
     """Plan a commit of a disk that was kept when its VM was deleted, which then goes; return how many bytes were committed.
 
-    `rate` as of `commit`.
+    `image`: the id of its image, which must be persistent still: disks of other VMs may lie over one that is not. `rate` as of `commit`.
     """
+    known: Image = yield AskOned("image", image)
+    if not known.is_persistent:
+        raise CommitRefused(f"image {image} ({known.name}) is not persistent any more: disks of other VMs may lie over it")
     yield from _turn(host, disk, "")
     done = yield from settling.settled(host, c.FinishDisk(disk, rate=rate))
     return sum(int(answer["bytes"]) for answer in done)

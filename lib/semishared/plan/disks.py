@@ -155,6 +155,11 @@ def _diff(asked: FromImage, image: s.ImageRef, bridge: str, min_size: int, optio
         image = yield from settling.claimable(asked.target.host, bridge, image, root)
     create = CreateDiff(target, image, min_size, options)
     found = yield On(asked.target.host, (s.StageBase(root, image), _prepare(asked.target), create))
+    if "epoch" in (found[-1] or ()):
+        from ..model.steps_image import NoteEpoch
+
+        yield On(bridge or asked.target.host, (NoteEpoch(image, target.vm, found[-1]["epoch"]),))
+        found = yield On(asked.target.host, (create,))
     yield Say(commit_lines.made, (target.vm, target.disk, *found))
 
 

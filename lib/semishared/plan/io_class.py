@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Optional
 
 from .. import NAME
-from ..errors import OnedUnavailable
+from ..errors import BadAttribute, OnedUnavailable
 from ..model import steps as s
 from ..model.exchange import AskOned, On, Part, Plan, warn
 from ..model.record import NORMAL
@@ -33,11 +33,11 @@ def volatile(place: VmPlace) -> Part[str]:
 
 
 def brought_up_to_date(place: VmPlace) -> Plan:
-    """Note of each disk of ours which class it has now; if oned does not say it, what was noted before stays."""
+    """Note of each disk of ours which class it has now; if oned does not say it, or says what none is, what was noted before stays."""
     try:
         vm = yield AskOned("vm", place.vm)
         found = yield from _classes(vm, _system(place))
-    except OnedUnavailable as e:
+    except (OnedUnavailable, BadAttribute) as e:
         yield warn(f"the I/O classes of the disks of VM {place.vm} stay as they were: {e.detail}")
         return
     if found:

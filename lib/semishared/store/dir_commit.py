@@ -109,7 +109,7 @@ class _Staging:
         if new < 0:
             self.how = "journal"
             self.digest, written = dir_redo.note(self._directory, change, pace)
-            dir_journal.check_room(Stored(self._image.source), self._fd, written)
+            dir_journal.check_room(Stored(self._image.source), self._fd, written, change.size)
             return written
         self.how = "reflink"
         try:

@@ -134,9 +134,9 @@ def decide(stored: Stored, directory: str, size: int, digest: str, after: Claim,
     point("commit decided")
 
 
-def check_room(stored: Stored, fd: int, wanted: int) -> None:
-    """Raise NoSpace unless `wanted` bytes can be written to the open image: once that is decided, it must not fail."""
-    needed = min(wanted, os.fstat(fd).st_size - os.fstat(fd).st_blocks * 512)
+def check_room(stored: Stored, fd: int, wanted: int, size: int) -> None:
+    """Raise NoSpace unless `wanted` bytes can be written to the open image, of `size` then: once that is decided, it must not fail."""
+    needed = min(wanted, max(size, os.fstat(fd).st_size) - os.fstat(fd).st_blocks * 512)
     free = dir_image.capacity(stored.datastore)[2]
     if needed > free:
         raise NoSpace(f"{stored.datastore} has {human(free)} free, and what is to be committed needs {human(needed)} beside its journal")
