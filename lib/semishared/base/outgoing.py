@@ -16,7 +16,7 @@ from ..wire import packets
 WRITE_S = 30
 """Seconds after which a receiver that takes nothing any more is lost; ssh would wait for a quarter of an hour."""
 PIECE = 1 << 20
-"""Bytes of one write."""
+"""Bytes of one write; where the rate is lower, what goes in a second: who receives is to see that something comes."""
 IN_FLIGHT, TRIED, TRIED_S = 12 << 20, 48 << 20, 0.5
 """Bytes of a base that go before the network's rate shows, as pipes and sockets hold so many; and bytes or seconds until it has."""
 
@@ -50,9 +50,10 @@ class Out:
 
     def send(self, pieces: list[Bytes]) -> None:
         """Write a packet, at the rate that was asked for."""
+        size = min(PIECE, self._rate or PIECE)
         for piece in pieces:
-            for at in range(0, len(piece), PIECE):
-                part = piece[at : at + PIECE]
+            for at in range(0, len(piece), size):
+                part = piece[at : at + size]
                 self._pace.wait(len(part))
                 started = time.monotonic()
                 signal.alarm(WRITE_S)

@@ -35,7 +35,10 @@ from .targets import Targets
 FOLLOW_S = 20.0
 """Seconds without a further extent after which a base that is still arriving is not waited for any more."""
 STALL_S = 12.0
-"""Seconds without a packet after which a peer is given up; longer than a host needs to start and to compress the first."""
+"""Seconds after which a peer is given up that has sent neither a packet nor LITTLE; longer than a host needs to start and to compress
+the first."""
+LITTLE = 1 << 20
+"""Bytes of a packet that are a sign of life: on a slow network, or at a low rate, a whole one takes longer than that."""
 GRACE_S = 5.0
 """Seconds within which a host that is to receive a base too must have begun to."""
 POLL_S = 0.05
@@ -88,6 +91,11 @@ class _Here:
         return packets.Extent(index, self.manifest.extents[index], extents.read_into(memory, self._fd, index))
 
 
+def _limit(seconds: float, rate: int) -> float:
+    """Return a limit for who keeps to a rate, and may be waiting for an extent that comes to him at it."""
+    return seconds + (2 * extents.EXTENT / rate if rate else 0)
+
+
 def groups(root: str, name: str, wanted: tuple[tuple[int, int], ...], rate: int) -> Iterator[tuple[bytes, list[packets.Extent]]]:
     """Yield ("manifest text", []) once, then (b"", extents) as they are here; raise MissingImage when no more are to come.
 
@@ -107,7 +115,7 @@ def groups(root: str, name: str, wanted: tuple[tuple[int, int], ...], rate: int)
             now = time.monotonic()
             if not may_come and now - begun > GRACE_S:
                 raise MissingImage(f"{'no more of ' * (left is not None)}base {name} is on {os.uname().nodename}")
-            if now - last > FOLLOW_S:
+            if now - last > _limit(FOLLOW_S, rate):
                 raise MissingImage(f"no more of base {name} arrives on {os.uname().nodename}")
             time.sleep(POLL_S)
             progress.touch()
@@ -145,7 +153,7 @@ def groups_of(
                 # Who takes a stream leaves it not much later.
                 if otherwise and time.monotonic() - last > STALL_S:
                     break
-                if time.monotonic() - last > FOLLOW_S:
+                if time.monotonic() - last > _limit(FOLLOW_S, rate):
                     raise MissingImage(f"no more of what was to come arrives on {os.uname().nodename}")
                 time.sleep(POLL_S)
                 progress.touch()
@@ -219,7 +227,7 @@ class Coming:
         with ExitStack() as stack:
             session = stack.enter_context(Session(self._host, "fetch", self._config, bulk=True))
             session.begin([self._step._replace(apart=self._config.is_network_trusted)], last=True)
-            self._last, self._told = time.monotonic(), 0
+            self._last, self._told, self._unheard = time.monotonic(), 0, 0
             self._incoming = stack.enter_context(Incoming(apart.Source(session, packets.Session.of(self._step.session)), self._opener))
             self._stack = stack.pop_all()
         return self
@@ -237,18 +245,20 @@ class Coming:
     def turn(self, within_s: float) -> bool | None:
         """Take the next packet, if there is one in that time; tell whether there was, None if no other comes."""
         try:
-            packet = self._incoming.next(within_s)
+            packet, has_come = self._incoming.next(within_s), True
         except TimeoutError:
-            packet = None
-            if time.monotonic() - self._last > STALL_S:
-                raise ToolTimeout(f"nothing came from {self._host} for {STALL_S:.0f} s") from None
-            has_come = False
-        else:
-            if packet is None:
-                self._is_over = True
-                return None
-            self._last, has_come = time.monotonic(), True
+            packet, has_come = None, False
+        if has_come and packet is None:
+            self._is_over = True
+            return None
+        # Also of a packet that is still coming: at a low rate that takes a while.
         more, self._told = self._incoming.came - self._told, self._incoming.came
+        self._unheard += more
+        limit = _limit(STALL_S, self._step.rate)
+        if has_come or self._unheard >= LITTLE:
+            self._last, self._unheard = time.monotonic(), 0
+        elif time.monotonic() - self._last > limit:
+            raise ToolTimeout(f"{self._unheard} bytes came from {self._host} in {limit:.0f} s")
         progress.count("received", more)
         if packet:
             take(self._target, self._opener, packet)
