@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import tempfile
 from pathlib import Path
-from typing import Iterator
+from typing import Any, Iterator
 from unittest import mock
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import ImageChanged
-from semishared.tools import extents, progress
+from semishared.tools import extents, files, progress, write_out
 
 EXTENT = 64 << 10
 """Smaller than the real one, so that small files have many."""
@@ -104,6 +105,27 @@ def test_holes_are_not_read(tmp_path: Path) -> None:
     found = extents.copy(str(tmp_path / "image"), str(tmp_path / "copy"), "raw", "store_read")
     assert progress.moved["store_read"] - before <= EXTENT
     assert list(found.extents) == [(1 << 39) // EXTENT]
+
+
+def test_all_of_the_size_of_a_sparse_copy_is_gone_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size, pieces, looked_up = 1 << 34, list[int](), list[object]()
+    make(tmp_path / "image", size, [(at * EXTENT, EXTENT, b"a") for at in range(3 * extents.FLUSH)])
+    real, load = write_out._sync_file_range, ctypes.CDLL
+
+    def call(fd: int, offset: int, length: int, how: int) -> bool:
+        pieces.extend([offset] * (how == write_out.WAIT_WRITE_WAIT))
+        return real(fd, offset, length, how)
+
+    def loaded(*args: Any, **more: Any) -> ctypes.CDLL:
+        looked_up.append(args)
+        return load(*args, **more)
+
+    monkeypatch.setattr(write_out, "_sync_file_range", call)
+    monkeypatch.setattr(ctypes, "CDLL", loaded)
+    monkeypatch.setattr(files, "WINDOW", 1 << 22)
+    extents.copy(str(tmp_path / "image"), str(tmp_path / "copy"), "raw", "store_read")
+    assert pieces == list(range(0, size, 1 << 22)), "at its end"
+    assert len(looked_up) <= 1
 
 
 def test_file_system_that_knows_no_holes_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

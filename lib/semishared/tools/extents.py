@@ -232,7 +232,8 @@ class Copy:
         # Now, by us: what the kernel writes out when it likes is in nobody's class of I/O.
         write_out.begin(self._fd, index * EXTENT, EXTENT)
         if len(self._extents) % FLUSH == 0:
-            files.fsync_open(self._fd)
+            # Not piece by piece, as at the end: that goes through all of the file's size, each time.
+            os.fdatasync(self._fd)
 
     def end_at(self, size: int) -> None:
         """Say how long the file is, if that was not known at its beginning."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import lru_cache
+from typing import Any
 
 from . import progress
 
@@ -25,15 +27,27 @@ def begin(fd: int, offset: int, length: int) -> None:
     _sync_file_range(fd, offset, length, WRITE)
 
 
-def _sync_file_range(fd: int, offset: int, length: int, how: int) -> bool:
-    """Return whether there is such a call; raise OSError for what it finds."""
+@lru_cache(maxsize=1)
+def _call() -> Any:
+    """Return the C library's function, None if it has none; to look it up takes longer than to call it."""
     try:
         import ctypes
 
-        call = ctypes.CDLL(None, use_errno=True).sync_file_range
+        found = ctypes.CDLL(None, use_errno=True).sync_file_range
+        found.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+        return found
     except (ImportError, AttributeError, OSError):
+        return None
+
+
+def _sync_file_range(fd: int, offset: int, length: int, how: int) -> bool:
+    """Return whether there is such a call; raise OSError for what it finds."""
+    call = _call()
+    if call is None:
         return False
-    if call(fd, ctypes.c_int64(offset), ctypes.c_int64(length), how):
+    if call(fd, offset, length, how):
+        import ctypes
+
         number = ctypes.get_errno()
         if number in (errno.ENOSYS, errno.EINVAL, errno.ESPIPE):
             return False
