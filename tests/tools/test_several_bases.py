@@ -370,6 +370,45 @@ def test_another_generation_in_the_same_place_is_read_from_its_own_file(world: W
     there.close()
 
 
+def test_manifest_of_what_still_arrives_is_read_once(world: World, images: List[s.ImageRef], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever passes it on looks at it again for each extent; of a large base the manifest alone is megabytes."""
+    first, root, parse = images[0], str(world.root), extents.parse
+    looked: List[str] = []
+
+    class Extents(Dict[int, str]):
+        def items(self) -> Any:
+            looked.append("items")
+            return super().items()
+
+        def values(self) -> Any:
+            looked.append("values")
+            return super().values()
+
+    def parsed(text: bytes) -> extents.Manifest:
+        looked.append("parse")
+        found = parse(text)
+        return found._replace(extents=Extents(found.extents))
+
+    abandoned(world, first, 1)
+    with locks.exclusive(lock(world, first)):
+        partial = Partial(root, first)
+        monkeypatch.setattr(extents, "parse", parsed)
+        serving = peers.groups(root, first.base_name, (), 0)
+        assert next(serving)[0] and [item.number for item in next(serving)[1]] == [0]
+        there = held.Held(root, list(partial.manifest.extents.values()))  # type: ignore[union-attr]
+        there.look(arriving=True)
+        assert looked.count("parse") == 2
+        looked.clear()
+        with open(first.source, "rb") as file:
+            for index in range(1, EXTENTS):
+                assert partial.put(index, extents.read_at(file.fileno(), index))
+                there.look(arriving=True)
+                assert [item.number for item in next(serving)[1]] == [index]
+        assert looked == [] and len(there._where) == EXTENTS and there.coming == set()
+        there.close()
+        partial.close()
+
+
 def test_whole_partial_is_published_without_a_byte_from_anywhere(world: World, images: List[s.ImageRef]) -> None:
     first = images[0]
     abandoned(world, first, EXTENTS)

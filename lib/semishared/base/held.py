@@ -27,7 +27,8 @@ class Held:
         self._root, self._wanted = root, set(wanted)
         self._where: dict[str, tuple[str, int]] = {}
         self._files: dict[str, int] = {}
-        self._manifests: dict[str, extents.Manifest | None] = {}
+        self._pairs: dict[str, list[tuple[int, str]] | None] = {}
+        """Index and hash of what is wanted of the base in a directory, None if nobody knows its hashes."""
         self._generations: dict[str, str] = {}
         self.coming: set[str] = set()
         """Those that are not here, but in a base that is being made at this moment."""
@@ -42,7 +43,7 @@ class Held:
         self.coming, self.is_beginning = set(), False
         for name in names(layout_base.bases(self._root)):
             directory = layout_base.base(self._root, name)
-            if directory not in self._manifests and layout_base.named(name):
+            if directory not in self._pairs and layout_base.named(name):
                 self._note(directory, name.rpartition("-")[2], None)
         for prefix in names(layout_base.all_staging(self._root)) if arriving else ():
             directory = layout_base.staging(self._root, prefix)
@@ -51,24 +52,29 @@ class Held:
         for name in names(layout.locks(self._root)) if arriving else ():
             image = layout_base.locked_image(name)
             if image and locks.is_held(layout_base.image_lock(self._root, image)):
-                manifest = self._manifests.get(layout_base.staging(self._root, image))
-                self.coming |= self._wanted.intersection(manifest.extents.values()) if manifest else set()
-                self.is_beginning = self.is_beginning or manifest is None
+                pairs = self._pairs.get(layout_base.staging(self._root, image))
+                self.coming.update(digest for _, digest in pairs or ())
+                self.is_beginning = self.is_beginning or pairs is None
         self.coming -= self._where.keys()
 
     def _note(self, directory: str, generation: str, have: set[int] | None) -> None:
         """Note what is in a base, of one that is being made what it has."""
-        manifest = self._manifests.get(directory)
-        if manifest is None or self._generations[directory] != generation:
+        pairs = self._pairs.get(directory)
+        if pairs is None or self._generations[directory] != generation:
             # Where one is made another one may have been made before.
             self._forget(directory)
-            self._manifests[directory] = manifest = manifest_in(directory, generation)
+            self._pairs[directory] = pairs = self._wanted_in(directory, generation)
             self._generations[directory] = generation
-        if manifest is None or not os.path.exists(layout_base.image(directory)):
+        if pairs is None or not os.path.exists(layout_base.image(directory)):
             return
-        for index, digest in manifest.extents.items():
-            if digest in self._wanted and digest not in self._where and (have is None or index in have):
+        for index, digest in pairs:
+            if digest not in self._where and (have is None or index in have):
                 self._where[digest] = (directory, index)
+
+    def _wanted_in(self, directory: str, generation: str) -> list[tuple[int, str]] | None:
+        """Return what is wanted of a base, once for all looks: it is looked at again and again while it is made."""
+        manifest = manifest_in(directory, generation)
+        return manifest and [pair for pair in manifest.extents.items() if pair[1] in self._wanted]
 
     def place(self, digest: str) -> tuple[int, int] | None:
         """Return the open file that has an extent, and its index there; None if it has gone."""

@@ -65,15 +65,8 @@ class _Here:
         # Before the look: who frees the lock has published by then, or leaves it as it is.
         is_made = locks.is_held(self._lock)
         for directory, whole in ((self._base.directory, True), (self._directory, False)):
-            if not whole and partial.generation_in(directory) != self._base.generation:
-                continue
-            try:
-                fd = os.open(layout_base.image(directory), os.O_RDONLY)
-            except FileNotFoundError:
-                continue
-            self.manifest = manifest_in(directory, self._base.generation)
-            if self.manifest is None:
-                os.close(fd)
+            fd = self._opened(directory, whole)
+            if fd < 0:
                 continue
             if self._fd >= 0:
                 os.close(self._fd)
@@ -81,6 +74,21 @@ class _Here:
             self._have = None if whole else partial.have(directory)
             return whole or is_made
         return is_made
+
+    def _opened(self, directory: str, whole: bool) -> int:
+        """Open the image in `directory`, whose manifest is known then; return -1 if it is not there, or not that of this base."""
+        try:
+            fd = os.open(layout_base.image(directory), os.O_RDONLY)
+        except FileNotFoundError:
+            return -1
+        if whole or partial.generation_in(directory) == self._base.generation:
+            # A generation is its manifest's hash: what was read once is what it is. Of 1 TiB to read it takes most of a second.
+            if self.manifest is None:
+                self.manifest = manifest_in(directory, self._base.generation)
+            if self.manifest is not None:
+                return fd
+        os.close(fd)
+        return -1
 
     def ready(self, wanted: list[int]) -> list[int]:
         """Return which of the extents `wanted` are here."""
