@@ -26,7 +26,7 @@ CHOICES = {
     "migration_auto_converge": ("yes", "no"),
     "migration_at_timeout": ("abort", "suspend", "post-copy"),
 }
-RATES = ("uploads_least_rate", "migration_rate")
+RATES = ("uploads_least_rate", "staging_rate", "migration_rate")
 IO_CLASS = "io_class_"
 LEAST_BYTES, MOST_BYTES = 1 << 20, 10**15
 """Bytes per second of an I/O class: less would stop a guest, more QEMU does not take."""
@@ -49,7 +49,7 @@ class Config(NamedTuple):
     bases_size_limit: str = "none"
     bases_free_floor: str = "5%"
     staging_compress: str = "auto"
-    staging_rate: str = "none"
+    staging_rate: int = 0
     staging_portbase: int = 9000
     staging_trusted_network: str = "no"
     snapshots_freeze: str = "agent-or-suspend"
@@ -116,8 +116,6 @@ def load(path: str = PATH) -> Config:
         raise BadAttribute(f"semishared.conf: options = {config.overlays_options!r} is neither by-size nor key=value,key=value")
     if not re.match(r"/[A-Za-z0-9._/\-]+\Z", config.hosts_scripts_dir):
         raise BadAttribute(f"semishared.conf: scripts_dir = {config.hosts_scripts_dir!r} is not a plain path")
-    if not re.match(r"none\Z|[0-9.]+[KMGkmg]?\Z", config.staging_rate):
-        raise BadAttribute(f"semishared.conf: rate = {config.staging_rate!r} is neither bytes per second (40M) nor none")
     if config.staging_portbase % 2 or not 1024 <= config.staging_portbase <= 65000:
         raise BadAttribute(f"semishared.conf: portbase = {config.staging_portbase} is not an even number from 1024 to 65000")
     if 0 < config.migration_rate < LIBVIRTS_UNIT:
@@ -163,7 +161,7 @@ def _number(key: str, text: str, or_none: bool) -> int:
 
 def _rate(key: str, text: str) -> int:
     """Return bytes per second, 0 for none; raise BadAttribute."""
-    match = re.match(r"([0-9]{1,9})([KMG]?)\Z", text.upper(), re.ASCII)
+    match = re.match(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)([KMG]?)\Z", text.upper(), re.ASCII)
     if text != "none" and not match:
         raise BadAttribute(f"semishared.conf: {key} = {text!r} is neither bytes per second (32K) nor none")
-    return int(match.group(1)) << {"": 0, "K": 10, "M": 20, "G": 30}[match.group(2)] if match else 0
+    return int(float(match.group(1)) * (1 << {"": 0, "K": 10, "M": 20, "G": 30}[match.group(2)])) if match else 0

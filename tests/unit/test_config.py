@@ -42,6 +42,8 @@ def test_values_replace_defaults(tmp_path: Path) -> None:
     assert found == Config(hosts_connect_timeout_s=3, hosts_scripts_dir="/opt/one-1", overlays_options="")
     assert load(written(tmp_path, "[uploads]\nleast_rate = 2M\n")).uploads_least_rate == 2 << 20
     assert load(written(tmp_path, "[uploads]\nleast_rate = none\n")).uploads_least_rate == 0
+    for text, rate in (("none", 0), ("300K", 300 << 10), ("1.5m", 3 << 19), ("1250000000", 1250000000), ("0", 0)):
+        assert load(written(tmp_path, f"[staging]\nrate = {text}\n")).staging_rate == rate
     scratch = load(written(tmp_path, "[io_class]\nscratch_bytes = 7M\nscratch_iops = none\nnormal_iops = 900\n"))
     assert scratch.io_limits == {"production": (0, 0), "normal": (0, 900), "scratch": (7 << 20, 0)}
     text = "[migration]\nrate = 40m\ndowntime_ms = 50\nauto_converge = yes\ntimeout_s = 60\nat_timeout = post-copy\n"
@@ -80,6 +82,9 @@ def test_every_class_of_disks_has_its_limits() -> None:
         ("[overlays]\noptions = a=b, c=d\n", "nor key=value"),
         ("[uploads]\nleast_rate = 32 KB\n", "least_rate = '32 KB'"),
         ("[uploads]\nleast_rate = -1\n", "neither bytes per second"),
+        ("[staging]\nrate = 1.2.3\n", "rate = '1.2.3' is neither bytes per second"),
+        ("[staging]\nrate = .\n", "rate = '.' is neither bytes per second"),
+        ("[staging]\nrate = fast\n", "rate = 'fast' is neither bytes per second"),
         ("[uploads]\nstat_limit_s = none\n", "not a positive number"),
         ("[hosts]\nconnect_timeout_s = 9999999999\n", "not a positive number"),
         ("[migration]\nrate = 1023K\n", "libvirt counts in MiB per second"),

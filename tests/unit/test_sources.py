@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.config import Config
+from semishared.config import load as load_config
 from semishared.errors import BadArguments, NoSpace
 from semishared.front import base_tracker
 from semishared.plan import sources
@@ -107,6 +108,15 @@ def test_who_is_part_of_a_chain_does_not_ask_what_it_costs(tmp_path: Path, monke
     assert found == ["quicker", "last", "last"]
     base_tracker.leave(str(tmp_path), NAME, {"h1": True, "h2": False})
     assert base_tracker.answer(str(tmp_path), listed, "h3", Config())["from_store"] == "quicker"
+
+
+def test_base_comes_at_the_rate_of_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base_tracker, "_limits", lambda *_: Limits(-1, 0))
+    listed: dict[str, object] = {"question": "base", "name": NAME, "bases": [], "free": 100, "total": 1000, "needed": 1}
+    config = load_config(str(tmp_path / "none"))
+    assert base_tracker.answer(str(tmp_path), listed, "h1", config)["rate"] == 0, "nothing is limited that nobody has limited"
+    (tmp_path / "conf").write_text("[staging]\nrate = 40M\n")
+    assert base_tracker.answer(str(tmp_path), listed, "h1", load_config(str(tmp_path / "conf")))["rate"] == 40 << 20
 
 
 def test_host_that_never_said_how_it_went_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,7 +142,7 @@ def boot(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callabl
 
 def limit(arguments: argparse.Namespace) -> int:
     """Return the rate limit of the set, in bytes per second, 0 for none."""
-    return rate(arguments.rate or {"none": "0"}.get(load().staging_rate, load().staging_rate))
+    return rate(arguments.rate) if arguments.rate else load().staging_rate
 
 
 def detach(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callable[..., None]) -> List[Row]:

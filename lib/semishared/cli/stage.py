@@ -66,8 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     hosts = on.chosen(known, arguments)
     wish = Wish(
         arguments.transport, arguments.compress or config.staging_compress,
-        rate(arguments.rate) if arguments.rate else rate("0" if config.staging_rate == "none" else config.staging_rate),
-        arguments.wait,
+        rate(arguments.rate) if arguments.rate else config.staging_rate, arguments.wait,
     )  # fmt: skip
     is_text = sys.stdout.isatty() and not arguments.json
     datastores = {store.id: store for store in oned.datastores()}

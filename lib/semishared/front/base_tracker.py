@@ -139,7 +139,7 @@ def answer(root: str, question: dict[str, Any], host: str, config: Config) -> di
     found, are_others = _join(root, name, host, question.get("stays") is not False) if name else ([], False)
     # One that others come behind, or that comes behind others, is part of a chain: what it costs is not its own affair.
     when = "last" if are_others else "quicker"
-    return {"sources": found, "from_store": when, "codec": config.staging_compress, "rate": 0, "evict": evict}
+    return {"sources": found, "from_store": when, "codec": config.staging_compress, "rate": config.staging_rate, "evict": evict}
 
 
 def _limits(question: dict[str, Any], host: str, config: Config) -> eviction.Limits:
