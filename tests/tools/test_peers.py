@@ -73,6 +73,20 @@ def test_base_comes_whole_and_sparse_from_a_peer(world: World, image: s.ImageRef
     assert os.stat(f"{target.directory}/image").st_blocks * 512 <= data + 1 * MiB
 
 
+@pytest.mark.parametrize("name", ["zstd", "auto"])
+def test_host_without_a_compressor_gets_it_as_it_is(
+    world: World, image: s.ImageRef, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The peer is another process, and has them.
+    monkeypatch.setitem(compress.UNPACK, "zstd", ["no-such-program"])
+    monkeypatch.setitem(compress.UNPACK, "lzop", ["no-such-program"])
+    monkeypatch.setattr(compress, "available", lambda: ["none"])
+    target = Partial(str(tmp_path / "other"), image)
+    # A rate at which packing pays.
+    packed = fetch(serve(world, image, ((7, 8),), name)._replace(rate=8 * MiB), target)
+    assert target.have == {7} and packed > extents.EXTENT
+
+
 def test_only_what_is_missing_is_sent(world: World, image: s.ImageRef, tmp_path: Path) -> None:
     target = Partial(str(tmp_path / "other"), image)
     fetch(serve(world, image, ((0, 30),)), target)

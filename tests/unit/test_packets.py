@@ -160,6 +160,23 @@ def test_compressor_that_pays_is_chosen(ratios: dict[str, float], rate: float, w
     assert compress.best(samples, rate) == wanted
 
 
+@pytest.mark.parametrize(
+    ("wanted", "unpacks", "expected"),
+    [
+        ("auto", ("none", "zstd", "lzop"), "zstd"), ("auto", ("none", "lzop"), "lzop"), ("auto", ("none",), "none"), ("auto", (), "none"),
+        ("zstd", ("none", "zstd"), "zstd"), ("zstd", ("none", "lzop"), "none"), ("none", ("none", "zstd"), "none"),
+    ],
+)  # fmt: skip
+def test_nothing_is_packed_that_cannot_be_unpacked(
+    wanted: str, unpacks: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compress, "available", lambda: ["none", "zstd", "lzop"])
+    monkeypatch.setattr(compress, "pack", lambda name, content: content[: len(content) // {"zstd": 4, "lzop": 2}[name]])
+    assert compress.choose(wanted, unpacks, b"text " * 1000, 1000.0) == expected
+    with pytest.raises(BadArguments):
+        compress.choose("gzip", unpacks, b"text", 0)
+
+
 def test_slow_compressor_does_not_pay_although_it_is_the_better_one() -> None:
     samples = [Sample("none", 1.0, float("inf")), Sample("zstd", 0.2, 30e6), Sample("lzop", 0.4, 900e6)]
     assert compress.best(samples, 117e6) == "lzop"

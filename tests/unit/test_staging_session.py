@@ -14,6 +14,7 @@ from semishared.front.staging import Staging
 from semishared.front.staging_hosts import Hosts, Wanted, Wish
 from semishared.front.staging_round import Round
 from semishared.model.refs import ImageRef
+from semishared.model.steps_base import StreamBases
 from semishared.opennebula.xml import Host, parse
 from semishared.plan.sharing import Plan
 from semishared.tools import extents
@@ -134,6 +135,32 @@ def test_stream_is_not_held_up_for_who_waits_for_another_session() -> None:
     begun._progress("h2", {"source": "stream", "ready": True})
     begun._progress("h1", {"source": "another session"})
     assert (begun._ready, begun._without) == ({"h2"}, {"h1"})
+
+
+def test_stream_is_packed_with_what_all_its_receivers_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts, sent = Hosts(KNOWN, Wish("auto", "auto", 0, True), Config(), lambda **_: None), list[object]()
+    hosts.tools = {"h1": frozenset({"none", "zstd", "lzop", "udp-sender"}), "h2": frozenset({"none", "lzop", "udp-receiver"})}
+
+    class Conversation:
+        def __enter__(self) -> Conversation:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def begin(self, steps: List[object], last: bool) -> None:
+            sent.extend(steps)
+
+        def finish(self) -> List[object]:
+            return [{}]
+
+    monkeypatch.setattr(hosts, "session", lambda host: Conversation())
+    for ready, unpacks in ((["h1", "h2"], ("lzop", "none")), (["h1"], ("lzop", "none", "zstd"))):
+        begun = Round(hosts, "/root", {}, Plan("multicast", "h1", (), ()), {}, {}, "rest")
+        begun._ready = set(ready)
+        begun._send(ready, 9000)
+        step = sent.pop()
+        assert isinstance(step, StreamBases) and (step.receivers, step.unpacks) == (len(ready), unpacks)
 
 
 def test_host_that_has_left_sends_to_nobody_in_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:

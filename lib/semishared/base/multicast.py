@@ -100,7 +100,8 @@ def send(step: StreamBases, poll: Callable[[], object]) -> dict[str, object]:
                 pieces = sealer.manifest(text)
             else:
                 if not plain:
-                    name = sealer.compressor = compress.choose(step.codec, b"".join(item.content for item in group), step.rate)
+                    first = b"".join(item.content for item in group)
+                    name = sealer.compressor = compress.choose(step.codec, step.unpacks, first, step.rate)
                 plain += sum(len(item.content) for item in group)
                 pieces = sealer.extents(group)
             for piece in pieces:

@@ -25,7 +25,7 @@ class Out:
     """Packets on their way out; how fast they go says whether to pack them."""
 
     def __init__(self, step: ServeBase | ServeExtents, write: Callable[[Bytes], None]) -> None:
-        self._write, self._pace, self._codec, self._rate = write, Pace(step.rate), step.codec, step.rate
+        self._write, self._pace, self._codec, self._rate, self._unpacks = write, Pace(step.rate), step.codec, step.rate, step.unpacks
         self.sealer = packets.Sealer(packets.Session.of(step.session), compress.NONE)
         self.plain, self._is_chosen = 0, False
         self._seen, self._seconds = 0, 0.0
@@ -46,7 +46,7 @@ class Out:
             link = self._seen / max(self._seconds, 1e-6)
         self._is_chosen = True
         if self._codec != compress.AUTO or self._rate or compress.pays(link):
-            self.sealer.compressor = compress.choose(self._codec, b"".join(item.content for item in group), link)
+            self.sealer.compressor = compress.choose(self._codec, self._unpacks, b"".join(item.content for item in group), link)
 
     def send(self, pieces: list[Bytes]) -> None:
         """Write a packet, at the rate that was asked for."""

@@ -20,7 +20,7 @@ from ..errors import HostUnreachable, MissingImage, ToolTimeout
 from ..model import layout_base
 from ..model.ranges import ALL, within
 from ..model.steps_base import ServeBase, ServeExtents
-from ..tools import extents, locks, progress
+from ..tools import compress, extents, locks, progress
 from ..tools.compress import Bytes
 from ..tools.rate_limit import stand_back
 from ..wire import packets
@@ -234,7 +234,8 @@ class Coming:
     def __enter__(self) -> Coming:
         with ExitStack() as stack:
             session = stack.enter_context(Session(self._host, "fetch", self._config, bulk=True))
-            session.begin([self._step._replace(apart=self._config.is_network_trusted)], last=True)
+            step = self._step._replace(apart=self._config.is_network_trusted, unpacks=tuple(compress.available()))
+            session.begin([step], last=True)
             self._last, self._told, self._unheard = time.monotonic(), 0, 0
             self._incoming = stack.enter_context(Incoming(apart.Source(session, packets.Session.of(self._step.session)), self._opener))
             self._stack = stack.pop_all()

@@ -247,9 +247,9 @@ class Staging:
             if not answer["has"]:
                 content = self._contents[image.base_name]
                 lacks[image.base_name] = set(content if answer["lacks"] is None else within(from_data(answer["lacks"]), content))
-        tools = answers[0].get("tools")
-        can_stream = isinstance(tools, list) and {"udp-sender", "udp-receiver"} <= set(tools)
-        return sharing.Said(host, can_stream, _names(images) - lacks.keys(), lacks)
+        told = answers[0].get("tools")
+        tools = self.hosts.tools[host] = frozenset(map(str, told if isinstance(told, list) else ()))
+        return sharing.Said(host, {"udp-sender", "udp-receiver"} <= tools, _names(images) - lacks.keys(), lacks)
 
     def _plan(self, said: Sequence[sharing.Said]) -> sharing.Plan:
         """Return how hosts get what they lack; what did not work before is not tried again."""

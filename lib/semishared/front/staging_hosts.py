@@ -72,6 +72,8 @@ class Hosts:
         self.all = {host.name: host for host in hosts}
         self.wish, self.config, self.tell = wish, config, tell
         self.outcomes = {name: Outcome() for name in self.all}
+        self.tools: dict[str, frozenset[str]] = {}
+        """Programs for what travels, as each host has said last: compressors, and those of udpcast."""
         self._conversations: dict[str, Session] = {}
         """Those with hosts that were asked, and are not done."""
 

@@ -10,6 +10,7 @@ import time
 from contextlib import contextmanager
 from typing import IO, Iterator, Mapping
 
+from ..config import COMPRESSORS
 from ..errors import BaseBusy, HostFailed, HostUnreachable, SemisharedError
 from ..model import layout, layout_base
 from ..model import steps_base as b
@@ -161,9 +162,12 @@ class Round:
             ready = [host for host in receivers if host in self._ready - self._without - self._over]
         if not ready or self._ended.is_set():
             return
-        hosts = self.hosts
+        hosts, wish = self.hosts, self.hosts.wish
         parts = tuple(b.Part(self.images[name], (), shared) for name, shared in self.plan.stream)
-        step = b.StreamBases(self.root, parts, self.packets, hosts.wish.codec, hosts.wish.rate, port, len(ready), ready[0])
+        unpacks = frozenset(COMPRESSORS).intersection(*(hosts.tools.get(host, ()) for host in ready))
+        step = b.StreamBases(
+            self.root, parts, self.packets, wish.codec, wish.rate, port, len(ready), ready[0], tuple(sorted(unpacks))
+        )  # fmt: skip
         try:
             with hosts.session(self.plan.sender) as session:
                 self._stream, self._begun = session, time.monotonic()

@@ -101,6 +101,8 @@ class ServeBase(NamedTuple):
     """Bytes per second at most, 0 for no limit."""
     apart: bool = False
     """By a connection of their own, in clear, if this host's network is trusted too (base/apart.py)."""
+    unpacks: tuple[str, ...] = ()
+    """Compressors of who asks: it is packed with none other."""
 
 
 class ServeExtents(NamedTuple):
@@ -117,6 +119,8 @@ class ServeExtents(NamedTuple):
     """Bytes per second at most, 0 for no limit."""
     apart: bool = False
     """By a connection of their own, in clear, if this host's network is trusted too (base/apart.py)."""
+    unpacks: tuple[str, ...] = ()
+    """Compressors of who asks: it is packed with none other."""
 
 
 class SendManifest(NamedTuple):
@@ -164,6 +168,8 @@ class StreamBases(NamedTuple):
     receivers: int
     toward: str
     """A receiver: the route to it says which network the stream goes to."""
+    unpacks: tuple[str, ...] = ()
+    """Compressors that all receivers have: it is packed with none other."""
 
 
 class RehearseHypervisor(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from typing import Sequence, Union
+from typing import Collection, Sequence, Union
 
 from ..errors import BadArguments, TransferCorrupt
 from ..named import NamedTuple
@@ -67,15 +67,18 @@ def pays(link: float) -> bool:
     return link < UNLIMITED * 1.25
 
 
-def choose(wanted: str, content: bytes, rate: float) -> str:
-    """Return the compressor to use: `wanted`, or for 'auto' the one that pays for a piece of the image."""
-    known = available()
+def choose(wanted: str, unpacks: Collection[str], content: bytes, rate: float) -> str:
+    """Return the compressor to use: `wanted`, or for 'auto' the one that pays for a piece of the image, if who receives `unpacks` it.
+
+    It may have been installed on some of the hosts only; what cannot be unpacked is of no use to them.
+    """
+    if wanted not in (AUTO, *NUMBERS):
+        raise BadArguments(f"no such compressor: {wanted!r}")
+    known = [name for name in available() if name in unpacks and name != NONE]
     if wanted != AUTO:
-        if wanted not in NUMBERS:
-            raise BadArguments(f"no such compressor: {wanted!r}")
-        return wanted
+        return wanted if wanted in known else NONE
     samples = [Sample(NONE, 1.0, float("inf"))]
-    for name in known[1:]:
+    for name in known:
         started = time.monotonic()
         packed = pack(name, content)
         samples.append(Sample(name, len(packed) / max(len(content), 1), len(content) / (time.monotonic() - started)))
