@@ -100,6 +100,42 @@ def test_only_what_is_missing_is_sent(world: World, image: s.ImageRef, tmp_path:
     assert whole(world, again)
 
 
+def test_manifest_is_not_sent_to_who_has_it(world: World, image: s.ImageRef, tmp_path: Path) -> None:
+    text = (world.bases()[0] / "manifest").read_bytes()
+    for knows in (False, True):
+        first, *_ = peers.groups(str(world.root), f"100-7-{image.generation}", ((5, 6),), 0, knows)
+        assert first[0] == (b"" if knows else text)
+    target = Partial(str(tmp_path / "other"), image)
+    step = serve(world, image, ((5, 6),))
+    with pytest.raises(TransferCorrupt, match="before their manifest"):
+        fetch(step._replace(knows=True), target)
+    target.begin(text)
+    fetch(step._replace(knows=True), target)
+    assert target.have == {5}
+
+
+@pytest.mark.parametrize("knows", [False, True])
+def test_peer_is_told_whether_to_send_the_manifest(
+    world: World, image: s.ImageRef, tmp_path: Path, knows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from semishared.base.account import Account, Orders
+    from semishared.base.filling import Filling
+    from semishared.base.targets import Target, Targets
+
+    targets = Targets(lambda target: None)
+    target = Target(str(tmp_path / "else"), b.Part(image, ("localhost",)))
+    targets.add(target)
+    if knows:
+        targets.begin((world.bases()[0] / "manifest").read_bytes())
+    filling = Filling(wanted(world), targets, Account(targets, lambda **_: None), Orders(lambda: None), Config())
+    asked: list[b.ServeBase] = []
+    monkeypatch.setattr(peers, "fetch", lambda host, step, *_: asked.append(step))
+    with pytest.raises(TransferCorrupt):
+        filling._peer("localhost", target)
+    assert [step.knows for step in asked] == [knows]
+    targets.close()
+
+
 def test_what_comes_takes_nothing_of_the_page_cache(world: World, image: s.ImageRef, tmp_path: Path) -> None:
     target = Partial(str(tmp_path / "other"), image)
     fetch(serve(world, image), target)

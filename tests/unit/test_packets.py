@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import BadArguments, TransferCorrupt
-from semishared.tools import compress
+from semishared.tools import compress, extents
 from semishared.tools.compress import Sample
 from semishared.wire import packets
 
@@ -85,6 +85,24 @@ def test_no_changed_byte_is_ever_taken(at: int, change: int) -> None:
         # What came before it was right.
         assert found == whole[: len(found)]
     assert len(found) < len(whole) and all(item in whole for item in found)
+
+
+def test_manifest_may_be_as_large_as_stores_take_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert packets.MOST[packets.MANIFEST] == extents.MANIFEST_LIMIT > packets.MOST[packets.EXTENTS]
+    data = b"".join(packets.Sealer(SESSION, compress.NONE).manifest(bytes(70 << 20)))
+    opener = packets.Opener(SESSION)
+    (packet,) = feed(opener, data)
+    kind, _, plain = opener.open(packet)
+    assert kind == packets.MANIFEST and len(plain) == 70 << 20
+    opener.reuse(packet)
+    assert not opener._spare, "what comes after it is smaller"
+
+
+@pytest.mark.parametrize("kind", [packets.MANIFEST, packets.EXTENTS])
+def test_packet_that_is_too_large_is_refused_by_its_head(kind: int) -> None:
+    head = packets._HEAD.pack(packets._MAGIC, SESSION.id, 0, kind, 0, 0, packets.MOST[kind] + 1, packets.MOST[kind] + 1)
+    with pytest.raises(TransferCorrupt, match="not whole"):
+        list(feed(packets.Opener(SESSION), head + bytes(packets._MAC)))
 
 
 def test_buffers_are_used_again_and_only_when_they_were_given_back() -> None:

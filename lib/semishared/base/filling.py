@@ -194,7 +194,7 @@ class Filling:
 
     def _serve(self, target: Target, wanted: Sequence[int]) -> ServeBase:
         name, session = target.part.image.base_name, packets.Session.new().text
-        return ServeBase(self.step.root, name, ranges(wanted), session, self.step.codec, self.step.rate)
+        return ServeBase(self.step.root, name, ranges(wanted), session, self.step.codec, self.step.rate, knows=target.is_known)
 
     def _fetch(self, host: str, step: ServeBase | ServeExtents) -> None:
         had = [self.targets.count]

@@ -104,20 +104,22 @@ def _limit(seconds: float, rate: int) -> float:
     return seconds + (2 * extents.EXTENT / rate if rate else 0)
 
 
-def groups(root: str, name: str, wanted: tuple[tuple[int, int], ...], rate: int) -> Iterator[tuple[bytes, list[packets.Extent]]]:
-    """Yield ("manifest text", []) once, then (b"", extents) as they are here; raise MissingImage when no more are to come.
+def groups(
+    root: str, name: str, wanted: tuple[tuple[int, int], ...], rate: int, knows: bool = False
+) -> Iterator[tuple[bytes, list[packets.Extent]]]:
+    """Yield (the manifest's text, []) unless who asks `knows` it, then (b"", extents) as they are here.
 
-    The extents are in memory that the next ones are read into.
+    Raise MissingImage when no more are to come. The extents are in memory that the next ones are read into.
     """
-    memories = _memories()
-    here, last = _Here(root, name), time.monotonic()
-    begun = last
+    here, memories = _Here(root, name), _memories()
+    begun = last = time.monotonic()
     left: list[int] | None = None
     while left is None or left:
         may_come = here.look()
         if left is None and here.manifest is not None:
             left = within(wanted or ALL, sorted(here.manifest.extents))
-            yield here.manifest.text(), []
+            if not knows:
+                yield here.manifest.text(), []
         ready = here.ready(left) if left else []
         if not ready and left != []:
             now = time.monotonic()
@@ -193,7 +195,7 @@ def serve_extents(step: ServeExtents, send: Callable[..., None], write: Callable
 
 def serve(step: ServeBase, send: Callable[..., None], write: Callable[[Bytes], None]) -> dict[str, object]:
     """Write a base as packets; `send` says what there is to be said beside them."""
-    return _serve(groups(step.root, step.name, step.wanted, step.rate), step, send, write)
+    return _serve(groups(step.root, step.name, step.wanted, step.rate, step.knows), step, send, write)
 
 
 def _serve(

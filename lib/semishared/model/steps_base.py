@@ -103,6 +103,8 @@ class ServeBase(NamedTuple):
     """By a connection of their own, in clear, if this host's network is trusted too (base/apart.py)."""
     unpacks: tuple[str, ...] = ()
     """Compressors of who asks: it is packed with none other."""
+    knows: bool = False
+    """Who asks has the manifest, which goes first otherwise."""
 
 
 class ServeExtents(NamedTuple):

@@ -29,7 +29,6 @@ HASHERS = 4
 MOSTLY = EXTENT // 2
 HOLE = -1
 """In place of a file: zeros."""
-MANIFEST_LIMIT = 256 << 20
 T = TypeVar("T")
 _NOTHING = Manifest("raw", 0, {})
 
@@ -59,7 +58,7 @@ class Last(NamedTuple):
     def of(cls, path: str, generation: str) -> Optional[Last]:
         """Return what a file says, None if there is none, or it is of another generation than what the image is now."""
         try:
-            data = json.loads(files.read(path, 2 * MANIFEST_LIMIT)) if path else None
+            data = json.loads(files.read(path, 2 * extents.MANIFEST_LIMIT)) if path else None
             if not data:
                 return None
             ranges = [Range(start, length, HOLE, 0) for start, length in data["ranges"]]
@@ -249,6 +248,6 @@ def _ranges(diff: Diff) -> tuple[list[Range], list[Range], int]:
 def manifest_at(path: str) -> Optional[Manifest]:
     """Return the manifest in a file, None if there is none."""
     try:
-        return extents.parse(files.read(path, MANIFEST_LIMIT)) if path else None
+        return extents.parse(files.read(path, extents.MANIFEST_LIMIT)) if path else None
     except (OSError, ImageChanged):
         return None

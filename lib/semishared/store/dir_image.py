@@ -38,8 +38,6 @@ from ..tools import beneath, extents, files
 from ..tools.crash_points import point
 from . import marker
 
-MANIFEST_LIMIT = 256 << 20
-
 
 class Stored(NamedTuple):
     """An image in a store, by the path OpenNebula calls SOURCE."""
@@ -203,7 +201,7 @@ def manifest(stored: Stored, generation_name: str) -> extents.Manifest:
     """Return the manifest of `generation_name`; raise ImageChanged if the store does not hold it."""
     try:
         with side(stored) as path:
-            text = files.read(layout_store.manifest(path), MANIFEST_LIMIT)
+            text = files.read(layout_store.manifest(path), extents.MANIFEST_LIMIT)
     except FileNotFoundError:
         text = b""
     if extents.generation_of(text) != generation_name:

@@ -33,8 +33,8 @@ _HEAD = struct.Struct(">8s16sQBBIQQ")
 _MAGIC = b"semishp2"
 _MAC = 32
 _ENTRY = struct.Struct(">QI32s")
-MOST = 16 * extents.EXTENT
-"""No packet's payload is larger than this, packed or not."""
+MOST = {MANIFEST: extents.MANIFEST_LIMIT, EXTENTS: 16 * extents.EXTENT}
+"""No packet's payload is larger than this, by its kind, packed or not."""
 _MOST_TABLE = 64 << 10
 
 
@@ -173,8 +173,8 @@ class Opener:
         magic, session, number, kind, compressor, table, plain, packed = _HEAD.unpack(head)
         if magic != _MAGIC or session != self._session.id:
             raise TransferCorrupt("a stream of another session")
-        is_known = kind in (MANIFEST, EXTENTS) and compressor in compress.NAMES
-        if number != self._number or not is_known or packed > MOST or plain > MOST or table > _MOST_TABLE:
+        is_known = kind in MOST and compressor in compress.NAMES
+        if number != self._number or not is_known or max(packed, plain) > MOST[kind] or table > _MOST_TABLE:
             raise TransferCorrupt("a stream that is not whole")
         return Packet(head, mac, memoryview(bytearray(table)), self._memory(packed)[:packed])
 
@@ -197,4 +197,5 @@ class Opener:
 
     def reuse(self, packet: Packet) -> None:
         """Take back the memory of a packet of which nothing is looked at any more: new memory costs more than a copy."""
-        self._spare.append(packet.payload.obj)  # type: ignore[arg-type]
+        if len(packet.payload) <= MOST[EXTENTS]:
+            self._spare.append(packet.payload.obj)  # type: ignore[arg-type]
