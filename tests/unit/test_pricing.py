@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from semishared.base import pricing
+from semishared.base import peers, pricing
 from semishared.base.partial import Partial
 from semishared.tools.extents import EXTENT
 
@@ -116,6 +116,19 @@ def test_source_that_gives_next_to_nothing_is_left_and_not_chosen_again(tmp_path
     assert choice.is_dear()
     choice.end(is_limited=False, has_failed=False)
     assert choice.begin() == STORE and pricing.known(str(tmp_path)) == {"h1": pytest.approx(EXTENT / 6)}
+
+
+def test_source_of_which_no_extent_comes_though_bytes_do_is_left(tmp_path: Path, clock: Clock) -> None:
+    """It is alive (peers.LITTLE), and an extent would take it minutes."""
+    assert pricing.FIRST_S > peers.STALL_S
+    choice = pricing.Choice(str(tmp_path), ["h1", STORE], Coming(40))
+    assert choice.begin() == "h1"
+    clock.now += peers.STALL_S
+    assert not choice.is_dear(), "from whom nothing comes is given up now"
+    clock.now += 4
+    assert choice.is_dear()
+    choice.end(is_limited=False, has_failed=True)
+    assert choice.begin() == STORE and pricing.known(str(tmp_path)) == {"h1": pytest.approx(EXTENT / 16)}
 
 
 def tried(choice: pricing.Choice, partial: Coming, clock: Clock, store: float, peer: float) -> int:

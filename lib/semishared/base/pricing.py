@@ -18,8 +18,8 @@ from .partial import Partial
 
 LEAST = 8
 """Extents that must have come before it shows how fast they do."""
-LONG_S = 5.0
-"""So long after the first it shows in any case. Until it comes that is peers.STALL_S, as of every source."""
+LONG_S, FIRST_S = 5.0, 15.0
+"""So long after the first it shows in any case, and if none has come: who sends nothing is given up before (peers.STALL_S)."""
 ASKED = 12
 """Extents that a peer is asked for to see how quick it is: what comes with the first, and LEAST."""
 WORTH = 4 * ASKED
@@ -48,10 +48,13 @@ class Meter:
     def tells(self) -> bool:
         """Tell whether the rate says something."""
         came = self.came()
-        return came >= LEAST or bool(self._first) and time.monotonic() - self._first > LONG_S
+        since, limit = (self._first, LONG_S) if self._first else (self._begun, FIRST_S)
+        return came >= LEAST or time.monotonic() - since > limit
 
     def rate(self) -> float:
-        """Return bytes per second; at most so many, if only one has come."""
+        """Return bytes per second; at most so many, if only one has come, or none."""
+        if not self._first:
+            return self.rate_so_far()
         return max(self.came(), 1) * extents.EXTENT / max(time.monotonic() - self._first, 1e-3)
 
     def rate_so_far(self) -> float:
