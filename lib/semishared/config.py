@@ -161,7 +161,7 @@ def _number(key: str, text: str, or_none: bool) -> int:
 
 def _rate(key: str, text: str) -> int:
     """Return bytes per second, 0 for none; raise BadAttribute."""
-    match = re.match(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)([KMG]?)\Z", text.upper(), re.ASCII)
+    match = re.match(r"([0-9]{1,12}(?:\.[0-9]{1,3}(?=[KMG]))?)([KMG]?)\Z", text.upper(), re.ASCII)
     if text != "none" and not match:
         raise BadAttribute(f"semishared.conf: {key} = {text!r} is neither bytes per second (32K) nor none")
     return int(float(match.group(1)) * (1 << {"": 0, "K": 10, "M": 20, "G": 30}[match.group(2)])) if match else 0

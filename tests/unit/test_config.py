@@ -83,6 +83,7 @@ def test_every_class_of_disks_has_its_limits() -> None:
         ("[uploads]\nleast_rate = 32 KB\n", "least_rate = '32 KB'"),
         ("[uploads]\nleast_rate = -1\n", "neither bytes per second"),
         ("[staging]\nrate = 1.2.3\n", "rate = '1.2.3' is neither bytes per second"),
+        ("[staging]\nrate = 0.5\n", "rate = '0.5' is neither bytes per second"),
         ("[staging]\nrate = .\n", "rate = '.' is neither bytes per second"),
         ("[staging]\nrate = fast\n", "rate = 'fast' is neither bytes per second"),
         ("[uploads]\nstat_limit_s = none\n", "not a positive number"),
