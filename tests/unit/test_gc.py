@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ from semishared.cli import main
 from semishared.errors import BadArguments
 from semishared.model import steps as s
 from semishared.opennebula.xml import Vm
-from semishared.plan import gc, gc_places
+from semishared.plan import diagnosis, gc, gc_places
+from semishared.store import dir_leftovers
 
 LOCATION = "/ds"
 HEX = "0123456789abcdef" * 2
@@ -100,6 +103,29 @@ def test_image_that_is_reserved_or_on_its_way_keeps_its_side() -> None:
     assert gc.find([machine(stores=[store(sides=[side])])], reserved, 0, True) == []
     foreign = item("/ds/100/.semishared/notes", name="notes", clones=[], image=False)
     assert find(machine(stores=[store(sides=[foreign])])) == []
+
+
+def test_what_is_not_ours_in_a_store_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """lost+found of an ext4 is root's: oneadmin may not read it."""
+    for name in (HEX, f"{HEX}.snap", "lost+found", "others.snap"):
+        (tmp_path / name).mkdir()
+    listdir = os.listdir
+
+    def refusing(path: str) -> list[str]:
+        if path.endswith(("lost+found", "others.snap")):
+            raise PermissionError(13, "Permission denied", path)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", refusing)
+    found: Any = dir_leftovers.look(str(tmp_path))
+    assert [image["name"] for image in found["images"]] == [HEX, f"{HEX}.snap"]
+
+
+def test_doctor_says_what_gc_could_not_look_at_unless_more_is_wrong_there() -> None:
+    errors = [{"machine": name, "error": "PermissionError"} for name in ("fe", "h1", "h2")]
+    others = [diagnosis.Finding(diagnosis.BROKEN, "h1", "not synced", "sync"), diagnosis.Finding(diagnosis.WARNING, "fe", "old", "x")]
+    (found,) = diagnosis.of_unseen(errors, {"fe", "h1"}, others)
+    assert (found.severity, found.machine) == (diagnosis.WARNING, "fe") and "PermissionError" in found.what
 
 
 def test_an_epoch_goes_with_its_vm_if_it_is_this_clouds_and_no_host_is_missing() -> None:

@@ -33,16 +33,12 @@ from ..opennebula.oned import Oned
 from ..opennebula.xml import Image
 from ..plan import diagnosis as plan
 from ..plan.diagnosis_machines import Answers, of_machines
-from ..plan.gc import find
 from ..tools.files import unlink
-from ..units import human
-from . import doctor_fence, doctor_pool, doctor_shares, gc
+from . import doctor_fence, doctor_leftovers, doctor_pool, doctor_shares
 from .waiting import Waiting
 
 AT_ONCE = 32
 """Hosts asked at the same time."""
-OLD_S = 3600
-"""What is younger may belong to an action that is under way."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,9 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     cloud, no_oned = _cloud()
     site = look_at_site(place, front_end)._replace(conf=wrong or _scripts(place, config), oned=no_oned)
     with ThreadPoolExecutor(1) as pool:
-        left = pool.submit(leftovers, config, bool(no_oned))
+        left = pool.submit(doctor_leftovers.found, config, bool(no_oned))
         answers = ask_all(place, cloud, front_end, config)
-        count, size = left.result()
+        count, size, unseen = left.result()
     findings = [
         *plan.of_site(site),
         *(plan.of_cloud(cloud, front_end) if not no_oned else []),
@@ -75,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         *doctor_pool.findings(cloud, config),
         *doctor_shares.findings(cloud, answers, config, front_end),
     ]
+    findings += plan.of_unseen(unseen, {machine for machine, answer in answers.items() if isinstance(answer, dict)}, findings)
     findings.sort(key=lambda item: (-item.severity, item.machine != front_end, item.machine))
     if arguments.json:
         print(json.dumps(as_json(findings, answers), indent=1))
@@ -235,20 +232,6 @@ def tokens(directories: list[str]) -> Iterator[str]:
     finally:
         for path in made:
             unlink(path)
-
-
-def leftovers(config: Config, no_oned: bool) -> tuple[int, str]:
-    """Return how many things gc would remove, and their size."""
-    if no_oned:
-        return 0, ""
-    try:
-        survey = gc.survey_cloud(Oned(), config)
-    except SemisharedError:
-        return 0, ""
-    found = find(survey.machines, survey.known, OLD_S, not survey.errors)
-    found += gc.elsewhere(survey, OLD_S, config)
-    found = [item for item in found if not item.keep]
-    return len(found), human(sum(item.bytes for item in found))
 
 
 def stock_images(cloud: plan.Cloud) -> list[Image]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Container, Mapping, Sequence
 
 from .. import NAME as DRIVER
 from ..errors import SemisharedError
@@ -131,6 +131,15 @@ def of_leftovers(count: int, size: str, front_end: str) -> list[Finding]:
     if not count:
         return []
     return [Finding(WARNING, front_end, f"{count} leftovers of killed actions ({size})", f"{DRIVER} gc --dry-run; then {DRIVER} gc")]
+
+
+def of_unseen(errors: Sequence[Mapping[str, str]], reached: Container[str], others: Sequence[Finding]) -> list[Finding]:
+    """Judge what gc could not look at on machines that were reached; where something is broken that is why, or comes first."""
+    broken = {item.machine for item in others if item.severity == BROKEN}
+    return [
+        Finding(WARNING, error["machine"], f"cannot be searched for leftovers: {error['error']}", f"mend that; then {DRIVER} gc --dry-run")
+        for error in errors if error["machine"] in reached and error["machine"] not in broken
+    ]  # fmt: skip
 
 
 def _template(view: "Datastore | Image | Host") -> dict[str, str]:

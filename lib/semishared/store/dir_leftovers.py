@@ -12,7 +12,8 @@ from ..tools import beneath, inventory, locks
 def look(path: str) -> dict[str, object]:
     """Return what lies in the directory of a datastore, for plan/gc.py to judge."""
     side = f"{path}/{layout_store.side()}"
-    images = inventory.names(path, root=True)
+    # Nothing else is looked into: lost+found of a file system, for one, is root's.
+    images = [name for name in inventory.names(path, root=True) if layout_store.is_image(layout.disk_of(name))]
     sides, staged = [], inventory.staged(path) + inventory.staged(side)
     if beneath.is_link(side):
         return {"path": path, "images": [], "sides": [], "staged": [], "uploads": [], "epochs": []}
@@ -36,7 +37,7 @@ def look(path: str) -> dict[str, object]:
     uploads, epochs = f"{side}/{layout_store.UPLOADS}", f"{path}/{layout_store.epochs()}"
     return {
         "path": path,
-        "images": [inventory.seen(f"{path}/{name}", name=name) for name in images if not name.startswith(".")],
+        "images": [inventory.seen(f"{path}/{name}", name=name) for name in images],
         "sides": sides,
         "staged": staged,
         "epochs": [
