@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Tuple
 import pytest
 
 from lab.oned.objects import Datastore, History, Vm
-from semishared.cli import caps
+from semishared.cli import caps, failover
 from semishared.config import Config
 from semishared.errors import CephRefused, NotFenced, StillFenced
 from semishared.front import fence_facts
@@ -114,6 +114,25 @@ def command(tmp_path: Path) -> Path:
 def said(command: Path) -> List[str]:
     path = command.parent / "said"
     return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("ssh", "answers"),
+    [
+        ("exit 0", True),
+        ("exit 1", True),
+        ("echo ssh: connect to host h1 port 22: No route to host >&2; exit 255", False),
+        ("echo 'oneadmin@h1: Permission denied (publickey).' >&2; exit 255", True),
+        ("exec sleep 9", False),
+    ],
+)
+def test_who_may_be_lost_is_asked(ssh: str, answers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a host that is DISABLED OpenNebula does not say whether it is lost: its guests may run."""
+    program = tmp_path / "ssh"
+    program.write_text(f"#!/bin/sh\n{ssh}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert failover.answers("h1", 1 if "sleep" in ssh else 10) == answers
 
 
 # -- mounted stores -------------------------------------------------------------------------------------------------

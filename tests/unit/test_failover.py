@@ -128,7 +128,7 @@ def test_a_hook_names_its_host_in_base64() -> None:
             cli.named(wrong)
 
 
-def test_a_host_that_is_seen_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_that_is_seen_or_answers_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hosts:
         state = 3
 
@@ -136,12 +136,22 @@ def test_a_host_that_is_seen_is_not_lost(capsys: pytest.CaptureFixture[str]) -> 
             return [Host.parse(f"<HOST><ID>1</ID><NAME>h1</NAME><STATE>{self.state}</STATE></HOST>")]
 
     oned: Any = Hosts()
-    assert cli.lost(oned, "h1", 0)
-    oned.state = 2
-    with pytest.raises(BadArguments, match="not lost"):
-        cli.lost(oned, "h1", 0)
+    # MONITORING_MONITORED and MONITORED; then ERROR, MONITORING_ERROR and OFFLINE, and nobody is asked.
+    monkeypatch.setattr(cli, "answers", lambda host, connect_s: pytest.fail("asked"))
+    for oned.state in (1, 2):
+        with pytest.raises(BadArguments, match="not lost"):
+            cli.lost(oned, "h1", 0, 10)
+    for oned.state in (3, 5, 8):
+        assert cli.lost(oned, "h1", 0, 10)
     with pytest.raises(BadArguments, match="no host h2"):
-        cli.lost(oned, "h2", 0)
+        cli.lost(oned, "h2", 0, 10)
+    # INIT, DISABLED and those that are monitored just now: the host says it.
+    for oned.state in (0, 4, 6, 7):
+        monkeypatch.setattr(cli, "answers", lambda host, connect_s: (host, connect_s) == ("h1", 10))
+        with pytest.raises(BadArguments, match="h1: it answers"):
+            cli.lost(oned, "h1", 0, 10)
+        monkeypatch.setattr(cli, "answers", lambda host, connect_s: False)
+        assert cli.lost(oned, "h1", 0, 10)
 
 
 # -- what doctor says --------------------------------------------------------------------------------------------------

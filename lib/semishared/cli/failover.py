@@ -3,7 +3,7 @@
 
 A VM whose disks are all in place or clones on the store goes on with its data. One with disks on the host itself waits, unless
 SEMISHARED_ON_HOST_FAILURE of each of them says `recreate`. Those that wait are named, with the reason. Nothing is rescheduled
-of a host that comes back in the meantime, or that cannot be shut out.
+of a host that comes back in the meantime, that answers though it is disabled, or that cannot be shut out.
 
 --hook: started by OpenNebula's hook for hosts in state ERROR, which gives the host's template on standard input;
 install.sh leaves its template beside this command.
@@ -20,7 +20,7 @@ import time
 from typing import Iterator
 
 from ..config import load
-from ..errors import BadArguments, SemisharedError
+from ..errors import BadArguments, SemisharedError, ToolFailed, ToolTimeout
 from ..front.fence import Fence
 from ..install import next_steps
 from ..opennebula.encoded import decode
@@ -28,11 +28,17 @@ from ..opennebula.oned import Oned
 from ..opennebula.report import printable
 from ..opennebula.xml import Host, Vm
 from ..plan import failover
+from ..tools.run import run as run_program
 
 WAIT_S = 300
 """As long as OpenNebula's own hook waits, with the arguments that its page names."""
-ERROR, MONITORED = 3, 2
-"""States of a host (include/Host.h)."""
+ERROR = 3
+MONITORED = (1, 2)
+"""States of a host that OpenNebula sees (include/Host.h): MONITORING_MONITORED, MONITORED."""
+UNSAID = (0, 4, 6, 7)
+"""States that do not say whether it is seen: INIT, DISABLED, MONITORING_INIT, MONITORING_DISABLED."""
+TURNED_AWAY = ("Permission denied", "Host key verification failed")
+"""Words of an ssh that was not let in: somebody is there."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,12 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.print_hook:
         print(next_steps.hook(os.path.realpath(sys.argv[0])), end="")
         return 0
-    oned = Oned()
-    host = lost(oned, arguments.host or named(sys.stdin.buffer.read()), arguments.wait if arguments.hook else 0)
+    oned, config = Oned(), load()
+    name = arguments.host or named(sys.stdin.buffer.read())
+    host = lost(oned, name, arguments.wait if arguments.hook else 0, config.hosts_connect_timeout_s)
     if host is None:
         return 0
     if not arguments.dry_run:
-        proof = Fence(oned, load()).fence(host.name)
+        proof = Fence(oned, config).fence(host.name)
         say(f"{host.name} is shut out of all stores (fence {proof.epoch})")
     waiting = 0
     for vm in those_of(oned, host.name):
@@ -76,7 +83,7 @@ def named(text: bytes) -> str:
     return Host.parse(decode(words[0])).name
 
 
-def lost(oned: Oned, name: str, wait_s: int) -> Host | None:
+def lost(oned: Oned, name: str, wait_s: int, connect_s: int) -> Host | None:
     """Return the host if it still is not seen after `wait_s` seconds, None if it came back; raise BadArguments."""
     if wait_s:
         say(f"{name}: {wait_s} s for it to come back")
@@ -88,9 +95,24 @@ def lost(oned: Oned, name: str, wait_s: int) -> Host | None:
     if wait_s and state != ERROR:
         say(f"{name} came back")
         return None
-    if state == MONITORED:
+    if state in MONITORED:
         raise BadArguments(f"{name} answers OpenNebula's monitoring: it is not lost")
+    if state in UNSAID and answers(name, connect_s):
+        raise BadArguments(f"{name}: it answers over ssh, so it is not lost; if it is all the same: onehost offline {name}")
     return host
+
+
+def answers(host: str, connect_s: int) -> bool:
+    """Tell whether a host answers over ssh, also if it lets nobody in."""
+    options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}"]
+    try:
+        # Through a shared connection ssh itself has no limit; once more that time for the answer.
+        run_program(["ssh", *options, "--", host, "true"], timeout_s=2 * connect_s, ok=tuple(range(255)))
+    except ToolFailed as e:
+        return any(words in e.detail for words in TURNED_AWAY)
+    except ToolTimeout:
+        return False
+    return True
 
 
 def those_of(oned: Oned, host: str) -> Iterator[Vm]:
