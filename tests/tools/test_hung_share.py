@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A share whose store hangs so that even SIGKILL ends nobody in it: the action ends, and whoever reads what it says is told so."""
+"""A share, or a store, that hangs so that even SIGKILL ends nobody in it: the action ends, and whoever reads what it says is told so."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from semishared.errors import MissingImage
 from semishared.tools import hung_store
+from system.test_monitoring import HANG
 from tools.test_hung_device import HOLD, LIB
 
 ASK = """
@@ -24,6 +25,25 @@ try:
     OnHost("scripts").CheckShare(CheckShare(7, {source!r}, False, ""))
 except SemisharedError as e:
     print(e.line(), file=sys.stderr)
+ending.ended(1)
+"""
+
+LOOK = """
+import os, sys
+sys.path.insert(0, {lib!r})
+from functools import partial
+from semishared.cli import doctor_stores
+from semishared.host import leftovers
+from semishared.model.steps import LookAround
+from semishared.tools import ending, hung_store
+leftovers.unless_it_hangs = doctor_stores.unless_it_hangs = partial(hung_store.unless_it_hangs, limit_s=0.5)
+store, other = {stores!r}
+with doctor_stores.tokens([store, other]) as token:
+    print(os.listdir(other) == [token])
+for marker in ("0" * 32, ""):
+    found = leftovers.look_around(LookAround({location!r}, (101,), (store, other), False, (marker, "")))
+    print(len(found["stores"]), *(refused["id"] + ": " + refused["detail"] for refused in found["refused"]))
+sys.stdout.flush()
 ending.ended(1)
 """
 
@@ -45,6 +65,25 @@ def test_a_deploy_ends_while_its_share_hangs(tmp_path: Path) -> None:
             if asked:
                 asked.wait(10)
     assert "share-7" in said and "hangs: no answer within 1 s" in said and "SS024" in said
+
+
+def test_doctor_and_gc_go_on_where_a_store_of_the_front_end_hangs(tmp_path: Path) -> None:
+    """Its server is away; another store is well. With and without an id: its marker is read, or the directory itself."""
+    hangs, well = tmp_path / "datastores/100", tmp_path / "datastores/102"
+    for path in (hangs, well):
+        path.mkdir(parents=True)
+    look = LOOK.format(lib=LIB, stores=(str(hangs), str(well)), location=str(tmp_path / "datastores"))
+    with subprocess.Popen(["/usr/bin/python3", "-c", HANG, hangs], stdout=subprocess.PIPE) as server:
+        assert server.stdout
+        try:
+            assert server.stdout.readline() == b"mounted\n"
+            done = subprocess.run(["/usr/bin/python3", "-c", look], capture_output=True, text=True, check=False, timeout=20)
+        finally:
+            server.kill()
+            subprocess.run(["umount", "-l", hangs], check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "True" and not done.stderr and not list(well.iterdir())
+    assert all(line.startswith(f"1 SS024: {hangs} on ") and "hangs: no answer within" in line for line in lines[1:]) and len(lines) == 3
 
 
 def test_what_is_asked_apart_is_what_is_answered() -> None:

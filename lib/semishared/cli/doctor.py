@@ -11,7 +11,6 @@ exit codes: 0 all is well, 1 there are warnings, 2 something is broken
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
@@ -21,20 +20,17 @@ from typing import Any, Iterator
 from .. import NAME
 from ..config import Config, load
 from ..errors import CannotInstall, HostUnreachable, SemisharedError
-from ..front.stores import is_stock
 from ..guest.kvmrc import Site as Libvirt
 from ..install import edits, examine
 from ..install.front_end import FrontEnd, locate
-from ..install.preflight import Question, encoded, limited
+from ..install.preflight import Question, encoded
 from ..install.tree import forwarder
-from ..model import layout, stores
+from ..model import stores
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
-from ..opennebula.xml import Image
 from ..plan import diagnosis as plan
 from ..plan.diagnosis_machines import Answers, of_machines
-from ..tools.files import unlink
-from . import doctor_fence, doctor_leftovers, doctor_pool, doctor_shares
+from . import doctor_fence, doctor_leftovers, doctor_pool, doctor_shares, doctor_stores
 from .waiting import Waiting
 
 AT_ONCE = 32
@@ -65,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         *plan.of_site(site),
         *(plan.of_cloud(cloud, front_end) if not no_oned else []),
         *of_machines(answers, site, cloud, (config.bases_size_limit, config.bases_free_floor)),
-        *plan.of_stock_images(stock_images(cloud), front_end),
+        *plan.of_stock_images(doctor_stores.stock_images(cloud), front_end),
         *plan.of_leftovers(count, size, front_end),
         *doctor_fence.findings(cloud, answers, config, front_end),
         *doctor_pool.findings(cloud, config),
@@ -191,7 +187,7 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
     location = next((os.path.dirname(absolute(store.base_path, "BASE_PATH")) for store in cloud.datastores), "")
     libvirt = Libvirt.read(f"{place.remotes}/etc/vmm/kvm/kvmrc").uri
     hosts = [host.name for host in cloud.hosts]
-    with tokens(mounted) as token:
+    with doctor_stores.tokens(mounted) as token:
         base = Question(("host",), config.hosts_scripts_dir, location, tuple(mounted), token, libvirt, tuple(ceph), systems)
 
         def one(machine: str) -> "dict[str, Any] | str":
@@ -213,39 +209,6 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
         machines = list(dict.fromkeys([front_end, *hosts]))
         with Waiting("doctor: machines", len(machines)) as waiting, ThreadPoolExecutor(AT_ONCE) as pool:
             return dict(zip(machines, pool.map(one, machines)))
-
-
-@contextlib.contextmanager
-def tokens(directories: list[str]) -> Iterator[str]:
-    """Put a file of one new name into each store, to see which hosts have the same store; yield its name."""
-    token = layout.staged("doctor", os.urandom(6).hex())
-    made = []
-    for directory in directories:
-        try:
-            os.close(os.open(f"{directory}/{token}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-            made.append(f"{directory}/{token}")
-        except OSError:
-            # The front-end's own examination says what is wrong.
-            continue
-    try:
-        yield token
-    finally:
-        for path in made:
-            unlink(path)
-
-
-def stock_images(cloud: plan.Cloud) -> list[Image]:
-    """Return the images in mounted stores whose content is in layers of a stock driver; none if the store hangs."""
-    found: list[Image] = []
-
-    def look() -> None:
-        for image in cloud.images:
-            with contextlib.suppress(OSError, SemisharedError):  # of what is not readable others speak
-                if is_stock(image):
-                    found.append(image)
-
-    limited(look)
-    return list(found)
 
 
 def machine_row(answer: "dict[str, Any] | str") -> dict[str, str]:

@@ -14,13 +14,14 @@ from typing import Iterator
 
 from ..base import devices, systems
 from ..disk import beside, history, kept, on_devices
-from ..errors import SemisharedError, ToolFailed, ToolTimeout
+from ..errors import SemisharedError, StoreUnavailable, ToolFailed, ToolTimeout
 from ..guest import listing
 from ..model import layout, layout_base, layout_store
 from ..model.steps import Discard, LookAround
 from ..store import dir_leftovers, marker
 from ..tools import beneath, files, inventory, locks
 from ..tools.crash_points import point
+from ..tools.hung_store import LIMIT_S, unless_it_hangs
 from . import unlinked
 
 
@@ -66,12 +67,24 @@ def look_around(step: LookAround) -> dict[str, object]:
     found["is_away"] = bool(refused)
     for number, path in enumerate(step.stores):
         try:
-            marker.check(path, step.markers[number] if step.markers else "")
+            _check_store(path, step.markers[number] if step.markers else "")
         except SemisharedError as e:
             refused.append({"id": e.id, "detail": e.detail})
         else:
             stores.append(dir_leftovers.look(path))
     return {**found, "stores": stores, "refused": refused}
+
+
+def _check_store(path: str, wanted: str) -> None:
+    """Raise StoreUnavailable if a store hangs, else as its marker says: a server that is away holds its callers for ever."""
+
+    def answers() -> bool:
+        marker.check(path, wanted)
+        # Without an id nothing was asked yet.
+        return bool(wanted) or inventory.names(path, root=True) is not None
+
+    if not unless_it_hangs(answers, False):
+        raise StoreUnavailable(f"{path} on {os.uname().nodename} hangs: no answer within {LIMIT_S:.0f} s")
 
 
 def _away(location: str) -> list[dict[str, object]]:
