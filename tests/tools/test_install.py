@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from semishared import VERSION
+from semishared.install import next_steps
 from semishared.wire.messages import release
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -200,3 +202,16 @@ def test_link_out_of_remotes_is_not_followed(remotes: Path, tmp_path: Path, name
     said = install(remotes, code=1)
     assert "leads out of" in said
     assert not list(outside.iterdir())
+
+
+def test_what_apply_runs_finds_its_opennebula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One below ONE_LOCATION has its session, its address and its gems elsewhere; nothing else of ours goes along."""
+    wanted = {"ONE_LOCATION": "/opt/one", "ONE_XMLRPC": "http://fe/RPC2", "ONE_AUTH": "/opt/one/auth", "GEM_HOME": "/g", "GEM_PATH": "/g"}
+    for name, value in {**wanted, "SECRET": "x"}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "onehost").write_text("#!/bin/sh\nenv\n")
+    (tmp_path / "onehost").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    next_steps.carry_out([next_steps.Command(pwd.getpwuid(os.geteuid()).pw_name, ("onehost", "sync", "--force"))])
+    told = dict(line.strip().split("=", 1) for line in capsys.readouterr().out.splitlines()[1:])
+    assert {name: told.get(name) for name in wanted} == wanted and "SECRET" not in told

@@ -15,6 +15,8 @@ from .front_end import ONEADMIN, FrontEnd
 
 LIMIT_S = 6 * 3600
 """Limit of one command: a cloud may have many hosts, and slow ones."""
+SITE = ("ONE_LOCATION", "ONE_XMLRPC", "ONE_AUTH", "GEM_HOME", "GEM_PATH")
+"""Variables by which the programs of OpenNebula find which it is, and their own libraries."""
 HOOK = f"{NAME}-failover"
 """What OpenNebula calls the hook for hosts that fail."""
 HOOK_FILE = "failover.tmpl"
@@ -91,7 +93,7 @@ def carry_out(todo: list[Command]) -> None:
         try:
             if shutil.which(command.argv[0]) is None:
                 raise CannotInstall(f"{command.argv[0]} is not installed here")
-            said = run([*change_user(command.user), *command.argv], timeout_s=LIMIT_S)
+            said = run([*change_user(command.user), *command.argv], timeout_s=LIMIT_S, keep=SITE)
         except (SemisharedError, KeyError) as e:
             reason = e.detail if isinstance(e, SemisharedError) else f"there is no user {command.user}"
             left = "; ".join(item.line() for item in todo[number:])

@@ -31,9 +31,9 @@ kept: list[int] = []
 """Files that what we run keeps open too: a lock is free when the last of us is gone (guest/job_lock.py)."""
 
 
-def environment() -> dict[str, str]:
-    """Return the environment of every program we run: ours, plus system directories, in the C locale."""
-    env = {key: os.environ[key] for key in KEPT if key in os.environ}
+def environment(keep: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the environment of every program we run: ours, plus system directories, in the C locale; `keep` names more of ours."""
+    env = {key: os.environ[key] for key in (*KEPT, *keep) if key in os.environ}
     env["PATH"] = f"{os.environ['PATH']}:{PATH}" if os.environ.get("PATH") else PATH
     env["LC_ALL"] = "C.UTF-8"
     return env
@@ -41,9 +41,9 @@ def environment() -> dict[str, str]:
 
 def run(
     argv: list[str], *, timeout_s: float = QUICK_S, ok: tuple[int, ...] = (0,), cwd: str | None = None, stdin: int | None = None,
-    both: bool = False,
+    both: bool = False, keep: tuple[str, ...] = (),
 ) -> str:  # fmt: skip
-    """Run `argv` and return its stdout, with `both` what it says on stderr as well.
+    """Run `argv` and return its stdout, with `both` what it says on stderr as well; it has the variables `keep` of ours too.
 
     Raise ToolMissing, ToolTimeout (after `timeout_s` seconds), NoSpace, or ToolFailed for an exit code not in `ok`.
     """
@@ -54,7 +54,7 @@ def run(
             raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s: {line_of(argv)}")
         return code
 
-    return _run(argv, wait, ok, cwd, stdin, both)
+    return _run(argv, wait, ok, cwd, stdin, both, keep)
 
 
 def work(argv: list[str], *, signs: Callable[[], object] | None = None, stdin: int | None = None) -> str:
@@ -106,9 +106,11 @@ def _require(program: str, path: str) -> None:
     raise ToolMissing(f"{program} is not installed on {os.uname().nodename}")
 
 
-def _start(argv: list[str], stdin: int, stdout: int, stderr: int, cwd: str | None = None) -> subprocess.Popen[bytes]:
+def _start(
+    argv: list[str], stdin: int, stdout: int, stderr: int, cwd: str | None = None, keep: tuple[str, ...] = ()
+) -> subprocess.Popen[bytes]:
     """Start a program that dies with us; raise ToolMissing."""
-    env = environment()
+    env = environment(keep)
     _require(argv[0], env["PATH"])
     return subprocess.Popen([*DIES_WITH_US, *argv], stdin=stdin, stdout=stdout, stderr=stderr, env=env, cwd=cwd, pass_fds=kept)
 
@@ -124,13 +126,13 @@ def start_piped(argv: list[str], err: int, *, feed: bool) -> tuple[subprocess.Po
 
 def _run(
     argv: list[str], wait: Callable[[subprocess.Popen[bytes]], int], ok: tuple[int, ...], cwd: str | None, stdin: int | None,
-    both: bool = False,
+    both: bool = False, keep: tuple[str, ...] = (),
 ) -> str:  # fmt: skip
     # Not pipes: what a program leaves behind (virsh its ssh) would hold them open, and nothing that is said can block it.
     with memory() as out, memory() as own:
         err = out if both else own
         with progress.waiting():
-            code = wait(_start(argv, subprocess.DEVNULL if stdin is None else stdin, out, err, cwd))
+            code = wait(_start(argv, subprocess.DEVNULL if stdin is None else stdin, out, err, cwd, keep))
         stdout = read_back(out)
         stderr = read_back(err, 1000)
     if code not in ok:
