@@ -13,6 +13,7 @@ import pytest
 
 from lab.oned import Oned, Settings
 
+UUID = "0b6a6b9e-0000-4000-8000-000000000001"
 COMMAND = Path(__file__).resolve().parents[2] / "bin" / "semishared"
 
 
@@ -60,6 +61,27 @@ def test_nothing_is_made_over_what_is_there(site: Site) -> None:
     site.setup("--apply", "--system", "other")
     assert "with another SEMISHARED_PLACE" in site.setup("--apply", "--system", "other", "--set", "SEMISHARED_PLACE=shared", code=1).stderr
     assert len(site.oned.datastores) == 3
+
+
+def test_what_is_there_under_another_name_is_found_and_no_second_pair_is_made(site: Site) -> None:
+    """An upgrade says `setup --apply` and nothing else."""
+    site.oned.datastore_create('NAME="shares" TYPE="IMAGE_DS" DS_MAD="semishared" TM_MAD="semishared" DISK_TYPE="FILESYSTEM"', 119)
+    site.setup("--apply", "--image", "nvme_images", "--system", "nvme_system")
+    assert [row["ID"] for row in json.loads(site.setup("--apply", "--json").stdout)["datastores"]] == [120, 121]
+    assert len(site.oned.datastores) == 3
+    # Another kind is another datastore; then there are two, and none is meant.
+    ceph = ["--set", "CEPH_USER=libvirt", "--set", f"CEPH_SECRET={UUID}", "--set", "BRIDGE_LIST=h1"]
+    site.setup("--apply", "--kind", "rbd", "--image", "fast", *ceph)
+    said = site.setup("--apply", code=1).stderr
+    assert "several image datastores of semishared, fast, nvme_images: say which by --image NAME" in said and said.count("\n") == 1
+    assert "keys and libvirt secrets" in site.setup("--apply", "--image", "fast").stdout
+    assert [row["ID"] for row in json.loads(site.setup("--apply", "--json", "--kind", "dir").stdout)["datastores"]] == [120, 121]
+    site.setup("--apply", "--image", "nvme_images", "--system", "other")
+    assert "say which by --system NAME" in site.setup("--apply", "--image", "fast", code=1).stderr
+    assert len(site.oned.datastores) == 5
+    # The usual name is the one that is meant.
+    site.setup("--apply", "--image", "semi_img", "--system", "semi_sys")
+    site.setup("--apply")
 
 
 def test_wrong_attributes_never_reach_oned(site: Site) -> None:

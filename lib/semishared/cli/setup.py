@@ -2,15 +2,16 @@
 """Make the two datastores of semishared: one for images, of kind dir (a mounted tree) or rbd (Ceph), and a system datastore.
 
 Without --apply nothing is made: their templates are printed, for `onedatastore create FILE`, and what to click in Sunstone
-instead. Attributes are checked first; an unknown SEMISHARED_ one is an error. Run again it finds what is there already.
+instead. Attributes are checked first; an unknown SEMISHARED_ one is an error. Run again it finds what is there already, also under
+another name, if no other datastore of semishared is of that type; if there are several, --image and --system say which is meant.
 
 With --apply a mounted store is marked too, once it is in its place: from then on every action refuses a directory without
 that marker. It is in its place if oned's images are in it; without any, if something is mounted there (or --is-store).
 
 It asks all hosts that oned knows then, whether the system datastore is a directory of each machine's own.
 
-exit codes: 0 printed or made, 1 an attribute is wrong, or another datastore has the name, or what was made lies in one
-directory on several machines, 2 oned could not be asked
+exit codes: 0 printed or made, 1 an attribute is wrong, or another datastore has the name, or it might be one of several, or
+what was made lies in one directory on several machines, 2 oned could not be asked
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import os
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Sequence
 
 from .. import NAME
 from ..errors import BadArguments, BadAttribute, OnedUnavailable, SemisharedError
@@ -32,6 +33,7 @@ from ..install.preflight import Question, encoded, mount_of
 from ..model import stores
 from ..named import NamedTuple
 from ..opennebula.oned import Oned
+from ..opennebula.xml import Datastore
 from ..plan import attributes as known
 from ..plan.diagnosis import Finding, path_of
 from ..plan.diagnosis_machines import of_shared
@@ -39,6 +41,8 @@ from ..tools.files import write
 from ..wire.session import is_here
 from .hosts import AT_ONCE
 
+DIR, IMAGE, SYSTEM = "dir", "semi_img", "semi_sys"
+"""What is made if nothing else is said, and nothing is there."""
 SYSTEM_TYPE, IMAGE_TYPE = "SYSTEM_DS", "IMAGE_DS"
 HOLDER = {IMAGE_TYPE: "image datastore", SYSTEM_TYPE: "system datastore"}
 TYPE_NUMBER = {IMAGE_TYPE: 0, SYSTEM_TYPE: 1}
@@ -66,9 +70,9 @@ class Template(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
-    parser.add_argument("--kind", choices=sorted(stores.KINDS), default="dir", help="of the image store (%(default)s)")
-    parser.add_argument("--image", metavar="NAME", default="semi_img", help="name of the image datastore (%(default)s)")
-    parser.add_argument("--system", metavar="NAME", default="semi_sys", help="name of the system datastore (%(default)s)")
+    parser.add_argument("--kind", choices=sorted(stores.KINDS), help=f"of the image store (the one that is there, else {DIR})")
+    parser.add_argument("--image", metavar="NAME", help=f"name of the image datastore (the one that is there, else {IMAGE})")
+    parser.add_argument("--system", metavar="NAME", help=f"name of the system datastore (the one that is there, else {SYSTEM})")
     parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="an attribute of the image datastore")
     parser.add_argument("--set-system", metavar="NAME=VALUE", action="append", default=[], help="one of the system datastore")
     how = parser.add_mutually_exclusive_group()
@@ -81,13 +85,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared setup`."""
-    if arguments.is_store and (not arguments.apply or stores.KINDS[arguments.kind].has_bridge):
-        raise BadArguments("--is-store is for --apply, and for a store that is mounted")
     try:
         templates = wanted(arguments)
         wrong = [text for template in templates for text in found_wrong(template)]
+        if arguments.apply and not wrong:
+            take_what_is_there(arguments, Oned().datastores())
+            templates = wanted(arguments)
     except (BadArguments, BadAttribute) as e:
         wrong, templates = [e.detail], []
+    if arguments.is_store and (not arguments.apply or stores.KINDS[arguments.kind or DIR].has_bridge):
+        raise BadArguments("--is-store is for --apply, and for a store that is mounted")
     if wrong:
         for text in wrong:
             print(f"{NAME} setup: {text}", file=sys.stderr)
@@ -118,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
         answer = {"datastores": rows, "files": files, "store": marked.store, "not_marked": marked.why_not}
         print(json.dumps({**answer, "shared": [item.what for item in found]}, indent=1))
     else:
-        show(templates, made, files, arguments.kind, marked)
+        show(templates, made, files, arguments.kind or DIR, marked)
     for item in found:
         print(f"{NAME} setup: {item.what}\n-> {item.mend}", file=sys.stderr)
     return int(bool(found))
@@ -126,13 +133,34 @@ def run(arguments: argparse.Namespace) -> int:
 
 def wanted(arguments: argparse.Namespace) -> list[Template]:
     """Return the datastores that the arguments describe; raise BadArguments."""
-    if arguments.image == arguments.system:
-        raise BadArguments(f"both datastores are called {arguments.image!r}")
-    image = {"NAME": arguments.image, "TYPE": IMAGE_TYPE, "DS_MAD": NAME, "TM_MAD": NAME}
-    if stores.KINDS[arguments.kind].has_bridge:
-        image["DISK_TYPE"] = arguments.kind.upper()
-    system = {"NAME": arguments.system, "TYPE": SYSTEM_TYPE, "TM_MAD": NAME}
+    image_name, system_name, kind = arguments.image or IMAGE, arguments.system or SYSTEM, arguments.kind or DIR
+    if image_name == system_name:
+        raise BadArguments(f"both datastores are called {image_name!r}")
+    image = {"NAME": image_name, "TYPE": IMAGE_TYPE, "DS_MAD": NAME, "TM_MAD": NAME}
+    if stores.KINDS[kind].has_bridge:
+        image["DISK_TYPE"] = kind.upper()
+    system = {"NAME": system_name, "TYPE": SYSTEM_TYPE, "TM_MAD": NAME}
     return [Template({**image, **pairs(arguments.set)}), Template({**system, **pairs(arguments.set_system)})]
+
+
+def take_what_is_there(arguments: argparse.Namespace, datastores: Sequence[Datastore]) -> None:
+    """Name the datastores of ours that are there, and the kind of the store, where no name was given; raise BadArguments for several."""
+    ours = [store for store in datastores if store.driver == NAME and not stores.is_shares(store)]
+    images = [store for store in ours if store.type == TYPE_NUMBER[IMAGE_TYPE]]
+    of_kind = [store.name for store in images if arguments.kind in (None, stores.kind(store).name)]
+    systems = [store.name for store in ours if store.type == TYPE_NUMBER[SYSTEM_TYPE]]
+    arguments.image = arguments.image or _one(of_kind, IMAGE, "image")
+    arguments.system = arguments.system or _one(systems, SYSTEM, "system")
+    arguments.kind = arguments.kind or next((stores.kind(store).name for store in images if store.name == arguments.image), DIR)
+
+
+def _one(names: Sequence[str], usual: str, what: str) -> str:
+    """Return the one of these names that is meant by none."""
+    if usual in names or not names:
+        return usual
+    if len(names) > 1:
+        raise BadArguments(f"there are several {what} datastores of {NAME}, {', '.join(sorted(names))}: say which by --{what} NAME")
+    return names[0]
 
 
 def pairs(words: list[str]) -> dict[str, str]:
