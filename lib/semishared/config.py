@@ -30,6 +30,8 @@ RATES = ("uploads_least_rate", "staging_rate", "migration_rate")
 IO_CLASS = "io_class_"
 LEAST_BYTES, MOST_BYTES = 1 << 20, 10**15
 """Bytes per second of an I/O class: less would stop a guest, more QEMU does not take."""
+LEAST_SILENCE_S = 15
+"""A host says every 5 s that it is there (host/service.py), and may be late."""
 LIBVIRTS_UNIT = 1 << 20
 """Bytes: libvirt counts rates of migrations in MiB per second."""
 
@@ -116,6 +118,8 @@ def load(path: str = PATH) -> Config:
         raise BadAttribute(f"semishared.conf: options = {config.overlays_options!r} is neither by-size nor key=value,key=value")
     if not re.match(r"/[A-Za-z0-9._/\-]+\Z", config.hosts_scripts_dir):
         raise BadAttribute(f"semishared.conf: scripts_dir = {config.hosts_scripts_dir!r} is not a plain path")
+    if config.hosts_silence_timeout_s < LEAST_SILENCE_S:
+        raise BadAttribute(f"semishared.conf: silence_timeout_s = {config.hosts_silence_timeout_s} is less than {LEAST_SILENCE_S}")
     if config.staging_portbase % 2 or not 1024 <= config.staging_portbase <= 65000:
         raise BadAttribute(f"semishared.conf: portbase = {config.staging_portbase} is not an even number from 1024 to 65000")
     if 0 < config.migration_rate < LIBVIRTS_UNIT:
@@ -125,6 +129,13 @@ def load(path: str = PATH) -> Config:
     for name, (rate, _) in config.io_limits.items():
         if rate and not LEAST_BYTES <= rate <= MOST_BYTES:
             raise BadAttribute(f"semishared.conf: {name}_bytes in [io_class] is not from 1M to 900000G")
+    if (config.bases_size_limit, config.bases_free_floor) != (defaults["bases_size_limit"], defaults["bases_free_floor"]):
+        from .plan import eviction
+
+        try:
+            eviction.limits(config.bases_size_limit, config.bases_free_floor, 1)
+        except BadAttribute as e:
+            raise BadAttribute(f"semishared.conf: {e.detail}") from None
     if config.pool_devices != "none":
         from .plan import pool
 

@@ -10,14 +10,17 @@ DEFAULT = "DEFAULT"
 
 
 def read(path: str) -> dict[tuple[str, str], str]:
-    """Return the values by (section, key), none if the file cannot be read; raise BadAttribute."""
+    """Return the values by (section, key), none if there is no such file; raise BadAttribute."""
     try:
         with open(path, encoding="utf-8") as file:
             lines = file.read().split("\n")
     except UnicodeDecodeError as e:
         raise BadAttribute(f"semishared.conf: {e}") from None
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
+    except OSError as e:
+        # Its defaults are not what somebody has written there.
+        raise BadAttribute(f"semishared.conf cannot be read: {e.strerror}: {path}") from None
     found: dict[tuple[str, str], list[str]] = {}
     sections: set[str] = set()
     section, value, depth = "", None, 0

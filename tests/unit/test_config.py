@@ -51,6 +51,22 @@ def test_values_replace_defaults(tmp_path: Path) -> None:
     assert load(written(tmp_path, text)).migration == expected
 
 
+def test_what_is_checked_later_is_what_is_checked_when_it_is_read(tmp_path: Path) -> None:
+    for size, floor in (("200 GiB", "1.5G"), ("30%", "0"), ("none", "none"), ("0", "100%")):
+        assert load(written(tmp_path, f"[bases]\nsize_limit = {size}\nfree_floor = {floor}\n")).bases_size_limit == size
+    for text, rate in (("0.5M", 1 << 19), ("40m", 40 << 20), ("1000000", 1000000), ("none", 0)):
+        assert load(written(tmp_path, f"[staging]\nrate = {text}\n")).staging_rate == rate
+    assert load(written(tmp_path, "[hosts]\nsilence_timeout_s = 15\n")).hosts_silence_timeout_s == 15
+
+
+def test_a_file_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> None:
+    """Of root, mode 0600, or on a disk with errors: what it says is not known. Here it is a directory, which root cannot read either."""
+    with pytest.raises(BadAttribute, match="cannot be read: Is a directory"):
+        load(str(tmp_path))
+    written(tmp_path, "")
+    assert load(str(tmp_path / "semishared.conf" / "semishared.conf")) == Config()
+
+
 def test_every_class_of_disks_has_its_limits() -> None:
     assert tuple(Config().io_limits) == IO_CLASSES
 
@@ -99,6 +115,12 @@ def test_every_class_of_disks_has_its_limits() -> None:
         ("[migration]\ntimeout_s = -1\n", "not a positive number or none"),
         ("[migration]\nat_timeout = pause\n", "at_timeout = 'pause' is not one of abort, suspend, post-copy"),
         ("[migration]\nat_timeout = suspend\n", "at_timeout = suspend has no timeout_s"),
+        ("[hosts]\nsilence_timeout_s = 14\n", "silence_timeout_s = 14 is less than 15"),
+        ("[bases]\nsize_limit = lots\n", "semishared.conf: size_limit = 'lots' is neither a size"),
+        ("[bases]\nfree_floor = 200%\n", "semishared.conf: free_floor = '200%' is neither a size"),
+        ("[bases]\nfree_floor =\n", "free_floor = '' is neither a size"),
+        ("[staging]\nrate = 1.2.3\n", "rate = '1.2.3' is neither bytes per second (32K) nor none"),
+        ("[staging]\nrate = 99999999999999999999\n", "is neither bytes per second (32K) nor none"),
         ("connect_timeout_s = 3\n", "semishared.conf"),
         ("[hosts\n", "semishared.conf"),
         ("[hosts]\n[hosts]\n", "semishared.conf"),
@@ -112,7 +134,8 @@ def test_mistakes_are_named(tmp_path: Path, text: str, words: str) -> None:
 
 
 @given(
-    key=st.sampled_from(["hosts:connect_timeout_s", "hosts:scripts_dir", "overlays:options", "x:y"]), value=st.text(max_size=20)
+    key=st.sampled_from(["hosts:connect_timeout_s", "hosts:scripts_dir", "overlays:options", "bases:size_limit", "staging:rate", "x:y"]),
+    value=st.text(max_size=20),
 )
 def test_any_text_is_a_config_or_a_bad_attribute(tmp_path: Path, key: str, value: str) -> None:
     section, _, name = key.partition(":")
