@@ -6,6 +6,7 @@ The simulated oned and the executables of this checkout; `gc` looks, asks and re
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Iterator
@@ -13,12 +14,14 @@ from typing import Iterator
 import pytest
 
 from lab.oned.objects import History, Host
+from semishared.cli import doctor, setup
 from semishared.cli import gc as command
 from semishared.config import Config
+from semishared.install import examine
 from semishared.opennebula.oned import Oned
 from semishared.plan import gc
 from semishared.tools import files
-from tools.oned_site import HERE, STORE, ActionSite
+from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
 
 RUNNING, DONE, UNDEPLOYED = 3, 6, 9
 
@@ -159,6 +162,30 @@ def test_store_that_is_not_there_is_not_looked_through(site: ActionSite, capsys:
     survey = command.survey_cloud(Oned(), Config())
     assert ["SS084" in error["error"] for error in survey.errors] == [True]
     assert gc.find(survey.machines, survey.known, 0, False) == [] and upload.exists()
+
+
+# -- hosts that have nothing to do with us ----------------------------------------------------------
+
+
+def test_hosts_to_which_none_of_our_vms_comes_are_no_reason_to_fail(site: ActionSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need not have anything of ours: gc does not count them, doctor and setup do not examine them."""
+    (site.top / "ssh").write_text("#!/bin/sh\necho 'No route to host' >&2\nexit 255\n")
+    (site.top / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{site.top}:{os.environ['PATH']}")
+    for name in ("lxc1", "lxc2", "h9"):
+        host = site.oned.hosts[site.oned.host_create(name)]
+        host.vm_mad, host.state = "kvm" if name == "h9" else "lxc", 8 if name == "lxc2" else 2
+    for store in site.oned.datastores.values():
+        store.clusters = [0, 100]
+    survey = command.survey_cloud(Oned(), Config())
+    assert [error["machine"] for error in survey.errors] == ["h9"] and [machine.name for machine in survey.machines] == [HERE]
+    assert [host.name for host in doctor._cloud()[0].hosts] == ["h9"]
+    for store in site.oned.datastores.values():
+        store.clusters = [100]
+    assert command.survey_cloud(Oned(), Config()).errors == []
+    assert doctor._cloud()[0].hosts == []
+    monkeypatch.setattr(examine, "examine", lambda *words: pytest.fail("asked"))
+    assert setup.shared(SYSTEM) == []
 
 
 # -- a VM that is twice -----------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,15 @@ def test_clone_on_the_store_counts_the_domains_of_all_hosts() -> None:
     ):  # fmt: skip
         assert find(front_end, host)[0].keep
     assert find(front_end, all_seen=False)[0].keep
+
+
+def test_a_host_to_which_none_of_our_vms_comes_may_be_without_libvirt() -> None:
+    """One of LXC, or of another cluster: what it has of ours stays, since nobody can say what uses it; elsewhere it is no reason."""
+    clone = item(f"/ds/100/.semishared/{HEX}/clones/7-1", vm=7, disk=1, cloud="")
+    front_end = machine("fe", stores=[store(sides=[item(f"/ds/100/.semishared/{HEX}", name=HEX, clones=[clone], image=True)])])
+    lxc = replace(machine("lxc1", vms=[vm(8)], domains={"error": "virsh is not installed"}), is_near=False)
+    assert [(found.kind, bool(found.keep)) for found in find(front_end, lxc)] == [("clone", False), ("vm", True)]
+    assert find(front_end, replace(lxc, is_near=True))[0].keep
 
 
 def test_image_that_is_reserved_or_on_its_way_keeps_its_side() -> None:

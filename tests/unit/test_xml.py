@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from semishared.errors import BadArguments
 from semishared.opennebula.driver_data import DriverData
 from semishared.opennebula.encoded import decode
-from semishared.opennebula.xml import Datastore, Image, Vm, parse
+from semishared.opennebula.xml import Datastore, Host, Image, Vm, parse
 from semishared.units import MiB
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -87,3 +87,20 @@ def test_driver_data_has_its_parts_or_empty_ones() -> None:
 
 def test_base64_may_have_line_breaks() -> None:
     assert decode(b"YWJj\nZGVm\n") == b"abcdef"
+
+
+@pytest.mark.parametrize(
+    ("clusters", "host", "is_near"),
+    [
+        (["<CLUSTERS><ID>0</ID><ID>100</ID></CLUSTERS>"], "<CLUSTER_ID>100</CLUSTER_ID><VM_MAD>kvm</VM_MAD>", True),
+        (["<CLUSTERS><ID>0</ID></CLUSTERS>"], "<CLUSTER_ID>100</CLUSTER_ID><VM_MAD>kvm</VM_MAD>", False),
+        (["<CLUSTERS><ID>0</ID></CLUSTERS>", "<CLUSTERS><ID>100</ID></CLUSTERS>"], "<CLUSTER_ID>100</CLUSTER_ID>", True),
+        ([""], "<CLUSTER_ID>100</CLUSTER_ID>", True),
+        (["<CLUSTERS/>"], "<CLUSTER_ID>100</CLUSTER_ID>", True),
+        ([], "<CLUSTER_ID>100</CLUSTER_ID>", True),
+        (["<CLUSTERS><ID>0</ID></CLUSTERS>"], "<CLUSTER_ID>0</CLUSTER_ID><VM_MAD>LXC</VM_MAD>", False),
+    ],
+)
+def test_hosts_to_which_vms_of_datastores_may_come(clusters: list[str], host: str, is_near: bool) -> None:
+    datastores = [Datastore.parse(f"<DATASTORE>{text}</DATASTORE>") for text in clusters]
+    assert Host.parse(f"<HOST>{host}</HOST>").is_near(datastores) == is_near

@@ -110,7 +110,8 @@ def _cloud() -> tuple[plan.Cloud, str]:
         datastores = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
         numbers = {store.id for store in datastores}
         images = [image for image in oned.images() if image.store_id in numbers]
-        return plan.Cloud(datastores, images, [host for host in oned.hosts() if not host.is_offline], oned.hooks()), ""
+        hosts = [host for host in oned.hosts() if not host.is_offline and host.is_near(datastores)]
+        return plan.Cloud(datastores, images, hosts, oned.hooks()), ""
     except SemisharedError as e:
         return plan.Cloud(), e.detail
 

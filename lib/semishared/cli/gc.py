@@ -78,6 +78,8 @@ class Survey:
 class _Question:
     host: str
     step: s.LookAround
+    is_near: bool = True
+    """VMs of ours may run there; of others, which need not have anything of ours, it is no error if they cannot be asked."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -112,14 +114,16 @@ def survey_cloud(oned: Oned, config: Config) -> Survey:
     survey = Survey()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for question, answer in zip(*_ask_all(pool, questions(oned, survey), config)):
+            counts = question.is_near or question.host == os.uname().nodename
             if isinstance(answer, SemisharedError):
-                survey.failed(question.host, answer)
+                if counts:
+                    survey.failed(question.host, answer)
             else:
-                machine = plan.Machine(question.host, question.step.location, answer, question.step.libvirt)
+                machine = plan.Machine(question.host, question.step.location, answer, question.step.libvirt, question.is_near)
                 survey.machines.append(machine)
-                for refused in answer["refused"]:
+                for refused in answer["refused"] if counts else ():
                     survey.failed(question.host, from_id(refused["id"], refused["detail"]))
-                if "error" in answer["domains"]:
+                if "error" in answer["domains"] and question.is_near:
                     survey.failed(question.host, SemisharedError(f"libvirt: {answer['domains']['error']}"))
     ours = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
     survey.pools = gc_pools.listed(ours, config, survey.failed)
@@ -138,12 +142,13 @@ def questions(oned: Oned, survey: Survey) -> list[_Question]:
     """Return what to ask which machine: per place of datastores the front-end (with the stores) and every host."""
     front_end = os.uname().nodename
     datastores = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
-    hosts = []
+    hosts: dict[str, bool] = {}
     for host in oned.hosts():
-        if host.is_offline:
+        is_near = host.is_near(datastores)
+        if not host.is_offline:
+            hosts[host.name] = is_near
+        elif is_near:
             survey.failed(host.name, SemisharedError("is offline in OpenNebula and was not asked"))
-        else:
-            hosts.append(host.name)
     places: dict[str, list[Datastore]] = {}
     for store in datastores:
         places.setdefault(os.path.dirname(absolute(store.base_path, "BASE_PATH")), []).append(store)
@@ -155,8 +160,10 @@ def questions(oned: Oned, survey: Survey) -> list[_Question]:
         marked = sorted((absolute(store.base_path, "BASE_PATH"), store.attribute("SEMISHARED_STORE")) for store in images)
         shared, markers = tuple(path for path, _ in marked), tuple(store for _, store in marked)
         here = [name for name in hosts if is_here(name)]
-        found.append(_Question(front_end, s.LookAround(location, systems, shared, bool(here), markers)))
-        found += [_Question(name, s.LookAround(location, systems, (), True)) for name in hosts if not is_here(name)]
+        are_near = not here or any(hosts[name] for name in here)
+        found.append(_Question(front_end, s.LookAround(location, systems, shared, bool(here), markers), are_near))
+        others = ((name, is_near) for name, is_near in hosts.items() if not is_here(name))
+        found += [_Question(name, s.LookAround(location, systems, (), True), is_near) for name, is_near in others]
     return found
 
 

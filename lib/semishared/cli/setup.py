@@ -206,8 +206,9 @@ def apply(templates: list[Template], made: dict[str, int]) -> str:
 def shared(system: int) -> list[Finding]:
     """Return what is wrong with the system datastore's place on the machines that answer, as `doctor` says it."""
     oned = Oned()
-    hosts = [host.name for host in oned.hosts() if not host.is_offline]
-    path = next((path_of(store) for store in oned.datastores() if store.id == system), "")
+    datastores = [store for store in oned.datastores() if store.driver == NAME]
+    hosts = [host.name for host in oned.hosts() if not host.is_offline and host.is_near(datastores)]
+    path = next((path_of(store) for store in datastores if store.id == system), "")
     front_end = os.uname().nodename
     machines = list(dict.fromkeys([front_end, *(name for name in hosts if not is_here(name))]))
     if not path or len(machines) < 2:

@@ -14,7 +14,7 @@ from ..model.steps import Access
 from ..named import NamedTuple
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
-from ..opennebula.xml import Datastore, Disk, Host, View, Vm
+from ..opennebula.xml import Datastore, Disk, Host, Vm
 from ..plan import fence as plan
 from ..store.blocklist import Fencer
 from ..tools.addresses import addresses
@@ -65,7 +65,7 @@ def ask(oned: Oned, name: str) -> Cloud:
     used = {number for number, _ in disks}
     # A share has no lock, nor an epoch, and who writes to it is a daemon of the host or the guest itself: a file system's business, as its
     # addresses and clients are, of which no blocklist of ours knows. Without a guest that has one the host writes to none.
-    near = [store.id for store in ours.values() if not stores.is_shares(store) and host.cluster_id in _numbers(store, "CLUSTERS/ID")]
+    near = [store.id for store in ours.values() if not stores.is_shares(store) and host.cluster_id in store.clusters]
     reached = [store for store in ours.values() if store.id in used or store.id in near]
     pools = [store for store in ours.values() if stores.kind(store).has_bridge]
     mounted = [store for store in reached if store not in pools]
@@ -90,10 +90,6 @@ def _guests(oned: Oned, name: str) -> list[Vm]:
 def _hosts(vm: Vm) -> list[str]:
     """Return the names of the hosts of a VM's history records, oldest first."""
     return [found.text or "" for found in vm.element.findall("HISTORY_RECORDS/HISTORY/HOSTNAME")]
-
-
-def _numbers(view: View, path: str) -> list[int]:
-    return [View(found).number(".") for found in view.element.findall(path)]
 
 
 def _places(vm: Vm, disk: Disk, ours: dict[int, Datastore]) -> Iterator[str]:

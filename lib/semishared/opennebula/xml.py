@@ -10,7 +10,7 @@ from ..errors import BadArguments
 from ..units import MiB
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, Sequence
 
 Element = ElementTree.Element
 
@@ -263,6 +263,10 @@ class Datastore(Object):
     def store_driver(self) -> str:
         return self.text("DS_MAD").lower()
 
+    @property
+    def clusters(self) -> list[int]:
+        return [View(found).number(".") for found in self.element.findall("CLUSTERS/ID")]
+
 
 class Host(Object):
     """/HOST."""
@@ -285,3 +289,9 @@ class Host(Object):
     @property
     def cluster_id(self) -> int:
         return self.number("CLUSTER_ID")
+
+    def is_near(self, datastores: Sequence[Datastore]) -> bool:
+        """Tell whether VMs with disks in one of these may come here: of a datastore without clusters to any host, but for one of LXC."""
+        if self.text("VM_MAD").lower() == "lxc":
+            return False
+        return not datastores or any(not store.clusters or self.cluster_id in store.clusters for store in datastores)

@@ -87,6 +87,7 @@ class Machine:
     location: str
     facts: dict[str, Any] = field(hash=False)
     libvirt: bool = True
+    is_near: bool = True  # VMs of ours may run there
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class _Everywhere:
     def __init__(self, machines: list[Machine], all_seen: bool) -> None:
         self.open = {path for machine in machines for path in machine.facts["open"]}
         domains = [machine.facts["domains"] for machine in machines]
-        self.all_seen = all_seen and not any("error" in found for found in domains)
+        self.all_seen = all_seen and not any(machine.is_near and "error" in machine.facts["domains"] for machine in machines)
         self.domains = {name for found in domains for name in found.get("names", ())}
         self.files = {path for found in domains for path in found.get("files", ())}
         self.directories = {
@@ -165,10 +166,9 @@ class _OnMachine:
             yield from self._store(store)
 
     def _finding(self, kind: str, item: dict[str, Any], reason: str, vm: int = -1, keep: str = "") -> Finding:
-        seen = str(item.get("seen", ""))
         return Finding(
             self.machine.name, self.machine.location, kind, item["path"], reason, int(item.get("bytes", 0)), int(item["age"]),
-            seen, vm, keep, self.machine.libvirt,
+            str(item.get("seen", "")), vm, keep, self.machine.libvirt,
         )  # fmt: skip
 
     def _is_idle(self, item: dict[str, Any]) -> bool:
