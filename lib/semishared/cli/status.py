@@ -33,6 +33,7 @@ from ..model.record import NORMAL
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host, Image, Vm
+from ..plan.gc_places import place_of
 from ..plan.placement import place, reason
 from ..units import human
 from ..wire.session import Session, is_here
@@ -46,7 +47,6 @@ STATES = {
 }  # fmt: skip
 AWAY = (4, 9)
 """States in which a VM's files are on the front-end."""
-DEPLOYED = (3, 4, 5, 8, 9)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,6 +112,8 @@ class Cloud:
         there = self.records.get((machine, vm.id), {"disks": [], "error": ""})
         by_number = {disk["disk"]: disk for disk in there["disks"]}
         was_asked = machine in self.space
+        # While an action is under way a disk need not be there yet, or may be elsewhere.
+        is_settled = place_of(vm, self.front_end, is_here) is not None
         found = []
         for disk in vm.disks:
             if (disk.driver != NAME or disk.is_directory) and disk.id not in by_number:
@@ -127,7 +129,7 @@ class Cloud:
                         why += ", detached since"
                 except SemisharedError as e:
                     why = e.detail
-            missing = was_asked and record is None and state in DEPLOYED
+            missing = was_asked and record is None and is_settled
             found.append({
                 "vm": vm.id, "name": vm.text("NAME"), "state": STATES.get(state, str(state)), "machine": machine, "disk": disk.id,
                 "image": image.name if image else None, "image_id": disk.image_id if image else None,
