@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from semishared.cli import gc as command
-from semishared.cli import main
-from semishared.errors import BadArguments
+from semishared.cli import gc_strays, main
+from semishared.config import Config
+from semishared.errors import BadArguments, HostUnreachable
 from semishared.model import steps as s
 from semishared.opennebula.xml import Vm
 from semishared.plan import diagnosis, gc, gc_places
@@ -195,6 +196,52 @@ def test_which_vms_oned_is_asked_about_and_what_it_says() -> None:
     # PENDING, DONE, cloning, and all that is under way, unknown or has failed.
     assert {said(state) for state in (0, 1, 2, 6, 10, 11)} == {None} == {said(3, lcm) for lcm in range(70) if lcm != 3}
     assert said(8, records="") is None
+
+
+class Sessions:
+    """Conversations with machines, of which some are lost."""
+
+    def __init__(self, *lost: str, host: str = "") -> None:
+        self.lost, self.host = lost, host
+
+    def __call__(self, host: str, *words: object) -> Any:
+        return Sessions(*self.lost, host=host)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *words: object) -> None:
+        pass
+
+    def run(self, steps: list[s.Step]) -> list[Any]:
+        if self.host in self.lost:
+            raise HostUnreachable(f"{self.host} has said nothing for 25 s")
+        return [{"token": "t", "seen": "1", "removed": True} for _ in steps]
+
+
+@pytest.mark.parametrize(
+    ("lost", "results", "machine_name"),
+    [
+        # The home of the stray: what else is on h1 goes.
+        ("h2", ["h2, where VM 5 belongs, cannot be asked: h2 has said nothing for 25 s", "removed", ""], "h2"),
+        ("h1", ["h1 has said nothing for 25 s; ", "not reached", ""], "h1"),
+    ],
+)
+def test_what_becomes_of_the_rest_where_a_machine_is_lost(
+    lost: str, results: list[str], machine_name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in (command, gc_strays):
+        monkeypatch.setattr(module, "Session", Sessions(lost))
+    survey = command.Survey(known=gc.Known({5: "h2"}, frozenset(), frozenset(), places=place(5, "h2", 0)))
+    h1 = machine("h1", vms=[vm(5)], staged=[item("/ds/101/.staged-x")], domains={"names": [], "files": []})
+    found = gc.find([h1, machine("h2", vms=[vm(5, entries=["disk.0"])])], survey.known, 0, True)
+    found.append(replace(found[0], kind="image", keep="it may be somebody's"))
+    said = command.remove(found, Config(), survey)
+    assert [text[: len(wanted)] for text, wanted in zip(said, results)] == results and said[1:] == results[1:]
+    assert [error["machine"] for error in survey.errors] == [machine_name]
+    command.show(found, said, survey, False)
+    rows: Any = command.as_json(found, said, survey, False)["findings"]
+    assert "would remove" not in capsys.readouterr().out and [row["result"] for row in rows] == said
 
 
 def test_set_aside_directory_of_a_known_vm_is_kept_while_it_is_the_only_one() -> None:

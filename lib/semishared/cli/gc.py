@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     if unknown:
         raise BadArguments(f"no kept disk is called {min(unknown)!r}")
     findings += elsewhere(survey, older_than, config)
-    results = [""] * len(findings) if arguments.dry_run else remove(findings, config, survey)
+    results = ["" if item.keep else "would remove" for item in findings] if arguments.dry_run else remove(findings, config, survey)
     if arguments.json:
         print(json.dumps(as_json(findings, results, survey, arguments.dry_run), indent=1))
     else:
@@ -182,7 +182,7 @@ def _ask_all(pool: ThreadPoolExecutor, asked: list[_Question], config: Config) -
 
 
 def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list[str]:
-    """Remove findings, all machines at once; return 'removed', or why not, of each."""
+    """Remove findings, all machines at once; return 'removed', or why not, of each, '' of what is kept."""
 
     def on(machine: str) -> dict[int, str]:
         done: dict[int, str] = {}
@@ -192,7 +192,8 @@ def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list
                     continue
                 try:
                     if item.kind == "stray":
-                        done[number] = gc_strays.remove(session, item, survey.known.places[item.vm], config) or "removed"
+                        place = survey.known.places[item.vm]
+                        done[number] = gc_strays.remove(session, item, place, config, survey.failed) or "removed"
                         continue
                     if gc_pools.is_wanted(item):
                         done[number] = "it is wanted by now"
@@ -204,10 +205,10 @@ def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list
                     survey.failed(machine, e)
                     done[number] = e.line()
                     if isinstance(e, HostUnreachable):
-                        break
+                        break  # the rest was not reached
         return done
 
-    results = [""] * len(findings)
+    results = ["" if item.keep else "not reached" for item in findings]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for done in pool.map(on, sorted({item.machine for item in findings if not item.keep})):
             for number, text in done.items():
@@ -239,7 +240,7 @@ def totals(findings: list[plan.Finding], results: list[str]) -> dict[str, int]:
 def show(findings: list[plan.Finding], results: list[str], survey: Survey, dry_run: bool) -> None:
     """Print a line per finding, and the totals."""
     for item, result in zip(findings, results):
-        verb = f"kept ({item.keep})" if item.keep else result or "would remove"
+        verb = f"kept ({item.keep})" if item.keep else result
         size = f", {human(item.bytes)}" if item.bytes else ""
         print(f"{item.machine}: {item.kind} {item.path}: {item.reason}{size}: {verb}")
     for error in survey.errors:

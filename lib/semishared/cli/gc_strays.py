@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from ..config import Config
+from ..errors import SemisharedError
 from ..model import steps as s
 from ..model import steps_commit as c
 from ..opennebula.oned import Oned
@@ -11,13 +12,15 @@ from ..plan import gc, gc_places
 from ..plan.disks import running_domain
 from ..wire.session import Session
 from . import gc_known
+from .gc_pools import Failed
 
 
-def remove(session: Session, item: gc.Finding, place: gc_places.Place, config: Config) -> str:
+def remove(session: Session, item: gc.Finding, place: gc_places.Place, config: Config, failed: Failed) -> str:
     """Remove a stray directory on the machine of `session`; return why it is kept, '' if it is gone.
 
     Looked at once more: whether it is another directory than the one where the VM belongs, whether that is whole, and whether
-    oned still has the VM there and is not at work on it. The removal itself looks for the domain and for changes.
+    oned still has the VM there and is not at work on it. The removal itself looks for the domain and for changes. If the machine
+    where the VM belongs cannot be asked any more, `failed` is told so.
     """
     location = item.path.rsplit("/", 2)[0]
     home = f"{location}/{place.system}/{item.vm}"
@@ -27,6 +30,9 @@ def remove(session: Session, item: gc.Finding, place: gc_places.Place, config: C
     try:
         with Session(place.machine, "gc", config) as other:
             (looked,) = other.run([s.LookForVm(item.vm, home, token, seen)])
+    except SemisharedError as e:
+        failed(place.machine, e)
+        return f"{place.machine}, where VM {item.vm} belongs, cannot be asked: {e.detail}"
     finally:
         session.run([s.UnmarkVm(item.vm, item.path, token)])
     assert isinstance(looked, dict)
