@@ -8,11 +8,16 @@ import pwd
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from semishared import VERSION
+from semishared.errors import CannotInstall
+from semishared.install import main as installer
 from semishared.install import next_steps
 from semishared.wire.messages import release
 
@@ -215,3 +220,26 @@ def test_what_apply_runs_finds_its_opennebula(tmp_path: Path, monkeypatch: pytes
     next_steps.carry_out([next_steps.Command(pwd.getpwuid(os.geteuid()).pw_name, ("onehost", "sync", "--force"))])
     told = dict(line.strip().split("=", 1) for line in capsys.readouterr().out.splitlines()[1:])
     assert {name: told.get(name) for name in wanted} == wanted and "SECRET" not in told
+
+
+def test_the_end_of_what_somebody_types_is_a_no(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-D at `Go on?`: the terminal is there, and nothing more comes from it."""
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", end_of_file)
+    timed: Any = SimpleNamespace(texts={}, gone=[], root="")
+    place: Any = SimpleNamespace(remotes="/remotes")
+    assert not installer.agreed(place, [], timed, False)
+    assert capsys.readouterr().out.endswith("\n")
+
+
+def end_of_file(prompt: str) -> str:
+    raise EOFError
+
+
+def test_where_nobody_is_whose_opennebula_it_is_no_host_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--hosts, into the image of a front-end, on a machine without that user."""
+    monkeypatch.setattr(next_steps, "administrator", lambda place: "no-such-user")
+    place: Any = SimpleNamespace(remotes="/remotes")
+    with pytest.raises(CannotInstall, match="there is no user no-such-user here"):
+        installer.check_machines("h1", place)

@@ -94,3 +94,23 @@ def test_files(site: Site, tmp_path: Path) -> None:
     assert str(tmp_path / "out/semi_img.ds") in said
     site.oned.datastore_create((tmp_path / "out/semi_img.ds").read_text(), 100)
     assert site.oned.datastores[100].name == "semi_img"
+
+
+CLOSED = """
+import os, sys
+sys.path.insert(0, {lib!r})
+from semishared.cli import main, waiting
+code = main.main(["setup", "--out", {out!r}])
+with waiting.Waiting("hosts", 1):
+    sys.exit(code or any(os.readlink(f"/proc/self/fd/{{fd}}") != wanted for fd, wanted in {there!r}.items()))
+"""
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_nothing_is_mistaken_for_a_stream_that_is_closed(tmp_path: Path, closed: tuple[int, ...]) -> None:
+    """As of a shell's `>&-`: nobody reads what is said, and all is done."""
+    text = CLOSED.format(lib=str(COMMAND.parents[1] / "lib"), out=str(tmp_path / "out"), there=dict.fromkeys(closed, "/dev/null"))
+    words = " ".join(f"{fd}>&-" for fd in closed)
+    done = subprocess.run(["/bin/sh", "-c", f'exec /usr/bin/python3 -c "$0" {words}', text], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"semi_img.ds", "semi_sys.ds"}

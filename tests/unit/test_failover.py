@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from semishared.cli import failover as cli
+from semishared.cli import main
 from semishared.errors import BadArguments, BrokenChain, OnedUnavailable
 from semishared.opennebula.xml import Datastore, Host, Image, View, Vm
 from semishared.plan.diagnosis import Cloud, of_cloud
@@ -126,6 +127,13 @@ def test_a_hook_names_its_host_in_base64() -> None:
     for wrong in (b"", b" \n", base64.b64encode(b"<VM/>")):
         with pytest.raises(BadArguments):
             cli.named(wrong)
+
+
+@pytest.mark.parametrize("seconds", ["-5", "99999999999999999999"])
+def test_a_wait_that_nobody_can_wait_is_an_error_in_one_line(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["failover", "--hook", "--wait", seconds]) == 2
+    said = capsys.readouterr().err
+    assert f"--wait {seconds}: from 0 to" in said and said.count("\n") == 1
 
 
 def test_a_host_that_is_seen_or_answers_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

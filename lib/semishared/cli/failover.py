@@ -32,6 +32,7 @@ from ..tools.run import run as run_program
 
 WAIT_S = 300
 """As long as OpenNebula's own hook waits, with the arguments that its page names."""
+LONGEST_S = 7 * 86400
 ERROR = 3
 MONITORED = (1, 2)
 """States of a host that OpenNebula sees (include/Host.h): MONITORING_MONITORED, MONITORED."""
@@ -56,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.print_hook:
         print(next_steps.hook(os.path.realpath(sys.argv[0])), end="")
         return 0
+    if not 0 <= arguments.wait <= LONGEST_S:
+        raise BadArguments(f"--wait {arguments.wait}: from 0 to {LONGEST_S} seconds")
     oned, config = Oned(), load()
     name = arguments.host or named(sys.stdin.buffer.read())
     host = lost(oned, name, arguments.wait if arguments.hook else 0, config.hosts_connect_timeout_s)

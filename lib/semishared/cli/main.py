@@ -54,6 +54,7 @@ def parser(command: str = "") -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     """Run a subcommand and return its exit code; 2 with one line on stderr if it cannot do its work."""
+    open_closed_streams()
     try:
         try:
             return _run(argv)
@@ -68,6 +69,17 @@ def main(argv: list[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def open_closed_streams() -> None:
+    """Open /dev/null for what is closed of 0, 1 and 2 (`>&-`): the next file would take its place, and Python has None there."""
+    for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(fd)
+        except OSError:
+            # The lowest that is free is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            setattr(sys, name, open(fd, mode, closefd=False))
 
 
 def allow_open_files() -> None:

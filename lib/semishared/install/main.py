@@ -162,7 +162,7 @@ def written(place: FrontEnd, files: list[edits.Edited]) -> list[str]:
 
 
 def agreed(place: FrontEnd, files: list[edits.Edited], timed: timer.Timer, uninstall: bool) -> bool:
-    """Ask at a terminal; without one there is nobody to ask."""
+    """Ask at a terminal; without one there is nobody to ask. Ctrl-D is a no."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return True
     print(f"semishared {'leaves' if uninstall else 'goes into'} {place.remotes}")
@@ -171,7 +171,11 @@ def agreed(place: FrontEnd, files: list[edits.Edited], timed: timer.Timer, unins
             print(f"  {item.path}: {change}")
     for path in (*timed.texts, *timed.gone):
         print(f"  {timed.root}{path}")
-    return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        print()
+        return False
 
 
 @contextmanager

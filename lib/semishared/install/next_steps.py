@@ -75,8 +75,11 @@ def home(place: FrontEnd) -> str:
 
 
 def change_user(user: str) -> list[str]:
-    """Return the command that runs another as `user`; nothing if we are that user already."""
-    entry = pwd.getpwnam(user)
+    """Return the command that runs another as `user`; nothing if we are that user already. Raise CannotInstall."""
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        raise CannotInstall(f"there is no user {user} here") from None
     if entry.pw_uid == os.geteuid():
         return []
     if os.geteuid() != 0:
@@ -94,9 +97,8 @@ def carry_out(todo: list[Command]) -> None:
             if shutil.which(command.argv[0]) is None:
                 raise CannotInstall(f"{command.argv[0]} is not installed here")
             said = run([*change_user(command.user), *command.argv], timeout_s=LIMIT_S, keep=SITE)
-        except (SemisharedError, KeyError) as e:
-            reason = e.detail if isinstance(e, SemisharedError) else f"there is no user {command.user}"
+        except SemisharedError as e:
             left = "; ".join(item.line() for item in todo[number:])
-            raise CannotInstall(f"the files are in place, but {reason}. Still to do: {left}") from None
+            raise CannotInstall(f"the files are in place, but {e.detail}. Still to do: {left}") from None
         for line in said.splitlines():
             print(f"  {line}")
