@@ -254,3 +254,33 @@ def test_a_stopped_guest_goes_on_over_the_base_that_came_along(cloud: Cloud, os_
     said(cloud, "gc", "--now", "--discard", kept["path"].rpartition("/")[2])
     said(cloud, "gc", "--now")
     assert cloud.leftovers() == []
+
+
+@pytest.mark.long  # ssh gives a dead host its time for each file that oned has removed
+def test_what_a_host_has_that_was_away_while_its_vm_was_made_anew_is_kept_there(cloud: Cloud, os_image: int) -> None:
+    """`onevm recover --recreate` while the host is away: nobody cleans up there, and the VM comes up elsewhere without what was written."""
+    standing = Standing(cloud, "anew", os_image)
+    vm, lost = standing.vm, cloud.lab.node("h1")
+    standing.write("lost", 1024)
+    lost.kill()
+    try:
+        cloud.oned.vm_recover(vm, "recreate")
+        cloud.oned.vm_deploy(vm, "h2", SYSTEM)
+    finally:
+        lost.start()
+    assert any("as it was before the VM was made anew, on h1" in call.stderr for call in cloud.oned.calls)
+    standing.check("base", 0)
+    standing.write("anew", 2048)
+    said(cloud, "gc", "--now")
+    assert f"{SYSTEM}/{vm}" not in "\n".join(cloud.files(lost, f"{DATASTORES}/{SYSTEM}"))
+    listed = json.loads(said(cloud, "status", "--json"))["kept"]
+    assert sorted((item["host"], item["vm"], item["disk"]) for item in listed) == [("h1", vm, 1), ("h1", vm, 2)]
+    cloud.terminate(vm)
+    assert standing.stored(2048) == [content("anew", 2048, KIB)] * 2
+    assert standing.stored(1024) == [bytes(KIB << 10)] * 2
+    command = re.search(r"--source (\S+)", said(cloud, "commit", str(vm), "2", "--as-new-image", "rescued"))
+    assert command and cloud.read(command.group(1), "qcow2", KIB << 10, 1024 << 10) == content("lost", 1024, KIB)
+    cloud.lab.fe.path(command.group(1)).unlink()
+    said(cloud, "gc", "--now", *(word for item in listed for word in ("--discard", item["path"].rpartition("/")[2])))
+    said(cloud, "gc", "--now")
+    assert cloud.leftovers() == []
