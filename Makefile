@@ -39,7 +39,7 @@ $(VENV)/ready: tests/requirements-lint.txt
 provision: ## install what tests and demo need (Debian 12, root)
 	@tests/lab/provision.sh
 
-test: provision ## all suites: some 50 minutes on two cores
+test: provision ## all suites: some 45 minutes on two cores
 	@$(RUN) tests/suites.py
 
 provision-full: ## install what make test-full needs, a Rust toolchain too

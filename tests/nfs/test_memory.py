@@ -147,7 +147,8 @@ def check_watched(host: MemoryHost, kind: str) -> None:
         watcher.signal()
 
 
-@pytest.mark.parametrize("kind", ["zram", pytest.param("brd", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["zram", "brd"])
+@pytest.mark.long  # what it makes is a device of class ram as in tests/pool/test_ram.py
 def test_the_shipped_script_makes_memory_a_device_for_disks(host: MemoryHost, image: s.ImageRef, kind: str) -> None:
     refused = host.run(["sh", f"{INSTALL}/semishared-ram.sh", "enable", "320M", kind, "9"], check=False)
     assert refused.err == "semishared-ram: '9' is not 1 to 8 times\n"
