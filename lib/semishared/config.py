@@ -30,7 +30,7 @@ RATES = ("uploads_least_rate", "staging_rate", "migration_rate")
 IO_CLASS = "io_class_"
 LEAST_BYTES, MOST_BYTES = 1 << 20, 10**15
 """Bytes per second of an I/O class: less would stop a guest, more QEMU does not take."""
-LEAST_SILENCE_S = 15
+LEAST_SILENCE_S = 10
 """A host says every 5 s that it is there (host/service.py), and may be late."""
 LIBVIRTS_UNIT = 1 << 20
 """Bytes: libvirt counts rates of migrations in MiB per second."""

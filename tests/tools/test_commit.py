@@ -30,16 +30,15 @@ FORMATS = ("raw", "qcow2")
 
 def attach(world: World, image: s.ImageRef, disk: s.DiskRef, seq: int = 0, size: int = 0) -> dict[str, Any]:
     """Attach as `tm/ln` plans it; return what the host says."""
-    found = asked_for(world, image, disk, seq, size)
-    if "epoch" in found:
-        world.on(NoteEpoch(image, disk.vm, found["epoch"]))
-        found = asked_for(world, image, disk, seq, size)
-    return found
-
-
-def asked_for(world: World, image: s.ImageRef, disk: s.DiskRef, seq: int = 0, size: int = 0) -> dict[str, Any]:
+    left = left_behind(world, image, disk, seq)
+    if left:
+        world.on(NoteEpoch(image, disk.vm, left["epoch"]))
     steps = (s.StageBase(str(world.root), image), s.PrepareVm(disk.vm, disk.vm_dir), c.CreateDiff(disk, image, size, OVERLAY_OPTIONS))
     return world.on(*steps, seq=seq)[-1]  # type: ignore[return-value]
+
+
+def left_behind(world: World, image: s.ImageRef, disk: s.DiskRef, seq: int) -> dict[str, Any]:
+    return world.on(c.LookForDiff(disk, image), seq=seq)[0]  # type: ignore[return-value]
 
 
 def active(disk: s.DiskRef) -> str:
@@ -315,22 +314,24 @@ def test_what_a_lost_host_has_is_not_committed_and_kept_when_it_goes(world: Worl
     qemu_io(f"{world.store}/rescued", "raw", "read -P 0x55 3M 64k")
 
 
-def test_what_a_host_has_that_was_away_while_its_vm_was_made_anew_is_kept_when_it_goes(world: World) -> None:
+@pytest.mark.parametrize("is_local", [True, False], ids=["local again", "in place"])
+def test_what_a_host_has_that_was_away_while_its_vm_was_made_anew_is_kept_when_it_goes(world: World, is_local: bool) -> None:
     """`onevm recover --recreate` while the host is away: nobody has cleaned up there, and nobody has taken anything over."""
     image, disk, anew = world.image(), world.disk(), world.disk(system=103)
     attach(world, image, disk, seq=1)
     qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
     os.makedirs(os.path.dirname(anew.vm_dir))
-    assert asked_for(world, image, anew, seq=2) == {"epoch": 2}
-    assert not os.path.lexists(anew.path), "an epoch first: killed from here on, it is asked for again"
-    world.on(NoteEpoch(image, 5, 2))
-    assert attach(world, image, anew, seq=2)["anew"]
-    assert not attach(world, image, anew, seq=2)["anew"], "its own claim, repeated"
+    if is_local:
+        assert left_behind(world, image, anew, 2)["epoch"] == 2
+        attach(world, image, anew, seq=2)
+        assert left_behind(world, image, anew, 2) == {}, "its own claim, repeated"
+    else:
+        world.on(s.PrepareVm(5, anew.vm_dir), s.LinkInPlace(anew, image, False, True, False), seq=2)
     seen = world.on(s.LookAtVm(5, disk.vm_dir))[0]["seen"]  # type: ignore[index]
     (answer,) = world.on(c.KeepStale(5, disk.vm_dir, seen), seq=2)
     world.on(s.ReleaseVm(5, disk.vm_dir, "", answer["seen"]), seq=2)  # type: ignore[index]
     (found,) = kept(world)
-    qemu_io(anew.path, "qcow2", "write -P 0x56 4M 64k")
+    qemu_io(anew.path, "qcow2" if is_local else "raw", "write -P 0x56 4M 64k")
     ended(world, anew, seq=2)
     qemu_io(image.source, "raw", "read -P 0x56 4M 64k")
     world.on(s.SaveDisk(s.DiskRef(5, 1, found["path"]), f"{world.store}/rescued", "raw", ""))

@@ -56,7 +56,7 @@ def test_what_is_checked_later_is_what_is_checked_when_it_is_read(tmp_path: Path
         assert load(written(tmp_path, f"[bases]\nsize_limit = {size}\nfree_floor = {floor}\n")).bases_size_limit == size
     for text, rate in (("0.5M", 1 << 19), ("40m", 40 << 20), ("1000000", 1000000), ("none", 0)):
         assert load(written(tmp_path, f"[staging]\nrate = {text}\n")).staging_rate == rate
-    assert load(written(tmp_path, "[hosts]\nsilence_timeout_s = 15\n")).hosts_silence_timeout_s == 15
+    assert load(written(tmp_path, "[hosts]\nsilence_timeout_s = 10\n")).hosts_silence_timeout_s == 10
 
 
 def test_a_file_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_every_class_of_disks_has_its_limits() -> None:
         ("[migration]\ntimeout_s = -1\n", "not a positive number or none"),
         ("[migration]\nat_timeout = pause\n", "at_timeout = 'pause' is not one of abort, suspend, post-copy"),
         ("[migration]\nat_timeout = suspend\n", "at_timeout = suspend has no timeout_s"),
-        ("[hosts]\nsilence_timeout_s = 14\n", "silence_timeout_s = 14 is less than 15"),
+        ("[hosts]\nsilence_timeout_s = 9\n", "silence_timeout_s = 9 is less than 10"),
         ("[bases]\nsize_limit = lots\n", "semishared.conf: size_limit = 'lots' is neither a size"),
         ("[bases]\nfree_floor = 200%\n", "semishared.conf: free_floor = '200%' is neither a size"),
         ("[bases]\nfree_floor =\n", "free_floor = '' is neither a size"),

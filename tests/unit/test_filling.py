@@ -123,5 +123,5 @@ def test_peer_that_breaks_off_while_the_store_stands_still_has_not_failed(
     found = filling(monkeypatch, Content(stand_still), target, str(tmp_path))
     assert found._beside(target, choice) is None  # type: ignore[arg-type]
     assert found.account.troubles == ["h1: h1 has ended with code 142"]
-    choice.end(is_limited=False, has_failed=False)
+    choice.end(has_failed=False)
     assert choice.begin() == STORE and choice.tried == ("h1" if stands_still_s == 33 else "")

@@ -91,7 +91,7 @@ class Filling:
                 error = self._try(name, lambda: self._peer(name, target))
         finally:
             self._is_dear = lambda: False
-            choice.end(is_limited=bool(self.step.store_rate), has_failed=error is not None)
+            choice.end(has_failed=error is not None)
         return error
 
     def _beside(self, target: Target, choice: pricing.Choice) -> SemisharedError | None:

@@ -5,6 +5,7 @@
                            /manifest      its hashes: what an extent must be to be taken
                            /image         sparse, of its full size; what has not come is a hole, or was not what it should be
                            /have          a line per extent that is in image: what others may be served (peers.py)
+                           /unverified    the same of what a killed run has left, while it is read again
 
 It is made under the lock of the image's bases. One that was left by a killed action is gone on with, after what it has
 was read and hashed again, all of it if it was finished and not published; one of another generation is removed.
@@ -102,7 +103,7 @@ class Partial:
         if _is_finished(self.directory, image.generation):
             # In this order: killed in between it still is what it was, and afterwards it has what it had.
             with open(self._manifest, "rb") as file:
-                self._write_journal(set(extents.parse(file.read()).extents))
+                self._write_unverified(set(extents.parse(file.read()).extents))
             files.write(layout_base.generation(self.directory), image.generation.encode())
         elif generation_in(self.directory) != image.generation:
             devices.clear(self.directory)
@@ -132,14 +133,16 @@ class Partial:
         os.ftruncate(self._fd, manifest.size)
         self._direct = extents.open_direct(self._image, os.O_WRONLY)
         self.manifest = manifest
-        listed = have(self.directory)
+        listed = have(self.directory) | _listed(layout_base.unverified(self.directory))
         self._is_resumed = bool(listed) or os.stat(self._fd).st_blocks > 0
-        self.have = {index for index in sorted(listed & manifest.extents.keys()) if self._is_there(index)}
         if listed:
-            # Not before all of it was read again: what a killed action has left is not to be lost by another one.
-            self._write_journal(self.have)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if listed else os.O_TRUNC)
-        self._journal = os.open(layout_base.have(self.directory), flags, 0o600)
+            # Not to be lost by another kill, nor served before it was read again.
+            self._write_unverified(listed)
+        self._journal = os.open(layout_base.have(self.directory), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        for index in sorted(listed & manifest.extents.keys()):
+            if self._is_there(index):
+                self._note(index)
+        files.unlink(layout_base.unverified(self.directory))
         point("partial begun")
 
     def _is_written(self, text: bytes) -> bool:
@@ -159,8 +162,8 @@ class Partial:
             return False
         return hashlib.sha256(content).hexdigest() == self.manifest.extents[index]
 
-    def _write_journal(self, indices: set[int]) -> None:
-        files.write(layout_base.have(self.directory), b"".join(b"%d\n" % index for index in sorted(indices)))
+    def _write_unverified(self, indices: set[int]) -> None:
+        files.write(layout_base.unverified(self.directory), b"".join(b"%d\n" % index for index in sorted(indices)))
 
     def adopt(self, manifest: extents.Manifest) -> None:
         """Take the file `image`, which was made whole and verified meanwhile."""
@@ -282,9 +285,14 @@ class Partial:
 
 
 def have(directory: str) -> set[int]:
-    """Return the extents that the journal in `directory` names; a line that is not whole names none."""
+    """Return the extents that the journal in `directory` names: what others may be served."""
+    return _listed(layout_base.have(directory))
+
+
+def _listed(path: str) -> set[int]:
+    """Return the extents that a journal names; a line that is not whole names none."""
     try:
-        with open(layout_base.have(directory), encoding="ascii", errors="replace") as file:
+        with open(path, encoding="ascii", errors="replace") as file:
             lines = file.read().split("\n")[:-1]
     except FileNotFoundError:
         return set()

@@ -146,16 +146,18 @@ class Choice:
             self._candidates.remove(self.tried)
         self.tried, self._is_left = "", True
 
-    def end(self, *, is_limited: bool, has_failed: bool) -> None:
-        """Remember how it went, unless we were the limit; who was not left for another one has no more to give."""
+    def end(self, *, has_failed: bool) -> None:
+        """Remember how it went; who was not left for another one has no more to give.
+
+        Also where the site's rate was the limit: it is the same from whomever a base comes, and then none of them is the quicker one.
+        """
         if self.tried and not has_failed:
             # What too little has come for to be remembered says enough to leave it.
             self._rates |= {self._name: self._meter.rate_so_far(), self.tried: self._trial.rate()}
         for name, meter in ((self._name, self._meter), (self.tried, self._trial)):
             if name and meter.tells():
                 self._rates[name] = meter.rate()
-                if not is_limited:
-                    note(self._root, name, self._rates[name])
+                note(self._root, name, self._rates[name])
         if not self._is_left and (has_failed or not self.tried):
             self._candidates.remove(self._name)
 

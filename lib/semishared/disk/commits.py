@@ -32,19 +32,13 @@ from .epochs import Planned
 
 
 def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Publish an overlay over the leased base of the image's present content, for which alone the image waits from now on.
-
-    Nothing is done if an epoch is to be noted before: the answer says which.
-    """
+    """Publish an overlay over the leased base of the image's present content, for which alone the image waits from now on."""
     disk, image, at = step.disk, step.image, store.of(step.image.access)
     if not image.access.can.has_bridge:  # which has looked
         at.check(image)
         at.settle(image)
         # Who has it in place goes on undisturbed: nothing says yet that the image waits for this disk.
         at.writers(image)
-    is_anew = _is_anew(disk, image, planned.seq)
-    if is_anew and at.epoch(image, disk.vm) < planned.seq:
-        return {"epoch": planned.seq}
     put_aside = _put_aside(disk, planned)
     root = cache.root_of(disk.vm_dir)
     base, lease = ensure(root, image, ask, (disk.vm, disk.disk))
@@ -56,20 +50,7 @@ def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, 
         size = create.grown(lease, image, step.min_size)
         qemu_img.create_overlay(staged, lease, image.format, size, step.options)
     kept.release(disk, but=base.directory)
-    return {"before": before.to_data() if before else None, "anew": is_anew, "kept": kept.said(put_aside)}
-
-
-def _is_anew(disk: DiskRef, image: ImageRef, seq: int) -> bool:
-    """Tell whether the image waits for a diff of this very disk that was never moved here: a host that was away may have it still.
-
-    oned has made the VM anew since (`recover --recreate`). Without an epoch that host's directory would pass for one that was moved away,
-    which holds nothing that is nowhere else. A diff that is here is put aside (_put_aside).
-    """
-    here = records.as_found(disk.vm_dir, disk.disk)
-    if here and here.place.commits:
-        return False
-    before = store.of(image.access).owner(image)
-    return before is not None and before.is_same(owner_of(disk, image, seq, "")) and before.epoch < seq
+    return {"before": before.to_data() if before else None, "kept": kept.said(put_aside)}
 
 
 def _put_aside(disk: DiskRef, planned: Planned) -> str:

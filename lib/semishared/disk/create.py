@@ -33,7 +33,7 @@ from ..tools import extents, files, inspection, progress, qemu_img
 from ..tools.crash_points import point
 from ..tools.rate_limit import standing_back
 from ..tools.undo import Undo
-from . import kept, records, vm_dir
+from . import kept, left_behind, records, vm_dir
 from .epochs import Planned
 
 
@@ -189,6 +189,8 @@ def link_in_place(step: LinkInPlace, planned: Planned) -> None:
         at.writers(image)
     path, network = at.attach(image)
     if step.session:
+        if left_behind.owner(disk, image, planned.seq):
+            at.note_epoch(image, disk.vm, planned.seq)
         at.begin_session(image)
     record = Record(disk.disk, IN_PLACE, image.format, path, step.readonly, image._replace(generation=""), network)
     with publishing(disk, planned, record) as staged:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ..disk import commits, kept, renewal, vm_dir, whereabouts
+from ..disk import commits, kept, left_behind, renewal, vm_dir, whereabouts
 from ..model import steps_commit as c
 from .conversation import Steps
 
@@ -13,6 +13,10 @@ class OnCommits(Steps):
 
     def CreateDiff(self, step: c.CreateDiff) -> object:
         return commits.make(step, self.planned, self.talk.asking)
+
+    def LookForDiff(self, step: c.LookForDiff) -> object:
+        before = left_behind.owner(step.disk, step.image, self.planned.seq)
+        return {"before": before.to_data(), "epoch": self.planned.seq} if before else {}
 
     def TakeTurn(self, step: c.TakeTurn) -> object:
         return {"runs": commits.take_turn(step)}

@@ -17,7 +17,7 @@ from ..model import steps_image as i
 from ..model.place import PLACES
 from ..model.record import Record
 from ..model.steps import DiskRef
-from ..tools import layers, qemu_img
+from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
 from ..tools.rate_limit import standing_back
 from .conversation import Steps
@@ -69,6 +69,7 @@ class OnStore(Steps):
             elif not os.path.exists(path):
                 raise MissingImage(f"{path} is not there on {os.uname().nodename}")
             if step.domain:
+                files.unlink(layout.saved(disk.vm_dir, disk.disk))  # a killed run's
                 with opened(record, path, format, step.snapshot) as source:
                     room.require(disk.vm_dir, qemu_img.measure(source, format), self.talk.asking, where=disk.vm_dir)
                 path, found = self._copied(disk, step.domain, path, step.freeze)
@@ -84,8 +85,6 @@ class OnStore(Steps):
     def _copied(self, disk: DiskRef, domain: str, path: str, freeze: str) -> tuple[str, dict[str, object]]:
         """Return a local copy of one moment of a running guest's disk, and how the guest rested."""
         copy = layout.saved(disk.vm_dir, disk.disk)
-        if os.path.lexists(copy):
-            os.unlink(copy)
         target, _ = block_jobs.find(domain, path)
         try:
             rested = block_jobs.copy(disk, domain, target, copy, "raw", freeze)

@@ -131,6 +131,11 @@ def have(directory: str) -> str:
     return f"{directory}/have"
 
 
+def unverified(directory: str) -> str:
+    """Return the journal of those that a killed run has left, while they are read again."""
+    return f"{directory}/unverified"
+
+
 def source(directory: str) -> str:
     """Return the file that says where a base is from whose store is mounted nowhere: POOL/IMAGE."""
     return f"{directory}/source"

@@ -242,7 +242,7 @@ LOOKS = frozenset({
     "CheckNotOpen", "CheckNotRunning", "CheckStore", "DescribeVm", "FindClone", "FindDirectory", "FindKept", "FindSnapshots", "ListBases",
     "ListDevices", "ListHeld", "ListKeys", "ListPool", "ListShares", "ListSnapshots",
     "LookAround", "LookAtDisk", "LookAtGuest", "LookAtImages", "LookAtRoot",
-    "LookAtShareHost", "LookAtVm", "LookForVm", "MeasureRoot", "MeasureStore", "ReachDisk",
+    "LookAtShareHost", "LookAtVm", "LookForDiff", "LookForVm", "MeasureRoot", "MeasureStore", "ReachDisk",
     "ReadBase",
     "RehearseHypervisor", "ReportDisks", "SeeImage",
 })  # fmt: skip

@@ -8,15 +8,19 @@ from .refs import DiskRef, ImageRef
 
 
 class CreateDiff(NamedTuple):
-    """Claim an image for a disk, and publish an overlay over the staged base of its present content; report whose it was before.
-
-    If that is another diff of the same disk, do nothing and report the `epoch` that is to be noted first.
-    """
+    """Claim an image for a disk, and publish an overlay over the staged base of its present content; report whose it was before."""
 
     disk: DiskRef
     image: ImageRef
     min_size: int
     options: str
+
+
+class LookForDiff(NamedTuple):
+    """Report whether an image waits for a disk as it was before the VM was made anew: `before`, and the `epoch` due; else nothing."""
+
+    disk: DiskRef
+    image: ImageRef
 
 
 class TakeTurn(NamedTuple):

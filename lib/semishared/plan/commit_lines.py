@@ -19,12 +19,17 @@ def made(vm: int, disk: int, *answers: Any) -> Lines:
             f"the image waited for disk {before.disk} of VM {before.vm} on {before.host}: what that has not committed can only become "
             f"another image now (semishared commit {before.vm} {before.disk} --as-new-image NAME)"
         )
-    elif before and found.get("anew"):
+    yield from _kept(vm, found)
+
+
+def left_behind(vm: int, disk: int, data: Any) -> Lines:
+    """Say what an image waited for before its VM was made anew."""
+    before = Owner.from_data(data)
+    if before:
         yield "warn", (
             f"the image waited for this disk as it was before the VM was made anew, on {before.host}: what that has not committed can only "
             f"become another image now (semishared commit {vm} {disk} --as-new-image NAME; if that host was away, after semishared gc)"
         )
-    yield from _kept(vm, found)
 
 
 def finished(vm: int, *answers: Any) -> Lines:

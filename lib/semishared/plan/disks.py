@@ -101,13 +101,16 @@ def _cloned(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, op
         yield On(host, (s.StageBase(root, ref), prepare, s.CreateOverlay(target, ref, min_size, options)))
 
 
-def ln(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str) -> Plan:
-    """Plan ln: the image itself, in place, or a diff. CD-ROM and immutable images come read-only and keep their generation."""
+def ln(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str, is_taken_over: bool = False) -> Plan:
+    """Plan ln: the image itself, in place, or a diff. CD-ROM and immutable images come read-only and keep their generation.
+
+    `is_taken_over`: from a host that is lost, by whoever notes the VM's epoch when all of it is here.
+    """
     from . import overlay_options
 
     options = overlay_options.for_size(options, disk.size)
     kind, place = placement.io_class(image, datastore), placement.attached(image, datastore, disk)
-    yield from _where_wanted(asked, disk, image, datastore, place, _attached(asked, disk, image, datastore, options))
+    yield from _where_wanted(asked, disk, image, datastore, place, _attached(asked, disk, image, datastore, options, is_taken_over))
     yield from io_class.noted(asked.target.host, disk_ref(asked.target), kind)
 
 
@@ -125,14 +128,14 @@ def _where_wanted(asked: FromImage, disk: Disk, image: Image, datastore: Datasto
     yield from device_class.noted(host, ref, classes)
 
 
-def _attached(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str) -> Plan:
+def _attached(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str, is_taken_over: bool) -> Plan:
     place = placement.attached(image, datastore, disk)
     encryption.secret(disk, image)
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
     host, readonly, bridge = asked.target.host, disk.is_readonly, stores.bridge(datastore, image.id)
     if place.commits:
         encryption.check_diff(disk, image)
-        yield from _diff(asked, ref, bridge, grown(disk), options)
+        yield from _diff(asked, ref, bridge, grown(disk), options, is_taken_over)
         return
     if not bridge:
         link = s.LinkInPlace(target, ref, readonly, session=not readonly, shareable=disk.is_shareable)
@@ -143,9 +146,9 @@ def _attached(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, 
     yield from rbd.ln(host, bridge, ref, target, readonly=readonly, shareable=disk.is_shareable)
 
 
-def _diff(asked: FromImage, image: s.ImageRef, bridge: str, min_size: int, options: str) -> Plan:
+def _diff(asked: FromImage, image: s.ImageRef, bridge: str, min_size: int, options: str, is_taken_over: bool) -> Plan:
     """Plan ln of a persistent image whose place is local: claimed, and under an overlay of the VM's."""
-    from ..model.steps_commit import CreateDiff
+    from ..model.steps_commit import CreateDiff, LookForDiff
     from . import commit_lines
 
     target, root = disk_ref(asked.target), layout.base_store(asked.target.vm_place.datastore_location)
@@ -154,12 +157,14 @@ def _diff(asked: FromImage, image: s.ImageRef, bridge: str, min_size: int, optio
 
         image = yield from settling.claimable(asked.target.host, bridge, image, root)
     create = CreateDiff(target, image, min_size, options)
-    found = yield On(asked.target.host, (s.StageBase(root, image), _prepare(asked.target), create))
-    if "epoch" in (found[-1] or ()):
-        from ..model.steps_image import NoteEpoch
+    if not is_taken_over:
+        (left,) = yield On(asked.target.host, (LookForDiff(target, image),))
+        if left:
+            from ..model.steps_image import NoteEpoch
 
-        yield On(bridge or asked.target.host, (NoteEpoch(image, target.vm, found[-1]["epoch"]),))
-        found = yield On(asked.target.host, (create,))
+            yield Say(commit_lines.left_behind, (target.vm, target.disk, left["before"]))
+            yield On(bridge or asked.target.host, (NoteEpoch(image, target.vm, left["epoch"]),))
+    found = yield On(asked.target.host, (s.StageBase(root, image), _prepare(asked.target), create))
     yield Say(commit_lines.made, (target.vm, target.disk, *found))
 
 

@@ -106,7 +106,7 @@ def _decided(asked: Move, vm: Vm, disk: Disk, overlay_options: str) -> Part[_Reb
         if placement.attached(image, datastore, disk).commits:
             # What was not committed is lost with the host: the image's owner says whether that may be given up.
             _may_begin_anew(asked.source.host, vm, disk, image, datastore)
-        return _Rebuilt(disks.ln(request_image, disk, image, datastore, overlay_options), ref, bridge)
+        return _Rebuilt(disks.ln(request_image, disk, image, datastore, overlay_options, is_taken_over=True), ref, bridge)
     # What there is on the store says where the disk was: attributes may have changed since it was made.
     (clone,) = yield On(bridge or place.host, (i.FindClone(ref, vm.id, disk.id),))
     if clone:

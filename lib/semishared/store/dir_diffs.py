@@ -47,6 +47,12 @@ class DirDiffs:
 
     def owner(self, image: ImageRef) -> Owner | None:
         """Read it."""
+        try:
+            os.close(os.open(layout_store.owner(Stored(image.source).side), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+        except FileNotFoundError:
+            return None  # of most images, for which nothing more is to be loaded
+        except OSError:
+            pass
         from . import dir_commit
 
         return dir_commit.owner(image)
