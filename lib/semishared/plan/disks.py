@@ -163,6 +163,8 @@ def _diff(asked: FromImage, image: s.ImageRef, bridge: str, min_size: int, optio
             from ..model.steps_image import NoteEpoch
 
             yield Say(commit_lines.left_behind, (target.vm, target.disk, left["before"]))
+            # First of all, so that what is here of the VM is not older than its epoch.
+            yield On(asked.target.host, (_prepare(asked.target),))
             yield On(bridge or asked.target.host, (NoteEpoch(image, target.vm, left["epoch"]),))
     found = yield On(asked.target.host, (s.StageBase(root, image), _prepare(asked.target), create))
     yield Say(commit_lines.made, (target.vm, target.disk, *found))
