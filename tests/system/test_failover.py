@@ -15,7 +15,7 @@ from lab.guest import content, serial_xml
 from lab.oned import ActionFailed, Lcm
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
-ERROR, MONITORED = 3, 2
+ERROR, MONITORED, DISABLED = 3, 2, 4
 PAUSED = "<!-- lab: paused -->"
 KIB = 64
 DATA = content("base", 0, KIB)
@@ -93,7 +93,15 @@ def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images:
     cloud.lab.fe.run([COMMAND, "commit", str(guest_of)], user="oneadmin", timeout=120)
     guest.write("vdd", "lost", 8192, 128)
     guest.sync()
+    # Of a host that is DISABLED OpenNebula does not say whether it is lost: it is asked itself.
+    cloud.oned.host("h1").state = DISABLED
+    asked = [COMMAND, "failover", "h1", "--dry-run"]
+    done = cloud.lab.fe.run(asked, user="oneadmin", check=False, timeout=120)
+    assert done.returncode == 2 and b"h1: it answers over ssh" in done.stderr, done
     h1.kill()
+    done = cloud.lab.fe.run(asked, user="oneadmin", check=False, timeout=120)
+    assert done.returncode in (0, 1) and b"answers" not in done.stderr, done
+    cloud.oned.host("h1").state = MONITORED
     for vm in (guest_of, waits):
         cloud.oned.vm_lose(vm)
 

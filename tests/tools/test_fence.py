@@ -126,8 +126,8 @@ def said(command: Path) -> List[str]:
         ("exec sleep 9", False),
     ],
 )
-def test_who_may_be_lost_is_asked(ssh: str, answers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a host that is DISABLED OpenNebula does not say whether it is lost: its guests may run."""
+def test_what_ssh_says_of_who_may_be_lost_is_judged(ssh: str, answers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its exit code and its words; that ssh itself says so of a host that runs, and of one that does not: system/test_failover.py."""
     program = tmp_path / "ssh"
     program.write_text(f"#!/bin/sh\n{ssh}\n")
     program.chmod(0o755)
