@@ -25,7 +25,7 @@ from cluster_figures import COUNTS, DATA_MIB, HOSTS, PER_SECOND, PHASES, WORKING
 from figures import Figure, rounds_within
 
 from lab.cloud import RBD_STORE, SYSTEM, Cloud
-from lab.guest import Guest
+from lab.guest import LINUX, Guest
 
 SIZE_MIB = 1024
 DIRTY_MIB = 8
@@ -76,7 +76,7 @@ class Rig:
 
     def __init__(self, cloud: Cloud) -> None:
         self.cloud = cloud
-        self.system = cloud.os_image()
+        self.system = cloud.os_image(system=LINUX)
         self.vms: List[int] = []
 
     def _read(self) -> float:

@@ -22,7 +22,7 @@ from figures import Figure, rounds_within
 
 from lab import Node
 from lab.cloud import STORE, Cloud
-from lab.guest import Guest
+from lab.guest import LINUX, Guest
 
 SIZE_MIB, BASE_MIB = 2048, 256
 OWN_KIB = 64 << 10
@@ -53,7 +53,7 @@ class Rig:
 
     def _vm(self, name: str, persistent: bool) -> int:
         cloud = self.cloud
-        system = cloud.os_image(f"os-{name}", persistent=True)
+        system = cloud.os_image(f"os-{name}", system=LINUX, persistent=True)
         path = cloud.upload_file(f"{name}.img")
         block.fill(path, BASE_MIB << 20)
         with open(path, "r+b") as file:

@@ -22,6 +22,7 @@ from figures import Figure, rounds_within
 from throttle import MiB, Throttle
 
 from lab.cloud import STORE, Cloud
+from lab.guest import LINUX
 from pool.devices import Disk
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
@@ -70,7 +71,7 @@ class Rig:
         cloud.give(path)
         data = cloud.oned.image_create(STORE, kind, path=f"/var/tmp/{path.name}", type="DATABLOCK", prefix="vd", attributes=KINDS[kind])
         path.unlink()
-        system = cloud.os_image(f"os-{kind}", persistent=True)
+        system = cloud.os_image(f"os-{kind}", system=LINUX, persistent=True)
         self.vm = cloud.deploy(kind, [{"IMAGE_ID": str(image)} for image in (system, data)])
         self.guest = cloud.guest(self.vm)
         self.guest.write("vdb", "own", 0, OWN_KIB)

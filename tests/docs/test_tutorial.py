@@ -15,7 +15,7 @@ from configurations import oned_conf, vmm_execrc
 from docs.console import Command, comparable, rewrite
 from lab import Lab
 from lab.cloud import Cloud
-from lab.guest import build_guest_image
+from lab.guest import LINUX, write_guest_image
 from lab.one_cli import Cli
 from lab.oned import Oned, Settings
 
@@ -32,7 +32,7 @@ def stock_front_end(lab: Lab) -> None:
     (etc / "vmm_exec/vmm_execrc").write_text(vmm_execrc())
     # systemd's sign that it runs: the next commands are given for it.
     lab.fe.run(["mkdir", "-p", "/run/systemd/system"], user="root")
-    build_guest_image(lab.fe.path("/var/tmp/os.img"))
+    write_guest_image(lab.fe.path("/var/tmp/os.img"), LINUX)
     with lab.fe.path("/var/tmp/data.img").open("wb") as file:
         file.truncate(16 << 20)
     lab.fe.run(["chown", "oneadmin:", "/var/tmp/os.img", "/var/tmp/data.img"], user="root")

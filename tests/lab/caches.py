@@ -57,10 +57,13 @@ def put(path: Path, data: bytes) -> None:
     os.replace(name, path)
 
 
-def build(sources: Sequence[Path], options: Sequence[str]) -> Path:
-    """Compile a C program or library and return it, kept by content under the name of its first source."""
+def build(sources: Sequence[Path], options: Sequence[str], included: Sequence[Path] = ()) -> Path:
+    """Compile a C program or library and return it, kept by content under the name of its first source.
+
+    `included`: what the sources and options name and gcc finds by itself.
+    """
     key = hashlib.sha256(repr(options).encode())
-    for source in sources:
+    for source in (*sources, *included):
         key.update(source.read_bytes())
     result = CACHE / f"{sources[0].stem}-{key.hexdigest()[:16]}"
     if not result.exists():

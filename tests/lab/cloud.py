@@ -12,13 +12,12 @@ from weakref import WeakSet
 
 from lab import Lab, Node
 from lab.ceph import fs
-from lab.guest import COMMAND_LINE, Guest, build_guest_image, lay_out_boot, serial_path, serial_xml
+from lab.guest import BOOT, METAL, Guest, System, lay_out_boot, serial_path, serial_xml, write_guest_image
 from lab.oned import IMAGE_DS, SYSTEM_DS, Oned, Settings
 
 STORE, SYSTEM, RBD_STORE = 100, 101, 110
 DATASTORES = "/var/lib/one/datastores"
 RECORDS = ".semishared"
-BOOT = "/var/lib/libvirt/boot"
 FEW_DEVICES = "<devices><controller type='usb' model='none'/><memballoon model='none'/></devices>"
 """What libvirt adds to a guest unasked, and an emulated processor needs a tenth of a boot to set up."""
 
@@ -33,7 +32,7 @@ class Cloud:
         self.lab = lab
         self.oned = oned
         self._guests: Dict[int, Guest] = {}
-        self._bootable: Set[str] = set()
+        self._bootable: Dict[str, System] = {}
         self._forgiven: Set[str] = set()
         self.standing.add(self)
 
@@ -71,13 +70,22 @@ class Cloud:
         os.chown(path, self.lab.uid, self.lab.gid)
 
     def os_image(
-        self, name: str = "os", *, persistent: bool = False, format: str = "raw", store: int = STORE, **attributes: str
+        self,
+        name: str = "os",
+        *,
+        system: System = METAL,
+        persistent: bool = False,
+        format: str = "raw",
+        store: int = STORE,
+        **attributes: str,
     ) -> int:
-        """Upload the bootable image with the verifier."""
-        path = self.upload_file(f"{name}.img")
-        build_guest_image(path)
+        """Upload a bootable image with the verifier."""
+        for host in self.lab.hosts:
+            if not host.path(system.os["KERNEL"]).exists():
+                lay_out_boot(host.path(BOOT), system)
+        write_guest_image(self.upload_file(f"{name}.img"), system)
         image = self._upload(name, format, "OS", persistent, attributes, store)
-        self._bootable.add(str(image))
+        self._bootable[str(image)] = system
         return image
 
     def data_image(
@@ -137,9 +145,8 @@ class Cloud:
         What boots is what is on its disk, but from a file of the host: an emulated BIOS takes as long to load it as all the
         rest of a boot. The demo, the tutorial and tests/system/test_hypervisor.py boot from disks.
         """
-        system = {"ARCH": "x86_64", "MACHINE": machine}
-        if any(disk.get("IMAGE_ID") in self._bootable for disk in disks):
-            system.update(KERNEL=f"{BOOT}/vmlinux", INITRD=f"{BOOT}/initrd", KERNEL_CMD=COMMAND_LINE)
+        systems = [self._bootable[disk["IMAGE_ID"]] for disk in disks if disk.get("IMAGE_ID") in self._bootable]
+        system = {"ARCH": "x86_64", "MACHINE": machine, **(systems[0].os if systems else {})}
         return {
             "NAME": name, "CPU": "0.1", "MEMORY": "128", "OS": system,
             "DISK": list(disks), "CONTEXT": {"NETWORK": "NO", "SEMI": name},

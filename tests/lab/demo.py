@@ -45,10 +45,10 @@ class Row:
 
 def images(cloud: Cloud) -> Tuple[int, int, int]:
     """Upload the OS image and the data image, and clone the latter; return their ids."""
-    from lab.guest import build_guest_image
+    from lab.guest import LINUX, write_guest_image
 
     path = cloud.upload_file("debian.img")
-    build_guest_image(path)
+    write_guest_image(path, LINUX)
     with path.open("r+b") as file:
         file.seek(0, 2)
         block = hashlib.sha512(b"semishared").digest() * 16384

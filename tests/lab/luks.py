@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from lab.cloud import BOOT, Cloud
-from lab.guest import COMMAND_LINE, content
+from lab.cloud import Cloud
+from lab.guest import METAL, content
 from lab.node import Node
 
 SECRET = "8f2c1a4e-5d0b-4b3e-9a57-0c6f3e2d1b40"
@@ -13,7 +13,7 @@ VIRSH = ["virsh", "-q", "-c", "qemu:///system"]
 KEY = "/var/tmp/luks-key"
 KIB = 64
 DATA = content("luks", 0, KIB)
-DIRECT = {"ARCH": "x86_64", "MACHINE": "pc", "KERNEL": f"{BOOT}/vmlinux", "INITRD": f"{BOOT}/initrd", "KERNEL_CMD": COMMAND_LINE}
+DIRECT = {"ARCH": "x86_64", "MACHINE": "pc", **METAL.os}
 """OS of a VM whose kernel is the host's, so that no disk has to be bootable."""
 XML = f"""<secret ephemeral='no' private='yes'>
   <uuid>{SECRET}</uuid>

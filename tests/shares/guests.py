@@ -11,7 +11,7 @@ from typing import Any, Iterator, Sequence
 
 from lab import Node
 from lab.cloud import SYSTEM, Cloud
-from lab.guest import Guest
+from lab.guest import LINUX, Guest
 from shares.cloud import SHARES, template
 from shares.conftest import run
 from shares.page import ROOT, rule
@@ -27,7 +27,7 @@ class Guests:
     """A cloud with a datastore SHARES, whose VMs have shares."""
 
     def __init__(self, cloud: Cloud) -> None:
-        self.cloud, self.oned, self.os = cloud, cloud.oned, cloud.os_image()
+        self.cloud, self.oned, self.os = cloud, cloud.oned, cloud.os_image(system=LINUX)
 
     def image(self, name: str, size: str, uid: int = 0, **more: Any) -> int:
         """Make a share of user `uid`."""

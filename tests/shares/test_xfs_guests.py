@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from lab import caches
-from lab.guest import COMMAND_LINE, lay_out_boot
+from lab.guest import LINUX, lay_out_boot
 from lab.kernel_host import ONEADMIN, KernelHost, KernelHostError
 from nfs.site import LOCATION, HostSide
 from nfs.test_apparmor import LIBVIRTD_CONF, QEMU_CONF
@@ -117,7 +117,7 @@ class Site:
     def prepare(self) -> None:
         shutil.copytree(Path(caches.CHECKOUT, "tests/lab/stock"), self._top / "remotes", symlinks=True)
         subprocess.run([f"{caches.CHECKOUT}/install.sh", "--remotes", self._top / "remotes"], check=True, capture_output=True)
-        lay_out_boot(self._top)
+        lay_out_boot(self._top, LINUX)
         subprocess.run(["chmod", "-R", "a+rX", self._top], check=True)
         subprocess.run(["chown", "-Rh", f"{ONEADMIN[0]}:{ONEADMIN[1]}", self._top], check=True)
         host, known = self.host, caches.capabilities()
@@ -144,7 +144,7 @@ class Site:
         disks = "".join(DISK.format(**value) for value in values)
         self.host.put(f"{vm_dir}/vm.xml", f"<VM><ID>{vm}</ID><TEMPLATE>{disks}</TEMPLATE></VM>".encode())
         filesystems = "".join(FILESYSTEM.format(**value) for value in values)
-        domain = DOMAIN.format(vm=vm, boot=self._top, words=COMMAND_LINE, filesystems=filesystems).encode()
+        domain = DOMAIN.format(vm=vm, boot=self._top, words=LINUX.os["KERNEL_CMD"], filesystems=filesystems).encode()
         words = [f"{self._top}/remotes/vmm/semishared/deploy", f"{vm_dir}/deployment.0", "shares", str(vm), "shares"]
         self.host.run(words, stdin=domain, user=ONEADMIN, timeout=LONG_S)
         self.guests[vm] = Inner(self.host, vm)

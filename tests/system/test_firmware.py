@@ -12,8 +12,8 @@ from typing import Iterator
 import pytest
 
 from lab import caches
-from lab.cloud import BOOT, Cloud
-from lab.guest import Guest
+from lab.cloud import Cloud
+from lab.guest import BOOT, LINUX, Guest
 
 pytestmark = pytest.mark.long
 OVMF = "/usr/share/OVMF/OVMF_CODE.fd"
@@ -66,7 +66,7 @@ def until(is_so: object) -> None:
 
 
 def deploy(cloud: Cloud) -> int:
-    image = cloud.os_image("firmware")
+    image = cloud.os_image("firmware", system=LINUX)
     template = cloud.template("firmware of a guest", [{"IMAGE_ID": str(image)}], machine="q35", TPM={"MODEL": "tpm-crb"})
     template["OS"] = {**template["OS"], "KERNEL": f"{BOOT}/vmlinuz", "FIRMWARE": OVMF}
     vm = cloud.oned.vm_create({**template, "MEMORY": "256"})

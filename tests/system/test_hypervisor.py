@@ -14,7 +14,7 @@ from typing import Callable, Iterator
 import pytest
 
 from lab import Lab, Node
-from lab.guest import Guest, build_guest_image, serial_path, serial_xml
+from lab.guest import Guest, serial_path, serial_xml, write_guest_image
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root")
 
@@ -146,7 +146,7 @@ def image(lab: Lab, name: str, bootable: bool = False, mib: int = 8) -> str:
     """Put an image into the shared store."""
     path = f"{PLAIN}/100/{name}"
     if bootable:
-        build_guest_image(lab.fe.path(path))
+        write_guest_image(lab.fe.path(path))
         os.chown(lab.fe.path(path), lab.uid, lab.gid)
     else:
         lab.fe.run(["truncate", "-s", f"{mib}M", path])

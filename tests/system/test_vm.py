@@ -11,7 +11,7 @@ import pytest
 
 import matrix
 from lab.cloud import DATASTORES, STORE, Cloud
-from lab.guest import Guest, GuestError, content
+from lab.guest import LINUX, Guest, GuestError, content
 from lab.oned import ActionFailed
 from semishared.config import Config
 from trimming import trimmed
@@ -56,9 +56,9 @@ def scratch_system(cloud: Cloud) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def hot(cloud: Cloud, os_image: int) -> Guest:
-    """One long-lived guest to which disks are attached (a boot per cell would cost minutes)."""
-    vm = cloud.deploy("hot", [{"IMAGE_ID": str(os_image)}])
+def hot(cloud: Cloud) -> Guest:
+    """One long-lived guest to which disks are attached, as Linux takes them (a boot per cell would cost minutes)."""
+    vm = cloud.deploy("hot", [{"IMAGE_ID": str(cloud.os_image("hot-os", system=LINUX))}])
     guest = cloud.guest(vm)
     guest.vm = vm  # type: ignore[attr-defined]
     return guest

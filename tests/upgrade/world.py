@@ -14,8 +14,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from configurations import oned_conf, vmm_execrc
 from lab import Lab, Node
-from lab.cloud import BOOT, DATASTORES, RBD_STORE, STORE, SYSTEM, Cloud
-from lab.guest import Guest, content, lay_out_boot
+from lab.cloud import DATASTORES, RBD_STORE, STORE, SYSTEM, Cloud
+from lab.guest import BOOT, Guest, content, lay_out_boot
 from lab.oned import IMAGE_DS, SYSTEM_DS, Oned, Settings
 from upgrade import versions
 

@@ -21,7 +21,9 @@
 //   xattr PATH NAME [HEX]              give a file that attribute, or see whether it can be read
 //   sync | poweroff | uptime
 #define _GNU_SOURCE
+#include "content.h"
 #include "context.h"
+#include "sha256.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -44,8 +46,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { KIB = 1024, CHUNK = 256 * KIB, BLOCK_KIB = 64, LOOPS = 12, WORDS = 8 };
-typedef uint64_t u64;
+enum { LOOPS = 12, WORDS = 8 };
 
 struct loop {
     char dev[16];
@@ -74,41 +75,6 @@ static u64 now_ms(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (u64)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
-static u64 mix(u64 x)
-{
-    x += 0x9E3779B97F4A7C15ull;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-    return x ^ (x >> 31);
-}
-
-static u64 seed_of(const char *word)
-{
-    u64 h = 0xCBF29CE484222325ull;
-    for (; *word; word++)
-        h = (h ^ (unsigned char)*word) * 0x100000001B3ull;
-    return h;
-}
-
-// Every KiB of a disk has its own content, from the seed and its position: a block that landed elsewhere shows.
-static void fill(void *to, int zero, u64 seed, u64 kib, u64 count)
-{
-    u64 *out = to;
-    if (zero) {
-        memset(to, 0, count * KIB);
-        return;
-    }
-    for (u64 k = kib; k < kib + count; k++) {
-        u64 x = mix(seed ^ mix(k)) | 1;
-        for (int i = 0; i < KIB / 8; i++) {
-            x ^= x << 13;
-            x ^= x >> 7;
-            x ^= x << 17;
-            *out++ = x;
-        }
-    }
 }
 
 static int open_disk(const char *name, int flags)
@@ -144,63 +110,13 @@ static int transfer(int fd, int writing, char *data, size_t n, off_t at)
     return 0;
 }
 
-// ---- sha256 ----------------------------------------------------------------------------------------------------------
-
-static uint32_t K[64], H[8];
-
-static uint32_t root_bits(double x) { return (uint32_t)((x - (u64)x) * 4294967296.0); }
-
-static double newton(int prime, int power)
-{
-    double x = prime;
-    for (int i = 0; i < 60; i++)
-        x = power == 2 ? (x + prime / x) / 2 : (2 * x + prime / (x * x)) / 3;
-    return x;
-}
-
-static void sha_start(void)
-{
-    for (int found = 0, n = 2; found < 64; n++) {
-        int prime = 1;
-        for (int d = 2; d * d <= n; d++)
-            prime &= n % d != 0;
-        if (!prime)
-            continue;
-        if (found < 8)
-            H[found] = root_bits(newton(n, 2));
-        K[found++] = root_bits(newton(n, 3));
-    }
-}
-
-static uint32_t turn(uint32_t x, int n) { return x >> n | x << (32 - n); }
-
-static void sha_block(uint32_t *h, const unsigned char *p)
-{
-    uint32_t w[64], s[8];
-    for (int i = 0; i < 16; i++)
-        w[i] = (uint32_t)p[4 * i] << 24 | p[4 * i + 1] << 16 | p[4 * i + 2] << 8 | p[4 * i + 3];
-    for (int i = 16; i < 64; i++)
-        w[i] = w[i - 16] + w[i - 7] + (turn(w[i - 15], 7) ^ turn(w[i - 15], 18) ^ w[i - 15] >> 3) +
-               (turn(w[i - 2], 17) ^ turn(w[i - 2], 19) ^ w[i - 2] >> 10);
-    memcpy(s, h, sizeof s);
-    for (int i = 0; i < 64; i++) {
-        uint32_t a = s[0], e = s[4];
-        uint32_t t1 = s[7] + (turn(e, 6) ^ turn(e, 11) ^ turn(e, 25)) + ((e & s[5]) ^ (~e & s[6])) + K[i] + w[i];
-        uint32_t t2 = (turn(a, 2) ^ turn(a, 13) ^ turn(a, 22)) + ((a & s[1]) ^ (a & s[2]) ^ (s[1] & s[2]));
-        memmove(s + 1, s, 7 * sizeof *s);
-        s[4] += t1;
-        s[0] = t1 + t2;
-    }
-    for (int i = 0; i < 8; i++)
-        h[i] += s[i];
-}
+// ---- sum, write and check ---------------------------------------------------------------------------------------------
 
 static void sum(int fd, u64 kib, u64 count)
 {
     uint32_t h[8];
-    unsigned char last[64] = {0x80};
     char hex[65];
-    memcpy(h, H, sizeof h);
+    memcpy(h, sha_begin, sizeof h);
     for (u64 done = 0; done < count; done += CHUNK / KIB) {
         u64 n = count - done < CHUNK / KIB ? count - done : CHUNK / KIB;
         if (transfer(fd, 0, buffer, n * KIB, (kib + done) * KIB)) {
@@ -210,15 +126,11 @@ static void sum(int fd, u64 kib, u64 count)
         for (u64 i = 0; i < n * KIB; i += 64)
             sha_block(h, (unsigned char *)buffer + i);
     }
-    for (int i = 0; i < 8; i++)
-        last[56 + i] = (count * KIB * 8) >> (56 - 8 * i);
-    sha_block(h, last);
+    sha_end(h, count * KIB);
     for (int i = 0; i < 8; i++)
         sprintf(hex + 8 * i, "%08x", h[i]);
     answer("OK %s", hex);
 }
-
-// ---- write and check -------------------------------------------------------------------------------------------------
 
 static void write_range(int fd, const char *seed, u64 kib, u64 count)
 {

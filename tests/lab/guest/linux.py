@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the lab guests' disk image: raw, bootable through the BIOS, Debian's cloud kernel and a busybox initramfs.
+"""Build the disk image of a Linux guest: raw, bootable through the BIOS, Debian's cloud kernel and a busybox initramfs.
 
 The image is one FAT file system without a partition table, made by mtools and syslinux without mounting anything.
 """
@@ -19,6 +19,8 @@ from lab.initramfs import BUSYBOX
 
 HERE = Path(__file__).resolve().parent
 MIB = 32
+CONTENT_MIB = 16
+"""About as much of it is no zero, and hardly to be compressed."""
 # What they need comes by itself. The cloud kernel has no AHCI: see context.c. No disk of a test is one of SCSI: a driver for
 # that controller, which each guest has, would look for 256 of them.
 MODULES = {"": ["virtio_pci", "virtio_blk", "ata_piix", "sr_mod", "evdev", "button"], "efi": ["efivarfs"], "share": ["virtiofs"]}
@@ -37,12 +39,14 @@ LABEL lab
 # Larger clusters for the loader: less for an emulated processor to do.
 CLUSTER = 8
 """Sectors."""
+HEADERS = ("context.h", "content.h", "sha256.h")
 
 
 def _initramfs(tree: Path, modules: dict[str, list[Path]]) -> bytes:
     (tree / "bin").mkdir(parents=True)
     shutil.copy(BUSYBOX, tree / "bin/busybox")
-    shutil.copy(caches.build([HERE / "agent.c", HERE / "context.c"], ["-static", f"-I{HERE}"]), tree / "bin/agent")
+    agent = caches.build([HERE / "agent.c", HERE / "context.c"], ["-static", f"-I{HERE}"], [HERE / name for name in HEADERS])
+    shutil.copy(agent, tree / "bin/agent")
     shutil.copy(caches.build([HERE / "boot.c"], ["-static"]), tree / "init")
     for name, files in modules.items():
         (tree / "modules" / name).mkdir(parents=True)
@@ -52,7 +56,7 @@ def _initramfs(tree: Path, modules: dict[str, list[Path]]) -> bytes:
 
 def _key(kernel: Path, modules: list[Path]) -> str:
     digest = hashlib.sha256(f"{MIB} {CLUSTER} {BOOT} {MODULES} {kernel.stat().st_mtime_ns}".encode())
-    sources = [HERE / name for name in ("agent.c", "context.c", "context.h", "boot.c")]
+    sources = [HERE / name for name in ("agent.c", "context.c", "boot.c", *HEADERS)]
     for path in [Path(__file__), *sources, Path(initramfs.__file__), BUSYBOX, *modules]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -73,14 +77,13 @@ def _kept() -> tuple[Path, Path, str]:
     return kernel, kept, key
 
 
-def lay_out_boot(folder: Path) -> None:
-    """Put what a guest boots from without its disk into `folder`: `vmlinux` and `initrd`."""
-    for source, name in ((caches.unpacked_kernel(), "vmlinux"), (_kept()[1], "initrd")):
-        subprocess.run(["cp", "--reflink=auto", str(source), str(folder / name)], check=True)
+def boot_files() -> dict[str, Path]:
+    """Return what a guest boots from without its disk: `vmlinux` and `initrd`."""
+    return {"vmlinux": caches.unpacked_kernel(), "initrd": _kept()[1]}
 
 
-def build_guest_image(dest: Path) -> Path:
-    """Write the guest's disk image to `dest`; built once per content and kept in the checkout's build directory."""
+def disk_image() -> Path:
+    """Return the disk image; built once per content and kept in the checkout's build directory."""
     kernel, packed, key = _kept()
     kept = caches.CACHE / f"guest-{key}.raw"
     if not kept.exists():
@@ -99,6 +102,4 @@ def build_guest_image(dest: Path) -> Path:
             for words in tools:
                 subprocess.run(words, check=True, capture_output=True, env={**os.environ, "MTOOLS_SKIP_CHECK": "1"})
             caches.put(kept, image.read_bytes())
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["cp", "--sparse=always", "--reflink=auto", str(kept), str(dest)], check=True)
-    return dest
+    return kept
