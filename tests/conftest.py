@@ -16,6 +16,7 @@ from lab import cgroups
 from lab.cloud import Cloud
 
 MARKERS = {
+    "starts": "starts host sides as processes of their own, where its suite forks them (tests/tools/conftest.py)",
     "reads_checkout": "looks at the files of this checkout, as a linter does",
     "runs_python": "starts python, the one thing a unit test may start, and says why",
     "fault(number, claim)": "proves a row of docs/reference/faults.md: tests/against.py says what an older version does",

@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
+import costs
 import matrix
 from lab.cgroups import Account
 
@@ -76,13 +77,6 @@ hangs, also on a busy machine.
 `first`: before the others, which need not run to know that a checkout is no good.
 `runner`: what runs its files (RUNNERS), pytest if nothing is said.
 """
-
-
-def processors() -> Tuple[float, float]:
-    """Return for how many seconds all processors of this machine have been busy, and for how many they have been there."""
-    ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    idle = ticks[3] + ticks[4]
-    return (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK"), sum(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def run_command(suite: Dict[str, Any], log: Path, account: Account) -> Dict[str, Any]:
@@ -203,13 +197,13 @@ def main() -> int:
     if unknown:
         parser.error(f"no such suite: {', '.join(sorted(unknown))}")
     BUILD.mkdir(exist_ok=True)
+    meter = costs.Meter(BUILD)
     if not arguments.suites or {"lint", "types"} & set(arguments.suites):
         subprocess.run(["make", "-s", "build/venv/ready"], cwd=ROOT, check=False)
     names = arguments.suites or [name for name, suite in SUITES.items() if arguments.full or not suite.get("full")]
     # What runs without leave to write byte code would compile it each time, also where each second is twenty (nfs).
     subprocess.run([sys.executable, "-m", "compileall", "-q", "lib", "tests"], cwd=ROOT, check=False)
     report: Dict[str, Any] = {}
-    busy, there = processors()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         first = [name for name in names if SUITES[name].get("first")]
         for group in (first, [name for name in names if name not in first]):
@@ -226,8 +220,14 @@ def main() -> int:
         report["matrix"] = judge_matrix(report)
         (BUILD / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     print("\n".join(rows))
-    busy, there = (now - before for now, before in zip(processors(), (busy, there)))
-    print(f"{os.cpu_count()} processors, busy {busy / there:.0%} of the time, with whatever else ran on this machine")
+    print("\n".join(f"{seconds:7.1f} cpu s  {name}" for seconds, name in costs.dearest(report)))
+    spent = meter.end()
+    print(
+        f"{spent['minutes']} minutes, {spent['cpu seconds']} processor seconds ({os.cpu_count()} processors, busy {spent['busy']:.0%}),"
+        f" {spent['memory GiB']} GiB of memory and {spent['disk GiB']} GiB of disk at most, with whatever else ran on this machine"
+    )
+    if not arguments.suites:
+        print("\n".join(costs.passed(spent, costs.TEST_FULL if arguments.full else costs.TEST, report, SUITES)) or "no budget passed")
     total = {key: sum(result[key] for result in report.values()) for key in ("passed", "failed", "skipped")}
     print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped", flush=True)
     return 1 if total["failed"] else 0

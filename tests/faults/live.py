@@ -19,7 +19,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import pytest
 
-from lab import NodeProcess, domains, layout
+from lab import NodeProcess, domains, fork_server, layout
 from semishared.config import Config
 from semishared.errors import SemisharedError
 from semishared.model import steps as s
@@ -30,7 +30,7 @@ from semishared.tools import layers
 from semishared.wire import messages
 from semishared.wire import session as ssh
 
-from . import libvirt_proxy, machine
+from . import libvirt_proxy
 from .cloud import STORE, SYSTEM, Cloud, until
 from .rig import digest, file_digest, image_bytes
 
@@ -96,9 +96,9 @@ class Live:
 
     def _power_on(self) -> "Tuple[socket.socket, NodeProcess]":
         """Start what starts host sides on h1, as the driver's user there."""
-        self.host.path("/var/tmp/machine.py").write_text(Path(machine.__file__).read_text())
+        self.host.path("/var/tmp/fork_server.py").write_text(Path(fork_server.__file__).read_text())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        process = self.host.popen(["/usr/bin/python3", "-I", "/var/tmp/machine.py", "/var/tmp/one/lib"], stdin=theirs)
+        process = self.host.popen(["/usr/bin/python3", "-I", "/var/tmp/fork_server.py", "/var/tmp/one/lib"], stdin=theirs)
         theirs.close()
         assert ours.recv(100) == b"ready"
         return ours, process
@@ -114,7 +114,7 @@ class Live:
         how = env.get("DIE_AFTER") or env.get("FAIL", "")
         with self._proxy(env.get("DIE_IN") or env["FAIL_IN"], how) if how else nullcontext():
             extra = {**self.environment, **{key: value for key, value in env.items() if key.startswith("SEMISHARED_")}}
-            ssh.subprocess = machine.Starter(self._server, extra)  # type: ignore[assignment, attr-defined]
+            ssh.subprocess = fork_server.Starter(self._server, extra)  # type: ignore[assignment, attr-defined]
             try:
                 session = ssh.Session("localhost", "test", Config())
             finally:

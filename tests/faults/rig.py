@@ -28,9 +28,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Type
 
+from lab import fork_server
 from semishared.wire import session as ssh
-
-from . import machine
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 MACHINES = ("a", "b", "fe")
@@ -65,7 +64,7 @@ class Rig:
 
     def _power_on(self, name: str) -> None:
         live = self.top / "live"
-        words = ["unshare", "--mount", "--propagation", "private", "/usr/bin/python3", "-I", machine.__file__, str(CHECKOUT / "lib")]
+        words = ["unshare", "--mount", "--propagation", "private", "/usr/bin/python3", "-I", fork_server.__file__, str(CHECKOUT / "lib")]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words += [str(live / name), str(self.datastores), str(live / "store")]
         self._machines[name] = subprocess.Popen(words, stdin=theirs.fileno())
@@ -139,7 +138,7 @@ class Rig:
 
         class OnRig(real):  # type: ignore[misc, valid-type]
             def __init__(self, host: str, action: str, config: object, *, bulk: bool = False) -> None:
-                ssh.subprocess = machine.Starter(rig._servers[host])  # type: ignore[assignment, attr-defined]
+                ssh.subprocess = fork_server.Starter(rig._servers[host])  # type: ignore[assignment, attr-defined]
                 extra = environment.get(host, {})
                 os.environ.update(extra)
                 try:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fresh machine for each test."""
+"""A fresh machine for each test.
+
+Its host sides are forks of one process (lab/fork_server.py): a thousand starts of python would cost four times as much as all that
+they do. A test whose point is what a process is started with is marked `starts`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,10 @@ from typing import TYPE_CHECKING, Iterator
 
 import pytest
 
+from lab import fork_server
 from semishared.tools import rate_limit
-from tools.world import World
+from semishared.wire import session
+from tools.world import ROOT, World
 
 if TYPE_CHECKING:
     from tools.ceph_cluster import LocalCluster
@@ -23,6 +29,19 @@ def usual_priority() -> Iterator[None]:
     """What a test asks of the library itself, and not of a program, does not leave all that come after it behind the others."""
     yield
     assert not rate_limit._stands_back and not os.getpriority(os.PRIO_PROCESS, 0), "this test has left its process at rest"
+
+
+@pytest.fixture(scope="session")
+def _host_sides() -> Iterator[fork_server.Starter]:
+    with fork_server.serving(ROOT / "lib") as server:
+        yield fork_server.Starter(server, only=session.HERE)
+
+
+@pytest.fixture(autouse=True)
+def forked(request: pytest.FixtureRequest, _host_sides: fork_server.Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what asks this machine's host side in the test's own process get a fork."""
+    if not request.node.get_closest_marker("starts"):
+        monkeypatch.setattr(session, "subprocess", _host_sides)
 
 
 @pytest.fixture()

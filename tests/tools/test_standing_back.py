@@ -154,6 +154,7 @@ def send(world: World) -> list[s.Step]:
     return [s.SendVm(5, copied(world).vm_dir)]
 
 
+@pytest.mark.starts  # what is looked for is found by its name
 @pytest.mark.parametrize(
     ("work", "who"),
     [(staging, "hostside.py"), (copy, "hostside.py"), (commit, "hostside.py"), (backup, "qemu-img\0convert"),

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine of the rig: a process in mounts of its own that starts host sides by forking itself, in milliseconds.
+"""A process that starts host sides by forking itself, in milliseconds, where the point of a test is not that one starts.
 
-    machine.py LIB [DISKS DATASTORES STORE]      with a socket as stdin; says "ready"; with mounts, if they are named
+    fork_server.py LIB [DISKS DATASTORES STORE]      with a socket as stdin; says "ready"; with mounts, if they are named
 
 Each request on the socket is an environment (JSON) with four descriptors: stdin, stdout, stderr, and a socket that is
 told the pid and then the exit code. What runs is the host side as ssh starts it, but for python's own start: everything
-it imports is here before, and nothing of it has run yet.
+it imports is here before, and nothing of it has run yet. Suites with real starts: system, faults, shell, staging and more.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import socket
 import subprocess
 import sys
 import traceback
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Dict, List, Optional, Sequence
+from typing import IO, Any, Dict, Iterator, List, Optional, Sequence
 
 
 class HostSide:
@@ -52,7 +53,9 @@ class HostSide:
     def wait(self, timeout: Optional[float] = None) -> int:
         """Return its exit code; raise TimeoutExpired."""
         if self.returncode is None:
-            if not select.select([self._told], [], [], timeout)[0]:
+            waiting = select.poll()
+            waiting.register(self._told, select.POLLIN)
+            if not waiting.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired("hostside", timeout or 0)
             self.returncode = int(self._told.recv(100))
             self._told.close()
@@ -68,16 +71,34 @@ class HostSide:
 
 
 class Starter:
-    """In place of the module subprocess in wire.session: starts host sides on a machine."""
+    """In place of the module subprocess in wire.session: starts host sides on the machine of that server."""
 
     PIPE, TimeoutExpired = subprocess.PIPE, subprocess.TimeoutExpired
 
-    def __init__(self, server: socket.socket, extra: Optional[Dict[str, str]] = None) -> None:
-        self._server, self._extra = server, extra or {}
+    def __init__(self, server: socket.socket, extra: Optional[Dict[str, str]] = None, only: str = "") -> None:
+        """`only`: what starts anything but this script is started as usual."""
+        self._server, self._extra, self._only = server, extra or {}, only
 
-    def Popen(self, argv: Sequence[str], *, env: Dict[str, str], stderr: int, **_: object) -> HostSide:  # noqa: N802
-        """Start a host side, whatever `argv` says."""
+    def Popen(self, argv: Sequence[str], *, env: Dict[str, str], stderr: int, **more: Any) -> "HostSide | subprocess.Popen[bytes]":  # noqa: N802
+        """Start what `argv` says."""
+        if self._only and self._only not in argv:
+            return subprocess.Popen(argv, env=env, stderr=stderr, **more)
         return HostSide(self._server, {**env, **self._extra}, stderr)
+
+
+@contextmanager
+def serving(lib: Path) -> Iterator[socket.socket]:
+    """Have a server on this machine; yield its socket. It ends with the block."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(["/usr/bin/python3", "-I", __file__, str(lib)], stdin=theirs.fileno())
+    try:
+        if ours.recv(100) != b"ready":
+            raise RuntimeError(f"{__file__} did not start")
+        yield ours
+    finally:
+        ours.close()
+        process.wait()
 
 
 # -- the process itself -----------------------------------------------------------------------------
