@@ -11,7 +11,6 @@ import os
 import pickle
 import re
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Iterator, List, NamedTuple, Tuple
 
 import pytest
 
+from lab import forks
 from semishared.model import steps as s
 from semishared.model import steps_image as i
 from tools.ceph_cluster import running
@@ -68,7 +68,7 @@ class Standing(NamedTuple):
         xml = self.site.datastore_xml(self.world.top)
         job.write_bytes(pickle.dumps(Job(flow, self.site.ref(self.number), self.world.disk(), xml)))
         path = os.pathsep.join([str(TESTS), str(TESTS.parent / "lib")])
-        argv = [sys.executable, "-m", "cephfaults.diff_flows", str(job)]
+        argv = [*forks.words("cephfaults.diff_flows"), str(job)]
         return subprocess.run(argv, env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, check=False, timeout=240)
 
     def must(self, flow: str, **env: str) -> None:

@@ -23,7 +23,7 @@ BOUND_S = 110
 
 @pytest.fixture(scope="module")
 def cloud() -> Iterator[Cloud]:
-    with Cloud.up(hosts=1, ceph=True) as up:
+    with Cloud.up(hosts=1, ceph=True, forks=True) as up:
         yield up
 
 

@@ -12,7 +12,6 @@ import json
 import os
 import pickle
 import subprocess
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence
 
 import pytest
 
+from lab import forks
 from semishared.model import steps as s
 from semishared.model import steps_image as i
 from semishared.tools import layers, qemu_img
@@ -64,7 +64,7 @@ def run(steps: Sequence[s.Step], **env: str) -> "subprocess.CompletedProcess[byt
         file.write(pickle.dumps(list(steps)))
         file.flush()
         path = os.pathsep.join([str(TESTS), str(TESTS.parent / "lib")])
-        argv = [sys.executable, "-m", "cephfaults.once", file.name]
+        argv = [*forks.words("cephfaults.once"), file.name]
         return subprocess.run(argv, env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, check=False, timeout=240)
 
 

@@ -12,7 +12,7 @@ from lab.cloud import Cloud
 
 @pytest.fixture(scope="session")
 def cloud() -> Iterator[Cloud]:
-    with Cloud.up(hosts=2, systems=(101, 102), cephfs=True) as up:
+    with Cloud.up(hosts=2, systems=(101, 102), cephfs=True, forks=True) as up:
         yield up
 
 

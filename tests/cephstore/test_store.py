@@ -32,7 +32,7 @@ NUMBERS = {target: disk for disk, target in enumerate(PLACES, 1)}
 
 @pytest.fixture(scope="module")
 def cloud() -> Iterator[Cloud]:
-    with Cloud.up(hosts=2, ceph=True) as up:
+    with Cloud.up(hosts=2, ceph=True, forks=True) as up:
         yield up
 
 

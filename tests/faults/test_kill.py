@@ -17,6 +17,7 @@ from typing import Any, Dict, Iterator, List, Set, Tuple
 
 import pytest
 
+from points import Known
 from semishared.errors import SemisharedError
 from semishared.model import steps as s
 from semishared.tools import extents, layers
@@ -276,8 +277,8 @@ def difference(wanted: Listing, found: Listing) -> str:
 class Proof:
     """One action on one rig."""
 
-    def __init__(self, rig: Rig, case: Case) -> None:
-        self.rig, self.case, self.outcome = rig, case, Outcome()
+    def __init__(self, rig: Rig, case: Case, known: Known) -> None:
+        self.rig, self.case, self.known, self.outcome = rig, case, known, Outcome()
 
     def run(self) -> Outcome:
         rig, case = self.rig, self.case
@@ -295,9 +296,9 @@ class Proof:
         for machine, trace in traces.items():
             names = points(trace)
             assert names, f"{machine} passed no point"
-            self.outcome.points += len(names)
-            for number, name in enumerate(names, 1):
-                self.attempt(machine, number, name)
+            for number in self.known.chosen(f"{case.name.split()[0]} on {machine}", case.name, names):
+                self.outcome.points += 1
+                self.attempt(machine, number, names[number - 1])
         return self.outcome
 
     def attempt(self, machine: str, number: int, name: str) -> None:
@@ -390,7 +391,7 @@ def OTHER_IS_WHOLE(rig: Rig, machine: str) -> bool:  # noqa: N802
 _rig: List[Rig] = []
 
 
-def _work(index: int) -> Outcome:
+def _work(index: int, known: Known) -> Outcome:
     """Prove one case in a worker process, which has a rig of its own."""
     if not _rig:
         own_mounts()
@@ -398,7 +399,7 @@ def _work(index: int) -> Outcome:
         threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
         build(_rig[0])
     try:
-        return Proof(_rig[0], CASES[index]).run()
+        return Proof(_rig[0], CASES[index], known).run()
     except Exception:  # noqa: BLE001 - told by the test
         return Outcome(failures=[traceback.format_exc()])
 
@@ -419,7 +420,7 @@ def _end(_: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest) -> "Iterator[Dict[str, Future[Outcome]]]":
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Dict[str, Future[Outcome]]]":
     """Prove the selected cases, two at a time."""
     specs = [getattr(item, "callspec", None) for item in request.session.items]
     wanted = {spec.params["name"] for spec in specs if spec and "name" in spec.params}
@@ -431,13 +432,13 @@ def outcomes(request: pytest.FixtureRequest) -> "Iterator[Dict[str, Future[Outco
     futures: "Dict[str, Future[Outcome]]" = {}
     # The long ones first; whoever is done takes the next.
     queue = sorted((index for index, case in enumerate(CASES) if case.name in wanted), key=lambda index: CASES[index].name[:3] != "mv ")
-    waiting = iter(queue)
+    waiting, known = iter(queue), Known(tmp_path_factory.mktemp("known"))
     futures = {CASES[index].name: Future() for index in queue}
 
     def serve(pool: ProcessPoolExecutor) -> None:
         for index in waiting:
             try:
-                futures[CASES[index].name].set_result(pool.submit(_work, index).result())
+                futures[CASES[index].name].set_result(pool.submit(_work, index, known).result())
             except BaseException as e:  # noqa: BLE001 - the test that waits is to see it
                 futures[CASES[index].name].set_exception(e)
 

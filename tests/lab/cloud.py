@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from lab import Lab, Node
 from lab.ceph import fs
+from lab.forks import serve
 from lab.guest import BOOT, METAL, Guest, System, lay_out_boot, serial_path, serial_xml, write_guest_image
 from lab.oned import IMAGE_DS, SYSTEM_DS, Oned, Settings
 
@@ -38,15 +39,20 @@ class Cloud:
 
     @classmethod
     @contextmanager
-    def up(cls, hosts: int = 2, systems: Sequence[int] = (SYSTEM,), ceph: bool = False, cephfs: bool = False) -> Iterator[Cloud]:
+    def up(
+        cls, hosts: int = 2, systems: Sequence[int] = (SYSTEM,), ceph: bool = False, cephfs: bool = False, forks: bool = False
+    ) -> Iterator[Cloud]:
         """Put up lab, drivers and datastores (with `ceph` also RBD_STORE); take all of it down at the end.
 
-        With `cephfs` STORE is on CephFS, which each node mounts by itself; else it is a bind mount.
+        With `cephfs` STORE is on CephFS, which each node mounts by itself; else it is a bind mount. With `forks` the drivers are
+        forked and not started (forks.py).
         """
         with Lab.up(hosts=hosts, stores=() if cephfs else (STORE,), ceph=ceph or cephfs) as lab:
             if cephfs:
                 fs.serve(lab.ceph, [lab.fe, *lab.hosts], f"{DATASTORES}/{STORE}")
             lab.install()
+            if forks:
+                serve(lab)
             for host in lab.hosts:
                 lay_out_boot(host.path(BOOT))
             with Oned.in_lab(lab, Settings(domain_type=lab.virt, vm_mad=lab.virt)) as oned:

@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that starts host sides by forking itself, in milliseconds, where the point of a test is not that one starts.
+"""A process that starts programs of ours by forking itself, in milliseconds, where the point of a test is not that one starts.
 
     fork_server.py LIB [DISKS DATASTORES STORE]      with a socket as stdin; says "ready"; with mounts, if they are named
+    fork_server.py --listen SOCKET LIB [PYTHON]      says "ready" on stdout
 
-Each request on the socket is an environment (JSON) with four descriptors: stdin, stdout, stderr, and a socket that is
-told the pid and then the exit code. What runs is the host side as ssh starts it, but for python's own start: everything
-it imports is here before, and nothing of it has run yet. Suites with real starts: system, faults, shell, staging and more.
+What runs is the program but for python's own start: everything it imports is here before, and nothing of it has run yet.
+
+With a socket as stdin it starts host sides: each request is an environment (JSON) with four descriptors, stdin, stdout, stderr,
+and a socket that is told the pid and then the exit code.
+
+With --listen it serves a node of a lab, where fork_client.c is in the place of python3: driver actions, host sides, hypervisor
+actions. It takes what lies beside LIB, as long as LIB is as it was; the client runs all else itself. One that is killed takes
+its program along. Real starts stay in the suites system, faults, shell, staging, retry, upgrade and docs. So it serves tests of this
+machine, too; their programs start host sides by PYTHON, which is the client as well.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import json
 import os
@@ -18,9 +27,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any, Dict, Iterator, List, Optional, Sequence
 
 
@@ -164,7 +175,162 @@ def _host_modules(lib: str) -> List[Path]:
     return [path for part in HOST for path in Path(lib, "semishared", part).glob("*.py") if path.name not in RUN_BY_PATH]
 
 
+# -- a node's ---------------------------------------------------------------------------------------
+
+
+class Client:
+    """Who has asked for a program, and that program."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self.line, self.pid, self.pidfd = line, 0, -1
+
+    def end(self) -> None:
+        """Tell it how the program ended."""
+        _, status = os.waitpid(self.pid, 0)
+        try:
+            self.line.send(status.to_bytes(4, sys.byteorder))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it was killed
+        os.close(self.pidfd)
+        self.line.close()
+
+    def heard(self) -> bool:
+        """Pass on a signal; return False when it is gone, and its program too."""
+        try:
+            told = self.line.recv(4)
+        except ConnectionResetError:
+            told = b""
+        signal.pidfd_send_signal(self.pidfd, int.from_bytes(told, sys.byteorder) if told else signal.SIGKILL)
+        return bool(told)
+
+
+class NodeServer:
+    """Starts what clients ask for."""
+
+    def __init__(self, listening: socket.socket, lib: str) -> None:
+        self._listening, self._poll = listening, select.poll()
+        self._package = f"{lib}/semishared"
+        self._top, self._known = os.path.dirname(lib) + "/", self._version()
+        self._clients: Dict[int, Client] = {}
+        self._programs: Dict[int, Client] = {}
+        self._poll.register(listening, select.POLLIN)
+
+    def _version(self) -> "tuple[int, ...]":
+        """Return what another version, or one of which a file was replaced, has otherwise."""
+        with os.scandir(self._package) as entries:
+            folders = [self._package, *sorted(entry.path for entry in entries if entry.is_dir() and entry.name != "__pycache__")]
+        return (os.stat(self._package).st_ino, *(os.stat(folder).st_mtime_ns for folder in folders))
+
+    def serve(self) -> None:
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd == self._listening.fileno():
+                    line, _ = self._listening.accept()
+                    self._clients[line.fileno()] = Client(line)
+                    self._poll.register(line, select.POLLIN)
+                elif fd in self._programs:
+                    client = self._programs.pop(fd)
+                    self._forget(client)
+                    self._poll.unregister(fd)
+                    client.end()
+                elif fd in self._clients:
+                    client = self._clients[fd]
+                    if not client.pid:
+                        self._begin(client)
+                    elif not client.heard():
+                        self._forget(client)
+
+    def _forget(self, client: Client) -> None:
+        if self._clients.pop(client.line.fileno(), None):
+            self._poll.unregister(client.line)
+
+    def _begin(self, client: Client) -> None:
+        request, fds, _, _ = socket.recv_fds(client.line, 1 << 18, 4)
+        mask, nice, count, *words = request.decode(errors="surrogateescape").split("\0")[:-1] if request else ("0", "0", "0")
+        argv, environment = words[: int(count)], words[int(count) :]
+        if len(fds) == 4 and argv and argv[0].startswith(self._top) and self._version() == self._known:
+            client.line.send(b"T")
+            client.pid = os.fork()
+            if not client.pid:
+                _become_script(argv, environment, int(mask), int(nice), fds)
+            client.pidfd = os.pidfd_open(client.pid)
+            self._programs[client.pidfd] = client
+            self._poll.register(client.pidfd, select.POLLIN)
+        else:
+            self._forget(client)
+            client.line.close()
+        for fd in fds:
+            os.close(fd)
+
+
+def _become_script(argv: List[str], environment: List[str], mask: int, nice: int, fds: List[int]) -> None:
+    """Be, in this (forked) process, what the interpreter makes of a script."""
+    status = 1
+    try:
+        os.setsid()
+        os.fchdir(fds[3])
+        for number, fd in enumerate(fds[:3]):
+            os.dup2(fd, number)
+        os.closerange(3, 1000)
+        os.umask(mask)
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+        os.environ.clear()
+        os.environ.update(word.split("=", 1) for word in environment if "=" in word)
+        importlib.reload(sys.modules["semishared.tools.crash_points"])
+        sys.argv = argv
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        main.__file__ = argv[0]
+        with open(argv[0], encoding="utf-8") as file:
+            code = compile(file.read(), argv[0], "exec")
+        exec(code, main.__dict__)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if not isinstance(end.code, (int, type(None))):
+            print(end.code, file=sys.stderr)
+    except BaseException:  # noqa: BLE001 - as the interpreter would tell it
+        traceback.print_exc()
+    finally:
+        try:
+            threading._shutdown()  # type: ignore[attr-defined] # what the interpreter itself does first at its end
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(status & 0xFF)
+
+
+ACTIONS = (*HOST, "model", "opennebula", "plan", "front", "vmm", "share", "cli")
+BINDINGS = ("libvirt", "rados", "rbd")
+
+
+def _listen(path: str, lib: str, python: str = "") -> None:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(path)
+    listening.listen(64)
+    sys.path.insert(0, lib)
+    package = Path(lib, "semishared")
+    modules = [path for part in ACTIONS for path in (package / part).glob("*.py") if path.name not in RUN_BY_PATH]
+    for module in sorted([package / "hostside.py", package / "entry.py", *modules]):
+        importlib.import_module(".".join(module.relative_to(lib).with_suffix("").parts))
+    if python:
+        sys.path.insert(0, os.path.join(os.path.dirname(lib), "tests"))
+        sys.modules["semishared.wire.session"].PYTHON = python  # type: ignore[attr-defined]
+    sys.modules["semishared.tools.bindings"].reach()
+    for name in BINDINGS:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue
+    gc.collect()
+    gc.freeze()
+    print("ready", flush=True)
+    NodeServer(listening, lib).serve()
+
+
 def main() -> None:
+    if sys.argv[1] == "--listen":
+        _listen(*sys.argv[2:])
     lib, *mounts = sys.argv[1:]
     server = socket.socket(fileno=os.dup(0))
     if mounts:

@@ -12,5 +12,5 @@ from lab.cloud import Cloud
 
 @pytest.fixture(scope="session")
 def cloud() -> Iterator[Cloud]:
-    with Cloud.up(hosts=2) as up:
+    with Cloud.up(hosts=2, forks=True) as up:
         yield up

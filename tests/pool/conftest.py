@@ -25,7 +25,7 @@ class Site(Cloud):
 
 @pytest.fixture(scope="session")
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with Site.up(hosts=2, systems=(101, 102)) as up:
+    with Site.up(hosts=2, systems=(101, 102), forks=True) as up:
         assert isinstance(up, Site)
         folder, up.disks = tmp_path_factory.mktemp("devices"), {}
         try:

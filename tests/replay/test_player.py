@@ -11,6 +11,7 @@ import pytest
 
 import traces
 from lab import Lab
+from lab.forks import serve
 from replay import catalog
 from replay.player import Player
 
@@ -30,6 +31,7 @@ class Stage:
         if self._player is None:
             lab = self._stack.enter_context(Lab.up(hosts=2, stores=(100,), ceph=True))
             lab.install()
+            serve(lab)
             self._player = Player(lab)
             self._stack.callback(self._player.close)
             self._player.prepare()

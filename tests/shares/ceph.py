@@ -35,7 +35,7 @@ class CephShares:
     @contextmanager
     def up(cls) -> Iterator[CephShares]:
         """Put one up."""
-        with Cloud.up(hosts=3, ceph=True) as up:
+        with Cloud.up(hosts=3, ceph=True, forks=True) as up:
             cls.provide(up.lab)
             more: dict[str, Any] = {"SEMISHARED_FS_VOLUME": f"{fs.NAME}/one", "CEPH_USER": "shares", "BRIDGE_LIST": up.lab.hosts[0].name,
                                     "SEMISHARED_FS_POOLS": "none"}  # fmt: skip

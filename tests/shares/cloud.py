@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lab import forks
 from semishared.config import Config
 from semishared.model.shares import Tree
 from semishared.model.steps import Step, to_data
@@ -82,8 +83,7 @@ class Killed:
         self.job.write_text(json.dumps(to_data(step)))
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         env.update({"SEMISHARED_KILL_AT": str(at)} if at else {"SEMISHARED_TRACE": str(self.trace)})
-        words = [sys.executable, "-m", "shares.once", str(self.job)]
-        return subprocess.run(words, env=env, check=False, timeout=120).returncode
+        return subprocess.run([*forks.words("shares.once"), str(self.job)], env=env, check=False, timeout=120).returncode
 
 
 def on(*steps: Step) -> list[Any]:

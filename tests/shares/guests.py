@@ -96,7 +96,7 @@ class Shares(Guests):
     @contextmanager
     def up(cls, device: str) -> Iterator[Shares]:
         """Put up a cloud of two hosts, which mount the btrfs on `device`."""
-        with Cloud.up(hosts=2) as cloud:
+        with Cloud.up(hosts=2, forks=True) as cloud:
             yield cls(cloud, device)
 
     def mount(self, host: Node, options: str = MOUNTED) -> None:

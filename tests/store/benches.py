@@ -7,11 +7,11 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Iterator
 
+from lab import forks
 from semishared.model.refs import ImageRef
 from semishared.model.stores import Access
 from semishared.store import marker
@@ -29,7 +29,7 @@ def killed_replacing(image: ImageRef, size: int, path: Path) -> None:
     job = path.with_suffix(".job")
     job.write_bytes(pickle.dumps((image, size, str(path))))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent / "lib")])}
-    done = subprocess.run([sys.executable, "-m", "store.half", job], env=env, capture_output=True, check=False, timeout=120)
+    done = subprocess.run([*forks.words("store.half"), job], env=env, capture_output=True, check=False, timeout=120)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
 
 

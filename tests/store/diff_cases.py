@@ -7,13 +7,13 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Tuple, Type
 
 import pytest
 
+from lab import forks
 from semishared import store
 from semishared.errors import AnotherWriter, CommitRefused, NotOwner, SemisharedError, StaleDiff
 from semishared.model.owner import Owner
@@ -70,7 +70,7 @@ class Lent(NamedTuple):
         """Return what commits it."""
         job = self.top / "job"
         job.write_bytes(pickle.dumps((self.image, self.owner, self.diff)))
-        return [sys.executable, "-m", "store.committing", str(job)]
+        return [*forks.words("store.committing"), str(job)]
 
     def env(self, **more: str) -> Dict[str, str]:
         """Return what that needs."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Iterator
 
 import pytest
 
+from faults.rig import own_mounts
 from lab import fork_server
 from semishared.tools import rate_limit
 from semishared.wire import session
@@ -33,6 +34,9 @@ def usual_priority() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def _host_sides() -> Iterator[fork_server.Starter]:
+    # What tests mount is theirs alone, also if one is killed; what starts host sides has to see it.
+    if not os.geteuid():
+        own_mounts()
     with fork_server.serving(ROOT / "lib") as server:
         yield fork_server.Starter(server, only=session.HERE)
 

@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from lab.luks import container, secret
 from lab.oned import ActionFailed
 from lab.oned.states import Lcm
 from tools.oned_site import HERE, STORE, ActionSite
@@ -24,19 +25,13 @@ from tools.test_vmm import Host
 from tools.world import MiB
 
 SECRET = "8f2c1a4e-5d0b-4b3e-9a57-0c6f3e2d1b40"
-PASSPHRASE = ["--object", "secret,id=key,data=passphrase"]
+PASSPHRASE = secret(b"passphrase")
 NUMBERS: dict[str, str] = {"LUKS_SECRET": SECRET}
 
 
 def luks(path: Path, size: int = 4 * MiB) -> Path:
     """Make a LUKS image in which the guest sees a pattern at 1 MiB."""
-    argv = ["qemu-img", "create", "-q", "-f", "luks", *PASSPHRASE, "-o", "key-secret=key,iter-time=10", str(path), str(size)]
-    for left in range(20, -1, -1):
-        # It times its key derivation, and gives up where a busy machine gives it no CPU just then.
-        done = subprocess.run(argv, stderr=subprocess.PIPE, check=False)
-        if not done.returncode:
-            break
-        assert left and b"accurate CPU usage" in done.stderr, done.stderr.decode()
+    container(path, size, b"passphrase")
     opened(path, "write -P 0xa7 1M 64k")
     return path
 

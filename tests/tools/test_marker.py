@@ -15,16 +15,10 @@ from typing import Any, Iterator
 
 import pytest
 
-from faults.rig import own_mounts
 from lab.oned import ActionFailed
 from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
 
 A, B = "a" * 32, "b" * 32
-
-
-@pytest.fixture(scope="module", autouse=True)
-def mounts() -> None:
-    own_mounts()
 
 
 @pytest.fixture

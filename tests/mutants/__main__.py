@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put small faults into the package, one at a time, and say which of them no test notices.
+
+    python3 -m mutants [--count 200] [--seed 1] [--again]
+
+Of all places in lib/ where one could be (mutate.py), `count` are drawn by the seed. First, once per commit, the suites of SUITES are
+run in a copy of the checkout to see which lines each test reaches. A mutant is then tried by those tests only that reach its line:
+unit tests first, the quickest first, until one fails. Two copies work at a time.
+
+All is kept in build/mutants: who starts it again goes on where it stopped; --again begins anew. It ends with the table of survivors
+and the part that was killed; exit code 0 whatever it finds, since a survivor has to be judged by a person.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Dict, List, Tuple
+
+from mutants import collector, reach
+from mutants.mutate import Mutant, apply, mutants
+from suites import ROOT, SUITES
+
+FOLDER = ROOT / "build/mutants"
+PYTHON = "/usr/bin/python3"
+REACH = ("unit", "tools", "tools-more", "kill")
+"""Suites that run on this machine itself, where it is seen what they reach; the order in which their tests are tried."""
+COPIES = 2
+PATIENCE = 4.0
+"""By how much more than usual, and LEAST_S, tests may take before a mutant counts as one that hangs."""
+LEAST_S = 60.0
+DEAREST_S = 20.0
+"""A test that takes longer is not tried: the hundred mutants are to take an hour."""
+LEFT_OUT = "not long and not reads_checkout"
+
+
+def _commit() -> str:
+    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def copied(name: str) -> Path:
+    """Return a fresh copy of the checkout's last commit."""
+    copy = FOLDER / name
+    shutil.rmtree(copy, ignore_errors=True)
+    subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(copy)], check=True)
+    return copy
+
+
+def run(copy: Path, plugin: str, paths: List[str], timeout: float, *options: str, **env: str) -> Tuple[int, str]:
+    """Run pytest in a copy; return its exit code (-1: it took too long) and what it said."""
+    words = [PYTHON, "-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider", "-p", "no:randomly", "-m", LEFT_OUT, *options, *paths]
+    cache = str(ROOT / "build/lab")
+    variables = {**os.environ, "PYTHONPATH": "tests:lib", "PYTHONDONTWRITEBYTECODE": "1", "SEMISHARED_LAB_CACHE": cache, **env}
+    process = subprocess.Popen(words, cwd=copy, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        said, _ = process.communicate(timeout=timeout)
+        return process.returncode, said.decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return -1, ""
+
+
+def reached(commit: str) -> Dict[str, Dict[str, Any]]:
+    """Return per test, in the order to try them, how many seconds it takes and which lines it reaches."""
+    kept = FOLDER / f"reach-{commit[:12]}.json"
+    if kept.exists():
+        return dict(json.loads(kept.read_text()))
+    copy = copied("reach")
+    reach.hook(copy)
+    found: Dict[str, Dict[str, Any]] = {}
+    os.makedirs(collector.FOLDER, exist_ok=True)
+    os.chmod(collector.FOLDER, 0o777)
+    try:
+        for number, suite in enumerate(REACH):
+            began, part = time.monotonic(), FOLDER / f"reach-{suite}.json"
+            run(copy, "mutants.reach", SUITES[suite]["paths"], 3600, MUTANTS_REACH=str(part))
+            tests = {name: {**test, "suite": number} for name, test in json.loads(part.read_text()).items() if not test.get("failed")}
+            found.update(tests)
+            print(f"reach: {suite}: {len(tests)} tests, {time.monotonic() - began:.0f} s", flush=True)
+    finally:
+        shutil.rmtree(collector.FOLDER)
+        shutil.rmtree(copy)
+    kept.write_text(json.dumps(found))
+    return found
+
+
+def drawn(count: int, seed: int) -> List[Mutant]:
+    """Return the mutants to try, by the seed."""
+    every: List[Mutant] = []
+    for path in sorted((ROOT / "lib").rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        every += mutants(name, path.read_text())
+    return random.Random(seed).sample(every, min(count, len(every)))
+
+
+def tried(copy: Path, mutant: Mutant, tests: Dict[str, Dict[str, Any]]) -> Dict[str, Any]:
+    """Try one mutant in a copy; return what became of it."""
+    began, file = time.monotonic(), copy / mutant.path
+    before = file.read_text()
+    names = sorted(tests, key=lambda name: (tests[name]["suite"], tests[name]["seconds"]))
+    verdict = {"tests": len(names), "killed": "" if names else None}
+    wanted = FOLDER / f"{copy.name}.tests"
+    file.write_text(apply(mutant, before))
+    try:
+        for suite in range(len(REACH)):
+            part = [name for name in names if tests[name]["suite"] == suite]
+            if not part:
+                continue
+            wanted.write_text("\n".join(part))
+            seconds = sum(tests[name]["seconds"] for name in part)
+            paths = list(dict.fromkeys(name.partition("::")[0] for name in part))
+            limit = LEAST_S + PATIENCE * seconds
+            code, said = run(copy, "mutants.only", paths, limit, "-x", MUTANTS_TESTS=str(wanted))
+            if code:
+                failed = [line for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+                verdict["killed"] = failed[0].split(" - ")[0] if failed else "hangs" if code == -1 else f"{REACH[suite]} does not run"
+                break
+    finally:
+        file.write_text(before)
+    return {**mutant._asdict(), **verdict, "seconds": round(time.monotonic() - began, 1)}
+
+
+def report(rows: List[Dict[str, Any]]) -> None:
+    """Print what became of the mutants."""
+    survivors = [row for row in rows if not row["killed"]]
+    for row in sorted(survivors, key=lambda row: (row["path"], row["line"])):
+        how = f"{row['tests']} tests pass" if row["tests"] else "no test of these suites reaches it"
+        print(f"{row['path']}:{row['line']}: {row['what']}: {how}")
+    killers = Counter("unit" if "tests/unit/" in row["killed"] else "others" for row in rows if row["killed"])
+    print(
+        f"{len(rows)} mutants, {len(rows) - len(survivors)} killed ({(len(rows) - len(survivors)) / max(len(rows), 1):.1%}:"
+        f" {killers['unit']} by unit tests), {len(survivors)} left; {sum(row['seconds'] for row in rows) / COPIES / 60:.0f} minutes"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="mutants", description=__doc__)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--again", action="store_true", help="forget what was found before")
+    arguments = parser.parse_args()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    commit = _commit()
+    tests = reached(commit)
+    ledger = FOLDER / f"ledger-{commit[:12]}-{arguments.seed}.jsonl"
+    if arguments.again:
+        ledger.unlink(missing_ok=True)
+    rows = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
+    known = {(row["path"], row["begin"], row["what"]) for row in rows}
+    by_line: Dict[str, List[str]] = {}
+    for name, test in tests.items():
+        if test["seconds"] <= DEAREST_S:
+            for line in test["lines"]:
+                by_line.setdefault(line, []).append(name)
+    copies: "SimpleQueue[Path]" = SimpleQueue()
+    for number in range(COPIES):
+        copies.put(copied(f"copy-{number}"))
+
+    def one(mutant: Mutant) -> None:
+        copy = copies.get()
+        try:
+            name = mutant.path.removeprefix("lib/semishared/")
+            names = by_line.get(f"{name}:{mutant.line}") or by_line.get(f"{name}:{mutant.statement}") or []
+            row = tried(copy, mutant, {name: tests[name] for name in names})
+        finally:
+            copies.put(copy)
+        rows.append(row)
+        with ledger.open("a") as out:
+            out.write(json.dumps(row) + "\n")
+        print(f"{len(rows)}: {mutant.path}:{mutant.line}: {mutant.what}: {row['killed'] or 'SURVIVED'} ({row['seconds']} s)", flush=True)
+
+    left = [mutant for mutant in drawn(arguments.count, arguments.seed) if (mutant.path, mutant.begin, mutant.what) not in known]
+    with ThreadPoolExecutor(COPIES) as pool:
+        list(pool.map(one, left))
+    report(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
