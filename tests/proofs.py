@@ -23,4 +23,4 @@ class Row(NamedTuple):
 @cache
 def rows() -> List[Row]:
     """Return the rows of the table."""
-    return [Row(*(f"tests/{cell}" for cell in match.groups()[:2]), match.group(3)) for match in ROW.finditer(TABLE.read_text())]
+    return [Row(f"tests/{left}", f"tests/{stays}", what) for left, stays, what in ROW.findall(TABLE.read_text())]

@@ -275,7 +275,7 @@ def _become_script(argv: List[str], environment: List[str], mask: int, nice: int
         os.umask(mask)
         os.setpriority(os.PRIO_PROCESS, 0, nice)
         os.environ.clear()
-        os.environ.update(word.split("=", 1) for word in environment if "=" in word)
+        os.environ.update((name, value) for name, _, value in (word.partition("=") for word in environment))
         importlib.reload(sys.modules["semishared.tools.crash_points"])
         sys.argv = argv
         main = sys.modules["__main__"] = ModuleType("__main__")
@@ -304,6 +304,18 @@ ACTIONS = (*HOST, "model", "opennebula", "plan", "front", "vmm", "share", "cli")
 BINDINGS = ("libvirt", "rados", "rbd")
 
 
+def _bind(names: Sequence[str]) -> None:
+    """Import bindings, which do nothing until they are called; nothing that is there by then is looked through for garbage again."""
+    sys.modules["semishared.tools.bindings"].reach()
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue
+    gc.collect()
+    gc.freeze()
+
+
 def _listen(path: str, lib: str, python: str = "") -> None:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(path)
@@ -316,14 +328,7 @@ def _listen(path: str, lib: str, python: str = "") -> None:
     if python:
         sys.path.insert(0, os.path.join(os.path.dirname(lib), "tests"))
         sys.modules["semishared.wire.session"].PYTHON = python  # type: ignore[attr-defined]
-    sys.modules["semishared.tools.bindings"].reach()
-    for name in BINDINGS:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            continue
-    gc.collect()
-    gc.freeze()
+    _bind(BINDINGS)
     print("ready", flush=True)
     NodeServer(listening, lib).serve()
 
@@ -340,6 +345,7 @@ def main() -> None:
     sys.path.insert(0, lib)
     for path in sorted([Path(lib, "semishared/hostside.py"), *_host_modules(lib)]):
         importlib.import_module(".".join(path.relative_to(lib).with_suffix("").parts))
+    _bind(BINDINGS[:1])
     server.send(b"ready")
     os.chdir("/")
     _serve(server)

@@ -70,8 +70,9 @@ def changes(node: ast.AST) -> List[Change]:
 
 def _joins_text(node: ast.AST) -> bool:
     """Tell whether `+` or `%` is of strings or lists here, where another operator would only raise."""
-    texts = (ast.JoinedStr, ast.List, ast.Tuple)
-    return any(isinstance(part, texts) or (isinstance(part, ast.Constant) and isinstance(part.value, (str, bytes))) for part in ast.walk(node))
+    parts = list(ast.walk(node))
+    is_text = any(isinstance(part, ast.Constant) and isinstance(part.value, (str, bytes)) for part in parts)
+    return is_text or any(isinstance(part, (ast.JoinedStr, ast.List, ast.Tuple)) for part in parts)
 
 
 def _left_out(tree: ast.Module) -> "set[int]":
