@@ -7,7 +7,7 @@ VENV := build/venv
 N ?= 2
 SHELL := /bin/bash
 
-.PHONY: help quick lint types unit unit-early unit-late provision provision-full test test-full demo replay bench docs lab-up lab-down clean
+.PHONY: help quick lint types unit unit-early unit-late provision provision-full test test-full mutants demo replay bench docs lab-up lab-down clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -39,7 +39,7 @@ $(VENV)/ready: tests/requirements-lint.txt
 provision: ## install what tests and demo need (Debian 12, root)
 	@tests/lab/provision.sh
 
-test: provision ## all suites: some 45 minutes on two cores
+test: provision ## all suites: some 25 minutes on two quiet cores; what they cost is said at the end
 	@$(RUN) tests/suites.py
 
 provision-full: ## install what make test-full needs, a Rust toolchain too
@@ -47,6 +47,9 @@ provision-full: ## install what make test-full needs, a Rust toolchain too
 
 test-full: provision-full ## all suites with all points and tests, the fuzzers at length
 	@$(RUN) tests/suites.py --full
+
+mutants: provision ## put 200 small faults into the package, one at a time, and say which no test notices; goes on where it stopped
+	@$(RUN) -m mutants
 
 replay: provision ## recordings of a real oned against the simulated one and against the drivers
 	@$(RUN) tests/suites.py replay

@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from lab import Lab, Node, NodeProcess
+from lab.forks import serve
 from lab.oned.rpc import listen
 
 STORE = "/var/lib/one/datastores/100"
@@ -80,9 +81,12 @@ class Cloud:
 
     @classmethod
     @contextmanager
-    def up(cls) -> "Iterator[Cloud]":
+    def up(cls, forks: bool = False) -> "Iterator[Cloud]":
+        """Put it up; with `forks` the drivers are forked and not started (lab/forks.py)."""
         with Lab.up(hosts=2) as lab:
             cloud = cls(lab)
+            if forks:
+                serve(lab)
             try:
                 yield cloud
             finally:
@@ -265,7 +269,8 @@ class Cloud:
                 node.run(["dd", "if=/dev/zero", f"of={directory}/filler", "bs=4096", f"count={fill // 4096}"], check=False)
             yield
         finally:
-            node.run(["umount", directory], user="root")
+            # A host side that was turned away may still be ending.
+            node.wait_for(["umount", directory], 30, user="root")
             # From now on it is a plain directory again, which nobody is to take for one that is not mounted.
             node.run(["rm", "-f", f"{os.path.dirname(directory)}/.semishared/mounted/{os.path.basename(directory)}"])
 

@@ -187,7 +187,7 @@ def test_host_that_refuses_the_key(cloud: Cloud, source: str) -> None:
 def test_store_not_mounted_on_a_host(cloud: Cloud, source: str, vm: int) -> None:
     cloud.h1.run(["mkdir", "-p", "/mnt/aside"], user="root")
     cloud.h1.run(["mount", "--bind", STORE, "/mnt/aside"], user="root")
-    cloud.h1.run(["umount", STORE], user="root")
+    cloud.h1.wait_for(["umount", STORE], 30, user="root")
     try:
         done = cloud.clone(source, vm)
         one_line(done, STORE, "not mounted", "h1")

@@ -285,7 +285,7 @@ def other_file_system(node: Node, size: str) -> Iterator[None]:
     try:
         yield
     finally:
-        node.run(["umount", OTHER], user="root")
+        node.wait_for(["umount", OTHER], 30, user="root")
 
 
 def test_datastore_on_another_file_system_then_another_host_and_datastore_at_once(site: Site) -> None:

@@ -161,7 +161,7 @@ def listing(node: Node, top: str) -> State:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    with Cloud.up() as cloud:
+    with Cloud.up(forks=True) as cloud:
         yield Site(cloud)
 
 

@@ -96,7 +96,7 @@ int main(int argc, char **argv, char **environment)
 {
     sigset_t passed_on, before;
     int s = -1;
-    if (argc > 2 && !strcmp(argv[1], "-IS") && argv[2][0] == '/' && describe(argc, argv, environment))
+    if (argc > 2 && (!strcmp(argv[1], "-IS") || !strcmp(argv[1], "-I")) && argv[2][0] == '/' && describe(argc, argv, environment))
         s = reach(argv[0]);
     if (s >= 0) {
         sigemptyset(&passed_on);

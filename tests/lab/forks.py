@@ -73,6 +73,11 @@ def _here() -> Path:
     return python
 
 
+def python() -> list[str]:
+    """Return the words before the path of a program of this checkout that run it here; its host sides are forked too."""
+    return [str(_here()), "-IS"]
+
+
 def words(module: str) -> list[str]:
-    """Return what runs a module of the tests as a program here, as `python3 -m` would; its host sides are forked too."""
-    return [str(_here()), "-IS", str(caches.HERE.parent / f"{module.replace('.', '/')}.py")]
+    """Return what runs a module of the tests as a program here, as `python3 -m` would."""
+    return [*python(), str(caches.HERE.parent / f"{module.replace('.', '/')}.py")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The executables of this checkout under a simulated oned, on this machine: datastores 100 and 101 below a temporary directory."""
+"""The executables of this checkout, forked (lab/forks.py), under a simulated oned: datastores 100 and 101 below a temporary directory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
+from lab import forks
 from lab.oned import IMAGE_DS, SYSTEM_DS, ActionFailed, Oned, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +40,7 @@ class ActionSite:
             (top / "datastores" / str(number)).mkdir(parents=True)
         with Oned.in_tree(top, Settings(location=str(top / "datastores"))) as oned:
             oned.runner.extra["ONE_AUTH"] = str(auth)  # type: ignore[attr-defined]
+            oned.runner.through = forks.python()  # type: ignore[attr-defined]
             oned.host_create(HERE)
             site = cls(top, oned, auth)
             oned.datastore_create(f'{IMAGE_DS} SAFE_DIRS="{top}"', STORE)
@@ -49,7 +51,7 @@ class ActionSite:
         """Run the operator's command."""
         assert self.oned.rpc
         env = {"PATH": os.environ["PATH"], "ONE_XMLRPC": self.oned.rpc.url, "ONE_AUTH": str(self.auth)}
-        argv = [str(ROOT / "bin/semishared"), *words]
+        argv = [*forks.python(), str(ROOT / "bin/semishared"), *words]
         done = subprocess.run(argv, input=stdin, env=env, capture_output=True, text=True, check=False, timeout=60)
         assert code is None or done.returncode == code, (done.returncode, done.stdout, done.stderr)
         return done

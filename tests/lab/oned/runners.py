@@ -108,11 +108,15 @@ def _bare(environment: Mapping[str, str]) -> List[str]:
 
 @dataclass
 class TreeRunner:
-    """Run scripts below a directory: `<root>/<node>/var/...` stands for each node's file system."""
+    """Run scripts below a directory: `<root>/<node>/var/...` stands for each node's file system.
+
+    `through`: what runs a script, by its real path, if that is not to start by itself.
+    """
 
     root: Path
     front_end: str = "fe"
     extra: Optional[Dict[str, str]] = None
+    through: Sequence[str] = ()
 
     def path(self, node: str, path: str) -> Path:
         """Return where a node's path lies in the tree."""
@@ -159,7 +163,7 @@ class TreeRunner:
         home = self.path(node, "/var/lib/one")
         home.mkdir(parents=True, exist_ok=True)
         result = subprocess.run(
-            [str(script), *argv[1:]],
+            [*self.through, str(script.resolve() if self.through else script), *argv[1:]],
             input=stdin.encode(),
             capture_output=True,
             cwd=home,
