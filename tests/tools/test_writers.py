@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -71,13 +72,17 @@ def test_the_domain_of_a_writer_is_named(world: World) -> None:
     """By what libvirt starts QEMU with."""
     image = world.image()
     argv = ["qemu-system-x86_64", "-name", "guest=one-77,debug-threads=on", "-machine", "pc", "-accel", "tcg", "-m", "32", "-nodefaults",
-            "-display", "none", "-S", "-pidfile", f"{world.top}/pid", "-drive", f"if=virtio,format=raw,file={image.source}"]  # fmt: skip
-    with subprocess.Popen(argv) as process:
+            "-display", "none", "-S", "-qmp", "unix:qmp,server=on,wait=off", "-drive", f"if=virtio,format=raw,file={image.source}"]  # fmt: skip
+    with subprocess.Popen(argv, cwd=world.top) as process:
         try:
+            # It greets when all is open. (Its file of a pid comes before that.)
             deadline = time.monotonic() + 20
-            while not (world.top / "pid").exists():
-                assert time.monotonic() < deadline and process.poll() is None
-                time.sleep(0.02)
+            with socket.socket(socket.AF_UNIX) as monitor:
+                while monitor.connect_ex(f"{world.top}/qmp"):
+                    assert time.monotonic() < deadline and process.poll() is None
+                    time.sleep(0.02)
+                monitor.settimeout(20)
+                assert b"QMP" in monitor.recv(100)
             with pytest.raises(SemisharedError, match="domain one-77: `virsh destroy one-77` ends it"):
                 world.link(image, world.disk())
         finally:
