@@ -72,7 +72,8 @@ def test_the_domain_of_a_writer_is_named(world: World) -> None:
     """By what libvirt starts QEMU with."""
     image = world.image()
     argv = ["qemu-system-x86_64", "-name", "guest=one-77,debug-threads=on", "-machine", "pc", "-accel", "tcg", "-m", "32", "-nodefaults",
-            "-display", "none", "-S", "-qmp", "unix:qmp,server=on,wait=off", "-drive", f"if=virtio,format=raw,file={image.source}"]  # fmt: skip
+            "-display", "none", "-S", "-qmp", "unix:qmp,server=on,wait=off",
+            "-drive", f"if=virtio,format=raw,file={image.source}"]  # fmt: skip
     with subprocess.Popen(argv, cwd=world.top) as process:
         try:
             # It greets when all is open. (Its file of a pid comes before that.)
