@@ -6,7 +6,7 @@
 
 Without --full, tests marked `long` are left out: what they prove for one kind of store or one step, others prove too.
 A required suite that did not run, ran no test, or took longer than its minutes counts as failed. So does a cell of the
-matrix (tests/matrix.py) that no test reported, when all suites run. Suites that have labs of their own run six at a
+matrix (tests/matrix.py) that no test reported, when all suites run. Suites that have labs of their own run seven at a
 time, also on two cores (they wait for ssh, for timeouts and for limited links); what each says is printed when it has ended.
 """
 
@@ -31,8 +31,8 @@ from lab.cgroups import Account
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
-AT_ONCE = 6
-"""On two processors, since about half of what a suite takes is waiting: for ssh, for time limits, for limited links."""
+AT_ONCE = 7
+"""On two processors, since two thirds of what a suite takes is waiting: for ssh, for time limits, for limited links."""
 TOOLS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/tools/test_*.py"))
 SUITES: Dict[str, Dict[str, Any]] = {
     "lint": {"command": ["tests/lint.sh"], "minutes": 5, "first": True},
@@ -43,13 +43,10 @@ SUITES: Dict[str, Dict[str, Any]] = {
         "minutes": 45,
     },  # fmt: skip
     "system": {"paths": ["tests/system"], "minutes": 60},
-    "nfs": {"paths": ["tests/nfs"], "minutes": 45},
     "tools": {"paths": [path for path in TOOLS if path < "tests/tools/test_l"], "minutes": 60},
     "tools-more": {"paths": [path for path in TOOLS if path > "tests/tools/test_l"], "minutes": 60},
-    "faults": {"paths": [f"tests/faults/test_{name}.py" for name in ("faults", "bad_input", "links", "moves")], "minutes": 40},
-    "upgrade": {"paths": ["tests/upgrade/test_dir.py", "tests/upgrade/test_configuration.py"], "minutes": 45},
-    "upgrade-ceph": {"paths": ["tests/upgrade/test_rbd.py"], "minutes": 45, "full": True},
-    "cephfs": {"paths": ["tests/cephfs"], "minutes": 45},
+    "pool": {"paths": ["tests/pool"], "minutes": 40},
+    "shares": {"paths": ["tests/shares"], "minutes": 40},
     "ceph": {"paths": ["tests/ceph"], "minutes": 45},
     "live": {
         "paths": [
@@ -58,15 +55,18 @@ SUITES: Dict[str, Dict[str, Any]] = {
         ],
         "minutes": 45,
     },  # fmt: skip
+    "nfs": {"paths": ["tests/nfs"], "minutes": 45},
+    "cephstore": {"paths": ["tests/cephstore"], "minutes": 45},
+    "cephfaults": {"paths": ["tests/cephfaults"], "minutes": 45},
+    "faults": {"paths": [f"tests/faults/test_{name}.py" for name in ("faults", "bad_input", "links", "moves")], "minutes": 40},
+    "upgrade": {"paths": ["tests/upgrade/test_dir.py", "tests/upgrade/test_configuration.py"], "minutes": 45},
+    "upgrade-ceph": {"paths": ["tests/upgrade/test_rbd.py"], "minutes": 45, "full": True},
     "replay": {"paths": ["tests/replay"], "minutes": 40},
     "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 45},
-    "cephfaults": {"paths": ["tests/cephfaults"], "minutes": 45},
-    "cephstore": {"paths": ["tests/cephstore"], "minutes": 45},
     "store": {"paths": ["tests/store"], "minutes": 30},
-    "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 40},
     "operate": {"paths": ["tests/operate"], "minutes": 40},
-    "pool": {"paths": ["tests/pool"], "minutes": 40},
-    "shares": {"paths": ["tests/shares"], "minutes": 40},
+    "cephfs": {"paths": ["tests/cephfs"], "minutes": 45},
+    "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 40},
     "docs": {"paths": ["tests/docs"], "minutes": 30},
     "shell": {"paths": ["tests/shell"], "minutes": 30, "runner": "bats"},
     "staging-more": {"paths": ["tests/staging/test_more_faults.py"], "minutes": 30, "full": True},

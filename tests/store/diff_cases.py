@@ -9,7 +9,7 @@ import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Tuple, Type
+from typing import Dict, NamedTuple, Tuple, Type
 
 import pytest
 
@@ -63,14 +63,15 @@ class Lent(NamedTuple):
         return commit(self.image, self.owner, self.diff)
 
     def run(self, **env: str) -> "subprocess.CompletedProcess[bytes]":
-        """Commit it in another process."""
-        return subprocess.run(self.words(), env=self.env(**env), capture_output=True, check=False, timeout=300)
+        """Commit it in another process, a fork."""
+        words = [*forks.words("store.committing"), self.job()]
+        return subprocess.run(words, env=self.env(**env), capture_output=True, check=False, timeout=300)
 
-    def words(self) -> List[str]:
-        """Return what commits it."""
+    def job(self) -> str:
+        """Write what store.committing is to be told, and return where."""
         job = self.top / "job"
         job.write_bytes(pickle.dumps((self.image, self.owner, self.diff)))
-        return [*forks.words("store.committing"), str(job)]
+        return str(job)
 
     def env(self, **more: str) -> Dict[str, str]:
         """Return what that needs."""

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -39,7 +40,8 @@ def points(it: Lent, trace: Path) -> list[str]:
 @contextmanager
 def stopped(it: Lent, at: int) -> Iterator["subprocess.Popen[bytes]"]:
     """Have a commit stand still at a point."""
-    with subprocess.Popen(it.words(), env=it.env(SEMISHARED_STOP_AT=str(at)), stderr=subprocess.PIPE) as process:
+    words = [sys.executable, "-m", "store.committing", it.job()]
+    with subprocess.Popen(words, env=it.env(SEMISHARED_STOP_AT=str(at)), stderr=subprocess.PIPE) as process:
         try:
             deadline = time.monotonic() + 60
             while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
