@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put small faults into the package, one at a time, and say which of them no test notices.
 
-    python3 -m mutants [--count 200] [--seed 1] [--again]
+    python3 -m mutants [--count 200] [--seed 1] [--suites unit,tools,...] [--again]
 
-Of all places in lib/ where one could be (mutate.py), `count` are drawn by the seed. First, once per commit, the suites of SUITES are
-run in a copy of the checkout to see which lines each test reaches. A mutant is then tried by those tests only that reach its line:
-unit tests first, the quickest first, until one fails. Two copies work at a time.
+Of all places in lib/ where one could be (mutate.py), `count` are drawn by the seed. First, once per commit, those suites (REACH)
+are run in a copy of the checkout to see which lines each test reaches. A mutant is then tried by those tests only that reach its
+line: unit tests first, the quickest first, until one fails. Two copies work at a time.
 
 All is kept in build/mutants: who starts it again goes on where it stopped; --again begins anew. It ends with the table of survivors
 and the part that was killed; exit code 0 whatever it finds, since a survivor has to be judged by a person.
@@ -26,7 +26,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from mutants import collector, reach
 from mutants.mutate import Mutant, apply, mutants
@@ -72,28 +72,32 @@ def run(copy: Path, plugin: str, paths: List[str], timeout: float, *options: str
         return -1, ""
 
 
-def reached(commit: str) -> Dict[str, Dict[str, Any]]:
+def reached(commit: str, suites: Sequence[str]) -> Dict[str, Dict[str, Any]]:
     """Return per test, in the order to try them, how many seconds it takes and which lines it reaches."""
-    kept = FOLDER / f"reach-{commit[:12]}.json"
-    if kept.exists():
-        return dict(json.loads(kept.read_text()))
-    copy = copied("reach")
-    reach.hook(copy)
     found: Dict[str, Dict[str, Any]] = {}
+    for suite in suites:
+        part = FOLDER / f"reach-{commit[:12]}-{suite}.json"
+        if not part.exists():
+            began = time.monotonic()
+            _look(suite, part)
+            print(f"reach: {suite}: {time.monotonic() - began:.0f} s", flush=True)
+        tests = json.loads(part.read_text())
+        found.update({name: {**test, "suite": REACH.index(suite)} for name, test in tests.items() if not test.get("failed")})
+    return found
+
+
+def _look(suite: str, part: Path) -> None:
+    """Run a suite in a copy, to see what its tests reach."""
+    copy, made = copied("reach"), FOLDER / "reach.json"
+    reach.hook(copy)
     os.makedirs(collector.FOLDER, exist_ok=True)
     os.chmod(collector.FOLDER, 0o777)
     try:
-        for number, suite in enumerate(REACH):
-            began, part = time.monotonic(), FOLDER / f"reach-{suite}.json"
-            run(copy, "mutants.reach", SUITES[suite]["paths"], 3600, MUTANTS_REACH=str(part))
-            tests = {name: {**test, "suite": number} for name, test in json.loads(part.read_text()).items() if not test.get("failed")}
-            found.update(tests)
-            print(f"reach: {suite}: {len(tests)} tests, {time.monotonic() - began:.0f} s", flush=True)
+        run(copy, "mutants.reach", SUITES[suite]["paths"], 3600, MUTANTS_REACH=str(made))
+        made.rename(part)
     finally:
         shutil.rmtree(collector.FOLDER)
         shutil.rmtree(copy)
-    kept.write_text(json.dumps(found))
-    return found
 
 
 def drawn(count: int, seed: int) -> List[Mutant]:
@@ -149,12 +153,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--suites", default=",".join(REACH), help=f"those whose tests try them, of {','.join(REACH)}")
     parser.add_argument("--again", action="store_true", help="forget what was found before")
     arguments = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     commit = _commit()
-    tests = reached(commit)
-    ledger = FOLDER / f"ledger-{commit[:12]}-{arguments.seed}.jsonl"
+    suites = arguments.suites.split(",")
+    if set(suites) - set(REACH):
+        parser.error(f"no such suite here: {', '.join(sorted(set(suites) - set(REACH)))}")
+    tests = reached(commit, suites)
+    ledger = FOLDER / f"ledger-{commit[:12]}-{arguments.seed}-{'+'.join(suites)}.jsonl"
     if arguments.again:
         ledger.unlink(missing_ok=True)
     rows = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
