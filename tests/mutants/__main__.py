@@ -90,7 +90,8 @@ def _look(suite: str, part: Path) -> None:
     """Run a suite in a copy, to see what its tests reach."""
     copy, made = copied("reach"), FOLDER / "reach.json"
     reach.hook(copy)
-    os.makedirs(collector.FOLDER, exist_ok=True)
+    shutil.rmtree(collector.FOLDER, ignore_errors=True)
+    os.mkdir(collector.FOLDER)
     os.chmod(collector.FOLDER, 0o777)
     try:
         run(copy, "mutants.reach", SUITES[suite]["paths"], 3600, MUTANTS_REACH=str(made))

@@ -13,7 +13,8 @@ import threading
 from types import CodeType, FrameType
 from typing import Any, Dict, Optional, Set
 
-FOLDER = "/run/semishared-reach"
+FOLDER = "/tmp/semishared-reach"
+"""Where unit tests may write as well (tests/unit/conftest.py); the nodes of a lab have a /tmp of their own."""
 
 
 class Collector:
