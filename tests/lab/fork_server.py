@@ -11,8 +11,8 @@ and a socket that is told the pid and then the exit code.
 
 With --listen it serves a node of a lab, where fork_client.c is in the place of python3: driver actions, host sides, hypervisor
 actions. It takes what lies beside LIB, as long as LIB is as it was; the client runs all else itself. One that is killed takes
-its program along. Real starts stay in the suites system, faults, shell, staging, retry, upgrade and docs. So it serves tests of this
-machine, too; their programs start host sides by PYTHON, which is the client as well.
+its program along. Real starts stay in the suites system, faults, shell, staging, upgrade and docs. So it serves tests of this machine,
+too; their programs start host sides by PYTHON, which is the client as well.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def copied(name: str) -> Path:
 
 def run(copy: Path, plugin: str, paths: List[str], timeout: float, *options: str, **env: str) -> Tuple[int, str]:
     """Run pytest in a copy; return its exit code (-1: it took too long) and what it said."""
-    words = [PYTHON, "-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider", "-p", "no:randomly", "-m", LEFT_OUT, *options, *paths]
+    words = [PYTHON, "-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider", "-m", LEFT_OUT, *options, *paths]
     cache = str(ROOT / "build/lab")
     variables = {**os.environ, "PYTHONPATH": "tests:lib", "PYTHONDONTWRITEBYTECODE": "1", "SEMISHARED_LAB_CACHE": cache, **env}
     process = subprocess.Popen(words, cwd=copy, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Iterator
 import pytest
 
 from faults.rig import own_mounts
-from lab import fork_server
+from lab import caches, fork_server
 from semishared.tools import rate_limit
 from semishared.wire import session
-from tools.world import ROOT, World
+from tools.world import World
 
 if TYPE_CHECKING:
     from tools.ceph_cluster import LocalCluster
@@ -37,7 +37,7 @@ def _host_sides() -> Iterator[fork_server.Starter]:
     # What tests mount is theirs alone, also if one is killed; what starts host sides has to see it.
     if not os.geteuid():
         own_mounts()
-    with fork_server.serving(ROOT / "lib") as server:
+    with fork_server.serving(caches.CHECKOUT / "lib") as server:
         yield fork_server.Starter(server, only=session.HERE)
 
 

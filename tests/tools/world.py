@@ -15,7 +15,6 @@ from semishared.tools import extents
 from semishared.wire.session import Session
 
 MiB = 1 << 20
-ROOT = Path(__file__).resolve().parents[2]
 OVERLAY_OPTIONS = "extended_l2=on,cluster_size=128k"
 
 
