@@ -39,7 +39,8 @@ def of_machines(answers: Answers, site: Site, cloud: Cloud, sizes: tuple[str, st
             continue
         found += _programs(machine, answer)
         if isinstance(own, dict) and answer["user"] != own["user"]:
-            found.append(Finding(WARNING, machine, f"ssh enters as {answer['user']}, not as {own['user']}", "mend ~/.ssh/config"))
+            mend = f"as {own['user']} on {site.front_end}: mend User for {machine} in ~/.ssh/config"
+            found.append(Finding(WARNING, machine, f"ssh enters as {answer['user']}, not as {own['user']}", mend))
         if machine != site.front_end:
             found += _synced(machine, answer["tree"], ours)
         if "libvirt" in answer:
@@ -54,7 +55,8 @@ def of_machines(answers: Answers, site: Site, cloud: Cloud, sizes: tuple[str, st
 def _programs(machine: str, answer: Mapping[str, Any]) -> list[Finding]:
     found = []
     if answer["python"] < [3, 9]:
-        found.append(Finding(BROKEN, machine, f"python3 is {'.'.join(map(str, answer['python']))}", "install python3 3.9 or newer"))
+        mend = f"as root on {machine}: install python3 3.9 or newer"
+        found.append(Finding(BROKEN, machine, f"python3 is {'.'.join(map(str, answer['python']))}", mend))
     for severity, kind in ((BROKEN, "needed"), (WARNING, "wanted")):
         for name in answer["lacks"][kind]:
             found.append(Finding(severity, machine, f"{name} is not installed", f"as root on {machine}: apt-get install {PACKAGES[name]}"))
@@ -121,7 +123,7 @@ def _stores(machine: str, answer: Mapping[str, Any], is_front_end: bool, cloud: 
             found.append(Finding(BROKEN, machine, what, f"{mount}; or {_setup(cloud, path)}"))
         elif wanted.get(path) and state["marker"] != wanted[path]:
             what = f"store {path} is another datastore's: its marker says {state['marker']}"
-            found.append(Finding(BROKEN, machine, what, mount))
+            found.append(Finding(BROKEN, machine, what, _remount(machine, path)))
         elif not state["writable"]:
             found.append(Finding(BROKEN, machine, f"store {path} cannot be written by {answer['user']}: {state.get('reason')}",
                                  f"as root where it is exported: chown oneadmin: {path}, and export it read-write"))  # fmt: skip
@@ -143,9 +145,13 @@ def _mount(machine: str, path: str, state: Mapping[str, Any], libvirt: Mapping[s
         what = f"store {path} is closed to others: where the export squashes root, libvirt cannot tell AppArmor what QEMU may open"
         found.append(Finding(WARNING, machine, what, f"as oneadmin: chmod o+x {path} (docs/how-to/apparmor.md)"))
     for is_broken, what in mounts.problems(mount):
-        mend = f"as root on {machine}: mend its line in /etc/fstab (docs/how-to/nfs.md), then umount and mount {path}"
-        found.append(Finding(BROKEN if is_broken else WARNING, machine, f"store {path}: {what}", mend))
+        found.append(Finding(BROKEN if is_broken else WARNING, machine, f"store {path}: {what}", _remount(machine, path)))
     return found
+
+
+def _remount(machine: str, path: str) -> str:
+    """Return what mends a store where something is mounted, but not what should be."""
+    return f"as root on {machine}: mend its line in /etc/fstab (docs/how-to/nfs.md), then umount and mount {path}"
 
 
 def _quoted(name: str) -> str:
@@ -163,7 +169,8 @@ def _setup(cloud: Cloud, path: str) -> str:
 def _local(machine: str, local: Mapping[str, Any], host: Optional[Host], sizes: tuple[str, str]) -> list[Finding]:
     where = local.get("where", "")
     if "error" in local:
-        return [Finding(BROKEN, machine, f"local store: {local['error']}", f"as root on {machine}: mend its disk")]
+        mend = f"as root on {machine}: dmesg; mend or mount its disk (docs/how-to/dead-host.md if it is lost)"
+        return [Finding(BROKEN, machine, f"local store: {local['error']}", mend)]
     if local["read_only"]:
         return [Finding(BROKEN, machine, f"{where} is mounted read-only", f"as root on {machine}: dmesg; mount -o remount,rw {where}")]
     found = []
