@@ -71,6 +71,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.line(f"{seconds:.2f}s cpu      {name}")
 
 
+UMASK = 0o022
 PASSED = pytest.StashKey[bool]()
 FAILED = pytest.StashKey[bool]()
 TAKEN: Dict[str, float] = {}
@@ -97,12 +98,18 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         item.stash[FAILED] = True
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _umask_of_labs() -> None:
+    """What labs lay out must be open to other users, whatever the tests were started with."""
+    os.umask(UMASK)
+
+
 @pytest.fixture(autouse=True)
 def usual_umask() -> Iterator[None]:
     """Commands that are called in this process set their own; the next test's files must be open to other users again."""
-    before = os.umask(0o022)
+    os.umask(UMASK)
     yield
-    os.umask(before)
+    os.umask(UMASK)
 
 
 @pytest.fixture()

@@ -3,6 +3,9 @@
 # How a program is called here, and what it said and how it ended, in the words of the contract.
 bats_require_minimum_version 1.5.0
 
+# What other users are to read, whatever the tests were started with.
+umask 022
+
 export CHECKOUT
 CHECKOUT=$(cd -- "${BASH_SOURCE[0]%/*}/../.." && pwd)
 

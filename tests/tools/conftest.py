@@ -8,6 +8,7 @@ they do. A test whose point is what a process is started with is marked `starts`
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Iterator
 
@@ -28,12 +29,20 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def usual_priority() -> Iterator[None]:
     """What a test asks of the library itself, and not of a program, does not leave all that come after it behind the others."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
     yield
-    assert not rate_limit._stands_back and not os.getpriority(os.PRIO_PROCESS, 0), "this test has left its process at rest"
+    now = os.getpriority(os.PRIO_PROCESS, 0)
+    assert (rate_limit._stands_back, now) == (False, before), "this test has left its process at rest"
 
 
 @pytest.fixture(scope="session")
-def _host_sides() -> Iterator[fork_server.Starter]:
+def _usual_io_class() -> None:
+    """Whoever comes back comes back to no class of I/O, also where all tests were started in the idle one."""
+    subprocess.run(["ionice", "--ignore", "--class", "0", "--pid", str(os.getpid())], check=True)
+
+
+@pytest.fixture(scope="session")
+def _host_sides(_usual_io_class: None) -> Iterator[fork_server.Starter]:
     # What tests mount is theirs alone, also if one is killed; what starts host sides has to see it.
     if not os.geteuid():
         own_mounts()
