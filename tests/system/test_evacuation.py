@@ -6,6 +6,7 @@ There and back again twenty times is for `make test-full`; else two of them go o
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,7 +15,8 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import pytest
 
 from lab.cloud import DATASTORES, SYSTEM, Cloud
-from lab.guest import content
+from lab.domains import names
+from lab.guest import LINUX, GuestError, content
 
 KIB = 64
 DATA = content("base", 0, KIB)
@@ -36,6 +38,8 @@ PER_SECOND = 4
 """Blocks that a guest writes to each of its disks: two cores carry eight guests."""
 
 GOES_ON_S = 120
+PIECE = 64 << 12
+"""Bytes whose dirty memory QEMU notes at once."""
 
 
 class Images:
@@ -129,15 +133,53 @@ def test_evacuated_host_gives_its_vms_away_and_gets_them_back(cloud: Cloud, mixe
     images = Images(cloud)
     vms = [Vm(cloud, mix, images) for mix in mixes]
     at_once(lambda vm: vm.start("h1"), vms)
-    names = []
+    found = []
     for _ in range(turns):
         for host, left in (("h2", "h1"), ("h1", "h2")):
             at_once(partial(Vm.move, host=host), vms)
             is_empty(cloud, left)
-        names.append([cloud.files(cloud.lab.node("h1"), cloud.vm_dir(vm.id)) for vm in vms])
+        found.append([cloud.files(cloud.lab.node("h1"), cloud.vm_dir(vm.id)) for vm in vms])
     # A plain file becomes a layer when it moves first; nothing is added by the moves that follow.
-    assert names == names[:1] * turns
-    assert not [name for files in names[0] for name in files if "1000000" in name or "deltas" in name]
+    assert found == found[:1] * turns
+    assert not [name for files in found[0] for name in files if "1000000" in name or "deltas" in name]
     for vm in vms:
         vm.end()
     assert cloud.leftovers() == []
+
+
+def test_memory_that_a_guest_writes_while_it_moves_goes_with_it(cloud: Cloud) -> None:
+    """If not, then by QEMU (lab/cloud.odd_memory): its kernel panics there, or it takes what it has written before for lost.
+
+    That does not happen at each move, so QEMU is asked how much memory it gives the guest, too.
+    """
+    vm = cloud.deploy("remembers", [{"IMAGE_ID": str(cloud.os_image("remembers"))}])
+    size = '{"execute":"query-memory-size-summary"}'
+    argv = ["virsh", "-q", "-c", "qemu:///system", "qemu-monitor-command", cloud.oned.vm(vm).deploy_id, size]
+    given = json.loads(cloud.lab.node("h1").run(argv).stdout)["return"]["base-memory"]
+    assert cloud.lab.virt == "kvm" or given % PIECE
+    cloud.guest(vm).loop_memory(64, 400)
+    for host in ("h2", "h1"):
+        cloud.oned.vm_migrate(vm, host, how="live")
+    counts = cloud.guest(vm).loop_stop("memory")
+    assert (counts["errors"], counts["mismatches"]) == (0, 0) and counts["writes"] > 10, counts
+    cloud.terminate(vm)
+
+
+def test_guest_that_panics_does_not_begin_anew_and_its_console_says_why(cloud: Cloud) -> None:
+    vm = cloud.deploy("panics", [{"IMAGE_ID": str(cloud.os_image("panics", system=LINUX))}])
+    guest = cloud.guest(vm)
+    with pytest.raises(GuestError):
+        guest.run("echo c >/proc/sysrq-trigger", timeout=20)
+    until_gone(cloud, vm)
+    with pytest.raises(GuestError, match="console on h1: .*Kernel panic - not syncing: sysrq triggered crash"):
+        guest.wait_up(1)
+    cloud.oned.vm_recover(vm, "delete")
+
+
+def until_gone(cloud: Cloud, vm: int) -> None:
+    """Wait until the host of a VM has its domain no more."""
+    deadline = time.monotonic() + GOES_ON_S
+    record = cloud.oned.vm(vm)
+    while record.deploy_id in names(cloud.lab.node(record.last.host.name)):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)

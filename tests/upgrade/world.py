@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from configurations import oned_conf, vmm_execrc
 from lab import Lab, Node
-from lab.cloud import DATASTORES, RBD_STORE, STORE, SYSTEM, Cloud
+from lab.cloud import DATASTORES, ONCE, RBD_STORE, STORE, SYSTEM, Cloud
 from lab.guest import BOOT, Guest, content, lay_out_boot
 from lab.oned import IMAGE_DS, SYSTEM_DS, Oned, Settings
 from upgrade import versions
@@ -82,7 +82,10 @@ class Old:
             disks.append({"IMAGE_ID": str(self.images[f"{name if place == 'in-place' else place} {format}"])})
         disks += [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in ("raw", "qcow2")]
         disks.append({"TYPE": "swap", "SIZE": "16"})
-        self.vms[name] = vm = self.cloud.deploy(name, disks, host)
+        template = self.cloud.template(name, disks)
+        template["RAW"]["DATA"] = template["RAW"]["DATA"].replace(ONCE, "")  # one of them is reset
+        self.vms[name] = vm = self.cloud.oned.vm_create(template)
+        self.cloud.oned.vm_deploy(vm, host, SYSTEM)
         return vm
 
     def disks(self, name: str) -> List[Disk]:

@@ -29,9 +29,15 @@ def serial_path(vm_name: str) -> str:
     return f"/run/one/{vm_name}.serial"
 
 
+def console_path(serial: str) -> str:
+    """Return where a host keeps all that a guest there has said on its serial console, whether anybody listened or not."""
+    return serial[: -len(".serial")] + ".console"
+
+
 def serial_xml(vm_name: str) -> str:
     """Return what goes into a VM template's RAW/DATA to give the VM a serial console under this name."""
-    source = f"<source mode='bind' path='{serial_path(vm_name)}'/>"
+    path = serial_path(vm_name)
+    source = f"<source mode='bind' path='{path}'/><log file='{console_path(path)}' append='on'/>"
     return f"<devices><serial type='unix'>{source}<target port='0'/></serial></devices>"
 
 
@@ -82,6 +88,14 @@ class Guest:
         if self._line:
             self._line.close()
         self._line, self._pending, self._dirty = None, b"", True
+
+    def console(self) -> str:
+        """Return the end of what the guest has said on this host, for messages: why it has ended, or begun anew."""
+        try:
+            said = self.node.path(console_path(self.serial)).read_bytes()
+        except OSError:
+            said = self.transcript
+        return f"console on {self.node.name}: {said[-3000:].decode(errors='replace')!r}"
 
     def _connect(self) -> socket.socket:
         if not self._line:
@@ -136,8 +150,7 @@ class Guest:
                 if not isinstance(error, socket.timeout):
                     self.close()
                 if time.monotonic() > deadline:
-                    tail = self.transcript[-2000:].decode(errors="replace")
-                    raise GuestError(f"the guest did not answer in {timeout} s ({error}); console: {tail!r}") from error
+                    raise GuestError(f"the guest did not answer in {timeout} s ({error}); {self.console()}") from error
                 # On a busy machine an answer takes longer, and who asks again meanwhile never hears it.
                 patience = min(2 * patience, 15.0) if isinstance(error, socket.timeout) else patience
                 time.sleep(0.05)
@@ -202,7 +215,11 @@ class Guest:
         self.command(f"loop memory {mib} {rate}")
 
     def _counts(self, line: str, timeout: float = 120) -> dict[str, int]:
-        return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", self.command(line, timeout))}
+        try:
+            answer = self.command(line, timeout)
+        except GuestError as error:  # an agent that knows of no loop is another one than was told to begin it
+            raise GuestError(f"{error}; {self.console()}") from error
+        return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", answer)}
 
     def loop_stat(self, disk: str) -> dict[str, int]:
         """Return writes, reads, errors, mismatches, maxgap_ms and verified so far."""
