@@ -5,8 +5,8 @@ set -eu
 
 python=/usr/bin/python3
 # Not by cd: CDPATH may lead elsewhere. And who calls it through a link means the checkout, not the place of the link.
-here=$(dirname -- "$(readlink -f -- "$0")")
-main=$here/lib/semishared/install/main.py
+here=$(readlink -f -- "$0")
+main=${here%/*}/lib/semishared/install/main.py
 
 die() {
     printf 'install.sh: %s\n' "$1" >&2
@@ -14,8 +14,8 @@ die() {
 }
 
 [ -x "$python" ] || die "$python is missing: install python3 (3.9 or newer)"
-"$python" -I -c 'import sys; sys.exit(sys.version_info < (3, 9))' ||
+"$python" -IS -c 'import sys; sys.exit(sys.version_info < (3, 9))' ||
     die "$python is older than 3.9: install a newer python3"
 [ -f "$main" ] || die "$main is missing: call it in a whole checkout"
 # No byte code into the checkout, which may be somebody else's.
-exec "$python" -I -B "$main" "$@"
+exec "$python" -IS -B "$main" "$@"

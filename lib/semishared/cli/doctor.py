@@ -189,7 +189,7 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
     libvirt = Libvirt.read(f"{place.remotes}/etc/vmm/kvm/kvmrc").uri
     hosts = [host.name for host in cloud.hosts]
     with doctor_stores.tokens(mounted) as token:
-        base = Question(("host",), config.hosts_scripts_dir, location, tuple(mounted), token, libvirt, tuple(ceph), systems)
+        base = Question(("host",), config.hosts_scripts_dir, location, tuple(mounted), token, libvirt, tuple(ceph), systems, True)
 
         def one(machine: str) -> "dict[str, Any] | str":
             question = base

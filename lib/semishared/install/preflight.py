@@ -63,6 +63,8 @@ class Question(NamedTuple):
     """Per Ceph store: pool, user, configuration file, UUID of libvirt's secret."""
     systems: Tuple[str, ...] = ()
     """Directories of the system datastores."""
+    versions: bool = False
+    """Whether programs are started to say their versions; else it is only looked whether they are there."""
 
 
 def encoded(question: Question) -> str:
@@ -73,7 +75,7 @@ def encoded(question: Question) -> str:
 def examine(question: Question) -> Dict[str, Any]:
     """Return everything that was asked; what could not be found out is an error text in its place."""
     with ThreadPoolExecutor(8) as pool:
-        found: Dict[str, Any] = {"programs": pool.submit(programs)} if question.roles else {}
+        found: Dict[str, Any] = {"programs": pool.submit(programs, question.versions)} if question.roles else {}
         if question.scripts:
             found["tree"] = pool.submit(tree, question.scripts)
         if question.libvirt:
@@ -147,19 +149,19 @@ def said(argv: List[str], limit_s: float = ANSWER_S) -> Tuple[int, str]:
     return done.returncode, done.stdout.decode("utf-8", "replace").strip()
 
 
-def version(name: str) -> Optional[str]:
-    """Return a program's version, '' if it does not tell, None if it is not there."""
-    if not VERSIONS.get(name):
+def version(name: str, ask: bool) -> Optional[str]:
+    """Return a program's version, '' if it does not tell or is not to be asked, None if it is not there."""
+    if not ask or not VERSIONS.get(name):
         return "" if shutil.which(name, path=f"{os.environ.get('PATH', '')}:{PATH}") else None
     code, text = said([name, *VERSIONS[name]])
     match = re.search(r"\d+(?:\.\d+)+", text)
     return None if code == 127 else match.group() if match else ""
 
 
-def programs() -> Dict[str, Optional[str]]:
-    """Return the versions of all programs."""
+def programs(versions: bool) -> Dict[str, Optional[str]]:
+    """Return the versions of all programs, or only which of them are there."""
     words = (*(word for table in (NEEDS, WANTS) for row in table.values() for word in row), *VERSIONS)
-    return {name: version(name) for word in words for name in word.split("|")}
+    return {name: version(name, versions) for word in words for name in word.split("|")}
 
 
 def lacking(table: Mapping[str, Tuple[str, ...]], question: Question, answers: Dict[str, Any]) -> List[str]:
