@@ -11,7 +11,7 @@ and a socket that is told the pid and then the exit code.
 
 With --listen it serves a node of a lab, where fork_client.c is in the place of python3: driver actions, host sides, hypervisor
 actions. It takes what lies beside LIB, as long as LIB is as it was; the client runs all else itself. One that is killed takes
-its program along. Real starts stay in the suites system, faults, shell, staging, upgrade and docs. So it serves tests of this machine,
+its program along. Real starts stay in the suites system, faults, shell, staging and docs. So it serves tests of this machine,
 too; their programs start host sides by PYTHON, which is the client as well.
 """
 
@@ -24,6 +24,7 @@ import json
 import os
 import select
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -276,7 +277,8 @@ def _become_script(argv: List[str], environment: List[str], mask: int, nice: int
         os.setpriority(os.PRIO_PROCESS, 0, nice)
         os.environ.clear()
         os.environ.update((name, value) for name, _, value in (word.partition("=") for word in environment))
-        importlib.reload(sys.modules["semishared.tools.crash_points"])
+        if CRASH_POINTS in sys.modules:
+            importlib.reload(sys.modules[CRASH_POINTS])
         sys.argv = argv
         main = sys.modules["__main__"] = ModuleType("__main__")
         main.__file__ = argv[0]
@@ -300,13 +302,16 @@ def _become_script(argv: List[str], environment: List[str], mask: int, nice: int
             os._exit(status & 0xFF)
 
 
-ACTIONS = (*HOST, "model", "opennebula", "plan", "front", "vmm", "share", "cli")
+ACTIONS = (*HOST, "model", "opennebula", "plan", "front", "vmm", "share", "cli", "install", "do")
+"""The last one is the older version's (tests/upgrade)."""
 BINDINGS = ("libvirt", "rados", "rbd")
+CRASH_POINTS, REACH = "semishared.tools.crash_points", "semishared.tools.bindings"
+"""Modules that the older version has not got."""
 
 
 def _bind(names: Sequence[str]) -> None:
     """Import bindings, which do nothing until they are called; nothing that is there by then is looked through for garbage again."""
-    sys.modules["semishared.tools.bindings"].reach()
+    sys.modules[REACH].reach() if REACH in sys.modules else site.main()
     for name in names:
         try:
             importlib.import_module(name)
@@ -317,18 +322,20 @@ def _bind(names: Sequence[str]) -> None:
 
 
 def _listen(path: str, lib: str, python: str = "") -> None:
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listening.bind(path)
-    listening.listen(64)
     sys.path.insert(0, lib)
     package = Path(lib, "semishared")
     modules = [path for part in ACTIONS for path in (package / part).glob("*.py") if path.name not in RUN_BY_PATH]
-    for module in sorted([package / "hostside.py", package / "entry.py", *modules]):
+    for module in sorted([*package.glob("*.py"), *modules]):
         importlib.import_module(".".join(module.relative_to(lib).with_suffix("").parts))
     if python:
         sys.path.insert(0, os.path.join(os.path.dirname(lib), "tests"))
         sys.modules["semishared.wire.session"].PYTHON = python  # type: ignore[attr-defined]
     _bind(BINDINGS)
+    # One that was here before, with another version, ends what it has begun, and is asked for nothing more.
+    Path(path).unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(path)
+    listening.listen(64)
     print("ready", flush=True)
     NodeServer(listening, lib).serve()
 

@@ -22,43 +22,47 @@ mount --bind "$(readlink -f /usr/bin/python3)" {REAL}
 mkdir {SOCKETS}
 chmod 1777 {SOCKETS}
 """
+IS_PLACED = ["test", "-d", SOCKETS]
 COVER = 'mount --bind "$1" "$(readlink -f /usr/bin/python3)"'
 
 
 def _serve(node: Node, client: Path) -> None:
     lib = f"{REMOTES if node.name == 'fe' else SCRIPTS}/lib"
-    for source, name in ((client, "fork_client"), (Path(fork_server.__file__), "fork_server.py")):
-        target = node.path(f"/opt/{name}")
-        target.write_bytes(source.read_bytes())
-        target.chmod(0o755)
-    node.run(["sh", "-euc", PLACE], user="root")
+    is_placed = not node.run(IS_PLACED, check=False).returncode
+    if not is_placed:
+        for source, name in ((client, "fork_client"), (Path(fork_server.__file__), "fork_server.py")):
+            target = node.path(f"/opt/{name}")
+            target.write_bytes(source.read_bytes())
+            target.chmod(0o755)
+        node.run(["sh", "-euc", PLACE], user="root")
     words = ["/usr/bin/python3", "-IS", "/opt/fork_server.py", "--listen", f"{SOCKETS}/{node.uid_of(layout.USER)}", lib]
     # As what sshd and oned start has it.
     server = node.popen(["env", "-i", "PATH=/usr/bin:/bin", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     assert server.stdout
     if server.stdout.readline() != b"ready\n":
         raise RuntimeError(f"the fork server of {node.name} did not start")
-    node.run(["sh", "-euc", COVER, "sh", "/opt/fork_client"], user="root")
+    if not is_placed:
+        node.run(["sh", "-euc", COVER, "sh", "/opt/fork_client"], user="root")
 
 
 def _client(real: str) -> Path:
     return caches.build([caches.HERE / "fork_client.c"], ["-static", f'-DREAL="{real}"'])
 
 
-def serve(lab: Lab) -> None:
-    """Let front-end and hosts fork from now on, each until it is started anew; the drivers are installed."""
+def serve(lab: Lab, *nodes: Node) -> None:
+    """Let nodes (default: all) fork from now on, each until it is started anew; once more when it has got other drivers."""
     client = _client(REAL)
-    for node in (lab.fe, *lab.hosts):
+    for node in nodes or (lab.fe, *lab.hosts):
         _serve(node, client)
 
 
 @cache
-def _here() -> Path:
+def _here(checkout: Path) -> Path:
     """Start a server on this machine for the rest of this process; return the client that asks it."""
     folder = Path(tempfile.mkdtemp(prefix="semishared-forks-"))
     python = folder / "python3"
     shutil.copy(_client("/usr/bin/python3"), python)
-    words = ["/usr/bin/python3", "-IS", fork_server.__file__, "--listen", str(folder / "server"), str(caches.CHECKOUT / "lib"), str(python)]
+    words = ["/usr/bin/python3", "-IS", fork_server.__file__, "--listen", str(folder / "server"), str(checkout / "lib"), str(python)]
     server = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
 
     def end() -> None:
@@ -73,9 +77,9 @@ def _here() -> Path:
     return python
 
 
-def python() -> list[str]:
-    """Return the words before the path of a program of this checkout that run it here; its host sides are forked too."""
-    return [str(_here()), "-IS"]
+def python(checkout: Path = caches.CHECKOUT) -> list[str]:
+    """Return the words before the path of a program of a checkout that run it here; its host sides are forked too."""
+    return [str(_here(checkout)), "-IS"]
 
 
 def words(module: str) -> list[str]:

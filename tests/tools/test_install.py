@@ -11,10 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 
+import small_checkout
 from semishared import VERSION
 from semishared.errors import CannotInstall
 from semishared.install import main as installer
@@ -23,9 +24,13 @@ from semishared.wire.messages import release
 
 ROOT = Path(__file__).resolve().parents[2]
 STOCK = ROOT / "tests" / "lab" / "stock"
-def install(remotes: Path, *options: str, script: Path = ROOT / "install.sh", code: int = 0, **env: str) -> str:
+WHOLE = ROOT / "install.sh"
+
+
+def install(remotes: Path, *options: str, script: Optional[Path] = None, code: int = 0, **env: str) -> str:
+    """Run that of a small checkout, where it is not said which."""
     done = subprocess.run(
-        [str(script), "--remotes", str(remotes), *options],
+        [str(script or small_checkout.script()), "--remotes", str(remotes), *options],
         cwd="/", env={"PATH": os.environ["PATH"], **env}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
@@ -58,17 +63,13 @@ def remotes(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Return a copy of what is installed, to be changed."""
-    tree = tmp_path / "checkout"
-    tree.mkdir()
-    for name in ("tm", "datastore", "vmm", "lib", "etc", "bin", "im"):
-        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "install.sh", tree)
-    return tree
+    """Return a small checkout of one's own, to be changed."""
+    small_checkout.lay_out(tmp_path / "checkout")
+    return tmp_path / "checkout"
 
 
 def test_installs_everything_with_modes_and_byte_code(remotes: Path) -> None:
-    install(remotes)
+    install(remotes, script=WHOLE)
     for part in ("tm", "datastore", "vmm"):
         for source in (ROOT / part).iterdir():
             target = remotes / part / "semishared" / source.name
@@ -116,9 +117,9 @@ def test_byte_code_is_valid_after_the_copy_to_a_host(remotes: Path, tmp_path: Pa
 
 
 def test_second_run_changes_nothing(remotes: Path) -> None:
-    install(remotes)
+    install(remotes, script=WHOLE)
     before = snapshot(remotes)
-    assert "nothing to do" in install(remotes)
+    assert "nothing to do" in install(remotes, script=WHOLE)
     assert snapshot(remotes) == before
 
 
@@ -138,9 +139,7 @@ def test_dry_run_changes_nothing_and_tells(remotes: Path) -> None:
 
 def test_files_of_an_older_version_go(remotes: Path) -> None:
     install(remotes)
-    old = [
-        remotes / name for name in ("lib/semishared/plan/old.py", "tm/semishared/old", "vmm/semishared/old", "vmm/semishared/x/y")
-    ]
+    old = [remotes / name for name in ("lib/semishared/plan/old.py", "tm/semishared/old", "vmm/semishared/old", "vmm/semishared/x/y")]
     for path in old:
         path.parent.mkdir(exist_ok=True)
         path.write_text("")
@@ -190,7 +189,7 @@ def test_failing_half_way_leaves_the_old_version(remotes: Path, checkout: Path) 
     script = checkout / "install.sh"
     install(remotes, script=script)
     before = snapshot(remotes)
-    (checkout / "lib/semishared/front/datastore.py").write_text("not python at all (")
+    (checkout / "lib/semishared/hostside.py").write_text("not python at all (")
     done = subprocess.run([str(script), "--remotes", str(remotes)], capture_output=True, text=True)
     assert done.returncode == 1 and "cannot compile" in done.stderr
     assert snapshot(remotes) == before

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""install.sh against whole front-ends in a directory: every configuration, twice, and interrupted anywhere."""
+"""install.sh against whole front-ends in a directory: every configuration, twice, and interrupted anywhere.
+
+That it brings all of the package is for test_install.py: here it is that of a small checkout.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,16 @@ from typing import Dict, Tuple
 
 import pytest
 
+import small_checkout
 from configurations import REFUSED, SOUND, VERSIONS, oned_conf, oned_reads, vmm_execrc
+from lab import forks
 from semishared.errors import CannotInstall
 from semishared.install import timer, tree
 from semishared.install.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 STOCK = ROOT / "tests" / "lab" / "stock"
+MAIN = "lib/semishared/install/main.py"
 Tree = Dict[str, Tuple[int, int, int, bytes]]
 
 
@@ -27,7 +33,7 @@ class FrontEnd:
     """An OpenNebula front-end below a directory, as the packages lay it out or self-contained."""
 
     def __init__(self, root: Path, packaged: bool = True) -> None:
-        self.root = root
+        self.root, self.forked = root, False
         self.etc = root / ("etc/one" if packaged else "etc")
         self.remotes = root / ("var/lib/one/remotes" if packaged else "var/remotes")
         shutil.copytree(STOCK, self.remotes)
@@ -50,8 +56,10 @@ class FrontEnd:
 
     def run(self, *options: str, code: int = 0, **env: str) -> str:
         where = ["--root", str(self.root)] if self.etc.name == "one" else []
+        script = small_checkout.script()
+        words = [*forks.python(script.parent), str(script.parent / MAIN)] if self.forked else [str(script)]
         done = subprocess.run(
-            [str(ROOT / "install.sh"), *where, *options],
+            [*words, *where, *options],
             cwd="/", env={"PATH": os.environ["PATH"], **env}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
@@ -86,6 +94,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> FrontEnd:
     """Return a front-end with the drivers in place, for tests that only look at configuration."""
     front_end = FrontEnd(tmp_path_factory.mktemp("installed") / "root")
     front_end.run("--no-config")
+    front_end.forked = True
     return front_end
 
 
@@ -115,6 +124,7 @@ def test_out_again_to_the_byte(front_end: FrontEnd, name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_configurations_leave_everything(front_end: FrontEnd, name: str) -> None:
     front_end.conf.write_bytes(REFUSED[name][0].encode())
+    front_end.forked = True
     before = front_end.tree()
     assert REFUSED[name][1] in front_end.run(code=1)
     assert front_end.tree() == before
@@ -271,7 +281,7 @@ def test_systemd_is_told_of_a_timer_on_this_machine_alone(front_end: FrontEnd) -
 
 def test_two_installers_at_once(front_end: FrontEnd) -> None:
     env = {**os.environ, "SEMISHARED_STOP_AT": "2"}
-    first = subprocess.Popen([str(ROOT / "install.sh"), "--root", str(front_end.root)], env=env, stdout=subprocess.DEVNULL)
+    first = subprocess.Popen([str(small_checkout.script()), "--root", str(front_end.root)], env=env, stdout=subprocess.DEVNULL)
     try:
         os.waitpid(first.pid, os.WUNTRACED)
         assert "another install.sh is at work" in front_end.run(code=1)
@@ -316,8 +326,8 @@ def test_killed_anywhere_the_second_run_converges(tmp_path: Path, what: str) -> 
 
 
 def test_upgrade_where_directories_cannot_change_places(front_end: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a file system without RENAME_EXCHANGE."""
-    front_end.run()
+    """As on a file system without RENAME_EXCHANGE; and here the whole package goes in."""
+    assert main(["--root", str(front_end.root)]) == 0
     after = front_end.without_backups()
     older(front_end)
     monkeypatch.setattr(tree, "_exchange", lambda new, old: False)

@@ -16,6 +16,7 @@ from typing import Iterator, List, Sequence
 import pytest
 
 from lab.cloud import DATASTORES, SYSTEM
+from lab.forks import serve
 from lab.guest import content
 from lab.oned import ActionFailed
 from lab.oned.objects import Datastore, Image
@@ -98,6 +99,7 @@ class Upgrade:
             before = old.everything()
             assert "onehost sync --force" in versions.install(lab)
             versions.sync(lab)
+            serve(lab)
             assert refusal.differences(before, old.everything()) == []
             attach_and_detach(old)
             lab.fe.run([COMMAND, "setup", "--apply", "--system", f"semi_sys_{SYSTEM}"])

@@ -12,6 +12,7 @@ from typing import Iterator
 import pytest
 
 from lab import Lab, Node, caches
+from lab.forks import serve
 from lab.hosts import PARTS, REMOTES, SCRIPTS
 
 OLDER, RELEASE = "84b7bda", "0.1.0"
@@ -80,3 +81,4 @@ def older_front_end(lab: Lab) -> Iterator[None]:
         yield
     finally:
         install(lab)
+        serve(lab, lab.fe)

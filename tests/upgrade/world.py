@@ -15,6 +15,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 from configurations import oned_conf, vmm_execrc
 from lab import Lab, Node
 from lab.cloud import DATASTORES, ONCE, RBD_STORE, STORE, SYSTEM, Cloud
+from lab.forks import serve
 from lab.guest import BOOT, Guest, content, lay_out_boot
 from lab.oned import IMAGE_DS, SYSTEM_DS, Oned, Settings
 from upgrade import versions
@@ -244,6 +245,7 @@ def older_cloud(kind: str, systems: Sequence[int] = (SYSTEM, OTHER_SYSTEM)) -> I
         versions.install(lab, versions.OLDER)
         versions.sync(lab)
         versions.keep(lab)
+        serve(lab)
         for host in lab.hosts:
             lay_out_boot(host.path(BOOT))
         with Oned.in_lab(lab, Settings(domain_type=lab.virt, vm_mad=lab.virt)) as oned:
