@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """install.sh against whole front-ends in a directory: every configuration, twice, and interrupted anywhere.
 
-That it brings all of the package is for test_install.py: here it is that of a small checkout.
+That it brings all of the package, and how it starts, is for test_install.py: here it is that of a small checkout, mostly forked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FrontEnd:
     """An OpenNebula front-end below a directory, as the packages lay it out or self-contained."""
 
     def __init__(self, root: Path, packaged: bool = True) -> None:
-        self.root, self.forked = root, False
+        self.root, self.forks = root, True
         self.etc = root / ("etc/one" if packaged else "etc")
         self.remotes = root / ("var/lib/one/remotes" if packaged else "var/remotes")
         shutil.copytree(STOCK, self.remotes)
@@ -57,7 +57,7 @@ class FrontEnd:
     def run(self, *options: str, code: int = 0, **env: str) -> str:
         where = ["--root", str(self.root)] if self.etc.name == "one" else []
         script = small_checkout.script()
-        words = [*forks.python(script.parent), str(script.parent / MAIN)] if self.forked else [str(script)]
+        words = [*forks.python(script.parent), str(script.parent / MAIN)] if self.forks else [str(script)]
         done = subprocess.run(
             [*words, *where, *options],
             cwd="/", env={"PATH": os.environ["PATH"], **env}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -94,7 +94,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> FrontEnd:
     """Return a front-end with the drivers in place, for tests that only look at configuration."""
     front_end = FrontEnd(tmp_path_factory.mktemp("installed") / "root")
     front_end.run("--no-config")
-    front_end.forked = True
     return front_end
 
 
@@ -124,7 +123,6 @@ def test_out_again_to_the_byte(front_end: FrontEnd, name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_configurations_leave_everything(front_end: FrontEnd, name: str) -> None:
     front_end.conf.write_bytes(REFUSED[name][0].encode())
-    front_end.forked = True
     before = front_end.tree()
     assert REFUSED[name][1] in front_end.run(code=1)
     assert front_end.tree() == before
@@ -191,6 +189,7 @@ def test_dry_run_and_diff_change_nothing(front_end: FrontEnd) -> None:
 
 def test_self_contained(tmp_path: Path) -> None:
     front_end = FrontEnd(tmp_path / "one", packaged=False)
+    front_end.forks = False
     before = front_end.tree()
     front_end.run(ONE_LOCATION=str(front_end.root))
     assert "semishared" in front_end.conf.read_text() and (front_end.remotes / "tm/semishared/clone").exists()
@@ -280,6 +279,7 @@ def test_systemd_is_told_of_a_timer_on_this_machine_alone(front_end: FrontEnd) -
 
 
 def test_two_installers_at_once(front_end: FrontEnd) -> None:
+    front_end.forks = False
     env = {**os.environ, "SEMISHARED_STOP_AT": "2"}
     first = subprocess.Popen([str(small_checkout.script()), "--root", str(front_end.root)], env=env, stdout=subprocess.DEVNULL)
     try:
