@@ -11,11 +11,21 @@ from typing import Tuple
 
 import pytest
 
+import small_checkout
 from configurations import VERSIONS, oned_conf, oned_reads, vmm_execrc
 from lab import caches
 from upgrade import versions
 
 STOCK = caches.HERE / "stock"
+
+
+@pytest.fixture(scope="module")
+def older_installed(older: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a front-end with the files of the older version in place, for tests that look at configuration alone."""
+    root = tmp_path_factory.mktemp("installed") / "root"
+    front_end(root, VERSIONS[0])
+    install(older, root, "--no-config")
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +39,16 @@ def front_end(root: Path, version: str) -> Path:
     """Make a front-end below `root`, of a version of OpenNebula; return its remotes."""
     remotes = root / "var/lib/one/remotes"
     shutil.copytree(STOCK, remotes)
-    (remotes / "VERSION").write_text(f"{version}.0\n")
     (root / "etc/one/vmm_exec").mkdir(parents=True)
+    configure(root, version)
+    return remotes
+
+
+def configure(root: Path, version: str) -> None:
+    """Give it the configuration of a version."""
+    (root / "var/lib/one/remotes/VERSION").write_text(f"{version}.0\n")
     (root / "etc/one/oned.conf").write_text(oned_conf(version))
     (root / "etc/one/vmm_exec/vmm_execrc").write_text(vmm_execrc(version))
-    return remotes
 
 
 def install(tree: Path, root: Path, *options: str) -> str:
@@ -50,14 +65,17 @@ def written(root: Path) -> Tuple[str, str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_upgrade_says_what_a_new_installation_says_and_leaves_without_a_trace(older: Path, tmp_path: Path, version: str) -> None:
-    upgraded, fresh = tmp_path / "upgraded", tmp_path / "fresh"
-    for root in (upgraded, fresh):
-        front_end(root, version)
+def test_upgrade_says_what_a_new_installation_says_and_leaves_without_a_trace(
+    older: Path, older_installed: Path, tmp_path: Path, version: str
+) -> None:
+    upgraded, fresh, ours = tmp_path / "upgraded", tmp_path / "fresh", small_checkout.script().parent
+    shutil.copytree(older_installed, upgraded, symlinks=True)
+    configure(upgraded, version)
+    front_end(fresh, version)
     shipped = written(upgraded)
     install(older, upgraded)
-    install(caches.CHECKOUT, upgraded)
-    install(caches.CHECKOUT, fresh)
+    install(ours, upgraded)
+    install(ours, fresh)
     # That one is the administrator's; the older version could not do what it allows.
     found, wanted = (
         [(name, dict(value) if isinstance(value, dict) else value) for name, value in oned_reads(written(root)[0])]
@@ -68,8 +86,8 @@ def test_upgrade_says_what_a_new_installation_says_and_leaves_without_a_trace(ol
     own[0]["DS_LIVE_MIGRATE"] = "YES"
     assert found == wanted
     assert written(upgraded)[1] == written(fresh)[1]
-    assert "nothing to do" in install(caches.CHECKOUT, upgraded)
-    install(caches.CHECKOUT, upgraded, "--uninstall")
+    assert "nothing to do" in install(ours, upgraded)
+    install(ours, upgraded, "--uninstall")
     assert written(upgraded) == shipped
 
 

@@ -19,8 +19,8 @@ OLDER, RELEASE = "84b7bda", "0.1.0"
 """The commit that is upgraded from, and what it calls itself."""
 TREES = {OLDER: f"/opt/semishared-{RELEASE}", "": "/opt/semishared"}
 """Where the front-end has which version, '' is this checkout's."""
-KEPT = f"/opt/remotes-{RELEASE}"
-"""Where it keeps what the older version was to hosts, for those that are to stay behind."""
+KEPT = f"{SCRIPTS}-{RELEASE}"
+"""Where hosts keep what the older version was to them, for those that are to stay behind."""
 
 
 def lay_out(target: Path, commit: str = OLDER) -> None:
@@ -52,25 +52,27 @@ def install(lab: Lab, version: str = "") -> str:
     return said
 
 
-def sync(lab: Lab, *nodes: Node, remotes: str = REMOTES) -> None:
-    """Bring the front-end's remotes to these hosts (default: all), as `onehost sync --force` does."""
-    for node in nodes or lab.hosts:
-        lab.fe.run(["rsync", "-LRaz", "--delete", ".", f"oneadmin@{node.name}:{SCRIPTS}/"], cwd=remotes)
+def sync(lab: Lab) -> None:
+    """Bring the front-end's remotes to all hosts, as `onehost sync --force` does."""
+    for node in lab.hosts:
+        lab.fe.run(["rsync", "-LRaz", "--delete", ".", f"oneadmin@{node.name}:{SCRIPTS}/"], cwd=REMOTES)
 
 
 def keep(lab: Lab) -> None:
-    """Keep the remotes that hosts are synced with now, for `not_synced`."""
-    lab.fe.run(["cp", "-a", REMOTES, KEPT], user="root")
+    """Keep what hosts are synced with now, for `not_synced`."""
+    for node in lab.hosts:
+        node.run(["cp", "-a", SCRIPTS, KEPT])
 
 
 @contextmanager
-def not_synced(lab: Lab, *nodes: Node) -> Iterator[None]:
-    """Have hosts on the older version within the block, as if they had been away when the others were synced."""
-    sync(lab, *nodes, remotes=KEPT)
+def not_synced(node: Node) -> Iterator[None]:
+    """Have a host on the older version within the block, as if it had been away when the others were synced."""
+    exchange = ["sh", "-euc", 'mv "$0" "$0.other"; mv "$1" "$0"; mv "$0.other" "$1"', SCRIPTS, KEPT]
+    node.run(exchange)
     try:
         yield
     finally:
-        sync(lab, *nodes)
+        node.run(exchange)
 
 
 @contextmanager
