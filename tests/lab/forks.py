@@ -49,10 +49,10 @@ def _client(real: str) -> Path:
     return caches.build([caches.HERE / "fork_client.c"], ["-static", f'-DREAL="{real}"'])
 
 
-def serve(lab: Lab, *nodes: Node) -> None:
-    """Let nodes (default: all) fork from now on, each until it is started anew; once more when it has got other drivers."""
+def serve(lab: Lab) -> None:
+    """Let front-end and hosts fork from now on, each until it is started anew; the drivers are installed. Once more for other ones."""
     client = _client(REAL)
-    for node in nodes or (lab.fe, *lab.hosts):
+    for node in (lab.fe, *lab.hosts):
         _serve(node, client)
 
 

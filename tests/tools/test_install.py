@@ -19,7 +19,7 @@ import small_checkout
 from semishared import VERSION
 from semishared.errors import CannotInstall
 from semishared.install import main as installer
-from semishared.install import next_steps
+from semishared.install import next_steps, preflight
 from semishared.wire.messages import release
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -242,3 +242,13 @@ def test_where_nobody_is_whose_opennebula_it_is_no_host_is_asked(monkeypatch: py
     place: Any = SimpleNamespace(remotes="/remotes")
     with pytest.raises(CannotInstall, match="there is no user no-such-user here"):
         installer.check_machines("h1", place)
+
+
+def test_programs_are_started_only_for_their_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """install.sh asks whether they are there, doctor also for what QEMU it is."""
+    (tmp_path / "qemu-img").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\necho qemu-img version 9.8.7\n")
+    (tmp_path / "qemu-img").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    question = preflight.Question(("front-end",))
+    assert preflight.examine(question)["programs"]["qemu-img"] == "" and not (tmp_path / "started").exists()
+    assert preflight.examine(question._replace(versions=True))["programs"]["qemu-img"] == "9.8.7"
