@@ -110,10 +110,10 @@ class Upgrade:
     def test_host_that_was_not_synced_refuses_in_one_line_and_nothing_is_half_done(self, old: Old) -> None:
         lab = old.cloud.lab
         here, there = lab.hosts
-        with versions.not_synced(here):
+        with versions.not_upgraded(here):
             calls = [*refusal.calls(old, "h1", "run", "off", REFUSED), *refusal.moves(old, "h1", "h2", "live", "off")]
             assert judged(old, calls) == []
-        with versions.not_synced(there):
+        with versions.not_upgraded(there):
             calls = [call for call in refusal.moves(old, "h1", "h2", "live", "off") if "h2" in " ".join(call.words)]
             # That one sees that the VM runs where it would remove it.
             calls = [call for call in calls if call.action != "postmigrate"]
@@ -126,7 +126,7 @@ class Upgrade:
 
     def test_front_end_of_the_older_version_is_refused_in_one_line(self, old: Old) -> None:
         """What that front-end does before it asks a host is its own affair; no host does anything for it."""
-        with versions.older_front_end(old.cloud.lab):
+        with versions.not_upgraded(old.cloud.lab.fe):
             calls = [*refusal.calls(old, "h1", "run", "off", ("in-place", "overlay")), *refusal.moves(old, "h1", "h2", "live", "off")]
             assert judged(old, calls) == []
 
@@ -138,7 +138,7 @@ class Upgrade:
         run, kept = old.vms["run"], old.disks("run")
         extra = oned.disk_attach(run, old.images[f"overlay {old.formats[0]}"])
         target = oned.vm(run).disks[-1]["TARGET"]
-        with versions.not_synced(lab.hosts[0]):
+        with versions.not_upgraded(lab.hosts[0]):
             with pytest.raises(ActionFailed, match=SYNC):
                 oned.vm_deploy(vm, "h1", SYSTEM)
             with pytest.raises(ActionFailed, match=SYNC):
@@ -158,7 +158,7 @@ class Upgrade:
         oned.disk_detach(run, extra)
         oned.vm_recover(vm, "retry")
         old.cloud.guest(vm).check("vdb", "base", 0, KIB)
-        with versions.not_synced(lab.hosts[0]), pytest.raises(ActionFailed, match=SYNC):
+        with versions.not_upgraded(lab.hosts[0]), pytest.raises(ActionFailed, match=SYNC):
             oned.vm_terminate(vm, hard=True)
         oned.vm_recover(vm, "retry")
         assert oned.state(vm)[0] == "DONE"
@@ -171,7 +171,7 @@ class Upgrade:
         lab, oned = old.cloud.lab, old.cloud.oned
         image = old.image("far", "overlay", old.formats[0])
         vm = old.cloud.deploy("far", [{"IMAGE_ID": str(image)}], "h2")
-        with versions.not_synced(lab.hosts[1]):
+        with versions.not_upgraded(lab.hosts[1]):
             disk = oned.disk_attach(old.vms["run"], image)
             target = oned.vm(old.vms["run"]).disks[-1]["TARGET"]
             guest = old.cloud.guest(old.vms["run"])

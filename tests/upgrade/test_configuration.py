@@ -91,11 +91,11 @@ def test_upgrade_says_what_a_new_installation_says_and_leaves_without_a_trace(
     assert written(upgraded) == shipped
 
 
-def test_files_of_the_older_version_are_gone(older: Path, tmp_path: Path) -> None:
+def test_files_of_the_older_version_are_gone(older_installed: Path, tmp_path: Path) -> None:
     """Also those that this one has elsewhere; what the operator changed stays."""
     upgraded, fresh = tmp_path / "upgraded", tmp_path / "fresh"
-    ours = [front_end(root, VERSIONS[-1]) for root in (upgraded, fresh)]
-    install(older, upgraded)
+    shutil.copytree(older_installed, upgraded, symlinks=True)
+    ours = [upgraded / "var/lib/one/remotes", front_end(fresh, VERSIONS[0])]
     conf = ours[0] / "etc/semishared.conf"
     conf.write_text(conf.read_text() + "# mine\n")
     install(caches.CHECKOUT, upgraded)

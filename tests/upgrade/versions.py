@@ -12,15 +12,12 @@ from typing import Iterator
 import pytest
 
 from lab import Lab, Node, caches
-from lab.forks import serve
 from lab.hosts import PARTS, REMOTES, SCRIPTS
 
 OLDER, RELEASE = "84b7bda", "0.1.0"
 """The commit that is upgraded from, and what it calls itself."""
 TREES = {OLDER: f"/opt/semishared-{RELEASE}", "": "/opt/semishared"}
 """Where the front-end has which version, '' is this checkout's."""
-KEPT = f"{SCRIPTS}-{RELEASE}"
-"""Where hosts keep what the older version was to them, for those that are to stay behind."""
 
 
 def lay_out(target: Path, commit: str = OLDER) -> None:
@@ -59,28 +56,24 @@ def sync(lab: Lab) -> None:
 
 
 def keep(lab: Lab) -> None:
-    """Keep what hosts are synced with now, for `not_synced`."""
-    for node in lab.hosts:
-        node.run(["cp", "-a", SCRIPTS, KEPT])
+    """Keep what machines have now, the older version, beside it, for `not_upgraded`."""
+    for node in (lab.fe, *lab.hosts):
+        place = _place(node)
+        node.run(["cp", "-a", place, f"{place}-{RELEASE}"], user="root")
 
 
 @contextmanager
-def not_synced(node: Node) -> Iterator[None]:
-    """Have a host on the older version within the block, as if it had been away when the others were synced."""
-    exchange = ["sh", "-euc", 'mv "$0" "$0.other"; mv "$1" "$0"; mv "$0.other" "$1"', SCRIPTS, KEPT]
-    node.run(exchange)
+def not_upgraded(node: Node) -> Iterator[None]:
+    """Have the older version on one machine within the block: a host as if it had been away when the others were synced, the
+    front-end as after a fail-over to one that was forgotten.
+    """
+    exchange = ["sh", "-euc", 'mv "$0" "$0.other"; mv "$1" "$0"; mv "$0.other" "$1"', _place(node), f"{_place(node)}-{RELEASE}"]
+    node.run(exchange, user="root")
     try:
         yield
     finally:
-        node.run(exchange)
+        node.run(exchange, user="root")
 
 
-@contextmanager
-def older_front_end(lab: Lab) -> Iterator[None]:
-    """Have the older version on the front-end alone within the block, as after a fail-over to one that was forgotten."""
-    install(lab, OLDER)
-    try:
-        yield
-    finally:
-        install(lab)
-        serve(lab, lab.fe)
+def _place(node: Node) -> str:
+    return REMOTES if node.name == "fe" else SCRIPTS

@@ -140,9 +140,10 @@ class Old:
 
     def check_stored(self, image: int, format: str, seed: str) -> None:
         """See that an image in its store is what a disk of ours was."""
-        assert self.stored(image, format, 1024) == content(seed, 1024, 64)
-        assert self.stored(image, format, 2048) == content("only", 2048, 64)
-        assert self.stored(image, format, 0) == DATA
+        data = self.stored(image, format, 0, 2048 + 64)
+        assert data[1024 << 10 : (1024 + 64) << 10] == content(seed, 1024, 64)
+        assert data[2048 << 10 :] == content("only", 2048, 64)
+        assert data[: KIB << 10] == DATA
 
     def end(self, name: str, seed: str) -> None:
         """Terminate a VM: what was written to its persistent disks is in their images, and nothing in the others."""
