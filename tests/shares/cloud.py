@@ -9,12 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from lab import forks
 from semishared.config import Config
 from semishared.model.shares import Tree
 from semishared.model.steps import Step, to_data
-from semishared.wire.session import Session
+from semishared.wire import session
 from tools.oned_site import ActionSite
 
 SHARES = 110
@@ -87,6 +88,6 @@ class Killed:
 
 
 def on(*steps: Step) -> list[Any]:
-    """Carry out steps through the host side of this machine."""
-    with Session("localhost", "test", Config()) as session:
-        return list(session.run(steps))
+    """Carry out steps through the host side of this machine, which is forked."""
+    with patch.object(session, "PYTHON", forks.python()[0]), session.Session("localhost", "test", Config()) as to:
+        return list(to.run(steps))
