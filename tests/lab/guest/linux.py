@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from lab import caches, initramfs
@@ -62,6 +63,7 @@ def _key(kernel: Path, modules: list[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
+@cache
 def _kept() -> tuple[Path, Path, str]:
     """Return the kernel, where its initramfs is kept, and under which key."""
     kernel = caches.newest_kernel()
