@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Roots of shares on file systems of their own: btrfs on a loop device, and CephFS."""
+"""Roots of shares on file systems of their own: btrfs on a loop device, and CephFS; clouds whose hosts have them."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from shares.ceph import CephShares
+from shares.guests import Shares
 
 
 def run(*words: object) -> str:
@@ -41,11 +43,23 @@ def mounted_btrfs(top: Path) -> Iterator[Path]:
         file.unlink()
 
 
+def loop_of(where: Path) -> str:
+    """Return the device that is mounted at a path."""
+    return str(json.loads(run("findmnt", "-J", "-o", "SOURCE", where))["filesystems"][0]["source"])
+
+
 @pytest.fixture(scope="session")
 def btrfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return one for all tests here."""
     with mounted_btrfs(tmp_path_factory.mktemp("btrfs")) as where:
         yield where
+
+
+@pytest.fixture(scope="session")
+def hosts(btrfs: Path) -> Iterator[Shares]:
+    """Return a cloud whose two hosts have that one mounted; each file leaves it so, without VMs and shares."""
+    with Shares.up(loop_of(btrfs)) as shares:
+        yield shares
 
 
 @pytest.fixture(scope="session")

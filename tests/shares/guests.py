@@ -13,7 +13,6 @@ from lab import Node
 from lab.cloud import SYSTEM, Cloud
 from lab.guest import LINUX, Guest
 from shares.cloud import SHARES, template
-from shares.conftest import run
 from shares.page import ROOT, rule
 
 MOUNTED = "nosuid,nodev"
@@ -86,7 +85,7 @@ class Shares(Guests):
         h1 = cloud.lab.hosts[0]
         h1.run(["chown", "oneadmin:", ROOT], user="root")
         h1.run(["chmod", "711", ROOT], user="root")
-        # It may have been the root of another module's cloud.
+        # It may have been the root of another cloud.
         h1.run(["rm", "-rf", f"{ROOT}/.semishared"], user="root")
         cloud.oned.datastore_create(template("btrfs", Path(ROOT), BRIDGE_LIST="h1"), SHARES)
         cloud.lab.fe.run([COMMAND, "share", "init", str(SHARES)])
@@ -99,13 +98,14 @@ class Shares(Guests):
         with Cloud.up(hosts=2, forks=True) as cloud:
             yield cls(cloud, device)
 
+    def clear(self) -> None:
+        """Remove what the tests of a file have left, if one of them has failed, so that the next file is judged for itself."""
+        self.cloud.delete_all()
+        for image in [image.id for image in self.oned.images.values() if image.datastore_id == SHARES]:
+            self.oned.image_delete(image)
+
     def mount(self, host: Node, options: str = MOUNTED) -> None:
         """Mount the root of shares on a host."""
         major, minor = os.major(os.stat(self.device).st_rdev), os.minor(os.stat(self.device).st_rdev)
         script = 'mkdir -p "$1"; [ -e "$2" ] || mknod "$2" b $3 $4; mount -t btrfs -o "$5" "$2" "$1"'
         host.run(["sh", "-euc", script, "sh", ROOT, self.device, str(major), str(minor), options], user="root")
-
-
-def loop_of(where: Path) -> str:
-    """Return the device that is mounted at a path."""
-    return str(json.loads(run("findmnt", "-J", "-o", "SOURCE", where))["filesystems"][0]["source"])

@@ -7,7 +7,6 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -17,7 +16,7 @@ from lab.cloud import SYSTEM
 from lab.oned import ActionFailed
 from semishared.model.shares import first_uid
 from shares.cloud import SHARES, MiB
-from shares.guests import SUDOERS, Shares, loop_of
+from shares.guests import SUDOERS, Shares
 from shares.page import ROOT, rule
 from system.test_monitoring import hung
 
@@ -52,7 +51,7 @@ PROMPT_S = 60
 
 
 class Standing(NamedTuple):
-    """A guest on each host, which have one share; h2's may only read it."""
+    """A guest on each host, which have one share; h2's may only read it, until its root was away."""
 
     shares: Shares
     image: int
@@ -74,14 +73,14 @@ class Standing(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def standing(btrfs: Path) -> Iterator[Standing]:
-    with Shares.up(loop_of(btrfs)) as shares:
-        image = shares.image("both", "32M", uid=5)
-        one, two = shares.deploy("one", image), shares.create("two", image)
-        shares.oned.vm(two).disks[1]["READONLY"] = "YES"
-        shares.oned.vm_deploy(two, "h2", SYSTEM)
-        shares.mounted(one)
-        yield Standing(shares, image, one, two)
+def standing(hosts: Shares) -> Iterator[Standing]:
+    image = hosts.image("both", "32M", uid=5)
+    one, two = hosts.deploy("one", image), hosts.create("two", image)
+    hosts.oned.vm(two).disks[1]["READONLY"] = "YES"
+    hosts.oned.vm_deploy(two, "h2", SYSTEM)
+    hosts.mounted(one)
+    yield Standing(hosts, image, one, two)
+    hosts.clear()
 
 
 def test_status_says_how_full_a_share_is_and_who_has_it(standing: Standing) -> None:
@@ -204,6 +203,7 @@ def test_a_root_that_is_away_costs_no_guest_that_runs_and_starts_none(standing: 
     assert [(row[0], row[1]) for row in standing.found()] == [("broken", "h1")]
     for host in (standing.h1, standing.h2):
         shares.mount(host)
+    shares.oned.vm(two).disks[1]["READONLY"] = "NO"
     shares.oned.vm_resume(two)
     assert shares.mounted(two).run("cat /both/meanwhile") == (0, "meanwhile\n")
     assert one.run("echo later >/both/later")[0] == 0
@@ -213,10 +213,7 @@ def test_a_root_that_is_away_costs_no_guest_that_runs_and_starts_none(standing: 
 def test_a_host_that_is_started_again_has_the_share_and_nothing_of_before(standing: Standing) -> None:
     shares, h2 = standing.shares, standing.h2
     shares.cloud.terminate(standing.one)
-    shares.oned.vm_poweroff(standing.two, hard=True)
-    shares.oned.vm(standing.two).disks[1]["READONLY"] = "NO"
-    shares.oned.vm_resume(standing.two)
-    assert shares.mounted(standing.two).run("echo kept >/both/kept; sync")[0] == 0
+    assert shares.cloud.guest(standing.two).run("echo kept >/both/kept; sync")[0] == 0
     h2.kill()
     shares.oned.vm_lose(standing.two)
     assert shares.path(standing.image).joinpath("kept").read_text() == "kept\n"

@@ -14,7 +14,8 @@ import pytest
 
 from lab import caches
 from semishared.model.shares import first_uid
-from shares.guests import Shares, loop_of
+from shares.conftest import loop_of
+from shares.guests import Shares
 
 VERSION = "1.14.0"
 FIRST = first_uid(5)
