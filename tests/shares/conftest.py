@@ -15,6 +15,12 @@ from shares.ceph import CephShares
 from shares.guests import Shares
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what needs the cluster last: its daemons take processor as long as they are up, whether or not anybody asks them."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: here in item.path.parents and "cloud" in getattr(item, "fixturenames", ()))
+
+
 def run(*words: object) -> str:
     """Run a program to its end."""
     return subprocess.run([str(word) for word in words], check=True, capture_output=True, text=True, timeout=120).stdout
