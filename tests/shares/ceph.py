@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from semishared.model.shares import Tree, first_uid
 from semishared.model.steps import Step, to_data
 from shares import once
 from shares.cloud import SHARES, template
+from shares.guests import Guests
 from shares.page import PAGE, ROOT
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
@@ -43,6 +45,11 @@ class CephShares:
             made = cls(up)
             made.cli("init", str(SHARES))
             yield made
+
+    @cached_property
+    def guests(self) -> Guests:
+        """Return what makes guests on it, which have shares by their hosts."""
+        return Guests(self.cloud)
 
     @property
     def tree(self) -> Tree:

@@ -14,9 +14,8 @@ from lab.ceph import fs
 from lab.oned import ActionFailed
 from semishared.model import steps_share as s
 from semishared.model.shares import Share, Tree
-from shares.ceph import AS_HOST, COMMAND, CephShares
+from shares.ceph import AS_HOST, CephShares
 from shares.cloud import SHARES
-from shares.guests import Guests
 from shares.page import ROOT
 
 MiB = 1 << 20
@@ -186,61 +185,9 @@ def test_a_snapshot_keeps_what_was_and_goes_with_its_share(cloud: CephShares) ->
     assert not cloud.listed() and not cloud.subvolumes()
 
 
-def test_guests_of_two_hosts_have_one_share_with_its_locks_and_what_it_was(cloud: CephShares) -> None:
-    guests, h3 = Guests(cloud.cloud), cloud.lab.node("h3")
-    both, alone = guests.image("both", "32M", uid=5), guests.image("alone", "32M", uid=9)
-    where = (("one", both, "h2"), ("two", both, "h3"), ("three", alone, "h3"))
-    vms = [guests.deploy(name, image, host=host) for name, image, host in where]
-    one, two, three = map(guests.mounted, vms)
-    assert one.run("echo first >/both/file && chown 1000 /both/file") == (0, "")
-    assert two.run("cat /both/file; stat -c %u /both/file; echo second >>/both/file") == (0, "first\n1000\n")
-    assert one.run("sleep 1; cat /both/file") == (0, "first\nsecond\n")
-    for how in ("posix", "flock"):
-        assert one.lock(f"/both/{how}", how) == ""
-        assert two.lock(f"/both/{how}", how) == "Resource temporarily unavailable"
-        one.unlock()
-        assert two.lock(f"/both/{how}", how) == ""
-        two.unlock()
-
-    script = "mkdir -m 700 /both/private && chown 1000 /both/private && echo x >/both/private/file && cat /both/private/file"
-    assert one.run(script) == (0, "x\n")
-    made = json.loads(cloud.cli("snapshot", "create", str(both), "before", "--json"))["snapshot"]
-    assert one.run("echo third >/both/file") == (0, "")
-    for guest in (one, two):
-        assert guest.run(f"cat /both/{made['in_guest']}/file") == (0, "first\nsecond\n")
-        for script in (f"rm /both/{made['in_guest']}/file", "mkdir /both/.snap/mine", f"rmdir /both/{made['in_guest']}"):
-            assert guest.run(script)[0], script
-
-    # Late, as the page says, and then for the guest of the other host too; the other share has its room.
-    late = "Disk quota exceeded"
-    assert late in one.run("dd if=/dev/zero of=/both/big bs=1M count=256 conv=fsync", 240)[1]
-    assert three.run("dd if=/dev/zero of=/alone/file bs=1M count=16 conv=fsync && rm /alone/file", 240)[0] == 0
-    assert late in two.run("sleep 5; dd if=/dev/zero of=/both/more bs=1M count=256 conv=fsync", 240)[1]
-
-    # The client of h3 dies, and is started again.
-    h3.run(["sh", "-euc", 'kill -9 $(pgrep -x ceph-fuse); umount -l "$0"', ROOT], user="root")
-    assert two.run("cat /both/file")[0]
-    assert one.run("cat /both/file") == (0, "third\n")
-    guests.oned.vm_poweroff(vms[1], hard=True)
-    with pytest.raises(ActionFailed, match=rf"{ROOT}\S* on h3.*\[SS"):
-        guests.oned.vm_resume(vms[1])
-    found = json.loads(cloud.lab.fe.run([COMMAND, "doctor", "--json"], check=False, timeout=120).stdout)["findings"]
-    assert f"shares of datastore {SHARES}: {ROOT} is not mounted" in [row["what"] for row in found if row["machine"] == "h3"]
-    assert not [row for row in found if row["machine"] == "h2" and "shares" in row["what"]]
-    CephShares.mount(h3)
-    guests.oned.vm_resume(vms[1])
-    assert guests.mounted(vms[1]).run("cat /both/file") == (0, "third\n")
-    for vm in vms:
-        cloud.cloud.terminate(vm)
-    assert guests.daemons(1) == guests.daemons(2) == []
-    for image in (both, alone):
-        cloud.oned.image_delete(image)
-    assert not cloud.subvolumes()
-
-
 @pytest.mark.long
 def test_files_without_data_end_in_a_guest_and_a_neighbour_still_makes_some(cloud: CephShares) -> None:
-    guests = Guests(cloud.cloud)
+    guests = cloud.guests
     small, other = guests.image("small", "1M", uid=5), guests.image("other", "1M", uid=9)
     vms = [guests.deploy(name, image, host="h2") for name, image in (("many", small), ("few", other))]
     many, few = map(guests.mounted, vms)

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest that has a share of CephFS by its host: what its root can do to the host, and what becomes of it when the cluster goes away."""
+"""Guests that have a share of CephFS by their host.
+
+What root of one can do to the host, what two of them on two hosts see of each other, and what becomes of one when the cluster goes away.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import time
@@ -14,9 +18,11 @@ from typing import NamedTuple
 import pytest
 
 from lab.guest import Guest
+from lab.oned import ActionFailed
 from semishared.model.shares import UIDS, first_uid
-from shares.ceph import CephShares
-from shares.guests import Guests
+from shares.ceph import COMMAND, CephShares
+from shares.cloud import SHARES
+from shares.page import ROOT
 from shares.test_attach import ROWS
 
 FIRST = first_uid(5)
@@ -38,11 +44,12 @@ class Tenant(NamedTuple):
 
 @pytest.fixture(scope="module")
 def tenant(cloud: CephShares) -> Iterator[Tenant]:
-    guests = Guests(cloud.cloud)
+    guests = cloud.guests
     both, read = (guests.image(name, "32M", uid=5) for name in ("both", "read"))
     vm = guests.deploy("hostile", both, read, host="h2")
     yield Tenant(cloud, guests.mounted(vm), both)
     cloud.cloud.terminate(vm)
+    assert guests.daemons(1) == []
     for image in (both, read):
         cloud.oned.image_delete(image)
     assert not cloud.subvolumes()
@@ -75,6 +82,57 @@ def test_attributes_that_the_host_or_ceph_goes_by_are_not_the_guests(tenant: Ten
         for path in ("/both/attributes", "/both"):
             assert guest.set_attribute(path, name, value) == "Operation not permitted", (name, path)
     assert os.listxattr(tenant.path("attributes")) == ["user.mine"]
+
+
+def test_guests_of_two_hosts_have_one_share_with_its_locks_and_what_it_was(tenant: Tenant) -> None:
+    cloud, guests, one = tenant.cloud, tenant.cloud.guests, tenant.guest
+    h3, before = cloud.lab.node("h3"), cloud.subvolumes()
+    alone = guests.image("alone", "32M", uid=9)
+    vm = guests.deploy("second", tenant.both, alone, host="h3")
+    two = guests.mounted(vm)
+    assert one.run("echo first >/both/shared && chown 1000 /both/shared") == (0, "")
+    assert two.run("cat /both/shared; stat -c %u /both/shared; echo second >>/both/shared") == (0, "first\n1000\n")
+    assert one.run("sleep 1; cat /both/shared") == (0, "first\nsecond\n")
+    for how in ("posix", "flock"):
+        assert one.lock(f"/both/{how}", how) == ""
+        assert two.lock(f"/both/{how}", how) == "Resource temporarily unavailable"
+        one.unlock()
+        assert two.lock(f"/both/{how}", how) == ""
+        two.unlock()
+
+    script = "mkdir -m 700 /both/closed && chown 1000 /both/closed && echo x >/both/closed/file && cat /both/closed/file"
+    assert one.run(script) == (0, "x\n")
+    made = json.loads(cloud.cli("snapshot", "create", str(tenant.both), "before", "--json"))["snapshot"]
+    assert one.run("echo third >/both/shared") == (0, "")
+    for guest in (one, two):
+        assert guest.run(f"cat /both/{made['in_guest']}/shared") == (0, "first\nsecond\n")
+        for script in (f"rm /both/{made['in_guest']}/shared", "mkdir /both/.snap/mine", f"rmdir /both/{made['in_guest']}"):
+            assert guest.run(script)[0], script
+
+    # Late, as the page says, and then for the guest of the other host too; the other share has its room.
+    late = "Disk quota exceeded"
+    assert late in one.run("dd if=/dev/zero of=/both/big bs=1M count=256 conv=fsync", 240)[1]
+    assert two.run("dd if=/dev/zero of=/alone/file bs=1M count=16 conv=fsync && rm /alone/file", 240)[0] == 0
+    assert late in two.run("sleep 5; dd if=/dev/zero of=/both/more bs=1M count=256 conv=fsync", 240)[1]
+
+    # The client of h3 dies, and is started again.
+    h3.run(["sh", "-euc", 'kill -9 $(pgrep -x ceph-fuse); umount -l "$0"', ROOT], user="root")
+    assert two.run("cat /both/shared")[0]
+    assert one.run("cat /both/shared") == (0, "third\n")
+    guests.oned.vm_poweroff(vm, hard=True)
+    with pytest.raises(ActionFailed, match=rf"{ROOT}\S* on h3.*\[SS"):
+        guests.oned.vm_resume(vm)
+    found = json.loads(cloud.lab.fe.run([COMMAND, "doctor", "--json"], check=False, timeout=120).stdout)["findings"]
+    assert f"shares of datastore {SHARES}: {ROOT} is not mounted" in [row["what"] for row in found if row["machine"] == "h3"]
+    assert not [row for row in found if row["machine"] == "h2" and "shares" in row["what"]]
+    CephShares.mount(h3)
+    guests.oned.vm_resume(vm)
+    assert guests.mounted(vm).run("cat /both/shared") == (0, "third\n")
+    assert one.run("rm -f /both/big /both/more")[0] == 0
+    cloud.cloud.terminate(vm)
+    assert guests.daemons(2) == [] and len(guests.daemons(1)) == 4
+    cloud.oned.image_delete(alone)
+    assert cloud.subvolumes() == before
 
 
 @pytest.mark.long
