@@ -184,8 +184,7 @@ def test_what_is_deleted_before_it_was_committed_is_kept(cloud: Cloud, ceph: Clu
     assert standing.stored(1024) == ZEROS
     said(cloud, "gc", "--now")
     assert rescued in ceph.images(), "what was rescued is nobody's to remove"
-    ceph.rbd("snap", "purge", f"{POOL}/{rescued}")
-    ceph.rbd("rm", f"{POOL}/{rescued}")
+    ceph.remove(rescued)
     assert "committed, and gone" in said(cloud, "commit", str(vm))
     assert standing.stored(1024) == content("one", 1024, KIB)
     standing.is_settled()

@@ -24,8 +24,7 @@ def image(cloud: Cloud, ceph: Cluster) -> Iterator[str]:
     name = "probe"
     assert rbd(cloud.lab.fe, BRIDGE, "create", f"{POOL}/{name}", "--size", "16M") == 0
     yield name
-    ceph.rbd("snap", "purge", f"{POOL}/{name}")
-    ceph.rbd("rm", f"{POOL}/{name}")
+    ceph.remove(name)
 
 
 def test_it_is_healthy(ceph: Cluster) -> None:
@@ -85,7 +84,7 @@ def test_a_reader_reads_and_cannot_write(cloud: Cloud, image: str) -> None:
 
 def test_who_reads_for_guests_opens_snapshots_as_qemu_does_and_writes_no_data(cloud: Cloud, ceph: Cluster, image: str) -> None:
     host = cloud.lab.hosts[0]
-    ceph.rbd("snap", "create", f"{POOL}/{image}@s")
+    ceph.snapshot(image, "s")
     assert host.run(["qemu-img", "info", "-f", "raw", f"rbd:{POOL}/{image}@s:id={REMOTE}"], check=False).returncode == 0
     # librbd caches what it cannot write, and rbd is none the wiser.
     rbd(host, REMOTE, "bench", "--io-type", "write", "--io-pattern", "full-seq", "--io-total", "16M", f"{POOL}/{image}")
@@ -105,7 +104,7 @@ def test_what_is_read_is_counted(cloud: Cloud, ceph: Cluster, image: str) -> Non
 
 
 def test_images_can_be_looked_into(cloud: Cloud, ceph: Cluster, image: str) -> None:
-    ceph.rbd("snap", "create", f"{POOL}/{image}@s")
+    ceph.snapshot(image, "s")
     cloud.lab.fe.run(["rbd", "--id", BRIDGE, "clone", f"{POOL}/{image}@s", f"{POOL}/{image}-clone"])
     try:
         there = ceph.images()
@@ -113,7 +112,7 @@ def test_images_can_be_looked_into(cloud: Cloud, ceph: Cluster, image: str) -> N
         assert there[f"{image}-clone"]["parent"] == f"{POOL}/{image}@s"
         assert ceph.read(f"{image}-clone", 4096) == bytes(4096)
     finally:
-        ceph.rbd("rm", f"{POOL}/{image}-clone")
+        ceph.remove(f"{image}-clone")
 
 
 def test_it_stops_and_comes_back_with_its_data(cloud: Cloud, ceph: Cluster, image: str) -> None:

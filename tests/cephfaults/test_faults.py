@@ -227,8 +227,7 @@ def test_key_that_is_refused_and_pool_that_is_missing_are_named(cloud: Cloud, ce
 def test_image_removed_behind_our_back_is_missed_and_can_be_deleted(cloud: Cloud, ceph: Cluster) -> None:
     images = [data(cloud, "gone"), data(cloud, "gone-mine", persistent=True), data(cloud, "gone-beside", SEMISHARED_PLACE="shared")]
     for image in images:
-        ceph.rbd("snap", "purge", "--no-progress", f"{POOL}/{name(cloud, image)}")
-        ceph.rbd("rm", "--no-progress", f"{POOL}/{name(cloud, image)}")
+        ceph.remove(name(cloud, image))
         vm = cloud.create("gone", [{"IMAGE_ID": str(image)}])
         fails(lambda vm=vm: cloud.oned.vm_deploy(vm, "h1", 101), name(cloud, image))  # type: ignore[misc]
         cloud.oned.vm_recover(vm, "delete")
@@ -240,15 +239,12 @@ def test_image_removed_behind_our_back_is_missed_and_can_be_deleted(cloud: Cloud
 
 def test_snapshot_that_the_stock_driver_left_is_no_base_and_goes_with_the_next_session(cloud: Cloud, ceph: Cluster, os_image: int) -> None:
     image = data(cloud, "stock", persistent=True)
-    spec = f"{POOL}/{name(cloud, image)}"
-    ceph.rbd("snap", "create", "--no-progress", f"{spec}@snap")
-    ceph.rbd("snap", "protect", f"{spec}@snap")
+    ceph.snapshot(name(cloud, image), "snap", protect=True)
     vm = cloud.deploy("stock", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])
     cloud.guest(vm).write("vdb", "session", 0, KIB)
     assert [snap["name"] for snap in ceph.images()[name(cloud, image)]["snaps"]] == []
     cloud.terminate(vm)
-    ceph.rbd("snap", "create", "--no-progress", f"{spec}@snap")
-    ceph.rbd("snap", "protect", f"{spec}@snap")
+    ceph.snapshot(name(cloud, image), "snap", protect=True)
     cloud.oned.image_persistent(image, False)
     vm = cloud.create("stock-2", [{"IMAGE_ID": str(image)}])
     cloud.oned.vm_deploy(vm, "h1", 101)

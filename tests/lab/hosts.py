@@ -42,6 +42,7 @@ class Lab:
         self._nodes: dict[str, Node] = {name: Node(site, name, ip) for name, ip in record["nodes"].items()}
         self._namespaces: set[str] = set()
         self._guard: Optional[subprocess.Popen[bytes]] = None
+        self._ceph: Optional[Cluster] = None
 
     @property
     def fe(self) -> Node:
@@ -56,7 +57,9 @@ class Lab:
     @property
     def ceph(self) -> Cluster:
         """Return the Ceph cluster of a lab put up with one."""
-        return Cluster(self._nodes["ceph"])
+        if self._ceph is None:
+            self._ceph = Cluster(self._nodes["ceph"])
+        return self._ceph
 
     @property
     def nodes(self) -> list[Node]:
@@ -181,6 +184,8 @@ class Lab:
 
     def down(self) -> None:
         """Take the lab away: processes, namespaces, mounts, control groups, files."""
+        if self._ceph:
+            self._ceph.hang_up()
         _end(self.folder, self._guard)
         self._guard = None
 

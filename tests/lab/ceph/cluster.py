@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import select
 import signal
 import socket
 import struct
 import subprocess
+import threading
 import time
 import uuid
 from contextlib import contextmanager
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence
 
 from lab import state
 from lab.ceph import conf
-from lab.node import Node
+from lab.node import Node, NodeProcess
 
 if TYPE_CHECKING:
     from semishared.plan.ceph_caps import Key
@@ -44,6 +47,8 @@ class Cluster:
 
     def __init__(self, node: Node) -> None:
         self.node = node
+        self._asking = threading.RLock()
+        self._session: Optional[NodeProcess] = None
 
     # -- made once ----------------------------------------------------------------------------------------------------
 
@@ -152,6 +157,7 @@ class Cluster:
 
     def stop(self, *daemons: str, hard: bool = True) -> None:
         """End daemons (default: all that run), with SIGKILL, or in order when not `hard`; data is kept."""
+        self.hang_up()
         for daemon in daemons or DAEMONS[::-1]:
             for pid in self.pids(daemon):
                 begun = state.started(pid)
@@ -194,10 +200,37 @@ class Cluster:
 
     def ask(self, *requests: Sequence[Any], timeout: float = 90.0) -> List[Any]:
         """Do things of lab/ceph/session.py as the cluster's admin: [method, arguments, named arguments] each."""
-        source = (Path(__file__).parent / "session.py").read_bytes()
-        lines = "\n".join(json.dumps(request) for request in requests)
-        done = self.node.run(["/usr/bin/python3", "-I", "-", lines], user="root", input=source, timeout=timeout)
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        with self._asking:
+            if self._session is None or self._session.poll() is not None:
+                source = (Path(__file__).parent / "session.py").read_text()
+                words = ["/usr/bin/python3", "-I", "-c", source]
+                self._session = self.node.popen(words, user="root", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            try:
+                return [self._answer(self._session, request, timeout) for request in requests]
+            except BaseException:
+                self.hang_up()
+                raise
+
+    @staticmethod
+    def _answer(session: NodeProcess, request: Sequence[Any], timeout: float) -> Any:
+        assert session.stdin and session.stdout
+        session.stdin.write(json.dumps(request).encode() + b"\n")
+        session.stdin.flush()
+        # It prints a line when it has done all that was asked: there is never more to read than that.
+        if not select.select([session.stdout], [], [], timeout)[0]:
+            raise RuntimeError(f"the cluster did not answer in {timeout} s: {request}")
+        answer = json.loads(session.stdout.readline() or '"its session has ended"')
+        if not isinstance(answer, list):
+            raise RuntimeError(f"{request}: {answer}")
+        return answer[0]
+
+    def hang_up(self) -> None:
+        """End the admin's session; the next one finds the cluster as it is by then."""
+        with self._asking:
+            session, self._session = self._session, None
+            if session:
+                session.send_signal(signal.SIGKILL)
+                session.communicate()
 
     def command(self, prefix: str, **words: Any) -> Any:
         """Run a monitor command as the admin; return its answer."""
@@ -220,15 +253,15 @@ class Cluster:
 
     def read(self, image: str, count: int, offset: int = 0, pool: str = POOL) -> bytes:
         """Return bytes of an image, or of IMAGE@SNAPSHOT, read as the admin."""
-        out = f"/var/tmp/read-{os.urandom(4).hex()}"
-        argv = [
-            "qemu-img", "dd", "-U", "-f", "raw", "-O", "raw", "bs=1024", f"skip={offset >> 10}",
-            f"count={(offset + count) >> 10}", f"if=rbd:{pool}/{image}:id=admin", f"of={out}",
-        ]  # fmt: skip
-        self.node.run(argv, user="root", cwd="/")
-        data = self.node.path(out).read_bytes()
-        self.node.path(out).unlink()
-        return data
+        return base64.b64decode(self.ask(["read", [pool, image, count, offset], {}])[0])
+
+    def snapshot(self, image: str, name: str, *, protect: bool = False) -> None:
+        """Take a snapshot of an image as somebody else would."""
+        self.ask(["snapshot", [POOL, image, name, protect], {}])
+
+    def remove(self, image: str) -> None:
+        """Remove an image with its snapshots, as its admin."""
+        self.ask(["remove", [POOL, image], {}])
 
     def bytes_read(self) -> int:
         """Return how many bytes the OSD has given to clients so far: data, and headers of a few hundred bytes per open."""

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talk to the cluster as its admin, in one session: piped into python3 on the cluster's node.
+"""Talk to the cluster as its admin, in one session that stays: run by python3 on the cluster's node (cluster.py, `ask`).
 
-Takes requests as its argument, one JSON a line, and prints one JSON answer a line. A `ceph` command costs 0.3 s of Python
-start-up each, and a cluster is made of a dozen of them.
+Takes requests, one JSON a line, and prints one JSON answer a line: a list of one, or a text that says what went wrong. A `ceph`
+or `rbd` command costs up to 0.3 s of start-up each, and tests look into the pool some hundred times.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 import time
@@ -24,7 +25,6 @@ class Session:
     def __init__(self) -> None:
         self.cluster = rados.Rados(conffile="/etc/ceph/ceph.conf", name="client.admin")
         self.cluster.connect(timeout=20)
-        self.end = time.monotonic() + SECONDS
 
     def command(self, prefix: str, **words: Any) -> Any:
         """Run a monitor command; return its JSON, or its text where it has none."""
@@ -50,8 +50,9 @@ class Session:
                 return all(any(i["state"] == "up:active" for i in one["mdsmap"]["info"].values()) for one in maps)
             raise ValueError(what)
 
+        end = time.monotonic() + SECONDS
         while not there():
-            if time.monotonic() > self.end:
+            if time.monotonic() > end:
                 raise RuntimeError(f"not in {SECONDS} s: {what}")
             time.sleep(0.05)
 
@@ -127,22 +128,47 @@ class Session:
         except rados.ObjectNotFound:
             return 0
 
+    def read(self, pool: str, image: str, count: int, offset: int) -> str:
+        """Return bytes of an image, or of IMAGE@SNAPSHOT, in base64."""
+        name, _, snapshot = image.partition("@")
+        with self.cluster.open_ioctx(pool) as io, rbd.Image(io, name, snapshot=snapshot or None, read_only=True) as opened:
+            return base64.b64encode(opened.read(offset, count)).decode()
+
+    def snapshot(self, pool: str, image: str, name: str, protect: bool) -> None:
+        """Take a snapshot of an image."""
+        with self.cluster.open_ioctx(pool) as io, rbd.Image(io, image) as opened:
+            opened.create_snap(name)
+            if protect:
+                opened.protect_snap(name)
+
+    def remove(self, pool: str, image: str) -> None:
+        """Remove an image with its snapshots."""
+        with self.cluster.open_ioctx(pool) as io:
+            with rbd.Image(io, image) as opened:
+                for snap in list(opened.list_snaps()):
+                    if snap["namespace"] == rbd.RBD_SNAP_NAMESPACE_TYPE_USER:
+                        opened.remove_snap(snap["name"])
+            rbd.RBD().remove(io, image)
+
     def trash(self, pool: str) -> List[str]:
         """Return the names of what lies in a pool's trash."""
         with self.cluster.open_ioctx(pool) as io:
             return [entry["name"] for entry in rbd.RBD().trash_list(io)]
 
 
-def main(requests: str) -> None:
-    """Answer requests of the form [method, arguments, named arguments]."""
+def main() -> None:
+    """Answer requests of the form [method, arguments, named arguments] until there are no more."""
     session = Session()
     try:
-        for line in requests.splitlines():
+        for line in sys.stdin:
             name, words, named = json.loads(line)
-            print(json.dumps(getattr(session, name)(*words, **named)), flush=True)
+            try:
+                print(json.dumps([getattr(session, name)(*words, **named)]), flush=True)
+            except Exception as e:  # noqa: BLE001 - who asked tells it
+                print(json.dumps(repr(e)), flush=True)
     finally:
         session.cluster.shutdown()  # or its threads crash the interpreter on its way out
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()
