@@ -75,17 +75,17 @@ class Standing(NamedTuple):
         done = self.run(flow, **env)
         assert done.returncode == 0, done.stderr.decode()
 
-    def write(self, pattern: int, at: str) -> None:
-        """Write as the guest does, in the disk's active layer."""
-        qemu_io(os.path.realpath(self.world.disk().path), "qcow2", f"write -P {pattern} {at} 64k")
+    def write(self, *patterns: Tuple[int, str]) -> None:
+        """Write as the guest does, in the disk's active layer: patterns, each with where."""
+        commands = (f"write -P {pattern} {at} 64k" for pattern, at in patterns)
+        qemu_io(os.path.realpath(self.world.disk().path), "qcow2", *commands)
 
     def lent(self) -> bytes:
         """Have the disk, with something committed and something that is not; return what the image is to be."""
         self.must("attached")
-        self.write(0x11, "3M")
+        self.write((0x11, "3M"))
         self.must("committed")
-        self.write(0x12, "1M")
-        self.write(0x13, "9M")
+        self.write((0x12, "1M"), (0x13, "9M"))
         wanted = bytearray(self.site.content(self.name))
         for pattern, at in ((0x12, MiB), (0x13, 9 * MiB)):
             wanted[at : at + 65536] = bytes([pattern]) * 65536
@@ -131,7 +131,7 @@ def killed(site: Site, top: Path, flow: str, at: int) -> str:
     if site.content(standing.name) != wanted:
         return "repeated: not what was to be"
     if flow == "attached":
-        standing.write(0x21, "5M")
+        standing.write((0x21, "5M"))
     if flow != "ended":
         done = standing.run("ended")
         if done.returncode:
@@ -158,7 +158,8 @@ def test_killed_anywhere_the_image_is_whole_and_the_action_converges(site: Site,
         found = list(pool.map(lambda run: killed(site, run[1], flow, run[0]), runs))
     wrong = [f"after {at} {passed[at - 1]}: {what}" for (at, _), what in zip(runs, found) if what]
     assert not wrong, "\n".join(wrong)
-    deadline = time.monotonic() + WATCH_S + 50
-    while site.busy() and time.monotonic() < deadline:
+    deadline, held = time.monotonic() + WATCH_S + 50, site.busy()
+    while held and time.monotonic() < deadline:
         time.sleep(0.2)
+        held = site.busy(held)
     assert site.busy() == {}

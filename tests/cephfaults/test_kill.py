@@ -234,9 +234,10 @@ def test_killed_at_every_point_leaves_nothing_and_converges(site: Site, name: st
         found = list(pool.map(lambda one: killed(site, name, one[0], one[1], passed), runs))
     wrong = [f"{'repeated' if again else 'given up'} after {at} {passed[at - 1]}: {what}" for (at, again), what in zip(runs, found) if what]
     assert not wrong, "\n".join(wrong)
-    deadline = time.monotonic() + WATCH_S + 50
-    while site.busy() and time.monotonic() < deadline:
+    deadline, held = time.monotonic() + WATCH_S + 50, site.busy()
+    while held and time.monotonic() < deadline:
         time.sleep(0.2)
+        held = site.busy(held)
     assert site.busy() == {}
     assert [found for found in site.names() if int(found.split("-")[1].split(".")[0]) >= first] == []
 
@@ -283,8 +284,8 @@ class Layered(NamedTuple):
         found = {number: layers.backing_of(self.layer(number))[0] for number in layers.numbered(f"{disk.path}.snap")}
         if found != {0: self.named, 2: "0", 3: "2"}:
             return f"layers {found}"
-        for pattern, at in ((0xA1, 1), (1, 2), (2, 3), (3, 4)):
-            qemu_io(os.path.realpath(disk.path), "qcow2", f"read -P {pattern} {at}M 64k")
+        patterns = ((0xA1, 1), (1, 2), (2, 3), (3, 4))
+        qemu_io(os.path.realpath(disk.path), "qcow2", *(f"read -P {pattern} {at}M 64k" for pattern, at in patterns))
         self.world.on(s.RemoveVm(disk.vm, disk.vm_dir))
         must([i.RemoveImage(site.ref(self.number))])
         left = [*self.world.leftovers(), *there(site, self.number)]

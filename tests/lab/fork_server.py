@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that starts programs of ours by forking itself, in milliseconds, where the point of a test is not that one starts.
 
-    fork_server.py LIB [DISKS DATASTORES STORE]      with a socket as stdin; says "ready"; with mounts, if they are named
+    fork_server.py [--ceph] LIB [DISKS DATASTORES STORE]      with a socket as stdin; says "ready"; with mounts, if they are named
     fork_server.py --listen SOCKET LIB [PYTHON]      says "ready" on stdout
 
 What runs is the program but for python's own start: everything it imports is here before, and nothing of it has run yet.
 
 With a socket as stdin it starts host sides: each request is an environment (JSON) with four descriptors, stdin, stdout, stderr,
-and a socket that is told the pid and then the exit code.
+and a socket that is told the pid and then the exit code. With --ceph they have what talks to Ceph, which takes as long to import as
+all else that a short step does, and makes each fork that does without a little dearer.
 
 With --listen it serves a node of a lab, where fork_client.c is in the place of python3: driver actions, host sides, hypervisor
 actions. It takes what lies beside LIB, as long as LIB is as it was; the client runs all else itself. One that is killed takes
@@ -99,11 +100,11 @@ class Starter:
 
 
 @contextmanager
-def serving(lib: Path) -> Iterator[socket.socket]:
-    """Have a server on this machine; yield its socket. It ends with the block."""
+def serving(lib: Path, *, ceph: bool = False) -> Iterator[socket.socket]:
+    """Have a server on this machine, of host sides of images on Ceph or of others; yield its socket. It ends with the block."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        process = subprocess.Popen(["/usr/bin/python3", "-I", __file__, str(lib)], stdin=theirs.fileno())
+        process = subprocess.Popen(["/usr/bin/python3", "-I", __file__, *["--ceph"] * ceph, str(lib)], stdin=theirs.fileno())
     try:
         if ours.recv(100) != b"ready":
             raise RuntimeError(f"{__file__} did not start")
@@ -343,7 +344,8 @@ def _listen(path: str, lib: str, python: str = "") -> None:
 def main() -> None:
     if sys.argv[1] == "--listen":
         _listen(*sys.argv[2:])
-    lib, *mounts = sys.argv[1:]
+    ceph = sys.argv[1] == "--ceph"
+    lib, *mounts = sys.argv[1 + ceph :]
     server = socket.socket(fileno=os.dup(0))
     if mounts:
         disks, datastores, store = mounts
@@ -352,7 +354,7 @@ def main() -> None:
     sys.path.insert(0, lib)
     for path in sorted([Path(lib, "semishared/hostside.py"), *_host_modules(lib)]):
         importlib.import_module(".".join(path.relative_to(lib).with_suffix("").parts))
-    _bind(BINDINGS[:1])
+    _bind(BINDINGS if ceph else BINDINGS[:1])
     server.send(b"ready")
     os.chdir("/")
     _serve(server)

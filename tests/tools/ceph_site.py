@@ -111,10 +111,10 @@ class Site:
             except rbd.ImageNotFound:
                 return ""
 
-    def busy(self) -> Dict[str, List[str]]:
-        """Return watchers and lockers of all images, but for our own."""
+    def busy(self, names: Optional[Iterable[str]] = None) -> Dict[str, List[str]]:
+        """Return watchers and lockers of images (default: all), but for our own."""
         found = {}
-        for name in self.names():
+        for name in self.names() if names is None else names:
             with rbd.Image(self.ioctx, name, read_only=True) as image:
                 held = [watcher["addr"] for watcher in image.watchers_list()]
             if held:

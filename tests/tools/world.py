@@ -18,9 +18,9 @@ MiB = 1 << 20
 OVERLAY_OPTIONS = "extended_l2=on,cluster_size=128k"
 
 
-def qemu_io(path: object, format: str, command: str, *, fails: bool = False) -> None:
-    """Write (`write -P 0xab 4M 64k`) or check (`read -P ...`) a pattern as a guest would see it."""
-    argv = ["qemu-io", "-f", format, "-c", command, str(path)]
+def qemu_io(path: object, format: str, *commands: str, fails: bool = False) -> None:
+    """Write (`write -P 0xab 4M 64k`) or check (`read -P ...`) patterns as a guest would see them."""
+    argv = ["qemu-io", "-f", format, *(word for command in commands for word in ("-c", command)), str(path)]
     done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=60)
     said = done.stdout.decode()
     failed = done.returncode != 0 or "verification failed" in said or "error" in said.lower()
