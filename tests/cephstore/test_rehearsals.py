@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Tuple
 import pytest
 import rbd
 
+from lab.oned import objects
+from lab.oned.states import Img
+from lab.oned.template import Template
 from rehearsing import things
 from semishared.front import datastore
 from tools.ceph_site import BRIDGE, POOL, READER, SECRET, USER
@@ -35,10 +38,15 @@ class CephSite:
         )  # fmt: skip
 
     def image(self, persistent: bool = False, **attributes: str) -> int:
-        """Have an image of 8 MiB on the cluster; return its id."""
-        number = self.one.image(persistent=persistent, **attributes)
-        ref, held = self.ceph.make(number, size=8 << 20), self.one.oned.image(number)
-        held.datastore_id, held.source, held.format = STORE, ref.source, "raw"
+        """Have an image of 8 MiB on the cluster, as somebody else has made it; return its id."""
+        number, known = len(self.one.oned.images), self.one.oned.datastore(STORE)
+        source = self.ceph.make(number, size=8 << 20).source
+        template: Template = {"DEV_PREFIX": "vd", **attributes}
+        held = objects.Image(number, "image", 0, persistent, STORE, known.name, template, source=source, format="raw", size=8)
+        held.disk_type = known.disk_type
+        held.set_state(Img.READY)
+        self.one.oned.images[number] = held
+        known.images.append(number)
         return number
 
     def words(self, image: int) -> Words:

@@ -14,6 +14,7 @@ from xml.sax.saxutils import escape
 import rados
 import rbd
 
+from lab import forks
 from semishared.config import Config
 from semishared.model import steps as s
 from semishared.model import steps_image as i
@@ -191,10 +192,10 @@ class Site:
     def run(
         self, action: str, base: Path, *, template: Optional[Dict[str, str]] = None, env: Optional[Dict[str, str]] = None, **image: Any
     ) -> "subprocess.CompletedProcess[bytes]":
-        """Run a datastore executable of this checkout as one_datastore does."""
+        """Run a datastore executable of this checkout as one_datastore does, forked."""
         data = self.request(base, template=template, **image)
         return subprocess.run(
-            [str(ROOT / "datastore" / action), "7"], input=data.encode(), capture_output=True, check=False,
+            [*forks.python(), str(ROOT / "datastore" / action), "7"], input=data.encode(), capture_output=True, check=False,
             timeout=120, cwd="/", env={"HOME": "/var/lib/no-home", "PATH": "/usr/bin:/bin:/usr/sbin", **(env or {})},
         )  # fmt: skip
 
