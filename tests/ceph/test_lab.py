@@ -14,6 +14,8 @@ from lab.cloud import Cloud
 from lab.node import Node
 from semishared.plan import ceph_caps
 
+WRITES = ("bench", "--io-type", "write", "--io-size", "1M", "--io-total")
+
 
 def rbd(node: Node, user: str, *words: str) -> int:
     return node.run(["rbd", "--id", user, *words], check=False, stdout=subprocess.DEVNULL).returncode
@@ -67,7 +69,7 @@ def test_the_printed_commands_make_those_keys(cloud: Cloud, ceph: Cluster) -> No
 
 def test_a_host_writes_images_but_makes_and_removes_none(cloud: Cloud, image: str) -> None:
     host = cloud.lab.hosts[0]
-    assert rbd(host, USER, "bench", "--io-type", "write", "--io-total", "1M", f"{POOL}/{image}") == 0
+    assert rbd(host, USER, *WRITES, "1M", f"{POOL}/{image}") == 0
     assert rbd(host, USER, "resize", "--size", "32M", f"{POOL}/{image}") == 0
     assert rbd(host, USER, "create", f"{POOL}/other", "--size", "16M") != 0
     assert rbd(host, USER, "rename", f"{POOL}/{image}", f"{POOL}/other") != 0
@@ -77,7 +79,7 @@ def test_a_host_writes_images_but_makes_and_removes_none(cloud: Cloud, image: st
 def test_a_reader_reads_and_cannot_write(cloud: Cloud, image: str) -> None:
     host = cloud.lab.hosts[0]
     assert rbd(host, READER, "export", "--no-progress", f"{POOL}/{image}", "-") == 0
-    assert rbd(host, READER, "bench", "--io-type", "write", "--io-total", "1M", f"{POOL}/{image}") != 0
+    assert rbd(host, READER, *WRITES, "1M", f"{POOL}/{image}") != 0
     assert rbd(host, READER, "snap", "create", f"{POOL}/{image}@s") != 0
     assert rbd(host, READER, "resize", "--size", "32M", f"{POOL}/{image}") != 0
 
@@ -87,9 +89,9 @@ def test_who_reads_for_guests_opens_snapshots_as_qemu_does_and_writes_no_data(cl
     ceph.snapshot(image, "s")
     assert host.run(["qemu-img", "info", "-f", "raw", f"rbd:{POOL}/{image}@s:id={REMOTE}"], check=False).returncode == 0
     # librbd caches what it cannot write, and rbd is none the wiser.
-    rbd(host, REMOTE, "bench", "--io-type", "write", "--io-pattern", "full-seq", "--io-total", "16M", f"{POOL}/{image}")
+    rbd(host, REMOTE, *WRITES, "16M", "--io-pattern", "full-seq", f"{POOL}/{image}")
     assert ceph.read(image, 16 << 20) == bytes(16 << 20)
-    rbd(host, USER, "bench", "--io-type", "write", "--io-pattern", "full-seq", "--io-total", "16M", f"{POOL}/{image}")
+    rbd(host, USER, *WRITES, "16M", "--io-pattern", "full-seq", f"{POOL}/{image}")
     assert ceph.read(image, 16 << 20) != bytes(16 << 20)
     assert rbd(host, REMOTE, "create", f"{POOL}/other", "--size", "16M") != 0
     assert rbd(host, REMOTE, "rm", f"{POOL}/{image}") != 0
@@ -97,7 +99,7 @@ def test_who_reads_for_guests_opens_snapshots_as_qemu_does_and_writes_no_data(cl
 
 def test_what_is_read_is_counted(cloud: Cloud, ceph: Cluster, image: str) -> None:
     host = cloud.lab.hosts[0]
-    rbd(host, USER, "bench", "--io-type", "write", "--io-total", "4M", f"{POOL}/{image}")
+    rbd(host, USER, *WRITES, "4M", f"{POOL}/{image}")
     before = ceph.bytes_read()
     rbd(host, READER, "export", "--no-progress", f"{POOL}/{image}", "-")
     assert 4 << 20 <= ceph.bytes_read() - before < (4 << 20) + (64 << 10)
