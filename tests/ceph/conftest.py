@@ -18,5 +18,11 @@ def cloud() -> Iterator[Cloud]:
 
 
 @pytest.fixture(scope="session")
+def os_image(cloud: Cloud) -> int:
+    """An image to boot from, of the mounted store, of which each VM has a disk of its own."""
+    return cloud.os_image()
+
+
+@pytest.fixture(scope="session")
 def ceph(cloud: Cloud) -> Cluster:
     return cloud.lab.ceph

@@ -28,12 +28,12 @@ def only_this_test(cloud: Cloud) -> Iterator[None]:
     cloud.delete_all()
 
 
-def test_backup_running_and_off_and_restore(cloud: Cloud, ceph: Cluster, cell: Callable[..., None]) -> None:
+def test_backup_running_and_off_and_restore(cloud: Cloud, ceph: Cluster, os_image: int, cell: Callable[..., None]) -> None:
     images = [
         cloud.data_image(f"backup-{place}", DATA, persistent=place in ("in-place", "diff"), store=RBD_STORE, **attributes)
         for place, attributes in PLACES.items()
     ]
-    vm = cloud.deploy("backup", [{"IMAGE_ID": str(image)} for image in (cloud.os_image("backup-os"), *images)])
+    vm = cloud.deploy("backup", [{"IMAGE_ID": str(image)} for image in (os_image, *images)])
     words = ("1:2:3:4:5:6", f"one-{vm}", "-", str(vm), "101")
     host, directory = cloud.lab.node("h1"), cloud.vm_dir(vm)
     guest = cloud.guest(vm)

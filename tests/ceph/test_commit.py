@@ -27,11 +27,6 @@ LOCAL: dict[str, Any] = {"SEMISHARED_PLACE": "local"}
 SCRATCH = Config().io_limits["scratch"]
 
 
-@pytest.fixture(scope="module")
-def os_image(cloud: Cloud) -> int:
-    return cloud.os_image("os-commit")
-
-
 @pytest.fixture(autouse=True)
 def only_this_test(cloud: Cloud) -> Iterator[None]:
     yield

@@ -29,12 +29,13 @@ def watchers(cloud: Cloud, ceph: Cluster, image: int, host: str) -> list[str]:
     return [watcher for watcher in ceph.images()[name]["watchers"] if cloud.lab.node(host).ip in watcher]
 
 
-def test_guests_that_have_let_go_of_the_pool_go_on_without_it(cloud: Cloud, ceph: Cluster, cell: Callable[..., None]) -> None:
+def test_guests_that_have_let_go_of_the_pool_go_on_without_it(
+    cloud: Cloud, ceph: Cluster, os_image: int, cell: Callable[..., None]
+) -> None:
     """Two VMs on two hosts, one of them with snapshots; a third one is off; then the cluster is stopped."""
-    system = cloud.os_image("detach-os")
     far = content("far", 8192, KIB)
     image = cloud.data_image("detach", DATA.ljust(8 << 20, b"\0") + far, store=RBD_STORE, SEMISHARED_LOCAL="remote-first")
-    disks = [{"IMAGE_ID": str(number)} for number in (system, *(image for _ in LETTERS))]
+    disks = [{"IMAGE_ID": str(number)} for number in (os_image, *(image for _ in LETTERS))]
     vms = [cloud.deploy(f"detach-{host}", disks, host=host) for host in ("h1", "h2")]
     off = cloud.deploy("detach-off", disks[:2])
     cloud.oned.vm_poweroff(off, hard=True)
