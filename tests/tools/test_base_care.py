@@ -228,8 +228,7 @@ def test_flipped_bit_is_found_taken_out_of_use_and_mended(world: World, at: int)
     assert not (base / "damaged").exists()
     assert (base / "leases" / "5-1").stat().st_ino == (base / "image").stat().st_ino
     assert not verify(world, base.name)["damaged"]
-    qemu_io(Path(disk.path), "qcow2", "read -P 0xa1 1M 64k")
-    qemu_io(Path(disk.path), "qcow2", f"read -P 0xa1 {IMAGE - 65536} 64k")
+    qemu_io(Path(disk.path), "qcow2", "read -P 0xa1 1M 64k", f"read -P 0xa1 {IMAGE - 65536} 64k")
     assert world.leftovers() == []
 
 

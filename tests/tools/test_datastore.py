@@ -23,7 +23,7 @@ import pytest
 
 from semishared.store import dir_image
 from semishared.tools import extents
-from tools.world import MiB, allocated, qemu_io
+from tools.world import MiB, allocated, make_image, qemu_io
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -93,8 +93,7 @@ class Store:
 
     def image(self, name: str = "image", format: str = "raw", size: int = 32 * MiB) -> Path:
         path = self.uploads / name
-        subprocess.run(["qemu-img", "create", "-q", "-f", format, str(path), str(size)], check=True)
-        qemu_io(path, format, "write -P 0x5a 4M 64k")
+        make_image(path, format, size, "write -P 0x5a 4M 64k")
         return path
 
 
@@ -188,8 +187,7 @@ def test_image_is_converted_to_the_driver_of_the_datastore(store: Store, uploade
         store.template["DRIVER"] = driver
     source, stored = store.cp(path)
     assert stored == (driver or "qcow2")
-    qemu_io(source, stored, "read -P 0x5a 4M 64k")
-    qemu_io(source, stored, "read -P 0 5M 1M")
+    qemu_io(source, stored, "read -P 0x5a 4M 64k", "read -P 0 5M 1M")
     assert generation(source)
 
 
@@ -504,8 +502,7 @@ def test_image_when_reverted_keeps_the_size_that_oned_knows(store: Store, action
     subprocess.run(["qemu-img", "resize", "-q", "-f", format, str(source), "12M"], check=True)
     qemu_io(source, format, "write -P 0x11 4M 64k")
     store.ok(action, SOURCE=source, FORMAT=format, SIZE=12, TARGET_SNAPSHOT=0)
-    qemu_io(source, format, "read -P 0x5a 4M 64k")
-    qemu_io(source, format, "read -P 0 8M 4M")
+    qemu_io(source, format, "read -P 0x5a 4M 64k", "read -P 0 8M 4M")
     info = json.loads(subprocess.check_output(["qemu-img", "info", "--output=json", "-f", format, str(source)]))
     assert info["virtual-size"] == 12 * MiB
 

@@ -41,7 +41,8 @@ def write(disk: s.DiskRef, mib: int) -> None:
 
 def fill(device: str, left: int) -> None:
     stat = os.statvfs(device)
-    Path(device, "full").write_bytes(bytes(stat.f_bavail * stat.f_frsize - left))
+    with Path(device, "full").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, stat.f_bavail * stat.f_frsize - left)
 
 
 class Guest:

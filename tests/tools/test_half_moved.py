@@ -109,5 +109,4 @@ def test_a_restore_is_not_undone_by_what_was_left(world: World, pool: Pool, is_d
     data = backup.read_bytes()
     world.on(s.RestoreDisk(half.disk, 64 * MiB), data=[data], sha256=hashlib.sha256(data).hexdigest())
     half.check_settled(half.disk.vm_dir)
-    qemu_io(f"{half.disk.path}.snap/0", "qcow2", "read -P 0x99 4M 64k")
-    qemu_io(f"{half.disk.path}.snap/0", "qcow2", "read -P 0 3M 64k")
+    qemu_io(f"{half.disk.path}.snap/0", "qcow2", "read -P 0x99 4M 64k", "read -P 0 3M 64k")

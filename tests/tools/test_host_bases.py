@@ -33,9 +33,7 @@ def test_overlay_reads_the_base_and_writes_stay_on_the_host(world: World, format
     image = world.image(format=format)
     before = Path(image.source).read_bytes()
     top = world.clone(image, world.disk())
-    qemu_io(top, "qcow2", "read -P 0xa1 1M 64k")
-    qemu_io(top, "qcow2", "read -P 0 2M 64k")
-    qemu_io(top, "qcow2", "write -P 0x55 1028k 4k")
+    qemu_io(top, "qcow2", "read -P 0xa1 1M 64k", "read -P 0 2M 64k", "write -P 0x55 1028k 4k")
     qemu_io(top, "qcow2", "read -P 0x55 1028k 4k")
     qemu_io(top, "qcow2", "read -P 0xa1 1M 4k")
     os.unlink(image.source)
@@ -281,8 +279,7 @@ def test_full_copy_is_its_own_and_sparse(world: World) -> None:
     image = world.image(format="qcow2")
     disk = world.disk()
     world.on(s.PrepareVm(5, disk.vm_dir), s.CopyImage(disk, image, 100 * MiB))
-    qemu_io(disk.path, "qcow2", "write -P 0x66 2M 64k")
-    qemu_io(disk.path, "qcow2", "read -P 0xa1 1M 64k")
+    qemu_io(disk.path, "qcow2", "write -P 0x66 2M 64k", "read -P 0xa1 1M 64k")
     qemu_io(image.source, "qcow2", "read -P 0 2M 64k")
     assert qemu_img.virtual_size(disk.path, "qcow2") == 100 * MiB
     assert allocated(disk.path) < 4 * MiB

@@ -40,8 +40,7 @@ def test_in_place_disk_is_the_image_behind_a_link_on_the_store(world: World, for
     qemu_io(image.source, format, "read -P 0x88 3M 64k")
     world.on(s.EndSession(disk))
     assert not os.path.lexists(link)
-    qemu_io(image.source, format, "read -P 0x88 3M 64k")
-    qemu_io(image.source, format, "read -P 0xa1 1M 64k")
+    qemu_io(image.source, format, "read -P 0x88 3M 64k", "read -P 0xa1 1M 64k")
     assert not os.path.exists(Path(disk.vm_dir, ".semishared/disk.1.json"))
 
 
@@ -70,8 +69,7 @@ def test_clone_on_the_store_is_gone_with_its_disk(world: World, format: str) -> 
     clone = world.store / ".semishared/image/clones/5-1"
     assert os.readlink(disk.path) == str(clone)
     assert qemu_img.virtual_size(disk.path, "qcow2") == 100 * MiB
-    qemu_io(disk.path, "qcow2", "write -P 0x99 2M 64k")
-    qemu_io(disk.path, "qcow2", "read -P 0xa1 1M 64k")
+    qemu_io(disk.path, "qcow2", "write -P 0x99 2M 64k", "read -P 0xa1 1M 64k")
     qemu_io(image.source, format, "read -P 0 2M 64k")
     assert world.bases() == []
     world.on(s.RemoveDisk(disk, str(world.store)))

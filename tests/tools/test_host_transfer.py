@@ -79,8 +79,7 @@ def prepared(world: World) -> tuple[s.ImageRef, str, str]:
 
 
 def check_arrived(directory: str) -> None:
-    qemu_io(f"{directory}/disk.1", "qcow2", "read -P 0x31 2M 64k")
-    qemu_io(f"{directory}/disk.1", "qcow2", "read -P 0xa1 1M 64k")
+    qemu_io(f"{directory}/disk.1", "qcow2", "read -P 0x31 2M 64k", "read -P 0xa1 1M 64k")
     qemu_io(f"{directory}/disk.2", "raw", "read -P 0x32 300M 64k")
     assert os.path.getsize(f"{directory}/disk.2") == 512 * MiB
     assert allocated(f"{directory}/disk.2") < 2 * MiB

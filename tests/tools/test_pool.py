@@ -155,9 +155,7 @@ def prepared(world: World) -> "tuple[str, str]":
 
 
 def check_content(directory: str) -> None:
-    qemu_io(f"{directory}/disk.1.snap/1", "qcow2", "read -P 0x31 2M 64k")
-    qemu_io(f"{directory}/disk.1.snap/1", "qcow2", "read -P 0x41 3M 64k")
-    qemu_io(f"{directory}/disk.1.snap/1", "qcow2", "read -P 0xa1 1M 64k")
+    qemu_io(f"{directory}/disk.1.snap/1", "qcow2", "read -P 0x31 2M 64k", "read -P 0x41 3M 64k", "read -P 0xa1 1M 64k")
     qemu_io(f"{directory}/disk.3", "qcow2", "read -P 0x33 2M 64k")
     assert os.path.isfile(f"{directory}/disk.2") and os.path.islink(f"{directory}/disk.0")
 

@@ -200,8 +200,7 @@ def test_vm_that_arrives_makes_room_for_its_base(host: Host) -> None:
     carry(source, target, 5, answer=host.answer)
     host.check_made(2, 3)
     assert [name for name in host.world.leases() if name.startswith("100-3-")]
-    qemu_io(f"{target}/disk.1", "qcow2", "read -P 0x31 2M 64k")
-    qemu_io(f"{target}/disk.1", "qcow2", "read 3M 13M")
+    qemu_io(f"{target}/disk.1", "qcow2", "read -P 0x31 2M 64k", "read 3M 13M")
 
 
 def test_vm_that_resumes_makes_room_for_its_base(host: Host) -> None:

@@ -41,10 +41,10 @@ SLOWLY = 1
 """Bytes per second."""
 
 
-@pytest.fixture()
-def images(world: World) -> List[s.ImageRef]:
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> "tuple[World, List[s.ImageRef]]":
     """Three images that have nothing in common, of EXTENTS extents each; the store knows their hashes, and nobody has a base."""
-    found = []
+    world, found = World(tmp_path_factory.mktemp("stored")), []
     for number in (1, 2, 3):
         path = world.store / f"image-{number}"
         path.write_bytes(os.urandom(EXTENTS * extents.EXTENT))
@@ -52,7 +52,15 @@ def images(world: World) -> List[s.ImageRef]:
         generation = ensure(str(world.root), image, None).base.generation
         found.append(image._replace(generation=generation))
         cache.forget(of(world, found[-1]))
-    return found
+    return world, found
+
+
+@pytest.fixture()
+def images(world: World, stored: "tuple[World, List[s.ImageRef]]") -> List[s.ImageRef]:
+    """The same on a machine of the test's own: what it takes to make and to hash them is spent once."""
+    theirs, found = stored
+    subprocess.run(["cp", "-a", f"{theirs.location}/.", world.location], check=True)
+    return [image._replace(source=str(world.store / f"image-{image.id}")) for image in found]
 
 
 def of(world: World, image: s.ImageRef) -> cache.Base:

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import tempfile
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Callable, Iterable, Iterator
+from typing import Callable, Iterable, Iterator, Sequence
 
 from semishared.config import Config
 from semishared.model import steps as s
@@ -16,15 +19,57 @@ from semishared.wire.session import Session
 
 MiB = 1 << 20
 OVERLAY_OPTIONS = "extended_l2=on,cluster_size=128k"
+READ = re.compile(r"read -P (\w+) (\d+)([kM]?) (\d+)([kM]?)")
+UNITS = {"": 1, "k": 1 << 10, "M": MiB}
 
 
-def qemu_io(path: object, format: str, *commands: str, fails: bool = False) -> None:
-    """Write (`write -P 0xab 4M 64k`) or check (`read -P ...`) patterns as a guest would see them."""
-    argv = ["qemu-io", "-f", format, *(word for command in commands for word in ("-c", command)), str(path)]
+def qemu_io(path: object, format: str, *commands: str) -> None:
+    """Write (`write -P 0xab 4M 64k`) or check (`read -P ...`) patterns as a guest would see them; what is raw is read as it is."""
+    reads = [READ.fullmatch(command) for command in commands]
+    if format == "raw" and all(reads):
+        _read_raw(str(path), [found.groups() for found in reads if found])
+        return
+    how = ["-r"] if all(reads) else []
+    argv = ["qemu-io", *how, "-f", format, *(word for command in commands for word in ("-c", command)), str(path)]
     done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=60)
     said = done.stdout.decode()
     failed = done.returncode != 0 or "verification failed" in said or "error" in said.lower()
-    assert failed == fails, f"{' '.join(argv)}: {said}"
+    assert not failed, f"{' '.join(argv)}: {said}"
+
+
+def _read_raw(path: str, reads: Iterable[Sequence[str]]) -> None:
+    with open(path, "rb") as file:
+        for pattern, offset, unit, count, units in reads:
+            at, length = int(offset) * UNITS[unit], int(count) * UNITS[units]
+            assert os.pread(file.fileno(), length, at) == bytes([int(pattern, 0)]) * length, f"{path}: verification failed at {at}"
+
+
+@cache
+def _made(format: str, size: int, *writes: str) -> "tuple[int, tuple[tuple[int, bytes], ...]]":
+    """Have QEMU's programs make an image; return the length of its file, and its data with their offsets."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/image"
+        subprocess.run(["qemu-img", "create", "-q", "-f", format, path, str(size)], check=True)
+        qemu_io(path, format, *writes)
+        with open(path, "rb") as file:
+            at = 0
+            found: "list[tuple[int, bytes]]" = []
+            while True:
+                try:
+                    at = os.lseek(file.fileno(), at, os.SEEK_DATA)
+                except OSError:
+                    return os.path.getsize(path), tuple(found)
+                found.append((at, os.pread(file.fileno(), os.lseek(file.fileno(), at, os.SEEK_HOLE) - at, at)))
+                at += len(found[-1][1])
+
+
+def make_image(path: Path, format: str, size: int, *writes: str) -> None:
+    """Make an image with some patterns in it. One such as there was before is only written: three programs cost 50 ms."""
+    length, data = _made(format, size, *writes)
+    with path.open("wb") as file:
+        file.truncate(length)
+        for at, content in data:
+            os.pwrite(file.fileno(), content, at)
 
 
 def allocated(path: object) -> int:
@@ -47,9 +92,7 @@ class World:
     def image(self, name: str = "image", format: str = "raw", size: int = 64 * MiB, pattern: int = 0xA1) -> s.ImageRef:
         """Make an image with a pattern at 1 MiB and at its end."""
         path = self.store / name
-        subprocess.run(["qemu-img", "create", "-q", "-f", format, str(path), str(size)], check=True)
-        qemu_io(path, format, f"write -P {pattern} 1M 64k")
-        qemu_io(path, format, f"write -P {pattern} {size - 65536} 64k")
+        make_image(path, format, size, f"write -P {pattern} 1M 64k", f"write -P {pattern} {size - 65536} 64k")
         return s.ImageRef(100, 7, format, str(path))
 
     def disk(self, vm: int = 5, number: int = 1, system: int = 101) -> s.DiskRef:
