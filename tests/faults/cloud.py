@@ -212,8 +212,9 @@ class Cloud:
             node.run(["rm", "/tmp/guest-sees"])
 
     def hostsides(self, node: Node) -> List[int]:
-        """Return the pids, inside the node, of host sides at work."""
-        return [int(word) for word in node.run(["pgrep", "-f", "semishared/hostside.py"], check=False).stdout.split()]
+        """Return the pids, inside the node, of host sides at work; of one that is forked also that of who asked for it."""
+        words = ["sh", "-c", "pgrep -f '[s]emishared/hostside.py'; pgrep -x hostside.py"]
+        return [int(word) for word in node.run(words, check=False).stdout.split()]
 
     def wait_for_hostside(self, node: Node) -> None:
         """Wait until a host side has begun, and for at most 10 s until it does nothing: what it needs is held."""

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Type
 
-from lab import fork_server
+from lab import fork_server, forks
 from semishared.wire import session as ssh
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -48,19 +48,21 @@ def own_mounts() -> None:
 class Rig:
     """Three machines and a store below one directory of its own, in memory. Call `own_mounts` before."""
 
-    def __init__(self) -> None:
+    def __init__(self, forked: bool = False) -> None:
+        """`forked`: its front-end's programs are not started but forked, as host sides always are."""
         self.top = Path(tempfile.mkdtemp(prefix="semishared-rig-"))
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g,mode=755", "rig", self.top], check=True)
         self.datastores = self.top / "datastores"
         self._seen: Dict[Tuple[str, ...], str] = {}
         self._machines: Dict[str, subprocess.Popen[bytes]] = {}
         self._servers: Dict[str, socket.socket] = {}
-        for part in ("datastores", "in", "saved", "live/store"):
+        for part in ("datastores", "in", "saved", "live/store", "forks"):
             (self.top / part).mkdir(parents=True)
         for name in MACHINES:
             (self.top / "live" / name / str(STORE)).mkdir(parents=True)
             (self.top / "live" / name / "101").mkdir()
             self._power_on(name)
+        self._programs = forks.start(self.top / "forks", self._within("fe")) if forked else None
 
     def _power_on(self, name: str) -> None:
         live = self.top / "live"
@@ -78,6 +80,9 @@ class Rig:
     def __exit__(
         self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
+        if self._programs:
+            self._programs.kill()
+            self._programs.wait()
         for name, process in self._machines.items():
             self._servers[name].close()
             process.wait()
@@ -105,10 +110,12 @@ class Rig:
             return self.store(name.partition("/")[2])
         return self.on(machine, name)
 
+    def _within(self, machine: str) -> List[str]:
+        return ["nsenter", f"--mount=/proc/{self._machines[machine].pid}/ns/mnt", "--wd=/", "--"]
+
     def run(self, machine: str, argv: Sequence[str], check: bool = True, **options: object) -> "subprocess.CompletedProcess[bytes]":
         """Run a program as seen by a machine."""
-        words = ["nsenter", f"--mount=/proc/{self._machines[machine].pid}/ns/mnt", "--wd=/", "--", *argv]
-        done = subprocess.run(words, capture_output=True, check=False, **options)  # type: ignore[call-overload]
+        done = subprocess.run([*self._within(machine), *argv], capture_output=True, check=False, **options)  # type: ignore[call-overload]
         assert not check or done.returncode == 0, f"{argv}: {done.stderr.decode(errors='replace')}"
         return done
 
@@ -157,8 +164,9 @@ class Rig:
 
     def datastore(self, action: str, xml: str, environment: Dict[str, str]) -> "subprocess.CompletedProcess[bytes]":
         """Run a datastore action on the front-end as one_datastore does."""
+        python = [f"{self.top}/forks/python3", "-IS"] if self._programs else []
         return self.run(
-            "fe", [f"{CHECKOUT}/datastore/{action}", "1"], check=False, input=base64.b64encode(xml.encode()),
+            "fe", [*python, f"{CHECKOUT}/datastore/{action}", "1"], check=False, input=base64.b64encode(xml.encode()),
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", **environment},
         )  # fmt: skip
 

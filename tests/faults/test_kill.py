@@ -397,7 +397,7 @@ def _work(index: int, known: Known) -> Outcome:
     """Prove one case in a worker process, which has a rig of its own."""
     if not _rig:
         own_mounts()
-        _rig.append(Rig())
+        _rig.append(Rig(forked=True))
         threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
         build(_rig[0])
     try:
@@ -463,7 +463,7 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def cloud() -> Iterator[Cloud]:
-    with Cloud.up() as up:
+    with Cloud.up(forks=True) as up:
         yield up
 
 

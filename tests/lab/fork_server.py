@@ -281,6 +281,7 @@ def _become_script(argv: List[str], environment: List[str], mask: int, nice: int
         if CRASH_POINTS in sys.modules:
             importlib.reload(sys.modules[CRASH_POINTS])
         sys.argv = argv
+        Path("/proc/self/comm").write_text(os.path.basename(argv[0]))  # by which pgrep finds it
         main = sys.modules["__main__"] = ModuleType("__main__")
         main.__file__ = argv[0]
         with open(argv[0], encoding="utf-8") as file:

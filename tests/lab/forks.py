@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Sequence
 
 from lab import Lab, Node, caches, fork_server, layout
 from lab.hosts import REMOTES, SCRIPTS
@@ -56,14 +57,23 @@ def serve(lab: Lab) -> None:
         _serve(node, client)
 
 
+def start(folder: Path, within: Sequence[str] = (), checkout: Path = caches.CHECKOUT) -> "subprocess.Popen[bytes]":
+    """Start a server in a folder of this machine, where `python3` is the client that asks it; `within`: words that run it elsewhere."""
+    python = folder / "python3"
+    shutil.copy(_client("/usr/bin/python3"), python)
+    words = ["/usr/bin/python3", "-IS", fork_server.__file__, "--listen", str(folder / "server"), str(checkout / "lib"), str(python)]
+    server = subprocess.Popen([*within, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    assert server.stdout
+    if server.stdout.readline() != b"ready\n":
+        raise RuntimeError(f"the fork server in {folder} did not start")
+    return server
+
+
 @cache
 def _here(checkout: Path) -> Path:
     """Start a server on this machine for the rest of this process; return the client that asks it."""
     folder = Path(tempfile.mkdtemp(prefix="semishared-forks-"))
-    python = folder / "python3"
-    shutil.copy(_client("/usr/bin/python3"), python)
-    words = ["/usr/bin/python3", "-IS", fork_server.__file__, "--listen", str(folder / "server"), str(checkout / "lib"), str(python)]
-    server = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    server = start(folder, checkout=checkout)
 
     def end() -> None:
         server.kill()
@@ -71,10 +81,7 @@ def _here(checkout: Path) -> Path:
         shutil.rmtree(folder)
 
     atexit.register(end)
-    assert server.stdout
-    if server.stdout.readline() != b"ready\n":
-        raise RuntimeError("the fork server of this machine did not start")
-    return python
+    return folder / "python3"
 
 
 def python(checkout: Path = caches.CHECKOUT) -> list[str]:
