@@ -224,10 +224,10 @@ class Node:
         home = "/root" if user == "root" else "/var/lib/one" if user == layout.USER else "/"
         full: dict[str, str] = {"PATH": PATH, "HOME": home, "USER": user, "LOGNAME": user, "LANG": "C.UTF-8"}
         full.update(env or {})
-        words = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-C", "-r", "-w", "--"]
+        words = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-C", "-r", f"--wdns={cwd}", "--"]
         if self._core is not None:
             words += ["taskset", "-c", str(self._core)]
-        words += ["setpriv", "--reuid", user, "--regid", user, "--init-groups", "env", "-C", cwd, "--"]
+        words += ["setpriv", "--reuid", user, "--regid", user, "--init-groups", "--"]
         return words + [str(word) for word in argv], full
 
     def popen(
