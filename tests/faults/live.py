@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import tempfile
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from xml.etree import ElementTree
 
 import pytest
 
@@ -45,6 +47,7 @@ PLACES = ("overlay", "copy", "store-clone", "in-place")
 CONTENT = image_bytes("live")
 MiB = 1 << 20
 VIRSH = ["virsh", "-q", "-c", "qemu:///system"]
+RUNNING, NO_JOB, HMP = 1, 0, 1  # VIR_DOMAIN_RUNNING, VIR_DOMAIN_JOB_NONE, VIR_DOMAIN_QEMU_MONITOR_COMMAND_HMP
 KVMRC = "/var/tmp/one/etc/vmm/kvm/kvmrc"
 PROXY = "/var/tmp/libvirt-proxy"
 TRACE = "/var/tmp/trace"
@@ -67,6 +70,7 @@ class Live:
         self.top = Path(tempfile.mkdtemp(prefix="semishared-live-"))
         self.environment = self.host._command([], "oneadmin", None, "/")[1]
         self._read: Dict[Tuple[str, ...], str] = {}
+        self._checked: Set[str] = set()
         # We are its front-end, from the checkout; what is installed there is made of the same.
         ssh.RELEASE = messages.release(str(self.host.path("/var/tmp/one/lib/semishared")))  # type: ignore[attr-defined] # what it has imported
         self._server, self._machine = self._power_on()
@@ -170,6 +174,12 @@ class Live:
     def virsh(self, *argv: str, check: bool = True) -> str:
         return self.host.run([*VIRSH, *argv], check=check).stdout.decode().strip()
 
+    @contextmanager
+    def _domain(self) -> Iterator[Any]:
+        """Yield the domain as libvirt's binding has it: what is asked hundreds of times starts no virsh."""
+        with domains.libvirt_of(self.host) as connection:
+            yield connection.lookupByName(DOMAIN)
+
     def start(self, boot: str = "", devices: str = "", memory_mib: int = 16, without: Sequence[int] = ()) -> None:
         """Start the domain as its records say; `boot`, `devices`: XML of what it boots, and of what it has beside the disks."""
         disks = ""
@@ -184,16 +194,18 @@ class Live:
             f"<os><type arch='x86_64' machine='pc'>hvm</type>{boot or layout.HALT_XML}</os><devices>{disks}{devices}"
             "<controller type='usb' model='none'/><memballoon model='none'/></devices></domain>"
         )
-        self.host.path("/var/tmp/domain.xml").write_text(xml)
-        self.virsh("create", "/var/tmp/domain.xml")
+        with domains.libvirt_of(self.host) as connection:
+            connection.createXML(xml)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Have somebody else pause the domain for the block, in which what is done is refused for that."""
-        self.virsh("suspend", DOMAIN)
+        with self._domain() as domain:
+            domain.suspend()
         with pytest.raises(SemisharedError, match=r"is paused|paused by somebody else"):
             yield
-        self.virsh("resume", DOMAIN)
+        with self._domain() as domain:
+            domain.resume()
 
     def end_domain(self) -> None:
         """Pull the plug: what QEMU has not written is lost."""
@@ -233,11 +245,14 @@ class Live:
 
     def write_running(self, disk: int, mark: int) -> None:
         """Write as the guest would, while the domain runs, and let that be written out."""
+        import libvirt_qemu
+
         device = f"/machine/peripheral/virtio-disk{disk}/virtio-backend"
-        commands = (f"write -P {mark} {mark}M 512k", "flush")
-        said = self.virsh("; ".join(f"qemu-monitor-command --hmp {DOMAIN} 'qemu-io -d {device} \"{command}\"'" for command in commands))
-        # What it has to say of a write that is done goes into its log.
-        assert not said.strip(), said
+        with self._domain() as domain:
+            for command in (f"write -P {mark} {mark}M 512k", "flush"):
+                said = libvirt_qemu.qemuMonitorCommand(domain, f'qemu-io -d {device} "{command}"', HMP)
+                # What it has to say of a write that is done goes into its log.
+                assert not said.strip(), said
 
     def record(self, disk: int) -> Dict[str, str]:
         found = json.loads(self.host.path(f"{VM_DIR}/.semishared/disk.{disk}.json").read_text())
@@ -294,6 +309,13 @@ class Live:
             self._read[known] = file_digest(self.host.path("/tmp/reads"))
         return self._read[known]
 
+    def _check_header(self, path: str) -> None:
+        """Have QEMU check what a qcow2 file says of itself; the same bytes are checked once."""
+        known = file_digest(self.outside(path))
+        if known not in self._checked:
+            self.host.run(["qemu-img", "check", "-q", "-f", "qcow2", path])
+            self._checked.add(known)
+
     def check_running(self, disk: int, now: bytes) -> None:
         """See that the running guest writes to what is recorded, and reads what it must: its QEMU copies the disk out."""
         self.check_opened(disk)
@@ -304,9 +326,10 @@ class Live:
 
     def check_opened(self, disk: int) -> None:
         """See that the running guest writes to what is recorded."""
-        lines = (line.split() for line in self.virsh("domblklist", DOMAIN).splitlines())
-        opened = {line[0]: line[1] for line in lines if line}[f"vd{'abcd'[disk]}"]
-        assert os.path.normpath(opened) == os.path.normpath(self.record(disk)["path"])
+        with self._domain() as domain:
+            disks = ElementTree.fromstring(domain.XMLDesc()).findall("devices/disk")
+        opened = {one.find("target").get("dev"): one.find("source").get("file", "") for one in disks}  # type: ignore[union-attr]
+        assert os.path.normpath(opened[f"vd{'abcd'[disk]}"]) == os.path.normpath(self.record(disk)["path"])
 
     def put_right(self) -> None:
         """Do what vmm/deploy does before it starts the VM."""
@@ -318,7 +341,7 @@ class Live:
         path = record["path"]
         assert self.reads(path, record["format"]) == digest(now), "what the next start would open"
         if record["format"] == "qcow2":
-            self.host.run(["qemu-img", "check", "-q", "-f", "qcow2", path])
+            self._check_header(path)
         in_place = disk == IN_PLACE
         folder = f"{self.mine}.snap" if in_place else os.path.dirname(path)
         outside = str(self.outside(f"{folder}/0").parent)
@@ -331,10 +354,10 @@ class Live:
 
     def at_rest(self) -> None:
         """See that the guest runs, and that nothing of ours is under way in it."""
-        jobs = [f"blockjob {DOMAIN} {target} --info --raw" for target in ("vda", "vdb", "vdc", "vdd")]
-        # One virsh for all: it is asked some hundred times, and says nothing of a disk without a job.
-        said = self.virsh("; ".join([f"domstate {DOMAIN}", *jobs, f"domjobinfo {DOMAIN}"]))
-        assert said.split() == ["running", "Job", "type:", "None"], said
+        with self._domain() as domain:
+            targets = re.findall(r"<target dev='(\w+)'", domain.XMLDesc())
+            said = [domain.state()[0], *(domain.blockJobInfo(target) or None for target in targets), domain.jobInfo()[0]]
+        assert targets and said == [RUNNING, *(None for _ in targets), NO_JOB], said
         names = os.listdir(self.host.path(f"{VM_DIR}/.semishared"))
         assert not [name for name in names if not name.startswith(("disk.", "clone.", "committed.", "vm."))], names
 
