@@ -181,15 +181,16 @@ class Rig:
         inodes: Dict[Tuple[int, int], str] = {}
         names: Dict[str, str] = {}
         for part in (*MACHINES, "store"):
-            top = self.top / "live" / part
+            # Words, not Paths: this is asked a thousand times, and to take those apart is half of it.
+            top = f"{self.top}/live/{part}"
             for folder, folders, files in os.walk(top):
                 folders.sort()
                 for name in sorted([*folders, *files]):
-                    path = Path(folder) / name
-                    shown = self._shown(f"{part}/{path.relative_to(top)}", names)
-                    if path == self.on(part, str(STORE)):
+                    path = f"{folder}/{name}"
+                    shown = self._shown(part + path[len(top) :], names)
+                    if path == f"{top}/{STORE}":
                         continue
-                    info = path.lstat()
+                    info = os.lstat(path)
                     mode = f"{stat.S_IMODE(info.st_mode):o}"
                     if stat.S_ISLNK(info.st_mode):
                         found[shown] = ("link", os.readlink(path).replace(str(self.top), ""))
@@ -197,7 +198,7 @@ class Rig:
                         found[shown] = ("directory", mode)
                     else:
                         first = inodes.setdefault((info.st_dev, info.st_ino), shown)
-                        found[shown] = ("file", mode, first, *self._content(path, shown, opaque))
+                        found[shown] = ("file", mode, first, *self._content(Path(path), shown, opaque))
         return found
 
     @staticmethod
