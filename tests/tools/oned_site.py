@@ -11,6 +11,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from lab import forks
 from lab.oned import IMAGE_DS, SYSTEM_DS, ActionFailed, Oned, Settings
+from tools.world import make_image
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE, SYSTEM = 100, 101
@@ -61,8 +62,7 @@ class ActionSite:
     def image(self, name: str = "image", format: str = "raw", persistent: bool = False, **attributes: str) -> int:
         """Upload an image of 8 MiB; return its id."""
         path = self.top / f"{name}.img"
-        subprocess.run(["qemu-img", "create", "-q", "-f", format, str(path), "8M"], check=True)
-        subprocess.run(["qemu-io", "-f", format, "-c", "write -P 0xa1 1M 64k", str(path)], check=True, stdout=subprocess.DEVNULL)
+        make_image(path, format, 8 << 20, "write -P 0xa1 1M 64k")
         more: Dict[str, Any] = dict(attributes)
         return self.oned.image_create(STORE, name, path=str(path), persistent=persistent, attributes=more)
 

@@ -421,8 +421,8 @@ def test_a_disk_that_cannot_be_committed_takes_its_base_along(world: World, form
     for place in (far, disk.vm_dir):
         carry(rest, place, 5)
         for path in (os.path.realpath(f"{place}/disk.1"), saved):
-            qemu_io(path, "raw" if path is saved else "qcow2", f"read -P {0x55 if written else 0} 3M 64k", "read -P 0xa1 1M 64k")
-            qemu_io(path, "raw" if path is saved else "qcow2", "read -P 0 8M 64k")
+            reads = (f"read -P {0x55 if written else 0} 3M 64k", "read -P 0xa1 1M 64k", "read -P 0 8M 64k")
+            qemu_io(path, "raw" if path is saved else "qcow2", *reads)
         assert sorted(os.listdir(f"{place}/disk.1.snap")) == (["0", "1"] if written else ["0"])
         (said,) = moved(world, place, rest, keep_bases=False)
         assert said["why"]
@@ -522,8 +522,7 @@ def test_a_base_that_came_along_before_is_not_taken_for_another(world: World) ->
     moved(world, disk.vm_dir, rest, keep_bases=False)
     gone(world)
     carry(rest, disk.vm_dir, 5)
-    for value, at in ((0x55, 3), (0x56, 4), (0xA1, 1), (0, 8)):
-        qemu_io(active(disk), "qcow2", f"read -P {value} {at}M 64k")
+    qemu_io(active(disk), "qcow2", *(f"read -P {value} {at}M 64k" for value, at in ((0x55, 3), (0x56, 4), (0xA1, 1), (0, 8))))
 
 
 def test_what_is_left_elsewhere_is_not_put_under_a_guest(world: World) -> None:
@@ -721,8 +720,7 @@ def test_killed_anywhere_while_a_base_comes_along(world: World, monkeypatch: pyt
         disk, rest = rests(2000 + number)
         killed(monkeypatch, number, lambda disk=disk, rest=rest: carry(rest, disk.vm_dir, disk.vm))  # type: ignore[misc]
         carry(rest, disk.vm_dir, disk.vm)
-        for value, where in ((0x71, "2M"), (0xA1, "1M"), (0, "3M")):
-            qemu_io(active(disk), "qcow2", f"read -P {value} {where} 64k")
+        qemu_io(active(disk), "qcow2", "read -P 0x71 2M 64k", "read -P 0xA1 1M 64k", "read -P 0 3M 64k")
         assert [name for name in world.leases() if name.endswith(f"/{disk.vm}-1")], at
         assert not os.path.lexists(f"{disk.path}.snap/base")
         assert world.leftovers() == []

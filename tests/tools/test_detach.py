@@ -57,9 +57,7 @@ class Vm:
 
     def check(self) -> str:
         """See that the disk is whole and what its record says; return that."""
-        for at in (2, 3, 4):
-            qemu_io(self.record["path"], "qcow2", f"read -P {at} {at}M 64k")
-        qemu_io(self.record["path"], "qcow2", "read -P 0xA1 1M 64k")
+        qemu_io(self.record["path"], "qcow2", *(f"read -P {at} {at}M 64k" for at in (2, 3, 4)), "read -P 0xA1 1M 64k")
         leases, how = [str(path) for path in (self.world.root / "bases").glob("*/leases/*")], self.record["how"]
         assert (self.lowest() in leases) is (how == "overlay")
         assert self.world.leftovers() == []

@@ -52,8 +52,7 @@ class HalfMoved:
 
     def check(self, directory: "str | Path", layer: str = "0") -> None:
         """See that a disk in this VM directory has all that was written."""
-        for what in ("read -P 0x77 2M 64k", "read -P 0x78 3M 64k"):
-            qemu_io(f"{directory}/disk.1.snap/{layer}", "qcow2", what)
+        qemu_io(f"{directory}/disk.1.snap/{layer}", "qcow2", "read -P 0x77 2M 64k", "read -P 0x78 3M 64k")
 
     def check_settled(self, directory: "str | Path") -> None:
         """See that nothing is left of the move."""

@@ -85,8 +85,7 @@ class Begun:
         assert not recovery.left(self.disk.vm_dir)
         path = json.loads((self.records / "disk.1.json").read_text())["path"]
         assert not path.endswith("/1000000") and not (self.folder / "1000000").exists()
-        for command in ("read -P 0x76 2M 64k", "read -P 0x77 3M 64k", "read -P 0x78 4M 64k"):
-            qemu_io(path, "qcow2", command)
+        qemu_io(path, "qcow2", "read -P 0x76 2M 64k", "read -P 0x77 3M 64k", "read -P 0x78 4M 64k")
 
 
 ACTS: "dict[str, Callable[[World, s.DiskRef], object]]" = {

@@ -562,9 +562,7 @@ def test_killed_at_every_point_and_done_again(world: World, pool: Pool, what: st
         for path in found:
             qemu_io(f"{path}/disk.1.snap/0", "qcow2", f"read -P {number % 251} 1M 64k")
         assert len([path for path in pool.layers() if f"/{number}-1-" in path]) == wanted, f"killed at {name}"
-        for path in there:
-            world.on(s.RemoveVm(number, path))
-        (seen,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
+        *_, seen = world.on(*(s.RemoveVm(number, path) for path in there), s.LookAround(str(world.location), (101, 103), (), False))
         assert isinstance(seen, dict) and seen["unlinked"] == [], f"killed at {name}"
         for item in seen["root"]["staging"]:
             assert name in ("base linked", "base renamed on its device"), "its link is left, for gc"

@@ -16,10 +16,11 @@ from typing import Callable, Iterator
 
 import pytest
 
+from lab import forks
 from semishared.config import Config
 from semishared.errors import HostUnreachable, SemisharedError
 from semishared.model import steps as s
-from semishared.wire import refusal
+from semishared.wire import refusal, session
 from semishared.wire.session import Session
 from tools.world import MiB, World
 
@@ -73,6 +74,8 @@ def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
                 f"StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\n{more}\n"
             )
             put_in_path(tmp_path / "bin", monkeypatch, f'exec /usr/bin/ssh -F {keys}/ssh_config "$@"')
+            # What begins behind ssh is forked: that python starts is not the point.
+            monkeypatch.setattr(session, "PYTHON", forks.python()[0])
             return port
 
         yield known
