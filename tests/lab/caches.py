@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep in the checkout's build/lab what is slow to find out and safe to keep: the KVM probe, built programs, the kernel, capabilities."""
+"""Keep in the checkout's build/lab what is slow to find out and safe to keep: the KVM probe, programs, byte code, kernel, capabilities."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,6 +98,28 @@ def kvm_works() -> bool:
         works = False
     put(answer, b"yes" if works else b"no")
     return works
+
+
+def package() -> Path:
+    """Return where the package is kept as install.sh leaves it, with its byte code: by the content of what it is made of."""
+    key = hashlib.sha256(sys.version.encode())
+    for folder in ("bin", "lib"):
+        for path in sorted((CHECKOUT / folder).rglob("*")):
+            if path.is_file() and path.parent.name != "__pycache__":
+                key.update(f"{path.relative_to(CHECKOUT)} {path.stat().st_mode:o} ".encode() + path.read_bytes())
+    return CACHE / f"package-{key.hexdigest()[:16]}"
+
+
+def keep_package(kept: Path, installed: Path) -> None:
+    """Keep what an installation has just made."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(dir=CACHE))
+    subprocess.run(["cp", "-a", "--", str(installed), str(new / "package")], check=True)
+    try:
+        (new / "package").rename(kept)
+    except OSError:
+        pass  # another lab was faster
+    shutil.rmtree(new)
 
 
 def _capabilities() -> Path:
