@@ -10,6 +10,8 @@ from typing import Any, Dict, Iterator
 
 import pytest
 
+from .cloud import Cloud
+
 figures: Dict[str, Any] = {}
 
 
@@ -19,6 +21,20 @@ def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:
         for item in items:
             if "faults" in Path(str(item.fspath)).parts:
                 item.add_marker(pytest.mark.skip(reason="needs root: it makes namespaces and mounts"))
+
+
+@pytest.fixture(scope="session")
+def cloud() -> Iterator[Cloud]:
+    """One lab for all modules that start drivers as oned does; each lets oned know its own images and VMs, and leaves none."""
+    with Cloud.up() as up:
+        yield up
+
+
+@pytest.fixture(scope="session")
+def forking_cloud() -> Iterator[Cloud]:
+    """The same where drivers are forked: half of what an action costs is the start of python."""
+    with Cloud.up(forks=True) as up:
+        yield up
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -45,12 +45,6 @@ def xml(text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def cloud() -> Iterator[Cloud]:
-    with Cloud.up() as up:
-        yield up
-
-
-@pytest.fixture(scope="module")
 def source(cloud: Cloud) -> str:
     path = cloud.upload(CONTENT)
     facts(cloud)

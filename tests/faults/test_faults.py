@@ -21,12 +21,6 @@ HOST_LIMIT_S = 30
 
 
 @pytest.fixture(scope="module")
-def cloud() -> Iterator[Cloud]:
-    with Cloud.up() as up:
-        yield up
-
-
-@pytest.fixture(scope="module")
 def source(cloud: Cloud) -> str:
     path = cloud.upload(CONTENT)
     cloud.image(1)

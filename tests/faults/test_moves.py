@@ -67,9 +67,8 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with Cloud.up() as cloud:
-        yield Site(cloud)
+def site(cloud: Cloud) -> Site:
+    return Site(cloud)
 
 
 @pytest.fixture(autouse=True)

@@ -160,9 +160,10 @@ def listing(node: Node, top: str) -> State:
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with Cloud.up(forks=True) as cloud:
-        yield Site(cloud)
+def site(forking_cloud: Cloud) -> Iterator[Site]:
+    made = Site(forking_cloud)
+    yield made
+    made.clean()
 
 
 @pytest.fixture(autouse=True)
