@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
 import os
 import shutil
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional,
 
 import pytest
 
+from faults.rig import file_digest
 from lab.domains import described
 from lab.oned.drivers import ActionFailed, Done, Runner, Step
 from lab.oned.objects import Datastore, Image
@@ -29,24 +28,37 @@ KVMRC = "/var/tmp/one/etc/vmm/kvm/kvmrc"
 OURS = "/semishared/"
 
 
-@functools.cache
-def _hash(path: Path, _inode: int, _size: int, _changed_ns: int) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+_hashes: Dict[Tuple[int, ...], str] = {}
+
+
+def _hash(path: str, about: os.stat_result) -> str:
+    """Return the hash of a file's content; it is read once, by whichever machine's path, until it is changed."""
+    key = (about.st_dev, about.st_ino, about.st_size, about.st_ctime_ns)
+    if key not in _hashes:
+        _hashes[key] = file_digest(Path(path))
+    return _hashes[key]
 
 
 def things(top: Path) -> Dict[str, Tuple[object, ...]]:
     """Return all below `top`: names, kinds, modes, sizes, contents, times, extended attributes."""
     found: Dict[str, Tuple[object, ...]] = {}
-    for path in [top, *sorted(top.rglob("*"))]:
-        about = path.lstat()
-        content = ""
-        if path.is_symlink():
-            content = os.readlink(path)
-        elif stat.S_ISREG(about.st_mode):
-            content = _hash(path, about.st_ino, about.st_size, about.st_ctime_ns)
-        attributes = tuple((name, os.getxattr(path, name, follow_symlinks=False)) for name in os.listxattr(path, follow_symlinks=False))
-        found[str(path.relative_to(top))] = (about.st_mode, about.st_size, about.st_nlink, about.st_mtime_ns, content, attributes)
+    _add(found, str(top), ".")
     return found
+
+
+def _add(found: Dict[str, Tuple[object, ...]], path: str, name: str) -> None:
+    """Add what is at `path` and all below, under `name`; by strings, since this is done before and after each action."""
+    about = os.lstat(path)
+    content = ""
+    if stat.S_ISLNK(about.st_mode):
+        content = os.readlink(path)
+    elif stat.S_ISREG(about.st_mode):
+        content = _hash(path, about)
+    attributes = tuple((one, os.getxattr(path, one, follow_symlinks=False)) for one in os.listxattr(path, follow_symlinks=False))
+    found[name] = (about.st_mode, about.st_size, about.st_nlink, about.st_mtime_ns, content, attributes)
+    if stat.S_ISDIR(about.st_mode):
+        for entry in os.listdir(path):
+            _add(found, f"{path}/{entry}", entry if name == "." else f"{name}/{entry}")
 
 
 def state(cloud: Cloud) -> Tuple[Any, ...]:
