@@ -13,7 +13,7 @@ from lab.cloud import STORE
 from staging.test_faults import SLOWLY, ended
 from staging.world import MiB, Staging, flip
 
-COMMON, OWN = 10, 2
+COMMON, OWN = 6, 2
 """Extents of 4 MiB that all images have, and that each has for itself."""
 
 

@@ -110,6 +110,13 @@ def test_damaged_store_stages_nothing_and_says_why(staging: Staging) -> None:
     assert not any(staging.bases(host) for host in staging.names)
 
 
+@pytest.fixture(scope="module")
+def wished(staging: Staging) -> Dict[str, int]:
+    """An image that could be staged, and one that cannot."""
+    persistent = staging.cloud.data_image("bad-persistent", b"x", 1, persistent=True)
+    return {"image": staging.image("bad-wishes", mib=1, data=0), "persistent": persistent}
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -119,10 +126,8 @@ def test_damaged_store_stages_nothing_and_says_why(staging: Staging) -> None:
         (["{image}", "--rate", "fast"], "not a rate"), (["{persistent}"], "it is persistent"),
     ],
 )  # fmt: skip
-def test_bad_wishes_get_one_line_and_exit_code_2(staging: Staging, words: List[str], said: str) -> None:
-    image = staging.image(f"bad-{abs(hash(said))}", mib=1, data=0)
-    persistent = staging.cloud.data_image(f"persistent-{abs(hash(said))}", b"x", 1, persistent=True)
-    argv = [word.format(image=image, persistent=persistent) for word in words]
+def test_bad_wishes_get_one_line_and_exit_code_2(staging: Staging, wished: Dict[str, int], words: List[str], said: str) -> None:
+    argv = [word.format(**wished) for word in words]
     done = staging.lab.fe.run([COMMAND, "stage", *argv], check=False)
     assert done.returncode == 2 and done.stdout == b""
     text = done.stderr.decode()
