@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Iterator
 
 import pytest
 
@@ -19,6 +21,13 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
     return RbdBench(request.getfixturevalue("site"))
 
 
+@pytest.fixture(scope="module")
+def cloning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file system that clones files, in which each case has a directory of its own."""
+    with reflinking(tmp_path_factory.mktemp("cloning")) as top:
+        yield top
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_kind(bench: Bench, name: str, tmp_path: Path) -> None:
     asked = CASES[name]
@@ -27,6 +36,8 @@ def test_every_kind(bench: Bench, name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name].ask.__module__ == diff_cases.__name__])
-def test_diffs_where_files_are_cloned(name: str, tmp_path: Path) -> None:
-    with reflinking(tmp_path) as top:
-        CASES[name].ask(DirBench(top), tmp_path)
+def test_diffs_where_files_are_cloned(cloning: Path, name: str, tmp_path: Path) -> None:
+    top = cloning / name.replace(" ", "-")
+    top.mkdir()
+    CASES[name].ask(DirBench(top), tmp_path)
+    shutil.rmtree(top)
