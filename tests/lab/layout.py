@@ -17,6 +17,10 @@ from lab import state
 USER = "oneadmin"
 UID = 9869  # what the OpenNebula packages use
 MINE = ("etc", "var", "root", "opt")
+OWN = {"one", "libvirt", "ceph", "hosts", "hostname", "resolv.conf", "mtab"}
+"""Of /etc: what a node has none of, or its own."""
+UNREAD = {"X11", "apparmor.d", "apt", "fonts", "init.d", "java-17-openjdk", "logrotate.d", "ssl"}
+"""Of /etc: what nothing in a node reads, a third of all its files."""
 HALT = "/var/lib/libvirt/boot/halt.rom"
 HALT_XML = f"<loader type='rom'>{HALT}</loader>"
 """For <os> of a guest without a system: an emulated BIOS takes 0.1 s of processor each time to find out that nothing boots."""
@@ -101,7 +105,7 @@ def lay_out(folder: Path, keys: Path, name: str, names: dict[str, str], stores: 
     for part in (*MINE, "rootfs"):  # rootfs is where the node's first process puts its root together
         (folder / part).mkdir(parents=True, exist_ok=True)
     os.chmod(folder / "root", 0o700)
-    state.copy_tree(Path("/etc"), etc, {"one", "libvirt", "ceph", "hosts", "hostname", "resolv.conf", "mtab"})
+    state.copy_tree(Path("/etc"), etc, OWN | UNREAD)
     _users(etc)
     (etc / "hostname").write_text(name + "\n")
     lines = ["127.0.0.1 localhost", *(f"{address} {node}" for node, address in names.items())]
