@@ -52,13 +52,13 @@ def unpacked_kernel() -> Path:
     return kept
 
 
-def put(path: Path, data: bytes) -> None:
+def put(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write a cache file in one step, so that a reader or a parallel writer never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(handle, "wb") as out:
         out.write(data)
-    os.chmod(name, 0o644)
+    os.chmod(name, mode)
     os.replace(name, path)
 
 
@@ -75,8 +75,7 @@ def build(sources: Sequence[Path], options: Sequence[str], included: Sequence[Pa
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "out"
             subprocess.run(["gcc", "-O2", "-Wall", *options, "-o", str(out), *map(str, sources)], check=True)
-            put(result, out.read_bytes())
-            os.chmod(result, 0o755)
+            put(result, out.read_bytes(), 0o755)
     return result
 
 

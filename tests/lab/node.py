@@ -9,18 +9,24 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Optional, Union
 
-from lab import cgroups, layout, state
+from lab import caches, cgroups, layout, state
 
 HERE = Path(__file__).resolve().parent
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BOOT_SECONDS = 60.0
 
 
+@cache
+def _enter() -> Path:
+    return caches.build([HERE / "enter.c"], ["-static"])
+
+
 class NodeProcess(subprocess.Popen):  # type: ignore[type-arg]
-    """A process inside a node; signals go to all of it, not only to the nsenter that waits for it outside."""
+    """A process inside a node; signals go to all of it, not only to what waits for it outside."""
 
     def send_signal(self, sig: int) -> None:
         """Send a signal to the process and its children (its process group)."""
@@ -224,11 +230,8 @@ class Node:
         home = "/root" if user == "root" else "/var/lib/one" if user == layout.USER else "/"
         full: dict[str, str] = {"PATH": PATH, "HOME": home, "USER": user, "LOGNAME": user, "LANG": "C.UTF-8"}
         full.update(env or {})
-        words = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-C", "-r", f"--wdns={cwd}", "--"]
-        if self._core is not None:
-            words += ["taskset", "-c", str(self._core)]
-        words += ["setpriv", "--reuid", user, "--regid", user, "--init-groups", "--"]
-        return words + [str(word) for word in argv], full
+        words = ["taskset", "-c", str(self._core)] if self._core is not None else []
+        return [*words, str(_enter()), str(self.pid), user, cwd, *(str(word) for word in argv)], full
 
     def popen(
         self,
