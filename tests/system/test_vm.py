@@ -339,7 +339,7 @@ def test_image_from_another_machine_only_where_the_datastore_says_so(cloud: Clou
     cloud.oned.datastore_update(STORE, {"SAFE_DIRS": "/var/tmp ssh://h1:/var/tmp"})
     image = cloud.oned.image_create(STORE, "there-2", path="ssh://h1:/var/tmp/there.img", prefix="vd")
     assert cloud.read(cloud.source(image), "raw", len(DATA)) == DATA
-    for other in ("ssh://h2:/var/tmp/there.img", "ssh://h1:/var/tmp/../lib/one/.ssh/id_ed25519", "ssh://h1:/var/tmpx/there.img"):
+    for other in ("ssh://h2:/var/tmp/there.img", "ssh://h1:/var/tmp/../lib/one/.ssh/id_ecdsa", "ssh://h1:/var/tmpx/there.img"):
         with pytest.raises(ActionFailed):
             cloud.oned.image_create(STORE, "there-3", path=other, prefix="vd")
     cloud.oned.datastore_update(STORE, {"SAFE_DIRS": "/var/tmp"})
