@@ -162,8 +162,12 @@ class Cloud:
 
     # -- VMs ---------------------------------------------------------------------------------------
 
-    def template(self, name: str, disks: Sequence[Dict[str, str]], machine: str = "pc", **more: Any) -> Dict[str, Any]:
+    def template(
+        self, name: str, disks: Sequence[Dict[str, str]], machine: str = "pc", context: bool = True, **more: Any
+    ) -> Dict[str, Any]:
         """Return a VM template with a serial console for the verifier.
+
+        Without `context` there is no context ISO, which costs an action on the host whenever the VM starts.
 
         What boots is what is on its disk, but from a file of the host: an emulated BIOS takes as long to load it as all the
         rest of a boot. The demo, the tutorial and tests/system/test_hypervisor.py boot from disks.
@@ -175,17 +179,17 @@ class Cloud:
         emulated = odd_memory(str(more.get("MEMORY", MEMORY))) if is_emulated else ""
         return {
             "NAME": name, "CPU": "0.1", "MEMORY": MEMORY, "OS": system,
-            "DISK": list(disks), "CONTEXT": {"NETWORK": "NO", "SEMI": name},
-            "RAW": {"TYPE": "kvm", "DATA": serial_xml(name) + FEW_DEVICES + ONCE + emulated}, **more,
+            "DISK": list(disks), "RAW": {"TYPE": "kvm", "DATA": serial_xml(name) + FEW_DEVICES + ONCE + emulated},
+            **({"CONTEXT": {"NETWORK": "NO", "SEMI": name}} if context else {}), **more,
         }  # fmt: skip
 
-    def create(self, name: str, disks: Sequence[Dict[str, str]], machine: str = "pc") -> int:
+    def create(self, name: str, disks: Sequence[Dict[str, str]], machine: str = "pc", context: bool = True) -> int:
         """Create a VM on hold."""
-        return self.oned.vm_create(self.template(name, disks, machine))
+        return self.oned.vm_create(self.template(name, disks, machine, context))
 
-    def deploy(self, name: str, disks: Sequence[Dict[str, str]], host: str = "h1", machine: str = "pc") -> int:
+    def deploy(self, name: str, disks: Sequence[Dict[str, str]], host: str = "h1", machine: str = "pc", context: bool = True) -> int:
         """Create and deploy a VM; return its id."""
-        vm = self.create(name, disks, machine)
+        vm = self.create(name, disks, machine, context)
         self.oned.vm_deploy(vm, host, SYSTEM)
         return vm
 

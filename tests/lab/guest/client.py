@@ -225,6 +225,14 @@ class Guest:
         """Return writes, reads, errors, mismatches, maxgap_ms and verified so far."""
         return self._counts(f"loop-stat {disk}")
 
+    def wait_written(self, disk: str, count: int = 10, timeout: float = 120) -> None:
+        """Wait until it has written more than so many blocks: how long a machine takes for that is no fault."""
+        deadline = time.monotonic() + timeout
+        while (counts := self.loop_stat(disk))["writes"] <= count:
+            if time.monotonic() > deadline:
+                raise GuestError(f"{disk}: {counts} after {timeout} s")
+            time.sleep(0.1)
+
     def loop_stop(self, disk: str) -> dict[str, int]:
         """Stop it, flush, read all it wrote once more, and return the counts; on a busy machine a flush alone can take minutes."""
         return self._counts(f"loop-stop {disk}", 300)
