@@ -20,6 +20,12 @@ def cloud() -> Iterator[Cloud]:
         yield up
 
 
+@pytest.fixture(scope="session")
+def os_image(cloud: Cloud) -> int:
+    """What VMs of all files boot from: it is uploaded, and staged on each host, once."""
+    return cloud.os_image()
+
+
 @pytest.fixture(autouse=True)
 def only_this_test(request: pytest.FixtureRequest) -> Iterator[None]:
     """Remove the VMs that a failing test leaves, so that the next one is judged for itself."""

@@ -18,6 +18,8 @@ COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 KIB = 1024
 DATA = content("base", 0, KIB)
 FORMATS = ("raw", "qcow2")
+PER_SECOND = 4
+"""Blocks that a guest writes to each of its disks: two cores carry two guests with five."""
 REMOTE: dict[str, Any] = {"SEMISHARED_LOCAL": "remote-first"}
 
 
@@ -45,13 +47,14 @@ def open_images(node: Node, cloud: Cloud, vm: int) -> list[str]:
 
 def start(guest: Guest, disks: str) -> None:
     for letter in disks:
-        guest.loop(f"vd{letter}", f"loop-{letter}", 4 * KIB, 4 * KIB, 10)
+        guest.loop(f"vd{letter}", f"loop-{letter}", 4 * KIB, 4 * KIB, PER_SECOND)
 
 
 def stop(guest: Guest, disks: str) -> int:
     """End the writers; return the longest time that one of them waited, in ms."""
     gaps = []
     for letter in disks:
+        guest.wait_written(f"vd{letter}")
         counts = guest.loop_stop(f"vd{letter}")
         assert (counts["errors"], counts["mismatches"]) == (0, 0), (letter, counts)
         assert counts["writes"] > 10
@@ -64,15 +67,14 @@ def images(cloud: Cloud, name: str, **more: Any) -> list[int]:
 
 
 def test_running_vms_let_go_of_the_store_and_their_disks_are_overlays_to_every_action(
-    cloud: Cloud, cell: Callable[..., None], figure: Callable[[str, object], None]
+    cloud: Cloud, os_image: int, cell: Callable[..., None], figure: Callable[[str, object], None]
 ) -> None:
     """Ten disks of two VMs on two hosts: with snapshots, of both formats, beside disks that have nothing to let go of."""
-    system = cloud.os_image("letgo")
     raw, qcow2 = images(cloud, "letgo")
     mine = cloud.data_image("letgo-mine", DATA, persistent=True)
-    disks = [{"IMAGE_ID": str(image)} for image in (system, raw, qcow2, raw, qcow2, raw, mine)]
+    disks = [{"IMAGE_ID": str(image)} for image in (os_image, raw, qcow2, raw, qcow2, raw, mine)]
     first = cloud.deploy("letgo", disks)
-    second = cloud.deploy("letgo-2", [{"IMAGE_ID": str(image)} for image in (system, raw, qcow2, raw, qcow2, raw)], host="h2")
+    second = cloud.deploy("letgo-2", [{"IMAGE_ID": str(image)} for image in (os_image, raw, qcow2, raw, qcow2, raw)], "h2", context=False)
     h1, h2 = (cloud.lab.node(name) for name in ("h1", "h2"))
     guest, other = cloud.guest(first), cloud.guest(second)
     for disk, letter in ((1, "b"), (2, "c")):
@@ -131,9 +133,10 @@ def lives_on(cloud: Cloud, vm: int, guest: Guest) -> None:
         guest.check(f"vd{letter}", "before", 2 * KIB, 64)
 
 
-def test_vm_that_is_off_lets_go_by_its_headers_and_one_in_between_is_left_alone(cloud: Cloud, cell: Callable[..., None]) -> None:
-    system = cloud.os_image("off")
-    vm = cloud.deploy("off", [{"IMAGE_ID": str(image)} for image in (system, *images(cloud, "off"))])
+def test_vm_that_is_off_lets_go_by_its_headers_and_one_in_between_is_left_alone(
+    cloud: Cloud, os_image: int, cell: Callable[..., None]
+) -> None:
+    vm = cloud.deploy("off", [{"IMAGE_ID": str(image)} for image in (os_image, *images(cloud, "off"))], context=False)
     guest = cloud.guest(vm)
     for letter in "bc":
         guest.write(f"vd{letter}", "mine", 2 * KIB, 64)
@@ -156,10 +159,9 @@ def test_vm_that_is_off_lets_go_by_its_headers_and_one_in_between_is_left_alone(
     cell("detach", "remote-first", FORMATS, "off")
 
 
-def test_timer_detaches_what_its_image_wants_after_its_boot(cloud: Cloud) -> None:
-    system = cloud.os_image("due")
+def test_timer_detaches_what_its_image_wants_after_its_boot(cloud: Cloud, os_image: int) -> None:
     (soon, _), (asked, _) = images(cloud, "due", SEMISHARED_DETACH="after-boot"), images(cloud, "due-not")
-    vm = cloud.deploy("due", [{"IMAGE_ID": str(image)} for image in (system, soon, asked)])
+    vm = cloud.deploy("due", [{"IMAGE_ID": str(image)} for image in (os_image, soon, asked)], context=False)
     cloud.guest(vm)
     assert [(row["disk"], row["how"]) for row in detach(cloud, "--due") if row["vm"] == vm] == [(1, "detached")]
     assert how(cloud, vm) == {0: "overlay", 1: "overlay", 2: "remote-first"}
@@ -171,10 +173,9 @@ def test_timer_detaches_what_its_image_wants_after_its_boot(cloud: Cloud) -> Non
     cloud.terminate(vm)
 
 
-def test_store_that_is_away_leaves_the_guest_as_it_was(cloud: Cloud) -> None:
-    system = cloud.os_image("room")
+def test_store_that_is_away_leaves_the_guest_as_it_was(cloud: Cloud, os_image: int) -> None:
     raw, _ = images(cloud, "room")
-    vm = cloud.deploy("room", [{"IMAGE_ID": str(image)} for image in (system, raw)])
+    vm = cloud.deploy("room", [{"IMAGE_ID": str(image)} for image in (os_image, raw)], context=False)
     guest, h1 = cloud.guest(vm), cloud.lab.node("h1")
     guest.write("vdb", "mine", 0, 8 * KIB)
     bases = f"{DATASTORES}/.semishared/bases"
@@ -195,10 +196,9 @@ def test_store_that_is_away_leaves_the_guest_as_it_was(cloud: Cloud) -> None:
 
 
 @pytest.mark.long  # 200 switches of guests that write: ten are in the first test
-def test_two_hundred_disks_let_go_of_the_store(cloud: Cloud) -> None:
-    system = cloud.os_image("many")
+def test_two_hundred_disks_let_go_of_the_store(cloud: Cloud, os_image: int) -> None:
     raw, qcow2 = images(cloud, "many")
-    vm = cloud.deploy("many", [{"IMAGE_ID": str(system)}])
+    vm = cloud.deploy("many", [{"IMAGE_ID": str(os_image)}])
     guest = cloud.guest(vm)
     for turn in range(25):
         letters = "bcdefghi"

@@ -27,12 +27,14 @@ LOCAL: list[tuple[str, dict[str, Any]]] = [
 FORMATS = ("raw", "qcow2")
 WRITTEN = tuple(f"vd{letter}" for letter in "bcdfghkl")
 """The verifier writes to eight disks at once."""
+PER_SECOND = 4
+"""Blocks that it writes to each: an emulated processor is kept busy by more."""
 
 
-def mixed(cloud: Cloud, name: str) -> int:
+def mixed(cloud: Cloud, name: str, os_image: int) -> int:
     """Deploy a VM with every kind of disk in each format, and a snapshot of one."""
     images = [
-        cloud.os_image(f"os-{name}"),
+        os_image,
         *(cloud.data_image(f"{place}-{format}-{name}", DATA, format=format, **more) for place, more in LOCAL for format in FORMATS),
         cloud.data_image(f"mine-{name}", DATA, persistent=True),
     ]
@@ -48,13 +50,14 @@ def mixed(cloud: Cloud, name: str) -> int:
 
 def start(guest: Guest, *disks: str) -> None:
     for disk in disks:
-        guest.loop(disk, f"loop-{disk}", 4 * KIB, 4 * KIB, 10)
+        guest.loop(disk, f"loop-{disk}", 4 * KIB, 4 * KIB, PER_SECOND)
 
 
 def stop(guest: Guest, *disks: str) -> list[int]:
     """End the writers; return how long each waited at most, in ms."""
     gaps = []
     for disk in disks:
+        guest.wait_written(disk)
         counts = guest.loop_stop(disk)
         assert (counts["errors"], counts["mismatches"]) == (0, 0), (disk, counts)
         assert counts["writes"] > 10
@@ -63,9 +66,9 @@ def stop(guest: Guest, *disks: str) -> list[int]:
 
 
 def test_mixed_vm_when_moved_live_loses_nothing(
-    cloud: Cloud, figure: Callable[[str, object], None], cell: Callable[..., None]
+    cloud: Cloud, os_image: int, figure: Callable[[str, object], None], cell: Callable[..., None]
 ) -> None:
-    vm = mixed(cloud, "mixed")
+    vm = mixed(cloud, "mixed", os_image)
     guest = cloud.guest(vm)
     start(guest, *WRITTEN)
     shapes = []
@@ -119,9 +122,9 @@ def forgotten(cloud: Cloud, vm: int, number: int) -> None:
     cloud.oned.vm(vm).template["DISK"] = [disk for disk in cloud.oned.vm(vm).disks if disk["DISK_ID"] != str(number)]
 
 
-def test_disks_of_other_drivers_move_where_both_hosts_see_them_and_are_named_else(cloud: Cloud) -> None:
+def test_disks_of_other_drivers_move_where_both_hosts_see_them_and_are_named_else(cloud: Cloud, os_image: int) -> None:
     """What is on the network, or in a directory in which each host reads what the other writes; nothing else."""
-    vm = cloud.deploy("others", [{"IMAGE_ID": str(cloud.os_image("others"))}])
+    vm = cloud.deploy("others", [{"IMAGE_ID": str(os_image)}], context=False)
     fe, h1, h2 = cloud.lab.fe, cloud.lab.node("h1"), cloud.lab.node("h2")
     shared, alone = f"{DATASTORES}/{STORE}/other-disk", f"{OTHERS}/other-disk"
     for node in (h1, h2):
@@ -159,10 +162,9 @@ def test_disks_of_other_drivers_move_where_both_hosts_see_them_and_are_named_els
 
 
 @pytest.fixture(scope="module")
-def own(cloud: Cloud) -> Iterator[int]:
+def own(cloud: Cloud, os_image: int) -> Iterator[int]:
     """A running VM on h1 with an overlay of its own, which writes all the time; nothing of it is on h2."""
-    image = cloud.os_image("own")
-    vm = cloud.deploy("own", [{"IMAGE_ID": str(image)}, {"TYPE": "fs", "SIZE": "64", "FORMAT": "qcow2"}])
+    vm = cloud.deploy("own", [{"IMAGE_ID": str(os_image)}, {"TYPE": "fs", "SIZE": "64", "FORMAT": "qcow2"}], context=False)
     guest = cloud.guest(vm)
     start(guest, "vda", "vdb")
     yield vm
