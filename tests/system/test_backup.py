@@ -58,6 +58,7 @@ def test_backup_of_a_writing_guest(cloud: Cloud) -> None:
             guest.write("vdb", f"n{written[0] + 1}", 0, KIB)
             guest.write("vdc", f"n{written[0] + 1}", 0, KIB)
             written[0] += 1
+            time.sleep(0.005)  # what comes between two moments is seen by fewer writes than a processor can do
 
     writer = threading.Thread(target=write)
     writer.start()

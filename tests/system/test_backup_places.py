@@ -86,14 +86,14 @@ def in_repository(cloud: Cloud, vm: int) -> Iterator[int]:
         shutil.rmtree(cloud.lab.fe.path(f"{DATASTORES}/{REPOSITORY}"))
 
 
-def test_backup_running_and_off_and_restore(cloud: Cloud, cell: Callable[..., None]) -> None:
+def test_backup_running_and_off_and_restore(cloud: Cloud, os_image: int, cell: Callable[..., None]) -> None:
     images = [
         cloud.data_image(f"places-{place}-{format}", DATA, persistent=place in ("in-place", "diff"), format=format, **attributes)
         for place, attributes in PLACES.items() for format in FORMATS
     ]  # fmt: skip
-    disks = [{"IMAGE_ID": str(image)} for image in (cloud.os_image("places-os"), *images)]
+    disks = [{"IMAGE_ID": str(image)} for image in (os_image, *images)]
     disks += [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in FORMATS]
-    vm = cloud.deploy("places", disks)
+    vm = cloud.deploy("places", disks, context=False)
     count = len(disks) - 1
     targets = [f"vd{letter}" for letter in "bcdefghijklmno"[:count]]
     words = (":".join(str(disk) for disk in range(1, count + 1)), f"one-{vm}", "-", str(vm), "101")

@@ -52,7 +52,8 @@ def test_many_vms_at_once_are_right_and_leave_nothing(cloud: Cloud, count: int, 
         name = f"many-{number}"
         verifies = number in (0, 3, 6)
         more: dict[str, Any] = {} if verifies else {"RAW": {"TYPE": "kvm", "DATA": serial_xml(name) + PAUSED}, "MEMORY": "32"}
-        vms.append(cloud.oned.vm_create({**cloud.template(name, [{"IMAGE_ID": str(images[number % 3])}]), **more}))
+        template = cloud.template(name, [{"IMAGE_ID": str(images[number % 3])}], context=verifies)
+        vms.append(cloud.oned.vm_create({**template, **more}))
     hosts = [cloud.lab.hosts[number % 2] for number in range(count)]
     at_once(lambda n: cloud.oned.vm_deploy(vms[n], hosts[n].name, 101), range(count))
     assert {cloud.oned.state(vm) for vm in vms} == {("ACTIVE", 3)}
@@ -103,7 +104,7 @@ def test_gc_removes_leftovers_on_all_machines_and_spares_what_is_in_use(cloud: C
     disks = [{"IMAGE_ID": str(image)}, {"IMAGE_ID": str(beside)}]
     template: dict[str, Any] = {"RAW": {"TYPE": "kvm", "DATA": PAUSED}, "MEMORY": "32"}
     lives, zombie, done = (
-        cloud.oned.vm_create({**cloud.template(name, disks), **template}) for name in ("lives", "zombie", "done")
+        cloud.oned.vm_create({**cloud.template(name, disks, context=False), **template}) for name in ("lives", "zombie", "done")
     )
     for vm in (lives, zombie, done):
         cloud.oned.vm_deploy(vm, "h1", 101)

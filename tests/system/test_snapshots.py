@@ -35,11 +35,6 @@ MERGED = ("vdb", "vdg", "vdh", "vdi", "vdk")
 NAMES = {target: disk for disk, (target, *_) in enumerate(DISKS, 1)}
 
 
-@pytest.fixture(scope="module")
-def os_image(cloud: Cloud) -> int:
-    return cloud.os_image()
-
-
 def images(cloud: Cloud, prefix: str) -> list[int]:
     return [
         cloud.data_image(f"{prefix}-{name}", DATA, persistent=persistent, format=format, **attributes)
@@ -70,8 +65,8 @@ def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(
     for target in NAMES:
         guest.write(target, "one", 1024, 64)
         guest.write(target, "only", 1536, 64)
-    guest.loop("vdb", "loop", 4096, 2048)
-    guest.loop("vde", "loop", 4096, 2048)
+    guest.loop("vdb", "loop", 4096, 2048, 4)
+    guest.loop("vde", "loop", 4096, 2048, 4)
     for disk in NAMES.values():
         assert cloud.oned.disk_snapshot_create(vm, disk, "first") == 0
     for target in NAMES:
@@ -93,6 +88,7 @@ def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(
         guest.check(target, "two", 1024, 64)
         guest.check(target, "three", 2048, 64)
     for target in ("vdb", "vde"):
+        guest.wait_written(target)
         counts = guest.loop_stop(target)
         assert (counts["errors"], counts["mismatches"]) == (0, 0)
         assert counts["writes"] > 10
@@ -147,7 +143,7 @@ def test_snapshots_of_a_suspended_guest(cloud: Cloud, os_image: int) -> None:
     beside = cloud.data_image("susp-beside", DATA, SEMISHARED_PLACE="shared")
     remote = cloud.data_image("susp-remote", DATA, SEMISHARED_LOCAL="remote-first")
     mine = cloud.data_image("susp-mine", DATA, persistent=True)
-    vm = cloud.deploy("susp", [{"IMAGE_ID": str(image)} for image in (os_image, cow, full, beside, mine, remote)])
+    vm = cloud.deploy("susp", [{"IMAGE_ID": str(image)} for image in (os_image, cow, full, beside, mine, remote)], context=False)
     guest = cloud.guest(vm)
     disks = {"vdb": 1, "vdc": 2, "vdd": 3, "vde": 4, "vdf": 5}
     for target in disks:
@@ -211,7 +207,7 @@ def test_snapshots_are_deleted_while_the_guest_runs_after_others_were(cloud: Clo
 
 def test_snapshot_of_the_whole_vm_with_a_disk_that_cannot_is_refused_in_one_line(cloud: Cloud, os_image: int) -> None:
     mine = cloud.data_image("whole-mine", DATA, persistent=True)
-    vm = cloud.deploy("whole", [{"IMAGE_ID": str(image)} for image in (os_image, mine)])
+    vm = cloud.deploy("whole", [{"IMAGE_ID": str(image)} for image in (os_image, mine)], context=False)
     cloud.guest(vm)
     before = layers(cloud, vm, 0)
     host = cloud.lab.node("h1")
@@ -236,7 +232,7 @@ def test_disks_grow_running_off_and_undeployed(cloud: Cloud, os_image: int, cell
     data = images(cloud, "grow")
     disks = [{"IMAGE_ID": str(image)} for image in (os_image, *data)]
     disks += [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in FORMATS]
-    vm = cloud.deploy("grow", disks)
+    vm = cloud.deploy("grow", disks, context=False)
     guest = cloud.guest(vm)
     numbers = {**NAMES, "vdl": 11, "vdm": 12}
     sizes = {target: 16 + 8 * number for target, number in numbers.items()}

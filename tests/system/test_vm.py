@@ -42,11 +42,6 @@ def record(cloud: Cloud, vm: int, disk: int) -> dict[str, object]:
     return found
 
 
-@pytest.fixture(scope="module")
-def os_image(cloud: Cloud) -> int:
-    return cloud.os_image()
-
-
 @pytest.fixture()
 def scratch_system(cloud: Cloud) -> Iterator[None]:
     """Have volatile disks be of the class scratch."""
@@ -205,20 +200,20 @@ def test_image_when_flipped_is_a_new_generation_and_never_an_old_base(cloud: Clo
         return [name for name in cloud.files(host, f"{DATASTORES}/.semishared/bases") if name.startswith(f"{STORE}-{image}-")
                 and "/" not in name]  # fmt: skip
 
-    vm = cloud.deploy("flip", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])
+    vm = cloud.deploy("flip", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}], context=False)
     guest = cloud.guest(vm)
     guest.check("vdb", "base", 0, KIB)
     guest.write("vdb", "lost", 0, KIB)
     cloud.terminate(vm)
     assert len(bases()) == 1
     cloud.oned.image_persistent(image, True)
-    vm = cloud.deploy("flip", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])
+    vm = cloud.deploy("flip", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}], context=False)
     guest = cloud.guest(vm)
     guest.check("vdb", "base", 0, KIB)
     guest.write("vdb", "kept", 0, KIB)
     cloud.terminate(vm)
     cloud.oned.image_persistent(image, False)
-    vm = cloud.deploy("flip", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])
+    vm = cloud.deploy("flip", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}], context=False)
     cloud.guest(vm).check("vdb", "kept", 0, KIB)
     assert len(bases()) == 2
     cloud.terminate(vm)
@@ -234,7 +229,7 @@ def test_saved_disk_when_running_or_off_is_what_the_guest_wrote(
         cloud.data_image(f"save-{place}-{format}", DATA, persistent=persistent, format=format, **attributes)
         for place, persistent, attributes in CELLS for format in ("raw", "qcow2")
     ]  # fmt: skip
-    vm = cloud.deploy("save", [{"IMAGE_ID": str(image)} for image in (os_image, *images)])
+    vm = cloud.deploy("save", [{"IMAGE_ID": str(image)} for image in (os_image, *images)], context=False)
     guest = cloud.guest(vm)
     disks = range(1, len(images) + 1)
     for disk in disks:
@@ -252,7 +247,7 @@ def test_saved_disk_when_running_or_off_is_what_the_guest_wrote(
         assert cloud.read(cloud.source(image), format, KIB << 10) == DATA
     cloud.terminate(vm)
     # A saved image never passed through cp: its first use makes its generation.
-    vm = cloud.deploy("again", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(saved[0])}])
+    vm = cloud.deploy("again", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(saved[0])}], context=False)
     cloud.guest(vm).check("vdb", "one", 1024, 64)
     cloud.terminate(vm)
     assert cloud.leftovers() == []
