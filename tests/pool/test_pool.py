@@ -358,9 +358,10 @@ def lets_go_while_it_runs(mixed: Mixed) -> None:
     letters = [target(len(mixed.numbers) + number) for number in (1, 2)]
     for letter in letters:
         guest.wait_disk(letter)
-        guest.loop(letter, f"loop-{letter}", 4096, 4096, 20)
+        guest.loop(letter, f"loop-{letter}", 4096, 4096, 5)
     assert mixed.let_go() == sorted(more)
     for letter in letters:
+        guest.wait_written(letter)
         counts = guest.loop_stop(letter)
         assert (counts["errors"], counts["mismatches"]) == (0, 0) and counts["writes"] > 10, counts
         guest.check(letter, "base", 0, KIB)

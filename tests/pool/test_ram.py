@@ -96,11 +96,13 @@ def test_a_guest_in_memory_through_all_that_is_done_to_it(cloud: Cloud) -> None:
     written = ("vdb", "vdc", "vdd", "vde")
     for disk in written:
         guest.write(disk, "before", 2 * KIB, 64)
-        guest.loop(disk, f"loop-{disk}", 4 * KIB, 4 * KIB, 20)
+        guest.loop(disk, f"loop-{disk}", 4 * KIB, 4 * KIB, 5)
     one = cloud.oned.disk_snapshot_create(vm, 1, "one")
     guest.write("vdb", "later", 2 * KIB, 64)
     cloud.oned.vm_migrate(vm, "h2", SYSTEM, how="live")
     assert (layers(h1), len(layers(h2))) == ([], 3) and rows(cloud)[MEMORY]["promised"] == 0
+    for disk in written:
+        cloud.guest(vm).wait_written(disk)
     counts = [cloud.guest(vm).loop_stop(disk) for disk in written]
     assert all((found["errors"], found["mismatches"]) == (0, 0) and found["writes"] > 10 for found in counts), counts
     cloud.oned.vm_suspend(vm)
@@ -123,9 +125,9 @@ def test_a_guest_in_memory_through_all_that_is_done_to_it(cloud: Cloud) -> None:
 def test_a_restart_loses_what_is_in_memory_and_costs_nobody_else(cloud: Cloud) -> None:
     h1 = cloud.lab.node("h1")
     os, usual = cloud.os_image("lost-os", SEMISHARED_CLASS="ram"), cloud.os_image("usual-os")
-    lost, other = (cloud.deploy(name, [{"IMAGE_ID": str(image)}]) for name, image in (("lost", os), ("other", usual)))
+    lost, other = (cloud.deploy(name, [{"IMAGE_ID": str(image)}], context=False) for name, image in (("lost", os), ("other", usual)))
     cloud.guest(lost).write("vda", "mine", 2 * KIB, 64)
-    cloud.guest(other).loop("vda", "on", 2 * KIB, 64, 20)
+    cloud.guest(other).loop("vda", "on", 2 * KIB, 64, 5)
     cloud.oned.vm_poweroff(lost)
     restart(h1)
     why = rf"the layers of disk.0 lay in memory of h1, {MEMORY}, which is empty since the host was started again.*SS168"
@@ -140,6 +142,7 @@ def test_a_restart_loses_what_is_in_memory_and_costs_nobody_else(cloud: Cloud) -
     assert device_of(cloud, lost, 0) == MEMORY
     guest.write("vda", "again", 2 * KIB, 64)
     guest.check("vda", "again", 2 * KIB, 64)
+    cloud.guest(other).wait_written("vda")
     counts = cloud.guest(other).loop_stop("vda")
     assert (counts["errors"], counts["mismatches"]) == (0, 0) and counts["writes"] > 10, counts
     for vm in (lost, other):
@@ -149,15 +152,15 @@ def test_a_restart_loses_what_is_in_memory_and_costs_nobody_else(cloud: Cloud) -
 
 def test_one_too_many_is_refused_or_goes_where_it_may(cloud: Cloud) -> None:
     large = cloud.data_image("large", DATA, 100, SEMISHARED_CLASS="ram")
-    first = cloud.deploy("first", [{"IMAGE_ID": str(large)}])
+    first = cloud.deploy("first", [{"IMAGE_ID": str(large)}], context=False)
     why = rf"no device of class ram on h1 for a disk of up to 100.0 MiB: {MEMORY} has [0-9.]+ MiB that are not promised.*SS166"
     with pytest.raises(ActionFailed, match=why):
-        cloud.deploy("refused", [{"IMAGE_ID": str(large)}])
+        cloud.deploy("refused", [{"IMAGE_ID": str(large)}], context=False)
     either = cloud.data_image("either", DATA, 100, SEMISHARED_CLASS="ram any")
-    second = cloud.deploy("second", [{"IMAGE_ID": str(either)}])
+    second = cloud.deploy("second", [{"IMAGE_ID": str(either)}], context=False)
     assert [device_of(cloud, vm, 0) == MEMORY for vm in (first, second)] == [True, False]
     cloud.terminate(first)
-    third = cloud.deploy("third", [{"IMAGE_ID": str(either)}])
+    third = cloud.deploy("third", [{"IMAGE_ID": str(either)}], context=False)
     assert device_of(cloud, third, 0) == MEMORY
 
 
@@ -175,7 +178,7 @@ def test_a_guest_waits_where_memory_that_was_promised_twice_is_full(cloud: Cloud
     assert rows(cloud)[MEMORY]["weight"] == 3
     image = cloud.data_image("over", DATA, 150, SEMISHARED_CLASS="ram")
     os = cloud.os_image("over-os")
-    vms = [cloud.deploy(f"over{number}", [{"IMAGE_ID": str(os)}, {"IMAGE_ID": str(image)}]) for number in range(2)]
+    vms = [cloud.deploy(f"over{number}", [{"IMAGE_ID": str(os)}, {"IMAGE_ID": str(image)}], context=False) for number in range(2)]
     assert [device_of(cloud, vm, 1) for vm in vms] == [MEMORY] * 2 and int(str(rows(cloud)[MEMORY]["promised"])) == 300 << 20
     for vm in vms:
         cloud.guest(vm).write("vdb", "first", 2 * KIB, 32)
@@ -245,7 +248,7 @@ def test_guests_read_their_base_from_memory_through_all_that_is_done_to_them(clo
     # What no guest reads from goes, what one reads from does not.
     large = cloud.data_image("large-hot", DATA, 150, SEMISHARED_CLASS="ram")
     with pytest.raises(ActionFailed, match="SS166"):
-        cloud.deploy("refused", [{"IMAGE_ID": str(large)}])
+        cloud.deploy("refused", [{"IMAGE_ID": str(large)}], context=False)
     cloud.terminate(vm)
     assert device_of(cloud, cloud.deploy("fits", [{"IMAGE_ID": str(large)}]), 0) == MEMORY
     assert len(names(h1, in_memory)) == 1 and cloud.oned.image(saved).source, "no more than had to go"

@@ -20,6 +20,8 @@ KIB = 1024
 DATA = content("base", 0, KIB)
 POWEROFF = 8
 WRITTEN = tuple(f"vd{letter}" for letter in "bcdefgh")
+PER_SECOND = 5
+"""Blocks that a guest writes to each of its disks."""
 
 
 @pytest.fixture(autouse=True)
@@ -68,12 +70,15 @@ def test_devices_are_drained_and_evened_out_under_guests_that_write(cloud: Cloud
         cloud.data_image("running-diff", DATA, persistent=True, SEMISHARED_PLACE="local"),
     ]
     disks = (images, images[:3])
-    vms = {cloud.deploy(f"running{at}", [{"IMAGE_ID": str(image)} for image in of]): WRITTEN[: len(of) - 1] for at, of in enumerate(disks)}
+    vms = {
+        cloud.deploy(f"running{at}", [{"IMAGE_ID": str(image)} for image in of], context=False): WRITTEN[: len(of) - 1]
+        for at, of in enumerate(disks)
+    }
     for vm, written in vms.items():
         guest = cloud.guest(vm)
         for disk in written:
             guest.write(disk, "before", 2 * KIB, 64)
-            guest.loop(disk, f"loop-{disk}", 4 * KIB, 4 * KIB, 20)
+            guest.loop(disk, f"loop-{disk}", 4 * KIB, 4 * KIB, PER_SECOND)
     # A chain of several layers, and of a copy one over its raw layer.
     for number in (1, 3):
         cloud.oned.disk_snapshot_create(min(vms), number, "one")
@@ -96,6 +101,7 @@ def test_devices_are_drained_and_evened_out_under_guests_that_write(cloud: Cloud
     for vm, written in vms.items():
         guest = cloud.guest(vm)
         for disk in written:
+            guest.wait_written(disk)
             counts = guest.loop_stop(disk)
             assert (counts["errors"], counts["mismatches"]) == (0, 0) and counts["writes"] > 10, (vm, disk, counts)
             guest.check(disk, "before", 2 * KIB, 64)
@@ -115,7 +121,7 @@ def test_devices_are_drained_and_evened_out_under_guests_that_write(cloud: Cloud
 def test_a_raw_layer_moves_at_its_rate_from_the_first_moment_on(cloud: Cloud) -> None:
     h1, rate = cloud.lab.node("h1"), 4 << 20
     images = [cloud.os_image("paced-os"), cloud.data_image("paced", DATA, mib=24, SEMISHARED_LOCAL="copy")]
-    vm = cloud.deploy("paced", [{"IMAGE_ID": str(image)} for image in images])
+    vm = cloud.deploy("paced", [{"IMAGE_ID": str(image)} for image in images], context=False)
     guest = cloud.guest(vm)
     guest.write("vdb", "paced", 0, 24 * KIB)
     (was,) = of_disk(h1, vm)
@@ -144,7 +150,7 @@ def of_disk(node: Node, vm: int) -> list[str]:
 
 
 def test_what_is_under_way_in_a_vm_leaves_its_disks_where_they_are_and_says_so(cloud: Cloud) -> None:
-    vm = cloud.deploy("busy", [{"IMAGE_ID": str(cloud.os_image("busy-os"))}])
+    vm = cloud.deploy("busy", [{"IMAGE_ID": str(cloud.os_image("busy-os"))}], context=False)
     cloud.guest(vm)
     h1 = cloud.lab.node("h1")
     drained = fullest(h1)

@@ -87,7 +87,8 @@ def deploy(cloud: Cloud, count: int) -> "list[int]":
     """Have guests with a disk each in memory, which takes one of them and a bit at its largest."""
     os = cloud.os_image("spill-os")
     image = cloud.data_image("spill", DATA, 150, SEMISHARED_CLASS="ram any")
-    vms = [cloud.deploy(f"spill{number}", [{"IMAGE_ID": str(os)}, {"IMAGE_ID": str(image)}]) for number in range(count)]
+    disks = [{"IMAGE_ID": str(os)}, {"IMAGE_ID": str(image)}]
+    vms = [cloud.deploy(f"spill{number}", disks, context=False) for number in range(count)]
     assert [device_of(cloud, vm, 1) for vm in vms] == [MEMORY] * count
     for vm in vms:
         cloud.guest(vm).write("vdb", "first", 2 * KIB, 32)
@@ -105,7 +106,7 @@ def test_guests_fill_memory_that_is_promised_to_both_and_go_on(cloud: Cloud) -> 
     assert any("nothing moves disks away when it is full" in wrong for wrong in found["wrong"]), found["wrong"]
     vms = deploy(cloud, 2)
     for vm in vms:
-        cloud.guest(vm).loop("vdb", f"loop{vm}", 4 * KIB, 4 * KIB, 20)
+        cloud.guest(vm).loop("vdb", f"loop{vm}", 4 * KIB, 4 * KIB, 5)
     with watching(cloud), ThreadPoolExecutor(len(vms)) as threads:
         assert said(cloud, "pool", "check", "h1")["hosts"][0]["wrong"] == []
         assert h1.run(WATCH, timeout=20).returncode == 0, "one on each host"
@@ -113,6 +114,7 @@ def test_guests_fill_memory_that_is_promised_to_both_and_go_on(cloud: Cloud) -> 
         until(lambda: any(device_of(cloud, vm, 1) != MEMORY for vm in vms), "disk that has left memory")
     assert all(state(cloud, vm).startswith("running") for vm in vms)
     for vm in vms:
+        cloud.guest(vm).wait_written("vdb")
         counts = cloud.guest(vm).loop_stop("vdb")
         assert (counts["errors"], counts["mismatches"]) == (0, 0) and counts["writes"] > 10, counts
         check(cloud, vm)
