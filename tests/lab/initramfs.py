@@ -10,12 +10,13 @@ from pathlib import Path
 BUSYBOX = Path("/bin/busybox")
 SIGNED = b"~Module signature appended~\n"
 # Left out, since each takes an emulated processor long: certificates, patches of the kernel, tests of it by itself, addresses that
-# differ each time, types for BPF (of the kernel and of each module), probes, giving back the memory of what it booted from.
+# differ each time, types for BPF (of the kernel and of each module), probes, files that say what can be traced (it looks through all of
+# it again for each module), giving back the memory of what it booted from.
 # no_timer_check: an emulated timer that a busy machine lets wait is not a broken one, for which Linux would panic.
 QUICK = (
     "mitigations=off nokaslr no_timer_check random.trust_cpu=on tsc=reliable cryptomgr.notests init_on_alloc=0 noreplace-smp"
     " retain_initrd initcall_blacklist=load_system_certificate_list,load_revocation_certificate_list"
-    ",btf_module_init,cubictcp_register,init_kprobe_trace"
+    ",btf_module_init,cubictcp_register,init_kprobe_trace,tracer_init_tracefs"
 )
 
 

@@ -221,9 +221,7 @@ class KernelHost:
             words += ["-device", f"virtio-blk-pci,drive=d-{name},serial={name}"]
         uid, gid = ONEADMIN
         says = f"kh_checkout={caches.CHECKOUT} kh_address={self.address} kh_uid={uid} kh_gid={gid} kh_name={self.name}"
-        # no_timer_check: Linux takes an emulated timer that a busy machine lets wait for a broken one, and panics.
-        append = "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off norandmaps no_timer_check random.trust_cpu=on cryptomgr.notests"
-        append = f"{append} {says}"
+        append = f"console=ttyS0 quiet loglevel=4 panic=-1 norandmaps {initramfs.QUICK} {says}"
         words += ["-kernel", str(kernel), "-initrd", str(packed), "-append", f"{append} {self._kernel_arguments}".strip()]
         try:
             self._spawn([VIRTIOFSD, f"--socket-path={self._folder}/files", "-o", "source=/,cache=always,sandbox=chroot,xattr"], "virtiofsd")
