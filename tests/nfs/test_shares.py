@@ -4,6 +4,11 @@ whose root it does not. That they need SEMISHARED_FS_QUOTA = no, whatever they a
 
 from __future__ import annotations
 
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+
 import pytest
 
 from lab import caches
@@ -32,11 +37,7 @@ MOUNT = """
 grep -q ^oneadmin: /etc/shadow || echo 'oneadmin:*:19000::::::' >>/etc/shadow # sudo takes who is in passwd alone for locked
 mkdir -p "$1"
 mount -t nfs4 -o vers=4.2,hard,nosuid,nodev "$0:/shares" "$1"
-cp -r "$2/lib" "$3"
-chown -R "$4:$5" "$3"
 """
-DRIVERS = "/srv/drivers"
-"""The package as its user's, as it is on hosts: what that user has in the root of shares is to be trusted."""
 MAY = """
 import contextlib, os, sys
 from semishared.errors import SemisharedError
@@ -74,22 +75,35 @@ def squashed(site: NfsSite) -> Host:
 
 
 @pytest.fixture(scope="module")
+def drivers() -> Iterator[str]:
+    """Return where the package is its user's, as it is on hosts: what that user has in the root of shares is to be trusted.
+
+    It lies on this machine, whose files all hosts have: to copy it takes an emulated one seconds.
+    """
+    with tempfile.TemporaryDirectory(prefix="drivers-", dir="/var/tmp") as top:
+        os.chmod(top, 0o755)
+        subprocess.run(["cp", "-r", f"{caches.CHECKOUT}/lib", f"{top}/lib"], check=True)
+        subprocess.run(["chown", "-R", "{}:{}".format(*ONEADMIN), f"{top}/lib"], check=True)
+        yield f"{top}/lib"
+
+
+@pytest.fixture(scope="module")
 def maker(nfs_site: NfsSite) -> Host:
     """Return the machine that makes shares, with the lines of the page for sudo."""
     h1, h2 = nfs_site.hosts
     nfs_site.fe.run(["bash", "-euc", SERVE, EXPORT, *map(str, ONEADMIN), h1.address, h2.address])
     for host in (h1, h2):
         host.put("/etc/sudoers.d/semishared-shares", rule("oneadmin").encode(), 0o440)
-        host.run(["bash", "-euc", MOUNT, nfs_site.fe.address, ROOT, str(caches.CHECKOUT), DRIVERS, *map(str, ONEADMIN)], timeout=PATIENCE_S)
+        host.run(["bash", "-euc", MOUNT, nfs_site.fe.address, ROOT], timeout=PATIENCE_S)
         assert host.run(["stat", "-f", "-c", "%T", ROOT]).out == "nfs\n"
     h2.on(s.MarkRoot(TREE, MARKER))
     return h2
 
 
-def may(host: Host, image: int, user: "tuple[int, int] | None") -> str:
+def may(host: Host, drivers: str, image: int, user: "tuple[int, int] | None") -> str:
     """Return what a host says to a share; `user`: None for root, which its server takes for nobody."""
     words = [str(image), f"{ROOT}/share-{image}", MARKER]
-    return host.python(MAY, *words, user=user, env={"PYTHONPATH": DRIVERS}).out.strip()
+    return host.python(MAY, *words, user=user, env={"PYTHONPATH": drivers}).out.strip()
 
 
 def left(host: Host) -> str:
@@ -109,14 +123,14 @@ def test_where_root_is_nobody_no_share_is_made_and_one_line_says_why(nfs_site: N
     assert host.on(s.ListShares(TREE)) == [{"shares": []}] and left(maker) == ""
 
 
-def test_one_machine_makes_it_and_another_gives_it_at_once(nfs_site: NfsSite, maker: Host) -> None:
+def test_one_machine_makes_it_and_another_gives_it_at_once(nfs_site: NfsSite, maker: Host, drivers: str) -> None:
     host, owner = squashed(nfs_site), 5
-    before = may(host, 2, ONEADMIN)
+    before = may(host, drivers, 2, ONEADMIN)
     assert before.startswith("SS175 "), before
     made = maker.on(s.MakeShare(TREE, Share(2, owner, 1, 8 * MiB)), s.MakeShare(TREE, Share(3, 9, 1, 8 * MiB)))
     assert [row["source"] for row in made] == [f"{ROOT}/share-2", f"{ROOT}/share-3"]
     # This host knows, from a moment ago, that it is not there.
-    assert may(host, 2, ONEADMIN) == may(host, 2, None) == str(first_uid(owner))
+    assert may(host, drivers, 2, ONEADMIN) == may(host, drivers, 2, None) == str(first_uid(owner))
     said = host.python(GUEST, str(first_uid(owner)), f"{ROOT}/share-2").out.splitlines()
     # For the server root of a guest is an ordinary user.
     assert said == ["Operation not permitted", "Invalid argument"]
@@ -127,7 +141,7 @@ def test_one_machine_makes_it_and_another_gives_it_at_once(nfs_site: NfsSite, ma
     assert [(rows[image]["size"], rows[image]["used"]) for image in (2, 3)] == [(8 * MiB, -1)] * 2
     assert maker.on(s.ResizeShare(TREE, 2, 16 * MiB)) == [{"before": 8 * MiB}]
     maker.on(s.RemoveShare(TREE, 2, f"{ROOT}/share-2"), s.RemoveShare(TREE, 3, f"{ROOT}/share-3"))
-    assert may(host, 2, ONEADMIN).startswith("SS") and left(maker) == ""
+    assert may(host, drivers, 2, ONEADMIN).startswith("SS") and left(maker) == ""
     with pytest.raises(MissingImage):
         maker.on(s.ResizeShare(TREE, 2, 8 * MiB))
 
