@@ -51,6 +51,8 @@ ip link set lo up
 if [ -n "$kh_address" ] && ip link set eth0 up; then
     ip addr add "$kh_address/24" brd + dev eth0
 fi
+# Where no systemd runs, each program that looks a user up, as sudo, would load its library to ask it in vain.
+[ -n "$kh_systemd" ] || sed -i '/^[a-z]*:/s/ systemd//' /root/etc/nsswitch.conf
 if [ -n "$kh_systemd" ]; then
     # What this machine has enabled is not: a test enables what it needs.
     units=/root/etc/systemd/system
