@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 from weakref import WeakSet
 
-from lab import Lab, Node
+from lab import Lab, Node, connections
 from lab.ceph import fs
 from lab.forks import serve
 from lab.guest import BOOT, METAL, Guest, System, lay_out_boot, serial_path, serial_xml, write_guest_image
@@ -62,7 +62,7 @@ class Cloud:
         """Put up lab, drivers and datastores (with `ceph` also RBD_STORE); take all of it down at the end.
 
         With `cephfs` STORE is on CephFS, which each node mounts by itself; else it is a bind mount. With `forks` the drivers are
-        forked and not started (forks.py).
+        forked and not started (forks.py), and machines share connections (connections.py).
         """
         with Lab.up(hosts=hosts, stores=() if cephfs else (STORE,), ceph=ceph or cephfs) as lab:
             if cephfs:
@@ -70,6 +70,7 @@ class Cloud:
             lab.install()
             if forks:
                 serve(lab)
+                connections.share(lab)
             for host in lab.hosts:
                 lay_out_boot(host.path(BOOT))
             with Oned.in_lab(lab, Settings(domain_type=lab.virt, vm_mad=lab.virt)) as oned:

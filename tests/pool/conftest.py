@@ -8,7 +8,6 @@ from itertools import product
 
 import pytest
 
-from lab import connections
 from lab.cloud import Cloud
 from pool.devices import Disk
 
@@ -28,7 +27,6 @@ class Site(Cloud):
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with Site.up(hosts=2, systems=(101, 102), forks=True) as up:
         assert isinstance(up, Site)
-        connections.share(up.lab)
         folder, up.disks = tmp_path_factory.mktemp("devices"), {}
         try:
             for host, (path, mib) in product(up.lab.hosts, DEVICES.items()):

@@ -11,12 +11,14 @@ from typing import Callable
 
 import pytest
 
+from lab import connections
 from lab.cloud import Cloud
 
 
 @pytest.fixture(scope="session")
 def cloud() -> Iterator[Cloud]:
     with Cloud.up(hosts=2, systems=(101, 102)) as up:
+        connections.share(up.lab)
         yield up
 
 
