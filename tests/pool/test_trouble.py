@@ -81,7 +81,7 @@ def test_devices_that_die_under_running_guests_cost_their_own_vms_and_no_others(
     for path in DEVICES:
         images[path] = cloud.os_image(f"on{path.replace('/', '-')}")
         with alone(cloud, path):
-            vms[path] = cloud.deploy(f"on{path.replace('/', '-')}", [{"IMAGE_ID": str(images[path])}])
+            vms[path] = cloud.deploy(f"on{path.replace('/', '-')}", [{"IMAGE_ID": str(images[path])}], context=False)
         assert device_of(cloud, vms[path], 0) == path
     guests = {path: cloud.guest(vm) for path, vm in vms.items()}
     for path, guest in guests.items():
@@ -101,7 +101,7 @@ def test_devices_that_die_under_running_guests_cost_their_own_vms_and_no_others(
 
     # All that is done to others goes on, and what is new goes to what is left, with its base.
     for path in (failing, faulty):
-        other = cloud.deploy(f"other{path.replace('/', '-')}", [{"IMAGE_ID": str(images[path])}])
+        other = cloud.deploy(f"other{path.replace('/', '-')}", [{"IMAGE_ID": str(images[path])}], context=False)
         assert device_of(cloud, other, 0) == sound
         cloud.guest(other).write("vda", "other", 12288, 64)
         cloud.guest(other).check("vda", "other", 12288, 64)
@@ -152,7 +152,8 @@ def test_a_lost_host_with_a_pool_is_taken_over_and_starts_before_its_devices_do(
 
     def deployed(name: str, *disks: int) -> int:
         raw = {"TYPE": "kvm", "DATA": serial_xml(name) + PAUSED}
-        vm = cloud.oned.vm_create({**cloud.template(name, [{"IMAGE_ID": str(disk)} for disk in disks]), "RAW": raw, "MEMORY": "32"})
+        template = cloud.template(name, [{"IMAGE_ID": str(disk)} for disk in disks], context=False)
+        vm = cloud.oned.vm_create({**template, "RAW": raw, "MEMORY": "32"})
         cloud.oned.vm_deploy(vm, "h1", SYSTEM)
         return vm
 
