@@ -20,10 +20,10 @@ from semishared.model import steps as s
 from semishared.model import steps_base as b
 from semishared.tools import extents
 from tools.test_base_care import flip, verify
-from tools.test_several_bases import EXTENTS, abandoned, good, images, of, step
+from tools.test_several_bases import EXTENTS, abandoned, good, images, of, step, stored
 from tools.world import World
 
-__all__ = ["images"]
+__all__ = ["images", "stored"]
 
 
 def staging(world: World, image: s.ImageRef) -> str:
