@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Have the machines of a lab share ssh connections, as front-ends with a ControlPath do, where how one is made is not the point.
+"""Have the machines of a lab share ssh connections, as OpenNebula's share/ssh has it, where how one is made is not the point.
 
 To connect takes ssh and sshd three times what a session on a connection does. One that is not there is made as ever: after a host
 has been started anew, or for what wants its own (ControlPath=none).
