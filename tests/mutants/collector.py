@@ -33,7 +33,8 @@ class Collector:
     def forget(self) -> None:
         """Write what comes again from here on, into the file that is there then."""
         self._hits.clear()
-        if self._fd >= 0:
+        # A fork may have closed what was open before it, and have something else under that number.
+        if self._fd >= 0 and os.getpid() == self._pid:
             os.close(self._fd)
         self._pid, self._fd = os.getpid(), -1
 
