@@ -91,7 +91,7 @@ class Confined:
             "sysctl -qw kernel.printk_ratelimit=0; ln -sfn /proc/self/fd /dev/fd\n"
             "apparmor_parser -r /etc/apparmor.d/usr.sbin.libvirtd /etc/apparmor.d/usr.lib.libvirt.virt-aa-helper\n"
             f"mkdir -p {owned}; {f'cp -r {known} /var/cache/libvirt/qemu/capabilities' if known else ''}\n"
-            f"chown -R {ONEADMIN[0]}:{ONEADMIN[1]} {owned}; libvirtd -d",
+            f"chown -R {ONEADMIN[0]}:{ONEADMIN[1]} {owned}; /usr/sbin/libvirtd -d",
             timeout=LONG_S,
         )
 
