@@ -17,6 +17,7 @@ QUICK = (
     "mitigations=off nokaslr no_timer_check random.trust_cpu=on tsc=reliable cryptomgr.notests init_on_alloc=0 noreplace-smp"
     " retain_initrd initcall_blacklist=load_system_certificate_list,load_revocation_certificate_list"
     ",btf_module_init,cubictcp_register,init_kprobe_trace,tracer_init_tracefs"
+    ",bpf_rstat_kfunc_init,kfunc_init,bpf_prog_test_run_init,bpf_tcp_ca_kfunc_init,bpf_key_sig_kfuncs_init"
 )
 
 

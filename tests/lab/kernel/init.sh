@@ -60,8 +60,8 @@ if [ -n "$kh_systemd" ]; then
     mkdir -p "$units/sysinit.target.wants"
     # There from the first moment to the last: no dependencies, nor an end by systemd.
     printf '%s\n' '[Unit]' DefaultDependencies=no IgnoreOnIsolate=yes '[Service]' Restart=always KillMode=process \
-        "ExecStart=/usr/bin/python3 -I $kh_checkout/tests/lab/kernel/agent.py" >"$units/kernel-host.service"
+        "ExecStart=/usr/bin/python3 -IS $kh_checkout/tests/lab/kernel/agent.py" >"$units/kernel-host.service"
     ln -s ../kernel-host.service "$units/sysinit.target.wants"
     exec switch_root /root /lib/systemd/systemd
 fi
-exec switch_root /root /bin/sh -c 'while :; do /usr/bin/python3 -I "$0"/tests/lab/kernel/agent.py || sleep 1; done' "$kh_checkout"
+exec switch_root /root /bin/sh -c 'while :; do /usr/bin/python3 -IS "$0"/tests/lab/kernel/agent.py || sleep 1; done' "$kh_checkout"
