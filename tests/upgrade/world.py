@@ -9,11 +9,10 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import product
-from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from configurations import oned_conf, vmm_execrc
-from lab import Lab, Node
+from lab import Lab, Node, connections
 from lab.cloud import DATASTORES, ONCE, RBD_STORE, STORE, SYSTEM, Cloud
 from lab.forks import serve
 from lab.guest import BOOT, Guest, content, lay_out_boot
@@ -166,14 +165,9 @@ class Old:
         """Return all there is of VMs, bases, stores and images: names, sizes, times, links; what may not change untold."""
         found: Dict[str, Any] = {}
         for node in (self.cloud.lab.fe, *self.cloud.lab.hosts):
-            top = node.path(DATASTORES)
-            for path in sorted(top.rglob("*")):
-                name = str(path.relative_to(top))
-                if PASSING.search(name):
-                    continue
-                seen = path.lstat()
-                if not stat.S_ISSOCK(seen.st_mode):
-                    found[f"{node.name}:{name}"] = _described(path)
+            for name, entry in _below(str(node.path(DATASTORES))):
+                if not PASSING.search(name) and not stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
+                    found[f"{node.name}:{name}"] = _described(entry)
         if self.kind == "rbd":
             found["pool"] = self.cloud.lab.ceph.images()
         return found
@@ -183,11 +177,21 @@ PASSING = re.compile(r"(^|/)(locks/|\.monitor$|\.machine-)|/locks$")
 """Files that hold nothing: locks come with whoever asks, and probes of monitoring."""
 
 
-def _described(path: Path) -> Tuple[object, ...]:
-    seen = path.lstat()
-    if stat.S_ISLNK(seen.st_mode):
-        return ("link", str(path.readlink()))
-    if stat.S_ISDIR(seen.st_mode):
+def _below(top: str, name: str = "") -> Iterator[Tuple[str, "os.DirEntry[str]"]]:
+    """Yield all that is below a directory, by names relative to it. Not as paths: to make those takes more than to look at the files."""
+    with os.scandir(f"{top}/{name}") as entries:
+        for entry in entries:
+            path = f"{name}/{entry.name}" if name else entry.name
+            yield path, entry
+            if entry.is_dir(follow_symlinks=False):
+                yield from _below(top, path)
+
+
+def _described(entry: "os.DirEntry[str]") -> Tuple[object, ...]:
+    seen = entry.stat(follow_symlinks=False)
+    if entry.is_symlink():
+        return ("link", os.readlink(entry.path))
+    if entry.is_dir():
         return ("directory", seen.st_mode)
     return (seen.st_mode, seen.st_size, seen.st_mtime_ns, seen.st_nlink, seen.st_ino)
 
@@ -247,6 +251,7 @@ def older_cloud(kind: str, systems: Sequence[int] = (SYSTEM, OTHER_SYSTEM)) -> I
         versions.sync(lab)
         versions.keep(lab)
         serve(lab)
+        connections.share(lab)
         for host in lab.hosts:
             lay_out_boot(host.path(BOOT))
         with Oned.in_lab(lab, Settings(domain_type=lab.virt, vm_mad=lab.virt)) as oned:
