@@ -39,7 +39,7 @@ class HostSide:
 
     def __init__(self, host: KernelHost, env: dict[str, str] | None = None) -> None:
         self._host = host
-        self._program = host.start_program(["/usr/bin/python3", "-I", "-B", HOSTSIDE], user=ONEADMIN, env=env)
+        self._program = host.start_program(["/usr/bin/python3", "-IS", "-B", HOSTSIDE], user=ONEADMIN, env=env)
         self._read = 0
         self.moved: dict[str, int] = {}
 

@@ -160,7 +160,7 @@ for i in range(20):
 print("won", won, "torn", torn)
 """
     racers = [
-        host.start_program(["/usr/bin/python3", "-I", "-c", race, STORE, str(number), f"{caches.CHECKOUT}/lib", h1.address], user=ONEADMIN)
+        host.start_program(["/usr/bin/python3", "-IS", "-c", race, STORE, str(number), f"{caches.CHECKOUT}/lib", h1.address], user=ONEADMIN)
         for number, host in enumerate(site.hosts, 1)
     ]
     for racer in racers:

@@ -125,7 +125,7 @@ def test_a_full_share_gets_an_error_and_its_neighbour_notices_nothing(host: Kern
 
 def test_empty_files_end_too_and_a_neighbour_still_makes_some(host: KernelHost, side: HostSide) -> None:
     mine, other = make(side, 3, 5, 8), make(side, 4, 9, 64)
-    found = host.run(["/usr/bin/python3", "-I", "-c", EMPTY, mine], user=(first_uid(5),) * 2).out
+    found = host.run(["/usr/bin/python3", "-IS", "-c", EMPTY, mine], user=(first_uid(5),) * 2).out
     assert found == "1023 No space left on device\n"
     host.run(["sh", "-c", f"cd {other} && seq 2000 | xargs touch"], user=(first_uid(9),) * 2)
     # There is room, but nobody could make a file any more.
