@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import pickle
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, NamedTuple
+from typing import Any, Callable, Dict, Iterator, NamedTuple
 
 from semishared.config import Config
 from semishared.errors import SemisharedError
@@ -38,18 +39,24 @@ class Job(NamedTuple):
     datastore: str
     """Its XML."""
 
-    def carry_out(self) -> Any:
+    def carry_out(self, session: Session) -> Any:
         """Do it."""
         datastore = Datastore(parse(self.datastore, "DATASTORE"))
-        with Session(HERE, "test", Config()) as session:
-            session.seq = 0
 
-            def do(wanted: Exchange) -> Any:
-                if isinstance(wanted, On):
-                    return session.run(list(wanted.steps)) if wanted.steps else []
-                return {"vm": VM, "datastore": datastore}[wanted.what] if isinstance(wanted, AskOned) else None
+        def do(wanted: Exchange) -> Any:
+            if isinstance(wanted, On):
+                return session.run(list(wanted.steps)) if wanted.steps else []
+            return {"vm": VM, "datastore": datastore}[wanted.what] if isinstance(wanted, AskOned) else None
 
-            return drive(FLOWS[self.flow](self), do)
+        return drive(FLOWS[self.flow](self), do)
+
+
+@contextmanager
+def session() -> Iterator[Session]:
+    """Begin a conversation with that host side."""
+    with Session(HERE, "test", Config()) as begun:
+        begun.seq = 0
+        yield begun
 
 
 def attached(job: Job) -> Part[Any]:
@@ -82,6 +89,7 @@ FLOWS: Dict[str, Callable[[Job], Part[Any]]] = {flow.__name__: flow for flow in 
 
 if __name__ == "__main__":
     try:
-        pickle.loads(Path(sys.argv[1]).read_bytes()).carry_out()
+        with session() as begun:
+            pickle.loads(Path(sys.argv[1]).read_bytes()).carry_out(begun)
     except SemisharedError as e:
         sys.exit(e.line())

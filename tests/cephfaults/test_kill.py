@@ -13,7 +13,6 @@ import os
 import pickle
 import subprocess
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence
@@ -21,9 +20,12 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence
 import pytest
 
 from lab import forks
+from semishared.config import Config
+from semishared.errors import SemisharedError
 from semishared.model import steps as s
 from semishared.model import steps_image as i
 from semishared.tools import layers, qemu_img
+from semishared.wire.session import Session
 from tools.ceph_cluster import running
 from tools.ceph_site import Site
 from tools.world import OVERLAY_OPTIONS, MiB, World, qemu_io
@@ -50,7 +52,8 @@ def site() -> Iterator[Site]:
 class Case(NamedTuple):
     """What is there before, what is done, and what must be there after it; functions of the image's number."""
 
-    before: Callable[[Site, int], None]
+    before: Callable[[Site, int], List[s.Step]]
+    """What makes it makes the image itself, and returns the steps for the rest."""
     steps: Callable[[Site, int], List[s.Step]]
     after: Callable[[Site, int], Dict[str, List[str]]]
     """Names of images, each with its snapshots (generations as `*`)."""
@@ -68,9 +71,10 @@ def run(steps: Sequence[s.Step], **env: str) -> "subprocess.CompletedProcess[byt
         return subprocess.run(argv, env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, check=False, timeout=240)
 
 
-def must(steps: Sequence[s.Step], **env: str) -> None:
-    done = run(steps, **env)
+def traced(done: "subprocess.CompletedProcess[bytes]", trace: Path) -> List[str]:
+    """Return the names of the points that what is done has passed."""
     assert done.returncode == 0, done.stderr.decode()
+    return [line.split(" ", 1)[1] for line in trace.read_text().splitlines()]
 
 
 def there(site: Site, number: int) -> Dict[str, List[str]]:
@@ -91,28 +95,28 @@ def clone_of(site: Site, number: int) -> s.ImageRef:
     return site.ref(number, f"one/one-{number}-5-0")
 
 
-def nothing(site: Site, number: int) -> None:
-    return None
+def nothing(site: Site, number: int) -> List[s.Step]:
+    return []
 
 
-def image(site: Site, number: int) -> None:
+def image(site: Site, number: int) -> List[s.Step]:
     site.make(number)
+    return []
 
 
-def cloned(site: Site, number: int) -> None:
+def cloned(site: Site, number: int) -> List[s.Step]:
     site.make(number)
-    must([i.CloneStored(site.ref(number), clone_of(site, number).source, 0)])
+    return [i.CloneStored(site.ref(number), clone_of(site, number).source, 0)]
 
 
-def snapped(site: Site, number: int) -> None:
+def snapped(site: Site, number: int) -> List[s.Step]:
     site.make(number)
-    must([i.KeepSnapshot(site.ref(number), 0), i.KeepSnapshot(site.ref(number), 1)])
-    site.write(f"one-{number}", MiB, b"\x99" * 4096)
+    return [i.KeepSnapshot(site.ref(number), 0), i.KeepSnapshot(site.ref(number), 1)]
 
 
-def frozen(site: Site, number: int) -> None:
+def frozen(site: Site, number: int) -> List[s.Step]:
     site.make(number)
-    must([i.FreezeImage(site.ref(number))])
+    return [i.FreezeImage(site.ref(number))]
 
 
 def unclone(site: Site, number: int) -> List[s.Step]:
@@ -179,44 +183,55 @@ GIVEN_UP = ("mkfs", "clone of an image", "clone for a disk", "restore")
 REVERTS = ("snap_revert", "snap_flatten")
 
 
+def standing(site: Site, case: Case, count: int) -> List[int]:
+    """Have what is there before, so many times; return the numbers."""
+    found = [next(numbers) for _ in range(count)]
+    steps = [step for number in found for step in case.before(site, number)]
+    if steps:
+        site.on(*steps)
+    if case.before is snapped:
+        for number in found:
+            site.write(f"one-{number}", MiB, b"\x99" * 4096)
+    return found
+
+
 def points(site: Site, case: Case) -> List[str]:
     """Return the names of the points a case passes when nothing goes wrong."""
-    number = next(numbers)
-    case.before(site, number)
+    (number,) = standing(site, case, 1)
     with tempfile.NamedTemporaryFile("r") as trace:
-        must(case.steps(site, number), SEMISHARED_TRACE=trace.name)
-        found = [line.split(" ", 1)[1] for line in trace.read().splitlines()]
+        found = traced(run(case.steps(site, number), SEMISHARED_TRACE=trace.name), Path(trace.name))
     assert there(site, number) == case.after(site, number)
-    must(case.over(site, number))
+    site.on(*case.over(site, number))
     assert there(site, number) == {}
     return found
 
 
-def killed(site: Site, name: str, at: int, again: bool, passed: Sequence[str]) -> str:
+def killed(site: Site, name: str, number: int, at: int, again: bool, passed: Sequence[str]) -> str:
     """Kill a case at a point, then repeat it or give it up; return what is wrong."""
-    case, number = CASES[name], next(numbers)
-    case.before(site, number)
-    steps = case.steps(site, number)
-    if run(steps, SEMISHARED_KILL_AT=str(at)).returncode == 0:
+    case = CASES[name]
+    if run(case.steps(site, number), SEMISHARED_KILL_AT=str(at)).returncode == 0:
         return "it was not killed"
-    if again:
-        done = run(steps)
-        if done.returncode:
-            return f"repeated: {done.stderr.decode().strip()}"
-        found, expected = published(site, number), case.after(site, number)
-        if found != expected:
-            return f"repeated: {found}, not {expected}"
-        if name in REVERTS and site.read(f"one-{number}", MiB, 4096) != b"\xa1" * 4096:
-            return "repeated: not the content of the snapshot"
-    elif name == "restore":
-        # The host has not filled it yet: empty is the new content.
-        shown = "image shown" in passed[:at]
-        must([i.BeginSession(site.ref(number), readonly=False)])
-        if site.read(f"one-{number}", MiB, 4096) != (bytes(4096) if shown else b"\x99" * 4096):
-            return "given up: neither what it was nor what was restored"
-    done = run(case.over(site, number))
-    if done.returncode:
-        return f"removed: {done.stderr.decode().strip()}"
+    doing = "repeated"
+    try:
+        with Session("localhost", "test", Config()) as begun:
+            if again:
+                begun.run(case.steps(site, number))
+                found, expected = published(site, number), case.after(site, number)
+                if found != expected:
+                    return f"repeated: {found}, not {expected}"
+                if name in REVERTS and site.read(f"one-{number}", MiB, 4096) != b"\xa1" * 4096:
+                    return "repeated: not the content of the snapshot"
+            elif name == "restore":
+                # The host has not filled it yet: empty is the new content.
+                shown = "image shown" in passed[:at]
+                doing = "given up"
+                begun.run([i.BeginSession(site.ref(number), readonly=False)])
+                if site.read(f"one-{number}", MiB, 4096) != (bytes(4096) if shown else b"\x99" * 4096):
+                    return "given up: neither what it was nor what was restored"
+            doing = "removed"
+            begun.run(case.over(site, number))
+    except SemisharedError as e:
+        return f"{doing}: {e.line()}"
     left = there(site, number)
     return f"left: {left}" if left else ""
 
@@ -230,15 +245,12 @@ def test_killed_at_every_point_leaves_nothing_and_converges(site: Site, name: st
     if not ALL:
         # Each point once: what may be given up is, at every other point.
         runs = [(at, again) for at, again in runs if name not in GIVEN_UP or again == bool(at % 2)]
+    before = standing(site, CASES[name], len(runs))
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = list(pool.map(lambda one: killed(site, name, one[0], one[1], passed), runs))
+        found = list(pool.map(lambda number, one: killed(site, name, number, one[0], one[1], passed), before, runs))
     wrong = [f"{'repeated' if again else 'given up'} after {at} {passed[at - 1]}: {what}" for (at, again), what in zip(runs, found) if what]
     assert not wrong, "\n".join(wrong)
-    deadline, held = time.monotonic() + WATCH_S + 50, site.busy()
-    while held and time.monotonic() < deadline:
-        time.sleep(0.2)
-        held = site.busy(held)
-    assert site.busy() == {}
+    assert site.held_after(WATCH_S + 50) == {}
     assert [found for found in site.names() if int(found.split("-")[1].split(".")[0]) >= first] == []
 
 
@@ -286,8 +298,7 @@ class Layered(NamedTuple):
             return f"layers {found}"
         patterns = ((0xA1, 1), (1, 2), (2, 3), (3, 4))
         qemu_io(os.path.realpath(disk.path), "qcow2", *(f"read -P {pattern} {at}M 64k" for pattern, at in patterns))
-        self.world.on(s.RemoveVm(disk.vm, disk.vm_dir))
-        must([i.RemoveImage(site.ref(self.number))])
+        site.on(s.RemoveVm(disk.vm, disk.vm_dir), i.RemoveImage(site.ref(self.number)))
         left = [*self.world.leftovers(), *there(site, self.number)]
         return f"left: {left}" if left else ""
 
@@ -296,22 +307,20 @@ class Layered(NamedTuple):
 def test_a_snapshot_between_others_of_a_disk_that_reads_from_ceph_is_deleted_wherever_that_is_killed(
     site: Site, tmp_path: Path, copy: bool
 ) -> None:
-    def standing(name: str) -> Layered:
+    def laid(name: str) -> Layered:
         found = Layered.made(site, tmp_path / name)
         if not copy:
             found.as_qemu_leaves_it()
         return found
 
-    whole = standing("whole")
+    whole = laid("whole")
     trace = tmp_path / "trace"
-    done = whole.delete(copy, SEMISHARED_TRACE=str(trace))
-    assert done.returncode == 0, done.stderr.decode()
-    passed = [line.split(" ", 1)[1] for line in trace.read_text().splitlines()]
+    passed = traced(whole.delete(copy, SEMISHARED_TRACE=str(trace)), trace)
     assert passed[-1] == "layer removed" and ("layer named in full" in passed) is not copy
     assert whole.wrong(site) == ""
 
     def killed(at: int) -> str:
-        found = standing(str(at))
+        found = laid(str(at))
         if found.delete(copy, SEMISHARED_KILL_AT=str(at)).returncode == 0:
             return "it was not killed"
         done = found.delete(copy)
@@ -323,11 +332,11 @@ def test_a_snapshot_between_others_of_a_disk_that_reads_from_ceph_is_deleted_whe
 
 
 def test_what_is_open_and_does_not_say_who_reads_it_is_left_as_it_is(site: Site, tmp_path: Path) -> None:
-    standing = Layered.made(site, tmp_path / "open")
-    standing.as_qemu_leaves_it()
-    before = {number: layers.backing_of(standing.layer(number)) for number in range(4)}
-    done = standing.delete(copy=True)
+    laid = Layered.made(site, tmp_path / "open")
+    laid.as_qemu_leaves_it()
+    before = {number: layers.backing_of(laid.layer(number)) for number in range(4)}
+    done = laid.delete(copy=True)
     assert done.returncode == 1 and b"which does not say as whom one/one-" in done.stderr and b"SS003" in done.stderr
-    assert {number: layers.backing_of(standing.layer(number)) for number in range(4)} == before
-    standing.world.on(s.RemoveVm(standing.world.disk().vm, standing.world.disk().vm_dir))
-    must([i.RemoveImage(site.ref(standing.number))])
+    assert {number: layers.backing_of(laid.layer(number)) for number in range(4)} == before
+    disk = laid.world.disk()
+    site.on(s.RemoveVm(disk.vm, disk.vm_dir), i.RemoveImage(site.ref(laid.number)))

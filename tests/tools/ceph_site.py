@@ -122,6 +122,14 @@ class Site:
                 found[name] = held
         return found
 
+    def held_after(self, seconds: float) -> Dict[str, List[str]]:
+        """Return what is held of images when dead clients have had so long to let go; looked at one by one, since that opens them."""
+        deadline = time.monotonic() + seconds
+        for name in self.names():
+            while self.busy([name]) and time.monotonic() < deadline:
+                time.sleep(0.2)
+        return self.busy()
+
     def wipe(self) -> None:
         """Remove all images, whatever hangs on them."""
         for _ in range(60):
