@@ -33,7 +33,7 @@ def test_backup_running_and_off_and_restore(cloud: Cloud, ceph: Cluster, os_imag
         cloud.data_image(f"backup-{place}", DATA, persistent=place in ("in-place", "diff"), store=RBD_STORE, **attributes)
         for place, attributes in PLACES.items()
     ]
-    vm = cloud.deploy("backup", [{"IMAGE_ID": str(image)} for image in (os_image, *images)])
+    vm = cloud.deploy("backup", [{"IMAGE_ID": str(image)} for image in (os_image, *images)], context=False)
     words = ("1:2:3:4:5:6", f"one-{vm}", "-", str(vm), "101")
     host, directory = cloud.lab.node("h1"), cloud.vm_dir(vm)
     guest = cloud.guest(vm)

@@ -53,7 +53,7 @@ class Standing:
     def __init__(self, cloud: Cloud, ceph: Cluster, name: str, os_image: int, **attributes: Any) -> None:
         self.cloud, self.ceph = cloud, ceph
         self.image = cloud.data_image(name, DATA, persistent=True, store=RBD_STORE, **LOCAL, **attributes)
-        self.vm = cloud.deploy(name, [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(self.image)}])
+        self.vm = cloud.deploy(name, [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(self.image)}], context=False)
 
     @property
     def name(self) -> str:
@@ -139,13 +139,13 @@ def test_a_guest_that_writes_is_committed_and_moves(
         assert ceph.read(source, KIB << 10, 1024 << 10) == content("one", 1024, KIB)
     # Elsewhere, and once more.
     cloud.oned.image_update(standing.image, {"SEMISHARED_IO_CLASS": "scratch"})
-    vm = standing.vm = cloud.deploy("again", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(standing.image)}], host="h1")
+    vm = standing.vm = cloud.deploy("again", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(standing.image)}], host="h1", context=False)
     standing.guest.check("vdb", "last", 2048, KIB)
     assert cloud.limits(vm, "vdb") == SCRATCH
     cloud.oned.vm_undeploy(vm, hard=True)
     # The front-end has the bridge's key alone.
     cloud.terminate(vm)
-    vm = standing.vm = cloud.deploy("hot", [{"IMAGE_ID": str(os_image)}], host="h2")
+    vm = standing.vm = cloud.deploy("hot", [{"IMAGE_ID": str(os_image)}], host="h2", context=False)
     disk = cloud.oned.disk_attach(vm, standing.image)
     standing.guest.wait_disk("vdb")
     assert cloud.limits(vm, "vdb") == SCRATCH
@@ -195,7 +195,7 @@ def test_two_vms_and_an_image_that_changed(cloud: Cloud, ceph: Cluster, os_image
     cloud.oned.vm_recover(vm, "delete")
     cloud.oned.image_enable(standing.image)
     # Another VM takes the image: what was kept of it is its no more.
-    other = cloud.deploy("takes", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(standing.image)}])
+    other = cloud.deploy("takes", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(standing.image)}], context=False)
     assert "SS140" in said(cloud, "commit", str(vm), code=1)
     cloud.guest(other).write("vdb", "two", 1024, KIB)
     ceph.rbd("snap", "create", f"{POOL}/{standing.name}@7")

@@ -36,8 +36,8 @@ def test_guests_that_have_let_go_of_the_pool_go_on_without_it(
     far = content("far", 8192, KIB)
     image = cloud.data_image("detach", DATA.ljust(8 << 20, b"\0") + far, store=RBD_STORE, SEMISHARED_LOCAL="remote-first")
     disks = [{"IMAGE_ID": str(number)} for number in (os_image, *(image for _ in LETTERS))]
-    vms = [cloud.deploy(f"detach-{host}", disks, host=host) for host in ("h1", "h2")]
-    off = cloud.deploy("detach-off", disks[:2])
+    vms = [cloud.deploy(f"detach-{host}", disks, host=host, context=False) for host in ("h1", "h2")]
+    off = cloud.deploy("detach-off", disks[:2], context=False)
     cloud.oned.vm_poweroff(off, hard=True)
     guests = [cloud.guest(vm) for vm in vms]
     guests[0].write("vdb", "before", 1024, KIB)

@@ -40,7 +40,7 @@ def test_vm_on_ceph_is_taken_over(cloud: Cloud, ceph: Cluster, short_watches: No
         cloud.data_image("over-mine", DATA, persistent=True, store=RBD_STORE),
         cloud.data_image("over-beside", DATA, store=RBD_STORE, SEMISHARED_PLACE="shared"),
     ]
-    vm = cloud.deploy("over", [{"IMAGE_ID": str(image)} for image in images])
+    vm = cloud.deploy("over", [{"IMAGE_ID": str(image)} for image in images], context=False)
     guest = cloud.guest(vm)
     for name in ("vda", "vdb", "vdc"):
         guest.write(name, name, 8192, 64)

@@ -77,7 +77,7 @@ def test_a_host_that_was_cut_off_and_fenced_writes_nothing_when_it_is_back(cloud
     number = cloud.data_image("fence-data", b"", persistent=True, store=RBD_STORE)
     image = cloud.source(number)
     name = image.partition("/")[2]
-    vm = cloud.deploy("fenced", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(number)}])
+    vm = cloud.deploy("fenced", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(number)}], context=False)
     monitored(cloud, h1)
     monitored(cloud, h2)
     guest = cloud.guest(vm)

@@ -230,7 +230,7 @@ def test_disks_attached_and_detached_in_every_order(
     cloud: Cloud, ceph: Cluster, os_image: int, secrets_unseen: None, cell: Callable[..., None]
 ) -> None:
     images = on_rbd(cloud, "hot", **SLOW)
-    vm = cloud.deploy("hot", [{"IMAGE_ID": str(os_image)}])
+    vm = cloud.deploy("hot", [{"IMAGE_ID": str(os_image)}], context=False)
     guest = cloud.guest(vm)
     written: dict[str, int] = {}
     kinds = ["in-place", "overlay", "store-clone"]
@@ -285,10 +285,10 @@ def test_disk_that_reads_from_the_pool_copies_nothing_waits_for_it_and_is_not_at
 ) -> None:
     far = content("far", 8192, KIB)
     image = cloud.data_image("remote", DATA.ljust(8 << 20, b"\0") + far, store=RBD_STORE, SEMISHARED_LOCAL="remote-first")
-    first = cloud.deploy("remote", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])
+    first = cloud.deploy("remote", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}], context=False)
     cloud.guest(first).check("vdb", "base", 0, KIB)
     host, before = cloud.lab.node("h1"), ceph.bytes_read()
-    vm = cloud.deploy("remote-2", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])
+    vm = cloud.deploy("remote-2", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}], context=False)
     guest = cloud.guest(vm)
     guest.check("vdb", "base", 0, KIB)
     assert ceph.bytes_read() - before < 4 << 20
@@ -327,7 +327,7 @@ def test_image_when_flipped_is_a_new_generation_and_never_an_old_base(cloud: Clo
     image = cloud.data_image("flip", DATA, store=RBD_STORE)
     clone = cloud.data_image("flip-clone", DATA, store=RBD_STORE, SEMISHARED_PLACE="shared")
     host = cloud.lab.node("h1")
-    vm = cloud.deploy("flip", [{"IMAGE_ID": str(os_image)}])
+    vm = cloud.deploy("flip", [{"IMAGE_ID": str(os_image)}], context=False)
     guest = cloud.guest(vm)
 
     def bases() -> list[str]:
@@ -386,7 +386,7 @@ def test_snapshots_of_a_running_guest_and_of_one_that_is_off(
     cloud: Cloud, ceph: Cluster, os_image: int, lent: dict[str, int], cell: Callable[..., None]
 ) -> None:
     images = and_mine(cloud, lent, "snap")
-    vm = cloud.deploy("snap", mixed(cloud, os_image, images))
+    vm = cloud.deploy("snap", mixed(cloud, os_image, images), context=False)
     guest = cloud.guest(vm)
     for target in TARGETS:
         guest.write(target, "one", 1024, KIB)
@@ -477,7 +477,7 @@ def test_disks_saved_and_grown_running_off_and_undeployed(
     cloud: Cloud, ceph: Cluster, os_image: int, lent: dict[str, int], cell: Callable[..., None]
 ) -> None:
     images = and_mine(cloud, lent, "save")
-    vm = cloud.deploy("save", mixed(cloud, os_image, images))
+    vm = cloud.deploy("save", mixed(cloud, os_image, images), context=False)
     guest = cloud.guest(vm)
     numbers = dict(zip(TARGETS, range(1, 6)))
     for target in TARGETS:
@@ -549,7 +549,7 @@ def test_vm_on_ceph_when_migrated_live_loses_nothing(
     system = cloud.os_image(f"move{turns}-os", persistent=True, store=RBD_STORE)
     mine = cloud.data_image(f"move{turns}-mine", DATA, persistent=True)
     theirs = [lent[place] for place in ("store-clone", "overlay", "copy", "remote-first")]
-    vm = cloud.deploy(f"move{turns}", [{"IMAGE_ID": str(image)} for image in (system, mine, *theirs)])
+    vm = cloud.deploy(f"move{turns}", [{"IMAGE_ID": str(image)} for image in (system, mine, *theirs)], context=False)
     guest = cloud.guest(vm)
     written = ("vdb", "vdc", "vdd", "vde", "vdf")
     for disk in written:

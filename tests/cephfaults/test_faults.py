@@ -76,7 +76,8 @@ def fails(work: Callable[[], object], match: str = "") -> str:
 def test_guest_waits_for_ceph_and_goes_on_while_its_local_disks_do_not_notice(cloud: Cloud, os_image: int) -> None:
     """The OS disk lies on the host though its image is on Ceph; the data disk is attached in place."""
     mine = data(cloud, "mine", persistent=True)
-    vm = cloud.deploy("waits", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(mine)}, {"TYPE": "fs", "SIZE": "32", "FORMAT": "raw"}])
+    disks = [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(mine)}, {"TYPE": "fs", "SIZE": "32", "FORMAT": "raw"}]
+    vm = cloud.deploy("waits", disks, context=False)
     guest = cloud.guest(vm)
     guest.check("vdb", "base", 0, KIB)
     for disk in ("vda", "vdb", "vdc"):
@@ -228,7 +229,7 @@ def test_image_removed_behind_our_back_is_missed_and_can_be_deleted(cloud: Cloud
     images = [data(cloud, "gone"), data(cloud, "gone-mine", persistent=True), data(cloud, "gone-beside", SEMISHARED_PLACE="shared")]
     for image in images:
         ceph.remove(name(cloud, image))
-        vm = cloud.create("gone", [{"IMAGE_ID": str(image)}])
+        vm = cloud.create("gone", [{"IMAGE_ID": str(image)}], context=False)
         fails(lambda vm=vm: cloud.oned.vm_deploy(vm, "h1", 101), name(cloud, image))  # type: ignore[misc]
         cloud.oned.vm_recover(vm, "delete")
         cloud.oned.image_enable(image)
