@@ -23,7 +23,7 @@ def _virsh(*argv: str) -> str:
 
 def active() -> set[str]:
     """Return names and UUIDs of the domains that run on this host, paused ones too."""
-    return {word for kind in ("--name", "--uuid") for word in _virsh("list", kind).split()}
+    return set(_virsh("list", "--name", "--uuid").split())
 
 
 def why_in_use(name: str) -> str:
