@@ -138,9 +138,9 @@ class Cloud:
             self.lab.fe.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", f"/var/tmp/{name}.img", f"/var/tmp/{name}.q"])
             path.unlink()
             path = self.upload_file(f"{name}.q")
-        image = self.oned.image_create(
-            store, name, path=f"/var/tmp/{path.name}", type=type, persistent=persistent, prefix="vd", attributes=dict(attributes)
-        )
+        more: Dict[str, Any] = {"type": type, "persistent": persistent, "prefix": "vd", "attributes": dict(attributes)}
+        # To be told the store's capacity after each image is for tests that create images themselves.
+        image = self.oned.image_create(store, name, path=f"/var/tmp/{path.name}", monitored=False, **more)
         path.unlink()
         return image
 

@@ -83,8 +83,12 @@ class ImageOps(Core):
         prefix: str = "",
         attributes: TemplateLike = "",
         uid: int = 0,
+        monitored: bool = True,
     ) -> int:
-        """Create an image from a path or URL, or an empty one; return once it is READY."""
+        """Create an image from a path or URL, or an empty one; return once it is READY.
+
+        Then oned asks for the capacity of its datastore, if `monitored`.
+        """
         ds = self.datastore(datastore_id)
         template = as_template(attributes)
         if prefix:
@@ -111,7 +115,8 @@ class ImageOps(Core):
         except ActionFailed as failure:
             self._image_error(image, f"Error {'copying' if path else 'creating'} image in the datastore", failure)
             raise
-        self._monitor(ds)
+        if monitored:
+            self._monitor(ds)
         return image.id
 
     def image_clone(self, image_id: int, name: str, datastore_id: Optional[int] = None) -> int:
