@@ -10,7 +10,7 @@ from typing import Iterator, Optional, Set
 import pytest
 
 import traces
-from lab import Lab
+from lab import Lab, connections
 from lab.forks import serve
 from replay import catalog
 from replay.player import Player
@@ -32,6 +32,7 @@ class Stage:
             lab = self._stack.enter_context(Lab.up(hosts=2, stores=(100,), ceph=True))
             lab.install()
             serve(lab)
+            connections.share(lab)
             self._player = Player(lab)
             self._stack.callback(self._player.close)
             self._player.prepare()
