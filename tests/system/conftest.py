@@ -6,13 +6,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 import pytest
 
 from lab import connections
 from lab.cloud import Cloud
+from lab.guest import content
+
+PLACES: dict[str, dict[str, Any]] = {
+    "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "remote-first": {"SEMISHARED_LOCAL": "remote-first"},
+    "store-clone": {"SEMISHARED_PLACE": "shared"},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +33,17 @@ def cloud() -> Iterator[Cloud]:
 def os_image(cloud: Cloud) -> int:
     """What VMs of all files boot from: it is uploaded, and staged on each host, once."""
     return cloud.os_image()
+
+
+@pytest.fixture(scope="session")
+def image_for(cloud: Cloud) -> Callable[[str, str], int]:
+    """Images that are not persistent, one for each place and format: they are uploaded, and staged on each host, once for all files."""
+
+    @cache
+    def made(place: str, format: str) -> int:
+        return cloud.data_image(f"{place}-{format}-for-all", content("base", 0, 1024), format=format, **PLACES[place])
+
+    return made
 
 
 @pytest.fixture(autouse=True)

@@ -75,9 +75,7 @@ def keep(cloud: Cloud, vm: int) -> str:
 def in_repository(cloud: Cloud, vm: int) -> Iterator[int]:
     """Let oned know what was kept of the VM; yield the number of that image."""
     oned, image = cloud.oned, max(cloud.oned.images) + 1
-    oned.datastores[REPOSITORY] = Datastore(
-        REPOSITORY, "repository", 3, "rsync", "-", f"{DATASTORES}/{REPOSITORY}", {"TYPE": "BACKUP_DS"}
-    )
+    oned.datastores[REPOSITORY] = Datastore(REPOSITORY, "repository", 3, "rsync", "-", f"{DATASTORES}/{REPOSITORY}", {"TYPE": "BACKUP_DS"})
     oned.images[image] = Image(image, "backup", 6, False, REPOSITORY, "repository", {}, source=NAME, format="raw", vms=[vm])
     try:
         yield image
@@ -86,9 +84,12 @@ def in_repository(cloud: Cloud, vm: int) -> Iterator[int]:
         shutil.rmtree(cloud.lab.fe.path(f"{DATASTORES}/{REPOSITORY}"))
 
 
-def test_backup_running_and_off_and_restore(cloud: Cloud, os_image: int, cell: Callable[..., None]) -> None:
+def test_backup_running_and_off_and_restore(
+    cloud: Cloud, os_image: int, image_for: Callable[[str, str], int], cell: Callable[..., None]
+) -> None:
     images = [
-        cloud.data_image(f"places-{place}-{format}", DATA, persistent=place in ("in-place", "diff"), format=format, **attributes)
+        cloud.data_image(f"places-{place}-{format}", DATA, persistent=True, format=format, **attributes)
+        if place in ("in-place", "diff") else image_for(place, format)
         for place, attributes in PLACES.items() for format in FORMATS
     ]  # fmt: skip
     disks = [{"IMAGE_ID": str(image)} for image in (os_image, *images)]

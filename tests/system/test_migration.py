@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator
+from typing import Callable, Iterator
 
 import pytest
 
@@ -19,11 +19,7 @@ from lab.oned import ActionFailed
 KIB = 1024
 DATA = content("base", 0, KIB)
 OTHER_SYSTEM = 102
-LOCAL: list[tuple[str, dict[str, Any]]] = [
-    # (place, attributes)
-    ("overlay", {}), ("copy", {"SEMISHARED_LOCAL": "copy"}), ("remote-first", {"SEMISHARED_LOCAL": "remote-first"}),
-    ("store-clone", {"SEMISHARED_PLACE": "shared"}),
-]  # fmt: skip
+LOCAL = ("overlay", "copy", "remote-first", "store-clone")
 FORMATS = ("raw", "qcow2")
 WRITTEN = tuple(f"vd{letter}" for letter in "bcdfghkl")
 """The verifier writes to eight disks at once."""
@@ -31,11 +27,11 @@ PER_SECOND = 4
 """Blocks that it writes to each: an emulated processor is kept busy by more."""
 
 
-def mixed(cloud: Cloud, name: str, os_image: int) -> int:
+def mixed(cloud: Cloud, name: str, os_image: int, image_for: Callable[[str, str], int]) -> int:
     """Deploy a VM with every kind of disk in each format, and a snapshot of one."""
     images = [
         os_image,
-        *(cloud.data_image(f"{place}-{format}-{name}", DATA, format=format, **more) for place, more in LOCAL for format in FORMATS),
+        *(image_for(place, format) for place in LOCAL for format in FORMATS),
         cloud.data_image(f"mine-{name}", DATA, persistent=True),
     ]
     volatile = [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in FORMATS]
@@ -66,9 +62,13 @@ def stop(guest: Guest, *disks: str) -> list[int]:
 
 
 def test_mixed_vm_when_moved_live_loses_nothing(
-    cloud: Cloud, os_image: int, figure: Callable[[str, object], None], cell: Callable[..., None]
+    cloud: Cloud,
+    os_image: int,
+    image_for: Callable[[str, str], int],
+    figure: Callable[[str, object], None],
+    cell: Callable[..., None],
 ) -> None:
-    vm = mixed(cloud, "mixed", os_image)
+    vm = mixed(cloud, "mixed", os_image, image_for)
     guest = cloud.guest(vm)
     start(guest, *WRITTEN)
     shapes = []
@@ -96,7 +96,7 @@ def test_mixed_vm_when_moved_live_loses_nothing(
     cloud.guest(vm).check("vdb", "before", 2 * KIB, 64)
     cloud.terminate(vm)
     assert cloud.leftovers() == []
-    cell("migrate", (*(place for place, _ in LOCAL), "volatile"), FORMATS, "live")
+    cell("migrate", (*LOCAL, "volatile"), FORMATS, "live")
 
 
 OTHERS = f"{DATASTORES}/104"

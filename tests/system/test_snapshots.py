@@ -15,30 +15,30 @@ from lab.oned import ActionFailed
 
 KIB = 64
 DATA = content("base", 0, KIB)
-DISKS: list[tuple[str, str, bool, str, dict[str, Any]]] = [
-    # name of the disk in the guest, name, persistent, format, attributes
-    ("vdb", "cow", False, "raw", {}),
-    ("vdc", "full", False, "raw", {"SEMISHARED_LOCAL": "copy"}),
-    ("vdd", "beside", False, "qcow2", {"SEMISHARED_PLACE": "shared"}),
-    ("vde", "mine", True, "raw", {}),
-    ("vdf", "mineq", True, "qcow2", {}),
-    ("vdg", "cowq", False, "qcow2", {}),
-    ("vdh", "fullq", False, "qcow2", {"SEMISHARED_LOCAL": "copy"}),
-    ("vdi", "besider", False, "raw", {"SEMISHARED_PLACE": "shared"}),
-    ("vdj", "remote", False, "raw", {"SEMISHARED_LOCAL": "remote-first"}),
-    ("vdk", "remoteq", False, "qcow2", {"SEMISHARED_LOCAL": "remote-first"}),
+DISKS = [
+    # name of the disk in the guest, place, format
+    ("vdb", "overlay", "raw"),
+    ("vdc", "copy", "raw"),
+    ("vdd", "store-clone", "qcow2"),
+    ("vde", "in-place", "raw"),
+    ("vdf", "in-place", "qcow2"),
+    ("vdg", "overlay", "qcow2"),
+    ("vdh", "copy", "qcow2"),
+    ("vdi", "store-clone", "raw"),
+    ("vdj", "remote-first", "raw"),
+    ("vdk", "remote-first", "qcow2"),
 ]
 PLACES = ("overlay", "copy", "remote-first", "store-clone", "in-place")
 FORMATS = ("raw", "qcow2")
 MERGED = ("vdb", "vdg", "vdh", "vdi", "vdk")
 """Disks whose first snapshot is deleted under the guest: a frozen layer takes it over. Of the others, the one right below."""
-NAMES = {target: disk for disk, (target, *_) in enumerate(DISKS, 1)}
+NAMES = {target: disk for disk, (target, _, _) in enumerate(DISKS, 1)}
 
 
-def images(cloud: Cloud, prefix: str) -> list[int]:
+def images(cloud: Cloud, prefix: str, image_for: Callable[[str, str], int]) -> list[int]:
     return [
-        cloud.data_image(f"{prefix}-{name}", DATA, persistent=persistent, format=format, **attributes)
-        for _, name, persistent, format, attributes in DISKS
+        cloud.data_image(f"{prefix}-{format}", DATA, persistent=True, format=format) if place == "in-place" else image_for(place, format)
+        for _, place, format in DISKS
     ]
 
 
@@ -56,10 +56,10 @@ def layers(cloud: Cloud, vm: int, disk: int) -> list[str]:
 
 
 def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(
-    cloud: Cloud, os_image: int, cell: Callable[..., None]
+    cloud: Cloud, os_image: int, image_for: Callable[[str, str], int], cell: Callable[..., None]
 ) -> None:
     """Snapshot, write, delete and revert: what a snapshot holds is what the guest had written, and no write errs."""
-    data = images(cloud, "live")
+    data = images(cloud, "live", image_for)
     vm = deployed(cloud, "live-snap", os_image, data)
     guest = cloud.guest(vm)
     for target in NAMES:
@@ -78,8 +78,8 @@ def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(
     # From a snapshot of the running guest.
     for target, disk in NAMES.items():
         saved = cloud.oned.disk_saveas(vm, disk, f"from-0-{target}", snapshot=0)
-        assert cloud.read(cloud.source(saved), DISKS[disk - 1][3], 64 << 10, 1024 << 10) == content("one", 1024, 64)
-        assert cloud.read(cloud.source(saved), DISKS[disk - 1][3], KIB << 10) == DATA
+        assert cloud.read(cloud.source(saved), DISKS[disk - 1][2], 64 << 10, 1024 << 10) == content("one", 1024, 64)
+        assert cloud.read(cloud.source(saved), DISKS[disk - 1][2], KIB << 10) == DATA
     for target, disk in NAMES.items():
         cloud.oned.disk_snapshot_delete(vm, disk, 0 if target in MERGED else 1)
     for target in NAMES:
@@ -99,7 +99,7 @@ def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(
     for target, disk in NAMES.items():
         number, seed = (1, "two") if target in MERGED else (0, "one")
         saved = cloud.oned.disk_saveas(vm, disk, f"off-{target}", snapshot=number)
-        assert cloud.read(cloud.source(saved), DISKS[disk - 1][3], 64 << 10, 1024 << 10) == content(seed, 1024, 64)
+        assert cloud.read(cloud.source(saved), DISKS[disk - 1][2], 64 << 10, 1024 << 10) == content(seed, 1024, 64)
         cloud.oned.disk_snapshot_revert(vm, disk, number)
     cloud.oned.vm_resume(vm)
     guest = cloud.guest(vm)
@@ -137,11 +137,9 @@ def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(
     cell(("snap_revert", "cpds-snapshot"), PLACES, FORMATS, "off")
 
 
-def test_snapshots_of_a_suspended_guest(cloud: Cloud, os_image: int) -> None:
+def test_snapshots_of_a_suspended_guest(cloud: Cloud, os_image: int, image_for: Callable[[str, str], int]) -> None:
     """The memory image names layers that are frozen, merged and gone when the guest comes back."""
-    cow, full = cloud.data_image("susp-cow", DATA), cloud.data_image("susp-full", DATA, SEMISHARED_LOCAL="copy")
-    beside = cloud.data_image("susp-beside", DATA, SEMISHARED_PLACE="shared")
-    remote = cloud.data_image("susp-remote", DATA, SEMISHARED_LOCAL="remote-first")
+    cow, full, beside, remote = (image_for(place, "raw") for place in ("overlay", "copy", "store-clone", "remote-first"))
     mine = cloud.data_image("susp-mine", DATA, persistent=True)
     vm = cloud.deploy("susp", [{"IMAGE_ID": str(image)} for image in (os_image, cow, full, beside, mine, remote)], context=False)
     guest = cloud.guest(vm)
@@ -228,8 +226,10 @@ def test_snapshot_of_the_whole_vm_with_a_disk_that_cannot_is_refused_in_one_line
     assert cloud.leftovers() == []
 
 
-def test_disks_grow_running_off_and_undeployed(cloud: Cloud, os_image: int, cell: Callable[..., None]) -> None:
-    data = images(cloud, "grow")
+def test_disks_grow_running_off_and_undeployed(
+    cloud: Cloud, os_image: int, image_for: Callable[[str, str], int], cell: Callable[..., None]
+) -> None:
+    data = images(cloud, "grow", image_for)
     disks = [{"IMAGE_ID": str(image)} for image in (os_image, *data)]
     disks += [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in FORMATS]
     vm = cloud.deploy("grow", disks, context=False)
