@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 import matrix
 import proofs
-from lab import cgroups
+from lab import cgroups, state
 from lab.cloud import Cloud
 
 MARKERS = {
@@ -102,6 +102,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def _umask_of_labs() -> None:
     """What labs lay out must be open to other users, whatever the tests were started with."""
     os.umask(UMASK)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _apart_on_disk(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have each test's directory be where none has just removed its files, as labs have (lab/state.py)."""
+    state.spread(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(autouse=True)
