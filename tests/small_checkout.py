@@ -10,8 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import List, Set
 
-from lab.caches import CHECKOUT
-from lab.hosts import PARTS
+from lab.caches import CHECKOUT, PARTS
 
 PACKAGE = CHECKOUT / "lib/semishared"
 FOLDERS = {"install", "model", "opennebula", "tools", "wire", "__pycache__"}

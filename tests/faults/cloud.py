@@ -73,7 +73,6 @@ class Cloud:
         self.lab = lab
         self.fe = lab.fe
         self.h1, self.h2 = lab.hosts
-        lab.install()
         self.answers = Answers(lab.fe.pid)
         self.answers.texts["hostpool", -1] = "<HOST_POOL><HOST><NAME>h1</NAME></HOST><HOST><NAME>h2</NAME></HOST></HOST_POOL>"
         for number in (100, 101):
@@ -82,11 +81,14 @@ class Cloud:
     @classmethod
     @contextmanager
     def up(cls, forks: bool = False) -> "Iterator[Cloud]":
-        """Put it up; with `forks` the drivers are forked and not started (lab/forks.py)."""
+        """Put it up; with `forks` the drivers are forked and not started (lab/forks.py), and copied and not installed."""
         with Lab.up(hosts=2) as lab:
             cloud = cls(lab)
             if forks:
+                lab.put()
                 serve(lab)
+            else:
+                lab.install()
             try:
                 yield cloud
             finally:

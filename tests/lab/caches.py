@@ -12,11 +12,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[1]
 CACHE = Path(os.environ.get("SEMISHARED_LAB_CACHE", CHECKOUT / "build/lab"))
+PARTS = ("tm", "datastore", "vmm", "etc", "lib", "bin", "im", "install.sh")
+"""Of the checkout: what gets installed."""
 KVM_SECONDS = 8
 EMULATORS = ("/usr/bin/qemu-system-x86_64", "/usr/bin/qemu-kvm-one")
 """libvirt's own and OpenNebula's, which it does not know for the same: by path each has capabilities of its own."""
@@ -99,23 +102,46 @@ def kvm_works() -> bool:
     return works
 
 
-def package() -> Path:
-    """Return where the package is kept as install.sh leaves it, with its byte code: by the content of what it is made of."""
+def _content(places: Sequence[Path]) -> str:
+    """Return a hash of the files in these places, and of the python that compiles them."""
     key = hashlib.sha256(sys.version.encode())
-    for folder in ("bin", "lib"):
-        for path in sorted((CHECKOUT / folder).rglob("*")):
+    for place in places:
+        for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
             if path.is_file() and path.parent.name != "__pycache__":
                 key.update(f"{path.relative_to(CHECKOUT)} {path.stat().st_mode:o} ".encode() + path.read_bytes())
-    return CACHE / f"package-{key.hexdigest()[:16]}"
+    return key.hexdigest()[:16]
+
+
+def package() -> Path:
+    """Return where the package is kept as install.sh leaves it, with its byte code: by the content of what it is made of."""
+    return CACHE / f"package-{_content([CHECKOUT / folder for folder in ('bin', 'lib')])}"
+
+
+@cache
+def installed() -> Path:
+    """Return where is kept what an installation leaves, by content: `0` the checkout, `1` the front-end's remotes, `2` a host's."""
+    return CACHE / f"installed-{_content([CHECKOUT / part for part in PARTS] + [HERE / 'stock'])}"
 
 
 def keep_package(kept: Path, installed: Path) -> None:
     """Keep what an installation has just made."""
+    _keep(kept, {"": installed})
+
+
+def keep_installed(kept: Path, trees: Sequence[Path]) -> None:
+    """Keep what an installation has just made everywhere."""
+    _keep(kept, {str(number): tree for number, tree in enumerate(trees)})
+
+
+def _keep(kept: Path, trees: dict[str, Path]) -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(dir=CACHE))
-    subprocess.run(["cp", "-a", "--", str(installed), str(new / "package")], check=True)
+    if "" not in trees:
+        (new / "all").mkdir()
+    for name, tree in trees.items():
+        subprocess.run(["cp", "-a", "--", str(tree), str(new / "all" / name)], check=True)
     try:
-        (new / "package").rename(kept)
+        (new / "all").rename(kept)
     except OSError:
         pass  # another lab was faster
     shutil.rmtree(new)

@@ -57,17 +57,19 @@ class Cloud:
     @classmethod
     @contextmanager
     def up(
-        cls, hosts: int = 2, systems: Sequence[int] = (SYSTEM,), ceph: bool = False, cephfs: bool = False, forks: bool = False
+        cls, hosts: int = 2, systems: Sequence[int] = (SYSTEM,), ceph: bool = False, cephfs: bool = False, forks: bool = False,
+        installs: bool = False,
     ) -> Iterator[Cloud]:
         """Put up lab, drivers and datastores (with `ceph` also RBD_STORE); take all of it down at the end.
 
         With `cephfs` STORE is on CephFS, which each node mounts by itself; else it is a bind mount. With `forks` the drivers are
-        forked and not started (forks.py), and machines share connections (connections.py).
+        forked and not started (forks.py), and machines share connections (connections.py). With `installs` they are installed and
+        brought to the hosts as by an operator; else they are copied, as such an installation has left them in another lab.
         """
         with Lab.up(hosts=hosts, stores=() if cephfs else (STORE,), ceph=ceph or cephfs) as lab:
             if cephfs:
                 fs.serve(lab.ceph, [lab.fe, *lab.hosts], f"{DATASTORES}/{STORE}")
-            lab.install()
+            lab.install() if installs else lab.put()
             if forks:
                 serve(lab)
                 connections.share(lab)

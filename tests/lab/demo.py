@@ -123,7 +123,7 @@ def run_vm(cloud: Cloud, row: Row, disks: List[Dict[str, str]]) -> None:
 def main() -> int:
     """Run the demo; the exit code tells whether every proof held."""
     say("a front-end and two hosts: namespaces with their own sshd, libvirtd and disks")
-    with Cloud.up(hosts=2) as cloud:
+    with Cloud.up(hosts=2, installs=True) as cloud:
         say(
             f"lab is up, drivers installed; guests run under {'KVM' if cloud.lab.virt == 'kvm' else 'TCG (KVM does not work here)'}"
         )

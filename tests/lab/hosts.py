@@ -22,7 +22,6 @@ from lab.node import Node, Site
 MOST_HOSTS = 17
 TOOLS = ("sshd", "libvirtd", "virsh", "qemu-system-x86_64", "qemu-kvm-one", "ip", "nsenter", "setpriv", "gcc", "lz4", "rsync")
 CEPH_TOOLS = ("ceph-mon", "ceph-mgr", "ceph-osd", "rbd")
-PARTS = ("tm", "datastore", "vmm", "etc", "lib", "bin", "im", "install.sh")  # of the checkout: what gets installed
 REMOTES = "/var/lib/one/remotes"
 SCRIPTS = "/var/tmp/one"
 
@@ -225,6 +224,25 @@ class Lab:
             caches.keep_package(kept, package)
         self.sync()
 
+    def put(self) -> None:
+        """Bring front-end and hosts what `install` has left in another lab with the same checkout; install where there was none."""
+        kept = caches.installed()
+        if not kept.exists():
+            self.install()
+            places = ((self.fe, "/opt/semishared"), (self.fe, REMOTES), (self.hosts[0], SCRIPTS))
+            caches.keep_installed(kept, [node.path(path) for node, path in places])
+            return
+
+        def one(node: Node) -> None:
+            names = ("0", "1") if node is self.fe else ("2",)
+            for name, path in zip(reversed(names), (node.path("/opt/remotes"), node.path("/opt/semishared"))):
+                subprocess.run(["cp", "-a", "--", str(kept / name), str(path)], check=True)
+            # /opt is in memory; the node's first process mounts it there, too, when it is started anew.
+            target = REMOTES if node is self.fe else SCRIPTS
+            node.run(["sh", "-euc", 'mkdir -p "$0" && mount --bind /opt/remotes "$0"', target], user="root")
+
+        _each(one, (self.fe, *self.hosts))
+
     def unpack(self) -> None:
         """Bring the stand-ins for the stock scripts and a copy of the checkout to the front-end; install nothing."""
         uid, gid = self.uid, self.gid
@@ -240,7 +258,7 @@ class Lab:
         target = self.fe.path("/opt/semishared")
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir()
-        for part in PARTS:
+        for part in caches.PARTS:
             source = caches.CHECKOUT / part
             if source.is_dir():
                 shutil.copytree(source, target / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))

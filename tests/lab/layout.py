@@ -17,6 +17,8 @@ from lab import state
 USER = "oneadmin"
 UID = 9869  # what the OpenNebula packages use
 MINE = ("etc", "var", "root", "opt")
+SMALL = ("etc", "root", "opt")
+"""Of these, where thousands of small files are and no image is."""
 OWN = {"one", "libvirt", "ceph", "hosts", "hostname", "resolv.conf", "mtab"}
 """Of /etc: what a node has none of, or its own."""
 UNREAD = {"X11", "apparmor.d", "apt", "fonts", "init.d", "java-17-openjdk", "logrotate.d", "ssl"}
@@ -103,7 +105,12 @@ def lay_out(folder: Path, keys: Path, name: str, names: dict[str, str], stores: 
     """Write what a node called `name` finds on its own disks; `names` maps every node name to its address."""
     uid, gid = owner_ids()
     etc, home = folder / "etc", folder / "var/lib/one"
+    memory = state.MEMORY / folder.parents[1].name
     for part in (*MINE, "rootfs"):  # rootfs is where the node's first process puts its root together
+        if memory.is_dir() and part in SMALL:
+            folder.mkdir(parents=True, exist_ok=True)
+            (memory / name / part).mkdir(parents=True)
+            (folder / part).symlink_to(memory / name / part)
         (folder / part).mkdir(parents=True, exist_ok=True)
     os.chmod(folder / "root", 0o700)
     state.copy_tree(Path("/etc"), etc, OWN | UNREAD)

@@ -20,6 +20,10 @@ from typing import Any
 from lab import cgroups
 
 BASE = Path(os.environ.get("SEMISHARED_LAB_DIR", "/var/tmp/semishared-lab"))
+MEMORY = Path("/dev/shm/semishared-lab")
+MEMORY_NEEDED = 2 << 30
+"""Labs have their many small files in memory where so many bytes are free. An ext4 on which much was just removed looks at each such
+inode for each new file: some thousands of them cost a second of processor."""
 RECORD = "lab.json"
 YOUNG = 60.0  # seconds a directory without a record may be one that is just being made
 GET_FLAGS, SET_FLAGS, TOP = 0x80086601, 0x40086602, 0x20000
@@ -117,9 +121,20 @@ def create(record: dict[str, Any]) -> Path:
         folder = BASE / f".new-{lab_id}"
         folder.mkdir(mode=0o755)
         write(folder, {"id": lab_id, "subnet": subnet, **record})
+        _make_memory(lab_id)
         final = BASE / lab_id
         folder.rename(final)
     return final
+
+
+def _make_memory(lab_id: str) -> None:
+    """Make a directory in memory for a lab, if this machine has enough of it, and files that can be executed there."""
+    try:
+        found = os.statvfs(MEMORY.parent)
+    except OSError:
+        return
+    if found.f_bavail * found.f_frsize >= MEMORY_NEEDED and not found.f_flag & os.ST_NOEXEC:
+        (MEMORY / lab_id).mkdir(mode=0o755, parents=True)
 
 
 def folders() -> list[Path]:
@@ -154,18 +169,21 @@ def remove(folder: Path) -> None:
         kill(record["keeper"], record["keeper_start"])
     cgroups.remove(folder.name)
     deadline = time.monotonic() + 10.0
-    while folder.exists():
+    places = [place for place in (MEMORY / folder.name, folder) if place.exists()]
+    while places:
         # Files may be immutable to nobody here; what can delay is only a mount namespace that is still going away.
-        subprocess.run(["rm", "-rf", "--one-file-system", "--", str(folder)], check=False, capture_output=True)
-        if not folder.exists() or time.monotonic() > deadline:
+        subprocess.run(["rm", "-rf", "--one-file-system", "--", *map(str, places)], check=False, capture_output=True)
+        places = [place for place in places if place.exists()]
+        if not places or time.monotonic() > deadline:
             break
         time.sleep(0.05)
     with _locked():
-        try:
-            BASE.rmdir()
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-                raise
+        for place in (MEMORY, BASE):
+            try:
+                place.rmdir()
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                    raise
 
 
 def namespaces_of(pid: int) -> set[str]:
@@ -208,7 +226,7 @@ def leftovers(lab_id: str, namespaces: set[str]) -> list[str]:
 
 
 def _leftovers(lab_id: str, namespaces: set[str]) -> list[str]:
-    folder = BASE / lab_id
+    folder, memory = BASE / lab_id, MEMORY / lab_id
     namespaces = namespaces - _of_other_labs(lab_id)
     found: list[str] = []
     for entry in Path("/proc").iterdir():
@@ -226,12 +244,10 @@ def _leftovers(lab_id: str, namespaces: set[str]) -> list[str]:
             words, mounts, handles = "", "", set()
         if inside or str(folder) in words:
             found.append(f"process {pid}: {words or '?'}")
-        if str(folder) in mounts:
-            found.append(f"mount of {folder} seen by process {pid}")
+        found += [f"mount of {place} seen by process {pid}" for place in (folder, memory) if str(place) in mounts]
         found += [f"{name} held open by process {pid}" for name in sorted(handles & namespaces)]
     found += [f"cgroup {group}" for group in cgroups.leftovers(lab_id)]
-    if folder.exists():
-        found.append(f"directory {folder}")
+    found += [f"directory {place}" for place in (folder, memory) if place.exists()]
     return found
 
 

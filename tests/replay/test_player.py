@@ -30,7 +30,7 @@ class Stage:
         """Return a player with the images of the first recording, which all others use."""
         if self._player is None:
             lab = self._stack.enter_context(Lab.up(hosts=2, stores=(100,), ceph=True))
-            lab.install()
+            lab.put()
             serve(lab)
             connections.share(lab)
             self._player = Player(lab)

@@ -24,7 +24,7 @@ PLACES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="session")
 def cloud() -> Iterator[Cloud]:
-    with Cloud.up(hosts=2, systems=(101, 102)) as up:
+    with Cloud.up(hosts=2, systems=(101, 102), installs=True) as up:
         connections.share(up.lab)
         yield up
 

@@ -12,7 +12,8 @@ from typing import Iterator
 import pytest
 
 from lab import Lab, Node, caches
-from lab.hosts import PARTS, REMOTES, SCRIPTS
+from lab.caches import PARTS
+from lab.hosts import REMOTES, SCRIPTS
 
 OLDER, RELEASE = "84b7bda", "0.1.0"
 """The commit that is upgraded from, and what it calls itself."""
