@@ -28,16 +28,25 @@ from tools.world import MiB, World, qemu_io
 IMAGE = 256 * MiB
 
 
-@pytest.fixture()
-def image(world: World) -> s.ImageRef:
-    """An image with 31 MiB of data in pieces, staged here."""
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> "tuple[World, s.ImageRef]":
+    """An image with 31 MiB of data in pieces, and a machine where it is staged."""
+    world = World(tmp_path_factory.mktemp("staged"))
     found = world.image(size=IMAGE)
     with open(found.source, "r+b") as file:
         for at in (20, 100, 201):
             file.seek(at * MiB)
             file.write(os.urandom(8 * MiB) + b"text " * 500_000)
     generation = ensure(str(world.root), found, None).base.generation
-    return found._replace(generation=generation)
+    return world, found._replace(generation=generation)
+
+
+@pytest.fixture()
+def image(world: World, staged: "tuple[World, s.ImageRef]") -> s.ImageRef:
+    """The same on a machine of the test's own: what it takes to make and to hash it is spent once."""
+    theirs, found = staged
+    subprocess.run(["cp", "-a", "--", f"{theirs.location}/.", world.location], check=True)
+    return found._replace(source=str(world.store / Path(found.source).name))
 
 
 def serve(world: World, image: s.ImageRef, wanted: tuple[tuple[int, int], ...] = (), name: str = "none") -> b.ServeBase:
