@@ -18,7 +18,7 @@ from typing import Iterator
 
 import pytest
 
-from pool_devices import mounting
+import pool_devices
 from semishared.base import devices, placed
 from semishared.config import Config
 from semishared.disk import on_devices, vm_dir
@@ -48,12 +48,12 @@ class Pool:
             self.mount(path, size)
 
     def mount(self, path: Path, size: int) -> None:
-        subprocess.run(mounting(path, size), check=True)
+        pool_devices.mount(path, size)
 
     def close(self) -> None:
         for path in (*self.paths, self.world.top / "aside"):
             while os.path.ismount(path):
-                subprocess.run(["umount", "-l", str(path)], check=True)
+                pool_devices.unmount(path)
 
     def aside(self) -> str:
         """Return where a device can be mounted that is to be away."""

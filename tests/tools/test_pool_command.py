@@ -13,7 +13,7 @@ from typing import Any, Iterator
 
 import pytest
 
-from pool_devices import mounting
+import pool_devices
 from semishared.cli import main, pool
 from semishared.config import Config
 from semishared.tools import files
@@ -37,13 +37,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ActionSite
         try:
             for path, size in zip(paths, SIZES):
                 path.mkdir()
-                subprocess.run(mounting(path, size), check=True)
+                pool_devices.mount(path, size)
             up.oned.host_update(up.oned.host(HERE).id, {"SEMISHARED_POOL": " ".join(map(str, paths))})
             assert main.main(["pool", "add", HERE]) == 0
             yield up
         finally:
-            for path in paths:
-                subprocess.run(["umount", "-l", str(path)], check=False)
+            for path in filter(os.path.ismount, paths):
+                pool_devices.unmount(path)
 
 
 def device(site: ActionSite, path: Path) -> str:
