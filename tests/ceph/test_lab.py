@@ -102,7 +102,7 @@ def test_what_is_read_is_counted(cloud: Cloud, ceph: Cluster, image: str) -> Non
     rbd(host, USER, *WRITES, "4M", f"{POOL}/{image}")
     before = ceph.bytes_read()
     rbd(host, READER, "export", "--no-progress", f"{POOL}/{image}", "-")
-    assert 4 << 20 <= ceph.bytes_read() - before < (4 << 20) + (64 << 10)
+    assert 4 << 20 <= ceph.bytes_read() - before < 5 << 20  # the image once, and what there is to know of it
 
 
 def test_images_can_be_looked_into(cloud: Cloud, ceph: Cluster, image: str) -> None:
