@@ -100,9 +100,13 @@ def test_who_reads_for_guests_opens_snapshots_as_qemu_does_and_writes_no_data(cl
 def test_what_is_read_is_counted(cloud: Cloud, ceph: Cluster, image: str) -> None:
     host = cloud.lab.hosts[0]
     rbd(host, USER, *WRITES, "4M", f"{POOL}/{image}")
-    before = ceph.bytes_read()
-    rbd(host, READER, "export", "--no-progress", f"{POOL}/{image}", "-")
-    assert 4 << 20 <= ceph.bytes_read() - before < 5 << 20  # the image once, and what there is to know of it
+    counted = []
+    for _ in range(3):
+        before = ceph.bytes_read()
+        rbd(host, READER, "export", "--no-progress", f"{POOL}/{image}", "-")
+        counted.append(ceph.bytes_read() - before)
+    # The cluster's own may read in that pool, too, but not each time.
+    assert 4 << 20 <= min(counted) < (4 << 20) + (64 << 10), counted
 
 
 def test_images_can_be_looked_into(cloud: Cloud, ceph: Cluster, image: str) -> None:

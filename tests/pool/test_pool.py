@@ -292,7 +292,7 @@ def attached_and_detached(mixed: Mixed) -> None:
     mixed.lies_on("h1")
 
 
-AROUND = (("h2", SYSTEM), ("h2", OTHER_SYSTEM), ("h1", OTHER_SYSTEM))
+AROUND = (("h2", SYSTEM), ("h2", OTHER_SYSTEM), ("h1", OTHER_SYSTEM), ("h1", SYSTEM))
 
 
 def moved_while_it_runs(mixed: Mixed, around: Sequence[tuple[str, int]] = AROUND) -> None:
