@@ -6,6 +6,7 @@
     python3 -m lab status            what is up, and where its files are
     python3 -m lab exec NODE CMD...  a command in a node, as oneadmin; `root@NODE` as root
     python3 -m lab down              take all standing labs away, and what dead test runs left
+    python3 -m lab prepare           have below build/lab what labs keep there, before several want it at once
 
 With more than one standing, `--lab ID` in front of the command says which.
 """
@@ -17,6 +18,8 @@ import subprocess
 import sys
 
 from lab import layout, state
+from lab.cloud import Cloud
+from lab.guest import linux, metal
 from lab.hosts import MOST_HOSTS, Lab
 from lab.node import Node
 
@@ -67,6 +70,7 @@ def main() -> int:
     commands.add_parser("down", help="take down what `up` put up")
     commands.add_parser("status", help="show the standing labs")
     commands.add_parser("install", help="install the checkout's drivers")
+    commands.add_parser("prepare", help="fill the caches of labs")
     inside = commands.add_parser("exec", help="run a command in a node")
     inside.add_argument("node")
     inside.add_argument("words", nargs=argparse.REMAINDER)
@@ -86,6 +90,11 @@ def main() -> int:
         _status(_labs(given.lab))
     elif given.command == "install":
         _one(given.lab).install()
+    elif given.command == "prepare":
+        linux.disk_image()
+        metal.disk_image()
+        with Cloud.up(hosts=1, forks=True):
+            pass
     else:
         return _exec(_one(given.lab), given.node, given.words)
     return 0

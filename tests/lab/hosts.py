@@ -92,6 +92,13 @@ class Lab:
         if missing:
             raise RuntimeError(f"not on this machine: {' '.join(missing)}; run tests/lab/provision.sh")
         state.sweep()
+        if not caches.capabilities():
+            with cls._up(1, (), stay=False, ceph=False) as lab:
+                lab._ask_qemu()
+        return cls._up(hosts, stores, stay, ceph)
+
+    @classmethod
+    def _up(cls, hosts: int, stores: Sequence[int], stay: bool, ceph: bool) -> Lab:
         sharedfs = caches.build([caches.HERE / "sharedfs.c"], ["-shared", "-fPIC"])
         record = {
             "owner": os.getpid(),
@@ -173,13 +180,14 @@ class Lab:
             self._namespaces |= state.namespaces_of(node.pid)
         self._namespaces |= state.namespaces_of(self.fe.site.keeper)
         self._namespaces -= state.namespaces_of(os.getpid())
-        if not caches.capabilities():
-            # libvirtd probes QEMU when first asked about it; ask once and keep the answer for the labs to come. `capabilities`
-            # asks for those of other processors too, as who looks at a host does.
-            asked = [["capabilities"], *(["domcapabilities", "--virttype", self.virt, "--emulatorbin", path] for path in caches.EMULATORS)]
-            for words in asked:
-                self.hosts[0].run(["virsh", "-q", "-c", "qemu:///system", *words])
-            caches.keep_capabilities(self.hosts[0].path("/var/cache/libvirt/qemu/capabilities"))
+
+    def _ask_qemu(self) -> None:
+        """Have libvirtd ask QEMU what it can do, and keep the answers: what a libvirtd has asked itself, it does not read from a file."""
+        # `capabilities` asks for those of other processors too, as who looks at a host does.
+        asked = [["capabilities"], *(["domcapabilities", "--virttype", self.virt, "--emulatorbin", path] for path in caches.EMULATORS)]
+        for words in asked:
+            self.hosts[0].run(["virsh", "-q", "-c", "qemu:///system", *words])
+        caches.keep_capabilities(self.hosts[0].path("/var/cache/libvirt/qemu/capabilities"))
 
     def down(self) -> None:
         """Take the lab away: processes, namespaces, mounts, control groups, files."""
