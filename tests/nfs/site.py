@@ -26,8 +26,9 @@ SIZE = 4 * MiB
 PATIENCE_S = 180
 """What takes seconds on an idle machine."""
 PROMPT = "qemu-io> "
-LEASE_S = 10
-"""The shortest that nfsd allows, for leases and for grace."""
+LEASE_S = 20
+"""For leases and for grace. The client renews a lease every 5 s at the earliest: of 10 s, the shortest that nfsd allows, 1.7 would be
+left at times, and a machine that is slow for so long loses its locks."""
 OPTIONS = "vers=4.2,hard"
 """Without lookupcache=positive: what is published must be found by who has looked for it before, too."""
 TEAR = 'at=$(stat -c %y "$FILE"); printf x | dd of="$FILE" bs=1 seek=2000000 conv=notrunc status=none; touch -d "$at" "$FILE"; sync'
@@ -94,6 +95,11 @@ class Guest:
         """Carry out a command of qemu-io; return what it says."""
         self.begin(command)
         return self.finish(timeout)
+
+    def write(self, pattern: int, at: str = "1M") -> None:
+        """Write 64 KiB of a pattern, which has to work: whoever has lost a lock fails."""
+        said = self.do(f"write -P {pattern:#x} {at} 64k")
+        assert "wrote 65536/65536" in said, said
 
     def begin(self, command: str) -> None:
         """Type a command."""

@@ -82,7 +82,7 @@ def writes_again(host: Host, path: str) -> None:
 def test_a_lock_that_is_held_forbids_and_one_that_is_gone_proves_nothing(nfs_site: NfsSite) -> None:
     h1, path = nfs_site.hosts[0], nfs_site.image().source
     guest = Guest(h1, path)
-    guest.do("write -P 1 1M 64k")
+    guest.write(1)
     cut_off(nfs_site, path)
     assert "wrote" not in guest.do("write -P 2 1M 64k"), "who has lost a lock knows it"
     guest.kill()
@@ -93,7 +93,7 @@ def test_a_lock_that_is_held_forbids_and_one_that_is_gone_proves_nothing(nfs_sit
 def test_on_cephfs_who_mounts_it_again_writes_again(cephfs_site: CephSite) -> None:
     h1, path = cephfs_site.hosts[0], cephfs_site.image().source
     guest = Guest(h1, path)
-    guest.do("write -P 1 1M 64k")
+    guest.write(1)
     cut_off(cephfs_site, path)
     assert "wrote" not in guest.do("write -P 2 1M 64k"), "the metadata server has shut its client out"
     guest.kill()

@@ -43,11 +43,11 @@ def test_a_generation_is_what_all_hosts_take_and_a_session_ends_it_for_all(site:
     assert h2.stage(image) == first
     h1.link(image)
     guest = Guest(h1, image.source)
-    guest.do("write -P 0xb2 1M 64k")
+    guest.write(0xB2)
     # Still open there, written past its cache a moment ago.
     second = h2.stage(image)
     assert second != first and h2.holds(h2.base(image, second), 0xB2) and h2.holds(h2.base(image, first), 0xA1)
-    guest.do("write -P 0xc3 1M 64k")
+    guest.write(0xC3)
     third = h2.stage(image)
     assert third not in (first, second) and h2.holds(h2.base(image, third), 0xC3)
     guest.end()
@@ -64,7 +64,7 @@ def test_writes_of_a_host_whose_clock_is_behind_are_in_the_next_base(site: Site)
     try:
         guest = Guest(h1, image.source)
         for pattern in (0xB2, 0xC3):
-            guest.do(f"write -P {pattern:#x} 1M 64k")
+            guest.write(pattern)
             generation = h2.stage(image)
             assert h2.holds(h2.base(image, generation), pattern), "the base of an earlier content was taken for that of now"
         guest.end()
@@ -89,7 +89,7 @@ def test_a_session_that_began_while_another_host_copied_is_seen(site: Site) -> N
         pass  # it has seen the session
     late.end()
     guest = Guest(h1, image.source)
-    guest.do("write -P 0xd4 1M 64k")
+    guest.write(0xD4)
     guest.end()
     generation = h2.stage(image)
     assert h2.holds(h2.base(image, generation), 0xD4), "the base is what was there before the guest wrote"
@@ -105,7 +105,7 @@ def test_a_snapshot_made_elsewhere_a_moment_ago_is_flattened_to(site: Site) -> N
     disk = h1.link(image)
     h1.on(s.CopyOut(disk, 0, "", ""))
     guest = Guest(h1, image.source)
-    guest.do("write -P 0xe5 1M 64k")
+    guest.write(0xE5)
     guest.end()
     fe.python(flatten, image.source, user=ONEADMIN)
     assert fe.holds(image.source, 0xA1), "nothing was reverted, and it was called a success"
