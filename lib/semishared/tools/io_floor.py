@@ -16,10 +16,8 @@ import time
 from collections import deque
 from typing import Deque, Sequence
 
-from ..errors import SemisharedError
 from ..named import NamedTuple
-from . import standstill
-from .run import run
+from . import ioprio, standstill
 
 LEAST = 8 << 20
 """Bytes per second as the kernel counts them: each that is copied two to four times, as it is read and written, asked for and done."""
@@ -27,8 +25,6 @@ WINDOW_S = 4.0
 LOOK_S = 0.25
 MOSTLY = 0.8
 """Of all looks: waits for a device."""
-LOWEST = ("--class", "2", "--classdata", "7")
-"""As ionice(1) has it."""
 has_left = False
 """It was so once in this process: the next copy does not wait for the same again."""
 
@@ -77,11 +73,8 @@ class Watch:
                 continue
             looks.clear()
             has_left = True
-            threads = [str(thread) for pid in _pids() for thread in _threads(pid)]
-            try:
-                # And again after the next window, if it is so then: a program begins threads as it needs them.
-                run(["ionice", "--ignore", *LOWEST, "--pid", *threads])
-            except SemisharedError:
+            # And again after the next window, if it is so then: a program begins threads as it needs them.
+            if not ioprio.put([thread for pid in _pids() for thread in _threads(pid)], ioprio.LOWEST):
                 return
 
 

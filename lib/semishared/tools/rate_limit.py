@@ -8,26 +8,20 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Callable, Iterator
 
-from ..errors import SemisharedError
-from . import progress
-from .run import run
+from . import ioprio, progress
 
 if TYPE_CHECKING:
     from .io_floor import Watch
 
 BURST_S = 0.1
 """What was not used for this long is given up: after a pause the rate is not exceeded to make up for it."""
-ANY, IDLE = ("--class", "0"), ("--class", "3")
-"""Classes of I/O, as ionice(1) has them: the one that who asked for none is in, and the one that gets what the others leave."""
 _stands_back = False
 
 
 class Pace:
     """Bytes per second, 0 for no limit; `wait(n)` returns when n bytes more may go."""
 
-    def __init__(
-        self, rate: float, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
+    def __init__(self, rate: float, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
         self._rate, self._now, self._sleep = rate, now, sleep
         self._due = now()
 
@@ -71,7 +65,7 @@ def standing_back() -> Iterator[None]:
     finally:
         if watch:
             watch.end()
-            _stands_back = not _in_class(*ANY)
+            _stands_back = not _put(ioprio.ANY)
 
 
 def _begin() -> Watch | None:
@@ -80,16 +74,12 @@ def _begin() -> Watch | None:
     from . import io_floor
 
     watch = io_floor.Watch()
-    _stands_back = _in_class(*(io_floor.LOWEST if io_floor.has_left else IDLE))
+    _stands_back = _put(ioprio.LOWEST if io_floor.has_left else ioprio.IDLE)
     if _stands_back:
         return watch
     watch.end()
     return None
 
 
-def _in_class(*words: str) -> bool:
-    try:
-        run(["ionice", *words, "--pid", str(os.getpid())])
-        return True
-    except SemisharedError:
-        return False
+def _put(priority: int) -> bool:
+    return ioprio.put([os.getpid()], priority)

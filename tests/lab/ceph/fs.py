@@ -16,8 +16,9 @@ from lab.node import Node
 NAME = "semishared"
 USER = "semishared-fs"
 # Without them ceph-fuse (16.2) goes on serving what it has cached of a file after a direct write through the same mount, and
-# QEMU writes directly: docs/reference/support.md.
-OPTIONS = ("--client_oc=false", "--fuse_disable_pagecache=true")
+# QEMU writes directly. And as a daemon it has a pipe of FUSE's in the place of its stderr: an error that it tells there stands in the
+# way of all requests for ever. docs/reference/support.md.
+OPTIONS = ("--client_oc=false", "--fuse_disable_pagecache=true", "--err_to_stderr=false")
 
 
 def create(cluster: Cluster) -> None:
