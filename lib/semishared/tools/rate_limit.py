@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Callable, Iterator
 
-from . import ioprio, progress
+from . import progress
 
 if TYPE_CHECKING:
     from .io_floor import Watch
@@ -64,22 +64,20 @@ def standing_back() -> Iterator[None]:
         yield
     finally:
         if watch:
+            from . import ioprio
+
             watch.end()
-            _stands_back = not _put(ioprio.ANY)
+            _stands_back = not ioprio.put([os.getpid()], ioprio.ANY)
 
 
 def _begin() -> Watch | None:
     """Be in the idle class from now on, as long as that goes well; return what sees to that, None if this host does not let us."""
     global _stands_back
-    from . import io_floor
+    from . import io_floor, ioprio
 
     watch = io_floor.Watch()
-    _stands_back = _put(ioprio.LOWEST if io_floor.has_left else ioprio.IDLE)
+    _stands_back = ioprio.put([os.getpid()], ioprio.LOWEST if io_floor.has_left else ioprio.IDLE)
     if _stands_back:
         return watch
     watch.end()
     return None
-
-
-def _put(priority: int) -> bool:
-    return ioprio.put([os.getpid()], priority)
