@@ -3,7 +3,7 @@
 # First process of a node. Builds the node's own root file system out of the machine's programs and the node's files,
 # says its pid, waits for its network cable, starts the services and then only reaps.
 #   stdin:  one line when eth0 is there        stdout: the pid as seen from outside, then "ready"
-#   $1 node directory; environment: LAB_NAME LAB_ADDRESS LAB_STORES LAB_SHARE LAB_CGROUPS LAB_UNIFIED LAB_KVM LAB_SHAREDFS
+#   $1 node directory; environment: LAB_NAME LAB_ADDRESS LAB_STORES LAB_SHARE LAB_CGROUPS LAB_UNIFIED LAB_KVM LAB_SHAREDFS LAB_REACH
 set -eu
 dir=$1
 root=$dir/rootfs
@@ -63,6 +63,10 @@ ln -s pts/ptmx "$root/dev/ptmx"
 mount -t tmpfs -o mode=1777,size=128m shm "$root/dev/shm"
 mount -t tmpfs -o mode=755,size=64m run "$root/run"
 mount -t tmpfs -o mode=1777,size=1g tmp "$root/tmp"
+if [ -n "$LAB_REACH" ]; then # mutants/reach.py
+    mkdir -p "$root$LAB_REACH"
+    mount --bind "$LAB_REACH" "$root$LAB_REACH"
+fi
 mkdir -p "$root"/run/{sshd,lock,one,libvirt}
 chmod 1777 "$root/run/lock"
 

@@ -108,6 +108,7 @@ class Node:
             "LAB_UNIFIED": "yes" if files and not v1 else "",
             "LAB_KVM": "yes" if site.kvm else "no",
             "LAB_SHAREDFS": site.sharedfs,
+            "LAB_REACH": os.environ.get("MUTANTS_FOLDER", ""),
         }
         # The shell puts itself into the node's control groups first: the cgroup namespace starts from there.
         join = 'for f in $LAB_GROUPS; do echo 0 >"$f" || exit; done; exec "$@"'

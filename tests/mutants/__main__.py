@@ -3,9 +3,9 @@
 
     python3 -m mutants [--count 200] [--seed 1] [--suites unit,tools,...] [--again]
 
-Of all places in lib/ where one could be (mutate.py), `count` are drawn by the seed. First, once per commit, those suites (REACH)
-are run in a copy of the checkout to see which lines each test reaches. A mutant is then tried by those tests only that reach its
-line: unit tests first, the quickest first, until one fails. Two copies work at a time.
+Of all places in lib/ where one could be (mutate.py), `count` are drawn by the seed. First, once per content of lib/ and tests/, those
+suites (REACH) are run in copies of the checkout to see which lines each test reaches. A mutant is then tried by those tests only that
+reach its line: unit tests first, of each suite the quickest first, as many as MOST_S allows, until one fails. Two copies work at a time.
 
 All is kept in build/mutants: who starts it again goes on where it stopped; --again begins anew. It ends with the table of survivors
 and the part that was killed; exit code 0 whatever it finds, since a survivor has to be judged by a person.
@@ -14,6 +14,7 @@ and the part that was killed; exit code 0 whatever it finds, since a survivor ha
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -21,6 +22,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -29,25 +31,30 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Dict, List, Sequence, Tuple
 
-from mutants import collector, reach
+from mutants import reach
 from mutants.mutate import Mutant, apply, mutants
 from suites import ROOT, SUITES
 
 FOLDER = ROOT / "build/mutants"
 PYTHON = "/usr/bin/python3"
-REACH = ("unit", "tools", "tools-more", "kill")
-"""Suites that run on this machine itself, where it is seen what they reach; the order in which their tests are tried."""
+REACH = (
+    "unit", "tools", "tools-more", "store", "kill", "faults", "replay", "retry", "cephstore", "operate", "live", "staging", "upgrade",
+    "pool", "shares", "cephfaults", "system", "ceph", "cephfs",
+)  # fmt: skip
+"""Suites of which it is seen what they reach: all but those of bats and of emulated machines. In this order their tests are tried."""
 COPIES = 2
 PATIENCE = 4.0
 """By how much more than usual, and LEAST_S, tests may take before a mutant counts as one that hangs."""
 LEAST_S = 60.0
-DEAREST_S = 20.0
-"""A test that takes longer is not tried: the hundred mutants are to take an hour."""
+MOST_S = 120.0
+"""Tests of one suite that together take longer are not all tried: the hundred mutants are to take an hour."""
 LEFT_OUT = "not long and not reads_checkout"
 
 
-def _commit() -> str:
-    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+def _content() -> str:
+    """Return a name of what the last commit has in lib/ and tests/."""
+    said = subprocess.run(["git", "rev-parse", "HEAD:lib", "HEAD:tests"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return "-".join(tree[:8] for tree in said.split())
 
 
 def copied(name: str) -> Path:
@@ -74,15 +81,13 @@ def run(copy: Path, plugin: str, paths: List[str], timeout: float, *options: str
         return -1, ""
 
 
-def reached(commit: str, suites: Sequence[str]) -> Dict[str, Dict[str, Any]]:
+def reached(content: str, suites: Sequence[str]) -> Dict[str, Dict[str, Any]]:
     """Return per test, in the order to try them, how many seconds it takes and which lines it reaches."""
+    parts = {suite: FOLDER / f"reach-{content}-{suite}.json" for suite in suites}
+    with ThreadPoolExecutor(COPIES) as pool:
+        list(pool.map(lambda suite: parts[suite].exists() or _look(suite, parts[suite]), suites))
     found: Dict[str, Dict[str, Any]] = {}
-    for suite in suites:
-        part = FOLDER / f"reach-{commit[:12]}-{suite}.json"
-        if not part.exists():
-            began = time.monotonic()
-            _look(suite, part)
-            print(f"reach: {suite}: {time.monotonic() - began:.0f} s", flush=True)
+    for suite, part in parts.items():
         tests = json.loads(part.read_text())
         found.update({name: {**test, "suite": REACH.index(suite)} for name, test in tests.items() if not test.get("failed")})
     return found
@@ -90,17 +95,18 @@ def reached(commit: str, suites: Sequence[str]) -> Dict[str, Dict[str, Any]]:
 
 def _look(suite: str, part: Path) -> None:
     """Run a suite in a copy, to see what its tests reach."""
-    copy, made = copied("reach"), FOLDER / "reach.json"
-    reach.hook(copy)
-    shutil.rmtree(collector.FOLDER, ignore_errors=True)
-    os.mkdir(collector.FOLDER)
-    os.chmod(collector.FOLDER, 0o777)
+    began = time.monotonic()
+    copy, made = copied(f"reach-{suite}"), FOLDER / f"reach-{suite}.json"
+    folder = Path(tempfile.mkdtemp(prefix="semishared-reach-", dir="/tmp"))
+    folder.chmod(0o777)
+    reach.hook(copy, folder)
     try:
-        run(copy, "mutants.reach", SUITES[suite]["paths"], 3600, MUTANTS_REACH=str(made))
+        run(copy, "mutants.reach", SUITES[suite]["paths"], 3600, MUTANTS_REACH=str(made), **{reach.FOLDER: str(folder)})
         made.rename(part)
     finally:
-        shutil.rmtree(collector.FOLDER)
+        shutil.rmtree(folder)
         shutil.rmtree(copy)
+    print(f"reach: {suite}: {time.monotonic() - began:.0f} s", flush=True)
 
 
 def drawn(count: int, seed: int) -> List[Mutant]:
@@ -123,7 +129,7 @@ def tried(copy: Path, mutant: Mutant, tests: Dict[str, Dict[str, Any]]) -> Dict[
     Path(cache_from_source(file)).unlink(missing_ok=True)  # of as many bytes in the same second it would do for the mutant, too
     try:
         for suite in range(len(REACH)):
-            part = [name for name in names if tests[name]["suite"] == suite]
+            part = _within(MOST_S, tests, [name for name in names if tests[name]["suite"] == suite])
             if not part:
                 continue
             wanted.write_text("\n".join(part))
@@ -138,6 +144,12 @@ def tried(copy: Path, mutant: Mutant, tests: Dict[str, Dict[str, Any]]) -> Dict[
     finally:
         file.write_text(before)
     return {**mutant._asdict(), **verdict, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _within(most_s: float, tests: Dict[str, Dict[str, Any]], names: List[str]) -> List[str]:
+    """Return as many of these tests, from the first, as take that long together; the first in any case."""
+    total = list(itertools.accumulate(tests[name]["seconds"] for name in names))
+    return [name for name, seconds in zip(names, total) if seconds <= most_s] or names[:1]
 
 
 def report(rows: List[Dict[str, Any]]) -> None:
@@ -161,21 +173,20 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="forget what was found before")
     arguments = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    commit = _commit()
+    content = _content()
     suites = arguments.suites.split(",")
     if set(suites) - set(REACH):
         parser.error(f"no such suite here: {', '.join(sorted(set(suites) - set(REACH)))}")
-    tests = reached(commit, suites)
-    ledger = FOLDER / f"ledger-{commit[:12]}-{arguments.seed}-{'+'.join(suites)}.jsonl"
+    tests = reached(content, suites)
+    ledger = FOLDER / f"ledger-{content}-{arguments.seed}-{'all' if tuple(suites) == REACH else '+'.join(suites)}.jsonl"
     if arguments.again:
         ledger.unlink(missing_ok=True)
     rows = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
     known = {(row["path"], row["begin"], row["what"]) for row in rows}
     by_line: Dict[str, List[str]] = {}
     for name, test in tests.items():
-        if test["seconds"] <= DEAREST_S:
-            for line in test["lines"]:
-                by_line.setdefault(line, []).append(name)
+        for line in test["lines"]:
+            by_line.setdefault(line, []).append(name)
     copies: "SimpleQueue[Path]" = SimpleQueue()
     for number in range(COPIES):
         copies.put(copied(f"copy-{number}"))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Note which lines of the package a process runs: what mutants/reach.py has a copy of the package execute when it is loaded.
+"""Note which lines of the package a process runs: what mutants/reach.py puts into a copy of the package, to be loaded with it.
 
-Each line is written to FOLDER/hits the first time: a process that is killed, or that becomes another program, has told all. A
+Each line is written to `hits` in a folder the first time: a process that is killed, or that becomes another program, has told all. A
 fork, and a test that begins (`forget`), tell anew.
 """
 
@@ -13,15 +13,12 @@ import threading
 from types import CodeType, FrameType
 from typing import Any, Dict, Optional, Set
 
-FOLDER = "/tmp/semishared-reach"
-"""Where unit tests may write as well (tests/unit/conftest.py); the nodes of a lab have a /tmp of their own."""
-
 
 class Collector:
     """Traces this process and all threads of it."""
 
-    def __init__(self, top: str) -> None:
-        self._top = top.rstrip("/") + "/"
+    def __init__(self, top: str, folder: str) -> None:
+        self._top, self._file = top.rstrip("/") + "/", f"{folder}/hits"
         self._hits: Dict[CodeType, Set[int]] = {}
         self._pid, self._fd = 0, -1
 
@@ -47,7 +44,7 @@ class Collector:
         lines.add(line)
         try:
             if self._fd < 0:
-                self._fd = os.open(f"{FOLDER}/hits", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                self._fd = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             os.write(self._fd, f"{code.co_filename[len(self._top):]}:{line}\n".encode())
         except OSError:
             self._fd = -1  # the process has closed what it does not know, or may not write there
@@ -64,10 +61,10 @@ class Collector:
         return self._within
 
 
-def begin(top: str) -> Optional[Collector]:
-    """Start collecting below `top`, where somebody wants that."""
-    if not os.path.isdir(FOLDER):
+def begin(top: str, folder: str) -> Optional[Collector]:
+    """Start collecting below `top`, if there is that folder for it."""
+    if not os.path.isdir(folder):
         return None
-    collector = Collector(top)
+    collector = Collector(top, folder)
     collector.start()
     return collector

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin for a copy of this checkout (mutants/copies.py): which lines of the package each test reaches, in every process.
+"""A pytest plugin for a copy of this checkout: which lines of the package each test reaches, in all processes, those of labs' nodes too.
 
-Reached is what this machine runs: the test's own process, forks, and programs started without ssh. What a lab's nodes run is not seen.
+What emulated machines run (suite nfs) is not seen.
 """
 
 from __future__ import annotations
@@ -15,40 +15,44 @@ from typing import Any, Dict, List
 
 import pytest
 
-from mutants.collector import FOLDER
-
-HOOK = """
-import importlib.util as _u
-_s = _u.spec_from_file_location("mutants_collector", {collector!r})
-_c = _u.module_from_spec(_s)
-_s.loader.exec_module(_c)
-_collector = _c.begin({top!r})
+FOLDER = "MUTANTS_FOLDER"
+"""In the environment, where hits are told: below /tmp, where unit tests may write as well; nodes of labs have it by the same path."""
+COLLECTOR = "_collector"
+HOOK = f"""
+from os.path import dirname as _dirname
+from .{COLLECTOR} import begin as _begin
+_collecting = _begin(_dirname(__file__), {{folder!r}})
 """
 """What is added to the package's __init__.py."""
 TESTS: Dict[str, Dict[str, Any]] = {}
 
 
-def hook(copy: Path) -> None:
-    """Let the package of a copy tell what of it is run."""
+def hook(copy: Path, folder: Path) -> None:
+    """Let the package of a copy, wherever that is installed, tell in a folder what of it is run."""
     top = copy / "lib/semishared"
+    (top / f"{COLLECTOR}.py").write_text((copy / "tests/mutants/collector.py").read_text())
     init = top / "__init__.py"
-    init.write_text(init.read_text() + HOOK.format(collector=str(copy / "tests/mutants/collector.py"), top=str(top)))
+    init.write_text(init.read_text() + HOOK.format(folder=str(folder)))
 
 
 def _taken() -> List[str]:
     """Return what has been hit since the last look."""
-    hits = Path(FOLDER, "hits")
-    if not hits.exists():
+    hits = Path(os.environ[FOLDER], "hits")
+    taken, new = hits.with_name("taken"), hits.with_name("new")
+    new.touch()
+    new.chmod(0o666)  # of other users, too
+    if hits.exists():
+        hits.rename(taken)
+    new.rename(hits)
+    if not taken.exists():
         return []
-    taken = hits.with_name(f"taken-{os.getpid()}")
-    hits.rename(taken)
     found = sorted(set(taken.read_text().split()))
     taken.unlink()
     return found
 
 
 def _forget() -> None:
-    collector = getattr(sys.modules.get("semishared"), "_collector", None)
+    collector = getattr(sys.modules.get("semishared"), "_collecting", None)
     if collector is not None:
         collector.forget()
 
