@@ -64,6 +64,12 @@ def test_vms_of_a_group_and_of_a_service() -> None:
     assert ids(clusters.members(VMS, [3, 99, 4], "it")) == [3, 4], "who is gone belongs to nothing any more"
 
 
+def test_a_group_or_a_service_is_named_by_its_id_first() -> None:
+    other = view("<VM_GROUP><ID>9</ID><NAME>2</NAME></VM_GROUP>")
+    assert clusters.one_of([other, GROUP], "2", "VM group") is GROUP
+    assert clusters.one_of([other, GROUP], "g", "VM group") is GROUP
+
+
 def test_document_names_only_vms_of_its_owner() -> None:
     vms = [Vm(parse(f"<VM><ID>{number}</ID><UID>{uid}</UID></VM>", "VM")) for number, uid in ((3, 0), (4, 7), (99, 8))]
     assert ids(clusters.owned(vms, view("<DOCUMENT><ID>7</ID><UID>7</UID></DOCUMENT>"))) == [4]
@@ -93,6 +99,13 @@ def test_what_is_not_there_is_said_in_one_line(ask: Callable[[], object], said: 
     with pytest.raises(BadArguments) as caught:
         ask()
     assert said in caught.value.detail and "\n" not in caught.value.detail
+
+
+def test_a_line_says_the_disk_where_it_is_of_one() -> None:
+    of_vm = {"vm": 3, "name": "db", "how": "detached", "host": "h1", "why": ""}
+    assert cli.line(of_vm) == "VM 3 (db) on h1: detached"
+    assert cli.line({**of_vm, "disk": 0, "seconds": 1.26}) == "VM 3 (db) on h1 disk 0: detached in 1.3 s"
+    assert cli.line({**of_vm, "disk": -1, "why": "so", "host": ""}) == "VM 3 (db) on no host: detached; so"
 
 
 @given(st.text(max_size=40))

@@ -14,8 +14,6 @@ import pytest
 from semishared.model import layout, layout_base, layout_delta, layout_devices, layout_diff, layout_pool, layout_share, layout_store
 from semishared.tools import signatures
 
-pytestmark = pytest.mark.reads_checkout
-
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "lib" / "semishared"
 LAYOUT = {"layout", "layout_base", "layout_delta", "layout_devices", "layout_diff", "layout_pool", "layout_share", "layout_store"}
@@ -78,6 +76,7 @@ def test_a_formatter_is_seen(source: str) -> None:
     assert any(OURS.search(text) for _, text in texts(ast.parse(f"def f():\n    '''.snap'''\n    return {source}")))
 
 
+@pytest.mark.reads_checkout
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_other_module_formats_or_parses_a_name(path: Path) -> None:
     module = str(path.relative_to(PACKAGE))
@@ -90,6 +89,7 @@ def test_no_other_module_formats_or_parses_a_name(path: Path) -> None:
     assert all(any(text in item[1] for item in found) for text in allowed), f"{module} has less than ELSEWHERE says"
 
 
+@pytest.mark.reads_checkout
 def test_what_is_sent_has_the_same_names() -> None:
     assert signatures.STAGED == layout.STAGED and signatures.SIGNED.match(f"{signatures.SIGNATURE}0123456789abcdef")
     said = {text for _, text in texts(ast.parse((PACKAGE / "install" / "preflight.py").read_text(encoding="utf-8")))}
@@ -207,11 +207,13 @@ def made() -> Iterator[str]:
                 yield function(*(PLACEHOLDERS.get(f"{short}.{name}.{p}", PLACEHOLDERS.get(p, "NAME")) for p in parameters))
 
 
+@pytest.mark.reads_checkout
 def test_every_name_that_is_made_is_on_the_page() -> None:
     missing = {name.rpartition("/")[2] for name in made()} - {"NAME"}
     assert not {name for name in missing if name not in PAGE}
 
 
+@pytest.mark.reads_checkout
 def test_every_name_on_the_page_is_made() -> None:
     """In the left column of its tables, which ends at two spaces or at the link's arrow."""
     known = {part for name in made() for part in name.split("/")}

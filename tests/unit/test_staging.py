@@ -42,3 +42,11 @@ def test_host_that_has_caught_up_with_a_slow_source_leaves_it() -> None:
     behind["h2"] = [sample._replace(have=sample.have + 50) for sample in behind["h2"]]
     assert skips(behind, 6) == [], "there is still much to be had from it"
     assert skips({}, 6) == []
+
+
+def test_what_came_at_the_beginning_of_the_window_counts() -> None:
+    found = history(h1=("h0", 3, 0), h2=("h1", 0, 0), h3=("h2", 0, 0))
+    begin = staging._recent(found["h2"], 6, staging.WINDOW_S)[0].at
+    for host in ("h2", "h3"):
+        found[host] = [sample._replace(have=sample.have + 12 * (sample.at > begin)) for sample in found[host]]
+    assert skips(found, 6) == []
