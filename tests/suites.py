@@ -205,12 +205,15 @@ def main() -> int:
     subprocess.run([sys.executable, "-m", "compileall", "-q", "lib", "tests"], cwd=ROOT, check=False)
     report: Dict[str, Any] = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        if len(names) > 1:
-            # Seven labs would each find out, build and install the same.
-            env = {**os.environ, "PYTHONPATH": f"{ROOT}/tests:{ROOT}/lib"}
-            pool.submit(subprocess.run, [sys.executable, "-m", "lab", "prepare"], cwd=ROOT, env=env, check=False)
         first = [name for name in names if SUITES[name].get("first")]
-        for group in (first, [name for name in names if name not in first]):
+        others = [name for name in names if name not in first]
+        # Seven labs would each find out, build and install the same.
+        env = {**os.environ, "PYTHONPATH": f"{ROOT}/tests:{ROOT}/lib"}
+        words = [sys.executable, "-m", "lab", "prepare"]
+        prepared = pool.submit(subprocess.run, words, cwd=ROOT, env=env, check=False) if len(others) > 1 else None
+        for group in (first, others):
+            if group is others and prepared:
+                prepared.result()
             under_way = {pool.submit(run_suite, name, arguments.full): name for name in group}
             for done in as_completed(under_way):
                 report[under_way[done]] = done.result()
