@@ -235,7 +235,9 @@ def _leftovers(lab_id: str, namespaces: set[str]) -> list[str]:
         pid = int(entry.name)
         if not started(pid):
             continue  # dead, and only waiting for the machine's pid 1 to notice
-        inside = namespaces_of(pid) & namespaces
+        # By its number a namespace that somebody else has just made may be one of ours that is gone. What was started in a node stays in
+        # the node's pid namespace, which nobody makes but labs.
+        inside = {name for name in namespaces_of(pid) & namespaces if name.startswith("pid:")}
         try:
             words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             mounts = (entry / "mountinfo").read_text()
