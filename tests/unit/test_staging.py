@@ -38,6 +38,8 @@ def test_host_that_has_caught_up_with_a_slow_source_leaves_it() -> None:
     found = history(h1=("h0", 3, 0), h2=("h1", 0.3, 0), h3=("h2", 0.3, 0))
     assert skips(found, 6) == [("h3", "h2")]
     assert skips(history(h1=("h0", 3, 0), h2=("h1", 3, 0), h3=("h2", 2.5, 0)), 6) == []
+    two = {host: [samples[5], samples[-1]] for host, samples in found.items()}
+    assert skips(two, 6) == [("h3", "h2")], "a window may have no sample between its first and its last"
     behind = history(h1=("h0", 3, 0), h2=("h1", 0.3, 0), h3=("h2", 0.3, 0))
     behind["h2"] = [sample._replace(have=sample.have + 50) for sample in behind["h2"]]
     assert skips(behind, 6) == [], "there is still much to be had from it"
