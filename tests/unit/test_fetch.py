@@ -12,8 +12,8 @@ import pytest
 from semishared import store
 from semishared.base import fetch
 from semishared.base.partial import Partial
-from semishared.errors import ImageChanged
-from semishared.model import layout_base
+from semishared.errors import ImageChanged, StoreUnavailable
+from semishared.model import layout, layout_base
 from semishared.model.refs import ImageRef
 from semishared.model.steps_base import FetchBases, Part
 from semishared.tools import extents, inspection
@@ -21,8 +21,8 @@ from semishared.tools import extents, inspection
 DATA = os.urandom(extents.EXTENT + 4096)
 
 
-def filled(copied: bytes, root: Path, monkeypatch: pytest.MonkeyPatch) -> ImageRef:
-    """Have a base of which one extent is here made from a store that hashes nothing; return its image."""
+def filled(copied: bytes, root: Path, monkeypatch: pytest.MonkeyPatch, is_gone: bool = False) -> ImageRef:
+    """Have a base of which one extent is here made from a store that hashes nothing, and may be gone at the end; return its image."""
     (root / "source").write_bytes(DATA)
     found = extents.copy(f"{root}/source", None, "raw", "store_read")
     image = ImageRef(100, 1, "raw", "/x", found.generation)
@@ -43,7 +43,8 @@ def filled(copied: bytes, root: Path, monkeypatch: pytest.MonkeyPatch) -> ImageR
             return extents.copy(f"{root}/source", target, format, "store_read")
 
         def publish(self, found: extents.Manifest, seen: str) -> None:
-            pass
+            if is_gone:
+                raise StoreUnavailable("gone")
 
     monkeypatch.setattr(store, "content", lambda _: Content())
     monkeypatch.setattr(fetch, "standing_back", nullcontext)
@@ -73,3 +74,10 @@ def test_other_content_leaves_what_had_come(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ImageChanged):
         filled(DATA[:-1] + bytes([DATA[-1] ^ 1]), tmp_path, monkeypatch)
     assert was and all(was), "what was open is what has the name"
+
+
+def test_copy_of_a_store_that_goes_away_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreUnavailable):
+        filled(DATA, tmp_path, monkeypatch, is_gone=True)
+    left = os.listdir(layout_base.staging(str(tmp_path), "100-1"))
+    assert "image" in left and not [name for name in left if layout.is_staged(name)]
