@@ -8,7 +8,7 @@ from typing import Dict, List, Sequence
 import pytest
 
 from semishared.config import Config
-from semishared.errors import HostUnreachable, ImageChanged, TransferCorrupt
+from semishared.errors import HostUnreachable, ImageChanged, NoSpace, TransferCorrupt
 from semishared.front import base_tracker
 from semishared.front.staging import Staging
 from semishared.front.staging_hosts import Hosts, Wanted, Wish
@@ -190,3 +190,16 @@ def test_host_that_has_left_sends_to_nobody_in_the_next_round(monkeypatch: pytes
     assert asked[1:] == [["h1", "h2"]] * 3
     assert senders == ["h1", "h2", "h2"]
     assert found["h1"].ok and not found["h2"].ok
+
+
+def test_host_that_asks_for_room_is_told_what_goes_for_as_much_as_it_needs() -> None:
+    bases = [{"name": f"100-{number}-{'a' * 32}", "bytes": 50, "staged": number, "used": number, "leases": []} for number in (3, 4)]
+    listed = {"question": "base", "bases": bases, "free": 30, "total": 1000}
+    staging = Staging("/root", {"h1": [A]}, KNOWN, Wish("auto", "auto", 0, True), Config(bases_free_floor="0"), lambda **_: None)
+    for needed, gone in ((30, []), (31, bases[:1]), (131, None), ("all", [])):
+        if gone is None:
+            with pytest.raises(NoSpace):
+                staging._answer("h1", {**listed, "needed": needed})
+        else:
+            assert staging._answer("h1", {**listed, "needed": needed}) == {"evict": tuple(base["name"] for base in gone)}, needed
+    assert staging._answer("h1", {"question": "other"}) == {}

@@ -192,7 +192,7 @@ class Staging:
 
     def _answer(self, host: str, question: dict[str, object]) -> dict[str, object]:
         """Return which bases have to go; from where others get this one, the session says."""
-        return {"evict": self._room(host, question, _number(question, "needed"), ())} if question.get("question") == "base" else {}
+        return {"evict": self._room(host, question, eviction.number(question, "needed"), ())} if question.get("question") == "base" else {}
 
     def _on_bridge(self, bridge: str, step: Step) -> None:
         with Session(bridge, "stage", self.hosts.config) as session:
@@ -269,8 +269,3 @@ class Staging:
 
 def _names(images: Sequence[ImageRef]) -> set[str]:
     return {image.base_name for image in images}
-
-
-def _number(answer: Mapping[str, object], key: str) -> int:
-    value = answer.get(key)
-    return value if isinstance(value, int) else 0
