@@ -13,7 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.cli import cluster as cli
+from semishared.config import Config
 from semishared.errors import BadArguments
+from semishared.front import clusters as front
+from semishared.front.staging_hosts import Wish
+from semishared.opennebula.oned import Oned
 from semishared.opennebula.xml import View, Vm, parse
 from semishared.plan import clusters
 
@@ -166,3 +170,28 @@ def test_verbs_take_what_is_theirs(words: str) -> None:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
     cli.check(parser.parse_args([*words.split(), "--vms", "3"]))
+
+
+def test_vm_that_does_not_come_up_in_time_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "POLL_S", 0)
+
+    class Still(Oned):
+        def __init__(self) -> None:
+            self.asked: List[str] = []
+            self.looks = 0
+
+        def vm(self, number: int) -> Vm:
+            return vm(number)
+
+        def vms(self) -> List[Vm]:
+            self.looks += 1
+            return [vm(1)] if self.looks < 3 else []
+
+        def act(self, number: int, action: str) -> None:
+            self.asked.append(f"{action} {number}")
+
+    oned, told = Still(), list[str]()
+    boot = front.Boot(oned, Config(), lambda **event: told.append(event["event"]), Wish("auto", "auto", 0, True), 0)
+    (row,) = boot.run([vm(1)], None)
+    assert oned.asked == ["resume 1"] and (row["how"], row["why"]) == ("failed", "it does not run after 0 s: state 8/0")
+    assert told == ["vm"]
