@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, Dict, List, Optional
 
 import pytest
 
+from semishared.config import Config
+from semishared.front import pool_moves as front
 from semishared.model.steps_device import MoveBase, MoveLayers
 from semishared.opennebula.xml import Vm, parse
 from semishared.plan import pool_rows
@@ -90,3 +93,14 @@ def test_why_nothing_takes_a_disk_names_the_classes_that_it_wants() -> None:
     usual, fast, ram = held(layers(5), layers(6, classes=["fast"]), layers(7, classes=["ram"]))
     assert pool_rows.no_room(usual) == "no other device has room for it"
     assert "of class fast (SEMISHARED_CLASS)" in pool_rows.no_room(fast) and "of class ram" in pool_rows.no_room(ram)
+
+
+def test_disk_is_left_alone_whose_vm_has_another_state_than_when_the_moves_were_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {5: vm(5, ACTIVE, RUNNING), 6: vm(6, POWEROFF), 7: vm(7, POWEROFF), 8: vm(8, ACTIVE, MIGRATING), 9: vm(9, ACTIVE, RUNNING)}
+    monkeypatch.setattr(front, "Oned", lambda: SimpleNamespace(vm=now.get))
+    moving = front.Moving(Config(), "h1", "/root", lambda **_: None)
+    moving._vms = {5: vm(5, ACTIVE, RUNNING), 6: vm(6, POWEROFF), 7: vm(7, ACTIVE, RUNNING), 8: vm(8, ACTIVE, RUNNING), 9: vm(9, POWEROFF)}
+    said = {number: moving._changed(number) for number in now}
+    assert [number for number in now if not said[number]["why"]] == [5, 6]
+    assert said[7]["why"] == said[9]["why"] == "it has another state by now" and "under way" in str(said[8]["why"])
+    assert [number for number in now if said[number]["is_off"]] == [6, 7]

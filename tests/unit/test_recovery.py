@@ -7,11 +7,13 @@ import json
 import os
 from pathlib import Path
 
-from semishared.disk import recovery
+from semishared.disk import recovery, snapshots
 from semishared.model import layout, layout_base, layout_delta
 from semishared.model.place import OVERLAY, REMOTE_FIRST
 from semishared.model.record import Record
-from semishared.model.refs import ImageRef
+from semishared.model.refs import DiskRef, ImageRef
+from semishared.model.steps_snapshot import LookAtDisk
+from semishared.tools import files
 
 
 def test_lease_of_a_disk_goes_that_was_to_be_detached_when_it_only_had_its_delta(tmp_path: Path) -> None:
@@ -32,3 +34,14 @@ def test_lease_of_a_disk_goes_that_was_to_be_detached_when_it_only_had_its_delta
     recovery.recover(vm_dir, "")
     assert not os.path.exists(layout_delta.note(vm_dir))
     assert sorted(os.listdir(layout_base.leases(base))) == ["42-2", "42-3"], "of an overlay, and of one that nothing was begun with"
+
+
+def test_disk_of_which_something_is_begun_is_not_looked_at_and_nothing_is_ended(tmp_path: Path) -> None:
+    vm_dir = f"{tmp_path}/101/42"
+    record = Record(0, OVERLAY, "qcow2", f"{vm_dir}/disk.0.snap/0", False, ImageRef(100, 7, "raw", f"{tmp_path}/100/9b66", "3d" * 16))
+    os.makedirs(layout.records(vm_dir))
+    files.write_json(layout.record(vm_dir, 0), record.to_data())
+    note = layout.job_note(vm_dir, 0)
+    files.write_json(note, {})
+    assert snapshots.look_at(LookAtDisk(DiskRef(42, 0, vm_dir), "")) == {"unsettled": True}
+    assert os.path.exists(note)

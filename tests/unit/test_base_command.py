@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `semishared base` says at the end; the hosts are made up."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Callable
+
+import pytest
+
+from semishared.cli import base
+
+
+class Command:
+    """One run on a host with one base."""
+
+    def __init__(self, leases: "list[str]", *, dry_run: bool, goes: bool) -> None:
+        self.arguments, self.goes = argparse.Namespace(dry_run=dry_run), goes
+        self.listed = {"bases": [{"name": f"100-7-{'a' * 32}", "bytes": 5, "leases": leases}]}
+
+    def about(self, found: "dict[str, Any]") -> bool:
+        return True
+
+    def on_hosts(self, work: "Callable[..., list[dict[str, Any]]]") -> "list[dict[str, Any]]":
+        return work(self, None, "/root", self.listed)
+
+    def run(self, steps: object) -> "list[dict[str, object]]":
+        """Answer as the session with the host."""
+        assert not self.arguments.dry_run, "nothing is changed"
+        return [{"evicted": self.goes}]
+
+
+@pytest.mark.parametrize(
+    ("leases", "dry_run", "goes", "said", "code"),
+    [
+        ([], True, False, "would be removed, 5 B", 0), (["5-0"], True, False, "stays: leased by disks 5-0", 1),
+        ([], False, True, "removed, 5 B", 0), (["5-0"], False, False, "stays: leased by disks 5-0", 1),
+        ([], False, False, "stays: leased by disks taken just now", 1),
+    ],
+)  # fmt: skip
+def test_evict_fails_for_a_base_that_is_leased_and_its_dry_run_says_so(
+    leases: "list[str]", dry_run: bool, goes: bool, said: str, code: int
+) -> None:
+    command: Any = Command(leases, dry_run=dry_run, goes=goes)
+    (row,), line, found = base.evict(command)
+    assert (line(row), found) == (said, code)
