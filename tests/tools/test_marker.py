@@ -16,6 +16,11 @@ from typing import Any, Iterator
 import pytest
 
 from lab.oned import ActionFailed
+from semishared.errors import OtherStore, StoreAbsent
+from semishared.model.refs import ImageRef
+from semishared.model.stores import Access
+from semishared.store import marker
+from semishared.store.dir_store import DirStore
 from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
 
 A, B = "a" * 32, "b" * 32
@@ -234,3 +239,15 @@ def test_write_to_a_store_that_is_another_is_said_by_each(site: ActionSite, capf
     mark(site, said=B)
     with pytest.raises(ActionFailed, match="another datastore's store"):
         site.image()
+
+
+def test_nothing_that_comes_from_elsewhere_is_written_to_where_the_store_is_not(tmp_path: Path) -> None:
+    access = Access("dir", marker=A)
+    image = ImageRef(STORE, 7, "raw", f"{tmp_path}/{'c' * 32}", access=access)
+    with pytest.raises(StoreAbsent):
+        DirStore(access).receive(image, 4096, [(0, b"x" * 4096)], str)
+    assert everything(tmp_path) == []
+    marker.write(str(tmp_path), B)
+    with pytest.raises(OtherStore):
+        DirStore(access).receive(image, 4096, [(0, b"x" * 4096)], str)
+    assert everything(tmp_path) == [".semishared", ".semishared/store"]
