@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -24,7 +25,9 @@ from semishared.errors import (
     VmGone,
 )
 from semishared.model import steps as s
-from semishared.tools import qemu_img
+from semishared.store import dir_clones
+from semishared.store.dir_image import Stored
+from semishared.tools import files, qemu_img
 from tools.world import MiB, World, qemu_io
 
 
@@ -76,6 +79,25 @@ def test_clone_on_the_store_is_gone_with_its_disk(world: World, format: str) -> 
     assert not os.path.lexists(disk.path)
     assert not clone.exists()
     qemu_io(image.source, format, "read -P 0xa1 1M 64k")
+
+
+def test_clone_that_is_not_published_whole_leaves_no_layer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = Stored(world.image().source)
+    clone = stored.clone(5, 1)
+
+    flush, seen = files.fsync, list[list[str]]()
+
+    def fails(path: str) -> None:
+        if not os.path.isdir(path):
+            return flush(path)
+        seen.append(os.listdir(path))
+        raise OSError(errno.EIO, "it does not reach the disk")
+
+    monkeypatch.setattr(files, "fsync", fails)
+    with pytest.raises(OSError, match="does not reach"):
+        dir_clones.create(stored, "raw", clone, 0)
+    assert seen == [["0"]], "its only layer was there by then"
+    assert os.listdir(os.path.dirname(clone)) == []
 
 
 @pytest.mark.parametrize(

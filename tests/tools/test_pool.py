@@ -329,6 +329,18 @@ def test_a_device_that_cannot_be_written_to_takes_nothing(world: World, pool: Po
     assert [rows[str(path)]["state"] for path in pool.paths] == ["", "read-only", "read-only"]
 
 
+def test_a_device_whose_label_only_somebody_else_may_write_is_not_read_only(world: World, pool: Pool) -> None:
+    """As one that root has set up is for oneadmin: here for a root who may no more than others."""
+    pool.set()
+    rows = pool.rows()
+    uuid = str(rows[str(pool.paths[0])]["uuid"])
+    (pool.paths[0] / ".semishared" / "device.json").chmod(0o444)
+    code = "import sys; from semishared.base import device_state; print(device_state.state(*sys.argv[1:]))"
+    words = ["setpriv", "--bounding-set=-dac_override", "/usr/bin/python3", "-c", code, str(world.root), uuid]
+    done = subprocess.run(words, stdout=subprocess.PIPE, check=True, cwd=Path(__file__).parents[2] / "lib")
+    assert done.stdout == b"\n"
+
+
 def test_what_a_device_held_while_it_was_away_is_found_when_it_is_back(world: World, pool: Pool) -> None:
     pool.set()
     disk = world.disk()
