@@ -27,6 +27,7 @@ from semishared.opennebula.oned import Oned
 from semishared.plan.ceph_caps import fence as fence_key
 from semishared.plan.fence import mark_of
 from semishared.store import ceph
+from semishared.store.blocklist import Fencer
 from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
 from tools.test_writers import exported
 
@@ -341,6 +342,21 @@ def disk(number: int = 7, **more: str) -> Dict[str, str]:
 def blocked(site: "Site") -> Dict[str, str]:
     found: Dict[str, str] = site.command("osd dump")["blocklist"]
     return found
+
+
+def test_an_image_that_goes_while_they_are_looked_into_has_nobody(pool: "Site") -> None:
+    for number in (7, 8):
+        pool.make(number)
+
+    class Late(Fencer):
+        def see(self, pool_name: str) -> Tuple[ceph.Pool, List[str]]:
+            seen = super().see(pool_name)
+            pool.rbd.remove(pool.ioctx, "one-7")
+            return seen
+
+    with writer(pool.conf, "one-8"):
+        names, openers = Late(pool.access, FENCER).openers("one")
+    assert sorted(names) == ["one/one-7", "one/one-8"] and {opener.image for opener in openers} == {"one/one-8"}
 
 
 def test_clients_are_shut_out_one_by_one_where_an_osd_has_their_address(cloud: Cloud, pool: "Site") -> None:
