@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING, Any, Iterator
 
 import pytest
 
@@ -293,6 +293,25 @@ def test_image_with_clones_is_not_removed(site: Site, clones: str) -> None:
     site.on(i.RemoveImage(image))
     site.on(i.RemoveImage(image))
     assert site.names() == []
+
+
+def test_snapshot_that_a_killed_action_has_left_is_made_anew_once_its_guest_has_written(site: Site) -> None:
+    image = site.make()
+    site.on(i.KeepSnapshot(image, 0))
+    (left,) = [found["id"] for found in listed(site)]
+    site.on(i.KeepSnapshot(image, 0))
+    assert [found["id"] for found in listed(site)] == [left], "of what the image still is"
+    site.write("one-7", 8 * MiB, b"\x02" * 4096)
+    site.on(i.KeepSnapshot(image, 0))
+    assert site.read("one-7", 8 * MiB, 4096, "0") == b"\x02" * 4096 and site.protected("one-7", "0")
+
+
+def listed(site: Site) -> "list[dict[str, Any]]":
+    """Return the snapshots of an image as librbd has them."""
+    import rbd
+
+    with rbd.Image(site.ioctx, "one-7", read_only=True) as image:
+        return list(image.list_snaps())
 
 
 @pytest.mark.parametrize("source", ["one/one-7", "one/one-7-23-1"])
