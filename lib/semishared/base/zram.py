@@ -24,13 +24,14 @@ def taken(directory: str) -> tuple[int, int] | None:
 
 def limit(directory: str) -> int:
     """Return the bytes beyond which it refuses a page, 0 of a device that refuses none: there XFS shuts down, and all on it is lost."""
-    return (taken(directory) or (0, 0))[1]
+    found = taken(directory)
+    return found[1] if found else 0
 
 
 def left(directory: str) -> int | None:
     """Return the bytes that it may still take for what it has compressed, None of a device without such a limit."""
-    used, most = taken(directory) or (0, 0)
-    return max(most - used, 0) if most else None
+    found = taken(directory)
+    return max(found[1] - found[0], 0) if found and found[1] else None
 
 
 def mixes_memory(directory: str) -> bool:

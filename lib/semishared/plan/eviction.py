@@ -71,7 +71,6 @@ def _bytes(key: str, text: str, total: int, none: int) -> int:
             share = float(text[:-1])
             if 0 <= share <= 100:
                 return int(total * share / 100)
-            raise ValueError
         return amount(text)
     except ValueError:
         raise BadAttribute(f"{key} = {text!r} is neither a size (200G), nor a share (30%), nor none") from None
