@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from semishared.errors import MissingImage, NotSupported, UnsafeImage, WrongFormat
-from semishared.intake.unpack import decompressor
+from semishared.intake.unpack import MAGIC, Spoiled, decompressor, unpacked
 from semishared.tools import inspection
 
 GiB = 1 << 30
@@ -144,3 +145,10 @@ def test_header_is_looked_at_again_but_not_that_of_a_raw_image(name: str) -> Non
 )
 def test_compression_is_recognised(head: bytes, kind: str) -> None:
     assert decompressor(head) == kind
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive"])
+@pytest.mark.parametrize("kind", MAGIC)
+def test_what_does_not_begin_as_it_is_said_to_is_spoiled_and_not_empty(kind: str, content: bytes) -> None:
+    with pytest.raises(Spoiled):
+        list(unpacked(io.BytesIO(content), kind))

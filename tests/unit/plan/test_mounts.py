@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,3 +81,9 @@ def test_the_mount_of_a_path_is_the_innermost_and_the_last() -> None:
     covered = mountinfo("autofs", "rw,fd=5") + mountinfo("nfs", V3.format("", "none"))
     assert mount_of(STORE, covered)["type"] == "nfs"
     assert mount_of("/", "nonsense\n") == {}
+
+
+@pytest.mark.parametrize(("mode", "is_passable"), [(0o750, False), (0o751, True), (0o774, False)])
+def test_a_store_is_passable_only_for_whom_everybody_may_pass(tmp_path: Path, mode: int, is_passable: bool) -> None:
+    tmp_path.chmod(mode)
+    assert preflight.store_state(str(tmp_path), "token")["passable"] is is_passable
