@@ -15,7 +15,7 @@ from semishared.base.ensure import ensure
 from semishared.errors import BadArguments, ImageChanged, MissingImage
 from semishared.model import steps as s
 from semishared.model import steps_base as b
-from semishared.tools import extents, files
+from semishared.tools import extents, files, locks
 from tools.world import MiB, World, qemu_io
 
 IMAGE = 64 * MiB
@@ -84,6 +84,16 @@ def test_eviction_spares_leased_bases_and_takes_the_others_whole(world: World) -
     assert evict(world, base.name)
     assert world.bases() == []
     assert evict(world, base.name), "what is not there is evicted"
+
+
+def test_a_base_that_somebody_is_about_to_use_stays_and_makes_no_room(world: World) -> None:
+    base = ensure(root(world), world.image(), None).base
+    name = os.path.basename(base.directory)
+    with locks.exclusive(cache.lock_path(root(world), base)):
+        assert room.evict(root(world), name) == {"evicted": False, "bytes": 0}
+        assert cache.is_published(base)
+    gone = room.evict(root(world), name)
+    assert gone["evicted"] and gone["bytes"]
 
 
 @pytest.mark.parametrize("name", ["", "x", "../100-7", f"100-7-{'0' * 32}/..", f"100-7-{'0' * 31}"])

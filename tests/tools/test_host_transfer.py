@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator
 import pytest
 
 from semishared.config import Config
-from semishared.disk import epochs
+from semishared.disk import epochs, guard
 from semishared.errors import (
     ImageChanged,
     LateAction,
@@ -349,6 +349,17 @@ def test_directory_with_a_way_out_is_refused_where_it_arrives(world: World, tmp_
     assert not os.path.lexists(f"{target}/deployment.0")
     assert world.leftovers() == []
     assert os.path.isdir(source), "what was refused stays where it is"
+
+
+def test_what_arrives_has_no_set_user_id_and_not_everybody_writes_it(tmp_path: Path) -> None:
+    vm_dir = tmp_path / "5"
+    modes = {"disk.1": (0o4755, 0o755), "disk.2": (0o2660, 0o660), "disk.3": (0o666, 0o664), "disk.4": (0o757, 0o755)}
+    vm_dir.mkdir()
+    for name, (sent, _) in modes.items():
+        (vm_dir / name).touch()
+        (vm_dir / name).chmod(sent)
+    guard.check_received(str(vm_dir), 5, str(vm_dir), ())
+    assert {name: stat.S_IMODE((vm_dir / name).stat().st_mode) for name in modes} == {name: mode for name, (_, mode) in modes.items()}
 
 
 def over_the_store(world: World) -> tuple[s.ImageRef, str, str]:
