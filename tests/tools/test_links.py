@@ -11,8 +11,9 @@ from typing import Callable, Dict, Iterator, List, Tuple
 
 import pytest
 
-from semishared.errors import SemisharedError
+from semishared.errors import SemisharedError, UnexpectedFile
 from semishared.model import steps as s
+from semishared.tools import layers
 from tools.test_datastore import Store
 from tools.world import World, qemu_io
 
@@ -196,6 +197,21 @@ def test_planted_name_below_a_clone_is_not_saved(world: World, clone: s.DiskRef,
     with pytest.raises(SemisharedError) as refused:
         save(world, clone)
     assert refused.value.id in ("SS070", "SS071")
+    assert not (world.store / "saved").exists()
+
+
+@pytest.mark.parametrize("layer", ["0", "1"])
+def test_planted_data_file_of_a_clone_is_not_saved(world: World, clone: s.DiskRef, outside: Path, layer: str) -> None:
+    """All else in the header is as it was: what the layer lies over, in the format that it has."""
+    path = Path(os.path.realpath(clone.path)).with_name(layer)
+    over, format = layers.backing_of(str(path))
+    path.unlink()
+    options = f"data_file={outside}/privatX,backing_file={over},backing_fmt={format}"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-o", options, path, "64M"], check=True)
+    qemu_io(path, "qcow2", "write -P 7 0 1M")
+    path.write_bytes(path.read_bytes().replace(b"privatX", b"private"))
+    with pytest.raises(UnexpectedFile, match="lies over a layer that has a data file of its own"):
+        save(world, clone)
     assert not (world.store / "saved").exists()
 
 

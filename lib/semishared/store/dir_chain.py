@@ -39,7 +39,7 @@ def opened(stored: dir_image.Stored, path: str, format: str, image_format: str, 
                 break
             trouble = layers.reaches_out(file)
             below, below_format = layers.backing_of(file)
-            if trouble and below != stored.link:
+            if trouble and trouble != layers.outside(stored.link):
                 raise UnexpectedFile(f"{path} on {os.uname().nodename} lies over a layer that has {trouble}")
             if not below:
                 break
