@@ -215,6 +215,13 @@ def test_planted_data_file_of_a_clone_is_not_saved(world: World, clone: s.DiskRe
     assert not (world.store / "saved").exists()
 
 
+def test_layers_of_a_clone_that_lie_over_each_other_are_not_read(world: World, clone: s.DiskRef) -> None:
+    lowest = Path(os.path.realpath(clone.path)).with_name("0")
+    subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", "1", "-F", "qcow2", lowest], check=True)
+    with pytest.raises(UnexpectedFile, match="lies over itself"):
+        save(world, clone)
+
+
 @pytest.mark.fault(7, "save-as of a disk in place follows no other link than its own")
 def test_planted_link_of_a_disk_in_place_is_not_saved(world: World, outside: Path) -> None:
     image, disk = world.image(), world.disk()
