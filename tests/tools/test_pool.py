@@ -25,6 +25,7 @@ from semishared.disk import on_devices, vm_dir
 from semishared.disk.epochs import Planned
 from semishared.errors import BadPool, DeviceMissing, NoDevice, NoDeviceOfClass, NoSpace, NotSupported, SemisharedError, UnexpectedLink
 from semishared.host import host_probe
+from semishared.model import layout_devices
 from semishared.model import steps as s
 from semishared.model import steps_device as d
 from semishared.model.device_class import Want
@@ -801,6 +802,14 @@ def test_what_is_pending_is_what_is_not_there_yet(world: World, pool: Pool) -> N
     assert not (world.root / "locks" / "elsewhere").exists()
     with pytest.raises(UnexpectedLink):
         pending(world)
+
+
+def test_no_device_is_to_blame_for_a_vm_directory_that_is_gone(world: World, pool: Pool) -> None:
+    pool.set()
+    name = layout_devices.layers_name(5, 1, "0" * 12)
+    with pytest.raises(FileNotFoundError):
+        devices.make(str(world.root), f"{world.disk().path}.snap", "layers", name, "5-1", MiB)
+    assert not pool.layers()
 
 
 def test_a_place_that_has_no_room_after_all_is_given_up(world: World, pool: Pool) -> None:

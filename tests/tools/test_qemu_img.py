@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from semishared.errors import ToolFailed, UnsafeImage
+from semishared.store.dir_store import DirDraft
 from semishared.tools import inspection, qemu_img
 from tools.world import MiB, allocated, qemu_io
 
@@ -85,6 +86,13 @@ def test_resize_grows(tmp_path: Path) -> None:
         qemu_img.create(str(tmp_path / format), format, MiB)
         qemu_img.resize(str(tmp_path / format), format, 3 * MiB)
         assert qemu_img.virtual_size(str(tmp_path / format), format) == 3 * MiB
+
+
+@pytest.mark.parametrize(("size", "made"), [(0, 3), (2, 3), (3, 3), (4, 4)])
+def test_a_draft_is_at_least_as_large_as_it_is_to_be_and_not_cut_off(tmp_path: Path, size: int, made: int) -> None:
+    qemu_img.create(str(tmp_path / "source"), "raw", 3 * MiB)
+    DirDraft(str(tmp_path / "made"), "qcow2", size * MiB).fill(str(tmp_path / "source"), "raw")
+    assert qemu_img.virtual_size(str(tmp_path / "made"), "qcow2") == made * MiB
 
 
 def test_garbage_is_a_failed_tool(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from typing import Any, Callable, Dict, List
 import pytest
 
 from semishared.errors import BadRecord, MissingImage, NotSupported
-from semishared.model import layout_store
+from semishared.model import layout, layout_store
 from semishared.model import steps as s
 from semishared.opennebula import args
 from semishared.plan import snapshots
-from semishared.store import dir_clones
+from semishared.store import dir_clones, dir_image
 from semishared.tools import layers, qemu_img
 from tools.world import OVERLAY_OPTIONS, MiB, World, qemu_io
 
@@ -329,3 +329,16 @@ def test_clone_whose_host_died_in_a_pull_lies_over_what_it_lay_over(world: World
     disk.now = above if noted == below else {at: pattern for at, pattern in above.items() if at != 3}
     disk.kept.clear()
     disk.check()
+
+
+def test_layer_of_a_clone_that_no_pull_has_changed_is_not_written(world: World) -> None:
+    """Its host died before it, or QEMU had put all back."""
+    disk = Disk(world, "store-clone", "raw")
+    disk.create()
+    top, stored = str(disk.record["path"]), dir_image.Stored(disk.image.source)
+    dir_clones.note_pull(top)
+    before = os.stat(top)
+    dir_clones.put_back(stored, layout.plain(top))
+    after = os.stat(top)
+    assert (after.st_mtime_ns, after.st_ctime_ns) == (before.st_mtime_ns, before.st_ctime_ns)
+    assert not os.path.exists(layout_store.pull_note(os.path.dirname(top)))

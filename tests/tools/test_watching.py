@@ -16,9 +16,12 @@ from typing import Callable
 import pytest
 
 from semishared.base import moving, overcommitted
+from semishared.disk import moved_layers
 from semishared.errors import PoolBusy
+from semishared.guest import job_lock
 from semishared.host import watching
 from semishared.model import layout_devices
+from semishared.model.steps_device import MoveLayers
 from semishared.tools import locks, standstill
 from tools.test_pool import Pool
 from tools.world import World
@@ -134,6 +137,33 @@ def test_who_moves_one_thing_after_the_other_lets_a_disk_leave_memory_in_between
                 moving.begin(root)
         file.close()
     finally:
+        for held in list(moving._mine):
+            moving._mine.pop(held).close()
+
+
+def test_a_round_that_could_not_move_one_disk_goes_on_to_the_next_at_once(
+    world: World, pool: Pool, lock: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.set(*map(str, pool.paths[:2]), f"{pool.paths[2]}=ram:2")
+    root, path = str(world.root), layout_devices.moving_lock(str(world.root))
+    for name, seconds in (("GIVE_WAY_S", 0.1), ("LOOK_S", 0.05)):
+        monkeypatch.setattr(moving, name, seconds)
+    monkeypatch.setattr(moving, "stand_back", lambda _: None)
+    (pool.paths[2] / "full").write_bytes(bytes(210 << 20))
+    file = locks.attempt(lock)
+    assert file
+    overcommitted.note_watch(file)
+    try:
+        moving.begin(root, is_urgent=True)
+        had = moving._mine[path]
+        assert overcommitted.is_urgent(root)
+        disk, uuid = world.disk(), str(pool.rows()[str(pool.paths[0])]["uuid"])
+        with locks.exclusive(job_lock.lock_path(disk.vm, disk.vm_dir)):
+            step = MoveLayers(disk, "one-5", layout_devices.layers_name(5, 1, "0" * 12), uuid, 0)
+            assert "is being acted upon" in str(moved_layers.spill(step, lambda **_: None)["error"])
+        assert moving._mine[path] is had, "it lets nobody else move things meanwhile"
+    finally:
+        file.close()
         for held in list(moving._mine):
             moving._mine.pop(held).close()
 
