@@ -19,7 +19,10 @@ import pytest
 from semishared.errors import AnotherWriter, JournalDamaged, NoSpace
 from semishared.model import layout_store
 from semishared.model.owner import Owner
+from semishared.store import dir_redo
 from semishared.store.diffs import Diff
+from semishared.store.part import Part
+from semishared.tools import whole_pages
 from store.benches import DirBench
 from store.cases import SIZE, MiB, nothing_left, of, ref
 from store.diff_cases import DISK, SEQ, VM, Lent, is_content, lent
@@ -230,3 +233,18 @@ def test_owner_and_mode_stay(bench: DirBench, tmp_path: Path) -> None:
         assert it.commit().how == "reflink"
         found = os.stat(it.image.source)
         assert (found.st_mode & 0o777, found.st_uid, found.st_gid) == (0o640, 9869, 9869)
+
+
+def test_zeros_are_written_where_the_file_system_makes_no_holes(tmp_path: Path) -> None:
+    """As NFSv3; nor does a ramfs."""
+    where, start, length = tmp_path / "plain", MiB - 100, 2 * MiB + 300
+    where.mkdir()
+    subprocess.run(["mount", "-t", "ramfs", "plain", where], check=True)
+    try:
+        before = os.urandom(4 * MiB)
+        (where / "image").write_bytes(before)
+        with open(where / "image", "r+b", 0) as image, whole_pages.opened(image.fileno()) as file:
+            assert dir_redo.write(file, Part([(start, length, None)])) == length
+        assert (where / "image").read_bytes() == before[:start] + bytes(length) + before[start + length :]
+    finally:
+        subprocess.run(["umount", where], check=True)
