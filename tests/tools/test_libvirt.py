@@ -18,8 +18,12 @@ from typing import Iterator
 
 import pytest
 
+from semishared.disk import records
 from semishared.errors import NotSupported
+from semishared.guest import active_layer
+from semishared.model import steps as s
 from semishared.plan import live_migration, migrate_options
+from tools.world import World
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("libvirt") is None, reason="no python3-libvirt")
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,6 +101,26 @@ def test_host_without_the_binding_names_the_package_and_asks_the_rest_all_the_sa
     first, *others = said.splitlines()
     assert first == "True domain test runs there True"
     assert len(others) == 2 and all("python3-libvirt is not installed on" in line and "[SS032]" in line for line in others)
+
+
+def test_deltas_of_a_guest_that_may_run_are_not_merged_under_it(world: World) -> None:
+    disk = world.disk()
+    world.on(s.PrepareVm(disk.vm, disk.vm_dir), s.CopyImage(disk, world.image(), 0))
+    record = records.record_of(disk)
+    active_layer.note(disk.vm_dir, [record])
+    active_layer.create(record)
+    active_layer.write(disk.vm_dir, active_layer.with_delta(record))
+    before = {path: path.lstat().st_mtime_ns for path in Path(disk.vm_dir).rglob("*")}
+    code, said, errors = ended(
+        "from semishared.errors import ToolFailed\n"
+        "from semishared.guest import deltas, kvmrc\n"
+        "kvmrc._site.append(kvmrc.Site(uri='qemu+unix:///system?socket=/no'))\n"
+        f"try: deltas.merge({disk.vm_dir!r}, 'one-5')\n"
+        "except ToolFailed as e: print(e.detail)\n"
+    )
+    assert (code, errors) == (0, "")
+    assert said.endswith("does not say whether one-5 runs: its deltas are not merged\n")
+    assert {path: path.lstat().st_mtime_ns for path in Path(disk.vm_dir).rglob("*")} == before
 
 
 @pytest.mark.skipif(shutil.which("virsh") is None, reason="no virsh")
