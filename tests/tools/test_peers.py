@@ -409,6 +409,29 @@ def test_extents_of_several_bases_come_by_their_hashes(world: World, image: s.Im
     targets.close()
 
 
+def test_who_was_left_for_a_faster_source_is_asked_for_the_next_base_all_the_same(world: World, tmp_path: Path) -> None:
+    """Unlike who was not reached."""
+    from semishared.base.account import Account, Orders
+    from semishared.base.filling import Filling
+    from semishared.base.targets import Target, Targets
+
+    image = world.image()
+    image = image._replace(generation=ensure(str(world.root), image, None).base.generation)
+    step, targets = wanted(world, b.Part(image, ("localhost",))), Targets(lambda target: None)
+    target, account = Target(str(tmp_path / "else"), step.parts[0]), Account(targets, lambda **_: None)
+    targets.add(target)
+    orders = iter([{"skip": "localhost"}])
+    filling = Filling(step._replace(parts=()), targets, account, Orders(lambda: next(orders, None)), Config())
+
+    def ask() -> None:
+        filling._ask(target.part.holders, lambda: target.lacks, lambda host: filling._peer(host, target))
+
+    ask()
+    assert account.troubles == ["localhost: localhost is left for a faster source"] and not target.is_known
+    ask()
+    assert target.is_known and whole(world, target.partial)
+
+
 @pytest.mark.parametrize("holder", ["localhost", "nowhere"])
 def test_peer_that_nobody_knows_is_tried_while_the_store_is_read(world: World, tmp_path: Path, holder: str) -> None:
     from semishared.base import pricing

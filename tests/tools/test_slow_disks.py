@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -17,6 +19,7 @@ from semishared.config import Config
 from semishared.errors import SemisharedError, ToolTimeout
 from semishared.model import steps as s
 from semishared.wire import session as ssh
+from semishared.wire.messages import Reader, Writer
 from tools.slow_disk import SlowDisk, wait_until_copying
 from tools.world import MiB, World
 
@@ -44,6 +47,20 @@ files.WINDOW = 1 << 20
 standstill.FLOOR = 1 << 30
 sys.exit(hostside.main())
 """
+HUNG = """
+import os, subprocess, sys, time
+sys.path.insert(0, {lib!r})
+from semishared.host import service
+from semishared.tools import standstill
+def hang(host, plan):
+    standstill.limit_s = 0.3
+    with subprocess.Popen(["sleep", "60"]) as child:
+        host._writer.send(pid=child.pid)
+service.Host._carry_out = hang
+service.ALIVE_S, standstill.FLOOR = 0.1, 1 << 40
+sys.exit(service.main())
+"""
+"""A host side whose every plan waits for a program that does nothing."""
 RATE = 3 * MiB
 SIZE = 4 * LIMIT_S * RATE // 2
 """Takes twice the limit at that rate."""
@@ -77,6 +94,18 @@ def slow_to_write(tmp_path: Path, scaled: None) -> Iterator[SlowWorld]:
         yield SlowWorld(disk)
     finally:
         disk.end()
+
+
+def is_gone(pid: int) -> bool:
+    """Tell whether a process has ended, or does so within a second."""
+    for _ in range(100):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def data(size: int) -> bytes:
@@ -188,3 +217,22 @@ def test_a_hung_fsync_ends_too(slow_to_write: SlowWorld) -> None:
     assert time.monotonic() - began < 60
     world.disk_below.go_on()
     assert subprocess.run(["ls", str(path)], check=False, stderr=subprocess.DEVNULL).returncode != 0
+
+
+def test_who_stands_still_says_so_and_ends_with_all_that_he_has_started_though_nobody_hangs_up() -> None:
+    words, pipe = ["/usr/bin/python3", "-I", "-c", HUNG.format(lib=str(LIB))], subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, start_new_session=True) as host:
+        assert host.stdin and host.stdout
+        try:
+            Writer(host.stdin.fileno()).send(plan={})
+            reader = Reader(host.stdout.fileno())
+            started = reader.read(20)
+            said = reader.read(20)
+            while isinstance(said, dict) and said["event"] == "alive":
+                said = reader.read(20)
+            assert isinstance(said, dict) and (said["event"], said["id"]) == ("error", ToolTimeout.id)
+            assert host.wait(20) == -signal.SIGKILL
+            assert isinstance(started, dict) and is_gone(int(str(started["pid"])))
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(host.pid, signal.SIGKILL)
