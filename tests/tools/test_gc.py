@@ -201,7 +201,7 @@ def test_data_that_might_be_the_only_copy_is_kept_and_said(busy: World) -> None:
     assert {(item.kind, item.keep.split(" ")[0]) for item in found} == {("outgoing", "it")}
     known = gc.Known(KNOWN, frozenset({(100, 7)}), frozenset({str(busy.store / HEX), str(busy.store / ("f" * 32))}))
     kept = [item for item in gc.find([machine(busy)], known, 0, True) if item.kind == "image"]
-    assert [Path(item.path).name for item in kept] == ["a" * 32]
+    assert [(Path(item.path).name, item.vm) for item in kept] == [("a" * 32, -1)]
     assert kept[0].keep.startswith("it may hold")
 
 
