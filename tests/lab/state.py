@@ -235,9 +235,9 @@ def _leftovers(lab_id: str, namespaces: set[str]) -> list[str]:
         pid = int(entry.name)
         if not started(pid):
             continue  # dead, and only waiting for the machine's pid 1 to notice
-        # By its number a namespace that somebody else has just made may be one of ours that is gone. What was started in a node stays in
-        # the node's pid namespace, which nobody makes but labs.
-        inside = {name for name in namespaces_of(pid) & namespaces if name.startswith("pid:")}
+        # Whatever a lab starts is in one of its pid or net namespaces, from outside by nsenter too. A mount namespace that another test has
+        # made for itself may have the number of one of ours that is gone.
+        inside = {name for name in namespaces_of(pid) & namespaces if name.startswith(("pid:", "net:"))}
         try:
             words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             mounts = (entry / "mountinfo").read_text()
