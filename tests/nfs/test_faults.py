@@ -84,9 +84,10 @@ def test_a_host_that_was_cut_off_cannot_write_when_it_is_back(nfs_site: NfsSite)
     guest = Guest(h1, image.source, "qcow2")
     guest.do("write -P 1 1M 64k")
     h1.cut()
+    nfs_site.expire(h1)
     try:
         # Its locks outlive its lease for as long as nobody else asks for them.
-        wait_for("h2 may write", lambda: not h2.has_lock_refused(image.source), 6 * LEASE_S + 120)
+        wait_for("h2 may write", lambda: not h2.has_lock_refused(image.source), 3 * LEASE_S + 120)
         new = Guest(h2, image.source, "qcow2")
         new.do("write -P 8 1M 64k")
     finally:

@@ -10,7 +10,7 @@ import pytest
 
 from lab.kernel_host import ONEADMIN
 from nfs.cephfs import CephSite
-from nfs.site import PATIENCE_S, STORE, Guest, Host, NfsSite, Site
+from nfs.site import LEASE_S, PATIENCE_S, STORE, Guest, Host, NfsSite, Site
 
 FENCE = """
 import json, sys, time
@@ -62,8 +62,9 @@ def cut_off(site: Site, path: str) -> None:
     for off, why in fence(fe, path, (True, "none"), (False, "/bin/true")):
         assert not off and f"{path} is written to by another client of the {site.kind} file system" in why, "it is not off"
     h1.cut()
+    site.expire(h1)
     try:
-        found = fence(fe, path, (False, "none"), (False, "/bin/false"), (True, "none"), wait_s=PATIENCE_S)
+        found = fence(fe, path, (False, "none"), (False, "/bin/false"), (True, "none"), wait_s=LEASE_S + PATIENCE_S)
     finally:
         h1.mend()
     assert "a host writes to a mounted store until it is off" in found[0][1]
