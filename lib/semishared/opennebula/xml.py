@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 from ..errors import BadArguments
 from ..units import MiB
+from .values import ID_BITS, integer, is_yes, upper
 
 if TYPE_CHECKING:
     from typing import Self, Sequence
@@ -33,15 +34,17 @@ class View:
         self.element = element
 
     def text(self, path: str) -> str:
-        """Return the text at `path`, '' if there is none."""
-        return (self.element.findtext(path) or "").strip()
+        """Return the text at `path` as it stands, '' if there is none."""
+        return self.element.findtext(path) or ""
 
-    def number(self, path: str, default: int = -1) -> int:
-        """Return the number at `path`, `default` if there is none."""
-        try:
-            return int(self.text(path))
-        except ValueError:
-            return default
+    def number(self, path: str, default: int = -1, bits: int = 64) -> int:
+        """Return the number of so many bits that oned reads at `path`, `default` if it reads none."""
+        found = integer(self.text(path), bits)
+        return default if found is None else found
+
+    def is_yes(self, path: str) -> bool:
+        """Tell whether oned reads YES at `path`."""
+        return is_yes(self.text(path))
 
     def to_bytes(self) -> bytes:
         """Return the element as XML."""
@@ -58,28 +61,40 @@ class Object(View):
 
     @property
     def id(self) -> int:
-        return self.number("ID")
+        return self.number("ID", bits=ID_BITS)
 
     @property
     def name(self) -> str:
         return self.text("NAME")
 
     def attribute(self, name: str) -> str:
-        """Return an attribute of its template, '' if it has none such."""
-        return self.text(f"TEMPLATE/{name}")
+        """Return what somebody wrote for us in its template, without the blanks around it; '' if there is none."""
+        return self.text(f"TEMPLATE/{name}").strip()
 
 
 class Disk(View):
-    """/VM/TEMPLATE/DISK as oned filled it in."""
+    """/VM/TEMPLATE/DISK as oned filled it in.
+
+    What a user wrote there stays, unless oned had an object to take it from: for all that an image has, ask the image.
+    """
 
     @property
     def id(self) -> int:
-        return self.number("DISK_ID")
+        return self.number("DISK_ID", bits=ID_BITS)
+
+    @property
+    def is_volatile(self) -> bool:
+        """Tell whether oned acquired no image for it (VirtualMachineDisk::is_volatile)."""
+        return self.type in ("FS", "SWAP")
+
+    @property
+    def type(self) -> str:
+        return upper(self.text("TYPE"))
 
     @property
     def image_id(self) -> int:
-        """Id of the image, -1 for a volatile disk."""
-        return self.number("IMAGE_ID")
+        """Id of the image, -1 for a volatile disk, whatever else its user has written."""
+        return -1 if self.is_volatile else self.number("IMAGE_ID", bits=ID_BITS)
 
     @property
     def image_name(self) -> str:
@@ -87,11 +102,11 @@ class Disk(View):
 
     @property
     def store_id(self) -> int:
-        return self.number("DATASTORE_ID")
+        return self.number("DATASTORE_ID", bits=ID_BITS)
 
     @property
     def source(self) -> str:
-        return self.text("SOURCE")
+        return "" if self.is_volatile else self.text("SOURCE")
 
     @property
     def format(self) -> str:
@@ -107,16 +122,16 @@ class Disk(View):
 
     @property
     def is_persistent(self) -> bool:
-        return self.text("PERSISTENT").upper() == "YES"
+        return not self.is_volatile and self.is_yes("PERSISTENT")
 
     @property
     def is_readonly(self) -> bool:
-        return self.text("READONLY").upper() == "YES"
+        return self.is_yes("READONLY")
 
     @property
     def is_shareable(self) -> bool:
         """Several guests may write to the image at once (PERSISTENT_TYPE = SHAREABLE)."""
-        return self.text("SHAREABLE").upper() == "YES"
+        return self.is_yes("SHAREABLE")
 
     @property
     def is_directory(self) -> bool:

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read an attribute's text as oned reads it: what it takes for no number is none, for whoever wrote it may be a tenant.
+
+oned (src/common/Attribute.cc, include/Attribute.h: vector_value; src/template/Template.cc: get) reads a number by istringstream >>
+to the end of the text, in the C locale, and YES whatever its case. tests/unit/oned_values.cc does the same; the unit tests compare.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Optional
+
+_NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", re.ASCII)
+_DIGITS = 20
+"""More than 64 bits have, but for zeros in front."""
+ID_BITS = 32
+"""Of what oned keeps in a C++ int: the ids of its objects, disks and snapshots."""
+
+
+def integer(text: str, bits: int = 64) -> Optional[int]:
+    """Return what oned reads into a signed integer of that many bits; None for what it takes for no number."""
+    found = _NUMBER.fullmatch(text)
+    if not found or len(found.group(1).lstrip("+-").lstrip("0")) > _DIGITS:
+        return None
+    number = int(found.group(1))
+    return number if -(1 << bits - 1) <= number < 1 << bits - 1 else None
+
+
+def is_yes(text: str) -> bool:
+    """Tell whether oned takes a text for YES."""
+    return text.isascii() and text.upper() == "YES"
+
+
+def upper(text: str) -> str:
+    """Return a word as oned compares it: letters of ASCII alone have another case."""
+    return text.upper() if text.isascii() else text
