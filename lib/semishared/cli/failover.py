@@ -151,11 +151,12 @@ def reasons(oned: Oned, vm: Vm) -> Iterator[str]:
         yield f"it is in state {vm.number('STATE')}/{vm.lcm_state}, in which OpenNebula has nothing running to start elsewhere"
         return
     for disk in vm.disks:
-        if disk.is_shareable:
-            yield f"disk {disk.id} is SHAREABLE: the scheduler gives it no datastore with SHARED = NO, onevm migrate {vm.id} HOST does"
         if disk.image_id < 0:
             why = failover.why_not_anew(vm, disk)
         else:
-            why = failover.why_waits(vm, disk, oned.image(disk.image_id), oned.datastore(disk.store_id))
+            image = oned.image(disk.image_id)
+            if image.is_shareable:
+                yield f"disk {disk.id} is SHAREABLE: the scheduler gives it no datastore with SHARED = NO, onevm migrate {vm.id} HOST does"
+            why = failover.why_waits(vm, disk, image, oned.datastore(image.store_id))
         if why:
             yield f"disk {disk.id}: {why}"

@@ -79,6 +79,7 @@ class Fence:
             pass
         mark = plan.begun(plan.mark_of(cloud.host), plan.boot_of(cloud.host), (), int(time.time()))
         mark, missing = self._shut_out(cloud, mark)
+        missing = [*missing, *cloud.odd]
         off, why_on = self._switched_off(cloud, confirmed_off, bool(cloud.mounted or missing))
         since = int(time.time())  # before the locks are waited for: meanwhile somebody may switch it on again
         # What is off writes nothing: then it does not matter what a cluster said, but for whoever reads it.

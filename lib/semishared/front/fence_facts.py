@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from typing import Iterator, Sequence
+from typing import Iterator, Sequence, Tuple
 
 from .. import NAME
 from ..errors import BadArguments, BadAttribute
@@ -14,7 +14,7 @@ from ..model.steps import Access
 from ..named import NamedTuple
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
-from ..opennebula.xml import Datastore, Disk, Host, Vm
+from ..opennebula.xml import Datastore, Disk, Host, Image, Vm
 from ..plan import fence as plan
 from ..store.blocklist import Fencer
 from ..tools.addresses import addresses
@@ -41,6 +41,8 @@ class Cloud(NamedTuple):
     """Datastore and SOURCE, or clone, of what guests of the host may have open for writing."""
     all_pools: Sequence[Datastore]
     """All image datastores of ours on Ceph."""
+    odd: tuple[str, ...]
+    """Disks of which nobody can tell what their guests may have open, and why."""
 
     def on(self, datastores: Sequence[Datastore]) -> list[str]:
         """Return the disks in these datastores."""
@@ -61,7 +63,17 @@ def ask(oned: Oned, name: str) -> Cloud:
     host = found[0]
     # Several clouds may have a datastore of one name; ids are oned's.
     ours = {store.id: store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD")) and store.type != 1}
-    disks = [(disk.store_id, where) for vm in _guests(oned, name) for disk in vm.disks for where in _places(vm, disk, ours)]
+    images = {image.id: image for image in oned.images() if image.store_id in ours}
+    disks, odd = list[Tuple[int, str]](), list[str]()
+    for vm in _guests(oned, name):
+        for disk in vm.disks:
+            image = images.get(disk.image_id)
+            if image is None or disk.is_readonly or not image.source:
+                continue
+            try:
+                disks += [(image.store_id, where) for where in _places(vm, disk, image, ours[image.store_id])]
+            except BadArguments as e:
+                odd.append(f"disk {disk.id} of VM {vm.id}: {e.detail}")
     used = {number for number, _ in disks}
     # A share has no lock, nor an epoch, and who writes to it is a daemon of the host or the guest itself: a file system's business, as its
     # addresses and clients are, of which no blocklist of ours knows. Without a guest that has one the host writes to none.
@@ -69,7 +81,7 @@ def ask(oned: Oned, name: str) -> Cloud:
     reached = [store for store in ours.values() if store.id in used or store.id in near]
     pools = [store for store in ours.values() if stores.kind(store).has_bridge]
     mounted = [store for store in reached if store not in pools]
-    return Cloud(host, hosts, [store for store in reached if store in pools], mounted, tuple(disks), pools)
+    return Cloud(host, hosts, [store for store in reached if store in pools], mounted, tuple(disks), pools, tuple(odd))
 
 
 def clusters(pools: Sequence[Datastore]) -> list[list[Datastore]]:
@@ -92,18 +104,15 @@ def _hosts(vm: Vm) -> list[str]:
     return [found.text or "" for found in vm.element.findall("HISTORY_RECORDS/HISTORY/HOSTNAME")]
 
 
-def _places(vm: Vm, disk: Disk, ours: dict[int, Datastore]) -> Iterator[str]:
-    """Yield where a guest may write of a disk: to the image itself, or to a clone if there is one."""
-    store = ours.get(disk.store_id)
-    if store is None or disk.is_readonly or not disk.source:
-        return
-    if disk.is_persistent or stores.is_shares(store):
-        yield disk.source
+def _places(vm: Vm, disk: Disk, image: Image, store: Datastore) -> Iterator[str]:
+    """Yield where a guest may write of a disk: to the image itself, or to a clone if there is one; raise BadArguments."""
+    if image.is_persistent or stores.is_shares(store):
+        yield image.source
     elif stores.kind(store).has_bridge:
-        yield layout_pool.clone(disk.source, vm.id, disk.id)
+        yield layout_pool.clone(image.source, vm.id, disk.id)
     else:
-        directory, _, image = absolute(disk.source, "SOURCE").rpartition("/")
-        clone = layout_store.clone(f"{directory}/{layout_store.side(image)}", vm.id, disk.id, store.attribute("SEMISHARED_CLOUD"))
+        directory, _, name = absolute(image.source, "SOURCE").rpartition("/")
+        clone = layout_store.clone(f"{directory}/{layout_store.side(name)}", vm.id, disk.id, store.attribute("SEMISHARED_CLOUD"))
         # Else its disk is on the host.
         if unless_it_hangs(lambda: os.path.exists(clone), True):
             yield clone

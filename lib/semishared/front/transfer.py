@@ -27,7 +27,8 @@ def _facts(action: Action, request: args.FromImage) -> tuple[Disk, Image, Datast
     vm = oned.vm(request.target.vm_place.vm)
     action.seq = vm.seq
     disk = vm.disk(request.target.disk or 0)
-    return disk, oned.image(disk.image_id), _marked(action, oned.datastore(disk.store_id))
+    image = oned.image(disk.image_id)
+    return disk, image, _marked(action, oned.datastore(image.store_id))
 
 
 def _vm(action: Action, place: args.DiskPlace) -> Vm:

@@ -73,9 +73,9 @@ class Object(View):
 
 
 class Disk(View):
-    """/VM/TEMPLATE/DISK as oned filled it in.
+    """/VM/TEMPLATE/DISK.
 
-    What a user wrote there stays, unless oned had an object to take it from: for all that an image has, ask the image.
+    oned wrote over what it had an object for, and left what else the VM's user wrote: what an image has is asked of the image.
     """
 
     @property
@@ -121,17 +121,13 @@ class Disk(View):
         return max(self.number("ORIGINAL_SIZE", 0), 0) * MiB
 
     @property
-    def is_persistent(self) -> bool:
-        return not self.is_volatile and self.is_yes("PERSISTENT")
+    def is_clone(self) -> bool:
+        """Tell whether oned has it made by clone, and not by ln; oned writes that for each disk of an image."""
+        return self.is_yes("CLONE")
 
     @property
     def is_readonly(self) -> bool:
         return self.is_yes("READONLY")
-
-    @property
-    def is_shareable(self) -> bool:
-        """Several guests may write to the image at once (PERSISTENT_TYPE = SHAREABLE)."""
-        return self.is_yes("SHAREABLE")
 
     @property
     def is_directory(self) -> bool:
@@ -226,7 +222,21 @@ class Image(Object):
     @property
     def is_readonly(self) -> bool:
         """What DISK of a VM says comes before it for oned, unless PERSISTENT_TYPE says it."""
-        return self.attribute("READONLY").upper() == "YES" or self.attribute("PERSISTENT_TYPE").upper() == "IMMUTABLE"
+        return self.is_yes("TEMPLATE/READONLY") or self._persistent_type == "IMMUTABLE"
+
+    @property
+    def is_shareable(self) -> bool:
+        """Tell whether several guests may write to it at once."""
+        return self.is_persistent and self._persistent_type == "SHAREABLE" and self.format in ("raw", "dir")
+
+    @property
+    def _persistent_type(self) -> str:
+        return upper(self.text("TEMPLATE/PERSISTENT_TYPE"))
+
+    @property
+    def vms(self) -> frozenset[int]:
+        """Return the ids of the VMs that oned has acquired it for."""
+        return frozenset(View(found).number(".", bits=ID_BITS) for found in self.element.findall("VMS/ID"))
 
     @property
     def source(self) -> str:

@@ -29,7 +29,7 @@ from ..model.exchange import AskOned, Lines, On, Part, Plan, Say, warn
 from ..model.steps import PrepareVm
 from ..named import NamedTuple
 from ..opennebula.args import VmPlace
-from ..opennebula.xml import Datastore, Disk, Vm
+from ..opennebula.xml import Datastore, Disk, Image, Vm
 from . import placement
 from .filesystems import check_tag
 
@@ -64,19 +64,19 @@ def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
     mine, roots, lines, answers = [], [], list[str](), {}
     for disk in directories(vm):
         image = yield AskOned("image", disk.image_id)
-        datastore = yield AskOned("datastore", disk.store_id)
+        datastore = yield AskOned("datastore", image.store_id)
         marker, reads = datastore.attribute("SEMISHARED_STORE"), image.is_readonly
         if placement.is_client(image, datastore):
-            mine.append((disk, check_tag(disk.id, disk.text("MOUNT_TAG")), datastore, reads or disk.is_readonly))
+            mine.append((disk, check_tag(disk.id, disk.text("MOUNT_TAG")), (image, datastore), reads or disk.is_readonly))
         elif marker or reads:
             roots.append((disk.image_id, marker, image.number("REGTIME"), reads))
     if mine:
         yield On(place.host, (PrepareVm(place.vm, place.path),))
-    for disk, tag, datastore, reads_alone in mine:
+    for disk, tag, facts, reads_alone in mine:
         same = [(one, reads) for one, _, _, reads in mine if one.image_id == disk.image_id]
         if disk is same[0][0]:
             reads = all(reads for _, reads in same)
-            answers[disk.image_id] = yield from _key(vm, disk, datastore, reads)
+            answers[disk.image_id] = yield from _key(vm, *facts, reads)
         if not answers[disk.image_id]:
             continue
         # What this disk is mounted for: by another one the guest may write all the same.
@@ -87,9 +87,9 @@ def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
     return Clients(found, "".join(lines).encode(), tuple(roots))
 
 
-def _key(vm: Vm, disk: Disk, datastore: Datastore, reads: bool) -> Part[dict[str, str]]:
+def _key(vm: Vm, image: Image, datastore: Datastore, reads: bool) -> Part[dict[str, str]]:
     """Have the key of a VM for a share, nothing for one that runs and has none (any more)."""
-    where = (shares.tree(datastore), disk.image_id, disk.source, vm.id)
+    where = (shares.tree(datastore), image.id, image.source, vm.id)
     if vm.lcm_state not in RUNS:
         (given,) = yield On(shares.bridge(datastore), (s.GiveKey(*where, reads, vm.seq),))
         return dict(given)

@@ -152,7 +152,7 @@ def bases(vm: Vm, images: Mapping[int, Image], datastores: Mapping[int, Datastor
 
 def _place(image: Image, datastore: Datastore, disk: Disk) -> Place | None:
     try:
-        if disk.is_persistent or disk.is_readonly:
+        if image.is_persistent or disk.is_readonly:
             return placement.attached(image, datastore, disk)
         return placement.place(image, datastore)
     except BadAttribute:

@@ -72,7 +72,7 @@ def due(vm: Vm, images: Mapping[int, Image], datastores: Mapping[int, Datastore]
     found = []
     for disk in vm.disks:
         image, datastore = images.get(disk.image_id), datastores.get(disk.store_id)
-        if image is None or datastore is None or disk.is_persistent or vm.number("STATE") != ACTIVE:
+        if image is None or datastore is None or image.is_persistent or vm.number("STATE") != ACTIVE:
             continue
         if placement.detach_when(image, datastore) == "after-boot":
             found.append(disk.id)

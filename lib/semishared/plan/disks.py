@@ -138,12 +138,12 @@ def _attached(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, 
         yield from _diff(asked, ref, bridge, grown(disk), options, is_taken_over)
         return
     if not bridge:
-        link = s.LinkInPlace(target, ref, readonly, session=not readonly, shareable=disk.is_shareable)
+        link = s.LinkInPlace(target, ref, readonly, session=not readonly, shareable=image.is_shareable)
         yield On(host, (_prepare(asked.target), link))
         return
     from . import rbd
 
-    yield from rbd.ln(host, bridge, ref, target, readonly=readonly, shareable=disk.is_shareable)
+    yield from rbd.ln(host, bridge, ref, target, readonly=readonly, shareable=image.is_shareable)
 
 
 def _diff(asked: FromImage, image: s.ImageRef, bridge: str, min_size: int, options: str, is_taken_over: bool) -> Plan:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from ..errors import DiskLost, HostNotLost, HostUnreachable, NotSupported
+from ..errors import BadArguments, DiskLost, HostNotLost, HostUnreachable, NotSupported
 from ..model import layout, stores
 from ..model import steps as s
 from ..model import steps_image as i
@@ -43,17 +43,12 @@ KERNELS = ("KERNEL", "INITRD")
 
 
 def _is_swap(disk: Disk) -> bool:
-    return disk.text("TYPE").lower() == "swap"
-
-
-def _is_clone(disk: Disk) -> bool:
-    """Tell whether oned has the disk made by clone, and not by ln."""
-    return disk.text("CLONE").upper() == "YES"
+    return disk.type == "SWAP"
 
 
 def _has_no_file(disk: Disk) -> bool:
     """Tell whether nothing in the VM directory leads to a disk, whoever's it is: RBD, or a file system that is passed through."""
-    return disk.text("TYPE").upper() in ("RBD", "FILESYSTEM")
+    return disk.type in ("RBD", "FILESYSTEM")
 
 
 class _Rebuilt(NamedTuple):
@@ -99,10 +94,12 @@ def _decided(asked: Move, vm: Vm, disk: Disk, overlay_options: str) -> Part[_Reb
     if disk.driver not in ("", disks.DRIVER):
         raise NotSupported(f"disk {disk.id} of VM {vm.id} is of driver {disk.driver}, and is not brought elsewhere")
     image: Image = yield AskOned("image", disk.image_id)
-    datastore: Datastore = yield AskOned("datastore", disk.store_id)
-    request_image = FromImage(image_source(disk.source, "SOURCE"), place, disk.store_id)
+    if not_acquired(vm, disk, image):
+        raise BadArguments(not_acquired(vm, disk, image))
+    datastore: Datastore = yield AskOned("datastore", image.store_id)
+    request_image = FromImage(image_source(image.source, "SOURCE"), place, image.store_id)
     ref, bridge = images.image_ref(image, datastore, request_image.source), stores.bridge(datastore, image.id)
-    if not _is_clone(disk):
+    if not disk.is_clone:
         if placement.attached(image, datastore, disk).commits:
             # What was not committed is lost with the host: the image's owner says whether that may be given up.
             _may_begin_anew(asked.source.host, vm, disk, image, datastore)
@@ -113,6 +110,17 @@ def _decided(asked: Move, vm: Vm, disk: Disk, overlay_options: str) -> Part[_Reb
         return _Rebuilt(_adopted(place, ref, str(clone), placement.io_class(image, datastore)), ref, bridge)
     _may_begin_anew(asked.source.host, vm, disk, image, datastore)
     return _Rebuilt(disks.clone(request_image, disk, image, datastore, overlay_options), ref, bridge)
+
+
+def not_acquired(vm: Vm, disk: Disk, image: Image) -> str:
+    """Return why a disk is not one that oned acquired this image for, '' if it is: what its user wrote in DISK opens nothing."""
+    of = f"disk {disk.id} of VM {vm.id}"
+    if vm.id not in image.vms:
+        return f"{of} names image {image.id}, which oned has not given to that VM"
+    if (disk.source, disk.store_id) != (image.source, image.store_id):
+        said, right = f"{disk.source!r} in datastore {disk.store_id}", f"{image.source!r} in datastore {image.store_id}"
+        return f"{of} names {said}, and its image {image.id} is {right}"
+    return ""
 
 
 def _adopted(place: DiskPlace, image: s.ImageRef, clone: str, kind: str) -> Plan:
@@ -172,7 +180,9 @@ def why_waits(vm: Vm, disk: Disk, image: Image, datastore: Datastore) -> str:
         return ""  # its host is off, or only read it (front/fence_facts.py); where it is not mounted, deploy refuses
     if disk.driver not in ("", disks.DRIVER):
         return "" if _has_no_file(disk) else f"it is of driver {disk.driver}"
-    place = placement.place(image, datastore) if _is_clone(disk) else placement.attached(image, datastore, disk)
+    if not_acquired(vm, disk, image):
+        return not_acquired(vm, disk, image)
+    place = placement.place(image, datastore) if disk.is_clone else placement.attached(image, datastore, disk)
     if not place.is_local:
         return ""
     return why_not_anew(vm, disk, image, datastore)

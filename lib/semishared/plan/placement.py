@@ -111,7 +111,7 @@ def attached(image: Image, datastore: Datastore, disk: Disk) -> Place:
     _value(image, datastore, "SEMISHARED_LOCAL", LOCALS, "overlay")
     if where != "local" or disk.is_readonly:
         return IN_PLACE  # nothing is written to what is read-only: there would be nothing to commit
-    if disk.is_shareable:
+    if image.is_shareable:
         raise BadAttribute(
             f"SEMISHARED_PLACE = local of {where_from} contradicts PERSISTENT_TYPE = SHAREABLE: what several guests write at once "
             "is in one place"
@@ -136,7 +136,7 @@ def reason(image: Image, datastore: Datastore, disk: Disk) -> str:
     """Return, in a few words, why a disk from `image` is where `place` or `attached` says."""
     where, where_from = _value(image, datastore, "SEMISHARED_PLACE", WHERE, "auto")
     how, how_from = _value(image, datastore, "SEMISHARED_LOCAL", LOCALS, "overlay")
-    if disk.is_persistent or disk.is_readonly:
+    if image.is_persistent or disk.is_readonly:
         if attached(image, datastore, disk).commits:
             return f"persistent, SEMISHARED_PLACE = local of {where_from}: only here until it is committed"
         return "persistent: attached in place"
