@@ -13,6 +13,7 @@ from typing import Optional
 from xml.parsers import expat
 
 from ..errors import BadArguments
+from .values import ID_BITS, integer, is_yes
 
 ATTRIBUTE = re.compile(rb"""([^\s=<>"'/]+)\s*=\s*("[^"]*"|'[^']*')""")
 DEEPEST = 250
@@ -52,9 +53,17 @@ class Element:
             yield from child.find(*path[1:])
 
     def value(self, name: str) -> str:
-        """Return the text of the child `name`, '' without one."""
+        """Return the text of the child `name` as it stands, '' without one."""
         child = self.first(name)
-        return child.text.strip() if child else ""
+        return child.text if child else ""
+
+    def number(self, name: str) -> Optional[int]:
+        """Return the number that oned reads from the child `name` where it keeps an id, None if it reads none."""
+        return integer(self.value(name), ID_BITS)
+
+    def is_yes(self, name: str) -> bool:
+        """Tell whether oned reads YES from the child `name`."""
+        return is_yes(self.value(name))
 
 
 def escape(text: str) -> str:

@@ -23,10 +23,10 @@ class AttachMessage:
     @property
     def number(self) -> int:
         """Return the disk's number."""
-        number = self.disk.value("DISK_ID")
-        if not number.isascii() or not number.isdigit():
-            raise BadArguments(f"the disk to attach has the number {number!r}")
-        return int(number)
+        number = self.disk.number("DISK_ID")
+        if number is None or number < 0:
+            raise BadArguments(f"the disk to attach has the number {self.disk.value('DISK_ID')!r}")
+        return number
 
     @property
     def is_ours(self) -> bool:

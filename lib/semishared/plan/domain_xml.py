@@ -188,5 +188,6 @@ def check_system_snapshot(records: Records) -> None:
 def disks_of_ours(vm: bytes) -> dict[int, str]:
     """Return number and target of each disk that `vm.xml` says our transfer driver made; it makes none of a share (filesystems.py)."""
     root = Markup(vm, "VM").root
-    ours = [disk for disk in root.find("TEMPLATE", "DISK") if disk.value("TM_MAD") == DRIVER and disk.value("DISK_ID").isdigit()]
-    return {int(disk.value("DISK_ID")): disk.value("TARGET") for disk in ours if disk.value("TYPE") != "FILESYSTEM"}
+    ours = [disk for disk in root.find("TEMPLATE", "DISK") if disk.value("TM_MAD") == DRIVER and disk.value("TYPE") != "FILESYSTEM"]
+    numbered = [(disk.number("DISK_ID"), disk.value("TARGET")) for disk in ours]
+    return {number: target for number, target in numbered if number is not None}

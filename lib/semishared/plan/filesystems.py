@@ -62,15 +62,13 @@ def _directories(vm: Element) -> Iterator[Element]:
 
 
 def _attached(disk: Element) -> Attached:
-    number, image, named = disk.value("DISK_ID"), disk.value("IMAGE_ID"), disk.first("MOUNT_TAG")
-    # As it stands: with a blank or a new line beside it, it is another for oned.
-    tag = named.text if named else ""
-    if not number.isdigit() or not image.isdigit():
-        raise BadArguments(f"a directory among the VM's disks has DISK_ID {number!r} and IMAGE_ID {image!r}")
-    check_tag(int(number), tag)
-    is_exclusive = disk.value("PERSISTENT").upper() == "YES" and disk.value("SHAREABLE").upper() != "YES"
-    readonly = disk.value("READONLY").upper() == "YES"
-    return Attached(int(number), int(image), absolute(disk.value("SOURCE"), "SOURCE"), tag, readonly, is_exclusive)
+    number, image, tag = disk.number("DISK_ID"), disk.number("IMAGE_ID"), disk.value("MOUNT_TAG")
+    if number is None or image is None or min(number, image) < 0:
+        said = disk.value("DISK_ID"), disk.value("IMAGE_ID")
+        raise BadArguments("a directory among the VM's disks has DISK_ID {!r} and IMAGE_ID {!r}".format(*said))
+    check_tag(number, tag)
+    is_exclusive = disk.is_yes("PERSISTENT") and not disk.is_yes("SHAREABLE")
+    return Attached(number, image, absolute(disk.value("SOURCE"), "SOURCE"), tag, disk.is_yes("READONLY"), is_exclusive)
 
 
 def check_tag(disk: int, tag: str) -> str:
