@@ -65,7 +65,8 @@ OTHERS += "<DISK><DISK_ID>3</DISK_ID><TM_MAD>semishared</TM_MAD><TYPE>FILESYSTEM
 
 def template(kind: str, number: int, attributes: dict[str, str], more: str = "") -> ElementTree.Element:
     rows = "".join(f"<{name}>{value}</{name}>" for name, value in attributes.items())
-    return ElementTree.fromstring(f"<{kind}><ID>{number}</ID><TEMPLATE>{rows}</TEMPLATE>{more}</{kind}>")
+    of = f"<DATASTORE_ID>110</DATASTORE_ID><SOURCE>{SOURCE}</SOURCE>" if kind == "IMAGE" else ""
+    return ElementTree.fromstring(f"<{kind}><ID>{number}</ID>{of}<TEMPLATE>{rows}</TEMPLATE>{more}</{kind}>")
 
 
 class Asked:

@@ -31,8 +31,9 @@ def disk(number: int, image: int, **more: str) -> str:
     return "<DISK>" + "".join(f"<{name}>{value}</{name}>" for name, value in rows.items()) + "</DISK>"
 
 
-def image(number: int, when: str = "") -> Image:
-    return Image.parse(f"<IMAGE><ID>{number}</ID><TEMPLATE><SEMISHARED_DETACH>{when}</SEMISHARED_DETACH></TEMPLATE></IMAGE>")
+def image(number: int, when: str = "", persistent: int = 0) -> Image:
+    of = f"<ID>{number}</ID><PERSISTENT>{persistent}</PERSISTENT><DATASTORE_ID>100</DATASTORE_ID>"
+    return Image.parse(f"<IMAGE>{of}<TEMPLATE><SEMISHARED_DETACH>{when}</SEMISHARED_DETACH></TEMPLATE></IMAGE>")
 
 
 def store(when: str = "") -> Datastore:
@@ -68,10 +69,10 @@ def test_vm_of_which_nothing_can_be_planned_is_one_row_and_the_others_go_on(monk
 
 
 def test_due_are_disks_whose_image_or_else_datastore_says_so() -> None:
-    machine = vm(7, disks=disk(0, 1) + disk(1, 2) + disk(2, 3) + disk(3, 1, PERSISTENT="YES"))
-    images = {1: image(1), 2: image(2, "On-Request"), 3: image(3, "after-boot")}
+    machine = vm(7, disks=disk(0, 1) + disk(1, 2) + disk(2, 3) + disk(3, 5) + disk(4, 1, PERSISTENT="YES", DATASTORE_ID="7"))
+    images = {1: image(1), 2: image(2, "On-Request"), 3: image(3, "after-boot"), 5: image(5, persistent=1)}
     assert detach.due(machine, images, {100: store()}) == (2,)
-    assert detach.due(machine, images, {100: store("after-boot")}) == (0, 2)
+    assert detach.due(machine, images, {100: store("after-boot")}) == (0, 2, 4)  # what DISK says beside its image is its user's word
     assert detach.due(vm(7, (8, 0), disks=disk(0, 3)), images, {100: store()}) == ()
     with pytest.raises(BadAttribute, match="SEMISHARED_DETACH of image 4 is 'soon', not one of on-request, after-boot"):
         detach.due(vm(7, disks=disk(0, 4)), {4: image(4, "soon")}, {100: store()})

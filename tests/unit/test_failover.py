@@ -19,7 +19,7 @@ from semishared.tools import layers
 
 
 def disk(number: int, image: int = -1, **more: str) -> str:
-    rows = {"DISK_ID": number, "DATASTORE_ID": 100, "TM_MAD": "semishared", **({"IMAGE_ID": image} if image >= 0 else {}), **more}
+    rows = {"DISK_ID": number, "DATASTORE_ID": 100, "TM_MAD": "semishared", **({"IMAGE_ID": image, "SOURCE": f"/images/{image}"} if image >= 0 else {}), **more}
     return "<DISK>" + "".join(f"<{name}>{value}</{name}>" for name, value in rows.items()) + "</DISK>"
 
 
@@ -33,7 +33,9 @@ def vm(number: int, disks: str = "", state: int = 3, lcm: int = 16, hosts: tuple
 
 def image(number: int, **attributes: str) -> Image:
     rows = "".join(f"<{name}>{value}</{name}>" for name, value in attributes.items())
-    return Image.parse(f"<IMAGE><ID>{number}</ID><NAME>image-{number}</NAME><TEMPLATE>{rows}</TEMPLATE></IMAGE>")
+    of = f"<ID>{number}</ID><NAME>image-{number}</NAME><DATASTORE_ID>100</DATASTORE_ID><SOURCE>/images/{number}</SOURCE>"
+    kind = "<PERSISTENT>1</PERSISTENT><FORMAT>raw</FORMAT>" if "PERSISTENT_TYPE" in attributes else ""
+    return Image.parse(f"<IMAGE>{of}{kind}<VMS><ID>1</ID><ID>7</ID></VMS><TEMPLATE>{rows}</TEMPLATE></IMAGE>")
 
 
 class Known:
@@ -43,7 +45,7 @@ class Known:
         self._vms, self._refused, self.asked = {item.id: item for item in vms}, refused, list[int]()
         self.images = {
             1: image(1), 2: image(2, SEMISHARED_ON_HOST_FAILURE="recreate"), 3: image(3, SEMISHARED_PLACE="shared"),
-            4: image(4, SEMISHARED_LOCAL="odd"),
+            4: image(4, SEMISHARED_LOCAL="odd"), 5: image(5, PERSISTENT_TYPE="shareable"),
         }  # fmt: skip
 
     def vms(self) -> list[Vm]:
@@ -77,7 +79,12 @@ class Known:
         (disk(0, 3, CLONE="YES") + disk(1, 2, CLONE="YES") + disk(2, 1, CLONE="YES"), "disk 2: "),
         (disk(0, TYPE="fs"), "disk 0: SEMISHARED_ON_HOST_FAILURE is wait"),
         (disk(0, 1, CLONE="YES", TM_MAD="qcow2"), "disk 0: it is of driver qcow2"),
-        (disk(0, 1, CLONE="NO", SHAREABLE="YES"), "onevm migrate 7 HOST"),
+        (disk(0, 5, CLONE="NO"), "onevm migrate 7 HOST"),
+        (disk(0, 1, CLONE="NO", SHAREABLE="YES"), None),
+        (disk(0, 1, CLONE="NO", SOURCE="/etc/shadow"), "names '/etc/shadow' in datastore 100, and its image 1 is '/images/1'"),
+        (disk(0, 3, CLONE="YES", DATASTORE_ID="101"), "names '/images/3' in datastore 101"),
+        (disk(0, TYPE="fs", IMAGE_ID="1", SOURCE="/images/1", CLONE="NO"), "disk 0: SEMISHARED_ON_HOST_FAILURE is wait"),
+        (disk(0, TYPE="fs", IMAGE_ID="0_1", SOURCE="/images/1", CLONE="NO"), "disk 0: SEMISHARED_ON_HOST_FAILURE is wait"),
         (disk(0, 4, CLONE="YES"), "SEMISHARED_LOCAL of image 4"),
     ],
 )

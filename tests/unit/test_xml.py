@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import BadArguments
+from semishared.opennebula import values
 from semishared.opennebula.driver_data import DriverData
 from semishared.opennebula.encoded import decode
 from semishared.opennebula.xml import Datastore, Host, Image, Vm, parse
@@ -28,9 +30,9 @@ def test_recorded_vm_is_read() -> None:
     assert (vm.id, vm.lcm_state, vm.context_disk, vm.system_datastores) == (2, 1, 4, [101])
     assert [disk.id for disk in vm.disks] == [0, 1, 2, 3]
     in_place, copied = vm.disk(0), vm.disk(1)
-    assert (in_place.image_id, in_place.is_persistent, in_place.driver, in_place.store_id) == (0, True, "semishared", 100)
-    assert (copied.image_id, copied.is_persistent, copied.format, copied.size) == (1, False, "raw", 16 * MiB)
-    assert vm.disk(2).image_id == -1
+    assert (in_place.image_id, in_place.is_clone, in_place.driver, in_place.store_id) == (0, False, "semishared", 100)
+    assert (copied.image_id, copied.is_clone, copied.format, copied.size) == (1, True, "raw", 16 * MiB)
+    assert (vm.disk(2).image_id, vm.disk(2).is_volatile) == (-1, True)
 
 
 def test_vm_says_which_disk_it_does_not_have() -> None:
@@ -48,8 +50,34 @@ def test_recorded_image_and_datastore_are_read() -> None:
 
 
 def test_missing_and_odd_numbers_have_a_default() -> None:
-    image = Image.parse("<IMAGE><ID>x</ID><SIZE>-5</SIZE><TYPE> 2 </TYPE></IMAGE>")
-    assert (image.id, image.size, image.type) == (-1, 0, 2)
+    image = Image.parse("<IMAGE><ID>x</ID><SIZE>-5</SIZE><TYPE> 2</TYPE><DATASTORE_ID>2 </DATASTORE_ID></IMAGE>")
+    assert (image.id, image.size, image.type, image.store_id) == (-1, 0, 2, -1)
+
+
+def test_texts_are_read_as_oned_reads_them() -> None:
+    rows = [json.loads(line) for line in (FIXTURES / "oned_values.json").read_text().splitlines()]
+    assert len(rows) > 1000 and any(row[1] != row[2] for row in rows) and any(row[3] for row in rows)
+    for text, of_32_bits, of_64_bits, is_yes in rows:
+        assert (values.integer(text, 32), values.integer(text), values.is_yes(text)) == (of_32_bits, of_64_bits, is_yes), repr(text)
+
+
+@pytest.mark.parametrize("more", ["<IMAGE_ID>9</IMAGE_ID>", "<IMAGE_ID>0_9</IMAGE_ID>", "<IMAGE>other</IMAGE>"])
+@pytest.mark.parametrize("kind", ["fs", "FS", "swap", "Swap"])
+def test_a_disk_that_oned_calls_volatile_is_of_no_image(kind: str, more: str) -> None:
+    disk = Vm.parse(f"<VM><TEMPLATE><DISK><DISK_ID>0</DISK_ID><TYPE>{kind}</TYPE><SOURCE>/x</SOURCE>{more}</DISK></TEMPLATE></VM>").disk(0)
+    assert (disk.is_volatile, disk.image_id, disk.source) == (True, -1, "")
+
+
+@pytest.mark.parametrize(("said", "size"), [("10_000", 0), ("9 ", 0), ("\u0669", 0), (" 9", 9), ("+9", 9), ("0x9", 0), ("-9", 0)])
+def test_a_size_is_what_oned_counts(said: str, size: int) -> None:
+    disk = Vm.parse(f"<VM><TEMPLATE><DISK><DISK_ID>0</DISK_ID><SIZE>{said}</SIZE></DISK></TEMPLATE></VM>").disk(0)
+    assert disk.size == size * MiB
+
+
+@pytest.mark.parametrize(("said", "is_readonly"), [("YES", True), ("yes", True), ("YES ", False), (" YES", False), ("ye\u017f", False)])
+def test_a_disk_is_read_only_where_oned_says_so(said: str, is_readonly: bool) -> None:
+    vm = Vm.parse(f"<VM><TEMPLATE><DISK><DISK_ID>0</DISK_ID><READONLY>{said}</READONLY></DISK></TEMPLATE></VM>")
+    assert vm.disk(0).is_readonly is is_readonly
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ class Cloud:
                 continue
             record = by_number.get(disk.id)
             image = self.images.get(disk.image_id)
-            store = self.stores.get(disk.store_id)
+            store = self.stores.get(image.store_id) if image else None
             why = ""
             if image is not None and store is not None:
                 try:

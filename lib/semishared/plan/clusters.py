@@ -142,7 +142,8 @@ def bases(vm: Vm, images: Mapping[int, Image], datastores: Mapping[int, Datastor
     """Return the images of whose bases a VM's disks are made."""
     found = []
     for disk in vm.disks:
-        image, datastore = images.get(disk.image_id), datastores.get(disk.store_id)
+        image = images.get(disk.image_id)
+        datastore = datastores.get(image.store_id) if image else None
         if image is not None and datastore is not None and datastore.driver == NAME and image.type in (0, 2):
             place = _place(image, datastore, disk)
             if place is not None and place.leases:

@@ -71,7 +71,8 @@ def due(vm: Vm, images: Mapping[int, Image], datastores: Mapping[int, Datastore]
     """Return the disks of a running VM whose images want them detached without being asked; raise BadAttribute."""
     found = []
     for disk in vm.disks:
-        image, datastore = images.get(disk.image_id), datastores.get(disk.store_id)
+        image = images.get(disk.image_id)
+        datastore = datastores.get(image.store_id) if image else None
         if image is None or datastore is None or image.is_persistent or vm.number("STATE") != ACTIVE:
             continue
         if placement.detach_when(image, datastore) == "after-boot":

@@ -267,7 +267,13 @@ def test_no_machine_is_changed_before_both_are_known_to_be_of_this_version(path:
 
 
 def changed_record(case: Case, name: str, changes: dict[str, Any]) -> Any:
-    """Return what oned says of the VM, image or datastore `name` when a plan asks, `changes` over those of the case."""
+    """Return what oned says of the VM, image or datastore `name` when a plan asks, `changes` over those of the case.
+
+    Where a case does not say it, an image is what the disk that names it says.
+    """
+    if name == "image":
+        of = next((disk for disk in vm(case).disks if disk.image_id == changes.get("ID", 1)), None)
+        changes = {**({"SOURCE": of.source, "DATASTORE_ID": of.store_id} if of else {}), **changes}
     return {"vm": vm, "image": image, "datastore": datastore}[name]({**case, name: {**case.get(name, {}), **changes}})
 
 
