@@ -38,8 +38,8 @@ from . import disks, images, io_class, placement
 
 FAILED = 61
 """LCM state of a VM that did not come to its new host; `recover --retry` asks for the same mv again."""
-KERNELS = ("KERNEL", "INITRD")
-"""What OS of a VM may take from a datastore of files, as <name>_DS."""
+TYPES = {"KERNEL": 3, "INITRD": 4}
+"""What OS of a VM may take from a datastore of files, as <name>_DS, and the type of image that it is."""
 
 
 def _is_swap(disk: Disk) -> bool:
@@ -65,7 +65,7 @@ def mv(asked: Move, vm: Vm, overlay_options: str) -> Plan:
     for disk in vm.disks:
         if not disk.is_directory and (disk.driver in ("", disks.DRIVER) or not _has_no_file(disk)):
             found.append((yield from _decided(asked, vm, disk, overlay_options)))
-    for name in KERNELS:
+    for name in TYPES:
         if View(vm.element).text(f"TEMPLATE/OS/{name}_DS"):
             found.append((yield from _kernel(place, vm, name)))
     for bridge in sorted({rebuilt.bridge for rebuilt in found if rebuilt.bridge}):
@@ -190,12 +190,13 @@ def why_waits(vm: Vm, disk: Disk, image: Image, datastore: Datastore) -> str:
 
 def _kernel(place: VmPlace, vm: Vm, name: str) -> Part[_Rebuilt]:
     """Decide how a kernel or initrd of a datastore comes to the target: as it came to the host before."""
-    of = {key: View(vm.element).text(f"TEMPLATE/OS/{name}_DS_{key}") for key in ("SOURCE", "DSID", "TM")}
-    if of["TM"] != disks.DRIVER or not of["DSID"].isdigit():
-        raise NotSupported(f"the {name.lower()} of VM {vm.id} is of driver {of['TM'] or 'unknown'}, and is not brought elsewhere")
-    datastore: Datastore = yield AskOned("datastore", int(of["DSID"]))
+    image: Image = yield AskOned("image", View(vm.element).number(f"TEMPLATE/OS/{name}_DS_ID"))
+    datastore: Datastore = yield AskOned("datastore", image.store_id)
+    if image.type != TYPES[name] or datastore.driver != disks.DRIVER:
+        of = f"of driver {datastore.driver}" if image.type == TYPES[name] else f"image {image.id}, which is none"
+        raise NotSupported(f"the {name.lower()} of VM {vm.id} is {of}, and is not brought elsewhere")
     target = DiskPlace(place, name.lower(), None)
-    return _Rebuilt(disks.copy_kernel(FromImage(image_source(of["SOURCE"], "SOURCE"), target, datastore.id), datastore))
+    return _Rebuilt(disks.copy_kernel(FromImage(image_source(image.source, "SOURCE"), target, datastore.id), datastore))
 
 
 def _cleared(place: VmPlace, vm: Vm) -> Plan:
