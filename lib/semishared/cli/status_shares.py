@@ -24,7 +24,7 @@ def rows(
                 image = images.get(disk.image_id)
                 readonly = disk.is_readonly or image is not None and image.is_readonly
                 having.setdefault(disk.image_id, []).append({
-                    "vm": vm.id, "name": vm.text("NAME"), "disk": disk.id, "tag": disk.text("MOUNT_TAG"), "host": vm.host,
+                    "vm": vm.id, "name": vm.text("NAME"), "disk": disk.id, "tag": disk.mount_tag, "host": vm.host,
                     "readonly": readonly,
                 })  # fmt: skip
     found = []

@@ -139,6 +139,15 @@ class Disk(View):
         return self.text("TM_MAD")
 
     @property
+    def target(self) -> str:
+        """Name of the device in the guest."""
+        return self.text("TARGET")
+
+    @property
+    def mount_tag(self) -> str:
+        return self.text("MOUNT_TAG")
+
+    @property
     def file_system(self) -> str:
         return self.text("FS").lower()
 

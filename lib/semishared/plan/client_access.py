@@ -67,7 +67,7 @@ def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
         datastore = yield AskOned("datastore", image.store_id)
         marker, reads = datastore.attribute("SEMISHARED_STORE"), image.is_readonly
         if placement.is_client(image, datastore):
-            mine.append((disk, check_tag(disk.id, disk.text("MOUNT_TAG")), (image, datastore), reads or disk.is_readonly))
+            mine.append((disk, check_tag(disk.id, disk.mount_tag), (image, datastore), reads or disk.is_readonly))
         elif marker or reads:
             roots.append((disk.image_id, marker, image.number("REGTIME"), reads))
     if mine:

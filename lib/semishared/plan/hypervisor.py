@@ -149,7 +149,7 @@ def migrate(asked: Asked) -> Plan:
     move = live_migration.Move.parse(asked.argv, asked.stdin)
     vm_dir = asked.vm_dir
     ours = [disk for disk in move.vm.disks if disk.driver == DRIVER]
-    if any(disk.text("TYPE") == SHARE.decode() for disk in ours):
+    if any(disk.is_directory for disk in ours):
         raise NotSupported(SHARE_STAYS)
     records = yield from _recorded(vm_dir)
     _refuse_unrecorded(vm_dir, {disk.id for disk in ours} - set(records))

@@ -8,10 +8,15 @@ completed: somebody has thought about that disk.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ..named import NamedTuple
 from ..opennebula.xml_edit import Element
+
+
+LIMIT = re.compile(r"(TOTAL|READ|WRITE)_(BYTES|IOPS)_SEC(_MAX)?\Z")
+"""What OpenNebula reads as a limit, and lets administrators alone write (VM_RESTRICTED_ATTR). Another name is its user's, and limits nothing."""
 
 
 class Limits(NamedTuple):
@@ -29,7 +34,7 @@ class Limits(NamedTuple):
 
     def attributes(self, disk: Element) -> dict[str, str]:
         """Return the attributes from which OpenNebula's script makes the same, none for a DISK that has any such."""
-        if any(("_BYTES_SEC" in child.name or "_IOPS_SEC" in child.name) and child.text.strip() for child in disk.children):
+        if any(child.text.strip() and LIMIT.match(child.name) for child in disk.children):
             return {}
         parts = (("TOTAL_BYTES_SEC", self.bytes), ("TOTAL_IOPS_SEC", self.operations))
         return {name: str(value) for name, value in parts if value}

@@ -77,7 +77,7 @@ def _shared(vm: Vm, others: Sequence[Disk], opened: Mapping[str, Any]) -> tuple[
     """
     files, places = [], set[str]()
     for disk in others:
-        found = opened.get(disk.text("TARGET"))
+        found = opened.get(disk.target)
         if found is None:
             raise refusal(vm, disk, "the guest does not have it open")
         if found["type"] == "network":
