@@ -27,9 +27,9 @@ REPOSITORY, NAME = 107, "8e4cbd"
 def restored_as_an_image(cloud: Cloud, url: str) -> None:
     """Upload a disk from the backup, as `oneimage restore` lets oned ask (the size is the backup driver's affair)."""
 
-    def upload(path: str, template: str) -> "subprocess.CompletedProcess[bytes]":
+    def upload(path: str, template: str, user: int = 0) -> "subprocess.CompletedProcess[bytes]":
         xml = (
-            f"<DS_DRIVER_ACTION_DATA><IMAGE><ID>999</ID><TYPE>0</TYPE><PATH>{path}</PATH><TEMPLATE>{template}</TEMPLATE></IMAGE>"
+            f"<DS_DRIVER_ACTION_DATA><IMAGE><ID>999</ID><UID>{user}</UID><GID>{user}</GID><TYPE>0</TYPE><PATH>{path}</PATH><TEMPLATE>{template}</TEMPLATE></IMAGE>"
             f"<DATASTORE><ID>{STORE}</ID><TYPE>0</TYPE><BASE_PATH>{DATASTORES}/{STORE}</BASE_PATH><TEMPLATE/></DATASTORE>"
             "</DS_DRIVER_ACTION_DATA>"
         )
@@ -38,8 +38,10 @@ def restored_as_an_image(cloud: Cloud, url: str) -> None:
 
     mine = f"<FROM_BACKUP_DS>{REPOSITORY}</FROM_BACKUP_DS>"
     elsewhere = url.replace("/disk.1.0", "/../../../x/disk.1.0")
-    for path, template in ((url, ""), (url, "<FROM_BACKUP_DS>1</FROM_BACKUP_DS>"), (elsewhere, mine)):
-        refused = upload(path, template)
+    other, part = url.replace(f":{NAME}", f":{NAME[:-1]}"), url.replace(f":{NAME}", f":{NAME},1:1234")
+    tries = [(url, "", 0), (url, "<FROM_BACKUP_DS>1</FROM_BACKUP_DS>", 0), (elsewhere, mine, 0)]
+    for path, template, user in (*tries, (other, mine, 0), (part, mine, 0), (url, mine, 7)):
+        refused = upload(path, template, user)
         assert refused.returncode == 1
         assert re.search(rb"\[SS0(22|03)\]\n$", refused.stderr), refused.stderr
     done = upload(url, mine)

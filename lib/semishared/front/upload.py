@@ -72,6 +72,10 @@ class Upload:
         source.check_url()
         if source.backup_store != -1 and self._image.attribute("FROM_BACKUP_DS") != str(source.backup_store):
             raise RestrictedPath(f"{source.path} is in a backup, which only a restore of that backup may read")
+        if source.backup_store != -1:
+            from ..opennebula.oned import Oned
+
+            images.check_backup(source.path, source.backup_store, source.backup_parts, self._image, Oned().images())
         if source.ssh:
             images.check_allowed_ssh(source.path, self._datastore.attribute("SAFE_DIRS").split())
 

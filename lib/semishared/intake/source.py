@@ -33,7 +33,7 @@ URL = r"https?://[A-Za-z0-9._~:/?#@&+,=%\-]+\Z"
 SSH_URL = r"ssh://((?:[A-Za-z0-9_][A-Za-z0-9._\-]*@)?[A-Za-z0-9_][A-Za-z0-9._\-]*):(/[A-Za-z0-9._/:@+,=%\-]+)\Z"
 """ssh://[user@]host:/path, as the downloader has it. It hands the host to a shell as it is: no character here means anything there."""
 BACKUP_URL = (
-    r"(?:rsync|restic)://([0-9]+)/[0-9]*/[0-9]+:[0-9a-f]+(?:,[0-9]+:[0-9a-f]+)*/[A-Za-z0-9._/\-]*/disk\.[0-9]+\.[0-9]+\Z"
+    r"(?:rsync|restic)://([0-9]+)/[0-9]*/([0-9]+:[0-9a-f]+(?:,[0-9]+:[0-9a-f]+)*)/[A-Za-z0-9._/\-]*/disk\.[0-9]+\.[0-9]+\Z"
 )
 """A disk in a backup datastore, as `oneimage restore` names it: datastore, backup job, increments, file."""
 DOWNLOADER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "datastore", "downloader.sh")
@@ -65,6 +65,12 @@ class Source(NamedTuple):
         """The backup datastore of a disk in a backup, -1 for another URL."""
         match = re.match(BACKUP_URL, self.path)
         return int(match.group(1)) if match and ".." not in self.path.split("/") else -1
+
+    @property
+    def backup_parts(self) -> "frozenset[str]":
+        """What the backup driver calls the increments of that disk's backup, whole."""
+        match = re.match(BACKUP_URL, self.path)
+        return frozenset(part.partition(":")[2] for part in match.group(2).split(",")) if match else frozenset()
 
     def check_url(self) -> None:
         """Raise NotSupported for another scheme than http, https, ssh or a backup's, BadArguments unless the URL is plain."""

@@ -243,6 +243,18 @@ class Image(Object):
         return upper(self.text("TEMPLATE/PERSISTENT_TYPE"))
 
     @property
+    def backup_parts(self) -> frozenset[str]:
+        """Return what the backup driver calls the increments of a backup."""
+        found = (View(element).text("SOURCE") for element in self.element.findall("BACKUP_INCREMENTS/INCREMENT"))
+        return frozenset(found) | {self.source}
+
+    def may_be_used_by(self, other: Image) -> bool:
+        """Tell whether the owner of another image may use this one, by its permissions alone (oned's ACL are not asked)."""
+        uid, gid = other.number("UID"), other.number("GID")
+        ways = ((uid == self.number("UID"), "OWNER_U"), (gid == self.number("GID"), "GROUP_U"), (True, "OTHER_U"))
+        return 0 in (uid, gid) or any(is_so and self.number(f"PERMISSIONS/{right}") == 1 for is_so, right in ways)
+
+    @property
     def vms(self) -> frozenset[int]:
         """Return the ids of the VMs that oned has acquired it for."""
         return frozenset(View(found).number(".", bits=ID_BITS) for found in self.element.findall("VMS/ID"))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..errors import BadAttribute, NotSupported, RestrictedPath
 from ..model import stores
 from ..model.refs import ImageRef
@@ -10,6 +12,7 @@ from ..opennebula.args import image_source
 from ..opennebula.xml import Datastore, Image
 
 CDROM = 1
+BACKUP = 6
 FILESYSTEM = 7
 FILE_DATASTORE = 2
 STORED = ("raw", "qcow2")
@@ -40,6 +43,16 @@ def check_allowed_ssh(url: str, safe: list[str]) -> None:
     """
     if not any(entry.startswith("ssh://") and _is_below(url, entry.rstrip("/")) for entry in safe):
         raise RestrictedPath(f"{url} may not be read by this datastore")
+
+
+def check_backup(path: str, store: int, parts: frozenset[str], image: Image, known: Sequence[Image]) -> None:
+    """Raise RestrictedPath unless `image` may be made of a disk in a backup: of one that oned knows and lets its owner use.
+
+    What stands in its template proves nothing: FROM_BACKUP_DS may be written by any user.
+    """
+    backups = (one for one in known if one.type == BACKUP and one.store_id == store)
+    if not any(parts <= one.backup_parts and one.may_be_used_by(image) for one in backups):
+        raise RestrictedPath(f"{path} is in no backup that user {image.number('UID')} may use by its permissions")
 
 
 def stored_format(found: str, image: Image, datastore: Datastore, *, encrypted: bool = False) -> str:
