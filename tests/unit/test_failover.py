@@ -19,7 +19,8 @@ from semishared.tools import layers
 
 
 def disk(number: int, image: int = -1, **more: str) -> str:
-    rows = {"DISK_ID": number, "DATASTORE_ID": 100, "TM_MAD": "semishared", **({"IMAGE_ID": image, "SOURCE": f"/images/{image}"} if image >= 0 else {}), **more}
+    of = {"IMAGE_ID": image, "SOURCE": f"/images/{image}"} if image >= 0 else {}
+    rows = {"DISK_ID": number, "DATASTORE_ID": 100, "TM_MAD": "semishared", **of, **more}
     return "<DISK>" + "".join(f"<{name}>{value}</{name}>" for name, value in rows.items()) + "</DISK>"
 
 

@@ -15,7 +15,7 @@ from ..named import NamedTuple
 from ..opennebula.xml_edit import Element
 
 LIMIT = re.compile(r"(TOTAL|READ|WRITE)_(BYTES|IOPS)_SEC(_MAX)?\Z")
-"""What OpenNebula reads as a limit, and lets administrators alone write (VM_RESTRICTED_ATTR). Another name is its user's, and limits nothing."""
+"""What OpenNebula reads as a limit, and lets administrators alone write (VM_RESTRICTED_ATTR). Another name limits nothing."""
 
 
 class Limits(NamedTuple):
