@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from semishared.errors import UnexpectedLink
 from semishared.tools import context_iso, owner
 
 SECRET = "SEMISHARED_SHARE_1_KEY='AQBY0pretended=='"
@@ -49,6 +50,24 @@ def test_while_the_iso_is_handed_over_nothing_of_it_has_a_name(temporary: Path, 
         first, second = Path(path).read_bytes(), Path(path).read_bytes()
     assert first == second and SECRET.encode() in first and b"CONTEXT" in first
     assert (tmp_path / "context.sh").read_text() == "A='1'\n"
+
+
+@pytest.mark.parametrize("place", ["datastores/2/file", "datastores//2/file", "datastores/2/folder/file"])
+def test_a_link_in_a_datastore_is_not_followed(temporary: Path, tmp_path: Path, place: str) -> None:
+    (tmp_path / "store/folder").mkdir(parents=True)
+    (tmp_path / "datastores").mkdir()
+    (tmp_path / "datastores/2").symlink_to(tmp_path / "store")  # where a datastore is, its administrator says
+    (tmp_path / "one_auth").write_text(SECRET)
+    path = tmp_path / place
+    path.write_text("of the datastore")
+    words = (f"{tmp_path}/{place}:name",)
+    with context_iso.built(words, b"", str(tmp_path / "datastores")) as iso:
+        assert b"of the datastore" in Path(iso).read_bytes()
+    path.unlink()
+    path.symlink_to(tmp_path / "one_auth")
+    with pytest.raises(UnexpectedLink), context_iso.built(words, b"", str(tmp_path / "datastores")):
+        pass
+    assert list(temporary.iterdir()) == []
 
 
 def test_what_a_killed_writer_leaves_goes_when_the_next_iso_is_written(temporary: Path, tmp_path: Path) -> None:

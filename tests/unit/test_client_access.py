@@ -252,7 +252,7 @@ class Front:
         monkeypatch.setattr(context_iso, "built", self._built)
 
     @contextmanager
-    def _built(self, files: Any, more: bytes) -> Iterator[str]:
+    def _built(self, files: Any, more: bytes, datastores: str) -> Iterator[str]:
         yield str(self.context)
 
     def oned_is_silent(self, domain: str = "", seq: int = 0) -> None:

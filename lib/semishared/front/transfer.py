@@ -109,7 +109,7 @@ def _context(asked: args.Context, handed: Optional[Part[Clients]] = None) -> Pla
     from ..tools import context_iso
 
     clients = (yield from handed) if handed else None
-    with context_iso.built(asked.files, clients.lines if clients else b"") as path:
+    with context_iso.built(asked.files, clients.lines if clients else b"", asked.target.vm_place.datastore_location) as path:
         with open(path, "rb") as file:
             data = file.read()
         yield from disks.context(asked, File(path, hashlib.sha256(data).hexdigest()), len(data), clients)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Iterator
 
 from ..errors import BadArguments, MissingImage, ToolMissing
-from . import owner
+from . import beneath, owner
 from .crash_points import point
 from .run import PATH, run
 
@@ -54,8 +54,11 @@ def remove_stale() -> None:
 
 
 @contextmanager
-def built(files: tuple[str, ...], more: bytes = b"") -> Iterator[str]:
-    """Yield the path, in this process alone, of an ISO with `files`; `more` is added to context.sh, and secret."""
+def built(files: tuple[str, ...], more: bytes = b"", datastores: str = "") -> Iterator[str]:
+    """Yield the path, in this process alone, of an ISO with `files`; `more` is added to context.sh, and secret.
+
+    What is in a datastore, below `datastores`, is read without following a link there: raise UnexpectedLink. Its host may have put it there.
+    """
     pairs = [_split(argument) for argument in files]
     for tool in TOOLS:
         if shutil.which(tool[0], path=f"{os.environ.get('PATH', '')}:{PATH}"):
@@ -66,7 +69,7 @@ def built(files: tuple[str, ...], more: bytes = b"") -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix=PREFIX, suffix=f".{owner.suffix()}") as directory:
         content, iso = f"{directory}/content", f"{directory}/context.iso"
         os.mkdir(content)
-        _fill(content, pairs, more)
+        _fill(content, pairs, more, datastores)
         point("content of the ISO written")
         run([*tool, "-quiet", "-o", iso, "-V", "CONTEXT", "-J", "-R", content])
         file = open(iso, "rb")
@@ -75,13 +78,26 @@ def built(files: tuple[str, ...], more: bytes = b"") -> Iterator[str]:
         yield f"/proc/self/fd/{file.fileno()}"
 
 
-def _fill(content: str, pairs: list[tuple[str, str]], more: bytes) -> None:
+def _in_datastore(path: str, datastores: str) -> tuple[str, str]:
+    """Return a datastore, and what a path is below that; '' where it is in none."""
+    path = os.path.normpath(path)
+    if not datastores or not path.startswith(f"{datastores}/"):
+        return "", ""
+    number, _, below = path[len(datastores) + 1 :].partition("/")
+    return f"{datastores}/{number}", below
+
+
+def _fill(content: str, pairs: list[tuple[str, str]], more: bytes, datastores: str) -> None:
     for path, name in pairs:
         if "://" in path:
             run(["curl", "-sSfL", "--proto", "=http,https", "-o", f"{content}/{name}", "--", path])
             continue
         try:
-            if os.path.isdir(path):
+            root, below = _in_datastore(path, datastores)
+            if root:
+                with open(beneath.open_file(root, below), "rb") as source, open(f"{content}/{name}", "wb") as target:
+                    shutil.copyfileobj(source, target)
+            elif os.path.isdir(path):
                 shutil.copytree(path, f"{content}/{name}", dirs_exist_ok=True)
             else:
                 shutil.copyfile(path, f"{content}/{name}")
