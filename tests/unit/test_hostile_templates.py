@@ -71,7 +71,8 @@ def played(vm: Vm) -> List[Any]:
             return told
         given = None
         if isinstance(wanted, AskOned):
-            given = image(wanted.id) if wanted.what == "image" else Datastore.parse(f"<DATASTORE><ID>{wanted.id}</ID><TEMPLATE/></DATASTORE>")
+            store = Datastore.parse(f"<DATASTORE><ID>{wanted.id}</ID><TEMPLATE/></DATASTORE>")
+            given = image(wanted.id) if wanted.what == "image" else store
         elif isinstance(wanted, On):
             told += [to_data(step) for step in wanted.steps]
             given = [{"disks": [], "seq": 0} if type(step).__name__ == "LookAtVm" else None for step in wanted.steps]

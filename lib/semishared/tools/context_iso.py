@@ -57,7 +57,7 @@ def remove_stale() -> None:
 def built(files: tuple[str, ...], more: bytes = b"", datastores: str = "") -> Iterator[str]:
     """Yield the path, in this process alone, of an ISO with `files`; `more` is added to context.sh, and secret.
 
-    What is in a datastore, below `datastores`, is read without following a link there: raise UnexpectedLink. Its host may have put it there.
+    What is in a datastore, below `datastores`, is read without following a link there: raise UnexpectedLink. A host may have put it there.
     """
     pairs = [_split(argument) for argument in files]
     for tool in TOOLS:
