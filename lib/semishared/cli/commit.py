@@ -30,8 +30,8 @@ from ..opennebula.oned import Oned
 from ..opennebula.report import Report
 from ..opennebula.xml import Vm
 from ..plan import commits, disks, gc_places, rbd
+from ..tools.this_machine import is_here
 from ..units import human, mib_ceil
-from ..wire.session import is_here
 from .base import rate
 
 DONE = 6

@@ -13,7 +13,8 @@ from ..opennebula.xml import Datastore, Host
 from ..plan.diagnosis import Cloud, Finding
 from ..plan.diagnosis_machines import Answers
 from ..plan.diagnosis_shares import Made, of_hosts, of_roots, ways
-from ..wire.session import Session, is_here
+from ..tools.this_machine import is_here
+from ..wire.session import Session
 from . import hosts as on
 
 

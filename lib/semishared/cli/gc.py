@@ -31,8 +31,9 @@ from ..plan import gc as plan
 from ..plan import gc_shares as plan_shares
 from ..plan.gc_pools import Pool
 from ..tools import context_iso
+from ..tools.this_machine import is_here
 from ..units import human
-from ..wire.session import Session, is_here
+from ..wire.session import Session
 from . import gc_known, gc_pools, gc_shares, gc_strays
 from .waiting import Waiting
 

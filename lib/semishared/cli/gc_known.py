@@ -12,7 +12,7 @@ from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Image, Vm
 from ..plan import gc, gc_places, gc_pools
-from ..wire.session import is_here
+from ..tools.this_machine import is_here
 
 
 def known(oned: Oned, datastores: Sequence[Datastore], machines: Sequence[gc.Machine], pools: Sequence[gc_pools.Pool]) -> gc.Known:

@@ -38,7 +38,7 @@ from ..plan import attributes as known
 from ..plan.diagnosis import Finding, path_of
 from ..plan.diagnosis_machines import of_shared
 from ..tools.files import write
-from ..wire.session import is_here
+from ..tools.this_machine import is_here
 from .hosts import AT_ONCE
 
 DIR, IMAGE, SYSTEM = "dir", "semi_img", "semi_sys"

@@ -35,8 +35,9 @@ from ..opennebula.oned import Oned
 from ..opennebula.xml import Host, Image, Vm
 from ..plan.gc_places import place_of
 from ..plan.placement import place, reason
+from ..tools.this_machine import is_here
 from ..units import human
-from ..wire.session import Session, is_here
+from ..wire.session import Session
 from . import hosts as on
 from . import status_shares
 

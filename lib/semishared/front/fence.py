@@ -30,7 +30,7 @@ from ..store.blocklist import Fencer
 from ..tools.crash_points import point
 from ..tools.hung_store import unless_it_hangs
 from ..tools.run import run
-from ..wire.session import is_here
+from ..tools.this_machine import is_here
 from . import fence_facts
 from .fence_facts import Cloud
 

@@ -8,7 +8,7 @@ from ..model.exchange import Plan
 from ..opennebula import args
 from ..opennebula.oned import Oned
 from ..plan import moves
-from ..wire.session import is_here
+from ..tools.this_machine import is_here
 from .action import Action
 
 

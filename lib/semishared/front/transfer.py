@@ -128,7 +128,7 @@ def cpds(action: Action) -> Plan:
     from ..model import stores
     from ..opennebula.oned import Oned
     from ..plan import save_as
-    from ..wire.session import is_here
+    from ..tools.this_machine import is_here
 
     asked = args.ToImage.parse_copy(action.argv)
     oned = Oned()

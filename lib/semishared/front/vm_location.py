@@ -18,14 +18,14 @@ def is_on_front_end(path: str) -> bool:
 
 def is_here_too(place: VmPlace) -> bool:
     """Tell whether the front-end has a VM that is to be removed on another machine."""
-    from ..wire.session import is_here
+    from ..tools.this_machine import is_here
 
     return not is_here(place.host) and is_on_front_end(place.path)
 
 
 def source_of_copy(place: VmPlace, last_host: str) -> str:
     """Return the host that has the disk of an undeployed VM: the front-end, unless it is not there (any more)."""
-    from ..wire.session import is_here
+    from ..tools.this_machine import is_here
 
     if is_here(place.host):
         return place.host if os.path.isdir(place.path) or not last_host else last_host

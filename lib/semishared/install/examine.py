@@ -9,7 +9,8 @@ from typing import Any, Sequence
 
 from ..errors import HostUnreachable, SemisharedError, ToolMissing, ToolTimeout
 from ..tools.run import stream
-from ..wire.session import PYTHON, is_here
+from ..tools.this_machine import is_here
+from ..wire.session import PYTHON
 
 IMPORT = b"from ..tools.signatures import STAGED, boot, sign\n"
 SILENT_S = 45

@@ -22,6 +22,7 @@ from ..model.steps import LOOKS, Step, to_data
 from ..tools import ready
 from ..tools.ending import LOOK_S, ended_within
 from ..tools.run import environment
+from ..tools.this_machine import is_here
 from .messages import RELEASE, Message, Part, Reader, Silence, Writer
 
 PYTHON = "/usr/bin/python3"
@@ -42,14 +43,6 @@ def looking_only() -> Iterator[None]:
         yield
     finally:
         _looks_only = was
-
-
-def is_here(host: str) -> bool:
-    """Tell whether `host` is this machine (without asking the DNS)."""
-    node = os.uname().nodename
-    if host in (node, "localhost"):
-        return True
-    return ("." not in host or "." not in node) and host.split(".")[0] == node.split(".")[0]
 
 
 class Session:

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which names are this machine's: the one that it has, and every name or address that leads here.
+
+Labels are not compared: x9.siteb.example is another machine than the x9 of this site, and `HOSTNAME` of oned.conf may be any name.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+_DISCARD = 9
+"""A port; nothing is sent there."""
+
+
+@cache
+def is_here(host: str) -> bool:
+    """Tell whether `host` is this machine. A name that nobody can resolve is another's: ssh may know it."""
+    if host.lower() in (os.uname().nodename.lower(), "localhost"):
+        return True
+    import socket
+
+    try:
+        found = socket.getaddrinfo(host, _DISCARD, type=socket.SOCK_DGRAM) if host else []
+    except (OSError, UnicodeError):
+        return False
+    return any(_is_ours(family, address) for family, _, _, _, address in found)
+
+
+def _is_ours(family: int, address: tuple[object, ...]) -> bool:
+    """Tell whether an address is one of this machine's: packets to such a one come from itself. All of 127/8 has one source."""
+    import socket
+
+    if str(address[0]).startswith("127."):
+        return True
+
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return bool(probe.getsockname()[0] == address[0])
+    except OSError:
+        return False

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which names are this machine's, in a network of its own with names of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NAMES = """\
+127.0.0.1 localhost
+127.0.1.1 x9.sitea.example
+10.9.0.1 one-storage.example X9-Alias
+10.9.0.2 x9.siteb.example x9b h1
+fd09::1 six.example
+fd09::2 other-six.example
+"""
+ASK = "import sys; from semishared.tools.this_machine import is_here; print(*(int(is_here(name)) for name in sys.argv[1:]))"
+OURS = (
+    "x9",
+    "X9",
+    "localhost",
+    "LOCALHOST",
+    "x9.sitea.example",
+    "one-storage.example",
+    "x9-alias",
+    "10.9.0.1",
+    "127.0.0.1",
+    "fd09::1",
+    "six.example",
+)
+OTHERS = (
+    "x9.siteb.example",
+    "x9b",
+    "x",
+    "x9.",
+    "x9.sitec.example",
+    "h1",
+    "10.9.0.2",
+    "fd09::2",
+    "other-six.example",
+    "",
+    "0",
+    "a" * 300,
+    "\u00e9",
+)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> "dict[str, bool]":
+    """Return what a machine called x9 says of all these names."""
+    hosts, resolv = tmp_path_factory.mktemp("names") / "hosts", tmp_path_factory.mktemp("names") / "resolv.conf"
+    hosts.write_text(NAMES)
+    resolv.write_text("")
+    script = f"""
+        mount --bind {hosts} /etc/hosts; mount --bind {resolv} /etc/resolv.conf; hostname x9
+        ip link set lo up; ip link add d0 type dummy; ip addr add 10.9.0.1/24 dev d0; ip -6 addr add fd09::1/64 dev d0 nodad; ip link set d0 up
+        exec "$@"
+    """
+    words = ["unshare", "--net", "--uts", "--mount", "sh", "-euc", script, "sh", sys.executable, "-c", ASK, *OURS, *OTHERS]
+    done = subprocess.run(
+        words, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": ":".join(sys.path)}, capture_output=True, check=True, timeout=60
+    )
+    return dict(zip((*OURS, *OTHERS), (word == b"1" for word in done.stdout.split())))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_its_name_and_all_that_lead_to_it_are_its_own(told: "dict[str, bool]", name: str) -> None:
+    assert told[name]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_name_that_begins_alike_is_another_machine(told: "dict[str, bool]", name: str) -> None:
+    assert not told[name]
