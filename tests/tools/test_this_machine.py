@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -56,7 +55,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> "dict[str, bool]":
     resolv.write_text("")
     script = f"""
         mount --bind {hosts} /etc/hosts; mount --bind {resolv} /etc/resolv.conf; hostname x9
-        ip link set lo up; ip link add d0 type dummy; ip addr add 10.9.0.1/24 dev d0; ip -6 addr add fd09::1/64 dev d0 nodad; ip link set d0 up
+        ip link set lo up; ip link add v0 type veth peer v1; ip link set v0 up; ip link set v1 up
+        ip addr add 10.9.0.1/24 dev v0; ip -6 addr add fd09::1/64 dev v0 nodad
         exec "$@"
     """
     words = ["unshare", "--net", "--uts", "--mount", "sh", "-euc", script, "sh", sys.executable, "-c", ASK, *OURS, *OTHERS]

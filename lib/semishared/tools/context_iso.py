@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Iterator
 
 from ..errors import BadArguments, MissingImage, ToolMissing
-from . import beneath, owner
+from . import owner
 from .crash_points import point
 from .run import PATH, run
 
@@ -95,6 +95,8 @@ def _fill(content: str, pairs: list[tuple[str, str]], more: bytes, datastores: s
         try:
             root, below = _in_datastore(path, datastores)
             if root:
+                from . import beneath
+
                 with open(beneath.open_file(root, below), "rb") as source, open(f"{content}/{name}", "wb") as target:
                     shutil.copyfileobj(source, target)
             elif os.path.isdir(path):
