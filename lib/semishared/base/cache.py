@@ -168,11 +168,15 @@ def _lease_again(root: str, base: Base) -> None:
 
 
 def lying_over(vm_dir: str) -> Iterator[tuple[int, str]]:
-    """Yield the disks in a directory that lie over bases, by their records, each with the name of its base."""
+    """Yield the disks in a directory that lie over bases, by their records, each with the name of its base: '' if nobody can read which."""
     for number in _recorded(vm_dir):
         try:
-            record = Record.from_data(files.read_json(layout.record(vm_dir, number)) or {})
+            data = files.read_json(layout.record(vm_dir, number))
+            if data is None:
+                continue
+            record = Record.from_data(data)
         except BadRecord:
+            yield number, ""
             continue
         if record.place.leases and record.image is not None:
             yield record.disk, record.image.base_name

@@ -27,7 +27,7 @@ MOST_WEIGHT = 1000
 
 def read(directory: str) -> dict[str, object]:
     """Return the label in what is ours on a device, by the link to it closed as it is noted; {} if none can be understood."""
-    found = files.read_json(layout_devices.label(directory)) or {}
+    found = files.hint(layout_devices.label(directory))
     if noted(directory).get("weight") == 0:
         found["weight"] = 0
     is_whole = layout_devices.is_uuid(str(found.get("uuid"))) and isinstance(found.get("class"), str) and found.get("version") == 1
@@ -41,7 +41,7 @@ def _is_weight(said: object) -> bool:
 
 def noted(device: str) -> dict[str, object]:
     """Return what this host has noted of a device, by the link to it."""
-    return files.read_json(layout_devices.note_beside(device)) or {}
+    return files.hint(layout_devices.note_beside(device))
 
 
 def whose(device: str, said: Mapping[str, object]) -> str:
@@ -89,7 +89,7 @@ def write(side: str, said: Mapping[str, object]) -> None:
 
 def is_written(side: str, said: Mapping[str, object]) -> bool:
     """Tell whether that is the label, and in a block of its own."""
-    found = files.read_json(layout_devices.label(side)) or {}
+    found = files.hint(layout_devices.label(side))
     return without_padding(found) == said and is_padded(side)
 
 

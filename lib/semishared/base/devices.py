@@ -44,7 +44,7 @@ def registered(root: str) -> list[str]:
 
 def usual(root: str) -> list[str]:
     """Return those of them that are no memory: without any, disks and bases of which nothing is said lie as on a host without a pool."""
-    notes = {uuid: files.read_json(layout_devices.note(root, uuid)) or {} for uuid in registered(root)}
+    notes = {uuid: files.hint(layout_devices.note(root, uuid)) for uuid in registered(root)}
     return [uuid for uuid, note in notes.items() if note.get("class") != MEMORY]
 
 

@@ -171,7 +171,7 @@ def _is_waited_for(question: Question) -> bool:
     """Tell whether somebody waits for an answer yet, of what is mounted there now: who waits for what was there before may for ever."""
     from ..tools import owner
 
-    said = files.read_json(question.note) if question.note else None
+    said = files.hint(question.note) if question.note else {}
     if not said:
         return False
     pid = said.get("pid")

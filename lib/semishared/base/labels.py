@@ -176,7 +176,7 @@ def _label(root: str, wanted: pool.Declared, found: dict[str, str]) -> str:
     files.remove_staged(layout_devices.devices(root))
     if is_new:
         _write(side, said)
-    if files.read_json(note) != said:
+    if files.hint(note) != said:
         files.write_json(note, said)
         point("device noted")
     # Of one that is in use the note has the owner first: in between its label has none, or the same.
@@ -233,7 +233,7 @@ def close(step: CloseDevice) -> dict[str, object]:
 def _close(root: str, uuid: str) -> None:
     """Let a device take nothing more: as this host has noted it, for it may be full, or away."""
     device, note = layout_devices.device(root, uuid), layout_devices.note(root, uuid)
-    known = files.read_json(note) or device_label.without_padding(device_label.read(device)) or {"version": 1, "uuid": uuid}
+    known = files.hint(note) or device_label.without_padding(device_label.read(device)) or {"version": 1, "uuid": uuid}
     said = {**known, "weight": 0}
     if known != said or not os.path.exists(note):
         files.remove_staged(*os.path.split(note))

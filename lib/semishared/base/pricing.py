@@ -179,7 +179,7 @@ def note(root: str, source: str, rate: float) -> None:
 
 
 def _remembered(root: str) -> dict[str, tuple[float, float]]:
-    found, now = files.read_json(layout_base.rates(root)) or {}, time.time()
+    found, now = files.hint(layout_base.rates(root)), time.time()
     pairs = {name: pair for name, pair in found.items() if isinstance(pair, list) and len(pair) == 2}
     numbers = {name: (at, rate) for name, (rate, at) in pairs.items() if isinstance(at, (int, float)) and isinstance(rate, (int, float))}
     return {name: (rate, at) for name, (at, rate) in numbers.items() if rate > 0 and now - sources.KNOWN_S < at <= now + 60}

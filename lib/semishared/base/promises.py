@@ -57,7 +57,7 @@ def _names(device: str) -> "list[str]":
 
 def read(device: str, name: str) -> Tuple[int, int]:
     """Return what is promised to layers by their name: the bytes of one, and how many; (0, 0) for nothing."""
-    found = files.read_json(layout_devices.promise(device, name)) or {}
+    found = files.hint(layout_devices.promise(device, name))
     size, layers = found.get("size"), found.get("layers")
     return (size, layers) if type(size) is int and type(layers) is int else (0, 0)
 

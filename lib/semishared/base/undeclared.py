@@ -55,7 +55,7 @@ def _is_missed(root: str, uuid: str) -> bool:
     try:
         if any(link.uuid == uuid for link in devices.layers_links(location)):
             return True
-        return bool(bases) and any(name in bases for directory in directories(location) for _, name in cache.lying_over(directory))
+        return bool(bases) and any(name in {*bases, ""} for directory in directories(location) for _, name in cache.lying_over(directory))
     except ToolTimeout:
         return True  # a store hangs: nobody knows what leads where
 

@@ -44,7 +44,8 @@ def publishing(disk: DiskRef, planned: Planned, record: Record, expected: int = 
     """
 
     def write() -> None:
-        if files.read_json(layout.record(disk.vm_dir, disk.disk)) not in (None, record.to_data()):
+        path = layout.record(disk.vm_dir, disk.disk)
+        if os.path.lexists(path) and files.hint(path) != record.to_data():
             # A disk made anew over another generation: at no moment may a record lie about the disk beside it.
             files.unlink(disk.path)
         records.write_record(disk.vm_dir, record)

@@ -32,7 +32,7 @@ def chain(record: Record) -> list[str]:
     try:
         # Who has it open sees all of it, also if its device is put aside meanwhile (base/hung.py).
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return []
     try:
         while number and number not in found and os.path.exists(f"{beneath.path_of(fd)}/{number}"):
@@ -97,8 +97,8 @@ def keep_unknown(disk: DiskRef) -> str:
     if is_kept(disk.vm_dir) or not found:
         return disk.vm_dir if found else ""
     place = _new_place(disk)
-    data = files.read_json(layout.record(disk.vm_dir, disk.disk)) or {}
-    # All that is known of it: where the disk is, as in all versions until now.
+    data = files.hint(layout.record(disk.vm_dir, disk.disk))
+    # All that is known of it: where the disk is, as in all versions until now. Of one that cannot be read not even that.
     path = str(data.get("path", "")).replace(f"{disk.vm_dir}/", f"{place}/", 1)
     files.write_json(layout.record(place, disk.disk), {**data, "path": path})
     _keep_history(disk, place)
@@ -178,7 +178,7 @@ def _numbers(vm_dir: str) -> list[int]:
     """Return the disks that have records in a directory."""
     try:
         names = os.listdir(layout.records(vm_dir))
-    except OSError:
+    except FileNotFoundError:
         return []
     return sorted(number for number in map(layout.recorded, names) if number is not None)
 

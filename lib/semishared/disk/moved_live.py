@@ -77,7 +77,7 @@ def note_leaving(vm_dir: str, disk: int, new: Link) -> None:
 def has_left(vm_dir: str, disk: int) -> bool:
     """Tell whether a disk has left memory, and its guest was not seen to run since."""
     link = devices.link_of(layout.layers(layout.disk(vm_dir, disk)))
-    said = files.read_json(layout_devices.left_note(vm_dir, disk))
+    said = files.hint(layout_devices.left_note(vm_dir, disk))
     return link is not None and said == {"version": 1, "to": layout_devices.target_of(link)}
 
 

@@ -7,7 +7,7 @@ import os
 
 from ..errors import BadRecord
 from ..model import layout, layout_store
-from ..model.place import DIFF
+from ..model.place import DIFF, PLACES
 from ..model.record import VERSION, Record
 from ..model.steps import DiskRef
 from ..tools import files
@@ -19,29 +19,31 @@ def write_record(vm_dir: str, record: Record) -> None:
 
 
 def as_found(vm_dir: str, disk: int) -> Record | None:
-    """Return the record of a disk, None if there is no JSON object; raise BadRecord if that is no record. Where is not looked at."""
+    """Return the record of a disk, None if it has none; raise BadRecord if it cannot be read. Where it is of is not looked at."""
     data = files.read_json(layout.record(vm_dir, disk))
     return None if data is None else Record.from_data(data, disk)
 
 
 def may_commit(vm_dir: str, disk: int) -> bool:
-    """Tell whether a record that nobody understands here may be that of a diff: a newer version wrote it, or it says so."""
-    data = files.read_json(layout.record(vm_dir, disk)) or {}
+    """Tell whether a record that nobody understands here may be that of a diff: a newer version wrote it, it says so, or nothing."""
+    try:
+        data = files.read_json(layout.record(vm_dir, disk)) or {}
+    except BadRecord:
+        return True
     version = data.get("version")
-    return (type(version) is int and version > VERSION) or data.get("how") == DIFF.name
+    # In any other state of a file it may have been anything.
+    return type(version) is not int or version > VERSION or data.get("how") not in PLACES or data["how"] == DIFF.name
 
 
 def read_record(vm_dir: str, disk: int) -> Record | None:
     """Return the record of a disk, None if it has none; raise BadRecord if it cannot be understood, or names a strange place."""
     path, here = layout.record(vm_dir, disk), os.uname().nodename
-    if not os.path.lexists(path):
-        return None
     try:
         record = as_found(vm_dir, disk)
     except BadRecord as e:
         raise BadRecord(f"{path} on {here} cannot be understood: {e.detail}") from None
     if record is None:
-        raise BadRecord(f"{path} on {here} cannot be understood")
+        return None
     # Also of a directory on its way (beside.py).
     name = os.path.basename(vm_dir)
     own = layout.beside_named(name)

@@ -55,7 +55,7 @@ def _hints(root: str, name: str) -> Iterator[tuple[list[str], list[sources.Arriv
 
 
 def _read(path: str) -> tuple[list[str], list[sources.Arriving]]:
-    found = files.read_json(path) or {}
+    found = files.hint(path)
     holders = [str(host) for host in _list(found, "holders")]
     entries = [entry for entry in _list(found, "arriving") if isinstance(entry, list) and len(entry) in (2, 3)]
     arriving = [sources.Arriving(str(host), float(since), "".join(maker)) for host, since, *maker in entries]

@@ -150,7 +150,7 @@ def settle(vm_dir: str, name: str) -> None:
 def write(vm_dir: str, record: Record) -> None:
     """Write the record of a disk, unless it says that already."""
     file = layout.record(vm_dir, record.disk)
-    if files.read_json(file) != record.to_data():
+    if files.hint(file) != record.to_data():
         files.remove_staged(*os.path.split(file))
         files.write_json(file, record.to_data())
         point("layer recorded")

@@ -46,9 +46,10 @@ class Record(NamedTuple):
 def read(tree: Tree, image: int) -> Optional[Record]:
     """Return what stands in the record of a share, None without one; raise BadRecord."""
     path = f"{tree.root}/{layout_share.record(image)}"
-    if not files.exists(path):
+    files.refresh(os.path.dirname(path))
+    data = files.read_json(path)
+    if data is None:
         return None
-    data = files.read_json(path) or {}
     if data.get("version") != VERSION or not isinstance(data.get("source"), str):
         raise BadRecord(f"{path} on {os.uname().nodename} is no record of a share that this version understands")
     if layout_share.root_and_image(str(data["source"]))[0] not in ("", tree.root):

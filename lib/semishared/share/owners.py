@@ -56,7 +56,7 @@ def _given(directory: str) -> tuple[dict[int, int], list[str]]:
     for name in os.listdir(directory):
         number = layout_share.number_of(name)
         if number >= 0:
-            data = files.read_json(f"{directory}/{name}") or {}
+            data = files.hint(f"{directory}/{name}")  # one that says nothing is told of below
             if isinstance(data.get("owner"), int):
                 given[number] = int(str(data["owner"]))
             else:

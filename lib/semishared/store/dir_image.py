@@ -186,7 +186,7 @@ def generation(stored: Stored, seen: Seen, format: str = "") -> str:
     """Return the name of the image's current generation, '' if its content is unknown, or known in another format only."""
     try:
         with side(stored) as path:
-            header = files.read_json(layout_store.generation(path))
+            header = files.hint(layout_store.generation(path))
     except FileNotFoundError:
         return ""
     if not header or any(header.get(key) != value for key, value in seen._asdict().items()):

@@ -145,7 +145,7 @@ def check_room(stored: Stored, fd: int, wanted: int, size: int) -> None:
 def end(stored: Stored, fd: int, *, trusted: bool = False) -> None:
     """Carry out what was decided, and forget it; the caller has the lock, `fd` is the image. `trusted`: we have just written it."""
     with dir_image.side(stored, layout_store.COMMIT) as directory:
-        said = files.read_json(layout_store.journal(directory)) or {}
+        said = files.hint(layout_store.journal(directory))  # one that says nothing is damaged, as below
         after, size, digest = Claim.from_data(said.get("claim")), said.get("size"), said.get("digest")
         if said.get("version") != VERSION or after is None or type(size) is not int or not isinstance(digest, str):
             raise JournalDamaged(f"{beneath.readable(layout_store.journal(directory))} cannot be read")

@@ -11,11 +11,13 @@ import time
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..errors import NoSpace, ToolFailed, UnexpectedLink
+from ..errors import BadRecord, NoSpace, ToolFailed, UnexpectedLink
 from ..model import layout
 from . import crash_points
 from .crash_points import point
 
+JSON_BYTES = 1 << 20
+"""Of a record, a note or a label, at most."""
 WINDOW = 16 << 20
 """Bytes that are written out between two signs of progress."""
 
@@ -158,12 +160,31 @@ def write_json(path: str, data: object) -> None:
 
 
 def read_json(path: str) -> dict[str, object] | None:
-    """Return the JSON object in a small file; None if it is not there or not such an object."""
+    """Return the JSON object in a small file, None if there is no such file; raise BadRecord if it cannot be read, or holds none.
+
+    Only ENOENT is absence: what a file that is cut, or on a disk with errors, said is not known, and nothing may be removed by that.
+    """
     try:
-        data = json.loads(read(path, 1 << 20))
-    except (OSError, ValueError, RecursionError, UnexpectedLink):
+        data = json.loads(read(path, JSON_BYTES))
+    except FileNotFoundError:
         return None
-    return data if isinstance(data, dict) else None
+    except OSError as e:
+        raise BadRecord(f"{path} on {os.uname().nodename} cannot be read: {e.strerror}") from None
+    except (ValueError, RecursionError):
+        data = None
+    except UnexpectedLink as e:
+        raise BadRecord(e.detail) from None
+    if not isinstance(data, dict):
+        raise BadRecord(f"{path} on {os.uname().nodename} is damaged: it is no JSON object")
+    return data
+
+
+def hint(path: str) -> dict[str, object]:
+    """Return the JSON object in a small file that only makes something quicker; {} if it is not there, or damaged."""
+    try:
+        return read_json(path) or {}
+    except BadRecord:
+        return {}
 
 
 def refresh(*directories: str) -> None:
