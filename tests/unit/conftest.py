@@ -91,6 +91,12 @@ def _cannot_touch_the_machine(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.fail(f"a unit test may not {WATCH.crimes[0]}", pytrace=False)
 
 
+@pytest.fixture(autouse=True)
+def _no_name_leads_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which addresses a name has, only a network can say."""
+    monkeypatch.setattr("semishared.tools.this_machine._leads_here", lambda host: False)
+
+
 @pytest.fixture()
 def watch() -> Watch:
     """For the test of the watch itself."""

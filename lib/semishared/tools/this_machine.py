@@ -16,8 +16,10 @@ _DISCARD = 9
 @cache
 def is_here(host: str) -> bool:
     """Tell whether `host` is this machine. A name that nobody can resolve is another's: ssh may know it."""
-    if host.lower() in (os.uname().nodename.lower(), "localhost"):
-        return True
+    return host.lower() in (os.uname().nodename.lower(), "localhost") or _leads_here(host)
+
+
+def _leads_here(host: str) -> bool:
     import socket
 
     try:
