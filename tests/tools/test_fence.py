@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Tuple
 
 import pytest
 
-from lab.oned.objects import Datastore, History, Vm
+from lab.oned.objects import Datastore, History, Image, Vm
 from semishared.cli import caps, failover
 from semishared.config import Config
 from semishared.errors import CephRefused, NotFenced, StillFenced
@@ -71,11 +71,18 @@ class Cloud:
     def runs(self, *disks: Dict[str, str], host: str = "h1") -> Vm:
         """Let a VM be on a host."""
         oned = self.site.oned
-        rows = [{"DISK_ID": str(number), "READONLY": "NO", **disk} for number, disk in enumerate(disks)]
+        rows = [{"DISK_ID": str(number), "READONLY": "NO", **self._of_image(disk)} for number, disk in enumerate(disks)]
         vm = Vm(len(oned.vms), "vm", {"DISK": list(rows)}, {}, 3, 3)
         vm.history.append(History(0, 0, oned.host(host), "semishared", SYSTEM))
         oned.vms[vm.id] = vm
         return vm
+
+    def _of_image(self, disk: Dict[str, str]) -> Dict[str, str]:
+        """Return what a VM has of a disk, and let oned have its image, which is what counts."""
+        images = self.site.oned.images
+        number, store = max(images, default=0) + 1, int(disk["DATASTORE_ID"])
+        images[number] = Image(number, f"image {number}", 2, disk["PERSISTENT"] == "YES", store, "a store", {}, source=disk["SOURCE"])
+        return {**disk, "IMAGE_ID": str(number)}
 
     def fence(self, host: str = "h1", off: bool = False, locks_s: float = 1, **settings: Any) -> Proof:
         return Fence(Oned(), self.config._replace(**settings), locks_s).fence(host, off)

@@ -63,12 +63,14 @@ def ask(oned: Oned, name: str) -> Cloud:
     host = found[0]
     # Several clouds may have a datastore of one name; ids are oned's.
     ours = {store.id: store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD")) and store.type != 1}
-    images = {image.id: image for image in oned.images() if image.store_id in ours}
+    images = {image.id: image for image in oned.images()}
     disks, odd = list[Tuple[int, str]](), list[str]()
     for vm in _guests(oned, name):
         for disk in vm.disks:
             image = images.get(disk.image_id)
-            if image is None or disk.is_readonly or not image.source:
+            if image is None and disk.image_id >= 0:
+                odd.append(f"disk {disk.id} of VM {vm.id}: OpenNebula has no image {disk.image_id}")
+            if image is None or image.store_id not in ours or disk.is_readonly or not image.source:
                 continue
             try:
                 disks += [(image.store_id, where) for where in _places(vm, disk, image, ours[image.store_id])]
