@@ -192,7 +192,29 @@ def _unknown(vm_dir: str) -> list[int]:
         except BadRecord:
             if records.may_commit(vm_dir, number):
                 found.append(number)
-    return found
+    return found + _lost(vm_dir)
+
+
+def _lost(vm_dir: str) -> list[int]:
+    """Return the disks of a directory that have no record any more, though they lie over bases of ours, and what they hold.
+
+    No removal leaves such: the record goes last, and comes before the disk.
+    """
+    try:
+        names = [name for name in os.listdir(vm_dir) if layout.are_layers(name)]
+    except FileNotFoundError:
+        return []
+    numbers = [number for number in map(layout.disk_named, map(layout.disk_of, names)) if number is not None]
+    return sorted(number for number in numbers if not os.path.lexists(layout.record(vm_dir, number)) and _holds_something(vm_dir, number))
+
+
+def _holds_something(vm_dir: str, disk: int) -> bool:
+    plain = layout.disk(vm_dir, disk)
+    if not os.path.islink(plain):
+        return False
+    found = _files_of(vm_dir, disk)
+    is_ours = any(layers.backing_of(path)[0].startswith(f"{layout.base_store_of(vm_dir)}/") for path in found)
+    return is_ours and not all(map(layers.is_empty, found))
 
 
 def _readable(vm_dir: str) -> Iterable[Record]:

@@ -21,7 +21,10 @@ def write_record(vm_dir: str, record: Record) -> None:
 def as_found(vm_dir: str, disk: int) -> Record | None:
     """Return the record of a disk, None if it has none; raise BadRecord if it cannot be read. Where it is of is not looked at."""
     data = files.read_json(layout.record(vm_dir, disk))
-    return None if data is None else Record.from_data(data, disk)
+    try:
+        return None if data is None else Record.from_data(data, disk)
+    except BadRecord as e:
+        raise BadRecord(f"{layout.record(vm_dir, disk)} on {os.uname().nodename} cannot be understood: {e.detail}") from None
 
 
 def may_commit(vm_dir: str, disk: int) -> bool:
@@ -37,11 +40,7 @@ def may_commit(vm_dir: str, disk: int) -> bool:
 
 def read_record(vm_dir: str, disk: int) -> Record | None:
     """Return the record of a disk, None if it has none; raise BadRecord if it cannot be understood, or names a strange place."""
-    path, here = layout.record(vm_dir, disk), os.uname().nodename
-    try:
-        record = as_found(vm_dir, disk)
-    except BadRecord as e:
-        raise BadRecord(f"{path} on {here} cannot be understood: {e.detail}") from None
+    record = as_found(vm_dir, disk)
     if record is None:
         return None
     # Also of a directory on its way (beside.py).

@@ -214,7 +214,10 @@ def _unlink_disk(disk: DiskRef) -> None:
     point("disk removed")
     unsettled.forget(disk)
     files.remove_staged(disk.vm_dir, layout.disk_name(disk.disk))
-    files.unlink(layout.record(disk.vm_dir, disk.disk))
+    record = layout.record(disk.vm_dir, disk.disk)
+    if os.path.isdir(record):
+        files.remove_folder(record)  # whoever put it there
+    files.unlink(record)
     point("record removed")
 
 
