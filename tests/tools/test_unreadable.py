@@ -11,7 +11,6 @@ import pytest
 
 from semishared.errors import BadRecord
 from semishared.model import steps as s
-from semishared.model import steps_commit as c
 from tools.test_commit import active, attach, ended, kept
 from tools.world import World, qemu_io
 
