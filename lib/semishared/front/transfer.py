@@ -120,6 +120,8 @@ def mvds(action: Action) -> Plan:
     from ..plan import removals
 
     asked = args.ToImage.parse(action.argv)
+    vm = vm_shares.known(asked.disk.vm_place.vm)
+    action.seq = vm.seq if vm else -1
     return removals.mvds(asked, vm_location.is_here_too(asked.disk.vm_place))
 
 
