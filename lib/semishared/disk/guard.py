@@ -22,9 +22,9 @@ from ..base import devices
 from ..errors import UnexpectedFile, UnexpectedLink
 from ..model import layout, layout_base, layout_store
 from ..model.record import Record
-from ..model.steps import DiskRef, ImageRef
+from ..model.steps import LOOKS, DiskRef, ImageRef
 from ..tools import beneath, layers
-from . import kept, on_devices, records
+from . import history, kept, on_devices, records
 
 DEEPEST = 4
 STOCK = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z"
@@ -68,10 +68,11 @@ TAKES_ALONG = ("SendVm", "RenameVm", "SaveDisk", "FillImage", "BackUp", "Restore
 """Steps by which what a directory holds becomes the VM's elsewhere, or somebody's image, or leads to one that is replaced."""
 
 
-def guard(step: Tuple[Any, ...], warn: Callable[[str], None]) -> None:
+def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history.UNKNOWN) -> None:
     """Look at the VM directories and the base store that a step works in, before it does; raise as `check_vm_dir`.
 
-    `warn` is told what cannot be told of them.
+    Raise LateAction for a step that changes something and was planned at a SEQ before that of a directory. `warn` is told what cannot be
+    told of them.
     """
     name, disk, sent = type(step).__name__, getattr(step, "disk", None), None
     places: list[tuple[str, int]] = []
@@ -86,6 +87,8 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None]) -> None:
         sent = layout.disk_named(file)
         places.append((path, int(os.path.basename(path)) if layout.is_number(os.path.basename(path)) else vm))
     for path, owner in places:
+        if name not in LOOKS:
+            history.refuse_late(owner, path, seq)
         if name not in REMOVALS:
             numbers = [int(number) for number in getattr(step, "disks", ())] if name == "BackUp" else [disk.disk] if disk else []
             numbers += [sent] if sent is not None else []

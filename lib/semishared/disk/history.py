@@ -20,3 +20,13 @@ def seq_of(vm_dir: str) -> int:
     except (OSError, ValueError, AttributeError):
         return UNKNOWN
     return found if isinstance(found, int) else UNKNOWN
+
+
+def refuse_late(vm: int, vm_dir: str, seq: int) -> None:
+    """Raise LateAction if the VM was made or brought here at a later SEQ than this one, of a plan."""
+    own = seq_of(vm_dir) if seq >= 0 else UNKNOWN
+    if seq < own:
+        from ..errors import LateAction
+
+        here = os.uname().nodename
+        raise LateAction(f"{vm_dir} on {here} is of SEQ {own} of VM {vm}'s history, and this is of SEQ {seq}: it is left as it is")

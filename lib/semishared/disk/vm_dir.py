@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Callable, Iterator
 
 from .. import store
 from ..base import cache, devices
-from ..errors import BadRecord, DataInTheWay, LateAction, NoSpace, SemisharedError, VmGone
+from ..errors import BadRecord, DataInTheWay, NoSpace, SemisharedError, VmGone
 from ..model import layout, layout_store
 from ..model.record import Record
 from ..model.steps import DiskRef, NoteIoClasses
@@ -48,16 +48,8 @@ def publishing(vm: int, vm_dir: str, planned: Planned, disk: int | None = None) 
     keys = (epochs.ALL,) if disk is None else (epochs.ALL, str(disk))
     with _lock(vm, vm_dir) as file:
         epochs.check(file, epochs.lock_path(vm, vm_dir), vm, keys, planned)
-        _refuse_late(vm, vm_dir, planned)
+        history.refuse_late(vm, vm_dir, planned.seq)
         yield file
-
-
-def _refuse_late(vm: int, vm_dir: str, planned: Planned) -> None:
-    """Raise LateAction if the VM was made or brought here at a later SEQ than that of the plan, which is of one before."""
-    seq = history.seq_of(vm_dir)
-    if 0 <= planned.seq < seq:
-        here = os.uname().nodename
-        raise LateAction(f"{vm_dir} on {here} is of SEQ {seq} of VM {vm}'s history, and this is of SEQ {planned.seq}: it is left as it is")
 
 
 def note_seq(vm_dir: str, seq: int) -> None:
@@ -167,7 +159,7 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
     """
     unsettled.end_others(disk.vm, disk.vm_dir)
     with _lock(disk.vm, disk.vm_dir) as file:
-        _refuse_late(disk.vm, disk.vm_dir, planned)
+        history.refuse_late(disk.vm, disk.vm_dir, planned.seq)
         noted = _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned)
         unsettled.put_back(disk)
         record = _to_remove(disk)
@@ -267,7 +259,7 @@ def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = 
     unsettled.end_others(vm, vm_dir)
     root = cache.root_of(vm_dir)
     with _lock(vm, vm_dir) as file:
-        _refuse_late(vm, vm_dir, planned)
+        history.refuse_late(vm, vm_dir, planned.seq)
         why = why_not()
         if why:
             return why

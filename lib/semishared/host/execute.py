@@ -23,7 +23,7 @@ class Execution(Steps):
 
     def step(self, step: s.Step) -> object:
         """Carry out one step; return what it found out (JSON data) or None."""
-        guard.guard(step, self.talk.warn)
+        guard.guard(step, self.talk.warn, self.planned.seq)
         name = type(step).__name__
         if type(step).__module__.endswith(".steps_share"):
             from ..share import verbs as of_shares
