@@ -450,7 +450,7 @@ def test_what_may_be_a_diff_is_kept_as_it_is(world: World, damage: dict[str, obj
     before = json.loads(record.read_text())
     rewritten(record, **damage)
     with pytest.raises(SemisharedError, match="disk 1"):
-        ended(world, disk)
+        ended(world, disk, seq=2)
     if not whole:
         world.on(s.RemoveDisk(disk, str(world.store)), seq=2)
     world.on(s.RemoveVm(5, disk.vm_dir), seq=2)

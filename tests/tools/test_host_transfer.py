@@ -205,7 +205,7 @@ def test_whole_directory_is_never_replaced_by_one_that_has_less(world: World, no
 def test_directory_of_a_later_seq_is_not_replaced(world: World) -> None:
     _, source, target = prepared(world)
     carry(source, target, 5, arrived=False, seq=6)
-    with pytest.raises(LateAction, match="is of SEQ 6 of the VM's history, and this move of SEQ 5"):
+    with pytest.raises(LateAction, match="is of SEQ 6 of VM 5's history, and this is of SEQ 5"):
         carry(source, target, 5, seq=5)
     check_arrived(target)
     assert world.leftovers() == []

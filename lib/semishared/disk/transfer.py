@@ -18,7 +18,6 @@ from ..base import cache, carried, room, systems
 from ..base.ensure import ensure
 from ..errors import (
     ImageChanged,
-    LateAction,
     MigrationRefused,
     MissingImage,
     Overtaken,
@@ -171,8 +170,6 @@ def _check_may_replace(staging: str, step: ReceiveVm | RenameVm, planned: Planne
     if not there:
         return
     seq = history.seq_of(directory)
-    if 0 <= planned.seq < seq:
-        raise LateAction(f"{directory} on {here} is of SEQ {seq} of the VM's history, and this move of SEQ {planned.seq} ({directory})")
     arrived = whereabouts.inventory(staging)
     less = sorted(there - arrived)
     # Also of an older one: it may be what a move made whose source is gone, though oned was told that it had failed.
