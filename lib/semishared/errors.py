@@ -556,6 +556,13 @@ class SystemAway(ToolTimeout):
     remedy = "mount it; if it is to be a plain directory from now on, remove the note that is named"
 
 
+class ForeignImage(SemisharedError):
+    """A host, or a record that came from one, which says that a disk is made from another image than OpenNebula has for it."""
+
+    id = "SS180"
+    remedy = "nothing was touched: look at that host and its records (`semishared doctor`), it says what is not so"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

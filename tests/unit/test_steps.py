@@ -16,7 +16,7 @@ from semishared.errors import BadArguments
 from semishared.host.conversation import Conversation
 from semishared.host.execute import Execution, read_plan
 from semishared.model import steps as s
-from semishared.model import steps_base, steps_image, steps_share
+from semishared.model import steps_base, steps_image, steps_share, stores
 from semishared.model.network_disk import NetworkDisk
 from semishared.model.shares import FILE_SYSTEMS, Share, Tree
 from semishared.share.verbs import VERBS as VERBS_OF_SHARES
@@ -39,14 +39,23 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
     max_leaves=6,
 )
-accesses = st.builds(s.Access, st.just("rbd"), words, words, words, words, st.lists(words, max_size=3).map(tuple), words, words)
+names = st.from_regex(stores.POOL, fullmatch=True)
+accesses = st.builds(
+    s.Access, st.just("rbd"), names, names, names, st.just("") | st.just("/etc/ceph/ceph.conf"), st.lists(names, max_size=3).map(tuple),
+    st.just("") | st.just(SECRET), st.just("") | names, st.just(""), st.just(""), st.just(""), st.just(""),
+)  # fmt: skip
+formats, generations = st.sampled_from(["raw", "qcow2"]), st.from_regex(r"([0-9a-f]{32})?\Z", fullmatch=True)
+images = st.builds(s.ImageRef, numbers, numbers, formats, st.just("one/one-7"), generations, access=accesses) | st.builds(
+    s.ImageRef, numbers, numbers, formats, words.map(lambda word: f"/{word}").filter(lambda path: ".." not in path and "\0" not in path),
+    generations, access=st.just(s.Access()),
+)  # fmt: skip
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "int": numbers,
     "str": words,
     "bool": st.booleans(),
     "tuple[int, ...]": st.lists(numbers, max_size=3).map(tuple),
     "tuple[str, ...]": st.lists(words, max_size=3).map(tuple),
-    "ImageRef": st.builds(s.ImageRef, numbers, numbers, words, words, words, access=st.just(s.Access()) | accesses),
+    "ImageRef": images,
     "DiskRef": st.builds(s.DiskRef, numbers, numbers, words),
     "Access": accesses,
     "NetworkDisk": st.just(NetworkDisk("one/one-7", ("mon:6789",), "libvirt", SECRET)),

@@ -29,7 +29,7 @@ from ..opennebula.args import DiskPlace, VmPlace, absolute
 from ..opennebula.oned import Oned
 from ..opennebula.report import Report
 from ..opennebula.xml import Vm
-from ..plan import commits, disks, gc_places, rbd
+from ..plan import commits, disk_image, disks, gc_places, rbd
 from ..tools.this_machine import is_here
 from ..units import human, mib_ceil
 from .base import rate
@@ -161,24 +161,25 @@ def _kept(
                     disk = s.DiskRef(vm.id, item["disk"], item["path"])
                     name = f"{_name(vm.id, item['disk'])} kept in {item['path']} on {machine}"
                     new = arguments.as_new_image
-                    yield name, _new(machine, disk, item, new) if new else _finished(machine, disk, item, limit(arguments))
+                    yield name, _new(machine, vm, disk, item, new) if new else _finished(machine, vm, disk, item, limit(arguments))
 
 
-def _image(machine: str, disk: s.DiskRef, item: "dict[str, Any]") -> s.ImageRef:
-    """Return the image of a kept disk; raise BadRecord if nobody can tell which that was."""
+def _image(machine: str, vm: Vm, disk: s.DiskRef, item: "dict[str, Any]") -> Part[s.ImageRef]:
+    """Return the image of a kept disk, as OpenNebula has it; raise BadRecord if nobody can tell which that was."""
     if not item["image"]:
         raise BadRecord(f"what disk {disk.disk} of VM {disk.vm} was made from cannot be understood: {disk.vm_dir} on {machine}")
-    return s.ImageRef.from_data(item["image"])
+    return (yield from disk_image.confirmed(vm, disk.disk, item["image"]))
 
 
-def _finished(machine: str, disk: s.DiskRef, item: "dict[str, Any]", most: int) -> Part[str]:
-    done = yield from commits.kept(machine, disk, _image(machine, disk, item).id, most)
+def _finished(machine: str, vm: Vm, disk: s.DiskRef, item: "dict[str, Any]", most: int) -> Part[str]:
+    image = yield from _image(machine, vm, disk, item)
+    done = yield from commits.kept(machine, disk, image.id, most)
     return f"{human(done)} committed, and gone"
 
 
-def _new(machine: str, disk: s.DiskRef, item: "dict[str, Any]", name: str) -> Part[str]:
+def _new(machine: str, vm: Vm, disk: s.DiskRef, item: "dict[str, Any]", name: str) -> Part[str]:
     """Make a file or image of a kept disk beside the images, for OpenNebula to register."""
-    image, random = _image(machine, disk, item), os.urandom(16).hex()
+    image, random = (yield from _image(machine, vm, disk, item)), os.urandom(16).hex()
     if image.access.can.has_bridge:
         bridge = yield from rbd.bridge_of(image)
         access = image.access.by_bridge() if machine == bridge or (is_here(machine) and is_here(bridge)) else image.access

@@ -99,7 +99,7 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history
             if name in TAKES_ALONG and os.path.isdir(path) and not kept.is_kept(path):
                 from . import overtaken
 
-                unknown = overtaken.check(owner, path)
+                unknown = overtaken.check(owner, path, records.acquired)
                 if unknown:
                     warn(unknown)
         elif name != "RemoveVm":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from typing import Mapping
 
 from ..errors import BadRecord, SemisharedError, StaleDirectory
 from ..model import layout
@@ -23,13 +24,13 @@ HANGS = -2
 """In place of an epoch."""
 
 
-def check(vm: int, directory: str) -> str:
+def check(vm: int, directory: str, acquired: Mapping[tuple[int, int], ImageRef] = {}) -> str:
     """Raise StaleDirectory if a VM directory is older than the VM's epoch; return why that cannot be told, '' if it can.
 
     A store that is not to be reached, or hangs, is no reason to refuse: a VM on the host's own disks runs without it.
     """
     seq, unknown = seq_of(directory), ""
-    for image in _images(directory):
+    for image in _images(vm, directory, acquired):
         try:
             epoch = unless_it_hangs(partial(_epoch, image, vm), HANGS)
         except (SemisharedError, OSError) as e:
@@ -44,15 +45,18 @@ def check(vm: int, directory: str) -> str:
     return unknown
 
 
-def _images(directory: str) -> list[ImageRef]:
-    """Return the images that the disks of a VM directory were made from: of a mounted store one will do."""
+def _images(vm: int, directory: str, acquired: Mapping[tuple[int, int], ImageRef]) -> list[ImageRef]:
+    """Return the images that the disks of a VM directory were made from: of a mounted store one will do.
+
+    Of disks that oned has `acquired` an image for, oned's.
+    """
     try:
         names = os.listdir(layout.records(directory))
     except (FileNotFoundError, NotADirectoryError):
         return []
     found: dict[str, ImageRef] = {}
     for number in map(layout.recorded, names):
-        image = _image(directory, number) if number is not None else None
+        image = acquired.get((vm, number)) or _image(directory, number) if number is not None else None
         if image:
             found[image.source if image.access.can.has_bridge else image.root] = image
     return list(found.values())

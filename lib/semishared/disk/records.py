@@ -9,8 +9,11 @@ from ..errors import BadRecord
 from ..model import layout, layout_store
 from ..model.place import DIFF, PLACES
 from ..model.record import VERSION, Record
-from ..model.steps import DiskRef
+from ..model.steps import DiskRef, ImageRef
 from ..tools import files
+
+acquired: dict[tuple[int, int], ImageRef] = {}
+"""By VM and disk, the images that oned has acquired, as the front-end said with this plan: what records say is compared with them."""
 
 
 def write_record(vm_dir: str, record: Record) -> None:
@@ -19,12 +22,27 @@ def write_record(vm_dir: str, record: Record) -> None:
 
 
 def as_found(vm_dir: str, disk: int) -> Record | None:
-    """Return the record of a disk, None if it has none; raise BadRecord if it cannot be read. Where it is of is not looked at."""
+    """Return the record of a disk, None if it has none; raise BadRecord if it cannot be read, ForeignImage if oned has another image for
+    the disk. Where it is of is not looked at.
+    """
     data = files.read_json(layout.record(vm_dir, disk))
     try:
-        return None if data is None else Record.from_data(data, disk)
+        found = None if data is None else Record.from_data(data, disk)
     except BadRecord as e:
         raise BadRecord(f"{layout.record(vm_dir, disk)} on {os.uname().nodename} cannot be understood: {e.detail}") from None
+    right = acquired.get((_vm_of(vm_dir), disk)) if acquired else None
+    if found and right:
+        from ..model import acquired as of_oned
+
+        return of_oned.record(found, right, _vm_of(vm_dir))
+    return found
+
+
+def _vm_of(vm_dir: str) -> int:
+    """Return whose a VM directory is by its name, also one on its way (beside.py); -1 if that says nothing."""
+    name = os.path.basename(vm_dir)
+    own = layout.beside_named(name)
+    return own.vm if own else int(name) if layout.is_number(name) else -1
 
 
 def may_commit(vm_dir: str, disk: int) -> bool:
@@ -43,10 +61,7 @@ def read_record(vm_dir: str, disk: int) -> Record | None:
     record = as_found(vm_dir, disk)
     if record is None:
         return None
-    # Also of a directory on its way (beside.py).
-    name = os.path.basename(vm_dir)
-    own = layout.beside_named(name)
-    check_place(record, own.vm if own else int(name) if layout.is_number(name) else -1)
+    check_place(record, _vm_of(vm_dir))
     return record
 
 

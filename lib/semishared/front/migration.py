@@ -27,7 +27,9 @@ def _migrating(action: Action) -> tuple[args.Migrate, Vm]:
 def premigrate(action: Action) -> Plan:
     """Make everything ready at the target, or refuse."""
     action.rate, action.bulk = action.config.migration_rate, True
-    return migration.premigrate(*_migrating(action), os.urandom(8).hex())
+    asked, vm = _migrating(action)
+    action.expects(asked.source_host)
+    return migration.premigrate(asked, vm, os.urandom(8).hex(), action.acquired(vm))
 
 
 def postmigrate(action: Action) -> Plan:

@@ -17,6 +17,7 @@ def mv(action: Action, asked: args.Move) -> Plan:
     oned, here = Oned(), (is_here(asked.source.host), is_here(asked.target.host))
     vm = oned.vm(asked.source.vm)
     action.seq, action.bulk = vm.seq, True
+    action.acquired(vm)
     why_not = _why_not_fenced(oned, action, asked.source.host) if vm.lcm_state in (*moves.UNKNOWN, moves.OFF) else ""
     told = moves.Told(*here, any(here) and _front_end_runs_vms(oned), why_not, action.config.overlays_options)
     return moves.mv(asked, vm, told)

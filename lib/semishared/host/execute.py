@@ -194,3 +194,9 @@ def read_plan(data: object) -> tuple[int, list[s.Step]]:
     if not isinstance(data, dict) or not isinstance(data.get("steps"), list) or not isinstance(data.get("seq"), int):
         raise BadArguments("not a plan")
     return data["seq"], [s.from_data(step) for step in data["steps"]]
+
+
+def read_images(plan: object) -> dict[tuple[int, int], s.ImageRef]:
+    """Return the images that oned has acquired for disks, by VM and disk, as far as the plan in JSON data says; raise BadArguments."""
+    said = plan.get("images", []) if isinstance(plan, dict) else []
+    return {(vm, disk): s.ImageRef.from_data(image) for vm, disk, image in said}

@@ -8,7 +8,7 @@ from typing import Any, Tuple
 from ..errors import BadArguments
 from ..named import NamedTuple
 from . import layout
-from .stores import MOUNTED, Access
+from .stores import MOUNTED, Access, check_source
 
 Step = Tuple[Any, ...]
 """A step is a named tuple; its class name is its name on the wire. (Named tuples: six times quicker to define than dataclasses.)"""
@@ -56,8 +56,21 @@ class ImageRef(NamedTuple):
         """Return the image in JSON data; raise BadArguments."""
         if not isinstance(data, dict) or set(data) | {"access"} != set(cls._fields):
             raise BadArguments(f"not an image: {str(data)[:200]}")
-        access = Access.from_data(data["access"]) if "access" in data else MOUNTED
-        return cls(**{**data, "access": access})
+        found = cls(**{**data, "access": Access.from_data(data["access"]) if "access" in data else MOUNTED})
+        numbers, words = (found.store, found.id), (found.format, found.generation)
+        if not all(type(number) is int for number in numbers) or not all(_is_word(word) for word in words) or not _is_plain(found.source):
+            raise BadArguments(f"not an image: {str(data)[:200]}")
+        check_source(found.access, found.source)
+        return found
+
+
+def _is_word(text: object) -> bool:
+    """Tell whether a format or generation is one that nothing takes for a path or an option."""
+    return isinstance(text, str) and text.isascii() and (text.isalnum() or not text)
+
+
+def _is_plain(path: object) -> bool:
+    return isinstance(path, str) and "\0" not in path and ".." not in path.split("/")
 
 
 class DiskRef(NamedTuple):

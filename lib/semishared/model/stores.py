@@ -57,6 +57,8 @@ KINDS = {
 }
 
 
+FORMS = {"kind": r"[a-z]+\Z", "conf": CONF, "host": MONITOR, "secret": SECRET, "marker": MARKER, "cloud": MARKER, "remote_secret": SECRET}
+"""What the fields of an Access look like that are no names of Ceph's, and each of its hosts."""
 NEWER = ("marker", "cloud", "remote", "remote_secret")
 """Fields that records of older disks do not have."""
 
@@ -103,7 +105,12 @@ class Access(NamedTuple):
             raise BadArguments(f"not an access: {str(data)[:200]}")
         if not isinstance(data["hosts"], (list, tuple)):
             raise BadArguments(f"not an access: {str(data)[:200]}")
-        return cls(**{**data, "hosts": tuple(data["hosts"]), **{name: str(data.get(name, "")) for name in NEWER}})
+        found = cls(**{**data, "hosts": tuple(data["hosts"]), **{name: data.get(name, "") for name in NEWER}})
+        values = {**found._asdict(), "hosts": ""}
+        for name, value in (*values.items(), *(("host", host) for host in found.hosts)):
+            if not isinstance(value, str) or (value and not re.match(FORMS.get(name, POOL), value)) or ".." in value.split("/"):
+                raise BadArguments(f"not an access: its {name} is {str(value)[:200]!r}")
+        return found
 
 
 MOUNTED = Access()

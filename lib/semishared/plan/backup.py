@@ -79,9 +79,12 @@ def restore(asked: Restore, vm: Vm, urls: Mapping[int, str]) -> Plan:
         disk, size = s.DiskRef(vm.id, number, place.path), vm.disk(number).size
         record = records.get(number)
         if record and record.bridged:
-            from . import rbd
+            from . import disk_image, rbd
 
-            yield from rbd.restore(place.host, disk, record, size, Download(url))
+            image = yield from disk_image.confirmed(vm, number, record.bridged.to_data())
+            if record.readonly:
+                raise NotSupported(f"disk {number} of VM {vm.id} is read-only and cannot be restored")
+            yield from rbd.restore(place.host, disk, image, size, Download(url))
         else:
             yield Feed(On(place.host, (s.RestoreDisk(disk, size),)), Download(url))
 

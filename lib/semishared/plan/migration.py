@@ -35,8 +35,12 @@ if TYPE_CHECKING:
     from .luggage import Luggage
 
 
-def premigrate(asked: Migrate, vm: Vm, token: str) -> Plan:
-    """Plan premigrate: make everything ready at the target, or refuse. `token`: what nobody else would write into a store."""
+def premigrate(asked: Migrate, vm: Vm, token: str, images: Mapping[int, s.ImageRef]) -> Plan:
+    """Plan premigrate: make everything ready at the target, or refuse. `images`: those that oned has acquired, by disk.
+
+    `token`: what nobody else would write into a store.
+    """
+    from ..model import acquired
     from ..model.record import described
     from .luggage import of_others, packed
 
@@ -53,7 +57,7 @@ def premigrate(asked: Migrate, vm: Vm, token: str) -> Plan:
     found, seen = yield On(here, (s.DescribeVm(place.vm, source_dir), s.LookAtVm(place.vm, source_dir)))
     if int(place.path.split("/")[-2]) != left:
         raise MigrationRefused(f"VM {vm.id} cannot change host and system datastore at once")
-    records, opened = described(found), {}
+    records, opened = acquired.records(described(found), images, vm.id), {}
     if of_others(vm, records):
         (opened,) = yield On(here, (s.LookAtGuest(vm.id, source_dir, running_domain(vm)),))
     luggage = packed(vm, records, place.path, opened)

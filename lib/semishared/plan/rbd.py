@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from ..errors import BadRecord, NotSupported, SemisharedError, VmGone
+from ..errors import BadRecord, SemisharedError, VmGone
 from ..model import layout_pool, stores
 from ..model import steps as s
 from ..model import steps_image as i
@@ -59,11 +59,6 @@ def bridge_of(image: s.ImageRef) -> Part[str]:
     """Return the bridge of the datastore that an image on record is of."""
     datastore = yield AskOned("datastore", image.store)
     return stores.bridge(datastore, image.id)
-
-
-def on_store(answer: Any) -> s.ImageRef | None:
-    """Return which image on the network a disk is, if that is what a host says of it."""
-    return s.ImageRef.from_data(answer["on_store"]) if answer and "on_store" in answer else None
 
 
 def clone(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, min_size: int) -> Plan:
@@ -179,14 +174,11 @@ def remove_clone(image: s.ImageRef) -> Plan:
     yield On(bridge, (i.RemoveImage(image),))
 
 
-def snapshot(what: str, host: str, disk: s.DiskRef, found: Mapping[str, Any], number: int, size: int, guest: resting.Guest) -> Plan:
-    """Create, delete or revert snapshot `number` of a disk that turned out to be on the network; `guest` rests for it.
+def snapshot(what: str, host: str, disk: s.DiskRef, image: s.ImageRef, number: int, size: int, guest: resting.Guest) -> Plan:
+    """Create, delete or revert snapshot `number` of a disk that turned out to be `image`, on the network; `guest` rests for it.
 
     `size` is oned's of the disk, which does not go back with the snapshot.
     """
-    image = s.ImageRef.from_data(found["on_store"])
-    if found["readonly"]:
-        raise NotSupported(f"{image.source} is attached read-only, it cannot have snapshots of a VM")
     bridge = yield from bridge_of(image)
     steps = {
         "create": i.KeepSnapshot(image, number), "delete": i.ForgetSnapshot(image, number), "revert": i.RevertImage(image, number, size),
@@ -204,12 +196,8 @@ def grow(image: s.ImageRef, size: int) -> Plan:
     yield On(bridge, (i.GrowImage(image, size),))
 
 
-def restore(host: str, disk: s.DiskRef, record: Record, size: int, source: Download) -> Plan:
-    """Replace the content of a disk on the network by that of a backup: whole, or as it was."""
-    if record.readonly:
-        raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is read-only and cannot be restored")
-    image = record.bridged
-    assert image is not None
+def restore(host: str, disk: s.DiskRef, image: s.ImageRef, size: int, source: Download) -> Plan:
+    """Replace the content of a disk that is `image`, on the network, by that of a backup: whole, or as it was."""
     bridge = yield from bridge_of(image)
     (hidden,) = yield On(bridge, (i.BeginChange(image, size),))
     try:

@@ -32,9 +32,9 @@ def delete(asked: Delete, is_here: bool) -> Plan:
     for answer in found:
         if answer and "on_store" in answer:
             from ..model.steps_image import ForgetDisk
-            from . import rbd
+            from . import disk_image, rbd
 
-            yield from rbd.remove_clone(s.ImageRef.from_data(answer["on_store"]))
+            yield from rbd.remove_clone((yield from disk_image.clone(disk.vm, disk.disk, answer["on_store"])))
             yield from everywhere(place, is_here, ForgetDisk(disk))
             return
     yield Say(_finished, (place, *found))

@@ -49,13 +49,14 @@ def cpds(asked: ToImage, vm: Vm, datastore: Datastore, told: Told) -> Plan:
 
 
 def _to_rbd(asked: ToImage, vm: Vm, datastore: Datastore, told: Told, guest: resting.Guest) -> Plan:
-    from . import rbd
+    from . import disk_image, rbd
 
     access, disk, bridge = stores.access(datastore), disk_ref(asked.disk), stores.bridge(datastore, vm.id)
     target = images.ref_at(asked.store, access, vm.id, asked.image, "image")
     record = yield from rbd.record_of(told.host, disk)
     if record.bridged:
-        yield from rbd.copy(told.host, bridge, record.bridged.source, target, disk, asked.snapshot, guest)
+        source = yield from disk_image.confirmed(vm, disk.disk, record.bridged.to_data())
+        yield from rbd.copy(told.host, bridge, source.source, target, disk, asked.snapshot, guest)
         return
     if guest.domain:
         # An image on the network is copied by Ceph, which knows no secret; a file of a running guest by QEMU.

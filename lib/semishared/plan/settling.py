@@ -24,7 +24,7 @@ from typing import Any
 
 from ..errors import CommitRefused
 from ..model import steps as s
-from ..model.exchange import On, Part, Plan, Say, agree
+from ..model.exchange import AskOned, On, Part, Plan, Say, agree
 
 TURNS = 4
 """Undone; written; made known; and one more, for who has come in between."""
@@ -47,7 +47,7 @@ def settled(host: str, step: s.Step) -> Part["list[Any]"]:
     for _ in range(TURNS):
         (answer,) = yield On(host, (step,))
         found.append(answer)
-        images = _due(answer)
+        images = yield from _due(step, answer)
         if not images:
             return found
         for image in images:
@@ -55,9 +55,19 @@ def settled(host: str, step: s.Step) -> Part["list[Any]"]:
     raise CommitRefused(f"{images[0].source} is committed to, or changed, by somebody else again and again")
 
 
-def _due(answer: Any) -> list[s.ImageRef]:
+def _due(step: Any, answer: Any) -> Part["list[s.ImageRef]"]:
+    """Return the images that are to be settled for the disk, or the VM's disks, of a step: those that oned has for them."""
     disks = [answer, *answer.get("disks", ())] if answer else []
-    return list(dict.fromkeys(s.ImageRef.from_data(disk["settle"]) for disk in disks if disk.get("settle")))
+    said = [(disk.get("disk"), disk["settle"]) for disk in disks if disk.get("settle")]
+    if not said:
+        return []
+    from . import disk_image
+
+    own = getattr(step, "disk", None)
+    vm, found = (yield AskOned("vm", own.vm if own else step.vm)), []
+    for number, image in said:
+        found.append((yield from disk_image.confirmed(vm, own.disk if own else number, image)))
+    return list(dict.fromkeys(found))
 
 
 def _settle(image: s.ImageRef) -> Plan:

@@ -192,11 +192,13 @@ def change(what: str, asked: SnapshotPlace, vm: Vm, *, live: bool, freeze: str) 
         encryption.check_running(vm, [number], "snapshot")
     (found,) = yield On(place.host, (s.DescribeDisk(disk_ref(asked.disk), domain),))
     if "on_store" in found:
-        from . import rbd
+        from . import disk_image, rbd
 
         guest = resting.Guest(domain, freeze) if live else resting.Guest()
-        size = vm.disk(number).size
-        yield from rbd.snapshot(what, place.host, disk_ref(asked.disk), found, asked.snapshot, size, guest)
+        image = yield from disk_image.confirmed(vm, number, found["on_store"])
+        if found["readonly"]:
+            raise NotSupported(f"{image.source} is attached read-only, it cannot have snapshots of a VM")
+        yield from rbd.snapshot(what, place.host, disk_ref(asked.disk), image, asked.snapshot, vm.disk(number).size, guest)
         return
     facts = Facts.parse(found)
     if what == "create":
@@ -224,9 +226,9 @@ def resize(asked: Resize, vm: Vm) -> Plan:
         host = yield from _machine_of(place)
     (found,) = yield On(host, (s.GrowDisk(disk_ref(place), asked.size),))
     if found and "on_store" in found:
-        from . import rbd
+        from . import disk_image, rbd
 
-        yield from rbd.grow(s.ImageRef.from_data(found["on_store"]), asked.size)
+        yield from rbd.grow((yield from disk_image.confirmed(vm, place.disk or 0, found["on_store"])), asked.size)
 
 
 def _machine_of(place: DiskPlace) -> Part[str]:

@@ -14,11 +14,11 @@ import time
 from collections import deque
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Callable, Iterable, Iterator, Optional, TypeVar
+from typing import Callable, Iterable, Iterator, Mapping, Optional, TypeVar
 
 from ..config import Config
 from ..errors import HostFailed, HostOutdated, HostUnreachable, SemisharedError, WouldChange, from_id
-from ..model.steps import LOOKS, Step, to_data
+from ..model.steps import LOOKS, ImageRef, Step, to_data
 from ..tools import ready
 from ..tools.ending import LOOK_S, ended_within
 from ..tools.run import environment
@@ -54,6 +54,8 @@ class Session:
         self.warnings: list[str] = []
         """What the host wants the log to say."""
         self.seq = -1
+        self.images: Mapping[tuple[int, int], ImageRef] = {}
+        """What oned has acquired, by VM and disk: hosts compare their records with it."""
         """SEQ of the last history record of the VM that the plans are about, -1 if it is not known."""
         self.is_busy = False
         """A plan was sent of which neither the end nor an error has been heard: nothing else can be sent."""
@@ -154,6 +156,8 @@ class Session:
             "version": RELEASE, "action": self._action, "seq": self.seq, "steps": [to_data(step) for step in steps],
             "answers": answers, "last": last, "standstill_s": self._config.hosts_standstill_timeout_s,
         }  # fmt: skip
+        if self.images:
+            plan["images"] = [(*of, image.to_data()) for of, image in self.images.items()]
         self.is_busy = True
         # A host without a plan says nothing.
         self._heard_at = time.monotonic()

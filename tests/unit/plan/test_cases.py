@@ -3,7 +3,7 @@
 
     argv        what oned calls the action with
     disk        changes to the disk of the recorded VM (fixtures/vm.xml) that argv names; null removes an element
-    vm          changes to the recorded VM; "disks": its disks instead of the recorded ones
+    vm          changes to the recorded VM; "disks": its disks instead of the recorded ones; "disk": changes to them by their numbers
     image       changes to the recorded image 1 (not persistent); TEMPLATE is an object of attributes
     datastore   changes to the recorded datastore 100
     here        hosts that are this machine (mv, cpds)
@@ -42,7 +42,7 @@ from exchanges import played
 from semishared.errors import SemisharedError
 from semishared.front import transfer
 from semishared.model.exchange import File, Part, Plan
-from semishared.model.steps import LOOKS
+from semishared.model.steps import LOOKS, ImageRef
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
 from semishared.plan import backup, commits, detach, disks, hypervisor, migration, moves, overlay_options, removals, save_as, snapshots
@@ -83,7 +83,11 @@ def vm(case: Case) -> Vm:
             template.remove(disk)
         for disk in changes.pop("disks"):
             changed(ElementTree.SubElement(template, "DISK"), disk)
-    return Vm(changed(element, changes))
+    of_disks = changes.pop("disk", {})
+    found = Vm(changed(element, changes))
+    for number, values in of_disks.items():
+        changed(found.disk(int(number)).element, values)
+    return found
 
 
 def disk(case: Case, number: Optional[int]) -> Disk:
@@ -171,7 +175,14 @@ def mv(case: Case) -> Plan:
 
 
 def premigrate(case: Case) -> Plan:
-    return migration.premigrate(args.Migrate.parse(case["argv"]), vm(case), "70" * 8)
+    return migration.premigrate(args.Migrate.parse(case["argv"]), vm(case), "70" * 8, images_of(case))
+
+
+def images_of(case: Case) -> dict[int, ImageRef]:
+    """Return what oned has acquired: what the case has the host say, which is so (test_lying_answers.py: what if it is not)."""
+    answers = [answer for entry in case.get("exchange", []) for answer in entry.get("answered") or [] if isinstance(answer, dict)]
+    records = [one for answer in answers for one in answer.get("records", [])]
+    return {one["disk"]: ImageRef.from_data({**one["image"], "generation": ""}) for one in records if one.get("image")}
 
 
 def postmigrate(case: Case) -> Plan:

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which image a disk of a VM is made from, as oned has it. What a host says of that is compared with this, and never used in its place.
+
+    {"on_store": ..., "settle": ...} in a host's answer, the image of a record        said
+    the VM's DISK, its image, that image's datastore                                 oned's, whose access, SOURCE and format are used
+
+A host may say that there is a disk, whether the disk is the image or its clone, and which generation the disk lies over.
+"""
+
+from __future__ import annotations
+
+from typing import Dict
+
+from .. import NAME
+from ..errors import ForeignImage, OnedUnavailable
+from ..model import acquired, stores
+from ..model.exchange import AskOned, Part
+from ..model.refs import ImageRef
+from ..opennebula.xml import Datastore, Disk, Image, Vm
+from . import images
+
+
+def of_disk(vm: Vm, disk: Disk) -> Part[ImageRef]:
+    """Return the image that oned has acquired for a disk of a VM; raise ForeignImage for a disk that has none, OnedUnavailable."""
+    if disk.image_id < 0:
+        raise ForeignImage(f"disk {disk.id} of VM {vm.id} is volatile to OpenNebula: it has no image")
+    try:
+        image: Image = yield AskOned("image", disk.image_id)
+    except OnedUnavailable:
+        # Deleted by force. oned wrote over DISK what it had acquired; and a datastore that cannot be asked either ends this.
+        datastore: Datastore = yield AskOned("datastore", disk.store_id)
+        return images.ref_at(datastore.id, stores.access(datastore), disk.image_id, disk.source, format=disk.format)
+    datastore = yield AskOned("datastore", image.store_id)
+    return images.image_ref(image, datastore)
+
+
+def confirmed(vm: Vm, disk: int, said: object) -> Part[ImageRef]:
+    """Return the image or clone that a host `said` a disk of a VM is, with what oned has of it; raise ForeignImage, OnedUnavailable."""
+    named = ImageRef.from_data(said)
+    return acquired.compared(named, (yield from _right(vm, disk, named)), vm.id, disk)
+
+
+def clone(vm: int, disk: int, said: object) -> Part[ImageRef]:
+    """Return the clone that a host `said` a disk is; raise ForeignImage also for the image: that is not removed with a disk."""
+    named, known = ImageRef.from_data(said), (yield AskOned("vm", vm))
+    right = yield from _right(known, disk, named)
+    if named.source == right.source:
+        raise ForeignImage(f"disk {disk} of VM {vm} is said to be a clone, and {named.source} is an image: it is kept")
+    return acquired.compared(named, right, vm, disk)
+
+
+def _right(vm: Vm, disk: int, named: ImageRef) -> Part[ImageRef]:
+    found = next((one for one in vm.disks if one.id == disk), None)
+    if found:
+        return (yield from of_disk(vm, found))
+    # Detached, and kept on its host.
+    image: Image = yield AskOned("image", named.id)
+    datastore: Datastore = yield AskOned("datastore", image.store_id)
+    return images.image_ref(image, datastore)
+
+
+def of_vm(vm: Vm) -> Part[Dict[int, ImageRef]]:
+    """Return the images that oned has acquired for the disks of a VM that are ours, by disk; raise OnedUnavailable."""
+    found = {}
+    for disk in vm.disks:
+        if disk.image_id >= 0 and disk.driver in ("", NAME) and not disk.is_directory:
+            found[disk.id] = yield from of_disk(vm, disk)
+    return found
