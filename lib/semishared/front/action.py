@@ -177,10 +177,11 @@ class Sessions:
             self._kept.append(kept)
             return answers, file
         self._relayed = wanted.target.steps
-        source, target = (self._with(on.machine, beside=False) for on in wanted)
+        source, target = (self._with(on.machine, beside=False) for on in wanted[:2])
         with self.unless_it_breaks_off(source, target):
             action = self.action
-            return streams.relay(source, wanted.source.steps, target, wanted.target.steps, action.rate, action.report.info)
+            limits = streams.Limits(action.rate, wanted.most, action.config.hosts_standstill_timeout_s)
+            return streams.relay(source, wanted.source.steps, target, wanted.target.steps, limits, action.report.info)
 
     def _both(self, wanted: While) -> tuple[list[Any], list[Any]]:
         found: list[Any] = []

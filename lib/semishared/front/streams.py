@@ -7,37 +7,61 @@ import hashlib
 import os
 from typing import IO, Any, Callable
 
-from ..errors import SemisharedError
+from ..errors import SemisharedError, ToolTimeout, TransferCorrupt
 from ..model.exchange import File
 from ..model.steps import Step
+from ..named import NamedTuple
+from ..wire.messages import Message
 from ..wire.session import Session
 from .answering import Answer
 
 REMOTES = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", ".."))
 
 
+class Limits(NamedTuple):
+    """What a machine that sends may take: of time and of the one that receives."""
+
+    rate: int
+    """Bytes per second at most, 0 for no limit."""
+    most: int
+    """Bytes at most, 0 for no limit."""
+    standstill_s: float
+    """Seconds without a byte."""
+
+
 def relay(
-    source: Session, sends: tuple[Step, ...], target: Session, receives: tuple[Step, ...], rate: int, say: Callable[[str], None]
+    source: Session, sends: tuple[Step, ...], target: Session, receives: tuple[Step, ...], limits: Limits, say: Callable[[str], None]
 ) -> dict[str, Any]:  # fmt: skip
-    """Give `target` what `source` sends, `rate` bytes per second at most (0: no limit); return what that says of it.
+    """Give `target` what `source` sends; return what that says of it. Raise TransferCorrupt for more than the limit, ToolTimeout.
 
     To that is added how much it was and how long it took: `bytes`, `seconds`. The target waits for `end`. `say`: a line for the log.
     """
     from ..opennebula.report import Progress
     from ..tools.rate_limit import Pace
 
-    progress, pace, size = Progress(say), Pace(rate), 0
+    progress, pace, size = Progress(say), Pace(limits.rate), 0
     target.begin(receives, answers=True)
     source.begin(sends)
-    message = source.read()
+    # Its signs of life are no bytes: a host could hold this for ever by them.
+    message = _next(source, limits)
     while isinstance(message, bytes):
+        size += len(message)
+        if limits.most and size > limits.most:
+            raise TransferCorrupt(f"{source.host} has sent more than the {limits.most >> 20} MiB that the VM's disks and memory can be")
         pace.wait(len(message))
         target.send_data(message)
-        size += len(message)
         progress.tell(f"{size >> 20} MiB have crossed")
-        message = source.read()
+        message = _next(source, limits)
     source.finish()
     return {**(message if isinstance(message, dict) else {}), "bytes": size, "seconds": round(progress.seconds, 1)}
+
+
+def _next(source: Session, limits: Limits) -> Message:
+    """Return what a machine sends next; raise ToolTimeout if that is nothing for as long as a standstill is."""
+    message = source.read(limits.standstill_s)
+    if message is None:
+        raise ToolTimeout(f"{source.host} has sent no byte for {limits.standstill_s:.0f} s")
+    return message
 
 
 def end(target: Session, sha256: str, answer: Answer) -> list[Any]:

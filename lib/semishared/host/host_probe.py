@@ -173,6 +173,11 @@ def capacity(location: str) -> list[str]:
     return [f"DS = [ ID = {system}, USED_MB = {total - free}, TOTAL_MB = {total}, FREE_MB = {free} ]" for system in there]
 
 
+def _plain(text: str) -> str:
+    """Return a text as one value of a template: what is in labels and names of files ends none, and begins no attribute."""
+    return "".join(c if c.isprintable() and c not in '"\\' else "?" for c in text)
+
+
 def report(location: str) -> str:
     """Return the line for the host's template."""
     root = layout.base_store(location)
@@ -193,7 +198,7 @@ def report(location: str) -> str:
         "ADDRESSES": " ".join(addresses()),
     }
     values.update({**pool(root), **memory(root)})
-    inside = ", ".join(f'{key} = "{value}"' for key, value in values.items())
+    inside = ", ".join(f'{key} = "{_plain(str(value))}"' for key, value in values.items())
     return f"SEMISHARED = [ {inside} ]"
 
 

@@ -76,6 +76,8 @@ class Relay(NamedTuple):
 
     source: On
     target: On
+    most: int = 0
+    """Bytes that may come at most, as oned has the sizes of what is sent; 0 for no limit."""
 
 
 class End(NamedTuple):

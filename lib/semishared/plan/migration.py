@@ -96,7 +96,8 @@ def _brought(
         from . import device_class
 
         receive = receive._replace(wants=device_class.travelling(vm, classes, more=1))
-    sent = yield Relay(On(here, (s.SendVm(vm.id, source_dir, unmark.token, luggage.own, domain),)), On(place.host, (receive,)))
+    send = s.SendVm(vm.id, source_dir, unmark.token, luggage.own, domain)
+    sent = yield Relay(On(here, (send,)), On(place.host, (receive,)), arrivals.most(vm))
     yield End(place.host, str(sent.get("sha256")))
     return f"{int(sent['bytes']) >> 20} MiB of files in {sent['seconds']} s"
 

@@ -127,7 +127,7 @@ def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
             target_step = target_step._replace(wants=device_class.travelling(vm, found["classes"]))
         target_step = target_step._replace(sizes=found.get("sizes", {}))
         yield On(there.host, (arrivals.room(there, found, keep_bases=target_step.keep_bases),))
-        relay = Relay(On(place.host, (source_step._replace(token=token),)), On(there.host, (target_step,)))
+        relay = Relay(On(place.host, (source_step._replace(token=token),)), On(there.host, (target_step,)), arrivals.most(vm))
         seen = yield from _sent(relay, vm)
     yield from _release(place.host, s.ReleaseVm(place.vm, place.path, guest, seen), vm)
 

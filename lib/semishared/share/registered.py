@@ -44,7 +44,7 @@ def _found(tree: Tree, path: str, safe: tuple[str, ...], others: tuple[str, ...]
     if not any(_is_below(real, directory) for directory in below):
         # The path as given: where a link leads is nobody's business who may not read there.
         raise RestrictedPath(f"{path} is below none of the datastore's SAFE_DIRS")
-    for directory in (root, *map(os.path.realpath, others), *NEVER):
+    for directory in (root, *map(os.path.realpath, others)):
         if _is_below(real, directory) or _is_below(directory, real):
             raise RestrictedPath(f"{path} has to do with {directory}, which no guest may be given")
     if not os.path.isdir(real):
@@ -62,8 +62,11 @@ def _is_below(path: str, directory: str) -> bool:
 def opened(path: str) -> int:
     """Open a directory as any user of this machine might get there, and through no link, which somebody may have put there meanwhile.
 
-    Raise MissingImage, ShareRefused; RestrictedPath if it is in what is ours.
+    Raise MissingImage, ShareRefused; RestrictedPath if it is in what is ours, or in what no guest may be given, whatever a record says.
     """
+    for directory in NEVER:
+        if _is_below(path, directory) or _is_below(directory, path):
+            raise RestrictedPath(f"{path} has to do with {directory}, which no guest may be given")
     here, at, fd = os.uname().nodename, "", os.open("/", _DIRECTORY)
     try:
         for name in path.strip("/").split("/"):

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that come from another machine say what they like: only the image that oned has acquired for a disk is opened for it."""
+"""What another machine sends says what it likes: only the image that oned has acquired for a disk is opened, and it ends some time."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any, Callable, Dict
 
 import pytest
 
 from semishared.config import Config
-from semishared.errors import ForeignImage, SemisharedError
+from semishared.errors import ForeignImage, RestrictedPath, SemisharedError, ToolTimeout, TransferCorrupt
+from semishared.front import streams
+from semishared.host import host_probe
 from semishared.model import steps as s
+from semishared.opennebula.xml import Vm
+from semishared.plan import arrivals
+from semishared.share import registered
 from semishared.wire.session import Session
 from tools.world import MiB, World
 
@@ -101,3 +107,53 @@ def test_a_configuration_that_a_record_names_is_not_opened(world: World, images:
                 pass
             source.finish()
     assert not written.exists()
+
+
+def relayed(source_dir: str, target_dir: str, limits: streams.Limits, *, stopped: bool = False) -> None:
+    with Session("localhost", "mv", Config()) as source, Session("localhost", "mv", Config()) as target:
+        (found,) = source.run([s.MarkVm(VM, source_dir)])
+        assert isinstance(found, dict)
+        pid = source._process.pid
+        if stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            steps = (s.SendVm(VM, source_dir, found["token"]),), (s.ReceiveVm(VM, target_dir, False, ""),)
+            streams.relay(source, steps[0], target, steps[1], limits, lambda text: None)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.fault(29, "a host that sends more than the disks and the memory of a VM can be is listened to no longer")
+def test_a_host_that_sends_without_end_is_ended(world: World, images: Dict[Any, s.ImageRef]) -> None:
+    Path(world.disk(VM).vm_dir, "more").write_bytes(os.urandom(3 * MiB))
+    target = world.location / "103" / str(VM)
+    with pytest.raises(TransferCorrupt, match="more than the 1 MiB"):
+        relayed(world.disk(VM).vm_dir, str(target), streams.Limits(0, MiB, 60))
+    assert not target.exists()
+
+
+@pytest.mark.fault(29, "a host that is to send and sends nothing holds a transfer no longer than a standstill may last")
+def test_a_host_that_sends_nothing_is_ended(world: World, images: Dict[Any, s.ImageRef]) -> None:
+    with pytest.raises(ToolTimeout, match="no byte"):
+        relayed(world.disk(VM).vm_dir, str(world.location / "103" / str(VM)), streams.Limits(0, 0, 0.3), stopped=True)
+
+
+def test_what_a_vm_can_be_is_by_oned() -> None:
+    disks = "<DISK><DISK_ID>0</DISK_ID><SIZE>100</SIZE></DISK><DISK><DISK_ID>1</DISK_ID><SIZE>1_000</SIZE></DISK>"
+    vm = Vm.parse(f"<VM><ID>{VM}</ID><TEMPLATE><MEMORY>64</MEMORY>{disks}</TEMPLATE></VM>")
+    assert arrivals.most(vm) == (300 + 64) * MiB * 11 // 10 + arrivals.LITTLE
+
+
+@pytest.mark.fault(28, "a share's record that leads to what no guest may be given is refused on the VM's host, too")
+@pytest.mark.parametrize("path", ["/", "/run/user", "/var/lib/one/.ssh", "/var/lib", "/etc"])
+def test_a_record_leads_to_nothing_that_no_guest_may_have(path: str) -> None:
+    with pytest.raises(RestrictedPath, match="has to do with"):
+        registered.opened(path)
+
+
+@pytest.mark.fault(29, "what a label or a name on a host says begins no attribute of the host's template")
+def test_a_label_ends_no_value(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_probe, "lost", lambda root: ['device /d is of h"\n], SEMISHARED_FENCED = [ STATE = "fenced\\'])
+    said = host_probe.report(str(world.location))
+    assert "\n" not in said and said.count("[") - said.count("]") <= 1
+    assert 'HEALTH = "device /d is of h??], SEMISHARED_FENCED = [ STATE = ?fenced?"' in said
