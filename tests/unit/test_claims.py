@@ -82,3 +82,12 @@ def test_a_new_diff_of_the_same_disk_begins_anew() -> None:
     assert claims.claimed("/store/image", CLAIM, moved._replace(touched=frozenset())) == moved
     with pytest.raises(CommitRefused):
         claims.claimed("/store/image", None, new._replace(generation=""))
+
+
+@pytest.mark.fault(46, "a claim is given up by the disk that has it, and not by what is left of an earlier life of it")
+@pytest.mark.parametrize(
+    ("own", "gives_up"), [({}, True), ({"epoch": 6}, True), ({"epoch": 4}, False), ({"epoch": -1}, False), ({"vm": 24}, False)]
+)
+def test_who_gives_up_a_claim(own: dict[str, Any], gives_up: bool) -> None:
+    assert claims.is_of(CLAIM, OWNER._replace(**own)) is gives_up
+    assert not claims.is_of(None, OWNER)

@@ -109,6 +109,11 @@ def _stale(shown: str, claimed: Owner, own: Owner) -> StaleDiff:
     return StaleDiff(f"{shown} was claimed for SEQ {claimed.epoch} of VM {own.vm}'s history, and the diff is of SEQ {own.epoch}")
 
 
+def is_of(claim: Optional[Claim], owner: Owner) -> bool:
+    """Tell whether a claim is the one that `owner` may give up: its own, and not of a later SEQ of its VM's history."""
+    return claim is not None and claim.owner.is_same(owner) and claim.owner.epoch <= owner.epoch
+
+
 def check(shown: str, claim: Optional[Claim], owner: Owner, now: Claim) -> Claim:
     """Return the record of an image that `owner` may commit to; `now` has the image as it is. Raise NotOwner, StaleDiff, CommitRefused."""
     if claim is None:

@@ -49,11 +49,9 @@ def owner(image: ImageRef) -> Owner | None:
 def disown(image: ImageRef, owner: Owner) -> None:
     """See store.Store.disown."""
     stored = Stored(image.source)
-    found = dir_journal.claim(stored)
-    if found and found.owner.is_same(owner):
+    if claims.is_of(dir_journal.claim(stored), owner):
         with dir_journal.settled(stored):
-            found = dir_journal.claim(stored)
-            if found and found.owner.is_same(owner):
+            if claims.is_of(dir_journal.claim(stored), owner):
                 dir_journal.write_claim(stored, None)
 
 

@@ -81,7 +81,7 @@ def disown(image: ImageRef, owner: Owner) -> None:
     """See store.Store.disown."""
     with ceph.opened(*ceph.pool_of(image, image.access.user)) as opened:
         found = rbd_claim.read(opened)
-        if found and found.owner.is_same(owner) and not found.changing:
+        if found and claims.is_of(found, owner) and not found.changing:
             rbd_claim.write(opened, None)
 
 
