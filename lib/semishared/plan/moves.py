@@ -103,17 +103,34 @@ def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
     (found,) = yield On(place.host, (s.MarkVm(place.vm, place.path),))
     token, seen = str(found["token"]), str(found["seen"])
     unmark = On(place.host, (s.UnmarkVm(place.vm, place.path, token),))
+    try:
+        seen = yield from _carried(asked, steps, vm, guest, found, unmark)
+    except SemisharedError:
+        if token:
+            # A mark that stays is a file beside the VM directory, where nobody looks for it.
+            try:
+                yield unmark
+            except SemisharedError:
+                pass  # that host may be what has failed
+        raise
+    if seen is not None:
+        yield from _release(place.host, s.ReleaseVm(place.vm, place.path, guest, seen), vm)
+
+
+def _carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, found: Mapping[str, Any], unmark: On) -> Part[str | None]:
+    """Have the directory where it is to go; return the fingerprint of what is to be let go of, None if it was there under another name."""
+    place, there = asked.source, asked.target
+    token, seen = str(found["token"]), str(found["seen"])
     (looked,) = yield On(there.host, (s.LookForVm(there.vm, there.path, token, seen),))
     if looked["same"]:
-        yield unmark
         yield from _same_directory(place, there)
-        return
+        yield unmark
+        return None
     if s.has_arrived(found, looked, vm.seq):
         yield unmark
     elif not found["present"]:
         raise SemisharedError(f"VM {place.vm} is neither on {place.host} nor, as it is now, on {there.host}")
     elif not found["whole"] and any(disk.driver in ("", DRIVER) and not disk.is_directory for disk in vm.disks):
-        yield unmark
         raise MigrationRefused(s.no_records(place.path, place.host))
     else:
         source_step, target_step = steps
@@ -129,7 +146,7 @@ def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
         yield On(there.host, (arrivals.room(there, found, keep_bases=target_step.keep_bases),))
         relay = Relay(On(place.host, (source_step._replace(token=token),)), On(there.host, (target_step,)), arrivals.most(vm))
         seen = yield from _sent(relay, vm)
-    yield from _release(place.host, s.ReleaseVm(place.vm, place.path, guest, seen), vm)
+    return seen
 
 
 def _renewed(place: VmPlace, guest: str, *, leaves_bases: bool) -> Part[Mapping[str, Any]]:
