@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Dict
+from typing import Callable, Dict, Iterator
 
 import pytest
 
-from semishared.errors import LateAction
+from semishared.errors import AnotherWriter, BadRecord, LateAction
 from semishared.model import steps as s
 from semishared.model import steps_commit as c
+from semishared.store import writers
 from tools.world import OVERLAY_OPTIONS, MiB, World
 
 LATE: Dict[str, Callable[[World, s.DiskRef, s.ImageRef], s.Step]] = {
@@ -47,3 +51,43 @@ def test_of_a_vm_that_was_made_anew(world: World, late: str) -> None:
         world.on(LATE[late](world, disk, image), seq=0)
     assert (seen(Path(disk.vm_dir)), world.leases()) == (before, leases)
     assert not [name for name in os.listdir(os.path.dirname(disk.vm_dir)) if name.startswith(f".removed-{disk.vm}-")]
+
+
+@contextmanager
+def guest(path: str) -> Iterator[None]:
+    """Have a QEMU write to an image."""
+    with subprocess.Popen(["qemu-io", "-f", "qcow2", path], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        try:
+            for _ in range(500):
+                try:
+                    writers.check_file(path)
+                except AnotherWriter:
+                    break
+                time.sleep(0.01)
+            yield
+        finally:
+            assert process.stdin
+            process.stdin.close()
+
+
+@pytest.mark.fault(46, "a revert leaves the layer that a guest writes to by now")
+def test_revert_under_a_guest(world: World) -> None:
+    image, disk = world.image(), world.disk()
+    world.clone(image, disk)
+    world.on(s.AddLayer(disk, 1, 0, "qcow2"), s.ActivateLayer(disk, 1, "qcow2"))
+    revert = (s.AddLayer(disk, 1, 0, "qcow2"), s.ActivateLayer(disk, 1, "qcow2"))
+    with guest(f"{disk.path}.snap/1"):
+        before = seen(Path(disk.vm_dir))
+        with pytest.raises(AnotherWriter, match="is written to by process"):
+            world.on(*revert)
+        assert seen(Path(disk.vm_dir)) == before
+    world.on(*revert)
+
+
+@pytest.mark.fault(46, "a late deletion of a snapshot leaves the layer that is active")
+def test_active_layer_is_not_dropped(world: World) -> None:
+    image, disk = world.image(), world.disk()
+    world.clone(image, disk)
+    with pytest.raises(BadRecord, match="layer 0 in .* is the active one"):
+        world.on(s.DropLayer(disk, 0))
+    assert os.path.exists(f"{disk.path}.snap/0")

@@ -18,6 +18,7 @@ from ..guest import block_jobs, domain
 from ..model import layout
 from ..model.record import Record
 from ..model.steps import ActivateLayer, AddLayer, DiskRef, DropLayer, DropStrays, MergeLayer, NameLayer, PullLayer, SwitchLayer
+from ..store import writers
 from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
 from ..tools.rate_limit import standing_back
@@ -71,6 +72,9 @@ def add_layer(step: AddLayer, planned: Planned) -> None:
         files.remove_staged(os.path.dirname(path))
         if not os.path.exists(path):
             in_memory.more(os.path.dirname(path))
+        else:
+            # A revert replaces what was the active layer: a guest that was started since that was planned would go on without a name.
+            writers.check_file(path)
         with files.published(path) as staged:
             # By name and size: what lies further below need not be within reach.
             size = qemu_img.virtual_size(f"{os.path.dirname(path)}/{step.over}", step.over_format)
@@ -218,6 +222,8 @@ def drop_layer(step: DropLayer) -> None:
     """Remove a layer; raise BadRecord if anything still lies over it."""
     record = records.record_of(step.disk)
     folder = folder_of(record)
+    if step.layer == int(os.path.basename(record.path)):
+        raise BadRecord(f"layer {step.layer} in {folder} is the active one")
     for number in layers.numbered(folder):
         is_raw = number == int(os.path.basename(record.path)) and record.format == "raw"
         if not is_raw and number != step.layer and layers.backing_of(f"{folder}/{number}")[0] == str(step.layer):
