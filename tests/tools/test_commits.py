@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -87,6 +88,68 @@ def test_who_was_cut_off_decides_nothing_any_more(bench: DirBench, tmp_path: Pat
         assert b"was cut off" in process.stderr.read()
     is_content(bench, it, old)
     it.commit()
+    is_content(bench, it, it.wanted())
+
+
+SINCE = ("claimed by another disk", "committed to again", "given to a guest")
+
+
+@pytest.mark.fault(34, "a commit that a host decides after it has lost the image to somebody is carried out by nobody")
+@pytest.mark.parametrize("since", SINCE)
+def test_what_is_decided_late_is_thrown_away(since: str, bench: DirBench, tmp_path: Path) -> None:
+    passed = points(lent(bench, tmp_path, 6), tmp_path / "trace")
+    it = lent(bench, tmp_path)
+    side = Path(f"{bench.root}/{layout_store.side(os.path.basename(it.image.source))}")
+    with stopped(it, passed.index("commit written") + 1):
+        (journal,) = Path(layout_store.commits(str(side))).iterdir()
+        journal.rename(tmp_path / "late")
+    owner = it.owner
+    if since == SINCE[0]:
+        owner = it.owner._replace(vm=24)
+        of(bench).claim(it.image, owner)
+    elif since == SINCE[1]:
+        it.write("write -P 7 3M 4k")
+        it.commit()
+    else:
+        of(bench).begin_session(it.image)
+        bench.write(it.image.source, 2 * MiB, b"\xb2" * 65536)
+    expected = Path(it.image.source).read_bytes()
+    # The rename of the host that was cut off arrives.
+    (tmp_path / "late").rename(layout_store.commit(str(side)))
+    of(bench).check(it.image)
+    assert Path(it.image.source).read_bytes() == expected
+    assert of(bench).owner(it.image) == owner
+    nothing_left(bench)
+
+
+@pytest.mark.fault(34, "who has lost the image while he ended a commit takes neither its record nor its journal from who has it now")
+def test_what_is_ended_late_takes_nothing_from_who_came_after(bench: DirBench, tmp_path: Path) -> None:
+    passed = points(lent(bench, tmp_path, 6), tmp_path / "trace")
+    it = lent(bench, tmp_path)
+    new, source = it.wanted(), Path(it.image.source)
+    with stopped(it, passed.index("commit replayed") + 1) as process:
+        # Its lock is gone, as of a machine that was cut off: it is that of a file without a name.
+        subprocess.run(["cp", "-p", source, tmp_path / "same"], check=True)
+        (tmp_path / "same").rename(source)
+        of(bench).check(it.image)
+        now = it.owner._replace(epoch=it.owner.epoch + 1, host="h2")
+        of(bench).claim(it.image, now)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == 1
+        assert process.stderr
+        assert b"cut off" in process.stderr.read()
+    assert of(bench).owner(it.image) == now
+    is_content(bench, it, new)
+    nothing_left(bench)
+
+
+def test_a_journal_of_an_older_version_is_carried_out(bench: DirBench, tmp_path: Path) -> None:
+    at = points(lent(bench, tmp_path, 6), tmp_path / "trace").index("commit decided") + 1
+    it = lent(bench, tmp_path)
+    assert it.run(SEMISHARED_KILL_AT=str(at)).returncode == -signal.SIGKILL
+    journal = Path(f"{bench.root}/{layout_store.side(os.path.basename(it.image.source))}/{layout_store.COMMIT}/journal.json")
+    said = json.loads(journal.read_text())
+    journal.write_text(json.dumps({"version": 1, **{key: said[key] for key in ("size", "digest", "claim")}}))
     is_content(bench, it, it.wanted())
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
+from ..errors import AnotherWriter
 from ..model import layout_store
 from ..model.owner import Owner
 from ..model.refs import ImageRef
@@ -17,6 +18,7 @@ from .change import Change
 from .claims import Claim
 from .diffs import Committed, Diff
 from .dir_image import Stored
+from .dir_journal import Decided
 
 
 def _now(image: ImageRef, owner: Owner) -> Claim:
@@ -81,9 +83,11 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
             # Who has taken the VM over meanwhile has not waited for the lock to say so.
             claims.check_epoch(image.source, owner, dir_epochs.read(image, owner.vm))
             after = before._replace(owner=owner, generation=done.generation, touched=frozenset(change.extents))
-            dir_journal.decide(stored, directory, change.size, staging.digest, after, manifest)
+            decided = Decided(change.size, staging.digest, after, dir_journal.named(before), dir_image.new_token())
+            dir_journal.decide(stored, directory, decided, manifest)
             sent = progress.moved["store_written"]
-            dir_journal.end(stored, fd, trusted=True)
+            if not dir_journal.end(stored, fd, trusted=True):
+                raise AnotherWriter(f"{image.source} was given to somebody else while {os.uname().nodename} was cut off")
             carrying.remember(diff, change, manifest)
     return done._replace(written=done.written + progress.moved["store_written"] - sent, how=staging.how)
 

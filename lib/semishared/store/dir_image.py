@@ -141,9 +141,14 @@ def session(stored: Stored) -> str:
         return ""
 
 
-def begin_session(stored: Stored) -> str:
+def new_token() -> str:
+    """Return a token that no session has had."""
+    return os.urandom(8).hex()
+
+
+def begin_session(stored: Stored, token: str = "") -> str:
     """End the image's generation: from here on its content is unknown. Return the new token."""
-    token = os.urandom(8).hex()
+    token = token or new_token()
     with _made(stored) as path:
         files.write(layout_store.session(path), token.encode() + b"\n")
         files.refresh(path)

@@ -4,23 +4,27 @@
     .semishared/NAME/commits/.staged-*  a journal that is being written: thrown away by the next claim or commit
     .semishared/NAME/commit/            one that is whole, put here by one rename: from then on the image is the new content,
                                         for everybody who settles it before they look
-        journal.json    {version, size, digest, claim}: the record of the image after it
+        journal.json    {version, size, digest, claim, before, session}: the record of the image after it, what names that before it,
+                        and the token of the session that its end begins
         image           the new content, a clone of the image by reflink (or all of it anew): the image is replaced by it; or
         ranges  data    what is to be written to the image, where it is
         manifest        of the new content, if that is known
 
 All under one lock, on the image itself (writers.alone): no QEMU opens it meanwhile. A process that has lost that lock, since its
-machine was cut off, finds its journal thrown away, and cannot decide any more; and its file system lets it write no more.
+machine was cut off, finds its journal thrown away, and cannot decide any more; and its file system lets it write no more. What it
+has decided all the same, late, nobody carries out: the image was claimed, committed to, or given to a guest since.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import ExitStack, contextmanager
 from typing import Iterator
 
 from ..errors import AnotherWriter, JournalDamaged, NoSpace
 from ..model import layout_store
+from ..named import NamedTuple
 from ..tools import beneath, extents, files
 from ..tools.crash_points import point
 from ..units import human
@@ -28,7 +32,22 @@ from . import change, claims, dir_image, dir_redo, writers
 from .claims import Claim
 from .dir_image import Seen, Stored
 
-VERSION = 1
+VERSION = 2
+BEFORE = 1
+"""Its journals do not say which claim they belong to."""
+
+
+class Decided(NamedTuple):
+    """What a journal says."""
+
+    size: int
+    digest: str
+    """Of what is in its ranges, '' if it has an image."""
+    after: Claim
+    before: object
+    """What names the claim that it was decided under; None of an older version."""
+    session: str
+    """The token that its end gives to the image; '' of an older version."""
 
 
 def is_decided(stored: Stored) -> bool:
@@ -117,9 +136,11 @@ def draft(stored: Stored) -> Iterator[str]:
             files.remove_folder(directory, ignore_errors=True)
 
 
-def decide(stored: Stored, directory: str, size: int, digest: str, after: Claim, manifest: extents.Manifest | None) -> None:
+def decide(stored: Stored, directory: str, it: Decided, manifest: extents.Manifest | None) -> None:
     """Decide a commit whose data are in the journal `directory`; the caller has the lock."""
-    said = {"version": VERSION, "size": size, "digest": digest, "claim": after.to_data()}
+    said = {"version": VERSION, **it._asdict(), "claim": it.after.to_data()}
+    del said["after"]
+    lost = f"{stored.source}: another machine has taken its lock from {os.uname().nodename}, which was cut off"
     try:
         if manifest:
             files.write(layout_store.manifest(directory), manifest.text())
@@ -130,7 +151,11 @@ def decide(stored: Stored, directory: str, size: int, digest: str, after: Claim,
             os.rename(f"{layout_store.commits(side)}/{os.path.basename(os.readlink(directory))}", layout_store.commit(side))
             files.fsync(side)
     except FileNotFoundError:
-        raise AnotherWriter(f"{stored.source}: another machine has taken its lock from {os.uname().nodename}, which was cut off") from None
+        raise AnotherWriter(lost) from None
+    except OSError as e:
+        if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise AnotherWriter(f"{stored.source}: another commit to it was decided meanwhile") from None
     point("commit decided")
 
 
@@ -142,23 +167,55 @@ def check_room(stored: Stored, fd: int, wanted: int, size: int) -> None:
         raise NoSpace(f"{stored.datastore} has {human(free)} free, and what is to be committed needs {human(needed)} beside its journal")
 
 
-def end(stored: Stored, fd: int, *, trusted: bool = False) -> None:
-    """Carry out what was decided, and forget it; the caller has the lock, `fd` is the image. `trusted`: we have just written it."""
+def end(stored: Stored, fd: int, *, trusted: bool = False) -> bool:
+    """Carry out what was decided, and forget it; the caller has the lock, `fd` is the image. `trusted`: we have just written it.
+
+    Return False if the image is somebody else's since: then it is forgotten alone.
+    """
     with dir_image.side(stored, layout_store.COMMIT) as directory:
-        said = files.hint(layout_store.journal(directory))  # one that says nothing is damaged, as below
-        after, size, digest = Claim.from_data(said.get("claim")), said.get("size"), said.get("digest")
-        if said.get("version") != VERSION or after is None or type(size) is not int or not isinstance(digest, str):
-            raise JournalDamaged(f"{beneath.readable(layout_store.journal(directory))} cannot be read")
-        if digest and not trusted and dir_redo.digest(directory, size) != digest:
+        it = _read(directory)
+        if not _is_due(stored, it):
+            _forget(stored, directory)
+            return False
+        if it.digest and not trusted and dir_redo.digest(directory, it.size) != it.digest:
             raise JournalDamaged(f"the data in {beneath.readable(directory)} are not those that were written")
-        token = dir_image.begin_session(stored)
-        with _content(stored, directory, fd, size, bool(digest)) as found:
+        token = dir_image.begin_session(stored, it.session)
+        with _content(stored, directory, fd, it.size, bool(it.digest)) as found:
             seen = Seen(token, found.st_size, found.st_mtime_ns)
+            # Who has lost the lock meanwhile finds it done, and the image claimed anew perhaps.
+            if not _is_due(stored, it):
+                return False
             manifest = change.manifest_at(layout_store.manifest(directory))
             if manifest:
                 dir_image.publish_generation(stored, manifest, seen)
-            write_claim(stored, after._replace(size=seen.size, state=tuple(seen)))
-            _forget(stored)
+            write_claim(stored, it.after._replace(size=seen.size, state=tuple(seen)))
+            _forget(stored, directory)
+    return True
+
+
+def _read(directory: str) -> Decided:
+    """Return what a journal says; raise JournalDamaged."""
+    said = files.hint(layout_store.journal(directory))  # one that says nothing is damaged
+    after, size, digest, session = Claim.from_data(said.get("claim")), said.get("size"), said.get("digest"), said.get("session", "")
+    version = VERSION if session else BEFORE
+    if said.get("version") != version or after is None or type(size) is not int or not isinstance(digest, str) or type(session) is not str:
+        raise JournalDamaged(f"{beneath.readable(layout_store.journal(directory))} cannot be read")
+    return Decided(size, digest, after, said.get("before"), session)
+
+
+def named(claim: Claim) -> list[object]:
+    """Return what names a claim: no other has ever had both."""
+    return [claim.owner.to_data(), list(claim.state)]
+
+
+def _is_due(stored: Stored, it: Decided) -> bool:
+    """Tell whether the image is still that which a commit was decided for, or what its end, begun before, has made of that."""
+    found = claim(stored)
+    if not it.session:
+        return True  # of an older version: nobody knows
+    if dir_image.session(stored) != it.session:
+        return bool(found) and named(found) == it.before and found.state == tuple(dir_image.see(stored))
+    return bool(found) and (named(found) == it.before or (found.owner, found.state[:1]) == (it.after.owner, (it.session,)))
 
 
 @contextmanager
@@ -185,9 +242,12 @@ def _content(stored: Stored, directory: str, fd: int, size: int, in_ranges: bool
         os.close(new)
 
 
-def _forget(stored: Stored) -> None:
+def _forget(stored: Stored, directory: str) -> None:
+    """Remove the journal `directory`, not one that somebody else has decided meanwhile."""
     with dir_image.side(stored, layout_store.COMMITS, make=True) as commits, dir_image.side(stored) as side:
         done = files.staged_name(f"{commits}/{layout_store.COMMIT}")
+        if not os.path.samestat(os.stat(directory), os.stat(layout_store.commit(side))):
+            return
         os.rename(layout_store.commit(side), done)
         files.fsync(side)
         point("commit ended")
