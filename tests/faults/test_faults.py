@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from typing import Iterator
 
 import pytest
+
+from rot import dated
 
 from .cloud import BASES, STORE, SYSTEM, Cloud, one_line, until
 from .rig import image_bytes
@@ -207,7 +208,7 @@ def test_image_changed_behind_our_back(cloud: Cloud) -> None:
     with file.open("r+b") as opened:
         opened.seek(4096)
         opened.write(b"rot")
-    os.utime(file, ns=(info.st_atime_ns, info.st_mtime_ns))
+    dated(file, info)
     one_line(cloud.clone(path), path, "generation")
     assert not cloud.h1.run(["find", BASES, "-name", "image"], check=False).stdout
     assert not [found for found in cloud.left_of(7, cloud.h1) if "disk." in found]

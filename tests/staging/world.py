@@ -18,6 +18,7 @@ from faults.rig import file_digest
 from lab import Node
 from lab.cloud import DATASTORES, RECORDS, STORE, SYSTEM, Cloud
 from lab.guest import serial_xml
+from rot import dated
 
 MiB = 1 << 20
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
@@ -201,7 +202,7 @@ def flip(path: Path, at: int) -> None:
         file.seek(at)
         file.write(bytes([byte ^ 4]))
         os.fsync(file.fileno())
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    dated(path, stat)
 
 
 def rows(answer: Dict[str, Any], key: str = "bases") -> Dict[str, Dict[str, Any]]:

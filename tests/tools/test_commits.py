@@ -17,7 +17,7 @@ from typing import Iterator
 
 import pytest
 
-from semishared.errors import AnotherWriter, JournalDamaged, NoSpace
+from semishared.errors import AnotherWriter, CommitRefused, JournalDamaged, NoSpace
 from semishared.model import layout_store
 from semishared.model.owner import Owner
 from semishared.store import dir_redo
@@ -150,6 +150,57 @@ def test_a_journal_of_an_older_version_is_carried_out(bench: DirBench, tmp_path:
     journal = Path(f"{bench.root}/{layout_store.side(os.path.basename(it.image.source))}/{layout_store.COMMIT}/journal.json")
     said = json.loads(journal.read_text())
     journal.write_text(json.dumps({"version": 1, **{key: said[key] for key in ("size", "digest", "claim")}}))
+    is_content(bench, it, it.wanted())
+
+
+@pytest.mark.fault(35, "an image that was changed, and has its size and time of before, is not committed to, and has no name")
+@pytest.mark.parametrize("how", ["written", "replaced"])
+def test_an_image_that_was_changed_and_dated_back_is_not_committed_to(how: str, bench: DirBench, tmp_path: Path) -> None:
+    it = lent(bench, tmp_path)
+    source = Path(it.image.source)
+    was, at = source.stat(), of(bench).content(it.image)
+    assert at.generation(at.see()) == it.owner.generation
+    if how == "replaced":
+        (tmp_path / "other").write_bytes(source.read_bytes())
+        (tmp_path / "other").rename(source)
+    bench.write(str(source), 2 * MiB, b"\xb2" * 65536)
+    os.utime(source, ns=(was.st_atime_ns, was.st_mtime_ns))
+    assert at.generation(at.see()) == "", "nobody makes a base of it by its old name"
+    for _ in range(2):
+        with pytest.raises(CommitRefused, match="somebody else"):
+            it.commit()
+    assert at.generation(at.see()) == ""
+    with source.open("rb") as file:
+        assert os.pread(file.fileno(), 65536, 2 * MiB) == b"\xb2" * 65536
+
+
+@pytest.mark.parametrize("how", ["another mode", "copied with its time"])
+def test_an_image_that_was_touched_and_has_what_it_had_is_committed_to(how: str, bench: DirBench, tmp_path: Path) -> None:
+    it = lent(bench, tmp_path)
+    source = Path(it.image.source)
+    for _ in range(2):
+        if how == "another mode":
+            source.chmod(0o640 if source.stat().st_mode & 0o20 else 0o660)
+        else:
+            subprocess.run(["cp", "-p", source, tmp_path / "same"], check=True)
+            (tmp_path / "same").rename(source)
+        of(bench).claim(it.image, it.owner)
+        done = it.commit()
+        is_content(bench, it, it.wanted(), done.generation)
+        it.write("write -P 7 11M 4k")
+
+
+def test_what_older_versions_noted_of_an_image_is_understood(bench: DirBench, tmp_path: Path) -> None:
+    it = lent(bench, tmp_path)
+    side = f"{bench.root}/{layout_store.side(os.path.basename(it.image.source))}"
+    claim, generation = Path(layout_store.owner(side)), Path(layout_store.generation(side))
+    said = json.loads(claim.read_text())
+    claim.write_text(json.dumps({**said, "state": said["state"][:3]}))
+    said = json.loads(generation.read_text())
+    generation.write_text(json.dumps({key: value for key, value in said.items() if key not in ("ctime_ns", "inode")}))
+    at = of(bench).content(it.image)
+    assert at.generation(at.see()) == it.owner.generation
+    it.commit()
     is_content(bench, it, it.wanted())
 
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rot import dated
 from semishared.cli.base import reference as of_base
 from semishared.config import Config
 from semishared.errors import ImageChanged, MissingImage, StoreUnavailable
@@ -179,7 +180,7 @@ def corrupt(image: s.ImageRef, at: int = 1 << 20) -> None:
         byte = file.read(1)[0]
         file.seek(at)
         file.write(bytes([byte ^ 1]))
-    os.utime(image.source, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    dated(Path(image.source), stat)
 
 
 def forget_bases(world: World) -> None:

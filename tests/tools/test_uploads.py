@@ -23,6 +23,7 @@ from typing import Any, Callable, Iterator
 
 import pytest
 
+from rot import dated
 from semishared.errors import SemisharedError
 from semishared.model import steps as s
 from tools.test_datastore import ROOT, Store
@@ -134,7 +135,7 @@ def test_base_that_is_there_is_not_looked_at_again(world: World, tmp_path: Path)
     with open(image.source, "r+b") as file:
         file.seek(8)
         file.write(struct.pack(">QI", 400, 20))
-    os.utime(image.source, ns=(stat_before.st_atime_ns, stat_before.st_mtime_ns))
+    dated(Path(image.source), stat_before)
     world.clone(image, world.disk(6))
 
 

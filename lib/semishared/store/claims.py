@@ -97,12 +97,17 @@ def claimed(shown: str, before: Optional[Claim], new: Claim) -> Claim:
     if before and before.owner.is_same(owner):
         if before.owner.epoch > owner.epoch:
             raise _stale(shown, before.owner, owner)
-        if before.owner.generation == owner.generation and before.state == new.state:
+        if before.owner.generation == owner.generation and is_as(before.state, new.state):
             # The same diff, elsewhere or later: what it has committed stays noted.
             return before._replace(owner=owner)
     if new.generation != owner.generation:
         raise CommitRefused(f"{shown} is of generation {new.generation or 'unknown'}, not {owner.generation}")
     return new
+
+
+def is_as(was: Tuple[object, ...], now: Tuple[object, ...]) -> bool:
+    """Tell whether a content is the one that was noted: of what older versions did not note nothing is known."""
+    return now[: len(was)] == was and bool(was) == bool(now)
 
 
 def _stale(shown: str, claimed: Owner, own: Owner) -> StaleDiff:
@@ -129,7 +134,7 @@ def check(shown: str, claim: Optional[Claim], owner: Owner, now: Claim) -> Claim
     if now.size != claim.size:
         how = "grown" if now.size > claim.size else "shrunk"
         raise CommitRefused(f"{shown} was {how} from {claim.size} to {now.size} bytes by somebody else")
-    if now.state != claim.state:
+    if not is_as(claim.state, now.state):
         raise CommitRefused(f"{shown} was written to by somebody else after it was claimed")
     return claim
 

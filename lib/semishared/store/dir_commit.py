@@ -10,7 +10,7 @@ from ..errors import AnotherWriter
 from ..model import layout_store
 from ..model.owner import Owner
 from ..model.refs import ImageRef
-from ..tools import beneath, files, progress, qemu_img, whole_pages
+from ..tools import beneath, extents, files, progress, qemu_img, whole_pages
 from ..tools.crash_points import point
 from ..tools.rate_limit import Pace
 from . import carrying, claims, dir_epochs, dir_image, dir_journal, dir_redo, dir_snapshots, stock_layout
@@ -19,6 +19,9 @@ from .claims import Claim
 from .diffs import Committed, Diff
 from .dir_image import Stored
 from .dir_journal import Decided
+
+KEPT = len(dir_image.Seen._fields) - len(dir_image.LATER)
+"""So much of what an image is known by stays when it is copied with its times, or given another mode."""
 
 
 def _now(image: ImageRef, owner: Owner) -> Claim:
@@ -30,12 +33,26 @@ def _now(image: ImageRef, owner: Owner) -> Claim:
     return Claim(owner, generation, seen.size, tuple(seen), tuple(dir_snapshots.numbers(image.source)))
 
 
+def _claim(image: ImageRef) -> Claim | None:
+    """Return the record of an image, under its lock; of one that was touched, or moved, and has what it had, as it is known by now."""
+    stored = Stored(image.source)
+    found, now = dir_journal.claim(stored), dir_image.see(stored, image.access.marker)
+    if found is None or claims.is_as(found.state, tuple(now)) or not found.generation or found.state[:KEPT] != tuple(now)[:KEPT]:
+        return found
+    with dir_image.opened(image.source) as path:
+        is_it = extents.copy(path, None, image.format, "store_read", direct=True).generation == found.generation
+    if is_it and dir_image.see(stored, image.access.marker) == now:
+        found = found._replace(state=tuple(now))
+        dir_journal.write_claim(stored, found)
+    return found
+
+
 def claim(image: ImageRef, owner: Owner) -> Owner | None:
     """See store.Store.claim."""
     stored = Stored(image.source)
     with files.enough_space(stored.datastore), dir_journal.settled(stored):
         claims.check_epoch(image.source, owner, dir_epochs.read(image, owner.vm))
-        before = dir_journal.claim(stored)
+        before = _claim(image)
         new = claims.claimed(image.source, before, _now(image, owner))
         if new != before:
             dir_journal.write_claim(stored, new)
@@ -59,7 +76,7 @@ def disown(image: ImageRef, owner: Owner) -> None:
 
 def _may(image: ImageRef, owner: Owner) -> Claim:
     claims.check_epoch(image.source, owner, dir_epochs.read(image, owner.vm))
-    return claims.check(image.source, dir_journal.claim(Stored(image.source)), owner, _now(image, owner))
+    return claims.check(image.source, _claim(image), owner, _now(image, owner))
 
 
 def may_commit(image: ImageRef, owner: Owner) -> None:

@@ -8,13 +8,13 @@ Beside the images of a datastore lies one directory of ours per image:
     <datastore>/.semishared/9b6635f6/image            -> ../../9b6635f6   what in-place disks link to
                                     /session          who may have written last: a new token at each upload or
                                                       persistent session
-                                    /generation.json  {generation, session, format, size, mtime_ns} of a known content
+                                    /generation.json  {generation, session, format, size, mtime_ns, ctime_ns, inode} of a known content
                                     /manifest         the hashes of that content (extents.py)
                                     /owner.json      whose diff may be committed to it (claims.py)
                                     /commit/         the journal of a commit (dir_journal.py)
                                     /clones/VM-DISK-CLOUD    non-persistent disks whose place is shared (tools/layers.py)
 
-A generation is current only while its token is the session's and size and time are the image's own. So the end of a
+A generation is current only while its token is the session's and size, times and inode are the image's own. So the end of a
 generation is one rename (a new token), before a guest can write; and whoever publishes a generation too late
 publishes one that nobody takes. Nothing here needs a lock across hosts.
 
@@ -37,6 +37,9 @@ from ..named import NamedTuple
 from ..tools import beneath, extents, files
 from ..tools.crash_points import point
 from . import marker
+
+LATER = ("ctime_ns", "inode")
+"""What older versions did not look at."""
 
 
 class Stored(NamedTuple):
@@ -178,13 +181,20 @@ class Seen(NamedTuple):
     session: str
     size: int
     mtime_ns: int
+    ctime_ns: int
+    """No program sets it: it tells of who wrote, and then gave the file its size and time of before."""
+    inode: int
+
+    @classmethod
+    def of(cls, session: str, stat: os.stat_result) -> Seen:
+        """Return the state of an image with this status, in this session."""
+        return cls(session, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
 
 
 def see(stored: Stored, marker_id: str = "") -> Seen:
     """Return the image's state; raise as `check`."""
     token = session(stored)
-    stat = check(stored.source, marker_id)
-    return Seen(token, stat.st_size, stat.st_mtime_ns)
+    return Seen.of(token, check(stored.source, marker_id))
 
 
 def generation(stored: Stored, seen: Seen, format: str = "") -> str:
@@ -194,7 +204,8 @@ def generation(stored: Stored, seen: Seen, format: str = "") -> str:
             header = files.hint(layout_store.generation(path))
     except FileNotFoundError:
         return ""
-    if not header or any(header.get(key) != value for key, value in seen._asdict().items()):
+    # Those of older versions have neither ctime nor inode.
+    if not header or any(header.get(key, value if key in LATER else None) != value for key, value in seen._asdict().items()):
         return ""
     if format and header.get("format", format) != format:
         # The same bytes read otherwise: another disk for a guest, and another name.

@@ -181,7 +181,7 @@ def end(stored: Stored, fd: int, *, trusted: bool = False) -> bool:
             raise JournalDamaged(f"the data in {beneath.readable(directory)} are not those that were written")
         token = dir_image.begin_session(stored, it.session)
         with _content(stored, directory, fd, it.size, bool(it.digest)) as found:
-            seen = Seen(token, found.st_size, found.st_mtime_ns)
+            seen = Seen.of(token, found)
             # Who has lost the lock meanwhile finds it done, and the image claimed anew perhaps.
             if not _is_due(stored, it):
                 return False
@@ -214,7 +214,7 @@ def _is_due(stored: Stored, it: Decided) -> bool:
     if not it.session:
         return True  # of an older version: nobody knows
     if dir_image.session(stored) != it.session:
-        return bool(found) and named(found) == it.before and found.state == tuple(dir_image.see(stored))
+        return bool(found) and named(found) == it.before and claims.is_as(found.state, tuple(dir_image.see(stored)))
     return bool(found) and (named(found) == it.before or (found.owner, found.state[:1]) == (it.after.owner, (it.session,)))
 
 

@@ -2,7 +2,7 @@
 """Bring images into a store of kind `dir`: convert, hash, publish. Where they come from: source.py.
 
 An upload works in <datastore>/.semishared/.uploads/NAME, and holds a lock in it. What a killed upload leaves there is
-removed by the next one. The image appears under its final name by one rename, together with its generation.
+removed by the next one. The image appears under its final name by one rename, and has its generation before oned is told.
 """
 
 from __future__ import annotations
@@ -130,12 +130,11 @@ def publish(path: str, format: str, source: str, known: extents.Manifest | None 
         files.fsync_open(fd)
         point("image staged")
         stored = dir_image.Stored(source)
-        dir_image.begin_session(stored)
-        stat = os.fstat(file.fileno())
-    seen = dir_image.Seen(dir_image.session(stored), stat.st_size, stat.st_mtime_ns)
-    dir_image.publish_generation(stored, manifest, seen)
-    os.rename(staged, source)
-    files.fsync(stored.datastore)
+        token = dir_image.begin_session(stored)
+        os.rename(staged, source)
+        files.fsync(stored.datastore)
+        # Its change time is that of the rename; one that is killed here has an image of which oned does not know.
+        dir_image.publish_generation(stored, manifest, dir_image.Seen.of(token, os.fstat(file.fileno())))
     point("image published")
     return manifest.generation
 
