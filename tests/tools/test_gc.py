@@ -12,6 +12,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Iterable
 
@@ -19,6 +20,7 @@ import pytest
 
 from semishared.model import steps as s
 from semishared.plan import gc
+from semishared.tools import files
 from tools.world import World
 
 HEX = "0123456789abcdef" * 2
@@ -221,3 +223,20 @@ def test_all_is_gone_when_the_vms_are_done(busy: World) -> None:
     assert (busy.store / HEX).exists() and (busy.store / ("f" * 32)).exists()
     shutil.rmtree(busy.root)
     assert find(busy, vms=()) == []
+
+
+@pytest.mark.fault(38, "what a living process has staged is left alone, whatever the clocks say of its age")
+def test_what_a_living_process_has_staged_is_left_alone(busy: World) -> None:
+    """Between two files it has neither open; and its host's clock was set meanwhile."""
+    living = [files.staged_name(f"{where}/disk.9") for where in (busy.system, busy.system / "5", busy.store)]
+    gone = subprocess.run(
+        [sys.executable, "-c", "import sys; from semishared.tools import files; print(files.staged_name(sys.argv[1]))", f"{busy.store}/x"],
+        check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(Path(files.__file__).parents[2])},
+    ).stdout.strip()  # fmt: skip
+    for path in (*living, gone):
+        Path(path).write_bytes(b"x")
+        os.utime(path, (1, 1))
+    assert {item.path for item in collect(busy, older_than=3600)} & {*living, gone} == {gone}
+    assert [os.path.exists(path) for path in (*living, gone)] == [True, True, True, False]
+    step = s.Discard("staged", living[2], str(busy.location), -1, str(10**9))
+    assert busy.on(step) == [{"removed": False}], "nor by a plan that did not know"

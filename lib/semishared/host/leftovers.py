@@ -19,7 +19,7 @@ from ..guest import listing
 from ..model import layout, layout_base, layout_store
 from ..model.steps import Discard, LookAround
 from ..store import dir_leftovers, marker
-from ..tools import beneath, files, inventory, locks
+from ..tools import beneath, files, inventory, locks, owner
 from ..tools.crash_points import point
 from ..tools.hung_store import LIMIT_S, unless_it_hangs
 from . import unlinked
@@ -195,6 +195,8 @@ def _discard(step: Discard) -> bool:
         with devices.staying(layout.base_store(step.location)):
             return not uses_lease(step) and files.unlink(step.path)
     if str(inventory.newest(step.path, devices.link_of)[0]) != step.seen:
+        return False
+    if step.kind == "staged" and owner.lives(os.path.basename(step.path)):
         return False
     if step.kind == "unlinked" and unlinked.is_linked(step):
         return False

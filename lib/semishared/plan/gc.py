@@ -10,7 +10,7 @@
       bases/*/leases/VM-DISK                              neither the VM's disk nor a staged one is in any system datastore here
       bases/<store>-<image>-<generation>                  oned does not know the image, and nobody has a lease
       staging/*                                           nobody holds its lock
-      .staged-*                                           no process here has it open
+      .staged-*                                           the process that it names is gone, and none here has it open
       on a device, without a link that leads there        its VM, if it is of one, is not known to oned
       locks/vm-<vm>, locks/incoming-<vm>-*                two days old, VM unknown: it keeps the time of the VM's deletion
     on a store
@@ -19,7 +19,7 @@
                                                           that is another cloud's, or might be
       .semishared/.uploads/NAME/                          nobody holds its lock
       .semishared/.epochs/VM-SEQ-CLOUD                    oned does not know the VM, it is this cloud's, and all machines were asked
-      .staged-*, NAME.snap                                as above; no process of any machine has it open
+      .staged-*, NAME.snap                                as above; no process of any machine has it open, or is named by it
 
 A clone without CLOUD, of 0.1.0 or of a store on Ceph, is this cloud's if oned remembers the VM, and that its disk was made from
 that image. What is of a VM newer than any that oned has ever had is kept: an older state of oned's database was restored.
@@ -127,7 +127,7 @@ class _Everywhere:
     """What some machine has in use; paths of stores are the same on all of them."""
 
     def __init__(self, machines: list[Machine], all_seen: bool) -> None:
-        self.open = {path for machine in machines for path in machine.facts["open"]}
+        self.open = {path for machine in machines for path in (*machine.facts["open"], *gc_places.living(machine.facts))}
         domains = [machine.facts["domains"] for machine in machines]
         self.all_seen = all_seen and not any(machine.is_near and "error" in machine.facts["domains"] for machine in machines)
         self.domains = {name for found in domains for name in found.get("names", ())}

@@ -11,7 +11,7 @@ before it goes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Optional
 
 from ..model import layout
 from ..named import NamedTuple
@@ -80,3 +80,9 @@ def why_unlinked_stays(vm: int, known: Mapping[int, str], why: str) -> str:
     if vm < 0:
         return ""
     return f"VM {vm} is not gone: they may be its only ones" if vm in known else why
+
+
+def living(facts: dict[str, Any]) -> Iterator[str]:
+    """Yield what processes of a machine have staged that are there, whatever its age: a clock may be set while they write."""
+    for holder in (facts, *facts["root"]["bases"], *facts["vms"], *facts["stores"]):
+        yield from (item["path"] for item in holder["staged"] if item.get("lives"))

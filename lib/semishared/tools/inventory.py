@@ -8,7 +8,7 @@ import time
 from typing import Callable
 
 from ..model import layout
-from . import beneath, files, progress
+from . import beneath, files, owner, progress
 
 
 def names(directory: str, *, root: bool = False) -> list[str]:
@@ -50,5 +50,5 @@ def seen(path: str, belongs: Callable[[str], object] = _never, **more: object) -
 
 
 def staged(directory: str) -> list[dict[str, object]]:
-    """Return what is unpublished in a directory."""
-    return [seen(f"{directory}/{name}") for name in names(directory) if layout.is_staged(name)]
+    """Return what is unpublished in a directory; `lives`: the process whose it is does, on this machine."""
+    return [seen(f"{directory}/{name}", lives=owner.lives(name)) for name in names(directory) if layout.is_staged(name)]

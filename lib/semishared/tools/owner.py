@@ -66,6 +66,12 @@ def suffix() -> str:
     return layout.made_by(_mine[pid], os.urandom(6).hex())
 
 
+def lives(name: str) -> bool:
+    """Tell whether `name` was made by a process of this machine that is there; False where that is not known."""
+    maker = layout.maker_of(name)
+    return bool(maker) and maker.machine == _machine() and started(maker.pid) == maker.started
+
+
 def is_gone(name: str, *, other_boots: bool = False) -> bool:
     """Tell whether `name` was made by a process of this machine that has ended; False where that is not known.
 
