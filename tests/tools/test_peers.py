@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rot import dated
 from semishared.base import cache, peers
 from semishared.base.ensure import ensure
 from semishared.base.partial import Partial
@@ -46,7 +47,9 @@ def image(world: World, staged: "tuple[World, s.ImageRef]") -> s.ImageRef:
     """The same on a machine of the test's own: what it takes to make and to hash it is spent once."""
     theirs, found = staged
     subprocess.run(["cp", "-a", "--", f"{theirs.location}/.", world.location], check=True)
-    return found._replace(source=str(world.store / Path(found.source).name))
+    mine = world.store / Path(found.source).name
+    dated(mine, os.stat(found.source))
+    return found._replace(source=str(mine))
 
 
 def serve(world: World, image: s.ImageRef, wanted: tuple[tuple[int, int], ...] = (), name: str = "none") -> b.ServeBase:
@@ -185,6 +188,17 @@ def test_extent_that_is_damaged_at_the_peer_is_not_taken(world: World, image: s.
     target = Partial(str(tmp_path / "other"), image)
     fetch(serve(world, image), target)
     assert target.missing() == [5]
+
+
+@pytest.mark.fault(39, "a base that a peer has seen to be rotten is out of use on the host that has it, before its next lease")
+def test_who_has_sent_what_is_damaged_takes_it_out_of_use(world: World, image: s.ImageRef, tmp_path: Path) -> None:
+    (base,) = world.bases()
+    fetch(serve(world, image), Partial(str(tmp_path / "first"), image))
+    assert (base / "image").exists(), "what is as it should be stays"
+    flip(base / "image", 21 * MiB)
+    fetch(serve(world, image), Partial(str(tmp_path / "other"), image))
+    assert ((base / "image").exists(), (base / "damaged").exists()) == (False, True)
+    qemu_io(world.clone(image, world.disk()), "qcow2", "read -P 0xa1 1M 64k")
 
 
 def test_extent_that_was_something_else_at_first_has_its_zeros(world: World, image: s.ImageRef, tmp_path: Path) -> None:
@@ -376,12 +390,14 @@ def test_what_another_base_has_is_not_fetched(world: World, image: s.ImageRef) -
     assert world.leftovers() == []
 
 
+@pytest.mark.fault(39, "a base of which another one was to be made, and that was seen to be rotten, is out of use")
 def test_what_has_rotted_in_another_base_comes_from_the_store(world: World, image: s.ImageRef) -> None:
     other = second(world, image, "other", 22 * MiB)
     (old,) = world.bases()
     flip(old / "image", 101 * MiB)
     (found,) = world.on(wanted(world, b.Part(other)))
     assert found["sources"]["store"]["extents"] == 2  # type: ignore[index]
+    assert ((old / "image").exists(), (old / "damaged").exists()) == (False, True), "no guest is given it any more"
     assert extents.copy(cache.named(str(world.root), other, other.generation).image, None, "raw", "test").generation == other.generation
 
 

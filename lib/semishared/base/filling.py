@@ -21,7 +21,7 @@ from ..tools import extents, files
 from ..tools.crash_points import point
 from ..tools.rate_limit import Pace
 from ..wire import packets
-from . import held, manifests, peers, pricing
+from . import held, manifests, peers, pricing, rotten
 from .account import Account, Orders
 from .targets import Target, Targets
 
@@ -162,7 +162,11 @@ class Filling:
             found = None if target.is_known else manifests.manifest(self.step.root, target.part.image)
             if found:
                 self.targets.begin(found.text())
-        held.reuse(self.step.root, self.targets, lambda count, size: self.account.count("here", count, size))
+        found = held.reuse(self.step.root, self.targets, lambda count, size: self.account.count("here", count, size))
+        for directory, indices in found.items():
+            name, own = os.path.basename(directory), {target.part.image.base_prefix for target in self.targets.open}
+            if layout_base.named(name):
+                rotten.doubt(self.step.root, name, indices, is_locked=layout_base.prefix_of(name) in own)
 
     def _stream(self) -> None:
         from . import multicast

@@ -6,6 +6,7 @@ What is here of another base need not be sent: it is copied, or shared where the
 
 from __future__ import annotations
 
+import hashlib
 import os
 from typing import TYPE_CHECKING, Callable, Iterable
 
@@ -120,8 +121,10 @@ def manifest_in(directory: str, generation: str) -> extents.Manifest | None:
         return None
 
 
-def reuse(root: str, targets: Targets, came: Callable[[int, int], None]) -> None:
-    """Take what other bases of this host have; `came` is told (extents, bytes). What has rotted there is not taken."""
+def reuse(root: str, targets: Targets, came: Callable[[int, int], None]) -> dict[str, list[int]]:
+    """Take what other bases of this host have; `came` is told (extents, bytes). What has rotted there is not taken, but returned: by the
+    directory in which it lies."""
+    rotten: dict[str, list[int]] = {}
     held = Held(root, targets.digests((target, target.partial.missing()) for target in targets.all))
     try:
         held.look()
@@ -134,8 +137,11 @@ def reuse(root: str, targets: Targets, came: Callable[[int, int], None]) -> None
             except OSError:
                 continue  # its device has died
             taken = targets.put_from(*place, digest, content)
+            if not taken and hashlib.sha256(content).hexdigest() != digest:
+                rotten.setdefault(held._where[digest][0], []).append(place[1])
             if taken:
                 came(taken, taken * len(content))
                 progress.count("reused", taken * len(content))
     finally:
         held.close()
+    return rotten

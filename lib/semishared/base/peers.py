@@ -25,7 +25,7 @@ from ..tools.compress import Bytes
 from ..tools.rate_limit import stand_back
 from ..wire import packets
 from ..wire.session import Session
-from . import apart, cache, partial
+from . import apart, cache, partial, rotten
 from .held import Held, manifest_in
 from .incoming import Incoming
 from .outgoing import Out
@@ -231,7 +231,7 @@ class Coming:
     ) -> None:
         self._host, self._step, self._target, self._config, self._tell = host, step, target, config, tell
         self._opener = packets.Opener(packets.Session.of(step.session))
-        self._stack, self._is_over = ExitStack(), False
+        self._stack, self._is_over, self._refused = ExitStack(), False, list[int]()
 
     def __enter__(self) -> Coming:
         with ExitStack() as stack:
@@ -245,8 +245,8 @@ class Coming:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         # Who is left before he has said all is not waited for.
-        left = None if self._is_over else HostUnreachable(f"{self._host} is left")
-        self._stack.__exit__(kind, error or left, tb)
+        self._stack.__exit__(kind, error or (None if self._is_over else HostUnreachable(f"{self._host} is left")), tb)
+        rotten.tell(self._host, self._step, self._refused, self._config)
 
     @property
     def at(self) -> float:
@@ -272,7 +272,7 @@ class Coming:
             raise ToolTimeout(f"{self._unheard} bytes came from {self._host} in {limit:.0f} s")
         progress.count("received", more)
         if packet:
-            take(self._target, self._opener, packet)
+            self._refused += take(self._target, self._opener, packet)
         self._tell(0, more)
         return has_come
 
@@ -289,12 +289,12 @@ def fetch(
         raise HostUnreachable(f"{host} is left for a faster source")
 
 
-def take(target: Partial | Targets, opener: packets.Opener, packet: packets.Packet) -> None:
-    """Put what is in a packet where it belongs; raise TransferCorrupt."""
+def take(target: Partial | Targets, opener: packets.Opener, packet: packets.Packet) -> list[int]:
+    """Put what is in a packet where it belongs; return the numbers of what belongs nowhere. Raise TransferCorrupt."""
     kind, group, content = opener.open(packet)
     if kind == packets.MANIFEST:
         target.begin(bytes(content))
-    for item in group:
-        # One that is damaged where it comes from, or on the way, is asked for elsewhere.
-        target.put(item.number, item.content, item.sha256)
+    # One that is damaged where it comes from, or on the way, is asked for elsewhere.
+    wrong = [item.number for item in group if not target.put(item.number, item.content, item.sha256)]
     opener.reuse(packet)
+    return wrong

@@ -22,7 +22,7 @@ from ..model.steps_base import MendBase, ReadBase, VerifyBase
 from ..tools import extents, files, locks, progress
 from ..tools.crash_points import point
 from ..tools.rate_limit import Pace, stand_back
-from . import cache, hot, room
+from . import cache, hot, room, rotten
 from .ensure import ensure
 
 Tell = Callable[..., None]
@@ -37,12 +37,14 @@ def verify(step: VerifyBase, tell: Tell) -> dict[str, object]:
         if os.path.lexists(base.damaged):
             return {"bad": [], "damaged": True, "bytes": 0, "seconds": 0.0, **_held(base)}
         raise MissingImage(f"base {step.name} is not there on {os.uname().nodename}")
+    if step.only:
+        return {"bad": rotten.doubt(step.root, step.name, step.only), "bytes": 0}
     stand_back(19)
     started = time.monotonic()
     inode = os.stat(base.image).st_ino
     bad, size = _compare(base, base.image, Pace(step.rate), tell)
     if bad:
-        _take_out(step.root, base, inode)
+        rotten.take_out(step.root, base, inode)
     copy = hot.found(step.root, step.name)
     wrong = bool(copy) and not bad and bool(_compare(base, copy, Pace(step.rate), tell)[0])
     if wrong:
@@ -71,25 +73,6 @@ def read(step: ReadBase, tell: Tell) -> dict[str, object]:
 def _held(base: cache.Base) -> dict[str, object]:
     described = room.describe(base)
     return {"leases": described["leases"] if described else []}
-
-
-def _take_out(root: str, base: cache.Base, inode: int) -> None:
-    with locks.exclusive(cache.lock_path(root, base)):
-        try:
-            if os.stat(base.image).st_ino == inode:
-                os.rename(base.image, base.damaged)
-                files.fsync(base.directory)
-                point("base taken out of use")
-        except FileNotFoundError:
-            # Evicted meanwhile; what leases hold of it must not come back.
-            for name in room.leases(base):
-                try:
-                    os.link(f"{base.leases}/{name}", base.damaged)
-                    break
-                except FileExistsError:
-                    break  # it was out of use before
-                except FileNotFoundError:
-                    continue  # released meanwhile
 
 
 def _compare(base: cache.Base, path: str, pace: Pace, tell: Tell) -> tuple[list[int], int]:

@@ -55,6 +55,8 @@ class VerifyBase(NamedTuple):
     name: str
     rate: int
     """Bytes per second at most, 0 for no limit."""
+    only: tuple[int, ...] = ()
+    """The extents that somebody has seen to be wrong; all, if there are none."""
 
 
 class ReadBase(NamedTuple):
